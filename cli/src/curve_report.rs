@@ -198,8 +198,7 @@ fn text(traces: &[Curved], row: &RowSize, look: Look) -> String {
         out += &report::heading(&curved.path, &curved.header, curved.setting, row);
         out += "\n\n";
         out += &table(curved, row, look);
-        out +=
-            &format!("\n\nOne pass counts every size from {} up exactly.", report::counted(exact, "slot"));
+        out += &format!("\n\nOne pass counts every size from {} up exactly.", report::counted(exact, "slot"));
         if curved.asked.iter().any(|(_, point)| point.replayed) {
             out += " A size with * cannot hold the rows of every step and was replayed by itself.";
         }

@@ -58,7 +58,9 @@ impl FileKind {
             FileKind::Requests => "pass it to forebay replay",
             FileKind::Setup => "pass it as --setup to forebay plan or forebay simulate",
             FileKind::Measurements => "pass it to forebay fit, which makes a setup of it",
-            FileKind::Results => "of such results, only those of forebay doctor are an input: forebay fit --rates",
+            FileKind::Results => {
+                "of such results, only those of forebay doctor are an input: forebay fit --rates"
+            }
             FileKind::OverlapTable => "pass it as --table to forebay simulate",
             FileKind::Page | FileKind::Picture => "open it in a browser",
         }

@@ -162,9 +162,12 @@ impl Traced {
         let Recorded { header, trace } = &self.recorded;
         let steps = header.decode_steps() / mtp;
         if steps == 0 {
-            return Err(refused(&self.path, "one step of --mtp query rows needs more decode steps than the trace has")
-                .with("mtp", mtp)
-                .with("decode_steps", header.decode_steps()));
+            return Err(refused(
+                &self.path,
+                "one step of --mtp query rows needs more decode steps than the trace has",
+            )
+            .with("mtp", mtp)
+            .with("decode_steps", header.decode_steps()));
         }
         let setting = Setting { slots, warmup: WARMUP.min(header.warm_steps), mtp, steps };
         let named = |error| replay::named(error, &self.path);

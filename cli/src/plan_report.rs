@@ -177,7 +177,10 @@ pub fn given(first: &Point, points: &[Point]) -> Vec<String> {
     };
     if one && same(|point| point.demand.weights) {
         let left = gpu.saturating_sub(on_gpu).saturating_sub(activations).saturating_sub(workspace);
-        lines.push(format!("In addition {beside}: {} of each GPU remain for the cache", memory.size(left as f64)));
+        lines.push(format!(
+            "In addition {beside}: {} of each GPU remain for the cache",
+            memory.size(left as f64)
+        ));
     } else {
         lines.push(format!("In addition to the weights {beside} on each GPU"));
     }

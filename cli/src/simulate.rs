@@ -200,11 +200,7 @@ pub fn read_setup(name: &str) -> Result<Setup> {
     if !path.exists() {
         let names: Vec<&str> = Setup::names().collect();
         return Err(Error::new(Kind::InvalidConfig, "read setup")
-            .at(format!(
-                "--setup {}: neither a file nor a built-in setup ({})",
-                echo(name),
-                names.join(", ")
-            ))
+            .at(format!("--setup {}: neither a file nor a built-in setup ({})", echo(name), names.join(", ")))
             .hint("pass a built-in setup or a file"));
     }
     kinds::expect("read setup", path, &[FileKind::Setup], "a setup")?;

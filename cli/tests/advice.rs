@@ -335,9 +335,12 @@ fn a_rate_that_was_given_is_called_what_it_is() {
 #[test]
 fn what_is_not_known_is_no_advice() {
     let (offload, sentence) = advice("--gpus 8 --gpu 141GB --context 64K");
-    assert!(offload.is_none() && sentence.contains("pass --setup to find out whether that pays"), "{sentence}");
+    assert!(
+        offload.is_none() && sentence.contains("pass --setup to find out whether that pays"),
+        "{sentence}"
+    );
     let (offload, sentence) = advice(&format!("{NODE} --batch 50"));
-    assert!(offload.is_none() && sentence.starts_with("Not known: "), "{sentence}");
+    assert!(offload.is_none() && sentence.starts_with("Unknown: "), "{sentence}");
 }
 
 /// Where nothing fits at all there is no plan; where something does, what does not has a sentence of its own.

@@ -136,7 +136,10 @@ fn what_needs_more_than_is_allowed_is_refused_before_it_is_taken() {
         let output = confined(arguments);
         let errors = String::from_utf8(output.stderr).unwrap();
         assert_eq!((output.status.code(), errors.lines().count()), (Some(2), 1), "{errors}");
-        assert!(errors.contains(path) && errors.contains("GiB of memory, but the limit is 491 MiB;"), "{errors}");
+        assert!(
+            errors.contains(path) && errors.contains("GiB of memory, but the limit is 491 MiB;"),
+            "{errors}"
+        );
         assert!(errors.contains("allow more with --memory SIZE"), "{errors}");
     }
     // The control: allowed that much, it is taken, and ends where the machine's limit is.

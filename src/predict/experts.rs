@@ -56,8 +56,7 @@ impl Setup {
             return Err(unpriced(place(why), "use whole nodes, or a part of one"));
         }
         if self.file().deployment.nvlink_gb_s.is_none() {
-            let why =
-                "deployment.nvlink_gb_s is missing, but the exchange inside a node needs it".to_owned();
+            let why = "deployment.nvlink_gb_s is missing, but the exchange inside a node needs it".to_owned();
             return Err(unpriced(place(why), "set it in the setup: docs/setup-format.md"));
         }
         Ok(())

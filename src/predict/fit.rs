@@ -208,7 +208,9 @@ impl Measurements {
 
 fn order_of(row: &OverlapRow, i: usize) -> Result<Overlap> {
     let order = Overlap::ALL.into_iter().find(|order| order.name() == row.order);
-    order.ok_or_else(|| wrong(format!("overlap[{i}].order: {:?} is not one of none, da, dba", echo(&row.order))))
+    order.ok_or_else(|| {
+        wrong(format!("overlap[{i}].order: {:?} is not one of none, da, dba", echo(&row.order)))
+    })
 }
 
 /// The numbers found from `overlap`.

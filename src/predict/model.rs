@@ -120,7 +120,9 @@ pub struct Model {
 
 impl Model {
     fn preset_name(&self) -> Result<&str> {
-        self.preset.as_deref().ok_or_else(|| wrong("model.preset: missing, and shape and dims are not both given"))
+        self.preset
+            .as_deref()
+            .ok_or_else(|| wrong("model.preset: missing, and shape and dims are not both given"))
     }
 
     /// The cache's shape, draft layers included.

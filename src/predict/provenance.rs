@@ -197,9 +197,10 @@ fn shown(text: &str, place: &str) -> Result<()> {
             .with("most", TEXT_MAX as u64));
     }
     match text.chars().find(|c| hides(*c)) {
-        Some(c) => {
-            Err(wrong(format!("{place}: the character U+{:04X} is not allowed in a line of text", u32::from(c))))
-        }
+        Some(c) => Err(wrong(format!(
+            "{place}: the character U+{:04X} is not allowed in a line of text",
+            u32::from(c)
+        ))),
         None => Ok(()),
     }
 }

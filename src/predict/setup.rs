@@ -461,8 +461,10 @@ impl Setup {
     /// [`Kind::InvalidConfig`] for a rate below 1 byte a second, or NaN.
     pub fn on_gather(&self, bytes_per_s: f64) -> Result<Setup> {
         let gather = RowRates::flat(self.rates.gather.row_bytes, bytes_per_s);
-        let other =
-            format!("single rows gathered at {} GB/s, as given; all other rates are the setup's", bytes_per_s / 1e9);
+        let other = format!(
+            "single rows gathered at {} GB/s, as given; all other rates are the setup's",
+            bytes_per_s / 1e9
+        );
         self.at_rates(Rates { gather, ..self.rates.clone() }, other)
     }
 

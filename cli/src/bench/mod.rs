@@ -242,8 +242,11 @@ impl Arguments {
         let wrong = |place: &'static str| Error::new(Kind::InvalidConfig, "bench").at(place);
         let (groups, gpu) = (self.groups(), self.target().name != DeviceName::Host);
         if !gpu && self.persistent {
-            let place =
-                if self.leave_sms.is_some() { "--leave-sms without a GPU" } else { "--persistent without a GPU" };
+            let place = if self.leave_sms.is_some() {
+                "--leave-sms without a GPU"
+            } else {
+                "--persistent without a GPU"
+            };
             return Err(wrong(place).hint("pass --device cuda:N with it"));
         }
         let without = [

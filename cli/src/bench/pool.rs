@@ -121,10 +121,12 @@ pub fn bytes(wanted: For, free: Free) -> Result<u64> {
             let error = free.told(error.with("bytes", bytes));
             Err(error.hint("pass less, or free some memory: an eighth is left for tables and the system"))
         }
-        Some(bytes) if bytes < least => Err(wrong("--pool is less than the groups need", Kind::InvalidConfig)
-            .with("bytes", bytes)
-            .with("least", least)
-            .hint("pass more, or select groups that need less with --only")),
+        Some(bytes) if bytes < least => {
+            Err(wrong("--pool is less than the groups need", Kind::InvalidConfig)
+                .with("bytes", bytes)
+                .with("least", least)
+                .hint("pass more, or select groups that need less with --only"))
+        }
         Some(bytes) => Ok(bytes),
         None if quick => Ok(QUICK),
         None => match (most / PART).min(if gpu { MOST } else { MOST_OF_A_HOST }) {
@@ -132,7 +134,9 @@ pub fn bytes(wanted: For, free: Free) -> Result<u64> {
             _ => Err(free
                 .told(wrong("not enough host memory", Kind::OutOfMemory))
                 .with("least", PART * least)
-                .hint("free some, or pass --quick, which shows that everything works, and nothing about speed")),
+                .hint(
+                    "free some, or pass --quick, which shows that everything works, and nothing about speed",
+                )),
         },
     }
 }

@@ -128,10 +128,8 @@ pub fn priorities(said: Option<&str>) -> Finding {
         Some("1") => {
             Finding::ok(NAME, value, "the gathers of a captured step run before the engine's kernels")
         }
-        Some("0") => {
-            Finding::ok(NAME, value, "the gathers of a captured step wait for the engine's kernels")
-                .but(State::Warning, format!("set {PRIORITIES}=1 for the engine, or unset it"))
-        }
+        Some("0") => Finding::ok(NAME, value, "the gathers of a captured step wait for the engine's kernels")
+            .but(State::Warning, format!("set {PRIORITIES}=1 for the engine, or unset it")),
         _ => {
             Finding::ok(NAME, value, "a step captured by torch before 2.10 loses the priority of its gathers")
                 .but(State::Note, format!("with such a torch set {PRIORITIES}=1 for the engine"))
@@ -223,8 +221,11 @@ fn memory_beside(node: &Node, files: &Files, nodes: &Nodes) -> Vec<Finding> {
         let value = format!("{} free of {}", size(free as f64), size(total as f64));
         let fix = format!("see what holds memory of node {number} (numastat -m), or plan a smaller pool");
         found.push(
-            Finding::ok("memory beside the GPU", value, "a larger pool would cross to another node")
-                .but_if(free < total / 8, State::Warning, fix),
+            Finding::ok("memory beside the GPU", value, "a larger pool would cross to another node").but_if(
+                free < total / 8,
+                State::Warning,
+                fix,
+            ),
         );
     }
     let of_all: u64 = nodes.all.iter().flatten().map(|node| node.huge_free).sum();
@@ -312,7 +313,11 @@ pub fn speeds(measured: &Ceilings, rates: Option<&Rates>, peak: Option<f64>, dev
     let mut found = vec![
         copy("copies up", copy_up),
         copy("copies down", copy_down),
-        Finding::ok("copies both ways", both, format!("{} of the two alone", share(both_up + both_down, alone))),
+        Finding::ok(
+            "copies both ways",
+            both,
+            format!("{} of the two alone", share(both_up + both_down, alone)),
+        ),
         Finding::ok(
             "reads of host memory",
             gb(read),
@@ -340,8 +345,9 @@ pub fn speeds(measured: &Ceilings, rates: Option<&Rates>, peak: Option<f64>, dev
 fn rows_fixes(device: &str, blocks: u32) -> [String; 2] {
     let bench = |group: &str| format!("forebay bench --device {device} --only {group}");
     match device {
-        "host" => ["gather", "scatter"]
-            .map(|group| format!("end other programs that use memory, then see where the time goes: {}", bench(group))),
+        "host" => ["gather", "scatter"].map(|group| {
+            format!("end other programs that use memory, then see where the time goes: {}", bench(group))
+        }),
         _ => [
             format!("see whether more blocks help: {} --gather-blocks {blocks}", bench("gather")),
             format!("see whether more threads help: {} --threads 512", bench("scatter")),

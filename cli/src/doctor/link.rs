@@ -103,7 +103,9 @@ impl Link {
         } else if now.generation >= could.generation && self.peak(copied).is_some() {
             link(peak)
         } else if self.peak(copied).is_none() {
-            link(format!("{peak}, but copies were faster: it is idle again, or copies use another link (NVLink)"))
+            link(format!(
+                "{peak}, but copies were faster: it is idle again, or copies use another link (NVLink)"
+            ))
         } else if copied.is_some() {
             link(format!("{peak}: slower than it could be, though it was just in use")).but(
                 State::Warning,

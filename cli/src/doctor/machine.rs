@@ -37,8 +37,7 @@ fn kernel(files: &Files) -> Finding {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
     match (numbers.next(), numbers.next()) {
         (Some(Ok(major)), Some(Ok(minor))) => {
-            Finding::ok(NAME, release.clone(), "one call populates a pool")
-                .but_if_older(major, minor)
+            Finding::ok(NAME, release.clone(), "one call populates a pool").but_if_older(major, minor)
         }
         _ => Finding::unknown(NAME, FILE),
     }
@@ -83,12 +82,8 @@ fn processors(files: &Files) -> [Finding; 2] {
         }
         Some(flags) => {
             let value = if flags.contains(&"avx512f") { "without VBMI2" } else { "none" };
-            Finding::ok(
-                "AVX-512",
-                value,
-                "the host device's resolve is slower without it; no effect on GPUs",
-            )
-            .but(State::Note, "for the host device use a processor with AVX-512 VBMI2")
+            Finding::ok("AVX-512", value, "the host device's resolve is slower without it; no effect on GPUs")
+                .but(State::Note, "for the host device use a processor with AVX-512 VBMI2")
         }
     };
     [model, vectors]

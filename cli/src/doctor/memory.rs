@@ -148,8 +148,7 @@ fn lock(lockable: Lockable, room: Option<u64>) -> Finding {
             "a pool of any size is locked",
         ),
         Lockable::Bytes(limit) => {
-            let means =
-                "a larger pool is not locked, so pages that no GPU driver pins may be swapped out";
+            let means = "a larger pool is not locked, so pages that no GPU driver pins may be swapped out";
             Finding::ok(NAME, bytes(limit), means).but_if(
                 room.is_none_or(|room| limit < room),
                 State::Warning,
@@ -230,10 +229,8 @@ fn other_pages(files: &Files, state: &MemoryState) -> Option<Finding> {
     let (name, ..) = held.first()?;
     let value: Vec<String> =
         held.iter().map(|(_, size, count)| format!("{count} of {}", bytes(*size))).collect();
-    let means = format!(
-        "forebay uses pages of the default size, {}, and cannot use these",
-        bytes(state.huge_page)
-    );
+    let means =
+        format!("forebay uses pages of the default size, {}, and cannot use these", bytes(state.huge_page));
     let fix = format!(
         "release them: echo 0 > /{FOLDER}/{name}/nr_hugepages; or boot with their size as default_hugepagesz"
     );

@@ -62,9 +62,9 @@ pub struct Divided {
 
 /// Everything that the report says about a trace.
 pub struct Figures {
-    /// The file, as it was named.
+    /// The file, as named.
     pub path: String,
-    /// What the trace says about itself.
+    /// The trace's header.
     pub header: Header,
     /// The size shown by layer and by step.
     pub setting: Setting,
@@ -137,7 +137,9 @@ fn shown(header: &Header, path: &Path, arguments: &Arguments) -> Result<(Setting
         _ => Err(Error::new(Kind::InvalidConfig, "replay")
             .at("--html shows one size by layer and by step, but several are named")
             .with("sizes", arguments.sizes() as u64)
-            .hint("pass one with --prompt-share or --slots; the report shows the misses of every size anyway")),
+            .hint(
+                "pass one with --prompt-share or --slots; the report shows the misses of every size anyway",
+            )),
     }
 }
 

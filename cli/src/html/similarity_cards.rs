@@ -36,7 +36,11 @@ fn ends(range: Option<(f64, f64)>) -> (f64, f64) {
 fn picked(figures: &Figures) -> String {
     match figures.shown.get(..2) {
         Some([a, b]) if b - a > 1 => {
-            format!(" The picture shows one of every {} of the {} recorded layers.", b - a, figures.header.layers)
+            format!(
+                " The picture shows one of every {} of the {} recorded layers.",
+                b - a,
+                figures.header.layers
+            )
         }
         _ => String::new(),
     }

@@ -259,7 +259,10 @@ fn a_split_that_is_not_counted_says_why() {
     let mut figures = figures(2, 10, |_, _| 2);
     (figures.exact_from, figures.divided) = (64, None);
     let sentence = said(&figures, "Split by layer");
-    assert!(sentence.contains("may need 64 slots") && sentence.contains("Shown are 20 slots"), "{sentence}");
+    assert!(
+        sentence.contains("may need 64 slots") && sentence.contains("The size shown is 20 slots"),
+        "{sentence}"
+    );
     sound(&page(&figures));
 }
 

@@ -85,7 +85,9 @@ impl Traffic {
             [("to_device", self.to_device, rates.copy_up), ("to_host", self.to_host, rates.copy_down)]
         {
             if !(0.0..=most).contains(&rate) {
-                return Err(bad(format!("traffic.{name}: {rate} bytes a second, but the link copies {most}")));
+                return Err(bad(format!(
+                    "traffic.{name}: {rate} bytes a second, but the link copies {most}"
+                )));
             }
         }
         Ok(())
