@@ -83,7 +83,7 @@ fn all_layers_in_one_call_are_refused_where_a_row_might_be_in_a_scratch_slot() {
         made,
         FbStatus::FbInvalidConfig,
         &rig,
-        "all layers share the scratch slots, and attention of none comes between",
+        "all layers share the scratch slots, and no attention runs between them",
     );
     status(
         made,

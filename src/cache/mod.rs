@@ -7,7 +7,7 @@
 //! | filling | [`Cache::open`], [`Cache::open_shared`] | [`append`](Cache::append), [`join`](Cache::join) |
 //! | joining | [`Cache::join`] with a limit on bytes | [`join_more`](Cache::join_more), until all rows are loaded |
 //! | running | [`Cache::join`], [`Cache::fork`] | [`prepare`](Cache::prepare), [`truncate`](Cache::truncate), fork |
-//! | truncating | a [`truncate`](Cache::truncate) that the device refused half-way | `truncate`, [`close`](Cache::close) |
+//! | truncating | a `truncate` that the device refused half-way | `truncate`, [`close`](Cache::close) |
 //! | failed | a failed step | [`truncate`](Cache::truncate), [`close`](Cache::close) |
 //! | closing | [`Cache::close`] with work in flight | none: the handle is closed |
 //!
