@@ -371,7 +371,7 @@ fn an_abandoned_step_is_cancelled_and_tells_nothing() {
     ok(fb_finish(rig.cache, step, null_mut()));
     // SAFETY: a place for the number.
     let ended = unsafe { fb_retire(rig.cache, &mut step, null_mut(), null_mut()) };
-    status(ended, FbStatus::FbCancelled, &rig, "not enqueued whole");
+    status(ended, FbStatus::FbCancelled, &rig, "not enqueued completely");
     assert_eq!((step, told(rig.cache)), (0, (Vec::new(), Vec::new())));
     rig.twin.abandon(&mut own).unwrap();
     rig.twin.finish(&mut own, rig.stream).unwrap();
