@@ -183,7 +183,7 @@ fn what_does_not_fit_is_refused_before_anything_is_enqueued() {
     refused(&[Overlap::Da; 3], &|_| {}, "orders by layer");
     let last = [Overlap::None, Overlap::None, Overlap::None, Overlap::Dba];
     for orders in [da, last] {
-        refused(&orders, &|l| l.buffers.split_indices = None, "attention in parts needs index lists");
+        refused(&orders, &|l| l.buffers.split_indices = None, "split attention needs index lists");
     }
     refused(&da, &|l| l.batch = 1, "batch rows");
     refused(&da, &|l| l.batch = 4, "batch rows");
