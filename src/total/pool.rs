@@ -1,10 +1,10 @@
 //! The memory of the total pool and the owners of its pages.
 //!
-//! The layout is layer-major: the rows of a layer are contiguous, `[pages][page tokens][host stride]`, so that one layer
-//! can be transferred, or gathered from, as one range. The memory is one shared mapping, on huge pages, locked and bound
-//! to a node where the system allows it. [`TotalPool::fallbacks`] lists the options that the system refused. If the
-//! device allocates host memory itself ([`Device::host_memory`]), the pool uses that memory instead: pinned, on the
-//! device's own pages, without a descriptor.
+//! The layout is layer-major: the rows of a layer are contiguous, `[pages][page tokens][host stride]`, so that one
+//! layer can be transferred, or gathered from, as one range. The memory is one shared mapping, on huge pages, locked
+//! and bound to a node where the system allows it. [`TotalPool::fallbacks`] lists the options that the system refused.
+//! If the device allocates host memory itself ([`Device::host_memory`]), the pool uses that memory instead: pinned, on
+//! the device's own pages, without a descriptor.
 
 use crate::device::{Device, Slice};
 use crate::error::{Error, Kind, Result};

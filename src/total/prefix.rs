@@ -1,8 +1,8 @@
 //! The prefix index: it finds published pages by block hash (vLLM: cached full blocks).
 //!
 //! A *prefix block* is one page of tokens after a certain prefix. Its block hash is a keyed 256-bit BLAKE3 hash of the
-//! parent's hash, the caller's key if there is one, the token ids, the geometry and the tenant's salt. The first 64 bits
-//! of the hash give its place in the table. Two blocks are equal only if all bits of their hashes are equal. So a
+//! parent's hash, the caller's key if there is one, the token ids, the geometry and the tenant's salt. The first 64
+//! bits of the hash give its place in the table. Two blocks are equal only if all bits of their hashes are equal. So a
 //! collision in the table never finds another block, and tenants or geometries never share a block.
 //!
 //! An entry holds a block's pages (rows and index keys) and the number of sequences that use it. Entries without users

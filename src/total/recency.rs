@@ -1,8 +1,8 @@
 //! An LRU list of dense numbers.
 //!
 //! It is a doubly linked list. One flat table holds the links, a pair of words for each number, and a head closes the
-//! ring. Every operation is a few array accesses, without hashing, without branches for the ends, and without allocation
-//! after construction.
+//! ring. Every operation is a few array accesses, without hashing, without branches for the ends, and without
+//! allocation after construction.
 
 /// Both links of a number that is not in the list.
 const ABSENT: u32 = u32::MAX;
