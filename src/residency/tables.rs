@@ -145,9 +145,9 @@ pub struct TableWords<'a> {
     pub slot_of: &'a [u32],
     /// `[budget slots]`: the position of a slot, or [`EMPTY`].
     pub position_of: &'a [u32],
-    /// `[slots]`: the stamp of a slot. Those before the budget slots mean nothing.
+    /// `[slots]`: the stamp of a slot. Stamps before the budget slots are unused.
     pub stamp_of: &'a [u32],
-    /// `[lanes][lane_blocks]`: which blocks a lane has, counted from the first budget block.
+    /// `[lanes][lane_blocks]`: the blocks of a lane, counted from the first budget block.
     pub blocks: &'a [u32],
 }
 
@@ -163,7 +163,7 @@ pub struct LayerTables {
     /// `[slots]`: the stamp of a slot. Stamps before the budget slots are unused; they exist so that a lookup can
     /// stamp any slot that it finds.
     pub(super) stamp_of: Vec<u32>,
-    /// `[lanes][lane_blocks]`: which blocks a lane has, counted from the first budget block.
+    /// `[lanes][lane_blocks]`: the blocks of a lane, counted from the first budget block.
     pub(super) blocks: Vec<u32>,
 }
 
@@ -329,8 +329,8 @@ impl LayerTables {
         Ok(())
     }
 
-    /// Makes every row of the lane resident, if the budget holds all of them and the lane has made no step. The rows are
-    /// older than the rows of any step, in ascending order. If the budget is too small it loads no row, because an
+    /// Makes every row of the lane resident, if the budget holds all of them and the lane has made no step. The rows
+    /// are older than the rows of any step, in ascending order. If the budget is too small it loads no row, because an
     /// arbitrary part would only cost its transfer. Returns the number of rows that this makes resident.
     pub fn bring_up(&mut self, lane: u32) -> u32 {
         let Some(head) = self.heads.get(lane as usize).copied() else {
