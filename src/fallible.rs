@@ -40,9 +40,12 @@ mod tests {
 
     #[test]
     fn what_nobody_has_is_an_error_with_its_bytes() {
-        let error = filled(usize::MAX / 16, 7_u64, "open", "names of pages").unwrap_err();
+        let error = filled(usize::MAX / 16, 7_u64, "open", "block hashes of pages").unwrap_err();
         let told = (error.kind(), error.operation(), error.place(), error.number("bytes"));
-        assert_eq!(told, (Kind::OutOfMemory, "open", "names of pages", Some((usize::MAX / 16) as u64 * 8)));
-        assert_eq!(filled(3, 7_u64, "open", "names of pages").unwrap(), [7, 7, 7]);
+        assert_eq!(
+            told,
+            (Kind::OutOfMemory, "open", "block hashes of pages", Some((usize::MAX / 16) as u64 * 8))
+        );
+        assert_eq!(filled(3, 7_u64, "open", "block hashes of pages").unwrap(), [7, 7, 7]);
     }
 }

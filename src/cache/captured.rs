@@ -252,11 +252,7 @@ impl Cache {
     pub fn launched(&mut self, captured: &Captured, steps: &mut [&mut Step]) -> Result<()> {
         self.check_captured("launched", captured, steps)?;
         if captured.graph.is_some() {
-            return Err(refuse(
-                Kind::InvalidState,
-                "launched",
-                "the graph is the cache's: call `launch`",
-            ));
+            return Err(refuse(Kind::InvalidState, "launched", "the graph is the cache's: call `launch`"));
         }
         for step in steps.iter_mut() {
             self.schedule_layers(step, captured.draft_passes)?;
@@ -293,7 +289,8 @@ impl Cache {
         for (step, (micro_batch, layers)) in steps.iter().zip(&captured.micro_batches) {
             self.check_step(step, Layer(0))?;
             if step.is_launched() {
-                return Err(refuse(Kind::InvalidState, operation, "the step's layers have been launched"));
+                return Err(refuse(Kind::InvalidState, operation, "the step's layers have been launched")
+                    .hint("finish the step"));
             }
             if step.micro_batch != *micro_batch || step.query_rows != captured.query_rows {
                 return Err(refuse(

@@ -144,7 +144,7 @@ impl Cache {
         let most = self.config.reach(record.admitted.tokens)?;
         if reach > u64::from(most) {
             return Err(Error::new(Kind::OutOfRange, "prepare")
-                .at("the sequence outgrows what was admitted")
+                .at("the sequence outgrows its admitted tokens")
                 .with("tokens", reach)
                 .with("admitted", record.admitted.tokens)
                 .hint("close it, or open it with more promised tokens"));
@@ -285,7 +285,7 @@ impl Cache {
         self.check_layer(layer)?;
         let slot = self.ring.slot(step)?;
         if step.is_finished() {
-            return Err(Error::new(Kind::InvalidState, "layer").at("the step is finished"));
+            return Err(Error::new(Kind::InvalidState, "layer").at("the step is finished").hint("retire it"));
         }
         Ok(&slot.enqueued)
     }
@@ -307,7 +307,9 @@ impl Cache {
     pub fn finish(&mut self, step: &mut Step, stream: Stream) -> Result<()> {
         let slot = self.ring.slot(step)?;
         if step.is_finished() {
-            return Err(Error::new(Kind::InvalidState, "finish").at("the step is finished"));
+            return Err(Error::new(Kind::InvalidState, "finish")
+                .at("the step is finished")
+                .hint("retire it"));
         }
         if !step.is_abandoned() {
             let bytes = !self.config.residency_only;

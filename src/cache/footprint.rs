@@ -133,7 +133,9 @@ impl Config {
                 .at("memory of the machine")
                 .with("wanted", wanted)
                 .with("available", available)
-                .hint("ask for less, or set overcommit if the machine can give more than the system reports")),
+                .hint(
+                    "ask for less, or set overcommit if the machine can give more than the system reports",
+                )),
             _ => Ok(()),
         }
     }

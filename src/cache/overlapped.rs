@@ -166,12 +166,13 @@ impl Cache {
 
     /// Checks that an open step's layers may be enqueued on these streams, for this number of batch rows.
     pub(super) fn check_layers(&self, step: &Step, layers: &Layers) -> Result<()> {
-        let refuse = |place| Err(Error::new(Kind::InvalidState, "overlap").at(place));
+        let refuse = |place, hint| Err(Error::new(Kind::InvalidState, "overlap").at(place).hint(hint));
         if step.is_abandoned() {
-            return refuse("the step was abandoned");
+            return refuse("the step was abandoned", "finish and retire it");
         }
         if step.work.layers.is_some_and(|streams| streams != layers.streams) {
-            return refuse("other streams than the step's earlier layers had");
+            let hint = "pass the same streams for all layers of a step";
+            return refuse("other streams than the step's earlier layers had", hint);
         }
         self.check_rows(step.rows, layers)
     }

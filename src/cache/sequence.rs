@@ -40,7 +40,7 @@ impl Cache {
         let row_bytes = self.geometry.row_bytes() as usize;
         if !rows.len().is_multiple_of(row_bytes) {
             return Err(Error::new(Kind::OutOfRange, "append")
-                .at("bytes of whole rows")
+                .at("bytes that are not whole rows")
                 .with("bytes", rows.len() as u64)
                 .with("row", row_bytes as u64));
         }

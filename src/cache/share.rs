@@ -82,7 +82,7 @@ pub(super) struct Names {
 impl Names {
     /// An empty list with capacity for `pages` block hashes.
     fn new(namer: BlockHasher, pages: u32) -> Result<Names> {
-        let blocks = vector(pages as usize, "open", "names of pages")?;
+        let blocks = vector(pages as usize, "open", "block hashes of pages")?;
         Ok(Names { namer, blocks })
     }
 
@@ -172,7 +172,8 @@ impl Cache {
         self.check_room(fresh, spared as u32)?;
         for (block, used) in named {
             let pages = self.prefix.share(block)?;
-            let (host, keys) = pages.ok_or_else(|| Error::new(Kind::Internal, "open").at("a lost block"))?;
+            let (host, keys) =
+                pages.ok_or_else(|| Error::new(Kind::Internal, "open").at("a missing block"))?;
             *used = true;
             self.total.pages.share(host.0)?;
             self.index.pages.share(keys.0)?;
@@ -207,7 +208,7 @@ impl Cache {
         let published = names.pages() * page_tokens;
         if from != published {
             return Err(Error::new(Kind::OutOfRange, "publish")
-                .at("where the ids begin")
+                .at("`from` is not the number of published tokens")
                 .with("from", from)
                 .with("published", published)
                 .hint("begin after the published tokens: a truncate may have reduced their number"));
@@ -253,7 +254,7 @@ impl Cache {
             .names
             .as_ref()
             .and_then(|names| Some((names.next(ids, key), record.owned.table.get(names.blocks.len())?)));
-        let (block, pages) = next.ok_or_else(|| Error::new(Kind::Internal, "publish").at("a page"))?;
+        let (block, pages) = next.ok_or_else(|| Error::new(Kind::Internal, "publish").at("no such page"))?;
         let used = self.insert(&block, pages)?;
         if let Some(names) = &mut self.record_mut(sequence)?.owned.names {
             names.blocks.push((block, used));

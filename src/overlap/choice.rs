@@ -103,13 +103,16 @@ impl Table {
         let line = next("`layers`")?;
         let layers = field(&line, "layers")?;
         if layers == 0 || layers > MOST_LAYERS {
-            return Err(bad(line.number, format!("layers: {layers}, of 1 to {MOST_LAYERS}")));
+            return Err(bad(line.number, format!("layers: {layers} is not in 1 to {MOST_LAYERS}")));
         }
         let mut by_layer = Vec::with_capacity(layers as usize);
         for layer in 0..layers {
             let Line { number: line, text } = next(&format!("layer {layer}"))?;
             let Some((own, order)) = text.split_once(char::is_whitespace) else {
-                return Err(bad(line, format!("layer {layer}: `{}` is not a layer and its order", clip(text))));
+                return Err(bad(
+                    line,
+                    format!("layer {layer}: `{}` is not a layer and its order", clip(text)),
+                ));
             };
             if number(line, own, "a layer")? != layer {
                 return Err(bad(line, format!("layer {} where layer {layer} belongs", clip(own))));
@@ -121,9 +124,7 @@ impl Table {
         }
         match lines.next() {
             None => Ok(Table { version, by_layer }),
-            Some(Line { number, text }) => {
-                Err(bad(number, format!("`{}` after the last layer", clip(text))))
-            }
+            Some(Line { number, text }) => Err(bad(number, format!("`{}` after the last layer", clip(text)))),
         }
     }
 }
@@ -202,7 +203,10 @@ impl Prices {
                 let sound = exposed.iter().all(|ns| ns.is_finite() && (0.0..1e18).contains(ns));
                 if exposed.len() != misses.len() || !sound {
                     return Err(Error::new(Kind::InvalidConfig, "overlap prices")
-                        .at(format!("exposed time of {}: one finite time a count of misses", overlap.name()))
+                        .at(format!(
+                            "exposed time of {}: one finite time for each count of misses",
+                            overlap.name()
+                        ))
                         .with("layer", layer as u64)
                         .with("given", exposed.len() as u64)
                         .with("wanted", misses.len() as u64));

@@ -239,7 +239,7 @@ impl Run {
                     .at(*place)
                     .with("bytes", slice.bytes())
                     .with("wanted", bytes)
-                    .hint("give each buffer words of its own, enough of them, of this device"));
+                    .hint("give each buffer enough memory of its own, on this device"));
             }
         }
         Ok(())

@@ -128,7 +128,7 @@ impl Workspace {
         let blocks = shape.lane_blocks() as usize;
         // One block more than can be listed, so that lists may be written a vector at a time.
         let listed = (blocks + 1) * SLOT_BLOCK as usize;
-        let (entries, place) = (selected as usize + SLOT_BLOCK as usize, "room to work in");
+        let (entries, place) = (selected as usize + SLOT_BLOCK as usize, "working memory");
         Ok(Workspace {
             missed: filled(words, 0, OPERATION, place)?,
             selection: filled(selected as usize, -1, OPERATION, place)?,
