@@ -1,7 +1,7 @@
 //! The memory of a cache, computed before any of it is taken.
 //!
-//! It uses the same functions that divide the memory when the cache is made, so a cache always takes what its footprint
-//! says.
+//! The footprint comes from the same functions that divide the memory when the cache is made, so a plan based on it
+//! matches the cache.
 //!
 //! Before it takes anything, [`Cache::new`](crate::Cache::new) compares the memory that it needs with the memory that
 //! the machine has. The system itself would react later, by killing some process.

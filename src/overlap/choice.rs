@@ -2,9 +2,9 @@
 //!
 //! No order is best everywhere. Split attention costs launches, a merge, and lists that are padded to a captured
 //! width. DBA runs two smaller indexers, one for each half of the batch. With few misses these costs exceed the time
-//! that they hide. So a [`Table`] chooses the order of each layer. It follows from [`Prices`]: the time for which each
-//! order exposes a layer, by misses for each batch row. Running the schedule on the virtual clock with measured rates
-//! gives the prices; this module only looks them up.
+//! that they hide. So a [`Table`] gives the order of each layer. It follows from [`Prices`]: the time by which each
+//! order lengthens a layer (its *exposed* time), by the number of misses for each batch row. Running the schedule on
+//! the virtual clock with measured rates gives the prices; this module only looks them up.
 //!
 //! A captured graph fixes one table. A [`Chooser`] keeps a few tables for each captured batch. Between steps it says
 //! which table the next step uses, from the counters of an earlier step. The misses of single steps vary widely, and a
@@ -13,8 +13,8 @@
 //! the chooser replaces the least recently used table by the best one and raises its version.
 //!
 //! A choice costs a few multiplications for each layer and table, and allocates nothing. It depends only on the given
-//! counters and their order, so all ranks make the same choice. The chooser measures no time. Its only source for the
-//! cost of a layer are the prices.
+//! counters and their order, so all ranks make the same choice. The chooser measures no time: it takes the cost of a
+//! layer from the prices only.
 
 use std::fmt::Write;
 

@@ -1,4 +1,5 @@
-//! Exact LRU, step by step: the rule that decides which rows are resident and which rows a step evicts.
+//! Exact LRU, step by step: the rule that decides which rows are resident (in slots on the device) and which rows a
+//! step evicts.
 //!
 //! The rule is defined here once. Every device follows it.
 //!

@@ -7,10 +7,10 @@
 //! | finish | enqueues the operation that writes the report to its pinned slot, then the step's event |
 //! | retire | after that event, reads the report and frees the resources that only this step still named |
 //!
-//! A report holds counters, lengths and the sticky word (the step's first error), together with the step's number. A
-//! [`Step`] is an owned token, not a borrow. It is *open* from prepare until finish, and *in flight* until it is
-//! retired. An open step becomes *abandoned* if one of its layers cannot be enqueued completely. It must still be
-//! finished and retired, but its tokens must not be published.
+//! A report holds counters, lengths and the sticky word (the step's error, if there was one), together with the step's
+//! number. A [`Step`] is an owned token, not a borrow. It is *open* from prepare until finish, and then *in flight*
+//! until it is retired. An open step becomes *abandoned* if one of its layers cannot be enqueued completely. The engine
+//! must still finish and retire it, and must not publish its tokens.
 //!
 //! A slot of the ring belongs to one step from prepare until retire. The host never writes its pinned descriptor while
 //! a copy may still run (NVIDIA/TensorRT-LLM#15546 and vllm-project/vllm#51667 report this fault). A full ring is
