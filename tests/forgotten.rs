@@ -393,7 +393,7 @@ fn reported(memory: Arc<TestDevice>) -> Vec<String> {
     ] {
         let error = forgetful(&mut rig, halves, left_out).unwrap_err();
         assert_eq!((error.kind(), error.operation()), (Kind::DeviceFailed, "retire"), "{error}");
-        assert!(error.to_string().contains("roll its sequences back to a committed length"), "{error}");
+        assert!(error.to_string().contains("truncate its sequences to a committed length"), "{error}");
         let (call, layer, first, query) = left_out;
         let said = if call == Call::Resolve {
             "a query row was never resolved"

@@ -184,7 +184,7 @@ fn what_does_not_fit_is_refused_before_anything_is_enqueued() {
     refused(&[Overlap::Da; 3], &|_| {}, "orders by layer");
     let last = [Overlap::None, Overlap::None, Overlap::None, Overlap::Dba];
     for orders in [da, last] {
-        refused(&orders, &|l| l.buffers.split_indices = None, "attention in parts needs index lists");
+        refused(&orders, &|l| l.buffers.split_indices = None, "split attention needs index lists");
     }
     refused(&da, &|l| l.batch = 1, "batch rows");
     refused(&da, &|l| l.batch = 4, "batch rows");
@@ -212,7 +212,7 @@ fn what_does_not_fit_is_refused_before_anything_is_enqueued() {
     );
     decode.enqueue_only(&mut steps, &[Overlap::None; 4], &|l| l.buffers.split_indices = None).unwrap();
     let (error, engine_calls) = decode.other_streams(&mut steps);
-    assert_eq!(error.place(), "other streams than the step's layers had before");
+    assert_eq!(error.place(), "other streams than the step's earlier layers had");
     assert_eq!(engine_calls, 0);
 }
 
@@ -246,7 +246,7 @@ fn passes_that_a_layer_has_not_are_refused() {
     let mut decode = Decode::new(plain(), device.device(), device);
     let mut steps = decode.prepare();
     for (layer, draft_pass, place) in [
-        (0, Some(0), "a pass of a layer that is no draft layer"),
+        (0, Some(0), "a draft pass of a layer that is no draft layer"),
         (engine::LAYERS, Some(2), "draft passes"),
         (engine::LAYERS, Some(u32::MAX), "draft passes"),
         (engine::LAYERS + 1, None, "layer"),
