@@ -195,7 +195,7 @@ impl Layout {
     /// Lays everything out from address `base` on.
     fn new(plan: &PoolLayout, base: u64) -> Result<Layout> {
         let (g, mut room) = (&plan.geometry, Room { next: base });
-        let none = || Error::new(Kind::InvalidConfig, "attach").at("layers of the plan");
+        let none = || Error::new(Kind::InvalidConfig, "attach").at("layers of the pool layout");
         let first = plan.tables.first().copied().ok_or_else(none)?;
         let (batch, layer_count) = (u64::from(plan.batch), u64::from(g.layers()));
         let top_k = g.shape().top_k;

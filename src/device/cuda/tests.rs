@@ -392,7 +392,7 @@ fn a_selection_that_the_kernels_cannot_count_is_refused() {
         device.attach(plan).unwrap_err().place().to_owned()
     };
     assert_eq!(refused(65_536), "selected positions of a query row");
-    assert_eq!(refused(65_535), "layers of the plan");
+    assert_eq!(refused(65_535), "layers of the pool layout");
 }
 
 #[test]

@@ -1,7 +1,7 @@
-//! The residency scans on AVX-512: the same answers as [`crate::residency::Portable`], to the last bit.
+//! The residency scans on AVX-512: bit for bit the same results as [`crate::residency::Portable`].
 //!
-//! Looking a position up stays one load: gathers of sixteen words are slower than the loads they stand for
-//! (Zen 5). All else runs over vectors, and lists a set by compressing the numbers 0 to 63 with its word.
+//! A position is looked up by a scalar load, because a gather of sixteen words is slower than sixteen loads (Zen 5).
+//! All other loops run over vectors, and list a set by compressing the numbers 0 to 63 with its word.
 
 use std::arch::x86_64::*;
 
@@ -12,13 +12,12 @@ use crate::residency::{
 
 const BLOCK: usize = SLOT_BLOCK as usize;
 
-/// The proof that this machine has the instructions; made by [`Avx512::detect`] alone.
+/// Proof that this machine has the instructions. Only [`Avx512::detect`] makes it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Avx512(());
 
 impl Avx512 {
-    /// The proof, if the machine has AVX-512 with byte masks and byte compression (Ice Lake, Zen 4 and what
-    /// came after them).
+    /// Returns the proof if the machine has AVX-512 with byte masks and byte compression (Ice Lake, Zen 4 and later).
     pub(crate) fn detect() -> Option<Avx512> {
         let has = is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")
@@ -80,8 +79,8 @@ impl Scan for Avx512 {
     }
 }
 
-/// Writes the `lanes` of `values`, closed up, to `out[at..]`. Answers how many. A whole store is several
-/// times faster than a masked compressing one; what it writes past them is written again.
+/// Writes the `lanes` of `values`, compressed, to `out[at..]`, and returns how many. A full store is several times
+/// faster than a masked compressing store; the words that it writes beyond the end are overwritten later.
 ///
 /// # Safety
 /// `out` has at least `at + 16` words.
@@ -116,15 +115,15 @@ fn vectors(words: &[u32; BLOCK]) -> [__m512i; 4] {
     [0, 16, 32, 48].map(|at| unsafe { _mm512_loadu_si512(words.as_ptr().add(at).cast()) })
 }
 
-/// Four masks of 16 as the word of a block.
+/// Packs four masks of 16 bits into the word of a block.
 #[inline]
 fn joined(masks: [__mmask16; 4]) -> u64 {
     let [a, b, c, d] = masks.map(u64::from);
     (a | b << 16) | (c | d << 16) << 32
 }
 
-/// Looks positions up and stamps what was found. For no more than the plain instructions, lest it be made
-/// of gathers, which are slower here.
+/// Looks positions up and stamps the slots found. Compiled for the baseline instructions, so that the compiler does
+/// not make gathers of it, which are slower here.
 #[inline(never)]
 fn look_up(touch: &mut Touch<'_>) {
     let (map, now) = (touch.map, touch.now);
@@ -168,7 +167,7 @@ unsafe fn touch_avx512(mut touch: Touch<'_>) -> Touched {
         let inside = _mm512_mask_cmplt_epu32_mask(there, positions, end);
         let absent = _mm512_mask_testn_epi32_mask(inside, found, found);
         let indices = _mm512_add_epi32(sixteen(), _mm512_set1_epi32(from as i32 + at as i32));
-        // SAFETY: at most `at` indices were written before, and a block's room lies behind the last.
+        // SAFETY: at most `at` indices were written before, and a block's room follows the last.
         count += unsafe { compress(absent, indices, entries, count) };
         if inside != there {
             all_inside = false;
@@ -294,8 +293,8 @@ fn count_to(values: &[u32], bound: u32) -> usize {
     count
 }
 
-/// Writes the places of the ones of `bits`, counted from `first`, to `out[at..]`, as far as there is room for
-/// whole vectors. Answers where the next ones go.
+/// Writes the positions of the set bits of `bits`, counted from `first`, to `out[at..]`, as far as there is room for
+/// whole vectors. Returns the place of the next ones.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi2,popcnt")]
 fn spread(first: u32, bits: u64, out: &mut [u32], at: usize) -> usize {
@@ -314,7 +313,7 @@ fn spread(first: u32, bits: u64, out: &mut [u32], at: usize) -> usize {
     let Some(out) = out.get_mut(at..at + BLOCK) else { return at };
     let mut places = _mm512_maskz_compress_epi8(bits, numbers);
     let (ones, first) = (bits.count_ones() as usize, _mm512_set1_epi32(first as i32));
-    // Most words have fewer than 17 ones: one round.
+    // Most words have fewer than 17 set bits, and so need one round.
     for out in out.chunks_exact_mut(16).take(ones.div_ceil(16).max(1)) {
         let next = _mm512_add_epi32(first, _mm512_cvtepu8_epi32(_mm512_castsi512_si128(places)));
         // SAFETY: the chunk is 16 words.
