@@ -8,7 +8,7 @@
 //!
 //! **Implementations.** [`host`] runs the rule on real memory with threads as streams: the reference. [`clock`]
 //! computes times from a cost table, without memory or over another device. `cuda` runs the rule in kernels on an
-//! NVIDIA GPU. `check::Watch` wraps a device and checks which operations race.
+//! NVIDIA GPU. `check::watch::Watch` wraps a device and checks which operations race.
 //!
 //! **Memory.** A cache takes all its memory at construction, and the memory lives as long as the device. No call
 //! frees memory, so no [`Slice`] can dangle. Each [`Slice`], [`Backing`] and [`Pools`] carries the id of its device

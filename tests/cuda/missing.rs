@@ -89,7 +89,7 @@ fn libc_enoent() -> i32 {
 fn a_stub_of_the_driver_is_told_from_one() {
     let Some(error) = refused_on(Options { stub: true, ..usual() }) else { return };
     assert_eq!(error.kind(), Kind::OsRefused);
-    assert!(error.place().ends_with("is a stub to link with, no driver"), "{error}");
+    assert!(error.place().ends_with("is a stub for linking, not a driver"), "{error}");
     assert!(error.to_string().contains("stubs off the library path"), "{error}");
 }
 
@@ -199,6 +199,6 @@ fn memory_without_descriptors_serves_and_is_not_exported() {
     let error = device.export(device.backing(1).unwrap()).unwrap_err();
     assert_eq!(
         (error.kind(), error.place()),
-        (Kind::InvalidConfig, "the device's memory has no descriptors")
+        (Kind::InvalidConfig, "the device cannot export its memory as a descriptor")
     );
 }

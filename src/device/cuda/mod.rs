@@ -1,25 +1,23 @@
-//! The CUDA device: an NVIDIA GPU through its driver, which is loaded while the program runs.
+//! The CUDA device: an NVIDIA GPU through its driver, which is loaded at run time.
 //!
-//! The tables are those of `residency`, in the GPU's memory, and the kernels of `kernels/` decide by its rule: at every
-//! step they hold what the host device holds, word for word.
+//! The GPU's memory holds the tables of `residency`, and the kernels of `kernels/` decide by the same LRU rule. After
+//! every step they hold what the host device's tables hold, word for word.
 //!
-//! **Beside an engine.** The GPU's primary context is shared with the engine's runtime. Streams are the engine's
-//! own, made known once by [`CudaDevice::borrow_stream`]; whatever context a calling thread has current it has
-//! again when the call returns. After construction nothing waits for the device and nothing is allocated, but by
-//! the calls that say so: memory, graphs, [`Device::digest`], [`Device::validate`], and what is for tests.
+//! **Alongside an engine.** The device shares the GPU's primary context with the engine's runtime. It works on the
+//! engine's own streams, each registered once with [`CudaDevice::borrow_stream`]. Each call restores the thread's
+//! current context before it returns. After construction no call waits for the device or allocates, except those
+//! documented to do so: memory, graphs, [`Device::digest`], [`Device::validate`], and the calls for tests.
 //!
-//! **Order** is the streams' and the caller's events'; the one event of the device's own keeps warm-ups of
-//! different streams apart, see `pools`. What is captured carries its arguments by value.
+//! **Order.** Streams and the caller's events order all work. The device has one event of its own, which keeps
+//! warm-ups of different streams apart (`pools`). Captured launches carry their arguments by value.
 //!
-//! **Failure.** A call that the driver refuses says so, with the driver's name for the code, and whatever it was
-//! to enqueue is not. Two things fail the device for good, as any later query tells: the driver reports the context
-//! lost, to whichever call hears of it first, or work of the host's panicked. From then on, that call included,
-//! enqueueing does nothing, and says nothing. Where the context is lost, events count as reached and all tickets
-//! are ended, since the driver will run no more functions; work that was to be called and was not reached is
-//! dropped.
+//! **Failure.** When the driver refuses a call, the call returns an error with the driver's name for the code, and
+//! nothing is enqueued. Two things make the device fail for good, and every later query reports them: the driver
+//! reports that the context is lost, to whichever call sees it first; or host work panicked. From that call on,
+//! enqueueing does nothing and returns no error. If the context is lost, all events count as reached and all tickets
+//! end, since the driver will run no more host functions. Work that was waiting to be called is dropped.
 //!
-//! **The end.** Dropping the device waits for what was enqueued on its streams and on those it borrowed, and
-//! gives everything back.
+//! **The end.** Dropping the device waits for the work on its own and on borrowed streams, then frees everything.
 
 mod abi;
 mod device;
