@@ -228,7 +228,9 @@ impl Extents {
         let split_indices = match &answer.split_indices {
             Some(split_indices) => self.split_indices(range, split_indices, 1 + u64::from(waves))?,
             None if waves > 1 => {
-                return Err(self.asker.bad("attention in several waves needs index lists for split attention", waves));
+                return Err(self
+                    .asker
+                    .bad("attention in several waves needs index lists for split attention", waves));
             }
             None => [None, None],
         };

@@ -99,7 +99,7 @@ mod tests {
             let of = Pieces::of(656, stride, 1 << 31, 1 << 30);
             assert_eq!(of, Pieces { bytes: 16, numbers: 48, mask: 127 });
             assert_eq!(naive(of, 656, stride.into(), 1 << 31), 6.0, "{stride}");
-            // Without gaps, lines that fall to two warps are asked for twice.
+            // Without gaps, a line that is split between two warps is requested twice.
             let found = naive(Pieces { numbers: 41, mask: 0, ..of }, 656, stride.into(), 1 << 31);
             assert!((found - packed).abs() < 0.05, "{stride}: {found}");
         }

@@ -297,7 +297,7 @@ mod tests {
         rates.gather.points[0].bytes_per_s = f64::NAN;
         assert!(rates.check().unwrap_err().to_string().contains("gather.points[0].bytes_per_s"));
         let mut rates = Rates::preset("pcie5").unwrap();
-        // 64 and 128 rows in the same time, but for a hair; and in less.
+        // 64 and 128 rows in almost the same time, in the same time, and in less time.
         for bytes_per_s in [1.999_999e9, 2e9, 3e9] {
             let point = |rows, bytes_per_s| RowRate { rows, bytes_per_s };
             rates.scatter.points = vec![point(64, 1e9), point(128, bytes_per_s)];

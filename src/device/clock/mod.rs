@@ -112,8 +112,8 @@ fn unknown(what: &'static str, handle: u64) -> Error {
 /// The error of a wait that can never end, because no remaining operation can run.
 fn stuck() -> Error {
     Error::new(Kind::Busy, "clock device")
-        .at("what is waited for stands behind a stream that is held")
-        .hint("let the stream go first")
+        .at("the record waited for comes after a hold, or is on a stream that waits for one")
+        .hint("release the stream with let_go first")
 }
 
 impl ClockDevice {
@@ -413,7 +413,7 @@ impl ClockDevice {
                 Ok(())
             }
             (Effect::Call(work), ..) => call(&*work),
-            // After a failure memory stays as it is.
+            // After a failure memory no longer changes.
             (_, None, _) | (_, _, Some(_)) => Ok(()),
             (Effect::Copy { from, to }, Some(beneath), None) => beneath.copy(from, to).map_err(kind_of),
             (Effect::Pool(pools, op), Some(beneath), None) => {
@@ -429,8 +429,8 @@ impl ClockDevice {
     }
 }
 
-/// Who moves the clock on, until that has come to its end. If an effect panics instead, the device has failed, and
-/// whoever waits goes on to see it.
+/// Marks the thread that is advancing the clock. If an effect panics, dropping this makes the device fail, and
+/// waiting threads continue and see the failure.
 struct Driving<'a>(Option<&'a ClockDevice>);
 
 impl Drop for Driving<'_> {
@@ -443,7 +443,7 @@ impl Drop for Driving<'_> {
     }
 }
 
-/// What failed: a device that has failed says which kind was the first.
+/// The kind of a failure; a failed device reports the kind of its first failure.
 fn kind_of(error: Error) -> Kind {
     let first = error.number("kind").and_then(|code| Kind::ALL.into_iter().find(|k| *k as u64 == code));
     first.unwrap_or(error.kind())
@@ -467,7 +467,7 @@ impl State {
         self.timeline.find_event(event).ok_or_else(|| unknown("event", event.0))
     }
 
-    /// Whether an address stands in host memory.
+    /// Whether an address is in host memory.
     fn is_host(&self, address: u64) -> bool {
         self.host.iter().any(|(start, end)| (*start..*end).contains(&address))
     }
@@ -477,7 +477,7 @@ impl Drop for ClockDevice {
     fn drop(&mut self) {
         let streams = self.state.lock().enqueued.len();
         (0..streams as u64).for_each(|stream| drop(self.let_go(Stream(stream))));
-        // What is queued still runs: tickets end, and what they guard is given back.
+        // Queued operations still run, so that tickets end and the memory that they guard is released.
         drop(self.drive(Until::Idle));
     }
 }

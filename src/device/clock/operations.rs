@@ -240,9 +240,8 @@ impl Device for ClockDevice {
         let mut state = self.state.lock();
         let pools = self.id.pools(state.pools.len());
         if attached.is_some_and(|attached| attached != pools) {
-            return Err(
-                Error::new(Kind::InvalidConfig, "attach").at("the device beneath has pools of others")
-            );
+            return Err(Error::new(Kind::InvalidConfig, "attach")
+                .at("the device beneath has pools that this clock device did not attach"));
         }
         state.pools.push(extents);
         Ok(pools)

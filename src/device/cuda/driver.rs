@@ -614,7 +614,7 @@ fn suits(ask: impl Fn(i32) -> Result<i32>) -> Result<(u32, u32)> {
 mod tests {
     use super::*;
 
-    /// What a device would say that can do everything, but for one attribute.
+    /// The attributes of a device that has every ability except one.
     fn but(missing: i32, value: i32) -> impl Fn(i32) -> Result<i32> {
         move |attribute| {
             Ok(match attribute {

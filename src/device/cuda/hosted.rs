@@ -35,8 +35,7 @@ const OLDEST_DRIVER: i32 = 12_020;
 const ASKED_DRIVER: i32 = 12_090;
 
 /// The hint of its errors.
-pub(super) const INSTEAD: &str =
-    "register the system's memory instead, as is done unless the driver's is asked for";
+pub(super) const INSTEAD: &str = "register the system's memory instead, which is the default";
 
 /// The hint where physical memory was refused.
 const BOUND: &str =
@@ -102,7 +101,7 @@ fn place(context: &Context, node: Option<u32>) -> Result<Location> {
     let ordinal = match node {
         Some(node) => i32::try_from(node).map_err(|_| {
             let error = Error::new(Kind::InvalidConfig, OPERATION).at("no such node").with("node", node);
-            error.hint("name a NUMA node of the system's, or none for the one beside the device")
+            error.hint("name a NUMA node of the system, or none for the node nearest to the device")
         })?,
         None => {
             let beside = context.ask(attribute::HOST_NUMA_ID);

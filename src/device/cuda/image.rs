@@ -33,14 +33,14 @@ pub(super) fn image(capability: (u32, u32)) -> &'static [u8] {
 mod tests {
     use super::*;
 
-    /// What the image is compiled for: a cubin's is in its header's flags, the PTX's in its text.
+    /// The capability that the image is compiled for: in a cubin's header flags, or in the PTX text.
     fn target(capability: (u32, u32)) -> String {
         let image = image(capability);
         match image.strip_prefix(b"\x7FELF") {
             Some(_) => {
                 assert_eq!(image.as_ptr() as usize % 16, 0, "unaligned");
-                // A 64-bit file for machine 190, CUDA. The architecture is in the flags: from the eighth version
-                // of the format on in their second byte, before in the first.
+                // A 64-bit file for machine 190, CUDA. The architecture is in the flags: in their second byte from
+                // version 8 of the format on, in the first byte before.
                 assert_eq!((image[4], image[18]), (2, 190));
                 format!("sm_{}", if image[8] < 8 { image[48] } else { image[49] })
             }

@@ -252,7 +252,7 @@ impl Probe for CudaDevice {
                 Err(error
                     .with("from", from.0)
                     .with("to", to.0)
-                    .hint("stamp both before the time is asked for"))
+                    .hint("stamp both marks before you read the time"))
             }
             Err(refusal) => Err(inner.refused("elapsed time", refusal)),
         }
@@ -299,8 +299,8 @@ mod tests {
 
     const SIDE: usize = 128;
 
-    /// A device on the driver that was given, or on a stand-in: what the tensor cores make of the operands is known
-    /// of a GPU alone.
+    /// A device on the given driver, or on a stand-in. Only a real GPU shows what the tensor cores compute from the
+    /// operands.
     fn device(threads: u32) -> Option<(Arc<CudaDevice>, Option<Standin>)> {
         let options = CudaOptions { threads, ..CudaOptions::default() };
         if let Ok(library) = std::env::var("FOREBAY_TEST_DRIVER") {
@@ -333,7 +333,7 @@ mod tests {
         matrix
     }
 
-    /// What a thread should have written: of its warp's 32 x 32 sums its own, added up.
+    /// The sum that a thread should have written: its own part of its warp's 32 x 32 sums, added up.
     fn expected(left: &[[f32; SIDE]], right: &[[f32; SIDE]], thread: usize) -> [f32; 4] {
         let (warp, lane) = (thread / 32, thread % 32);
         let mut folded = [0.0; 4];
@@ -353,7 +353,7 @@ mod tests {
         device.synchronize(event).unwrap();
     }
 
-    /// Whether the results of these pairs are what the operands say.
+    /// Whether the results of these pairs match the operands.
     fn is_product(device: &CudaDevice, pairs: &[usize]) -> bool {
         let inner = &*device.inner;
         let args = inner.work.lock().as_ref().unwrap().extent.args(0);
@@ -391,7 +391,7 @@ mod tests {
         }
     }
 
-    /// Writes zeros where results were.
+    /// Zeroes the results.
     fn forget(device: &CudaDevice) {
         let args = device.inner.work.lock().as_ref().unwrap().extent.args(0);
         let zero = |current: &Current<'_>, raw| current.fill_bytes(args.results, 0, RESULT_BYTES, raw);
@@ -403,7 +403,7 @@ mod tests {
         let Some((device, _standin)) = device(512) else { return };
         let stream = device.stream().unwrap();
         let processors = device.facts().unwrap().processors;
-        // Enough rounds that all pairs have their turn.
+        // Enough rounds to use all pairs.
         let rounds = 16_u32.div_ceil(device.inner.work_extent().unwrap().round);
         for left in [0, processors - 1] {
             device.compute_persistent(stream, rounds, left).unwrap();

@@ -57,7 +57,7 @@ impl KnownStream {
         const OPERATION: &str = "borrow stream";
         if raw == flag::STREAM_PER_THREAD {
             return Err(Error::new(Kind::InvalidConfig, OPERATION)
-                .at("the per-thread stream is another one on each thread")
+                .at("the per-thread stream is a different stream on each thread")
                 .hint("pass a stream that was created, or the legacy stream"));
         }
         let mut owner = 0;
@@ -217,7 +217,7 @@ impl Calls {
                 slot
             }
         };
-        // SAFETY: slots live until `close`, which nothing calls beside this.
+        // SAFETY: slots live until `close`, which does not run at the same time.
         *unsafe { &*slot.0 }.work.lock() = work;
         Enqueued { function: run, data: slot.0.cast_mut().cast(), number }
     }

@@ -119,7 +119,7 @@ mod tests {
             assert_eq!(marks.missing(1, entry, false), None);
         }
         assert_eq!(marks.missing(1, entry, true), None);
-        // Query rows that a batch row has not are not asked for.
+        // Query rows beyond a batch row's own need no mark.
         assert_eq!(marks.missing(2, Entry::default(), true), None);
         marks.begin(1);
         assert_eq!(

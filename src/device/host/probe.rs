@@ -97,7 +97,7 @@ impl Probe for HostDevice {
         let all = from.address() | to.address() | from.bytes();
         match all.is_multiple_of(16) {
             true => self.copy(stream, from, to),
-            false => Err(unknown("run of no multiple of 16 bytes", from.bytes())),
+            false => Err(unknown("run that is not a multiple of 16 bytes", from.bytes())),
         }
     }
 

@@ -366,7 +366,7 @@ mod tests {
     const SLOTS: usize = 6 * BLOCK;
     const TOKENS: usize = 4_500;
 
-    /// Every scan by `scan`, over what the seed makes: all that they write and answer.
+    /// Runs every scan of `scan` on data from the seed; returns all that they write and return.
     fn scans<S: Scan>(scan: &S, seed: u64, length: u32, k: usize) -> String {
         let mut state = seed;
         let mut next = |end: u64| {
@@ -424,7 +424,7 @@ mod tests {
         format!("{looked:?} {:?}", (counts, split, older, tied, first, found, ties, left))
     }
 
-    /// Steps of two query rows by `scan`, each of them read in three parts: all that they answer.
+    /// Runs steps of two query rows with `scan`, each read in three portions; returns all their results.
     fn steps<S: Scan>(scan: &S, mut seed: u64) -> String {
         const K: usize = 600;
         let mut next = |end: i32| {
@@ -450,7 +450,7 @@ mod tests {
         let mut told = String::new();
         for step in 0..4 {
             tables.commit(scan, 0, 2.min(step), 2, |_| {}).unwrap();
-            // Some stand in several parts, some are none, some beyond the length.
+            // Some positions occur in several portions, some are -1, some are beyond the length.
             let picks: Vec<i32> = (0..2 * K).map(|_| next(2_100) - 50).map(|p| p.max(-1)).collect();
             let selected = Selected { selection: &picks[..], slots: &mut slots, fetches: &mut fetches };
             let done =
@@ -464,7 +464,8 @@ mod tests {
         told
     }
 
-    /// What a step must answer whatever it finds resident: one slot for each position, and what it fetches once.
+    /// The properties of every step's result, whatever is resident: one slot for each position, and each fetched row
+    /// once.
     fn naive(picks: &[i32], k: usize, length: u32, done: &Resolved, slots: &[i32], fetches: &[Fetch]) {
         let inside = |(entry, position): &(usize, i32)| {
             *position >= 0 && (*position as u32) < length + 1 + (*entry / k) as u32
