@@ -10,8 +10,8 @@
 //! computes times from a cost table, without memory or over another device. `cuda` runs the rule in kernels on an
 //! NVIDIA GPU. `check::watch::Watch` wraps a device and checks which operations race.
 //!
-//! **Memory.** A cache takes all its memory at construction, and the memory lives as long as the device. No call
-//! frees memory, so no [`Slice`] can dangle. Each [`Slice`], [`Backing`] and [`Pools`] carries the id of its device
+//! **Memory.** A cache takes all its memory at construction. Device memory lives as long as the device: no call frees
+//! it, so no [`Slice`] can dangle. Each [`Slice`], [`Backing`] and [`Pools`] carries the id of its device
 //! ([`DeviceId`]), and every other device rejects it.
 //!
 //! **Order.** Operations of one stream run in the order in which they were enqueued. Two streams are ordered only by
@@ -254,7 +254,8 @@ pub trait Device: Debug + Send + Sync {
     /// Wraps an engine's buffer as a slice. The device neither reads nor writes it here.
     ///
     /// # Safety
-    /// The device may read and write `bytes` bytes at `address` until every operation that names the slice has ended.
+    /// The `bytes` bytes at `address` stay valid for this device to read and write until every operation that names
+    /// the slice has ended.
     unsafe fn import(&self, address: u64, bytes: u64) -> Slice;
 
     /// The id that all handles of this device carry. A device that wraps another one has the id of the wrapped

@@ -165,7 +165,7 @@ impl ClockDevice {
         Ok(Arc::new(ClockDevice { id, seed, costs, beneath, state, idle }))
     }
 
-    // ---- what only a clock has -----------------------------------------------------------------------
+    // ---- beyond the trait ----------------------------------------------------------------------------
 
     /// Enqueues a stand-in for an engine's work.
     ///
