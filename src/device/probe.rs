@@ -54,7 +54,7 @@ pub struct Ability {
     pub usable: Result<()>,
 }
 
-/// A device that can be measured. See the [module](self) page.
+/// A device that can be measured. See the head of `device/probe.rs` for times and ceilings.
 pub trait Probe: Device {
     /// The device's facts at this moment.
     ///
