@@ -256,13 +256,13 @@ fn calls_out_of_their_order_are_refused() {
     let mut e = engine(config());
     let filling = "the prompt is not complete, or the sequence has not joined";
     let sequence = e.cache.open(&asks(20, 20)).unwrap();
-    refused(e.prepare(&[row(sequence, 0)]), Kind::InvalidConfig, filling);
-    refused(e.cache.truncate(sequence, 0, e.stream), Kind::InvalidConfig, filling);
-    refused(e.cache.fork(sequence, &asks(0, 1), e.stream), Kind::InvalidConfig, filling);
-    refused(e.cache.join_more(sequence, e.stream), Kind::InvalidConfig, filling);
+    refused(e.prepare(&[row(sequence, 0)]), Kind::InvalidState, filling);
+    refused(e.cache.truncate(sequence, 0, e.stream), Kind::InvalidState, filling);
+    refused(e.cache.fork(sequence, &asks(0, 1), e.stream), Kind::InvalidState, filling);
+    refused(e.cache.join_more(sequence, e.stream), Kind::InvalidState, filling);
     let join = |e: &mut Engine, warm_up| e.cache.join(sequence, e.stream, warm_up);
     let incomplete = "the prompt of a layer is incomplete";
-    refused(join(&mut e, WarmUp::default()), Kind::InvalidConfig, incomplete);
+    refused(join(&mut e, WarmUp::default()), Kind::InvalidState, incomplete);
 
     refused(e.cache.append(sequence, Layer(0), &[0; 33]), Kind::OutOfRange, "bytes of whole rows");
     refused(e.cache.append(sequence, Layer(2), &[0; 32]), Kind::OutOfRange, "layer");
@@ -270,7 +270,7 @@ fn calls_out_of_their_order_are_refused() {
     e.cache.append(sequence, Layer(1), &[1; 32 * 3]).unwrap();
     refused(e.cache.append_in_place(sequence, 18), Kind::OutOfRange, "rows beyond the prompt");
     e.cache.append(sequence, Layer(0), &[0; 32 * 20]).unwrap();
-    let error = refused(join(&mut e, WarmUp::default()), Kind::InvalidConfig, incomplete);
+    let error = refused(join(&mut e, WarmUp::default()), Kind::InvalidState, incomplete);
     assert_eq!((error.number("layer"), error.number("filled")), (Some(1), Some(3)));
     e.cache.append(sequence, Layer(1), &[1; 32 * 17]).unwrap();
 
@@ -279,16 +279,16 @@ fn calls_out_of_their_order_are_refused() {
     refused(join(&mut e, bad), Kind::OutOfRange, "warm-up selections");
     let whole = WarmUp { bytes_a_call: 32 * 9, ..WarmUp::default() };
     let _ticket = join(&mut e, whole).unwrap();
-    refused(e.prepare(&[row(sequence, 0)]), Kind::InvalidConfig, "the warm-up is not complete");
-    refused(join(&mut e, whole), Kind::InvalidConfig, "the warm-up is not complete");
+    refused(e.prepare(&[row(sequence, 0)]), Kind::InvalidState, "the warm-up is not complete");
+    refused(join(&mut e, whole), Kind::InvalidState, "the warm-up is not complete");
     while !e.cache.is_running(sequence).unwrap() {
         let _ticket = e.cache.join_more(sequence, e.stream).unwrap();
     }
-    refused(e.cache.append(sequence, Layer(0), &[]), Kind::InvalidConfig, "the sequence is decoding");
-    refused(e.cache.append_in_place(sequence, 0), Kind::InvalidConfig, "the sequence is decoding");
+    refused(e.cache.append(sequence, Layer(0), &[]), Kind::InvalidState, "the sequence is decoding");
+    refused(e.cache.append_in_place(sequence, 0), Kind::InvalidState, "the sequence is decoding");
     assert_eq!(e.decode(sequence, 0), 20);
     let unsettled = "rows of the last step are neither accepted nor rejected";
-    refused(e.cache.fork(sequence, &asks(0, 1), e.stream), Kind::InvalidConfig, unsettled);
+    refused(e.cache.fork(sequence, &asks(0, 1), e.stream), Kind::InvalidState, unsettled);
 }
 
 #[test]
@@ -484,7 +484,7 @@ fn misfits(mut e: Engine) {
         refused(e.cache.scatter(&step, call, e.stream), Kind::OutOfRange, place);
     }
     refused(e.cache.resolve(&step, whole, Stream(99), good), Kind::OutOfRange, "stream");
-    refused(e.cache.gather(&step, whole, 1, e.stream), Kind::OutOfRange, "pass of attention");
+    refused(e.cache.gather(&step, whole, 1, e.stream), Kind::OutOfRange, "wave of attention");
     let whole_parts = parts_that_do_not_fit(&mut e, &step);
     e.cache.resolve(&step, whole, e.stream, Buffers { split_indices: Some(whole_parts), ..good }).unwrap();
     e.cache.gather(&step, whole, 0, e.stream).unwrap();
@@ -602,10 +602,10 @@ fn steps_are_finished_once_and_belong_to_their_cache() {
     e.enqueue(&step);
     refused(e.cache.finish(&mut step, Stream(99)), Kind::OutOfRange, "stream");
     e.cache.finish(&mut step, e.stream).unwrap();
-    refused(e.cache.finish(&mut step, e.stream), Kind::InvalidConfig, "the step is finished");
-    refused(e.cache.resolve(&step, whole, e.stream, e.buffers), Kind::InvalidConfig, "the step is finished");
-    refused(e.cache.gather(&step, whole, 0, e.stream), Kind::InvalidConfig, "the step is finished");
-    refused(e.cache.scatter(&step, whole, e.stream), Kind::InvalidConfig, "the step is finished");
+    refused(e.cache.finish(&mut step, e.stream), Kind::InvalidState, "the step is finished");
+    refused(e.cache.resolve(&step, whole, e.stream, e.buffers), Kind::InvalidState, "the step is finished");
+    refused(e.cache.gather(&step, whole, 0, e.stream), Kind::InvalidState, "the step is finished");
+    refused(e.cache.scatter(&step, whole, e.stream), Kind::InvalidState, "the step is finished");
     let mut next = e.prepare(&[row(a, 1)]).unwrap();
     e.enqueue(&next);
     e.cache.finish(&mut next, e.stream).unwrap();

@@ -246,7 +246,7 @@ fn p19_a_step_in_which_a_call_is_missing_is_refused_and_completed_or_abandoned()
         };
         let before = rig.memory.operations();
         let error = rig.cache.finish(&mut step, rig.stream).unwrap_err();
-        assert_eq!((error.kind(), error.operation()), (Kind::InvalidConfig, "finish"), "{error}");
+        assert_eq!((error.kind(), error.operation()), (Kind::InvalidState, "finish"), "{error}");
         assert_eq!(told(&error), expected, "halves {halves}, without {left_out:?}");
         assert!(error.to_string().contains("enqueue it, or abandon the step"), "{error}");
         assert_eq!(rig.memory.operations(), before, "nothing is enqueued");
@@ -294,7 +294,7 @@ fn p19_passes_of_a_gather_count_in_their_order() {
     let calls = due(false).concat().into_iter().filter(|made| *made != first);
     calls.for_each(|call| rig.make(&step, call).unwrap());
     let error = rig.cache.finish(&mut step, rig.stream).unwrap_err();
-    assert_eq!((told(&error), error.number("pass")), (("a gather was not enqueued", 0, 0, 0), Some(0)));
+    assert_eq!((told(&error), error.number("wave")), (("a gather was not enqueued", 0, 0, 0), Some(0)));
     rig.cache.abandon(&mut step).unwrap();
     rig.end(step).unwrap_err();
 }

@@ -355,7 +355,7 @@ fn a_device_without_graphs_says_so_and_the_cache_goes_on() {
     let capture =
         Capture { micro_batches: &both, query_rows: QUERY_ROWS, by_layer: &by_layer, draft_passes: 0 };
     let error = run.with_engine(|cache, engine| cache.capture(&capture, engine)).unwrap_err();
-    assert_eq!((error.kind(), error.place()), (Kind::InvalidConfig, "a device without graphs"));
+    assert_eq!((error.kind(), error.place()), (Kind::Unsupported, "a device without graphs"));
     run.step();
     run.check_total();
 }

@@ -222,7 +222,7 @@ fn nothing_follows_an_abandoned_step_but_a_roll_back() {
         let mut decode = Decode::new(plain(), device.device(), device);
         decode.step(&[Overlap::Da]).unwrap();
         let (refused, retired) = decode.behind_an_abandoned_step(calls, &[Overlap::Da; 4]);
-        assert_eq!((refused.kind(), refused.place()), (Kind::InvalidConfig, "a step of the sequence failed"));
+        assert_eq!((refused.kind(), refused.place()), (Kind::InvalidState, "a step of the sequence failed"));
         assert_eq!(retired, [Kind::Cancelled; 2]);
         decode.truncate();
         decode.step(&[Overlap::Da]).unwrap();

@@ -117,7 +117,7 @@ impl Life {
         let compute = self.layers.streams.compute;
         let joined = self.twice(|life| match life.cache.join(sequence, compute, WarmUp::default()) {
             // It was refused behind the lane's tables: the rest is to be enqueued again.
-            Err(error) if error.kind() == Kind::InvalidConfig => life.cache.join_more(sequence, compute),
+            Err(error) if error.kind() == Kind::InvalidState => life.cache.join_more(sequence, compute),
             joined => joined,
         })?;
         self.tickets.push(joined);
@@ -530,7 +530,7 @@ fn a_refused_call_is_made_again_on_another_stream() {
             assert_eq!(error.kind(), Kind::OutOfMemory, "{call:?}, call {n}");
             let done = match held.call(call, all[0], other) {
                 // Its lane has the tables already.
-                Err(error) if call == Call::Join && error.kind() == Kind::InvalidConfig => {
+                Err(error) if call == Call::Join && error.kind() == Kind::InvalidState => {
                     held.call(Call::JoinMore, all[0], other)
                 }
                 done => done,

@@ -309,7 +309,7 @@ fn f7_what_a_step_wrote_is_not_published_while_it_may_still_fail() {
     let failing = e.step(first, 1);
     e.cache.retire(ahead, e.stream).unwrap();
     assert!(e.cache.retire(failing, e.stream).is_err());
-    assert_eq!(e.cache.publish(first, 48, Tokens::new(&ids[48..])).unwrap_err().kind(), Kind::InvalidConfig);
+    assert_eq!(e.cache.publish(first, 48, Tokens::new(&ids[48..])).unwrap_err().kind(), Kind::InvalidState);
     let _ticket = e.cache.truncate(first, 33, e.stream).unwrap();
     // Thirty-three tokens are left, and two published pages.
     assert_eq!(e.cache.length(first).unwrap().published, 32);
@@ -482,7 +482,7 @@ fn what_makes_no_sense_is_refused_and_takes_nothing() {
     e.cache.append_in_place(plain, 40).unwrap();
     let _ticket = e.cache.join(plain, e.stream, WarmUp::default()).unwrap();
     let refused = e.cache.publish(plain, 0, Tokens::new(&ids)).unwrap_err();
-    assert_eq!(refused.kind(), Kind::InvalidConfig);
+    assert_eq!(refused.kind(), Kind::InvalidState);
     assert!(refused.to_string().contains("open_shared"), "{refused}");
     let (shared, _) = e.serve(&ids[..40], b"");
     let refused = e.cache.publish(shared, 32, Tokens::new(&text(1, 200))).unwrap_err();

@@ -158,7 +158,7 @@ fn marks_that_say_nothing_are_refused() {
     let event = device.event().unwrap();
     assert_eq!(device.query(event), Ok(true), "a refusal fails nothing else");
     device.capture(stream).unwrap();
-    assert_eq!(device.stamp(stamped, stream).unwrap_err().kind(), Kind::InvalidConfig);
+    assert_eq!(device.stamp(stamped, stream).unwrap_err().kind(), Kind::InvalidState);
     device.compute(stream, 1).unwrap();
     let graph = device.captured(stream).unwrap();
     device.launch(graph, stream).unwrap();

@@ -193,7 +193,7 @@ fn a_warm_up_is_refused_in_a_capture_and_breaks_none() {
     for _ in 0..2 {
         cache.device.capture(cache.stream).unwrap();
         let refused = cache.device.enqueue(cache.pools, cache.stream, PoolOp::Warm(warm())).unwrap_err();
-        assert_eq!((refused.kind(), refused.operation()), (Kind::InvalidConfig, "warm"));
+        assert_eq!((refused.kind(), refused.operation()), (Kind::InvalidState, "warm"));
         cache.enqueue().unwrap();
         let graph = cache.device.captured(cache.stream).unwrap();
         cache.device.release(graph).unwrap();

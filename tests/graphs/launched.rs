@@ -202,7 +202,7 @@ fn what_does_not_fit_a_bucket_is_refused_before_anything_is_captured() {
     assert_eq!(refused(&mut run, &orders, &both, (0, 0)), is(range, "query rows"));
     assert_eq!(refused(&mut run, &orders, &both, (QUERY_ROWS + 1, 0)), is(range, "query rows"));
     let passes = (QUERY_ROWS, QUERY_ROWS + 1);
-    assert_eq!(refused(&mut run, &orders, &both, passes), is(range, "passes of the draft layers"));
+    assert_eq!(refused(&mut run, &orders, &both, passes), is(range, "draft passes"));
     // While a step of a micro-batch is open, its events are the step's.
     (0..2).for_each(|micro| run.open(micro));
     let open = run.prepare(0);

@@ -121,7 +121,7 @@ impl Reuse {
     /// The refusal, which is the watch's first conflict.
     fn refused(&self, refused: Result<()>) -> Error {
         let error = refused.unwrap_err();
-        assert_eq!(error.kind(), Kind::InvalidConfig);
+        assert_eq!(error.kind(), Kind::InvalidState);
         assert_eq!(self.watch.conflict(), Some(error.clone()));
         error
     }

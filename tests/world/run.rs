@@ -402,7 +402,7 @@ impl World {
         let count = if count > 240 { 200 } else { u32::from(count) % (left.unwrap_or(0) + 1) };
         let expected = match (left, s.state) {
             (None, _) => Some(Kind::OutOfRange),
-            (_, state) if state != State::Filling => Some(Kind::InvalidConfig),
+            (_, state) if state != State::Filling => Some(Kind::InvalidState),
             (Some(left), _) if count > left => Some(Kind::OutOfRange),
             _ => None,
         };
@@ -425,7 +425,7 @@ impl World {
         let expected = match s.state {
             State::Filling if count > least => Some(Kind::OutOfRange),
             State::Filling => None,
-            _ => Some(Kind::InvalidConfig),
+            _ => Some(Kind::InvalidState),
         };
         let before = self.snapshot();
         let result = self.cache.append_in_place(s.handle, count);
@@ -453,7 +453,7 @@ impl World {
     pub fn join(&mut self, seq: usize, warm: u32, bound: u32, seed: u16) {
         let (s, k) = (&self.seqs[seq], self.config.shape.top_k);
         let complete = s.rows.iter().all(|rows| rows.len() as u32 == s.prompt);
-        let expected = (s.state != State::Filling || !complete).then_some(Kind::InvalidConfig);
+        let expected = (s.state != State::Filling || !complete).then_some(Kind::InvalidState);
         let mut random = Random::new(seed.into());
         // A hint may be wrong: positions at and beyond the length warm nothing.
         let limit = s.prompt + u32::from(random.one_in(3)) * 5;
@@ -501,7 +501,7 @@ impl World {
     fn join_more_op(&mut self, wish: u8) {
         let Some(seq) = self.pick(wish) else { return };
         loop {
-            let expected = (self.seqs[seq].state != State::Joining).then_some(Kind::InvalidConfig);
+            let expected = (self.seqs[seq].state != State::Joining).then_some(Kind::InvalidState);
             let before = self.snapshot();
             let result = self.cache.join_more(self.seqs[seq].handle, self.engine.host);
             let Some(ticket) = self.expect(before, result, expected) else { return };
@@ -560,7 +560,7 @@ impl World {
         let shared: Vec<usize> = (first..self.seqs[seq].pages.len()).filter(|p| others(self, *p)).collect();
         let (state, in_flight) = (self.seqs[seq].state, self.seqs[seq].in_flight);
         let expected = match state {
-            State::Filling | State::Joining => Some(Kind::InvalidConfig),
+            State::Filling | State::Joining => Some(Kind::InvalidState),
             _ if in_flight > 0 => Some(Kind::Busy),
             _ if to > length + landed => Some(Kind::OutOfRange),
             _ if !self.room(shared.len() as u32) => Some(Kind::Exhausted),
@@ -602,7 +602,7 @@ impl World {
         let admitted = match p.state {
             State::Running if p.in_flight > 0 => Err(Kind::Busy),
             State::Running if p.landed.is_empty() => self.admit(&open, full),
-            _ => Err(Kind::InvalidConfig),
+            _ => Err(Kind::InvalidState),
         };
         let (handle, before) = (p.handle, self.snapshot());
         // The prompt is the parent's, whatever is said here.

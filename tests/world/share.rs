@@ -191,10 +191,10 @@ impl World {
         // Now and then the ids begin elsewhere.
         let from = if by == 250 { published * page + page } else { published * page };
         let expected = match s.state {
-            State::Running if s.script.is_none() => Some(Kind::InvalidConfig),
+            State::Running if s.script.is_none() => Some(Kind::InvalidState),
             State::Running if known > most || by == 250 => Some(Kind::OutOfRange),
             State::Running => None,
-            _ => Some(Kind::InvalidConfig),
+            _ => Some(Kind::InvalidState),
         };
         let before = self.snapshot();
         let result = self.cache.publish(handle, from, Tokens { ids: &ids, keys });

@@ -150,7 +150,7 @@ impl World {
             };
             let reached = s.length() + accepted + row.query_rows;
             let refused = match () {
-                () if s.state != State::Running => Some(Kind::InvalidConfig),
+                () if s.state != State::Running => Some(Kind::InvalidState),
                 () if s.micro.is_some_and(|own| own != ask.micro) => Some(Kind::InvalidConfig),
                 () if s.in_flight >= self.config.steps_in_flight => Some(Kind::Busy),
                 () if row.query_rows == 0 || row.query_rows > ask.width => Some(Kind::OutOfRange),
@@ -365,7 +365,7 @@ impl World {
         let done = self.engine.finish(&mut self.cache, &mut flight.step, lanes).unwrap();
         let stream = self.engine.stream(flight.micro);
         let again = self.cache.finish(&mut flight.step, stream).unwrap_err();
-        assert_eq!(again.kind(), Kind::InvalidConfig);
+        assert_eq!(again.kind(), Kind::InvalidState);
         // What was given up publishes nothing, and nothing is built on it.
         for row in flight.rows.iter().filter(|_| flight.abandoned) {
             let s = &mut self.seqs[row.seq];
@@ -375,7 +375,7 @@ impl World {
             }
         }
         let late = self.cache.gather(&flight.step, flight.calls[0], 0, stream).unwrap_err();
-        assert_eq!(late.kind(), Kind::InvalidConfig);
+        assert_eq!(late.kind(), Kind::InvalidState);
         flight.done = Some(done);
         self.flights.push(flight);
     }
@@ -403,7 +403,7 @@ impl World {
             let error = self.cache.finish(&mut flight.step, stream).unwrap_err();
             let named = ["layer", "batch row"].map(|name| error.number(name).unwrap());
             assert_eq!(named, [layer, row].map(u64::from), "{error}");
-            self.expect::<()>(before, Err(error), Some(Kind::InvalidConfig));
+            self.expect::<()>(before, Err(error), Some(Kind::InvalidState));
             if flight.random.one_in(3) {
                 self.cache.abandon(&mut flight.step).unwrap();
                 (flight.abandoned, flight.fails) = (true, true);

@@ -638,14 +638,14 @@ mod tests {
             (attribute::VIRTUAL_MEMORY, 0, "the device has no virtual memory management"),
         ] {
             let refused = suits(but(attribute, value)).unwrap_err();
-            assert_eq!((refused.kind(), refused.place()), (Kind::InvalidConfig, place));
+            assert_eq!((refused.kind(), refused.place()), (Kind::Unsupported, place));
         }
     }
 
     #[test]
     fn a_result_is_an_error_of_its_kind_with_the_drivers_name() {
         let of = |code, name: &str| Refusal { function: "cuX", code, name: name.to_owned() }.error("test");
-        let kinds = [(2, Kind::OutOfMemory), (900, Kind::InvalidConfig), (908, Kind::InvalidConfig)];
+        let kinds = [(2, Kind::OutOfMemory), (900, Kind::InvalidState), (908, Kind::InvalidState)];
         for (code, kind) in kinds.into_iter().chain([1, 700, 909, 999, -1].map(|c| (c, Kind::DeviceFailed))) {
             let error = of(code, "NAME");
             assert_eq!((error.kind(), error.place()), (kind, "cuX: NAME"), "{code}");

@@ -299,12 +299,12 @@ fn a_capture_of_the_engines_takes_launches_and_no_calls() {
     engine.capture(raw);
     device.copy(stream, slice.part(0, 8).unwrap(), slice.part(8, 8).unwrap()).unwrap();
     let refused = device.call(stream, Arc::new(|| ())).unwrap_err();
-    assert_eq!(refused.kind(), Kind::InvalidConfig);
+    assert_eq!(refused.kind(), Kind::InvalidState);
     let (ticket, completer) = crate::device::Ticket::new();
-    assert_eq!(device.complete(stream, completer).unwrap_err().kind(), Kind::InvalidConfig);
+    assert_eq!(device.complete(stream, completer).unwrap_err().kind(), Kind::InvalidState);
     assert!(ticket.poll().is_some());
     assert_eq!(device.capture(stream).unwrap_err().kind(), Kind::Busy);
-    assert_eq!(device.captured(stream).unwrap_err().kind(), Kind::InvalidConfig, "it is the engine's");
+    assert_eq!(device.captured(stream).unwrap_err().kind(), Kind::InvalidState, "it is the engine's");
     assert_eq!(engine.captured(raw), 0, "none of it has broken the capture");
 }
 
@@ -408,7 +408,7 @@ fn a_stream_that_was_given_back_may_be_destroyed_before_the_device() {
     let graphs = [0; 2].map(|_| {
         device.capture(stream).unwrap();
         device.copy(stream, near, other).unwrap();
-        assert_eq!(device.return_stream(stream).unwrap_err().kind(), Kind::InvalidConfig, "captured");
+        assert_eq!(device.return_stream(stream).unwrap_err().kind(), Kind::InvalidState, "captured");
         let graph = device.captured(stream).unwrap();
         device.launch(graph, stream).unwrap();
         graph

@@ -1,5 +1,5 @@
 // Resolve: a block of threads for each batch row turns its selections into slots, a list of rows to fetch,
-// and the index lists of attention in parts.
+// and the index lists of split attention.
 #pragma once
 
 #include "rows.cuh"
@@ -42,7 +42,7 @@ static __device__ void answer_nothing(const Answers& answers, u32 first) {
 }
 
 // Which wave fetches `position`, one of the rows in scratch slots: they take the slots in turn, by rank.
-static __device__ u32 pass_of(const Step& step, u32 scratch, u32 position) {
+static __device__ u32 wave_of(const Step& step, u32 scratch, u32 position) {
     u32 low = 0, high = scratch;
     while (low < high) {
         u32 middle = (low + high) / 2;
@@ -55,9 +55,9 @@ static __device__ u32 pass_of(const Step& step, u32 scratch, u32 position) {
     return low / step.scratch;
 }
 
-// How many lanes before this one, in the whole block, say so: `first` in the low half of the answer, `second`
-// in the high half. The same of all lanes in `total`. Calls take the rooms in turn, so that one barrier a
-// call is enough: who writes to a room has passed the barrier of the call between.
+// How many lanes before this one, in the whole block, have `first` set (the low half of the result) and `second` set
+// (the high half); `total` counts all lanes. Calls use the two rooms alternately, so that one barrier a call is enough:
+// a thread that writes to a room has passed the barrier of the call in between.
 static __device__ u32 block_rank(u32 (&rooms)[2][MOST_WARPS], u32& turn, bool first, bool second, u32& total) {
     u32 (&room)[MOST_WARPS] = rooms[turn];
     turn ^= 1;
@@ -74,14 +74,14 @@ static __device__ u32 block_rank(u32 (&rooms)[2][MOST_WARPS], u32& turn, bool fi
 }
 
 // The slot of an entry of a query row, and in which list it belongs; EMPTY for an entry that selects nothing.
-// What was missed is looked up again, and answered.
+// A missed position is looked up again, and answered.
 static __device__ u32 list_of(const Lane& lane, const Step& step, u32 scratch, u32 position, i32& answer) {
     i32 found = answer;
     if (found < 0) return EMPTY;
     bool missed = found == static_cast<i32>(ABSENT);
     if (missed) answer = found = static_cast<i32>(lane.slot_of[position]);
     if (static_cast<u32>(found) - step.scratch_start < step.scratch) {
-        return 1 + pass_of(step, scratch, position);
+        return 1 + wave_of(step, scratch, position);
     }
     return missed;
 }
@@ -191,8 +191,8 @@ static __device__ void note(const ResolveArgs& args, const Answers& answers, con
     }
 }
 
-// Before the first selection is looked up, a thread waits for device memory three times: for the step's block, for the
-// lane's head, for the selection.
+// Before the first selected position is looked up, a thread waits for device memory three times: for the step
+// descriptor, for the lane's head, for the selection.
 FOREBAY_KERNEL(forebay_resolve, ResolveArgs, MOST_THREADS, 2) {
     after_previous();
     __shared__ Room room;
@@ -209,7 +209,7 @@ FOREBAY_KERNEL(forebay_resolve, ResolveArgs, MOST_THREADS, 2) {
     u32 row = args.first + blockIdx.x, k = pools.top_k;
     StepHead head = step_head(pools, micro);
     Entry entry = step_entry(micro, row);
-    // Asked for beside the step's block.
+    // Loaded together with the step descriptor.
     u32 wrong = speaks && (pools.due & DUE_GATHERED) ? missing(at<const List>(micro.lists)[row], head.step) : 0;
     if (speaks) {
         const bool has_lane = row < head.real && entry.lane < layer.lanes;
@@ -238,7 +238,7 @@ FOREBAY_KERNEL(forebay_resolve, ResolveArgs, MOST_THREADS, 2) {
                 known.stamp + 1, layer.scratch_base + entry.lane * layer.scratch, layer.scratch,
                 layer.scratch * layer.waves};
     }
-    // Lane and step are seen by all behind its first barrier.
+    // All threads see lane and step after its first barrier.
     begin_step(lane, known, step, sets, layer.tokens, room, [&](u32 position) {
         return host_row(pools, layer, answers.lane, position);
     });

@@ -1,11 +1,11 @@
-// The rule of `residency`, carried out by a block of threads for one lane in one layer.
+// The rule of `residency`, exact LRU step by step, as a block of threads runs it for one lane in one layer.
 //
 // In canonical form a choice of `need` victims is: the bound, which is the smallest stamp at or below which
 // there are enough; the slots below it, in the lane's order; then, of those that bear it, the ones with
 // the lowest positions, in the lane's order. The first guess, the stamp above the oldest, takes ballots and
 // population counts only; another bound, and which ties go, are found by histograms.
 //
-// Sets are bits: one a position for what is missed, one a slot of the lane for who goes. The two lists that
+// Sets are bits: one a position for what is missed, one a slot of the lane for the victims. The two lists that
 // come of them, ascending positions and victims, meet rank by rank.
 #pragma once
 
@@ -33,7 +33,7 @@ struct Lane {
 };
 
 // Calls `use` for the lane's slots from place `first` on, the threads of the block dividing them: with the place, the
-// slot, and what `load` has answered of both. A thread asks for `AHEAD` of them before it uses the first.
+// slot, and what `load` returned for them. A thread loads `AHEAD` of them before it uses the first.
 template <class Load, class Use>
 static __device__ __forceinline__ void each_slot(const Lane& lane, u32 first, Load load, Use use) {
     for (u32 from = first + threadIdx.x; from < lane.places; from += AHEAD * blockDim.x) {
@@ -60,7 +60,7 @@ static __device__ bool has_sequence(const Layer& layer, u32 lane) {
     return lane < layer.lanes && at<const LaneHead>(layer.heads)[lane].budget > 0;
 }
 
-// Where the blocks of a lane stand, `Layer::lane_blocks` words.
+// The address of a lane's blocks, `Layer::lane_blocks` words.
 static __device__ __forceinline__ u32* blocks_at(const Layer& layer, u32 lane) {
     return at<u32>(layer.blocks) + static_cast<u64>(lane) * layer.lane_blocks;
 }
@@ -112,8 +112,8 @@ static __device__ Sets sets_at(const Pools& pools, u32* work) {
     return {work, older, tied, pools.missed_words};
 }
 
-// Has a lane's blocks brought to shared memory behind the sets, if there is room for them: every slot that a step looks
-// at asks for one. They are on their way while positions are looked up; `begin_step` waits for them.
+// Copies a lane's blocks to shared memory, after the sets, if there is room for them: every slot that a step looks at
+// needs one. The copies run while positions are looked up; `begin_step` waits for them.
 static __device__ void bring_blocks(const Pools& pools, const Sets& sets, RoomAt room, Lane& lane) {
     if (room != SETS_AND_BLOCKS) return;
     u32* blocks = sets.tied + pools.set_words;
@@ -124,7 +124,7 @@ static __device__ void bring_blocks(const Pools& pools, const Sets& sets, RoomAt
 // One residency step.
 struct Step {
     const i32* selection;  // [rows][k]
-    i32* slots;            // [rows][k], or null: nobody asks
+    i32* slots;            // [rows][k], or null
     Fetch* fetches;        // as many as selected
     u32 rows, k;
     u32 limit;             // the length that the first row sees, each further row sees one more
@@ -208,8 +208,8 @@ struct Stamps {
     }
 };
 
-// So many positions of a set's slots a thread reads once, and keeps: with 512 threads those of 7,168 slots. A pass over
-// more reads the others again.
+// How many positions of a set's slots a thread reads once and keeps in registers: with 512 threads, those of 7,168
+// slots. Each further pass over the set reads only the rest again.
 static const u32 KEPT = 14;
 
 struct Positions {
@@ -249,7 +249,7 @@ struct Positions {
     }
 };
 
-// Takes a word's slots whose positions are above `highest` out of a set; answers the lane's position if it is one of
+// Takes a word's slots whose positions are above `highest` out of a set; returns the lane's position if it is one of
 // them, else EMPTY. A warp calls it, of the word's 32 slots each lane brings the position.
 static __device__ __forceinline__ u32 keep_word(u32* set, u32 word, u32 words, u32 position, u32 highest) {
     u32 kept = __ballot_sync(ALL_LANES, position <= highest);
@@ -280,7 +280,7 @@ static __device__ void keep_lowest(const Lane& lane, u32* set, u32 keep, u32 tok
     __syncthreads();
 }
 
-// Who goes: all of the first set, and so many of the second, each in the lane's order.
+// The victims: all of the first set, and so many of the second, each in the lane's order.
 struct Victims {
     const u32 *older, *tied;
     u32 older_count, tied_count;
@@ -322,9 +322,8 @@ static __device__ void give_places(const Lane& lane, const u32* set, u32 rank, u
     });
 }
 
-// Puts the fetched rows behind those in scratch slots into the slots of the victims. The ones of a set may
-// all stand in a few threads' words: who walks them only stores the place, and what has to be looked up for
-// each is divided among all threads.
+// Puts the fetched rows that get no scratch slot into the slots of the victims. The ones of a set may all be in a few
+// threads' words: those threads only store the places, and all threads share the look-ups that follow.
 template <class HostOf>
 static __device__ void replace(const Lane& lane, const Victims& victims, const Step& step, Room& room,
                                HostOf host_of) {
@@ -387,9 +386,9 @@ static __device__ void take_scratch(const Lane& lane, const Step& step, u32 scra
     }
 }
 
-// The step up to the answers: rows that are in scratch slots stand in the map until `end_step`. `head` is the lane's
-// as the step finds it; lane and step are looked at behind the first barrier. `host_of(position)` says where a row
-// stands in host memory, for whoever gathers it. Every thread of the block calls it, and finds the outcome in `room`.
+// The step up to the answers: rows in scratch slots stay in the map until `end_step`. `head` is the lane's head before
+// the step; lane and step are read after the first barrier. `host_of(position)` returns a row's address in host memory,
+// for the gather. Every thread of the block calls it, and finds the outcome in `room`.
 template <class HostOf>
 static __device__ void begin_step(const Lane& lane, const LaneHead& head, const Step& step, const Sets& sets,
                                   u32 tokens, Room& room, HostOf host_of) {
