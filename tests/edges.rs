@@ -548,7 +548,7 @@ fn parts_that_do_not_fit(e: &mut Engine, step: &Step) -> SplitIndices {
     let (lists, counts) = (e.device.allocate(4 * K * 4).unwrap(), e.device.allocate(4 * 4).unwrap());
     let whole_parts = SplitIndices { lists, counts, batch: 1 };
     let split_indices = [
-        (SplitIndices { batch: 0, ..whole_parts }, "batch rows of the parts"),
+        (SplitIndices { batch: 0, ..whole_parts }, "batch rows of the index lists"),
         (SplitIndices { batch: u32::MAX, ..whole_parts }, ""),
         (SplitIndices { counts: counts.part(0, 12).unwrap(), ..whole_parts }, ""),
         (SplitIndices { lists: lists.part(0, 3 * K * 4).unwrap(), ..whole_parts }, ""),
@@ -562,9 +562,9 @@ fn parts_that_do_not_fit(e: &mut Engine, step: &Step) -> SplitIndices {
         ),
         (
             SplitIndices { counts: e.device.allocate(20).unwrap().part(1, 16).unwrap(), ..whole_parts },
-            "address of the parts",
+            "address of the index lists",
         ),
-        (SplitIndices { lists: odd, ..whole_parts }, "address of the parts"),
+        (SplitIndices { lists: odd, ..whole_parts }, "address of the index lists"),
         (SplitIndices { lists: null, ..whole_parts }, "address of a slice"),
         (SplitIndices { counts: null, ..whole_parts }, "address of a slice"),
         (SplitIndices { counts: empty, ..whole_parts }, ""),

@@ -147,7 +147,7 @@ fn a_pass_that_nobody_gathers_fails_the_step_but_costs_no_resident_row() {
     // A budget of 4 and k 8: four rows in scratch slots, two a wave.
     for (waves, missing, hits_after) in [
         (&[0, 1][..], None, 4),
-        (&[0], Some("what a wave of attention reads was not gathered"), 4),
+        (&[0], Some("an attention wave's rows were not gathered"), 4),
         (&[1, 0, 1], Some("what a layer missed was not gathered"), 0),
         (&[], Some("what a layer missed was not gathered"), 0),
     ] {
