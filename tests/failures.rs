@@ -121,7 +121,7 @@ fn f6_a_shared_page_lives_while_either_sequence_uses_it() {
 }
 
 #[test]
-fn f6_a_roll_back_into_a_shared_page_replaces_the_physical_page() {
+fn f6_a_truncation_into_a_shared_page_replaces_the_physical_page() {
     let mut rig = Rig::new(config(3, 64), true);
     let parent = rig.open(40, 8, 1);
     let child = rig.fork(parent, 8);

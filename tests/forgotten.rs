@@ -641,7 +641,7 @@ fn what_follows_a_step_waits_for_the_end_of_its_own_micro_batch() {
         let first = awaited.into_iter().find(|(_, waits)| *waits == stream).unwrap();
         assert!(own.contains(&(first.0, rig.stream)), "{first:?} of {own:?}");
     }
-    // A fork comes behind a roll-back, and waits for that.
+    // A fork comes behind a truncation, and waits for that.
     rig.forgets.recorded.lock().unwrap().clear();
     let _ticket = rig.cache.truncate(first, length, cut).unwrap();
     let cut_ends = rig.forgets.recorded.lock().unwrap().clone();

@@ -143,7 +143,7 @@ fn fails_at(setting: &Setting, overlap: Overlap, at: u32, how: Fault) -> bool {
 }
 
 #[test]
-fn an_engine_that_fails_at_any_call_abandons_the_step_and_a_roll_back_heals_it() {
+fn an_engine_that_fails_at_any_call_abandons_the_step_and_a_truncation_heals_it() {
     let waves = Setting { waves: 2, budget: 10, query_rows: 2, ..plain() };
     let one_by_one = Setting { one_by_one: true, ..plain() };
     // Each ninth call where not all are tried: then all ways together begin at every call of nine.
@@ -217,7 +217,7 @@ fn what_does_not_fit_is_refused_before_anything_is_enqueued() {
 }
 
 #[test]
-fn nothing_follows_an_abandoned_step_but_a_roll_back() {
+fn nothing_follows_an_abandoned_step_but_a_truncation() {
     for calls in [0, 7, 20] {
         let device = TestDevice::new(HostOptions { threaded: true, ..HostOptions::default() });
         let mut decode = Decode::new(plain(), device.device(), device);

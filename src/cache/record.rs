@@ -27,7 +27,7 @@ pub(super) enum State {
     Filling,
     Joining,
     Running,
-    Cutting,
+    Truncating,
     Failed,
     Closing,
 }
@@ -179,7 +179,7 @@ impl Record {
             State::Filling => "the prompt is not complete, or the sequence has not joined",
             State::Joining => "the warm-up is not complete",
             State::Running => "the sequence is decoding",
-            State::Cutting => "the device refused a truncate half-way",
+            State::Truncating => "the device refused a truncate half-way",
             State::Failed => "a step of the sequence failed",
             State::Free | State::Closing => "the sequence is closed",
         };
@@ -187,7 +187,7 @@ impl Record {
             State::Filling => "append the prompt in every layer, then join",
             State::Joining => "call join_more until the warm-up is complete",
             State::Running => "append before joining",
-            State::Cutting => "truncate it again, or close it",
+            State::Truncating => "truncate it again, or close it",
             State::Failed => "truncate it to a committed length, or close it",
             State::Free | State::Closing => "open a new sequence",
         };

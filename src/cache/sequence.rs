@@ -212,11 +212,11 @@ impl Cache {
         self.record(sequence)?;
         self.release_held(index)?;
         let record = self.record(sequence)?;
-        record.check_state(&[State::Running, State::Cutting, State::Failed], "truncate")?;
+        record.check_state(&[State::Running, State::Truncating, State::Failed], "truncate")?;
         record.check_idle("truncate")?;
         // Landed rows of a failed step cannot be accepted.
         let landed = if record.state == State::Failed { 0 } else { record.rows.landed };
-        let (again, committed) = (record.state == State::Cutting, record.rows.committed);
+        let (again, committed) = (record.state == State::Truncating, record.rows.committed);
         let settle = length.saturating_sub(committed);
         if settle > landed {
             return Err(Error::new(Kind::OutOfRange, "truncate")
@@ -229,7 +229,7 @@ impl Cache {
         let copy = self.own_pages_from(sequence, length)?;
         // Until the whole truncation is enqueued, rows beyond `length` are gone and fresh pages are not filled.
         let record = self.record_mut(sequence)?;
-        (record.state, record.work.unsettled) = (State::Cutting, Some(stream));
+        (record.state, record.work.unsettled) = (State::Truncating, Some(stream));
         (record.rows.committed, record.rows.stored) = (committed.min(length), record.rows.stored.min(length));
         record.rows.landed = if length < committed { 0 } else { landed };
         // An earlier truncation that the device refused may not have made its copies.

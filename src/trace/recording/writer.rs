@@ -135,7 +135,7 @@ impl TraceWriter {
     /// with the previous group, and every later call fails.
     pub fn record(&mut self, position: u32, selected: &[i32]) -> Result<()> {
         self.file.check()?;
-        let size = self.expect(position, selected.len())?;
+        let size = self.check_step(position, selected.len())?;
         let start = self.group.len();
         let encoded = self.encode(position, size, selected);
         if encoded.is_err() {
@@ -211,7 +211,7 @@ impl TraceWriter {
     }
 
     /// The size of a set of the step at `position`, if that is the next and `count` positions come with it.
-    fn expect(&self, position: u32, count: usize) -> Result<usize> {
+    fn check_step(&self, position: u32, count: usize) -> Result<usize> {
         let wanted = self.recording.first_position.saturating_add(self.steps);
         if position != wanted {
             return Err(wrong("the position is not the next one")

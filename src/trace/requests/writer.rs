@@ -102,7 +102,7 @@ impl RequestWriter {
     /// be written: the held lines are lost, the file ends with the previous line, and every later call fails.
     pub fn record(&mut self, request: &Arrival<'_>) -> Result<()> {
         self.file.check()?;
-        self.expect(request)?;
+        self.check_order(request)?;
         let full = |_| Error::new(Kind::OutOfMemory, "record").at("a line").hint("free memory");
         self.held.try_reserve_exact(LINE_BYTES + ID_BYTES * request.blocks.len()).map_err(full)?;
         let start = self.held.len();
@@ -159,7 +159,7 @@ impl RequestWriter {
     }
 
     /// Refuses what a reader would refuse.
-    fn expect(&mut self, request: &Arrival<'_>) -> Result<()> {
+    fn check_order(&mut self, request: &Arrival<'_>) -> Result<()> {
         let Arrival { milliseconds, input_tokens, blocks, .. } = *request;
         if milliseconds < self.last || milliseconds > MILLISECONDS_MAX {
             return Err(wrong("the time is earlier than the one before, or too late")
