@@ -321,7 +321,7 @@ unsafe extern "C" fn idle(_data: *mut c_void, _call: *const FbEngineCall, _strea
 #[test]
 fn no_call_of_a_step_allocates() {
     let rig = Rig::new(roomy());
-    let row = |of: usize| FbRow { sequence: rig.sequences[of].number, accepted: 0, query_rows: QUERY_ROWS };
+    let row = |of: usize| FbBatchRow { sequence: rig.sequences[of].number, accepted: 0, query_rows: QUERY_ROWS };
     let (first, second) = ([row(0), row(1)], [row(2), row(3)]);
     let mut sides = [Side::new(Vec::new()), Side::new(Vec::new())];
     sides.iter_mut().for_each(|side| side.selection.iter_mut().zip(0..).for_each(|(to, p)| *to = p));
@@ -329,7 +329,7 @@ fn no_call_of_a_step_allocates() {
     let (mut counts, mut count) = ([Default::default(); ALL as usize], 0);
     let layers = sides.each_mut().map(Side::told);
     let engine = FbEngine { enqueue: Some(idle), ..blank() };
-    let step = |rows: &[FbRow; 2], micro_batch| {
+    let step = |rows: &[FbBatchRow; 2], micro_batch| {
         let config = FbStepConfig {
             rows: rows.as_ptr(),
             row_count: 2,
@@ -344,7 +344,7 @@ fn no_call_of_a_step_allocates() {
     };
     let mut whole = || {
         let mut steps = [step(&first, 0), step(&second, 1)];
-        let (to, range, none) = (slots.as_mut_ptr(), blank::<FbPart>(), null_mut());
+        let (to, range, none) = (slots.as_mut_ptr(), blank::<FbStepRange>(), null_mut());
         let buffers = FbBuffers { selection: selection.as_ptr(), slots: to, ..blank() };
         // SAFETY: buffers of the steps' shape, and places for the answers.
         unsafe {

@@ -121,7 +121,7 @@ pub struct FbPlanned {
     /// Bytes of pinned host memory: rows,
     pub row_bytes: u64,
     /// and step descriptors.
-    pub step_block_bytes: u64,
+    pub step_descriptor_bytes: u64,
     /// What fb_cache_config takes, 0 without offload: pages of the total pool,
     pub host_pages: u32,
     /// pages of index keys,
@@ -204,7 +204,7 @@ impl FbPlanned {
             padding_bytes: bytes.padding,
             table_bytes: bytes.tables,
             row_bytes: bytes.rows,
-            step_block_bytes: bytes.step_descriptors,
+            step_descriptor_bytes: bytes.step_descriptors,
             host_pages: config.map_or(0, |config| config.host_pages),
             index_pages: config.map_or(0, |config| config.index_pages),
             pool_slots,

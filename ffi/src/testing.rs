@@ -180,7 +180,7 @@ impl Rig {
             let accepted = draw(&mut self.chance, twin.landed + 1);
             twin.length += accepted;
             twin.landed = QUERY_ROWS;
-            rows.0.push(FbRow { sequence: twin.number, accepted, query_rows: QUERY_ROWS });
+            rows.0.push(FbBatchRow { sequence: twin.number, accepted, query_rows: QUERY_ROWS });
             rows.1.push(BatchRow {
                 sequence: twin.own,
                 accepted: Accepted::Rows(accepted),

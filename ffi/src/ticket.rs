@@ -1,7 +1,7 @@
-//! Tickets: whether work that the library enqueued by itself has ended.
+//! Tickets: the completion of work that the library enqueued by itself.
 //!
-//! A ticket is an object of its own, which outlives its cache and its device. Asking for one waits for nothing. A
-//! device that has failed ends its tickets when somebody asks it, so a ticket that is pending asks its device.
+//! A ticket is an object of its own, which outlives its cache and its device. Reading its outcome never waits. A failed
+//! device ends its tickets only when a call queries it, so a pending ticket queries its device.
 
 use forebay::device::{Event, Outcome, Ticket};
 
@@ -14,14 +14,14 @@ use forebay::Result;
 
 /// The work has not ended.
 pub const FB_TICKET_PENDING: u32 = 0;
-/// It is done: only this makes its bytes valid.
+/// The work has succeeded. Only this outcome makes its bytes valid.
 pub const FB_TICKET_DONE: u32 = 1;
-/// It failed.
+/// The work failed.
 pub const FB_TICKET_FAILED: u32 = 2;
-/// It never ran: its device is gone.
+/// The work never ran, because its device has ended.
 pub const FB_TICKET_CANCELLED: u32 = 3;
 
-/// The end of work that the library enqueued: a warm-up, a fork's copy, a roll-back.
+/// The completion of work that the library enqueued: a warm-up, a fork's copy, or a truncation.
 #[derive(Debug)]
 pub struct FbTicket {
     ticket: Ticket,
@@ -49,8 +49,8 @@ impl FbTicket {
     }
 }
 
-/// Where a ticket goes, if the caller wants one. Its place is taken before the work is enqueued, so that giving it
-/// cannot fail behind that.
+/// Where a ticket is written, if the caller wants one. Its place in the handle table is reserved before the work is
+/// enqueued, so that giving the ticket cannot fail afterwards.
 pub(crate) struct Wanted<'a>(Option<(Out<'a, *mut FbTicket>, Reserved)>);
 
 /// # Safety
@@ -73,8 +73,8 @@ impl Wanted<'_> {
     }
 }
 
-/// How the work of a ticket stands: FB_TICKET_PENDING, FB_TICKET_DONE, FB_TICKET_FAILED or FB_TICKET_CANCELLED. A
-/// failure's status goes to `status`, which may be NULL; otherwise that is FB_OK, or FB_CANCELLED.
+/// Returns the state of a ticket's work: FB_TICKET_PENDING, FB_TICKET_DONE, FB_TICKET_FAILED or FB_TICKET_CANCELLED.
+/// `status`, which may be NULL, receives the error of failed work; otherwise FB_OK, or FB_CANCELLED for cancelled work.
 ///
 /// # Safety
 /// `outcome` and `status` have room for the answers.
@@ -98,7 +98,7 @@ pub unsafe extern "C" fn fb_ticket_outcome(
     }
 }
 
-/// Gives a ticket up, ended or not: its work goes on.
+/// Destroys a ticket, whether or not its work has ended. The work continues.
 ///
 /// # Safety
 /// None beside the head's.

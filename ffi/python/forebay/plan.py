@@ -39,7 +39,7 @@ class Planned(NamedTuple):
     table_bytes: int
     # Pinned on the host.
     row_bytes: int
-    step_block_bytes: int
+    step_descriptor_bytes: int
     # What `Cache` takes; 0 without offload.
     host_pages: int
     index_pages: int

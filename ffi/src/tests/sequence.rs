@@ -262,7 +262,7 @@ fn texts_name_the_argument_and_the_callers_number() {
     let device = host();
     let cache = make_cache(device, &declared());
     let sequence = join(cache, 20, 10);
-    let (mut count, row) = (0, FbRow { sequence: 77, accepted: 0, query_rows: 1 });
+    let (mut count, row) = (0, FbBatchRow { sequence: 77, accepted: 0, query_rows: 1 });
     let config = FbStepConfig { rows: &raw const row, row_count: 1, query_rows: 1, ..sized() };
     let mut pages = [FbPage { host: 0, index_keys: 0 }; 1];
     // SAFETY: null is refused, and all else is there.
