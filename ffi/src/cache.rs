@@ -163,7 +163,7 @@ impl FbCache {
     /// The sequence that a caller's number names.
     pub(crate) fn sequence(&self, number: u64) -> Result<Sequence> {
         let sequence = Sequence::from_bits(number ^ self.salt);
-        // The cache would name it by the bits that it has there.
+        // The cache's own error would show its own number, not the caller's.
         self.cache.is_running(sequence).map(|_| sequence).map_err(|_| {
             Error::new(Kind::Closed, "cache")
                 .at(format!("sequence {number:#x} was closed, or never opened in this cache"))
@@ -189,7 +189,9 @@ impl FbCache {
             .at("sequences or steps are left")
             .with("sequences", sequences)
             .with("steps", steps_in_flight)
-            .hint("retire every step, close every sequence, fb_cache_reap behind their work, then destroy"))
+            .hint(
+                "retire every step, close every sequence, call fb_cache_reap after their work, then destroy",
+            ))
     }
 }
 
@@ -199,7 +201,7 @@ impl FbCache {
 /// NULL.
 ///
 /// # Safety
-/// `config` states its size truly, and its table is there; `text` has `text_bytes` bytes.
+/// `config` states its real size, and its table is valid; `text` has `text_bytes` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_cache_create(
     device: *const FbDevice,
@@ -234,7 +236,7 @@ pub unsafe extern "C" fn fb_cache_destroy(cache: *mut FbCache) -> FbStatus {
 /// Reads a cache's counters and gauges.
 ///
 /// # Safety
-/// `stats` states its size truly.
+/// `stats` states its real size.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_cache_stats(cache: *const FbCache, stats: *mut FbStats) -> FbStatus {
     // SAFETY: this call's contract, for both.
@@ -270,7 +272,7 @@ pub unsafe extern "C" fn fb_cache_stats(cache: *const FbCache, stats: *mut FbSta
 /// Reads a cache's configuration and sizes.
 ///
 /// # Safety
-/// `info` states its size truly.
+/// `info` states its real size.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_cache_info(cache: *const FbCache, info: *mut FbInfo) -> FbStatus {
     // SAFETY: this call's contract.
@@ -311,7 +313,7 @@ pub unsafe extern "C" fn fb_cache_info(cache: *const FbCache, info: *mut FbInfo)
 /// `*waiting`, which may be NULL, receives the number of closed sequences that still wait.
 ///
 /// # Safety
-/// `waiting` is NULL or has room for the answer.
+/// `waiting` is NULL or has room for the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_cache_reap(
     cache: *mut FbCache,
@@ -333,7 +335,7 @@ pub unsafe extern "C" fn fb_cache_reap(
 /// FB_INTERNAL names the broken invariant.
 ///
 /// # Safety
-/// None beside the head's.
+/// Nothing beyond the conventions at the top of the header.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_cache_validate(cache: *const FbCache) -> FbStatus {
     read(cache, |cache| cache.cache.validate())
@@ -376,7 +378,7 @@ pub unsafe extern "C" fn fb_cache_fallback(
 /// row_bytes[0]`.
 ///
 /// # Safety
-/// `address` and `bytes` have room for the answers.
+/// `address` and `bytes` have room for the results.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_slab(
     cache: *const FbCache,
@@ -393,7 +395,7 @@ pub unsafe extern "C" fn fb_slab(
 /// pages that fb_open_shared or fb_fork shares must not be written. FB_OUT_OF_RANGE for an unknown layer.
 ///
 /// # Safety
-/// `address` and `bytes` have room for the answers.
+/// `address` and `bytes` have room for the results.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_rows(
     cache: *const FbCache,
@@ -409,7 +411,7 @@ pub unsafe extern "C" fn fb_rows(
 /// them. fb_pages lists the pages of a sequence. FB_OUT_OF_RANGE for an unknown layer, or a model without index keys.
 ///
 /// # Safety
-/// `address` and `bytes` have room for the answers.
+/// `address` and `bytes` have room for the results.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_index_keys(
     cache: *const FbCache,
@@ -422,7 +424,7 @@ pub unsafe extern "C" fn fb_index_keys(
 }
 
 /// # Safety
-/// `address` and `bytes` have room for the answers, or are null.
+/// `address` and `bytes` have room for the results, or are null.
 unsafe fn memory(
     cache: *const FbCache,
     address: *mut *mut c_void,

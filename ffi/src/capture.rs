@@ -63,7 +63,7 @@ struct Declared {
 
 impl FbCaptureConfig {
     /// # Safety
-    /// Its lists are there, and the buffers are the device's to use by every launch.
+    /// Its lists are valid, and the buffers are the device's to use by every launch.
     unsafe fn declare(&self, cache: &FbCache) -> Result<Declared> {
         if self.reserved != 0 {
             return Err(Error::new(Kind::InvalidConfig, "capture").at("reserved"));

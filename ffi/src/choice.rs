@@ -66,7 +66,7 @@ unsafe impl Plain for FbTable {}
 
 impl FbTable {
     /// # Safety
-    /// Its orders are there.
+    /// Its orders are valid.
     unsafe fn declare(&self) -> Result<Table> {
         // SAFETY: this function's contract.
         let orders = unsafe { cast::slice(self.orders, self.layers as usize, "orders") }?;
@@ -99,7 +99,7 @@ const PRICES_MAX: u64 = 1 << 28;
 
 impl FbPrices {
     /// # Safety
-    /// Its numbers are there.
+    /// Its numbers are valid.
     unsafe fn declare(&self) -> Result<Prices> {
         let count = self.miss_count as usize;
         let all = u64::from(self.layers) * 3 * u64::from(self.miss_count);
@@ -139,7 +139,7 @@ unsafe impl Plain for FbBucket {}
 
 impl FbBucket {
     /// # Safety
-    /// Its tables and prices are there.
+    /// Its tables and prices are valid.
     unsafe fn declare(&self) -> Result<Bucket> {
         // SAFETY: this function's contract.
         let (prices, tables) = unsafe {
@@ -236,7 +236,7 @@ impl Object for FbChooser {
 
 impl FbChooserConfig {
     /// # Safety
-    /// Its buckets and its hysteresis are there.
+    /// Its buckets and its hysteresis are valid.
     unsafe fn declare(&self) -> Result<Chooser> {
         // SAFETY: this function's contract.
         let buckets = unsafe { cast::slice(self.buckets, self.bucket_count as usize, "buckets") }?;
@@ -407,7 +407,7 @@ pub unsafe extern "C" fn fb_choose(
         let chosen = chooser.chooser.choose(&chooser.counts, rows, next_rows)?;
         choice.set(&FbChoice {
             size: size_of::<FbChoice>(),
-            // A config's buckets are counted in 32 bits, and its tables of each are at most 256.
+            // A configuration counts buckets in 32 bits, and a bucket has at most 256 tables.
             bucket: chosen.bucket as u32,
             index: chosen.index as u32,
             version: chosen.version,
@@ -421,7 +421,7 @@ pub unsafe extern "C" fn fb_choose(
 /// and the version to `version`. `orders` may be NULL with a `room` of 0.
 ///
 /// # Safety
-/// `orders` has room for `room` numbers; `layers` and `version` have room for the answers.
+/// `orders` has room for `room` numbers; `layers` and `version` have room for the results.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_chooser_table(
     chooser: *const FbChooser,

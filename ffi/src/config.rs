@@ -144,7 +144,7 @@ impl FbCacheConfig {
         Shape::preset(name).ok_or_else(|| {
             Error::new(Kind::OutOfRange, "preset")
                 .at(format!("name {name:?}"))
-                .hint("fb_preset lists the names")
+                .hint("the header lists the names at fb_preset")
         })
     }
 
@@ -173,7 +173,7 @@ impl FbCacheConfig {
         if self.pool_slots != 0 {
             return Err(refuse("pool_slots and slots_by_layer", self.pool_slots).hint("set one of them"));
         }
-        // A number of layers that cannot be meant is refused before so many values are read.
+        // An impossible number of layers is refused before that many values are read.
         let layers = Geometry::new(self.shape())?.layers();
         // SAFETY: the same contract.
         let table = unsafe { cast::slice(self.slots_by_layer, layers as usize, "slots_by_layer") }?;
@@ -185,7 +185,7 @@ impl FbCacheConfig {
     pub(crate) unsafe fn declare(&self) -> Result<Config> {
         // SAFETY: the same contract.
         let slots = unsafe { self.slots() }?;
-        // The least budget follows from it, and would be named in its place.
+        // Without this check the error would name min_budget, whose default is `slots`.
         if self.slots == 0 && self.min_budget == 0 {
             return Err(refuse("slots", 0).hint("pass 1 or more"));
         }
@@ -227,7 +227,7 @@ impl FbCacheConfig {
 /// `text` may be NULL.
 ///
 /// # Safety
-/// `name` ends with a zero; `config` states its size truly; `text` has `text_bytes` bytes.
+/// `name` ends with a zero; `config` states its real size; `text` has `text_bytes` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_preset(
     name: *const c_char,
@@ -262,7 +262,7 @@ pub unsafe extern "C" fn fb_preset(
 /// zero; `text` may be NULL.
 ///
 /// # Safety
-/// Both state their size truly, and the configuration's table is there; `text` has `text_bytes` bytes.
+/// Both state their real sizes, and the configuration's table is valid; `text` has `text_bytes` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_footprint(
     config: *const FbCacheConfig,

@@ -164,7 +164,7 @@ impl FbDeviceConfig {
         self.check_host()?;
         let memory = Some(self.memory).filter(|bytes| *bytes != 0);
         let device = HostDevice::new(HostOptions { threaded, memory, ..HostOptions::default() });
-        // Number 0, which is NULL.
+        // The first stream is number 0, which is NULL.
         device.stream()?;
         FbDevice::of(device)
     }
@@ -266,11 +266,11 @@ impl FbDevice {
     /// As `fb_stream_borrow`.
     #[cfg(feature = "cuda")]
     unsafe fn borrow_stream(&self, stream: Stream) -> Result<()> {
-        /// The driver's other name of the legacy stream.
+        /// CU_STREAM_LEGACY: the driver's other name of the legacy stream.
         const LEGACY: u64 = 1;
         if stream.0 == LEGACY {
             return Err(Error::new(Kind::InvalidConfig, "borrow stream")
-                .at("the legacy stream by its other name")
+                .at("CU_STREAM_LEGACY, the other name of the legacy stream")
                 .hint("pass NULL for the legacy stream, here and in every call"));
         }
         // SAFETY: the same contract.
@@ -300,7 +300,7 @@ impl FbDevice {
         let taken = free().pop();
         let event = taken.map_or_else(|| self.device.event(), Ok)?;
         let done = self.device.record(event, stream).and_then(|()| what(event));
-        // A wait that was enqueued means this record, whatever the event is recorded for next.
+        // An enqueued wait refers to this record, even after the event is recorded again.
         free().push(event);
         done
     }
@@ -308,7 +308,7 @@ impl FbDevice {
 
 fn borrows_nothing(operation: &'static str) -> Error {
     Error::new(Kind::Unsupported, operation)
-        .at("a host device has no streams but its own")
+        .at("a host device cannot borrow streams")
         .hint("use fb_stream_create, or NULL for the first stream")
 }
 
@@ -348,7 +348,7 @@ pub unsafe extern "C" fn fb_device_destroy(device: *mut FbDevice) -> FbStatus {
 /// Makes a stream that belongs to the device and lives as long as the device.
 ///
 /// # Safety
-/// `stream` has room for the answer.
+/// `stream` has room for the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_stream_create(device: *const FbDevice, stream: *mut *mut c_void) -> FbStatus {
     // SAFETY: this call's contract.
@@ -399,7 +399,7 @@ pub unsafe extern "C" fn fb_stream_wait(device: *const FbDevice, stream: *mut c_
 /// call does not wait.
 ///
 /// # Safety
-/// None beside the head's.
+/// Nothing beyond the conventions at the top of the header.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_stream_order(
     device: *const FbDevice,
@@ -439,7 +439,7 @@ pub unsafe extern "C" fn fb_stream_call(
 /// Allocates zeroed device memory that lives as long as the device, for an engine without an allocator of its own.
 ///
 /// # Safety
-/// `address` has room for the answer.
+/// `address` has room for the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_device_allocate(
     device: *const FbDevice,

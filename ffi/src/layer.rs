@@ -109,13 +109,13 @@ impl<'a> Imports<'a> {
     }
 
     /// Refuses a cache in which one gather does not fetch every missed row.
-    fn check_one_pass(&self) -> Result<()> {
+    fn check_one_wave(&self) -> Result<()> {
         match self.lists {
             2 => Ok(()),
             lists => Err(Error::new(Kind::InvalidConfig, "layer")
-                .at("attention in several passes")
+                .at("a cache with several attention waves")
                 .with("attention_waves", lists - 1)
-                .hint("resolve with index lists, then gather by pass")),
+                .hint("call fb_resolve with index lists, then fb_gather for each wave")),
         }
     }
 
@@ -203,7 +203,7 @@ pub unsafe extern "C" fn fb_layer(
     change(cache, |cache| {
         let step = cache.step(step)?;
         let imports = Imports::of(&cache.cache, cache.device());
-        imports.check_one_pass()?;
+        imports.check_one_wave()?;
         // SAFETY: this call's contract.
         let (selection, slots) = unsafe { imports.pair(selection, slots, step.rows(), step.query_rows()) }?;
         let stream = cast::stream(stream);
@@ -237,7 +237,7 @@ pub unsafe extern "C" fn fb_layers(
     change(cache, |cache| {
         let step = cache.step(step)?;
         let imports = Imports::of(&cache.cache, cache.device());
-        imports.check_one_pass()?;
+        imports.check_one_wave()?;
         let words = imports.words(step.rows(), step.query_rows())?;
         let all = words.checked_mul(cache.layers() as u64).ok_or_else(|| overflow("layers"))?;
         // SAFETY: this call's contract.

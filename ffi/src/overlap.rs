@@ -145,7 +145,7 @@ impl FbOverlapConfig {
             return Err(Error::new(Kind::InvalidConfig, "overlap")
                 .at("micro_batch")
                 .with("value", self.micro_batch)
-                .hint("0: the step's own is meant"));
+                .hint("leave it 0: the step has its own micro-batch"));
         }
         let batch = if self.batch == 0 { step.rows() } else { self.batch };
         // SAFETY: this function's contract.
@@ -187,7 +187,7 @@ pub(crate) struct Callback {
 
 impl Callback {
     /// # Safety
-    /// `engine` is null, or states its size truly; its callback may be called with its data as long as this lives.
+    /// `engine` is null, or states its real size; its callback may be called with its data as long as this lives.
     pub(crate) unsafe fn of(engine: *const FbEngine) -> Result<Callback> {
         // SAFETY: this function's contract.
         let engine = unsafe { cast::versioned(engine) }?;
@@ -231,13 +231,13 @@ impl Engine for Callback {
         // SAFETY: the contract of `Callback::of`.
         let status = unsafe { (self.enqueue)(self.data, &said, cast::stream_pointer(stream)) };
         if handle::process() != self.process {
-            // Pools of rows are shared with the parent: nothing may go on here.
-            return Err(Error::new(Kind::Closed, "overlap").at("a forked child came out of the callback"));
+            // The parent shares the pools of rows: the child must not continue.
+            return Err(Error::new(Kind::Closed, "overlap").at("the callback returned in a forked child"));
         }
         if status == 0 {
             return Ok(());
         }
-        // What is no status of ours is told by its number, as a cancellation.
+        // A number that is no status becomes a cancellation, with the number.
         let kind = Kind::ALL.into_iter().find(|kind| *kind as u32 == status).unwrap_or(Kind::Cancelled);
         Err(Error::new(kind, "overlap")
             .at("the engine's callback refused")

@@ -321,7 +321,8 @@ unsafe extern "C" fn idle(_data: *mut c_void, _call: *const FbEngineCall, _strea
 #[test]
 fn no_call_of_a_step_allocates() {
     let rig = Rig::new(roomy());
-    let row = |of: usize| FbBatchRow { sequence: rig.sequences[of].number, accepted: 0, query_rows: QUERY_ROWS };
+    let row =
+        |of: usize| FbBatchRow { sequence: rig.sequences[of].number, accepted: 0, query_rows: QUERY_ROWS };
     let (first, second) = ([row(0), row(1)], [row(2), row(3)]);
     let mut sides = [Side::new(Vec::new()), Side::new(Vec::new())];
     sides.iter_mut().for_each(|side| side.selection.iter_mut().zip(0..).for_each(|(to, p)| *to = p));

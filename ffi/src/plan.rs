@@ -147,7 +147,7 @@ const fn or(value: u32, default: u32) -> u32 {
 
 impl FbPlanConfig {
     /// # Safety
-    /// Its model is there, and states its size truly.
+    /// Its model is valid, and states its real size.
     unsafe fn declare(&self) -> Result<Demand> {
         let wrong = |place: &'static str, value: u32| {
             Error::new(Kind::InvalidConfig, "plan").at(place).with("value", value)

@@ -60,7 +60,7 @@ fn finished() -> Error {
 /// the reason to `text`, cut to `text_bytes` bytes with its ending zero; `text` may be NULL.
 ///
 /// # Safety
-/// `path` ends with a zero byte; `text` has `text_bytes` bytes; `requests` has room for the answer.
+/// `path` ends with a zero byte; `text` has `text_bytes` bytes; `requests` has room for the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_requests_create(
     path: *const c_char,
@@ -123,7 +123,7 @@ pub extern "C" fn fb_requests_sync(requests: *mut FbRequests) -> FbStatus {
 /// destroyed.
 ///
 /// # Safety
-/// `count` has room for the answer.
+/// `count` has room for the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_requests_finish(requests: *mut FbRequests, count: *mut u64) -> FbStatus {
     change(requests, |requests| {

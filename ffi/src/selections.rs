@@ -118,7 +118,7 @@ impl FbSelections {
 /// `text_bytes` bytes with its ending zero; `text` may be NULL.
 ///
 /// # Safety
-/// `path` ends with a zero byte; `text` has `text_bytes` bytes; `selections` has room for the answer.
+/// `path` ends with a zero byte; `text` has `text_bytes` bytes; `selections` has room for the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_selections_open(
     path: *const c_char,
@@ -139,7 +139,7 @@ pub unsafe extern "C" fn fb_selections_open(
 /// Copies the numbers of the trace's header.
 ///
 /// # Safety
-/// `header` states its size truly.
+/// `header` states its real size.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_selections_header(
     selections: *const FbSelections,
@@ -181,7 +181,7 @@ pub unsafe extern "C" fn fb_selections_text(
 /// there are. `ids` may be NULL with a `room` of 0.
 ///
 /// # Safety
-/// `ids` has room for `room` numbers; `count` has room for the answer.
+/// `ids` has room for `room` numbers; `count` has room for the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_selections_layer_ids(
     selections: *const FbSelections,

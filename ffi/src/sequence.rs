@@ -209,7 +209,7 @@ pub unsafe extern "C" fn fb_append(
 /// errors as fb_append.
 ///
 /// # Safety
-/// None beside the head's.
+/// Nothing beyond the conventions at the top of the header.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_append_in_place(cache: *mut FbCache, sequence: u64, count: u32) -> FbStatus {
     change(cache, |cache| {
@@ -254,7 +254,7 @@ pub unsafe extern "C" fn fb_join(
 /// FB_INVALID_STATE for a sequence that is not joining.
 ///
 /// # Safety
-/// `ticket` is NULL or has room for the answer.
+/// `ticket` is NULL or has room for the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_join_more(
     cache: *mut FbCache,
@@ -311,7 +311,7 @@ pub unsafe extern "C" fn fb_fork(
 /// FB_EXHAUSTED when shared pages cannot be replaced. After any of these nothing has changed.
 ///
 /// # Safety
-/// `ticket` is NULL or has room for the answer.
+/// `ticket` is NULL or has room for the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_truncate(
     cache: *mut FbCache,
@@ -333,7 +333,7 @@ pub unsafe extern "C" fn fb_truncate(
 /// Reads the lengths of a sequence, as far as the host has them.
 ///
 /// # Safety
-/// `length` states its size truly.
+/// `length` states its real size.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_length(
     cache: *const FbCache,
@@ -361,7 +361,7 @@ pub unsafe extern "C" fn fb_length(
 /// Copies the pages of a sequence, in token order, as many as `room` allows. `*count` receives how many there are.
 ///
 /// # Safety
-/// `pages` has `room` places; `count` has room for the answer.
+/// `pages` has `room` places; `count` has room for the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_pages(
     cache: *const FbCache,
@@ -419,7 +419,7 @@ pub unsafe extern "C" fn fb_read_row(
 /// (Ranks) says what to do when ranks differ.
 ///
 /// # Safety
-/// `digest` has room for the answer.
+/// `digest` has room for the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_digest(cache: *const FbCache, sequence: u64, digest: *mut u64) -> FbStatus {
     // SAFETY: this call's contract.
@@ -437,7 +437,7 @@ pub unsafe extern "C" fn fb_digest(cache: *const FbCache, sequence: u64, digest:
 /// FB_BUSY.
 ///
 /// # Safety
-/// `slot` has room for the answer.
+/// `slot` has room for the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_landing_slot(
     cache: *const FbCache,

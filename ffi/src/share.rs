@@ -56,7 +56,7 @@ struct Given<'a> {
 
 impl Given<'_> {
     /// # Safety
-    /// `tokens` states its size truly, and its ids and keys are there during `'a`.
+    /// `tokens` states its real size, and its ids and keys are valid during `'a`.
     unsafe fn of<'a>(tokens: *const FbTokens) -> Result<Given<'a>> {
         // SAFETY: the same contract, for all of them.
         let (ids, keys) = unsafe {

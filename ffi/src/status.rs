@@ -68,7 +68,7 @@ impl From<Kind> for FbStatus {
             Kind::Cancelled => FbStatus::FbCancelled,
             Kind::InvalidState => FbStatus::FbInvalidState,
             Kind::Unsupported => FbStatus::FbUnsupported,
-            // The library may know more kinds than this match; a test compares it with all of them.
+            // The library may have more kinds than this match; a test compares it with all of them.
             _ => FbStatus::FbInternal,
         }
     }

@@ -128,7 +128,7 @@ impl Steps {
     /// Makes room for the steps of `cache`.
     pub(crate) fn of(cache: &Cache) -> Steps {
         let config = cache.config();
-        // The cache has a block for each of them, so these are not too many.
+        // The cache has a step descriptor for each of them, so these are not too many.
         let steps = config.steps_in_flight.saturating_mul(config.micro_batches) as usize;
         Steps {
             open: Vec::with_capacity(steps),
@@ -421,7 +421,7 @@ pub unsafe extern "C" fn fb_retired_counts(
 /// way as fb_retired_counts.
 ///
 /// # Safety
-/// `lengths` has room for `room` numbers; `count` has room for the answer.
+/// `lengths` has room for `room` numbers; `count` has room for the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_retired_lengths(
     cache: *const FbCache,

@@ -175,8 +175,11 @@ fn status(made: FbStatus, wanted: FbStatus, rig: &Rig, said: &str) {
 fn a_step_that_makes_no_sense_is_refused_and_nothing_is_begun() {
     use FbStatus::*;
     let rig = Rig::new(config());
-    let rows: Vec<FbBatchRow> =
-        rig.sequences.iter().map(|of| FbBatchRow { sequence: of.number, accepted: 0, query_rows: 1 }).collect();
+    let rows: Vec<FbBatchRow> = rig
+        .sequences
+        .iter()
+        .map(|of| FbBatchRow { sequence: of.number, accepted: 0, query_rows: 1 })
+        .collect();
     let right = FbStepConfig { rows: rows.as_ptr(), row_count: 4, query_rows: 1, ..blank() };
     let foreign = [FbBatchRow { sequence: rows[0].sequence ^ 1 << 40, ..rows[0] }];
     let twice = [rows[0], rows[0]];

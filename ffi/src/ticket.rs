@@ -37,7 +37,7 @@ impl Object for FbTicket {
 impl FbTicket {
     fn outcome(&self) -> (u32, FbStatus) {
         if self.ticket.poll().is_none() {
-            // The answer stands in the ticket.
+            // The ticket has the result.
             self.door.with(|device| drop(device.query(self.asked)));
         }
         match self.ticket.poll() {
@@ -54,7 +54,7 @@ impl FbTicket {
 pub(crate) struct Wanted<'a>(Option<(Out<'a, *mut FbTicket>, Reserved)>);
 
 /// # Safety
-/// `ticket` is null, or has room for the answer during `'a`.
+/// `ticket` is null, or has room for the result during `'a`.
 pub(crate) unsafe fn wanted<'a>(ticket: *mut *mut FbTicket) -> Result<Wanted<'a>> {
     if ticket.is_null() {
         return Ok(Wanted(None));
@@ -77,7 +77,7 @@ impl Wanted<'_> {
 /// `status`, which may be NULL, receives the error of failed work; otherwise FB_OK, or FB_CANCELLED for cancelled work.
 ///
 /// # Safety
-/// `outcome` and `status` have room for the answers.
+/// `outcome` and `status` have room for the results.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_ticket_outcome(
     ticket: *const FbTicket,
@@ -101,7 +101,7 @@ pub unsafe extern "C" fn fb_ticket_outcome(
 /// Destroys a ticket, whether or not its work has ended. The work continues.
 ///
 /// # Safety
-/// None beside the head's.
+/// Nothing beyond the conventions at the top of the header.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_ticket_destroy(ticket: *mut FbTicket) -> FbStatus {
     handle::end(ticket, |_| Ok(()))

@@ -86,7 +86,7 @@ unsafe fn list(numbers: *const u32, count: u32, name: &'static str) -> Result<Ve
 
 impl FbTraceConfig {
     /// # Safety
-    /// Its lists and texts are there.
+    /// Its lists and texts are valid.
     unsafe fn declare(&self) -> Result<(Recording, Frames)> {
         if self.reserved != 0 {
             return Err(Error::new(Kind::InvalidConfig, "record")
@@ -99,7 +99,7 @@ impl FbTraceConfig {
         recording.first_position = self.first_position;
         recording.decode_start = self.decode_start;
         recording.context = (self.context != 0).then_some(self.context);
-        // More layers than a recording has are refused below, before so many are read.
+        // Too many layers are refused below, before that many values are read.
         if self.layers <= forebay::trace::LAYERS_MAX {
             // SAFETY: this function's contract.
             unsafe {
@@ -205,7 +205,7 @@ pub extern "C" fn fb_trace_sync(trace: *mut FbTrace) -> FbStatus {
 /// be destroyed. After FB_IO the file is an unfinished recording, readable up to what was written.
 ///
 /// # Safety
-/// `steps` has room for the answer.
+/// `steps` has room for the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_trace_finish(trace: *mut FbTrace, steps: *mut u32) -> FbStatus {
     change(trace, |trace| {
