@@ -234,7 +234,7 @@ static void step_without(rig *r, const made *without, int completed) {
         return;
     }
     for (int time = 0; time < 2; time++) {
-        IS(FB_INVALID_CONFIG, fb_finish(r->cache, step, r->stream));
+        IS(FB_INVALID_STATE, fb_finish(r->cache, step, r->stream));
         if (!says(r->cache, text) || !says(r->cache, "enqueue it, or abandon the step")) {
             fprintf(stderr, "not told: %s\n", text);
             CHECK(!"what is missing is named");
@@ -311,16 +311,16 @@ static void forget_in_one_pass(void) {
     memset(picks, 0xff, sizeof picks);
     open_story(cache, &of, 40, NULL);
     fb_step step = begin_step(cache, &of, 1, QUERY, NULL);
-    IS(FB_INVALID_CONFIG, fb_finish(cache, step, NULL));
+    IS(FB_INVALID_STATE, fb_finish(cache, step, NULL));
     CHECK(says(cache, "a resolve was not enqueued (layer 0, batch row 0, query row 0)"));
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
         land(cache, &of, layer, QUERY);
         OK(cache, fb_layer(cache, step, layer, picks, slots, NULL));
-        IS(FB_INVALID_CONFIG, fb_finish(cache, step, NULL));
+        IS(FB_INVALID_STATE, fb_finish(cache, step, NULL));
         CHECK(says(cache, "a scatter was not enqueued"));
         OK(cache, fb_scatter(cache, step, layer, NULL));
         if (layer + 1 < LAYERS) {
-            IS(FB_INVALID_CONFIG, fb_finish(cache, step, NULL));
+            IS(FB_INVALID_STATE, fb_finish(cache, step, NULL));
             CHECK(says(cache, "a resolve was not enqueued") && says(cache, layer == 0 ? "layer 1" : "layer 2"));
         }
     }

@@ -207,7 +207,7 @@ static void stale(fb_device *device, fb_cache *cache) {
     IS(FB_BUSY, fb_cache_destroy(cache));
     rest_of_step(cache, step, 0, NULL);
     OK(cache, fb_finish(cache, step, NULL));
-    IS(FB_INVALID_CONFIG, fb_finish(cache, step, NULL));
+    IS(FB_INVALID_STATE, fb_finish(cache, step, NULL));
     fb_step gone = step;
     OK(cache, fb_retire(cache, &step, NULL, NULL));
     of.accepted = 1;

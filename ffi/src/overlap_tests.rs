@@ -227,7 +227,7 @@ fn what_a_callback_answers_is_the_answer_and_abandons_the_step() {
             refused(made, wanted, &rig, &format!("status {said}"));
             assert_eq!(script.calls.len(), number, "nothing behind it");
             let again = fb_overlap(rig.cache, step, 0, 0, FB_OVERLAP_DA, &layers, &engine);
-            refused(again, FbStatus::FbInvalidConfig, &rig, "abandoned");
+            refused(again, FbStatus::FbInvalidState, &rig, "abandoned");
             ok(fb_finish(rig.cache, step, null_mut()));
             let ended = fb_retire(rig.cache, &mut step, null_mut(), null_mut());
             refused(ended, FbStatus::FbCancelled, &rig, "");

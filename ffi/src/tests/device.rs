@@ -233,8 +233,8 @@ fn work_on_the_inline_device_runs_in_its_call() {
         assert_eq!(fb_stream_wait(device, unknown), FbOutOfRange);
         assert_eq!(fb_stream_call(device, null_mut(), None, data), FbInvalidConfig);
         assert_eq!(fb_stream_create(device, null_mut()), FbInvalidConfig);
-        assert_eq!(fb_stream_borrow(device, stream), FbInvalidConfig);
-        assert_eq!(fb_stream_return(device, stream), FbInvalidConfig);
+        assert_eq!(fb_stream_borrow(device, stream), FbUnsupported);
+        assert_eq!(fb_stream_return(device, stream), FbUnsupported);
         assert!(text_of(device).contains("fb_stream_create"), "{}", text_of(device));
         assert_eq!(calls.load(Ordering::Relaxed), 2);
         assert_eq!(fb_device_destroy(device), FbOk);

@@ -257,7 +257,7 @@ impl World {
             let finished = step::fb_finish(self.cache, self.steps[place], null_mut());
             sound(finished, "finish");
             // Something was not enqueued.
-            if finished == FbStatus::FbInvalidConfig {
+            if finished == FbStatus::FbInvalidState {
                 sound(step::fb_abandon(self.cache, self.steps[place]), "abandon");
                 sound(step::fb_finish(self.cache, self.steps[place], null_mut()), "finish");
             }
