@@ -317,7 +317,7 @@ impl<T: Object> Typed<T> {
     }
 
     fn object(&self) -> &T {
-        // SAFETY: the box is live while a call is inside, its type was compared, and a call that changes it is exclusive.
+        // SAFETY: the box is live while a call is inside, its type was compared, and a changing call is exclusive.
         unsafe { &*self.held.as_ref().object.get() }
     }
 

@@ -52,7 +52,7 @@ __all__ = [
     "BadFormat", "BadVersion", "Bucket", "Buffers", "Busy", "Cache", "Cancelled", "Captured", "Choice", "Chooser",
     "Closed", "CudaDevice", "CudaMemory", "Device", "DeviceFailed", "EngineCall", "Exhausted", "Footprint",
     "ForebayError", "Header", "HostDevice", "Hysteresis", "Info", "Internal", "InvalidArgument", "InvalidConfig",
-    "InvalidState", "Io", "LayerCount", "Layers", "Length", "OsRefused", "OutOfMemory", "OutOfRange", "Overflow", "Page",
-    "Planned", "Prices", "RequestWriter", "Retired", "SelectionTrace", "Sequence", "Shape", "Stats", "Step", "Stream",
-    "Table", "Tensor", "Ticket", "TraceRecorder", "TraceWriter", "Unsupported", "footprint", "plan",
+    "InvalidState", "Io", "LayerCount", "Layers", "Length", "OsRefused", "OutOfMemory", "OutOfRange", "Overflow",
+    "Page", "Planned", "Prices", "RequestWriter", "Retired", "SelectionTrace", "Sequence", "Shape", "Stats", "Step",
+    "Stream", "Table", "Tensor", "Ticket", "TraceRecorder", "TraceWriter", "Unsupported", "footprint", "plan",
 ]  # fmt: skip

@@ -1,7 +1,7 @@
-"""A cache's record: its C handle, what must end before that, and what its enqueued work names.
+"""A cache's record: its C handle, the objects that must end before it, and the tensors that its enqueued work uses.
 
-It outlives the cache's object, and knows of a step from before that is prepared: whatever exception comes, what a
-stream still uses is kept here (`forebay.keep`).
+The record outlives the cache object, and has each step from before the step is prepared. Whatever exception occurs, the
+record keeps what a stream still uses (`forebay.keep`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class InFlight:
 
 
 class CacheHandle:
-    """The C handle, what must end before it, and what its enqueued work names."""
+    """The C handle, the objects that must end before it, and the tensors that its enqueued work uses."""
 
     def __init__(self, device: DeviceHandle) -> None:
         # Where the library puts the handle.
@@ -55,7 +55,7 @@ class CacheHandle:
         self.forgotten: deque[int | InFlight] = deque()
 
     def enter(self) -> None:
-        """Before the handle is made: the device is needed, and the interpreter's end ends it."""
+        """Called before the handle is made: the handle needs the device, and the end of the interpreter ends it."""
         alive[self] = None
         self.device.enter(self)
 
@@ -65,7 +65,7 @@ class CacheHandle:
         return self.made[0]
 
     def forget_sequence(self, number: int) -> None:
-        """Called by the garbage collector, maybe inside another call: it only takes a note."""
+        """Called by the garbage collector, perhaps inside another call, so it only makes a note."""
         self.forgotten.append(number)
 
     def forget_step(self, step: InFlight) -> None:
@@ -73,7 +73,7 @@ class CacheHandle:
         self.forgotten.append(step)
 
     def make_up(self) -> None:
-        """Ends what was forgotten, as far as it can end now, and lets go of what is no longer read."""
+        """Ends forgotten objects, as far as they can end now, and releases tensors that nothing reads any more."""
         for ticket, (number, _held) in list(self.joins.items()):
             if ticket.outcome != "pending":
                 # A join that was tried again stands behind what the device took of those that it refused. They go
@@ -97,11 +97,11 @@ class CacheHandle:
                 self.forgotten.append(one)
 
     def refused(self, number: int) -> list[Any]:
-        """Joins of a sequence that have no ticket: no call gave one, or none has come back yet."""
+        """Joins of a sequence without a ticket: the call made none, or it has not returned yet."""
         return [ticket for ticket, (of, _held) in list(self.joins.items()) if of == number and not ticket._is_made]
 
     def reap(self, stream: Any, waiting: Any) -> int:
-        """`fb_cache_reap`: its status. Where no closed sequence waits any more, no work of one is left."""
+        """Calls `fb_cache_reap` and returns its status. When no closed sequence waits any more, none has work left."""
         closed = [ticket for ticket, (of, _held) in list(self.joins.items()) if of not in self.sequences]
         status = int(lib.fb_cache_reap(self.pointer, stream, waiting))
         if status == 0 and waiting[0] == 0:
@@ -110,7 +110,7 @@ class CacheHandle:
         return status
 
     def _end_sequence(self, number: int) -> bool:
-        """Closes a sequence; whether it is closed."""
+        """Closes a sequence; returns whether it is closed."""
         if number in self.sequences:
             if lib.fb_close(self.pointer, number, NULL) not in (0, lib.FB_CLOSED):
                 # It stands as it did: what it was given may be read yet.
@@ -119,7 +119,9 @@ class CacheHandle:
         return True
 
     def end_step(self, step: InFlight) -> bool:
-        """Gives a step up; whether it has ended. One that has no number was not prepared, or has been retired."""
+        """Gives up a step; returns whether it has ended. A step without a number was not prepared, or is already
+        retired.
+        """
         number = step.number[0]
         if step in self.steps and number:
             # One that was returned orders nothing any more.
@@ -134,8 +136,9 @@ class CacheHandle:
         return True
 
     def end(self, wait: bool) -> bool:
-        """Ends steps and sequences, then the cache; whether it has ended. Waits for what is enqueued, if it may. Where
-        another call is inside the cache, nothing is done."""
+        """Ends steps and sequences, then the cache; returns whether it has ended. Waits for enqueued work, if allowed.
+        If another call is inside the cache, it does nothing.
+        """
         if self not in alive:
             return True
         if self.pointer == NULL:
@@ -170,10 +173,11 @@ class CacheHandle:
         return int(lib.fb_cache_destroy(self.pointer))
 
     def at_exit(self) -> None:
-        """Called at the interpreter's end. A daemon thread may be inside the cache: it is waited for, since a thread
-        that comes back into an interpreter that has ended is stopped where it stands, callbacks of the library's
-        among it; these are refused from now on. Where it does not come out, what the cache's work names stays for
-        the rest of the process."""
+        """Called at the end of the interpreter. A daemon thread may be inside the cache, and a thread that returns to
+        an ended interpreter is stopped there, even in a callback of the library. So this waits for the thread, and
+        refuses further callbacks. If the thread does not return, the tensors of the cache's work stay alive for the
+        rest of the process.
+        """
         for _ in range(_TURNS_AT_EXIT):
             if self.end(wait=True):
                 return
