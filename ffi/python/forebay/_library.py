@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from . import errors
 
-# Calls are whole beside other threads by the interpreter's lock: lists and dicts are changed without another.
+# The interpreter's lock makes single operations on lists and dicts atomic, and the package uses no other lock for them.
 if not getattr(sys, "_is_gil_enabled", lambda: True)():
     raise ImportError(
         "forebay needs the interpreter's lock: a free-threaded Python is not supported; use the ordinary build, or"

@@ -178,7 +178,7 @@ class Cache:
             made = self._record.made
             check_created(lib.fb_cache_create(device._open(), config, text, len(text), made), text)
         except BaseException:
-            # Also one that was made while an exception was pending.
+            # This also ends a handle that was made while an exception was pending.
             self._record.end(wait=False)
             raise
         self._pointer = made[0]

@@ -35,13 +35,13 @@ _Self = TypeVar("_Self", bound="Device")
 _BYTES_MAX = 0xFFFFFFFFFFFFFFFF
 _HOST_MEMORY = {"registered": lib.FB_HOST_MEMORY_REGISTERED, "driver": lib.FB_HOST_MEMORY_DRIVER}
 
-# Handles of caches and devices that have not ended, in the order of their creation; and those among them that nobody
-# has any more.
+# Handles of caches and devices that have not ended, in the order of their creation. `_left` has those of them that no
+# object uses any more.
 alive: dict[Any, None] = {}
 # The device object among the users of its handle.
 _OBJECT = "the device object"
 _left: deque[Any] = deque()
-# Not empty: the interpreter ends, and no callback may begin.
+# Not empty: the interpreter is ending, and no callback may begin.
 ending: list[bool] = []
 
 
@@ -55,12 +55,12 @@ def give_up(handle: Any) -> None:
 def end_left() -> None:
     """Ends the handles left for later, as far as that is possible now."""
     for handle in _left.copy():
-        # It is noted until it has ended: an exception between does not lose it.
+        # The note stays until the handle has ended, so an exception in between does not lose it.
         if handle.end(wait=False):
             try:
                 _left.remove(handle)
             except ValueError:
-                # Another thread was here.
+                # Another thread has removed it.
                 continue
 
 
@@ -79,19 +79,19 @@ class DeviceHandle:
     """
 
     def __init__(self, later: bool) -> None:
-        # Where the library puts the handle.
+        # The library writes the handle here.
         self.made = ffi.new("fb_device **")
         self.later = later
         self.streams: dict[int, Any] = {0: NULL}
-        # Calls that are enqueued or run, what they raised by stream, and the C function that runs them.
+        # Calls that are enqueued or running, their exceptions by stream, and the C function that runs them.
         self.calls: dict[int, tuple[Callable[[], object], int]] = {}
         self.failed: dict[int, list[BaseException]] = {}
         self.call = _caller(self.calls, self.failed)
-        # Whether a thread of the device's may be in Python.
+        # Whether a thread of the device may be running Python code.
         self.called = False
-        # Whether the device object is one of its users, which the interpreter's end does not wait for.
+        # Whether the device object is one of its users. The interpreter's end does not wait for that user.
         self.owned = True
-        # A dict, since its calls are whole beside other threads and the garbage collector.
+        # A dict, whose operations are atomic with other threads and the garbage collector.
         self._users: dict[object, None] = {_OBJECT: None}
 
     @property
@@ -136,14 +136,14 @@ class DeviceHandle:
         if self.calls and not wait:
             return False
         if self.pointer == NULL:
-            # It was not made.
+            # The creation failed.
             alive.pop(self, None)
             return True
         status = int(lib.fb_device_destroy(self.pointer))
         if status == lib.FB_BUSY:
             return False
         alive.pop(self, None)
-        # A forked child, for which it was closed, has raised nothing.
+        # In a forked child, where the status is FB_CLOSED, no call has raised anything.
         for error in itertools.chain.from_iterable(self.failed.values() if status == 0 else ()):
             warnings.warn(f"a call on a stream of a device has raised {error!r}", RuntimeWarning, stacklevel=2)
         self.failed.clear()
@@ -171,7 +171,7 @@ class Memory:
         self, handle: DeviceHandle, address: int, place: Place, shape: tuple[int, ...], strides: tuple[int, ...] | None
     ) -> None:
         self._end = handle.used_by(self, _nothing)
-        # What still reads it at the interpreter's end is not cut off.
+        # Objects that still read the memory at the interpreter's end may continue.
         self._end.atexit = False
         self.address, self.place, self.shape, self.strides = address, place, shape, strides
 
@@ -271,20 +271,20 @@ class Device:
     """The common part of host and CUDA devices; a context manager that closes itself."""
 
     place: Place = HOST
-    # Whether work enqueued may still run when the call that enqueued it has returned.
+    # Whether enqueued work may still run after the enqueueing call has returned.
     later: bool = False
 
     def __init__(self, config: Any) -> None:
         end_left()
         self._handle, text = DeviceHandle(self.later), new_text()
         self._closer = weakref.finalize(self, self._handle.disown)
-        # The interpreter's end waits: `_end_all`.
+        # At the interpreter's end `_end_all` waits.
         self._closer.atexit = False
         try:
             alive[self._handle] = None
             check_created(lib.fb_device_create(config, text, len(text), self._handle.made), text)
         except BaseException:
-            # Also one that was made while an exception was pending.
+            # This also ends a handle that was made while an exception was pending.
             self._closer()
             raise
         self._streams = self._handle.streams
@@ -334,7 +334,7 @@ class Device:
         try:
             status = lib.fb_stream_call(pointer, on, self._handle.call, ffi.cast("void *", key))
         finally:
-            # It has run, also where an exception has come between.
+            # The work has run, even if an exception occurred in between.
             if not self.later:
                 self._handle.calls.pop(key, None)
         if status:
@@ -363,7 +363,7 @@ class Device:
         pointer, on = self._open(), self._streams.get(self._borrowed(stream), NULL)
         if on == NULL:
             raise InvalidArgument("stream", _stream_text(stream), "a stream of the engine's that was named before")
-        # Unknown before the call: a name that is given again is borrowed again, where it had not been returned.
+        # Forgotten before the call: if a program names the stream again, it is borrowed again.
         self._streams.pop(_address_of(on), None)
         status = lib.fb_stream_return(pointer, on)
         if status:
@@ -506,7 +506,7 @@ class CudaDevice(Device):
         config.library = path
         self.place = Place("cuda", number)
         super().__init__(config)
-        # The legacy default stream, which is the one of calls that are given none, is borrowed like any other.
+        # Calls without a stream use the legacy default stream, which is borrowed like any other.
         pointer = self._open()
         check(lib.fb_stream_borrow(pointer, NULL), pointer)
 

@@ -66,7 +66,7 @@ class Placed(NamedTuple):
 
     address: int
     shape: tuple[int, ...]
-    # In elements.
+    # Strides in elements.
     strides: tuple[int, ...]
     dtype: str
     bits: int
@@ -128,7 +128,7 @@ def _inside(capsule: Any) -> tuple[_Tensor, bool]:
             raise ValueError(f"a DLPack tensor of version {versioned.version.major}")
         return versioned.tensor, bool(versioned.flags & _READ_ONLY)
     if name == b"dltensor":
-        # The tensor stands first in DLManagedTensor.
+        # The tensor is the first field of DLManagedTensor.
         return _Tensor.from_address(_pointer_of(capsule, name)), False
     raise ValueError(f"a capsule named {name!r}")
 

@@ -19,7 +19,7 @@ from .keep import Kept
 if TYPE_CHECKING:
     from .sequence import Ticket
 
-# How long the interpreter's end waits for another thread's call: 2 seconds.
+# The interpreter's end waits 2 seconds for another thread's call.
 _TURNS_AT_EXIT, _TURN_AT_EXIT = 200, 0.01
 
 
@@ -29,13 +29,13 @@ class InFlight:
     __slots__ = ("number", "stream", "finishing", "finished", "held")
 
     def __init__(self, stream: Any) -> None:
-        # Where the library puts its number, and 0 when it has ended.
+        # The library writes the step's number here, and 0 when the step has ended.
         self.number = ffi.new("fb_step *")
-        # That it was prepared on, then that it was finished on.
+        # The stream on which it was prepared, later the one on which it was finished.
         self.stream = stream
-        # Whether finish was called, and whether it is known to have ended well.
+        # Whether finish was called, and whether it returned success.
         self.finishing = self.finished = False
-        # What its enqueued work names.
+        # The tensors that its enqueued work uses.
         self.held = Kept()
 
 
@@ -43,15 +43,15 @@ class CacheHandle:
     """The C handle, the objects that must end before it, and the tensors that its enqueued work uses."""
 
     def __init__(self, device: DeviceHandle) -> None:
-        # Where the library puts the handle.
+        # The library writes the handle here.
         self.made = ffi.new("fb_cache **")
         self.device, self.later = device, device.later
         self.sequences: set[int] = set()
         # In the order in which they were prepared.
         self.steps: dict[InFlight, None] = {}
-        # Warm-ups of joins with their sequences' numbers, by the tickets that tell when they are read.
+        # Warm-ups of joins with their sequences' numbers. The key is the ticket that ends when they have been read.
         self.joins: dict[Ticket, tuple[int, Any]] = {}
-        # Sequences and steps that were forgotten.
+        # Sequences and steps that the program forgot.
         self.forgotten: deque[int | InFlight] = deque()
 
     def enter(self) -> None:
@@ -76,8 +76,8 @@ class CacheHandle:
         """Ends forgotten objects, as far as they can end now, and releases tensors that nothing reads any more."""
         for ticket, (number, _held) in list(self.joins.items()):
             if ticket.outcome != "pending":
-                # A join that was tried again stands behind what the device took of those that it refused. They go
-                # first: an exception between leaves the ticket, which lets go of the rest.
+                # A repeated join runs after the work that the device took of the refused ones. Those are removed first:
+                # an exception in between leaves the ticket, which then releases the rest.
                 for other in self.refused(number):
                     self.joins.pop(other, None)
                 self.joins.pop(ticket, None)
@@ -86,12 +86,12 @@ class CacheHandle:
                 one = self.forgotten[0]
             except IndexError:
                 return
-            # The note goes when it has ended: an exception between does not lose it.
+            # The note is removed when the object has ended, so an exception in between does not lose it.
             ended = self.end_step(one) if isinstance(one, InFlight) else self._end_sequence(one)
             try:
                 self.forgotten.remove(one)
             except ValueError:
-                # Another thread was here.
+                # Another thread has removed it.
                 continue
             if not ended:
                 self.forgotten.append(one)
@@ -113,7 +113,7 @@ class CacheHandle:
         """Closes a sequence; returns whether it is closed."""
         if number in self.sequences:
             if lib.fb_close(self.pointer, number, NULL) not in (0, lib.FB_CLOSED):
-                # It stands as it did: what it was given may be read yet.
+                # It is unchanged, and the device may still read its tensors.
                 return False
             self.sequences.discard(number)
         return True
@@ -124,7 +124,7 @@ class CacheHandle:
         """
         number = step.number[0]
         if step in self.steps and number:
-            # One that was returned orders nothing any more.
+            # A stream that was returned orders nothing any more.
             stream = step.stream if int(ffi.cast("uintptr_t", step.stream)) in self.device.streams else NULL
             if not step.finished:
                 lib.fb_abandon(self.pointer, number)
@@ -142,7 +142,7 @@ class CacheHandle:
         if self not in alive:
             return True
         if self.pointer == NULL:
-            # It was not made.
+            # The creation failed.
             self.device.leave(self)
             alive.pop(self, None)
             return True
@@ -154,7 +154,7 @@ class CacheHandle:
             status = self._destroy()
         if status == lib.FB_BUSY:
             return False
-        # Each of these may be done again, where an exception has come between.
+        # Each of these can be repeated after an exception in between.
         self.steps.clear()
         self.joins.clear()
         self.sequences.clear()

@@ -37,10 +37,10 @@ HOST = Place("cpu", 0)
 _WORD = np.dtype(np.int32)
 _INDEX_MAX = 0xFFFFFFFF
 _from_buffer, _cast = ffi.from_buffer, ffi.cast
-# Types that are parsed once.
+# Types, parsed once.
 _WORDS, _WORD_POINTER = ffi.typeof("int32_t[]"), ffi.typeof("int32_t *")
 _NUMPY_ERRORS = (BufferError, ValueError, TypeError)
-# How objects of torch's dtype and device classes read, found once each: (name, bits), Place.
+# The meaning of torch's dtype and device objects, looked up once each: (name, bits), Place.
 _dtypes: dict[Any, tuple[str, int]] = {}
 _places: dict[Any, Place] = {}
 
@@ -197,7 +197,7 @@ def _torch(value: Any, name: str) -> Placed:
         if place is None:
             place = _places[value.device] = _place_of(value.device)
         address = int(value.data_ptr())
-        # torch conjugates and negates when the tensor is read, not where it stands.
+        # torch conjugates and negates when the tensor is read, and does not change its memory.
         lazy = [how for how in ("is_conj", "is_neg") if hasattr(value, how) and getattr(value, how)()]
     except (AttributeError, TypeError, RuntimeError) as error:
         raise InvalidArgument(name, f"{type(value).__name__} ({error})", "a dense tensor with memory") from error
