@@ -132,12 +132,12 @@ static int expected(const rig *r, const made *without, char *text, size_t bytes)
     uint32_t end = range->count == 0 ? (uint32_t)ROWS : range->first + range->count;
     for (uint32_t row = range->first; row < end; row++) {
         if (query < r->query_rows[row]) {
-            char pass[24] = "";
+            char wave[24] = "";
             if (without->kind == GATHER) {
-                snprintf(pass, sizeof pass, ", pass %u", without->attention_wave);
+                snprintf(wave, sizeof wave, ", wave %u", without->attention_wave);
             }
             int length = snprintf(text, bytes, "a %s was not enqueued (layer %u, batch row %u, query row %u%s)",
-                                  NAMES[without->kind], range->layer, row, query, pass);
+                                  NAMES[without->kind], range->layer, row, query, wave);
             CHECK(length > 0 && (size_t)length < bytes);
             return 1;
         }

@@ -189,7 +189,7 @@ def missing(made: Made, widths: tuple[int, ...]) -> str | None:
     first, count = of.get("first", 0), of.get("count", 2)
     rows = [row for row in range(first, first + count) if query < widths[row]]
     place = f"layer {of['layer']}, batch row {rows[0]}, query row {query}" if rows else ""
-    place += f", pass {of['attention_wave']}\\)" if call == "gather" else "\\)"
+    place += f", wave {of['attention_wave']}\\)" if call == "gather" else "\\)"
     return f"a {call} was not enqueued .{place}" if rows else None
 
 
