@@ -114,7 +114,7 @@ pub struct FbInfo {
     pub residency_only: u32,
 }
 
-// SAFETY: words, twenty of 4 bytes behind one of 8.
+// SAFETY: words, twenty of 4 bytes after one of 8.
 unsafe impl Plain for FbInfo {}
 impl Versioned for FbInfo {
     const NAME: &'static str = "fb_info";

@@ -252,8 +252,8 @@ unsafe impl Plain for f64 {}
 pub(crate) trait Versioned: Plain {
     /// The name for messages.
     const NAME: &'static str;
-    /// Bytes that every version has: up to the end of the last field that callers may not leave out. It never rises,
-    /// so it is said by that field: one that is appended does not change it.
+    /// Bytes that every version has: up to the end of the last required field. It never rises, so it is the offset
+    /// of a field, which appended fields do not change.
     const REQUIRED: usize;
 }
 
@@ -298,8 +298,7 @@ pub(crate) unsafe fn versioned<T: Versioned>(pointer: *const T) -> Result<T> {
     }
 }
 
-/// Structs that begin with their size, one behind the other: all state the same one, which is the step from one to
-/// the next.
+/// An iterator over structs that begin with their size, one after the other.
 pub(crate) struct VersionedList<'a, T> {
     next: *const T,
     left: usize,
@@ -345,7 +344,7 @@ impl<T: Versioned> Iterator for VersionedList<'_, T> {
     }
 }
 
-/// Where a struct that begins with its size is to be written.
+/// The destination of a struct that begins with its size.
 pub(crate) struct VersionedOut<'a, T> {
     pointer: *mut T,
     size: usize,
@@ -439,7 +438,7 @@ mod tests {
         assert_eq!(list(&[24, 1, 2], 0), Ok(vec![]));
         let uneven = list(&[32, 1, 2, 0, 24, 3, 4], 2).unwrap_err();
         assert!(uneven.to_string().contains("same size"), "{uneven}");
-        // SAFETY: null is refused, and no more is read behind it.
+        // SAFETY: null is refused, and no more is read after it.
         assert_eq!(unsafe { versioned_list(std::ptr::null::<Two>(), 3) }.count(), 1);
     }
 

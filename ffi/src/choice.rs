@@ -26,9 +26,6 @@ pub const FB_OVERLAP_DBA: u32 = 2;
 ///
 /// # Errors
 /// [`Kind::InvalidConfig`] names the layer.
-///
-/// # Errors
-/// [`Kind::InvalidConfig`] names the layer.
 pub(crate) fn order(layer: usize, number: u32) -> Result<Overlap> {
     let found = Overlap::ALL.get(number as usize).copied();
     found.ok_or_else(|| {
@@ -215,7 +212,7 @@ pub struct FbChoice {
     pub changed: u32,
 }
 
-// SAFETY: words, four of 4 bytes behind one of 8.
+// SAFETY: words, four of 4 bytes after one of 8.
 unsafe impl Plain for FbChoice {}
 impl Versioned for FbChoice {
     const NAME: &'static str = "fb_choice";

@@ -350,9 +350,6 @@ impl Drop for Reserved {
 ///
 /// # Errors
 /// [`Kind::Exhausted`] when the table is full; [`Kind::OsRefused`] when the system gives no memory for the table.
-///
-/// # Errors
-/// [`Kind::Exhausted`] when the table is full; [`Kind::OsRefused`] when there is no table to be had.
 pub(crate) fn reserve() -> Result<Reserved> {
     let table = Table::make()?;
     Ok(Reserved { base: table.base()?, index: table.take()?, table })
@@ -379,9 +376,6 @@ impl Reserved {
 ///
 /// # Errors
 /// Those of [`reserve`] and of `make`.
-///
-/// # Errors
-/// As [`reserve`]; those of `make`.
 pub(crate) fn give<T: Object>(make: impl FnOnce() -> Result<T>) -> Result<*mut T> {
     let place = reserve()?;
     Ok(place.fill(make()?))

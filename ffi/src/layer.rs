@@ -33,7 +33,7 @@ pub struct FbStepRange {
     pub draft_pass: u32,
 }
 
-// SAFETY: words, four of 4 bytes behind one of 8.
+// SAFETY: words, four of 4 bytes after one of 8.
 unsafe impl Plain for FbStepRange {}
 impl Versioned for FbStepRange {
     const NAME: &'static str = "fb_step_range";

@@ -137,7 +137,7 @@ pub struct FbSequenceLength {
     pub running: u32,
 }
 
-// SAFETY: words, four of 4 bytes behind one of 8.
+// SAFETY: words, four of 4 bytes after one of 8.
 unsafe impl Plain for FbSequenceLength {}
 impl Versioned for FbSequenceLength {
     const NAME: &'static str = "fb_sequence_length";

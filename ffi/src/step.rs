@@ -36,7 +36,7 @@ pub struct FbBatchRow {
     pub query_rows: u32,
 }
 
-// SAFETY: words, two of 4 bytes behind one of 8.
+// SAFETY: words, two of 4 bytes after one of 8.
 unsafe impl Plain for FbBatchRow {}
 
 /// What a step decodes.

@@ -318,7 +318,7 @@ class Model:
         return normed
 
     def _turn(self, rows: Floats, positions: Ids) -> Floats:
-        """Rotary positions, in GGUF's order for this architecture: a pair's values stand beside each other."""
+        """Rotary positions, in GGUF's order for this architecture: the values of a pair are next to each other."""
         angles = positions[:, None] * self.frequencies
         cosine, sine = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
         pairs = rows.reshape(len(rows), -1, self.head // 2, 2)

@@ -226,7 +226,7 @@ class Cache:
         shared = ffi.new("uint32_t *")
         if tokens is None:
             if keys is not None or salt:
-                raise InvalidArgument("tokens", "None beside keys or a salt", "the prompt's token ids")
+                raise InvalidArgument("tokens", "None together with keys or a salt", "the prompt's token ids")
             return self._opened(lambda number: lib.fb_open(self._pointer, config, number), shared)
         named, _keep = tokens_of(tokens, keys)
         salt = _salt(salt)
