@@ -37,7 +37,7 @@ static void add(rig *r, asked kind, fb_step_range range, uint32_t attention_wave
 }
 
 /* R, G by pass of attention, and S of a range. */
-static void add_part(rig *r, uint32_t layer, uint32_t first, uint32_t count, uint32_t pass) {
+static void add_range(rig *r, uint32_t layer, uint32_t first, uint32_t count, uint32_t pass) {
     fb_step_range range = SIZED(fb_step_range);
     range.layer = layer;
     range.first = first;
@@ -57,7 +57,7 @@ static void declare_due(rig *r, mode how) {
         for (uint32_t pass = 0; pass < (layer == DRAFT ? (uint32_t)QUERY : 1u); pass++) {
             uint32_t of = layer == DRAFT ? pass + 1 : FB_ALL_QUERY_ROWS;
             for (uint32_t row = 0; row < (how == HALVES ? (uint32_t)ROWS : 1u); row++) {
-                add_part(r, layer, row, how == HALVES, of);
+                add_range(r, layer, row, how == HALVES, of);
             }
         }
     }
@@ -113,14 +113,14 @@ static fb_status make(rig *r, fb_step step, const made *call) {
     }
 }
 
-static int of_one_part(const made *one, const made *other) {
+static int of_one_range(const made *one, const made *other) {
     return one->range.layer == other->range.layer && one->range.first == other->range.first &&
            one->range.draft_pass == other->range.draft_pass;
 }
 
 /* Whether a call cannot be made, or counts for nothing, where another was left out. */
 static int hangs_on(const made *call, const made *other) {
-    return of_one_part(call, other) && call->kind == GATHER &&
+    return of_one_range(call, other) && call->kind == GATHER &&
            (other->kind == RESOLVE || (other->kind == GATHER && other->attention_wave < call->attention_wave));
 }
 
@@ -179,7 +179,7 @@ static void truncate(rig *r) {
 static void complete(rig *r, fb_step step, const made *without, uint32_t missed) {
     for (uint32_t at = 0; at < r->due_count; at++) {
         const made *call = &r->due[at];
-        if (of_one_part(call, without) && (call->kind == SCATTER) == (without->kind == SCATTER)) {
+        if (of_one_range(call, without) && (call->kind == SCATTER) == (without->kind == SCATTER)) {
             OK(r->cache, make(r, step, call));
         }
     }
@@ -219,7 +219,7 @@ static void step_without(rig *r, const made *without, int completed) {
     for (uint32_t at = 0; at < r->due_count; at++) {
         const made *call = &r->due[at];
         if (without == NULL || (call != without && !hangs_on(call, without))) {
-            if (without != NULL && call->kind == RESOLVE && of_one_part(call, without)) {
+            if (without != NULL && call->kind == RESOLVE && of_one_range(call, without)) {
                 OK(r->device, fb_stream_wait(r->device, r->stream));
                 memset(r->counts, 0, sizeof r->counts);
             }
