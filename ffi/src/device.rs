@@ -268,13 +268,14 @@ impl FbDevice {
     unsafe fn borrow_stream(&self, stream: Stream) -> Result<()> {
         /// CU_STREAM_LEGACY: the driver's other name of the legacy stream.
         const LEGACY: u64 = 1;
+        let gpu = self.gpu("borrow stream")?;
         if stream.0 == LEGACY {
             return Err(Error::new(Kind::InvalidConfig, "borrow stream")
                 .at("CU_STREAM_LEGACY, the other name of the legacy stream")
                 .hint("pass NULL for the legacy stream, here and in every call"));
         }
         // SAFETY: the same contract.
-        unsafe { self.gpu("borrow stream")?.borrow_stream(stream.0) }.map(|_| ())
+        unsafe { gpu.borrow_stream(stream.0) }.map(|_| ())
     }
 
     /// # Safety

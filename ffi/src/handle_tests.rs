@@ -342,7 +342,7 @@ fn a_panic_in_a_change_breaks_the_object_and_in_a_read_does_not() {
     };
     assert_eq!(change(handle, |_| run()), FbStatus::FbInternal);
     assert_eq!(read(handle, |_| run()), FbStatus::FbInternal);
-    assert!(text_of(handle).starts_with("call: internal error: a rule"), "{}", text_of(handle));
+    assert!(text_of(handle).starts_with("call: internal error: the library broke"), "{}", text_of(handle));
     assert_eq!((end(handle, |_| run()), ran.get()), (FbStatus::FbOk, false));
     assert_eq!(ended.load(Ordering::Relaxed), 0, "what a panic left cannot be trusted to end");
     assert_eq!(end(handle, touch), FbStatus::FbClosed);

@@ -19,12 +19,13 @@ const HEAD: &str = "\
  *
  * Generated from ffi/src; do not edit. docs/versions.md says what its version promises.
  *
- * Words       A row is the KV or latent entry of one token in one layer. The total pool in pinned host memory has
- *             every row; a layer's slab on the device has slots for some of them. A selection (top-k indices) lists
- *             the positions that one query row reads. Resolving a selection finds its resident rows (hits) and the
- *             others (misses); the gather copies missed rows into slots, and the scatter copies new rows from their
- *             landing slots to the total pool. A lane is a sequence's place in the device's tables. docs/design.md has
- *             all words, docs/integration.md the calls in an engine's order.
+ * Words       A row is the KV or latent entry of one token in one layer, in one run of bytes (a latent) or two (K and
+ *             V). The total pool in pinned host memory has every row; a layer's slab on the device has slots for some
+ *             of them. A query row is a position that a sequence decodes in a step: its next token or a draft. A
+ *             selection (top-k indices) lists the positions that one query row reads. Resolving a selection (R) finds
+ *             its resident rows (hits) and the others (misses). The gather (G) copies missed rows into slots; the
+ *             scatter (S) copies new rows from their landing slots to the total pool. A lane is a sequence's place in
+ *             the device's tables. docs/design.md has all words, docs/integration.md the calls in an engine's order.
  * Needs       Linux 4.14 or later, where MADV_WIPEONFORK exists: without it every creation returns FB_OS_REFUSED.
  * Status      Every call that can fail returns an fb_status: FB_OK is 0, the others are the library's kinds of error.
  *             A NULL that is not allowed is FB_INVALID_CONFIG. A panic inside the library is FB_INTERNAL; the object
