@@ -2,7 +2,7 @@
  * an error and write nothing. Programs include it behind check.h.
  *
  * An attempt is made with `handle` as the object that the call is on, and with pointer number `null`, counted from 1
- * without the handle, as NULL. All that a call may write stands in `out`.
+ * without the handle, as NULL. `out` has all that a call may write.
  */
 
 #ifndef FB_CALLS_H
@@ -388,7 +388,7 @@ static inline void refused(world *w, const call *made, void *handle, uint32_t nu
         fprintf(stderr, "%s, pointer %u: %s\n", made->name, (unsigned)null, fb_status_text(found));
     }
     CHECK(found == wanted);
-    /* The size that the caller states stands where it was. */
+    /* The size that the caller states is unchanged. */
     memset(&before, 0x5a, sizeof before);
     memcpy(&before, &w->out, sizeof(size_t));
     CHECK(memcmp(&before, &w->out, sizeof before) == 0);

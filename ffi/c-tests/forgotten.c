@@ -1,6 +1,6 @@
 /* What an engine forgets is an error: a step of a model with a draft layer, in two passes of attention, whose batch
  * rows differ in query rows, is made with each of its calls left out in turn. fb_finish refuses, names the layer, batch
- * row and call, and enqueues nothing; the step is completed then, or abandoned and its sequences rolled back. The
+ * row and call, and enqueues nothing; the step is completed then, or abandoned and its sequences truncated. The
  * controls are steps in which nothing is missing, and calls that are not due: query rows that a batch row has not. */
 
 #include "check.h"
@@ -36,7 +36,7 @@ static void add(rig *r, asked kind, fb_step_range range, uint32_t attention_wave
     r->due[r->due_count++] = (made){kind, range, attention_wave};
 }
 
-/* R, G by pass of attention, and S of a range. */
+/* R, G for each attention wave, and S of a range. */
 static void add_range(rig *r, uint32_t layer, uint32_t first, uint32_t count, uint32_t pass) {
     fb_step_range range = SIZED(fb_step_range);
     range.layer = layer;
@@ -155,7 +155,7 @@ static void end_well(rig *r, fb_step step) {
     }
 }
 
-/* Rows that the last resolve of a range missed, from a pass of attention on. */
+/* Rows that the last resolve of a range missed, from an attention wave on. */
 static uint32_t missed_from(const rig *r, const fb_step_range *range, uint32_t attention_wave) {
     size_t lists = (size_t)ROWS * (range->draft_pass == FB_ALL_QUERY_ROWS ? QUERY : 1);
     uint32_t missed = 0;
@@ -175,7 +175,7 @@ static void truncate(rig *r) {
 }
 
 /* What was left out is made up for. A gather that comes behind another resolve needs its own anew; where something had
- * been missed, it is too late then, and the step's report says so: the rows' slots stand in the tables already. */
+ * been missed, it is too late then, and the step's report says so: the tables already have the rows' slots. */
 static void complete(rig *r, fb_step step, const made *without, uint32_t missed) {
     for (uint32_t at = 0; at < r->due_count; at++) {
         const made *call = &r->due[at];

@@ -250,7 +250,7 @@ static void decode(engine *e, fb_device *device, uint32_t order, int whole, uint
     stop(e);
 }
 
-/* A callback that refuses abandons the step; its sequences are rolled back and go on. */
+/* A callback that refuses abandons the step; its sequences are truncated and go on. */
 static void refusing(engine *e, fb_device *device) {
     start(e, device);
     streams four = streams_of(device);

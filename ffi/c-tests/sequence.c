@@ -1,4 +1,4 @@
-/* A sequence's life: open, append, join, decode, roll back, fork, close; its rows and pages on the way. */
+/* A sequence's life: open, append, join, decode, truncate, fork, close; its rows and pages on the way. */
 
 #include "check.h"
 

@@ -1,5 +1,5 @@
 /* The sizes that structs state: those of older and of newer callers are taken, nonsense is refused, and no byte
- * behind the stated size is read or written. Each struct stands in memory of exactly the size that it states. */
+ * behind the stated size is read or written. Each struct is in memory of exactly the size that it states. */
 
 #include "calls.h"
 

@@ -19,7 +19,7 @@ static void a_hundred_steps(fb_cache *cache) {
     }
 }
 
-/* A step that is abandoned or failed publishes nothing; its sequence is rolled back and goes on. */
+/* A step that is abandoned or failed publishes nothing; its sequence is truncated and goes on. */
 static void given_up(fb_cache *cache) {
     int32_t picks[PICKS], slots[PICKS];
     story of;
