@@ -383,7 +383,7 @@ typedef struct fb_stats {
     uint32_t free_slots;
     // Gauge: free lanes.
     uint32_t free_lanes;
-    // 0.
+    // Always 0.
     uint32_t reserved;
     // Counter: steps retired.
     uint64_t steps;
@@ -447,7 +447,7 @@ typedef struct fb_info {
     uint32_t host_pages;
     // Pages of index keys.
     uint32_t index_pages;
-    // 1 if rows have no bytes.
+    // 1 if the cache was configured with residency_only: its rows have no bytes.
     uint32_t residency_only;
 } fb_info;
 
@@ -790,7 +790,7 @@ typedef struct fb_plan_config {
     uint32_t tables_beside;
 } fb_plan_config;
 
-// A plan.
+// The result of the planner.
 typedef struct fb_planned {
     // sizeof(fb_planned), set by the caller.
     size_t size;
@@ -1113,7 +1113,7 @@ fb_status fb_cache_create(const struct fb_device *device,
 // FB_BUSY while a sequence is open or a step is not retired; nothing has ended then, and the handle stays valid.
 //
 // Requires:
-// No operation that was enqueued for it is at work in the caller's buffers.
+// No operation that was enqueued for it still uses the caller's buffers.
 fb_status fb_cache_destroy(struct fb_cache *cache);
 
 // Reads a cache's counters and gauges.

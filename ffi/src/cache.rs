@@ -37,7 +37,7 @@ pub struct FbStats {
     pub free_slots: u32,
     /// Gauge: free lanes.
     pub free_lanes: u32,
-    /// 0.
+    /// Always 0.
     pub reserved: u32,
     /// Counter: steps retired.
     pub steps: u64,
@@ -110,7 +110,7 @@ pub struct FbInfo {
     pub host_pages: u32,
     /// Pages of index keys.
     pub index_pages: u32,
-    /// 1 if rows have no bytes.
+    /// 1 if the cache was configured with residency_only: its rows have no bytes.
     pub residency_only: u32,
 }
 
@@ -155,7 +155,7 @@ impl FbCache {
         Ok(FbCache { cache, tenant, steps, salt: u64::from_ne_bytes(salt) | SALT })
     }
 
-    /// The device, for a caller's buffers.
+    /// The device, to import a caller's buffers.
     pub(crate) fn device(&self) -> &dyn Device {
         &*self.tenant.device
     }
@@ -227,7 +227,7 @@ pub unsafe extern "C" fn fb_cache_create(
 /// FB_BUSY while a sequence is open or a step is not retired; nothing has ended then, and the handle stays valid.
 ///
 /// # Safety
-/// No operation that was enqueued for it is at work in the caller's buffers.
+/// No operation that was enqueued for it still uses the caller's buffers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_cache_destroy(cache: *mut FbCache) -> FbStatus {
     handle::end(cache, FbCache::check_ended)

@@ -16,7 +16,7 @@ use forebay::{Error, Kind, Result};
 use crate::panic::wall;
 use crate::status::{FbStatus, Text};
 
-/// The largest struct that can be meant: a larger size is a size that was never set.
+/// The largest plausible struct: a larger size was never set.
 const STRUCT_MAX: usize = 4096;
 
 fn bad(name: &'static str, why: &'static str) -> Error {
@@ -139,7 +139,7 @@ pub(crate) unsafe fn write_list<T: Plain>(
     Ok(())
 }
 
-/// A value.
+/// A copy of a value.
 ///
 /// # Safety
 /// `pointer` is null, or names a value that nothing changes during the call.
@@ -250,7 +250,7 @@ unsafe impl Plain for f64 {}
 
 /// A struct that begins with its size, so that callers built for another version still work.
 pub(crate) trait Versioned: Plain {
-    /// The name for messages.
+    /// The struct's name in error texts.
     const NAME: &'static str;
     /// Bytes that every version has: up to the end of the last required field. It never rises, so it is the offset
     /// of a field, which appended fields do not change.
@@ -277,7 +277,7 @@ unsafe fn stated<T: Versioned>(pointer: *const T) -> Result<usize> {
 /// must be 0.
 ///
 /// # Safety
-/// `pointer` is null, or names a struct that begins with its size, and as many bytes are there.
+/// `pointer` is null, or names a struct that begins with its size and has that many bytes.
 pub(crate) unsafe fn versioned<T: Versioned>(pointer: *const T) -> Result<T> {
     // SAFETY: the same contract.
     let size = unsafe { stated(pointer) }?;
@@ -376,8 +376,8 @@ impl<T: Versioned> VersionedOut<'_, T> {
 /// An engine's buffer of `words` 4-byte words, as the device identifies it.
 ///
 /// # Safety
-/// `pointer` is null, or so many words are memory that the device may read and write until every
-/// operation that names the slice has ended.
+/// `pointer` is null, or names `words` words that the device may read and write until every operation that uses
+/// the slice has ended.
 pub(crate) unsafe fn buffer<T>(
     device: &dyn Device,
     pointer: *const T,

@@ -162,7 +162,7 @@ impl FbCacheConfig {
         }
     }
 
-    /// The slots of each layer's pool, where they are declared.
+    /// The slots of each layer's pool, if the caller configured them.
     ///
     /// # Safety
     /// `slots_by_layer` is null, or has a value for each declared layer.

@@ -39,10 +39,10 @@ use crate::word::{self, Refused};
 
 /// An object that C may hold by a handle.
 pub(crate) trait Object: Send + Sync + 'static {
-    /// Its own number, not 0: device 1, cache 2, ticket 3, chooser 10, captured 11, trace 12, requests 13,
-    /// selections 14. Tests have those from 200 on.
+    /// The number of the type, not 0: device 1, cache 2, ticket 3, chooser 10, captured 11, trace 12, requests 13,
+    /// selections 14. Tests use numbers from 200 on.
     const KIND: u8;
-    /// Its name for messages, as C writes it.
+    /// The type's C name, for error texts.
     const NAME: &'static str;
 
     /// Called for a broken object, which is not freed: settles what other objects would wait for in vain.
@@ -439,7 +439,7 @@ pub(crate) fn end<T: Object>(handle: *mut T, check: impl FnOnce(&mut T) -> Resul
     caught(|| drop(object)).map_or(FbStatus::FbInternal, |()| FbStatus::FbOk)
 }
 
-/// Shows the text of the last call that failed inside the object of a handle of any kind.
+/// Passes `show` the text of the last call that failed on the object of a handle of any kind.
 pub(crate) fn text(handle: *const c_void, show: impl FnOnce(&[u8])) -> FbStatus {
     let handle = handle.addr() as u64;
     if handle == 0 {

@@ -128,7 +128,7 @@ impl<'a> Imports<'a> {
     /// A selection and its slots for this many batch rows and query rows.
     ///
     /// # Safety
-    /// Both are memory of the device, until every operation that names them has ended.
+    /// Both are memory of the device until every operation that uses them has ended.
     pub(crate) unsafe fn pair(
         &self,
         selection: *const i32,

@@ -139,7 +139,7 @@ impl FbOverlapConfig {
     /// The layers of an open step.
     ///
     /// # Safety
-    /// Its buffers are the device's to use until every operation that names them has ended.
+    /// The device may use its buffers until every operation on them has ended.
     unsafe fn of_step(&self, imports: &Imports<'_>, step: &Step) -> Result<Layers> {
         if self.micro_batch != 0 {
             return Err(Error::new(Kind::InvalidConfig, "overlap")
@@ -152,7 +152,7 @@ impl FbOverlapConfig {
         unsafe { self.declare(imports, batch, step.query_rows()) }
     }
 
-    /// The layers of so many batch rows and query rows.
+    /// The layers of this many batch rows and query rows.
     ///
     /// # Safety
     /// As [`FbOverlapConfig::of_step`].

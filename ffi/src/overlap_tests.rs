@@ -183,7 +183,7 @@ const ORDERS: [u32; ALL as usize] = [FB_OVERLAP_NONE, FB_OVERLAP_DBA, FB_OVERLAP
 fn steps_of_several_micro_batches_are_what_rust_does() {
     let mut rig = Rig::new(config());
     for round in 0..4 {
-        // The second one stands first in the cache every other time.
+        // Every other time the second step is the first one in the cache.
         let mut open = [rig.prepare(0..2, 0), rig.prepare(2..4, 1)];
         let (mut script, mut twin) = scripts(&mut rig, 2);
         let named: Vec<usize> = if round % 2 == 0 { vec![0, 1] } else { vec![1, 0] };

@@ -82,7 +82,7 @@ impl Versioned for FbPlanConfig {
     const REQUIRED: usize = std::mem::offset_of!(FbPlanConfig, batch);
 }
 
-/// A plan.
+/// The result of the planner.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FbPlanned {

@@ -99,7 +99,7 @@ impl Versioned for FbWarmUp {
 
 impl FbWarmUp {
     /// # Safety
-    /// The selections are device memory of their size until the stream has passed the join.
+    /// The selections are valid device memory until the stream has passed the join.
     unsafe fn declare(&self, cache: &FbCache) -> Result<WarmUp> {
         let bad = |place| Err(Error::new(Kind::InvalidConfig, "join").at(place));
         if self.reserved != 0 {

@@ -48,7 +48,7 @@ impl Versioned for FbTokens {
     const REQUIRED: usize = std::mem::offset_of!(FbTokens, key_count);
 }
 
-/// Tokens as the caller's memory holds them, keys as the library takes them.
+/// Tokens in the caller's memory, and keys in the library's type.
 struct Given<'a> {
     ids: &'a [u32],
     keys: Vec<Option<[u8; 16]>>,

@@ -137,7 +137,7 @@ pub unsafe extern "C" fn fb_error_text(
     handle::text(handle, |said| unsafe { cast::write_text(text, text_bytes, said) })
 }
 
-/// Bytes of a message, its end included. Longer ones are cut.
+/// Bytes of a message, including its ending zero. Longer messages are cut.
 const TEXT_BYTES: usize = 512;
 
 /// A message that C can read. It ends with a zero byte, is cut between characters, and is never allocated.

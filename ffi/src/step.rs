@@ -141,7 +141,7 @@ impl Steps {
         }
     }
 
-    /// The place of the step of this number in its cache.
+    /// The index of the step with this number.
     pub(crate) fn place(&self, number: u64) -> Result<usize> {
         self.open.iter().position(|step| step.number() == number).ok_or_else(closed)
     }
@@ -158,7 +158,7 @@ impl Steps {
         Ok(())
     }
 
-    /// Calls `what` with the steps of these numbers.
+    /// Calls `what` with the steps that have these numbers.
     pub(crate) fn with_several(
         &mut self,
         numbers: impl ExactSizeIterator<Item = u64>,
@@ -223,7 +223,7 @@ impl FbCache {
         self.steps.open.iter().find(|step| step.number() == number).ok_or_else(closed)
     }
 
-    /// Layers, draft layers included.
+    /// The number of layers, draft layers included.
     pub(crate) fn layers(&self) -> usize {
         self.cache.geometry().layers() as usize
     }
@@ -240,7 +240,7 @@ impl FbCache {
         }
     }
 
-    /// Its place.
+    /// The index of the step with the caller's number.
     pub(crate) fn place(&self, number: FbStep) -> Result<usize> {
         self.steps.place(self.salted(number))
     }
@@ -279,7 +279,7 @@ impl FbCache {
         Ok(number)
     }
 
-    /// Retires the step at `place`; whether it has ended, and what it has done. One that has not stays.
+    /// Retires the step at `place`; returns whether it has ended, and what it did. A step that has not ended stays.
     fn retire(&mut self, place: usize, stream: *mut c_void) -> (bool, Result<FbRetired>) {
         let step = self.steps.open.swap_remove(place);
         match self.cache.retire(step, cast::stream(stream)) {

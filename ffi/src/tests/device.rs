@@ -147,7 +147,7 @@ fn streams_run_in_the_order_that_was_asked_for() {
         assert_eq!(fb_stream_create(device, &raw mut other), FbOk);
         assert_eq!(fb_stream_call(device, null_mut(), Some(wait), held), FbOk);
         assert_eq!(fb_stream_order(device, null_mut(), other), FbOk);
-        // The other stream stands behind the gate, though nobody waits here.
+        // The other stream waits for the gate, though no thread waits here.
         assert_eq!(fb_stream_call(device, other, Some(see), (&raw const seen).cast_mut().cast()), FbOk);
         open.send(()).unwrap();
         assert_eq!(fb_stream_wait(device, other), FbOk);
