@@ -258,8 +258,8 @@ static inline fb_step begin_step(fb_cache *cache, story *of, uint32_t count, uin
     return step;
 }
 
-/* What is due of a step's layers from `first` on, of which a test asks nothing: they select nothing, and what stands in
- * the landing slots is stored. */
+/* The calls that a step still needs for layers from `first` on that a test does not use: they select nothing and store
+ * what the landing slots hold. */
 static inline void rest_of_step(fb_cache *cache, fb_step step, uint32_t first, void *stream) {
     static int32_t picks[LANES * PICKS], slots[LANES * PICKS];
     memset(picks, 0xff, sizeof picks);

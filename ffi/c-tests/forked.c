@@ -33,8 +33,8 @@ static void own_cache(void) {
     end_all(device, cache);
 }
 
-/* The child ends as another program: what the parent's handles named is a copy here that nobody frees, which a search
- * for leaks at its exit would find. */
+/* The child ends as another program: it has copies of the objects of the parent's handles, which no code frees, and a
+ * search for leaks at its exit would find them. */
 static void in_child(world *w) {
     every_call_is_closed(w);
     own_cache();
