@@ -1,7 +1,7 @@
 # The commands of this repository, which `make help` lists. A newcomer needs two: `make demo` and `make test`.
 
 .NOTPARALLEL:
-.PHONY: help setup bench-setup demo proof picture check test soak bench dist install style unit all-tests \
+.PHONY: help setup bench-setup demo proof figures picture check test soak bench dist install style unit all-tests \
         tests-build wheel python-tests on-cuda on-driver examples docs loom installs asan tsan c-test python \
         kernels kernels-check embedder gpu-bundle gpu-bundle-check
 
@@ -18,7 +18,7 @@ endif
 FUZZ_SECONDS ?= 600
 HOST := x86_64-unknown-linux-gnu
 # The tests of the inner loop beside the unit tests.
-MODELS := tidy embedded residency world failures edges misuse overlap order
+MODELS := tidy embedded figures residency world failures edges misuse overlap order
 # The tests that take the device they are given.
 ON_CUDA := failures edges misuse overlap sharing graphs
 # Those of a driver that is named.
@@ -47,7 +47,11 @@ demo:
 proof:
 	ci/python --proof
 
-## The pictures in README.md: the report of the trace in data/ and a simulated step, as Chromium shows them.
+## Draws the pictures docs/images/*.svg from ci/figures; Python 3.11 and nothing else.
+figures:
+	python3 -B ci/figures
+
+## The other pictures in README.md: the report of the trace in data/ and a simulated step, as Chromium shows them.
 picture:
 	mkdir -p target/picture
 	cargo run --release -p forebay-cli -- replay data/demo.topk.zst --html target/picture/report.html

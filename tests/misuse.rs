@@ -122,7 +122,7 @@ impl Engine {
 }
 
 #[test]
-fn a_resolve_that_nobody_gathers_fails_the_step_and_a_roll_back_trusts_no_row_of_it() {
+fn a_resolve_that_nobody_gathers_fails_the_step_and_a_truncation_trusts_no_row_of_it() {
     let mut e = Engine::new(false);
     let sequence = e.open();
     e.select(4);

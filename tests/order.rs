@@ -106,7 +106,7 @@ fn each_edge_left_out_is_caught() {
     }
 }
 
-/// What the host issues for a sequence, each on a stream of its own: a warm-up in stretches, a roll-back, a fork, a
+/// What the host issues for a sequence, each on a stream of its own: a warm-up in stretches, a truncation, a fork, a
 /// close, and a lane that is entered again; steps between them.
 fn lives(rig: &mut Rig) -> Result<()> {
     let orders = [Overlap::Dba; 3];

@@ -19,6 +19,7 @@ mod reference;
 #[path = "overlap/times.rs"]
 mod times;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use device::TestDevice;
@@ -142,7 +143,7 @@ fn fails_at(setting: &Setting, overlap: Overlap, at: u32, how: Fault) -> bool {
 }
 
 #[test]
-fn an_engine_that_fails_at_any_call_abandons_the_step_and_a_roll_back_heals_it() {
+fn an_engine_that_fails_at_any_call_abandons_the_step_and_a_truncation_heals_it() {
     let waves = Setting { waves: 2, budget: 10, query_rows: 2, ..plain() };
     let one_by_one = Setting { one_by_one: true, ..plain() };
     // Each ninth call where not all are tried: then all ways together begin at every call of nine.
@@ -183,7 +184,7 @@ fn what_does_not_fit_is_refused_before_anything_is_enqueued() {
     refused(&[Overlap::Da; 3], &|_| {}, "orders by layer");
     let last = [Overlap::None, Overlap::None, Overlap::None, Overlap::Dba];
     for orders in [da, last] {
-        refused(&orders, &|l| l.buffers.split_indices = None, "attention in parts needs index lists");
+        refused(&orders, &|l| l.buffers.split_indices = None, "split attention needs index lists");
     }
     refused(&da, &|l| l.batch = 1, "batch rows");
     refused(&da, &|l| l.batch = 4, "batch rows");
@@ -211,12 +212,12 @@ fn what_does_not_fit_is_refused_before_anything_is_enqueued() {
     );
     decode.enqueue_only(&mut steps, &[Overlap::None; 4], &|l| l.buffers.split_indices = None).unwrap();
     let (error, engine_calls) = decode.other_streams(&mut steps);
-    assert_eq!(error.place(), "other streams than the step's layers had before");
+    assert_eq!(error.place(), "other streams than the step's earlier layers had");
     assert_eq!(engine_calls, 0);
 }
 
 #[test]
-fn nothing_follows_an_abandoned_step_but_a_roll_back() {
+fn nothing_follows_an_abandoned_step_but_a_truncation() {
     for calls in [0, 7, 20] {
         let device = TestDevice::new(HostOptions { threaded: true, ..HostOptions::default() });
         let mut decode = Decode::new(plain(), device.device(), device);
@@ -245,7 +246,7 @@ fn passes_that_a_layer_has_not_are_refused() {
     let mut decode = Decode::new(plain(), device.device(), device);
     let mut steps = decode.prepare();
     for (layer, draft_pass, place) in [
-        (0, Some(0), "a pass of a layer that is no draft layer"),
+        (0, Some(0), "a draft pass of a layer that is no draft layer"),
         (engine::LAYERS, Some(2), "draft passes"),
         (engine::LAYERS, Some(u32::MAX), "draft passes"),
         (engine::LAYERS + 1, None, "layer"),
@@ -344,6 +345,72 @@ fn what_an_order_hides_runs_beside_the_gather() {
     assert!(meets(dba["gather 0"], dba["I2"]) && meets(dba["gather 1"], dba["A0"]));
     let end = |times: &times::Times| times["rest"].1;
     assert!(end(&dba) < end(&da) && end(&da) < end(&none));
+}
+
+/// A work of docs/images/overlap.svg: its stream, when it begins and ends, and what it waits for beside its stream.
+struct Drawn {
+    name: &'static str,
+    stream: &'static str,
+    span: (f64, f64),
+    after: Option<&'static str>,
+}
+
+/// An order as the picture has it, in the order of its works.
+fn drawn(order: &str) -> Vec<Drawn> {
+    let on_the_clock = |name: &'static str| match name {
+        "R" | "R1" => "resolve 0",
+        "R2" => "resolve 1",
+        "G" | "G1" => "gather 0",
+        "G2" => "gather 1",
+        "S" => "scatter 0",
+        own => own,
+    };
+    let picture = include_str!("../docs/images/overlap.svg");
+    let cells = picture.split("data-cell=\"").skip(1).filter_map(|rest| rest.split('"').next());
+    let works = cells.filter_map(|cell| cell.strip_prefix(order)?.strip_prefix(' '));
+    let parsed = works.map(|cell| {
+        let words: Vec<&str> = cell.split_whitespace().collect();
+        Drawn {
+            name: on_the_clock(words[0]),
+            stream: words[1],
+            span: (words[2].parse().unwrap(), words[3].parse().unwrap()),
+            after: words.get(4).map(|name| on_the_clock(name)),
+        }
+    });
+    parsed.collect()
+}
+
+#[test]
+fn the_picture_of_the_orders_has_their_edges_and_no_others() {
+    for (order, name) in [(Overlap::None, "none"), (Overlap::Da, "DA"), (Overlap::Dba, "DBA")] {
+        let works = drawn(name);
+        let edges: Vec<_> = times::edges(order, 1).into_iter().filter(|(_, to)| *to != "rest").collect();
+        let mut behind: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+        for (index, work) in works.iter().enumerate() {
+            let waits = works.iter().find(|other| Some(other.name) == work.after);
+            assert!(
+                waits.is_none_or(|other| edges.contains(&(other.name, work.name))),
+                "{name}: {}",
+                work.name
+            );
+            let last = works[..index].iter().rfind(|other| other.stream == work.stream);
+            let before: Vec<&Drawn> = waits.into_iter().chain(last).collect();
+            let earliest = before.iter().map(|other| other.span.1).fold(0.0, f64::max);
+            assert!(
+                work.span.0 == earliest && work.span.1 > earliest,
+                "{name}: {} from {earliest}",
+                work.name
+            );
+            let all = before.iter().flat_map(|other| behind[other.name].iter().copied().chain([other.name]));
+            let all = all.collect();
+            behind.insert(work.name, all);
+        }
+        for (from, to) in edges {
+            assert!(behind[to].contains(from), "{name}: {to} is not drawn behind {from}");
+        }
+        let clock = times::times(order, 1, 20.0, None).swap_remove(0);
+        assert!(behind.keys().eq(clock.keys().filter(|work| *work != "rest")), "{name}");
+    }
 }
 
 /// Three steps on the clock by a seed, the second without the waits of a range. Answers the second's waits.

@@ -1,8 +1,8 @@
 //! Style as a test: what CONTRIBUTING.md asks for, checked over the whole tree.
 //!
-//! Every rule is a function from a file's name and text to faults, so that beside it stands a test that
-//! plants a violation and sees it reported: a rule that reports nothing proves nothing by itself. Format
-//! and lints are the compiler's matter (`make check`); here stands what it does not know.
+//! Every rule is a function from a file's name and text to faults. A test next to it plants a violation and
+//! sees it reported, because a rule that reports nothing proves nothing by itself. The compiler checks format
+//! and lints (`make check`); these rules check the rest.
 //!
 //! The tree is walked and .gitignore obeyed; git is not asked, so an unpacked archive can be checked too.
 
@@ -18,6 +18,10 @@ mod pages;
 mod source;
 #[path = "tidy/text.rs"]
 mod text;
+#[path = "tidy/walk.rs"]
+mod walk;
+#[path = "tidy/words.rs"]
+mod words;
 
 /// A broken rule: where, and what is wrong there.
 pub struct Fault {
@@ -99,12 +103,12 @@ fn the_tree_is_read() {
 }
 
 #[test]
-fn rooms_use_rooms_above_them_only() {
+fn modules_use_modules_above_them_only() {
     over_tree(layout::directions);
 }
 
 #[test]
-fn devices_do_not_know_each_other() {
+fn devices_do_not_name_each_other() {
     over_tree(layout::backends);
 }
 
@@ -119,7 +123,7 @@ fn atomics_locks_and_threads_are_named_in_one_place() {
 }
 
 #[test]
-fn unsafe_stands_in_its_rooms_and_gives_reasons() {
+fn unsafe_is_in_its_places_and_gives_reasons() {
     over_tree(layout::unsafety);
     report(&layout::exceptions(|file| read(file).is_some()));
 }
@@ -145,7 +149,7 @@ fn nothing_is_unfinished_or_dead() {
 }
 
 #[test]
-fn no_code_stands_in_comments() {
+fn no_code_is_in_comments() {
     over_tree(text::commented_code);
 }
 
@@ -184,6 +188,23 @@ fn listings_of_the_pages_are_programs_that_are_run() {
         assert!(text.contains(&format!("```{language}\n")), "{page} has no listing in {language}");
         report(&pages::listing((page, &text), language, (program, &run)));
     }
+}
+
+#[test]
+fn the_walk_has_twelve_stops_at_functions_that_exist() {
+    report(&walk::stops(&read(walk::WALK).unwrap_or_default(), read));
+}
+
+#[test]
+fn banned_words_do_not_come_back() {
+    let hits: Vec<words::Hit> = tree().iter().flat_map(|(file, text)| words::hits(file, text)).collect();
+    report(&words::left(&hits));
+}
+
+#[test]
+fn the_first_lines_name_the_rule() {
+    over_tree(words::rule);
+    report(&words::rule("README.md", &read("README.md").unwrap_or_default()));
 }
 
 #[test]

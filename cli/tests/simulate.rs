@@ -411,7 +411,7 @@ fn bad_input_is_one_error_that_names_the_option_or_the_field() {
         ("--setup ess --context 32K --batch 64 --ratio 0.5 --mtp 2 --accept NaN".to_owned(), "--accept"),
         (
             "--setup ess --context 32K --batch 64 --ratio 0.5 --mtp 1,2 --accept 1,1,1".to_owned(),
-            "--accept is neither",
+            "--accept needs one value",
         ),
         ("--setup ess --context 32K --batch 64 --ratio 0.5 --overlap all".to_owned(), "--overlap"),
         ("--setup ess --context 32K --ratio 0.5".to_owned(), "--batch"),
@@ -549,7 +549,7 @@ fn other_gpus_are_priced_and_marked_extrapolated() {
 #[test]
 fn gpus_that_cannot_be_priced_are_refused_in_one_line() {
     for (options, words) in [
-        (format!("--gpus 256 {POINT}"), "256 GPUs: the costs are of 32, and are carried to 8 to 128"),
+        (format!("--gpus 256 {POINT}"), "256 GPUs: the costs are of 32, and can be extrapolated to 8 to 128"),
         (format!("--gpus 4 {POINT}"), "4 GPUs: the costs are of 32"),
         (format!("--gpus 24 {POINT}"), "24 GPUs: 256 experts do not divide"),
         (format!("--gpus 0 {POINT}"), "--gpus"),

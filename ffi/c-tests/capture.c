@@ -285,7 +285,7 @@ static void launched_without(rig *r, const engine *own, const fb_captured *captu
     CHECK(length > 0 && (size_t)length < sizeof text);
     OK(r->cache, fb_finish(r->cache, step, r->stream));
     IS(FB_DEVICE_FAILED, retire(r, step));
-    CHECK(says(r->cache, text) && says(r->cache, "roll its sequences back"));
+    CHECK(says(r->cache, text) && says(r->cache, "truncate its sequences"));
     fb_batch_row row = {r->of[0].sequence, 0, QUERY};
     fb_step_config config = SIZED(fb_step_config);
     config.rows = &row;

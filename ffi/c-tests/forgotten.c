@@ -191,7 +191,7 @@ static void complete(rig *r, fb_step step, const made *without, uint32_t missed)
     OK(r->device, fb_stream_wait(r->device, r->stream));
     IS(FB_DEVICE_FAILED, fb_retire(r->cache, &step, r->stream, NULL));
     CHECK(says(r->cache, "was not gathered") && says(r->cache, "batch row") && says(r->cache, "layer"));
-    CHECK(says(r->cache, "roll its sequences back"));
+    CHECK(says(r->cache, "truncate its sequences"));
     r->too_late++;
     truncate(r);
 }
@@ -201,7 +201,7 @@ static void give_up(rig *r, fb_step step) {
     OK(r->cache, fb_finish(r->cache, step, r->stream));
     OK(r->device, fb_stream_wait(r->device, r->stream));
     IS(FB_CANCELLED, fb_retire(r->cache, &step, r->stream, NULL));
-    CHECK(step == 0 && says(r->cache, "roll its sequences back"));
+    CHECK(step == 0 && says(r->cache, "truncate its sequences"));
     fb_batch_row row = {r->of[0].sequence, 0, 1};
     fb_step_config config = SIZED(fb_step_config);
     config.rows = &row;

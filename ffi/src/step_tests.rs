@@ -83,7 +83,7 @@ fn all_layers_in_one_call_are_refused_where_a_row_might_be_in_a_scratch_slot() {
         made,
         FbStatus::FbInvalidConfig,
         &rig,
-        "all layers share the scratch slots, and attention of none comes between",
+        "all layers share the scratch slots, and no attention runs between them",
     );
     status(
         made,
@@ -371,7 +371,7 @@ fn an_abandoned_step_is_cancelled_and_tells_nothing() {
     ok(fb_finish(rig.cache, step, null_mut()));
     // SAFETY: a place for the number.
     let ended = unsafe { fb_retire(rig.cache, &mut step, null_mut(), null_mut()) };
-    status(ended, FbStatus::FbCancelled, &rig, "not enqueued whole");
+    status(ended, FbStatus::FbCancelled, &rig, "not enqueued completely");
     assert_eq!((step, told(rig.cache)), (0, (Vec::new(), Vec::new())));
     rig.twin.abandon(&mut own).unwrap();
     rig.twin.finish(&mut own, rig.stream).unwrap();

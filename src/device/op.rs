@@ -254,7 +254,7 @@ impl Staged {
                 keep(&mut self.budgets, join.budgets);
                 self.blocks.iter_mut().zip(join.blocks).for_each(|(kept, blocks)| keep(kept, blocks));
             }
-            PoolOp::Truncate(cut) => keep(&mut self.pages, cut.pages),
+            PoolOp::Truncate(truncate) => keep(&mut self.pages, truncate.pages),
             _ => {}
         }
     }
@@ -264,7 +264,7 @@ impl Staged {
         let Staged { pages, blocks, budgets } = self;
         match op {
             PoolOp::Join(join) => PoolOp::Join(Join { pages, blocks, budgets, ..join }),
-            PoolOp::Truncate(cut) => PoolOp::Truncate(Truncate { pages, ..cut }),
+            PoolOp::Truncate(truncate) => PoolOp::Truncate(Truncate { pages, ..truncate }),
             other => other,
         }
     }

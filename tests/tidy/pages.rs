@@ -165,7 +165,7 @@ pub fn commands(file: &str, text: &str, makefile: &str) -> Vec<Fault> {
     faults
 }
 
-/// The lines of a page's programs in `language` stand, in their order, in the program that the tests run.
+/// The lines of a page's programs in `language` are, in their order, lines of the program that the tests run.
 pub fn listing(page: (&str, &str), language: &str, program: (&str, &str)) -> Vec<Fault> {
     let mut there = program.1.lines().map(str::trim);
     let mut shown = false;
@@ -217,7 +217,7 @@ mod tests {
 
     fn page(rows: &str) -> String {
         let rest = rows_wanted().filter(|id| !rows.contains(&format!("| {id} |")));
-        let rest: String = rest.map(|id| format!("| {id} | x | later | its room |\n")).collect();
+        let rest: String = rest.map(|id| format!("| {id} | x | later | its module |\n")).collect();
         format!("{rows}{rest}")
     }
 

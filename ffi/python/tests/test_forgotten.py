@@ -159,7 +159,7 @@ class Rig:
 
     def give_up(self, step: forebay.Step) -> None:
         step.abandon()
-        with pytest.raises(forebay.Cancelled, match="roll its sequences back"):
+        with pytest.raises(forebay.Cancelled, match="truncate its sequences"):
             step.retire(wait=True)
         self.healed()
 
@@ -356,7 +356,7 @@ def test_a_graph_of_the_engines_that_was_not_launched_fails_its_step(
             assert step.retire(wait=True).step > 0
             continue
         layer, query = min(without, DRAFT), max(without - DRAFT, 0)
-        says = f"a query row was never resolved .batch row 0, layer {layer}, value {query}.; roll its sequences back"
+        says = f"a query row was never resolved .batch row 0, layer {layer}, value {query}.; truncate its sequences"
         with pytest.raises(forebay.DeviceFailed, match=says):
             step.retire(wait=True)
         rig.healed()

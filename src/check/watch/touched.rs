@@ -152,7 +152,7 @@ impl Watched {
                 self.slot_blocks(join.blocks, true, &mut list);
                 list
             }
-            PoolOp::Truncate(cut) => self.lane_and_pages(cut.lane.0, cut.pages),
+            PoolOp::Truncate(truncate) => self.lane_and_pages(truncate.lane.0, truncate.pages),
             PoolOp::Leave(lane) => self.leaving(*lane),
             PoolOp::Warm(warm) => {
                 let mut list = Vec::new();
@@ -213,7 +213,7 @@ impl Watched {
     pub(super) fn enqueued(&mut self, op: &PoolOp<'_>, lanes: Vec<u32>) {
         match op {
             PoolOp::Join(join) => self.holds(join.lane, join.pages, Some(join.blocks)),
-            PoolOp::Truncate(cut) => self.holds(cut.lane, cut.pages, None),
+            PoolOp::Truncate(truncate) => self.holds(truncate.lane, truncate.pages, None),
             PoolOp::Leave(lane) => self.holds(*lane, &[], Some(&[])),
             PoolOp::Begin(begin) => self.begins(begin.micro_batch, lanes),
             _ => {}

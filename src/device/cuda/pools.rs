@@ -354,7 +354,7 @@ impl CudaPools {
                     self.staged.write(blocks + layer * self.staged_blocks as usize, own);
                 }
             }
-            PoolOp::Truncate(cut) => self.stage_pages(cut.lane, cut.length, cut.pages),
+            PoolOp::Truncate(truncate) => self.stage_pages(truncate.lane, truncate.length, truncate.pages),
             _ => {}
         }
     }
@@ -373,7 +373,7 @@ impl CudaPools {
     pub fn run(&self, e: &Enqueueing<'_>, op: &PoolOp<'_>) -> Answer {
         match op {
             PoolOp::Join(join) => self.join(e, join.lane),
-            PoolOp::Truncate(cut) => self.truncate(e, cut),
+            PoolOp::Truncate(truncate) => self.truncate(e, truncate),
             PoolOp::Leave(lane) => {
                 let args = abi::LeaveArgs { pools: self.words, lane: lane.0, unused: 0 };
                 self.launch(e, Launch::new(Kernel::Leave, self.words.layer_count, 1), &args)
@@ -418,13 +418,13 @@ impl CudaPools {
         self.launch(e, Launch::new(Kernel::Join, self.words.layer_count, JOIN_BLOCKS), &args)
     }
 
-    fn truncate(&self, e: &Enqueueing<'_>, cut: &Truncate<'_>) -> Answer {
+    fn truncate(&self, e: &Enqueueing<'_>, truncate: &Truncate<'_>) -> Answer {
         let args = abi::TruncateArgs {
             pools: self.words,
-            staged: self.staged.at(self.place(cut.lane)),
-            lane: cut.lane.0,
-            settle: cut.settle,
-            length: cut.length,
+            staged: self.staged.at(self.place(truncate.lane)),
+            lane: truncate.lane.0,
+            settle: truncate.settle,
+            length: truncate.length,
             unused: 0,
         };
         self.launch(e, Launch::new(Kernel::Truncate, self.words.layer_count, 1), &args)

@@ -267,7 +267,7 @@ impl HostPools {
     fn run_with<S: Scan>(&self, scan: &S, op: &PoolOp<'_>) -> Result<()> {
         match *op {
             PoolOp::Join(join) => self.join(join.lane, join.length),
-            PoolOp::Truncate(cut) => self.truncate(scan, &cut),
+            PoolOp::Truncate(truncate) => self.truncate(scan, &truncate),
             PoolOp::Leave(lane) => {
                 self.layers.iter().for_each(|layer| layer.lock().leave(lane.0));
                 Ok(())
@@ -304,8 +304,8 @@ impl HostPools {
         Ok(())
     }
 
-    fn truncate<S: Scan>(&self, scan: &S, cut: &Truncate<'_>) -> Result<()> {
-        let Truncate { lane, settle, length, .. } = *cut;
+    fn truncate<S: Scan>(&self, scan: &S, truncate: &Truncate<'_>) -> Result<()> {
+        let Truncate { lane, settle, length, .. } = *truncate;
         let state = self.lane(lane)?;
         let trust = std::mem::take(&mut *state.trust.lock());
         let mut copies = Copies::new(&self.plan.geometry, self.copier);
