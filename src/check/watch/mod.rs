@@ -19,7 +19,7 @@
 //! | operation | reads | writes |
 //! |---|---|---|
 //! | begin | pinned descriptor, accepted counts | step descriptor, counts, all of its lanes |
-//! | resolve | step descriptor, selection, head | answer, lists of fetches, tables, which slots are resident or fetched |
+//! | resolve | step descriptor, selection, head | answer, lists of fetches, tables, resident and fetched slots |
 //! | gather | step descriptor, list, rows of the total pool | fetched and scratch slots |
 //! | scatter | step descriptor, head, landing slots | the step's rows of the total pool |
 //! | report | step descriptor, lists | counts, report |
