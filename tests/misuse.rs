@@ -148,8 +148,8 @@ fn a_pass_that_nobody_gathers_fails_the_step_but_costs_no_resident_row() {
     for (waves, missing, hits_after) in [
         (&[0, 1][..], None, 4),
         (&[0], Some("an attention wave's rows were not gathered"), 4),
-        (&[1, 0, 1], Some("what a layer missed was not gathered"), 0),
-        (&[], Some("what a layer missed was not gathered"), 0),
+        (&[1, 0, 1], Some("a layer's missed rows were not gathered"), 0),
+        (&[], Some("a layer's missed rows were not gathered"), 0),
     ] {
         let shape = Shape { layers: 1, ..config().shape };
         let mut e = Engine::with(false, Config { shape, min_budget: 4, attention_waves: 2, ..config() });

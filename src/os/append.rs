@@ -77,7 +77,7 @@ impl Appender {
                 return Err(self.fail(match cut {
                     Ok(()) => error.with("whole bytes", self.length),
                     Err(_) => error.with("whole bytes", self.length).hint(
-                        "free space, then truncate the file to the whole bytes: its incomplete end could not be removed",
+                        "free space and cut the file to the whole bytes: its incomplete end could not be removed",
                     ),
                 }));
             }

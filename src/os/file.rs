@@ -60,7 +60,7 @@ fn replace(path: &Path, bytes: &[u8], faults: &dyn Faults) -> Step<()> {
     }
     let target = target(path).map_err(|error| ("follow link", error))?;
     let (mut file, partial) =
-        step(faults, Call::CreateFile, "create beside it", || Partial::beside(&target, faults))?;
+        step(faults, Call::CreateFile, "create temporary file", || Partial::beside(&target, faults))?;
     write(&mut file, bytes, faults)?;
     if let Some(old) = old {
         // Keep the old file's permissions where allowed; a refusal is not an error.
@@ -253,7 +253,7 @@ mod tests {
         let directory = Directory::new("place");
         let path = directory.0.join("none/a");
         let e = write_whole(&path, b"", &NoFaults).unwrap_err();
-        assert!(e.place().ends_with("create beside it: No such file or directory"), "{e}");
+        assert!(e.place().ends_with("create temporary file: No such file or directory"), "{e}");
         let e = write_whole(&directory.0, b"", &NoFaults).unwrap_err();
         assert!(e.place().ends_with("open: Is a directory"), "{e}");
     }

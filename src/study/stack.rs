@@ -43,8 +43,8 @@ const WORDS_PAID: usize = 16;
 /// The most numbers: a log of five times as many entries is numbered in 32 bits.
 pub(super) const NUMBERS_MAX: u32 = 1 << 29;
 
-/// The LRU stack: the numbers in order of use, with the depth (stack distance) of each. See the head of `study/stack.rs`
-/// for its costs.
+/// The LRU stack: numbers in order of use, with the depth (stack distance) of each. The head of `study/stack.rs` has
+/// its costs.
 #[derive(Clone, Debug)]
 pub struct LruStack {
     /// For each number, its live entry in the log, or [`NOWHERE`].

@@ -18,17 +18,17 @@
 //!
 //! | operation | reads | writes |
 //! |---|---|---|
-//! | begin | pinned block, accepted counts | block, counts, all of its lanes |
-//! | resolve | block, selection, head | answer, lists of fetches, tables, which slots are resident or fetched |
-//! | gather | block, list, rows of the total pool | fetched and scratch slots |
-//! | scatter | block, head, landing slots | the step's rows of the total pool |
-//! | report | block, lists | counts, report |
+//! | begin | pinned descriptor, accepted counts | step descriptor, counts, all of its lanes |
+//! | resolve | step descriptor, selection, head | answer, lists of fetches, tables, resident and fetched slots |
+//! | gather | step descriptor, list, rows of the total pool | fetched and scratch slots |
+//! | scatter | step descriptor, head, landing slots | the step's rows of the total pool |
+//! | report | step descriptor, lists | counts, report |
 //! | join | staged arguments, pages | all of the lane, its slot blocks |
-//! | truncate | staged arguments, pages that it had and has | all of the lane |
+//! | truncate | staged arguments, its old and new pages | all of the lane |
 //! | leave | pages, slot blocks | all of the lane |
-//! | warm | selections | all of the lane, but for its page table |
+//! | warm | selections | all of the lane except its page table |
 //! | raise | rows of the total pool | resident rows |
-//! | copy | from | to; where they are pages of the total pool, the rows of the lane that has them alone |
+//! | copy | source | target; in pages of the total pool, the rows of the lane that owns the page alone |
 //!
 //! A device does not see the engine's own launches. The engine declares what they touch: [`Watch::index`],
 //! [`Watch::land`], [`Watch::attend`], and [`Watch::engine`] for anything else.

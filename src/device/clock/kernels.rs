@@ -103,7 +103,7 @@ pub const SOURCES: [(&str, &str); 10] = [
     ("read_gb_s", "NVIDIA/nvbandwidth#24, of an H100: 35.2 GB/s"),
     ("write_gb_s", "NVIDIA/nvbandwidth#24"),
     ("round_trip_us", "assumed: PCIe 5 and the host's memory"),
-    ("load_us", "assumed: L2 0.3 us, device memory 0.6 us behind a sweep of L2"),
+    ("load_us", "assumed: L2 0.3 us, device memory 0.6 us after a sweep of L2"),
     ("turn_us", "assumed: L2 and an atomic, by the machine code's loop"),
     ("shared_us", "assumed: 35 to 50 cycles"),
     ("barrier_us", "assumed: 35 to 50 cycles of 16 warps"),

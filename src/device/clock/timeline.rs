@@ -6,9 +6,9 @@
 //! | state | until |
 //! |---|---|
 //! | gap | its launch gap is over |
-//! | queued | a copy engine of its direction is free; in the order of becoming ready. Copies alone |
+//! | queued | a copy engine of its direction is free; in the order of becoming ready (copies only) |
 //! | fixed | its fixed time is over |
-//! | rest | its demand is served, at a rate that changes whenever what else runs does |
+//! | rest | its demand is served, at a rate that changes whenever the set of running operations does |
 //!
 //! **Rates.** A demand for SMs is served at `1 / max(1, sum of the shares)` of its full speed. Each transfer gets an
 //! equal part of the direction's rate, and shares what other transfers cannot use.
