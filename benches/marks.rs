@@ -1,14 +1,11 @@
 //! Claim: recording a step's calls on host and device, and checking them at its end, takes at most 1% of the
-//! instructions
-//! of its resolves and gathers. A timer cannot resolve so little, so `ci/instructions` runs one of the shapes below
-//! under
-//! callgrind and counts instructions (`FOREBAY_COUNT_SIDE` names the shape, `FOREBAY_COUNT_STEPS` sets the steps). Run
-//! alone, this benchmark prints the time of a layer of each shape, including all calls of a step.
+//! instructions of its resolves and gathers. A timer cannot resolve so little, so `ci/instructions` runs one of the
+//! shapes below under callgrind and counts instructions (`FOREBAY_COUNT_SIDE` names the shape, `FOREBAY_COUNT_STEPS`
+//! sets the steps). Run alone, this benchmark prints the time of a layer of each shape, including all calls of a step.
 //!
 //! A step is an engine's, through `Cache` on the host device, in plain Rust: prepare; resolve, gather and scatter of
 //! each layer, for the whole batch or in halves; finish and retire. Selections are drawn from slightly more positions
-//! than
-//! there are slots, so that about 13% miss.
+//! than there are slots, so that about 13% miss.
 
 #[path = "support/clock.rs"]
 mod clock;

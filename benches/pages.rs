@@ -1,7 +1,7 @@
 //! Claim: a page is allocated and freed in at most 50 ns, uncontended.
 //!
-//! A pool of a server's size (1,048,576 pages), half of it owned, released in shuffled order
-//! so that the free pages are scattered; one page a call, and 64 in one call.
+//! A pool of a server's size (1,048,576 pages), half of it owned, released in shuffled order so that the free pages
+//! are scattered; one page a call, and 64 in one call.
 
 #[path = "support/clock.rs"]
 mod clock;

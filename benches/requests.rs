@@ -1,8 +1,7 @@
-//! Claims: a replay of agentic_A (21.5 million block references, 10,000 blocks) makes at least 2 times the
-//! accesses a second of libCacheSim's LRU, without parsing on both sides. Hits at every capacity take at most 4
-//! times as long as that one replay: on this trace, on the Mooncake trace with its short prompts, and on a generated
-//! one
-//! whose prompts of one block each return from a stack distance of 4 million blocks.
+//! Claims: a replay of agentic_A (21.5 million block references, 10,000 blocks) makes at least 2 times the accesses a
+//! second of libCacheSim's LRU, without parsing on both sides. Hits at every capacity take at most 4 times as long as
+//! that one replay: on this trace, on the Mooncake trace with its short prompts, and on a generated one whose prompts
+//! of one block each return from a stack distance of 4 million blocks.
 //!
 //! Our side is the code of `forebay replay`: it looks up the leading run of every request and touches all its blocks.
 //! Their side is libCacheSim's C code, started from Python (`benches/libcachesim_lru.py`), with the same blocks in

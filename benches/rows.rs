@@ -1,12 +1,11 @@
 //! Claim: gathering random 656-byte rows from more than 1 GiB, and scattering as many, runs at no less than 60% of the
 //! rate of one large memcpy of as many bytes, at a host stride of 704 bytes.
 //!
-//! The gather is the device's own, of 64 lanes in one call: 2,048 rows each, drawn at random from the lane's
-//! 32,768, whose pages are spread over the pool; 82 MiB a call. The scatter is that of 512 lanes in 192
-//! layers: each row goes to a different page. Rows of every call are compared with the expected ones.
-//! In addition the same is measured at stride 656, and with the pool on 4 KiB pages instead of huge ones. The memcpy
-//! is
-//! measured on both kinds of pages; the claim is against the faster one.
+//! The gather is the device's own, of 64 lanes in one call: 2,048 rows each, drawn at random from the lane's 32,768,
+//! whose pages are spread over the pool; 82 MiB a call. The scatter is that of 512 lanes in 192 layers: each row goes
+//! to a different page. Rows of every call are compared with the expected ones. In addition the same is measured at
+//! stride 656, and with the pool on 4 KiB pages instead of huge ones. The memcpy is measured on both kinds of pages;
+//! the claim is against the faster one.
 
 #[path = "support/clock.rs"]
 mod clock;

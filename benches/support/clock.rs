@@ -1,8 +1,7 @@
 //! The CPU time of this thread, which does not depend on the machine's other programs.
 //!
-//! Wall-clock time includes the time of other programs. The kernel's account of a thread does not; the kernel
-//! updates it when the thread leaves its processor, so each reading sleeps for a moment
-//! first.
+//! Wall-clock time includes the time of other programs. The kernel's account of a thread does not; the kernel updates
+//! it when the thread leaves its processor, so each reading sleeps for a moment first.
 
 use std::time::Duration;
 

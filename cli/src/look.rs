@@ -1,10 +1,8 @@
 //! The width of a report, and how tables and lines fit it.
 //!
 //! A report is as wide as the terminal that shows it, or [`COLUMNS`] if standard output is no terminal; with `--wide`
-//! it is
-//! as wide as its tables. A table that is too wide omits the columns that its caller can spare, and names them. A
-//! table that
-//! is still too wide is split into parts below each other, each with the key columns. Nothing is cut off.
+//! it is as wide as its tables. A table that is too wide omits the columns that its caller can spare, and names them.
+//! A table that is still too wide is split into parts below each other, each with the key columns. Nothing is cut off.
 
 use std::io::{IsTerminal, stdout};
 

@@ -1,10 +1,8 @@
 //! `forebay plan`: computes what fits on a GPU, at which ratio, for how many sequences, and whether to offload.
 //!
 //! A plan is for one GPU of a deployment ([`Deployed`]); the figures of all its GPUs and of a node follow from it.
-//! Lists
-//! of values make a sweep: one plan for each combination. A plan of a sweep that does not fit becomes a line that
-//! says so.
-//! An invalid plan is an error, and so is a single plan that does not fit.
+//! Lists of values make a sweep: one plan for each combination. A plan of a sweep that does not fit becomes a line
+//! that says so. An invalid plan is an error, and so is a single plan that does not fit.
 
 use std::path::PathBuf;
 use std::rc::Rc;

@@ -2,8 +2,7 @@
 //! clock.
 //!
 //! Lists of values make a sweep: one step for each combination. Misses come from the setup, from a file, or from a
-//! replay
-//! of a trace through the production pools at each requested ratio.
+//! replay of a trace through the production pools at each requested ratio.
 
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -42,8 +41,7 @@ pub struct Arguments {
     #[command(flatten)]
     pub machine: Machine,
     /// GPUs that the experts are divided over, instead of the setup's: a node is 8. For other numbers than the
-    /// setup's,
-    /// costs are extrapolated, and marked as such (docs/simulator.md).
+    /// setup's, costs are extrapolated, and marked as such (docs/simulator.md).
     #[arg(long, value_name = "N", value_parser = sizes::count, allow_negative_numbers = true)]
     gpus: Option<u32>,
     /// Prints how long forebay's own kernels should take on a GPU, term by term, before any is measured, instead of a

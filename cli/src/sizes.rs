@@ -1,6 +1,5 @@
 //! Parses numbers on the command line: `32K` tokens, `80GiB`, `0.31`, `auto`. Parsing is strict: anything else is
-//! refused,
-//! because a misread size would plan for another machine.
+//! refused, because a misread size would plan for another machine.
 
 use forebay::Shape;
 use forebay::predict::plan::{Batch, Ratio};

@@ -1,5 +1,5 @@
-//! The table of predictions for forebay's own kernels: the expected value of each figure on a GPU, term by term, before
-//! and after the kernels were optimised for GPUs. `docs/gpu-notes.md` contains it, and a test compares both.
+//! The table of predictions for forebay's own kernels: the expected value of each figure on a GPU, term by term,
+//! before and after the kernels were optimised for GPUs. `docs/gpu-notes.md` contains it, and a test compares both.
 //!
 //! Each figure is a sum of the terms of [`clock::KernelCosts`](crate::device::clock::KernelCosts), from the least to
 //! the greatest value that they allow. A measurement outside of a range refutes a named count or price.

@@ -1,9 +1,8 @@
 //! The provenance of a computed figure: the setup, the source of its numbers, and which of them were measured.
 //!
-//! Every figure of the simulator and the planner carries it, so that a computed number is never mistaken for
-//! a measured one. [`Provenance::sentence`] is for people, the fields are for programs. A setup states its
-//! `origin`, which parts were `measured`, and its `assumptions`. This module adds what follows from the setup itself:
-//! works
+//! Every figure of the simulator and the planner carries it, so that a computed number is never mistaken for a
+//! measured one. [`Provenance::sentence`] is for people, the fields are for programs. A setup states its `origin`,
+//! which parts were `measured`, and its `assumptions`. This module adds what follows from the setup itself: works
 //! without a measured cost, a link that is a preset, other GPUs than those of the costs.
 //!
 //! Terminals and pages show the texts of a setup; a setup whose texts could steer a terminal is refused.

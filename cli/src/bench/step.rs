@@ -21,9 +21,8 @@
 //!
 //! # What it cannot show
 //! The stand-in multiplies matrices. It occupies the processors, but not the device's memory as attention does, so a
-//! gather slows it down less, or more, than an engine. Its works are as long as a setup says, whichever kernels
-//! those are. All layers have the same misses, so the best table by layer is the best of the three orders. If a host
-//! device
+//! gather slows it down less, or more, than an engine. Its works are as long as a setup says, whichever kernels those
+//! are. All layers have the same misses, so the best table by layer is the best of the three orders. If a host device
 //! runs the steps, they are enqueued call by call on threads, because it has no graphs.
 //!
 //! # Where things are
@@ -267,8 +266,7 @@ impl Study<'_> {
     }
 
     /// Steps in the order none without misses, next to the engine alone and to empty operations, all with an engine
-    /// that
-    /// only selects.
+    /// that only selects.
     fn selecting(&self, machine: &mut Machine, point: &Point) -> Result<Selecting> {
         let mut works = self.works(machine, point, None)?;
         let by_layer = vec![Overlap::None; point.layers as usize];

@@ -1,10 +1,8 @@
 //! `forebay doctor`: reports what this machine and its GPUs can do for a cache, what is missing, and how to fix it.
 //!
 //! No finding is an error: a machine without a GPU, a refused call and a missing file are findings. Something that
-//! does
-//! not work is a problem, and makes the command's status 1, like a failing test. The command changes nothing. For a
-//! moment
-//! it makes a small mapping in the way of the total pool and, to measure a device, a few large ones.
+//! does not work is a problem, and makes the command's status 1, like a failing test. The command changes nothing. For
+//! a moment it makes a small mapping in the way of the total pool and, to measure a device, a few large ones.
 
 mod facts;
 mod files;

@@ -1,10 +1,8 @@
 //! `forebay replay --html`: a report with pictures, one file that needs no other.
 //!
 //! [`figures`] counts, [`selection`] and its neighbours write and draw, [`page`] assembles the file. [`svg`] and
-//! [`chart`]
-//! write the pictures without a plotting library, because light and dark mode, phones, pointer hints and screen
-//! readers
-//! need classes, names and hints in the markup itself.
+//! [`chart`] write the pictures without a plotting library, because light and dark mode, phones, pointer hints and
+//! screen readers need classes, names and hints in the markup itself.
 
 pub mod bench;
 mod chart;
