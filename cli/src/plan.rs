@@ -311,7 +311,7 @@ pub struct Gain {
     pub curve: Vec<(u32, f64, f64)>,
 }
 
-/// The values, or the one that stands for none.
+/// The values, or the default if there are none.
 fn or<T: Clone>(values: &[T], otherwise: T) -> Vec<T> {
     if values.is_empty() { vec![otherwise] } else { values.to_vec() }
 }

@@ -157,7 +157,7 @@ pub fn count(text: &str) -> Parsed<u32> {
 /// A number of GPUs that serve together.
 ///
 /// # Errors
-/// Likewise.
+/// As [`bytes`].
 pub fn gpus(text: &str) -> Parsed<u32> {
     match count(text) {
         Ok(gpus) if gpus <= GPUS_MAX => Ok(gpus),

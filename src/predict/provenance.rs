@@ -277,7 +277,7 @@ mod tests {
         refused(&|file| file.origin = Some("x".repeat(241)), "origin: longer");
         refused(&|file| file.assumptions = vec!["a".to_owned(), "\u{7f}".to_owned()], "assumptions[1]");
         refused(&|file| file.assumptions = vec!["a".to_owned(); 33], "assumptions: more");
-        refused(&|file| file.measured = vec![Part::Link; 2], "measured[1]: \"link\" stands twice");
+        refused(&|file| file.measured = vec![Part::Link; 2], "measured[1]: \"link\" appears twice");
         refused(
             &|file| {
                 file.measured = vec![Part::Misses];

@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn a_row_asks_for_its_lines_and_for_those_that_two_warps_share() {
-        // By hand: 656 bytes touch six lines wherever they stand. Of ten lines of 64 bytes in a row one in eight
+        // By hand: 656 bytes touch six lines at any alignment. Of ten lines of 64 bytes in a row one in eight
         // begins a warp, and half of these are in the middle of a line of 128: 10 / 16 more.
         assert_eq!(asks(656, 704, 64), (6.625, 672.0));
         assert_eq!(asks(656, 704, 128), (6.0, 672.0));

@@ -260,7 +260,7 @@ impl Arguments {
         unused.map_or(Ok(()), |(.., place, hint)| Err(wrong(place).hint(hint)))
     }
 
-    /// Refuses to leave so many multiprocessors free that none remains for the work.
+    /// Refuses `--leave-sms` if it leaves no multiprocessor for the work.
     fn check_left(&self, facts: &Facts) -> Result<()> {
         match self.leave_sms {
             Some(left) if left >= facts.processors => {

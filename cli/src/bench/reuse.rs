@@ -92,7 +92,7 @@ mod tests {
     fn equally_old_rows_are_all_over_the_slots_behind_a_decode() {
         let (rows, stretches) = ties(DECODED);
         assert!(rows > 30 && stretches * 10 > rows * 9, "{rows} in {stretches}");
-        // The control: behind a prompt they stand side by side.
+        // The control: after a prompt they are adjacent.
         let (rows, stretches) = ties(0);
         assert!(rows > 500 && stretches * 20 < rows, "{rows} in {stretches}");
     }

@@ -507,7 +507,7 @@ impl Rig {
     /// Compares rows in a lane's slots with the expected contents of `wanted`. Returns how many.
     ///
     /// # Errors
-    /// As [`Rig::compare_fetched`].
+    /// [`forebay::Kind::Internal`] for a difference; errors of the device.
     pub fn compare_rows(
         &self,
         layer: u32,

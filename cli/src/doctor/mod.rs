@@ -238,7 +238,7 @@ fn not_measured(error: &Error) -> Finding {
     }
 }
 
-/// Measures a GPU from a thread and memory of its node; reports what of that was not possible.
+/// Measures a GPU from a thread and memory of its node; reports which parts of that were not possible.
 fn measured_near(
     node: Option<&Node>,
     measure: impl FnOnce() -> Option<Measured> + Send,
@@ -287,7 +287,7 @@ fn gpu(
     Checked { device: name, facts, findings, measured }
 }
 
-/// What is around a device.
+/// The surroundings of a device.
 struct Around<'a> {
     files: &'a Files,
     nodes: &'a Nodes,

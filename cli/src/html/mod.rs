@@ -33,7 +33,7 @@ use crate::requests::RequestArguments;
 pub use page::STYLE;
 use selection::View;
 
-/// Bytes a second: what the ESS system measured for its gather of single rows over PCIe 5.
+/// Bytes a second that the ESS system measured for its gather of single rows over PCIe 5.
 const LINK: f64 = 37e9;
 
 /// The introduction of the report of selection traces.

@@ -209,7 +209,7 @@ impl Works {
         staging.bytes() / u64::from(PATTERNS)
     }
 
-    /// So many rounds of products.
+    /// Enqueues this many rounds of products.
     ///
     /// # Errors
     /// Errors of the device.
