@@ -112,10 +112,10 @@ pub struct Arguments {
     min_otps: Option<f64>,
     #[command(flatten)]
     machine: Machine,
-    /// Writes a report with pictures instead of tables as one HTML file; `-` is standard output.
+    /// Writes a report with pictures instead of tables as one HTML file; `-` prints it.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Writes the result as JSON, atomically; `-` is standard output, without the tables.
+    /// Writes the result as JSON, atomically; `-` prints it instead of the tables.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     #[command(flatten)]

@@ -104,7 +104,7 @@ pub struct Arguments {
     pub memory: MemoryArguments,
     #[command(flatten)]
     requests: requests::RequestArguments,
-    /// Writes the result as JSON, atomically; `-` is standard output, without the tables.
+    /// Writes the result as JSON, atomically; `-` prints it instead of the tables.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     #[command(flatten)]

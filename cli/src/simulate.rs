@@ -109,11 +109,11 @@ pub struct Arguments {
     /// Writes the step as trace events in JSON, for Perfetto. For a single point.
     #[arg(long, value_name = "FILE")]
     perfetto: Option<PathBuf>,
-    /// Writes a report with pictures instead of tables as one HTML file; `-` is standard output. For a single point it
+    /// Writes a report with pictures instead of tables as one HTML file; `-` prints it. For a single point it
     /// shows the step's timeline.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Writes the result as JSON, atomically; `-` is standard output, without the tables.
+    /// Writes the result as JSON, atomically; `-` prints it instead of the tables.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     #[command(flatten)]

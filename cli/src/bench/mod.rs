@@ -154,7 +154,7 @@ pub struct Arguments {
     /// Draws the figures as an SVG picture.
     #[arg(long, value_name = "FILE")]
     picture: Option<PathBuf>,
-    /// Writes the figures as JSON, atomically; `-` is standard output, without the tables.
+    /// Writes the figures as JSON, atomically; `-` prints them instead of the tables.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Writes each figure as a line of JSON as soon as it is known, into a new file.

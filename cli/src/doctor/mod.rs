@@ -55,7 +55,7 @@ pub struct Arguments {
     /// Skips measuring rates.
     #[arg(long)]
     no_rates: bool,
-    /// Writes the findings as JSON; `-` is standard output, without the tables.
+    /// Writes the findings as JSON; `-` prints them instead of the tables.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     #[command(flatten)]

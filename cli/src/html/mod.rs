@@ -49,7 +49,7 @@ const REQUESTS: &str = "What a prefix cache of blocks hits by its capacity, and 
 /// The arguments of the report alone.
 #[derive(clap::Args)]
 pub struct HtmlArguments {
-    /// Writes a report with pictures instead of tables as one HTML file, atomically; `-` is standard output. It
+    /// Writes a report with pictures instead of tables as one HTML file, atomically; `-` prints it. It
     /// compares all policies at several sizes; --prompt-share or --slots sets the size shown by layer and step
     /// [default: 0.2].
     #[arg(long, value_name = "FILE", conflicts_with_all = ["curve", "policy", "split", "prefetch"])]
