@@ -104,7 +104,8 @@ fn notes(link: f64) -> Vec<String> {
     vec![
         "Hit: a selected row that was resident when its step began. Miss: one fetched from host memory. Rows \
          written in a step are neither. A step's query rows are united first. Miss ratio: misses / (hits + misses). \
-         Means are over all decode steps of one sequence. Prompt share: slots of a layer over the tokens at decode start."
+         Means are over all decode steps of one sequence. Prompt share: slots of a layer over the tokens at decode \
+         start."
             .to_owned(),
         "lru is the rule of the production pools, counted exactly at every size. The other policies are for study \
          (docs/policies.md); the optimum is Belady's: it knows the future, and no policy misses less."
