@@ -1,11 +1,11 @@
 //! Claims: the misses of smollm2-8k-policy (30 layers, k = 512) at every size take at most 4 times as long as a
-//! replay of one size (ratio 0.2: 1,229 slots a layer); and so do those of 200,000 tokens of which each step
+//! replay of one size (ratio 0.2: 1,229 slots a layer). The same holds for 200,000 tokens of which each step
 //! selects one (one layer, generated, 40,000 slots).
 //!
-//! Both sides work on the selections of every recorded step, cold, one query row a step, already in memory,
-//! on one thread. The replay is the cache itself on the inline host device with its vectorised resolve, rows
-//! not moved: the fastest that `forebay replay` can be. The curve is every layer's depths, as in
-//! `forebay replay --curve`. What they count at the replayed size is compared at the end.
+//! Both sides process the selections of every recorded step, cold, one query row a step, already in memory,
+//! on one thread. The replay is the cache itself on the inline host device with its vectorised resolve, without moving
+//! rows: the fastest possible `forebay replay`. The curve counts every layer's stack distances, as in
+//! `forebay replay --curve`. At the end their counts at the replayed size are compared.
 
 #[path = "support/clock.rs"]
 mod clock;
@@ -23,7 +23,7 @@ use forebay::trace::{Header, SelectionTrace};
 use race::{Side, claim, done, race, record};
 use replay::Replay;
 
-/// Curves of all layers; the units are selected positions.
+/// Miss-ratio curves of all layers; the units are selected positions.
 fn curves(trace: &SelectionTrace) -> forebay::Result<(Duration, u64, Vec<MissRatioCurve>)> {
     let header = trace.header();
     let (first, mut curves) = (header.first_position, Vec::new());
@@ -39,7 +39,7 @@ fn curves(trace: &SelectionTrace) -> forebay::Result<(Duration, u64, Vec<MissRat
     Ok((begin.end(), trace.members(), curves))
 }
 
-/// A trace of one layer in which each of `tokens` steps selects one position, near ones oftener than far ones.
+/// A trace of one layer in which each of `tokens` steps selects one position, near ones more often than distant ones.
 fn lonely(tokens: u32) -> forebay::Result<SelectionTrace> {
     let mut random = 1_u64;
     let mut near = |position: u32| {
@@ -69,7 +69,7 @@ fn lonely(tokens: u32) -> forebay::Result<SelectionTrace> {
     SelectionTrace::new(header, (0..tokens).map(&mut near).collect())
 }
 
-/// Races every size against `slots` a layer and claims what it takes.
+/// Times every size against a replay of `slots` a layer, and checks the claim.
 fn compare(
     trace: &SelectionTrace,
     slots: u32,

@@ -1,14 +1,14 @@
-//! Claims: what forebay does on the host for a step of 61 layers, batch 160, two query rows, from prepare to retire
-//! without the layers, takes at most 60 us of one core; a layer that is not captured, of two micro-batches of 80, at
-//! most 2 us beside the driver's calls.
+//! Claims: forebay's host time for a step of 61 layers, batch 160, two query rows, from prepare to retire
+//! without the layers, is at most 60 us of one core. An uncaptured layer of two micro-batches of 80 takes at
+//! most 2 us in addition to the driver's calls.
 //!
-//! The device is the CUDA device, over a driver whose calls do nothing (`support/idle.c`): so its own checks, locks and
-//! look-ups are in the figures, and no kernel. What the driver's calls add is theirs and a GPU's to say; how many there
-//! are is printed, and what this driver's own empty calls take is in the figures. Times are of regions of a few
+//! The device is the CUDA device over a driver whose calls do nothing (`support/idle.c`). So the figures include its
+//! checks, locks and look-ups, but no kernels. The time of a real driver's calls is not included: their
+//! number is printed, and the figures include this driver's empty calls. Times are of regions of a few
 //! microseconds by the processor's clock; a figure is the median over the rounds of a mean over steps.
 //!
-//! `FOREBAY_COUNT_SIDE` names a side, and `FOREBAY_COUNT_STEPS` says how many steps: then that one runs alone, to be
-//! counted under callgrind.
+//! `FOREBAY_COUNT_SIDE` names a side, and `FOREBAY_COUNT_STEPS` sets a number of steps: then only that side runs, for
+//! counting under callgrind.
 
 #[allow(dead_code, reason = "a bench takes what it needs")]
 #[path = "support/race.rs"]
@@ -31,9 +31,9 @@ use race::{Side, claim, done, race, record};
 
 const LAYERS: u32 = 61;
 const QUERY_ROWS: u32 = 2;
-/// Microseconds that prepare, finish and retire of a step may take,
+/// The most microseconds of prepare, finish and retire of a step.
 const MOST_STEP: f64 = 60.0;
-/// and a layer of both micro-batches.
+/// The most microseconds of a layer of both micro-batches.
 const MOST_LAYER: f64 = 2.0;
 const STEPS: u32 = 20;
 
@@ -46,17 +46,17 @@ impl Engine for Nothing {
     }
 }
 
-/// What a pass takes the time of.
+/// The timed part of a step.
 #[derive(Clone, Copy, PartialEq)]
 enum Timed {
     Prepare,
     Finish,
     Retire,
-    /// All three.
+    /// Prepare, finish and retire.
     Step,
     /// All layers, in an order.
     Overlapped(Overlap),
-    /// All layers, by a call for R and G and one for S.
+    /// All layers, with one call for R and G and one for S.
     Called,
     /// The launch of all layers, captured.
     Launched,
@@ -187,7 +187,7 @@ impl Rig {
         }
     }
 
-    /// A layer of each micro-batch by single calls, R and S on the compute stream, G beside it.
+    /// A layer of each micro-batch by single calls, R and S on the compute stream, G on another.
     fn call(&self, steps: &[Step], call: LayerCall) -> Result<()> {
         for (step, layers) in steps.iter().zip(&self.layers) {
             let OverlapStreams { compute, gather, .. } = layers.streams;
@@ -205,7 +205,7 @@ impl Rig {
 
     /// Calls of the driver in a step of each micro-batch, its layers included.
     fn calls(&mut self, driver: &CudaOptions, timed: Timed) -> Result<u32> {
-        // The driver says as many devices as it had calls; to ask takes some itself.
+        // The driver reports as many devices as it had calls; this query takes some itself.
         let asking = CudaDevice::count(driver)?.abs_diff(CudaDevice::count(driver)?);
         let before = CudaDevice::count(driver)?;
         self.step(timed)?;

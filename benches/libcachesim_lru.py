@@ -3,10 +3,10 @@
 usage: libcachesim_lru.py FILE OBJECTS
 
 FILE holds one little-endian u64 an access. Prints seconds, accesses and misses: CPU seconds of the
-simulation, less what handing out the accesses can have taken at most.
+simulation, less an upper bound of the time for handing out the accesses.
 
-The package has no call that reads a trace without simulating. So as many accesses to one and the same
-object are run too: that is reading, and a hit in a cache of one, and all of it is taken off. It takes off
+The package has no call that reads a trace without simulating. So the script also runs as many accesses to one
+object: that is reading, plus a hit in a cache of one, and all of it is subtracted. This subtracts
 too much rather than too little, in libCacheSim's favour.
 """
 

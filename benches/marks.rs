@@ -1,11 +1,11 @@
-//! Claim: what host and device note of a step's calls, and ask for at its end, takes at most 1% of the instructions of
-//! its resolves and gathers. Time cannot tell so little: `ci/instructions` runs one of the shapes below under
-//! callgrind and counts (`FOREBAY_COUNT_SIDE` names it, `FOREBAY_COUNT_STEPS` says how many steps). By itself this
-//! bench says how long a layer of each shape takes, all calls of a step included.
+//! Claim: recording a step's calls on host and device, and checking them at its end, takes at most 1% of the
+//! instructions of its resolves and gathers. A timer cannot resolve so little, so `ci/instructions` runs one of the
+//! shapes below under callgrind and counts instructions (`FOREBAY_COUNT_SIDE` names the shape, `FOREBAY_COUNT_STEPS`
+//! sets the steps). Run alone, this benchmark prints the time of a layer of each shape, including all calls of a step.
 //!
 //! A step is an engine's, through `Cache` on the host device, in plain Rust: prepare; resolve, gather and scatter of
-//! each layer, of the whole batch or in halves; finish and retire. Selections are drawn from some more positions than
-//! there are slots, so that about 13% miss.
+//! each layer, for the whole batch or in halves; finish and retire. Selections are drawn from slightly more positions
+//! than there are slots, so that about 13% miss.
 
 #[path = "support/clock.rs"]
 mod clock;
@@ -38,7 +38,7 @@ struct Sizes {
     halves: bool,
 }
 
-/// DeepSeek-V3.2's rows, and the smallest work for which there are notes.
+/// DeepSeek-V3.2's rows, and the smallest work for which calls are recorded.
 const ALL: [Sizes; 4] = [
     Sizes { name: "whole", batch: 4, query_rows: 1, top_k: 2048, row: 656, halves: false },
     Sizes { name: "drafts", batch: 4, query_rows: 2, top_k: 2048, row: 656, halves: false },

@@ -1,10 +1,10 @@
-//! Claim: on the host device DA and DBA hide the gather of a layer behind the engine's work. The time of a
-//! step in each order, and of the gather that a step in the order `none` waits for: the shares saved of it.
+//! Claim: on the host device DA and DBA hide the gather of a layer behind the engine's work. It prints the time of a
+//! step in each order, and the hidden share of the gather that a step in the order `none` waits for.
 //!
-//! 16 sequences of 16,384 tokens with a budget of 2,048 rows of 656 bytes, 8 layers, k 2,048, most of which
-//! is missed; streams are threads. The engine's work is arithmetic on its own stream: top-k as long as
-//! half a gather, preparation a tenth, attention over what is resident half, over what is fetched a quarter.
-//! With more threads than processors nothing can be hidden: it wants two that are free.
+//! 16 sequences of 16,384 tokens with a budget of 2,048 rows of 656 bytes, 8 layers, k 2,048, mostly
+//! misses; streams are threads. The engine's work is arithmetic on its own stream: top-k as long as
+//! half a gather, preparation a tenth, attention over resident rows half, over fetched rows a quarter.
+//! With more threads than processors nothing can be hidden: the benchmark needs two free processors.
 
 #[path = "support/race.rs"]
 mod race;
@@ -28,7 +28,7 @@ const BATCH: u32 = 16;
 const K: u32 = 2048;
 const TOKENS: u32 = 16_384;
 
-/// Arithmetic that takes a while and touches no memory.
+/// Arithmetic that takes time and touches no memory.
 fn spin(rounds: u64) {
     let mut x = rounds | 1;
     for _ in 0..rounds {
@@ -36,7 +36,7 @@ fn spin(rounds: u64) {
     }
 }
 
-/// The engine's work as rounds of [`spin`], enqueued on the stream it is given.
+/// The engine's work as rounds of [`spin`], enqueued on the given stream.
 struct Spins<'a> {
     device: &'a Arc<HostDevice>,
     /// The rounds that take as long as one layer's gather.

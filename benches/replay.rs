@@ -1,12 +1,12 @@
 //! Claim: a replay of smollm2-8k-policy (30 layers, k = 512, ratio 0.2: 1,229 slots a layer) makes at
 //! least 8 times the accesses a second of libCacheSim's LRU.
 //!
-//! Ours is the cache itself on the inline host device, every step prepared, resolved in every layer,
-//! reported and retired; rows are not moved, as in `forebay replay`. Theirs is libCacheSim's C code,
-//! started from Python (`benches/libcachesim_lru.py`) with one pool of 30 x 1,229 objects and the same
-//! accesses, an object being a layer and a position. Both sides count the time of the one thread that
-//! works, with the accesses already in memory; the most that their reader can have taken is measured and
-//! taken off.
+//! Our side is the cache itself on the inline host device, with every step prepared, resolved in every layer,
+//! reported and retired; rows are not moved, as in `forebay replay`. Their side is libCacheSim's C code,
+//! started from Python (`benches/libcachesim_lru.py`), with one pool of 30 x 1,229 objects and the same
+//! accesses; an object is a layer and a position. Both sides count the time of the one working thread,
+//! with the accesses already in memory. An upper bound of their reader's time is measured and
+//! subtracted.
 
 #[path = "support/clock.rs"]
 mod clock;

@@ -1,13 +1,13 @@
-//! Claims: a replay of agentic_A (21.5 million block references, 10,000 blocks) makes at least 2 times the
-//! accesses a second of libCacheSim's LRU, parsing excluded on both sides; and hits at every capacity take at most 4
-//! times as long as that one replay, here, on the Mooncake trace with its short prompts, and where prompts of one
-//! block each come back from 4 million blocks deep (generated).
+//! Claims: a replay of agentic_A (21.5 million block references, 10,000 blocks) makes at least 2 times the accesses a
+//! second of libCacheSim's LRU, without parsing on both sides. Hits at every capacity take at most 4 times as long as
+//! that one replay: on this trace, on the Mooncake trace with its short prompts, and on a generated one whose prompts
+//! of one block each return from a stack distance of 4 million blocks.
 //!
-//! Ours is what `forebay replay` runs, the leading run of every request looked up and all its blocks touched.
-//! Theirs is libCacheSim's C code, started from Python (`benches/libcachesim_lru.py`), with the same blocks in
-//! the same order, the last of a request first. Both sides count the time of the one thread that works; the
-//! most that their reader can have taken is measured and taken off. The time of ours with reading and
-//! parsing is printed beside it, and the rate of every study policy, one pass each.
+//! Our side is the code of `forebay replay`: it looks up the leading run of every request and touches all its blocks.
+//! Their side is libCacheSim's C code, started from Python (`benches/libcachesim_lru.py`), with the same blocks in
+//! the same order, the last of a request first. Both sides count the time of the one working thread; an
+//! upper bound of their reader's time is measured and subtracted. Our time including reading and
+//! parsing is printed as well, and the rate of every study policy, one pass each.
 
 #[path = "../cli/src/blocks/mod.rs"]
 #[expect(dead_code, reason = "what a replay takes is asked by the command")]
@@ -51,7 +51,7 @@ fn deep_prompts() -> forebay::Result<RequestTrace> {
     RequestTrace::from_bytes(lines.as_bytes(), &Options::default())
 }
 
-/// How many times as fast as one capacity the curve of all is.
+/// The most time of the curve of all capacities, as a factor on that of one.
 fn every_against_one(trace: &RequestTrace, rounds: usize) -> f64 {
     let references = trace.references().len() as u64;
     let mut sides = [
@@ -69,7 +69,7 @@ fn every_against_one(trace: &RequestTrace, rounds: usize) -> f64 {
     race(rounds, &mut sides).ratio("every", "one")
 }
 
-/// A pass of every policy, and what it found.
+/// A pass of every policy, and its result.
 fn policies(trace: &RequestTrace) -> forebay::Result<()> {
     for policy in Policy::ALL {
         let begin = Lap::begin();

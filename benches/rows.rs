@@ -1,11 +1,11 @@
-//! Claim: gathering random 656-byte rows from more than 1 GiB, and scattering as many, runs at 60% at
-//! least of one large memcpy of as many bytes, at a host stride of 704 bytes.
+//! Claim: gathering random 656-byte rows from more than 1 GiB, and scattering as many, runs at no less than 60% of the
+//! rate of one large memcpy of as many bytes, at a host stride of 704 bytes.
 //!
-//! Gather is the device's own, of 64 lanes in one call: 2,048 rows each, drawn at random from the lane's
-//! 32,768, whose pages lie all over the pool; 82 MiB a call. Scatter is that of 512 lanes in 192
-//! layers: each row goes to a page of its own. Rows of every call are compared with what they must be.
-//! Beside it the same at stride 656, and with the pool on 4 KiB pages in place of huge ones. The memcpy is
-//! measured on both kinds of pages; the claim is against the faster one.
+//! The gather is the device's own, of 64 lanes in one call: 2,048 rows each, drawn at random from the lane's 32,768,
+//! whose pages are spread over the pool; 82 MiB a call. The scatter is that of 512 lanes in 192 layers: each row goes
+//! to a different page. Rows of every call are compared with the expected ones. In addition the same is measured at
+//! stride 656, and with the pool on 4 KiB pages instead of huge ones. The memcpy is measured on both kinds of pages;
+//! the claim is against the faster one.
 
 #[path = "support/clock.rs"]
 mod clock;
@@ -28,7 +28,7 @@ use race::{Side, claim, done, race, record};
 
 const ROW: u32 = 656;
 
-/// A small stream of numbers by a fixed seed.
+/// Pseudo-random numbers from a fixed seed.
 struct Numbers(u64);
 
 impl Numbers {
@@ -47,7 +47,7 @@ impl Numbers {
     }
 }
 
-/// What a pool is made of.
+/// The shape of a pool.
 #[derive(Clone, Copy)]
 struct Extents {
     layers: u32,
@@ -73,7 +73,7 @@ struct Rig {
     pages: Vec<u32>,
     block: Slice,
     slots: Slice,
-    /// Selections of one step after the other: no position twice until all have been.
+    /// Selections for one step after the other: no position repeats before all have been selected.
     selections: Vec<Slice>,
     steps: u64,
 }
@@ -134,7 +134,7 @@ impl Rig {
             steps: 0,
             device,
         };
-        // The landing rows hold something: memory that nobody wrote is one page of zeros, read from a cache.
+        // The landing rows have contents: untouched memory is one page of zeros, read from a cache.
         let landing = vec![1; (lanes * ROW) as usize];
         for slab in &rig.slabs {
             let rows = slab.part(u64::from(LANDING * ROW), landing.len() as u64)?;
@@ -253,8 +253,8 @@ fn split_indices(whole: Slice, bytes: u64) -> Result<Vec<Slice>> {
     (0..whole.bytes() / bytes).map(|layer| whole.part(layer * bytes, bytes)).collect()
 }
 
-/// Device memory with every page touched and every word stamped: on huge pages where the system has them,
-/// or on base pages as shared memory is.
+/// Device memory with every page touched and every word stamped: on huge pages if the system has them,
+/// or on base pages like shared memory.
 fn memory(device: &Arc<HostDevice>, bytes: u64, huge: bool) -> Result<Slice> {
     let slice = if huge {
         device.allocate(bytes)?
@@ -306,7 +306,7 @@ fn memcpy_sides(bytes: u64) -> Result<[Side<'static>; 2]> {
     let mut target = vec![2_u8; bytes as usize];
     let base = move || {
         let lap = Lap::begin();
-        // As ptr::copy_nonoverlapping of all bytes: one memcpy.
+        // Like ptr::copy_nonoverlapping of all bytes: one memcpy.
         target.copy_from_slice(std::hint::black_box(&source));
         std::hint::black_box(&mut target);
         (lap.end(), bytes)

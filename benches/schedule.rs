@@ -2,10 +2,10 @@
 //! under 2 us a layer on the host device.
 //!
 //! The simulated step is V3.2's: two micro-batches of 80 on four streams each, two query rows, about 3,000
-//! calls of a clock device without memory, enqueued and run. What the schedule costs is the difference
+//! calls of a clock device without memory, enqueued and run. The cost of the schedule is the difference
 //! between two ways to enqueue a layer on an inline host device: by the schedule, with callbacks that do
 //! nothing, and by its resolves, gathers and scatters alone. Their batch rows are beyond the real batch, so
-//! they move nothing and the difference is not lost in them.
+//! they move nothing and do not obscure the difference.
 
 #[path = "support/clock.rs"]
 mod clock;
@@ -31,12 +31,12 @@ use race::{Side, claim, done, race, record};
 
 const LAYERS: u32 = 61;
 const QUERY_ROWS: u32 = 2;
-/// Milliseconds that one simulated step may take.
+/// The most milliseconds of one simulated step.
 const MOST_MS: f64 = 2.0;
-/// Microseconds that the schedule of one layer may cost.
+/// The most microseconds of the schedule of one layer.
 const MOST_US: f64 = 2.0;
 
-/// Two micro-batches on a device: pools, schedules, and what each step begins and ends with.
+/// Two micro-batches on a device: pools, schedules, and the begin and end of each step.
 struct Rig {
     pools: Pools,
     runs: Vec<Run>,
@@ -128,7 +128,7 @@ impl Engine for Idle {
     }
 }
 
-/// Steps on the clock: begins, layers, reports, and everything run.
+/// Steps on the clock: begins, layers, reports, and the run of all operations.
 fn simulate(device: &ClockDevice, rig: &Rig, steps: u64) -> Result<(Duration, u64)> {
     let orders = [Overlap::Dba; LAYERS as usize];
     let lap = Lap::begin();

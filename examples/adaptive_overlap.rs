@@ -1,8 +1,8 @@
 //! A decode whose misses rise and fall, on the virtual clock: a chooser changes the order of each layer's work, and
-//! the same decode in each fixed order says what that was worth.
+//! the same decode in each fixed order shows what that gains.
 //!
-//! The cache is real and moves real rows. What work costs is made up, and so are the prices that the chooser goes by:
-//! they are what the clock says of each order beforehand. An engine has them from `forebay::predict`, or measures.
+//! The cache is real and moves real rows. The costs of the work are made up. The prices for the chooser are
+//! the clock's times of each order, measured in advance. An engine takes them from `forebay::predict`, or measures.
 
 use std::sync::Arc;
 
@@ -26,19 +26,19 @@ const STEPS: u32 = 120;
 /// Steps of a printed line.
 const LINE: usize = 10;
 
-/// How many rows a step selects in a layer that the step before did not: few while the text goes on, many where the
-/// subject changes, and half as many in every other layer.
+/// How many rows a step selects in a layer that the previous step did not: few while the topic continues, many when it
+/// changes, and half as many in every other layer.
 fn drift(step: u32, layer: u32) -> u32 {
     let rows = [2, 2, 24, 60, 60, 8][(step / 20 % 6) as usize];
     if layer.is_multiple_of(2) { rows } else { rows / 2 }
 }
 
-/// An engine that computes nothing but which rows to read, and takes the time of the rest.
+/// An engine that only computes which rows to read, and simulates the time of the rest.
 struct Model<'a> {
     clock: &'a ClockDevice,
     host: &'a Arc<HostDevice>,
     selection: Slice,
-    /// By layer the first row of the window that it reads.
+    /// By layer, the first row of the window that it reads.
     windows: &'a [u32],
 }
 
@@ -65,7 +65,7 @@ impl Engine for Model<'_> {
         let (picks, bytes) = (picks.collect::<Vec<u8>>(), u64::from(4 * K));
         let slice = self.selection.part(u64::from(call.first) * bytes, u64::from(call.count) * bytes)?;
         let host = Arc::clone(self.host);
-        // A write that is refused shows in the counts, which are compared below.
+        // An error of a write shows in the counts, which are compared below.
         self.clock.call(stream, Arc::new(move || drop(host.write(slice, &picks))))
     }
 }
@@ -117,8 +117,8 @@ impl Decode {
         Ok(Decode { host, clock, cache, sequences, layers, ended, windows, step: 0 })
     }
 
-    /// One step in these orders: its nanoseconds, and what each layer missed. The clock cannot know what a resolve is
-    /// going to find: `misses` a batch row are what its gathers take the time of.
+    /// One step in these orders: its nanoseconds, and the misses of each layer. The clock does not see the result of a
+    /// resolve, so `misses` a batch row set the time of its gathers.
     fn step(&mut self, orders: &[Overlap], misses: &[f64]) -> Result<(f64, Vec<LayerCount>)> {
         let (compute, begun) = (self.layers.streams.compute, self.clock.now());
         for ((layer, window), misses) in (0..).zip(&mut self.windows).zip(misses) {
@@ -142,7 +142,8 @@ impl Decode {
     }
 }
 
-/// What each order exposes a layer by misses a batch row, from steps in which all layers miss as much.
+/// The time that each order exposes a layer, by misses a batch row, from steps in which all layers have the same
+/// misses.
 fn prices() -> Result<Prices> {
     let misses = vec![0.0, 4.0, 8.0, 16.0, 32.0, 64.0];
     let mut decode = Decode::new()?;
@@ -164,7 +165,7 @@ fn all(order: Overlap) -> [Overlap; LAYERS as usize] {
     [order; LAYERS as usize]
 }
 
-/// The decode with a chooser between the steps: of each step its nanoseconds and its orders.
+/// The decode with a chooser between the steps. Returns the nanoseconds and orders of each step.
 fn adaptive(counts: &[Vec<LayerCount>], misses: &[Vec<f64>]) -> Result<Vec<(f64, Vec<Overlap>)>> {
     let tables = Overlap::ALL.map(|order| Table::fixed(LAYERS, order)).to_vec();
     let bucket = Bucket { batch: ROWS, prices: prices()?, tables };
@@ -175,8 +176,8 @@ fn adaptive(counts: &[Vec<LayerCount>], misses: &[Vec<f64>]) -> Result<Vec<(f64,
         let (ns, found) = decode.step(&orders, misses)?;
         assert_eq!(found, *known, "the same rows in changing orders");
         steps.push((ns, orders.clone()));
-        // An engine that captures launches what it has captured for this bucket, table and version, and captures anew
-        // where `changed` says that the table is another one.
+        // An engine that captures launches the graph captured for this bucket, table and version, and captures again
+        // if `changed` says that the table is new.
         let choice = chooser.choose(&found, ROWS, ROWS)?;
         if let Some(table) = chooser.table(choice.bucket, choice.index) {
             orders.clone_from(&table.by_layer);
@@ -186,7 +187,7 @@ fn adaptive(counts: &[Vec<LayerCount>], misses: &[Vec<f64>]) -> Result<Vec<(f64,
 }
 
 fn main() -> Result<()> {
-    // What is missed does not depend on the order: one decode tells it for all of them.
+    // The misses do not depend on the order, so one decode gives them for all orders.
     let (mut decode, bare) = (Decode::new()?, [0.0; LAYERS as usize]);
     let counted: Vec<_> =
         (0..STEPS).map(|_| decode.step(&all(Overlap::None), &bare)).collect::<Result<_>>()?;
@@ -195,7 +196,7 @@ fn main() -> Result<()> {
     let by_row = |count: &LayerCount| f64::from(count.misses) / f64::from(ROWS);
     let misses: Vec<Vec<f64>> = counts.iter().map(|step| step.iter().map(by_row).collect()).collect();
 
-    // By decode and step the microseconds beyond a step that misses nothing in the order none.
+    // By decode and step, the microseconds beyond a step without misses in the order none.
     let exposed_us = |ns: f64| (ns - bare_ns) / 1e3;
     let mut exposed = Vec::new();
     for order in Overlap::ALL {

@@ -11,7 +11,7 @@ use forebay::{
 };
 
 /// An engine's work, enqueued on the stream that each call names. This one only has an indexer: a window
-/// that wanders through the prompt. A real one launches its kernels.
+/// that moves through the prompt. A real engine launches its kernels.
 struct Model {
     device: Arc<HostDevice>,
     selection: Slice,
@@ -25,7 +25,7 @@ impl Engine for Model {
         }
         let picks: Vec<u8> = (0..64).flat_map(|i| ((i + self.step) * 3 % 1000).to_le_bytes()).collect();
         let (device, selection) = (Arc::clone(&self.device), self.selection);
-        // The device reports what goes wrong in its streams when the step is retired.
+        // The device reports errors in its streams when the step is retired.
         self.device.call(stream, Arc::new(move || drop(device.write(selection, &picks))))
     }
 }
@@ -61,7 +61,7 @@ fn main() -> forebay::Result<()> {
             let mut model = Model { device: device.clone(), selection: buffers.selection, step: number };
             cache.overlap_steps(&mut [(&mut step, layers)], &[order; 4], 0, &mut model)?;
             cache.finish(&mut step, streams.compute)?;
-            // An engine goes on with its next step and retires this one later.
+            // An engine continues with its next step and retires this one later.
             device.record(ended, streams.compute)?;
             device.synchronize(ended)?;
             misses += cache.retire(step, streams.compute).map_err(|unretired| unretired.error)?.total().1;

@@ -1,12 +1,11 @@
-//! Time that this thread has run, whatever else runs on the machine.
+//! The CPU time of this thread, which does not depend on the machine's other programs.
 //!
-//! Wall-clock time counts what other programs took. The kernel's account of a thread does not; it is
-//! brought up to date when the thread is taken off its processor, so each reading sleeps for a moment
-//! first.
+//! Wall-clock time includes the time of other programs. The kernel's account of a thread does not; the kernel updates
+//! it when the thread leaves its processor, so each reading sleeps for a moment first.
 
 use std::time::Duration;
 
-/// A stretch of this thread's time.
+/// A period of this thread's CPU time.
 pub struct Lap {
     begin: Duration,
 }
@@ -17,13 +16,13 @@ impl Lap {
         Lap { begin: ran() }
     }
 
-    /// The time that this thread has run since.
+    /// The thread's CPU time since the beginning.
     pub fn end(&self) -> Duration {
         ran().saturating_sub(self.begin)
     }
 }
 
-/// The time that this thread has run in all, from `/proc/thread-self/schedstat`.
+/// The thread's total CPU time, from `/proc/thread-self/schedstat`.
 fn ran() -> Duration {
     std::thread::sleep(Duration::from_micros(1));
     let account = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();

@@ -1,12 +1,12 @@
-// A driver whose calls cost nothing and do nothing: what is left of a step's time is forebay's own.
+// A driver whose calls do nothing, so that the time of a step is forebay's own.
 //
-// benches/host.rs compiles it and gives it to the CUDA device as the driver's library. Each call is counted, and there
-// are as many devices as there were calls. Memory is the process's, never touched by a kernel; streams and events are
-// numbers; every event is reached; functions of the host's run at once. Of the kernels it plays one, the report: it
-// copies the step's number from the oldest block that a load was given and no report has had, so that a retirement
-// finds its own step where steps are finished in the order in which they were prepared. A block and a report's slot are
-// known as the first word of a launch's argument that lies in registered host memory, so no structure of the kernels is
-// repeated here.
+// benches/host.rs compiles it and gives it to the CUDA device as the driver's library. Each call is counted, and the
+// driver reports as many devices as it had calls. Memory is the process's, and no kernel touches it; streams and
+// events are numbers; every event counts as reached; host functions run at once. Of the kernels it simulates one, the
+// report: it copies the step's number from the oldest block that a load was given and no report has had, so that a
+// retirement finds its own step if steps finish in the order in which they were prepared. It recognises a block and a
+// report's slot as the first word of a launch's argument that points into registered host memory, so it repeats no
+// structure of the kernels.
 
 #define _GNU_SOURCE
 #include <string.h>

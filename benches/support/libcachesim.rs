@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-/// Runs it once over a file of little-endian u64s: seconds without reading, accesses, misses.
+/// Runs it once over a file of little-endian u64s. Returns seconds without reading, accesses and misses.
 pub fn lru(file: &Path, objects: u32) -> Result<(f64, u64, u64), String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let python =

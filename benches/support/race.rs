@@ -1,14 +1,14 @@
 //! Several sides of one comparison, measured by criterion and then against each other, round by round.
 //!
-//! Criterion measures one side after the other, which is how a figure is followed over time. A ratio is
-//! another matter: on a machine that others use, minutes lie between the first side and the last. So the
-//! sides are run once more in turn, and a ratio is the median over the rounds of what each round gives.
+//! Criterion measures one side after the other, so that a figure can be followed over time. A ratio needs more: on a
+//! busy machine, minutes pass between the first side and the last. So the sides also run in turn, and a ratio is the
+//! median over the rounds of each round's ratio.
 
 use std::time::Duration;
 
 use criterion::{Criterion, Throughput};
 
-/// One side: a name and a pass of its work, which answers its time and how many units it did.
+/// One side: a name and a pass of its work, which returns its time and the number of units.
 pub struct Side<'a> {
     pub name: &'static str,
     pub pass: Box<dyn FnMut() -> (Duration, u64) + 'a>,
@@ -26,7 +26,7 @@ pub struct Rounds {
     rates: Vec<Vec<f64>>,
 }
 
-/// What a pass answered; a pass that fails ends the bench, whose figures would mean nothing.
+/// The result of a pass; a pass that fails ends the benchmark, whose figures would be meaningless.
 pub fn done<T, E: std::fmt::Display>(pass: Result<T, E>) -> T {
     pass.unwrap_or_else(|error| {
         eprintln!("the bench cannot go on: {error}");
@@ -34,7 +34,7 @@ pub fn done<T, E: std::fmt::Display>(pass: Result<T, E>) -> T {
     })
 }
 
-/// Gives every side to criterion as `group/name`.
+/// Runs every side in criterion as `group/name`.
 pub fn record(criterion: &mut Criterion, group: &str, sides: &mut [Side<'_>]) {
     let mut reports = criterion.benchmark_group(group);
     for side in sides {
@@ -81,7 +81,7 @@ impl Rounds {
     }
 }
 
-/// One line a claim: what docs/benchmarks.md quotes.
+/// One line for each claim, which docs/benchmarks.md quotes.
 pub fn claim(words: &str, ratio: f64, target: f64) {
     let verdict = if ratio >= target { "met" } else { "MISSED" };
     println!("claim: {words}: ratio {ratio:.2} (target {target:.2}, {verdict})");

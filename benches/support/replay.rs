@@ -12,8 +12,8 @@ use forebay::{BatchRow, Open, Result, Shape, WarmUp};
 
 use crate::clock::Lap;
 
-/// The trace called `name`, from `$FOREBAY_TRACES`, `../shared/traces`, or, when it is in neither, the
-/// small one that ships; says which.
+/// The trace called `name`, from `$FOREBAY_TRACES` or `../shared/traces`; if it is in neither, the
+/// small trace of the repository. Prints which.
 pub fn trace(name: &str) -> Result<(String, SelectionTrace)> {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     let places = [std::env::var_os("FOREBAY_TRACES").map(PathBuf::from), Some(root.join("../shared/traces"))];
@@ -41,7 +41,7 @@ pub fn positions(trace: &SelectionTrace) -> Vec<i32> {
     all
 }
 
-/// A cache for one sequence, and the selections where the device reads them.
+/// A cache for one sequence, and the selections in memory that the device reads.
 pub struct Replay {
     cache: Cache,
     stream: Stream,
@@ -54,8 +54,8 @@ pub struct Replay {
 }
 
 impl Replay {
-    /// A replay of the first `steps` steps with `budget` slots a layer. `positions` is laid out as
-    /// [`positions`] answers.
+    /// A replay of the first `steps` steps with `budget` slots a layer. `positions` is the result of
+    /// [`positions`].
     pub fn new(
         trace: &SelectionTrace,
         positions: &[i32],

@@ -1,10 +1,9 @@
 //! The limit on the memory of a replay, checked before the replay takes any of it.
 //!
 //! A replay may hold its decoded trace and [`BESIDE`] in addition, or as much as `--memory` allows. The need is
-//! computed
-//! from the trace's header before the trace is decoded. So a file of a few hundred bytes that declares thousands of
-//! layers is refused at once, with both numbers, and not when the machine runs out of memory. Inputs without such a
-//! header (recordings, request traces) are checked while they are read, before each growth.
+//! computed from the trace's header before the trace is decoded. So a file of a few hundred bytes that declares
+//! thousands of layers is refused at once, with both numbers, and not when the machine runs out of memory. Inputs
+//! without such a header (recordings, request traces) are checked while they are read, before each growth.
 
 use std::path::Path;
 

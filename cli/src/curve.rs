@@ -1,6 +1,5 @@
 //! Miss-ratio curves of a selection trace: one pass counts each layer's stack distances, which gives the misses at
-//! every
-//! pool size.
+//! every pool size.
 //!
 //! The steps are those of a replay: warm-up, then groups of query rows with every draft accepted. No pool is built.
 //! Layers are processed one after the other, because the working set of one layer fits into a CPU cache.

@@ -105,8 +105,7 @@ impl Curved {
 const POINT: u64 = 128;
 
 /// Bytes that [`curved`] holds in addition to the trace: the curves and their text, and a pool of the largest size
-/// that
-/// the curves may not cover.
+/// that the curves may not cover.
 fn needs(
     header: &Header,
     path: &Path,

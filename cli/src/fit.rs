@@ -28,13 +28,13 @@ pub struct Arguments {
     /// The file of measurements.
     #[arg(value_name = "MEASUREMENTS")]
     measurements: PathBuf,
-    /// Writes the setup to a file atomically; `-` is standard output, without the tables.
+    /// Writes the setup, atomically; `-` prints it instead of the tables.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Rates of the link, instead of the measurements' own: JSON like a setup's link.rates, alone or as a field rates.
     #[arg(long, value_name = "FILE")]
     rates: Option<PathBuf>,
-    /// Writes the results and the residuals as JSON; `-` is standard output, without the tables.
+    /// Writes the results and the residuals as JSON; `-` prints them instead of the tables.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     #[command(flatten)]

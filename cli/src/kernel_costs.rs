@@ -161,7 +161,7 @@ pub fn command(assume: &[String], json: Option<&Path>, look: Look) -> Result<()>
 mod tests {
     use super::*;
 
-    /// Every line of the table stands on the page, and every price.
+    /// The page has every line of the table, and every price.
     #[test]
     fn the_pages_predictions_are_what_the_command_says() {
         let page = include_str!("../../docs/gpu-notes.md");

@@ -1,10 +1,8 @@
 //! The width of a report, and how tables and lines fit it.
 //!
 //! A report is as wide as the terminal that shows it, or [`COLUMNS`] if standard output is no terminal; with `--wide`
-//! it is
-//! as wide as its tables. A table that is too wide omits the columns that its caller can spare, and names them. A
-//! table that
-//! is still too wide is split into parts below each other, each with the key columns. Nothing is cut off.
+//! it is as wide as its tables. A table that is too wide omits the columns that its caller can spare, and names them.
+//! A table that is still too wide is split into parts below each other, each with the key columns. Nothing is cut off.
 
 use std::io::{IsTerminal, stdout};
 
@@ -238,7 +236,7 @@ mod tests {
         assert!(widest(&parts) <= 30 && parts.matches("a name").count() == 2, "{parts}");
         assert!(parts.contains("first") && parts.contains("second") && parts.contains("third"), "{parts}");
         assert!(!parts.contains("--wide"), "{parts}");
-        // A column that is wider than the page stands alone, and ends.
+        // A column that is wider than the page is alone in its part.
         let narrow = at(5).fit(sample(at(5)), &Spare { keys: 1, ..Spare::default() });
         assert_eq!(narrow.matches("a name").count(), 3, "{narrow}");
     }

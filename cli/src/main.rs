@@ -1,16 +1,11 @@
 //! The command `forebay`: replays traces, plans and simulates deployments, measures devices, and checks machines.
 //!
 //! Every command obeys one contract. Results go to standard output or to the file of `--json`. Progress goes to
-//! standard
-//! error if that is a terminal. An error is one line on standard error and exit status 2; a call without arguments
-//! prints
-//! the help there, with the same status. Status 1 is reserved for `doctor`: it found problems. A command prints
-//! nothing
-//! before all its work has succeeded, so bad input never leaves half a result. If the reader closes the pipe early,
-//! the
-//! command ends quietly. A signal ends the command as it ends any program (130 and 143 in a shell), and leaves no
-//! partial
-//! file.
+//! standard error if that is a terminal. An error is one line on standard error and exit status 2; a call without
+//! arguments prints the help there, with the same status. Status 1 is reserved for `doctor`: it found problems. A
+//! command prints nothing before all its work has succeeded, so bad input never leaves half a result. If the reader
+//! closes the pipe early, the command ends quietly. A signal ends the command as it ends any program (130 and 143 in a
+//! shell), and leaves no partial file.
 
 mod advice;
 mod allowance;

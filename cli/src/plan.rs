@@ -1,10 +1,8 @@
 //! `forebay plan`: computes what fits on a GPU, at which ratio, for how many sequences, and whether to offload.
 //!
 //! A plan is for one GPU of a deployment ([`Deployed`]); the figures of all its GPUs and of a node follow from it.
-//! Lists
-//! of values make a sweep: one plan for each combination. A plan of a sweep that does not fit becomes a line that
-//! says so.
-//! An invalid plan is an error, and so is a single plan that does not fit.
+//! Lists of values make a sweep: one plan for each combination. A plan of a sweep that does not fit becomes a line
+//! that says so. An invalid plan is an error, and so is a single plan that does not fit.
 
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -114,10 +112,10 @@ pub struct Arguments {
     min_otps: Option<f64>,
     #[command(flatten)]
     machine: Machine,
-    /// Writes a report with pictures instead of tables as one HTML file; `-` is standard output.
+    /// Writes a report with pictures instead of tables as one HTML file; `-` prints it.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Writes the result as JSON, atomically; `-` is standard output, without the tables.
+    /// Writes the result as JSON, atomically; `-` prints it instead of the tables.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     #[command(flatten)]
@@ -313,7 +311,7 @@ pub struct Gain {
     pub curve: Vec<(u32, f64, f64)>,
 }
 
-/// The values, or the one that stands for none.
+/// The values, or the default if there are none.
 fn or<T: Clone>(values: &[T], otherwise: T) -> Vec<T> {
     if values.is_empty() { vec![otherwise] } else { values.to_vec() }
 }

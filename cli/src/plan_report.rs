@@ -131,12 +131,12 @@ pub fn weights(point: &Point) -> String {
                 Attention::Tensor => "everything else divided by heads over a node",
             };
             format!(
-                "Weights: {each} on each GPU, as {checkpoint} is published; experts divided over all GPUs, {rest}"
+                "Weights: {each} on each GPU, from the checkpoint {checkpoint}; experts divided over all GPUs, {rest}"
             )
         }
         None => {
             let given = point.memory.weights.as_ref().map_or("none".to_owned(), ToString::to_string);
-            format!("Weights: {given} on each GPU, as --weights says")
+            format!("Weights: {given} on each GPU, from --weights")
         }
     }
 }
@@ -178,11 +178,11 @@ pub fn given(first: &Point, points: &[Point]) -> Vec<String> {
     if one && same(|point| point.demand.weights) {
         let left = gpu.saturating_sub(on_gpu).saturating_sub(activations).saturating_sub(workspace);
         lines.push(format!(
-            "In addition {beside}: {} of each GPU remain for the cache",
+            "Other memory on each GPU: {beside}; {} remain for the cache",
             memory.size(left as f64)
         ));
     } else {
-        lines.push(format!("In addition to the weights {beside} on each GPU"));
+        lines.push(format!("Other memory on each GPU: {beside}"));
     }
     if let Some(on) = &first.on {
         let link = match (points.iter().all(|point| point.link() == first.link()), first.link()) {

@@ -1,9 +1,8 @@
 //! Replays a selection trace through the production pools: open, warm up, decode step by step, close.
 //!
 //! The rows themselves are not moved: a replay counts what would move and enqueues no gather. Residency does not
-//! depend
-//! on the size of a row, so rows have the minimum size, four bytes, and the total pool is a small address range that
-//! nothing touches. Everything else is the code that an engine runs.
+//! depend on the size of a row, so rows have the minimum size, four bytes, and the total pool is a small address range
+//! that nothing touches. Everything else is the code that an engine runs.
 //!
 //! **Memory** grows with the trace, whatever context it declares: `crate::recorded` leaves out the positions that no
 //! set names if there are more of them than the trace has members. [`needs`] computes how much a replay will hold.

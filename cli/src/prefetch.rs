@@ -2,17 +2,15 @@
 //! rows that the preceding layer selected.
 //!
 //! In each decode step, before a layer resolves, the prefetch fetches the rows that the neighbour selected in this
-//! step
-//! and that are not resident in the layer. They go into a buffer of the step. The buffer belongs to no pool, evicts
-//! nothing and ends with the step, so residency and misses are those of the plain replay. If the layer then selects a
-//! row
-//! of the buffer, that miss is *covered*: its transfer is hidden behind the neighbour's work. Any other row of the
-//! buffer
-//! is *extra*. Rows born in the step are in no selection here. Warm-up is not a decode step and prefetches nothing.
+//! step and that are not resident in the layer. They go into a buffer of the step. The buffer belongs to no pool,
+//! evicts nothing and ends with the step, so residency and misses are those of the plain replay. If the layer then
+//! selects a row of the buffer, that miss is *covered*: its transfer is hidden behind the neighbour's work. Any other
+//! row of the buffer is *extra*. Rows born in the step are in no selection here. Warm-up is not a decode step and
+//! prefetches nothing.
 //!
-//! The neighbour is the preceding layer *in the trace*, which may be some layers away in the model; the first
-//! layer has none. Production does no such prefetch (`docs/policies.md` has the figures).
-//! layer has none. Production does none of this (`docs/policies.md` has the figures).
+//! The neighbour is the preceding layer *in the trace*, which may be some layers away in the model; the first layer
+//! has none. Production does no such prefetch (`docs/policies.md` has the figures). layer has none. Production does
+//! none of this (`docs/policies.md` has the figures).
 
 use forebay::Result;
 use forebay::trace::{Header, SelectionTrace};
@@ -50,8 +48,7 @@ pub fn bytes(header: &Header, setting: Setting) -> u64 {
 }
 
 /// Replays the trace for every job and counts, by job and layer, what a prefetch fetches. All jobs share warm-up,
-/// `mtp`
-/// and steps. Calls `progress` with the steps of each job and layer.
+/// `mtp` and steps. Calls `progress` with the steps of each job and layer.
 ///
 /// # Errors
 /// [`forebay::Kind::OutOfMemory`].

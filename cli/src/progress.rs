@@ -1,9 +1,8 @@
 //! Estimates the time that a command still takes.
 //!
 //! Work is counted in pieces of similar cost. (Measured on the trace in `data/`: a step of a layer under the slowest
-//! policy takes about twice as long as under the fastest.) The estimate assumes that the remaining pieces take as
-//! long on
-//! average as all pieces so far; the mean of recent pieces alone would follow each policy and each pause.
+//! policy takes about twice as long as under the fastest.) The estimate assumes that the remaining pieces take as long
+//! on average as all pieces so far; the mean of recent pieces alone would follow each policy and each pause.
 
 use std::fmt::Write;
 use std::time::Duration;

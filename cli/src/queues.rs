@@ -2,12 +2,10 @@
 //! evicted from the small one.
 //!
 //! A missed number enters the small queue, or the main one if it is among the last numbers evicted from the small one
-//! (as
-//! many as the main queue is meant to hold). Hits only count, up to 3. While the small queue holds at least a tenth of
-//! the slots, it gives up its oldest number: to the main queue if that was hit twice or more, otherwise it is evicted.
-//! Otherwise the main queue gives up its oldest: it is evicted, or, if it has hits, returns to the newest end with
-//! one hit
-//! less.
+//! (as many as the main queue is meant to hold). Hits only count, up to 3. While the small queue holds at least a
+//! tenth of the slots, it gives up its oldest number: to the main queue if that was hit twice or more, otherwise it is
+//! evicted. Otherwise the main queue gives up its oldest: it is evicted, or, if it has hits, returns to the newest end
+//! with one hit less.
 //!
 //! A number that must stay is skipped: without hits it keeps its place at the old end, with hits it moves as any
 //! other.

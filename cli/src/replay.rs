@@ -42,7 +42,7 @@ const SHARES: [f64; 3] = [0.1, 0.2, 0.3];
 
 const AFTER_HELP: &str = "\
 A hit is a selected row that was resident when its step began; a miss is fetched from host memory. \
-Rows written in a step count as neither. Miss ratio: misses / (hits + misses).
+Rows that a step writes are neither hits nor misses. Miss ratio: misses / (hits + misses).
 
 JSON: a list, one entry for each trace, size and policy, or for each trace and capacity. `steps` counts decode \
 steps of --mtp query rows each.
@@ -104,7 +104,7 @@ pub struct Arguments {
     pub memory: MemoryArguments,
     #[command(flatten)]
     requests: requests::RequestArguments,
-    /// Writes the result as JSON, atomically; `-` is standard output, without the tables.
+    /// Writes the result as JSON, atomically; `-` prints it instead of the tables.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     #[command(flatten)]

@@ -184,7 +184,7 @@ pub fn text(traces: &[Replayed], look: Look) -> String {
         }
         if let Some(curve) = curve {
             out += &format!(
-                "One pass counts every capacity exactly. A larger capacity than {} gains nothing.\n\n",
+                "One pass counts every capacity exactly. More than {} gain nothing.\n\n",
                 counted(u64::from(curve.flat_from()), "block")
             );
         }

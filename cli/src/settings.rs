@@ -1,6 +1,5 @@
 //! The settings of a sweep of plans: the values that differ among them apart from batch and ratio, and the advice for
-//! each
-//! setting.
+//! each setting.
 //!
 //! The differing values are determined once, so that a sweep costs as much as its plans together, and not their
 //! square.
@@ -74,8 +73,7 @@ pub struct Advised<'a> {
 
 impl<'a> Advised<'a> {
     /// The advice for these plans. A plan slower than `least_otps` tokens a second for each sequence is not
-    /// considered; 0
-    /// sets no minimum.
+    /// considered; 0 sets no minimum.
     pub fn of(points: &'a [Point], least_otps: f64) -> Advised<'a> {
         let told = Settings::of(points);
         let mut known: HashMap<String, usize> = HashMap::new();

@@ -2,8 +2,7 @@
 //! clock.
 //!
 //! Lists of values make a sweep: one step for each combination. Misses come from the setup, from a file, or from a
-//! replay
-//! of a trace through the production pools at each requested ratio.
+//! replay of a trace through the production pools at each requested ratio.
 
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -42,8 +41,7 @@ pub struct Arguments {
     #[command(flatten)]
     pub machine: Machine,
     /// GPUs that the experts are divided over, instead of the setup's: a node is 8. For other numbers than the
-    /// setup's,
-    /// costs are extrapolated, and marked as such (docs/simulator.md).
+    /// setup's, costs are extrapolated, and marked as such (docs/simulator.md).
     #[arg(long, value_name = "N", value_parser = sizes::count, allow_negative_numbers = true)]
     gpus: Option<u32>,
     /// Prints how long forebay's own kernels should take on a GPU, term by term, before any is measured, instead of a
@@ -111,11 +109,11 @@ pub struct Arguments {
     /// Writes the step as trace events in JSON, for Perfetto. For a single point.
     #[arg(long, value_name = "FILE")]
     perfetto: Option<PathBuf>,
-    /// Writes a report with pictures instead of tables as one HTML file; `-` is standard output. For a single point it
+    /// Writes a report with pictures instead of tables as one HTML file; `-` prints it. For a single point it
     /// shows the step's timeline.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Writes the result as JSON, atomically; `-` is standard output, without the tables.
+    /// Writes the result as JSON, atomically; `-` prints it instead of the tables.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     #[command(flatten)]

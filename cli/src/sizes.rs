@@ -1,6 +1,5 @@
 //! Parses numbers on the command line: `32K` tokens, `80GiB`, `0.31`, `auto`. Parsing is strict: anything else is
-//! refused,
-//! because a misread size would plan for another machine.
+//! refused, because a misread size would plan for another machine.
 
 use forebay::Shape;
 use forebay::predict::plan::{Batch, Ratio};
@@ -158,7 +157,7 @@ pub fn count(text: &str) -> Parsed<u32> {
 /// A number of GPUs that serve together.
 ///
 /// # Errors
-/// Likewise.
+/// As [`bytes`].
 pub fn gpus(text: &str) -> Parsed<u32> {
     match count(text) {
         Ok(gpus) if gpus <= GPUS_MAX => Ok(gpus),

@@ -1,19 +1,16 @@
 //! `--split by-layer`: divides one total of slots over the layers by what each gains.
 //!
 //! Layers differ: some select the same rows step after step, others select ever-changing rows. A uniform split gives
-//! both
-//! the same slots. Here the layers' miss-ratio curves ([`crate::curve`]) say how many misses another slot avoids in
-//! each
-//! layer, and the slots go where they avoid most.
+//! both the same slots. Here the layers' miss-ratio curves ([`crate::curve`]) say how many misses another slot avoids
+//! in each layer, and the slots go where they avoid most.
 //!
 //! # How
 //!
 //! Every layer begins with the slots that one of its steps may need ([`MissRatioCurve::exact_from`]): its curve is not
 //! exact below them. The remaining slots are given out greedily over the *lower convex hulls* of the curves. A curve
-//! need
-//! not be convex: a layer that cycles over n rows gains nothing before the n-th slot and everything with it, and
-//! a greedy choice of single slots would never give it the first. A segment of the hull is such a jump as a whole:
-//! a number of slots, and the misses that they avoid together. Along one hull segments get flatter, so the steepest
+//! need not be convex: a layer that cycles over n rows gains nothing before the n-th slot and everything with it, and
+//! a greedy choice of single slots would never give it the first. A segment of the hull is such a jump as a whole: a
+//! number of slots, and the misses that they avoid together. Along one hull segments get flatter, so the steepest
 //! segment of all layers comes next, and the segments of any layer come in order.
 //!
 //! **Why that is optimal.** No curve lies below its hull, so no division misses less than the hulls' least sum at
@@ -115,10 +112,8 @@ pub fn misses(curves: &Curves, slots: &[u32]) -> u64 {
 }
 
 /// Divides `slots` a layer over the layers by what each gains; no layer gets more than `most`, the tokens of the
-/// longest
-/// sequence. If the total cannot give every layer the slots from which its curve is exact, the curves cannot divide
-/// it,
-/// and every layer gets `slots`.
+/// longest sequence. If the total cannot give every layer the slots from which its curve is exact, the curves cannot
+/// divide it, and every layer gets `slots`.
 ///
 /// # Errors
 /// [`Kind::OutOfMemory`].

@@ -1,11 +1,9 @@
 //! The production rule without its pools, for sizes whose scans would take longer than the rest of the replay.
 //!
 //! A pool scans all slots of a sequence in every step. That is fast at the budgets of engines, and takes hours for
-//! millions of slots of which each step selects one. A pool that can hold every step's selection holds the newest
-//! rows of
-//! one order (`forebay::study::StackDistances` explains why), so a selected row is resident exactly if its stack
-//! distance
-//! is at most the number of slots. Hits and misses of every step equal those of the pools; the work is
+//! millions of slots of which each step selects one. A pool that can hold every step's selection holds the newest rows
+//! of one order (`forebay::study::StackDistances` explains why), so a selected row is resident exactly if its stack
+//! distance is at most the number of slots. Hits and misses of every step equal those of the pools; the work is
 //! proportional to the selections, at any number of slots.
 //!
 //! It does not cover pools that are smaller than a step's selection, which keep no common order.

@@ -98,8 +98,7 @@ impl Study {
             DeviceName::Cuda(_) => pools::needs(header, shape, setting, &vec![setting.slots; layers]),
         };
         // The slots of each layer are not known yet. Their total is, and no layer gets more than it can fill, so they
-        // are
-        // counted like uniform ones.
+        // are counted like uniform ones.
         let divided = |setting: Setting| {
             let uniform = vec![setting.slots; layers];
             let most = setting.slots.saturating_mul(header.layers);
@@ -115,8 +114,7 @@ impl Study {
     }
 
     /// Runs every replay, in order of size, policy and split. The prompt was recorded with `prompt` tokens; the
-    /// replayed one
-    /// may be shorter.
+    /// replayed one may be shorter.
     ///
     /// # Errors
     /// [`forebay::Kind::OutOfMemory`]; any other error is a defect.
@@ -194,8 +192,7 @@ impl Study {
             let slots = divided.clone().unwrap_or_else(|| vec![setting.slots; layers as usize]);
             let step = || bar.inc(u64::from(layers));
             // The first steps use the implementation of the whole replay, divided slots that of uniform ones: the
-            // memory was
-            // computed for it.
+            // memory was computed for it.
             let how = How::of(trace.header(), *setting, &vec![setting.slots; layers as usize]);
             let run = |setting| match self.target.name {
                 DeviceName::Host => stacked::replay_by_layer(how, trace, shape, setting, &slots, step),

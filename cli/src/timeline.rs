@@ -1,10 +1,8 @@
 //! A simulated step as lanes, and as a file for Perfetto and Chromium's tracing page.
 //!
 //! The file has the Trace Event Format in JSON: one complete event (`X`) for each span, in microseconds, and one
-//! thread
-//! for each stream. Spans of one stream follow each other, so nothing overlaps on a track. Times are truncated to
-//! whole
-//! nanoseconds before they are subtracted, so that rounding cannot cause an overlap.
+//! thread for each stream. Spans of one stream follow each other, so nothing overlaps on a track. Times are truncated
+//! to whole nanoseconds before they are subtracted, so that rounding cannot cause an overlap.
 
 use forebay::device::Stream;
 use forebay::device::clock::Span;

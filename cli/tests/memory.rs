@@ -376,7 +376,7 @@ fn memory_that_ends_while_a_text_is_read_is_an_error() {
     let misses = written("misses.json", &lists);
     let at = "simulate --setup ess --context 32K --mtp 1 --batch 8 --ratio 0.1 --misses";
     let e = starved(kib, &[&at.split(' ').collect::<Vec<_>>()[..], &[&misses]].concat());
-    assert!(e.contains("out of memory: ") && e.contains("misses.json: parsing it (bytes"), "{e}");
+    assert!(e.contains("out of memory: ") && e.contains("misses.json: while parsing it (bytes"), "{e}");
     let e = starved(kib, &["fit", &misses]);
     assert!(e.contains("out of memory: "), "{e}");
 }

@@ -140,7 +140,7 @@ fn a_curve_tells_every_capacity() {
         assert_eq!(single["hit_tokens"], at.map_or(0, |at| tokens[at]), "{capacity}");
     }
     let text = succeeds(&[&path, "--curve"]);
-    assert!(text.contains("A larger capacity than 4 blocks gains nothing"), "{text}");
+    assert!(text.contains("More than 4 blocks gain nothing"), "{text}");
     assert!(refuses(&[&path, "--curve", "--policy", "fifo"]).contains("--curve counts lru"));
 }
 
@@ -309,7 +309,7 @@ fn sessions_are_interleaved_by_their_times_and_the_headline_says_so() {
     assert!(page.contains("interleaved by time"), "{page}");
     let alike = session("a", &[(0.0, "1"), (0.0, "1")]) + &session("b", &[(0.0, "1"), (0.0, "1")]);
     let alike = file("alike.jsonl", alike.as_bytes());
-    assert!(succeeds(&[&alike]).contains("one after another, because all their times are alike"));
+    assert!(succeeds(&[&alike]).contains("one after another, because all their times are equal"));
     assert_eq!(of(&alike, &[])["sessions"], "one-after-another");
     let tiny = file("tiny-order.jsonl", tiny().as_bytes());
     assert!(refuses(&[&tiny, "--one-after-another"]).contains("--one-after-another is for sessions"));

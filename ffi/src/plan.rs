@@ -241,8 +241,8 @@ const fn note_text(bit: u32) -> &'static CStr {
         FB_NOTE_ALL_RESIDENT => c"does not pay here: all rows of this batch fit on the device",
         FB_NOTE_DENSE => c"does not pay here: dense attention reads every row in every step",
         FB_NOTE_FEW_SLOTS => c"fewer than 6400 slots a sequence and layer: expect many misses",
-        FB_NOTE_SCRATCH => c"fewer slots than a step selects: the rest stands in scratch slots for that step",
-        FB_NOTE_HOST_BOUND => c"host memory ends the batch",
+        FB_NOTE_SCRATCH => c"fewer slots than a step selects: the other rows use scratch slots for that step",
+        FB_NOTE_HOST_BOUND => c"host memory limits the batch",
         FB_NOTE_NO_ROOM => {
             c"does not pay here: index keys and slots leave room for no more sequences than whole rows"
         }

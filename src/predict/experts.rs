@@ -5,18 +5,16 @@
 //! cost plus the *difference* of a bound between the two numbers of GPUs:
 //!
 //! - **Experts.** Of `E` experts on `G` GPUs each GPU holds `E/G`. A micro-batch of `t` tokens on each GPU visits a
-//! share
-//!   `1 - exp(-t G k/E)` of them. Their time is the longer of `2 t k` expert sizes over the operations a second,
+//!   share `1 - exp(-t G k/E)` of them. Their time is the longer of `2 t k` expert sizes over the operations a second,
 //!   and of the visited experts' weights over the memory's bytes a second. Fewer GPUs read more weights.
 //! - **Exchange.** A token's values go to `k` experts in FP8 and come back in BF16; `1 - n/G` of them cross the
 //!   network, `(n-1)/G` cross NVLink inside the node of `n`, both at once.
 //!
-//! The result is marked as *extrapolated*. Cases that the model cannot price are refused: experts that
-//! do not divide evenly, a partly filled node, a number of GPUs too far from that of the costs. The planner checks
-//! whether
-//! the weights fit, because it has the GPU's memory and its other contents. The model ignores
-//! experts that are visited unevenly or stored twice, and launches and waits between GPUs that grow with their
-//! number. `docs/simulator.md` compares it with published times.
+//! The result is marked as *extrapolated*. Cases that the model cannot price are refused: experts that do not divide
+//! evenly, a partly filled node, a number of GPUs too far from that of the costs. The planner checks whether the
+//! weights fit, because it has the GPU's memory and its other contents. The model ignores experts that are visited
+//! unevenly or stored twice, and launches and waits between GPUs that grow with their number. `docs/simulator.md`
+//! compares it with published times.
 
 use super::cost::Load;
 use super::setup::{Setup, Term};

@@ -1,13 +1,12 @@
 //! Fits a setup to measurements: finds the unknowns by least squares, and reports the residual of each row.
 //!
-//! The measurements are whole steps without misses and, optionally, the costs of the orders of overlap
-//! in one layer. Costs that were measured work by work are in the setup that comes with the measurements, and are
-//! kept.
-//! The other costs are found in this order:
+//! The measurements are whole steps without misses and, optionally, the costs of the orders of overlap in one layer.
+//! Costs that were measured work by work are in the setup that comes with the measurements, and are kept. The other
+//! costs are found in this order:
 //!
 //! 1. From `overlap`: the indexer's time and the part of it that does not shrink with the batch, the preparation's
-//!    time, and the fixed cost of a call of attention. These four decide how much an order hides
-//!    and costs. The model is the production schedule on the clock; the method is damped Gauss-Newton.
+//!    time, and the fixed cost of a call of attention. These four decide how much an order hides and costs. The model
+//!    is the production schedule on the clock; the method is damped Gauss-Newton.
 //! 2. From `steps` of the most frequent kind (query rows, two micro-batches or not): the part of a step that remains
 //!    after the other works is the rest of a layer, by the tokens of a micro-batch. The fit meets steps of that kind
 //!    exactly, so their noise is in the setup.

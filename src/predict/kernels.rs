@@ -1,5 +1,5 @@
-//! The table of predictions for forebay's own kernels: the expected value of each figure on a GPU, term by term, before
-//! and after the kernels were optimised for GPUs. `docs/gpu-notes.md` contains it, and a test compares both.
+//! The table of predictions for forebay's own kernels: the expected value of each figure on a GPU, term by term,
+//! before and after the kernels were optimised for GPUs. `docs/gpu-notes.md` contains it, and a test compares both.
 //!
 //! Each figure is a sum of the terms of [`clock::KernelCosts`](crate::device::clock::KernelCosts), from the least to
 //! the greatest value that they allow. A measurement outside of a range refutes a named count or price.
@@ -394,7 +394,7 @@ mod tests {
             let Between { low, high } = now.value;
             assert!((low..=high).contains(&found), "{name}: {found} of {low} to {high} {unit}");
         }
-        // The gap in front of each of a step's 183 is a node.
+        // The gap before each of a step's 183 is a node.
         let spans = clocked("RRRR", 1, 1, 0.0).unwrap_or_else(|e| unreachable!("{e}"));
         let gaps = spans.array_windows().map(|[a, b]| (b.start_ns - a.end_ns) / 1e3);
         let Between { low, high } = figure("launches of R, G and S").now.value;

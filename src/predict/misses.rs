@@ -1,11 +1,9 @@
 //! Models how many rows a request fetches in a layer and step.
 //!
 //! There are three sources, each of which gives rows by layer. A **curve** has means over the layers by ratio and
-//! context,
-//! and each layer's share relative to the mean. A **table** has rows by layer for one operating point. **Steps** are
-//! the
-//! counts of a replay, by step and layer. A *miss* is counted once for each request, even if several of its query rows
-//! select the row, because the gather fetches it once.
+//! context, and each layer's share relative to the mean. A **table** has rows by layer for one operating point.
+//! **Steps** are the counts of a replay, by step and layer. A *miss* is counted once for each request, even if several
+//! of its query rows select the row, because the gather fetches it once.
 //!
 //! # The curve between and beyond its points
 //! Misses fall about exponentially with the ratio, so their logarithm is interpolated: linearly in the ratio,
@@ -140,8 +138,7 @@ fn query_rows(rows: f64, power: f64, kind: &str) -> Result<()> {
 
 impl Misses {
     /// Checks that the numbers are complete and match the model's layers. In a table and in steps no number exceeds
-    /// the
-    /// rows that a request selects, top-k times query rows; a curve's larger values are limited to that.
+    /// the rows that a request selects, top-k times query rows; a curve's larger values are limited to that.
     ///
     /// # Errors
     /// [`crate::Kind::InvalidConfig`] names the field.
@@ -169,8 +166,7 @@ impl Misses {
     }
 
     /// As [`Misses::check`] for the data that [`Misses::by_layer`] uses: of a replay only the given step. So a check
-    /// before
-    /// every step costs a step, and not all of them.
+    /// before every step costs a step, and not all of them.
     pub(super) fn check_at(&self, step: u32, shape: &Shape) -> Result<()> {
         match self {
             Misses::Steps(steps) if !steps.rows.is_empty() => {

@@ -241,8 +241,7 @@ pub struct Deployment {
     /// A GPU's network bandwidth, 10^9 bytes a second.
     pub network_gb_s: f64,
     /// A GPU's bandwidth to its neighbours inside the node, 10^9 bytes a second. Required for other numbers of GPUs
-    /// than
-    /// that of the costs.
+    /// than that of the costs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nvlink_gb_s: Option<f64>,
     /// Microseconds of a dispatch and its combine for one token.

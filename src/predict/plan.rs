@@ -10,8 +10,7 @@
 //! slots below which misses grow steeply.
 //!
 //! **What it does not know.** Time. The simulator decides whether a larger batch pays for its misses. This module
-//! reports
-//! only the cases in which offload cannot pay at any speed ([`Note::AllResident`], [`Note::Dense`]).
+//! reports only the cases in which offload cannot pay at any speed ([`Note::AllResident`], [`Note::Dense`]).
 
 use crate::cache::{Config, Footprint, Slots};
 use crate::device::descriptor::BATCH_MAX;
@@ -80,8 +79,7 @@ pub struct Demand {
     /// The fewest slots of each sequence when the plan maximises sequences.
     pub least_slots: u32,
     /// Whether residency tables, and the GPU's page tables of host memory, count as memory that has to fit; otherwise
-    /// they
-    /// are only reported.
+    /// they are only reported.
     pub count_tables: bool,
     /// The granularity of the device's mappings in bytes. 2 MiB on current GPUs.
     pub grain: u64,
@@ -377,8 +375,7 @@ impl<'a> Room<'a> {
     }
 
     /// The most sequences for which `fits` holds; if so, it holds for all smaller numbers, because every part of a
-    /// footprint
-    /// grows with the lanes.
+    /// footprint grows with the lanes.
     fn most(&self, fits: impl Fn(u32) -> Result<bool>) -> Result<u32> {
         let (mut most, mut beyond) = (0, 1);
         while fits(beyond)? {
@@ -401,8 +398,7 @@ impl<'a> Room<'a> {
     fn largest(&self, lanes: u32) -> Result<Option<u32>> {
         let context = self.demand.context;
         // The upper bound counts index keys and slots alone. The search goes down block by block from there, because
-        // scratch
-        // slots shrink as budgets grow, so the budgets that fit may have gaps.
+        // scratch slots shrink as budgets grow, so the budgets that fit may have gaps.
         let pages = self.pages()?.checked_mul(lanes).ok_or_else(|| self.overflow("batch"))?;
         let keys = self.geometry.index_bytes(pages)?;
         let block =

@@ -1,9 +1,8 @@
 //! The provenance of a computed figure: the setup, the source of its numbers, and which of them were measured.
 //!
-//! Every figure of the simulator and the planner carries it, so that a computed number is never mistaken for
-//! a measured one. [`Provenance::sentence`] is for people, the fields are for programs. A setup states its
-//! `origin`, which parts were `measured`, and its `assumptions`. This module adds what follows from the setup itself:
-//! works
+//! Every figure of the simulator and the planner carries it, so that a computed number is never mistaken for a
+//! measured one. [`Provenance::sentence`] is for people, the fields are for programs. A setup states its `origin`,
+//! which parts were `measured`, and its `assumptions`. This module adds what follows from the setup itself: works
 //! without a measured cost, a link that is a preset, other GPUs than those of the costs.
 //!
 //! Terminals and pages show the texts of a setup; a setup whose texts could steer a terminal is refused.
@@ -278,7 +277,7 @@ mod tests {
         refused(&|file| file.origin = Some("x".repeat(241)), "origin: longer");
         refused(&|file| file.assumptions = vec!["a".to_owned(), "\u{7f}".to_owned()], "assumptions[1]");
         refused(&|file| file.assumptions = vec!["a".to_owned(); 33], "assumptions: more");
-        refused(&|file| file.measured = vec![Part::Link; 2], "measured[1]: \"link\" stands twice");
+        refused(&|file| file.measured = vec![Part::Link; 2], "measured[1]: \"link\" appears twice");
         refused(
             &|file| {
                 file.measured = vec![Part::Misses];

@@ -327,8 +327,8 @@ impl Setup {
     /// Checks a setup.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] names the field: a negative time, NaN, a hole, an unknown
-    /// preset, a model without top-k, layers that do not match.
+    /// [`Kind::InvalidConfig`] names the field: a negative time, NaN, a hole, an unknown preset, a model without
+    /// top-k, layers that do not match.
     pub fn new(file: File) -> Result<Setup> {
         if !(OLDEST..=VERSION).contains(&file.forebay_setup) {
             return Err(Error::new(Kind::BadVersion, "read setup")

@@ -1,14 +1,10 @@
 //! Computes the effect of the host stride, and of an alternative: requests over the link against host memory.
 //!
 //! A row's stride on the host is its size rounded up to a multiple of 64 bytes, unless a shape sets another: 704 for
-//! 656.
-//! The GPU requests lines of 128 bytes, so at 704 every second row begins in the middle of a line. At 768 each row
-//! begins
-//! with a line, for a tenth more host memory. Pieces are numbered by the lines that a row really has, so that both
-//! strides
-//! need as few requests; short rows are numbered without gaps, and may need more. The effect of the host's memory and
-//! of
-//! the GPU's page walks needs a measurement.
+//! 656. The GPU requests lines of 128 bytes, so at 704 every second row begins in the middle of a line. At 768 each
+//! row begins with a line, for a tenth more host memory. Pieces are numbered by the lines that a row really has, so
+//! that both strides need as few requests; short rows are numbered without gaps, and may need more. The effect of the
+//! host's memory and of the GPU's page walks needs a measurement.
 
 use crate::device::clock::{Design, fetched};
 use crate::geometry::Geometry;

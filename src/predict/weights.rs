@@ -35,8 +35,7 @@ pub enum Attention {
     #[default]
     Data,
     /// By heads (TP attention): each GPU has a part of the weights and, because a latent belongs to all heads, the
-    /// cache
-    /// of all sequences.
+    /// cache of all sequences.
     Tensor,
 }
 
@@ -191,9 +190,8 @@ impl Setup {
         }
     }
 
-    /// Bytes of weights on each of the setup's GPUs, for steps of `query_rows` query rows, divided like the
-    /// checkpoint in
-    /// the planner. None if nothing is published.
+    /// Bytes of weights on each of the setup's GPUs, for steps of `query_rows` query rows, divided like the checkpoint
+    /// in the planner. None if nothing is published.
     ///
     /// # Errors
     /// Errors of [`Checkpoint::of`].

@@ -1,6 +1,5 @@
 //! Decides whether offload pays: compares a GPU's yield with all rows on the device to that of more sequences with
-//! fewer
-//! resident rows.
+//! fewer resident rows.
 //!
 //! Up to [`Planned::resident_batch`] sequences offload is not needed; their yield is the baseline that offload has
 //! to beat. Beyond, each batch is planned at the largest ratio that fits, and simulated. The best batch is searched,

@@ -2,8 +2,7 @@
 //!
 //! Residency depends only on the order of positions: which of two is higher, and which is born next. So a replay over
 //! `0, 1, 2` has the same counts as one over `17, 4096, 9000000`, and its tables grow with the trace's contents
-//! instead of
-//! the context that its header declares.
+//! instead of the context that its header declares.
 
 use super::header::Header;
 use super::selection::SelectionTrace;
@@ -48,11 +47,9 @@ impl Named {
 
 impl SelectionTrace {
     /// The same sets over a shorter prompt. Of the positions before the first recorded step only those remain that
-    /// some
-    /// set of some layer names; they are renumbered in order. All layers use the same numbers, so the overlap of
-    /// layers
-    /// does not change. It takes two passes over the members, in place, and three bits for each position
-    /// of the prompt.
+    /// some set of some layer names; they are renumbered in order. All layers use the same numbers, so the overlap of
+    /// layers does not change. It takes two passes over the members, in place, and three bits for each position of the
+    /// prompt.
     ///
     /// Header and sets still match. A step's sets keep their size, because the first step's set alone leaves
     /// min(k, position + 1) - 1 positions of the prompt.
@@ -108,7 +105,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-        /// The oracle: a sorted list of all positions that are named, or not of the prompt, and each one's place in it.
+        /// The oracle: a sorted list of all positions that are named, or not of the prompt, and each one's place in
+        /// it.
         #[test]
         fn every_position_becomes_its_place_among_those_that_are_named(
             layers in 1..4_u32, k in 1..9_u32, first in 0..300_u32, steps in 1..8_u32, seed: u64,

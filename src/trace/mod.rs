@@ -1,14 +1,11 @@
 //! Reads, checks and writes trace files of a model's selections.
 //!
 //! A *selection trace* holds, for every decode step and layer of one sequence, the selection (top-k indices): the
-//! token
-//! positions that attention read. A trace recorded once from an engine can be replayed at any budget, on any machine,
-//! so
-//! a pool's size can be chosen before memory is bought.
+//! token positions that attention read. A trace recorded once from an engine can be replayed at any budget, on any
+//! machine, so a pool's size can be chosen before memory is bought.
 //!
 //! **Format TOPKTRC1** (one zstd frame, or the same bytes uncompressed), little-endian; `docs/trace-format.md`
-//! describes
-//! it for authors of such files:
+//! describes it for authors of such files:
 //!
 //! ```text
 //! 8 bytes   "TOPKTRC1"

@@ -86,9 +86,8 @@ impl SelectionTrace {
     }
 
     /// Reads the file at `path`, a trace (TOPKTRC1) or a recording (TOPKTRC2), packed by zstd or plain, distinguished
-    /// by its
-    /// first bytes. An unfinished recording is read up to its last whole group, and
-    /// [`Header::unfinished`] says so.
+    /// by its first bytes. An unfinished recording is read up to its last whole group, and [`Header::unfinished`] says
+    /// so.
     ///
     /// # Errors
     /// [`Kind::Io`] if the file cannot be read, or was changed meanwhile; [`Kind::BadVersion`] for another version
@@ -98,9 +97,8 @@ impl SelectionTrace {
         SelectionTrace::read_asking(path, |_| Ok(()))
     }
 
-    /// As [`SelectionTrace::read`]; calls `ask` before memory is taken: once after the header of a finished trace,
-    /// and before
-    /// each step of a recording. An error of `ask` ends the reading.
+    /// As [`SelectionTrace::read`]; calls `ask` before memory is taken: once after the header of a finished trace, and
+    /// before each step of a recording. An error of `ask` ends the reading.
     ///
     /// # Errors
     /// Errors of [`SelectionTrace::read`], and those of `ask`, with the file.

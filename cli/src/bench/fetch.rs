@@ -191,8 +191,7 @@ fn warmed(rig: &mut Rig, whole: bool, ceilings: &Ceilings, asked: &Asked) -> Res
     }
     let sector = sector(rig.device.facts()?.gpu.is_some());
     // Bytes touched: of each selection its entries, a look-up for each, and every stamp; for the whole prompt three
-    // words a
-    // row.
+    // words a row.
     let look_ups = u64::from(k).min((4 * u64::from(length)).div_ceil(sector)) * sector;
     let of_layer = u64::from(SELECTIONS) * (4 * u64::from(k) + look_ups + 4 * u64::from(budget))
         + if whole { 12 * u64::from(length) } else { 0 };

@@ -2,8 +2,7 @@
 //! group step, those of the current operating point, which are computed together.
 //!
 //! One line of JSON each: first the device with its ceilings, then the entries of `--json` in the order in which they
-//! are
-//! measured. The file is new and grows by whole lines. The only cost is one write between figures.
+//! are measured. The file is new and grows by whole lines. The only cost is one write between figures.
 
 use std::cell::RefCell;
 use std::path::Path;

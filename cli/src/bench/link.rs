@@ -1,23 +1,18 @@
 //! Counts the link requests of row transfers, so that the first figures of a GPU show whether its link is bound by
-//! requests
-//! or by bytes.
+//! requests or by bytes.
 //!
 //! **Counted by shape, not measured.** A load or store of a warp covers 512 bytes of a call's pieces. It sends one
 //! *request* for each line of 128 bytes that it touches, and the request names the *sectors* of 32 bytes that the
-//! lanes
-//! use. A line that two warps touch is two requests, so the start of a row's numbering matters: the kernels number
-//! rows of
-//! these sizes by their lines of 128 bytes, so that no two warps request the same line. Counts are means over all
-//! alignments of a row in host memory and in a call. Rows that are not whole sectors move more bytes than
-//! they have. Sectors that a cache might serve again are not counted. What the link adds to a request, headers and the
-//! walks of page tables, is not counted either.
+//! lanes use. A line that two warps touch is two requests, so the start of a row's numbering matters: the kernels
+//! number rows of these sizes by their lines of 128 bytes, so that no two warps request the same line. Counts are
+//! means over all alignments of a row in host memory and in a call. Rows that are not whole sectors move more bytes
+//! than they have. Sectors that a cache might serve again are not counted. What the link adds to a request, headers
+//! and the walks of page tables, is not counted either.
 //!
-//! **Ceilings.** One long run over memory requests whole lines only, so a ceiling of R bytes a second corresponds to
-//! R / 128 requests a second. A figure near its share of requests and far from its share of sectors is bound by
-//! requests,
-//! and vice versa. Rows of whole aligned lines cannot distinguish the two. Neither can the shares of a short call,
-//! which
-//! mostly shows launches and round trips.
+//! **Ceilings.** One long run over memory requests whole lines only, so a ceiling of R bytes a second corresponds to R
+//! / 128 requests a second. A figure near its share of requests and far from its share of sectors is bound by
+//! requests, and vice versa. Rows of whole aligned lines cannot distinguish the two. Neither can the shares of a short
+//! call, which mostly shows launches and round trips.
 
 use std::collections::BTreeSet;
 
@@ -127,7 +122,7 @@ mod tests {
 
     #[test]
     fn a_row_asks_for_its_lines_and_for_those_that_two_warps_share() {
-        // By hand: 656 bytes touch six lines wherever they stand. Of ten lines of 64 bytes in a row one in eight
+        // By hand: 656 bytes touch six lines at any alignment. Of ten lines of 64 bytes in a row one in eight
         // begins a warp, and half of these are in the middle of a line of 128: 10 / 16 more.
         assert_eq!(asks(656, 704, 64), (6.625, 672.0));
         assert_eq!(asks(656, 704, 128), (6.0, 672.0));

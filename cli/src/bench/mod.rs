@@ -3,8 +3,7 @@
 //! A figure is the time that a stream takes for one of the device's own calls, next to the least time that this
 //! machine allows for it, measured in the same run ([`Ceilings`]). Its steps differ: each has other rows and other
 //! lanes, and nothing is reset in between. The rule on the host performs the same steps ([`oracle`]). A slot, row or
-//! digest
-//! that differs is an error, and there is no figure.
+//! digest that differs is an error, and there is no figure.
 
 mod fetch;
 mod lines;
@@ -114,10 +113,8 @@ pub struct Arguments {
           allow_negative_numbers = true)]
     rounds: Option<u32>,
     /// Host memory for the rows that are gathered and scattered, and for the rows of steps, such as 64GiB; at most
-    /// seven
-    /// eighths of what is free, on the GPU's NUMA node if there is one [default: a fifth of the free memory, up to 64
-    /// GiB
-    /// for a GPU and 1.5 GiB for the host]. Steps take at least one prompt and all sequences' tails.
+    /// seven eighths of what is free, on the GPU's NUMA node if there is one [default: a fifth of the free memory, up
+    /// to 64 GiB for a GPU and 1.5 GiB for the host]. Steps take at least one prompt and all sequences' tails.
     #[arg(long, value_name = "BYTES", value_parser = sizes::some_bytes)]
     pool: Option<u64>,
     /// Measures only one gather, of this many rows of 656 bytes at a stride of 704, for a profiler: two warm-up calls,
@@ -157,7 +154,7 @@ pub struct Arguments {
     /// Draws the figures as an SVG picture.
     #[arg(long, value_name = "FILE")]
     picture: Option<PathBuf>,
-    /// Writes the figures as JSON, atomically; `-` is standard output, without the tables.
+    /// Writes the figures as JSON, atomically; `-` prints them instead of the tables.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Writes each figure as a line of JSON as soon as it is known, into a new file.
@@ -263,7 +260,7 @@ impl Arguments {
         unused.map_or(Ok(()), |(.., place, hint)| Err(wrong(place).hint(hint)))
     }
 
-    /// Refuses to leave so many multiprocessors free that none remains for the work.
+    /// Refuses `--leave-sms` if it leaves no multiprocessor for the work.
     fn check_left(&self, facts: &Facts) -> Result<()> {
         match self.leave_sms {
             Some(left) if left >= facts.processors => {

@@ -1,13 +1,10 @@
 //! Measures the fixed cost of forebay's graph nodes: resolve, gather and scatter of every layer, without a step.
 //!
 //! If no step has begun, these operations find no rows: a resolve reports that there are none, the others do nothing.
-//! So
-//! the time is that of the launches, captured into one graph if the device has graphs, and of the edges between them.
-//! One
-//! variant uses one stream. The other uses three, like a step in the order none without the engine's part: a layer's
-//! gather
-//! follows its resolve, its scatter follows the gather and runs alongside the next layer's resolve. The ceiling is
-//! the same graph of operations that do nothing at all.
+//! So the time is that of the launches, captured into one graph if the device has graphs, and of the edges between
+//! them. One variant uses one stream. The other uses three, like a step in the order none without the engine's part: a
+//! layer's gather follows its resolve, its scatter follows the gather and runs alongside the next layer's resolve. The
+//! ceiling is the same graph of operations that do nothing at all.
 //!
 //! This is not the figure of forebay's nodes in a step: there they run between the engine's work, and resolve rows.
 

@@ -3,8 +3,7 @@
 //! It runs [`LayerTables`] with the portable scan, so on every device a figure compares two implementations.
 //! Selections are drawn from its state. It has the list of resident rows, so each step misses exactly as many rows as
 //! requested without a reset in between. It has each row's age since its last selection, so each step hits rows of
-//! each age
-//! as often as a model does ([`reuse`]).
+//! each age as often as a model does ([`reuse`]).
 
 use forebay::device::descriptor::LayerCount;
 use forebay::residency::{Fetch, LayerTables, Moved, Portable, QueryRange, Selected, TableShape, Workspace};
@@ -250,8 +249,7 @@ impl Oracle {
     }
 
     /// Draws the next selection of `lane` in `layer`, `[query][k]`, and appends it to `out`. The misses are all
-    /// different
-    /// and divided evenly over the query rows. The hits of each row are all different, and have the ages of
+    /// different and divided evenly over the query rows. The hits of each row are all different, and have the ages of
     /// [`reuse`]. Each row is in random order.
     ///
     /// # Errors

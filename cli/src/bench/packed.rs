@@ -2,10 +2,9 @@
 //!
 //! Threads of the host copy missed rows side by side into pinned memory, with vector instructions. One copy of a copy
 //! engine moves them to the device, where the gather kernel places them from device memory. Parts of a call overlap:
-//! while
-//! one part is copied, the next is packed and the previous one is placed. All three operations are ordinary gathers of
-//! pools: the pinned memory is the slab of the host's pools, and the copied rows are the total pool of the device's
-//! pools.
+//! while one part is copied, the next is packed and the previous one is placed. All three operations are ordinary
+//! gathers of pools: the pinned memory is the slab of the host's pools, and the copied rows are the total pool of the
+//! device's pools.
 //!
 //! A lane packs up to [`SPAN`] rows. A part whose lane packs fewer is still copied as a whole.
 
@@ -192,8 +191,7 @@ impl Packed {
     }
 
     /// Compares every placed row with the total pool: a placed position names a slot of the packed memory, and the
-    /// host's
-    /// pools have the row of that slot.
+    /// host's pools have the row of that slot.
     fn check_placed(&mut self, lanes: &[u32]) -> Result<()> {
         let span = self.host.extents.k;
         let base = self.host.extents.tables().budget_base;

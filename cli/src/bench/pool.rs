@@ -1,23 +1,17 @@
 //! Host memory for the rows that are gathered and scattered, and for the rows of steps.
 //!
 //! **Size.** Production pools have hundreds of GB, where a random row costs a GPU a walk of its page tables. A pool
-//! whose
-//! page tables fit into caches would not show that. So a GPU's figures use a fifth of the free memory, up to 64 GiB,
-//! unless
-//! `--pool` gives a size. The pool is bound to the GPU's NUMA node if the system reports it, so free memory means
-//! that of
-//! the node. An eighth of it is left for tables and for the system: the system kills a process that takes the last
-//! memory
-//! of a node. The host's own figures use up to 1.5 GiB, more than any cache holds: for a
+//! whose page tables fit into caches would not show that. So a GPU's figures use a fifth of the free memory, up to 64
+//! GiB, unless `--pool` gives a size. The pool is bound to the GPU's NUMA node if the system reports it, so free
+//! memory means that of the node. An eighth of it is left for tables and for the system: the system kills a process
+//! that takes the last memory of a node. The host's own figures use up to 1.5 GiB, more than any cache holds: for a
 //! processor a larger pool makes no row slower, and a first run should not take a server's memory.
 //!
 //! **Filled once.** A row's contents follow from its position, so a wrong row is detected. All groups of a run share
-//! one
-//! mapping, which each group's device registers. So 64 GiB are populated and filled once, by up to 16 threads,
-//! instead of
-//! for minutes in each group. Scatters of one group change the contents for the next; every comparison reads the
-//! present
-//! contents. Memory from a driver (`--pinned driver`) belongs to one device, and is made and filled for each group.
+//! one mapping, which each group's device registers. So 64 GiB are populated and filled once, by up to 16 threads,
+//! instead of for minutes in each group. Scatters of one group change the contents for the next; every comparison
+//! reads the present contents. Memory from a driver (`--pinned driver`) belongs to one device, and is made and filled
+//! for each group.
 
 use std::cell::RefCell;
 use std::panic::resume_unwind;

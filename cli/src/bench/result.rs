@@ -1,6 +1,5 @@
 //! A figure: a time between two points of a stream, the least time that it could take, and how many outcomes were
-//! compared
-//! with the rule's.
+//! compared with the rule's.
 
 use forebay::Result;
 use indicatif::ProgressBar;

@@ -1,11 +1,9 @@
 //! How selections reuse rows: by how many steps ago a row was last selected.
 //!
 //! The work of a resolve depends on the places of equally old rows. After a prompt they are adjacent, as they were
-//! fetched;
-//! after some dozen decode steps they are scattered over the lane's slots. So the steps of a benchmark select as a
-//! model
-//! does: resident rows of each age as often as in a recorded trace. Within an age the choice is random; a model also
-//! prefers neighbours, which the rule ignores.
+//! fetched; after some dozen decode steps they are scattered over the lane's slots. So the steps of a benchmark select
+//! as a model does: resident rows of each age as often as in a recorded trace. Within an age the choice is random; a
+//! model also prefers neighbours, which the rule ignores.
 
 /// Age limits in steps, each with the share of such rows that the next step selects. Counted over all selections of
 /// `data/demo.topk.zst` (512 of some 6,400 positions, 10 layers) from decode step 64 on; a test counts them again.
@@ -94,7 +92,7 @@ mod tests {
     fn equally_old_rows_are_all_over_the_slots_behind_a_decode() {
         let (rows, stretches) = ties(DECODED);
         assert!(rows > 30 && stretches * 10 > rows * 9, "{rows} in {stretches}");
-        // The control: behind a prompt they stand side by side.
+        // The control: after a prompt they are adjacent.
         let (rows, stretches) = ties(0);
         assert!(rows > 500 && stretches * 20 < rows, "{rows} in {stretches}");
     }

@@ -3,9 +3,8 @@
 //! Every step runs on both sides, and every slot, the bytes of every fetched or moved row, and every report are
 //! compared before the next step begins; at the end all digests are compared, and the device checks its own tables.
 //!
-//! **Memory.** Host memory is one [`Memory`], filled once: a row's contents follow from its position, and the
-//! slab's rows are compared with it. The pages of a rig's lanes are spread over all of it, even if they do not fill
-//! it. A
+//! **Memory.** Host memory is one [`Memory`], filled once: a row's contents follow from its position, and the slab's
+//! rows are compared with it. The pages of a rig's lanes are spread over all of it, even if they do not fill it. A
 //! device keeps what a rig took until it is dropped, so each group of figures has a device of its own.
 
 use std::sync::Arc;
@@ -377,8 +376,7 @@ impl Rig {
     }
 
     /// Begins a step of `lanes` with `query` query rows; the first `accepted` rows of the previous step stay. Returns
-    /// the
-    /// time of the commit in microseconds. Calls `moved` for every landed row that got a slot.
+    /// the time of the commit in microseconds. Calls `moved` for every landed row that got a slot.
     ///
     /// # Errors
     /// Errors of the device.
@@ -411,8 +409,7 @@ impl Rig {
     }
 
     /// The first `batch` batch rows of a layer, whether or not a step has begun for them: the step range, and the
-    /// buffers
-    /// of its resolve.
+    /// buffers of its resolve.
     ///
     /// # Errors
     /// [`forebay::Kind::Internal`] for more batch rows than there are.
@@ -510,7 +507,7 @@ impl Rig {
     /// Compares rows in a lane's slots with the expected contents of `wanted`. Returns how many.
     ///
     /// # Errors
-    /// As [`Rig::compare_fetched`].
+    /// [`forebay::Kind::Internal`] for a difference; errors of the device.
     pub fn compare_rows(
         &self,
         layer: u32,

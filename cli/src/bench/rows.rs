@@ -1,8 +1,7 @@
 //! Benchmarks of gather and scatter: many small rows in one call, from a few to a hundred thousand.
 //!
 //! Rows are at random places of more host memory than any cache holds, and every call has different ones. In addition
-//! to
-//! the processors' ceiling, the copy engine's is shown; [`super::packed`] tries to approach it.
+//! to the processors' ceiling, the copy engine's is shown; [`super::packed`] tries to approach it.
 
 use std::sync::Arc;
 
@@ -92,8 +91,7 @@ impl Gather {
     }
 
     /// Compares all resident rows, which gathers fetched, to find writes outside a gather's own slots. Then compares
-    /// all
-    /// digests.
+    /// all digests.
     fn finish(&mut self) -> Result<()> {
         for lane in 0..self.rig.extents.lanes {
             let residents = self.rig.oracle.residents(0, lane);
@@ -104,8 +102,7 @@ impl Gather {
     }
 
     /// Microseconds of a call for `rows` rows that are not resident, of other lanes than the previous call's if there
-    /// are
-    /// any.
+    /// are any.
     fn call(&mut self, rows: u32) -> Result<f64> {
         let lanes = rows.div_ceil(self.rig.extents.k);
         let lanes = next(&self.order, &mut self.turn, lanes as usize);

@@ -1,12 +1,9 @@
 //! Benchmarks of the rule alone: resolve and commit.
 //!
 //! Their ceiling is the least work of any kernel: one launch, and the necessary bytes at the speed of the device's
-//! memory.
-//! A real step has 61 layers of tables, with an engine's weights between them. So the figures cycle over several
-//! layers,
-//! and a GPU's cache is emptied before each call ([`super::timer`]). A host's caches are not emptied: cached tables
-//! are
-//! read faster than the ceiling assumes, so there a figure may exceed it.
+//! memory. A real step has 61 layers of tables, with an engine's weights between them. So the figures cycle over
+//! several layers, and a GPU's cache is emptied before each call ([`super::timer`]). A host's caches are not emptied:
+//! cached tables are read faster than the ceiling assumes, so there a figure may exceed it.
 
 use std::sync::Arc;
 
@@ -287,8 +284,7 @@ pub fn commit(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> Re
             let times: Vec<f64> =
                 (0..asked.rounds).map(|_| pools.step(&lanes, *query, *query)).collect::<Result<_>>()?;
             // Of each lane its head; of each row its bytes twice, its slot's stamp and position, and the look-up
-            // entries of itself,
-            // its victim and its landing slot.
+            // entries of itself, its victim and its landing slot.
             let of_lane = sector + u64::from(*query) * (2 * u64::from(ROW) + 5 * sector);
             let ceiling = ("launch and memory", least(ceilings, u64::from(layers * batch) * of_lane));
             let figure =

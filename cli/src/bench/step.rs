@@ -11,19 +11,17 @@
 //! | none, DA, DBA | steps with the operating point's misses a sequence and layer |
 //!
 //! - **exposed**: such a step minus the resident one of the same round. It is the whole cost of misses: waits for
-//! rows,
-//!   the slowdown of the engine's work while rows are fetched alongside it, and the extra cost of split attention.
+//!   rows, the slowdown of the engine's work while rows are fetched alongside it, and the extra cost of split
+//!   attention.
 //! - **forebay's nodes**: the resident step minus the engine alone, both with an engine that only selects: the cost of
 //!   operations that find nothing to do. Between works of 100 ms it would vanish in their variation.
 //! - **the work beside a gather**: the slowdown of the engine's work while rows are fetched. This
-//!   interference does not depend on the order of a layer; exposed time contains part of it, but not as a separate
-//! figure.
+//!   interference does not depend on the order of a layer; exposed time contains part of it, but not separately.
 //!
 //! # What it cannot show
 //! The stand-in multiplies matrices. It occupies the processors, but not the device's memory as attention does, so a
-//! gather slows it down less, or more, than an engine. Its works are as long as a setup says, whichever kernels
-//! those are. All layers have the same misses, so the best table by layer is the best of the three orders. If a host
-//! device
+//! gather slows it down less, or more, than an engine. Its works are as long as a setup says, whichever kernels those
+//! are. All layers have the same misses, so the best table by layer is the best of the three orders. If a host device
 //! runs the steps, they are enqueued call by call on threads, because it has no graphs.
 //!
 //! # Where things are
@@ -267,8 +265,7 @@ impl Study<'_> {
     }
 
     /// Steps in the order none without misses, next to the engine alone and to empty operations, all with an engine
-    /// that
-    /// only selects.
+    /// that only selects.
     fn selecting(&self, machine: &mut Machine, point: &Point) -> Result<Selecting> {
         let mut works = self.works(machine, point, None)?;
         let by_layer = vec![Overlap::None; point.layers as usize];

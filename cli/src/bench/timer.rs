@@ -1,15 +1,12 @@
 //! Measures how long work takes in its stream.
 //!
 //! If a GPU is idle at the first mark, the next operation is still on its way from the host, and the launch would be
-//! timed.
-//! So other work runs first: matrix products that last while the host enqueues the timed work and its
-//! marks. If the host is late anyway, the products become longer for later measurements, because a rising clock
-//! shortens
-//! them. A host device has inline streams and needs none.
+//! timed. So other work runs first: matrix products that last while the host enqueues the timed work and its marks. If
+//! the host is late anyway, the products become longer for later measurements, because a rising clock shortens them. A
+//! host device has inline streams and needs none.
 //!
 //! Before the products, a GPU's cache is filled with unused data. Between two resolves of a layer an engine reads all
-//! its
-//! weights, so none of the layer's tables stays in the cache. Without this step the benchmark's own tables would,
+//! its weights, so none of the layer's tables stays in the cache. Without this step the benchmark's own tables would,
 //! particularly those of few sequences.
 
 use std::cell::Cell;

@@ -1,6 +1,5 @@
 //! Belady's optimum: after each request the cache keeps, of the blocks that were resident or that the request used,
-//! those
-//! that are requested again soonest.
+//! those that are requested again soonest.
 //!
 //! **What it optimises.** Every policy starts empty, and after a request holds at most `capacity` of
 //! the blocks that it held before or that the request used. Among all such policies this one finds the most blocks
@@ -15,10 +14,8 @@
 //! pieces (RAGPulse): there a resident piece after a missing one does not count.
 //!
 //! **Implementation.** A resident block waits in the queue of its next request; the queue of the farthest request
-//! gives
-//! up its first block as a victim. Blocks that are never requested again have a queue of their own, which gives up
-//! blocks
-//! before all others.
+//! gives up its first block as a victim. Blocks that are never requested again have a queue of their own, which gives
+//! up blocks before all others.
 
 use std::collections::BinaryHeap;
 

@@ -1,8 +1,6 @@
 //! S3-FIFO over blocks; [`Queues`] implements the queues. Each use of a block is an access: a hit, or an entry that
-//! evicts
-//! one block from a full cache. A request's blocks are used from the last to the first, so that the end of a long
-//! prompt
-//! that enters at once is evicted first.
+//! evicts one block from a full cache. A request's blocks are used from the last to the first, so that the end of a
+//! long prompt that enters at once is evicted first.
 
 use forebay::Result;
 use forebay::trace::requests::RequestTrace;

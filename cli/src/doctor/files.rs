@@ -1,9 +1,8 @@
 //! Reads what the system reports about itself in `/proc` and `/sys`.
 //!
 //! Any of these files may be missing, unreadable or, in a container, made up. So nothing that is read here is an
-//! error,
-//! and nothing is assumed to be short or to be text. Tests put another root folder before both paths to describe any
-//! machine.
+//! error, and nothing is assumed to be short or to be text. Tests put another root folder before both paths to
+//! describe any machine.
 
 use std::fs::File;
 use std::io::Read;

@@ -392,7 +392,7 @@ mod tests {
                 found.means.starts_with(without) && found.means.contains("cuTry: CUDA_ERROR_X"),
                 "{found:?}"
             );
-            assert!(!found.means.contains("take another"), "what to do stands once: {found:?}");
+            assert!(!found.means.contains("take another"), "what to do appears once: {found:?}");
         }
         let unknown = &abilities(&[ability("time travel", "wait")])[0];
         assert_eq!((unknown.name.as_str(), unknown.state), ("time travel", State::Note));
@@ -469,9 +469,9 @@ mod tests {
         let scatter = ("scatter of rows".to_owned(), State::Note);
         let down = ("copies down".to_owned(), State::Warning);
         assert_eq!(states(speeds(&ceilings, Some(&rates), Some(63e9), "cuda:0")), [down, scatter.clone()]);
-        // An unknown link is judged by nobody.
+        // An unknown link is not judged.
         assert_eq!(states(speeds(&ceilings, Some(&rates), None, "cuda:0")), [scatter]);
-        // Rates that could not be had take nothing from what the link gave.
+        // Missing rates do not remove the findings of the link.
         assert_eq!(speeds(&ceilings, None, None, "cuda:0").len(), 6);
         let none = Rates { gather: RowRates { row_bytes: 656, points: vec![] }, ..rates };
         assert_eq!(states(speeds(&ceilings, Some(&none), None, "cuda:0")).len(), 2);

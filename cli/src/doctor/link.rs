@@ -78,8 +78,7 @@ impl Link {
     }
 
     /// The link's present capacity in one direction, bytes a second. None if copies, which reached `copied`, were
-    /// faster:
-    /// then the link is idle again, or copies take another way.
+    /// faster: then the link is idle again, or copies take another way.
     pub fn peak(&self, copied: Option<f64>) -> Option<f64> {
         self.now.map(Lanes::bytes_per_s).filter(|peak| copied.is_none_or(|copied| copied <= *peak))
     }

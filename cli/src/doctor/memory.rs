@@ -1,6 +1,5 @@
 //! Findings about host memory: its size, how much may be locked, its page sizes, and whether a trial mapping of the
-//! total
-//! pool's kind gets what it asks for.
+//! total pool's kind gets what it asks for.
 
 use forebay::os::{Fallback, Faults, Map, MemoryState, Request};
 

@@ -1,10 +1,8 @@
 //! `forebay doctor`: reports what this machine and its GPUs can do for a cache, what is missing, and how to fix it.
 //!
 //! No finding is an error: a machine without a GPU, a refused call and a missing file are findings. Something that
-//! does
-//! not work is a problem, and makes the command's status 1, like a failing test. The command changes nothing. For a
-//! moment
-//! it makes a small mapping in the way of the total pool and, to measure a device, a few large ones.
+//! does not work is a problem, and makes the command's status 1, like a failing test. The command changes nothing. For
+//! a moment it makes a small mapping in the way of the total pool and, to measure a device, a few large ones.
 
 mod facts;
 mod files;
@@ -57,7 +55,7 @@ pub struct Arguments {
     /// Skips measuring rates.
     #[arg(long)]
     no_rates: bool,
-    /// Writes the findings as JSON; `-` is standard output, without the tables.
+    /// Writes the findings as JSON; `-` prints them instead of the tables.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     #[command(flatten)]
@@ -240,7 +238,7 @@ fn not_measured(error: &Error) -> Finding {
     }
 }
 
-/// Measures a GPU from a thread and memory of its node; reports what of that was not possible.
+/// Measures a GPU from a thread and memory of its node; reports which parts of that were not possible.
 fn measured_near(
     node: Option<&Node>,
     measure: impl FnOnce() -> Option<Measured> + Send,
@@ -289,7 +287,7 @@ fn gpu(
     Checked { device: name, facts, findings, measured }
 }
 
-/// What is around a device.
+/// The surroundings of a device.
 struct Around<'a> {
     files: &'a Files,
     nodes: &'a Nodes,

@@ -1,6 +1,5 @@
 //! The figures of `forebay bench` as a picture: row rates next to their ceilings, and for each other figure a bar of
-//! the
-//! share of its ceiling that it reaches.
+//! the share of its ceiling that it reaches.
 //!
 //! The picture is a separate file, so it contains the page's style.
 

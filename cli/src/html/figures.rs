@@ -1,10 +1,8 @@
 //! Counts all figures of a report about a selection trace; draws nothing.
 //!
 //! LRU's misses come from the production pools and from the miss-ratio curve, which is exact; below the curve's least
-//! size
-//! the pools replay size by size. The other policies run at the sizes of [`SHARES`]. Memory in addition to the trace:
-//! one
-//! layer's steps, or one pool, for each core.
+//! size the pools replay size by size. The other policies run at the sizes of [`SHARES`]. Memory in addition to the
+//! trace: one layer's steps, or one pool, for each core.
 
 use std::path::Path;
 

@@ -1,12 +1,9 @@
 //! The section of a request trace: counts and draws the hits of a prefix cache by capacity.
 //!
 //! LRU's hits come from its curve, which has every capacity and selects the interesting ones. The other policies run
-//! at
-//! capacities from the one at which LRU has a tenth of the possible hits up to all blocks. The capacity shown in
-//! detail
-//! is the one at which LRU has half of the possible hits. Hits are weighted by blocks, and also by tokens if the
-//! trace has
-//! its blocks' lengths.
+//! at capacities from the one at which LRU has a tenth of the possible hits up to all blocks. The capacity shown in
+//! detail is the one at which LRU has half of the possible hits. Hits are weighted by blocks, and also by tokens if
+//! the trace has its blocks' lengths.
 
 use std::path::Path;
 

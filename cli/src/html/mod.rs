@@ -1,10 +1,8 @@
 //! `forebay replay --html`: a report with pictures, one file that needs no other.
 //!
 //! [`figures`] counts, [`selection`] and its neighbours write and draw, [`page`] assembles the file. [`svg`] and
-//! [`chart`]
-//! write the pictures without a plotting library, because light and dark mode, phones, pointer hints and screen
-//! readers
-//! need classes, names and hints in the markup itself.
+//! [`chart`] write the pictures without a plotting library, because light and dark mode, phones, pointer hints and
+//! screen readers need classes, names and hints in the markup itself.
 
 pub mod bench;
 mod chart;
@@ -35,7 +33,7 @@ use crate::requests::RequestArguments;
 pub use page::STYLE;
 use selection::View;
 
-/// Bytes a second: what the ESS system measured for its gather of single rows over PCIe 5.
+/// Bytes a second that the ESS system measured for its gather of single rows over PCIe 5.
 const LINK: f64 = 37e9;
 
 /// The introduction of the report of selection traces.
@@ -51,7 +49,7 @@ const REQUESTS: &str = "What a prefix cache of blocks hits by its capacity, and 
 /// The arguments of the report alone.
 #[derive(clap::Args)]
 pub struct HtmlArguments {
-    /// Writes a report with pictures instead of tables as one HTML file, atomically; `-` is standard output. It
+    /// Writes a report with pictures instead of tables as one HTML file, atomically; `-` prints it. It
     /// compares all policies at several sizes; --prompt-share or --slots sets the size shown by layer and step
     /// [default: 0.2].
     #[arg(long, value_name = "FILE", conflicts_with_all = ["curve", "policy", "split", "prefetch"])]
@@ -106,7 +104,8 @@ fn notes(link: f64) -> Vec<String> {
     vec![
         "Hit: a selected row that was resident when its step began. Miss: one fetched from host memory. Rows \
          written in a step are neither. A step's query rows are united first. Miss ratio: misses / (hits + misses). \
-         Means are over all decode steps of one sequence. Prompt share: slots of a layer over the tokens at decode start."
+         Means are over all decode steps of one sequence. Prompt share: slots of a layer over the tokens at decode \
+         start."
             .to_owned(),
         "lru is the rule of the production pools, counted exactly at every size. The other policies are for study \
          (docs/policies.md); the optimum is Belady's: it knows the future, and no policy misses less."

@@ -1,8 +1,7 @@
 //! The page around the pictures: one self-contained HTML file that runs no script and makes no request.
 //!
 //! The content security policy in its head forbids both, whatever a trace's label contains. Texts passed to this
-//! module are
-//! plain and are escaped here. Pictures are markup, made by [`super::svg`].
+//! module are plain and are escaped here. Pictures are markup, made by [`super::svg`].
 
 use std::fmt::Write;
 use std::path::PathBuf;

@@ -251,8 +251,7 @@ pub fn page(all: &[Point], least_otps: f64) -> String {
     warnings.extend(settings.mixed.then_some(rooflines.as_str()));
     let advised = Advised::of(all, least_otps);
     // The sentence of a single setting is the page's headline; with several settings each has its own, above
-    // everything
-    // else.
+    // everything else.
     let only = advised.only();
     let headline = only.map_or("What fits, and does it pay?", |(_, advice)| &advice.sentence);
     let several = advised.all().filter(|_| only.is_none());

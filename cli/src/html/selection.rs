@@ -226,8 +226,8 @@ fn policy_or_working_set(view: &View<'_>) -> String {
         None => "LRU misses more at every size.".to_owned(),
     };
     format!(
-        "At {}, LRU misses {} rows a step and layer, the optimum {}: {} of the misses are due to the working set, {} to \
-         the policy. {reached}",
+        "At {}, LRU misses {} rows a step and layer, the optimum {}: {} of the misses are due to the working set, {} \
+         to the policy. {reached}",
         view.here(),
         mean(lru),
         mean(optimum),

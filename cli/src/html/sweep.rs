@@ -1,6 +1,5 @@
 //! The pictures of a sweep: throughput by batch, and the exposed share of a step, with a line for each setting. A
-//! single
-//! point has no line: the page shows its step's timeline instead.
+//! single point has no line: the page shows its step's timeline instead.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::RangeInclusive;

@@ -332,8 +332,8 @@ fn hits_are_said_by_capacity_with_what_they_are_shares_of() {
     assert_eq!(
         section.cards[0].sentence,
         "With 2 blocks, LRU hits 18.0% of the input tokens, the optimum 36.0%; a cache that keeps everything hits \
-         36.0%, and the rest cannot be hit. Of the hits that LRU loses there, 100% are lost to its policy and 0% to the \
-         capacity."
+         36.0%, and the rest cannot be hit. Of the hits that LRU loses there, 100% are lost to its policy and 0% to \
+         the capacity."
     );
     assert_eq!(section.cards[0].pictures.len(), 2);
     let pieces = hits::section(&hits(40, Format::RagPulse, 8));

@@ -1,8 +1,7 @@
 //! A simulated step as a picture: a lane for each stream, the whole step above, some layers of it enlarged below.
 //!
 //! A separate file contains the page's style; on a page the picture has no captions. Works that are narrower than a
-//! line
-//! are drawn anyway, so that a short work does not look like a missing one.
+//! line are drawn anyway, so that a short work does not look like a missing one.
 
 use std::ops::RangeInclusive;
 

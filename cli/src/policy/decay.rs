@@ -2,9 +2,8 @@
 //! result of a search for a rule that misses at least a tenth less than LRU and that a kernel could
 //! still run (`docs/policies.md`).
 //!
-//! Every selection adds one to both counts of a row, a birth adds two, because a new row had no chance to be
-//! selected. One
-//! count halves in 4 steps, the other in 32; the row with the smallest `5 x fast + slow` is evicted. LRU ignores
+//! Every selection adds one to both counts of a row, a birth adds two, because a new row had no chance to be selected.
+//! One count halves in 4 steps, the other in 32; the row with the smallest `5 x fast + slow` is evicted. LRU ignores
 //! how often a row was selected; counting without fading, which is very bad on these traces, never forgets.
 //!
 //! A kernel needs three words for each slot (two counts, the step of the last selection) and the scan that LRU

@@ -3,19 +3,16 @@
 //! `forebay replay --policy` compares them with LRU, which runs through the production pools. No device runs
 //! these policies; they only count how many rows another rule would have fetched.
 //!
-//! **Steps** are those of a replay. First `warmup` prompt steps, in which nothing is born; then decode steps
-//! of `mtp` query rows, with their selections united; an incomplete last group is dropped. A row that a step selects
-//! and
-//! that was resident when the step began is a hit, any other selected row a miss; a row born in the step is neither.
-//! The
+//! **Steps** are those of a replay. First `warmup` prompt steps, in which nothing is born; then decode steps of `mtp`
+//! query rows, with their selections united; an incomplete last group is dropped. A row that a step selects and that
+//! was resident when the step began is a hit, any other selected row a miss; a row born in the step is neither. The
 //! rows of a step are born after it, before the next one.
 //!
-//! **A pool** of `slots` rows per layer is empty at the beginning. A step may evict rows that it does not
-//! select, and no others; it takes every miss into a slot. If its rows alone exceed the slots,
-//! all hits stay, all other rows are evicted, and the policy decides which misses take the remaining slots (the others
-//! are read from scratch slots and forgotten); only the optimum may evict a hit as well (`belady`). Between steps the
-//! policy chooses freely among resident and born rows; leaving out a born row costs nothing. A row returns
-//! only by a miss.
+//! **A pool** of `slots` rows per layer is empty at the beginning. A step may evict rows that it does not select, and
+//! no others; it takes every miss into a slot. If its rows alone exceed the slots, all hits stay, all other rows are
+//! evicted, and the policy decides which misses take the remaining slots (the others are read from scratch slots and
+//! forgotten); only the optimum may evict a hit as well (`belady`). Between steps the policy chooses freely among
+//! resident and born rows; leaving out a born row costs nothing. A row returns only by a miss.
 //!
 //! **Implementation**: layer by layer. A layer's steps are united and sorted once for all sizes and policies, each
 //! selection with the step that selects the row next ([`Selected::next`], which only the optimum uses). A
@@ -72,8 +69,7 @@ impl Policy {
     }
 
     /// Whether it scans every slot in every step, because its ranks fade. The work of the other policies is
-    /// proportional to
-    /// the steps' selections.
+    /// proportional to the steps' selections.
     pub const fn fades(self) -> bool {
         matches!(self, Policy::Decay | Policy::DecayTokens)
     }
@@ -109,8 +105,7 @@ pub struct Selected {
     /// Its position.
     pub position: u32,
     /// The next step, counted from the first warm-up step, that selects it; [`NEVER`] if there is none, or if a
-    /// warm-up
-    /// step comes first, whose misses are not counted.
+    /// warm-up step comes first, whose misses are not counted.
     pub next: u32,
 }
 

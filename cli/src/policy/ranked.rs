@@ -2,9 +2,8 @@
 //!
 //! A policy defines a row's rank; the pool keeps the rows with the highest ranks, and tracks which rows a step may
 //! evict. Ranks may change with every step, so nothing is kept sorted: one scan over the slots finds the victims, as
-//! in a kernel. Its cost is proportional to the slots. If there are many times more slots than a step
-//! selects, and ranks change only with selections and births, the rows are in a heap instead, and the work of a step
-//! is
+//! in a kernel. Its cost is proportional to the slots. If there are many times more slots than a step selects, and
+//! ranks change only with selections and births, the rows are in a heap instead, and the work of a step is
 //! proportional to its rows. The victims are the same, because no two ranks are equal.
 
 use std::cmp::Reverse;

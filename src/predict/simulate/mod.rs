@@ -2,8 +2,8 @@
 //!
 //! [`enqueue_step`](crate::overlap::enqueue_step) enqueues a step, as in an engine, on a
 //! [`ClockDevice`](crate::device::clock::ClockDevice) without memory. The engine's callbacks enqueue works at the
-//! setup's costs; a gather takes the link's time for the rows that its layer misses.
-//! The simulator computes nothing about overlap itself: the schedule's edges decide what is hidden.
+//! setup's costs; a gather takes the link's time for the rows that its layer misses. The simulator computes nothing
+//! about overlap itself: the schedule's edges decide what is hidden.
 //!
 //! **Exposed time** is how much longer a step takes than the same step without misses in the order none: waits for
 //! rows, and the extra cost of split attention.
@@ -13,8 +13,7 @@
 //! [`Options::fill`] each has a compute stream of its own, and one computes while the other waits for rows.
 //!
 //! **The host** enqueues a step while the device runs the previous one, so its time matters only if it is longer than
-//! the
-//! device's ([`HostTime`]). It is not part of the step's time.
+//! the device's ([`HostTime`]). It is not part of the step's time.
 //!
 //! **Order by layer** is the order of least time, found by running one layer on the clock for each order and
 //! some numbers of misses. [`Simulator::run`] then simulates the whole step. [`Simulator::estimate`] adds up
@@ -269,8 +268,8 @@ impl Simulator {
         Ok(outcome(&self.setup, point, &batch, sums, misses.rows, overlap, Vec::new()))
     }
 
-    /// Microseconds of one layer in an order, all its micro-batches together, if each request
-    /// misses `misses` rows in it. For [`fit`](super::fit) and for tables of orders.
+    /// Microseconds of one layer in an order, all its micro-batches together, if each request misses `misses` rows in
+    /// it. For [`fit`](super::fit) and for tables of orders.
     ///
     /// # Errors
     /// Errors of [`Simulator::run`].
@@ -377,9 +376,8 @@ impl Simulator {
         }
     }
 
-    /// The step's content for one layer, the share of a request's misses that a query row reads there, and its
-    /// passes: a
-    /// draft layer has draft passes of one query row.
+    /// The step's content for one layer, the share of a request's misses that a query row reads there, and its passes:
+    /// a draft layer has draft passes of one query row.
     fn layer_batch(&self, batch: &Batch, share: f64, layer: usize) -> (Batch, f64, f64) {
         match layer < self.setup.shape().layers as usize {
             true => (*batch, share, 1.0),

@@ -1,13 +1,11 @@
 //! Divides a total of slots over the layers so that the step takes the least time.
 //!
-//! Layers differ in their misses: with the same slots one misses ten times as many rows as another, and an order
-//! hides a
-//! certain number of misses at no cost. So slots move from layers whose misses are hidden anyway to layers that
-//! wait for them. Every layer begins with the fewest slots for which the misses are known. The next
-//! pieces go to the layer whose time each of them shortens most, until the total is given out. A layer's time
-//! as a function of its slots has plateaus, where an order hides all misses at its fixed cost; so the search for a
-//! gain
-//! extends to the whole context, along the lower convex hull. If a uniform division is better, it is the result.
+//! Layers differ in their misses: with the same slots one misses ten times as many rows as another, and an order hides
+//! a certain number of misses at no cost. So slots move from layers whose misses are hidden anyway to layers that wait
+//! for them. Every layer begins with the fewest slots for which the misses are known. The next pieces go to the layer
+//! whose time each of them shortens most, until the total is given out. A layer's time as a function of its slots has
+//! plateaus, where an order hides all misses at its fixed cost; so the search for a gain extends to the whole context,
+//! along the lower convex hull. If a uniform division is better, it is the result.
 
 use super::{Options, Point, Simulator, bad};
 use crate::error::Result;

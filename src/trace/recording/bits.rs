@@ -26,8 +26,7 @@ impl Bits {
     }
 
     /// Inserts the old set and the new one. The new one's distinct positions are also appended to `list`, as far as
-    /// there
-    /// is capacity. Fails with the first position above `most`; both sets then hold what was read before it.
+    /// there is capacity. Fails with the first position above `most`; both sets then hold what was read before it.
     pub fn fill(
         &mut self,
         old: &[u32],

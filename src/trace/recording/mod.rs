@@ -9,17 +9,15 @@
 //! end       u32 all steps, u32 0
 //! ```
 //!
-//! The first piece is a zstd frame, and so is every group and the end, each with a checksum and preceded by a
-//! *mark*: a skippable frame of 16 bytes with the next frame's length. Any zstd tool can unpack
-//! the whole. A set is coded as the difference from the set of the previous step, also across groups.
+//! The first piece is a zstd frame, and so is every group and the end, each with a checksum and preceded by a *mark*:
+//! a skippable frame of 16 bytes with the next frame's length. Any zstd tool can unpack the whole. A set is coded as
+//! the difference from the set of the previous step, also across groups.
 //!
-//! **What a crash costs.** A group goes to the file in one append when it is full ([`Frames`]) or flushed. A
-//! truncated file is read up to its last whole group, and [`Header::unfinished`](super::Header)
-//! counts the bytes after it. The marks make truncation certain: a length is written twice, so damage cannot
-//! look like a longer frame that covers the following ones. A damaged mark or frame is ignored only
-//! if no mark follows it; otherwise it is an error. A frame with a valid checksum that contradicts the pieces before
-//! it is
-//! always an error.
+//! **What a crash costs.** A group goes to the file in one append when it is full ([`Frames`]) or flushed. A truncated
+//! file is read up to its last whole group, and [`Header::unfinished`](super::Header) counts the bytes after it. The
+//! marks make truncation certain: a length is written twice, so damage cannot look like a longer frame that covers the
+//! following ones. A damaged mark or frame is ignored only if no mark follows it; otherwise it is an error. A frame
+//! with a valid checksum that contradicts the pieces before it is always an error.
 //!
 //! **What recording costs.** Memory is taken at creation: two steps' sets, one group's bytes, packed and
 //! unpacked, and two bits for every possible position; only the compressor allocates its tables with the first
@@ -28,10 +26,8 @@
 //!
 //! **What it does not do.** It records one sequence in each file, and accepted positions only: selections of drafts
 //! are recorded once the draft is accepted, and dropped otherwise. The engine splits a batch, `[batch][k]` a layer:
-//! each sequence's rows, layer after layer, go to its own writer. A full file is not continued
-//! automatically: the next one begins with its own warm steps. [`RequestWriter`](super::requests::RequestWriter)
-//! records
-//! requests.
+//! each sequence's rows, layer after layer, go to its own writer. A full file is not continued automatically: the next
+//! one begins with its own warm steps. [`RequestWriter`](super::requests::RequestWriter) records requests.
 
 mod bits;
 mod reader;

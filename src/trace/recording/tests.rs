@@ -229,7 +229,7 @@ fn bursts_of_damage_and_cuts_never_make_a_wrong_set() {
         if let Ok(read) = SelectionTrace::from_bytes(&damaged) {
             assert!(begins(&read, &trace), "bytes {from} to {to}: a wrong set");
             taken += 1;
-            // What stands before the damage and the cut is there.
+            // The part before the damage and the cut is there.
             let kept = damaged.len().min(from);
             whole += u32::from(read.header().unfinished.is_none());
             let good = borders(&file).into_iter().filter(|border| *border <= kept).count() as u32;

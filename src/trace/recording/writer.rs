@@ -126,13 +126,11 @@ impl TraceWriter {
     /// from `first_position` on, once they are accepted.
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`] for a position out of order or beyond the context, for a length other than
-    /// `layers` x `k`, and for a layer whose distinct positions are not min(k, position + 1) or include
-    /// one beyond its query's own. Then nothing is recorded, and the next call may succeed.
-    /// [`Kind::Exhausted`] if the recording has reached the largest size that a reader accepts. [`Kind::Io`] if a
-    /// group
-    /// could not be written, or [`Kind::OutOfMemory`] if it could not be packed: its steps are lost, the file ends
-    /// with the previous group, and every later call fails.
+    /// [`Kind::OutOfRange`] for a position out of order or beyond the context, for a length other than `layers` x `k`,
+    /// and for a layer whose distinct positions are not min(k, position + 1) or include one beyond its query's own.
+    /// Then nothing is recorded, and the next call may succeed. [`Kind::Exhausted`] if the recording has reached the
+    /// largest size that a reader accepts. [`Kind::Io`] if a group could not be written, or [`Kind::OutOfMemory`] if
+    /// it could not be packed: its steps are lost, the file ends with the previous group, and every later call fails.
     pub fn record(&mut self, position: u32, selected: &[i32]) -> Result<()> {
         self.file.check()?;
         let size = self.check_step(position, selected.len())?;
@@ -168,8 +166,7 @@ impl TraceWriter {
     }
 
     /// [Flushes](TraceWriter::flush), and syncs the file to disk, so that it survives a loss of power. The folder is
-    /// synced
-    /// as well; if it cannot be opened or synced, that is not an error.
+    /// synced as well; if it cannot be opened or synced, that is not an error.
     ///
     /// # Errors
     /// [`Kind::Io`].
@@ -179,8 +176,7 @@ impl TraceWriter {
     }
 
     /// Ends the recording: writes the held steps and the end, and syncs the file. Returns the number of recorded
-    /// steps;
-    /// no reader accepts a recording without steps.
+    /// steps; no reader accepts a recording without steps.
     ///
     /// # Errors
     /// [`Kind::Io`]; the file is then readable as far as it was written, but unfinished.

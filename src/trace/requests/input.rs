@@ -1,10 +1,9 @@
 //! A text trace as a stream of lines, plain or zstd, distinguished by the first bytes.
 //!
-//! One line is in memory at a time, at most [`LINE_MAX`] bytes of it. The limit is checked while the
-//! line is read, so neither a line without an end nor a frame that unpacks to terabytes can take more. The lines have
-//! at
-//! most [`CONTENT_MAX`] bytes, and at most [`BLANK_MAX`] of them are blank, so a small file that
-//! unpacks without end is refused after a limited time.
+//! One line is in memory at a time, at most [`LINE_MAX`] bytes of it. The limit is checked while the line is read, so
+//! neither a line without an end nor a frame that unpacks to terabytes can take more. The lines have at most
+//! [`CONTENT_MAX`] bytes, and at most [`BLANK_MAX`] of them are blank, so a small file that unpacks without end is
+//! refused after a limited time.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -29,8 +28,7 @@ pub const BLANK_MAX: u64 = 1 << 20;
 const SHORT: usize = 1 << 16;
 
 /// The most bytes that parsing takes for each byte of a line: the text without its escapes, and an error that repeats
-/// it
-/// with them, each in a buffer that has doubled.
+/// it with them, each in a buffer that has doubled.
 const PARSED: usize = 16;
 
 /// The byte order mark that some programs write before UTF-8; it is skipped.

@@ -1,8 +1,7 @@
 //! Accounts for the memory of reading a request trace, and asks the caller before it is taken.
 //!
-//! The size of a trace is unknown before its last line. So each table reports its new size before it grows; the
-//! caller is
-//! asked, and its error ends the reading. Vectors and maps double, so it is asked rarely.
+//! The size of a trace is unknown before its last line. So each table reports its new size before it grows; the caller
+//! is asked, and its error ends the reading. Vectors and maps double, so it is asked rarely.
 
 use std::cell::Cell;
 

@@ -1,6 +1,5 @@
-//! Request traces: which blocks of tokens the prompts of a service consisted of, in order of arrival. The module
-//! reads four
-//! formats and [writes](RequestWriter) one.
+//! Request traces: which blocks of tokens the prompts of a service consisted of, in order of arrival. The module reads
+//! four formats and [writes](RequestWriter) one.
 //!
 //! It reads them as published, plain or as zstd, distinguished by content:
 //!
@@ -19,11 +18,10 @@
 //! Times of a session are relative. A [`RequestTrace`] interleaves sessions by time, as if all began together;
 //! [`Options::one_after_another`] keeps the file's order.
 //!
-//! **Limits.** [`each_request`] holds one line (at most [`LINE_MAX`] bytes) and a table of the distinct
-//! ids; [`RequestTrace`] keeps 4 bytes for each reference and 12 for each request. It reads at most
-//! [`REFERENCES_MAX`] references, [`REQUESTS_MAX`] requests, [`BLANK_MAX`] blank lines and [`CONTENT_MAX`]
-//! uncompressed
-//! bytes, so the time for a file is limited, however far it unpacks.
+//! **Limits.** [`each_request`] holds one line (at most [`LINE_MAX`] bytes) and a table of the distinct ids;
+//! [`RequestTrace`] keeps 4 bytes for each reference and 12 for each request. It reads at most [`REFERENCES_MAX`]
+//! references, [`REQUESTS_MAX`] requests, [`BLANK_MAX`] blank lines and [`CONTENT_MAX`] uncompressed bytes, so the
+//! time for a file is limited, however far it unpacks.
 //!
 //! **What is refused**, with line and column: a line in another format, more ids than the length
 //! allows, an id that repeats inside a request, a timestamp earlier than the previous one, a trace that ends

@@ -1,4 +1,4 @@
-//! Every format read, every contradiction refused where it stands.
+//! Every format read, every contradiction refused at its place.
 
 use super::*;
 
@@ -209,7 +209,7 @@ fn what_stands_before_or_behind_a_session_s_requests_makes_no_difference() {
     }
     assert_eq!(of(&moved(&(size.to_owned() + global), "")).unwrap().2, 2);
     assert_eq!(of(&moved(global, r#""block_size":64,"#)).unwrap().2, 2);
-    // Errors stand where they are, in one pass and in two.
+    // Errors name the same place in one pass and in two.
     for text in [SESSIONS.to_owned(), moved(size, "")] {
         for (from, to, what) in [
             ("\"hash_ids\":[5]", "\"hash_ids\":5", "the block ids are not a list"),

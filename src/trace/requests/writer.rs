@@ -95,11 +95,10 @@ impl RequestWriter {
     /// output length, and finishes requests in another order, must hold them until their turn.
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`] for an earlier time than the last, more blocks than the prompt has, a block that
-    /// repeats, and a line that no reader accepts. Then nothing is recorded, and the next call may succeed.
-    /// [`Kind::Exhausted`] if the trace has reached the largest size that a reader accepts. [`Kind::Io`] if lines
-    /// could not
-    /// be written: the held lines are lost, the file ends with the previous line, and every later call fails.
+    /// [`Kind::OutOfRange`] for an earlier time than the last, more blocks than the prompt has, a block that repeats,
+    /// and a line that no reader accepts. Then nothing is recorded, and the next call may succeed. [`Kind::Exhausted`]
+    /// if the trace has reached the largest size that a reader accepts. [`Kind::Io`] if lines could not be written:
+    /// the held lines are lost, the file ends with the previous line, and every later call fails.
     pub fn record(&mut self, request: &Arrival<'_>) -> Result<()> {
         self.file.check()?;
         self.check_order(request)?;

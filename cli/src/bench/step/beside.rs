@@ -1,16 +1,12 @@
 //! Measures how a gather slows the engine's work: the work alone, and while a layer's rows are fetched.
 //!
 //! In one step, whose layers are enqueued call by call, layers alternate between three variants. The gather runs
-//! alone,
-//! and the work after it. Both begin at once, after the layer's resolve, on two streams. The work begins, and the
-//! gather
-//! follows after a launch that does nothing and is timed with the gather, so a work that delays the gather delays that
-//! launch as well. The work is three quarters as long as the gather, so the gather runs during all of it. If the work
-//! has
-//! short blocks, a gather gets processors as these end, whichever began first. A persistent kernel keeps its
-//! multiprocessors: a later gather waits for its end unless some are left free, and an earlier gather keeps the
-//! kernel's
-//! blocks waiting.
+//! alone, and the work after it. Both begin at once, after the layer's resolve, on two streams. The work begins, and
+//! the gather follows after a launch that does nothing and is timed with the gather, so a work that delays the gather
+//! delays that launch as well. The work is three quarters as long as the gather, so the gather runs during all of it.
+//! If the work has short blocks, a gather gets processors as these end, whichever began first. A persistent kernel
+//! keeps its multiprocessors: a later gather waits for its end unless some are left free, and an earlier gather keeps
+//! the kernel's blocks waiting.
 
 use forebay::device::{Event, Slice, Stream};
 use forebay::measure::Mark;
@@ -152,9 +148,8 @@ impl Beside {
             }
             Turn::Behind => {
                 works()?;
-                // The delay of one launch, in which the work's blocks are assigned. If they leave it no room, it
-                // waits for their end,
-                // which counts as part of the gather's wait.
+                // The delay of one launch, in which the work's blocks are assigned. If they leave it no room, it waits
+                // for their end, which counts as part of the gather's wait.
                 gathers(&|| device.carry(streams.gather, self.nothing[0], self.nothing[1], 1))?;
             }
         }

@@ -1,18 +1,16 @@
 //! A cache with its sequences, and one step of them, which is timed and then compared with the rule.
 //!
-//! Each sequence has its own prompt, written row by row, so that the rows of a step are scattered over the total
-//! pool, as in service. If the pool is too small, it has as many prompts as fit, at least one, and the
-//! other sequences are forks of these in turn. Fewer or shorter sequences would be another
-//! operating point; forks need as many slots and tables on the device, and fetch other rows of their prompt
-//! ([`super::picks`]). Every step's rows are accepted, so each step commits what the previous one has landed.
+//! Each sequence has its own prompt, written row by row, so that the rows of a step are scattered over the total pool,
+//! as in service. If the pool is too small, it has as many prompts as fit, at least one, and the other sequences are
+//! forks of these in turn. Fewer or shorter sequences would be another operating point; forks need as many slots and
+//! tables on the device, and fetch other rows of their prompt ([`super::picks`]). Every step's rows are accepted, so
+//! each step commits what the previous one has landed.
 //!
 //! **Time** is measured on the compute stream, from before the step's begin to after its end. Some of the engine's
-//! work
-//! runs first, so that the host is ahead of the device, as between the steps of an engine in service.
+//! work runs first, so that the host is ahead of the device, as between the steps of an engine in service.
 //!
 //! **Compared with the rule**: hits and misses of every layer of every step; on demand every sequence's digest, and
-//! the
-//! rows in a step's slots with the bytes that were written to the total pool.
+//! the rows in a step's slots with the bytes that were written to the total pool.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -160,9 +158,8 @@ fn fitting(device: &dyn Probe, mut point: Point, promised: u32, pool: u64) -> Re
 }
 
 impl Machine {
-    /// Opens and joins the sequences of a point, or as many as fit in the device's memory, with as many prompts as
-    /// fit in a
-    /// total pool of `pool` bytes. Nothing is resident.
+    /// Opens and joins the sequences of a point, or as many as fit in the device's memory, with as many prompts as fit
+    /// in a total pool of `pool` bytes. Nothing is resident.
     ///
     /// # Errors
     /// Errors of cache and device.
@@ -504,8 +501,7 @@ pub const fn fills(budget: u32, selected: u32) -> u32 {
 }
 
 /// Opens one sequence for each prompt, writes the prompts, and forks the other sequences from them in turn; `wait`
-/// waits
-/// for enqueued work and returns how its ticket ended.
+/// waits for enqueued work and returns how its ticket ended.
 fn sequences(
     cache: &mut Cache,
     point: &Point,

@@ -4,11 +4,10 @@
 //! sequence selected last, which no larger budget has evicted; the misses are fresh rows. The rule of
 //! [`forebay::residency`] runs over it on the host and computes hits, and every sequence's digest.
 //!
-//! **Sequences may share a prompt** if the host's memory cannot hold one for each. So that a sequence does not find
-//! in a
-//! cache the rows that another has just fetched, each sequence takes its fresh rows from its own stretch of one
-//! shuffled order of the prompt. So hardly any row is fetched twice in one step, and a sequence
-//! returns to a row only long after its eviction.
+//! **Sequences may share a prompt** if the host's memory cannot hold one for each. So that a sequence does not find in
+//! a cache the rows that another has just fetched, each sequence takes its fresh rows from its own stretch of one
+//! shuffled order of the prompt. So hardly any row is fetched twice in one step, and a sequence returns to a row only
+//! long after its eviction.
 //!
 //! **Layers** take turns in [`PATTERNS`] patterns, each with its own draws: a step's selections are a few tables
 //! instead of 61, and a layer that gets another one's result is found by the digests and the rows.
@@ -131,8 +130,7 @@ impl Rule {
     ///
     /// # Errors
     /// [`Kind::InvalidConfig`] for a budget that does not hold a step's selection, and for a prompt with too few rows
-    /// for
-    /// fresh misses.
+    /// for fresh misses.
     pub fn new(extent: Extent) -> Result<Rule> {
         let Extent { lanes, prompt, tokens, budget, query_rows, top_k, .. } = extent;
         let (most, _) = distinct(top_k, query_rows);

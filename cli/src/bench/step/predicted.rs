@@ -1,10 +1,8 @@
 //! The simulator's prediction for an operating point, at the rates of this run.
 //!
 //! The engine's works are the setup's, scaled by a factor, which the simulator does not support. Instead, the link is
-//! made
-//! faster or slower by that factor, and all times are multiplied by it. The result is the same, because a step
-//! consists
-//! only of times.
+//! made faster or slower by that factor, and all times are multiplied by it. The result is the same, because a step
+//! consists only of times.
 
 use forebay::Result;
 use forebay::device::rates::{Rates, RowRate, RowRates};

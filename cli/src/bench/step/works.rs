@@ -5,12 +5,9 @@
 //! ([`Line`]). The lengths are those of the setup, all scaled by one factor, so that a step has the requested length
 //! and the works keep their proportions. A short work is not a whole number of rounds: its layers alternate between
 //! one more and one less, so that the total over all layers is right. Every work with any time in the setup is at
-//! least one
-//! round, since an engine's shortest call is a launch, too; the setup's merge has no time. The memory accesses of a
-//! work
-//! are not imitated, except for top-k's result: [`Work::Index`] copies the selection prepared for the layer to the
-//! place
-//! where a top-k writes it.
+//! least one round, since an engine's shortest call is a launch, too; the setup's merge has no time. The memory
+//! accesses of a work are not imitated, except for top-k's result: [`Work::Index`] copies the selection prepared for
+//! the layer to the place where a top-k writes it.
 
 use std::sync::Arc;
 
@@ -45,10 +42,8 @@ const ROUNDS_TRIED: u32 = 1 << 16;
 
 impl Line {
     /// The least-squares line through times in microseconds by rounds, the longest last. It minimises squares of
-    /// relative
-    /// errors, so that a work of microseconds is as exact as one of milliseconds. If times do not grow with the
-    /// rounds, as
-    /// on a busy machine, it is the line through the last time, with its deviation.
+    /// relative errors, so that a work of microseconds is as exact as one of milliseconds. If times do not grow with
+    /// the rounds, as on a busy machine, it is the line through the last time, with its deviation.
     ///
     /// # Errors
     /// [`Kind::DeviceFailed`] if the products take no time.
@@ -144,8 +139,7 @@ impl Lengths {
     }
 
     /// Scales the works after steps that took these times in microseconds. Disturbances only make a time longer, and
-    /// works
-    /// fitted to a long time would be too short, so the least time counts.
+    /// works fitted to a long time would be too short, so the least time counts.
     pub fn fit(&mut self, times: &[f64]) {
         let least = times.iter().copied().fold(f64::INFINITY, f64::min);
         self.scale *= (self.point.step_us / least.max(1.0)).clamp(0.25, 4.0);
@@ -215,7 +209,7 @@ impl Works {
         staging.bytes() / u64::from(PATTERNS)
     }
 
-    /// So many rounds of products.
+    /// Enqueues this many rounds of products.
     ///
     /// # Errors
     /// Errors of the device.
