@@ -29,7 +29,7 @@ const BATCH: u32 = 16;
 const K: u32 = 2048;
 const TOKENS: u32 = 16_384;
 
-/// Arithmetic that takes a while and touches no memory.
+/// Arithmetic that takes time and touches no memory.
 fn spin(rounds: u64) {
     let mut x = rounds | 1;
     for _ in 0..rounds {

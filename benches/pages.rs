@@ -19,7 +19,7 @@ use race::{Side, claim, done, race, record};
 
 const PAGES: u32 = 1 << 20;
 const CALLS: u64 = 1 << 20;
-/// Nanoseconds that one page may take.
+/// The most nanoseconds of one page.
 const MOST: f64 = 50.0;
 
 /// Returns a pool whose free pages are scattered all over it.

@@ -31,7 +31,7 @@ use race::{Side, claim, done, race, record};
 
 const LAYERS: u32 = 61;
 const QUERY_ROWS: u32 = 2;
-/// Milliseconds that one simulated step may take.
+/// The most milliseconds of one simulated step.
 const MOST_MS: f64 = 2.0;
 /// The most microseconds that the schedule of one layer may cost.
 const MOST_US: f64 = 2.0;

@@ -33,7 +33,7 @@ fn main() -> forebay::Result<()> {
         let mut step = cache.prepare(MicroBatch(0), 2, &[row], None, stream)?;
         for layer in 0..4 {
             let call = LayerCall::whole(Layer(layer));
-            // The indexer's work: here a window that wanders through the prompt.
+            // The indexer's work: here a window that moves through the prompt.
             let picks: Vec<u8> = (0..128_i32).flat_map(|i| ((i + number) * 3 % 1000).to_le_bytes()).collect();
             device.write(selection, &picks)?;
             cache.layer(&step, call, streams, Buffers { selection, slots, split_indices: None })?;

@@ -61,7 +61,7 @@ fn main() -> forebay::Result<()> {
             let mut model = Model { device: device.clone(), selection: buffers.selection, step: number };
             cache.overlap_steps(&mut [(&mut step, layers)], &[order; 4], 0, &mut model)?;
             cache.finish(&mut step, streams.compute)?;
-            // An engine goes on with its next step and retires this one later.
+            // An engine continues with its next step and retires this one later.
             device.record(ended, streams.compute)?;
             device.synchronize(ended)?;
             misses += cache.retire(step, streams.compute).map_err(|unretired| unretired.error)?.total().1;

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
 #[path = "support/oracle.rs"]
-#[expect(dead_code, reason = "a curve knows no roll-back, and nothing is brought up")]
+#[expect(dead_code, reason = "a curve knows no truncation, and nothing is brought up")]
 mod oracle;
 
 use forebay::Kind;

@@ -264,7 +264,7 @@ fn calls_out_of_their_order_are_refused() {
     let incomplete = "the prompt of a layer is incomplete";
     refused(join(&mut e, WarmUp::default()), Kind::InvalidState, incomplete);
 
-    refused(e.cache.append(sequence, Layer(0), &[0; 33]), Kind::OutOfRange, "bytes of whole rows");
+    refused(e.cache.append(sequence, Layer(0), &[0; 33]), Kind::OutOfRange, "bytes that are not whole rows");
     refused(e.cache.append(sequence, Layer(2), &[0; 32]), Kind::OutOfRange, "layer");
     refused(e.cache.append(sequence, Layer(0), &[0; 32 * 21]), Kind::OutOfRange, "rows beyond the prompt");
     e.cache.append(sequence, Layer(1), &[1; 32 * 3]).unwrap();
@@ -443,8 +443,11 @@ fn a_sequence_does_not_outgrow_what_was_admitted() {
     while length < 66 {
         length = e.decode(sequence, 2);
     }
-    let error =
-        refused(e.prepare(&[row(sequence, 2)]), Kind::OutOfRange, "the sequence outgrows what was admitted");
+    let error = refused(
+        e.prepare(&[row(sequence, 2)]),
+        Kind::OutOfRange,
+        "the sequence outgrows its admitted tokens",
+    );
     assert_eq!((error.number("tokens"), error.number("admitted")), (Some(70), Some(64)));
     assert_eq!(e.decode(sequence, 0), 66);
     refused(e.cache.read_row(sequence, Layer(0), 80, &mut [0; 32]), Kind::OutOfRange, "position");
@@ -545,7 +548,7 @@ fn parts_that_do_not_fit(e: &mut Engine, step: &Step) -> SplitIndices {
     let (lists, counts) = (e.device.allocate(4 * K * 4).unwrap(), e.device.allocate(4 * 4).unwrap());
     let whole_parts = SplitIndices { lists, counts, batch: 1 };
     let split_indices = [
-        (SplitIndices { batch: 0, ..whole_parts }, "batch rows of the parts"),
+        (SplitIndices { batch: 0, ..whole_parts }, "batch rows of the index lists"),
         (SplitIndices { batch: u32::MAX, ..whole_parts }, ""),
         (SplitIndices { counts: counts.part(0, 12).unwrap(), ..whole_parts }, ""),
         (SplitIndices { lists: lists.part(0, 3 * K * 4).unwrap(), ..whole_parts }, ""),
@@ -559,9 +562,9 @@ fn parts_that_do_not_fit(e: &mut Engine, step: &Step) -> SplitIndices {
         ),
         (
             SplitIndices { counts: e.device.allocate(20).unwrap().part(1, 16).unwrap(), ..whole_parts },
-            "address of the parts",
+            "address of the index lists",
         ),
-        (SplitIndices { lists: odd, ..whole_parts }, "address of the parts"),
+        (SplitIndices { lists: odd, ..whole_parts }, "address of the index lists"),
         (SplitIndices { lists: null, ..whole_parts }, "address of a slice"),
         (SplitIndices { counts: null, ..whole_parts }, "address of a slice"),
         (SplitIndices { counts: empty, ..whole_parts }, ""),

@@ -55,7 +55,7 @@ fn cuts_behind_a_gate(machine: Machine) {
     let gate = rig.machine.gate(rig.stream);
     let first = rig.admit(14, 8, 1);
     let busy = rig.cache.truncate(first, 3, rig.stream).unwrap_err();
-    assert_eq!((busy.kind(), busy.operation()), (Kind::Busy, "roll back"));
+    assert_eq!((busy.kind(), busy.operation()), (Kind::Busy, "truncate"));
     assert_eq!(rig.cache.fork(first, &Rig::asks(0, 8), rig.stream).unwrap_err().kind(), Kind::Busy);
     rig.cache.close(first, rig.stream).unwrap();
     let refused = rig.cache.open(&Rig::asks(14, 8)).unwrap_err();
@@ -120,7 +120,7 @@ fn f6_a_shared_page_lives_while_either_sequence_uses_it() {
 }
 
 #[test]
-fn f6_a_roll_back_into_a_shared_page_replaces_the_physical_page() {
+fn f6_a_truncation_into_a_shared_page_replaces_the_physical_page() {
     let mut rig = Rig::new(config(3, 64), true);
     let parent = rig.open(40, 8, 1);
     let child = rig.fork(parent, 8);

@@ -393,7 +393,7 @@ fn reported(memory: Arc<TestDevice>) -> Vec<String> {
     ] {
         let error = forgetful(&mut rig, halves, left_out).unwrap_err();
         assert_eq!((error.kind(), error.operation()), (Kind::DeviceFailed, "retire"), "{error}");
-        assert!(error.to_string().contains("roll its sequences back to a committed length"), "{error}");
+        assert!(error.to_string().contains("truncate its sequences to a committed length"), "{error}");
         let (call, layer, first, query) = left_out;
         let said = if call == Call::Resolve {
             "a query row was never resolved"
@@ -641,7 +641,7 @@ fn what_follows_a_step_waits_for_the_end_of_its_own_micro_batch() {
         let first = awaited.into_iter().find(|(_, waits)| *waits == stream).unwrap();
         assert!(own.contains(&(first.0, rig.stream)), "{first:?} of {own:?}");
     }
-    // A fork comes behind a roll-back, and waits for that.
+    // A fork comes behind a truncation, and waits for that.
     rig.forgets.recorded.lock().unwrap().clear();
     let _ticket = rig.cache.truncate(first, length, cut).unwrap();
     let cut_ends = rig.forgets.recorded.lock().unwrap().clone();

@@ -286,7 +286,7 @@ fn a_layer_that_is_missing_or_not_stored_fails_its_step_by_query_row() {
 }
 
 #[test]
-fn a_row_without_a_page_fails_its_step_and_is_no_resident_row_behind_a_roll_back() {
+fn a_row_without_a_page_fails_its_step_and_is_no_resident_row_behind_a_truncation() {
     let Some(kernels) = kernels() else { return };
     for (seed, short_tables) in [(1, false), (2, true)] {
         // A lane whose table is shorter than its sequence, or has fewer pages.

@@ -121,7 +121,7 @@ impl Engine {
 }
 
 #[test]
-fn a_resolve_that_nobody_gathers_fails_the_step_and_a_roll_back_trusts_no_row_of_it() {
+fn a_resolve_that_nobody_gathers_fails_the_step_and_a_truncation_trusts_no_row_of_it() {
     let mut e = Engine::new(false);
     let sequence = e.open();
     e.select(4);
@@ -146,9 +146,9 @@ fn a_pass_that_nobody_gathers_fails_the_step_but_costs_no_resident_row() {
     // A budget of 4 and k 8: four rows in scratch slots, two a wave.
     for (waves, missing, hits_after) in [
         (&[0, 1][..], None, 4),
-        (&[0], Some("what a wave of attention reads was not gathered"), 4),
-        (&[1, 0, 1], Some("what a layer missed was not gathered"), 0),
-        (&[], Some("what a layer missed was not gathered"), 0),
+        (&[0], Some("an attention wave's rows were not gathered"), 4),
+        (&[1, 0, 1], Some("a layer's missed rows were not gathered"), 0),
+        (&[], Some("a layer's missed rows were not gathered"), 0),
     ] {
         let shape = Shape { layers: 1, ..config().shape };
         let mut e = Engine::with(false, Config { shape, min_budget: 4, attention_waves: 2, ..config() });

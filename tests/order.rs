@@ -105,7 +105,7 @@ fn each_edge_left_out_is_caught() {
     }
 }
 
-/// What the host issues for a sequence, each on a stream of its own: a warm-up in stretches, a roll-back, a fork, a
+/// What the host issues for a sequence, each on a stream of its own: a warm-up in stretches, a truncation, a fork, a
 /// close, and a lane that is entered again; steps between them.
 fn lives(rig: &mut Rig) -> Result<()> {
     let orders = [Overlap::Dba; 3];
@@ -147,7 +147,7 @@ enum Missing {
     Attended,
     /// Nor for its gather.
     Gathered,
-    /// The scatter stands in front of the write of its landing slots, and is ordered there.
+    /// The scatter comes before the write of its landing slots, and is ordered there.
     Written,
 }
 
@@ -235,13 +235,13 @@ fn f2_nothing_is_fetched_into_slots_that_attention_still_reads() {
 fn a_scatter_in_front_of_the_write_of_its_landing_slots_is_found() {
     by_hand(Missing::Nothing).unwrap();
     let error = by_hand(Missing::Written).unwrap_err();
-    assert_eq!(error.place(), "a landing slot is written behind the scatter that stores it");
+    assert_eq!(error.place(), "a landing slot is written after the scatter that stores it");
     // From the second step on it is known that the engine declares what it writes.
     let mut rig = hand(None);
     rig.fill().unwrap();
     step_by_hand(&mut rig, Missing::Nothing, 0).unwrap();
     let error = step_by_hand(&mut rig, Missing::Written, 1).unwrap_err();
-    assert_eq!(error.place(), "a scatter stands in front of the write of its landing slots");
+    assert_eq!(error.place(), "a scatter comes before the write of its landing slots");
 }
 
 /// A slot that is a victim while rows are still being fetched into it is waited for, never given out.

@@ -143,7 +143,7 @@ fn fails_at(setting: &Setting, overlap: Overlap, at: u32, how: Fault) -> bool {
 }
 
 #[test]
-fn an_engine_that_fails_at_any_call_abandons_the_step_and_a_roll_back_heals_it() {
+fn an_engine_that_fails_at_any_call_abandons_the_step_and_a_truncation_heals_it() {
     let waves = Setting { waves: 2, budget: 10, query_rows: 2, ..plain() };
     let one_by_one = Setting { one_by_one: true, ..plain() };
     // Each ninth call where not all are tried: then all ways together begin at every call of nine.
@@ -184,7 +184,7 @@ fn what_does_not_fit_is_refused_before_anything_is_enqueued() {
     refused(&[Overlap::Da; 3], &|_| {}, "orders by layer");
     let last = [Overlap::None, Overlap::None, Overlap::None, Overlap::Dba];
     for orders in [da, last] {
-        refused(&orders, &|l| l.buffers.split_indices = None, "attention in parts needs index lists");
+        refused(&orders, &|l| l.buffers.split_indices = None, "split attention needs index lists");
     }
     refused(&da, &|l| l.batch = 1, "batch rows");
     refused(&da, &|l| l.batch = 4, "batch rows");
@@ -212,12 +212,12 @@ fn what_does_not_fit_is_refused_before_anything_is_enqueued() {
     );
     decode.enqueue_only(&mut steps, &[Overlap::None; 4], &|l| l.buffers.split_indices = None).unwrap();
     let (error, engine_calls) = decode.other_streams(&mut steps);
-    assert_eq!(error.place(), "other streams than the step's layers had before");
+    assert_eq!(error.place(), "other streams than the step's earlier layers had");
     assert_eq!(engine_calls, 0);
 }
 
 #[test]
-fn nothing_follows_an_abandoned_step_but_a_roll_back() {
+fn nothing_follows_an_abandoned_step_but_a_truncation() {
     for calls in [0, 7, 20] {
         let device = TestDevice::new(HostOptions { threaded: true, ..HostOptions::default() });
         let mut decode = Decode::new(plain(), device.device(), device);
@@ -246,7 +246,7 @@ fn passes_that_a_layer_has_not_are_refused() {
     let mut decode = Decode::new(plain(), device.device(), device);
     let mut steps = decode.prepare();
     for (layer, draft_pass, place) in [
-        (0, Some(0), "a pass of a layer that is no draft layer"),
+        (0, Some(0), "a draft pass of a layer that is no draft layer"),
         (engine::LAYERS, Some(2), "draft passes"),
         (engine::LAYERS, Some(u32::MAX), "draft passes"),
         (engine::LAYERS + 1, None, "layer"),

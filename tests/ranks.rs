@@ -351,7 +351,7 @@ fn f15_a_rank_that_selects_otherwise_is_found_at_that_step_and_in_that_sequence(
     for (steps, sequence) in [(1, 0), (6, 2), (9, 1)] {
         ranks.agree(steps);
         assert_eq!(apart(ranks.step(Some(sequence))), [sequence]);
-        // It does not go away by itself, nor by a roll-back, which empties no slot of an older row.
+        // It does not go away by itself, nor by a truncation, which empties no slot of an older row.
         for _ in 0..5 {
             assert_eq!(apart(ranks.step(None)), [sequence]);
         }

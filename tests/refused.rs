@@ -352,7 +352,7 @@ enum Call {
     Join,
     JoinMore,
     Fork,
-    RollBack,
+    Truncate,
     Close,
     Prepare,
 }
@@ -408,7 +408,7 @@ impl Held {
             let _ticket = self.join(first, one, bytes).unwrap();
         }
         let mut all = vec![first];
-        if call == Call::RollBack {
+        if call == Call::Truncate {
             all.push(self.cache.fork(first, &Held::open_of(0), one).unwrap().0);
         }
         all
@@ -422,7 +422,7 @@ impl Held {
                 self.forked.push(self.cache.fork(sequence, &Held::open_of(0), stream)?.0);
                 Ok(())
             }
-            Call::RollBack => self.cache.truncate(sequence, 20, stream).map(drop),
+            Call::Truncate => self.cache.truncate(sequence, 20, stream).map(drop),
             Call::Close => self.cache.close(sequence, stream),
             Call::Prepare => {
                 let row = BatchRow { sequence, accepted: Accepted::Rows(0), query_rows: 1 };
@@ -481,7 +481,7 @@ impl Held {
     }
 }
 
-const CALLS: [Call; 5] = [Call::Join, Call::JoinMore, Call::Fork, Call::RollBack, Call::Close];
+const CALLS: [Call; 5] = [Call::Join, Call::JoinMore, Call::Fork, Call::Truncate, Call::Close];
 
 #[test]
 fn what_a_refused_call_has_enqueued_reaches_nobody_else() {
@@ -543,7 +543,7 @@ fn a_refused_call_is_made_again_on_another_stream() {
         }
         held.standin.let_go(one.0);
         if call != Call::Close {
-            let count = if call == Call::RollBack { 20 } else { PROMPT };
+            let count = if call == Call::Truncate { 20 } else { PROMPT };
             assert_eq!(held.cache.length(all[0]).unwrap().committed, count, "{call:?}, call {n}");
             assert!(held.rows_are(all[0], count, 1), "{call:?}, call {n}");
         }

@@ -187,14 +187,14 @@ fn random_bytes_are_runs_that_reach_everything() {
         "retire Busy",
         "retire in order",
         "retire out of order",
-        "roll back Busy",
-        "roll back InvalidState",
-        "roll back OutOfRange",
-        "roll back deep",
-        "roll back drafts",
-        "roll back into a shared page",
-        "roll back what others share",
-        "roll back what was published",
+        "truncate Busy",
+        "truncate InvalidState",
+        "truncate OutOfRange",
+        "truncate deep",
+        "truncate drafts",
+        "truncate into a shared page",
+        "truncate what others share",
+        "truncate what was published",
         "scratch rows",
         "publish InvalidState",
         "publish OutOfRange",
@@ -404,7 +404,7 @@ fn stores_with_slow_writes(setup: Setup, seed: u16, missing: Option<Edge>) -> bo
     let accepted = world.seqs[0].length() + world.seqs[0].landed.len() as u32;
     catch_unwind(AssertUnwindSafe(|| {
         world.apply(&Op::Retire { which: 1 });
-        world.apply(&Op::RollBack { seq: 0, how: 1, by: 2 });
+        world.apply(&Op::Truncate { seq: 0, how: 1, by: 2 });
         assert_eq!(world.seqs[0].length(), accepted, "both rows were accepted, and are checked");
     }))
     .is_ok()
@@ -415,7 +415,7 @@ fn f1_a_store_waits_for_the_rows_that_it_reads() {
     by_gate_and_by_chance(stores_with_slow_writes, Edge::Written);
 }
 
-/// Steps that are enqueued while a warm-up, two roll-backs and a fork are still to run on the host's stream.
+/// Steps that are enqueued while a warm-up, two truncations and a fork are still to run on the host's stream.
 /// Answers the waits of each step's beginning, on the clock.
 fn steps_behind_what_made_them_ready(setup: Setup, seed: u16, without: Range<u64>) -> Vec<Range<u64>> {
     let mut world = World::new(setup);
@@ -426,8 +426,8 @@ fn steps_behind_what_made_them_ready(setup: Setup, seed: u16, without: Range<u64
     world.patient = false;
     for make_ready in [
         Op::Join { seq: 0, warm: 2, bound: 0, seed: 3 },
-        Op::RollBack { seq: 0, how: 1, by: 1 },
-        Op::RollBack { seq: 0, how: 3, by: 20 },
+        Op::Truncate { seq: 0, how: 1, by: 1 },
+        Op::Truncate { seq: 0, how: 3, by: 20 },
         Op::Fork { seq: 0, promised: 30, budget: 5, whole: true },
     ] {
         let held = world.engine.hold(world.engine.host);
@@ -442,8 +442,8 @@ fn steps_behind_what_made_them_ready(setup: Setup, seed: u16, without: Range<u64
         drop(held);
         world.engine.settle();
         world.apply(&Op::Retire { which: 1 });
-        if let Op::RollBack { how: 3, .. } = make_ready {
-            world.apply(&Op::RollBack { seq: 0, how: 0, by: 0 });
+        if let Op::Truncate { how: 3, .. } = make_ready {
+            world.apply(&Op::Truncate { seq: 0, how: 0, by: 0 });
             world.engine.settle();
         }
     }
@@ -607,7 +607,7 @@ fn accepting_steps() -> Vec<Op> {
         }
         ops.extend([retire(), retire()]);
         if round == 1 {
-            ops.push(Op::RollBack { seq: 0, how: 1, by: 2 });
+            ops.push(Op::Truncate { seq: 0, how: 1, by: 2 });
         }
     }
     ops

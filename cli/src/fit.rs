@@ -1,4 +1,4 @@
-//! `forebay fit`: a setup from measurements, and what it leaves unexplained, row by row.
+//! `forebay fit`: makes a setup from measurements, and reports the residual of each measured row.
 
 use std::path::{Path, PathBuf};
 
@@ -17,24 +17,24 @@ use crate::report::{fixed, number, signed};
 use crate::{json, output, provenance};
 
 const AFTER_HELP: &str = "\
-docs/setup-format.md describes measurements and setups. What was measured work by work is kept; the rest is fitted to \
-whole steps and to what overlap costs. --rates takes rates that were measured here: what forebay doctor --json writes, \
-or a JSON object with the fields of a setup's link.rates, alone or as the field rates of an object.";
+docs/setup-format.md describes measurements and setups. Times measured for single works are kept; the rest is fitted \
+to whole steps and to the cost of overlap. --rates takes rates measured on this machine: the output of forebay doctor \
+--json, or a JSON object with the fields of a setup's link.rates, alone or as the field rates of an object.";
 
 /// The arguments of `forebay fit`.
 #[derive(clap::Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct Arguments {
-    /// What was measured.
+    /// The file of measurements.
     #[arg(value_name = "MEASUREMENTS")]
     measurements: PathBuf,
-    /// Writes the setup, whole or not at all; `-` is standard output, without the tables.
+    /// Writes the setup, atomically; `-` prints it instead of the tables.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Rates of the link, instead of the measurements' own: JSON as a setup's link.rates, alone or as a field rates.
+    /// Rates of the link, instead of the measurements' own: JSON like a setup's link.rates, alone or as a field rates.
     #[arg(long, value_name = "FILE")]
     rates: Option<PathBuf>,
-    /// Writes what was found and the residuals as JSON; `-` is standard output, without the tables.
+    /// Writes the results and the residuals as JSON; `-` prints them instead of the tables.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     #[command(flatten)]
@@ -71,13 +71,13 @@ struct Residual<'a> {
     error: Option<f64>,
 }
 
-/// A residual as a share of what was measured; none of nothing.
+/// A residual as a share of the measured value; none if that is 0.
 fn error_of(residual: &fit::Residual) -> Option<f64> {
     let error = (residual.fitted - residual.measured) / residual.measured;
     error.is_finite().then_some(error)
 }
 
-/// Mean and most of the errors' sizes, of whole steps: what overlap leaves is compared in microseconds.
+/// Mean and maximum of the absolute errors of whole steps; overlap residuals are compared in microseconds.
 fn errors(fitted: &Fitted) -> (f64, f64) {
     let steps = fitted.residuals.iter().filter(|residual| residual.unit == "ms");
     let sizes: Vec<f64> = steps.filter_map(error_of).map(f64::abs).collect();
@@ -85,15 +85,15 @@ fn errors(fitted: &Fitted) -> (f64, f64) {
     (mean, sizes.into_iter().fold(0.0, f64::max))
 }
 
-/// Rates of a link, and whether they are those of a GPU that `forebay doctor` measured.
+/// Rates of a link, and the GPU of the `forebay doctor` run that measured them.
 struct LinkRates {
     rates: Rates,
-    /// The GPU.
+    /// The GPU; none if the file names none.
     measured_on: Option<String>,
 }
 
 impl LinkRates {
-    /// Puts them in place of the measurements' own, and says what was measured.
+    /// Replaces the measurements' own rates, and records where the new ones come from.
     fn into_setup(self, measured: &mut Measurements) {
         let file = &mut measured.setup;
         measured.rates = None;
@@ -110,8 +110,8 @@ impl LinkRates {
     }
 }
 
-/// The link's rates: alone, as the field of an object, or of the first object of a list that has it, as
-/// `forebay doctor` writes them. Those of its host device are of memory, not of a GPU's link.
+/// The link's rates: alone, as a field of an object, or from the first object of a list that has them, as
+/// `forebay doctor` writes them. The rates of its host device are of memory, not of a GPU's link.
 fn rates(path: &Path) -> Result<LinkRates> {
     let bad = |what: String| {
         Error::new(Kind::BadFormat, "read rates")
@@ -134,7 +134,7 @@ fn rates(path: &Path) -> Result<LinkRates> {
     Ok(LinkRates { rates, measured_on })
 }
 
-/// The GPU that an entry of `forebay doctor` is of, in words.
+/// The GPU of an entry of `forebay doctor`, in words.
 fn measured_on(entry: &Value) -> Option<String> {
     let text = |of: &Value| of.as_str().map(output::harmless);
     let device = entry.get("device").and_then(text).filter(|device| device.starts_with("cuda"))?;
@@ -195,7 +195,7 @@ fn text(fitted: &Fitted, look: Look) -> String {
     out += &look.fit(residuals, &Spare { text: Some("row"), ..Spare::default() });
     out += &format!(
         "\n\nWhole steps: mean error {:.1}%, at most {:.1}%.\n\
-         These rows were fitted. docs/simulator.md has those that were not.\n",
+         The rows above were fitted. docs/simulator.md compares rows that were not.\n",
         100.0 * mean,
         100.0 * most
     );
@@ -205,7 +205,7 @@ fn text(fitted: &Fitted, look: Look) -> String {
 /// `forebay fit`.
 ///
 /// # Errors
-/// Those of reading the measurements and rates, of measurements that cannot be met, and of writing the setup.
+/// Errors of reading the measurements and rates, of measurements that no setup can meet, and of writing the setup.
 pub fn command(arguments: &Arguments) -> Result<()> {
     let targets = [("--output", arguments.output.as_deref()), ("--json", arguments.json.as_deref())];
     let path = &arguments.measurements;

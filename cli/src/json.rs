@@ -1,4 +1,4 @@
-//! The result of a replay as JSON: one entry for each trace, size and policy. `docs/json.md` describes it.
+//! The result of a replay as JSON: one entry for each trace, size and policy, as `docs/json.md` describes.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ use crate::replay::{Count, Replay, Replayed, RowSize};
 /// The version of the entries (`docs/versions.md`).
 pub const SCHEMA: u32 = 1;
 
-/// What every entry of a selection trace begins with.
+/// The fields that every entry of a selection trace begins with.
 #[derive(Serialize)]
 pub struct Heading<'a> {
     schema: u32,
@@ -124,12 +124,12 @@ struct FirstSteps {
     misses_cold: u64,
 }
 
-/// Misses as a share of what was looked up; 0 when nothing was.
+/// Misses as a share of all lookups; 0 if there were none.
 pub fn miss_ratio(count: Count) -> f64 {
     count.misses as f64 / (count.hits + count.misses).max(1) as f64
 }
 
-/// Bytes brought to the device and stored back, over all decode steps and layers.
+/// Bytes copied to the device and stored to the host, over all decode steps and layers.
 pub fn bytes(replay: &Replay, row: &RowSize) -> (u64, u64) {
     let setting = &replay.setting;
     let born = u64::from(setting.steps) * u64::from(setting.mtp) * replay.layers.len() as u64;
@@ -184,7 +184,7 @@ fn entry<'a>(trace: &'a Replayed, replay: &'a Replay, row: &'a RowSize) -> Entry
     }
 }
 
-/// All entries as text, with a line's end.
+/// All entries as text, with a line end.
 ///
 /// # Errors
 /// [`Kind::Internal`]: plain numbers and texts always have a JSON form.
@@ -196,18 +196,18 @@ pub fn text(traces: &[Replayed], row: &RowSize) -> Result<Vec<u8>> {
     list(&entries)
 }
 
-/// A list of entries as text, with a line's end.
+/// A list of entries as text, with a line end.
 ///
 /// # Errors
-/// Likewise.
+/// As [`text`].
 pub fn list<T: Serialize>(entries: &[T]) -> Result<Vec<u8>> {
     ended(serde_json::to_vec_pretty(entries))
 }
 
-/// An entry as a line of its own.
+/// An entry as one line.
 ///
 /// # Errors
-/// Likewise.
+/// As [`text`].
 pub fn line<T: Serialize>(entry: &T) -> Result<Vec<u8>> {
     ended(serde_json::to_vec(entry))
 }
@@ -218,8 +218,8 @@ fn ended(text: serde_json::Result<Vec<u8>>) -> Result<Vec<u8>> {
     Ok(escaped(text))
 }
 
-/// The JSON text, with an escape for each character that steers a terminal: they stand in strings alone, and mean the
-/// same there. The controls below U+0020 have escapes already, or are the text's own lines.
+/// The JSON text with each character that steers a terminal escaped. Such characters occur in strings alone, where the
+/// escape has the same meaning. Controls below U+0020 are escaped already, or are the text's own line ends.
 pub fn escaped(text: Vec<u8>) -> Vec<u8> {
     let steering = |c: char| c > '\u{1f}' && steers(c);
     match std::str::from_utf8(&text) {

@@ -1,8 +1,8 @@
-//! `forebay plan`: what fits on a GPU, at which ratio, how many sequences that makes, and whether to offload.
+//! `forebay plan`: computes what fits on a GPU, at which ratio, for how many sequences, and whether to offload.
 //!
-//! Plans are of one GPU of a deployment ([`Deployed`]); what all its GPUs and a node of them make of it follows.
-//! Lists make a sweep: one plan for each combination. Of a sweep, a plan that does not fit is a line that says so; a
-//! plan that makes no sense, and a single one that does not fit, are errors.
+//! A plan is for one GPU of a deployment ([`Deployed`]); the figures of all its GPUs and of a node follow from it.
+//! Lists of values make a sweep: one plan for each combination. A plan of a sweep that does not fit becomes a line
+//! that says so. An invalid plan is an error, and so is a single plan that does not fit.
 
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -28,7 +28,7 @@ use crate::{html, output, plan_json, plan_report, replay, steps};
 const POINTS: usize = 100_000;
 
 const AFTER_HELP: &str = "\
-A node of 8 H200 serves DeepSeek-V3.2 at 64K. Does offload pay, at which batch and ratio, and what does it gain?
+A node of 8 H200 serves DeepSeek-V3.2 at 64K. Does offload pay, at which batch and ratio, and how much?
 
   forebay plan --setup ess --gpus 8 --gpu 141GB --workspace 8GB \\
       --context 64K --mtp 2 --accept 1.7
@@ -48,30 +48,30 @@ pub struct Arguments {
     /// Memory of one GPU.
     #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = sizes::some_size, required = true)]
     gpu: Vec<Size>,
-    /// GPUs that serve together: whole nodes, or a part of one. A node has as many as the setup says, or 8
+    /// GPUs that serve together: whole nodes, or a part of one. The setup says how many GPUs a node has, 8 without one
     /// [default: the setup's, or 8].
     #[arg(long, value_name = "N", value_parser = sizes::gpus, allow_negative_numbers = true)]
     gpus: Option<u32>,
-    /// How attention is divided over a node's GPUs: by sequences (dp), or by heads (tp), where each GPU has the cache
-    /// of all sequences [default: dp].
+    /// How attention is divided over a node's GPUs: by sequences (dp), or by heads (tp). With tp each GPU holds the
+    /// cache of all sequences [default: dp].
     #[arg(long, value_enum)]
     attention: Option<AttentionName>,
-    /// Weights on each GPU; 0 for none [default: as the model's published checkpoint divides over --gpus].
+    /// Weights on each GPU; 0 for none [default: the model's published checkpoint, divided over --gpus].
     #[arg(long, value_name = "SIZE", value_parser = sizes::size)]
     weights: Option<Size>,
-    /// Activations on that GPU [default: 0].
+    /// Activations on each GPU [default: 0].
     #[arg(long, value_name = "SIZE", value_parser = sizes::size)]
     activations: Option<Size>,
-    /// What else the engine takes of that GPU: workspace, graphs, communication buffers [default: 0].
+    /// Other memory that the engine takes on each GPU: workspace, graphs, communication buffers [default: 0].
     #[arg(long, value_name = "SIZE", value_parser = sizes::size)]
     workspace: Option<Size>,
-    /// Host memory for one GPU's total pool [default: as much as it takes].
+    /// Host memory for one GPU's total pool [default: as much as the pool needs].
     #[arg(long, value_name = "SIZE", value_parser = sizes::some_size)]
     host: Option<Size>,
-    /// Bytes from one row to the next in host memory [default: the model's, the next multiple of 64].
+    /// Bytes from one row to the next in host memory [default: the model's row, rounded up to a multiple of 64].
     #[arg(long, value_name = "BYTES", value_parser = sizes::count, allow_negative_numbers = true)]
     host_stride: Option<u32>,
-    /// Tokens of a sequence at its end: prompt and what it may decode.
+    /// Tokens of a sequence at its end: the prompt and the tokens that it may decode.
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = sizes::tokens, required = true)]
     context: Vec<u32>,
     /// Tokens of the longest sequence that the model takes, at most the setup's [default: the setup's, or the
@@ -82,8 +82,8 @@ pub struct Arguments {
     #[arg(long, value_name = "N|max", value_delimiter = ',', value_parser = sizes::batch,
           allow_negative_numbers = true)]
     batch: Vec<Batch>,
-    /// Slots per sequence and layer as a share of the context at its end, 0 < R <= 1, or auto for the largest that
-    /// fits [default: auto].
+    /// Slots per sequence and layer as a share of the context at its end, 0 < R <= 1, or auto for the largest ratio
+    /// that fits [default: auto].
     #[arg(long, value_name = "R|auto", value_delimiter = ',', value_parser = sizes::ratio,
           allow_negative_numbers = true)]
     ratio: Vec<Ratio>,
@@ -94,35 +94,35 @@ pub struct Arguments {
     /// Micro-batches that the batch is divided into; with --setup 1 or 2 [default: as the setup says, or 2].
     #[arg(long, value_name = "N", value_parser = sizes::count, allow_negative_numbers = true)]
     micro_batches: Option<u32>,
-    /// Slots that a sequence keeps in each layer when as many sequences as possible are wanted [default: 6400].
+    /// Slots that each sequence keeps in each layer when the plan maximises sequences [default: 6400].
     #[arg(long, value_name = "N", value_parser = sizes::count, allow_negative_numbers = true)]
     least_slots: Option<u32>,
-    /// Whether residency tables, and the GPU's page tables of host memory, take part in what has to fit
+    /// Whether residency tables, and the GPU's page tables of host memory, count as memory that has to fit
     /// [default: counted].
     #[arg(long, value_enum)]
     tables: Option<Tables>,
-    /// Tokens that a step yields for each sequence, from 1 to --mtp: one for all, or one for each --mtp
+    /// Tokens that a step yields for each sequence, from 1 to --mtp: one value for all, or one for each --mtp
     /// [default: 1].
     #[arg(long, value_name = "A", value_delimiter = ',', value_parser = sizes::positive, requires = "setup",
           allow_negative_numbers = true)]
     accept: Vec<f64>,
-    /// The fewest tokens a second that each sequence has to decode: slower batches are not advised [default: any].
+    /// The fewest tokens a second that each sequence must decode: slower batches are not recommended [default: any].
     #[arg(long, value_name = "N", value_parser = sizes::positive, requires = "setup",
           allow_negative_numbers = true)]
     min_otps: Option<f64>,
     #[command(flatten)]
     machine: Machine,
-    /// Writes a report with pictures instead of tables: one HTML file; `-` is standard output.
+    /// Writes a report with pictures instead of tables as one HTML file; `-` prints it.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Writes the result as JSON, whole or not at all; `-` is standard output, without the tables.
+    /// Writes the result as JSON, atomically; `-` prints it instead of the tables.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     #[command(flatten)]
     look: LookArguments,
 }
 
-/// What becomes of the residency tables and of the GPU's page tables of host memory.
+/// How the residency tables and the GPU's page tables of host memory count.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Tables {
     /// They have to fit with everything else.
@@ -131,14 +131,14 @@ enum Tables {
     Beside,
 }
 
-/// Whose cache is planned.
+/// The model whose cache is planned.
 struct Subject {
-    /// The preset's name; of a setup with a shape of its own the setup's.
+    /// The preset's name, or the setup's if the setup has a geometry of its own.
     name: String,
     shape: Shape,
     longest: Option<u32>,
     setup: Option<Setup>,
-    /// Its published checkpoint, where there is one.
+    /// Its published checkpoint; none if there is none.
     checkpoint: Option<Checkpoint>,
 }
 
@@ -149,7 +149,7 @@ impl Subject {
         Ok(Subject { name: model.name.to_owned(), shape: model.shape, longest, setup: None, checkpoint })
     }
 
-    /// The model of a setup, which the simulator follows no farther than the setup says.
+    /// The model of a setup. The longest context is limited to the setup's.
     fn of(setup: Setup, longest: Option<u32>) -> Result<Subject> {
         let most = setup.dims().context_max;
         if let Some(longest) = longest.filter(|longest| *longest > most) {
@@ -171,40 +171,40 @@ impl Subject {
         })
     }
 
-    /// Bytes of weights on each GPU, as the published checkpoint divides.
+    /// Bytes of weights on each GPU, from the published checkpoint.
     fn weights(&self, deployed: &Deployed, query_rows: u32) -> Result<u64> {
         let drafts = query_rows > 1 || self.shape.draft_layers > 0;
         let Some(checkpoint) = &self.checkpoint else {
             return Err(Error::new(Kind::InvalidConfig, "plan")
-                .at(format!("--weights is not given, and no size of {} is published", self.name))
-                .hint("pass --weights with what is on each GPU, or 0"));
+                .at(format!("--weights is not given, and no checkpoint of {} is known", self.name))
+                .hint("pass --weights with the bytes on each GPU, or 0"));
         };
         Ok(checkpoint.on_gpu(deployed.gpus, deployed.attention, drafts))
     }
 }
 
-/// What was said of a GPU's memory and of the host's, as it was said.
+/// The given sizes of a GPU's memory and of the host's, in the form in which they were given.
 pub struct Memory {
-    /// Of one GPU. All that is computed comes back in its unit.
+    /// Memory of one GPU. All computed sizes are shown in its unit.
     pub gpu: Size,
-    /// Weights, where they are not the checkpoint's.
+    /// Weights, if they are not the checkpoint's.
     pub weights: Option<Size>,
     /// Activations.
     pub activations: Option<Size>,
-    /// Whatever else the engine takes.
+    /// Other memory that the engine takes.
     pub workspace: Option<Size>,
     /// Host memory for one GPU's total pool.
     pub host: Option<Size>,
 }
 
 impl Memory {
-    /// A size that was computed.
+    /// A computed size.
     pub fn size(&self, bytes: f64) -> String {
         self.gpu.unit().size(bytes)
     }
 }
 
-/// What is asked.
+/// What one plan of the sweep is asked for.
 struct Job {
     memory: Rc<Memory>,
     demand: Demand,
@@ -213,28 +213,28 @@ struct Job {
 
 /// One plan of the sweep.
 pub struct Point {
-    /// Whose cache.
+    /// The model.
     pub model: String,
-    /// On which GPUs.
+    /// The GPUs.
     pub deployed: Deployed,
-    /// What was asked.
+    /// The demand.
     pub demand: Demand,
-    /// What of it was said of memory.
+    /// The given sizes of memory.
     pub memory: Rc<Memory>,
-    /// What it was to be simulated on.
+    /// The setup that it is to be simulated on; none without one.
     pub on: Option<On>,
     /// The plan, or why there is none.
     pub planned: Result<Planned>,
-    /// Why what it yields is not known.
+    /// Why its yield is not known.
     pub unknown: Option<Error>,
-    /// What it yields, with a setup.
+    /// Its yield, with a setup.
     pub gain: Option<Gain>,
-    /// Where no batch is fast enough: tokens a second of one sequence alone.
+    /// Tokens a second of a single sequence, if no batch is fast enough.
     pub alone: Option<f64>,
 }
 
 impl Point {
-    /// The plan stands; what it yields is not known.
+    /// Keeps the plan, with an unknown yield.
     fn unknown_by(mut self, error: Error) -> Point {
         if let Ok(planned) = &mut self.planned {
             planned.notes.push(Note::Unknown);
@@ -243,7 +243,7 @@ impl Point {
         self
     }
 
-    /// The link, where one was named.
+    /// The link, if one was named.
     pub fn link(&self) -> Option<&str> {
         self.on.as_ref()?.link.as_deref()
     }
@@ -253,14 +253,14 @@ impl Point {
         self.memory.size(planned.bytes.host() as f64 * f64::from(self.deployed.node_gpus()))
     }
 
-    /// Whether it offloads, and that yields more than none would.
+    /// Whether it offloads, and thereby yields more than the best plan without offload.
     pub fn pays(&self) -> bool {
         let offloads = self.planned.as_ref().is_ok_and(Planned::offloads);
         let more = |gain: &Gain| gain.outcome.throughput > gain.without.map_or(0.0, |it| it.throughput);
         offloads && self.gain.as_ref().is_some_and(more)
     }
 
-    /// Tokens a second beyond those without offload, as a share of them.
+    /// The gain in tokens a second over no offload, as a share.
     pub fn gain(&self) -> Option<f64> {
         let gain = self.gain.as_ref()?;
         let without = gain.without.filter(|without| without.throughput > 0.0)?;
@@ -268,56 +268,56 @@ impl Point {
     }
 }
 
-/// What plans are simulated on.
+/// The setup, on one link, that plans are simulated on.
 #[derive(Clone)]
 pub struct On {
-    /// What its figures rest on.
+    /// The provenance of its figures.
     pub provenance: Provenance,
-    /// The link, where one was named.
+    /// The link, if one was named.
     pub link: Option<String>,
     /// Tokens that a step yields for each sequence.
     pub accept: f64,
-    /// Bytes of memory of the GPU that the costs are of.
+    /// Bytes of memory of the GPU whose costs the setup holds.
     pub gpu: f64,
-    /// Whether no cost of the setup was measured with this model.
+    /// Whether all costs of the setup come from a roofline, and none was measured with this model.
     pub by_roofline: bool,
     /// What a reader should know about the misses.
     pub misses_note: Option<String>,
 }
 
-/// What the speed that each sequence has to have rules out of the batches with offload.
+/// Which batches with offload the minimum speed rules out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Slow {
-    /// None that matters.
+    /// No batch that matters.
     Nothing,
-    /// Those that yield more than there is without; others are fast enough.
+    /// The batches that yield more than no offload; others are fast enough.
     More,
     /// All of them.
     All,
 }
 
-/// What a plan yields.
+/// The yield of a plan.
 #[derive(Clone)]
 pub struct Gain {
     /// The plan's step.
     pub outcome: Outcome,
-    /// The same without offload.
+    /// The step without offload.
     pub without: Option<Baseline>,
     /// Which batches with offload were too slow.
     pub slow: Slow,
-    /// The smallest batch from which offload pays, where the best one was looked for: none where it never does.
+    /// The smallest batch from which offload pays, if the best one was searched: none if offload never pays.
     pub pays_from: Option<Option<u32>>,
-    /// By batch, where the best one was looked for: ratio, and tokens a second.
+    /// For each batch, if the best one was searched: ratio, and tokens a second.
     pub curve: Vec<(u32, f64, f64)>,
 }
 
-/// The values, or the one that stands for none.
+/// The values, or the default if there are none.
 fn or<T: Clone>(values: &[T], otherwise: T) -> Vec<T> {
     if values.is_empty() { vec![otherwise] } else { values.to_vec() }
 }
 
 impl Arguments {
-    /// Whose caches are planned. A setup's model is the one that is not named.
+    /// The models whose caches are planned. Without a named model it is the setup's.
     fn subjects(&self) -> Result<Vec<Subject>> {
         let Some(name) = &self.machine.setup else {
             let preset =
@@ -327,16 +327,16 @@ impl Arguments {
         };
         if self.attention == Some(AttentionName::Tp) {
             return Err(Error::new(Kind::InvalidConfig, "plan")
-                .at("--attention tp: setups say what a step costs with dp attention")
+                .at("--attention tp: the costs of a setup are for dp attention")
                 .hint("plan without --setup, or with --attention dp"));
         }
         let setup = simulate::read_setup(name)?;
         if self.micro_batches.is_some_and(|micro_batches| micro_batches > 2) {
             return Err(Error::new(Kind::InvalidConfig, "plan")
-                .at("--micro-batches: a step is simulated as one or as two")
+                .at("--micro-batches: the simulator runs a step as one or two micro-batches")
                 .hint("pass 1 or 2, or plan without --setup"));
         }
-        // Costs are of the setup's GPUs; on others the library prices what changes, or refuses.
+        // The setup's costs are for its own GPUs. For others the library prices the differences, or refuses.
         let on_gpus = |setup: Setup| match self.gpus {
             Some(gpus) => setup.on_gpus(gpus),
             None => Ok(setup),
@@ -348,7 +348,7 @@ impl Arguments {
         self.model.iter().map(of).collect()
     }
 
-    /// The GPUs that serve a subject together.
+    /// The GPUs that serve a model together.
     fn deployed(&self, subject: &Subject) -> Result<Deployed> {
         let fitted = subject.setup.as_ref().map(|setup| &setup.file().deployment);
         let checkpoint = subject.checkpoint.as_ref().filter(|_| self.weights.is_none());
@@ -357,9 +357,9 @@ impl Arguments {
         if !weights::is_deployment(gpus, node) {
             return Err(Error::new(Kind::InvalidConfig, "plan")
                 .at(format!(
-                    "--gpus {gpus}: neither whole nodes of {node} GPUs, nor a part of one that divides it"
+                    "--gpus {gpus}: not a multiple of a node's {node} GPUs, and not a divisor of them"
                 ))
-                .hint("name whole nodes, or half of one, a quarter and so on"));
+                .hint("pass whole nodes, or half of one, a quarter and so on"));
         }
         Ok(Deployed {
             gpus,
@@ -372,7 +372,7 @@ impl Arguments {
         })
     }
 
-    /// What is said of memory, on one of the GPUs.
+    /// The given sizes of memory, for one of the GPUs.
     fn memory(&self, gpu: &Size) -> Rc<Memory> {
         Rc::new(Memory {
             gpu: gpu.clone(),
@@ -383,7 +383,7 @@ impl Arguments {
         })
     }
 
-    /// Every combination of one subject, of so many, in the order of the command line.
+    /// Every combination for one model, up to a limit, in the order of the command line.
     fn jobs(&self, subject: &Subject, subjects: usize) -> Result<Vec<Job>> {
         let mtps = or(&self.mtp, 1);
         let accepts = simulate::accepts("plan", &self.accept, &mtps)?;
@@ -392,9 +392,9 @@ impl Arguments {
         let points = lists.iter().try_fold(1_usize, |all, list| all.checked_mul(*list));
         if points.is_none_or(|points| points > POINTS) {
             return Err(Error::new(Kind::InvalidConfig, "plan")
-                .at("more combinations than one sweep takes")
+                .at("the sweep has too many combinations")
                 .with("most", POINTS as u64)
-                .hint("name fewer values"));
+                .hint("pass fewer values"));
         }
         let deployed = self.deployed(subject)?;
         let mut jobs = Vec::new();
@@ -438,7 +438,7 @@ impl Arguments {
     }
 }
 
-/// As many as the setup ever runs at that context, and of a known batch as many as it runs of that.
+/// The number of micro-batches: as many as the setup ever runs at that context, or as it runs at a given batch.
 fn micro_batches(subject: &Subject, context: u32, batch: Batch) -> u32 {
     let Some(setup) = &subject.setup else { return 2 };
     let batch = match batch {
@@ -448,7 +448,7 @@ fn micro_batches(subject: &Subject, context: u32, batch: Batch) -> u32 {
     if setup.two_batch(batch, context) { 2 } else { 1 }
 }
 
-/// Plans, without a word on time.
+/// Makes the plans, without their times.
 fn plain(subject: &Subject, deployed: &Deployed, job: &Job) -> Result<Point> {
     Ok(Point {
         model: subject.name.clone(),
@@ -463,7 +463,7 @@ fn plain(subject: &Subject, deployed: &Deployed, job: &Job) -> Result<Point> {
     })
 }
 
-/// A plan that does not fit is an answer; one that makes no sense is an error.
+/// A plan that does not fit is a result; an invalid one is an error.
 fn fit<T>(planned: Result<T>) -> Result<Result<T>> {
     match planned {
         Err(error) if error.kind() != Kind::OutOfMemory => Err(error),
@@ -471,7 +471,7 @@ fn fit<T>(planned: Result<T>) -> Result<Result<T>> {
     }
 }
 
-/// Plans and simulates. What is not known leaves the plan without its time.
+/// Makes and simulates the plans. If the yield is unknown, the plan remains without a time.
 fn priced(
     arguments: &Arguments,
     subject: &Subject,
@@ -485,7 +485,7 @@ fn priced(
     let simulator = &mut linked.simulator;
     let mut point =
         Point { on: Some(On { accept: *accept, ..on.clone() }), ..plain(subject, deployed, job)? };
-    // A replayed trace counts at one ratio; of a search for the best batch the ratio is not known before.
+    // A replayed trace counts at one ratio, and a search for the best batch does not know the ratio in advance.
     let Ok(frame) = &point.planned else { return Ok(point) };
     let setup = simulator.setup();
     let misses = match source.at(setup, frame.ratio, demand.query_rows) {
@@ -513,7 +513,7 @@ fn priced(
                 _ if worth.more_too_slow => Slow::More,
                 _ => Slow::Nothing,
             };
-            // Where the search ended early, batches that would pay may lie beyond.
+            // If the search ended early, larger batches might pay.
             let ended = |most: &Priced| most.planned.notes.contains(&Note::Untried);
             pays_from = match worth.pays_from {
                 None if most.as_ref().is_some_and(ended) => None,
@@ -529,7 +529,7 @@ fn priced(
             point.planned = Ok(planned);
             point.gain = Some(Gain { outcome, without, slow, pays_from, curve });
         }
-        // Not even one sequence is fast enough, so that no batch is.
+        // Not even one sequence is fast enough, so no batch is.
         Ok(None) => {
             if let Ok(planned) = &mut point.planned {
                 planned.notes.push(Note::TooSlow);
@@ -541,7 +541,7 @@ fn priced(
     Ok(point)
 }
 
-/// All plans of one subject.
+/// All plans of one model.
 fn planned(
     arguments: &Arguments,
     subject: &Subject,
@@ -570,7 +570,7 @@ fn planned(
     Ok(())
 }
 
-/// Plans every combination. One that does not fit is an error only where nothing fits.
+/// Plans every combination. A plan that does not fit is an error only if none fits.
 fn sweep(arguments: &Arguments) -> Result<Vec<Point>> {
     let subjects = arguments.subjects()?;
     let mut points = Vec::new();
@@ -595,7 +595,7 @@ fn sweep(arguments: &Arguments) -> Result<Vec<Point>> {
 /// `forebay plan`.
 ///
 /// # Errors
-/// Those of the library's plan, of a sweep that is too large, and of writing the result.
+/// Errors of the library's plan, of a sweep that is too large, and of writing the result.
 pub fn command(arguments: &Arguments) -> Result<()> {
     let targets = [("--json", arguments.json.as_deref()), ("--html", arguments.html.as_deref())];
     output::check_targets("plan", &targets, &arguments.machine.inputs())?;

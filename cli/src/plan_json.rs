@@ -1,4 +1,4 @@
-//! Plans as JSON: one entry for each. `docs/json.md` describes it.
+//! Plans as JSON: one entry for each plan, as `docs/json.md` describes.
 
 use forebay::predict::plan::{Batch, Demand, Note, Planned, Ratio};
 use forebay::predict::provenance::Provenance;
@@ -59,14 +59,14 @@ fn deployment(point: &Point) -> Gpus<'_> {
     }
 }
 
-/// What to do where the entry is one of several batches and ratios.
+/// The advice, if the entry is one of several batches and ratios.
 #[derive(Serialize)]
 struct Advice<'a> {
     offload: Option<bool>,
     sentence: &'a str,
 }
 
-/// Numbers, or the words that stand for what was looked for.
+/// Numbers, or the words `max` and `auto` for a search.
 #[derive(Serialize)]
 struct Asked {
     batch: serde_json::Value,
@@ -162,7 +162,7 @@ struct SplitIndices {
     host_step_blocks: u64,
 }
 
-/// Rows of the total pool in host memory, and another stride for them.
+/// Rows of the total pool in host memory, and an alternative stride for them.
 #[derive(Serialize)]
 struct Strides {
     #[serde(flatten)]
@@ -259,7 +259,7 @@ fn yields(gain: &Gain, point: &Point) -> Yields {
     }
 }
 
-/// All entries as text, with a line's end.
+/// All entries as text, with a line end.
 ///
 /// # Errors
 /// [`forebay::Kind::Internal`]: plain numbers and texts always have a JSON form.

@@ -1,21 +1,21 @@
-//! How long a command still takes.
+//! Estimates the time that a command still takes.
 //!
-//! Pieces of work are counted so that they cost much the same (measured on the trace in `data/`: a step of a layer
-//! under the slowest policy takes about twice as long as under the fastest). So what is left takes as long as what is
-//! done took, piece by piece, over the whole run: a mean of late pieces alone would follow each policy and each pause.
+//! Work is counted in pieces of similar cost. (Measured on the trace in `data/`: a step of a layer under the slowest
+//! policy takes about twice as long as under the fastest.) The estimate assumes that the remaining pieces take as long
+//! on average as all pieces so far; the mean of recent pieces alone would follow each policy and each pause.
 
 use std::fmt::Write;
 use std::time::Duration;
 
 use indicatif::{ProgressState, ProgressStyle};
 
-/// What is left of work of which so many pieces took so long; none before anything is done.
+/// The time left after `done` of `all` pieces; none before a piece is done.
 pub fn left(elapsed: Duration, done: u64, all: u64) -> Option<Duration> {
     let pieces = all.saturating_sub(done) as f64 / done as f64;
     Duration::try_from_secs_f64(elapsed.as_secs_f64() * pieces).ok().filter(|_| done > 0)
 }
 
-/// As people say it.
+/// The time in words.
 fn words(left: Duration) -> String {
     match left.as_secs() {
         seconds @ 0..60 => format!("{seconds} s"),
@@ -24,14 +24,14 @@ fn words(left: Duration) -> String {
     }
 }
 
-/// A bar of this template, in which `{left}` says what is left.
+/// A bar with this template, in which `{left}` is the estimate.
 ///
 /// # Errors
-/// Those of the template.
+/// Errors of the template.
 pub fn style(template: &str) -> Result<ProgressStyle, indicatif::style::TemplateError> {
     let key = |state: &ProgressState, out: &mut dyn Write| {
         let left = state.len().and_then(|all| left(state.elapsed(), state.pos(), all));
-        // A bar that cannot be written shows less.
+        // A failed write only shows less.
         let _ = match left {
             Some(left) => write!(out, "about {} left", words(left)),
             None => write!(out, "{} s so far", state.elapsed().as_secs()),

@@ -1,9 +1,9 @@
-//! `forebay replay`: selection traces through pools of several sizes; request traces go to
-//! [`crate::requests`].
+//! `forebay replay`: replays selection traces through pools of several sizes; [`crate::requests`] handles request
+//! traces.
 //!
-//! A trace is read once and replayed at every size asked for. First the last `--warmup` prompt steps, in
-//! which nothing is born; then decode steps of `--mtp` consecutive positions each, selections united,
-//! every draft accepted; an incomplete last group is dropped. Nothing is resident before the first step.
+//! A trace is read once and replayed at every requested size. First the last `--warmup` prompt steps are replayed, in
+//! which no row is born; then decode steps of `--mtp` consecutive positions each. The selections of a step are united,
+//! and every draft is accepted; an incomplete last group is dropped. Nothing is resident before the first step.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -28,21 +28,21 @@ use crate::study::Study;
 use crate::target::{DeviceName, Target};
 use crate::{curve_report, html, json, output, report, requests};
 
-/// Decode steps whose misses are reported by themselves: what a sequence pays when it starts.
+/// Decode steps whose misses are reported separately: the start-up cost of a sequence.
 pub const FIRST_STEPS: u32 = 8;
 
-/// Prompt steps replayed first when `--warmup` is not given; all where the trace has fewer.
+/// Prompt steps replayed first without `--warmup`; all if the trace has fewer.
 const WARMUP: u32 = 32;
 
-/// Whose rows are moved when nobody is named.
+/// The model that sets the row size by default.
 pub const MODEL: &str = "deepseek-v3.2";
 
-/// The sizes replayed when none are named.
+/// The sizes replayed if none are named.
 const SHARES: [f64; 3] = [0.1, 0.2, 0.3];
 
 const AFTER_HELP: &str = "\
-A hit is a selected row that was resident when its step began; a miss had to be fetched from host memory. \
-Rows born in a step count as neither. Miss ratio: misses / (hits + misses).
+A hit is a selected row that was resident when its step began; a miss is fetched from host memory. \
+Rows that a step writes are neither hits nor misses. Miss ratio: misses / (hits + misses).
 
 JSON: a list, one entry for each trace, size and policy, or for each trace and capacity. `steps` counts decode \
 steps of --mtp query rows each.
@@ -60,41 +60,41 @@ pub struct Arguments {
     /// plain or zstd.
     #[arg(required = true, value_name = "TRACE")]
     pub traces: Vec<PathBuf>,
-    /// Slots per sequence and layer as a share of the prompt, the tokens at decode start, 0 < S <= 1; several,
-    /// separated by commas [default: 0.1,0.2,0.3]. (The ratio of plan and simulate is of the whole context.)
+    /// Slots per sequence and layer as a share of the prompt (the tokens at decode start), 0 < S <= 1; several,
+    /// separated by commas [default: 0.1,0.2,0.3]. (The ratio of plan and simulate is a share of the whole context.)
     #[arg(long, value_name = "S", value_delimiter = ',', value_parser = share, allow_negative_numbers = true)]
     prompt_share: Vec<f64>,
     /// Slots per sequence and layer; several, separated by commas.
     #[arg(long, value_name = "N", value_delimiter = ',', conflicts_with = "prompt_share",
           value_parser = at_least_one, allow_negative_numbers = true)]
     slots: Vec<u32>,
-    /// Prompt steps replayed before the first decode step; 0 starts cold [default: 32, or all warm steps of
-    /// a trace with fewer].
+    /// Prompt steps replayed before the first decode step; 0 starts cold [default: 32, or all if the trace has
+    /// fewer].
     #[arg(long, value_name = "W", value_parser = whole, allow_negative_numbers = true)]
     warmup: Option<u32>,
     /// Query rows per decode step: 1 without drafts [default: 1].
     #[arg(long, value_name = "Q", value_parser = at_least_one, allow_negative_numbers = true)]
     mtp: Option<u32>,
-    /// Misses, or hits by capacity, at every size in one pass, exact; prints them at the sizes named, writes all
+    /// Counts misses, or hits by capacity, at every size in one exact pass. Prints the named sizes, and writes all
     /// of them as JSON [default: prompt shares from 0.05 to 1].
     #[arg(long)]
     curve: bool,
-    /// Who leaves a full pool or cache; several, separated by commas, are set side by side. All but lru are for
-    /// study; decay and decay-tokens are for selection traces [default: lru].
+    /// Eviction policy; several, separated by commas, are compared. All but lru are for study; decay and
+    /// decay-tokens work on selection traces only [default: lru].
     #[arg(long, value_enum, value_delimiter = ',')]
     policy: Vec<Policy>,
-    /// How the slots of all layers together are divided; by-layer, from lru's curves, is set beside uniform
+    /// How the slots are divided over the layers; by-layer, from lru's miss-ratio curves, is compared with uniform
     /// [default: uniform].
     #[arg(long, value_enum)]
     split: Option<Split>,
-    /// Counts what prefetching each layer's rows would cover and cost: inter-layer brings those that the
-    /// layer before it in the trace selected in the same step.
+    /// Counts what prefetching each layer's rows would cover and cost: inter-layer fetches the rows that the
+    /// preceding layer in the trace selected in the same step.
     #[arg(long, value_enum)]
     prefetch: Option<Prefetch>,
-    /// Whose rows are moved: sets the bytes of one row [default: deepseek-v3.2].
+    /// The model that sets the bytes of one row [default: deepseek-v3.2].
     #[arg(long, value_name = "NAME", value_parser = presets())]
     model: Option<String>,
-    /// Where the pools live: host, or cuda:N for the GPU of that number [default: host].
+    /// The device of the pools: host, or cuda:N for GPU N [default: host].
     #[arg(long, value_name = "DEVICE", value_parser = DeviceName::parse)]
     device: Option<DeviceName>,
     /// The driver's library, for tests.
@@ -104,7 +104,7 @@ pub struct Arguments {
     pub memory: MemoryArguments,
     #[command(flatten)]
     requests: requests::RequestArguments,
-    /// Writes the result as JSON, whole or not at all; `-` is standard output, without the tables.
+    /// Writes the result as JSON, atomically; `-` prints it instead of the tables.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     #[command(flatten)]
@@ -118,7 +118,7 @@ impl Arguments {
         self.mtp.unwrap_or(1)
     }
 
-    /// The policies named, each once, in the order named.
+    /// The named policies, each once, in the order named.
     fn policies(&self) -> Vec<Policy> {
         let mut once = Vec::new();
         for policy in if self.policy.is_empty() { &[Policy::Lru] } else { &self.policy[..] } {
@@ -133,7 +133,7 @@ impl Arguments {
         Target { name: self.device.unwrap_or_default(), driver: self.driver.clone() }
     }
 
-    /// An option that was given and is counted by the host alone, whichever device replays.
+    /// A given option that only the host counts, whichever device replays.
     fn for_the_host(&self) -> Option<&'static str> {
         let given = [
             ("--policy", self.policies() != [Policy::Lru]),
@@ -144,12 +144,12 @@ impl Arguments {
         given.iter().find(|(_, given)| *given).map(|(name, _)| *name)
     }
 
-    /// How many sizes were named.
+    /// The number of named sizes.
     pub fn sizes(&self) -> usize {
         self.prompt_share.len() + self.slots.len()
     }
 
-    /// An option that was given and means nothing for request traces.
+    /// A given option that does not apply to request traces.
     fn for_selections(&self) -> Option<&'static str> {
         let given = [
             ("--prompt-share", !self.prompt_share.is_empty()),
@@ -167,19 +167,19 @@ impl Arguments {
     }
 }
 
-/// How a total of slots is divided over the layers.
+/// How the slots are divided over the layers.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Split {
-    /// As many in every layer.
+    /// The same number in every layer.
     Uniform,
-    /// By what each layer gains, from the layers' curves.
+    /// By the gain of each layer, from the layers' curves.
     ByLayer,
 }
 
-/// Which rows a layer gets before its selection is known.
+/// Which rows are prefetched into a layer before its selection is known.
 #[derive(Clone, Copy, ValueEnum)]
 enum Prefetch {
-    /// Those that the layer before it selected.
+    /// The rows that the preceding layer selected.
     InterLayer,
 }
 
@@ -208,7 +208,7 @@ fn presets() -> PossibleValuesParser {
     PossibleValuesParser::new(Shape::PRESETS.map(|(name, _)| name))
 }
 
-/// What one layer's pool answered.
+/// The counts of one layer's pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
     /// Selected rows that were resident.
@@ -217,27 +217,27 @@ pub struct Count {
     pub misses: u64,
 }
 
-/// A total of slots that was divided by what each layer gains.
+/// Slots that were divided by the gain of each layer.
 pub struct Divided {
-    /// Slots by layer.
+    /// Slots of each layer.
     pub slots: Vec<u32>,
-    /// Misses of all layers when each has as many.
+    /// Misses of all layers with a uniform split.
     pub uniform_misses: u64,
 }
 
-/// A trace's replay at one size, with everything that the reports say about it.
+/// A trace's replay at one size, with everything that the reports show.
 pub struct Replay {
-    /// What was replayed.
+    /// The replayed setting.
     pub setting: Setting,
-    /// Who left a full pool.
+    /// The eviction policy.
     pub policy: Policy,
-    /// How the slots of all layers were divided, where they were; the setting's are the mean then.
+    /// The slots of each layer, if they were divided; the setting's are the mean then.
     pub divided: Option<Divided>,
-    /// Slots as a share of the prompt, as asked for.
+    /// Slots as a share of the prompt, as requested.
     pub prompt_share: f64,
     /// Hits and misses of every layer, over all decode steps.
     pub layers: Vec<Count>,
-    /// What a prefetch brings each layer, where it was asked for.
+    /// What a prefetch fetches for each layer, if requested.
     pub prefetched: Option<Vec<Prefetched>>,
     /// Misses of each of the first [`FIRST_STEPS`] decode steps, all layers together.
     pub first: Vec<u64>,
@@ -254,7 +254,7 @@ impl Replay {
         })
     }
 
-    /// The share of the uniform split's misses that dividing the slots saves.
+    /// The share of the uniform split's misses that dividing the slots avoids.
     pub fn gain(&self) -> Option<f64> {
         let before = self.divided.as_ref()?.uniform_misses as f64;
         Some((before - self.total().misses as f64) / before.max(1.0))
@@ -274,15 +274,15 @@ impl Replay {
 
 /// All replays of one trace.
 pub struct Replayed {
-    /// The file, as it was named.
+    /// The file, as named.
     pub path: PathBuf,
-    /// What the trace says about itself.
+    /// The trace's header.
     pub header: Header,
-    /// One replay for each size and policy, by size.
+    /// One replay for each size and policy, ordered by size.
     pub replays: Vec<Replay>,
 }
 
-/// Bytes of one row, and of whose.
+/// The bytes of one row, and the model that they come from.
 pub struct RowSize {
     /// The preset's name.
     pub model: String,
@@ -290,7 +290,7 @@ pub struct RowSize {
     pub bytes: u32,
 }
 
-/// The setting and prompt share of every size asked for, checked against the trace.
+/// The setting and prompt share of every requested size, checked against the trace.
 pub fn settings(header: &Header, path: &Path, arguments: &Arguments) -> Result<Vec<(Setting, f64)>> {
     let invalid = |what: &str| {
         Error::new(Kind::InvalidConfig, "replay").at(format!("{}: {what}", echo(path.display())))
@@ -310,7 +310,7 @@ pub fn settings(header: &Header, path: &Path, arguments: &Arguments) -> Result<V
     }
     let steps = header.decode_steps() / arguments.mtp();
     if steps == 0 {
-        return Err(invalid("one step of --mtp takes more than the trace's decode steps")
+        return Err(invalid("one step of --mtp query rows needs more decode steps than the trace has")
             .with("mtp", arguments.mtp())
             .with("decode_steps", header.decode_steps())
             .hint("pass --mtp up to decode_steps"));
@@ -335,7 +335,7 @@ pub fn settings(header: &Header, path: &Path, arguments: &Arguments) -> Result<V
         }
         if slots == 0 {
             let hint = match header.decode_start {
-                0 => "pass --slots: a share of an empty prompt is nothing",
+                0 => "pass --slots: a share of an empty prompt is 0",
                 _ => "pass a larger share, or --slots",
             };
             return Err(invalid(&format!("--prompt-share {share} leaves no slot"))
@@ -347,12 +347,12 @@ pub fn settings(header: &Header, path: &Path, arguments: &Arguments) -> Result<V
     Ok(all)
 }
 
-/// A bar on standard error, for so many steps of one layer each; hidden where that is no terminal.
+/// A progress bar on standard error over steps of one layer each; hidden if that is no terminal.
 pub fn progress(path: &Path, steps: u64) -> ProgressBar {
     output::progress(&path.display().to_string(), steps)
 }
 
-/// The error with the trace's name, and what helps against pools that are too large.
+/// The error with the trace's name, and a hint for pools that are too large.
 pub fn named(e: Error, path: &Path) -> Error {
     let too_large = matches!(e.kind(), Kind::OutOfMemory | Kind::Overflow);
     let place = match e.place() {
@@ -384,7 +384,7 @@ fn replay(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Replayed>
     Ok(Replayed { path: path.to_owned(), header, replays })
 }
 
-/// Refuses what reads a trace twice, where that can be read once: the report and the JSON each read their own.
+/// Refuses to read a trace twice that can be read only once: report and JSON each read their own.
 fn check_twice(arguments: &Arguments) -> Result<()> {
     let both = arguments.report.html.is_some() && arguments.json.is_some();
     let once = |path: &&PathBuf| std::fs::metadata(path).is_ok_and(|file| !file.is_file() && !file.is_dir());
@@ -392,39 +392,39 @@ fn check_twice(arguments: &Arguments) -> Result<()> {
         None => Ok(()),
         Some(path) => Err(Error::new(Kind::InvalidConfig, "replay")
             .at(format!(
-                "--html and --json read a trace twice, and {} is no regular file",
+                "--html and --json read a trace twice, but {} is not a regular file",
                 echo(path.display())
             ))
-            .hint("leave one of the two out, or name a file")),
+            .hint("leave one of the two out, or pass a file")),
     }
 }
 
-/// The device that is asked for, which can do what else is asked for.
+/// The requested device, which supports the other requested options.
 fn open(arguments: &Arguments) -> Result<Arc<dyn Device>> {
     let target = arguments.target();
     match arguments.for_the_host() {
         Some(option) if target.name != DeviceName::Host => Err(Error::new(Kind::InvalidConfig, "replay")
-            .at(format!("{option} is counted by the host, and --device names a GPU, which replays lru"))
+            .at(format!("{option} works on the host only, but --device names a GPU, which replays lru"))
             .hint("leave one of the two out")),
         _ => target.open(),
     }
 }
 
-/// Refuses what a curve cannot say beside `--curve`.
+/// Refuses options that `--curve` cannot count.
 fn check_curve(arguments: &Arguments) -> Result<()> {
     if arguments.policies() != [Policy::Lru] {
         return Err(Error::new(Kind::InvalidConfig, "replay")
-            .at("--curve counts the rule of the production pools, and --policy names another")
-            .hint("replay the other policies at sizes of their own, without --curve"));
+            .at("--curve counts the production rule, lru, but --policy names another")
+            .hint("replay the other policies at named sizes, without --curve"));
     }
     if arguments.split == Some(Split::ByLayer) {
         return Err(Error::new(Kind::InvalidConfig, "replay")
-            .at("--split by-layer replays the sizes named, --curve counts all")
+            .at("--split by-layer replays named sizes, but --curve counts all")
             .hint("pass one of the two"));
     }
     if arguments.prefetch.is_some() {
         return Err(Error::new(Kind::InvalidConfig, "replay")
-            .at("--prefetch looks into pools of the sizes named, and --curve has none")
+            .at("--prefetch needs pools of named sizes, but --curve builds none")
             .hint("pass one of the two"));
     }
     Ok(())
@@ -433,7 +433,7 @@ fn check_curve(arguments: &Arguments) -> Result<()> {
 /// `forebay replay`.
 ///
 /// # Errors
-/// Those of reading a trace, of settings that do not fit it, and of writing the result.
+/// Errors of reading a trace, of settings that do not fit it, and of writing the result.
 pub fn command(arguments: &Arguments) -> Result<()> {
     let model = arguments.model.as_deref().unwrap_or(MODEL);
     let shape =
@@ -485,7 +485,7 @@ fn of_selections<'a>(
     row: &RowSize,
     results: &mut Results<'a>,
 ) -> Result<()> {
-    // Open from here to the end, so that the replays' own devices find the GPU's context there.
+    // Stays open to the end, so that the replays' own devices share the GPU's context.
     let _device = open(arguments)?;
     let html = arguments.report.html.as_deref();
     if let Some(target) = html {

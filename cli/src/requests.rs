@@ -1,4 +1,4 @@
-//! `forebay replay` of request traces: hits of a prefix cache by its capacity.
+//! `forebay replay` of request traces: counts the hits of a prefix cache by its capacity.
 
 use std::path::{Path, PathBuf};
 
@@ -12,33 +12,33 @@ use crate::look::Look;
 use crate::output::{Results, echo};
 use crate::{output, policy, progress, request_report};
 
-/// The capacities replayed when none are named, in percent of the distinct blocks.
+/// The capacities replayed if none are named, in percent of the distinct blocks.
 const PERCENT: [u64; 7] = [1, 2, 5, 10, 20, 50, 100];
 
-/// The arguments that only request traces have.
+/// The arguments for request traces only.
 #[derive(clap::Args)]
 pub struct RequestArguments {
-    /// Request traces: blocks that the prefix cache holds; several, separated by commas [default: 1, 2, 5, 10,
+    /// Request traces: capacity of the prefix cache in blocks; several, separated by commas [default: 1, 2, 5, 10,
     /// 20, 50 and 100% of the distinct blocks].
     #[arg(long, value_name = "BLOCKS", value_delimiter = ',', allow_negative_numbers = true,
           value_parser = clap::value_parser!(u32).range(1..))]
     capacity: Vec<u32>,
-    /// Request traces: requests that only warm the cache, before the measured ones: a number (100) or a share
-    /// of all (0.5).
+    /// Request traces: first requests that only warm the cache and are not measured: a number (100) or a share of all
+    /// (0.5).
     #[arg(long, value_name = "N|SHARE", value_parser = skip, allow_negative_numbers = true)]
     skip: Option<Skip>,
-    /// Mooncake traces: tokens of a block [default: 512].
+    /// Mooncake traces: tokens per block [default: 512].
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..),
           allow_negative_numbers = true)]
     block_tokens: Option<u32>,
     /// RAGPulse traces: the side files with the pieces' lengths, separated by commas.
     #[arg(long, value_name = "FILE", value_delimiter = ',')]
     block_lengths: Vec<PathBuf>,
-    /// Sessions of kv-cache-tester: replay the sub-agents' requests too.
+    /// Sessions of kv-cache-tester: also replay the requests of sub-agents.
     #[arg(long)]
     subagents: bool,
-    /// Sessions of kv-cache-tester: replay them one after another, as the file has them, instead of interleaved by
-    /// the times of their requests, all beginning together.
+    /// Sessions of kv-cache-tester: replay them one after another, in file order. By default all sessions begin
+    /// together and their requests are interleaved by time.
     #[arg(long)]
     one_after_another: bool,
 }
@@ -61,7 +61,7 @@ fn skip(text: &str) -> std::result::Result<Skip, String> {
 }
 
 impl RequestArguments {
-    /// Refuses them beside selection traces.
+    /// Refuses these options with selection traces.
     pub fn refuse(&self) -> Result<()> {
         let RequestArguments { capacity, skip, block_tokens, block_lengths, subagents, one_after_another } =
             self;
@@ -76,12 +76,12 @@ impl RequestArguments {
         match given.iter().find(|(_, given)| *given) {
             None => Ok(()),
             Some((name, _)) => Err(Error::new(Kind::InvalidConfig, "replay")
-                .at(format!("{name} is for request traces, and the traces are selection traces"))
-                .hint("leave it out, or name a request trace")),
+                .at(format!("{name} is for request traces, but these are selection traces"))
+                .hint("leave it out, or pass a request trace")),
         }
     }
 
-    /// The files read beside the traces.
+    /// The files that are read in addition to the traces.
     pub fn side_files(&self) -> &[PathBuf] {
         &self.block_lengths
     }
@@ -101,26 +101,26 @@ impl RequestArguments {
     }
 }
 
-/// What the traces of a call are.
+/// The kind of the traces of a call.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Traces {
     /// Selection traces.
     Selections,
     /// Request traces.
     Requests,
-    /// One of them is neither, or cannot be looked at twice: the reader of selection traces will say.
+    /// A trace is neither, or cannot be read twice: the reader of selection traces reports it.
     Unknown,
 }
 
-/// What the traces are, by their first bytes.
+/// The kind of the traces, from their first bytes.
 ///
 /// # Errors
-/// [`Kind::InvalidConfig`] for traces of both kinds; [`Kind::Io`] for a file that is not there,
+/// [`Kind::InvalidConfig`] for traces of both kinds; [`Kind::Io`] for a missing file,
 /// [`Kind::BadFormat`] for gzip and damaged frames.
 pub fn kind_of(traces: &[PathBuf]) -> Result<Traces> {
     let mut kinds = Vec::new();
     for path in traces {
-        // Only what can be read again is looked at.
+        // Only files that can be read again are checked.
         let regular = std::fs::metadata(path).map_or(true, |file| file.is_file());
         kinds.push(match regular.then(|| requests::is_request_trace(path)).transpose()?.flatten() {
             Some(true) => Traces::Requests,
@@ -132,7 +132,7 @@ pub fn kind_of(traces: &[PathBuf]) -> Result<Traces> {
     let (requests, selections) = (kinds.contains(&Traces::Requests), kinds.contains(&Traces::Selections));
     match unknown.and_then(|place| traces.get(place)) {
         Some(path) if requests => Err(Error::new(Kind::BadFormat, "replay")
-            .at(format!("{}: no request trace of a format that is known", echo(path.display())))
+            .at(format!("{}: not a request trace of a known format", echo(path.display())))
             .hint("see docs/trace-format.md; request traces are read from regular files")),
         Some(_) => Ok(Traces::Unknown),
         None if requests && selections => Err(Error::new(Kind::InvalidConfig, "replay")
@@ -142,7 +142,7 @@ pub fn kind_of(traces: &[PathBuf]) -> Result<Traces> {
     }
 }
 
-/// What is replayed, beside capacities.
+/// What is replayed, apart from the capacities.
 pub struct Asked {
     /// The policies named, each once.
     pub policies: Vec<policy::Policy>,
@@ -153,7 +153,7 @@ pub struct Asked {
 }
 
 impl Asked {
-    /// The policies, as blocks have them.
+    /// The policies in their form for blocks.
     fn policies(&self) -> Result<Vec<Policy>> {
         let known = |policy: &policy::Policy| {
             Policy::ALL.into_iter().find(|block| block.name() == policy.name()).ok_or_else(|| {
@@ -165,46 +165,46 @@ impl Asked {
         let policies = self.policies.iter().map(known).collect::<Result<Vec<_>>>()?;
         if self.curve && policies != [Policy::Lru] {
             return Err(Error::new(Kind::InvalidConfig, "replay")
-                .at("--curve counts lru, and --policy names another")
-                .hint("replay the other policies at capacities of their own, without --curve"));
+                .at("--curve counts lru, but --policy names another")
+                .hint("replay the other policies at named capacities, without --curve"));
         }
         Ok(policies)
     }
 }
 
-/// What the reports say of a trace.
+/// A trace's description for the reports.
 pub struct About {
-    /// The file, as it was named.
+    /// The file, as named.
     pub path: PathBuf,
     pub format: Format,
-    /// All requests, and those of them that are not measured.
+    /// All requests, and how many of them are not measured.
     pub requests: usize,
     pub skipped: usize,
     /// Distinct blocks of the whole trace.
     pub distinct: u32,
-    /// Tokens of a block, where all have the same.
+    /// Tokens of a block, if all blocks have the same.
     pub block_tokens: Option<u32>,
     pub knows_block_lengths: bool,
     pub notes: Notes,
     /// Whether sub-agents' requests were replayed.
     pub subagents: bool,
-    /// How sessions stand to each other; none in formats without them.
+    /// The order of sessions; none in formats without sessions.
     pub sessions: Option<Sessions>,
 }
 
-/// In which order the requests of several sessions were replayed.
+/// The order in which the requests of several sessions were replayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sessions {
-    /// By their times, all sessions beginning together.
+    /// By time; all sessions begin together.
     Interleaved,
-    /// As the file has them: that was asked for.
+    /// In file order, as requested.
     OneAfterAnother,
-    /// As the file has them: all times are alike.
+    /// In file order, because all times are equal.
     WithoutTimes,
 }
 
 impl Sessions {
-    /// As JSON has it.
+    /// The name in JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Sessions::Interleaved => "interleaved",
@@ -212,14 +212,14 @@ impl Sessions {
         }
     }
 
-    /// As a headline has it.
+    /// The words of the heading.
     pub const fn words(self) -> &'static str {
         match self {
             Sessions::Interleaved => {
-                "interleaved by their times, all beginning together (--one-after-another replays them in turn)"
+                "interleaved by time, all beginning together (--one-after-another replays them in file order)"
             }
             Sessions::OneAfterAnother => "one after another",
-            Sessions::WithoutTimes => "one after another, because all their times are alike",
+            Sessions::WithoutTimes => "one after another, because all their times are equal",
         }
     }
 
@@ -241,12 +241,12 @@ pub struct Replay {
     pub outcome: Outcome,
 }
 
-/// A trace's replays. The trace itself is gone: several would not fit.
+/// A trace's replays, without the trace: several would not fit in memory.
 pub struct Replayed {
     pub about: About,
-    /// By capacity, then policy, as named.
+    /// By capacity, then policy, in the order named.
     pub replays: Vec<Replay>,
-    /// Every capacity, if that was asked for.
+    /// Every capacity, if requested.
     pub curve: Option<BlockCurve>,
 }
 
@@ -257,7 +257,7 @@ fn replay(path: &Path, arguments: &RequestArguments, asked: &Asked) -> Result<Re
     let about = about(path, arguments, &trace)?;
     if about.distinct == 0 && (!arguments.capacity.is_empty() || asked.curve) {
         return Err(Error::new(Kind::InvalidConfig, "replay")
-            .at(format!("{}: the trace names no blocks, so no capacity matters", echo(path.display())))
+            .at(format!("{}: the trace names no blocks, so a capacity has no effect", echo(path.display())))
             .hint("leave out --capacity and --curve"));
     }
     let mut capacities = arguments.capacity.clone();
@@ -289,7 +289,7 @@ fn replay(path: &Path, arguments: &RequestArguments, asked: &Asked) -> Result<Re
     Ok(Replayed { about, replays, curve })
 }
 
-/// What the reports say of `trace`.
+/// The description of `trace` for the reports.
 ///
 /// # Errors
 /// [`Kind::BadFormat`] without requests, [`Kind::InvalidConfig`] when all of them are skipped.
@@ -324,7 +324,7 @@ pub fn about(path: &Path, arguments: &RequestArguments, trace: &RequestTrace) ->
     })
 }
 
-/// A bar on standard error; hidden where that is no terminal.
+/// A progress bar on standard error; hidden if that is no terminal.
 fn bar(path: &Path, requests: u64) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(requests), ProgressDrawTarget::stderr())
         .with_finish(ProgressFinish::AndClear);
@@ -334,7 +334,7 @@ fn bar(path: &Path, requests: u64) -> ProgressBar {
     bar.with_prefix(output::harmless(&path.display().to_string()))
 }
 
-/// Refuses an option of selection traces that was given.
+/// Refuses an option of selection traces.
 ///
 /// # Errors
 /// [`Kind::InvalidConfig`] names it.
@@ -342,15 +342,15 @@ pub fn check_option(selection: Option<&str>) -> Result<()> {
     match selection {
         None => Ok(()),
         Some(flag) => Err(Error::new(Kind::InvalidConfig, "replay")
-            .at(format!("{flag} is for selection traces, and the traces are request traces"))
+            .at(format!("{flag} is for selection traces, but these are request traces"))
             .hint("leave it out; request traces take --capacity")),
     }
 }
 
-/// `forebay replay` of request traces, into `results`; tables as `tables` says, where JSON does not take their place.
+/// `forebay replay` of request traces, into `results`. Prints tables in the given look, unless JSON replaces them.
 ///
 /// # Errors
-/// Those of reading a trace, and of settings that do not fit it.
+/// Errors of reading a trace, and of settings that do not fit it.
 pub fn command<'a>(
     arguments: &RequestArguments,
     asked: &Asked,

@@ -1,7 +1,8 @@
-//! `forebay simulate`: what a step takes at an operating point, by the production schedule on a virtual clock.
+//! `forebay simulate`: computes the time of a step at an operating point, with the production schedule on a virtual
+//! clock.
 //!
-//! Lists make a sweep: one step for each combination. Misses are the setup's, a file's, or counted by replaying a
-//! trace through the production pools at each ratio asked for.
+//! Lists of values make a sweep: one step for each combination. Misses come from the setup, from a file, or from a
+//! replay of a trace through the production pools at each requested ratio.
 
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -28,10 +29,10 @@ use crate::{kernel_costs, output, simulate_report, timeline as lanes};
 const POINTS: usize = 100_000;
 
 const AFTER_HELP: &str = "\
-Lists, separated by commas, make a sweep: one step for each combination. Of misses by step every step is run, all in \
-one order by layer: the figures are their mean, and pictures show the longest.
-Throughput is of 8 GPUs, in tokens a second; OTPS of one sequence. Exposed: what the step takes beyond \
-the same step without misses.";
+Lists, separated by commas, make a sweep: one step for each combination. With misses by step, every step is run, all \
+in one order by layer; the figures are their mean, and pictures show the longest.
+Throughput is tokens a second of 8 GPUs; OTPS is output tokens a second of one sequence. Exposed: how much longer the \
+step takes than without misses.";
 
 /// The arguments of `forebay simulate`.
 #[derive(clap::Args)]
@@ -39,15 +40,16 @@ the same step without misses.";
 pub struct Arguments {
     #[command(flatten)]
     pub machine: Machine,
-    /// GPUs that the experts are divided over, instead of the setup's: a node is 8. Other than those of the setup's
-    /// costs are extrapolated, and marked so (docs/simulator.md).
+    /// GPUs that the experts are divided over, instead of the setup's: a node is 8. For other numbers than the
+    /// setup's, costs are extrapolated, and marked as such (docs/simulator.md).
     #[arg(long, value_name = "N", value_parser = sizes::count, allow_negative_numbers = true)]
     gpus: Option<u32>,
-    /// Prints what forebay's own kernels should take of a GPU, before any is measured, and by which terms, instead of a
+    /// Prints how long forebay's own kernels should take on a GPU, term by term, before any is measured, instead of a
     /// step (docs/gpu-notes.md).
     #[arg(long, conflicts_with_all = ["setup", "context", "batch", "html", "timeline", "perfetto", "write_table"])]
     kernels: bool,
-    /// Another price of --kernels, such as read_gb_s=25 or round_trip_us=1.2..1.8; a wrong name is told all of them.
+    /// Sets a price of --kernels, such as read_gb_s=25 or round_trip_us=1.2..1.8; the error for a wrong name lists
+    /// all.
     #[arg(long, value_name = "NAME=PRICE", requires = "kernels")]
     assume: Vec<String>,
     /// Tokens of each sequence at its end.
@@ -58,7 +60,7 @@ pub struct Arguments {
     #[arg(long, value_name = "Q", value_delimiter = ',', value_parser = sizes::count,
           allow_negative_numbers = true)]
     mtp: Vec<u32>,
-    /// Tokens that a step yields for each sequence, from 1 to --mtp: one for all, or one for each --mtp
+    /// Tokens that a step yields for each sequence, from 1 to --mtp: one value for all, or one for each --mtp
     /// [default: 1].
     #[arg(long, value_name = "A", value_delimiter = ',', value_parser = sizes::positive,
           allow_negative_numbers = true)]
@@ -67,65 +69,65 @@ pub struct Arguments {
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = sizes::count,
           required_unless_present = "kernels", allow_negative_numbers = true)]
     batch: Vec<u32>,
-    /// Slots per sequence and layer as a share of the context at its end, 0 < R <= 1, or auto for the largest
+    /// Slots per sequence and layer as a share of the context at its end, 0 < R <= 1, or auto for the largest ratio
     /// that fits --cache [default: auto].
     #[arg(long, value_name = "R|auto", value_delimiter = ',', value_parser = sizes::ratio,
           allow_negative_numbers = true)]
     ratio: Vec<Ratio>,
-    /// Memory of one GPU for index keys and rows, without residency tables: what --ratio auto fills.
+    /// Memory of one GPU for index keys and rows, without residency tables; --ratio auto fills it.
     #[arg(long, value_name = "SIZE", value_parser = sizes::some_size)]
     cache: Option<Size>,
-    /// What hides the gather; best takes for each layer the order of least time. Several are set side by side
-    /// [default: best].
+    /// The order of a layer's work, which decides what hides the gather; best takes for each layer the fastest order.
+    /// Several are compared [default: best].
     #[arg(long, value_enum, value_delimiter = ',')]
     overlap: Vec<Choice>,
-    /// Runs each layer in the order that this overlap table says, instead of a choice.
+    /// Runs each layer in the order of this overlap table, instead of choosing orders.
     #[arg(long, value_name = "FILE", conflicts_with = "overlap")]
     table: Option<PathBuf>,
-    /// Writes the order of each layer as an overlap table, which an engine loads. Of a single point.
+    /// Writes the order of each layer as an overlap table for an engine. For a single point.
     #[arg(long, value_name = "FILE")]
     write_table: Option<PathBuf>,
     /// Whether the batch runs as two micro-batches [default: as the setup says].
     #[arg(long, value_enum)]
     two_batch: Option<Switch>,
-    /// Gives each micro-batch a compute stream of its own: one computes while the other waits for rows.
+    /// Gives each micro-batch a compute stream of its own, so that one computes while the other waits for rows.
     #[arg(long)]
     fill: bool,
-    /// Gigabytes a second (1e9) that cross the link to the device beside the step: warm-up.
+    /// Gigabytes a second (1e9) of other traffic on the link to the device during the step: warm-up.
     #[arg(long, value_name = "GB/S", value_parser = sizes::positive, allow_negative_numbers = true)]
     traffic_up: Option<f64>,
-    /// Gigabytes a second that cross it to the host: transfer.
+    /// Gigabytes a second of other traffic on the link to the host during the step: transfer.
     #[arg(long, value_name = "GB/S", value_parser = sizes::positive, allow_negative_numbers = true)]
     traffic_down: Option<f64>,
-    /// Draws the step, a lane for each stream: an SVG picture. Of a single point.
+    /// Draws the step as an SVG picture, with a lane for each stream. For a single point.
     #[arg(long, value_name = "FILE")]
     timeline: Option<PathBuf>,
-    /// The layer that --timeline, or --html of a single point, shows enlarged, with its neighbours [default: the one
+    /// The layer that --timeline, or --html of a single point, enlarges, with its neighbours [default: the layer
     /// with most exposed time].
     #[arg(long, value_name = "LAYER")]
     layer: Option<u32>,
-    /// Writes the step as trace events in JSON, for Perfetto. Of a single point.
+    /// Writes the step as trace events in JSON, for Perfetto. For a single point.
     #[arg(long, value_name = "FILE")]
     perfetto: Option<PathBuf>,
-    /// Writes a report with pictures instead of tables: one HTML file; `-` is standard output. Of a single point it
+    /// Writes a report with pictures instead of tables as one HTML file; `-` prints it. For a single point it
     /// shows the step's timeline.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Writes the result as JSON, whole or not at all; `-` is standard output, without the tables.
+    /// Writes the result as JSON, atomically; `-` prints it instead of the tables.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     #[command(flatten)]
     look: LookArguments,
 }
 
-/// An engine on a machine, and what its model misses.
+/// The setup, and the misses of its model.
 #[derive(clap::Args)]
 pub struct Machine {
-    /// A built-in setup, or a setup file: what an engine's step costs (docs/simulator.md).
+    /// A built-in setup, or a setup file, with the costs of an engine's step (docs/simulator.md).
     #[arg(long, value_name = "NAME|FILE")]
     pub setup: Option<String>,
     /// Links instead of the setup's: pcie4, pcie5, pcie6, c2c, or the rate at which single rows are gathered, such
-    /// as 37GB/s; several are set side by side.
+    /// as 37GB/s; several are compared.
     #[arg(long, value_name = "NAME|RATE", value_delimiter = ',', requires = "setup")]
     link: Vec<String>,
     #[command(flatten)]
@@ -133,15 +135,15 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// The files that are named.
+    /// The named files.
     pub fn inputs(&self) -> Vec<Input<'_>> {
-        // A built-in setup's name is no file's.
+        // The name of a built-in setup is not a file.
         let setup = self.setup.as_deref().filter(|name| Setup::named(name).is_none());
         setup.map(|name| ("setup", Path::new(name))).into_iter().chain(self.misses.inputs()).collect()
     }
 }
 
-/// An order, or the choice by layer.
+/// An order, or a choice by layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Choice {
     /// Nothing hides it: the order that engines run today.
@@ -152,16 +154,16 @@ enum Choice {
     Dba,
     /// For each layer the order of least time.
     Best,
-    /// As --table says.
+    /// The orders of --table.
     #[value(skip)]
     Table,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Switch {
-    /// It does.
+    /// Two micro-batches.
     On,
-    /// It does not.
+    /// One batch.
     Off,
 }
 
@@ -187,7 +189,7 @@ impl Choice {
     }
 }
 
-/// Reads a setup by its name or from its file, an error naming it.
+/// Reads a setup by its name or from its file; errors name it.
 pub fn read_setup(name: &str) -> Result<Setup> {
     if let Some(setup) = Setup::named(name) {
         return setup;
@@ -196,19 +198,15 @@ pub fn read_setup(name: &str) -> Result<Setup> {
     if !path.exists() {
         let names: Vec<&str> = Setup::names().collect();
         return Err(Error::new(Kind::InvalidConfig, "read setup")
-            .at(format!(
-                "--setup {}: no file, and no built-in setup of that name ({})",
-                echo(name),
-                names.join(", ")
-            ))
-            .hint("name a built-in setup or a file"));
+            .at(format!("--setup {}: neither a file nor a built-in setup ({})", echo(name), names.join(", ")))
+            .hint("pass a built-in setup or a file"));
     }
     kinds::expect("read setup", path, &[FileKind::Setup], "a setup")?;
     let text = output::read_text(path)?;
     Setup::parse(&text).map_err(|error| output::within(error, path))
 }
 
-/// The setup on a link by its name; or on its own but for the rate at which single rows are gathered.
+/// The setup on a named link, or on its own link with another rate at which single rows are gathered.
 fn on_link(setup: &Setup, text: &str) -> Result<Setup> {
     let Some(rate) = text.strip_suffix("GB/s") else { return setup.on_link(Link::Preset(text.to_owned())) };
     let wrong = || Error::new(Kind::InvalidConfig, "read link").at(format!("--link {}", echo(text)));
@@ -219,9 +217,9 @@ fn on_link(setup: &Setup, text: &str) -> Result<Setup> {
 
 /// A link, its name, and the simulator of the setup on it.
 pub struct Linked {
-    /// As it was named; none for the setup's own.
+    /// As named; none for the setup's own.
     pub link: Option<String>,
-    /// Remembers what layers cost.
+    /// The simulator, which caches the costs of layers.
     pub simulator: Simulator,
 }
 
@@ -229,20 +227,20 @@ impl Machine {
     /// The setup on every link.
     ///
     /// # Errors
-    /// Those of reading it, and of an unknown link.
+    /// Errors of reading it, and of an unknown link.
     pub fn simulators(&self) -> Result<Vec<Linked>> {
         let name = self.setup.as_deref().ok_or_else(|| {
             Error::new(Kind::InvalidConfig, "simulate")
                 .at("--setup is not given")
-                .hint("pass --setup with the name of a built-in setup, such as ess, or a file")
+                .hint("pass --setup with a built-in setup, such as ess, or a file")
         })?;
         self.of(&read_setup(name)?)
     }
 
-    /// Simulators of the setup on every link, on `gpus` GPUs where they are not the setup's.
+    /// Simulators of the setup on every link, on `gpus` GPUs if they are not the setup's.
     ///
     /// # Errors
-    /// Likewise, and those of GPUs that cannot be priced.
+    /// As [`Machine::simulators`], and errors of GPUs that cannot be priced.
     pub fn on_gpus(&self, gpus: Option<u32>) -> Result<Vec<Linked>> {
         let own = self.simulators()?;
         let Some(gpus) = gpus else { return Ok(own) };
@@ -256,7 +254,7 @@ impl Machine {
     /// Simulators of `setup` on every link.
     ///
     /// # Errors
-    /// Those of an unknown link.
+    /// Errors of an unknown link.
     pub fn of(&self, setup: &Setup) -> Result<Vec<Linked>> {
         if self.link.is_empty() {
             return Ok(vec![Linked { link: None, simulator: Simulator::new(setup.clone()) }]);
@@ -268,15 +266,15 @@ impl Machine {
         self.link.iter().map(on).collect()
     }
 
-    /// How many links are set side by side.
+    /// How many links are compared.
     pub fn links(&self) -> usize {
         self.link.len().max(1)
     }
 
-    /// Where misses come from.
+    /// The source of misses.
     ///
     /// # Errors
-    /// Those of reading them.
+    /// Errors of reading it.
     pub fn source(&self, setup: &Setup) -> Result<Source> {
         self.misses.source(setup)
     }
@@ -284,21 +282,21 @@ impl Machine {
 
 /// A point of the sweep, simulated.
 pub struct Simulated {
-    /// What it was computed from.
+    /// The provenance of its figures.
     pub provenance: Provenance,
-    /// The link, where one was named.
+    /// The link, if one was named.
     pub link: Option<String>,
     /// Which orders were allowed.
     pub choice: &'static str,
-    /// The ratio as it was asked for.
+    /// The ratio as requested.
     pub asked: Ratio,
     /// Whether each micro-batch had a compute stream of its own.
     pub fill: bool,
-    /// Gigabytes a second beside the step, up and down.
+    /// Gigabytes a second of other traffic, up and down.
     pub traffic: [Option<f64>; 2],
-    /// The step; of a replay's steps their mean.
+    /// The step; the mean of a replay's steps.
     pub outcome: Outcome,
-    /// Of a replay's steps the longest.
+    /// The longest of a replay's steps.
     pub worst: Option<Worst>,
 }
 
@@ -319,13 +317,13 @@ pub fn accepts(operation: &'static str, given: &[f64], mtps: &[u32]) -> Result<V
         [one] => Ok(vec![*one; mtps.len()]),
         many if many.len() == mtps.len() => Ok(many.to_vec()),
         many => Err(Error::new(Kind::InvalidConfig, operation)
-            .at("--accept is neither one value nor one for each --mtp")
+            .at("--accept needs one value, or one for each --mtp")
             .with("accept", many.len() as u64)
             .with("mtp", mtps.len() as u64)),
     }
 }
 
-/// An error says which point of a sweep it is of.
+/// Adds to an error the point of the sweep.
 fn of_point(error: Error, point: &Point) -> Error {
     let ratio = if point.ratio.is_finite() { format!("{:.4}", point.ratio) } else { "auto".to_owned() };
     let Point { context, batch, mtp, .. } = point;
@@ -333,7 +331,7 @@ fn of_point(error: Error, point: &Point) -> Error {
     error.at(place)
 }
 
-/// A point that is to be simulated.
+/// A point to simulate.
 struct Job {
     point: Point,
     asked: Ratio,
@@ -357,9 +355,9 @@ impl Arguments {
         let points = lists.iter().try_fold(1_usize, |all, list| all.checked_mul(*list));
         if points.is_none_or(|points| points > POINTS) {
             return Err(Error::new(Kind::InvalidConfig, "simulate")
-                .at("more combinations than one sweep takes")
+                .at("the sweep has too many combinations")
                 .with("most", POINTS as u64)
-                .hint("name fewer values"));
+                .hint("pass fewer values"));
         }
         let mut jobs = Vec::new();
         for context in &self.context {
@@ -430,7 +428,7 @@ impl Arguments {
         }
     }
 
-    /// Traffic that the link cannot carry would queue without an end.
+    /// Refuses traffic that the link cannot carry: its queue would grow without bound.
     fn check_traffic(&self, setup: &Setup) -> Result<()> {
         let rates = setup.rates();
         let both = [
@@ -440,12 +438,12 @@ impl Arguments {
         match both.iter().find(|(_, asked, most)| asked.is_some_and(|asked| asked * 1e9 > *most)) {
             Some((option, _, most)) => Err(Error::new(Kind::InvalidConfig, "simulate")
                 .at(format!("{option}: more than the link's {} GB/s", most / 1e9))
-                .hint("pass what crosses the link beside the step, at most what it carries")),
+                .hint("pass the other traffic of the link, at most what it carries")),
             None => Ok(()),
         }
     }
 
-    /// Pictures of one step need one step.
+    /// Refuses pictures of several steps: a picture shows one.
     fn check_single(&self, jobs: usize) -> Result<()> {
         let targets = [
             ("--timeline", self.timeline.is_some()),
@@ -455,9 +453,9 @@ impl Arguments {
         ];
         match targets.iter().find(|(_, given)| *given) {
             Some((option, _)) if jobs != 1 => Err(Error::new(Kind::InvalidConfig, "simulate")
-                .at(format!("{option} is of one step, and this is a sweep"))
+                .at(format!("{option} shows one step, but this is a sweep"))
                 .with("points", jobs as u64)
-                .hint("name one value of each option")),
+                .hint("pass one value of each option")),
             _ => Ok(()),
         }
     }
@@ -478,7 +476,7 @@ impl Arguments {
         )
     }
 
-    /// The layers that are shown enlarged.
+    /// The layers that are enlarged.
     fn enlarged(&self, outcome: &Outcome) -> Result<RangeInclusive<u32>> {
         let layers = outcome.overlap.len() as u32;
         if let Some(layer) = self.layer.filter(|layer| *layer >= layers) {
@@ -513,8 +511,8 @@ impl Arguments {
     }
 }
 
-/// Whether the model's published weights leave the cache its memory, in steps of `query_rows`. On GPUs that the setup's
-/// costs are not of nobody has looked before.
+/// Checks that the model's published weights leave room for the cache, in steps of `query_rows`. For other GPUs than
+/// the setup's, nothing has checked that before.
 fn check_memory(setup: &Setup, query_rows: u32, cache: Option<&Size>) -> Result<()> {
     let (served, memory) = (setup.served(), setup.file().gpu.memory_gib * f64::from(1 << 30));
     let Some(weights) = setup.weights(query_rows)?.filter(|_| served.extrapolated) else { return Ok(()) };
@@ -526,7 +524,7 @@ fn check_memory(setup: &Setup, query_rows: u32, cache: Option<&Size>) -> Result<
     let and = cache.map_or(String::new(), |cache| format!("--cache {cache} and "));
     Err(Error::new(Kind::OutOfRange, "price GPUs")
         .at(format!("{and}{weights} of weights on each of {} GPUs are more than its {memory}", served.gpus))
-        .hint(if cache.is_some() { "name a smaller cache, or more GPUs" } else { "name more GPUs" }))
+        .hint(if cache.is_some() { "pass a smaller cache, or more GPUs" } else { "pass more GPUs" }))
 }
 
 fn read_table(path: &Path) -> Result<Table> {
@@ -534,7 +532,7 @@ fn read_table(path: &Path) -> Result<Table> {
     Table::from_text(&output::read_text(path)?).map_err(|error| output::within(error, path))
 }
 
-/// What was simulated, and what is to be known about it.
+/// The simulated points, and notes about them.
 struct Sweep {
     all: Vec<Simulated>,
     note: Option<String>,
@@ -583,7 +581,7 @@ fn sweep(arguments: &Arguments) -> Result<Sweep> {
 /// `forebay simulate`.
 ///
 /// # Errors
-/// Those of reading setup, misses and trace, of a point that the setup does not reach, and of writing the result.
+/// Errors of reading setup, misses and trace, of a point that the setup does not reach, and of writing the result.
 pub fn command(arguments: &Arguments) -> Result<()> {
     arguments.check_targets()?;
     if arguments.kernels {

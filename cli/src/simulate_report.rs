@@ -1,4 +1,4 @@
-//! Simulated steps for people and as JSON. `docs/json.md` describes the entries.
+//! Simulated steps as text and as JSON. `docs/json.md` describes the entries.
 
 use forebay::Result;
 use forebay::overlap::Overlap;
@@ -50,7 +50,7 @@ struct Entry<'a> {
     per_layer: Vec<PerLayer>,
 }
 
-/// What enqueueing a step takes of the host.
+/// The host time that enqueueing a step takes.
 #[derive(Serialize)]
 struct Host {
     captured_us: f64,
@@ -58,7 +58,7 @@ struct Host {
     bound_by: &'static str,
 }
 
-/// A replay's steps.
+/// The steps of a replay.
 #[derive(Serialize)]
 struct Steps {
     count: u32,
@@ -67,7 +67,7 @@ struct Steps {
     worst_exposed_ms: f64,
 }
 
-/// Layers by order.
+/// The number of layers in each order.
 #[derive(Serialize)]
 struct Counts {
     none: u32,
@@ -154,7 +154,7 @@ fn entry<'a>(simulated: &'a Simulated, misses_note: Option<&'a str>) -> Entry<'a
     }
 }
 
-/// All entries as text, with a line's end.
+/// All entries as text, with a line end.
 ///
 /// # Errors
 /// [`forebay::Kind::Internal`]: plain numbers and texts always have a JSON form.
@@ -162,7 +162,7 @@ pub fn json(all: &[Simulated], note: Option<&str>) -> Result<Vec<u8>> {
     json::list(&all.iter().map(|simulated| entry(simulated, note)).collect::<Vec<_>>())
 }
 
-/// What else was asked for: streams of their own, traffic.
+/// Other requested conditions: separate compute streams, traffic.
 pub fn beside(simulated: &Simulated) -> String {
     let mut words = String::new();
     if simulated.fill {
@@ -174,7 +174,7 @@ pub fn beside(simulated: &Simulated) -> String {
     words
 }
 
-/// What was simulated, in one line.
+/// The simulated point in one line.
 pub fn title(simulated: &Simulated) -> String {
     let point = &simulated.outcome.point;
     let link = simulated.link.as_ref().map_or(String::new(), |link| format!(" on {link}"));
@@ -196,7 +196,7 @@ pub fn title(simulated: &Simulated) -> String {
     )
 }
 
-/// What came out, in one line.
+/// The result in one line.
 pub fn line(outcome: &Outcome) -> String {
     let Counts { none, da, dba } = counts(outcome);
     format!(
@@ -218,7 +218,7 @@ pub fn text(all: &[Simulated], note: Option<&str>, look: Look) -> String {
         out += &note.map_or(String::new(), |note| format!("{note}\n"));
         if let Some(worst) = all.iter().find_map(|simulated| simulated.worst.as_ref()) {
             out += &format!(
-                "Misses by step: the mean of {}, all in one order by layer.\n",
+                "Misses by step: mean of {}, all in the same order by layer.\n",
                 counted(worst.steps, "step")
             );
         }
@@ -228,18 +228,18 @@ pub fn text(all: &[Simulated], note: Option<&str>, look: Look) -> String {
     out += "\n";
     out += &host(all);
     out += "\n\nRatio: slots of a sequence and layer as a share of its context at its end. Misses: rows that a \
-            sequence fetches a layer, mean. Exposed: what the step takes beyond the same step without misses. \
+            sequence fetches a layer, mean. Exposed: how much longer the step takes than without misses. \
             Tokens/s: of 8 GPUs. OTPS: output tokens a second of one sequence. Layers: how many run in each order.\n";
     out + &provenance::footer(all.iter().map(|simulated| &simulated.provenance))
 }
 
-/// What the host takes, and which steps wait for it.
+/// The host time of steps, and the steps that wait for the host.
 fn host(all: &[Simulated]) -> String {
     let most = |of: fn(&Outcome) -> f64| all.iter().map(|one| of(&one.outcome)).fold(0.0, f64::max) / 1e3;
     let (captured, uncaptured) = (most(|one| one.host.captured_us), most(|one| one.host.uncaptured_us));
     let mut out = format!(
-        "\nHost: forebay's calls take one core up to {} ms a step with its layers captured, {} ms without, beside an \
-         engine's own launches.",
+        "\nHost: forebay's calls take up to {} ms of one core a step with captured layers, {} ms without, in \
+         addition to an engine's own launches.",
         number(captured),
         number(uncaptured)
     );
@@ -252,7 +252,7 @@ fn host(all: &[Simulated]) -> String {
         }
     }
     if all.iter().all(|one| one.outcome.host.bound(one.outcome.step_ms) == Bound::Device) {
-        out += " No step waits for it.";
+        out += " No step waits for the host.";
     }
     out + "\n"
 }
@@ -307,6 +307,6 @@ fn steps(all: &[Simulated], look: Look) -> String {
     }
     let names = usize::from(links) + usize::from(orders);
     align_right(&mut table, |column| column >= names);
-    // The context, query rows, acceptance, batch and ratio tell lines apart, too.
+    // The context, query rows, acceptance, batch and ratio identify lines as well.
     look.fit(table, &Spare { columns: &["share", "layers", "misses", "OTPS"], keys: names + 5, text: None })
 }

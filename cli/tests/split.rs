@@ -213,7 +213,7 @@ fn the_command_sets_both_splits_side_by_side() {
         assert_ne!(divided["first_steps"], Value::Null);
     }
     let table = command::succeeds(&arguments[..arguments.len() - 2]);
-    for words in ["by layer", "uniform", "fewer misses", "divided by what each gains"] {
+    for words in ["by layer", "uniform", "fewer misses", "divided by what each layer gains"] {
         assert!(table.contains(words), "{words}: {table}");
     }
     let uniform = command::succeeds(&["replay", demo, "--split", "uniform", "--prompt-share", "0.1,0.2"]);

@@ -174,22 +174,22 @@ TRY(prepare) {
 TRY(layer) { return fb_layer(handle, w->step, 0, P(1, w->picks), P(2, (int32_t *)w->out.bytes), NULL); }
 TRY(layers) { return fb_layers(handle, w->step, P(1, w->picks), P(2, (int32_t *)w->out.bytes), NULL); }
 TRY(resolve) {
-    fb_step_range part = SIZED(fb_step_range);
+    fb_step_range range = SIZED(fb_step_range);
     fb_buffers buffers = SIZED(fb_buffers);
     buffers.selection = P(3, w->picks);
     buffers.slots = P(4, (int32_t *)w->out.bytes);
-    return fb_resolve(handle, w->step, P(1, &part), P(2, &buffers), NULL);
+    return fb_resolve(handle, w->step, P(1, &range), P(2, &buffers), NULL);
 }
 TRY(gather) {
-    fb_step_range part = SIZED(fb_step_range);
-    part.layer = LAYERS;
-    return UNUSED, fb_gather(handle, w->step, P(1, &part), 0, NULL);
+    fb_step_range range = SIZED(fb_step_range);
+    range.layer = LAYERS;
+    return UNUSED, fb_gather(handle, w->step, P(1, &range), 0, NULL);
 }
 TRY(scatter) { return UNUSED, fb_scatter(handle, w->step, LAYERS, NULL); }
-TRY(scatter_part) {
-    fb_step_range part = SIZED(fb_step_range);
-    part.layer = LAYERS;
-    return fb_scatter_range(handle, w->step, P(1, &part), NULL);
+TRY(scatter_range) {
+    fb_step_range range = SIZED(fb_step_range);
+    range.layer = LAYERS;
+    return fb_scatter_range(handle, w->step, P(1, &range), NULL);
 }
 TRY(finish) { return UNUSED, fb_finish(handle, w->step + 1, NULL); }
 TRY(abandon) { return UNUSED, fb_abandon(handle, w->step + 1); }
@@ -356,7 +356,7 @@ static const call CALLS[] = {
     CALL(digest, CACHE, 1), CALL(open_shared, CACHE, 5), CALL(find_shared, CACHE, 4), CALL(publish, CACHE, 2),
     CALL(ticket_outcome, TICKET, 1), CALL(ticket_destroy, TICKET, 0), CALL(prepare, CACHE, 3), CALL(layer, CACHE, 2),
     CALL(layers, CACHE, 2), CALL(resolve, CACHE, 4), CALL(gather, CACHE, 1), CALL(scatter, CACHE, 0),
-    CALL(scatter_part, CACHE, 1), CALL(finish, CACHE, 0), CALL(abandon, CACHE, 0), CALL(retire, CACHE, 1),
+    CALL(scatter_range, CACHE, 1), CALL(finish, CACHE, 0), CALL(abandon, CACHE, 0), CALL(retire, CACHE, 1),
     CALL(retired_counts, CACHE, 2), CALL(retired_lengths, CACHE, 2), CALL(overlap, CACHE, 5),
     CALL(overlap_steps, CACHE, 4),
     CALL(capture, CACHE, 5), CALL(capture_into, CACHE, 3), CALL(launch, CACHE, 2), CALL(launched, CACHE, 2),

@@ -34,9 +34,9 @@ static void on_the_host(void) {
     fb_engine engine = SIZED(fb_engine);
     engine.enqueue = enqueue;
     fb_captured *captured = NULL;
-    IS(FB_INVALID_CONFIG, fb_capture(cache, &capture, &engine, &captured));
+    IS(FB_UNSUPPORTED, fb_capture(cache, &capture, &engine, &captured));
     CHECK(captured == NULL && says(cache, "captur"));
-    IS(FB_INVALID_CONFIG, fb_capture_into(cache, &capture, &engine, &captured));
+    IS(FB_INVALID_STATE, fb_capture_into(cache, &capture, &engine, &captured));
     CHECK(captured == NULL);
     story of;
     open_story(cache, &of, 40, NULL);
@@ -233,7 +233,7 @@ static void abandoned(rig *r, fb_step step) {
 static void known_to_the_host(rig *r) {
     fb_captured *captured = capture(r, NULL, QUERY);
     fb_step step = prepare(r);
-    IS(FB_INVALID_CONFIG, fb_finish(r->cache, step, r->stream));
+    IS(FB_INVALID_STATE, fb_finish(r->cache, step, r->stream));
     CHECK(says(r->cache, "a resolve was not enqueued (layer 0, batch row 0, query row 0)"));
     OK(r->cache, fb_launch(r->cache, captured, &step, 1));
     ends_well(r, step);
@@ -248,7 +248,7 @@ static void known_to_the_host(rig *r) {
             int length = snprintf(text, sizeof text,
                                   "a resolve was not enqueued (layer %d, batch row 0, query row %u)", DRAFT, passes);
             CHECK(length > 0 && (size_t)length < sizeof text);
-            IS(FB_INVALID_CONFIG, fb_finish(r->cache, step, r->stream));
+            IS(FB_INVALID_STATE, fb_finish(r->cache, step, r->stream));
             CHECK(says(r->cache, text) && says(r->cache, "enqueue it, or abandon the step"));
             if (!completed) {
                 abandoned(r, step);
@@ -285,7 +285,7 @@ static void launched_without(rig *r, const engine *own, const fb_captured *captu
     CHECK(length > 0 && (size_t)length < sizeof text);
     OK(r->cache, fb_finish(r->cache, step, r->stream));
     IS(FB_DEVICE_FAILED, retire(r, step));
-    CHECK(says(r->cache, text) && says(r->cache, "roll its sequences back"));
+    CHECK(says(r->cache, text) && says(r->cache, "truncate its sequences"));
     fb_batch_row row = {r->of[0].sequence, 0, QUERY};
     fb_step_config config = SIZED(fb_step_config);
     config.rows = &row;

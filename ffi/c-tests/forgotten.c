@@ -14,7 +14,7 @@ typedef enum { WHOLE, HALVES } mode;
 /* A call of a layer. */
 typedef struct {
     asked kind;
-    fb_step_range part;
+    fb_step_range range;
     uint32_t attention_wave;
 } made;
 
@@ -32,23 +32,23 @@ typedef struct {
     uint32_t due_count, refused[3], too_late;
 } rig;
 
-static void add(rig *r, asked kind, fb_step_range part, uint32_t attention_wave) {
+static void add(rig *r, asked kind, fb_step_range range, uint32_t attention_wave) {
     CHECK(r->due_count < CALLS_MAX);
-    r->due[r->due_count++] = (made){kind, part, attention_wave};
+    r->due[r->due_count++] = (made){kind, range, attention_wave};
 }
 
 /* R, G by attention wave, and S of a range. */
-static void add_part(rig *r, uint32_t layer, uint32_t first, uint32_t count, uint32_t pass) {
-    fb_step_range part = SIZED(fb_step_range);
-    part.layer = layer;
-    part.first = first;
-    part.count = count;
-    part.pass = pass;
-    add(r, RESOLVE, part, 0);
+static void add_range(rig *r, uint32_t layer, uint32_t first, uint32_t count, uint32_t pass) {
+    fb_step_range range = SIZED(fb_step_range);
+    range.layer = layer;
+    range.first = first;
+    range.count = count;
+    range.draft_pass = pass;
+    add(r, RESOLVE, range, 0);
     for (uint32_t attention_wave = 0; attention_wave < PASSES; attention_wave++) {
-        add(r, GATHER, part, attention_wave);
+        add(r, GATHER, range, attention_wave);
     }
-    add(r, SCATTER, part, 0);
+    add(r, SCATTER, range, 0);
 }
 
 /* Every call that a step needs: the draft layer pass by pass, each call for both batch rows or for each. */
@@ -58,7 +58,7 @@ static void declare_due(rig *r, mode how) {
         for (uint32_t pass = 0; pass < (layer == DRAFT ? (uint32_t)QUERY : 1u); pass++) {
             uint32_t of = layer == DRAFT ? pass + 1 : FB_ALL_QUERY_ROWS;
             for (uint32_t row = 0; row < (how == HALVES ? (uint32_t)ROWS : 1u); row++) {
-                add_part(r, layer, row, how == HALVES, of);
+                add_range(r, layer, row, how == HALVES, of);
             }
         }
     }
@@ -97,48 +97,48 @@ static fb_step prepare(rig *r) {
 
 static fb_status make(rig *r, fb_step step, const made *call) {
     fb_buffers buffers = SIZED(fb_buffers);
-    const fb_step_range *part = &call->part;
+    const fb_step_range *range = &call->range;
     switch (call->kind) {
     case RESOLVE:
-        buffers.selection = part->pass == FB_ALL_QUERY_ROWS ? r->selection + part->first * PICKS
-                                                            : r->of_pass[part->pass - 1] + part->first * TOP_K;
+        buffers.selection = range->draft_pass == FB_ALL_QUERY_ROWS ? r->selection + range->first * PICKS
+                                                            : r->of_pass[range->draft_pass - 1] + range->first * TOP_K;
         buffers.slots = r->slots;
         buffers.lists = r->lists;
         buffers.counts = r->counts;
         buffers.batch = ROWS;
-        return fb_resolve(r->cache, step, part, &buffers, r->stream);
+        return fb_resolve(r->cache, step, range, &buffers, r->stream);
     case GATHER:
-        return fb_gather(r->cache, step, part, call->attention_wave, r->stream);
+        return fb_gather(r->cache, step, range, call->attention_wave, r->stream);
     default:
-        return fb_scatter_range(r->cache, step, part, r->stream);
+        return fb_scatter_range(r->cache, step, range, r->stream);
     }
 }
 
-static int of_one_part(const made *one, const made *other) {
-    return one->part.layer == other->part.layer && one->part.first == other->part.first &&
-           one->part.pass == other->part.pass;
+static int of_one_range(const made *one, const made *other) {
+    return one->range.layer == other->range.layer && one->range.first == other->range.first &&
+           one->range.draft_pass == other->range.draft_pass;
 }
 
 /* Whether a call is impossible, or counts for nothing, when another was left out. */
 static int hangs_on(const made *call, const made *other) {
-    return of_one_part(call, other) && call->kind == GATHER &&
+    return of_one_range(call, other) && call->kind == GATHER &&
            (other->kind == RESOLVE || (other->kind == GATHER && other->attention_wave < call->attention_wave));
 }
 
 /* What fb_finish reports when a call was left out; 0 if the call is for a query row that does not exist. */
 static int expected(const rig *r, const made *without, char *text, size_t bytes) {
     static const char *const NAMES[] = {"resolve", "gather", "scatter"};
-    const fb_step_range *part = &without->part;
-    uint32_t query = part->pass == FB_ALL_QUERY_ROWS ? 0 : part->pass - 1;
-    uint32_t end = part->count == 0 ? (uint32_t)ROWS : part->first + part->count;
-    for (uint32_t row = part->first; row < end; row++) {
+    const fb_step_range *range = &without->range;
+    uint32_t query = range->draft_pass == FB_ALL_QUERY_ROWS ? 0 : range->draft_pass - 1;
+    uint32_t end = range->count == 0 ? (uint32_t)ROWS : range->first + range->count;
+    for (uint32_t row = range->first; row < end; row++) {
         if (query < r->query_rows[row]) {
-            char pass[24] = "";
+            char wave[24] = "";
             if (without->kind == GATHER) {
-                snprintf(pass, sizeof pass, ", pass %u", without->attention_wave);
+                snprintf(wave, sizeof wave, ", wave %u", without->attention_wave);
             }
             int length = snprintf(text, bytes, "a %s was not enqueued (layer %u, batch row %u, query row %u%s)",
-                                  NAMES[without->kind], part->layer, row, query, pass);
+                                  NAMES[without->kind], range->layer, row, query, wave);
             CHECK(length > 0 && (size_t)length < bytes);
             return 1;
         }
@@ -157,8 +157,8 @@ static void end_well(rig *r, fb_step step) {
 }
 
 /* The rows that the last resolve of a range missed, from one attention wave on. */
-static uint32_t missed_from(const rig *r, const fb_step_range *part, uint32_t attention_wave) {
-    size_t lists = (size_t)ROWS * (part->pass == FB_ALL_QUERY_ROWS ? QUERY : 1);
+static uint32_t missed_from(const rig *r, const fb_step_range *range, uint32_t attention_wave) {
+    size_t lists = (size_t)ROWS * (range->draft_pass == FB_ALL_QUERY_ROWS ? QUERY : 1);
     uint32_t missed = 0;
     OK(r->device, fb_stream_wait(r->device, r->stream));
     for (size_t at = (1 + attention_wave) * lists; at < (1 + PASSES) * lists; at++) {
@@ -180,7 +180,7 @@ static void truncate(rig *r) {
 static void complete(rig *r, fb_step step, const made *without, uint32_t missed) {
     for (uint32_t at = 0; at < r->due_count; at++) {
         const made *call = &r->due[at];
-        if (of_one_part(call, without) && (call->kind == SCATTER) == (without->kind == SCATTER)) {
+        if (of_one_range(call, without) && (call->kind == SCATTER) == (without->kind == SCATTER)) {
             OK(r->cache, make(r, step, call));
         }
     }
@@ -192,7 +192,7 @@ static void complete(rig *r, fb_step step, const made *without, uint32_t missed)
     OK(r->device, fb_stream_wait(r->device, r->stream));
     IS(FB_DEVICE_FAILED, fb_retire(r->cache, &step, r->stream, NULL));
     CHECK(says(r->cache, "was not gathered") && says(r->cache, "batch row") && says(r->cache, "layer"));
-    CHECK(says(r->cache, "roll its sequences back"));
+    CHECK(says(r->cache, "truncate its sequences"));
     r->too_late++;
     truncate(r);
 }
@@ -202,7 +202,7 @@ static void give_up(rig *r, fb_step step) {
     OK(r->cache, fb_finish(r->cache, step, r->stream));
     OK(r->device, fb_stream_wait(r->device, r->stream));
     IS(FB_CANCELLED, fb_retire(r->cache, &step, r->stream, NULL));
-    CHECK(step == 0 && says(r->cache, "roll its sequences back"));
+    CHECK(step == 0 && says(r->cache, "truncate its sequences"));
     fb_batch_row row = {r->of[0].sequence, 0, 1};
     fb_step_config config = SIZED(fb_step_config);
     config.rows = &row;
@@ -220,14 +220,14 @@ static void step_without(rig *r, const made *without, int completed) {
     for (uint32_t at = 0; at < r->due_count; at++) {
         const made *call = &r->due[at];
         if (without == NULL || (call != without && !hangs_on(call, without))) {
-            if (without != NULL && call->kind == RESOLVE && of_one_part(call, without)) {
+            if (without != NULL && call->kind == RESOLVE && of_one_range(call, without)) {
                 OK(r->device, fb_stream_wait(r->device, r->stream));
                 memset(r->counts, 0, sizeof r->counts);
             }
             OK(r->cache, make(r, step, call));
         }
         if (call == without && call->kind == GATHER) {
-            missed = missed_from(r, &call->part, call->attention_wave);
+            missed = missed_from(r, &call->range, call->attention_wave);
         }
     }
     if (without == NULL || !expected(r, without, text, sizeof text)) {
@@ -235,7 +235,7 @@ static void step_without(rig *r, const made *without, int completed) {
         return;
     }
     for (int time = 0; time < 2; time++) {
-        IS(FB_INVALID_CONFIG, fb_finish(r->cache, step, r->stream));
+        IS(FB_INVALID_STATE, fb_finish(r->cache, step, r->stream));
         if (!says(r->cache, text) || !says(r->cache, "enqueue it, or abandon the step")) {
             fprintf(stderr, "not reported: %s\n", text);
             CHECK(!"what is missing is named");
@@ -312,16 +312,16 @@ static void forget_in_one_pass(void) {
     memset(picks, 0xff, sizeof picks);
     open_story(cache, &of, 40, NULL);
     fb_step step = begin_step(cache, &of, 1, QUERY, NULL);
-    IS(FB_INVALID_CONFIG, fb_finish(cache, step, NULL));
+    IS(FB_INVALID_STATE, fb_finish(cache, step, NULL));
     CHECK(says(cache, "a resolve was not enqueued (layer 0, batch row 0, query row 0)"));
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
         land(cache, &of, layer, QUERY);
         OK(cache, fb_layer(cache, step, layer, picks, slots, NULL));
-        IS(FB_INVALID_CONFIG, fb_finish(cache, step, NULL));
+        IS(FB_INVALID_STATE, fb_finish(cache, step, NULL));
         CHECK(says(cache, "a scatter was not enqueued"));
         OK(cache, fb_scatter(cache, step, layer, NULL));
         if (layer + 1 < LAYERS) {
-            IS(FB_INVALID_CONFIG, fb_finish(cache, step, NULL));
+            IS(FB_INVALID_STATE, fb_finish(cache, step, NULL));
             CHECK(says(cache, "a resolve was not enqueued") && says(cache, layer == 0 ? "layer 1" : "layer 2"));
         }
     }

@@ -263,7 +263,7 @@ static void refusing(engine *e, fb_device *device) {
         e->refuse_at = at;
         IS(FB_IO, fb_overlap(e->cache, step, 0, FB_ALL_QUERY_ROWS, FB_OVERLAP_DA, &layers, &calls));
         e->refuse_at = -1;
-        IS(FB_INVALID_CONFIG, fb_overlap(e->cache, step, 0, FB_ALL_QUERY_ROWS, FB_OVERLAP_DA, &layers, &calls));
+        IS(FB_INVALID_STATE, fb_overlap(e->cache, step, 0, FB_ALL_QUERY_ROWS, FB_OVERLAP_DA, &layers, &calls));
         end_step(e, &step, &four, FB_CANCELLED);
         memset(e->attended, 0, sizeof e->attended);
         for (uint32_t row = 0; row < BATCH; row++) {

@@ -12,14 +12,14 @@ static void appended(fb_cache *cache) {
     CHECK(of.sequence != 0);
     append_rows(cache, &of, 1, 0, 17);
     append_rows(cache, &of, 0, 0, 50);
-    IS(FB_INVALID_CONFIG, fb_join(cache, of.sequence, NULL, NULL, NULL));
+    IS(FB_INVALID_STATE, fb_join(cache, of.sequence, NULL, NULL, NULL));
     append_rows(cache, &of, 1, 17, 50);
     append_rows(cache, &of, 2, 0, 50);
     IS(FB_OUT_OF_RANGE, fb_append(cache, of.sequence, 0, row, 1));
     IS(FB_OUT_OF_RANGE, fb_append(cache, of.sequence, LAYERS, row, 1));
     OK(cache, fb_join(cache, of.sequence, NULL, NULL, NULL));
-    IS(FB_INVALID_CONFIG, fb_append(cache, of.sequence, 0, row, 0));
-    IS(FB_INVALID_CONFIG, fb_join(cache, of.sequence, NULL, NULL, NULL));
+    IS(FB_INVALID_STATE, fb_append(cache, of.sequence, 0, row, 0));
+    IS(FB_INVALID_STATE, fb_join(cache, of.sequence, NULL, NULL, NULL));
     compare_stored(cache, &of, 50);
     CHECK(length_of(cache, of.sequence).committed == 50 && length_of(cache, of.sequence).running == 1);
     OK(cache, fb_close(cache, of.sequence, NULL));

@@ -122,7 +122,7 @@ static void unnamed(fb_cache *cache) {
     ids_from(ids, PROMPT, 1);
     fb_tokens tokens = tokens_of(ids, PROMPT);
     open_story(cache, &of, PROMPT, NULL);
-    IS(FB_INVALID_CONFIG, fb_publish(cache, of.sequence, 0, &tokens, &published));
+    IS(FB_INVALID_STATE, fb_publish(cache, of.sequence, 0, &tokens, &published));
     CHECK(published == 77);
     OK(cache, fb_close(cache, of.sequence, NULL));
 }

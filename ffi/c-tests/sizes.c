@@ -39,7 +39,7 @@ static void fill_device(world *w, void *with) {
     memset(with, 0, sizeof(fb_device_config));
 }
 static void fill_tokens(world *w, void *with) { *(fb_tokens *)with = calls_tokens(w); }
-static void fill_part(world *w, void *with) {
+static void fill_range(world *w, void *with) {
     (void)w;
     memset(with, 0, sizeof(fb_step_range));
 }
@@ -94,7 +94,7 @@ static fb_status try_tokens(world *w, void *with) {
     uint32_t shared = 0;
     return fb_find_shared(w->cache, (const fb_tokens *)with, NULL, 0, &shared);
 }
-static fb_status try_part(world *w, void *with) {
+static fb_status try_range(world *w, void *with) {
     story of;
     memset(&of, 0, sizeof of);
     of.sequence = w->sequence;
@@ -123,7 +123,7 @@ static const sized STRUCTS[] = {
     {"fb_open_config", sizeof(fb_open_config), 0, offsetof(fb_open_config, slots), try_sequence, fill_open},
     {"fb_tokens", sizeof(fb_tokens), 0, offsetof(fb_tokens, key_count), try_tokens, fill_tokens},
     {"fb_step_config", sizeof(fb_step_config), 0, offsetof(fb_step_config, accepted), try_step, fill_step},
-    {"fb_step_range", sizeof(fb_step_range), 0, offsetof(fb_step_range, first), try_part, fill_part},
+    {"fb_step_range", sizeof(fb_step_range), 0, offsetof(fb_step_range, first), try_range, fill_range},
     {"fb_plan_config", sizeof(fb_plan_config), 0, offsetof(fb_plan_config, batch), try_planning, fill_plan},
     {"fb_stats", sizeof(fb_stats), 1, 0, try_stats, fill_nothing},
     {"fb_info", sizeof(fb_info), 1, 0, try_info, fill_nothing},

@@ -83,16 +83,16 @@ static void ways(fb_device *device, uint32_t way, int32_t *slots, uint64_t diges
             OK(cache, fb_layer(cache, step, layer, picks + at, slots + at, NULL));
         }
         for (uint32_t row = 0; way == 2 && row < 2; row++) {
-            fb_step_range part = SIZED(fb_step_range);
-            part.layer = layer;
-            part.first = row;
-            part.count = 1;
+            fb_step_range range = SIZED(fb_step_range);
+            range.layer = layer;
+            range.first = row;
+            range.count = 1;
             fb_buffers buffers = SIZED(fb_buffers);
             buffers.selection = picks + at + row * PICKS;
             buffers.slots = slots + at + row * PICKS;
-            OK(cache, fb_resolve(cache, step, &part, &buffers, NULL));
-            OK(cache, fb_gather(cache, step, &part, 0, NULL));
-            OK(cache, fb_scatter_range(cache, step, &part, NULL));
+            OK(cache, fb_resolve(cache, step, &range, &buffers, NULL));
+            OK(cache, fb_gather(cache, step, &range, 0, NULL));
+            OK(cache, fb_scatter_range(cache, step, &range, NULL));
         }
         for (uint32_t row = 0; row < 2; row++) {
             (void)compare_rows(cache, &of[row], layer, picks + at + row * PICKS, slots + at + row * PICKS, PICKS);
@@ -207,7 +207,7 @@ static void stale(fb_device *device, fb_cache *cache) {
     IS(FB_BUSY, fb_cache_destroy(cache));
     rest_of_step(cache, step, 0, NULL);
     OK(cache, fb_finish(cache, step, NULL));
-    IS(FB_INVALID_CONFIG, fb_finish(cache, step, NULL));
+    IS(FB_INVALID_STATE, fb_finish(cache, step, NULL));
     fb_step gone = step;
     OK(cache, fb_retire(cache, &step, NULL, NULL));
     of.accepted = 1;

@@ -94,7 +94,7 @@ static void stretches(fb_device *device, fb_cache *cache) {
         CHECK(++calls < 1000);
     }
     CHECK(calls > 2);
-    IS(FB_INVALID_CONFIG, fb_join_more(cache, of.sequence, stream, NULL));
+    IS(FB_INVALID_STATE, fb_join_more(cache, of.sequence, stream, NULL));
     OK(device, fb_stream_wait(device, stream));
     CHECK(outcome_of(ticket) == FB_TICKET_DONE);
     OK(ticket, fb_ticket_destroy(ticket));

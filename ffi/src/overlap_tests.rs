@@ -183,7 +183,7 @@ const ORDERS: [u32; ALL as usize] = [FB_OVERLAP_NONE, FB_OVERLAP_DBA, FB_OVERLAP
 fn steps_of_several_micro_batches_are_what_rust_does() {
     let mut rig = Rig::new(config());
     for round in 0..4 {
-        // The second one stands first in the cache every other time.
+        // Every other time the second step is the first one in the cache.
         let mut open = [rig.prepare(0..2, 0), rig.prepare(2..4, 1)];
         let (mut script, mut twin) = scripts(&mut rig, 2);
         let named: Vec<usize> = if round % 2 == 0 { vec![0, 1] } else { vec![1, 0] };
@@ -227,7 +227,7 @@ fn what_a_callback_answers_is_the_answer_and_abandons_the_step() {
             refused(made, wanted, &rig, &format!("status {said}"));
             assert_eq!(script.calls.len(), number, "nothing behind it");
             let again = fb_overlap(rig.cache, step, 0, 0, FB_OVERLAP_DA, &layers, &engine);
-            refused(again, FbStatus::FbInvalidConfig, &rig, "abandoned");
+            refused(again, FbStatus::FbInvalidState, &rig, "abandoned");
             ok(fb_finish(rig.cache, step, null_mut()));
             let ended = fb_retire(rig.cache, &mut step, null_mut(), null_mut());
             refused(ended, FbStatus::FbCancelled, &rig, "");
@@ -270,7 +270,7 @@ fn overlap_refuses_what_makes_no_sense_before_anything_is_enqueued() {
         (FbOverlapConfig { lists: null_mut(), ..right }, FbInvalidConfig, "lists"),
         (FbOverlapConfig { counts: null_mut(), ..right }, FbInvalidConfig, "counts"),
         (FbOverlapConfig { lists_batch: 1, ..right }, FbOutOfRange, "index lists"),
-        (FbOverlapConfig { compute: 9 as *mut _, ..right }, FbInvalidConfig, "another compute stream"),
+        (FbOverlapConfig { compute: 9 as *mut _, ..right }, FbInvalidConfig, "prepared on another stream"),
         (FbOverlapConfig { size: 8, ..right }, FbInvalidConfig, "fb_overlap_config"),
     ] {
         refused(overlap(0, 0, 0, layers), wanted, &rig, said);
@@ -321,7 +321,8 @@ unsafe extern "C" fn idle(_data: *mut c_void, _call: *const FbEngineCall, _strea
 #[test]
 fn no_call_of_a_step_allocates() {
     let rig = Rig::new(roomy());
-    let row = |of: usize| FbRow { sequence: rig.sequences[of].number, accepted: 0, query_rows: QUERY_ROWS };
+    let row =
+        |of: usize| FbBatchRow { sequence: rig.sequences[of].number, accepted: 0, query_rows: QUERY_ROWS };
     let (first, second) = ([row(0), row(1)], [row(2), row(3)]);
     let mut sides = [Side::new(Vec::new()), Side::new(Vec::new())];
     sides.iter_mut().for_each(|side| side.selection.iter_mut().zip(0..).for_each(|(to, p)| *to = p));
@@ -329,7 +330,7 @@ fn no_call_of_a_step_allocates() {
     let (mut counts, mut count) = ([Default::default(); ALL as usize], 0);
     let layers = sides.each_mut().map(Side::told);
     let engine = FbEngine { enqueue: Some(idle), ..blank() };
-    let step = |rows: &[FbRow; 2], micro_batch| {
+    let step = |rows: &[FbBatchRow; 2], micro_batch| {
         let config = FbStepConfig {
             rows: rows.as_ptr(),
             row_count: 2,
@@ -344,7 +345,7 @@ fn no_call_of_a_step_allocates() {
     };
     let mut whole = || {
         let mut steps = [step(&first, 0), step(&second, 1)];
-        let (to, range, none) = (slots.as_mut_ptr(), blank::<FbPart>(), null_mut());
+        let (to, range, none) = (slots.as_mut_ptr(), blank::<FbStepRange>(), null_mut());
         let buffers = FbBuffers { selection: selection.as_ptr(), slots: to, ..blank() };
         // SAFETY: buffers of the steps' shape, and places for the answers.
         unsafe {

@@ -147,7 +147,7 @@ impl Rig {
         Rig::of(config, device, cache, null_mut())
     }
 
-    /// With a cache that was made elsewhere; its twin stands on the host device.
+    /// With a cache that was made elsewhere; its twin is on the host device.
     pub(crate) fn of(
         config: FbCacheConfig,
         device: *mut FbDevice,
@@ -180,7 +180,7 @@ impl Rig {
             let accepted = draw(&mut self.chance, twin.landed + 1);
             twin.length += accepted;
             twin.landed = QUERY_ROWS;
-            rows.0.push(FbRow { sequence: twin.number, accepted, query_rows: QUERY_ROWS });
+            rows.0.push(FbBatchRow { sequence: twin.number, accepted, query_rows: QUERY_ROWS });
             rows.1.push(BatchRow {
                 sequence: twin.own,
                 accepted: Accepted::Rows(accepted),
@@ -234,8 +234,8 @@ impl Rig {
         selection
     }
 
-    /// What is due of a step whose layers a test asks nothing of, in both: they select nothing, and what stands in the
-    /// landing slots is stored.
+    /// The calls that a step still needs for layers that a test does not use, in both: they select nothing and store
+    /// what the landing slots hold.
     pub(crate) fn rest(&self, step: FbStep, own: &Step) {
         let words = (own.rows() * own.query_rows() * K) as usize;
         let (selection, mut slots) = (vec![-1_i32; words], vec![0_i32; words]);

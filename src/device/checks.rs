@@ -1,7 +1,7 @@
-//! What can be known when a cache is attached to a device, and of an operation when it is enqueued: whether the parts
-//! of a plan fit each other, and an operation's slices and numbers against the extents of the cache.
+//! The checks of a pool layout when a cache is attached to a device, and of an operation when it is enqueued.
 //!
-//! One place for all devices: what one takes, the others take. What is refused here has changed nothing.
+//! A layout's parts must fit each other. An operation's slices and numbers must fit the cache's sizes. All devices
+//! use these checks, so all accept the same calls. A rejected call has changed nothing.
 
 use crate::device::descriptor::{self, BATCH_MAX, Report};
 use crate::device::{
@@ -12,20 +12,20 @@ use crate::geometry::SLOT_BLOCK;
 use crate::ids::{Lane, Layer, MicroBatch};
 use crate::residency::TableShape;
 
-/// Which device asks.
+/// The device whose calls are checked.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asker {
-    /// What errors call it.
+    /// Its name in errors.
     pub(super) name: &'static str,
-    /// Whose the slices must be.
+    /// The device that all slices must belong to.
     pub(super) device: DeviceId,
-    /// It has memory: slices have the sizes that the operations demand, and pages and slots are there.
+    /// The device has memory: slices must have the sizes that the operations demand, and pages and slots must exist.
     pub(super) exact: bool,
-    /// Positions that a query row may select.
+    /// The most positions that a query row may select.
     pub(super) top_k_max: u32,
 }
 
-/// The extents of one cache.
+/// The sizes of one cache, which operations are checked against.
 #[derive(Debug)]
 pub(super) struct Extents {
     pub(super) asker: Asker,
@@ -38,7 +38,7 @@ pub(super) struct Extents {
     top_k: u64,
     lane_pages: usize,
     host_pages: u64,
-    /// Rows have bytes.
+    /// Rows have bytes (in a replay they have none).
     moves: bool,
     tables: Vec<TableShape>,
 }
@@ -48,8 +48,8 @@ fn invalid(place: &'static str, value: impl Into<u64>) -> Error {
 }
 
 impl Asker {
-    /// Whether the parts of a plan fit each other and the device. One without memory takes any that names no memory of
-    /// others: a simulator's has no tables.
+    /// Checks that the parts of a layout fit each other and the device. A device without memory accepts any layout
+    /// that names no other device's memory: a simulator's layout has no tables.
     fn check_plan(&self, plan: &PoolLayout) -> Result<()> {
         plan.slabs.iter().chain(&plan.rows).try_for_each(|slice| self.place(slice))?;
         if !self.exact {
@@ -63,15 +63,15 @@ impl Asker {
         }
         let layers = g.layers() as usize;
         if [plan.tables.len(), plan.slabs.len(), plan.rows.len()].iter().any(|count| *count != layers) {
-            return Err(invalid("layers of the plan", plan.tables.len() as u64));
+            return Err(invalid("layers of the pool layout", plan.tables.len() as u64));
         }
         let Some(first) = plan.tables.first() else {
-            return Err(invalid("layers of the plan", 0_u32));
+            return Err(invalid("layers of the pool layout", 0_u32));
         };
         if plan.batch > BATCH_MAX {
             return Err(invalid("batch rows", plan.batch).with("most", BATCH_MAX));
         }
-        // Pages are numbered alike in all layers.
+        // All layers share page numbers, so each layer needs room for the first layer's pages.
         let rows = plan.rows.first().map_or(0, Slice::bytes);
         for ((tables, slab), own) in plan.tables.iter().zip(&plan.slabs).zip(&plan.rows) {
             tables.check()?;
@@ -81,7 +81,7 @@ impl Asker {
             if !fits || lanes != (first.lanes, first.tokens, first.query_rows) || own.bytes() < rows {
                 return Err(invalid("a layer's slab, rows or tables", slab.bytes()));
             }
-            // Query rows and waves of the largest call have to be countable in 32 bits.
+            // The index entries of the largest call, over all query rows and waves, must fit in 32 bits.
             let selected = u64::from(tables.query_rows) * u64::from(top_k);
             let listed = selected.saturating_mul(u64::from(tables.waves) + 1);
             if u32::try_from(listed).is_err()
@@ -93,7 +93,7 @@ impl Asker {
         Ok(())
     }
 
-    /// A slab's or rows' place in memory.
+    /// Checks the address of a slab or of a layer's rows.
     fn place(&self, slice: &Slice) -> Result<()> {
         self.device.check(slice)?;
         let nowhere = slice.address() == 0 && slice.bytes() > 0;
@@ -107,7 +107,7 @@ impl Asker {
         Error::new(Kind::OutOfRange, self.name).at(place).with("value", value)
     }
 
-    /// Whether a slice is the device's and holds `count` words.
+    /// Checks that a slice is the device's and holds `count` words.
     pub(super) fn words(&self, slice: &Slice, count: u64) -> Result<()> {
         self.own(slice)?;
         if !self.exact {
@@ -122,7 +122,7 @@ impl Asker {
         }
     }
 
-    /// Whether a slice is the device's. An engine that passes no address has imported none.
+    /// Checks that a slice is the device's. Address 0 means that the engine passed a null pointer.
     fn own(&self, slice: &Slice) -> Result<()> {
         self.device.check(slice)?;
         match self.exact && slice.address() == 0 && slice.bytes() > 0 {
@@ -133,10 +133,10 @@ impl Asker {
 }
 
 impl Extents {
-    /// The extents of a plan.
+    /// The sizes of a layout, after checking it.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] for a plan whose parts do not fit each other or the device.
+    /// [`Kind::InvalidConfig`] for a layout whose parts do not fit each other or the device.
     pub(super) fn new(plan: &PoolLayout, asker: Asker) -> Result<Self> {
         asker.check_plan(plan)?;
         let first = plan.tables.first();
@@ -156,10 +156,10 @@ impl Extents {
         })
     }
 
-    /// Whether an operation fits the cache.
+    /// Checks that an operation fits the cache.
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`] names what does not.
+    /// [`Kind::OutOfRange`] names the value that does not fit.
     pub(super) fn check(&self, op: &PoolOp<'_>) -> Result<()> {
         match op {
             PoolOp::Join(join) => self.join(join),
@@ -213,7 +213,7 @@ impl Extents {
         if rows > u64::from(self.query_rows) { Err(self.asker.bad("query rows", rows)) } else { Ok(()) }
     }
 
-    /// The selection of a part, and what answers it: sizes, and that none of them overlap.
+    /// Checks a resolve's selection and its output buffers: sizes, and that no two of them overlap.
     fn resolve(&self, range: &StepRange, selection: &Slice, answer: &Answer) -> Result<()> {
         self.range(range)?;
         let count = u64::from(range.count) * u64::from(range.rows.count) * self.top_k;
@@ -228,7 +228,9 @@ impl Extents {
         let split_indices = match &answer.split_indices {
             Some(split_indices) => self.split_indices(range, split_indices, 1 + u64::from(waves))?,
             None if waves > 1 => {
-                return Err(self.asker.bad("attention in several waves needs its parts", waves));
+                return Err(self
+                    .asker
+                    .bad("attention in several waves needs index lists for split attention", waves));
             }
             None => [None, None],
         };
@@ -242,7 +244,7 @@ impl Extents {
         Ok(())
     }
 
-    /// What a call uses of `lists` index lists and their counts.
+    /// The parts of the index lists and counts that a call uses.
     fn split_indices(
         &self,
         range: &StepRange,
@@ -251,10 +253,10 @@ impl Extents {
     ) -> Result<[Option<Slice>; 2]> {
         self.asker.own(&split_indices.lists).and_then(|()| self.asker.own(&split_indices.counts))?;
         if split_indices.batch < range.first + range.count {
-            return Err(self.asker.bad("batch rows of the parts", split_indices.batch));
+            return Err(self.asker.bad("batch rows of the index lists", split_indices.batch));
         }
         if !(split_indices.lists.address() | split_indices.counts.address()).is_multiple_of(4) {
-            return Err(self.asker.bad("address of the parts", split_indices.lists.address()));
+            return Err(self.asker.bad("address of the index lists", split_indices.lists.address()));
         }
         let rows = lists.saturating_mul(u64::from(split_indices.batch) * u64::from(range.rows.count));
         let bytes = rows.saturating_mul(4);
@@ -266,7 +268,7 @@ impl Extents {
         self.tables.get(layer.index()).map_or(1, |tables| tables.waves)
     }
 
-    /// Whether there are rows to move.
+    /// Checks that the cache's rows have bytes to move.
     fn rows(&self) -> Result<()> {
         match self.moves {
             true => Ok(()),
@@ -274,7 +276,7 @@ impl Extents {
         }
     }
 
-    /// What a join brings for each layer, and its pages.
+    /// Checks a join's lists for each layer, and its pages.
     fn join(&self, join: &Join<'_>) -> Result<()> {
         let layers = self.layers as usize;
         if join.blocks.len() != layers || join.budgets.len() != layers {
@@ -296,7 +298,7 @@ impl Extents {
         Ok(())
     }
 
-    /// A lane's page table.
+    /// Checks a lane's page table.
     fn pages(&self, lane: Lane, pages: &[u32]) -> Result<()> {
         self.lane(lane)?;
         let exact = self.asker.exact;

@@ -1,4 +1,14 @@
-//! One layer of a step: which operations, on which streams. Enqueues only.
+//! One layer of a step: its operations and their streams.
+//!
+//! | letter | operation | done by |
+//! |---|---|---|
+//! | R | resolve: maps the selection (top-k indices) to slots, and decides misses and victims | forebay |
+//! | G | gather: copies missed rows from the total pool to their slots | forebay |
+//! | P | preparation: writes the step's new rows to their landing slots | the engine |
+//! | A | attention over the slots | the engine |
+//! | S | scatter: copies the new rows from the landing slots to the total pool | forebay |
+//!
+//! These calls only enqueue. [`crate::overlap`] has the letters of the engine's other work.
 
 use crate::device::{Answer, Device, PoolOp, Pools, Slice, SplitIndices, StepRange, Stream};
 use crate::error::{Error, Kind, Result};
@@ -6,14 +16,14 @@ use crate::ids::Layer;
 use crate::residency::QueryRange;
 use crate::step::{Enqueued, Step};
 
-/// Which part of a step's layer a call works on.
+/// The layer, batch rows and query rows of a step that a call works on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerCall {
     /// The layer.
     pub layer: Layer,
-    /// The first batch row, and how many; `None` for the whole step. A half of DBA is a range.
+    /// The first batch row and the number of batch rows; `None` for all of the step. A half of DBA is such a range.
     pub batch_rows: Option<(u32, u32)>,
-    /// A draft layer's draft_pass: its one query row. `None` for all query rows of the step.
+    /// The draft pass of a draft layer, which works on one query row. `None` for all query rows of the step.
     pub draft_pass: Option<u32>,
 }
 
@@ -23,7 +33,7 @@ impl LayerCall {
         LayerCall { layer, batch_rows: None, draft_pass: None }
     }
 
-    /// Pass `draft_pass` of a draft layer, all batch rows.
+    /// All batch rows in draft pass `draft_pass` of a draft layer.
     pub const fn draft_pass(layer: Layer, draft_pass: u32) -> Self {
         LayerCall { layer, batch_rows: None, draft_pass: Some(draft_pass) }
     }
@@ -47,48 +57,49 @@ impl LayerCall {
     }
 }
 
-/// Where a call finds the selection and puts the slots: both `[batch rows][query rows][k]` i32 of the
-/// rows it works on. They must not overlap.
+/// The buffers of a call: it reads the selection and writes the slots. Both are `[batch rows][query rows][k]` i32 for
+/// the rows of the call. They must not overlap.
 #[derive(Clone, Copy, Debug)]
 pub struct Buffers {
     /// Selected token positions, -1 for none.
     pub selection: Slice,
     /// Slots in the layer's slab, -1 for none.
     pub slots: Slice,
-    /// The slots again, as the index lists of attention in parts, of all rows of the step; nothing where
-    /// attention runs in one.
+    /// The index lists of split attention, for all rows of the step: the same slots, divided into lists. `None` if
+    /// attention is not split.
     pub split_indices: Option<SplitIndices>,
 }
 
-/// The streams of R and G; they may be the same.
+/// The streams of R (resolve) and G (gather). They may be the same stream.
 #[derive(Clone, Copy, Debug)]
 pub struct Streams {
-    /// R.
+    /// The stream of R.
     pub resolve: Stream,
-    /// G.
+    /// The stream of G.
     pub gather: Stream,
 }
 
-/// The streams of one micro-batch. Any of them may be the same: what one stream orders needs no edge.
+/// The streams of one micro-batch. Some or all may be the same stream: operations on one stream need no event between
+/// them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OverlapStreams {
-    /// The engine's work.
+    /// The stream of the engine's work.
     pub compute: Stream,
-    /// R, where it runs beside P.
+    /// The stream of R (resolve), which may run at the same time as P.
     pub resolve: Stream,
-    /// G.
+    /// The stream of G (gather).
     pub gather: Stream,
-    /// S.
+    /// The stream of S (scatter).
     pub scatter: Stream,
 }
 
-/// The calls of an open step: each enqueues one operation of a layer, and marks it once the device has taken it.
+/// The calls of an open step. Each enqueues one operation of a layer, and records it once the device has accepted it.
 #[derive(Debug)]
 pub(crate) struct LayerCalls<'a> {
     pub(crate) device: &'a dyn Device,
     pub(crate) pools: Pools,
     pub(crate) step: &'a Step,
-    /// Where the ring notes what of the step is enqueued.
+    /// The ring's record of the step's enqueued calls.
     pub(crate) enqueued: &'a Enqueued,
 }
 
@@ -103,7 +114,7 @@ impl LayerCalls<'_> {
         Ok(())
     }
 
-    /// G: the rows that the last resolve of this part missed, for one draft_pass of attention.
+    /// G: copies the rows that the last resolve of this range missed, for one attention wave.
     pub(crate) fn gather(&self, call: LayerCall, wave: u32, stream: Stream) -> Result<()> {
         let range = call.range(self.step)?;
         self.device.enqueue(self.pools, stream, PoolOp::Gather { range, wave })?;
@@ -111,7 +122,7 @@ impl LayerCalls<'_> {
         Ok(())
     }
 
-    /// S: the step's new rows, once the engine has written them to their landing slots.
+    /// S: stores the step's new rows, after the engine has written them to their landing slots.
     pub(crate) fn scatter(&self, call: LayerCall, stream: Stream) -> Result<()> {
         let range = call.range(self.step)?;
         self.device.enqueue(self.pools, stream, PoolOp::Scatter(range))?;

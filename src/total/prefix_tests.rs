@@ -1,4 +1,4 @@
-//! The index against a plain list, and names that must not meet.
+//! The index against a plain list, and block hashes that must differ.
 
 use proptest::prelude::*;
 
@@ -31,7 +31,7 @@ struct Listed {
     users: u32,
 }
 
-/// What the index is to be: a list, the entries touched last at its end.
+/// The oracle: a list with the entries used last at its end.
 #[derive(Default)]
 struct List {
     all: Vec<Listed>,
@@ -72,7 +72,7 @@ impl List {
     }
 }
 
-/// Few names that collide: their first 128 bits, by which the table finds its place, are one of two.
+/// A few hashes that collide: their first 128 bits, which include their place in the table, have only two values.
 fn crowded(i: u8) -> BlockHash {
     let mut name = [if i.is_multiple_of(2) { 0 } else { 0xFF }; 32];
     name[31] = i;
@@ -142,7 +142,7 @@ fn the_same_tokens_behind_the_same_prefix_are_one_block() {
     assert_eq!(second[..2], first[..2]);
     assert_eq!(index.share(&second[1]), Ok(Some(pages(1))));
     assert_eq!(index.share(&second[2]), Ok(None));
-    // The same tokens behind another prefix, or as a name and tokens together, are another block.
+    // The same tokens after another prefix, or a hash taken as tokens, are another block.
     let moved = chain(&namer(b"a"), &[[4, 5, 6], [1, 2, 3]]);
     assert!(moved.iter().all(|block| index.users(block).is_none()));
     let words = first[0].0.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
@@ -182,7 +182,7 @@ fn a_key_of_the_callers_parts_what_it_names_and_all_behind_it() {
     names.push(namer.block(None, Some(&key), &[1, 2, 4]));
     names.push(namer.block(Some(&keyed), Some(&key), &tokens));
     names.extend([&plain, &keyed].map(|parent| namer.block(Some(parent), None, &tokens)));
-    // What looks like a key, or like a name and a key.
+    // Tokens that look like a key, or like a hash and a key.
     let words = |bytes: &[u8]| -> Vec<u32> {
         bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect()
     };

@@ -89,7 +89,7 @@ fn libc_enoent() -> i32 {
 fn a_stub_of_the_driver_is_told_from_one() {
     let Some(error) = refused_on(Options { stub: true, ..usual() }) else { return };
     assert_eq!(error.kind(), Kind::OsRefused);
-    assert!(error.place().ends_with("is a stub to link with, no driver"), "{error}");
+    assert!(error.place().ends_with("is a stub for linking, not a driver"), "{error}");
     assert!(error.to_string().contains("stubs off the library path"), "{error}");
 }
 
@@ -197,5 +197,8 @@ fn memory_without_descriptors_serves_and_is_not_exported() {
     let cache = crate::rig::Cache::new(device.clone()).unwrap();
     cache.join(0, 20).unwrap();
     let error = device.export(device.backing(1).unwrap()).unwrap_err();
-    assert_eq!((error.kind(), error.place()), (Kind::Unsupported, "the device's memory has no descriptors"));
+    assert_eq!(
+        (error.kind(), error.place()),
+        (Kind::Unsupported, "the device cannot export its memory as a descriptor")
+    );
 }

@@ -47,7 +47,7 @@ fn steps_leave_what_they_leave_on_the_host_device() {
     }
 }
 
-/// Steps of sequences that lack pages, before and behind a roll-back that brings them; shows each step's report and
+/// Steps of sequences that lack pages, before and behind a truncation that brings them; shows each step's report and
 /// digests.
 fn without_pages(cache: &Cache) -> Vec<(Vec<u32>, Vec<u64>)> {
     // Lane 0 lacks pages of rows that are selected, lane 1 that of its new row.
@@ -76,12 +76,12 @@ fn without_pages(cache: &Cache) -> Vec<(Vec<u32>, Vec<u64>)> {
 }
 
 #[test]
-fn a_row_without_a_page_fails_its_step_alone_and_is_fetched_behind_a_roll_back() {
+fn a_row_without_a_page_fails_its_step_alone_and_is_fetched_behind_a_truncation() {
     let wanted = without_pages(&host());
     let cause = |step: usize| wanted[step].0[2];
     assert_eq!([0, 1, 2, 3].map(cause), [3, 4, 0, 0], "tables, a step before, and sound again");
     let hits = |step: usize| wanted[step].0[6];
-    assert!(hits(1) > 0 && hits(2) < hits(3), "what was resident without bytes is not behind a roll-back");
+    assert!(hits(1) > 0 && hits(2) < hits(3), "what was resident without bytes is not behind a truncation");
     for seed in [None, Some(1)] {
         let Some(rig) = Rig::new(Options { seed, ..usual() }) else { return };
         assert_eq!(without_pages(&Cache::new(rig.device.clone()).unwrap()), wanted);

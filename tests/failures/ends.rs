@@ -95,7 +95,7 @@ fn nobody_is_given_what_a_held_step_still_writes_though_its_sequence_is_closed()
 }
 
 #[test]
-fn a_deep_roll_back_forgets_every_row_behind_it_and_new_rows_take_their_place() {
+fn a_deep_truncation_forgets_every_row_behind_it_and_new_rows_take_their_place() {
     let mut rig = Rig::new(Config { query_rows: 3, ..config(1, 128) }, true);
     let sequence = rig.open(20, 100, 1);
     let mut accepted = 0;
@@ -118,7 +118,7 @@ fn a_deep_roll_back_forgets_every_row_behind_it_and_new_rows_take_their_place() 
 }
 
 #[test]
-fn a_roll_back_can_accept_what_has_landed() {
+fn a_truncation_can_accept_what_has_landed() {
     let mut rig = Rig::new(Config { query_rows: 3, ..config(1, 64) }, true);
     let sequence = rig.open(20, 30, 1);
     rig.decode(sequence, 0, 2).unwrap();
@@ -204,7 +204,7 @@ fn fail_at(rig: &mut Rig, sequences: [forebay::Sequence; 2], position: i32) -> R
 }
 
 #[test]
-fn a_position_beyond_the_length_fails_the_step_and_a_roll_back_clears_it() {
+fn a_position_beyond_the_length_fails_the_step_and_a_truncation_clears_it() {
     for position in [25, 26, 1000, i32::MAX, -2] {
         let mut rig = Rig::new(config(2, 64), true);
         let sequences = [rig.open(24, 8, 1), rig.open(24, 8, 2)];

@@ -254,7 +254,7 @@ fn steps_that_a_graph_was_not_captured_for_are_refused_and_stay_as_they_were() {
     let error = run.cache.launch(&run.captured[0], &mut [first]).unwrap_err();
     assert_eq!(error.place(), "one step for each captured micro-batch");
     let error = run.cache.launched(&run.captured[0], &mut [first, second]).unwrap_err();
-    assert_eq!(error.place(), "the graph is the cache's: it launches it by `launch`");
+    assert_eq!(error.place(), "the graph is the cache's: call `launch`");
     run.cache.launch(&run.captured[0], &mut [first, second]).unwrap();
 }
 
@@ -390,7 +390,7 @@ fn layers_for_an_engines_capture_are_refused_without_one() {
     let (both, by_layer) = (run.both(), [Overlap::Da; ALL as usize]);
     let operations = run.device.operations();
     let error = run.with_engine(|cache, engine| cache.capture_into(&bucket(&both, &by_layer), engine));
-    assert_eq!(error.unwrap_err().place(), "no capture is under way on the first compute stream");
+    assert_eq!(error.unwrap_err().place(), "no capture is in progress on the first compute stream");
     assert_eq!(run.device.operations(), operations, "nothing has run");
 }
 
@@ -465,5 +465,5 @@ fn layers_on_another_stream_than_the_steps_are_refused() {
     let mut steps = [run.prepare(0), run.prepare(1)];
     let [first, second] = &mut steps;
     let error = run.cache.launch(&run.captured[0], &mut [first, second]).unwrap_err();
-    assert_eq!(error.place(), "another compute stream than the one that the step was prepared on");
+    assert_eq!(error.place(), "the step was prepared on another stream than the compute stream");
 }

@@ -156,7 +156,7 @@ fn a_page_is_not_written_before_the_lane_that_had_it_has_left() {
 }
 
 #[test]
-fn a_page_is_not_written_before_the_roll_back_that_cuts_it_off_has_ended() {
+fn a_page_is_not_written_before_the_truncation_that_cuts_it_off_has_ended() {
     needs(ORDERED, |reuse| reuse.cut(reuse.first).unwrap(), |reuse| reuse.overwrite(1), "which truncate");
 }
 

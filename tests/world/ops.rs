@@ -31,7 +31,7 @@ pub enum Op {
     /// Tries to retire a step that is still open.
     RetireOpen { micro: u8 },
     /// Cuts a sequence, in one of several ways.
-    RollBack { seq: u8, how: u8, by: u8 },
+    Truncate { seq: u8, how: u8, by: u8 },
     /// Forks a sequence that has nothing in flight, else sees it refused.
     Fork { seq: u8, promised: u8, budget: u8, whole: bool },
     /// Closes, whatever is in flight.
@@ -66,7 +66,7 @@ impl Op {
             16..=24 => Op::Step { micro: a, rows: b, width: c, seed },
             25..=31 => Op::Retire { which: a },
             32 => Op::RetireOpen { micro: a },
-            33..=35 => Op::RollBack { seq: a, how: b, by: c },
+            33..=35 => Op::Truncate { seq: a, how: b, by: c },
             36 | 37 => Op::Fork { seq: a, promised: b, budget: low, whole },
             38 => Op::Close { seq: a },
             39 => Op::Reap,

@@ -193,7 +193,7 @@ impl World {
     /// Does one operation and checks everything.
     pub fn apply(&mut self, op: &Op) {
         self.dead = self.failed();
-        if self.dead && matches!(op, Op::RollBack { .. } | Op::Fork { .. } | Op::JoinMore { .. }) {
+        if self.dead && matches!(op, Op::Truncate { .. } | Op::Fork { .. } | Op::JoinMore { .. }) {
             // Reports were lost, and with them how long the sequences are.
             return;
         }
@@ -234,7 +234,7 @@ impl World {
             }
             Op::Retire { which } => self.retire(which),
             Op::RetireOpen { micro } => self.retire_open(micro),
-            Op::RollBack { seq, how, by } => self.roll_back_op(seq, how, by),
+            Op::Truncate { seq, how, by } => self.truncation_op(seq, how, by),
             Op::Fork { seq, promised, budget, whole } => self.fork(seq, promised, budget, whole),
             Op::StartShared { prompt, promised, budget, script } => {
                 self.start_shared(prompt, promised, budget, script);
@@ -537,7 +537,7 @@ impl World {
         }
     }
 
-    fn roll_back_op(&mut self, wish: u8, how: u8, by: u8) {
+    fn truncation_op(&mut self, wish: u8, how: u8, by: u8) {
         let Some(seq) = self.pick(wish) else { return };
         let (s, by) = (&self.seqs[seq], u32::from(by));
         let (handle, length) = (s.handle, s.length());
@@ -574,13 +574,13 @@ impl World {
         let fresh = self.pages.take(shared.len() as u32);
         for (place, fresh) in shared.into_iter().zip(fresh) {
             let old = std::mem::replace(&mut self.seqs[seq].pages[place], fresh);
-            self.note("roll back into a shared page");
+            self.note("truncate into a shared page");
             match place == first && !to.is_multiple_of(page) {
                 true => self.seqs[seq].held = Some(old),
                 false => self.pages.release(old),
             }
         }
-        self.note(if to < length { "roll back deep" } else { "roll back drafts" });
+        self.note(if to < length { "truncate deep" } else { "truncate drafts" });
         let s = &mut self.seqs[seq];
         s.commit(to.saturating_sub(length), Vec::new());
         s.rows.iter_mut().for_each(|rows| rows.truncate(to as usize));

@@ -112,7 +112,7 @@ fn another_context_is_refused_whatever_is_of_it() {
     let memory = other.default_stream().alloc_zeros::<i32>(4).unwrap();
     assert_eq!(bridge.lend(memory).unwrap_err().kind(), Kind::InvalidConfig);
     assert!(bridge.stream(&context.default_stream()).is_ok());
-    assert!(bridge.stream(&context.per_thread_stream()).is_err(), "another one on each thread");
+    assert!(bridge.stream(&context.per_thread_stream()).is_err(), "a different stream on each thread");
 }
 
 #[test]

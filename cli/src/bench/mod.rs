@@ -1,9 +1,9 @@
-//! `forebay bench`: what a device reaches of its ceilings, with every outcome compared with the rule's.
+//! `forebay bench`: measures how close a device comes to its ceilings, and compares every outcome with the rule.
 //!
-//! A figure is the time that a stream takes for one of the device's own calls, set beside the least time that this
-//! machine allows for it, measured in the same run ([`Ceilings`]). Each is of steps that differ: other rows, other
-//! lanes, nothing reset in between. The same steps are made by the rule on the host ([`oracle`]), and what differs in
-//! a slot, a row or a digest is an error and no figure.
+//! A figure is the time that a stream takes for one of the device's own calls, next to the least time that this
+//! machine allows for it, measured in the same run ([`Ceilings`]). Its steps differ: each has other rows and other
+//! lanes, and nothing is reset in between. The rule on the host performs the same steps ([`oracle`]). A slot, row or
+//! digest that differs is an error, and there is no figure.
 
 mod fetch;
 mod lines;
@@ -37,13 +37,13 @@ use pool::Pool;
 use result::{Asked, Figure};
 
 const AFTER_HELP: &str = "\
-Every time stands beside its ceiling: the least time that this machine allows, measured in the same run. Every slot, \
-fetched row and digest is compared with the rule on the host; what differs is an error and no figure.
+Every time is shown next to its ceiling: the least time that this machine allows, measured in the same run. Every \
+slot, fetched row and digest is compared with the rule on the host; a difference is an error, and there is no figure.
 
 JSON: a list, first the device with its ceilings, then one entry for each figure. With --json-lines the same entries, \
 a line each: a run that is killed leaves what it has measured.";
 
-/// What makes a group's figures.
+/// The function that measures a group's figures.
 type Figures = fn(&Arc<dyn Probe>, &Ceilings, &Asked) -> Result<Vec<Figure>>;
 
 /// A group of figures.
@@ -53,22 +53,22 @@ enum Group {
     Gather,
     /// Rows from device to host.
     Scatter,
-    /// Selections to slots.
+    /// Selections to slots: the device's resolve.
     Resolve,
-    /// Resolve, and the rows that it missed.
+    /// Resolve, and the gather of its misses.
     ResolveGather,
-    /// Accepted rows to their slots, in every layer.
+    /// The commit: accepted rows to their slots, in every layer.
     Commit,
-    /// What a prompt leaves resident.
+    /// The warm-up of a prompt.
     WarmUp,
-    /// A step's resolves, gathers and scatters by themselves, with nothing to do.
+    /// A step's resolves, gathers and scatters alone, with nothing to do.
     Nodes,
     /// A whole decode step in each order, captured.
     Step,
 }
 
 impl Group {
-    /// What makes its figures.
+    /// The function that measures its figures.
     fn figures(self) -> Figures {
         match self {
             Group::Gather => rows::gather,
@@ -82,7 +82,7 @@ impl Group {
         }
     }
 
-    /// The fewest bytes of host memory that its rows stand in; none for those that take what they need.
+    /// The fewest bytes of host memory for its rows; none for groups that choose how much they need.
     fn least(self) -> u64 {
         match self {
             Group::Gather | Group::Scatter | Group::WarmUp => pool::LEAST,
@@ -96,68 +96,68 @@ impl Group {
 #[derive(clap::Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct Arguments {
-    /// What is measured: host, or cuda:N for the GPU of that number [default: host].
+    /// The device to measure: host, or cuda:N for GPU N [default: host].
     #[arg(long, value_name = "DEVICE", value_parser = DeviceName::parse)]
     device: Option<DeviceName>,
     /// The driver's library, for tests.
     #[arg(long, value_name = "FILE", hide = true)]
     driver: Option<String>,
-    /// Which groups; several, separated by commas [default: all].
+    /// Groups to measure; several, separated by commas [default: all].
     #[arg(long, value_enum, value_delimiter = ',', value_name = "GROUP")]
     only: Vec<Group>,
-    /// Tiny shapes and few rounds, in seconds: shows that all works, and says nothing about speed.
+    /// Tiny shapes and few rounds, in seconds: shows that everything works, and nothing about speed.
     #[arg(long)]
     quick: bool,
     /// Steps timed for each figure [default: 15; 3 with --quick].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000),
           allow_negative_numbers = true)]
     rounds: Option<u32>,
-    /// Host memory from which rows are gathered, to which they are scattered, and which steps run over, such as 64GiB;
-    /// at most seven eighths of what is free, on the GPU's NUMA node where there is one [default: a fifth of these, up
-    /// to 64 GiB for a GPU and 1.5 GiB for the host]. Steps take one prompt and all sequences' tails in any case.
+    /// Host memory for the rows that are gathered and scattered, and for the rows of steps, such as 64GiB; at most
+    /// seven eighths of what is free, on the GPU's NUMA node if there is one [default: a fifth of the free memory, up
+    /// to 64 GiB for a GPU and 1.5 GiB for the host]. Steps take at least one prompt and all sequences' tails.
     #[arg(long, value_name = "BYTES", value_parser = sizes::some_bytes)]
     pool: Option<u64>,
-    /// One gather alone, of so many rows of 656 bytes that stand 704 apart, for a profiler: two calls that warm up,
-    /// then the timed ones, and no other launch of its kernel; none are packed on the host.
+    /// Measures only one gather, of this many rows of 656 bytes at a stride of 704, for a profiler: two warm-up calls,
+    /// then the timed ones, and no other launch of its kernel; the host packs no rows.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000),
           allow_negative_numbers = true)]
     rows: Option<u32>,
-    /// One resolve alone, of so many sequences with one query row, a budget of 6,881 and 13.4% misses, for a profiler:
-    /// four launches that warm up, a layer each, then the timed ones, a multiple of four.
+    /// Measures only one resolve, of this many sequences with one query row, a budget of 6,881 and 13.4% misses, for a
+    /// profiler: four warm-up launches, one a layer, then the timed ones, a multiple of four.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=160),
           allow_negative_numbers = true)]
     batch: Option<u32>,
-    /// Of a GPU: thread blocks of a gather.
+    /// GPU: thread blocks of a gather.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_535),
           allow_negative_numbers = true)]
     gather_blocks: Option<u32>,
-    /// Of a GPU: threads of a block, a multiple of 32 up to 512.
+    /// GPU: threads of a block, a multiple of 32 up to 512.
     #[arg(long, value_name = "N", value_parser = threads, allow_negative_numbers = true)]
     threads: Option<u32>,
-    /// Of a GPU from 9.0 on: gathers by bulk copies.
+    /// GPU, from compute capability 9.0 on: gathers by bulk copies.
     #[arg(long)]
     bulk: bool,
-    /// Of a GPU from 9.0 on, driver 12.3 or newer: launches kernels before those in front of them on the same stream
-    /// have ended. It acts in the order `none`: in DA and DBA events stand between them.
+    /// GPU, from compute capability 9.0 and driver 12.3 on: launches a kernel before the preceding ones on its stream
+    /// have ended. It has an effect in the order `none`: in DA and DBA there are events between the kernels.
     #[arg(long)]
     programmatic: bool,
-    /// Whose pinned memory the rows stand in: registered is the system's, driver is the driver's own in pages of 2 MiB
-    /// (a GPU's alone, CUDA 12.2 or newer).
+    /// The pinned memory of the rows: registered is the system's, driver is the driver's own in pages of 2 MiB (GPU
+    /// only, CUDA 12.2 or newer).
     #[arg(long, value_enum, default_value = "registered")]
     pinned: Pinned,
-    /// Of a GPU: steps run beside persistent kernels: the engine's work has one long block on each multiprocessor.
+    /// GPU: runs steps next to persistent kernels: the engine's work has one long block on each multiprocessor.
     #[arg(long)]
     persistent: bool,
-    /// Of a GPU: multiprocessors that these leave free.
+    /// GPU: multiprocessors that the persistent kernels leave free.
     #[arg(long, value_name = "N", requires = "persistent", allow_negative_numbers = true)]
     leave_sms: Option<u32>,
-    /// Draws the figures: an SVG picture.
+    /// Draws the figures as an SVG picture.
     #[arg(long, value_name = "FILE")]
     picture: Option<PathBuf>,
-    /// Writes the figures as JSON, whole or not at all; `-` is standard output, without the tables.
+    /// Writes the figures as JSON, atomically; `-` prints them instead of the tables.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Writes each figure as a line of JSON once it is known, into a new file.
+    /// Writes each figure as a line of JSON as soon as it is known, into a new file.
     #[arg(long, value_name = "FILE")]
     json_lines: Option<PathBuf>,
     #[command(flatten)]
@@ -171,10 +171,10 @@ fn threads(text: &str) -> std::result::Result<u32, String> {
     }
 }
 
-/// How a GPU was opened and what ran beside it; what is none is the device's own choice.
+/// How a GPU was opened, and what ran next to it; none is the device's default.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Options {
-    /// Whose memory the rows stand in.
+    /// The pinned memory of the rows.
     pinned: &'static str,
     /// Thread blocks of a gather.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -184,34 +184,34 @@ pub struct Options {
     threads: Option<u32>,
     /// Gathers by bulk copies.
     bulk: bool,
-    /// Kernels launched early.
+    /// Kernels launched before the preceding ones have ended.
     programmatic: bool,
-    /// Steps beside persistent kernels.
+    /// Steps next to persistent kernels.
     persistent: bool,
-    /// Multiprocessors that these leave free.
+    /// Multiprocessors that the persistent kernels leave free.
     #[serde(skip_serializing_if = "Option::is_none")]
     left_sms: Option<u32>,
 }
 
-/// What was measured.
+/// The measured figures, and the device.
 pub struct Measured {
-    /// As the command line names it.
+    /// Its name on the command line.
     pub device: String,
-    /// Of a GPU.
+    /// The options of a GPU.
     pub options: Option<Options>,
-    /// What it is.
+    /// Its facts.
     pub facts: Facts,
-    /// What it gives at best.
+    /// Its ceilings.
     pub ceilings: Ceilings,
     /// All figures, group by group.
     pub figures: Vec<Figure>,
-    /// Steps timed for each, at most.
+    /// Steps timed for each figure, at most.
     pub rounds: u32,
     /// Tiny shapes.
     pub quick: bool,
 }
 
-/// Bytes of a ceiling's run: on a GPU its way from the host is part of it, and inside fast memory much of a short one.
+/// Bytes of a ceiling's run: on a GPU a short run would include its launch, and much of it would fit in caches.
 fn run_bytes() -> u64 {
     (os::memory().1 / 32).clamp(128 << 20, 512 << 20)
 }
@@ -228,41 +228,44 @@ impl Arguments {
         self.target().probe(options)
     }
 
-    /// The groups named, each once, in the order of all.
+    /// The named groups, each once, in the fixed order.
     fn groups(&self) -> Vec<Group> {
         let named = |group: &Group| self.only.is_empty() || self.only.contains(group);
         Group::value_variants().iter().copied().filter(named).collect()
     }
 
-    /// Refuses options that nothing named would use.
+    /// Refuses options that no named group would use.
     fn check(&self) -> Result<()> {
         let wrong = |place: &'static str| Error::new(Kind::InvalidConfig, "bench").at(place);
         let (groups, gpu) = (self.groups(), self.target().name != DeviceName::Host);
         if !gpu && self.persistent {
-            let place =
-                if self.leave_sms.is_some() { "--leave-sms, and no GPU" } else { "--persistent, and no GPU" };
+            let place = if self.leave_sms.is_some() {
+                "--leave-sms without a GPU"
+            } else {
+                "--persistent without a GPU"
+            };
             return Err(wrong(place).hint("pass --device cuda:N with it"));
         }
         let without = [
-            (self.persistent, Group::Step, "--persistent, and no step", "name the group step by --only"),
-            (self.rows.is_some(), Group::Gather, "--rows, and no gather", "name the group gather by --only"),
+            (self.persistent, Group::Step, "--persistent without the group step", "pass --only step"),
+            (self.rows.is_some(), Group::Gather, "--rows without the group gather", "pass --only gather"),
             (
                 self.batch.is_some(),
                 Group::Resolve,
-                "--batch, and no resolve",
-                "name the group resolve by --only",
+                "--batch without the group resolve",
+                "pass --only resolve",
             ),
         ];
         let unused = without.into_iter().find(|(set, group, ..)| *set && !groups.contains(group));
         unused.map_or(Ok(()), |(.., place, hint)| Err(wrong(place).hint(hint)))
     }
 
-    /// Refuses to leave more multiprocessors free than leave one for the work.
+    /// Refuses `--leave-sms` if it leaves no multiprocessor for the work.
     fn check_left(&self, facts: &Facts) -> Result<()> {
         match self.leave_sms {
             Some(left) if left >= facts.processors => {
                 let error = Error::new(Kind::InvalidConfig, "bench")
-                    .at("--leave-sms, and none is left for the work")
+                    .at("--leave-sms leaves no multiprocessor for the work")
                     .with("value", left)
                     .with("multiprocessors", facts.processors);
                 Err(error.hint("pass fewer than the GPU has"))
@@ -281,7 +284,7 @@ impl Arguments {
         Options { pinned, gather_blocks, threads, bulk, programmatic, persistent, left_sms }
     }
 
-    /// The memory of the groups' rows, before any of it is taken.
+    /// The memory of the groups' rows, computed before any of it is taken.
     fn pool(&self, facts: &Facts) -> Result<Pool> {
         let least = self.groups().into_iter().map(Group::least).max().unwrap_or_default();
         let wanted = pool::For { asked: self.pool, quick: self.quick, gpu: facts.gpu.is_some(), least };
@@ -289,8 +292,7 @@ impl Arguments {
         Ok(Pool::new(bytes).of_driver(self.pinned == Pinned::Driver))
     }
 
-    /// Opens the device, and with it what the groups share; the ceilings are measured before the first group takes
-    /// memory.
+    /// Opens the device and what the groups share. The ceilings are measured before the first group takes memory.
     fn begin(&self) -> Result<(Measured, Asked)> {
         self.check()?;
         let (quick, name) = (self.quick, self.target().name.to_string());
@@ -334,7 +336,7 @@ impl Arguments {
 /// `forebay bench`.
 ///
 /// # Errors
-/// Those of opening the device, of memory, of an outcome that differs, and of writing the results.
+/// Errors of opening the device, of memory, of a wrong outcome, and of writing the results.
 pub fn command(arguments: &Arguments) -> Result<()> {
     let Arguments { json, json_lines, picture, .. } = arguments;
     let targets = [

@@ -1,5 +1,5 @@
-//! What a group of figures is: a time between two points of a stream, the least time that it could take, and how
-//! much of its outcome was compared with the rule's.
+//! A figure: a time between two points of a stream, the least time that it could take, and how many outcomes were
+//! compared with the rule's.
 
 use forebay::Result;
 use indicatif::ProgressBar;
@@ -12,7 +12,7 @@ use crate::report;
 /// A parameter's value.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Parameter {
-    /// A number without a unit, or with that of its name.
+    /// A number, whose unit is in its name if it has one.
     Number(f64),
     /// A number of bytes.
     Bytes(u64),
@@ -48,12 +48,12 @@ impl std::fmt::Display for Parameter {
     }
 }
 
-/// What is to be reached on a GPU, and whether it was.
+/// A target on a GPU, and whether it was met.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// In words, with its number and unit.
+    /// Its text, with number and unit.
     pub text: &'static str,
-    /// Whether the figure reaches it.
+    /// Whether the figure meets it.
     pub met: bool,
 }
 
@@ -69,7 +69,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Of the times of all rounds; zeros of none. The quartiles are the nearest ones measured.
+    /// Of the times of all rounds; zeros if there are none. Quartiles are the nearest measured times.
     pub fn of(mut times: Vec<f64>) -> Spread {
         times.sort_by(f64::total_cmp);
         let at = |share: f64| {
@@ -92,9 +92,9 @@ impl Spread {
 pub struct Figure {
     /// The group, as `--only` names it.
     pub group: &'static str,
-    /// What is timed, short.
+    /// What is timed, in short.
     pub name: String,
-    /// With which parameters.
+    /// Its parameters.
     pub parameters: Vec<(&'static str, Parameter)>,
     /// Median of the rounds, microseconds.
     pub us: f64,
@@ -102,22 +102,22 @@ pub struct Figure {
     pub us_low: f64,
     /// Upper quartile, microseconds.
     pub us_high: f64,
-    /// Payload, where bytes move.
+    /// Payload bytes, if bytes are moved.
     pub bytes: Option<u64>,
-    /// Which ceiling holds here, and the least time by it, microseconds.
+    /// The name of its ceiling, and the least time by it, in microseconds.
     pub ceiling: (&'static str, f64),
-    /// Other times of the same work, microseconds: other ceilings, other ways.
+    /// Other times of the same work, in microseconds: other ceilings, other methods.
     pub beside: Vec<(&'static str, f64)>,
-    /// What the rows that it moves ask of a GPU's link.
+    /// The demand of its rows on a GPU's link.
     pub link: Option<Link>,
-    /// What is to be reached on a GPU; none where nothing is, or the device is none.
+    /// The target on a GPU; none if there is none, or if the device is not a GPU.
     pub target: Option<Target>,
-    /// Rows, slots and digests that were compared with what they must be.
+    /// Rows, slots and digests that were compared.
     pub checked: u64,
 }
 
 impl Figure {
-    /// A figure of the times of all rounds.
+    /// A figure from the times of all rounds.
     pub fn new(
         group: &'static str,
         name: impl Into<String>,
@@ -142,7 +142,7 @@ impl Figure {
         }
     }
 
-    /// With one more parameter.
+    /// Adds a parameter.
     pub fn with(mut self, name: &'static str, value: impl Into<Parameter>) -> Figure {
         self.parameters.push((name, value.into()));
         self
@@ -156,49 +156,49 @@ impl Figure {
         })
     }
 
-    /// Payload in bytes a second; none where no bytes move.
+    /// Payload in bytes a second; none if no bytes move.
     pub fn rate(&self) -> Option<f64> {
         self.bytes.filter(|_| self.us > 0.0).map(|bytes| bytes as f64 / self.us * 1e6)
     }
 
-    /// The share of the ceiling that is reached: its time over the figure's.
+    /// The share of the ceiling that is reached: the ceiling's time over the figure's.
     pub fn fraction(&self) -> f64 {
         self.share(self.ceiling.1)
     }
 
-    /// The share of another ceiling's time.
+    /// The share of another ceiling.
     pub fn share(&self, least_us: f64) -> f64 {
         if self.us > 0.0 { least_us / self.us } else { 0.0 }
     }
 }
 
-/// How much is measured.
+/// The extent of a run.
 pub struct Asked {
-    /// Steps timed for each figure, behind some that warm up.
+    /// Steps timed for each figure, after some that warm up.
     pub rounds: u32,
-    /// Tiny shapes, for tests and for devices that are no measure.
+    /// Tiny shapes, for tests and for devices whose speed does not matter.
     pub quick: bool,
-    /// Advanced by one for each figure.
+    /// Progress, advanced by one for each figure.
     pub progress: ProgressBar,
     /// Host memory of the rows.
     pub pool: Pool,
-    /// Where an engine's work is to run as persistent kernels, how many multiprocessors these leave free.
+    /// Multiprocessors that persistent kernels leave free, if the engine's work runs as such.
     pub persistent: Option<u32>,
-    /// Gathers go by bulk copies.
+    /// Gathers use bulk copies.
     pub bulk: bool,
-    /// Of gathers, one of so many rows alone.
+    /// Measures a single gather of this many rows.
     pub rows: Option<u32>,
-    /// Of resolves, one of so many sequences alone.
+    /// Measures a single resolve of this many sequences.
     pub batch: Option<u32>,
-    /// Where each goes once it is known.
+    /// The file for figures as they become known.
     pub lines: Lines,
 }
 
 impl Asked {
-    /// The figure, written where one asked for it. Every figure of a group passes here as soon as it is whole.
+    /// Passes on a finished figure, and writes it to the file if one was requested.
     ///
     /// # Errors
-    /// Those of the file.
+    /// Errors of the file.
     pub fn known(&self, figure: Figure) -> Result<Figure> {
         self.lines.figure(&figure).map(|()| figure)
     }

@@ -1,12 +1,11 @@
-//! Pools of one cache, driven by the device's own calls, and the oracle beside them.
+//! Pools of one cache, driven by the device's own calls, with an oracle that performs the same steps.
 //!
-//! Every step is made on both sides, and every answer, every fetched or moved row's bytes and every report is
-//! compared before the next one begins; at the end all digests, and the device's own check of its tables.
+//! Every step runs on both sides, and every slot, the bytes of every fetched or moved row, and every report are
+//! compared before the next step begins; at the end all digests are compared, and the device checks its own tables.
 //!
-//! **Memory.** Host memory is one [`Memory`], filled once: what a row holds follows from where it stands, and the
-//! slab's rows are compared with it. A rig's lanes have their pages all over it, also where they have fewer than it has
-//! room for. A device keeps what a rig took
-//! until it is dropped, so each group of figures has a device of its own.
+//! **Memory.** Host memory is one [`Memory`], filled once: a row's contents follow from its position, and the slab's
+//! rows are compared with it. The pages of a rig's lanes are spread over all of it, even if they do not fill it. A
+//! device keeps what a rig took until it is dropped, so each group of figures has a device of its own.
 
 use std::sync::Arc;
 
@@ -23,22 +22,22 @@ use super::pool::Memory;
 use super::reuse;
 use super::timer::Timer;
 
-/// Bytes that are written at a time.
+/// Bytes written at a time.
 const CHUNK: u64 = 1 << 20;
 
-/// From so many rows on those of a lane are read in one piece.
+/// From this many rows on, a lane's rows are read in one piece.
 const ONE_BY_ONE: usize = 16;
 
-/// How rows stand in host memory.
+/// The layout of rows in host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowShape {
     /// Bytes of a row.
     pub row: u32,
-    /// Bytes from a row to the next.
+    /// Bytes from one row to the next.
     pub stride: u32,
 }
 
-/// What a rig is made of.
+/// The shape of a rig.
 #[derive(Clone, Copy, Debug)]
 pub struct Extents {
     /// Bytes of a row; 4 for tables without rows.
@@ -53,7 +52,7 @@ pub struct Extents {
     pub lanes: u32,
     /// Tokens of the longest sequence.
     pub length: u32,
-    /// A sequence has up to so many fewer.
+    /// Sequences are up to this many tokens shorter.
     pub shorter: u32,
     /// Tokens that a sequence may gain.
     pub growth: u32,
@@ -66,7 +65,7 @@ pub struct Extents {
 }
 
 impl Extents {
-    /// A layer of one lane at a fifth of 32K, for tests of tables without rows.
+    /// One layer of one lane with a budget of a fifth of 32K, for tests of tables without rows.
     #[cfg(test)]
     pub const ONE_LANE: Extents = Extents {
         row: 4,
@@ -107,7 +106,7 @@ impl Extents {
         self.lanes as u64 * self.lane_pages() as u64 * self.page_bytes()
     }
 
-    /// Each layer's share of so many bytes, in whole pages; 0 where they are too few for all layers.
+    /// Each layer's share of `bytes`, in whole pages; 0 if they do not suffice for all layers.
     const fn share(&self, bytes: u64) -> u64 {
         let each = bytes / self.layers as u64 / self.page_bytes() * self.page_bytes();
         if each < self.layer_bytes() { 0 } else { each }
@@ -118,7 +117,7 @@ impl Extents {
         self.tables().slots() as u64 * self.row as u64
     }
 
-    /// A layer's tables: scratch slots as the rule demands.
+    /// A layer's tables, with the scratch slots that the rule requires.
     pub const fn tables(&self) -> TableShape {
         let scratch = (self.query_rows * self.k).saturating_sub(self.budget);
         let landing_base = 1 + self.lanes * scratch;
@@ -149,23 +148,23 @@ impl Extents {
     }
 }
 
-/// Where a rig's rows are.
+/// The memory of a rig's rows.
 #[derive(Debug)]
 pub enum Places {
-    /// Nowhere: tables alone.
+    /// No rows: tables alone.
     Tables,
-    /// In host memory, each lane's pages at random places.
+    /// In host memory, with each lane's pages at random places.
     Host(Memory),
-    /// In host memory, with a slab that is given, the same for all layers; so are the rows of memory for one layer.
+    /// In host memory, with a given slab for all layers; memory for one layer serves all, too.
     HostInto(Memory, Slice),
-    /// In memory that is given, of one layer, with the pages of all lanes.
+    /// In given memory of one layer, with the pages of all lanes.
     Given(Slice, Vec<u32>),
 }
 
 /// See the module's head.
 #[derive(Debug)]
 pub struct Rig {
-    /// What it is made of.
+    /// Its shape.
     pub extents: Extents,
     /// The device.
     pub device: Arc<dyn Probe>,
@@ -173,14 +172,14 @@ pub struct Rig {
     pub pools: Pools,
     /// The stream of its steps.
     pub timer: Timer,
-    /// The same steps by the rule.
+    /// The rule, which performs the same steps.
     pub oracle: Oracle,
-    /// Compared so far.
+    /// The number of comparisons so far.
     pub checked: u64,
     geometry: Geometry,
     tables: TableShape,
     memory: Option<Memory>,
-    /// From a layer's rows to the next one's; 0 where all layers have the same.
+    /// Bytes from a layer's rows to the next layer's; 0 if all layers share their rows.
     layer_bytes: u64,
     slabs: Vec<Slice>,
     pages: Vec<u32>,
@@ -188,7 +187,7 @@ pub struct Rig {
     report: Memory,
     selection: Slice,
     answers: Slice,
-    /// The step's number, its lanes by batch row, its query rows.
+    /// The step's number, its lanes by batch row, and its query rows.
     number: u64,
     lanes: Vec<u32>,
     query: u32,
@@ -198,10 +197,10 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// All lanes joined, nothing resident. `quick` as [`Timer::new`].
+    /// Joins all lanes, with nothing resident. `quick` as for [`Timer::new`].
     ///
     /// # Errors
-    /// Those of the device; [`forebay::Kind::OutOfMemory`].
+    /// Errors of the device; [`forebay::Kind::OutOfMemory`].
     pub fn new(device: &Arc<dyn Probe>, extents: Extents, places: Places, quick: bool) -> Result<Rig> {
         let Extents { layers, lanes, k, query_rows, .. } = extents;
         let (geometry, tables) = (extents.geometry()?, extents.tables());
@@ -216,7 +215,7 @@ impl Rig {
         };
         let layer_bytes = extents.share(rows.bytes());
         let layer_of = |layer: u32| match layer_bytes {
-            // Tables alone need the extent of a layer's rows, and no rows; what is given has a layout of its own.
+            // Tables alone need the extent of a layer's rows, but no rows; given memory has its own layout.
             0 => rows.part(0, rows.bytes()),
             bytes => rows.part(u64::from(layer) * bytes, bytes),
         };
@@ -271,10 +270,10 @@ impl Rig {
         Ok(rig)
     }
 
-    /// Writes to all slots once, so that no figure pays for memory that is used for the first time.
+    /// Writes to all slots once, so that no figure includes first touches.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     pub fn touch(&self) -> Result<()> {
         let zeros = vec![0; CHUNK as usize];
         for slab in &self.slabs {
@@ -291,15 +290,15 @@ impl Rig {
         self.timer.stream()
     }
 
-    /// Waits for all that was enqueued on the stream.
+    /// Waits for everything enqueued on the stream.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     pub fn wait(&self) -> Result<()> {
         self.timer.wait()
     }
 
-    /// Tokens with which a lane begins.
+    /// The initial tokens of a lane.
     fn begins_with(&self, lane: u32) -> u32 {
         let Extents { length, shorter, .. } = self.extents;
         length - (mix(u64::from(lane)) % u64::from(shorter + 1)) as u32
@@ -322,7 +321,7 @@ impl Rig {
     /// Gives a lane to a new sequence of the same length.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     pub fn rejoin(&mut self, lane: u32) -> Result<()> {
         self.device.enqueue(self.pools, self.stream(), PoolOp::Leave(Lane(lane)))?;
         self.oracle.leave(lane);
@@ -330,11 +329,11 @@ impl Rig {
         self.wait()
     }
 
-    /// Fills every lane's budget in every layer, by selections of random rows, as prompts leave it; then so many
-    /// more, as steps of a decode leave it ([`reuse`]). Brings no bytes: rows that were not fetched are not compared.
+    /// Fills every lane's budget in every layer with selections of random rows, as prompts do; then makes `decoded`
+    /// more as decode steps do ([`reuse`]). Copies no bytes: rows that were not fetched are not compared.
     ///
     /// # Errors
-    /// Those of the device; as [`Oracle::select`].
+    /// Errors of the device, and of [`Oracle::select`].
     pub fn fill(&mut self, decoded: u32) -> Result<()> {
         let Extents { layers, lanes, k, budget, .. } = self.extents;
         let prompt = budget.div_ceil(k);
@@ -369,18 +368,18 @@ impl Rig {
     /// Writes words to device memory, and waits.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     pub fn write_words(&mut self, slice: Slice, words: &[i32]) -> Result<()> {
         self.bytes.clear();
         self.bytes.extend(words.iter().flat_map(|word| word.to_le_bytes()));
         self.device.write(slice, &self.bytes)
     }
 
-    /// Begins a step of `lanes`, of whose rows the first `accepted` of the step before stay, with `query` query rows.
-    /// Answers what commit takes, in microseconds. `moved` hears of every landed row that got a slot.
+    /// Begins a step of `lanes` with `query` query rows; the first `accepted` rows of the previous step stay. Returns
+    /// the time of the commit in microseconds. Calls `moved` for every landed row that got a slot.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     pub fn begin(
         &mut self,
         lanes: &[u32],
@@ -409,11 +408,11 @@ impl Rig {
         StepRange { micro_batch: MicroBatch(0), layer: Layer(layer), first: 0, count, rows }
     }
 
-    /// Of a layer the first `batch` batch rows, whether or not a step was begun for them: the part, and what its
-    /// resolve reads and writes.
+    /// The first `batch` batch rows of a layer, whether or not a step has begun for them: the step range, and the
+    /// buffers of its resolve.
     ///
     /// # Errors
-    /// More than there are.
+    /// [`forebay::Kind::Internal`] for more batch rows than there are.
     pub fn unbegun(&self, layer: u32, batch: u32) -> Result<(StepRange, Slice, Answer)> {
         let range = StepRange {
             micro_batch: MicroBatch(0),
@@ -427,10 +426,10 @@ impl Rig {
         Ok((range, self.selection.part(0, bytes)?, answer))
     }
 
-    /// Draws what the step's lanes select in a layer, by batch row, and hands it to the device.
+    /// Draws the selections of the step's lanes in a layer, by batch row, and copies them to the device.
     ///
     /// # Errors
-    /// As [`Oracle::select`].
+    /// Errors of [`Oracle::select`].
     pub fn select(&mut self, layer: u32, wanted: impl Fn(usize) -> Wanted) -> Result<()> {
         let mut selected = std::mem::take(&mut self.selected);
         selected.clear();
@@ -440,10 +439,10 @@ impl Rig {
         self.choose(selected)
     }
 
-    /// Hands a selection `[lanes][query][k]` to the device.
+    /// Copies a selection `[lanes][query][k]` to the device.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     pub fn choose(&mut self, selected: Vec<i32>) -> Result<()> {
         let slice = self.selection.part(0, 4 * selected.len() as u64)?;
         self.write_words(slice, &selected)?;
@@ -454,7 +453,7 @@ impl Rig {
     /// Enqueues the layer's resolve.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     pub fn resolve(&self, layer: u32, stream: Stream) -> Result<()> {
         let bytes = 4 * self.selected.len() as u64;
         let answer = Answer { slots: self.answers.part(0, bytes)?, split_indices: None };
@@ -469,15 +468,15 @@ impl Rig {
     /// Enqueues the layer's gather.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     pub fn gather(&self, layer: u32, stream: Stream) -> Result<()> {
         self.device.enqueue(self.pools, stream, PoolOp::Gather { range: self.range(layer), wave: 0 })
     }
 
-    /// Resolves by the rule, and compares every answer of the device's resolve, which has run.
+    /// Resolves by the rule, and compares every slot with the device's resolve, which has run.
     ///
     /// # Errors
-    /// [`forebay::Kind::Internal`] for one that differs; those of the device.
+    /// [`forebay::Kind::Internal`] for a difference; errors of the device.
     pub fn check_answers(&mut self, layer: u32) -> Result<()> {
         self.oracle.resolve(layer, &self.lanes, self.query, &self.selected)?;
         let mut bytes = std::mem::take(&mut self.bytes);
@@ -490,10 +489,10 @@ impl Rig {
         Ok(())
     }
 
-    /// Compares every row that the layer's gather has brought with the total pool.
+    /// Compares every row that the layer's gather has fetched with the total pool.
     ///
     /// # Errors
-    /// [`forebay::Kind::Internal`] for one that differs; those of the device.
+    /// [`forebay::Kind::Internal`] for a difference; errors of the device.
     pub fn check_rows(&mut self, layer: u32) -> Result<()> {
         let lists = std::mem::take(&mut self.oracle.fetches);
         let compared = self.lanes.iter().zip(&lists).try_fold(0, |sum, (lane, list)| {
@@ -505,10 +504,10 @@ impl Rig {
         Ok(())
     }
 
-    /// Compares rows of a lane's slots with what `wanted` says they hold. Answers how many.
+    /// Compares rows in a lane's slots with the expected contents of `wanted`. Returns how many.
     ///
     /// # Errors
-    /// Likewise.
+    /// [`forebay::Kind::Internal`] for a difference; errors of the device.
     pub fn compare_rows(
         &self,
         layer: u32,
@@ -542,10 +541,10 @@ impl Rig {
         Ok(list.len() as u64)
     }
 
-    /// Slots of a layer's slab, so many from `first` on.
+    /// `count` slots of a layer's slab, from `first` on.
     ///
     /// # Errors
-    /// Those that lie outside.
+    /// [`forebay::Kind::Internal`] for slots outside the slab.
     pub fn slot_rows(&self, layer: u32, first: u32, count: u32) -> Result<Slice> {
         let row = u64::from(self.extents.row);
         match self.slabs.get(layer as usize) {
@@ -559,7 +558,7 @@ impl Rig {
         self.tables.landing_base + lane * self.tables.query_rows
     }
 
-    /// Where a lane's position stands in host memory.
+    /// The place of a lane's position in host memory.
     fn host_offset(&self, layer: u32, lane: u32, position: u32) -> u64 {
         let (page, token) = (position / self.extents.page, position % self.extents.page);
         let place = lane as usize * self.extents.lane_pages() as usize + page as usize;
@@ -570,7 +569,7 @@ impl Rig {
     /// The bytes of a lane's position in the total pool.
     ///
     /// # Errors
-    /// [`forebay::Kind::OutOfRange`] for a rig without one.
+    /// [`forebay::Kind::OutOfRange`] for a rig without a total pool.
     pub fn host_row(&self, layer: u32, lane: u32, position: u32, bytes: &mut [u8]) -> Result<()> {
         match &self.memory {
             Some(memory) => memory.map.copy_out(self.host_offset(layer, lane, position), bytes),
@@ -578,10 +577,10 @@ impl Rig {
         }
     }
 
-    /// Ends the step and compares its report: no error, hits and misses of each layer, lengths.
+    /// Ends the step and compares its report: no error, the hits and misses of each layer, lengths.
     ///
     /// # Errors
-    /// [`forebay::Kind::Internal`] for what differs; those of the device.
+    /// [`forebay::Kind::Internal`] for a difference; errors of the device.
     pub fn end(&mut self) -> Result<()> {
         let Extents { layers, lanes, .. } = self.extents;
         self.device.enqueue(
@@ -623,10 +622,10 @@ impl Rig {
         Ok(())
     }
 
-    /// Compares every lane's digest, and lets the device check its tables.
+    /// Compares every lane's digest, and has the device check its tables.
     ///
     /// # Errors
-    /// [`forebay::Kind::Internal`] for what differs or does not hold.
+    /// [`forebay::Kind::Internal`] for a difference or a failed check.
     pub fn finish(&mut self) -> Result<()> {
         for lane in 0..self.extents.lanes {
             let (found, wanted) = (self.device.digest(self.pools, Lane(lane))?, self.oracle.digest(lane));

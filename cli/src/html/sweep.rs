@@ -1,5 +1,5 @@
-//! The pictures of a sweep: throughput by batch, and what of a step is exposed, a line for each setting. Of one point
-//! alone there is no line: its step's timeline is shown.
+//! The pictures of a sweep: throughput by batch, and the exposed share of a step, with a line for each setting. A
+//! single point has no line: the page shows its step's timeline instead.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::RangeInclusive;
@@ -22,13 +22,13 @@ use crate::simulate::Simulated;
 use crate::simulate_report::{beside, exposed_share, line, mean_misses, title, worst_layer};
 use crate::timeline::lanes;
 
-/// Units that a picture is high.
+/// Height of a picture.
 const HEIGHT: f64 = 290.0;
 
-/// A line of more points than this goes without its dots.
+/// A line with more points than this has no dots.
 const DOTS: usize = 20;
 
-/// The colours of lines, in their order; then dashed.
+/// The colours of lines, in order; the later ones are dashed.
 const CLASSES: [&str; 16] = [
     "lru",
     "optimum",
@@ -48,10 +48,10 @@ const CLASSES: [&str; 16] = [
     "cold dash",
 ];
 
-/// A line's name and its points, as they were computed.
+/// A line's name and its computed points.
 pub type Series = (String, Vec<(f64, f64)>);
 
-/// A number on an axis, round thousands as such.
+/// A number on an axis, with round thousands abbreviated.
 fn thousands(value: f64) -> String {
     if value >= 10_000.0 && value % 100.0 == 0.0 {
         format!("{}K", short(value / 1000.0))
@@ -63,7 +63,7 @@ fn thousands(value: f64) -> String {
 /// The name of an axis of batches.
 pub const BATCH: &str = "sequences on one GPU";
 
-/// Lines over the batch, or what else the name of the x axis says.
+/// Lines over the batch, or over the quantity that names the x axis.
 pub fn over(
     title: &str,
     sentence: &str,
@@ -75,7 +75,7 @@ pub fn over(
     let points = || series.iter().flat_map(|(_, points)| points);
     let most = points().map(|point| point.1).chain(rule.map(|rule| rule.0)).fold(0.0, f64::max);
     let widest = points().map(|point| point.0).fold(0.0, f64::max);
-    // One line needs no name; the longest of several needs room.
+    // A single line needs no name; of several the longest needs room.
     let named = |name: &String| if series.len() > 1 { name.clone() } else { String::new() };
     let longest = series.iter().map(|(name, _)| named(name).chars().count()).max().unwrap_or(0);
     let plot = Plot::new(HEIGHT, (24.0 + 7.4 * longest as f64).min(WIDTH / 2.0));
@@ -88,7 +88,7 @@ pub fn over(
     plot.frame(&mut svg, &axis(&x, x_name), &axis(&y, y_name));
     if let Some((value, name)) = rule {
         svg.line("rule", (left, y.place(value)), (right, y.place(value)));
-        // At its end: what is drawn over it begins there, and rises.
+        // At its end, where other lines begin and rise.
         svg.text("note", super::svg::Anchor::End, (right - 6.0, y.place(value) - 5.0), name);
     }
     let lines: Vec<Line> = series
@@ -103,7 +103,7 @@ pub fn over(
     svg.finish()
 }
 
-/// The points with their groups' names, in the order in which groups come up.
+/// The points with their groups' names, in order of appearance.
 pub fn grouped<T>(all: &[T], name: impl Fn(&T) -> String, point: impl Fn(&T) -> (f64, f64)) -> Vec<Series> {
     let mut series: Vec<Series> = Vec::new();
     let mut known: HashMap<String, usize> = HashMap::new();
@@ -121,7 +121,7 @@ pub fn grouped<T>(all: &[T], name: impl Fn(&T) -> String, point: impl Fn(&T) -> 
     series
 }
 
-/// A ratio as it was asked for.
+/// A ratio as requested.
 fn asked(simulated: &Simulated) -> String {
     match simulated.asked {
         Ratio::Share(share) => format!("ratio {}", ratio(share)),
@@ -129,7 +129,7 @@ fn asked(simulated: &Simulated) -> String {
     }
 }
 
-/// Whether ratios alone differ where batches could: then lines go over the ratio.
+/// Whether ratios differ and batches do not: then lines go over the ratio.
 fn by_ratio(all: &[Simulated]) -> bool {
     let first = all.first();
     let one = all.iter().all(|s| Some(s.outcome.point.batch) == first.map(|f| f.outcome.point.batch));
@@ -137,7 +137,7 @@ fn by_ratio(all: &[Simulated]) -> bool {
     one && several && all.iter().all(|s| s.asked != Ratio::Auto)
 }
 
-/// What tells the lines of a sweep apart: whatever differs beside what they go over. Looked for once for all of them.
+/// What identifies a line of a sweep: everything that differs apart from its x axis. Computed once for all lines.
 struct Told {
     over_ratio: bool,
     link: bool,
@@ -145,7 +145,7 @@ struct Told {
     mtp: bool,
     asked: bool,
     choice: bool,
-    /// Query rows whose acceptance differs: drafts have their own otherwise, which needs no name.
+    /// Query rows whose acceptance differs; otherwise a number of drafts has only one acceptance, which needs no name.
     accepts: HashSet<u32>,
 }
 
@@ -185,14 +185,14 @@ impl Told {
     }
 }
 
-/// What each layer of a step exposes.
+/// The exposed time of each layer of a step.
 fn by_layer(simulated: &Simulated) -> Card {
     let outcome = &simulated.outcome;
     let worst = worst_layer(outcome);
     let most = outcome.exposed_us.iter().copied().fold(0.0, f64::max);
     let sentence = format!(
-        "At batch {} and ratio {}: layer {worst} exposes most, {} µs. A column is waits for rows, and what attention \
-         in parts costs more than in one.",
+        "At batch {} and ratio {}: layer {worst} exposes most, {} µs. A column is the wait for rows, plus the extra \
+         cost of split attention.",
         outcome.point.batch,
         ratio(outcome.point.ratio),
         number(most),
@@ -241,7 +241,7 @@ fn table(all: &[Simulated]) -> Table {
     Table { head: head.map(str::to_owned).into(), rows: all.iter().map(row).collect() }
 }
 
-/// Tokens a second if nothing were missed: what a larger batch would buy if memory had no end.
+/// Tokens a second without misses: the throughput of the batch with unlimited device memory.
 fn unhindered(simulated: &Simulated) -> f64 {
     let outcome = &simulated.outcome;
     let without = outcome.step_ms - outcome.exposed_ms;
@@ -271,7 +271,7 @@ fn cards(all: &[Simulated], best: &Simulated) -> Vec<Card> {
     let worst = all.iter().map(|s| exposed_share(&s.outcome)).fold(0.0, f64::max);
     let point = &best.outcome.point;
     let most = format!(
-        "Most tokens a second, {:.0} of 8 GPUs, at batch {} and ratio {}, {} tokens, mtp {}{}, order {}{}.",
+        "Most tokens a second: {:.0} of 8 GPUs, at batch {} and ratio {}, {} tokens, mtp {}{}, order {}{}.",
         best.outcome.throughput,
         point.batch,
         ratio(point.ratio),
@@ -299,12 +299,12 @@ fn step(simulated: &Simulated, layers: RangeInclusive<u32>) -> Card {
     Card { name: "The step by streams".to_owned(), sentence, pictures, table, wide: true }
 }
 
-/// What was computed from what, how many points, and what of a replay's steps.
+/// The source of the figures, the number of points, and a replay's steps.
 fn facts(all: &[Simulated]) -> Vec<String> {
     let longest = all.iter().filter_map(|s| s.worst.as_ref());
     let longest = longest.max_by(|a, b| a.outcome.step_ms.total_cmp(&b.outcome.step_ms)).map(|worst| {
         format!(
-            "Each point is the mean of {} steps, all in one order by layer. The longest step of any takes {} ms.",
+            "Each point is the mean of {} steps, all in the same order by layer. The longest step of all takes {} ms.",
             worst.steps,
             number(worst.outcome.step_ms)
         )
@@ -317,7 +317,7 @@ fn facts(all: &[Simulated]) -> Vec<String> {
     source.into_iter().chain([points]).chain(longest).collect()
 }
 
-/// What stands above all figures: GPUs that the costs are not of, misses of another model.
+/// Warnings above all figures: GPUs other than those of the costs, misses of another model.
 fn warning(best: &Simulated, note: Option<&str>) -> Option<String> {
     let of = best.provenance.deployment;
     let extrapolated =
@@ -352,7 +352,7 @@ pub fn simulated(all: &[Simulated], note: Option<&str>, layers: RangeInclusive<u
             _ => cards(all, best),
         },
     };
-    // One point is one sentence; of a sweep none says all.
+    // A single point is described by one sentence; a sweep is not.
     let headline = match all {
         [_] => format!(
             "A step of {} ms, {} of it exposed: {} tokens a second of 8 GPUs, computed from setup {}.",
@@ -367,13 +367,13 @@ pub fn simulated(all: &[Simulated], note: Option<&str>, layers: RangeInclusive<u
         command: "simulate",
         question: &headline,
         things: "setups",
-        intro: "Steps of the production schedule on a virtual clock, with the setup's costs. What a step waits for \
-                rows, and what that leaves of the throughput that a larger batch buys.",
+        intro: "Steps of the production schedule on a virtual clock, with the setup's costs. They show how long a step \
+                waits for rows, and how much of a larger batch's throughput remains.",
     };
     let notes = [
-        "Exposed: what a step takes beyond the same step without misses in the order none.".to_owned(),
-        "Misses: rows that a sequence fetches in a layer, mean over the layers. Without: as if none were missed, \
-         which takes memory for all rows."
+        "Exposed: how much longer a step takes than without misses in the order none.".to_owned(),
+        "Misses: rows that a sequence fetches in a layer, mean over the layers. Without: with no misses, \
+         which needs memory for all rows."
             .to_owned(),
     ];
     let assumed = provenance::assumptions(all.iter().map(|simulated| &simulated.provenance));

@@ -76,7 +76,7 @@ class Rig:
     """A cache on the GPU whose sequences select windows of a shuffled context, and one on a host device with the same
     calls.
 
-    A window moves on by `misses` positions per step. These were never selected or are long evicted, so all of them miss.
+    A window moves on by `misses` positions per step. These were never selected or are long evicted, so they all miss.
     """
 
     def __init__(

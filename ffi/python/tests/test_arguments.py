@@ -240,7 +240,7 @@ def test_rows_are_checked_by_their_bytes(make: Make) -> None:
         sequence.append(1, Tensor(good, Dtype("uint8", 1)))
         sequence.append(2, good)
         sequence.join()
-        with pytest.raises(forebay.InvalidConfig):
+        with pytest.raises(forebay.InvalidState):
             sequence.append(0, good[:1])
         with pytest.raises(forebay.OutOfRange):
             sequence.read_row(0, 1000)

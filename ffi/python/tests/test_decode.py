@@ -117,7 +117,7 @@ def test_ways_of_calling_a_layer_come_to_the_same(make: Make) -> None:
             step.layers(np.stack([selection] * LAYERS), all_slots)
             slots = all_slots[-1]
         else:
-            buffers = forebay.Buffers.empty(cache, 1, 1, parts=True)
+            buffers = forebay.Buffers.empty(cache, 1, 1, split=True)
             buffers.selection[:] = selection
             for layer in range(LAYERS):
                 step.resolve(layer, buffers)

@@ -60,7 +60,7 @@ def begin(make: Make, called: Call) -> tuple[forebay.Cache, list[forebay.Sequenc
 def test_a_forgotten_call_is_named_and_made_up_for(make: Make, called: Call, says: str) -> None:
     cache, sequences, step = begin(make, called)
     for end in (step.finish, step.retire):
-        with pytest.raises(forebay.InvalidConfig, match=says):
+        with pytest.raises(forebay.InvalidState, match=says):
             end()
     assert cache.stats().steps_in_flight == 1
     if called is no_gather:
@@ -102,7 +102,7 @@ def test_an_exception_of_the_body_abandons_the_step_and_comes_out_as_it_is(make:
             raise KeyError("the engine's own")
     assert cache.stats().steps_in_flight == 0
     sequence.truncate(40)
-    with pytest.raises(forebay.InvalidConfig, match="a scatter was not enqueued .layer 0"):
+    with pytest.raises(forebay.InvalidState, match="a scatter was not enqueued .layer 0"):
         with cache.prepare([(sequence, 0, 1)]) as step:
             step.layer(0, some(1), empty())
     # It is open still.
@@ -153,19 +153,19 @@ class Rig:
     def refused(self, step: forebay.Step, says: str) -> None:
         """Twice, by each of the calls that finish; nothing of it ends."""
         for end in (step.finish, step.retire):
-            with pytest.raises(forebay.InvalidConfig, match=f"{says}.*; enqueue it, or abandon the step"):
+            with pytest.raises(forebay.InvalidState, match=f"{says}.*; enqueue it, or abandon the step"):
                 end()
         assert self.cache.stats().steps_in_flight == 1
 
     def give_up(self, step: forebay.Step) -> None:
         step.abandon()
-        with pytest.raises(forebay.Cancelled, match="roll its sequences back"):
+        with pytest.raises(forebay.Cancelled, match="truncate its sequences"):
             step.retire(wait=True)
         self.healed()
 
     def healed(self) -> None:
         """A step of what has failed is refused; a roll-back heals it."""
-        with pytest.raises(forebay.InvalidConfig, match="a step of the sequence failed"):
+        with pytest.raises(forebay.InvalidState, match="a step of the sequence failed"):
             self.cache.prepare([(self.sequences[0], 0, 1)], stream=self.stream)
         for sequence in self.sequences:
             sequence.truncate(sequence.length.committed, self.stream)
@@ -189,7 +189,7 @@ def missing(made: Made, widths: tuple[int, ...]) -> str | None:
     first, count = of.get("first", 0), of.get("count", 2)
     rows = [row for row in range(first, first + count) if query < widths[row]]
     place = f"layer {of['layer']}, batch row {rows[0]}, query row {query}" if rows else ""
-    place += f", pass {of['attention_wave']}\\)" if call == "gather" else "\\)"
+    place += f", wave {of['attention_wave']}\\)" if call == "gather" else "\\)"
     return f"a {call} was not enqueued .{place}" if rows else None
 
 
@@ -356,7 +356,7 @@ def test_a_graph_of_the_engines_that_was_not_launched_fails_its_step(
             assert step.retire(wait=True).step > 0
             continue
         layer, query = min(without, DRAFT), max(without - DRAFT, 0)
-        says = f"a query row was never resolved .batch row 0, layer {layer}, value {query}.; roll its sequences back"
+        says = f"a query row was never resolved .batch row 0, layer {layer}, value {query}.; truncate its sequences"
         with pytest.raises(forebay.DeviceFailed, match=says):
             step.retire(wait=True)
         rig.healed()

@@ -297,7 +297,7 @@ def test_steps_that_the_engine_captures_come_to_what_the_host_device_does(place:
         told = both.on_host(host, texts, widths, picks)
         place.write(both.asked, np.concatenate([picks, padding], axis=1))
         place.write(both.told, np.full_like(place.read(both.told), -77))
-        with pytest.raises(forebay.InvalidConfig):
+        with pytest.raises(forebay.InvalidState):
             captured.launch([gpu])
         replay()
         captured.launched([gpu])

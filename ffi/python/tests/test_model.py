@@ -321,7 +321,7 @@ def test_control_a_step_whose_misses_were_not_gathered_gives_no_tokens(monkeypat
     asked = requests(1)
     with Offloaded(model(), asked, top_k=TOP_K, ratio=RATIO, order="passes") as cache:
         monkeypatch.setattr(forebay.Step, "gather", lambda *_, **__: None)
-        with pytest.raises(forebay.InvalidConfig, match="a gather was not enqueued"):
+        with pytest.raises(forebay.InvalidState, match="a gather was not enqueued"):
             for _ in Decoder(cache, asked, read=True):
                 pass
 

@@ -56,7 +56,7 @@ class Engine:
 def begin(make: Make, *, rows: int = 2) -> tuple[forebay.Cache, Engine, forebay.Layers]:
     cache = make()
     sequences = [joined(cache, bring_up="nothing") for _ in range(rows)]
-    buffers = forebay.Buffers.empty(cache, rows, 1, parts=True)
+    buffers = forebay.Buffers.empty(cache, rows, 1, split=True)
     engine = Engine(cache, sequences, buffers)
     engine.ready()
     return cache, engine, forebay.Layers(buffers, half=1)
@@ -177,8 +177,8 @@ def test_more_rows_than_the_buffers_have_are_refused(make: Make) -> None:
 
 def test_what_a_capture_is_given_is_named(make: Make) -> None:
     cache, engine, layers = begin(make)
-    other = forebay.Layers(forebay.Buffers.empty(make(), 2, 1, parts=True), batch=2)
-    two = forebay.Layers(forebay.Buffers.empty(cache, 2, 2, parts=True), batch=2)
+    other = forebay.Layers(forebay.Buffers.empty(make(), 2, 1, split=True), batch=2)
+    two = forebay.Layers(forebay.Buffers.empty(cache, 2, 2, split=True), batch=2)
     for given, says in (
         ([3], r"micro_batches\[0\]"),
         (layers, "micro_batches"),

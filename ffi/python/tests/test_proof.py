@@ -131,7 +131,7 @@ def test_control_rows_that_were_not_gathered_are_missed(place: Any, monkeypatch:
     asked = requests(1)
     with Offloaded(model(), asked, top_k=TOP_K, ratio=RATIO, order="passes", arrays=place) as cache:
         monkeypatch.setattr(forebay.Step, "gather", lambda *_, **__: None)
-        with pytest.raises(forebay.InvalidConfig, match="a gather was not enqueued"):
+        with pytest.raises(forebay.InvalidState, match="a gather was not enqueued"):
             for _ in Decoder(cache, asked, read=True):
                 pass
 

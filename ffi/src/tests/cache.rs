@@ -178,7 +178,7 @@ fn layers_of_several_attention_passes_go_by_parts() {
     assert_eq!(unsafe { fb_cache_info(cache, &raw mut info) }, FbOk);
     assert_eq!(info.attention_waves, 2);
     let sequence = join(cache, 20, 10);
-    let row = FbRow { sequence, accepted: 0, query_rows: 1 };
+    let row = FbBatchRow { sequence, accepted: 0, query_rows: 1 };
     let config = FbStepConfig { rows: &raw const row, row_count: 1, query_rows: 1, ..sized() };
     let (selection, mut slots) = ([-1; (LAYERS * TOP_K) as usize], [-7; (LAYERS * TOP_K) as usize]);
     let (mut step, from, to, stream) = (0, selection.as_ptr(), slots.as_mut_ptr(), null_mut());

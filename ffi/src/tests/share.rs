@@ -52,7 +52,7 @@ fn a_published_prefix_is_found_under_its_salt_and_keys_only() {
     let mut published = 77;
     // SAFETY: all are there.
     unsafe {
-        assert_eq!(fb_publish(cache, sequence, 0, &raw const plain, &raw mut published), FbInvalidConfig);
+        assert_eq!(fb_publish(cache, sequence, 0, &raw const plain, &raw mut published), FbInvalidState);
         assert_eq!(fb_join(cache, sequence, null(), null_mut(), null_mut()), FbOk);
         assert_eq!(fb_publish(cache, sequence, 16, &raw const plain, &raw mut published), FbOutOfRange);
         assert_eq!(published, 77);

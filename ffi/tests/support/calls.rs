@@ -10,11 +10,11 @@ use std::ptr::{null, null_mut};
 use super::cache::{self, FbCache, FbStats};
 use super::config::{self, FbCacheConfig};
 use super::device::{self, FbDevice, FbDeviceConfig};
-use super::layer::{self, FbBuffers, FbPart};
+use super::layer::{self, FbBuffers, FbStepRange};
 use super::sequence::{self, FbOpenConfig, FbPage, FbSequenceLength, FbWarmUp};
 use super::share::{self, FbTokens};
 use super::status::FbStatus;
-use super::step::{self, FbRow, FbStepConfig};
+use super::step::{self, FbBatchRow, FbStepConfig};
 
 const LAYERS: u32 = 3;
 const ROW: usize = 32;
@@ -230,7 +230,7 @@ impl World {
     fn prepare(&mut self, numbers: &mut Numbers<'_>) {
         let Some(free) = self.steps.iter().position(|step| *step == 0) else { return };
         let width = numbers.below(QUERY as u32).wrapping_add(1);
-        let row = |numbers: &mut Numbers<'_>, sequence| FbRow {
+        let row = |numbers: &mut Numbers<'_>, sequence| FbBatchRow {
             sequence,
             accepted: numbers.below(2),
             query_rows: if numbers.byte() < 240 { width } else { numbers.number() },
@@ -257,7 +257,7 @@ impl World {
             let finished = step::fb_finish(self.cache, self.steps[place], null_mut());
             sound(finished, "finish");
             // Something was not enqueued.
-            if finished == FbStatus::FbInvalidConfig {
+            if finished == FbStatus::FbInvalidState {
                 sound(step::fb_abandon(self.cache, self.steps[place]), "abandon");
                 sound(step::fb_finish(self.cache, self.steps[place], null_mut()), "finish");
             }
@@ -310,7 +310,7 @@ impl World {
         let place = numbers.byte() as usize % self.steps.len();
         let (cache, step, stream) = (self.cache, self.steps[place], null_mut::<c_void>());
         let (selection, slots) = (self.selection.as_ptr(), self.slots.as_mut_ptr());
-        let range = sized!(FbPart {
+        let range = sized!(FbStepRange {
             layer: numbers.below(LAYERS),
             first: numbers.below(LANES as u32),
             count: numbers.below(LANES as u32),

@@ -165,12 +165,12 @@ fn a_record_in_a_fast_stream_does_not_end_a_wait_for_one_in_a_slow_stream() {
 fn works_that_want_more_than_all_sms_slow_each_other_in_proportion() {
     let device = exact(costs());
     let [a, b, c] = streams(&device);
-    // 0.9 + 0.6 = 1.5: both go at two thirds; what wants none is not slowed.
+    // 0.9 + 0.6 = 1.5: both run at two thirds of their speed; work without SMs is not slowed.
     compute(&device, a, 20.0, 0.9);
     compute(&device, b, 40.0, 0.6);
     compute(&device, c, 10.0, 0.0);
     assert_eq!(device.run().unwrap(), 50.0);
-    // Until 30 both have had 20; then b has its 20 left to itself.
+    // Until 30 both have done 20; then b does its remaining 20 alone.
     let ends: Vec<f64> = times(&device).iter().map(|t| t.1).collect();
     assert_eq!(ends, [10.0, 30.0, 50.0]);
 }
@@ -189,7 +189,7 @@ fn gathers_divide_the_link_and_give_it_back() {
     device.enqueue(pools, a, PoolOp::Scatter(range(0, 0, 1))).unwrap();
     device.enqueue(pools, a, PoolOp::Gather { range: range(0, 0, 2), wave: 1 }).unwrap();
     device.run().unwrap();
-    // 2 rows beside 10: at 4 rows' time the 2 are there, then 8 remain.
+    // 2 rows alongside 10: after the time of 4 rows the 2 are done, and 8 remain.
     let row = 656.0;
     let (first, second) = (4.0 * row, 12.0 * row);
     assert_eq!(
@@ -237,7 +237,7 @@ fn a_copy_engine_takes_copies_in_the_order_of_becoming_ready() {
     compute(&device, b, 2.0, 0.0);
     compute(&device, c, 1.0, 0.0);
     copy(a, 10);
-    // b's was enqueued first, c's is ready first; a's second one is behind both.
+    // b's was enqueued first, c's is ready first; a's second one comes after both.
     copy(b, 40);
     copy(c, 20);
     copy(a, 10);
@@ -257,7 +257,7 @@ fn two_copy_engines_divide_the_link() {
     copy(c, 20);
     copy(a, 10);
     assert_eq!(device.run().unwrap(), 80.0);
-    // c begins when a is done, a's second one when c is; b goes at half the rate all the time.
+    // c begins when a is done, a's second one when c is; b runs at half the rate all the time.
     assert_eq!(times(&device), [(0.0, 20.0), (20.0, 60.0), (60.0, 80.0), (0.0, 80.0)]);
 }
 

@@ -1,5 +1,5 @@
-//! The device beside an engine, which these tests play by the driver's own calls: contexts, streams and captures
-//! of its own, and memory that it uses as no device should.
+//! The device alongside an engine, which these tests imitate with the driver's own calls: contexts, streams and
+//! captures of its own, and memory used as no device should.
 
 #[path = "../../../tests/support/skip.rs"]
 pub(super) mod skip;
@@ -8,7 +8,7 @@ use super::driver::flag;
 use super::*;
 use forebay_standin::{Calls as Api, Driver as Beneath, Given, Options, Resources, Standin};
 
-/// The driver that was given, or a stand-in of two devices; none where there is no compiler to make one.
+/// The given driver, or a stand-in with two devices; `None` where there is no compiler to build one.
 fn driver(options: Options) -> Option<Beneath> {
     let driver = Beneath::new(Options { devices: 2, ..options }).unwrap();
     if driver.is_none() {
@@ -17,7 +17,7 @@ fn driver(options: Options) -> Option<Beneath> {
     driver
 }
 
-/// A stand-in of the test's own, which `does` what no other driver does.
+/// A stand-in of the test's own, which `does` something that no other driver does.
 fn own(options: Options, does: &str) -> Option<Standin> {
     if !skip::own_driver(does) {
         return None;
@@ -32,7 +32,7 @@ fn device(library: &str) -> Result<Arc<CudaDevice>> {
     CudaDevice::new(if given { usual } else { CudaOptions { unload: true, threads: 64, ..usual } })
 }
 
-/// What an engine does by itself; pointers are to locals, handles those that the driver gave.
+/// The driver calls of an engine. Pointers are to locals, and handles come from the driver.
 struct Engine<'a> {
     api: &'a Api,
     context: u64,
@@ -89,14 +89,14 @@ impl<'a> Engine<'a> {
         done(unsafe { self.api.stream_synchronize(stream) });
     }
 
-    /// Begins a capture that other threads' calls can break, as engines do unless they are told otherwise.
+    /// Begins a capture that other threads' calls can break, which is an engine's default.
     fn capture(&self, stream: u64) {
         const GLOBAL: i32 = 0;
         // SAFETY: see `Engine`.
         done(unsafe { self.api.stream_begin_capture(stream, GLOBAL) });
     }
 
-    /// Ends a capture; answers its code.
+    /// Ends a capture; returns its code.
     fn captured(&self, stream: u64) -> i32 {
         let mut graph = 0;
         // SAFETY: see `Engine`.
@@ -110,7 +110,7 @@ impl<'a> Engine<'a> {
     }
 }
 
-/// Calls of each kind, what they answer being looked at elsewhere.
+/// Makes calls of each kind; other tests check their results.
 fn some_calls(device: &CudaDevice) -> Vec<Result<()>> {
     let slice = device.allocate(64);
     let streams = [device.stream(), device.stream()];
@@ -392,7 +392,7 @@ fn a_selection_that_the_kernels_cannot_count_is_refused() {
         device.attach(plan).unwrap_err().place().to_owned()
     };
     assert_eq!(refused(65_536), "selected positions of a query row");
-    assert_eq!(refused(65_535), "layers of the plan");
+    assert_eq!(refused(65_535), "layers of the pool layout");
 }
 
 #[test]
@@ -423,7 +423,7 @@ fn a_stream_that_was_given_back_may_be_destroyed_before_the_device() {
     assert_eq!(device.return_stream(own).unwrap_err().kind(), Kind::OutOfRange, "not borrowed");
     device.return_stream(stream).unwrap();
     assert_eq!(Arc::strong_count(&count), 1, "what was enqueued has ended");
-    // SAFETY: the engine's own stream, which nobody knows any more.
+    // SAFETY: the engine's own stream, which no device has registered any more.
     done(unsafe { standin.api().stream_destroy(raw) });
     for refused in [device.return_stream(stream), device.record(event, stream)] {
         assert_eq!(refused.unwrap_err().kind(), Kind::OutOfRange);
@@ -477,7 +477,7 @@ fn the_drivers_library_stays_when_the_last_device_goes() {
     drop(CudaDevice::new(stays).unwrap());
     drop(standin);
     assert!(loaded());
-    // The control: one that no device had stay is gone.
+    // The control: a library that no device kept loaded is gone.
     let Some(standin) = own(Options::default(), "can be unloaded") else { return };
     let path = std::ffi::CString::new(standin.library()).unwrap();
     drop(device(standin.library()).unwrap());
@@ -499,7 +499,7 @@ fn memory_that_is_registered_already_is_told_so() {
         shared: false,
     };
     let map = Arc::new(Map::new(&request, &NoFaults).unwrap().0);
-    // By somebody else: the driver's own call, of a part of the mapping.
+    // Registered by another owner: the driver's own call, of a part of the mapping.
     let (engine, address) = (Engine::new(standin.api(), 0), map.as_ptr() as u64);
     // SAFETY: the mapping lives until the test ends.
     done(unsafe { engine.api.mem_host_register(address, 4096, flag::HOST_PORTABLE_MAPPED) });

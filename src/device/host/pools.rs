@@ -1,8 +1,8 @@
-//! The operations of a step on host memory: the rule from `residency`, the bytes by `copy`.
+//! The operations of a step on host memory: the LRU rule from `residency`, the row copies by `copy`.
 //!
-//! What the tables decide is under locks, layer by layer. A gather is not: it takes only its batch rows'
-//! lists, so that one half's gather runs beside the other half's resolve. The copies of a commit, a scatter
-//! and a warm-up are short or rare, and run under their layer's lock. Page tables are under none (`pages`).
+//! **Locks.** Decisions on a layer's tables run under that layer's lock. A gather takes only its batch rows' lists,
+//! so that one half's gather runs alongside the other half's resolve. The copies of a commit, a scatter and a warm-up
+//! are short or rare, and run under their layer's lock. Page tables have no lock (`pages`).
 
 use crate::device::checks::{Asker, Extents};
 use crate::device::descriptor::{
@@ -39,33 +39,33 @@ pub(super) struct HostPools {
     avx512: Option<Avx512>,
 }
 
-/// Whether a lane is sound, and what the host has staged for the operation that will take it over. The host
-/// leaves the staged data alone until that operation has run.
+/// A lane's state, and the lists that the host staged for the next operation on it. The host leaves the lists
+/// unchanged until that operation has run.
 #[derive(Debug)]
 struct LaneState {
     trust: Mutex<Trust>,
     staged: Mutex<Staged>,
 }
 
-/// Whether a lane's steps may go on. A failed step fails those enqueued behind it, until a roll-back.
+/// Whether a lane's steps may continue. A failed step fails the lane's later steps, until the sequence is truncated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Trust {
     #[default]
     Sound,
-    /// A step failed; what is resident is right.
+    /// A step failed; the resident rows are correct.
     Failed,
-    /// Rows are resident that were never gathered: a roll-back empties the lane.
+    /// The tables list rows that were never gathered; a truncation empties the lane.
     Bytes,
 }
 
-/// What a micro-batch's operations share.
+/// The state that a micro-batch's operations share.
 #[derive(Debug)]
 pub(super) struct MicroState {
     pub(super) record: Mutex<Record>,
-    /// The step of the record, and its rows.
+    /// The step's number.
     pub(super) step: AtomicU64,
     pub(super) rows: AtomicU32,
-    /// What the last resolve of each batch row missed.
+    /// For each batch row, the rows that its last resolve missed.
     pub(super) lists: Vec<Mutex<List>>,
 }
 
@@ -74,23 +74,23 @@ pub(super) struct Record {
     /// The step descriptor on the device.
     pub(super) block: Vec<u32>,
     pub(super) report: Report,
-    /// The report as it is written.
+    /// Room to compose the report in.
     words: Vec<u32>,
-    /// The slots that a batch row is answered with in a layer.
+    /// The slots of a batch row's selection in the layer under work.
     pub(super) slots: Vec<i32>,
-    /// The least of the step's sticky words.
+    /// The smallest of the step's sticky words.
     pub(super) sticky: u64,
-    /// What was done of each query row.
+    /// The work done for each query row.
     pub(super) marks: Marks,
-    /// By batch row: an earlier step of its lane had failed when this one began.
+    /// For each batch row, whether an earlier step of its lane had failed when this step began.
     failed: Vec<bool>,
-    /// By lane: the step names it.
+    /// For each lane, whether the step names it.
     named: Vec<bool>,
     pub(super) work: Workspace,
     pub(super) divider: Divider,
 }
 
-/// What a lane accepts of the rows that it has landed, and how many it lands next.
+/// The landed rows that a lane accepts, and the rows that it lands in this step.
 #[derive(Clone, Copy, Debug)]
 struct Accept {
     lane: u32,
@@ -98,7 +98,7 @@ struct Accept {
     next: u32,
 }
 
-/// Room to work in for warm-ups, which run outside any micro-batch.
+/// Working memory of warm-ups, which run outside any micro-batch.
 #[derive(Debug)]
 struct Room {
     work: Workspace,
@@ -110,7 +110,7 @@ fn bad(place: &'static str, value: impl Into<u64>) -> Error {
     Error::new(Kind::OutOfRange, NAME).at(place).with("value", value)
 }
 
-/// One of each number below `count`, or why there is no room for all of them.
+/// One item for each number below `count`, or the first error.
 fn collected<T>(count: u32, make: impl FnMut(u32) -> Result<T>) -> Result<Vec<T>> {
     let mut all = vector(count as usize, NAME, "attach")?;
     for one in (0..count).map(make) {
@@ -119,13 +119,13 @@ fn collected<T>(count: u32, make: impl FnMut(u32) -> Result<T>) -> Result<Vec<T>
     Ok(all)
 }
 
-/// Rows to copy, a stack's worth at a time.
+/// Rows to copy, in portions that fit the stack.
 pub(super) struct Copies<'a> {
     geometry: &'a Geometry,
     copier: Copier,
     pairs: [[Pair; PAIRS]; 2],
     count: usize,
-    /// Rows go down to the total pool, whose padded rows may be written whole.
+    /// Rows go to the total pool, whose padded rows may be written whole.
     down: bool,
 }
 
@@ -140,12 +140,12 @@ impl<'a> Copies<'a> {
         self.pairs[1][self.count] = runs[1];
         self.count += 1;
         if self.count == PAIRS {
-            // The last rows stay: they are asked for now, and copied after those that follow are too.
+            // Keep the last rows: they are prefetched now, and copied after more rows have been listed.
             self.copy(PAIRS - AHEAD);
         }
     }
 
-    /// Copies what is left.
+    /// Copies the remaining rows.
     pub(super) fn flush(&mut self) {
         self.copy(self.count);
     }
@@ -236,7 +236,7 @@ impl HostPools {
         })
     }
 
-    /// Checks an operation, and keeps what it borrows until it runs.
+    /// Checks an operation, and copies the lists that it borrows.
     pub(super) fn stage(&self, op: &PoolOp<'_>) -> Result<()> {
         self.extents.check(op)?;
         match op {
@@ -267,7 +267,7 @@ impl HostPools {
     fn run_with<S: Scan>(&self, scan: &S, op: &PoolOp<'_>) -> Result<()> {
         match *op {
             PoolOp::Join(join) => self.join(join.lane, join.length),
-            PoolOp::Truncate(cut) => self.truncate(scan, &cut),
+            PoolOp::Truncate(truncate) => self.truncate(scan, &truncate),
             PoolOp::Leave(lane) => {
                 self.layers.iter().for_each(|layer| layer.lock().leave(lane.0));
                 Ok(())
@@ -285,7 +285,7 @@ impl HostPools {
         }
     }
 
-    /// The words of a slice of an operation that was checked.
+    /// The words of a slice of a checked operation.
     pub(super) fn words<T: Word>(&self, slice: Slice) -> Words<'_, T> {
         // SAFETY: the slice is this device's, aligned and not at address 0, which was checked when it was enqueued, and
         // its memory lives as long as the device; the copier is one of `Copier::all`.
@@ -304,8 +304,8 @@ impl HostPools {
         Ok(())
     }
 
-    fn truncate<S: Scan>(&self, scan: &S, cut: &Truncate<'_>) -> Result<()> {
-        let Truncate { lane, settle, length, .. } = *cut;
+    fn truncate<S: Scan>(&self, scan: &S, truncate: &Truncate<'_>) -> Result<()> {
+        let Truncate { lane, settle, length, .. } = *truncate;
         let state = self.lane(lane)?;
         let trust = std::mem::take(&mut *state.trust.lock());
         let mut copies = Copies::new(&self.plan.geometry, self.copier);
@@ -336,7 +336,7 @@ impl HostPools {
                 let Some(selections) = &selections else { break };
                 let selection = &selections.part(step * slots.len(), slots.len());
                 let selected = Selected { selection, slots, fetches };
-                // A warm-up is a hint: a position beyond the length warms nothing.
+                // A warm-up is a hint: positions beyond the length load nothing.
                 tables.warm(scan, warm.lane.0, selected, work)?;
             }
         }
@@ -385,8 +385,8 @@ impl HostPools {
         Ok(())
     }
 
-    /// Whether the lanes of a step may go on. No row of a block is done that names a lane twice, or one that is
-    /// not there: its step fails, and its lanes.
+    /// Checks the lanes of a step. A descriptor that names a lane twice, or a lane that does not exist, makes its
+    /// step and its lanes fail; such rows are not processed.
     fn know_lanes(&self, record: &mut Record, rows: usize) -> Result<()> {
         let Record { block, report, sticky, failed, named, .. } = record;
         let lane = |row: usize| descriptor::step::entry(block, row).lane;
@@ -452,8 +452,8 @@ impl HostPools {
                     count => count,
                 };
                 let landed = tables.head(lane).map_or(0, |h| h.landed);
-                // A count that cannot be is not believed, and of a failed step nothing is accepted: this
-                // step fails too, the tables stay sound, the same in all layers.
+                // Ignore an impossible count, and accept nothing after a failed step: this step fails too, and the
+                // tables stay valid and equal in all layers.
                 let failed = failed[row];
                 let (cause, believed) = match accepted <= landed {
                     _ if failed => (Cause::Earlier, 0),
@@ -475,7 +475,7 @@ impl HostPools {
         Ok(())
     }
 
-    /// Notes an error of a step, `committed` or of its commit, and that its lane must not go on.
+    /// Records an error of a step, `committed` or of its commit, and stops its lane.
     pub(super) fn blame(&self, word: &mut u64, lane: u32, committed: bool, sticky: Sticky) {
         *word = sticky.word(committed).min(*word);
         if let Ok(state) = self.lane(Lane(lane)) {
@@ -488,14 +488,15 @@ impl HostPools {
         }
     }
 
-    /// Rows of a lane are resident by the tables whose bytes are not there.
+    /// Marks a lane whose tables list rows that have no bytes.
     pub(super) fn lack_bytes(&self, lane: u32) {
         if let Ok(state) = self.lane(Lane(lane)) {
             *state.trust.lock() = Trust::Bytes;
         }
     }
 
-    /// From where to where a row's runs go: up to its slot, or `down` from it. Nowhere if the lane has no page for it.
+    /// The source and target of a row's runs: up to its slot, or `down` from it. `None` if the lane has no page for
+    /// the row.
     #[inline(always)]
     pub(super) fn pairs(&self, layer: usize, lane: Lane, fetch: Fetch, down: bool) -> Option<[Pair; 2]> {
         let g = &self.plan.geometry;
@@ -518,7 +519,7 @@ impl HostPools {
         let mut copies = Copies::new(&self.plan.geometry, self.copier);
         copies.down = true;
         let rows = range.first as usize..((range.first + range.count) as usize).min(real);
-        // Each head may be a cache miss: all are asked for before the first is waited for.
+        // Each head may be a cache miss: prefetch all of them first.
         for row in rows.clone() {
             if let Some(head) = tables.head(descriptor::step::entry(block, row).lane) {
                 ask(std::ptr::from_ref(head) as u64);
@@ -565,7 +566,8 @@ impl HostPools {
         report.sticky = Sticky::of_word(*word);
         report.encode(words);
         self.words(slot).store(0, words);
-        // What is enqueued before the next step begins, as a graph launched without one, has no rows.
+        // Operations that are enqueued before the next step begins, such as a graph launched without a step, find no
+        // rows.
         descriptor::step::empty(block);
         state.rows.store(0, Ordering::Release);
         Ok(())

@@ -1,12 +1,13 @@
-//! Resolve and gather on host memory: what a step selects becomes slots, and what was missed is fetched into them.
+//! Resolve and gather on host memory: they translate a step's selections (top-k indices) into slots and fetch the
+//! missed rows.
 //!
-//! The rule decides on copies: it reads a batch row's selection from device memory once, part by part, into its own
-//! room, and its slots are copied out, so that nothing which another stream may write is ever looked at twice
+//! **Races.** The rule works on copies. It reads a batch row's selection from device memory once, in portions, into
+//! memory of its own, and copies the slots out at the end. So it never reads twice what another stream may be writing
 //! (`words`).
 //!
-//! A resolve holds its micro-batch's record, its layer's tables, and one row's list after the other; a gather holds
-//! one row's list at a time and nothing else, and lets go of it before it blames. So one half's gather runs beside the
-//! other half's resolve.
+//! **Locks.** A resolve holds its micro-batch's record, its layer's tables, and one row's list at a time. A gather
+//! holds one row's list at a time and nothing else, and releases it before it records an error. So one half's gather
+//! runs alongside the other half's resolve.
 
 use crate::device::descriptor::{self, Cause, Sticky};
 use crate::device::host::lists::{List, Lists};
@@ -19,7 +20,7 @@ use crate::ids::Lane;
 use crate::residency::{Answered, LayerTables, QueryRange, Scan, Selected};
 use crate::sync::Ordering;
 
-/// A resolve under way: what its rows share.
+/// The state that the rows of one resolve share.
 struct Resolving<'a, S> {
     pools: &'a HostPools,
     scan: &'a S,
@@ -31,7 +32,7 @@ struct Resolving<'a, S> {
 }
 
 impl<S: Scan> Resolving<'_, S> {
-    /// Resolves the call's row of this number, which is batch row `row`, into the record's slots.
+    /// Resolves row `index` of the call, which is batch row `row`, into the record's slots.
     fn row(&mut self, index: usize, row: usize, list: &mut List) -> Result<()> {
         let (pools, range, layer) = (self.pools, self.range, self.range.layer.index());
         let k = pools.plan.geometry.shape().top_k as usize;
@@ -44,7 +45,7 @@ impl<S: Scan> Resolving<'_, S> {
         }
         let per_row = range.rows.count as usize * k;
         let entry = (row < descriptor::step::header(block).1).then(|| descriptor::step::entry(block, row));
-        // A sequence may have fewer query rows than the step is wide: the others are inert.
+        // A sequence may have fewer query rows than the step's width: the others do nothing.
         let query_rows = entry.map_or(0, |entry| entry.query_rows);
         let count = query_rows.saturating_sub(range.rows.first).min(range.rows.count);
         let (slots, inert) = slots[..per_row].split_at_mut(count as usize * k);
@@ -104,7 +105,7 @@ impl HostPools {
         Ok(())
     }
 
-    /// Takes no lock but its rows': beside it, other rows of the layer are resolved.
+    /// Takes only its rows' locks, so other rows of the layer can be resolved meanwhile.
     pub(super) fn gather(&self, range: &StepRange, wave: u32) -> Result<()> {
         let state = self.micro(range.micro_batch)?;
         let step = state.step.load(Ordering::Acquire);
