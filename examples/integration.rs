@@ -1,4 +1,4 @@
-//! The decode loop of docs/integration.md, in Rust: two sequences, four layers, one draft a step.
+//! The decode loop of docs/integration.md, in Rust: two sequences, four layers, one draft per step.
 
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::{Device, Slice};
@@ -17,7 +17,7 @@ fn select(number: u32, at: u32) -> impl Iterator<Item = i32> {
     [at, at - 1].into_iter().chain(prompt).map(|position| position as i32)
 }
 
-/// The engine's attention: adds up the first byte of every row that it was told to read.
+/// The engine's attention: adds up the first byte of every row in its slots.
 fn attend(device: &HostDevice, slab: Slice, slots: Slice) -> forebay::Result<u64> {
     let mut words = vec![0; slots.bytes() as usize];
     device.read(slots, &mut words)?;
@@ -30,7 +30,7 @@ fn attend(device: &HostDevice, slab: Slice, slots: Slice) -> forebay::Result<u64
     Ok(sum)
 }
 
-/// Decodes, and says what came of it.
+/// Decodes, and returns a line with the counts.
 pub fn decode() -> forebay::Result<String> {
     // Once: everything is taken here, and nothing later.
     let device = HostDevice::new(HostOptions::default());
@@ -102,7 +102,7 @@ pub fn decode() -> forebay::Result<String> {
     Ok(format!("{STEPS} steps, {hits} hits, {misses} misses, sum {sum}"))
 }
 
-/// Prints it.
+/// Prints the line.
 pub fn main() -> forebay::Result<()> {
     println!("{}", decode()?);
     Ok(())

@@ -1,10 +1,10 @@
-//! Style as a test: what CONTRIBUTING.md asks for, checked over the whole tree.
+//! Style as a test: the rules of CONTRIBUTING.md, checked over the whole tree.
 //!
-//! Every rule is a function from a file's name and text to faults. A test next to it plants a violation and
-//! sees it reported, because a rule that reports nothing proves nothing by itself. The compiler checks format
-//! and lints (`make check`); these rules check the rest.
+//! Every rule is a function from a file's name and text to faults. A test next to it plants a violation and checks that
+//! the rule reports it, because a rule that never reports anything proves nothing. The compiler checks format and lints
+//! (`make check`); these rules check the rest.
 //!
-//! The tree is walked and .gitignore obeyed; git is not asked, so an unpacked archive can be checked too.
+//! The test walks the tree itself and obeys .gitignore. It does not call git, so it can also check an unpacked archive.
 
 use std::fmt;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-// The decode loop of docs/integration.md, in C++: two sequences, four layers, one draft a step.
+// The decode loop of docs/integration.md, in C++: two sequences, four layers, one draft per step.
 #include <forebay.h>
 
 #include <array>

@@ -1,4 +1,4 @@
-//! Rules about where things are allowed: the direction between modules, and the places of atomics and `unsafe`.
+//! Rules about places in the tree: the direction between modules, and where atomics and `unsafe` are allowed.
 
 use crate::source::{Path, has_word, paths, split, test_lines};
 use crate::{Fault, fault};

@@ -1,5 +1,5 @@
-//! Rules about what the pages say: promises and failures name tests that exist, commands and the files that
-//! links lead to exist, and the README's program is the one that the tests run.
+//! Rules about the pages: promises and failures name existing tests, the commands and linked files exist, and the
+//! README's program is the one that the tests run.
 
 use crate::source::{has_word, is_word, split, tokens};
 use crate::{Fault, fault};

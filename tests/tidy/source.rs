@@ -1,8 +1,8 @@
 //! Reads Rust text well enough for the rules: which characters are code and which are comments, which
 //! lines only tests compile, and which paths a file names.
 //!
-//! A lexer, not a parser: it knows comments, strings, characters and braces. Macros that build paths out
-//! of pieces are beyond it; none of the rules needs them.
+//! This is a lexer, not a parser: it recognises comments, strings, characters and braces. It does not recognise paths
+//! that macros build out of pieces; none of the rules needs them.
 
 /// A text split by kind. Both fields have the lines and columns of the original, blanks elsewhere.
 pub struct Split {

@@ -1,4 +1,4 @@
-//! Rules about the text of a file: its size, its head, and what must not be in it.
+//! Rules about the text of a file: its size, its head, and texts that it must not contain.
 
 use crate::source::{has_word, is_word, split};
 use crate::{Fault, fault};

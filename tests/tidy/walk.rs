@@ -1,4 +1,5 @@
-//! The rule about docs/walk.md: at most 12 stops, and every function that it names is defined where it says.
+//! The rule about docs/walk.md: at most 12 stops, and every function that it names is defined in the file that it
+//! names.
 
 use crate::source::{split, test_lines, tokens};
 use crate::{Fault, fault};

@@ -1,7 +1,7 @@
-//! Rules about the words of prose: words that are not to come back, each with what to write instead, and the name of the
-//! rule in the first lines of the pages.
+//! Rules about the words of prose: banned words, each with its replacement, and the name of the rule in the first lines
+//! of the pages.
 //!
-//! A ratchet: files that still hold banned words are listed in [`LEFT`] by prefix, with the number of hits. That number
+//! A ratchet: [`LEFT`] lists the files that still contain banned words by prefix, with the number of hits. That number
 //! can only fall, and a prefix without hits leaves the list.
 
 use crate::{Fault, fault};
