@@ -294,7 +294,7 @@ mod tests {
         refused(|g| g.axes[0].at[1] = 1.0, "costs.index.axes[0].at");
         refused(|g| g.axes[1].at.clear(), "costs.index.axes[1].at");
         refused(|g| g.axes[1].name = AxisName::Rows, "costs.index.axes[1].name");
-        refused(|g| g.axes[1].name = AxisName::Tokens, "take one or the other");
+        refused(|g| g.axes[1].name = AxisName::Tokens, "use one or the other");
         refused(|g| g.axes[1].at[0] = f64::NAN, "costs.index.axes[1].at");
     }
 }

@@ -501,7 +501,7 @@ mod tests {
         refused(with(|c| c.query_rows_power = 1.5), 1000, 0.5, "misses.curve.query_rows_power");
         let rows = vec![1.0, 4097.0];
         let table = Misses::Table(Table { query_rows: 2.0, query_rows_power: 1.0, rows: rows.clone() });
-        refused(table, 9, 0.5, "misses.table.rows[1]: 4097, a request selects 4096 at most");
+        refused(table, 9, 0.5, "misses.table.rows[1]: 4097, but a request selects 4096 at most");
         let steps = Misses::Steps(Steps { query_rows: 2.0, query_rows_power: 1.0, rows: vec![rows] });
         refused(steps, 9, 0.5, "misses.steps.rows[0][1]");
         refused(with(|c| c.layers.clear()), 1000, 0.5, "misses.curve.layers");

@@ -240,7 +240,7 @@ mod tests {
         );
         assert!(
             sentence(|file| file.origin = None)
-                .ends_with(": 32 GPUs, origin not stated; nothing in it is said to be measured.")
+                .ends_with(": 32 GPUs, origin not stated; it states no measured part.")
         );
         assert!(
             sentence(|file| file.deployment.gpus = 16)
@@ -276,7 +276,7 @@ mod tests {
         refused(&|file| file.origin = Some(" ".to_owned()), "origin: empty");
         refused(&|file| file.origin = Some("x".repeat(241)), "origin: longer");
         refused(&|file| file.assumptions = vec!["a".to_owned(), "\u{7f}".to_owned()], "assumptions[1]");
-        refused(&|file| file.assumptions = vec!["a".to_owned(); 33], "assumptions: more");
+        refused(&|file| file.assumptions = vec!["a".to_owned(); 33], "too many assumptions");
         refused(&|file| file.measured = vec![Part::Link; 2], "measured[1]: \"link\" appears twice");
         refused(
             &|file| {

@@ -262,7 +262,7 @@ fn damage_before_a_good_group_is_never_a_cut() {
     let mut zeros = file.clone();
     zeros[borders[2]..borders[2] + MARK_BYTES].fill(0);
     let e = SelectionTrace::from_bytes(&zeros).unwrap_err();
-    assert!(e.place().contains("neither a group") && e.to_string().contains("take a copy"), "{e}");
+    assert!(e.place().contains("neither a group") && e.to_string().contains("use an unchanged copy"), "{e}");
     assert_eq!(e.number("whole steps before"), Some(14));
 }
 
