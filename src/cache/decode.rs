@@ -285,7 +285,7 @@ impl Cache {
         self.check_layer(layer)?;
         let slot = self.ring.slot(step)?;
         if step.is_finished() {
-            return Err(Error::new(Kind::InvalidState, "layer").at("the step is finished").hint("retire it"));
+            return Err(Error::new(Kind::InvalidState, "layer").at("the step is finished").hint("retire the step"));
         }
         Ok(&slot.enqueued)
     }
@@ -309,7 +309,7 @@ impl Cache {
         if step.is_finished() {
             return Err(Error::new(Kind::InvalidState, "finish")
                 .at("the step is finished")
-                .hint("retire it"));
+                .hint("retire the step"));
         }
         if !step.is_abandoned() {
             let bytes = !self.config.residency_only;
