@@ -1,11 +1,11 @@
-//! Claims: the misses of smollm2-8k-policy (30 layers, k = 512) at every size take at most 4 times as long as a
-//! replay of one size (ratio 0.2: 1,229 slots a layer); and so do those of 200,000 tokens of which each step
+//! Claims: counting the misses of smollm2-8k-policy (30 layers, k = 512) at every size takes at most 4 times as long as
+//! a replay of one size (ratio 0.2: 1,229 slots per layer). The same holds for 200,000 tokens of which each step
 //! selects one (one layer, generated, 40,000 slots).
 //!
-//! Both sides work on the selections of every recorded step, cold, one query row a step, already in memory,
-//! on one thread. The replay is the cache itself on the inline host device with its vectorised resolve, rows
-//! not moved: the fastest that `forebay replay` can be. The curve is every layer's depths, as in
-//! `forebay replay --curve`. What they count at the replayed size is compared at the end.
+//! Both sides read the selections of every recorded step from memory, cold, one query row per step, on one thread. The
+//! replay is the cache itself on the inline host device with its vectorised resolve, without moving rows: the fastest
+//! that `forebay replay` can be. The other side computes every layer's stack distances and miss-ratio curve, as
+//! `forebay replay --curve` does. At the end the bench compares both counts at the replayed size.
 
 #[path = "support/clock.rs"]
 mod clock;
@@ -18,17 +18,17 @@ use std::time::Duration;
 
 use clock::Lap;
 use criterion::Criterion;
-use forebay::study::{Curve, Depths};
+use forebay::study::{MissRatioCurve, StackDistances};
 use forebay::trace::{Header, SelectionTrace};
 use race::{Side, claim, done, race, record};
 use replay::Replay;
 
-/// Curves of all layers; the units are selected positions.
-fn curves(trace: &SelectionTrace) -> forebay::Result<(Duration, u64, Vec<Curve>)> {
+/// Computes the miss-ratio curves of all layers; the units are selected positions.
+fn curves(trace: &SelectionTrace) -> forebay::Result<(Duration, u64, Vec<MissRatioCurve>)> {
     let header = trace.header();
     let (first, mut curves) = (header.first_position, Vec::new());
     let begin = Lap::begin();
-    let mut depths = Depths::new(first + header.steps, first)?;
+    let mut depths = StackDistances::new(first + header.steps, first)?;
     for layer in 0..header.layers {
         for step in 0..header.steps {
             depths.commit(step.min(1), 1)?;
@@ -39,7 +39,7 @@ fn curves(trace: &SelectionTrace) -> forebay::Result<(Duration, u64, Vec<Curve>)
     Ok((begin.end(), trace.members(), curves))
 }
 
-/// A trace of one layer in which each of `tokens` steps selects one position, near ones oftener than far ones.
+/// Generates a trace of one layer in which each of `tokens` steps selects one position, recent ones more often.
 fn lonely(tokens: u32) -> forebay::Result<SelectionTrace> {
     let mut random = 1_u64;
     let mut near = |position: u32| {
@@ -69,7 +69,7 @@ fn lonely(tokens: u32) -> forebay::Result<SelectionTrace> {
     SelectionTrace::new(header, (0..tokens).map(&mut near).collect())
 }
 
-/// Races every size against `slots` a layer and claims what it takes.
+/// Races the curve against a replay with `slots` per layer, and prints the claim.
 fn compare(
     trace: &SelectionTrace,
     slots: u32,
@@ -98,7 +98,7 @@ fn compare(
     let rounds = race(times, &mut sides);
     drop(sides);
     let counted: u64 = at_once.iter().map(|curve| curve.misses(slots)).sum();
-    let exact = at_once.iter().map(Curve::exact_from).max().unwrap_or(0);
+    let exact = at_once.iter().map(MissRatioCurve::exact_from).max().unwrap_or(0);
     println!(
         "{slots} slots a layer: {counted} misses by the curve (exact from {exact} slots on), {misses} by the replay"
     );

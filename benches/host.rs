@@ -1,14 +1,14 @@
-//! Claims: what forebay does on the host for a step of 61 layers, batch 160, two query rows, from prepare to retire
-//! without the layers, takes at most 60 us of one core; a layer that is not captured, of two micro-batches of 80, at
-//! most 2 us beside the driver's calls.
+//! Claims: forebay's own work on the host for a step of 61 layers, batch 160, two query rows, from prepare to retire
+//! without the layers, takes at most 60 us of one core. An uncaptured layer of two micro-batches of 80 takes at most 2
+//! us in addition to the driver's calls.
 //!
-//! The device is the CUDA device, over a driver whose calls do nothing (`support/idle.c`): so its own checks, locks and
-//! look-ups are in the figures, and no kernel. What the driver's calls add is theirs and a GPU's to say; how many there
-//! are is printed, and what this driver's own empty calls take is in the figures. Times are of regions of a few
-//! microseconds by the processor's clock; a figure is the median over the rounds of a mean over steps.
+//! The device is the CUDA device over a driver whose calls do nothing (`support/idle.c`). So the figures include the
+//! device's checks, locks and look-ups, and no kernel. The time of a real driver's calls needs a GPU to measure; the
+//! bench prints how many calls there are, and the figures include this driver's empty calls. The bench times regions of
+//! a few microseconds by the processor's clock; a figure is the median over the rounds of a mean over steps.
 //!
-//! `FOREBAY_COUNT_SIDE` names a side, and `FOREBAY_COUNT_STEPS` says how many steps: then that one runs alone, to be
-//! counted under callgrind.
+//! `FOREBAY_COUNT_SIDE` names a side and `FOREBAY_COUNT_STEPS` a number of steps: the bench then runs that side alone,
+//! for a count under callgrind.
 
 #[allow(dead_code, reason = "a bench takes what it needs")]
 #[path = "support/race.rs"]
@@ -21,19 +21,19 @@ use std::time::{Duration, Instant};
 
 use criterion::Criterion;
 use forebay::device::cuda::{CudaDevice, CudaOptions};
-use forebay::device::{Device, Parts, Slice, Stream};
+use forebay::device::{Device, Slice, SplitIndices, Stream};
 use forebay::overlap::{Engine, EngineCall, Overlap, OverlapStreams};
 use forebay::{
-    Accepted, BringUp, Budget, Buffers, Cache, Capture, Captured, Config, Layer, LayerCall, Layers, Memory,
-    MicroBatch, Open, Result, Row, Sequence, Shape, Step, Streams, WarmUp,
+    Accepted, BatchRow, BringUp, Budget, Buffers, Cache, Capture, Captured, Config, Layer, LayerCall, Layers,
+    Memory, MicroBatch, Open, Result, Sequence, Shape, Step, Streams, WarmUp,
 };
 use race::{Side, claim, done, race, record};
 
 const LAYERS: u32 = 61;
 const QUERY_ROWS: u32 = 2;
-/// Microseconds that prepare, finish and retire of a step may take,
+/// The most microseconds that prepare, finish and retire of a step may take.
 const MOST_STEP: f64 = 60.0;
-/// and a layer of both micro-batches.
+/// The most microseconds that a layer of both micro-batches may take.
 const MOST_LAYER: f64 = 2.0;
 const STEPS: u32 = 20;
 
@@ -46,32 +46,32 @@ impl Engine for Nothing {
     }
 }
 
-/// What a pass takes the time of.
+/// The calls that a pass times.
 #[derive(Clone, Copy, PartialEq)]
 enum Timed {
     Prepare,
     Finish,
     Retire,
-    /// All three.
+    /// Prepare, finish and retire.
     Step,
     /// All layers, in an order.
     Overlapped(Overlap),
-    /// All layers, by a call for R and G and one for S.
+    /// All layers, by one call for R and G and one for S each.
     Called,
-    /// The launch of all layers, captured.
+    /// The launch of all captured layers.
     Launched,
 }
 
-/// Sequences of one or two micro-batches, all decoding.
+/// Sequences in one or two micro-batches, all decoding.
 struct Rig {
     cache: Cache,
-    rows: Vec<Vec<Row>>,
+    rows: Vec<Vec<BatchRow>>,
     layers: Vec<Layers>,
     captured: Captured,
     orders: Vec<Overlap>,
 }
 
-/// The driver, compiled.
+/// Compiles the driver.
 fn driver() -> std::result::Result<String, String> {
     let (source, made) = ("benches/support/idle.c", format!("{}/libidle.so", env!("CARGO_TARGET_TMPDIR")));
     let mut compile = Command::new("cc");
@@ -118,13 +118,18 @@ impl Rig {
                 let sequence: Sequence = cache.open(&open)?;
                 cache.append_in_place(sequence, 64)?;
                 let _ready = cache.join(sequence, streams.compute, WarmUp::default())?;
-                Ok(Row { sequence, accepted: Accepted::Rows(0), query_rows: QUERY_ROWS })
+                Ok(BatchRow { sequence, accepted: Accepted::Rows(0), query_rows: QUERY_ROWS })
             };
-            rows.push((0..batch).map(&mut join).collect::<Result<Vec<Row>>>()?);
+            rows.push((0..batch).map(&mut join).collect::<Result<Vec<BatchRow>>>()?);
             let words = |count: u32| device.allocate(4 * u64::from(count));
             let entries = batch * QUERY_ROWS * shape.top_k;
-            let parts = Parts { lists: words(2 * entries)?, counts: words(2 * batch * QUERY_ROWS)?, batch };
-            let buffers = Buffers { selection: words(entries)?, slots: words(entries)?, parts: Some(parts) };
+            let split_indices =
+                SplitIndices { lists: words(2 * entries)?, counts: words(2 * batch * QUERY_ROWS)?, batch };
+            let buffers = Buffers {
+                selection: words(entries)?,
+                slots: words(entries)?,
+                split_indices: Some(split_indices),
+            };
             layers.push(Layers { streams, batch, half: batch / 2, buffers });
         }
         let orders = vec![Overlap::Dba; LAYERS as usize];
@@ -135,7 +140,7 @@ impl Rig {
         Ok(Rig { cache, rows, layers, captured, orders })
     }
 
-    /// One step of each micro-batch: what is timed of it.
+    /// Runs one step of each micro-batch; returns the timed part.
     fn step(&mut self, timed: Timed) -> Result<Duration> {
         let mut spent = Duration::ZERO;
         let mut steps: Vec<Step> = Vec::new();
@@ -182,7 +187,7 @@ impl Rig {
         }
     }
 
-    /// A layer of each micro-batch by single calls, R and S on the compute stream, G beside it.
+    /// Enqueues a layer of each micro-batch by single calls: R and S on the compute stream, G on its own.
     fn call(&self, steps: &[Step], call: LayerCall) -> Result<()> {
         for (step, layers) in steps.iter().zip(&self.layers) {
             let OverlapStreams { compute, gather, .. } = layers.streams;
@@ -190,7 +195,7 @@ impl Rig {
             let buffers = Buffers {
                 selection: whole(layers.buffers.selection)?,
                 slots: whole(layers.buffers.slots)?,
-                parts: None,
+                split_indices: None,
             };
             self.cache.layer(step, call, Streams { resolve: compute, gather }, buffers)?;
             self.cache.scatter(step, call, compute)?;
@@ -198,9 +203,9 @@ impl Rig {
         Ok(())
     }
 
-    /// Calls of the driver in a step of each micro-batch, its layers included.
+    /// Counts the driver calls in a step of each micro-batch, including its layers.
     fn calls(&mut self, driver: &CudaOptions, timed: Timed) -> Result<u32> {
-        // The driver says as many devices as it had calls; to ask takes some itself.
+        // The driver reports as many devices as it had calls; the query itself makes some calls too.
         let asking = CudaDevice::count(driver)?.abs_diff(CudaDevice::count(driver)?);
         let before = CudaDevice::count(driver)?;
         self.step(timed)?;

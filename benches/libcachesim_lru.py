@@ -2,12 +2,12 @@
 
 usage: libcachesim_lru.py FILE OBJECTS
 
-FILE holds one little-endian u64 an access. Prints seconds, accesses and misses: CPU seconds of the
-simulation, less what handing out the accesses can have taken at most.
+FILE holds one little-endian u64 per access. Prints seconds, accesses and misses. The seconds are the CPU time of the
+simulation, minus the most that reading the accesses can have taken.
 
-The package has no call that reads a trace without simulating. So as many accesses to one and the same
-object are run too: that is reading, and a hit in a cache of one, and all of it is taken off. It takes off
-too much rather than too little, in libCacheSim's favour.
+The package has no call that reads a trace without simulating. So the script also runs as many accesses to one object,
+which is reading plus hits in a cache of one object, and subtracts all of that time. This subtracts too much rather than
+too little, in libCacheSim's favour.
 """
 
 import os

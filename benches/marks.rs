@@ -1,11 +1,11 @@
-//! Claim: what host and device note of a step's calls, and ask for at its end, takes at most 1% of the instructions of
-//! its resolves and gathers. Time cannot tell so little: `ci/instructions` runs one of the shapes below under
-//! callgrind and counts (`FOREBAY_COUNT_SIDE` names it, `FOREBAY_COUNT_STEPS` says how many steps). By itself this
-//! bench says how long a layer of each shape takes, all calls of a step included.
+//! Claim: recording a step's calls on host and device, and reading these records at its end, takes at most 1% of the
+//! instructions of its resolves and gathers. Timing cannot resolve so small a share: `ci/instructions` runs one of the
+//! shapes below under callgrind and counts (`FOREBAY_COUNT_SIDE` names the shape, `FOREBAY_COUNT_STEPS` the number of
+//! steps). By itself this bench prints how long a layer of each shape takes, including all calls of a step.
 //!
 //! A step is an engine's, through `Cache` on the host device, in plain Rust: prepare; resolve, gather and scatter of
-//! each layer, of the whole batch or in halves; finish and retire. Selections are drawn from some more positions than
-//! there are slots, so that about 13% miss.
+//! each layer, of the whole batch or in halves; finish and retire. The bench draws selections from somewhat more
+//! positions than there are slots, so that about 13% miss.
 
 #[path = "support/clock.rs"]
 mod clock;
@@ -21,7 +21,7 @@ use criterion::Criterion;
 use forebay::device::Device;
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Layer, LayerCall, Memory, MicroBatch};
-use forebay::{Open, Result, Row, Sequence, Shape, WarmUp};
+use forebay::{BatchRow, Open, Result, Sequence, Shape, WarmUp};
 use race::{Side, done, race, record};
 
 const LAYERS: u32 = 2;
@@ -38,7 +38,7 @@ struct Sizes {
     halves: bool,
 }
 
-/// DeepSeek-V3.2's rows, and the smallest work for which there are notes.
+/// DeepSeek-V3.2's rows, and the smallest work that has records.
 const ALL: [Sizes; 4] = [
     Sizes { name: "whole", batch: 4, query_rows: 1, top_k: 2048, row: 656, halves: false },
     Sizes { name: "drafts", batch: 4, query_rows: 2, top_k: 2048, row: 656, halves: false },
@@ -83,12 +83,15 @@ impl Rig {
             sequences.push(sequence);
         }
         let words = u64::from(4 * batch * query_rows * top_k);
-        let buffers =
-            Buffers { selection: device.allocate(words)?, slots: device.allocate(words)?, parts: None };
+        let buffers = Buffers {
+            selection: device.allocate(words)?,
+            slots: device.allocate(words)?,
+            split_indices: None,
+        };
         Ok(Rig { sizes, device, cache, stream, sequences, buffers, drawn: 0 })
     }
 
-    /// Distinct positions for each query row: a walk over all of them by a width that shares no factor.
+    /// Returns distinct positions for each query row: a walk over all of them by a coprime step.
     fn select(&mut self) -> Result<()> {
         let Sizes { batch, query_rows, top_k, .. } = self.sizes;
         let length = u64::from(4 * top_k + 4 * top_k / 7);
@@ -109,19 +112,21 @@ impl Rig {
 
     fn step(&mut self) -> Result<()> {
         let Sizes { batch, query_rows, top_k, halves, .. } = self.sizes;
-        let rows = |sequence: &Sequence| Row { sequence: *sequence, accepted: Accepted::Rows(0), query_rows };
-        let rows: Vec<Row> = self.sequences.iter().map(rows).collect();
+        let rows =
+            |sequence: &Sequence| BatchRow { sequence: *sequence, accepted: Accepted::Rows(0), query_rows };
+        let rows: Vec<BatchRow> = self.sequences.iter().map(rows).collect();
         let stream = self.stream;
         let mut step = self.cache.prepare(MicroBatch(0), query_rows, &rows, None, stream)?;
-        let parts =
+        let split_indices =
             if halves { vec![(0, batch / 2), (batch / 2, batch - batch / 2)] } else { vec![(0, batch)] };
         for layer in (0..LAYERS).map(Layer) {
             self.select()?;
-            for (first, count) in &parts {
+            for (first, count) in &split_indices {
                 let bytes = |rows: u32| u64::from(4 * rows * query_rows * top_k);
-                let part = |of: forebay::device::Slice| of.part(bytes(*first), bytes(*count));
+                let range = |of: forebay::device::Slice| of.part(bytes(*first), bytes(*count));
                 let Buffers { selection, slots, .. } = self.buffers;
-                let buffers = Buffers { selection: part(selection)?, slots: part(slots)?, parts: None };
+                let buffers =
+                    Buffers { selection: range(selection)?, slots: range(slots)?, split_indices: None };
                 let call = LayerCall { batch_rows: Some((*first, *count)), ..LayerCall::whole(layer) };
                 self.cache.resolve(&step, call, stream, buffers)?;
                 self.cache.gather(&step, call, 0, stream)?;

@@ -1,10 +1,11 @@
-//! Claim: on the host device DA and DBA hide the gather of a layer behind the engine's work. The time of a
-//! step in each order, and of the gather that a step in the order `none` waits for: the shares saved of it.
+//! Claim: on the host device DA and DBA hide the gather of a layer behind the engine's work. The bench prints the time
+//! of a step in each order and the time of the gather that a step in the order `none` waits for, and which shares of
+//! that gather the other orders save.
 //!
-//! 16 sequences of 16,384 tokens with a budget of 2,048 rows of 656 bytes, 8 layers, k 2,048, most of which
-//! is missed; streams are threads. The engine's work is arithmetic on its own stream: top-k as long as
-//! half a gather, preparation a tenth, attention over what is resident half, over what is fetched a quarter.
-//! With more threads than processors nothing can be hidden: it wants two that are free.
+//! 16 sequences of 16,384 tokens with a budget of 2,048 rows of 656 bytes, 8 layers, k 2,048; most of the selected rows
+//! miss. Streams are threads. The engine's work is arithmetic on its own stream: top-k takes half as long as a gather,
+//! preparation a tenth, attention over resident rows half, over fetched rows a quarter. With more threads than
+//! processors nothing can be hidden: the bench needs two free processors.
 
 #[path = "support/race.rs"]
 mod race;
@@ -15,10 +16,10 @@ use std::time::{Duration, Instant};
 
 use criterion::Criterion;
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Device, Event, Parts, Slice, Stream};
+use forebay::device::{Device, Event, Slice, SplitIndices, Stream};
 use forebay::overlap::{Engine, EngineCall, Keys, Overlap, OverlapStreams, Work};
 use forebay::{
-    Accepted, BringUp, Budget, Buffers, Cache, Config, Layers, Memory, MicroBatch, Open, Result, Row,
+    Accepted, BatchRow, BringUp, Budget, Buffers, Cache, Config, Layers, Memory, MicroBatch, Open, Result,
     Sequence, Shape, WarmUp,
 };
 use race::{Side, claim, done, race, record};
@@ -28,7 +29,7 @@ const BATCH: u32 = 16;
 const K: u32 = 2048;
 const TOKENS: u32 = 16_384;
 
-/// Arithmetic that takes a while and touches no memory.
+/// Arithmetic that takes time and touches no memory.
 fn spin(rounds: u64) {
     let mut x = rounds | 1;
     for _ in 0..rounds {
@@ -36,7 +37,7 @@ fn spin(rounds: u64) {
     }
 }
 
-/// The engine's work as rounds of [`spin`], enqueued on the stream it is given.
+/// The engine's work as rounds of [`spin`], enqueued on the stream that each call names.
 struct Spins<'a> {
     device: &'a Arc<HostDevice>,
     /// The rounds that take as long as one layer's gather.
@@ -66,7 +67,7 @@ impl Engine for Spins<'_> {
             return self.device.call(
                 stream,
                 Arc::new(move || {
-                    // A write that fails shows in the answers: slots are looked at after the step.
+                    // A failed write shows in the slots, which the bench checks after the step.
                     let _ = device.write(slice, &picks);
                     spin(rounds);
                 }),
@@ -89,7 +90,7 @@ struct Decode {
     misses: u64,
 }
 
-/// Positions of one step's selection: drawn from all, ascending within a sequence.
+/// Draws the positions of one step's selection from all, ascending within a sequence.
 fn picks(seed: u64) -> Vec<u8> {
     let mut x = seed.wrapping_mul(0xBF58_476D_1CE4_E5B9) | 1;
     let pick = |entry: u32, x: &mut u64| {
@@ -122,8 +123,9 @@ impl Decode {
             sequences.push(sequence);
         }
         let words = |count: u32| device.allocate(u64::from(4 * count));
-        let parts = Parts { lists: words(2 * BATCH * K)?, counts: words(2 * BATCH)?, batch: BATCH };
-        let buffers = Buffers { selection: words(BATCH * K)?, slots: words(BATCH * K)?, parts: Some(parts) };
+        let parts = SplitIndices { lists: words(2 * BATCH * K)?, counts: words(2 * BATCH)?, batch: BATCH };
+        let buffers =
+            Buffers { selection: words(BATCH * K)?, slots: words(BATCH * K)?, split_indices: Some(parts) };
         Ok(Decode {
             cache,
             sequences,
@@ -138,13 +140,13 @@ impl Decode {
         })
     }
 
-    /// One step in one order: its time, and its layers as units.
+    /// Runs one step in one order: returns its time, and its layers as units.
     fn step(&mut self, order: Overlap) -> Result<(Duration, u64)> {
         let compute = self.layers.streams.compute;
         let begin = Instant::now();
         let accepted = Accepted::Rows(self.accepted);
-        let rows: Vec<Row> =
-            self.sequences.iter().map(|s| Row { sequence: *s, accepted, query_rows: 1 }).collect();
+        let rows: Vec<BatchRow> =
+            self.sequences.iter().map(|s| BatchRow { sequence: *s, accepted, query_rows: 1 }).collect();
         let mut step = self.cache.prepare(MicroBatch(0), 1, &rows, None, compute)?;
         let mut engine = Spins {
             device: &self.device,
@@ -167,7 +169,7 @@ impl Decode {
 
 fn main() {
     let mut decode = done(Decode::new());
-    // Without the engine's work a step is forebay's own; most of it is the gather.
+    // Without the engine's work a step is forebay's own work; most of it is the gather.
     let idle = (0..9).map(|_| done(decode.step(Overlap::None)).0).min().unwrap_or_default();
     let begin = Instant::now();
     spin(10_000_000);
@@ -181,7 +183,7 @@ fn main() {
     let mut criterion = Criterion::default().sample_size(10).configure_from_args();
     record(&mut criterion, "overlap", &mut sides);
     let rounds = race(31, &mut sides);
-    // A layer without overlap is 1.35 gathers of the engine's work and one gather.
+    // A layer without overlap takes 1.35 gathers of the engine's work and one gather.
     for (name, hidden) in [("da", 0.6), ("dba", 0.85)] {
         let (saved, most) = (100.0 - 100.0 / rounds.ratio(name, "none"), 100.0 * hidden / 2.35);
         println!(

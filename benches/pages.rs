@@ -1,7 +1,7 @@
 //! Claim: a page is allocated and freed in at most 50 ns, uncontended.
 //!
-//! A pool of the size that a server has (1,048,576 pages), half of it owned, given back in shuffled order
-//! so that the free pages are scattered; one page a call, and 64 in one call.
+//! The pool has a server's size (1,048,576 pages). Half of it is owned and freed in shuffled order, so that the free
+//! pages are scattered. The bench takes one page per call, and 64 in one call.
 
 #[path = "support/clock.rs"]
 mod clock;
@@ -19,20 +19,20 @@ use race::{Side, claim, done, race, record};
 
 const PAGES: u32 = 1 << 20;
 const CALLS: u64 = 1 << 20;
-/// Nanoseconds that one page may take.
+/// The most nanoseconds of one page.
 const MOST: f64 = 50.0;
 
-/// A pool whose free pages lie all over it.
+/// Returns a pool whose free pages are scattered all over it.
 fn scattered() -> Result<Pages> {
     let mut pages = Pages::new("bench", PAGES)?;
     let mut all = Vec::new();
     pages.allocate(PAGES, &mut all)?;
-    // A step of an odd number walks through every page once.
+    // A walk with an odd step visits every page once.
     (0..PAGES / 2).try_for_each(|i| pages.release(all[(i.wrapping_mul(0x9E37_79B1) % PAGES) as usize]))?;
     Ok(pages)
 }
 
-/// Takes `batch` pages a call and gives them back when `held` are out.
+/// Takes `batch` pages per call, and frees them once `held` are out.
 fn pass(pages: &mut Pages, batch: u32, held: &mut Vec<u32>) -> Result<(Duration, u64)> {
     let lap = Lap::begin();
     for _ in 0..CALLS / u64::from(batch) / 64 {

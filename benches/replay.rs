@@ -1,12 +1,11 @@
-//! Claim: a replay of smollm2-8k-policy (30 layers, k = 512, ratio 0.2: 1,229 slots a layer) makes at
-//! least 8 times the accesses a second of libCacheSim's LRU.
+//! Claim: a replay of smollm2-8k-policy (30 layers, k = 512, ratio 0.2: 1,229 slots per layer) makes at least 8 times
+//! as many accesses per second as libCacheSim's LRU.
 //!
-//! Ours is the cache itself on the inline host device, every step prepared, resolved in every layer,
-//! reported and retired; rows are not moved, as in `forebay replay`. Theirs is libCacheSim's C code,
-//! started from Python (`benches/libcachesim_lru.py`) with one pool of 30 x 1,229 objects and the same
-//! accesses, an object being a layer and a position. Both sides count the time of the one thread that
-//! works, with the accesses already in memory; the most that their reader can have taken is measured and
-//! taken off.
+//! Our side is the cache itself on the inline host device: every step is prepared, resolved in every layer, reported
+//! and retired; rows are not moved, as in `forebay replay`. Their side is libCacheSim's C code, started from Python
+//! (`benches/libcachesim_lru.py`), with one pool of 30 x 1,229 objects and the same accesses, an object being a layer
+//! and a position. Both sides count the time of the one working thread, with the accesses already in memory. The bench
+//! measures the most that libCacheSim's reader can have taken, and subtracts it.
 
 #[path = "support/clock.rs"]
 mod clock;
@@ -27,12 +26,12 @@ use replay::Replay;
 
 const RATIO: f64 = 0.2;
 
-/// Slots a layer: the ratio of the tokens at the start of decoding.
+/// Slots per layer: the ratio of the tokens at the start of decoding.
 fn slots(tokens: u32) -> u32 {
     (RATIO * f64::from(tokens) + 0.5) as u32
 }
 
-/// Writes one little-endian u64 an access, layer x 2^20 + position, in the order of the trace.
+/// Writes one little-endian u64 per access, layer x 2^20 + position, in the order of the trace.
 fn write_accesses(file: &Path, positions: &[i32], layers: usize, k: usize) -> std::io::Result<()> {
     let mut out = std::io::BufWriter::new(std::fs::File::create(file)?);
     for (set, selection) in positions.chunks_exact(k).enumerate() {

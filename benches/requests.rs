@@ -1,13 +1,13 @@
-//! Claims: a replay of agentic_A (21.5 million block references, 10,000 blocks) makes at least 2 times the
-//! accesses a second of libCacheSim's LRU, parsing excluded on both sides; and hits at every capacity take at most 4
-//! times as long as that one replay, here, on the Mooncake trace with its short prompts, and where prompts of one
-//! block each come back from 4 million blocks deep (generated).
+//! Claims: a replay of agentic_A (21.5 million block references, 10,000 blocks) makes at least 2 times as many accesses
+//! per second as libCacheSim's LRU, without parsing on either side. Hits at every capacity take at most 4 times as long
+//! as that one replay: on this trace, on the Mooncake trace with its short prompts, and on a generated one where
+//! prompts of one block each come back from 4 million blocks deep.
 //!
-//! Ours is what `forebay replay` runs, the leading run of every request looked up and all its blocks touched.
-//! Theirs is libCacheSim's C code, started from Python (`benches/libcachesim_lru.py`), with the same blocks in
-//! the same order, the last of a request first. Both sides count the time of the one thread that works; the
-//! most that their reader can have taken is measured and taken off. The time of ours with reading and
-//! parsing is printed beside it, and the rate of every study policy, one pass each.
+//! Our side is what `forebay replay` runs: it looks up the leading run of every request and touches all its blocks.
+//! Their side is libCacheSim's C code, started from Python (`benches/libcachesim_lru.py`), with the same blocks in the
+//! same order, the last of a request first. Both sides count the time of the one working thread; the bench measures the
+//! most that libCacheSim's reader can have taken, and subtracts it. It also prints our time with reading and parsing,
+//! and the rate of every study policy, one pass each.
 
 #[path = "../cli/src/blocks/mod.rs"]
 #[expect(dead_code, reason = "what a replay takes is asked by the command")]
@@ -37,7 +37,7 @@ use race::{Side, claim, done, race, record};
 
 const CAPACITY: u32 = 10_000;
 
-/// 4 million blocks, 4,096 a prompt, then the oldest million of them again in their order, one a prompt.
+/// 4 million blocks, 4,096 per prompt, then the oldest million of them again in their order, one per prompt.
 fn deep_prompts() -> forebay::Result<RequestTrace> {
     const MANY: u32 = 4096;
     let mut lines = String::new();
@@ -52,7 +52,7 @@ fn deep_prompts() -> forebay::Result<RequestTrace> {
     RequestTrace::from_bytes(lines.as_bytes(), &Options::default())
 }
 
-/// How many times as fast as one capacity the curve of all is.
+/// The time of the curve of all capacities over the time of one capacity.
 fn every_against_one(trace: &RequestTrace, rounds: usize) -> f64 {
     let references = trace.references().len() as u64;
     let mut sides = [
@@ -70,7 +70,7 @@ fn every_against_one(trace: &RequestTrace, rounds: usize) -> f64 {
     race(rounds, &mut sides).ratio("every", "one")
 }
 
-/// A pass of every policy, and what it found.
+/// Runs every policy once, and prints what it found.
 fn policies(trace: &RequestTrace) -> forebay::Result<()> {
     for policy in Policy::ALL {
         let begin = Lap::begin();
@@ -82,7 +82,7 @@ fn policies(trace: &RequestTrace) -> forebay::Result<()> {
     Ok(())
 }
 
-/// Writes one little-endian u64 an access, requests in order, each from its last block to its first.
+/// Writes one little-endian u64 per access: requests in order, each from its last block to its first.
 fn write_accesses(file: &Path, trace: &RequestTrace) -> std::io::Result<()> {
     let mut out = std::io::BufWriter::new(std::fs::File::create(file)?);
     for request in 0..trace.requests() {

@@ -1,13 +1,13 @@
-//! Claim: one step of the residency rule, through the device, serves selected positions at least 5 times
-//! as fast as the `lru` crate and 8 times as fast as `quick_cache`, doing the same on one thread: look up
-//! every selected position, insert every miss.
+//! Claim: one step of the rule, through the device, serves selected positions at least 5 times as fast as the `lru`
+//! crate and 8 times as fast as `quick_cache`, for the same work on one thread: look up every selected position, insert
+//! every miss.
 //!
-//! The trace is gemma3-32k-policy (k = 2048, three layers), 6,400 slots a layer, each selection shuffled
-//! by a fixed seed, as top-k kernels emit it. Our side is the whole step as an engine runs it, locks,
-//! commit of the new row, counters and report included; theirs is the bare loop on warm memory. All three
-//! start empty.
+//! The trace is gemma3-32k-policy (k = 2048, three layers) with 6,400 slots per layer. A fixed seed shuffles each
+//! selection, because top-k kernels emit them in any order. Our side is the whole step as an engine runs it, including
+//! locks, the commit of the new row, counters and report; their side is the bare loop on warm memory. All three start
+//! empty.
 //!
-//! With `FOREBAY_COUNT_STEPS=n` nothing is timed: n steps run once, for a tool that counts instructions
+//! With `FOREBAY_COUNT_STEPS=n` the bench times nothing: n steps run once, for a tool that counts instructions
 //! (`ci/instructions`).
 
 #[path = "support/clock.rs"]
@@ -31,7 +31,7 @@ use replay::Replay;
 const SLOTS: u32 = 6_400;
 const SEED: u64 = 0x5EED_F0EB;
 
-/// Shuffles every set of `k`; padding stays where it falls.
+/// Shuffles every set of `k`, padding included.
 fn shuffle(positions: &mut [i32], k: usize) {
     let mut state = SEED;
     let mut next = || {
@@ -46,7 +46,7 @@ fn shuffle(positions: &mut [i32], k: usize) {
     }
 }
 
-/// Calls `serve(layer, position)` for all that is selected; answers the time and the number of positions.
+/// Calls `serve(layer, position)` for every selected position; returns the time and the number of positions.
 fn walk(trace: &SelectionTrace, positions: &[i32], mut serve: impl FnMut(usize, u32)) -> (Duration, u64) {
     let (k, layers) = (trace.header().k as usize, trace.header().layers as usize);
     let begin = Lap::begin();

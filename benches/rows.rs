@@ -1,11 +1,11 @@
-//! Claim: gathering random 656-byte rows from more than 1 GiB, and scattering as many, runs at 60% at
-//! least of one large memcpy of as many bytes, at a host stride of 704 bytes.
+//! Claim: gathering random 656-byte rows from more than 1 GiB, and scattering as many, reaches at least 60% of the rate
+//! of one large memcpy of as many bytes, at a host stride of 704 bytes.
 //!
-//! Gather is the device's own, of 64 lanes in one call: 2,048 rows each, drawn at random from the lane's
-//! 32,768, whose pages lie all over the pool; 82 MiB a call. Scatter is that of 512 lanes in 192
-//! layers: each row goes to a page of its own. Rows of every call are compared with what they must be.
-//! Beside it the same at stride 656, and with the pool on 4 KiB pages in place of huge ones. The memcpy is
-//! measured on both kinds of pages; the claim is against the faster one.
+//! The gather is the device's own, of 64 lanes in one call: 2,048 rows each, drawn at random from the lane's 32,768,
+//! whose pages are scattered over the pool; 82 MiB per call. The scatter covers 512 lanes in 192 layers: each row goes
+//! to a page of its own. The bench compares the rows of every call with the expected ones. It also runs both at stride
+//! 656, and with the pool on 4 KiB pages in place of huge ones. It measures the memcpy on both kinds of pages; the
+//! claim is against the faster one.
 
 #[path = "support/clock.rs"]
 mod clock;
@@ -17,18 +17,18 @@ use std::time::Duration;
 
 use clock::Lap;
 use criterion::Criterion;
-use forebay::device::block::Entry;
-use forebay::device::block::step::{encode, words};
+use forebay::device::descriptor::Entry;
+use forebay::device::descriptor::step::{encode, words};
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Answer, Begin, Device, Join, Part, Plan, PoolOp, Pools, Slice, Stream};
+use forebay::device::{Answer, Begin, Device, Join, PoolLayout, PoolOp, Pools, Slice, StepRange, Stream};
 use forebay::os::{Map, NoFaults, Request};
-use forebay::residency::{Rows, TableShape};
+use forebay::residency::{QueryRange, TableShape};
 use forebay::{Geometry, Lane, Layer, MicroBatch, Result, SLOT_BLOCK, Shape};
 use race::{Side, claim, done, race, record};
 
 const ROW: u32 = 656;
 
-/// A small stream of numbers by a fixed seed.
+/// A small random number generator with a fixed seed.
 struct Numbers(u64);
 
 impl Numbers {
@@ -47,7 +47,7 @@ impl Numbers {
     }
 }
 
-/// What a pool is made of.
+/// The settings of a pool.
 #[derive(Clone, Copy)]
 struct Extents {
     layers: u32,
@@ -59,10 +59,10 @@ struct Extents {
     huge: bool,
 }
 
-/// The first landing slot, one a lane from there on.
+/// The first landing slot; each lane has one from there on.
 const LANDING: u32 = 64;
 
-/// Pools on the inline host device, driven by its own calls.
+/// Pools on the inline host device, driven by the device's own calls.
 struct Rig {
     extents: Extents,
     device: Arc<HostDevice>,
@@ -73,7 +73,7 @@ struct Rig {
     pages: Vec<u32>,
     block: Slice,
     slots: Slice,
-    /// Selections of one step after the other: no position twice until all have been.
+    /// The selections of consecutive steps: no position repeats until all have been selected.
     selections: Vec<Slice>,
     steps: u64,
 }
@@ -98,7 +98,7 @@ impl Rig {
             tokens: tokens + 1,
             query_rows: 1,
             scratch: 0,
-            passes: 1,
+            waves: 1,
             scratch_base: 1,
             landing_base: LANDING,
             budget_base,
@@ -109,9 +109,9 @@ impl Rig {
         let slab_bytes =
             u64::from(budget_base / SLOT_BLOCK + lanes * blocks) * u64::from(geometry.block_bytes());
         let layers = u64::from(layers);
-        let rows = parts(memory(&device, layers * one_layer, huge)?, one_layer)?;
-        let slabs = parts(device.allocate(layers * slab_bytes)?, slab_bytes)?;
-        let plan = Plan {
+        let rows = split_indices(memory(&device, layers * one_layer, huge)?, one_layer)?;
+        let slabs = split_indices(device.allocate(layers * slab_bytes)?, slab_bytes)?;
+        let plan = PoolLayout {
             geometry,
             tables: vec![tables; extents.layers as usize],
             slabs: slabs.clone(),
@@ -134,7 +134,8 @@ impl Rig {
             steps: 0,
             device,
         };
-        // The landing rows hold something: memory that nobody wrote is one page of zeros, read from a cache.
+        // The bench writes the landing rows first: memory that was never written is one page of zeros, read from the
+        // cache.
         let landing = vec![1; (lanes * ROW) as usize];
         for slab in &rig.slabs {
             let rows = slab.part(u64::from(LANDING * ROW), landing.len() as u64)?;
@@ -150,7 +151,7 @@ impl Rig {
         Ok(rig)
     }
 
-    /// Draws the selections: each lane's positions in random order, `k` a step.
+    /// Draws the selections: each lane's positions in random order, `k` per step.
     fn select(&mut self) -> Result<()> {
         let Extents { lanes, tokens, k, .. } = self.extents;
         let mut numbers = Numbers(2);
@@ -165,7 +166,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Begins a step: nothing is accepted, one row lands in every lane. Lanes come in shuffled order.
+    /// Begins a step: no row is accepted, and one row lands in every lane. Lanes come in shuffled order.
     fn begin(&mut self, order: &[u32]) -> Result<()> {
         self.steps += 1;
         let mut block = vec![0; words(self.extents.lanes)];
@@ -177,12 +178,18 @@ impl Rig {
         self.device.enqueue(self.pools, self.stream, PoolOp::Begin(begin))
     }
 
-    fn part(&self, layer: u32) -> Part {
-        let rows = Rows { first: 0, count: 1 };
-        Part { micro_batch: MicroBatch(0), layer: Layer(layer), first: 0, count: self.extents.lanes, rows }
+    fn range(&self, layer: u32) -> StepRange {
+        let rows = QueryRange { first: 0, count: 1 };
+        StepRange {
+            micro_batch: MicroBatch(0),
+            layer: Layer(layer),
+            first: 0,
+            count: self.extents.lanes,
+            rows,
+        }
     }
 
-    /// The place of a lane's position in its layer's rows.
+    /// Returns the place of a lane's position in its layer's rows.
     fn host_row(&self, layer: u32, lane: u32, position: u32) -> Result<Slice> {
         let size = self.extents.page;
         let lane_pages = (self.extents.tokens + 1).div_ceil(size);
@@ -201,18 +208,18 @@ impl Rig {
         Ok(u32::from_le_bytes(word))
     }
 
-    /// One step's gather: every selected row is a miss.
+    /// Runs one step's gather: every selected row is a miss.
     fn gather(&mut self, order: &[u32]) -> Result<(Duration, u64)> {
         self.begin(order)?;
         let selection = self.selections[self.steps as usize % self.selections.len()];
-        let answer = Answer { slots: self.slots, parts: None };
+        let answer = Answer { slots: self.slots, split_indices: None };
         self.device.enqueue(
             self.pools,
             self.stream,
-            PoolOp::Resolve { part: self.part(0), selection, answer },
+            PoolOp::Resolve { range: self.range(0), selection, answer },
         )?;
         let lap = Lap::begin();
-        self.device.enqueue(self.pools, self.stream, PoolOp::Gather { part: self.part(0), pass: 0 })?;
+        self.device.enqueue(self.pools, self.stream, PoolOp::Gather { range: self.range(0), wave: 0 })?;
         let time = lap.end();
         let last = u64::from(self.extents.lanes * self.extents.k - 1);
         for (lane, word) in [(order.first(), 0), (order.last(), last)] {
@@ -225,7 +232,7 @@ impl Rig {
         Ok((time, u64::from(self.extents.lanes * self.extents.k * ROW)))
     }
 
-    /// One step's scatter, in every layer.
+    /// Runs one step's scatter, in every layer.
     fn scatter(&mut self, order: &[u32]) -> Result<(Duration, u64)> {
         self.begin(order)?;
         let stamp = (self.steps as u32).to_le_bytes();
@@ -233,7 +240,7 @@ impl Rig {
         self.device.write(landing, &stamp)?;
         let lap = Lap::begin();
         for layer in 0..self.extents.layers {
-            self.device.enqueue(self.pools, self.stream, PoolOp::Scatter(self.part(layer)))?;
+            self.device.enqueue(self.pools, self.stream, PoolOp::Scatter(self.range(layer)))?;
         }
         let time = lap.end();
         let row = self.host_row(0, order[0], self.extents.tokens)?;
@@ -242,13 +249,13 @@ impl Rig {
     }
 }
 
-/// A slice in parts of `bytes`, one a layer.
-fn parts(whole: Slice, bytes: u64) -> Result<Vec<Slice>> {
+/// Returns a slice in parts of `bytes`, one per layer.
+fn split_indices(whole: Slice, bytes: u64) -> Result<Vec<Slice>> {
     (0..whole.bytes() / bytes).map(|layer| whole.part(layer * bytes, bytes)).collect()
 }
 
-/// Device memory with every page touched and every word stamped: on huge pages where the system has them,
-/// or on base pages as shared memory is.
+/// Returns device memory with every page touched and every word stamped: on huge pages if the system has them, or on
+/// base pages like shared memory.
 fn memory(device: &Arc<HostDevice>, bytes: u64, huge: bool) -> Result<Slice> {
     let slice = if huge {
         device.allocate(bytes)?
@@ -286,7 +293,7 @@ fn scatter_side(name: &'static str, extents: Extents) -> Result<Side<'static>> {
     Ok(Side::new(name, move || done(rig.scatter(&order))))
 }
 
-/// One memcpy of `bytes` between two buffers of device memory, or of the heap.
+/// Runs one memcpy of `bytes` between two buffers of device memory, or of the heap.
 fn memcpy_sides(bytes: u64) -> Result<[Side<'static>; 2]> {
     let device = HostDevice::new(HostOptions::default());
     let stream = device.stream()?;
@@ -300,7 +307,7 @@ fn memcpy_sides(bytes: u64) -> Result<[Side<'static>; 2]> {
     let mut target = vec![2_u8; bytes as usize];
     let base = move || {
         let lap = Lap::begin();
-        // As ptr::copy_nonoverlapping of all bytes: one memcpy.
+        // The same as ptr::copy_nonoverlapping of all bytes: one memcpy.
         target.copy_from_slice(std::hint::black_box(&source));
         std::hint::black_box(&mut target);
         (lap.end(), bytes)

@@ -1,8 +1,8 @@
-"""Divides the instructions that callgrind counted (`--dump-instr=yes`) between what notes a step's calls and its
-resolves and gathers; see ci/instructions, which runs it.
+"""Divides the instructions that callgrind counted (`--dump-instr=yes`) between the records of a step's calls and its
+resolves and gathers; ci/instructions runs it.
 
-A function that was inlined is known by the line tables alone: each address is asked for all functions that stand
-there, one inside the other. What an address calls counts for it.
+Only the line tables name an inlined function: each address has all functions that contain it, one inside the other. The
+instructions of a call count for the calling address.
 """
 
 import collections
@@ -10,14 +10,14 @@ import re
 import subprocess
 import sys
 
-# What notes calls on the host, what does on the device, and what both are held against.
+# The functions that record calls on the host and on the device, and the work that both are compared with.
 HOST = re.compile(r"forebay::step::enqueued::")
 DEVICE = re.compile(r"forebay::device::host::marks::")
 WORK = re.compile(r"forebay::device::host::resolve::")
 
 
 def counted(path, program):
-    """By address of the program: its own instructions, and by the function called those of its calls."""
+    """By address of the program: its own instructions, and those of its calls by the called function."""
     own, calls = collections.Counter(), collections.Counter()
     inside, called = False, None
     for line in open(path):
@@ -40,7 +40,7 @@ def counted(path, program):
 
 
 def stacks(program, addresses):
-    """By address: the functions that stand there, joined."""
+    """By address: the functions that contain it, joined."""
     asked = "\n".join(hex(address) for address in addresses)
     command = ["addr2line", "--exe", program, "--addresses", "--functions", "--inlines", "--demangle"]
     told = subprocess.run(command, input=asked, capture_output=True, text=True, check=True).stdout
@@ -61,14 +61,14 @@ def sums(path, program):
     for address, cost in own.items():
         found[kind(at[address])] += cost
     for (address, called), cost in calls.items():
-        # What is called and is one of these by itself has been counted there.
+        # A called function that is itself of one of these kinds has been counted there.
         if kind(called) is None:
             found[kind(at[address])] += cost
     return found
 
 
 def kind(stack):
-    """Of which kind a function is that stands in a stack."""
+    """Returns the kind of a function from its stack."""
     kinds = [("host", HOST), ("device", DEVICE), ("work", WORK)]
     return next((name for name, pattern in kinds if pattern.search(stack)), None)
 

@@ -1,9 +1,9 @@
-"""Compiles the CUDA kernels by NVRTC, and says what each costs; see ci/kernels, which runs it.
+"""Compiles the CUDA kernels by NVRTC, and reports what each costs; ci/kernels runs it.
 
-The output is the same bytes for the same sources and compilers, wherever it is built: sources go to the
-compiler by name and text, never by path, and nothing holds lines or times. The manifest beside the output says
-which sources it was made of, so that a plain test (tests/embedded.rs) sees a source that was edited and not
-compiled, and what each kernel takes in each architecture. It is in the format of `sha256sum --check`.
+The output has the same bytes for the same sources and compilers on every machine: the compiler gets sources by name and
+text, never by path, and the output has no lines or times. The manifest next to the output lists the sources it was made
+of, so that a plain test (tests/embedded.rs) detects a source that was edited and not compiled. It also lists what each
+kernel takes in each architecture. Its format is that of `sha256sum --check`.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import sys
 KERNELS = pathlib.Path("src/device/cuda/kernels")
 MAIN = "forebay.cu"
 ARCHITECTURES = ["80", "90", "100", "120"]
-# PTX for every device that none of them runs on.
+# PTX for every device that none of the cubins runs on.
 PTX = "80"
 OPTIONS = ["--std=c++17", "--ptxas-options=-v"]
 MANIFEST = "manifest.txt"
@@ -27,7 +27,7 @@ HEAD = """\
 
 
 class Failed(Exception):
-    """What is wrong, in one line or several."""
+    """The problems, one per line."""
 
 
 class Compiler:
@@ -42,10 +42,10 @@ class Compiler:
     def call(self, name, *arguments):
         result = getattr(self.nvrtc, name)(*arguments)
         if result != 0:
-            raise Failed(f"{name} of NVRTC {self.version} answered {result}")
+            raise Failed(f"{name} of NVRTC {self.version} returned {result}")
 
     def text(self, program, what):
-        """What NVRTC has of a program: its log, its PTX or its cubin."""
+        """Returns what NVRTC has of a program: its log, its PTX or its cubin."""
         size = ctypes.c_size_t()
         self.call(f"nvrtcGet{what}Size", program, ctypes.byref(size))
         buffer = ctypes.create_string_buffer(size.value)
@@ -53,7 +53,7 @@ class Compiler:
         return buffer.raw
 
     def compile(self, sources, target):
-        """The cubin (sm_NN) or PTX (compute_NN), and what ptxas said about it."""
+        """Returns the cubin (sm_NN) or PTX (compute_NN), and ptxas's output."""
         headers = {name: text for name, text in sources.items() if name != MAIN}
         strings = lambda values: (ctypes.c_char_p * len(values))(*values)
         program = ctypes.c_void_p()
@@ -64,18 +64,18 @@ class Compiler:
         log = self.text(program, "ProgramLog").decode().rstrip("\0")
         said = [line for line in log.splitlines() if not line.startswith("ptxas ") and line.strip()]
         if failed or said:
-            raise Failed(f"NVRTC {self.version} says about {target}:\n" + "\n".join(said))
+            raise Failed(f"NVRTC {self.version} about {target}:\n" + "\n".join(said))
         made = self.text(program, "PTX" if target.startswith("compute") else "CUBIN")
         self.call("nvrtcDestroyProgram", ctypes.byref(program))
         return made.rstrip(b"\0") if target.startswith("compute") else made, log
 
 
 def costs(log):
-    """By kernel: registers, bytes of stack, spilled bytes, bytes of static shared memory, as ptxas says."""
+    """By kernel: registers, bytes of stack, spilled bytes, bytes of static shared memory, as ptxas reports them."""
     found = {}
     for part in log.split("Compiling entry function ")[1:]:
         name = re.match(r"'(\w+)'", part)[1]
-        # Several of a kind where functions were not inlined.
+        # The output has several entries of a kind if functions were not inlined.
         most = lambda pattern: max(map(int, re.findall(pattern, part)), default=0)
         found[name] = {
             "registers": most(r"Used (\d+) registers"),
@@ -87,7 +87,7 @@ def costs(log):
 
 
 def limits(cuobjdump, cubin):
-    """By kernel: registers, and the threads that a block may have, as they stand in a cubin's file."""
+    """By kernel: registers, and the most threads of a block, from a cubin's file."""
     run = lambda what: subprocess.run([cuobjdump, what, cubin], check=True, capture_output=True, text=True).stdout
     registers = dict(re.findall(r"Function (\w+):\s+REG:(\d+)", run("-res-usage")))
     threads = {}
@@ -98,7 +98,7 @@ def limits(cuobjdump, cubin):
 
 
 def read_sources(folder):
-    """The text of every source, by its name from the folder."""
+    """The text of every source, by its name relative to the folder."""
     files = [file for ending in ("cu", "cuh", "h") for file in folder.glob(f"*.{ending}")]
     sources = {file.name: file.read_bytes() for file in sorted(files)}
     if MAIN not in sources:
@@ -120,7 +120,7 @@ def build(kernels, tools, out):
         for kernel, cost in sorted(found.items()):
             registers, cost["threads"] = file.get(kernel, (0, 0))
             if registers != cost["registers"]:
-                raise Failed(f"{name}: {kernel} has {registers} registers, and ptxas said {cost['registers']}")
+                raise Failed(f"{name}: {kernel} has {registers} registers, but ptxas reported {cost['registers']}")
             table.append((kernel, architecture, cost))
     made["forebay.ptx"], _ = old.compile(sources, f"compute_{PTX}")
     (out / "forebay.ptx").write_bytes(made["forebay.ptx"])
@@ -142,7 +142,7 @@ def manifest(sources, made, table, versions):
 
 
 def over_bounds(table, bounds):
-    """What takes more than its bounds, a line each."""
+    """The costs that exceed their bounds, one per line."""
     rows = [line.split() for line in bounds.splitlines() if line.strip() and not line.startswith("#")]
     known = {name: tuple(map(int, numbers)) for name, *numbers in rows}
     kernels = {kernel for kernel, _, _ in table}
@@ -162,7 +162,7 @@ def over_bounds(table, bounds):
 
 
 def differences(embedded, fresh):
-    """Files of either folder that are not the same in both."""
+    """The files that differ between two folders or are in one of them only."""
     names = {file.name for folder in (embedded, fresh) if folder.is_dir() for file in folder.iterdir()}
     read = lambda file: file.read_bytes() if file.is_file() else None
     return sorted(name for name in names if read(embedded / name) != read(fresh / name))

@@ -1,13 +1,13 @@
-//! The control of `ci/tsan`: what the host device did once, a reference into memory that another thread writes. The
-//! sanitizer must report it.
+//! The control of `ci/tsan`: an earlier fault of the host device, a reference into memory that another thread writes.
+//! The sanitizer must report it.
 
 use std::thread;
 
-/// Memory that two threads reach.
+/// Memory that two threads access.
 #[derive(Clone, Copy)]
 struct Shared(*mut u32);
 
-// SAFETY: it is none: that is what this program shows.
+// SAFETY: it is not safe; this is what the program shows.
 unsafe impl Send for Shared {}
 
 fn main() {
@@ -20,7 +20,7 @@ fn main() {
             unsafe { *words.add(at) = 1 };
         }
     });
-    // SAFETY: as above, but for the race.
+    // SAFETY: as above, except for the race.
     let read = unsafe { std::slice::from_raw_parts(shared.0, 1 << 16) };
     let sum: u32 = read.iter().sum();
     let _ = writer.join();

@@ -1,21 +1,21 @@
-//! A decode whose misses rise and fall, on the virtual clock: a chooser changes the order of each layer's work, and
-//! the same decode in each fixed order says what that was worth.
+//! A decode on the virtual clock whose misses rise and fall. A chooser changes the order of each layer's work, and the
+//! same decode in each fixed order shows what that was worth.
 //!
-//! The cache is real and moves real rows. What work costs is made up, and so are the prices that the chooser goes by:
-//! they are what the clock says of each order beforehand. An engine has them from `forebay::predict`, or measures.
+//! The cache is real and moves real rows. The costs of the work are made up. The chooser's prices come from runs of
+//! each order on the clock beforehand; an engine takes them from `forebay::predict`, or measures them.
 
 use std::sync::Arc;
 
-use forebay::device::block::LayerCount;
 use forebay::device::clock::{ClockDevice, ClockOptions, Costs, Demand, Label, Mover};
+use forebay::device::descriptor::LayerCount;
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Device, Event, Parts, Slice, Stream};
+use forebay::device::{Device, Event, Slice, SplitIndices, Stream};
 use forebay::overlap::{
     Bucket, Chooser, Engine, EngineCall, Hysteresis, Keys, Overlap, OverlapStreams, Prices, Table, Work,
 };
 use forebay::{
-    Accepted, BringUp, Budget, Buffers, Cache, Config, Layer, Layers, Memory, MicroBatch, Open, Result, Row,
-    Sequence, Shape, WarmUp,
+    Accepted, BatchRow, BringUp, Budget, Buffers, Cache, Config, Layer, Layers, Memory, MicroBatch, Open,
+    Result, Sequence, Shape, WarmUp,
 };
 
 const LAYERS: u32 = 6;
@@ -23,22 +23,22 @@ const ROWS: u32 = 8;
 const K: u32 = 64;
 const PROMPT: u32 = 1024;
 const STEPS: u32 = 120;
-/// Steps of a printed line.
+/// The number of steps per printed line.
 const LINE: usize = 10;
 
-/// How many rows a step selects in a layer that the step before did not: few while the text goes on, many where the
-/// subject changes, and half as many in every other layer.
+/// Returns how many rows a step selects in a layer that the step before did not: few while the text goes on, many when
+/// the subject changes, and half as many in every other layer.
 fn drift(step: u32, layer: u32) -> u32 {
     let rows = [2, 2, 24, 60, 60, 8][(step / 20 % 6) as usize];
     if layer.is_multiple_of(2) { rows } else { rows / 2 }
 }
 
-/// An engine that computes nothing but which rows to read, and takes the time of the rest.
+/// An engine that computes only which rows to read, and takes the time of its other work.
 struct Model<'a> {
     clock: &'a ClockDevice,
     host: &'a Arc<HostDevice>,
     selection: Slice,
-    /// By layer the first row of the window that it reads.
+    /// By layer, the first row of the window that it reads.
     windows: &'a [u32],
 }
 
@@ -65,12 +65,12 @@ impl Engine for Model<'_> {
         let (picks, bytes) = (picks.collect::<Vec<u8>>(), u64::from(4 * K));
         let slice = self.selection.part(u64::from(call.first) * bytes, u64::from(call.count) * bytes)?;
         let host = Arc::clone(self.host);
-        // A write that is refused shows in the counts, which are compared below.
+        // A refused write shows in the counts, which are compared below.
         self.clock.call(stream, Arc::new(move || drop(host.write(slice, &picks))))
     }
 }
 
-/// One cache on a clock of its own.
+/// One cache on its own clock.
 struct Decode {
     host: Arc<HostDevice>,
     clock: Arc<ClockDevice>,
@@ -99,8 +99,9 @@ impl Decode {
             scatter: clock.stream()?,
         };
         let words = |count: u32| clock.allocate(u64::from(4 * count));
-        let parts = Some(Parts { lists: words(2 * ROWS * K)?, counts: words(2 * ROWS)?, batch: ROWS });
-        let buffers = Buffers { selection: words(ROWS * K)?, slots: words(ROWS * K)?, parts };
+        let split_indices =
+            Some(SplitIndices { lists: words(2 * ROWS * K)?, counts: words(2 * ROWS)?, batch: ROWS });
+        let buffers = Buffers { selection: words(ROWS * K)?, slots: words(ROWS * K)?, split_indices };
         let layers = Layers { streams, batch: ROWS, half: ROWS / 2, buffers };
         let budget = Budget::Slots(2 * K);
         let open = Open { prompt: PROMPT, promised: 2 * STEPS, budget, bring_up: BringUp::Nothing };
@@ -116,8 +117,8 @@ impl Decode {
         Ok(Decode { host, clock, cache, sequences, layers, ended, windows, step: 0 })
     }
 
-    /// One step in these orders: its nanoseconds, and what each layer missed. The clock cannot know what a resolve is
-    /// going to find: `misses` a batch row are what its gathers take the time of.
+    /// Runs one step in these orders: returns its nanoseconds, and what each layer missed. The clock cannot predict
+    /// what a resolve finds: it computes the time of gathers from `misses` per batch row.
     fn step(&mut self, orders: &[Overlap], misses: &[f64]) -> Result<(f64, Vec<LayerCount>)> {
         let (compute, begun) = (self.layers.streams.compute, self.clock.now());
         for ((layer, window), misses) in (0..).zip(&mut self.windows).zip(misses) {
@@ -125,8 +126,8 @@ impl Decode {
             self.clock.set_misses(Layer(layer), *misses)?;
         }
         let accepted = Accepted::Rows(u32::from(self.step > 0));
-        let rows: Vec<Row> =
-            self.sequences.iter().map(|s| Row { sequence: *s, accepted, query_rows: 1 }).collect();
+        let rows: Vec<BatchRow> =
+            self.sequences.iter().map(|s| BatchRow { sequence: *s, accepted, query_rows: 1 }).collect();
         let mut step = self.cache.prepare(MicroBatch(0), 1, &rows, None, compute)?;
         let selection = self.layers.buffers.selection;
         let mut model = Model { clock: &self.clock, host: &self.host, selection, windows: &self.windows };
@@ -141,7 +142,8 @@ impl Decode {
     }
 }
 
-/// What each order exposes a layer by misses a batch row, from steps in which all layers miss as much.
+/// Returns the time that each order exposes per layer, by misses per batch row, from steps in which all layers miss
+/// alike.
 fn prices() -> Result<Prices> {
     let misses = vec![0.0, 4.0, 8.0, 16.0, 32.0, 64.0];
     let mut decode = Decode::new()?;
@@ -158,12 +160,12 @@ fn prices() -> Result<Prices> {
     Prices::new(misses, vec![exposed])
 }
 
-/// All layers in one order.
+/// Returns a table with all layers in one order.
 fn all(order: Overlap) -> [Overlap; LAYERS as usize] {
     [order; LAYERS as usize]
 }
 
-/// The decode with a chooser between the steps: of each step its nanoseconds and its orders.
+/// Runs the decode with a chooser between the steps: returns each step's nanoseconds and orders.
 fn adaptive(counts: &[Vec<LayerCount>], misses: &[Vec<f64>]) -> Result<Vec<(f64, Vec<Overlap>)>> {
     let tables = Overlap::ALL.map(|order| Table::fixed(LAYERS, order)).to_vec();
     let bucket = Bucket { batch: ROWS, prices: prices()?, tables };
@@ -174,8 +176,8 @@ fn adaptive(counts: &[Vec<LayerCount>], misses: &[Vec<f64>]) -> Result<Vec<(f64,
         let (ns, found) = decode.step(&orders, misses)?;
         assert_eq!(found, *known, "the same rows in changing orders");
         steps.push((ns, orders.clone()));
-        // An engine that captures launches what it has captured for this bucket, table and version, and captures anew
-        // where `changed` says that the table is another one.
+        // An engine that captures launches the graph of this bucket, table and version, and captures anew if `changed`
+        // reports another table.
         let choice = chooser.choose(&found, ROWS, ROWS)?;
         if let Some(table) = chooser.table(choice.bucket, choice.index) {
             orders.clone_from(&table.by_layer);
@@ -185,7 +187,7 @@ fn adaptive(counts: &[Vec<LayerCount>], misses: &[Vec<f64>]) -> Result<Vec<(f64,
 }
 
 fn main() -> Result<()> {
-    // What is missed does not depend on the order: one decode tells it for all of them.
+    // The misses do not depend on the order, so one decode gives them for all.
     let (mut decode, bare) = (Decode::new()?, [0.0; LAYERS as usize]);
     let counted: Vec<_> =
         (0..STEPS).map(|_| decode.step(&all(Overlap::None), &bare)).collect::<Result<_>>()?;
@@ -194,7 +196,7 @@ fn main() -> Result<()> {
     let by_row = |count: &LayerCount| f64::from(count.misses) / f64::from(ROWS);
     let misses: Vec<Vec<f64>> = counts.iter().map(|step| step.iter().map(by_row).collect()).collect();
 
-    // By decode and step the microseconds beyond a step that misses nothing in the order none.
+    // By decode and step: the microseconds above a step without misses in the order none.
     let exposed_us = |ns: f64| (ns - bare_ns) / 1e3;
     let mut exposed = Vec::new();
     for order in Overlap::ALL {

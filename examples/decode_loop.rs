@@ -1,11 +1,11 @@
-//! A decode loop on the host device: one sequence, one layer of work shown, drafts accepted by halves.
+//! A decode loop on the host device: one sequence, the work of one layer, and drafts of which half are accepted.
 //!
 //! Run it with `cargo run --example decode_loop`.
 
 use forebay::device::Device;
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Layer, LayerCall, Memory, MicroBatch};
-use forebay::{Open, Row, Shape, Streams, WarmUp};
+use forebay::{BatchRow, Open, Shape, Streams, WarmUp};
 
 fn main() -> forebay::Result<()> {
     let shape = Shape { layers: 4, top_k: 64, ..Shape::DEEPSEEK_V3_2 };
@@ -29,14 +29,14 @@ fn main() -> forebay::Result<()> {
     let streams = Streams { resolve: stream, gather: stream };
     let mut accepted = 0;
     for number in 0..100 {
-        let row = Row { sequence, accepted: Accepted::Rows(accepted), query_rows: 2 };
+        let row = BatchRow { sequence, accepted: Accepted::Rows(accepted), query_rows: 2 };
         let mut step = cache.prepare(MicroBatch(0), 2, &[row], None, stream)?;
         for layer in 0..4 {
             let call = LayerCall::whole(Layer(layer));
-            // The indexer's work: here a window that wanders through the prompt.
+            // The indexer's work: here a window that moves through the prompt.
             let picks: Vec<u8> = (0..128_i32).flat_map(|i| ((i + number) * 3 % 1000).to_le_bytes()).collect();
             device.write(selection, &picks)?;
-            cache.layer(&step, call, streams, Buffers { selection, slots, parts: None })?;
+            cache.layer(&step, call, streams, Buffers { selection, slots, split_indices: None })?;
             // The engine's attention reads `slots`, and its projections write the new rows to
             // `cache.landing_slot(sequence, 0..2)` of the layer's slab; then they are stored:
             cache.scatter(&step, call, stream)?;

@@ -1,9 +1,9 @@
-//! The decode loop of docs/integration.md, in Rust: two sequences, four layers, one draft a step.
+//! The decode loop of docs/integration.md, in Rust: two sequences, four layers, one draft per step.
 
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::{Device, Slice};
 use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Layer, LayerCall, Memory, MicroBatch};
-use forebay::{Open, Row, Sequence, Shape, Streams, WarmUp};
+use forebay::{BatchRow, Open, Sequence, Shape, Streams, WarmUp};
 
 const LAYERS: u32 = 4;
 const TOP_K: u32 = 64;
@@ -17,7 +17,7 @@ fn select(number: u32, at: u32) -> impl Iterator<Item = i32> {
     [at, at - 1].into_iter().chain(prompt).map(|position| position as i32)
 }
 
-/// The engine's attention: adds up the first byte of every row that it was told to read.
+/// The engine's attention: adds up the first byte of every row in its slots.
 fn attend(device: &HostDevice, slab: Slice, slots: Slice) -> forebay::Result<u64> {
     let mut words = vec![0; slots.bytes() as usize];
     device.read(slots, &mut words)?;
@@ -30,7 +30,7 @@ fn attend(device: &HostDevice, slab: Slice, slots: Slice) -> forebay::Result<u64
     Ok(sum)
 }
 
-/// Decodes, and says what came of it.
+/// Decodes, and returns a line with the counts.
 pub fn decode() -> forebay::Result<String> {
     // Once: everything is taken here, and nothing later.
     let device = HostDevice::new(HostOptions::default());
@@ -61,8 +61,11 @@ pub fn decode() -> forebay::Result<String> {
     for number in 0..STEPS {
         // Which sequences decode, and how many rows of their last step were accepted: the draft or not.
         let accepted = [0, 1].map(|s| if number == 0 { 0 } else { 1 + (number + s) % 2 });
-        let row =
-            |s: usize| Row { sequence: sequences[s], accepted: Accepted::Rows(accepted[s]), query_rows: 2 };
+        let row = |s: usize| BatchRow {
+            sequence: sequences[s],
+            accepted: Accepted::Rows(accepted[s]),
+            query_rows: 2,
+        };
         let mut step = cache.prepare(MicroBatch(0), 2, &[row(0), row(1)], None, stream)?;
         lengths = [lengths[0] + accepted[0], lengths[1] + accepted[1]];
         for layer in 0..LAYERS {
@@ -71,7 +74,7 @@ pub fn decode() -> forebay::Result<String> {
             let rows = lengths.into_iter().flat_map(|length| [length, length + 1]);
             let picks: Vec<u8> = rows.flat_map(|at| select(number, at)).flat_map(i32::to_le_bytes).collect();
             device.write(selection, &picks)?;
-            cache.layer(&step, call, streams, Buffers { selection, slots, parts: None })?;
+            cache.layer(&step, call, streams, Buffers { selection, slots, split_indices: None })?;
             // P: the engine writes the new rows to their landing slots.
             let slab = cache.slab(Layer(layer))?;
             for sequence in &sequences {
@@ -99,7 +102,7 @@ pub fn decode() -> forebay::Result<String> {
     Ok(format!("{STEPS} steps, {hits} hits, {misses} misses, sum {sum}"))
 }
 
-/// Prints it.
+/// Prints the line.
 pub fn main() -> forebay::Result<()> {
     println!("{}", decode()?);
     Ok(())

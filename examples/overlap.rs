@@ -3,14 +3,15 @@
 use std::sync::Arc;
 
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Device, Parts, Slice, Stream};
+use forebay::device::{Device, Slice, SplitIndices, Stream};
 use forebay::overlap::{Engine, EngineCall, Overlap, OverlapStreams, Work};
 use forebay::{
-    Accepted, BringUp, Budget, Buffers, Cache, Config, Layers, Memory, MicroBatch, Open, Row, Shape, WarmUp,
+    Accepted, BatchRow, BringUp, Budget, Buffers, Cache, Config, Layers, Memory, MicroBatch, Open, Shape,
+    WarmUp,
 };
 
-/// An engine's work, enqueued on the stream that each call names. This one only has an indexer: a window
-/// that wanders through the prompt. A real one launches its kernels.
+/// An engine's work, enqueued on the stream that each call names. This one only has an indexer: a window that moves
+/// through the prompt. A real one launches its kernels.
 struct Model {
     device: Arc<HostDevice>,
     selection: Slice,
@@ -24,7 +25,7 @@ impl Engine for Model {
         }
         let picks: Vec<u8> = (0..64).flat_map(|i| ((i + self.step) * 3 % 1000).to_le_bytes()).collect();
         let (device, selection) = (Arc::clone(&self.device), self.selection);
-        // The device reports what goes wrong in its streams when the step is retired.
+        // The device reports errors of its streams when the step is retired.
         self.device.call(stream, Arc::new(move || drop(device.write(selection, &picks))))
     }
 }
@@ -42,8 +43,8 @@ fn main() -> forebay::Result<()> {
         scatter: device.stream()?,
     };
     let words = |count: u64| device.allocate(4 * count);
-    let parts = Some(Parts { lists: words(2 * 64)?, counts: words(2)?, batch: 1 });
-    let buffers = Buffers { selection: words(64)?, slots: words(64)?, parts };
+    let split_indices = Some(SplitIndices { lists: words(2 * 64)?, counts: words(2)?, batch: 1 });
+    let buffers = Buffers { selection: words(64)?, slots: words(64)?, split_indices };
     let layers = Layers { streams, batch: 1, half: 0, buffers };
 
     for order in Overlap::ALL {
@@ -55,12 +56,12 @@ fn main() -> forebay::Result<()> {
         let (mut misses, ended) = (0, device.event()?);
         for number in 0..50 {
             let accepted = Accepted::Rows(u32::from(number > 0));
-            let row = Row { sequence, accepted, query_rows: 1 };
+            let row = BatchRow { sequence, accepted, query_rows: 1 };
             let mut step = cache.prepare(MicroBatch(0), 1, &[row], None, streams.compute)?;
             let mut model = Model { device: device.clone(), selection: buffers.selection, step: number };
             cache.overlap_steps(&mut [(&mut step, layers)], &[order; 4], 0, &mut model)?;
             cache.finish(&mut step, streams.compute)?;
-            // An engine goes on with its next step and retires this one later.
+            // An engine continues with its next step and retires this one later.
             device.record(ended, streams.compute)?;
             device.synchronize(ended)?;
             misses += cache.retire(step, streams.compute).map_err(|unretired| unretired.error)?.total().1;

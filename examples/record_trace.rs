@@ -1,7 +1,7 @@
-//! Records what a decode loop selects and which requests came, and reads both again.
+//! Records the selections of a decode loop and the requests that arrived, and reads both again.
 //!
-//! Run it with `cargo run --example record_trace --features trace -- FOLDER`; `forebay replay` then takes the
-//! two files there. Without a folder they are made in a temporary one and removed again.
+//! Run it with `cargo run --example record_trace --features trace -- FOLDER`; `forebay replay` then reads the two files
+//! there. Without a folder the example writes them to a temporary one and removes it again.
 
 use forebay::trace::requests::{Arrival, Options, RequestTrace, RequestWriter};
 use forebay::trace::{Frames, Recording, SelectionTrace, TraceWriter};
@@ -15,7 +15,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let folder = named.as_ref().unwrap_or(&temporary);
     std::fs::create_dir_all(folder)?;
 
-    // One sequence a file. The last 32 positions of its prompt warm the pool in a replay.
+    // One sequence per file. The last 32 positions of its prompt warm the pool in a replay.
     let path = folder.join("selections.topk.zst");
     let mut recording = Recording::default();
     recording.layers = LAYERS;
@@ -25,12 +25,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     recording.label = "a window that wanders".to_owned();
     let mut writer = TraceWriter::create(&path, &recording, Frames::default())?;
     for position in 968..1200 {
-        // The indexer's work, as a kernel emits it: [layers][k] positions in any order. Positions of drafts
-        // are recorded once they are accepted.
+        // The indexer's work, as a kernel emits it: [layers][k] positions in any order. Positions of drafts are
+        // recorded once they are accepted.
         let picks: Vec<i32> = (0..LAYERS * K).map(|i| (position - (i * 7) % 448 - i / K) as i32).collect();
         writer.record(position, &picks)?;
         if position % 100 == 0 {
-            writer.flush()?; // What is flushed is read again even if this process is killed now.
+            writer.flush()?; // Flushed steps can be read again even if this process is killed now.
         }
     }
     println!("{} bytes of memory held, {} bytes written", writer.memory(), writer.file_bytes());
@@ -38,7 +38,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let trace = SelectionTrace::read(&path)?;
     println!("{}: {} steps, {} positions", path.display(), trace.header().steps, trace.members());
 
-    // Requests, in Mooncake's lines: a conversation of turns, each with the blocks of all before it.
+    // Requests as Mooncake's lines: a conversation of turns, each with the blocks of all turns before it.
     let path = folder.join("requests.jsonl");
     let mut writer = RequestWriter::create(&path, 64)?;
     let blocks: Vec<u64> = (0..40).collect();

@@ -1,13 +1,15 @@
-//! The one error of forebay: what kind, in which operation, at which place, with which numbers.
+//! The error type of forebay: a kind, an operation, a place and numbers.
 //!
-//! An engine reacts to the [`Kind`], a person reads the rest. The kinds are the status codes of the C
-//! side: a number, once given, is never given to another meaning. An error owns its text only when the
-//! place is a file or an operating system's answer; on the step path nothing is allocated.
+//! An engine reacts to the [`Kind`]; a person reads the rest. The kinds are the status codes of the C interface. A
+//! number never changes its meaning. An error owns its text only if the place is a file or a message of the operating
+//! system, so errors on the step path allocate nothing.
 //!
-//! Display is one line: what, where, what to do. A place may hold text that others wrote: what steers a terminal is
-//! shown as `?` ([`text`](crate::text)). Whoever builds the place keeps such text short, by
+//! An error displays as one line that says what is wrong, where, and what to do:
+//! `open: pool exhausted: host pages (wanted 12, free 3); close sequences or enlarge the pool`.
+//!
+//! A place may contain text from outside, such as a file name. An error shows `?` for control characters, which could
+//! steer a terminal ([`text`](crate::text)). Code that builds such a place shortens the text with
 //! [`text::echo`](crate::text::echo).
-//! `open: pool exhausted (host pages wanted 12, free 3); close sequences or enlarge the pool`.
 
 use std::borrow::Cow;
 use std::fmt::{self, Write};
@@ -17,12 +19,12 @@ use crate::text::Harmless;
 /// The result of every fallible call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong; the number is the C status code (0 is success).
+/// The kind of an error. Its number is the C status code (0 is success).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 #[non_exhaustive]
 pub enum Kind {
-    /// A declared value makes no sense, alone or beside another.
+    /// A declared value is invalid, by itself or together with another value.
     InvalidConfig = 1,
     /// A size or product does not fit its type.
     Overflow = 2,
@@ -30,31 +32,35 @@ pub enum Kind {
     OutOfMemory = 3,
     /// The operating system refused a call.
     OsRefused = 4,
-    /// A pool sized at construction has too little left.
+    /// A pool, whose size is fixed at construction, has too little left.
     Exhausted = 5,
-    /// The thing is in use by work in flight; ask again when that has ended.
+    /// Work in flight still uses the object; try again when that work has ended.
     Busy = 6,
     /// The sequence was closed, or the handle never named one.
     Closed = 7,
-    /// A position, layer, slot or count lies outside what was declared.
+    /// A position, layer, slot or count is outside the declared range.
     OutOfRange = 8,
-    /// The device failed, or a step's sticky word reports an error of its selections.
+    /// The device failed, or a step's report contains an error, for example in its selections.
     DeviceFailed = 9,
-    /// A file is not what its format demands.
+    /// A file does not have the required format.
     BadFormat = 10,
-    /// A version that this build does not read.
+    /// This build does not read this version.
     BadVersion = 11,
     /// Reading or writing a file failed.
     Io = 12,
     /// The work was cancelled before it ended.
     Cancelled = 13,
-    /// The library broke one of its own rules; always a defect of forebay.
+    /// The library broke one of its own invariants; always a defect of forebay.
     Internal = 14,
+    /// The call does not fit the state of the sequence, step or stream that it names.
+    InvalidState = 15,
+    /// The device, or its driver, lacks the requested ability.
+    Unsupported = 16,
 }
 
 impl Kind {
     /// Every kind, in the order of its number.
-    pub const ALL: [Kind; 14] = [
+    pub const ALL: [Kind; 16] = [
         Kind::InvalidConfig,
         Kind::Overflow,
         Kind::OutOfMemory,
@@ -69,6 +75,8 @@ impl Kind {
         Kind::Io,
         Kind::Cancelled,
         Kind::Internal,
+        Kind::InvalidState,
+        Kind::Unsupported,
     ];
 
     /// The kind in words.
@@ -88,10 +96,12 @@ impl Kind {
             Kind::Io => "input or output failed",
             Kind::Cancelled => "cancelled",
             Kind::Internal => "internal error",
+            Kind::InvalidState => "wrong state",
+            Kind::Unsupported => "not supported",
         }
     }
 
-    /// What the caller can do about it.
+    /// What the caller can do about an error of this kind.
     pub const fn hint(self) -> &'static str {
         match self {
             Kind::InvalidConfig => "correct the named value",
@@ -103,16 +113,18 @@ impl Kind {
             Kind::Closed => "open a new sequence",
             Kind::OutOfRange => "pass a value inside the declared range",
             Kind::DeviceFailed => "do not publish this step's tokens; close the sequence",
-            Kind::BadFormat => "check the file's origin; docs/trace-format.md says what a trace is",
+            Kind::BadFormat => "check the file's origin; docs/trace-format.md describes the trace format",
             Kind::BadVersion => "convert the file or use a matching release",
             Kind::Io => "check path, permissions and free space",
-            Kind::Cancelled => "submit it again if it is still wanted",
+            Kind::Cancelled => "submit the work again if you still need it",
             Kind::Internal => "please report this with the whole message",
+            Kind::InvalidState => "make the missing call first",
+            Kind::Unsupported => "do without it, or use a device and a driver that support it",
         }
     }
 }
 
-/// How many named numbers an error carries.
+/// The most named numbers of an error.
 const NUMBERS: usize = 4;
 
 /// An error: kind, operation, place and numbers. See the module's head.
@@ -127,19 +139,19 @@ pub struct Error {
 }
 
 impl Error {
-    /// An error of `kind` in `operation` (the public call or the room's verb).
+    /// An error of `kind` in `operation` (the public call, or what a module was doing).
     pub const fn new(kind: Kind, operation: &'static str) -> Self {
         Error { kind, operation, place: Cow::Borrowed(""), numbers: [("", 0); NUMBERS], count: 0, hint: None }
     }
 
-    /// Says where: a field, a pool, a file.
+    /// Sets the place: a field, a pool, a file.
     #[must_use]
     pub fn at(mut self, place: impl Into<Cow<'static, str>>) -> Self {
         self.place = place.into();
         self
     }
 
-    /// Adds a named number; past the fourth they are dropped.
+    /// Adds a named number. An error keeps the first four and drops further ones.
     #[must_use]
     pub fn with(mut self, name: &'static str, value: impl Into<u64>) -> Self {
         if let Some(place) = self.numbers.get_mut(usize::from(self.count)) {
@@ -149,39 +161,39 @@ impl Error {
         self
     }
 
-    /// Replaces the kind's hint where a better one is known.
+    /// Replaces the kind's hint with a more specific one.
     #[must_use]
     pub const fn hint(mut self, hint: &'static str) -> Self {
         self.hint = Some(hint);
         self
     }
 
-    /// What to do: the last part of the display, behind its `;`.
+    /// What to do: the last part of the displayed line, after the `;`.
     pub fn advice(&self) -> &'static str {
         self.hint.unwrap_or_else(|| self.kind.hint())
     }
 
-    /// What went wrong.
+    /// The kind.
     pub const fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// In which operation.
+    /// The operation that failed.
     pub const fn operation(&self) -> &'static str {
         self.operation
     }
 
-    /// At which place; empty when the operation says it all.
+    /// The place; empty if the operation alone is specific enough.
     pub fn place(&self) -> &str {
         &self.place
     }
 
-    /// The named numbers, in the order they were added.
+    /// The named numbers, in the order in which they were added.
     pub fn numbers(&self) -> &[(&'static str, u64)] {
         &self.numbers[..usize::from(self.count)]
     }
 
-    /// The value of the number called `name`, if it is there.
+    /// The value of the number called `name`, if the error has it.
     pub fn number(&self, name: &str) -> Option<u64> {
         self.numbers().iter().find(|(n, _)| *n == name).map(|(_, v)| *v)
     }

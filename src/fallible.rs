@@ -1,14 +1,15 @@
-//! Memory that is asked for, not taken for granted: a vector whose room cannot be had is an error.
+//! Fallible allocation: vectors that return an error if there is no memory for them.
 //!
-//! What a file's header or a cache's extents size may be more than the machine gives. The standard library ends the
-//! process there; whoever allocates by such a number does it here. What grows item by item asks `try_reserve` itself.
+//! A file's header or a cache's configuration may ask for more memory than the machine gives. The standard library
+//! aborts the process then. Code that allocates by such a number uses these functions. Code that grows a vector item by
+//! item calls `try_reserve` itself.
 
 use crate::error::{Error, Kind, Result};
 
-/// An empty vector with room for `count`.
+/// An empty vector with capacity for `count` items.
 ///
 /// # Errors
-/// [`Kind::OutOfMemory`] with the bytes: `operation` and `place` say of what.
+/// [`Kind::OutOfMemory`] with `operation`, `place` and the bytes.
 pub(crate) fn vector<T>(count: usize, operation: &'static str, place: &'static str) -> Result<Vec<T>> {
     let mut room = Vec::new();
     room.try_reserve_exact(count).map_err(|_| {
@@ -18,7 +19,7 @@ pub(crate) fn vector<T>(count: usize, operation: &'static str, place: &'static s
     Ok(room)
 }
 
-/// `count` times `value`.
+/// A vector of `count` copies of `value`.
 ///
 /// # Errors
 /// As [`vector`].
@@ -39,9 +40,12 @@ mod tests {
 
     #[test]
     fn what_nobody_has_is_an_error_with_its_bytes() {
-        let error = filled(usize::MAX / 16, 7_u64, "open", "names of pages").unwrap_err();
+        let error = filled(usize::MAX / 16, 7_u64, "open", "block hashes of pages").unwrap_err();
         let told = (error.kind(), error.operation(), error.place(), error.number("bytes"));
-        assert_eq!(told, (Kind::OutOfMemory, "open", "names of pages", Some((usize::MAX / 16) as u64 * 8)));
-        assert_eq!(filled(3, 7_u64, "open", "names of pages").unwrap(), [7, 7, 7]);
+        assert_eq!(
+            told,
+            (Kind::OutOfMemory, "open", "block hashes of pages", Some((usize::MAX / 16) as u64 * 8))
+        );
+        assert_eq!(filled(3, 7_u64, "open", "block hashes of pages").unwrap(), [7, 7, 7]);
     }
 }

@@ -1,42 +1,41 @@
-//! The declared shape of a model's cache, and every size and offset that follows from it.
+//! The declared shape of a model's cache, and the sizes and offsets that follow from it.
 //!
-//! Nothing here is guessed from a tensor: the engine declares, [`Geometry::new`] checks, and every
-//! product is checked once, so that the offset functions below cannot overflow for any index inside the
-//! declared ranges. Pure arithmetic: no memory, no device.
+//! The engine declares the shape; this module guesses nothing from tensors. [`Geometry::new`] checks the shape and
+//! every product once, so the offset functions below cannot overflow for any index inside the declared ranges. This
+//! module is pure arithmetic: it uses no memory and no device.
 //!
-//! Two strides exist because two readers exist. On the device a row stands as the attention kernel wants
-//! it (packed; FlashMLA's FP8 format wants exactly 656 bytes), in blocks of [`SLOT_BLOCK`] slots. In host
-//! memory the stride is forebay's own: the next multiple of 64 bytes, because rows that start off a
-//! 64-byte line cost some GPUs up to 18 times the transfer time (sgl-project/sglang#37617), against
-//! 7.3% more host memory for 656-byte rows.
+//! The device and the host use different strides. On the device a row has the layout of the attention kernel: packed,
+//! in blocks of [`SLOT_BLOCK`] slots (FlashMLA's FP8 format needs exactly 656 bytes). In host memory the stride is the
+//! next multiple of 64 bytes. Rows that do not start on a 64-byte line cost some GPUs up to 18 times the transfer time
+//! (sgl-project/sglang#37617); the padding costs 7.3% more host memory for 656-byte rows.
 //!
-//! A row may come in two runs (K and V, or values and scales). In host memory they follow each other in
-//! the row; in a device block run 0 of all 64 slots comes before run 1 of all 64 slots.
+//! A row may consist of two runs (K and V, or values and scales). In host memory run 1 follows run 0 in each row. In a
+//! device block, run 0 of all 64 slots comes before run 1 of all 64 slots.
 
 use crate::error::{Error, Kind, Result};
 
-/// Slots in one block of a sparse pool's slab: the block of the attention kernels' paged layout.
+/// Slots in one block of a sparse pool's slab, as in the paged layout of attention kernels.
 pub const SLOT_BLOCK: u32 = 64;
 
-/// The host stride's multiple: one line of the host's memory, in bytes.
+/// The host stride is a multiple of this: one cache line of the host, in bytes.
 pub const LINE: u32 = 64;
 
-/// What an engine declares about its model. All sizes are bytes.
+/// The shape of a model's cache, which the engine declares. All sizes are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Layers that every decode step passes once.
+    /// Layers that run once in every decode step.
     pub layers: u32,
-    /// Further layers that draft tokens (multi-token prediction); they are layers of the same cache.
+    /// Additional layers that draft tokens (multi-token prediction). They are layers of the same cache.
     pub draft_layers: u32,
-    /// Bytes of a row's runs; the second is 0 for rows in one run. Multiples of 4.
+    /// Bytes of a row's runs, multiples of 4. The second is 0 for rows of one run.
     pub runs: [u32; 2],
-    /// Bytes from one row to the next in host memory; 0 asks for the next multiple of [`LINE`].
+    /// Bytes from one row to the next in host memory; 0 selects the next multiple of [`LINE`].
     pub host_stride: u32,
-    /// A device block is padded to a multiple of this; 0 or 1 for none.
+    /// The size of a device block is padded to a multiple of this; 0 or 1 for no padding.
     pub device_block_align: u32,
-    /// Bytes of one index key on the device; 0 when the model has no indexer of its own.
+    /// Bytes of one index key on the device; 0 if the model has no indexer.
     pub index_key_bytes: u32,
-    /// Tokens of a page: a power of two from 16 to 1024; the field's own word is 64.
+    /// Tokens of a page: a power of two from 16 to 1024, commonly 64.
     pub page_tokens: u32,
     /// Positions that one query row selects in one layer; 0 for dense attention.
     pub top_k: u32,
@@ -63,12 +62,12 @@ impl Shape {
     pub const GLM_5: Shape = Shape { layers: 78, ..Shape::DEEPSEEK_V3_2 };
     /// DeepSeek-V3.2 with INT8 latents and static scales: 512 i8 + 64 bf16 rope.
     pub const DEEPSEEK_V3_2_INT8: Shape = Shape { runs: [640, 0], ..Shape::DEEPSEEK_V3_2 };
-    /// A grouped-query model of 32 layers with 8 KV heads of 128 BF16 values: K and V as two runs, page
-    /// scores of its own instead of an indexer.
+    /// A grouped-query model of 32 layers with 8 KV heads of 128 BF16 values: K and V as two runs. It selects by its
+    /// own page scores instead of an indexer.
     pub const GQA_8X128: Shape =
         Shape { layers: 32, runs: [2048, 2048], index_key_bytes: 0, top_k: 2048, ..Shape::DEEPSEEK_V3_2 };
 
-    /// The presets by the name that the command line takes.
+    /// The presets, by their names on the command line.
     pub const PRESETS: [(&'static str, Shape); 6] = [
         ("deepseek-v3.2", Shape::DEEPSEEK_V3_2),
         ("deepseek-v3.2-bf16", Shape::DEEPSEEK_V3_2_BF16),
@@ -92,7 +91,7 @@ pub struct Geometry {
     block_bytes: u32,
 }
 
-/// One piece of a row on the device: where it stands in the slab, where in the host row, how long it is.
+/// One piece of a row: its offset in the device's slab, its offset in the host row, and its length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
     /// Byte offset in the layer's slab.
@@ -103,14 +102,14 @@ pub struct Piece {
     pub bytes: u32,
 }
 
-/// The largest row, key or page that is taken for meant: 1 MiB, 64 KiB, 1024 tokens.
+/// The largest run of a row (1 MiB) and the largest index key (64 KiB). Larger values are taken for mistakes.
 const ROW_MAX: u32 = 1 << 20;
 const KEY_MAX: u32 = 1 << 16;
-/// The most layers, those of the draft among them.
+/// The most layers, draft layers included.
 pub(crate) const LAYERS_MAX: u32 = 1 << 12;
 const TOP_K_MAX: u32 = 1 << 20;
 
-/// A field that breaks a rule, which is the hint.
+/// The error for a field that breaks a rule. The rule is the hint.
 fn invalid(place: &'static str, value: u32, rule: &'static str) -> Error {
     Error::new(Kind::InvalidConfig, "geometry").at(place).with("value", value).hint(rule)
 }
@@ -123,9 +122,9 @@ impl Geometry {
     /// Checks a declared shape.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] names the field: no layers, an empty first run, a run or key that is no
-    /// multiple of 4, a stride shorter than the row, a page that is no power of two from 16 to 1024.
-    /// [`Kind::Overflow`] when a block or layer count does not fit.
+    /// [`Kind::InvalidConfig`] names the field: no layers, an empty first run, a run or key that is not a
+    /// multiple of 4, a stride shorter than the row, or a page size that is not a power of two from 16 to 1024.
+    /// [`Kind::Overflow`] if a block size or layer count does not fit its type.
     pub fn new(shape: Shape) -> Result<Geometry> {
         let [first, second] = shape.runs;
         if shape.layers == 0 {
@@ -179,7 +178,7 @@ impl Geometry {
         Ok(Geometry { shape, host_stride, block_bytes })
     }
 
-    /// What was declared.
+    /// The declared shape.
     pub const fn shape(&self) -> &Shape {
         &self.shape
     }
@@ -248,12 +247,12 @@ impl Geometry {
             .ok_or_else(|| overflow("index keys"))
     }
 
-    /// Where a row stands in its layer's part of the total pool: `page` and the token's place in it.
+    /// The byte offset of a row in its layer's part of the total pool, for token `token` of page `page`.
     pub const fn host_offset(&self, page: u32, token: u32) -> u64 {
         (page as u64 * self.shape.page_tokens as u64 + token as u64) * self.host_stride as u64
     }
 
-    /// Where the pieces of `slot` stand in its layer's slab. The second is empty for rows in one run.
+    /// The pieces of `slot` in its layer's slab. The second is empty for rows of one run.
     pub const fn pieces(&self, slot: u32) -> [Piece; 2] {
         let [first, second] = self.shape.runs;
         let block = (slot / SLOT_BLOCK) as u64 * self.block_bytes as u64;

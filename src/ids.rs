@@ -1,8 +1,8 @@
-//! The names of things, each a type of its own.
+//! Ids: a distinct type for each kind of number that names something.
 //!
-//! Most silent corruption in this field is one number taken for another: a logical page for a physical
-//! one, a slot of one sequence for a slot of the pool. Here every public name is a distinct type over a
-//! `u32`; the flat tables of [`crate::residency`] hold the bare words, because a kernel reads them too.
+//! A common cause of silent corruption in KV caches is a number of one kind used as another: a logical page as a
+//! physical page, a slot of a sequence as a slot of the pool. So each public id has its own type over a `u32`. The flat
+//! tables of [`crate::residency`] hold plain words, because kernels read them too.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ macro_rules! id {
         pub struct $name(pub u32);
 
         impl $name {
-            /// As an index into a table.
+            /// The id as an index into a table.
             pub const fn index(self) -> usize {
                 self.0 as usize
             }
@@ -31,7 +31,7 @@ macro_rules! id {
 id! {
     /// A layer of the cache, draft layers included, from 0.
     Layer "layer";
-    /// A sequence's place in the device's tables, from joining the batch to leaving it.
+    /// A sequence's index in the device's tables, from open until its resources are freed.
     Lane "lane";
     /// A page of 64 rows in the total pool, the same index in every layer.
     HostPage "host page";
@@ -41,8 +41,8 @@ id! {
     MicroBatch "micro-batch";
 }
 
-/// A sequence of a cache. The generation makes a handle of a closed sequence an error, not another
-/// sequence's handle.
+/// A handle of a sequence in a cache. Because of the generation, the handle of a closed sequence never names a later
+/// sequence with the same index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Sequence {
     pub(crate) index: u32,
@@ -50,13 +50,14 @@ pub struct Sequence {
 }
 
 impl Sequence {
-    /// The handle as one word, for foreign callers: generation above index.
+    /// The handle as one word, for callers in other languages: the generation in the upper 32 bits, the index in the
+    /// lower.
     pub const fn to_bits(self) -> u64 {
         ((self.generation as u64) << 32) | self.index as u64
     }
 
-    /// The handle of a word made by [`Sequence::to_bits`]. Any word is allowed: one that names no open
-    /// sequence is answered with [`crate::Kind::Closed`].
+    /// The handle from a word made by [`Sequence::to_bits`]. Any word is allowed: calls with a handle that names no
+    /// open sequence return [`crate::Kind::Closed`].
     pub const fn from_bits(bits: u64) -> Self {
         Sequence { index: bits as u32, generation: (bits >> 32) as u32 }
     }

@@ -1,28 +1,41 @@
-//! The KV and latent cache of large-language-model serving, for models with sparse attention.
+//! A KV cache for serving large language models with sparse attention.
 //!
-//! All rows of all sequences stand in a paged pool of pinned host memory, the truth; those that attention is
-//! about to read stand in a small pool on the device, a cache of the truth. The library decides what moves
-//! and when; the engine computes.
+//! Pinned host memory holds every row of every sequence, in pages: the *total pool*. The device holds the rows
+//! that attention read last, in slots: the *sparse pool*, an exact LRU cache of the total pool. The library
+//! decides which rows move and when. The engine computes.
 //!
-//! **One row's walk.** Prefill [appends](Cache::append) it to the total pool. [Joining](Cache::join) may bring
-//! it up. A step's [resolve](Cache::resolve) finds it hit or missed, [gather](Cache::gather) brings a missed
-//! row into its slot, attention reads the slot. A new row is written to its
-//! [landing slot](Cache::landing_slot), [scattered](Cache::scatter) to the total pool and, if accepted, copied
-//! to a slot when the next step is [prepared](Cache::prepare). Nothing flows back: a victim is simply
-//! forgotten.
+//! **What happens to one row.** Prefill [appends](Cache::append) the row to the total pool. [Joining](Cache::join)
+//! the batch may load it into a slot. In each step, [resolve](Cache::resolve) finds that a selected row is a hit or
+//! a miss, [gather](Cache::gather) copies a missed row into a slot, and attention reads the slot. The engine writes
+//! a new row to its [landing slot](Cache::landing_slot). [Scatter](Cache::scatter) stores it in the total pool.
+//! If the row is accepted, [preparing](Cache::prepare) the next step copies it to a slot. An eviction writes
+//! nothing back, because the total pool already has the row.
 //!
-//! **What is promised.** A read never returns another token's, layer's or sequence's row. What is resident is
-//! decided by one [rule](residency), the same on every rank, device and thread count, and compared by digest.
-//! A sequence that was opened has all the memory it will need; a step allocates nothing. What a step names
-//! comes back when the last step that names it is retired, whatever became of it. A caller's mistake is an
-//! [`Error`] or a failed step. `docs/testing.md` names the test behind each promise.
+//! **What the library promises.**
 //!
-//! **The words** are the field's: a *row* is what attention reads for one token in one layer, a *page* 64
-//! consecutive tokens, a *slot* one row's place on the device, a *lane* a sequence's place in the device's
-//! tables, a *selection* the positions that one query row reads in one layer, a *budget* the slots of a
-//! sequence in a layer. `docs/design.md` has them all, and the rooms of the source.
+//! - A read never returns the row of another token, layer or sequence.
+//! - One [rule](residency) decides which rows are resident, on every rank and device and for every number of
+//!   threads. Ranks compare the outcome by digest.
+//! - An open sequence has all the memory that it will need, and a step allocates nothing.
+//! - The resources that a step names are freed when the last step that names them is retired, whether that step
+//!   succeeded or failed.
+//! - A caller's mistake is an [`Error`] or a failed step.
 //!
-//! `examples/decode_loop.rs` is a whole program.
+//! `docs/testing.md` names the test for each promise.
+//!
+//! **Words.**
+//!
+//! | word | meaning |
+//! |---|---|
+//! | row | the data that attention reads for one token in one layer |
+//! | page | 64 consecutive tokens |
+//! | slot | the place of one row on the device |
+//! | lane | a sequence's index in the device's tables |
+//! | selection | the top-k indices: the positions that one query row reads in one layer |
+//! | budget | the number of slots of one sequence in one layer |
+//!
+//! `docs/design.md` explains all words and the modules of the source. `examples/decode_loop.rs` is a complete
+//! program.
 
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
 compile_error!("forebay needs Linux on x86-64: it maps, locks and binds host memory by Linux system calls");
@@ -55,7 +68,8 @@ pub mod total;
 pub mod trace;
 
 pub use cache::{
-    Accepted, Cache, Capture, Captured, Config, Footprint, Layers, Length, Memory, Open, Row, Slots, Tokens,
+    Accepted, BatchRow, Cache, Capture, Captured, Config, Footprint, Layers, Length, Memory, Open, Slots,
+    Tokens,
 };
 pub use error::{Error, Kind, Result};
 pub use geometry::{Geometry, LINE, Piece, SLOT_BLOCK, Shape};

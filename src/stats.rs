@@ -1,40 +1,40 @@
-//! Counters as plain numbers: a snapshot costs a copy and needs no synchronisation with a device.
+//! Statistics as plain numbers. A snapshot costs a copy and needs no synchronisation with the device.
 
-/// What a cache has and does. Gauges describe now, counters only grow.
+/// The statistics of a cache. A gauge is a current value; a counter only grows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Gauge: sequences that are open, or closed while work that names them is in flight.
+    /// Gauge: sequences that are open, or closed with work in flight that names them.
     pub sequences: u32,
     /// Gauge: steps between prepare and retire.
     pub steps_in_flight: u32,
-    /// Gauge: free pages of the total pool; [`Stats::unused_pages`] are not among them.
+    /// Gauge: free pages of the total pool, without [`Stats::unused_pages`].
     pub free_host_pages: u32,
     /// Gauge: free pages of index keys.
     pub free_index_pages: u32,
-    /// Gauge: shared pages, of rows and of index keys, that no sequence uses: what admission can take beside
-    /// the free ones, but for pages that a fork or a copy in flight still owns.
+    /// Gauge: published pages (of rows and of index keys) that no sequence uses. Admission can take them in addition to
+    /// the free pages, except pages that a fork or a copy in flight still owns.
     pub unused_pages: u32,
-    /// Gauge: free slots of the layer that has the fewest.
+    /// Gauge: free slots of the layer with the fewest free slots.
     pub free_slots: u32,
     /// Gauge: free lanes.
     pub free_lanes: u32,
     /// Counter: steps retired.
     pub steps: u64,
-    /// Counter: distinct selected rows that were resident, all layers.
+    /// Counter: distinct selected rows that were resident, in all layers.
     pub hits: u64,
-    /// Counter: rows fetched, all layers.
+    /// Counter: rows fetched, in all layers.
     pub misses: u64,
-    /// Counter: of these, rows in scratch slots.
+    /// Counter: misses in scratch slots.
     pub scratch: u64,
-    /// Counter: bytes of rows that misses asked for, host to device.
+    /// Counter: bytes of missed rows, host to device.
     pub bytes_up: u64,
-    /// Counter: prompt tokens that were looked up for sharing.
+    /// Counter: prompt tokens looked up for prefix sharing.
     pub prompt_tokens: u64,
-    /// Counter: of these, tokens in pages that were taken over.
+    /// Counter: prompt tokens found in shared pages.
     pub shared_tokens: u64,
-    /// Counter: pages that were sealed for others to find.
-    pub sealed_pages: u64,
-    /// Counter: of these, pages that went to make room.
+    /// Counter: published pages.
+    pub published_pages: u64,
+    /// Counter: published pages that were evicted to make room.
     pub evicted_pages: u64,
 }

@@ -1,26 +1,27 @@
-//! The only place that names atomics, locks and threads: the standard library's, or loom's under
-//! `--cfg loom`, where every interleaving of a small scenario is tried (`tests/loom.rs`), or with locks that
-//! ThreadSanitizer understands under `--cfg tsan` (`ci/tsan`).
+//! Atomics, locks and threads. Every other module takes them from here.
 //!
-//! **Lock order.** A thread that holds a lock takes only locks that stand below it here:
+//! They are the standard library's. Under `--cfg loom` they are loom's, which tries every interleaving of a small
+//! scenario (`tests/loom.rs`). Under `--cfg tsan` the locks are ones that ThreadSanitizer understands (`ci/tsan`).
+//!
+//! **Lock order.** A thread that holds a lock takes only locks that come later in this list:
 //!
 //! 1. a micro-batch's record (host device)
-//! 2. the room to work in of warm-ups (host device)
+//! 2. the working memory of warm-ups (host device)
 //! 3. a layer's tables (host device)
 //! 4. a batch row's list of fetches (host device)
-//! 5. a lane's trust (host device), then what is staged for it
-//! 6. the device's lists of streams, events, pools, graphs, memory and registered stretches: of the CUDA
-//!    device never two at a time
-//! 7. the CUDA device's own stream, the event of its warm-ups, and its calls, then one call's work, which calls are
-//!    free and which threads run one
-//! 8. the list of host memory that is registered in this process, and who uses one stretch of it (CUDA device):
-//!    never the two at a time, and nothing is taken behind them
+//! 5. a lane's trust (host device), then the lane's staged data
+//! 6. the device's lists of streams, events, pools, graphs, memory and registered ranges (a thread never holds two of
+//!    these of a CUDA device)
+//! 7. the CUDA device's own stream, the event of its warm-ups and its calls, then one call's work, the free calls and
+//!    the threads that run a call
+//! 8. the list of host memory that is registered in this process, and the users of one range of it (CUDA device): a
+//!    thread never holds both, and takes no other lock while it holds one
 //! 9. a stream's queue
 //! 10. an event's counts
-//! 11. the clock device's state, behind which nothing is taken
-//! 12. what a watch knows: held across no call of the device that it watches
+//! 11. the clock device's state: a thread that holds it takes no other lock
+//! 12. the state of a watch: no thread holds it while it calls the watched device
 //!
-//! A lock whose holder panicked is entered all the same: what it guards is plain data whose rules
+//! If the holder of a lock panicked, the next thread takes the lock anyway. The guarded data is plain data that
 //! `validate` can check, and a second panic would hide the first.
 
 #[cfg(loom)]
@@ -42,7 +43,7 @@ pub(crate) use std::{
     thread,
 };
 
-// ThreadSanitizer does not see how the standard library, which is not built with it, takes a contended lock.
+// The standard library is not built with ThreadSanitizer, which therefore does not see how it takes a contended lock.
 #[cfg(tsan)]
 pub(crate) use std::sync::atomic::AtomicU8;
 
@@ -51,12 +52,13 @@ pub(crate) use parking_lot::{Condvar as RawCondvar, Mutex as RawMutex, MutexGuar
 #[cfg(not(tsan))]
 use std::sync::PoisonError;
 
-/// A lock that forgives a holder's panic.
+/// A lock that another thread can take after its holder panicked.
 #[derive(Debug)]
 pub(crate) struct Mutex<T>(RawMutex<T>);
 
 impl<T> Mutex<T> {
-    /// For a static too, which loom has none of: the CUDA device, which needs it, is not built with loom.
+    /// `const`, so that it works in a static. Loom has no such constructor; the CUDA device, which needs it, is not
+    /// built with loom.
     #[cfg(not(loom))]
     pub(crate) const fn new(value: T) -> Self {
         Mutex(RawMutex::new(value))
@@ -76,7 +78,7 @@ impl<T> Mutex<T> {
     }
 }
 
-/// A condition variable beside [`Mutex`].
+/// A condition variable for [`Mutex`].
 #[derive(Debug)]
 pub(crate) struct Condvar(RawCondvar);
 
@@ -102,8 +104,8 @@ impl Condvar {
     }
 }
 
-/// A number that no other call in this process has got or will get. Always the standard library's atomic:
-/// there is nothing to interleave.
+/// A number that is unique in this process. It always uses the standard library's atomic, because loom has nothing to
+/// interleave here.
 pub(crate) fn unique() -> u32 {
     use std::sync::atomic::AtomicU32 as Counter;
     static NEXT: Counter = Counter::new(1);

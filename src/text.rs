@@ -1,20 +1,21 @@
-//! Text that others wrote, made fit to be shown: names in files, paths, arguments, messages of parsers about them.
+//! Untrusted text, made safe to display: names in files, paths, arguments, and parser messages that quote them.
 //!
-//! A terminal obeys control characters, and whatever shows text obeys the marks that turn its direction: a line can be
-//! made to read as it does not stand. [`steers`] says which characters do so. Whatever shows foreign text asks it, by
-//! [`harmless`] or by itself: errors, tables, pages. Files of results keep the text as it is; JSON has escapes for it.
+//! A terminal obeys control characters, and text renderers obey the marks that change the direction of writing. With
+//! such characters a line can look different from its contents. [`steers`] finds them. Code that displays untrusted
+//! text (errors, tables, HTML pages) filters it with [`harmless`] or calls [`steers`] itself. Result files keep the
+//! text unchanged; JSON escapes it.
 
 use std::fmt::{self, Display, Write};
 
-/// The most bytes that an error shows of one text that others wrote.
+/// The most bytes of one untrusted text that an error shows.
 pub const ECHO: usize = 200;
-/// Those of them that are the text's end: parsers say there where they stopped.
+/// How many of these bytes show the end of the text, where parsers report the position at which they stopped.
 const END: usize = 60;
-/// What stands for what was left out.
+/// Replaces the part of the text that is left out.
 const GAP: &str = "...";
 
-/// Whether the character steers whatever shows it, instead of being shown: controls (C0, DEL, C1), the separators of
-/// lines and paragraphs, and the marks that turn the direction of writing (U+061C, U+200E, U+200F, U+202A to U+202E,
+/// Whether the character controls the display instead of being displayed: controls (C0, DEL, C1), the separators of
+/// lines and paragraphs, and the marks that change the direction of writing (U+061C, U+200E, U+200F, U+202A to U+202E,
 /// U+2066 to U+206F).
 pub fn steers(c: char) -> bool {
     c.is_control()
@@ -26,12 +27,12 @@ pub fn harmless(text: &str) -> String {
     text.chars().map(|c| if steers(c) { '?' } else { c }).collect()
 }
 
-/// The text as an error shows it: [harmless], and no more than [`ECHO`] bytes of it, its beginning and its end.
+/// The text as an error shows it: [harmless], and at most [`ECHO`] bytes, from its beginning and its end.
 pub fn echo(text: impl Display) -> String {
     cut(harmless(&text.to_string()), ECHO)
 }
 
-/// No more than `most` bytes of the text, its beginning and its end.
+/// At most `most` bytes of the text, from its beginning and its end.
 fn cut(text: String, most: usize) -> String {
     if text.len() <= most {
         return text;
@@ -41,7 +42,7 @@ fn cut(text: String, most: usize) -> String {
     [text.get(..front).unwrap_or_default(), GAP, text.get(back..).unwrap_or_default()].concat()
 }
 
-/// Passes on what is written, harmless.
+/// A writer that replaces each character that [steers] by `?`.
 pub(crate) struct Harmless<'a, 'b>(pub(crate) &'a mut fmt::Formatter<'b>);
 
 impl Write for Harmless<'_, '_> {

@@ -1,14 +1,14 @@
-//! Compiles the stand-in driver, with the kernels in it, by plain g++ into `OUT_DIR`. Where there is no g++
-//! the crate is built all the same, and says at run time that it has no driver; so too where `FOREBAY_STANDIN` is 0,
-//! for builds that run none of its tests.
+//! Compiles the stand-in driver and the kernels in it with plain g++ into `OUT_DIR`. The crate also builds without g++
+//! or with `FOREBAY_STANDIN=0`, for builds that run none of its tests; it then reports at run time that it has no
+//! driver.
 
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
-/// The library's flags. A unique symbol would be shared between copies of the library, each of which has to
-/// have globals of its own; a link that leaves something open would be found only when a test loads it.
+/// Flags of the compiler and the linker. A unique symbol would be shared between copies of the library, and each copy
+/// needs its own globals. Without `-z defs` an undefined symbol would show only when a test loads the library.
 const COMPILE: [&str; 9] = [
     "-std=c++17",
     "-O2",
@@ -35,7 +35,7 @@ fn main() -> Result<(), String> {
     }
     if Command::new("g++").arg("--version").output().is_err() {
         println!("cargo::warning=no g++: tests on the stand-in driver are skipped");
-        // A file that never is: asked again at the next build, when there may be one.
+        // This file never exists, so cargo runs this script again at the next build, when g++ may be installed.
         println!("cargo::rerun-if-changed={}", out.join("no-compiler").display());
         return Ok(());
     }
@@ -54,7 +54,7 @@ fn variable(name: &str) -> Result<String, String> {
     env::var(name).map_err(|error| format!("{name}: {error}"))
 }
 
-/// The driver's own files, in the order of their names.
+/// The driver's own source files, sorted by name.
 fn sources(folder: &Path) -> Result<Vec<PathBuf>, String> {
     let entries = fs::read_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
@@ -63,7 +63,7 @@ fn sources(folder: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(files)
 }
 
-/// Compiles each file, as many at a time as cargo allows jobs.
+/// Compiles each file, with as many compilers at a time as cargo allows jobs.
 fn compile(sources: &[PathBuf], out: &Path, include: &[PathBuf]) -> Result<Vec<PathBuf>, String> {
     let jobs = variable("NUM_JOBS")?.parse().unwrap_or(1).max(1);
     let mut objects = Vec::new();

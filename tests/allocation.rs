@@ -1,8 +1,7 @@
-//! Promise P6: after a cache has been warmed up, nothing is allocated or freed from prepare to retire, on
-//! any thread of the process, on the host device and on the CUDA device, layer by layer and by graphs. What a
-//! driver takes by itself does not come through Rust's allocator. One test alone in its program, because the
-//! allocator counts everybody but the test harness's own thread, which waits beside it and allocates when it
-//! likes.
+//! Promise P6: after a cache has been warmed up, no thread of the process allocates or frees from prepare to retire, on
+//! the host device and on the CUDA device, layer by layer and by graphs. The memory that a driver takes does not come
+//! through Rust's allocator. This program has one test only, because the allocator counts every thread except the test
+//! harness's own, which waits meanwhile and may allocate at any time.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
 #[allow(dead_code, reason = "a test takes what it needs")]
@@ -10,16 +9,16 @@
 mod device;
 
 use device::TestDevice;
-use forebay::device::block::LayerCount;
 use forebay::device::clock::{ClockDevice, ClockOptions, Demand, Direction, Label};
+use forebay::device::descriptor::LayerCount;
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Device, Event, Parts, Slice, Stream};
+use forebay::device::{Device, Event, Slice, SplitIndices, Stream};
 use forebay::overlap::{Bucket, Chooser, Hysteresis, Prices, Table};
 use forebay::overlap::{Engine, EngineCall, Overlap, OverlapStreams};
 use forebay::{
     Accepted, BringUp, Budget, Buffers, Cache, Captured, Config, Layer, LayerCall, Layers, Memory, MicroBatch,
 };
-use forebay::{Open, Row, Sequence, Shape, Streams, WarmUp};
+use forebay::{BatchRow, Open, Sequence, Shape, Streams, WarmUp};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -97,7 +96,7 @@ struct Loop {
     done: Event,
     selection: Slice,
     slots: Slice,
-    parts: Parts,
+    split_indices: SplitIndices,
     picks: Vec<u8>,
     misses: u64,
     scratch: u64,
@@ -145,7 +144,7 @@ impl Loop {
             done: device.event().unwrap(),
             selection: device.allocate(bytes).unwrap(),
             slots: device.allocate(bytes).unwrap(),
-            parts: Parts {
+            split_indices: SplitIndices {
                 lists: device.allocate(2 * bytes).unwrap(),
                 counts: device.allocate(u64::from(2 * BATCH * 2 * 4)).unwrap(),
                 batch: BATCH,
@@ -171,7 +170,7 @@ impl Loop {
         }
         let selection = self.selection.part(0, bytes as u64).unwrap();
         self.device.write(selection, &self.picks[..bytes]).unwrap();
-        Buffers { selection, slots: self.slots.part(0, bytes as u64).unwrap(), parts: None }
+        Buffers { selection, slots: self.slots.part(0, bytes as u64).unwrap(), split_indices: None }
     }
 
     /// One call: R, an edge, G on the other stream, an edge back, S.
@@ -191,7 +190,7 @@ impl Loop {
     fn layers(&mut self, number: u32) -> Layers {
         let Streams { resolve: compute, gather } = self.streams;
         let streams = OverlapStreams { compute, resolve: gather, gather, scatter: gather };
-        let buffers = Buffers { parts: Some(self.parts), ..self.buffers(number, 2) };
+        let buffers = Buffers { split_indices: Some(self.split_indices), ..self.buffers(number, 2) };
         Layers { streams, batch: BATCH, half: 1, buffers }
     }
 
@@ -232,8 +231,11 @@ impl Loop {
     fn step(&mut self, number: u32) {
         let main = self.streams.resolve;
         let accepted = if number == 0 { 0 } else { 1 + number % 2 };
-        let row =
-            |n: usize| Row { sequence: self.sequences[n], accepted: Accepted::Rows(accepted), query_rows: 2 };
+        let row = |n: usize| BatchRow {
+            sequence: self.sequences[n],
+            accepted: Accepted::Rows(accepted),
+            query_rows: 2,
+        };
         let rows = [row(0), row(1), row(2)];
         let mut step = self.cache.prepare(MicroBatch(0), 2, &rows, None, main).unwrap();
         if number.is_multiple_of(3) {
@@ -245,7 +247,7 @@ impl Loop {
             }
             for pass in 0..2 {
                 let buffers = self.buffers(number + pass, 1);
-                self.layer(&step, LayerCall::pass(Layer(LAYERS), pass), buffers);
+                self.layer(&step, LayerCall::draft_pass(Layer(LAYERS), pass), buffers);
             }
         }
         self.cache.finish(&mut step, main).unwrap();

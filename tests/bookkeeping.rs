@@ -1,5 +1,5 @@
-//! What residency costs beside the rows themselves: at 128K tokens, a ratio of 0.1 and rows of 656 bytes,
-//! all book-keeping is at most 8% of the sparse pool's bytes. Arithmetic on declared extents, no timing.
+//! The memory of residency in addition to the rows: at 128K tokens, a ratio of 0.1 and rows of 656 bytes, all tables
+//! take at most 8% of the sparse pool's bytes. Arithmetic on declared extents, no timing.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use forebay::residency::{Fetch, LaneHead, LayerTables, TableShape, Workspace};
@@ -40,7 +40,7 @@ fn shape(lanes: u32) -> TableShape {
         tokens: TOKENS + 2 * QUERY_ROWS,
         query_rows: QUERY_ROWS,
         scratch: 0,
-        passes: 1,
+        waves: 1,
         scratch_base: 1,
         landing_base: 1,
         budget_base: landing,

@@ -1,6 +1,6 @@
-//! Promise P7: what a step costs is bounded by what was declared, whatever it selects and however old its sequences
-//! are. Counted, not timed: operations and edges by the clock device, rows moved by the report, words looked at by the
-//! rule's own loops. That a step allocates nothing is `tests/allocation.rs`.
+//! Promise P7: the declared sizes bound the cost of a step, whatever it selects and however old its sequences are. The
+//! test counts and does not time: the clock device counts operations and edges, the report counts moved rows, and the
+//! rule's own loops count the words that they read. `tests/allocation.rs` tests that a step allocates nothing.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
 use std::cell::Cell;
@@ -10,11 +10,11 @@ use forebay::device::clock::{ClockDevice, ClockOptions};
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::{Device, Event, Slice, Stream};
 use forebay::residency::{
-    At, Fetch, LaneHead, LayerTables, Portable, Rows, Scan, Selected, Split, Stamped, TableShape, TableWords,
-    Tied, Touch, Touched, Workspace,
+    At, Fetch, LaneHead, LayerTables, Portable, QueryRange, Scan, Selected, Split, Stamped, TableShape,
+    TableWords, Tied, Touch, Touched, Workspace,
 };
 use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Layer, LayerCall, Memory, MicroBatch};
-use forebay::{Open, Row, Sequence, Shape, Streams, WarmUp};
+use forebay::{BatchRow, Open, Sequence, Shape, Streams, WarmUp};
 
 const LAYERS: u32 = 3;
 const BATCH: u32 = 3;
@@ -98,20 +98,23 @@ impl Engine {
         self.sync();
         let bytes: Vec<u8> = picks.iter().flat_map(|pick| pick.to_le_bytes()).collect();
         self.host.write(self.selection, &bytes).unwrap();
-        let row = |s: &Sequence| Row { sequence: *s, accepted: Accepted::Rows(accepted), query_rows: WIDTH };
-        let rows: Vec<Row> = self.sequences.iter().map(row).collect();
+        let row =
+            |s: &Sequence| BatchRow { sequence: *s, accepted: Accepted::Rows(accepted), query_rows: WIDTH };
+        let rows: Vec<BatchRow> = self.sequences.iter().map(row).collect();
         let mut step = self.cache.prepare(MicroBatch(0), WIDTH, &rows, None, self.stream).unwrap();
         let streams = Streams { resolve: self.stream, gather: self.stream };
         for layer in 0..LAYERS {
             for first in (0..BATCH).step_by(rows_a_call as usize) {
-                let part = |of: Slice| {
+                let range = |of: Slice| {
                     let row = u64::from(4 * WIDTH * K);
                     of.part(row * u64::from(first), row * u64::from(rows_a_call)).unwrap()
                 };
                 let batch_rows = Some((first, rows_a_call));
-                let call = LayerCall { layer: Layer(layer), batch_rows, pass: None };
-                let (selection, slots) = (part(self.selection), part(self.slots));
-                self.cache.layer(&step, call, streams, Buffers { selection, slots, parts: None }).unwrap();
+                let call = LayerCall { layer: Layer(layer), batch_rows, draft_pass: None };
+                let (selection, slots) = (range(self.selection), range(self.slots));
+                self.cache
+                    .layer(&step, call, streams, Buffers { selection, slots, split_indices: None })
+                    .unwrap();
                 self.cache.scatter(&step, call, self.stream).unwrap();
             }
         }
@@ -234,7 +237,7 @@ fn shape() -> TableShape {
         tokens: TOKENS,
         query_rows: WIDTH,
         scratch: WIDTH * K,
-        passes: 1,
+        waves: 1,
         scratch_base: 1,
         landing_base: 128,
         budget_base: 192,
@@ -291,7 +294,7 @@ impl Lane {
         let mut slots = vec![0; selection.len()];
         let mut fetches = vec![Fetch { position: 0, slot: 0 }; selection.len()];
         let selected = Selected { selection: &selection[..], slots: &mut slots, fetches: &mut fetches };
-        tables.resolve(scan, 0, Rows { first: 0, count: rows }, selected, work).unwrap();
+        tables.resolve(scan, 0, QueryRange { first: 0, count: rows }, selected, work).unwrap();
         let (words, searched) = scan.taken();
         (words, searched, slots)
     }
@@ -303,7 +306,7 @@ impl Lane {
         let now = self.tables.head(0).unwrap().stamp;
         let older = |stamp: u32| if stamp > now { stamp } else { stamp * (LAST / now) };
         let TableWords { heads, slot_of, position_of, stamp_of, blocks } = self.tables.words();
-        let head = |h: &LaneHead| LaneHead { stamp: older(h.stamp), front: older(h.front), ..*h };
+        let head = |h: &LaneHead| LaneHead { stamp: older(h.stamp), min_stamp: older(h.min_stamp), ..*h };
         let heads: Vec<LaneHead> = heads.iter().map(head).collect();
         let stamp_of: Vec<u32> = stamp_of.iter().map(|stamp| older(*stamp)).collect();
         let words = TableWords { heads: &heads, slot_of, position_of, stamp_of: &stamp_of, blocks };
@@ -317,7 +320,7 @@ impl Lane {
     fn one_by_one(&self, need: u32, most: u64) -> u64 {
         let words = self.tables.words();
         let stamps = &words.stamp_of[shape().budget_base as usize..];
-        let mut bound = self.tables.head(0).unwrap().front;
+        let mut bound = self.tables.head(0).unwrap().min_stamp;
         loop {
             let counts = self.scan.count(stamps, words.blocks, &[0, 1, 2, 3].map(|i| bound + i));
             if counts[3] >= need || self.scan.words.get() > most {

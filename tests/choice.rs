@@ -1,7 +1,7 @@
-//! Tables of orders from prices that the schedule itself was run for, on the virtual clock.
+//! Tables of orders, made from prices that come from running the schedule itself on the virtual clock.
 #![allow(clippy::unwrap_used, missing_docs)]
 
-use forebay::device::block::LayerCount;
+use forebay::device::descriptor::LayerCount;
 use forebay::overlap::{Bucket, Chooser, Hysteresis, Overlap, Table};
 use forebay::predict::setup::Setup;
 use forebay::predict::simulate::{Options, Order, Point, Simulator};

@@ -1,6 +1,6 @@
-//! The CUDA device on the stand-in driver, or on the one that is named: what may be missing, its memory, streams and
-//! graphs, what it leaves behind, and a step that comes out as on the host device. What needs the driver's own calls
-//! beside it is tested in `src/device/cuda/tests.rs`.
+//! The CUDA device on the stand-in driver, or on a named one: features that may be missing, its memory, streams and
+//! graphs, that it leaves nothing behind, and that a step has the same result as on the host device.
+//! `src/device/cuda/tests.rs` has the tests that also make driver calls of their own.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
 #[path = "cuda/failing.rs"]

@@ -1,12 +1,12 @@
-//! The curve against the naive list: one replay by the rule's own words for each budget.
+//! The miss-ratio curve against the naive list: one replay by the rule's definition for each budget.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
 #[path = "support/oracle.rs"]
-#[expect(dead_code, reason = "a curve knows no roll-back, and nothing is brought up")]
+#[expect(dead_code, reason = "a curve knows no truncation, and nothing is brought up")]
 mod oracle;
 
 use forebay::Kind;
-use forebay::study::{Curve, Depths};
+use forebay::study::{MissRatioCurve, StackDistances};
 use oracle::Oracle;
 use proptest::prelude::*;
 
@@ -58,7 +58,7 @@ fn naive(steps: &[Step], budget: u32) -> (u64, u64, u32) {
     (hits, misses, most)
 }
 
-fn counted(depths: &mut Depths, steps: &[Step]) -> Curve {
+fn counted(depths: &mut StackDistances, steps: &[Step]) -> MissRatioCurve {
     let mut landed = 0;
     for step in steps {
         match step {
@@ -73,7 +73,7 @@ fn counted(depths: &mut Depths, steps: &[Step]) -> Curve {
     depths.finish(PROMPT).unwrap()
 }
 
-fn compare(curve: &Curve, steps: &[Step]) {
+fn compare(curve: &MissRatioCurve, steps: &[Step]) {
     let (_, _, most) = naive(steps, TOKENS);
     assert_eq!(curve.exact_from(), most);
     for budget in most..=TOKENS + 2 {
@@ -90,7 +90,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
     #[test]
     fn the_curve_is_the_naive_list_at_every_budget(first in steps(), second in steps()) {
-        let mut depths = Depths::new(TOKENS, PROMPT).unwrap();
+        let mut depths = StackDistances::new(TOKENS, PROMPT).unwrap();
         compare(&counted(&mut depths, &first), &first);
         // The next layer finds nothing of the last one.
         compare(&counted(&mut depths, &second), &second);
@@ -105,9 +105,9 @@ fn a_log_that_is_packed_many_times_keeps_the_order() {
     let accept = |step| u32::from(step % 2 == 1 && step < 150);
     let decode = |step| Step::Decode { accept: accept(step), rows: 1, picks: picks(step).collect() };
     let steps: Vec<Step> = (0..700).map(decode).collect();
-    compare(&counted(&mut Depths::new(TOKENS, PROMPT).unwrap(), &steps), &steps);
+    compare(&counted(&mut StackDistances::new(TOKENS, PROMPT).unwrap(), &steps), &steps);
     let warm: Vec<Step> = (0..900).map(|step| Step::Warm(picks(step).collect())).chain(steps).collect();
-    compare(&counted(&mut Depths::new(TOKENS, PROMPT).unwrap(), &warm), &warm);
+    compare(&counted(&mut StackDistances::new(TOKENS, PROMPT).unwrap(), &warm), &warm);
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn below_a_steps_rows_the_order_does_not_tell() {
         Step::Decode { accept: 0, rows: 0, picks: vec![1] },
         Step::Decode { accept: 0, rows: 0, picks: vec![0] },
     ];
-    let curve = counted(&mut Depths::new(TOKENS, PROMPT).unwrap(), &steps);
+    let curve = counted(&mut StackDistances::new(TOKENS, PROMPT).unwrap(), &steps);
     assert_eq!(curve.exact_from(), 3);
     assert_ne!(curve.misses(2), naive(&steps, 2).1);
     assert_eq!(curve.misses(3), naive(&steps, 3).1);
@@ -134,7 +134,7 @@ fn births_alone_do_not_raise_the_least_budget() {
         Step::Decode { accept: 3, rows: 1, picks: vec![PROMPT + 5] },
         Step::Decode { accept: 1, rows: 1, picks: vec![PROMPT + 5] },
     ];
-    let curve = counted(&mut Depths::new(TOKENS, PROMPT).unwrap(), &steps);
+    let curve = counted(&mut StackDistances::new(TOKENS, PROMPT).unwrap(), &steps);
     assert_eq!((curve.exact_from(), curve.hits(1), curve.hits(2)), (1, 2, 3));
     compare(&curve, &steps);
 }
@@ -142,9 +142,9 @@ fn births_alone_do_not_raise_the_least_budget() {
 #[test]
 fn rows_that_cannot_be_are_refused_and_change_nothing() {
     let refused = |result: forebay::Result<()>| assert_eq!(result.unwrap_err().kind(), Kind::OutOfRange);
-    assert!(Depths::new(4, 5).is_err());
-    assert_eq!(Depths::new(u32::MAX, 0).unwrap_err().kind(), Kind::OutOfRange);
-    let mut depths = Depths::new(4, 2).unwrap();
+    assert!(StackDistances::new(4, 5).is_err());
+    assert_eq!(StackDistances::new(u32::MAX, 0).unwrap_err().kind(), Kind::OutOfRange);
+    let mut depths = StackDistances::new(4, 2).unwrap();
     refused(depths.commit(1, 0));
     refused(depths.commit(0, 3));
     refused(depths.commit(u32::MAX, u32::MAX));

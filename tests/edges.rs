@@ -1,5 +1,5 @@
-//! Bad input and the edges of what is allowed: each is one clear error that names the call, the place and
-//! what to do, and leaves the cache as it was.
+//! Bad input and the limits of valid input: each bad input is one clear error that names the call, the place and what
+//! to do, and leaves the cache unchanged.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
 #[path = "edges/construction.rs"]
@@ -11,11 +11,11 @@ mod device;
 use device::TestDevice;
 use forebay::device::clock::{ClockDevice, ClockOptions};
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Device, Mapped, Part, Parts, PoolOp, Slice, Stream};
+use forebay::device::{Device, Mapped, PoolOp, Slice, SplitIndices, StepRange, Stream};
 use forebay::overlap::{self, Overlap, OverlapStreams};
-use forebay::residency::Rows;
+use forebay::residency::QueryRange;
 use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Error, Kind, Lane, Layer, LayerCall};
-use forebay::{Layers, Memory, MicroBatch, Open, Row, Sequence, Shape, Step, Streams, WarmUp};
+use forebay::{BatchRow, Layers, Memory, MicroBatch, Open, Sequence, Shape, Step, Streams, WarmUp};
 use std::sync::Arc;
 
 /// Asserts which error it is, and that its text says where and what to do.
@@ -61,7 +61,7 @@ fn engine(config: Config) -> Engine {
 /// On a device whose bytes are `device`'s.
 fn engine_on(queue: Arc<dyn Device>, device: Arc<TestDevice>, config: Config) -> Engine {
     let buffer = || device.allocate(2 * K * 4).unwrap();
-    let buffers = Buffers { selection: buffer(), slots: buffer(), parts: None };
+    let buffers = Buffers { selection: buffer(), slots: buffer(), split_indices: None };
     let stream = queue.stream().unwrap();
     Engine { cache: Cache::new(config, queue).unwrap(), stream, device, buffers }
 }
@@ -70,8 +70,8 @@ fn asks(prompt: u32, promised: u32) -> Open {
     Open { prompt, promised, budget: Budget::Slots(16), bring_up: BringUp::Whole }
 }
 
-fn row(sequence: Sequence, accepted: u32) -> Row {
-    Row { sequence, accepted: Accepted::Rows(accepted), query_rows: 2 }
+fn row(sequence: Sequence, accepted: u32) -> BatchRow {
+    BatchRow { sequence, accepted: Accepted::Rows(accepted), query_rows: 2 }
 }
 
 impl Engine {
@@ -86,7 +86,7 @@ impl Engine {
         sequence
     }
 
-    fn prepare(&mut self, rows: &[Row]) -> Result<Step, Error> {
+    fn prepare(&mut self, rows: &[BatchRow]) -> Result<Step, Error> {
         self.cache.prepare(MicroBatch(0), 2, rows, None, self.stream)
     }
 
@@ -164,9 +164,9 @@ fn layers_of_a_cache_for_replays_move_nothing() {
         for layer in [0, 1].map(Layer) {
             e.cache.overlap(&mut step, layer, None, Overlap::None, &layers, &mut Idle).unwrap();
         }
-        let rows = Rows { first: 0, count: 2 };
-        let part = Part { micro_batch: MicroBatch(0), layer: Layer(0), first: 0, count: 1, rows };
-        for op in [PoolOp::Gather { part, pass: 0 }, PoolOp::Scatter(part)] {
+        let rows = QueryRange { first: 0, count: 2 };
+        let range = StepRange { micro_batch: MicroBatch(0), layer: Layer(0), first: 0, count: 1, rows };
+        for op in [PoolOp::Gather { range, wave: 0 }, PoolOp::Scatter(range)] {
             let error = e.device.enqueue(e.cache.pools(), e.stream, op).unwrap_err();
             assert_eq!(error.place(), "rows of a cache whose rows have no bytes");
         }
@@ -238,7 +238,7 @@ fn a_closed_sequence_is_refused_by_every_call() {
         refused(cache.join_more(gone, stream), Kind::Closed, at);
         refused(cache.is_running(gone), Kind::Closed, at);
         refused(cache.fork(gone, &asks(0, 1), stream), Kind::Closed, at);
-        refused(cache.roll_back(gone, 1, stream), Kind::Closed, at);
+        refused(cache.truncate(gone, 1, stream), Kind::Closed, at);
         refused(cache.pages(gone), Kind::Closed, at);
         refused(cache.landing_slot(gone, 0), Kind::Closed, at);
         refused(cache.read_row(gone, Layer(0), 0, &mut [0; 32]), Kind::Closed, at);
@@ -256,21 +256,21 @@ fn calls_out_of_their_order_are_refused() {
     let mut e = engine(config());
     let filling = "the prompt is not complete, or the sequence has not joined";
     let sequence = e.cache.open(&asks(20, 20)).unwrap();
-    refused(e.prepare(&[row(sequence, 0)]), Kind::InvalidConfig, filling);
-    refused(e.cache.roll_back(sequence, 0, e.stream), Kind::InvalidConfig, filling);
-    refused(e.cache.fork(sequence, &asks(0, 1), e.stream), Kind::InvalidConfig, filling);
-    refused(e.cache.join_more(sequence, e.stream), Kind::InvalidConfig, filling);
+    refused(e.prepare(&[row(sequence, 0)]), Kind::InvalidState, filling);
+    refused(e.cache.truncate(sequence, 0, e.stream), Kind::InvalidState, filling);
+    refused(e.cache.fork(sequence, &asks(0, 1), e.stream), Kind::InvalidState, filling);
+    refused(e.cache.join_more(sequence, e.stream), Kind::InvalidState, filling);
     let join = |e: &mut Engine, warm_up| e.cache.join(sequence, e.stream, warm_up);
     let incomplete = "the prompt of a layer is incomplete";
-    refused(join(&mut e, WarmUp::default()), Kind::InvalidConfig, incomplete);
+    refused(join(&mut e, WarmUp::default()), Kind::InvalidState, incomplete);
 
-    refused(e.cache.append(sequence, Layer(0), &[0; 33]), Kind::OutOfRange, "bytes of whole rows");
+    refused(e.cache.append(sequence, Layer(0), &[0; 33]), Kind::OutOfRange, "bytes that are not whole rows");
     refused(e.cache.append(sequence, Layer(2), &[0; 32]), Kind::OutOfRange, "layer");
     refused(e.cache.append(sequence, Layer(0), &[0; 32 * 21]), Kind::OutOfRange, "rows beyond the prompt");
     e.cache.append(sequence, Layer(1), &[1; 32 * 3]).unwrap();
     refused(e.cache.append_in_place(sequence, 18), Kind::OutOfRange, "rows beyond the prompt");
     e.cache.append(sequence, Layer(0), &[0; 32 * 20]).unwrap();
-    let error = refused(join(&mut e, WarmUp::default()), Kind::InvalidConfig, incomplete);
+    let error = refused(join(&mut e, WarmUp::default()), Kind::InvalidState, incomplete);
     assert_eq!((error.number("layer"), error.number("filled")), (Some(1), Some(3)));
     e.cache.append(sequence, Layer(1), &[1; 32 * 17]).unwrap();
 
@@ -279,16 +279,16 @@ fn calls_out_of_their_order_are_refused() {
     refused(join(&mut e, bad), Kind::OutOfRange, "warm-up selections");
     let whole = WarmUp { bytes_a_call: 32 * 9, ..WarmUp::default() };
     let _ticket = join(&mut e, whole).unwrap();
-    refused(e.prepare(&[row(sequence, 0)]), Kind::InvalidConfig, "the warm-up is not complete");
-    refused(join(&mut e, whole), Kind::InvalidConfig, "the warm-up is not complete");
+    refused(e.prepare(&[row(sequence, 0)]), Kind::InvalidState, "the warm-up is not complete");
+    refused(join(&mut e, whole), Kind::InvalidState, "the warm-up is not complete");
     while !e.cache.is_running(sequence).unwrap() {
         let _ticket = e.cache.join_more(sequence, e.stream).unwrap();
     }
-    refused(e.cache.append(sequence, Layer(0), &[]), Kind::InvalidConfig, "the sequence is decoding");
-    refused(e.cache.append_in_place(sequence, 0), Kind::InvalidConfig, "the sequence is decoding");
+    refused(e.cache.append(sequence, Layer(0), &[]), Kind::InvalidState, "the sequence is decoding");
+    refused(e.cache.append_in_place(sequence, 0), Kind::InvalidState, "the sequence is decoding");
     assert_eq!(e.decode(sequence, 0), 20);
     let unsettled = "rows of the last step are neither accepted nor rejected";
-    refused(e.cache.fork(sequence, &asks(0, 1), e.stream), Kind::InvalidConfig, unsettled);
+    refused(e.cache.fork(sequence, &asks(0, 1), e.stream), Kind::InvalidState, unsettled);
 }
 
 #[test]
@@ -326,10 +326,10 @@ fn batches_that_do_not_fit_are_refused_and_nothing_is_enqueued() {
     let [a, b, c] = [0; 3].map(|_| e.open(20, 20));
     let stream = e.stream;
     let before = e.device.operations();
-    let mut prepare = |micro, width, rows: &[Row], accepted, kind, place: &str| {
+    let mut prepare = |micro, width, rows: &[BatchRow], accepted, kind, place: &str| {
         refused(e.cache.prepare(MicroBatch(micro), width, rows, accepted, stream), kind, place)
     };
-    let of = |sequence, query_rows| Row { query_rows, ..row(sequence, 0) };
+    let of = |sequence, query_rows| BatchRow { query_rows, ..row(sequence, 0) };
     prepare(2, 2, &[row(a, 0)], None, Kind::OutOfRange, "micro-batch");
     prepare(u32::MAX, 2, &[row(a, 0)], None, Kind::OutOfRange, "micro-batch");
     prepare(0, 2, &[], None, Kind::OutOfRange, "rows of the batch");
@@ -342,7 +342,7 @@ fn batches_that_do_not_fit_are_refused_and_nothing_is_enqueued() {
         prepare(0, 2, &[row(a, 0), row(a, 0)], None, Kind::InvalidConfig, "a sequence is named twice");
     assert_eq!(twice.number("batch row"), Some(1));
     prepare(0, 2, &[row(a, 1)], None, Kind::OutOfRange, "accepted rows");
-    let on_device = Row { accepted: Accepted::OnDevice, ..row(a, 0) };
+    let on_device = BatchRow { accepted: Accepted::OnDevice, ..row(a, 0) };
     prepare(0, 2, &[on_device], None, Kind::InvalidConfig, "no tensor of accepted counts");
     assert_eq!(e.device.operations(), before);
 
@@ -373,7 +373,7 @@ fn a_device_count_of_more_rows_than_landed_fails_the_step() {
     assert_eq!(e.decode(sequence, 0), 20);
     let counts = e.device.allocate(12).unwrap();
     e.device.write(counts, &[3; 12]).unwrap();
-    let rows = [Row { accepted: Accepted::OnDevice, ..row(sequence, 0) }];
+    let rows = [BatchRow { accepted: Accepted::OnDevice, ..row(sequence, 0) }];
     let mut step = e.cache.prepare(MicroBatch(0), 2, &rows, Some(counts), e.stream).unwrap();
     e.enqueue(&step);
     e.cache.finish(&mut step, e.stream).unwrap();
@@ -382,7 +382,7 @@ fn a_device_count_of_more_rows_than_landed_fails_the_step() {
     let error: Result<(), Error> = Err(unretired.error);
     let error = refused(error, Kind::DeviceFailed, "more rows were accepted than had landed");
     assert_eq!(error.number("value"), Some(0x0303_0303));
-    let _ticket = e.cache.roll_back(sequence, 20, e.stream).unwrap();
+    let _ticket = e.cache.truncate(sequence, 20, e.stream).unwrap();
     assert_eq!(e.decode(sequence, 0), 20);
     e.cache.validate().unwrap();
 }
@@ -443,8 +443,11 @@ fn a_sequence_does_not_outgrow_what_was_admitted() {
     while length < 66 {
         length = e.decode(sequence, 2);
     }
-    let error =
-        refused(e.prepare(&[row(sequence, 2)]), Kind::OutOfRange, "the sequence outgrows what was admitted");
+    let error = refused(
+        e.prepare(&[row(sequence, 2)]),
+        Kind::OutOfRange,
+        "the sequence outgrows its admitted tokens",
+    );
     assert_eq!((error.number("tokens"), error.number("admitted")), (Some(70), Some(64)));
     assert_eq!(e.decode(sequence, 0), 66);
     refused(e.cache.read_row(sequence, Layer(0), 80, &mut [0; 32]), Kind::OutOfRange, "position");
@@ -454,7 +457,7 @@ fn a_sequence_does_not_outgrow_what_was_admitted() {
     refused(e.cache.slab(Layer(2)), Kind::OutOfRange, "layer");
     refused(e.cache.rows(Layer(2)), Kind::OutOfRange, "layer");
     refused(e.cache.index_keys(Layer(2)), Kind::OutOfRange, "layer");
-    refused(e.cache.roll_back(sequence, 69, e.stream), Kind::OutOfRange, "length");
+    refused(e.cache.truncate(sequence, 69, e.stream), Kind::OutOfRange, "length");
 }
 
 #[test]
@@ -474,7 +477,7 @@ fn misfits(mut e: Engine) {
     let whole = LayerCall::whole(Layer(0));
     let calls = [
         (LayerCall::whole(Layer(2)), "layer"),
-        (LayerCall::pass(Layer(1), 2), "rows of the step"),
+        (LayerCall::draft_pass(Layer(1), 2), "rows of the step"),
         (LayerCall { batch_rows: Some((1, 1)), ..whole }, "rows of the step"),
         (LayerCall { batch_rows: Some((u32::MAX, 2)), ..whole }, "rows of the step"),
     ];
@@ -484,9 +487,9 @@ fn misfits(mut e: Engine) {
         refused(e.cache.scatter(&step, call, e.stream), Kind::OutOfRange, place);
     }
     refused(e.cache.resolve(&step, whole, Stream(99), good), Kind::OutOfRange, "stream");
-    refused(e.cache.gather(&step, whole, 1, e.stream), Kind::OutOfRange, "pass of attention");
+    refused(e.cache.gather(&step, whole, 1, e.stream), Kind::OutOfRange, "wave of attention");
     let whole_parts = parts_that_do_not_fit(&mut e, &step);
-    e.cache.resolve(&step, whole, e.stream, Buffers { parts: Some(whole_parts), ..good }).unwrap();
+    e.cache.resolve(&step, whole, e.stream, Buffers { split_indices: Some(whole_parts), ..good }).unwrap();
     e.cache.gather(&step, whole, 0, e.stream).unwrap();
     refused(good.slots.part(1, 2 * K * 4), Kind::OutOfRange, "");
     e.enqueue(&step);
@@ -515,7 +518,7 @@ fn slices_that_do_not_fit(e: &mut Engine, step: &Step) {
     let wide = e.device.allocate(2 * K * 4 + 4).unwrap();
     let empty = good.slots.part(0, 0).unwrap();
     let (null, odd) = (nowhere(e), odd(e));
-    let with = |selection: Slice, slots: Slice| Buffers { selection, slots, parts: None };
+    let with = |selection: Slice, slots: Slice| Buffers { selection, slots, split_indices: None };
     let cases = [
         (with(foreign, good.slots), "a slice of another device"),
         (with(good.selection, foreign), "a slice of another device"),
@@ -537,32 +540,38 @@ fn slices_that_do_not_fit(e: &mut Engine, step: &Step) {
 }
 
 /// Answers parts that fit.
-fn parts_that_do_not_fit(e: &mut Engine, step: &Step) -> Parts {
+fn parts_that_do_not_fit(e: &mut Engine, step: &Step) -> SplitIndices {
     let (good, whole) = (e.buffers, LayerCall::whole(Layer(0)));
     let elsewhere = TestDevice::new(HostOptions::default());
     let (null, odd, empty) = (nowhere(e), odd(e), good.slots.part(0, 0).unwrap());
     // Two lists of one batch row with two query rows.
     let (lists, counts) = (e.device.allocate(4 * K * 4).unwrap(), e.device.allocate(4 * 4).unwrap());
-    let whole_parts = Parts { lists, counts, batch: 1 };
-    let parts = [
-        (Parts { batch: 0, ..whole_parts }, "batch rows of the parts"),
-        (Parts { batch: u32::MAX, ..whole_parts }, ""),
-        (Parts { counts: counts.part(0, 12).unwrap(), ..whole_parts }, ""),
-        (Parts { lists: lists.part(0, 3 * K * 4).unwrap(), ..whole_parts }, ""),
-        (Parts { lists: elsewhere.allocate(4 * K * 4).unwrap(), ..whole_parts }, "a slice of another device"),
-        (Parts { counts: lists.part(0, 4 * 4).unwrap(), ..whole_parts }, "selection and slots overlap"),
+    let whole_parts = SplitIndices { lists, counts, batch: 1 };
+    let split_indices = [
+        (SplitIndices { batch: 0, ..whole_parts }, "batch rows of the index lists"),
+        (SplitIndices { batch: u32::MAX, ..whole_parts }, ""),
+        (SplitIndices { counts: counts.part(0, 12).unwrap(), ..whole_parts }, ""),
+        (SplitIndices { lists: lists.part(0, 3 * K * 4).unwrap(), ..whole_parts }, ""),
         (
-            Parts { counts: e.device.allocate(20).unwrap().part(1, 16).unwrap(), ..whole_parts },
-            "address of the parts",
+            SplitIndices { lists: elsewhere.allocate(4 * K * 4).unwrap(), ..whole_parts },
+            "a slice of another device",
         ),
-        (Parts { lists: odd, ..whole_parts }, "address of the parts"),
-        (Parts { lists: null, ..whole_parts }, "address of a slice"),
-        (Parts { counts: null, ..whole_parts }, "address of a slice"),
-        (Parts { counts: empty, ..whole_parts }, ""),
-        (Parts { lists: empty, ..whole_parts }, ""),
+        (
+            SplitIndices { counts: lists.part(0, 4 * 4).unwrap(), ..whole_parts },
+            "selection and slots overlap",
+        ),
+        (
+            SplitIndices { counts: e.device.allocate(20).unwrap().part(1, 16).unwrap(), ..whole_parts },
+            "address of the index lists",
+        ),
+        (SplitIndices { lists: odd, ..whole_parts }, "address of the index lists"),
+        (SplitIndices { lists: null, ..whole_parts }, "address of a slice"),
+        (SplitIndices { counts: null, ..whole_parts }, "address of a slice"),
+        (SplitIndices { counts: empty, ..whole_parts }, ""),
+        (SplitIndices { lists: empty, ..whole_parts }, ""),
     ];
-    for (parts, place) in parts {
-        let buffers = Buffers { parts: Some(parts), ..good };
+    for (split_indices, place) in split_indices {
+        let buffers = Buffers { split_indices: Some(split_indices), ..good };
         refused(e.cache.resolve(step, whole, e.stream, buffers), Kind::OutOfRange, place);
     }
     whole_parts
@@ -596,14 +605,14 @@ fn steps_are_finished_once_and_belong_to_their_cache() {
     e.enqueue(&step);
     refused(e.cache.finish(&mut step, Stream(99)), Kind::OutOfRange, "stream");
     e.cache.finish(&mut step, e.stream).unwrap();
-    refused(e.cache.finish(&mut step, e.stream), Kind::InvalidConfig, "the step is finished");
-    refused(e.cache.resolve(&step, whole, e.stream, e.buffers), Kind::InvalidConfig, "the step is finished");
-    refused(e.cache.gather(&step, whole, 0, e.stream), Kind::InvalidConfig, "the step is finished");
-    refused(e.cache.scatter(&step, whole, e.stream), Kind::InvalidConfig, "the step is finished");
+    refused(e.cache.finish(&mut step, e.stream), Kind::InvalidState, "the step is finished");
+    refused(e.cache.resolve(&step, whole, e.stream, e.buffers), Kind::InvalidState, "the step is finished");
+    refused(e.cache.gather(&step, whole, 0, e.stream), Kind::InvalidState, "the step is finished");
+    refused(e.cache.scatter(&step, whole, e.stream), Kind::InvalidState, "the step is finished");
     let mut next = e.prepare(&[row(a, 1)]).unwrap();
     e.enqueue(&next);
     e.cache.finish(&mut next, e.stream).unwrap();
-    refused(e.prepare(&[row(a, 1)]), Kind::Busy, "every step block is in flight");
+    refused(e.prepare(&[row(a, 1)]), Kind::Busy, "every step descriptor is in flight");
     e.cache.retire(next, e.stream).unwrap();
     e.cache.retire(step, e.stream).unwrap();
     assert_eq!(e.cache.length(a).unwrap().committed, 21, "retired in whichever order");
@@ -621,7 +630,7 @@ fn a_sequence_has_no_more_steps_in_flight_than_configured() {
     });
     let error = refused(e.prepare(&[row(sequence, 1)]), Kind::Busy, "steps of one sequence in flight");
     assert_eq!(error.number("value"), Some(2));
-    refused(e.cache.roll_back(sequence, 3, e.stream), Kind::Busy, "work of the sequence is in flight");
+    refused(e.cache.truncate(sequence, 3, e.stream), Kind::Busy, "work of the sequence is in flight");
     for step in steps {
         e.cache.retire(step, e.stream).unwrap();
     }
@@ -635,7 +644,7 @@ fn a_stream_that_the_device_does_not_know_changes_nothing() {
     let unknown = Stream(99);
     let start = e.cache.stats();
     let pages: Vec<_> = e.cache.pages(parent).unwrap().collect();
-    refused(e.cache.roll_back(parent, 8, unknown), Kind::OutOfRange, "stream");
+    refused(e.cache.truncate(parent, 8, unknown), Kind::OutOfRange, "stream");
     assert_eq!(e.cache.pages(parent).unwrap().collect::<Vec<_>>(), pages, "shared pages are still shared");
     refused(e.cache.fork(parent, &asks(0, 8), unknown), Kind::OutOfRange, "stream");
     refused(e.cache.prepare(MicroBatch(0), 2, &[row(parent, 0)], None, unknown), Kind::OutOfRange, "stream");

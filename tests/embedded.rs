@@ -1,9 +1,9 @@
-//! The compiled kernels that the library embeds are those of the sources beside them.
+//! The compiled kernels that the library embeds match the sources next to them.
 //!
-//! `kernels/built/manifest.txt`, which ci/kernels writes, has the SHA-256 of every source and of every file that
-//! was made of them, as `sha256sum --check` reads it: this needs no compiler for kernels, and so holds wherever
-//! somebody edits one. That the compilers make these very bytes, and what the kernels cost, is `make kernels-check`;
-//! the last test here is its control.
+//! `kernels/built/manifest.txt`, which ci/kernels writes, has the SHA-256 of every source and of every file made from
+//! them, in the format of `sha256sum --check`. So this test needs no compiler for kernels and runs on every machine
+//! where a source may be edited. `make kernels-check` tests that the compilers produce exactly these bytes, and what
+//! the kernels cost; the last test here is its control.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 use std::collections::BTreeSet;

@@ -1,6 +1,5 @@
-//! forebay takes part in a program that uses other crates for the GPU, with whatever features it likes:
-//! cudarc's features for versions of CUDA exclude each other, so nothing that the library depends on may name
-//! cudarc. `make embedder` builds such a program.
+//! forebay fits into a program that uses other GPU crates with any features: cudarc's features for versions of CUDA
+//! exclude each other, so no dependency of the library may be cudarc. `make embedder` builds such a program.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 use std::process::Command;

@@ -1,9 +1,8 @@
-//! What went wrong elsewhere in this field, by the numbers of docs/testing.md; and how sequences end,
-//! roll back and fail.
+//! Known failures of other engines, by the numbers of docs/testing.md; and how sequences end, are truncated and fail.
 //!
-//! Orders are forced, not hoped for: a gate holds a stream of the threaded device back while the host goes
-//! on; and on the clock device chance tries hundreds of others. A control is the same scenario without the
-//! protection, and must show the damage; otherwise the test beside it proves nothing.
+//! The tests force an order: a gate holds a stream of the threaded device back while the host goes on, and on the clock
+//! device a seed tries hundreds of other orders. A control is the same scenario without the protection and must show
+//! the damage; otherwise its test proves nothing.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
 #[path = "failures/controls.rs"]
@@ -34,7 +33,7 @@ fn three_steps_behind_a_gate(machine: Machine) {
     }
     let fourth = [row(sequences[3], 0, 1)];
     let full = rig.cache.prepare(MicroBatch(0), 1, &fourth, None, rig.stream).unwrap_err();
-    assert_eq!((full.kind(), full.place()), (Kind::Busy, "every step block is in flight"));
+    assert_eq!((full.kind(), full.place()), (Kind::Busy, "every step descriptor is in flight"));
     let early = rig.cache.retire(steps.remove(0), rig.stream).unwrap_err();
     assert_eq!(early.error.kind(), Kind::Busy);
     steps.insert(0, early.step.unwrap());
@@ -55,8 +54,8 @@ fn cuts_behind_a_gate(machine: Machine) {
     let mut rig = Rig::on(machine, config(1, 64));
     let gate = rig.machine.gate(rig.stream);
     let first = rig.admit(14, 8, 1);
-    let busy = rig.cache.roll_back(first, 3, rig.stream).unwrap_err();
-    assert_eq!((busy.kind(), busy.operation()), (Kind::Busy, "roll back"));
+    let busy = rig.cache.truncate(first, 3, rig.stream).unwrap_err();
+    assert_eq!((busy.kind(), busy.operation()), (Kind::Busy, "truncate"));
     assert_eq!(rig.cache.fork(first, &Rig::asks(0, 8), rig.stream).unwrap_err().kind(), Kind::Busy);
     rig.cache.close(first, rig.stream).unwrap();
     let refused = rig.cache.open(&Rig::asks(14, 8)).unwrap_err();
@@ -68,8 +67,8 @@ fn cuts_behind_a_gate(machine: Machine) {
     let second = rig.open(14, 8, 2);
     let _pending = {
         let _gate = rig.machine.gate(rig.stream);
-        let ticket = rig.cache.roll_back(second, 9, rig.stream).unwrap();
-        let again = rig.cache.roll_back(second, 3, rig.stream).unwrap_err();
+        let ticket = rig.cache.truncate(second, 9, rig.stream).unwrap();
+        let again = rig.cache.truncate(second, 3, rig.stream).unwrap_err();
         assert_eq!(again.kind(), Kind::Busy, "a cut stages pages too");
         ticket
     };
@@ -121,12 +120,12 @@ fn f6_a_shared_page_lives_while_either_sequence_uses_it() {
 }
 
 #[test]
-fn f6_a_roll_back_into_a_shared_page_replaces_the_physical_page() {
+fn f6_a_truncation_into_a_shared_page_replaces_the_physical_page() {
     let mut rig = Rig::new(config(3, 64), true);
     let parent = rig.open(40, 8, 1);
     let child = rig.fork(parent, 8);
     rig.sync();
-    rig.roll_back(child, 9);
+    rig.truncate(child, 9);
     assert!(rig.host_pages(child)[..2].iter().all(|page| !rig.host_pages(parent).contains(page)));
     rig.check_total(child);
     let mut accepted = 0;

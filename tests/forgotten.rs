@@ -1,8 +1,8 @@
-//! What an engine forgets is an error: promise P19 and failure F21 of docs/testing.md.
+//! If an engine leaves out a call, that is an error: promise P19 and failure F21 of docs/testing.md.
 //!
-//! A step in which a call is missing is refused by `finish`, as far as the host knows; what it cannot know, because a
-//! graph holds less than was said, or was never launched, the report finds. The oracle keeps sets of what was enqueued,
-//! row by row. The controls leave the report's question out, and then attention reads what the page held before.
+//! `finish` rejects a step in which a call is missing, as far as the host can detect it. The report finds what the host
+//! cannot: a graph that holds less than was declared, or was never launched. The oracle keeps sets of enqueued work,
+//! row by row. The controls leave out the report's check, and attention then reads the page's old contents.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
 #[allow(dead_code, reason = "a test takes what it needs")]
@@ -13,12 +13,12 @@ mod forgets;
 
 use device::TestDevice;
 use forebay::device::host::HostOptions;
-use forebay::device::{Device, Expected, Parts, Slice, Stream};
+use forebay::device::{Device, Expected, Slice, SplitIndices, Stream};
 use forebay::overlap::{Engine, EngineCall, Overlap, OverlapStreams};
 use forebay::{
     Accepted, BringUp, Budget, Buffers, Cache, Config, Error, Kind, Layer, LayerCall, Layers, Memory,
 };
-use forebay::{MicroBatch, Open, Row, Sequence, Shape, Step, WarmUp};
+use forebay::{BatchRow, MicroBatch, Open, Sequence, Shape, Step, WarmUp};
 use forgets::{Call, Forgets};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -47,7 +47,7 @@ fn config() -> Config {
     Config {
         memory: Memory { huge: false, populate: false, lock: false, node: None },
         query_rows: 2,
-        attention_passes: PASSES,
+        attention_waves: PASSES,
         min_budget: 4,
         ..Config::new(shape, 2, 32, 4)
     }
@@ -71,8 +71,12 @@ impl Rig {
         let words = |count: u32| memory.allocate(u64::from(4 * count)).unwrap();
         let rows = 2 * config.query_rows;
         let lists = (1 + PASSES) * rows;
-        let parts = Parts { lists: words(lists * K), counts: words(lists), batch: 2 };
-        let buffers = Buffers { selection: words(rows * K), slots: words(rows * K), parts: Some(parts) };
+        let split_indices = SplitIndices { lists: words(lists * K), counts: words(lists), batch: 2 };
+        let buffers = Buffers {
+            selection: words(rows * K),
+            slots: words(rows * K),
+            split_indices: Some(split_indices),
+        };
         let cache = Cache::new(config, forgets.clone()).unwrap();
         let stream = memory.stream().unwrap();
         let rig = Rig { cache, memory, forgets, stream, buffers, sequences: Vec::new() };
@@ -119,21 +123,21 @@ impl Rig {
     }
 
     fn prepare_in(&mut self, micro_batch: MicroBatch) -> Step {
-        let row = |(sequence, query_rows): (&Sequence, u32)| Row {
+        let row = |(sequence, query_rows): (&Sequence, u32)| BatchRow {
             sequence: *sequence,
             accepted: Accepted::Rows(0),
             query_rows,
         };
-        let rows: Vec<Row> = self.sequences.iter().zip(WIDTHS).map(row).collect();
+        let rows: Vec<BatchRow> = self.sequences.iter().zip(WIDTHS).map(row).collect();
         self.cache.prepare(micro_batch, 2, &rows, None, self.stream).unwrap()
     }
 
     fn make(&self, step: &Step, (call, pass, of): Made) -> Result<(), Error> {
         let (_, count) = of.batch_rows.unwrap_or((0, step.rows()));
-        let bytes = u64::from(4 * K * count * of.pass.map_or(step.query_rows(), |_| 1));
-        let part = |slice: Slice| slice.part(0, bytes).unwrap();
-        let Buffers { selection, slots, parts } = self.buffers;
-        let buffers = Buffers { selection: part(selection), slots: part(slots), parts };
+        let bytes = u64::from(4 * K * count * of.draft_pass.map_or(step.query_rows(), |_| 1));
+        let range = |slice: Slice| slice.part(0, bytes).unwrap();
+        let Buffers { selection, slots, split_indices } = self.buffers;
+        let buffers = Buffers { selection: range(selection), slots: range(slots), split_indices };
         match call {
             Call::Resolve => self.cache.resolve(step, of, self.stream, buffers),
             Call::Gather => self.cache.gather(step, of, pass, self.stream),
@@ -148,10 +152,10 @@ impl Rig {
         self.cache.retire(step, self.stream).map(|_| ()).map_err(|unretired| unretired.error)
     }
 
-    fn roll_back(&mut self) {
+    fn truncate(&mut self) {
         for sequence in self.sequences.clone() {
             let length = self.cache.length(sequence).unwrap().committed;
-            let _ticket = self.cache.roll_back(sequence, length, self.stream).unwrap();
+            let _ticket = self.cache.truncate(sequence, length, self.stream).unwrap();
         }
         self.sync();
         self.cache.validate().unwrap();
@@ -164,8 +168,8 @@ fn due(halves: bool) -> Vec<Vec<Made>> {
     let mut all = Vec::new();
     for layer in 0..DRAFT {
         let whole = LayerCall::whole(Layer(layer));
-        let parts = if halves { vec![half(layer, 0), half(layer, 1)] } else { vec![whole] };
-        for of in &parts {
+        let split_indices = if halves { vec![half(layer, 0), half(layer, 1)] } else { vec![whole] };
+        for of in &split_indices {
             all.push(vec![(Call::Resolve, 0, *of), (Call::Gather, 0, *of)]);
             all.push(vec![(Call::Gather, 1, *of)]);
         }
@@ -173,7 +177,7 @@ fn due(halves: bool) -> Vec<Vec<Made>> {
         let stored = if halves == (layer == 0) { vec![whole] } else { vec![half(layer, 0), half(layer, 1)] };
         all.extend(stored.into_iter().map(|of| vec![(Call::Scatter, 0, of)]));
     }
-    for of in (0..2).map(|pass| LayerCall::pass(Layer(DRAFT), pass)) {
+    for of in (0..2).map(|pass| LayerCall::draft_pass(Layer(DRAFT), pass)) {
         all.push(vec![(Call::Resolve, 0, of), (Call::Gather, 0, of)]);
         all.push(vec![(Call::Gather, 1, of)]);
         all.push(vec![(Call::Scatter, 0, of)]);
@@ -188,7 +192,7 @@ fn missing(made: &[Made]) -> Option<(&'static str, u64, u64, u64)> {
     for (call, pass, of) in made {
         let (first, count) = of.batch_rows.unwrap_or((0, 2));
         for row in first..first + count {
-            for query in of.pass.map_or(0..2, |pass| pass..pass + 1) {
+            for query in of.draft_pass.map_or(0..2, |pass| pass..pass + 1) {
                 let place = [of.layer.0, row, query];
                 match call {
                     Call::Resolve => drop(passes.insert(place, 0)),
@@ -242,7 +246,7 @@ fn p19_a_step_in_which_a_call_is_missing_is_refused_and_completed_or_abandoned()
         };
         let before = rig.memory.operations();
         let error = rig.cache.finish(&mut step, rig.stream).unwrap_err();
-        assert_eq!((error.kind(), error.operation()), (Kind::InvalidConfig, "finish"), "{error}");
+        assert_eq!((error.kind(), error.operation()), (Kind::InvalidState, "finish"), "{error}");
         assert_eq!(told(&error), expected, "halves {halves}, without {left_out:?}");
         assert!(error.to_string().contains("enqueue it, or abandon the step"), "{error}");
         assert_eq!(rig.memory.operations(), before, "nothing is enqueued");
@@ -259,10 +263,10 @@ fn p19_a_step_in_which_a_call_is_missing_is_refused_and_completed_or_abandoned()
         } else {
             rig.cache.abandon(&mut step).unwrap();
             assert_eq!(rig.end(step).unwrap_err().kind(), Kind::Cancelled);
-            let rows = [Row { sequence: rig.sequences[0], accepted: Accepted::Rows(0), query_rows: 1 }];
+            let rows = [BatchRow { sequence: rig.sequences[0], accepted: Accepted::Rows(0), query_rows: 1 }];
             let again = rig.cache.prepare(MicroBatch(0), 2, &rows, None, rig.stream).unwrap_err();
             assert_eq!(again.place(), "a step of the sequence failed");
-            rig.roll_back();
+            rig.truncate();
         }
     }
     assert!(refused.iter().all(|count| *count > 2), "{refused:?}");
@@ -290,7 +294,7 @@ fn p19_passes_of_a_gather_count_in_their_order() {
     let calls = due(false).concat().into_iter().filter(|made| *made != first);
     calls.for_each(|call| rig.make(&step, call).unwrap());
     let error = rig.cache.finish(&mut step, rig.stream).unwrap_err();
-    assert_eq!((told(&error), error.number("pass")), (("a gather was not enqueued", 0, 0, 0), Some(0)));
+    assert_eq!((told(&error), error.number("wave")), (("a gather was not enqueued", 0, 0, 0), Some(0)));
     rig.cache.abandon(&mut step).unwrap();
     rig.end(step).unwrap_err();
 }
@@ -302,7 +306,7 @@ fn p19_query_rows_that_a_sequence_has_not_are_not_due() {
         let mut rig = Rig::new(memory, config(), None).with([1, 2]);
         let step = rig.prepare();
         for (call, pass, of) in due(false).concat() {
-            let batch_rows = if of.pass == Some(1) { Some((0, 1)) } else { of.batch_rows };
+            let batch_rows = if of.draft_pass == Some(1) { Some((0, 1)) } else { of.batch_rows };
             rig.make(&step, (call, pass, LayerCall { batch_rows, ..of })).unwrap();
         }
         rig.end(step).unwrap();
@@ -363,8 +367,8 @@ fn p19_where_rows_have_no_bytes_a_step_is_resolved_and_no_more() {
 /// A step of which the device forgets some calls; how it ends.
 fn forgetful(rig: &mut Rig, halves: bool, left_out: (Call, u32, u32, u32)) -> Result<(), Error> {
     let (call, layer, first, query) = left_out;
-    rig.forgets.leave_out(move |made, part, _| {
-        let of = (part.layer.0, part.first, part.rows.first);
+    rig.forgets.leave_out(move |made, range, _| {
+        let of = (range.layer.0, range.first, range.rows.first);
         (made == call || (call == Call::Resolve && made == Call::Gather)) && of == (layer, first, query)
     });
     let step = rig.prepare();
@@ -389,7 +393,7 @@ fn reported(memory: Arc<TestDevice>) -> Vec<String> {
     ] {
         let error = forgetful(&mut rig, halves, left_out).unwrap_err();
         assert_eq!((error.kind(), error.operation()), (Kind::DeviceFailed, "retire"), "{error}");
-        assert!(error.to_string().contains("roll its sequences back to a committed length"), "{error}");
+        assert!(error.to_string().contains("truncate its sequences to a committed length"), "{error}");
         let (call, layer, first, query) = left_out;
         let said = if call == Call::Resolve {
             "a query row was never resolved"
@@ -398,9 +402,9 @@ fn reported(memory: Arc<TestDevice>) -> Vec<String> {
         };
         let numbers = ["layer", "batch row", "value"].map(|name| error.number(name).unwrap());
         assert_eq!((error.place(), numbers), (said, [layer, first, query].map(u64::from)), "{left_out:?}");
-        let ahead = rig.cache.roll_back(rig.sequences[0], 21, rig.stream).unwrap_err();
+        let ahead = rig.cache.truncate(rig.sequences[0], 21, rig.stream).unwrap_err();
         assert_eq!(ahead.kind(), Kind::OutOfRange, "what a failed step landed is not accepted");
-        rig.roll_back();
+        rig.truncate();
         // The same step, whole.
         forgetful(&mut rig, halves, (Call::Resolve, 99, 0, 0)).unwrap();
         all.push(error.to_string());
@@ -423,14 +427,14 @@ fn p19_what_the_host_cannot_know_the_report_finds_alike_on_every_device() {
 /// selected. What attention reads of it, or how the step in which it was forgotten ended.
 fn read_back(forget: bool, expected: Option<Expected>) -> Result<[u8; ROW], Error> {
     let memory = TestDevice::host(HostOptions::default());
-    let one = Config { query_rows: 1, attention_passes: 1, ..Config::new(config().shape, 1, 32, 4) };
+    let one = Config { query_rows: 1, attention_waves: 1, ..Config::new(config().shape, 1, 32, 4) };
     let shape = Shape { draft_layers: 0, layers: 1, ..one.shape };
     let mut rig = Rig::new(memory, Config { shape, memory: config().memory, ..one }, expected);
     let step_of = |rig: &mut Rig, accepted: u32, picks: [i32; K as usize]| {
         rig.sync();
         rig.select(&picks);
         let sequence = rig.sequences[0];
-        let row = Row { sequence, accepted: Accepted::Rows(accepted), query_rows: 1 };
+        let row = BatchRow { sequence, accepted: Accepted::Rows(accepted), query_rows: 1 };
         let step = rig.cache.prepare(MicroBatch(0), 1, &[row], None, rig.stream)?;
         let slot = rig.cache.landing_slot(sequence, 0)?;
         let slab = rig.cache.slab(Layer(0))?;
@@ -496,7 +500,7 @@ fn p19_a_graph_that_lacks_a_layer_or_was_not_launched_fails_its_step() {
         draft_passes: 2,
     };
     let whole = rig.cache.capture(&bucket, &mut Idle).unwrap();
-    rig.forgets.leave_out(|_, part, _| part.layer == Layer(1));
+    rig.forgets.leave_out(|_, range, _| range.layer == Layer(1));
     let lacking = rig.cache.capture(&bucket, &mut Idle).unwrap();
     rig.forgets.leave_out(|_, _, _| false);
     rig.forgets.capture(rig.stream).unwrap();
@@ -506,7 +510,7 @@ fn p19_a_graph_that_lacks_a_layer_or_was_not_launched_fails_its_step() {
         let mut step = rig.prepare();
         enqueue(rig, &mut step);
         let ended = rig.end(step);
-        rig.roll_back();
+        rig.truncate();
         ended.map_err(|error| (error.place().to_owned(), error.number("layer").unwrap()))
     };
     let launch =
@@ -608,11 +612,11 @@ fn rows_of_a_batch_are_waited_for_together_unless_something_came_between() {
     // The micro-batch's last step, and both joins.
     assert_eq!(waits(&mut rig), 1 + 2);
     assert_eq!(waits(&mut rig), 1);
-    rig.roll_back();
+    rig.truncate();
     assert_eq!(waits(&mut rig), 1 + 2);
     assert_eq!(waits(&mut rig), 1);
     let (first, length) = (rig.sequences[0], rig.cache.length(rig.sequences[0]).unwrap().committed);
-    let _ticket = rig.cache.roll_back(first, length, rig.stream).unwrap();
+    let _ticket = rig.cache.truncate(first, length, rig.stream).unwrap();
     assert_eq!(waits(&mut rig), 1 + 1);
 }
 
@@ -630,16 +634,16 @@ fn what_follows_a_step_waits_for_the_end_of_its_own_micro_batch() {
     let [first, second] = [0, 1].map(|at| rig.sequences[at]);
     let length = rig.cache.length(first).unwrap().committed;
     let (cut, closed) = (rig.memory.stream().unwrap(), rig.memory.stream().unwrap());
-    let _ticket = rig.cache.roll_back(first, length, cut).unwrap();
+    let _ticket = rig.cache.truncate(first, length, cut).unwrap();
     rig.cache.close(second, closed).unwrap();
     for stream in [cut, closed] {
         let awaited = rig.forgets.awaited.lock().unwrap().clone();
         let first = awaited.into_iter().find(|(_, waits)| *waits == stream).unwrap();
         assert!(own.contains(&(first.0, rig.stream)), "{first:?} of {own:?}");
     }
-    // A fork comes behind a roll-back, and waits for that.
+    // A fork comes behind a truncation, and waits for that.
     rig.forgets.recorded.lock().unwrap().clear();
-    let _ticket = rig.cache.roll_back(first, length, cut).unwrap();
+    let _ticket = rig.cache.truncate(first, length, cut).unwrap();
     let cut_ends = rig.forgets.recorded.lock().unwrap().clone();
     rig.sync();
     let open = Open { prompt: 20, promised: 8, budget: Budget::Slots(4), bring_up: BringUp::Nothing };

@@ -1,9 +1,9 @@
-//! Captured steps: what a graph does at each launch is what the host device does step by step.
+//! Captured steps: each launch of a graph has the same result as the host device step by step.
 //!
-//! A captured graph is launched again and again while the real batch changes, sequences join and leave, drafts
-//! are rejected and the next step is enqueued before the last one is retired. At every step residency digests,
-//! counters and lengths are those of the host device, on which the same script runs layer by layer; and attention
-//! finds in every slot, byte by byte, the row that was selected.
+//! One captured graph is launched many times while the real batch changes, sequences join and leave, drafts are
+//! rejected, and the next step is enqueued before the last one is retired. The same script runs on the host device
+//! layer by layer. At every step both have the same residency digests, counters and lengths, and attention finds in
+//! every slot, byte by byte, the selected row.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
 #[allow(dead_code, reason = "a test takes what it needs")]
@@ -26,13 +26,13 @@ use device::TestDevice;
 use engine::{
     BATCH, Callbacks, DRAFT_LAYERS, K, LAYERS, QUERY_ROWS, RowWork, Shared, StepWork, draw, row_bytes,
 };
-use forebay::device::block::LayerCount;
+use forebay::device::descriptor::LayerCount;
 use forebay::device::host::HostOptions;
 use forebay::device::{Event, Graph};
 use forebay::overlap::{Engine, Overlap};
 use forebay::{
-    Accepted, BringUp, Budget, Cache, Capture, Captured, Config, Kind, Lane, Layer, Layers, Memory,
-    MicroBatch, Open, Row, Sequence, Shape, Slots, Step, WarmUp,
+    Accepted, BatchRow, BringUp, Budget, Cache, Capture, Captured, Config, Kind, Lane, Layer, Layers, Memory,
+    MicroBatch, Open, Sequence, Shape, Slots, Step, WarmUp,
 };
 
 const ALL: u32 = LAYERS + DRAFT_LAYERS;
@@ -231,7 +231,7 @@ impl Run {
                 landing,
                 versions: s.versions.clone(),
             });
-            rows.push(Row { sequence: s.handle, accepted: Accepted::Rows(accepted), query_rows });
+            rows.push(BatchRow { sequence: s.handle, accepted: Accepted::Rows(accepted), query_rows });
         }
         self.shared.queue(micro, work);
         let compute = self.layers[micro].streams.compute;
@@ -355,7 +355,7 @@ fn a_device_without_graphs_says_so_and_the_cache_goes_on() {
     let capture =
         Capture { micro_batches: &both, query_rows: QUERY_ROWS, by_layer: &by_layer, draft_passes: 0 };
     let error = run.with_engine(|cache, engine| cache.capture(&capture, engine)).unwrap_err();
-    assert_eq!((error.kind(), error.place()), (Kind::InvalidConfig, "a device without graphs"));
+    assert_eq!((error.kind(), error.place()), (Kind::Unsupported, "a device without graphs"));
     run.step();
     run.check_total();
 }

@@ -1,5 +1,5 @@
-//! The page about embedding shows programs that run: here the Rust one; `ffi/tests/listings.rs` compiles the others.
-//! All print the same line, so that the page's loop means one thing in every language.
+//! The listings of the page about embedding are programs that run: this tests the Rust one; `ffi/tests/listings.rs`
+//! compiles the others. All print the same line, so the page's loop does the same in every language.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 #[path = "../examples/integration.rs"]

@@ -1,5 +1,5 @@
-//! The CUDA kernels, run on a CPU, against the rule as `residency` has it: after every operation all words of
-//! the tables, all answers and lists, and all bytes are equal, whatever the number of threads and their order.
+//! The CUDA kernels, run on a CPU, against the rule of `residency`: after every operation all words of the tables, all
+//! results and lists, and all bytes are equal, for any number of threads and any order of them.
 #![cfg(feature = "cuda")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
@@ -18,12 +18,12 @@ mod traces_at;
 #[path = "kernels/world.rs"]
 mod world;
 
-use forebay::device::block::Entry;
-use forebay::residency::{Rows, TableShape};
+use forebay::device::descriptor::Entry;
+use forebay::residency::{QueryRange, TableShape};
 use forebay::{Geometry, Shape};
 use forebay_standin::Kernels;
 use image::Extents;
-use model::Part;
+use model::StepRange;
 use std::collections::BTreeSet;
 use world::{How, World};
 
@@ -45,7 +45,7 @@ fn wide(lanes: u32, extents: Extents) -> Extents {
     Extents { shapes, batch: lanes, host_pages: lanes * extents.lane_pages, ..extents }
 }
 
-/// Two layers: one whose scratch slots hold all that a step may fetch, one that needs several passes.
+/// Two layers: one whose scratch slots hold all that a step may fetch, one that needs several waves.
 fn extents(top_k: u32, (runs, host_stride): ([u32; 2], u32)) -> Extents {
     let shape = Shape {
         layers: 2,
@@ -63,13 +63,13 @@ fn extents(top_k: u32, (runs, host_stride): ([u32; 2], u32)) -> Extents {
         tokens: TOKENS,
         query_rows: QUERY_ROWS,
         scratch: QUERY_ROWS * top_k,
-        passes: 1,
+        waves: 1,
         scratch_base: 3,
         landing_base,
         budget_base: (landing_base + LANES * QUERY_ROWS).next_multiple_of(64),
         budget_blocks: 13,
     };
-    let scarce = TableShape { scratch: top_k * 2 / 3, passes: 4, budget_blocks: 7, ..ample };
+    let scarce = TableShape { scratch: top_k * 2 / 3, waves: 4, budget_blocks: 7, ..ample };
     Extents {
         geometry: Geometry::new(shape).unwrap(),
         shapes: vec![ample, scarce],
@@ -208,19 +208,19 @@ fn the_bound_is_found_however_far_away_it_is() {
 fn one_row(world: &mut World<'_>, selection: &[i32]) {
     world.begin(&[Entry { lane: 0, accepted: 0, query_rows: 1 }], &[0; LANES as usize]);
     for layer in 0..2 {
-        let part = Part { layer, first: 0, count: 1, rows: Rows { first: 0, count: 1 } };
+        let range = StepRange { layer, first: 0, count: 1, rows: QueryRange { first: 0, count: 1 } };
         let mut answer = world.unanswered(layer, 1);
-        world.resolve(&part, selection, &mut answer);
-        for pass in 0..world.model.extents.shapes[layer].passes {
-            world.gather(&part, pass);
+        world.resolve(&range, selection, &mut answer);
+        for wave in 0..world.model.extents.shapes[layer].waves {
+            world.gather(&range, wave);
         }
     }
     world.report();
 }
 
 /// A part of a step with one batch row: its query rows from `first` on.
-fn part(layer: usize, first: u32, count: u32) -> Part {
-    Part { layer, first: 0, count: 1, rows: Rows { first, count } }
+fn range(layer: usize, first: u32, count: u32) -> StepRange {
+    StepRange { layer, first: 0, count: 1, rows: QueryRange { first, count } }
 }
 
 /// Lane 0 with a sequence, in the middle of a step whose landed rows are three.
@@ -240,13 +240,13 @@ fn resolve(world: &mut World<'_>, layer: usize, (first, count): (u32, u32), from
     let k = world.model.extents.top_k() as i32;
     let selection: Vec<i32> = (0..k * count as i32).map(|i| from + i).collect();
     let mut answer = world.unanswered(layer, count);
-    world.resolve(&part(layer, first, count), &selection, &mut answer);
+    world.resolve(&range(layer, first, count), &selection, &mut answer);
     assert!(!world.model.lists[0].fetches.is_empty());
 }
 
 /// A layer in which lane 0 selects nothing, and whose new rows are stored.
 fn nothing(world: &mut World<'_>, layer: usize) {
-    let all = part(layer, 0, QUERY_ROWS);
+    let all = range(layer, 0, QUERY_ROWS);
     let mut answer = world.unanswered(layer, QUERY_ROWS);
     let selection = vec![-1; (world.model.extents.top_k() * QUERY_ROWS) as usize];
     world.resolve(&all, &selection, &mut answer);
@@ -271,11 +271,11 @@ fn a_layer_that_is_missing_or_not_stored_fails_its_step_by_query_row() {
         nothing(&mut world, 0);
         if resolved.1 > 0 {
             resolve(&mut world, 1, resolved, 20);
-            (0..world.model.extents.shapes[1].passes)
-                .for_each(|pass| world.gather(&part(1, resolved.0, resolved.1), pass));
+            (0..world.model.extents.shapes[1].waves)
+                .for_each(|wave| world.gather(&range(1, resolved.0, resolved.1), wave));
         }
         if scattered.1 > 0 {
-            world.scatter(&part(1, scattered.0, scattered.1));
+            world.scatter(&range(1, scattered.0, scattered.1));
         }
         world.report();
         let word = world.model.sticky;
@@ -286,7 +286,7 @@ fn a_layer_that_is_missing_or_not_stored_fails_its_step_by_query_row() {
 }
 
 #[test]
-fn a_row_without_a_page_fails_its_step_and_is_no_resident_row_behind_a_roll_back() {
+fn a_row_without_a_page_fails_its_step_and_is_no_resident_row_behind_a_truncation() {
     let Some(kernels) = kernels() else { return };
     for (seed, short_tables) in [(1, false), (2, true)] {
         // A lane whose table is shorter than its sequence, or has fewer pages.
@@ -299,10 +299,10 @@ fn a_row_without_a_page_fails_its_step_and_is_no_resident_row_behind_a_roll_back
         // Rows on both sides of the last page's end, and all of them beyond it.
         for (layer, from) in [(0, 100), (1, 150)] {
             resolve(&mut world, layer, (0, 2), from);
-            for pass in 0..world.model.extents.shapes[layer].passes {
-                world.gather(&part(layer, 0, 2), pass);
+            for wave in 0..world.model.extents.shapes[layer].waves {
+                world.gather(&range(layer, 0, 2), wave);
             }
-            world.scatter(&part(layer, 0, 3));
+            world.scatter(&range(layer, 0, 3));
         }
         world.report();
         assert!(world.causes.contains(&3) && world.model.trust[0] == 2, "{:?}", world.causes);
@@ -311,7 +311,7 @@ fn a_row_without_a_page_fails_its_step_and_is_no_resident_row_behind_a_roll_back
         assert_eq!(world.model.tables[0].residents(0, 0, 90).count(), 0, "nothing is resident");
         begin(&mut world);
         resolve(&mut world, 0, (0, 1), 96);
-        world.gather(&part(0, 0, 1), 0);
+        world.gather(&range(0, 0, 1), 0);
         world.report();
     }
 }
@@ -323,7 +323,7 @@ fn a_new_row_without_a_page_fails_its_step() {
     world.pages = 8;
     world.join(0, &[90, 70], 127);
     begin(&mut world);
-    world.scatter(&part(0, 0, 3));
+    world.scatter(&range(0, 0, 3));
     world.report();
     assert!(world.causes.contains(&3) && world.model.trust[0] == 1, "{:?}", world.causes);
 }
@@ -333,7 +333,7 @@ fn a_gather_takes_the_list_of_its_own_resolve_and_no_other() {
     let Some(kernels) = kernels() else { return };
     let extents = extents(24, ([16, 4], 0));
     // Of another layer, of other rows: one later, one less.
-    for (seed, gathered) in [(1, part(0, 0, 2)), (2, part(1, 1, 2)), (3, part(1, 0, 1))] {
+    for (seed, gathered) in [(1, range(0, 0, 2)), (2, range(1, 1, 2)), (3, range(1, 0, 1))] {
         let mut world = in_a_step(&kernels, &extents, seed);
         nothing(&mut world, 0);
         resolve(&mut world, 1, (0, 2), 20);
@@ -346,7 +346,7 @@ fn a_gather_takes_the_list_of_its_own_resolve_and_no_other() {
     resolve(&mut world, 1, (0, 2), 20);
     world.report();
     begin(&mut world);
-    world.gather(&part(1, 0, 2), 0);
+    world.gather(&range(1, 0, 2), 0);
     world.report();
 }
 
@@ -356,13 +356,13 @@ fn a_gather_behind_its_steps_report_moves_nothing() {
     let mut world = in_a_step(&kernels, &extents(24, ([16, 4], 0)), 5);
     nothing(&mut world, 0);
     resolve(&mut world, 1, (0, 3), 20);
-    world.gather(&part(1, 0, 3), 0);
-    world.scatter(&part(1, 0, 3));
+    world.gather(&range(1, 0, 3), 0);
+    world.scatter(&range(1, 0, 3));
     world.report();
     // The lane's slots are another sequence's by now.
     world.leave(0);
     world.join(1, &[90, 70], 200);
-    world.gather(&part(1, 0, 3), 0);
+    world.gather(&range(1, 0, 3), 0);
 }
 
 #[test]
@@ -392,10 +392,10 @@ fn a_pass_that_is_gathered_again_takes_back_none_of_those_behind_it() {
     begin(&mut world);
     nothing(&mut world, 0);
     resolve(&mut world, 1, (0, 3), 20);
-    for pass in [0, 1, 0, 2, 3] {
-        world.gather(&part(1, 0, 3), pass);
+    for wave in [0, 1, 0, 2, 3] {
+        world.gather(&range(1, 0, 3), wave);
     }
-    world.scatter(&part(1, 0, 3));
+    world.scatter(&range(1, 0, 3));
     assert!(world.model.lists[0].scratch > 150, "{} rows in scratch slots", world.model.lists[0].scratch);
     world.report();
     assert_eq!(world.causes, [0].into(), "nothing is missing");
@@ -429,8 +429,8 @@ fn a_lane_whose_stamps_are_used_up_makes_no_step() {
     world.age(0, 1);
     let mut answer = world.unanswered(0, 1);
     resolve(&mut world, 0, (0, 1), 20);
-    world.gather(&part(0, 0, 1), 0);
-    world.resolve(&part(0, 1, 1), &[60; 24], &mut answer);
+    world.gather(&range(0, 0, 1), 0);
+    world.resolve(&range(0, 1, 1), &[60; 24], &mut answer);
     assert!(answer.slots.iter().all(|slot| *slot == -1), "{:?}", answer.slots);
     let selections: Vec<i32> = (0..96).map(|i| 100 + i).collect();
     world.warm(0, false, &selections, 2);
@@ -457,7 +457,7 @@ fn lanes_without_scratch_slots_step_and_warm_up_as_others_do() {
     for (seed, scratch) in [(10, 0), (11, 0), (12, 5)] {
         let mut extents = extents(75, ([16, 4], 0));
         for shape in &mut extents.shapes {
-            (shape.scratch, shape.passes) = (scratch, 1);
+            (shape.scratch, shape.waves) = (scratch, 1);
         }
         let mut world = World::new(&kernels, &extents, How { threads: 64, seed });
         world.join(0, &[240, 20], 260);

@@ -1,7 +1,7 @@
-//! What threads share, in every interleaving of up to three preemptions: `make loom`.
+//! The state that threads share, in every interleaving of up to three preemptions: `make loom`.
 //!
-//! Each model is two or three threads and a handful of operations. The controls at the end are the same
-//! models over planted mistakes: loom must find them, or it has looked at nothing.
+//! Each model has two or three threads and a few operations. The controls at the end are the same models with planted
+//! faults: loom must find them, or it has checked nothing.
 #![cfg(loom)]
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 

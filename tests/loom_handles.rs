@@ -1,7 +1,7 @@
 //! The word of a handle's place and the list of free places (`ffi/src/word.rs`), in every interleaving of up to three
-//! preemptions. The C side itself is not built for this: its words are taken in as they stand.
+//! preemptions. The test includes that source file directly, because the C interface is not built for loom.
 //!
-//! Each model has a control with a planted mistake, which loom must find.
+//! Each model has a control with a planted fault, which loom must find.
 #![cfg(loom)]
 #![allow(clippy::unwrap_used, missing_docs)]
 

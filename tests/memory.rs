@@ -1,5 +1,5 @@
-//! What reading costs in memory: about the longest line, whatever stands in it. Measured as the kernel does,
-//! in a process of its own for each case.
+//! The memory that reading a file takes: about its longest line, whatever the line holds. The test reads the kernel's
+//! account, in a process of its own for each case.
 #![cfg(feature = "trace")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 

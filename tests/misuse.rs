@@ -1,5 +1,4 @@
-//! What an engine can get wrong between a prepare and a retire, and what becomes of it: an error or a
-//! failed step, never a wrong row.
+//! Mistakes of an engine between a prepare and a retire: each is an error or a failed step, never a wrong row.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
 #[allow(dead_code, reason = "a test takes what it needs")]
@@ -10,13 +9,13 @@ mod device;
 mod forgets;
 
 use device::TestDevice;
-use forebay::device::block::{Cause, Entry, Report, Sticky, step};
+use forebay::device::descriptor::{Cause, Entry, Report, Sticky, step};
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Answer, Begin, Device, Event, Part, Parts, PoolOp, Slice, Stream};
+use forebay::device::{Answer, Begin, Device, Event, PoolOp, Slice, SplitIndices, StepRange, Stream};
 use forebay::os::{Map, NoFaults, Request};
-use forebay::residency::Rows;
+use forebay::residency::QueryRange;
 use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Kind, Layer, LayerCall, Memory};
-use forebay::{MicroBatch, Open, Row, Sequence, Shape, Slots, Step, Streams, WarmUp};
+use forebay::{BatchRow, MicroBatch, Open, Sequence, Shape, Slots, Step, Streams, WarmUp};
 use forgets::{Call, Forgets};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -46,7 +45,7 @@ impl Engine {
     fn with(threaded: bool, config: Config) -> Engine {
         let device = TestDevice::new(HostOptions { threaded, ..HostOptions::default() });
         let buffer = || device.allocate(u64::from(4 * K)).unwrap();
-        let buffers = Buffers { selection: buffer(), slots: buffer(), parts: None };
+        let buffers = Buffers { selection: buffer(), slots: buffer(), split_indices: None };
         let forgets = Forgets::new(device.device(), None);
         let cache = Cache::new(config, forgets.clone()).unwrap();
         let (stream, done) = (device.stream().unwrap(), device.event().unwrap());
@@ -78,7 +77,7 @@ impl Engine {
     }
 
     fn prepare(&mut self, sequence: Sequence, accepted: u32) -> Step {
-        let row = Row { sequence, accepted: Accepted::Rows(accepted), query_rows: 1 };
+        let row = BatchRow { sequence, accepted: Accepted::Rows(accepted), query_rows: 1 };
         self.cache.prepare(MicroBatch(0), 1, &[row], None, self.stream).unwrap()
     }
 
@@ -122,7 +121,7 @@ impl Engine {
 }
 
 #[test]
-fn a_resolve_that_nobody_gathers_fails_the_step_and_a_roll_back_trusts_no_row_of_it() {
+fn a_resolve_that_nobody_gathers_fails_the_step_and_a_truncation_trusts_no_row_of_it() {
     let mut e = Engine::new(false);
     let sequence = e.open();
     e.select(4);
@@ -135,7 +134,7 @@ fn a_resolve_that_nobody_gathers_fails_the_step_and_a_roll_back_trusts_no_row_of
     let unretired = e.cache.retire(step, e.stream).unwrap_err();
     assert_eq!(unretired.error.kind(), Kind::DeviceFailed);
     assert!(unretired.error.place().contains("not gathered"), "{}", unretired.error);
-    let _ticket = e.cache.roll_back(sequence, 24, e.stream).unwrap();
+    let _ticket = e.cache.truncate(sequence, 24, e.stream).unwrap();
     e.cache.validate().unwrap();
     // Everything is fetched again, and is what it should be.
     assert_eq!(e.decode(sequence, 0, 4), (16, (4..12).collect()));
@@ -144,59 +143,59 @@ fn a_resolve_that_nobody_gathers_fails_the_step_and_a_roll_back_trusts_no_row_of
 
 #[test]
 fn a_pass_that_nobody_gathers_fails_the_step_but_costs_no_resident_row() {
-    // A budget of 4 and k 8: four rows in scratch slots, two a pass.
-    for (passes, missing, hits_after) in [
+    // A budget of 4 and k 8: four rows in scratch slots, two a wave.
+    for (waves, missing, hits_after) in [
         (&[0, 1][..], None, 4),
-        (&[0], Some("what a pass of attention reads was not gathered"), 4),
-        (&[1, 0, 1], Some("what a layer missed was not gathered"), 0),
-        (&[], Some("what a layer missed was not gathered"), 0),
+        (&[0], Some("an attention wave's rows were not gathered"), 4),
+        (&[1, 0, 1], Some("a layer's missed rows were not gathered"), 0),
+        (&[], Some("a layer's missed rows were not gathered"), 0),
     ] {
         let shape = Shape { layers: 1, ..config().shape };
-        let mut e = Engine::with(false, Config { shape, min_budget: 4, attention_passes: 2, ..config() });
-        assert_eq!(e.cache.attention_passes(), 2);
+        let mut e = Engine::with(false, Config { shape, min_budget: 4, attention_waves: 2, ..config() });
+        assert_eq!(e.cache.attention_waves(), 2);
         let words = |count: u32| e.device.allocate(u64::from(4 * count)).unwrap();
-        e.buffers.parts = Some(Parts { lists: words(3 * K), counts: words(3), batch: 1 });
+        e.buffers.split_indices = Some(SplitIndices { lists: words(3 * K), counts: words(3), batch: 1 });
         let sequence = e.open();
         e.select(4);
         let layer = LayerCall::whole(Layer(0));
         let mut step = e.prepare(sequence, 0);
         e.cache.resolve(&step, layer, e.stream, e.buffers).unwrap();
-        passes.iter().for_each(|pass| e.cache.gather(&step, layer, *pass, e.stream).unwrap());
+        waves.iter().for_each(|wave| e.cache.gather(&step, layer, *wave, e.stream).unwrap());
         // The host enqueues the others, and they never come.
         e.forgets.leave_out(|call, _, _| call == Call::Gather);
-        [0, 1].iter().for_each(|pass| e.cache.gather(&step, layer, *pass, e.stream).unwrap());
+        [0, 1].iter().for_each(|wave| e.cache.gather(&step, layer, *wave, e.stream).unwrap());
         e.forgets.leave_out(|_, _, _| false);
         e.cache.scatter(&step, layer, e.stream).unwrap();
         e.finish(&mut step);
         match (e.cache.retire(step, e.stream), missing) {
             (Ok(_), None) => {}
             (Err(unretired), Some(missing)) => assert!(unretired.error.place().contains(missing)),
-            (retired, _) => panic!("{passes:?}: {retired:?}"),
+            (retired, _) => panic!("{waves:?}: {retired:?}"),
         }
-        let _ticket = e.cache.roll_back(sequence, 24, e.stream).unwrap();
+        let _ticket = e.cache.truncate(sequence, 24, e.stream).unwrap();
         let mut step = e.prepare(sequence, 0);
         e.cache.resolve(&step, layer, e.stream, e.buffers).unwrap();
-        [0, 1].iter().for_each(|pass| e.cache.gather(&step, layer, *pass, e.stream).unwrap());
+        [0, 1].iter().for_each(|wave| e.cache.gather(&step, layer, *wave, e.stream).unwrap());
         e.cache.scatter(&step, layer, e.stream).unwrap();
         e.finish(&mut step);
         assert_eq!(
             e.cache.retire(step, e.stream).unwrap().total(),
             (hits_after, 8 - hits_after),
-            "{passes:?}"
+            "{waves:?}"
         );
     }
 }
 
 #[test]
 fn passes_are_no_more_than_there_is_something_to_do_for() {
-    // 44 rows beyond the budget: in 30 passes shares of 2, which 22 passes take.
-    let passes = |min_budget: u32, attention_passes: u32| {
+    // 44 rows beyond the budget: in 30 waves shares of 2, which 22 waves take.
+    let waves = |min_budget: u32, attention_waves: u32| {
         let shape = Shape { top_k: 48, ..config().shape };
-        let config = Config { shape, min_budget, attention_passes, ..config() };
-        Cache::new(config, TestDevice::new(HostOptions::default()).device()).unwrap().attention_passes()
+        let config = Config { shape, min_budget, attention_waves, ..config() };
+        Cache::new(config, TestDevice::new(HostOptions::default()).device()).unwrap().attention_waves()
     };
-    assert_eq!([passes(4, 30), passes(4, 7), passes(4, 1), passes(4, 1000)], [22, 7, 1, 44]);
-    assert_eq!(passes(16, u32::MAX), 32);
+    assert_eq!([waves(4, 30), waves(4, 7), waves(4, 1), waves(4, 1000)], [22, 7, 1, 44]);
+    assert_eq!(waves(16, u32::MAX), 32);
 }
 
 #[test]
@@ -212,7 +211,7 @@ fn a_gather_of_another_layer_fails_the_step_and_copies_nothing() {
     e.whole(&step, 1);
     e.finish(&mut step);
     assert_eq!(e.cache.retire(step, e.stream).unwrap_err().error.kind(), Kind::DeviceFailed);
-    let _ticket = e.cache.roll_back(sequence, 24, e.stream).unwrap();
+    let _ticket = e.cache.truncate(sequence, 24, e.stream).unwrap();
     assert_eq!(e.decode(sequence, 0, 4), (16, (4..12).collect()), "the device goes on");
 }
 
@@ -232,7 +231,7 @@ fn a_step_behind_a_failed_one_fails_too_and_accepts_nothing_of_it() {
     assert_eq!(error.place(), "an earlier step of the sequence failed");
     assert_eq!(e.cache.retire(bad, e.stream).unwrap_err().error.kind(), Kind::DeviceFailed);
     assert_eq!(e.cache.length(sequence).unwrap().committed, 24, "the failed row was not accepted");
-    let _ticket = e.cache.roll_back(sequence, 24, e.stream).unwrap();
+    let _ticket = e.cache.truncate(sequence, 24, e.stream).unwrap();
     assert_eq!(e.decode(sequence, 0, 0).1, (0..8).collect::<Vec<u8>>());
 }
 
@@ -270,7 +269,7 @@ fn numbers_at_the_end_of_their_type_are_errors() {
     let mut e = Engine::new(false);
     let sequence = e.open();
     let step = e.prepare(sequence, 0);
-    let call = LayerCall::pass(Layer(0), u32::MAX);
+    let call = LayerCall::draft_pass(Layer(0), u32::MAX);
     assert_eq!(e.cache.scatter(&step, call, e.stream).unwrap_err().kind(), Kind::OutOfRange);
     let call = LayerCall { batch_rows: Some((u32::MAX, u32::MAX)), ..LayerCall::whole(Layer(0)) };
     assert_eq!(e.cache.scatter(&step, call, e.stream).unwrap_err().kind(), Kind::OutOfRange);
@@ -342,16 +341,16 @@ fn step_of_a_block(e: &Engine, lanes: [u32; 2]) -> (Vec<u8>, Report) {
     map.copy_in_words(0, &words).unwrap();
     let block = all.part(0, 4 * words.len() as u64).unwrap();
     let report = all.part(2048, 4 * Report::words(2, 2) as u64).unwrap();
-    let rows = Rows { first: 0, count: 1 };
-    let part = Part { micro_batch: MicroBatch(0), layer: Layer(0), first: 0, count: 2, rows };
+    let rows = QueryRange { first: 0, count: 1 };
+    let range = StepRange { micro_batch: MicroBatch(0), layer: Layer(0), first: 0, count: 2, rows };
     let [selection, slots] = [(); 2].map(|()| e.device.allocate(u64::from(8 * K)).unwrap());
     let picks: Vec<u8> = (0..2 * K as i32).flat_map(i32::to_le_bytes).collect();
     e.device.write(selection, &picks).unwrap();
     e.device.write(slots, &[7; 8 * K as usize]).unwrap();
-    let answer = Answer { slots, parts: None };
+    let answer = Answer { slots, split_indices: None };
     for op in [
         PoolOp::Begin(Begin { micro_batch: MicroBatch(0), block, accepted: None }),
-        PoolOp::Resolve { part, selection, answer },
+        PoolOp::Resolve { range, selection, answer },
         PoolOp::Report { micro_batch: MicroBatch(0), slot: report },
     ] {
         e.device.enqueue(e.cache.pools(), e.stream, op).unwrap();
@@ -424,7 +423,7 @@ fn all_layers_at_once_are_refused_where_one_would_overwrite_what_another_has_fet
             // The control: what would have come of it.
             for (number, of) in [0, 1].map(|n| (u64::from(n), Layer(n))) {
                 let (selection, slots) = (layer(selection, number), layer(slots, number));
-                let buffers = Buffers { selection, slots, parts: None };
+                let buffers = Buffers { selection, slots, split_indices: None };
                 e.cache.layer(&step, LayerCall::whole(of), streams, buffers).unwrap();
             }
         } else {

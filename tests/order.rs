@@ -1,9 +1,8 @@
-//! Every schedule is ordered by its edges, and every edge is needed: with the device watched
-//! (`check::watch`), steps of two micro-batches pass in every order, and each wait that orders anything, left
-//! out, gives a conflict.
+//! Its edges order every schedule, and every edge is needed. With the device watched (`check::watch`), steps of two
+//! micro-batches run in every order of work, with attention waves; leaving out any wait that orders something gives a
+//! conflict.
 //!
-//! Nothing is timed and no stream is held back: what is checked is what the edges allow, not what one run
-//! happened to do.
+//! The tests time nothing and hold no stream back: they check what the edges allow, not what one run happened to do.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
 #[path = "order/reuse.rs"]
@@ -13,7 +12,7 @@ mod rig;
 
 use forebay::device::{Device, Stream};
 use forebay::overlap::{Engine, EngineCall, Keys, Overlap, OverlapStreams, Work};
-use forebay::residency::Rows;
+use forebay::residency::QueryRange;
 use forebay::{Buffers, Config, Kind, Layer, LayerCall, MicroBatch, Result, Shape, Streams};
 use rig::{BATCH, Caller, PROMPT, Rig, Sharing, config};
 
@@ -27,10 +26,10 @@ const ORDERS: [[Overlap; 3]; 5] = [
 
 #[test]
 fn every_order_of_a_step_is_ordered_by_its_edges() {
-    for (orders, sharing, passes) in cases() {
-        let mut rig = Rig::new(passes, sharing, None);
+    for (orders, sharing, waves) in cases() {
+        let mut rig = Rig::new(waves, sharing, None);
         rig.fill().unwrap();
-        rig.run(orders, 3).unwrap_or_else(|error| panic!("{orders:?} {sharing:?} {passes}: {error}"));
+        rig.run(orders, 3).unwrap_or_else(|error| panic!("{orders:?} {sharing:?} {waves}: {error}"));
         rig.retire();
         rig.run(orders, 3).unwrap();
         rig.retire();
@@ -72,20 +71,20 @@ fn each_wait_left_out(
     found
 }
 
-/// Orders, which streams are one, and passes.
+/// Orders, which streams are one, and waves.
 fn cases() -> impl Iterator<Item = ([Overlap; 3], Sharing, u32)> {
     let kinds =
         [(Sharing::None, 1), (Sharing::None, 2), (Sharing::Two, 1), (Sharing::Two, 2), (Sharing::Copies, 1)];
-    ORDERS.into_iter().flat_map(move |orders| kinds.map(|(sharing, passes)| (orders, sharing, passes)))
+    ORDERS.into_iter().flat_map(move |orders| kinds.map(|(sharing, waves)| (orders, sharing, waves)))
 }
 
 /// Two steps, and a third one that stands for whatever follows. A wait that orders nothing is for work of the
 /// same stream, or of one that another wait has covered: it is there for engines that use other streams.
 #[test]
 fn each_edge_left_out_is_caught() {
-    for (orders, sharing, passes) in cases() {
+    for (orders, sharing, waves) in cases() {
         let found = each_wait_left_out(
-            |without| Rig::new(passes, sharing, without),
+            |without| Rig::new(waves, sharing, without),
             Rig::fill,
             |rig| rig.run(orders, 2),
             |rig| rig.step(orders, 1),
@@ -93,20 +92,20 @@ fn each_edge_left_out_is_caught() {
         // By micro-batch, layer call and order: the edges that the schedule's head draws.
         let edges = |order| match (order, sharing) {
             (Overlap::None, _) => 1,
-            (Overlap::Da, Sharing::Two) => 3 + 2 * (passes as usize - 1),
-            (Overlap::Da, _) => 5 + 2 * (passes as usize - 1),
-            (Overlap::Dba, Sharing::Two) => 4 + 2 * (passes as usize - 1),
-            (Overlap::Dba, _) => 7 + 2 * (passes as usize - 1),
+            (Overlap::Da, Sharing::Two) => 3 + 2 * (waves as usize - 1),
+            (Overlap::Da, _) => 5 + 2 * (waves as usize - 1),
+            (Overlap::Dba, Sharing::Two) => 4 + 2 * (waves as usize - 1),
+            (Overlap::Dba, _) => 7 + 2 * (waves as usize - 1),
         };
         let [first, second, draft] = orders.map(edges);
         // Where S shares G's stream, the wait for the last gather has joined it.
         let join = usize::from(sharing != Sharing::Two || orders[2] == Overlap::None);
         let step = 2 * (first + second + 2 * draft + join);
-        assert_eq!(found[0], 2 * step + 6, "{orders:?}, {sharing:?}, {passes} passes: {found:?}");
+        assert_eq!(found[0], 2 * step + 6, "{orders:?}, {sharing:?}, {waves} waves: {found:?}");
     }
 }
 
-/// What the host issues for a sequence, each on a stream of its own: a warm-up in stretches, a roll-back, a fork, a
+/// What the host issues for a sequence, each on a stream of its own: a warm-up in stretches, a truncation, a fork, a
 /// close, and a lane that is entered again; steps between them.
 fn lives(rig: &mut Rig) -> Result<()> {
     let orders = [Overlap::Dba; 3];
@@ -114,10 +113,10 @@ fn lives(rig: &mut Rig) -> Result<()> {
     rig.step(orders, 0)?;
     rig.retire();
     let (first, second) = (rig.sequences[0], rig.sequences[1]);
-    let _ticket = rig.cache.roll_back(first, PROMPT + 1, stream(rig))?;
+    let _ticket = rig.cache.truncate(first, PROMPT + 1, stream(rig))?;
     rig.step(orders, 0)?;
     rig.retire();
-    let _ticket = rig.cache.roll_back(first, PROMPT - 5, stream(rig))?;
+    let _ticket = rig.cache.truncate(first, PROMPT - 5, stream(rig))?;
     let (child, _ticket) = rig.cache.fork(first, &Rig::asks(4), stream(rig))?;
     rig.cache.close(second, stream(rig))?;
     rig.cache.close(rig.sequences[2], stream(rig))?;
@@ -148,7 +147,7 @@ enum Missing {
     Attended,
     /// Nor for its gather.
     Gathered,
-    /// The scatter stands in front of the write of its landing slots, and is ordered there.
+    /// The scatter comes before the write of its landing slots, and is ordered there.
     Written,
 }
 
@@ -164,11 +163,11 @@ fn step_by_hand(rig: &mut Rig, missing: Missing, accepted: u32) -> Result<()> {
     };
     let rows = rig.rows(0, accepted);
     let (width, buffers) = (rows[0].query_rows, rig.micro[0].layers().buffers);
-    let buffers = Buffers { parts: None, ..buffers };
+    let buffers = Buffers { split_indices: None, ..buffers };
     let mut step = rig.cache.prepare(MicroBatch(0), width, &rows, None, compute)?;
     for layer in [Layer(0), Layer(1)] {
         let mut call = |work, stream| {
-            let rows = Rows { first: 0, count: width };
+            let rows = QueryRange { first: 0, count: width };
             let call = EngineCall { work, micro_batch: MicroBatch(0), layer, first: 0, count: BATCH, rows };
             caller.enqueue(&call, stream)
         };
@@ -236,13 +235,13 @@ fn f2_nothing_is_fetched_into_slots_that_attention_still_reads() {
 fn a_scatter_in_front_of_the_write_of_its_landing_slots_is_found() {
     by_hand(Missing::Nothing).unwrap();
     let error = by_hand(Missing::Written).unwrap_err();
-    assert_eq!(error.place(), "a landing slot is written behind the scatter that stores it");
+    assert_eq!(error.place(), "a landing slot is written after the scatter that stores it");
     // From the second step on it is known that the engine declares what it writes.
     let mut rig = hand(None);
     rig.fill().unwrap();
     step_by_hand(&mut rig, Missing::Nothing, 0).unwrap();
     let error = step_by_hand(&mut rig, Missing::Written, 1).unwrap_err();
-    assert_eq!(error.place(), "a scatter stands in front of the write of its landing slots");
+    assert_eq!(error.place(), "a scatter comes before the write of its landing slots");
 }
 
 /// A slot that is a victim while rows are still being fetched into it is waited for, never given out.

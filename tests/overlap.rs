@@ -1,9 +1,9 @@
-//! Overlap: whatever hides the gather, attention comes out the same.
+//! Overlap: attention has the same result in every order that hides the gather.
 //!
-//! An engine with a small but real attention (`overlap/engine.rs`) decodes through `Cache::overlap_steps` in
-//! every order, half, width, scratch and number of passes. What it merges from parts is compared with one
-//! pass in double precision over rows that the test itself knows, never over what a slab holds
-//! (`overlap/reference.rs`); what is resident must not depend on the order at all.
+//! An engine with a small but real attention (`overlap/engine.rs`) decodes through `Cache::overlap_steps` in every
+//! order, half, width, scratch and number of waves. The test compares the merged result with one attention in double
+//! precision over rows that the test generates itself, never over a slab's contents (`overlap/reference.rs`). Residency
+//! must not depend on the order at all.
 
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
@@ -19,12 +19,13 @@ mod reference;
 #[path = "overlap/times.rs"]
 mod times;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use device::TestDevice;
 use forebay::device::clock::{ClockDevice, ClockOptions};
 use forebay::device::host::HostOptions;
-use forebay::device::{Device, Parts, Slice};
+use forebay::device::{Device, Slice, SplitIndices};
 use forebay::overlap::Overlap;
 use forebay::{Kind, Layers};
 use proptest::prelude::*;
@@ -44,7 +45,7 @@ fn decode(setting: &Setting, orders: &[Overlap], threaded: bool, steps: u32) -> 
 }
 
 fn plain() -> Setting {
-    Setting { seed: 7, half: 1, query_rows: 2, budget: 24, passes: 1, real: [3, 2], ..Setting::default() }
+    Setting { seed: 7, half: 1, query_rows: 2, budget: 24, waves: 1, real: [3, 2], ..Setting::default() }
 }
 
 #[test]
@@ -70,11 +71,11 @@ fn orders_mixed_by_layer_leave_the_same_rows_resident() {
 fn several_passes_over_a_share_of_the_scratch_slots_attend_to_all_rows_once() {
     let whole = Setting { budget: 4, query_rows: 3, ..plain() };
     let alone = decode(&whole, &[Overlap::None], false, 8);
-    for (n, passes) in [2, 3, 7, 44].into_iter().enumerate() {
+    for (n, waves) in [2, 3, 7, 44].into_iter().enumerate() {
         // Each in one order where not all are tried.
         for overlap in Overlap::ALL.into_iter().cycle().skip(n).take(device::tried(3) as usize) {
-            let setting = Setting { passes, ..whole.clone() };
-            assert_eq!(decode(&setting, &[overlap], true, 8), alone, "{passes} passes, {overlap:?}");
+            let setting = Setting { waves, ..whole.clone() };
+            assert_eq!(decode(&setting, &[overlap], true, 8), alone, "{waves} waves, {overlap:?}");
         }
     }
 }
@@ -97,14 +98,14 @@ proptest! {
         half in 0_u32..4,
         query_rows in 1_u32..4,
         budget in 4_u32..70,
-        passes in 1_u32..5,
+        waves in 1_u32..5,
         real in [1_u32..4, 1..4],
         orders in prop::collection::vec(0_usize..3, 4),
         threaded in any::<bool>(),
         ways in any::<[bool; 3]>(),
     ) {
         let [captured, narrow, one_by_one] = ways;
-        let sizes = Setting { half, query_rows, budget, passes, real, ..Setting::default() };
+        let sizes = Setting { half, query_rows, budget, waves, real, ..Setting::default() };
         let setting = Setting { seed, empty: 0.05, captured, narrow, one_by_one, ..sizes };
         let orders: Vec<Overlap> = orders.iter().map(|o| Overlap::ALL[*o]).collect();
         let alone = decode(&setting, &[Overlap::None], false, 5);
@@ -126,7 +127,7 @@ fn fails_at(setting: &Setting, overlap: Overlap, at: u32, how: Fault) -> bool {
     decode.step(&[overlap]).unwrap();
     decode.fail_after(at, how);
     let failed = decode.step(&[overlap]);
-    decode.roll_back();
+    decode.truncate();
     for _ in 0..3 {
         decode.step(&[overlap]).unwrap();
     }
@@ -142,12 +143,12 @@ fn fails_at(setting: &Setting, overlap: Overlap, at: u32, how: Fault) -> bool {
 }
 
 #[test]
-fn an_engine_that_fails_at_any_call_abandons_the_step_and_a_roll_back_heals_it() {
-    let passes = Setting { passes: 2, budget: 10, query_rows: 2, ..plain() };
+fn an_engine_that_fails_at_any_call_abandons_the_step_and_a_truncation_heals_it() {
+    let waves = Setting { waves: 2, budget: 10, query_rows: 2, ..plain() };
     let one_by_one = Setting { one_by_one: true, ..plain() };
     // Each ninth call where not all are tried: then all ways together begin at every call of nine.
     let stride = if device::tried(8) == 8 { 1 } else { 9 };
-    let ways = [(&passes, Fault::Refuses), (&one_by_one, Fault::Refuses), (&plain(), Fault::Panics)];
+    let ways = [(&waves, Fault::Refuses), (&one_by_one, Fault::Refuses), (&plain(), Fault::Panics)];
     let ways = Overlap::ALL.iter().flat_map(|overlap| ways.map(|way| (*overlap, way)));
     for (first, (overlap, (setting, how))) in (0..).zip(ways) {
         let calls = (first % stride..).step_by(stride as usize);
@@ -178,12 +179,12 @@ fn what_does_not_fit_is_refused_before_anything_is_enqueued() {
         assert_eq!(error.place(), place);
         assert_eq!(device.operations(), before);
     };
-    let parts = |layers: &mut Layers| layers.buffers.parts.unwrap();
+    let split_indices = |layers: &mut Layers| layers.buffers.split_indices.unwrap();
     let da = [Overlap::Da; 4];
     refused(&[Overlap::Da; 3], &|_| {}, "orders by layer");
     let last = [Overlap::None, Overlap::None, Overlap::None, Overlap::Dba];
     for orders in [da, last] {
-        refused(&orders, &|l| l.buffers.parts = None, "attention in parts needs index lists");
+        refused(&orders, &|l| l.buffers.split_indices = None, "split attention needs index lists");
     }
     refused(&da, &|l| l.batch = 1, "batch rows");
     refused(&da, &|l| l.batch = 4, "batch rows");
@@ -191,37 +192,40 @@ fn what_does_not_fit_is_refused_before_anything_is_enqueued() {
     refused(&da, &|l| l.buffers.slots = l.buffers.slots.part(0, 64).unwrap(), "slots");
     refused(
         &da,
-        &|l| l.buffers.parts = Some(Parts { batch: 2, ..parts(l) }),
+        &|l| l.buffers.split_indices = Some(SplitIndices { batch: 2, ..split_indices(l) }),
         "batch rows of the index lists",
     );
     let short = |slice: Slice| slice.part(0, slice.bytes() - 4).unwrap();
     refused(
         &da,
-        &|l| l.buffers.parts = Some(Parts { lists: short(parts(l).lists), ..parts(l) }),
+        &|l| {
+            l.buffers.split_indices =
+                Some(SplitIndices { lists: short(split_indices(l).lists), ..split_indices(l) })
+        },
         "index lists",
     );
     let elsewhere = TestDevice::new(HostOptions::default()).allocate(4096).unwrap();
     refused(
         &da,
-        &|l| l.buffers.parts = Some(Parts { counts: elsewhere, ..parts(l) }),
+        &|l| l.buffers.split_indices = Some(SplitIndices { counts: elsewhere, ..split_indices(l) }),
         "counts of the index lists",
     );
-    decode.enqueue_only(&mut steps, &[Overlap::None; 4], &|l| l.buffers.parts = None).unwrap();
+    decode.enqueue_only(&mut steps, &[Overlap::None; 4], &|l| l.buffers.split_indices = None).unwrap();
     let (error, engine_calls) = decode.other_streams(&mut steps);
-    assert_eq!(error.place(), "other streams than the step's layers had before");
+    assert_eq!(error.place(), "other streams than the step's earlier layers had");
     assert_eq!(engine_calls, 0);
 }
 
 #[test]
-fn nothing_follows_an_abandoned_step_but_a_roll_back() {
+fn nothing_follows_an_abandoned_step_but_a_truncation() {
     for calls in [0, 7, 20] {
         let device = TestDevice::new(HostOptions { threaded: true, ..HostOptions::default() });
         let mut decode = Decode::new(plain(), device.device(), device);
         decode.step(&[Overlap::Da]).unwrap();
         let (refused, retired) = decode.behind_an_abandoned_step(calls, &[Overlap::Da; 4]);
-        assert_eq!((refused.kind(), refused.place()), (Kind::InvalidConfig, "a step of the sequence failed"));
+        assert_eq!((refused.kind(), refused.place()), (Kind::InvalidState, "a step of the sequence failed"));
         assert_eq!(retired, [Kind::Cancelled; 2]);
-        decode.roll_back();
+        decode.truncate();
         decode.step(&[Overlap::Da]).unwrap();
         decode.check();
     }
@@ -241,13 +245,13 @@ fn passes_that_a_layer_has_not_are_refused() {
     let device = TestDevice::new(HostOptions::default());
     let mut decode = Decode::new(plain(), device.device(), device);
     let mut steps = decode.prepare();
-    for (layer, pass, place) in [
-        (0, Some(0), "a pass of a layer that is no draft layer"),
-        (engine::LAYERS, Some(2), "passes of the draft layers"),
-        (engine::LAYERS, Some(u32::MAX), "passes of the draft layers"),
+    for (layer, draft_pass, place) in [
+        (0, Some(0), "a draft pass of a layer that is no draft layer"),
+        (engine::LAYERS, Some(2), "draft passes"),
+        (engine::LAYERS, Some(u32::MAX), "draft passes"),
         (engine::LAYERS + 1, None, "layer"),
     ] {
-        let error = decode.one_layer(&mut steps, (layer, pass)).unwrap_err();
+        let error = decode.one_layer(&mut steps, (layer, draft_pass)).unwrap_err();
         assert_eq!((error.kind(), error.place()), (Kind::OutOfRange, place));
     }
 }
@@ -282,17 +286,17 @@ fn on_the_clock(seed: u64, setting: &Setting) -> Decode {
 #[test]
 fn whatever_the_streams_are_delayed_by_attention_is_the_same() {
     let alone = decode(&plain(), &[Overlap::None], false, 3);
-    let passes = Setting { passes: 2, budget: 10, query_rows: 3, ..plain() };
-    let passed = decode(&passes, &[Overlap::None], false, 3);
+    let waves = Setting { waves: 2, budget: 10, query_rows: 3, ..plain() };
+    let passed = decode(&waves, &[Overlap::None], false, 3);
     for seed in seeds() {
         let orders = [0, 1, 2, 3].map(|layer| Overlap::ALL[(seed >> layer) as usize % 3]);
         let mut runs = on_the_clock(seed, &plain());
-        let mut in_passes = on_the_clock(seed, &passes);
+        let mut in_waves = on_the_clock(seed, &waves);
         for _ in 0..3 {
             runs.step(&orders).unwrap();
-            in_passes.step(&orders).unwrap();
+            in_waves.step(&orders).unwrap();
         }
-        assert_eq!((runs.digests(), in_passes.digests()), (alone.clone(), passed.clone()), "seed {seed}");
+        assert_eq!((runs.digests(), in_waves.digests()), (alone.clone(), passed.clone()), "seed {seed}");
     }
 }
 
@@ -304,7 +308,7 @@ fn an_engine_on_the_wrong_stream_is_found_where_the_device_sees_it() {
     let error = decode.step(&[Overlap::Da]).unwrap_err();
     assert_eq!(error.kind(), Kind::InvalidConfig);
     assert!(error.to_string().contains("stream"), "{error}");
-    decode.roll_back();
+    decode.truncate();
     decode.step(&[Overlap::Da]).unwrap();
     decode.check();
 }
@@ -312,13 +316,13 @@ fn an_engine_on_the_wrong_stream_is_found_where_the_device_sees_it() {
 #[test]
 fn every_edge_of_an_order_holds_on_the_clock() {
     for seed in seeds().map(Some).chain([None]) {
-        for (order, passes) in Overlap::ALL.iter().flat_map(|o| [(*o, 1), (*o, 2)]) {
-            let layers = times::times(order, passes, 20.0, seed);
+        for (order, waves) in Overlap::ALL.iter().flat_map(|o| [(*o, 1), (*o, 2)]) {
+            let layers = times::times(order, waves, 20.0, seed);
             assert_eq!(layers.len(), 2 * times::LAYERS as usize);
             for (index, times) in layers.iter().enumerate() {
-                for (from, to) in times::edges(order, passes) {
+                for (from, to) in times::edges(order, waves) {
                     let (end, start) = (times[from].1, times[to].0);
-                    assert!(end <= start, "{order:?} {passes} {seed:?}: {to} at {start}, {from} until {end}");
+                    assert!(end <= start, "{order:?} {waves} {seed:?}: {to} at {start}, {from} until {end}");
                 }
                 // I0(l+1) <- M(l), of the same micro-batch.
                 if let Some(next) = layers.get(index + 2) {
@@ -341,6 +345,72 @@ fn what_an_order_hides_runs_beside_the_gather() {
     assert!(meets(dba["gather 0"], dba["I2"]) && meets(dba["gather 1"], dba["A0"]));
     let end = |times: &times::Times| times["rest"].1;
     assert!(end(&dba) < end(&da) && end(&da) < end(&none));
+}
+
+/// A work of docs/images/overlap.svg: its stream, when it begins and ends, and what it waits for beside its stream.
+struct Drawn {
+    name: &'static str,
+    stream: &'static str,
+    span: (f64, f64),
+    after: Option<&'static str>,
+}
+
+/// An order as the picture has it, in the order of its works.
+fn drawn(order: &str) -> Vec<Drawn> {
+    let on_the_clock = |name: &'static str| match name {
+        "R" | "R1" => "resolve 0",
+        "R2" => "resolve 1",
+        "G" | "G1" => "gather 0",
+        "G2" => "gather 1",
+        "S" => "scatter 0",
+        own => own,
+    };
+    let picture = include_str!("../docs/images/overlap.svg");
+    let cells = picture.split("data-cell=\"").skip(1).filter_map(|rest| rest.split('"').next());
+    let works = cells.filter_map(|cell| cell.strip_prefix(order)?.strip_prefix(' '));
+    let parsed = works.map(|cell| {
+        let words: Vec<&str> = cell.split_whitespace().collect();
+        Drawn {
+            name: on_the_clock(words[0]),
+            stream: words[1],
+            span: (words[2].parse().unwrap(), words[3].parse().unwrap()),
+            after: words.get(4).map(|name| on_the_clock(name)),
+        }
+    });
+    parsed.collect()
+}
+
+#[test]
+fn the_picture_of_the_orders_has_their_edges_and_no_others() {
+    for (order, name) in [(Overlap::None, "none"), (Overlap::Da, "DA"), (Overlap::Dba, "DBA")] {
+        let works = drawn(name);
+        let edges: Vec<_> = times::edges(order, 1).into_iter().filter(|(_, to)| *to != "rest").collect();
+        let mut behind: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+        for (index, work) in works.iter().enumerate() {
+            let waits = works.iter().find(|other| Some(other.name) == work.after);
+            assert!(
+                waits.is_none_or(|other| edges.contains(&(other.name, work.name))),
+                "{name}: {}",
+                work.name
+            );
+            let last = works[..index].iter().rfind(|other| other.stream == work.stream);
+            let before: Vec<&Drawn> = waits.into_iter().chain(last).collect();
+            let earliest = before.iter().map(|other| other.span.1).fold(0.0, f64::max);
+            assert!(
+                work.span.0 == earliest && work.span.1 > earliest,
+                "{name}: {} from {earliest}",
+                work.name
+            );
+            let all = before.iter().flat_map(|other| behind[other.name].iter().copied().chain([other.name]));
+            let all = all.collect();
+            behind.insert(work.name, all);
+        }
+        for (from, to) in edges {
+            assert!(behind[to].contains(from), "{name}: {to} is not drawn behind {from}");
+        }
+        let clock = times::times(order, 1, 20.0, None).swap_remove(0);
+        assert!(behind.keys().eq(clock.keys().filter(|work| *work != "rest")), "{name}");
+    }
 }
 
 /// Three steps on the clock by a seed, the second without the waits of a range. Answers the second's waits.
@@ -376,12 +446,12 @@ fn control_each_wait_of_a_step_that_is_left_out_shows_for_some_seed() {
     }
 }
 
-/// Three steps on the CUDA device whose attention takes two passes, by a seed of the stand-in, the second step without
+/// Three steps on the CUDA device whose attention takes two waves, by a seed of the stand-in, the second step without
 /// one of its waits. Answers how many waits that step has.
 #[cfg(feature = "cuda")]
 fn in_passes_on_cuda(seed: u64, left_out: Option<u64>) -> u64 {
     let device = TestDevice::cuda(&HostOptions::default(), Some(seed)).unwrap();
-    let setting = Setting { passes: 2, budget: 10, query_rows: 3, real: [1, 1], half: 0, ..plain() };
+    let setting = Setting { waves: 2, budget: 10, query_rows: 3, real: [1, 1], half: 0, ..plain() };
     let mut decode = Decode::new(setting, device.device(), device.clone());
     decode.step(&[Overlap::Da]).unwrap();
     let first = device.waits();
@@ -392,7 +462,7 @@ fn in_passes_on_cuda(seed: u64, left_out: Option<u64>) -> u64 {
     waits
 }
 
-/// Passes fetch into the same scratch slots: the next one's gather waits for the attention of the last one.
+/// Waves fetch into the same scratch slots: the next one's gather waits for the attention of the last one.
 #[cfg(feature = "cuda")]
 #[test]
 fn f2_a_pass_fetches_nothing_into_slots_that_attention_of_the_last_one_reads() {
@@ -413,5 +483,5 @@ fn f2_a_pass_fetches_nothing_into_slots_that_attention_of_the_last_one_reads() {
     };
     // Where a step fetches so few rows that one pass holds them, the next one has nothing to overwrite with.
     let shows = (0..layers).filter(|layer| missed(*layer)).count();
-    assert!(shows > 1, "the control: without the edge attention reads the next pass's rows");
+    assert!(shows > 1, "the control: without the edge attention reads the next wave's rows");
 }

@@ -1,5 +1,5 @@
-//! The planner against figures that others have published, against an oracle that counts, and against the pools
-//! themselves: what it says fits can be made.
+//! The planner against published figures, against an oracle that counts, and against the pools themselves: a plan that
+//! it says fits can be allocated.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::sync::Arc;
@@ -128,7 +128,7 @@ fn impossible_plans_are_one_error_that_names_the_field() {
         ("query_rows", Demand { query_rows: u32::MAX, ..good.clone() }),
         ("steps_in_flight", Demand { steps_in_flight: u32::MAX, ..good.clone() }),
         ("micro_batches", Demand { micro_batches: u32::MAX, ..good.clone() }),
-        ("gpu: room for more", Demand { gpu: u64::MAX, context: 64, shape: small, ..good.clone() }),
+        ("gpu: has room for more", Demand { gpu: u64::MAX, context: 64, shape: small, ..good.clone() }),
         ("ratio", Demand { ratio: Ratio::Share(0.0), ..good.clone() }),
         ("ratio", Demand { ratio: Ratio::Share(f64::NAN), ..good.clone() }),
         ("ratio", Demand { ratio: Ratio::Share(0.5), shape: Shape::DEEPSEEK_V3, ..good.clone() }),

@@ -1,12 +1,12 @@
-//! What a forgotten edge does on the threaded host device: words of before or of after, torn rows at worst, and nothing
-//! that the language leaves undefined. By itself this tells answers that name no row; under ThreadSanitizer
-//! (`make tsan`) it also tells every access of the device room that races another.
+//! The effect of a missing edge on the threaded host device: words from before or after, at worst torn rows, and no
+//! undefined behaviour. By itself this test detects results that name no row; under ThreadSanitizer (`make tsan`) it
+//! also detects every access of the host device that races another.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Device, Event, Parts, Slice, Stream};
+use forebay::device::{Device, Event, Slice, SplitIndices, Stream};
 use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Layer, LayerCall, Memory, MicroBatch};
-use forebay::{Open, Row, Sequence, Shape, Step, Streams, WarmUp};
+use forebay::{BatchRow, Open, Sequence, Shape, Step, Streams, WarmUp};
 use std::sync::{Arc, Mutex, mpsc};
 
 const K: u32 = 64;
@@ -50,14 +50,14 @@ impl Engine {
         let rows: Vec<u8> = (0..PROMPT).flat_map(|row| vec![row as u8; row_bytes]).collect();
         cache.append(sequence, Layer(0), &rows).unwrap();
         let [stream, writer] = [0; 2].map(|_| device.stream().unwrap());
-        let passes = u64::from(cache.attention_passes());
+        let waves = u64::from(cache.attention_waves());
         let words_of = |count: u64| device.allocate(4 * count).unwrap();
         let [selection, slots, warm] = [0; 3].map(|_| words_of(K.into()));
-        let lists = words_of((1 + passes) * u64::from(K));
-        let parts = Some(Parts { lists, counts: words_of(1 + passes), batch: 1 });
+        let lists = words_of((1 + waves) * u64::from(K));
+        let split_indices = Some(SplitIndices { lists, counts: words_of(1 + waves), batch: 1 });
         let accepted = words_of(1);
         [selection, warm].iter().for_each(|slice| device.write(*slice, &selected(0)).unwrap());
-        let (done, buffers) = (device.event().unwrap(), Buffers { selection, slots, parts });
+        let (done, buffers) = (device.event().unwrap(), Buffers { selection, slots, split_indices });
         Engine { device, cache, sequence, stream, writer, done, warm, accepted, buffers }
     }
 
@@ -88,7 +88,7 @@ impl Engine {
     }
 
     fn prepare(&mut self) -> Step {
-        let row = Row { sequence: self.sequence, accepted: Accepted::OnDevice, query_rows: 1 };
+        let row = BatchRow { sequence: self.sequence, accepted: Accepted::OnDevice, query_rows: 1 };
         self.cache.prepare(MicroBatch(0), 1, &[row], Some(self.accepted), self.stream).unwrap()
     }
 
@@ -117,7 +117,7 @@ impl Engine {
         });
         let held = held.collect();
         let mut count = [0; 4];
-        let counts = self.buffers.parts.unwrap().counts;
+        let counts = self.buffers.split_indices.unwrap().counts;
         self.device.read(counts.part(0, 4).unwrap(), &mut count).unwrap();
         (held, u32::from_le_bytes(count))
     }
@@ -182,8 +182,8 @@ fn rows_and_answers_that_are_written_beside_a_step_leave_its_tables_whole() {
     let mut engine = Engine::new();
     engine.join();
     let slab = engine.cache.slab(Layer(0)).unwrap();
-    let (selection, slots, parts) =
-        (engine.buffers.selection, engine.buffers.slots, engine.buffers.parts.unwrap());
+    let (selection, slots, split_indices) =
+        (engine.buffers.selection, engine.buffers.slots, engine.buffers.split_indices.unwrap());
     for number in 0..STEPS {
         engine.sync(engine.writer);
         engine.device.write(engine.accepted, &words([number.min(1)].into_iter())).unwrap();
@@ -193,7 +193,7 @@ fn rows_and_answers_that_are_written_beside_a_step_leave_its_tables_whole() {
         engine.device.copy(engine.writer, slab, slab).unwrap();
         engine.write(words(0..K), slots);
         // A count that is no count names no word beyond the lists.
-        engine.write(vec![0xFF; parts.counts.bytes() as usize], parts.counts);
+        engine.write(vec![0xFF; split_indices.counts.bytes() as usize], split_indices.counts);
         engine.enqueue(&mut step);
         engine.sync(engine.stream);
         engine.cache.retire(step, engine.stream).unwrap();

@@ -1,6 +1,6 @@
-//! Ranks: each process of a tensor-parallel engine decides for itself what is resident, and all of them must come to
-//! the same. Here two processes run the same steps and tell the digests of their sequences through a pipe (promise P9);
-//! one that selects otherwise is found by them, and put right (failure F15), as docs/integration.md says.
+//! Ranks: each process of a tensor-parallel engine decides by itself which rows are resident, and all must reach the
+//! same result. Two processes run the same steps and send the digests of their sequences through a pipe (promise P9).
+//! They find a rank that selects other rows, and correct it (failure F15), as docs/integration.md describes.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 #[allow(dead_code, reason = "a test takes what it needs")]
@@ -17,7 +17,7 @@ use device::TestDevice;
 use forebay::device::host::HostOptions;
 use forebay::device::{Event, Slice, Stream};
 use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Layer, LayerCall, Memory, MicroBatch};
-use forebay::{Open, Row, Sequence, Shape, Streams, WarmUp};
+use forebay::{BatchRow, Open, Sequence, Shape, Streams, WarmUp};
 
 /// Tells a child process of a test which rank it is.
 const CHILD: &str = "FOREBAY_TEST_CHILD";
@@ -126,9 +126,9 @@ impl Rank {
         let row = |s: usize| {
             let (_, landed) = self.lengths[s];
             let accepted = Accepted::Rows(accepted(number).min(landed));
-            Row { sequence: self.sequences[s], accepted, query_rows: WIDTH }
+            BatchRow { sequence: self.sequences[s], accepted, query_rows: WIDTH }
         };
-        let rows: Vec<Row> = batch.iter().map(|s| row(*s)).collect();
+        let rows: Vec<BatchRow> = batch.iter().map(|s| row(*s)).collect();
         let mut step = self.cache.prepare(MicroBatch(0), WIDTH, &rows, None, self.stream).unwrap();
         for (length, landed) in &mut self.lengths {
             *length += accepted(number).min(*landed);
@@ -155,7 +155,7 @@ impl Rank {
             self.sync();
             let bytes: Vec<u8> = all.iter().flat_map(|pick| pick.to_le_bytes()).collect();
             self.device.write(self.selection, &bytes).unwrap();
-            let buffers = Buffers { selection: self.selection, slots: self.slots, parts: None };
+            let buffers = Buffers { selection: self.selection, slots: self.slots, split_indices: None };
             let call = LayerCall::whole(Layer(layer));
             self.cache.layer(&step, call, streams, buffers).unwrap();
             self.cache.scatter(&step, call, self.stream).unwrap();
@@ -166,16 +166,16 @@ impl Rank {
     }
 
     /// Gives up what the last step has written: what was committed when it began stands.
-    fn roll_back(&mut self, sequence: usize) {
+    fn truncate(&mut self, sequence: usize) {
         let (length, landed) = &mut self.lengths[sequence];
         *landed = 0;
-        let _ticket = self.cache.roll_back(self.sequences[sequence], *length, self.stream).unwrap();
+        let _ticket = self.cache.truncate(self.sequences[sequence], *length, self.stream).unwrap();
         self.sync();
     }
 
     /// A fork begins with an empty lane: what its parent has in slots it does not take over.
     fn fork(&mut self, sequence: usize) {
-        self.roll_back(sequence);
+        self.truncate(sequence);
         let (parent, asks) = (self.sequences[sequence], Rank::asks(self.lengths[sequence].0));
         let (child, _ticket) = self.cache.fork(parent, &asks, self.stream).unwrap();
         self.cache.close(parent, self.stream).unwrap();
@@ -184,7 +184,7 @@ impl Rank {
     }
 
     fn reopen(&mut self, sequence: usize) {
-        self.roll_back(sequence);
+        self.truncate(sequence);
         self.cache.close(self.sequences[sequence], self.stream).unwrap();
         self.sequences[sequence] = self.open(self.lengths[sequence].0);
         self.sync();
@@ -198,7 +198,7 @@ impl Rank {
             let sequence = || words[1].parse().unwrap();
             match words[0] {
                 "step" => self.step(words[1].parse().unwrap(), words[2].parse().ok()),
-                "back" => self.roll_back(sequence()),
+                "back" => self.truncate(sequence()),
                 "fork" => self.fork(sequence()),
                 "reopen" => self.reopen(sequence()),
                 other => panic!("{other}"),
@@ -351,7 +351,7 @@ fn f15_a_rank_that_selects_otherwise_is_found_at_that_step_and_in_that_sequence(
     for (steps, sequence) in [(1, 0), (6, 2), (9, 1)] {
         ranks.agree(steps);
         assert_eq!(apart(ranks.step(Some(sequence))), [sequence]);
-        // It does not go away by itself, nor by a roll-back, which empties no slot of an older row.
+        // It does not go away by itself, nor by a truncation, which empties no slot of an older row.
         for _ in 0..5 {
             assert_eq!(apart(ranks.step(None)), [sequence]);
         }

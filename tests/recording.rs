@@ -1,4 +1,4 @@
-//! Recorders that end as they never should: killed in the middle, out of space. What they wrote is read.
+//! Recorders that end abnormally: killed in the middle, or out of disk space. What they wrote remains readable.
 #![cfg(feature = "trace")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 

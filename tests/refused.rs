@@ -1,9 +1,9 @@
-//! A cache on the CUDA device when the driver refuses a call, or has no memory: an error, nothing that stays behind,
-//! and a cache that goes on or is closed.
+//! A cache on the CUDA device when the driver refuses a call or has no memory: the caller gets an error, nothing leaks,
+//! and the cache goes on or is closed.
 //!
-//! The calls of a whole life are refused, one in each run: construction, opening, joining, capturing, launched
-//! steps, a fork, a roll-back, closing. Whoever calls tries again, as an engine would; what was given up is
-//! rolled back.
+//! The test refuses each call of a whole life in a run of its own: construction, opening, joining, capturing, launched
+//! steps, a fork, a truncation, closing. The caller tries again, as an engine would, and truncates sequences whose step
+//! was abandoned.
 #![cfg(feature = "cuda")]
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
@@ -14,11 +14,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use forebay::device::cuda::{CudaDevice, CudaOptions};
-use forebay::device::{Device, Event, Outcome, Parts, Stream, Ticket};
+use forebay::device::{Device, Event, Outcome, SplitIndices, Stream, Ticket};
 use forebay::overlap::{Engine, EngineCall, Overlap, OverlapStreams};
 use forebay::{
-    Accepted, BringUp, Budget, Buffers, Cache, Capture, Captured, Config, Error, Kind, Layer, Layers, Memory,
-    MicroBatch, Open, Result, Row, Sequence, Shape, Slots, Step, WarmUp,
+    Accepted, BatchRow, BringUp, Budget, Buffers, Cache, Capture, Captured, Config, Error, Kind, Layer,
+    Layers, Memory, MicroBatch, Open, Result, Sequence, Shape, Slots, Step, WarmUp,
 };
 use forebay_standin::{Options, Resources, Standin};
 
@@ -80,7 +80,7 @@ struct Life {
     tickets: Vec<Ticket>,
     /// Calls that were refused and made again.
     again: u32,
-    rolled_back: u32,
+    truncated: u32,
 }
 
 impl Life {
@@ -89,14 +89,15 @@ impl Life {
         let streams =
             OverlapStreams { compute: stream()?, resolve: stream()?, gather: stream()?, scatter: stream()? };
         let words = |count: u32| device.allocate(4 * u64::from(count));
-        let parts = Some(Parts { lists: words(2 * BATCH * K)?, counts: words(2 * BATCH)?, batch: BATCH });
-        let buffers = Buffers { selection: words(BATCH * K)?, slots: words(BATCH * K)?, parts };
+        let split_indices =
+            Some(SplitIndices { lists: words(2 * BATCH * K)?, counts: words(2 * BATCH)?, batch: BATCH });
+        let buffers = Buffers { selection: words(BATCH * K)?, slots: words(BATCH * K)?, split_indices };
         let layers = Layers { streams, batch: BATCH, half: 1, buffers };
         let picks: Vec<u8> = (0..BATCH * K).flat_map(|entry| (entry % K * 3).to_le_bytes()).collect();
         device.write(buffers.selection, &picks)?;
         let ended = device.event()?;
         let cache = Cache::new(config(), device.clone())?;
-        Ok(Life { device, cache, layers, ended, tickets: Vec::new(), again: 0, rolled_back: 0 })
+        Ok(Life { device, cache, layers, ended, tickets: Vec::new(), again: 0, truncated: 0 })
     }
 
     /// What is refused is tried once more.
@@ -116,7 +117,7 @@ impl Life {
         let compute = self.layers.streams.compute;
         let joined = self.twice(|life| match life.cache.join(sequence, compute, WarmUp::default()) {
             // It was refused behind the lane's tables: the rest is to be enqueued again.
-            Err(error) if error.kind() == Kind::InvalidConfig => life.cache.join_more(sequence, compute),
+            Err(error) if error.kind() == Kind::InvalidState => life.cache.join_more(sequence, compute),
             joined => joined,
         })?;
         self.tickets.push(joined);
@@ -124,11 +125,11 @@ impl Life {
     }
 
     /// Cuts a sequence to what it has committed, which a refused cut may have made less.
-    fn roll_back(&mut self, sequence: Sequence) -> Result<()> {
+    fn truncate(&mut self, sequence: Sequence) -> Result<()> {
         let compute = self.layers.streams.compute;
         let cut = self.twice(|life| {
             let length = life.cache.length(sequence)?.committed;
-            life.cache.roll_back(sequence, length, compute)
+            life.cache.truncate(sequence, length, compute)
         })?;
         self.tickets.push(cut);
         self.wait()
@@ -151,12 +152,12 @@ impl Life {
     /// One launched step; one that was given up is rolled back and done anew.
     fn step(&mut self, captured: &Captured, sequences: &[(Sequence, u32)]) -> Result<()> {
         let compute = self.layers.streams.compute;
-        let row = |(sequence, accepted): &(Sequence, u32)| Row {
+        let row = |(sequence, accepted): &(Sequence, u32)| BatchRow {
             sequence: *sequence,
             accepted: Accepted::Rows(*accepted),
             query_rows: 1,
         };
-        let mut rows: Vec<Row> = sequences.iter().map(row).collect();
+        let mut rows: Vec<BatchRow> = sequences.iter().map(row).collect();
         for _ in 0..2 {
             let prepared = self.twice(|life| life.cache.prepare(MicroBatch(0), 1, &rows, None, compute));
             let mut step: Step = prepared?;
@@ -179,9 +180,9 @@ impl Life {
             if error.kind() != Kind::Cancelled {
                 return Err(error);
             }
-            self.rolled_back += 1;
+            self.truncated += 1;
             for (sequence, _) in sequences {
-                self.roll_back(*sequence)?;
+                self.truncate(*sequence)?;
             }
             rows.iter_mut().for_each(|row| row.accepted = Accepted::Rows(0));
         }
@@ -196,7 +197,7 @@ impl Life {
         let graphs = [self.capture(Overlap::None)?, self.capture(Overlap::Dba)?];
         self.step(&graphs[0], &[(first, 0), (second, 0)])?;
         self.step(&graphs[1], &[(second, 1)])?;
-        self.roll_back(first)?;
+        self.truncate(first)?;
         let open = Open { prompt: 0, promised: 8, budget: Budget::Slots(6), bring_up: BringUp::Whole };
         let (child, ticket) = self.twice(|life| life.cache.fork(first, &open, compute))?;
         self.tickets.push(ticket);
@@ -227,7 +228,7 @@ fn live(rig: &Rig, at: u64, code: i32) -> Lived {
     let ended = Life::new(rig.device.clone()).and_then(|mut life| {
         let ended = life.decode();
         tickets.append(&mut life.tickets);
-        counts = (life.again, life.rolled_back);
+        counts = (life.again, life.truncated);
         ended
     });
     let call = rig.standin.failed_call();
@@ -239,14 +240,14 @@ fn live(rig: &Rig, at: u64, code: i32) -> Lived {
         assert!(end.is_some(), "call {at}: a ticket never ends: {ended:?}");
         assert!(failed || end != Some(Outcome::Cancelled), "call {at}: {end:?}");
     }
-    Lived { ended, again: counts.0, rolled_back: counts.1, call, failed }
+    Lived { ended, again: counts.0, truncated: counts.1, call, failed }
 }
 
 /// How a life ended, what was done again in it, and which call was refused.
 struct Lived {
     ended: Result<()>,
     again: u32,
-    rolled_back: u32,
+    truncated: u32,
     call: Option<String>,
     /// Whether the device has failed since.
     failed: bool,
@@ -257,7 +258,7 @@ struct Lived {
 struct All {
     sound: u32,
     again: u32,
-    rolled_back: u32,
+    truncated: u32,
     unheard: BTreeSet<String>,
 }
 
@@ -287,13 +288,13 @@ fn every_call(code: i32, stride: usize) -> Option<All> {
     for at in (0..calls).step_by(stride) {
         let standin = standin(Options::default())?;
         let rig = Rig { device: device(&standin).unwrap(), standin };
-        let Lived { ended, again, rolled_back, call, failed } = live(&rig, at, code);
+        let Lived { ended, again, truncated, call, failed } = live(&rig, at, code);
         all.again += again;
-        all.rolled_back += rolled_back;
+        all.truncated += truncated;
         match ended {
             Ok(()) => {
                 all.sound += 1;
-                all.unheard.extend(call.clone().filter(|_| again + rolled_back == 0 && !failed));
+                all.unheard.extend(call.clone().filter(|_| again + truncated == 0 && !failed));
             }
             Err(error) => {
                 let known = [Kind::OutOfMemory, Kind::DeviceFailed, Kind::OsRefused, Kind::Cancelled];
@@ -312,8 +313,8 @@ fn every_call(code: i32, stride: usize) -> Option<All> {
 
 #[test]
 fn a_cache_goes_on_after_any_call_that_the_driver_refuses_once() {
-    let Some(All { sound, again, rolled_back, .. }) = every_call(OUT_OF_MEMORY, stride(3)) else { return };
-    assert!(sound > 100 && again > 30 && rolled_back > 0, "{sound} {again} {rolled_back}");
+    let Some(All { sound, again, truncated, .. }) = every_call(OUT_OF_MEMORY, stride(3)) else { return };
+    assert!(sound > 100 && again > 30 && truncated > 0, "{sound} {again} {truncated}");
 }
 
 #[test]
@@ -351,7 +352,7 @@ enum Call {
     Join,
     JoinMore,
     Fork,
-    RollBack,
+    Truncate,
     Close,
     Prepare,
 }
@@ -407,7 +408,7 @@ impl Held {
             let _ticket = self.join(first, one, bytes).unwrap();
         }
         let mut all = vec![first];
-        if call == Call::RollBack {
+        if call == Call::Truncate {
             all.push(self.cache.fork(first, &Held::open_of(0), one).unwrap().0);
         }
         all
@@ -421,10 +422,10 @@ impl Held {
                 self.forked.push(self.cache.fork(sequence, &Held::open_of(0), stream)?.0);
                 Ok(())
             }
-            Call::RollBack => self.cache.roll_back(sequence, 20, stream).map(drop),
+            Call::Truncate => self.cache.truncate(sequence, 20, stream).map(drop),
             Call::Close => self.cache.close(sequence, stream),
             Call::Prepare => {
-                let row = Row { sequence, accepted: Accepted::Rows(0), query_rows: 1 };
+                let row = BatchRow { sequence, accepted: Accepted::Rows(0), query_rows: 1 };
                 self.cache.prepare(MicroBatch(0), 1, &[row], None, stream).map(drop)
             }
         }
@@ -480,7 +481,7 @@ impl Held {
     }
 }
 
-const CALLS: [Call; 5] = [Call::Join, Call::JoinMore, Call::Fork, Call::RollBack, Call::Close];
+const CALLS: [Call; 5] = [Call::Join, Call::JoinMore, Call::Fork, Call::Truncate, Call::Close];
 
 #[test]
 fn what_a_refused_call_has_enqueued_reaches_nobody_else() {
@@ -529,7 +530,7 @@ fn a_refused_call_is_made_again_on_another_stream() {
             assert_eq!(error.kind(), Kind::OutOfMemory, "{call:?}, call {n}");
             let done = match held.call(call, all[0], other) {
                 // Its lane has the tables already.
-                Err(error) if call == Call::Join && error.kind() == Kind::InvalidConfig => {
+                Err(error) if call == Call::Join && error.kind() == Kind::InvalidState => {
                     held.call(Call::JoinMore, all[0], other)
                 }
                 done => done,
@@ -542,7 +543,7 @@ fn a_refused_call_is_made_again_on_another_stream() {
         }
         held.standin.let_go(one.0);
         if call != Call::Close {
-            let count = if call == Call::RollBack { 20 } else { PROMPT };
+            let count = if call == Call::Truncate { 20 } else { PROMPT };
             assert_eq!(held.cache.length(all[0]).unwrap().committed, count, "{call:?}, call {n}");
             assert!(held.rows_are(all[0], count, 1), "{call:?}, call {n}");
         }
@@ -562,7 +563,7 @@ fn a_step_block_is_not_written_while_a_refused_prepare_may_read_it() {
         let Some(refused) = held.refuse(Call::Prepare, all[0], n) else { break };
         if refused.is_some_and(|refused| refused.is_err()) {
             // One block may still be read: of two, one is left.
-            let row = Row { sequence: all[0], accepted: Accepted::Rows(0), query_rows: 1 };
+            let row = BatchRow { sequence: all[0], accepted: Accepted::Rows(0), query_rows: 1 };
             let prepare = |held: &mut Held| held.cache.prepare(MicroBatch(0), 1, &[row], None, other);
             let mut step = prepare(&mut held).unwrap();
             held.cache.abandon(&mut step).unwrap();
@@ -591,6 +592,6 @@ fn a_life_without_refusals_decodes() {
     }
     let mut life = Life::new(device).unwrap();
     life.decode().unwrap();
-    assert_eq!((life.again, life.rolled_back), (0, 0));
+    assert_eq!((life.again, life.truncated), (0, 0));
     assert!(life.cache.slab(Layer(1)).is_ok());
 }

@@ -1,4 +1,4 @@
-//! Request traces of every format, cut at every byte and damaged at random: a trace or an error, never more.
+//! Request traces of every format, cut at every byte and damaged at random: the reader returns a trace or an error.
 #![cfg(feature = "trace")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 

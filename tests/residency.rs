@@ -1,10 +1,10 @@
-//! The rule against a naive oracle, as a state machine over several lanes; `validate` after everything.
+//! The rule against a naive oracle, as a state machine over several lanes; `validate` runs after every operation.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
 #[path = "support/oracle.rs"]
 mod oracle;
 
-use forebay::residency::{Fetch, LayerTables, Portable, Rows, Selected, TableShape, Workspace};
+use forebay::residency::{Fetch, LayerTables, Portable, QueryRange, Selected, TableShape, Workspace};
 use oracle::Oracle;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -20,7 +20,7 @@ fn shape() -> TableShape {
         tokens: TOKENS,
         query_rows: QUERY_ROWS,
         scratch: QUERY_ROWS * K as u32,
-        passes: 1,
+        waves: 1,
         scratch_base: 64,
         landing_base: 512,
         budget_base: 640,
@@ -160,10 +160,10 @@ impl World {
             assert_eq!(self.tables.slot(lane, born + row), Some(m.slot));
         }
         // A draft layer runs a pass a row; an ordinary layer takes all rows at once.
-        let calls: Vec<Rows> = match (rows, split) {
+        let calls: Vec<QueryRange> = match (rows, split) {
             (0, _) => Vec::new(),
-            (_, true) => (0..rows).map(|first| Rows { first, count: 1 }).collect(),
-            (_, false) => vec![Rows { first: 0, count: rows }],
+            (_, true) => (0..rows).map(|first| QueryRange { first, count: 1 }).collect(),
+            (_, false) => vec![QueryRange { first: 0, count: rows }],
         };
         for call in calls {
             let picks: Vec<i32> = (0..call.count)
@@ -178,7 +178,7 @@ impl World {
         w: &mut Workspace,
         o: &mut Oracle,
         lane: u32,
-        call: Rows,
+        call: QueryRange,
         picks: &[i32],
     ) {
         let mut slots = vec![-7; picks.len()];
@@ -254,7 +254,7 @@ fn born_rows_take_the_slots_of_the_oldest_one_by_one() {
         let selection: Vec<i32> = positions.iter().copied().chain(std::iter::repeat(-1)).take(4).collect();
         let (slots, fetches) = (&mut slots[..], &mut fetches[..]);
         let selected = Selected { selection: &selection[..], slots, fetches };
-        tables.resolve(&Portable, 0, Rows { first: 0, count: 1 }, selected, &mut work).unwrap();
+        tables.resolve(&Portable, 0, QueryRange { first: 0, count: 1 }, selected, &mut work).unwrap();
         let mut moved = Vec::new();
         tables
             .commit(&Portable, 0, rows, 2, |m| moved.push((m.landing - 512, m.slot - 640 - 3 * 64)))

@@ -1,5 +1,5 @@
-//! Sealed pages shared by sequences with the same beginning: what is found, for whom, when, and what gives
-//! way. `tests/world.rs` checks every row of it in random runs; here stand the single promises.
+//! Published pages, shared by sequences with the same beginning: which pages a lookup finds, for which sequence, when,
+//! and which are evicted. `tests/world.rs` checks every row in random runs; this file tests each promise by itself.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 #[cfg(feature = "trace")]
@@ -13,7 +13,7 @@ use device::{Held, TestDevice};
 use forebay::device::Stream;
 use forebay::device::host::HostOptions;
 use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Kind, Layer, LayerCall, Memory};
-use forebay::{MicroBatch, Open, Row, Sequence, Shape, Step, Streams, Tokens, WarmUp};
+use forebay::{BatchRow, MicroBatch, Open, Sequence, Shape, Step, Streams, Tokens, WarmUp};
 use std::sync::Arc;
 
 const K: u32 = 8;
@@ -48,7 +48,7 @@ struct Engine {
 fn engine(config: Config, threaded: bool) -> Engine {
     let device = TestDevice::new(HostOptions { threaded, ..HostOptions::default() });
     let buffer = || device.allocate(u64::from(4 * K)).unwrap();
-    let buffers = Buffers { selection: buffer(), slots: buffer(), parts: None };
+    let buffers = Buffers { selection: buffer(), slots: buffer(), split_indices: None };
     let cache = Cache::new(config, device.device()).unwrap();
     Engine { cache, stream: device.stream().unwrap(), device, buffers, promised: 0 }
 }
@@ -77,11 +77,11 @@ impl Engine {
         (sequence, shared)
     }
 
-    /// As `start`, and seals what it has.
+    /// As `start`, and publishes what it has.
     fn serve(&mut self, ids: &[u32], salt: &[u8]) -> (Sequence, u32) {
         let (sequence, shared) = self.start(ids, salt);
-        let sealed = self.cache.seal(sequence, shared, Tokens::new(&ids[shared as usize..])).unwrap();
-        assert_eq!(sealed, ids.len() as u32 / PAGE * PAGE);
+        let published = self.cache.publish(sequence, shared, Tokens::new(&ids[shared as usize..])).unwrap();
+        assert_eq!(published, ids.len() as u32 / PAGE * PAGE);
         (sequence, shared)
     }
 
@@ -92,7 +92,7 @@ impl Engine {
 
     /// A step of one query row that selects nothing, enqueued.
     fn step(&mut self, sequence: Sequence, accepted: u32) -> Step {
-        let row = Row { sequence, accepted: Accepted::Rows(accepted), query_rows: 1 };
+        let row = BatchRow { sequence, accepted: Accepted::Rows(accepted), query_rows: 1 };
         let mut step = self.cache.prepare(MicroBatch(0), 1, &[row], None, self.stream).unwrap();
         let streams = Streams { resolve: self.stream, gather: self.stream };
         for layer in [0, 1].map(Layer) {
@@ -150,7 +150,7 @@ fn a_beginning_is_found_while_it_is_used_and_after() {
     let stats = e.cache.stats();
     assert_eq!((stats.prompt_tokens, stats.shared_tokens), (70 + 70 + 63, 32 + 48));
     // Four pages of each text, two of them the same.
-    assert_eq!((stats.sealed_pages, stats.unused_pages), (6, 6));
+    assert_eq!((stats.published_pages, stats.unused_pages), (6, 6));
 }
 
 #[test]
@@ -170,7 +170,7 @@ fn another_tenant_or_a_forced_collision_never_shares() {
     assert_eq!(shared, 0, "without its keys it is another");
     e.cache.append_in_place(first, 64).unwrap();
     let _ticket = e.cache.join(first, e.stream, WarmUp::default()).unwrap();
-    assert_eq!(e.cache.seal(first, 0, keyed(one)), Ok(64));
+    assert_eq!(e.cache.publish(first, 0, keyed(one)), Ok(64));
     assert_eq!(e.cache.open_shared(&asks(64), b"one", keyed(two)).unwrap().1, 0);
     assert_eq!(e.cache.open_shared(&asks(64), b"one", keyed(one)).unwrap().1, 64);
     // Another image for the same ids: the second page's key says which, and parts what follows.
@@ -238,7 +238,7 @@ fn the_prefix_used_longest_ago_goes_first_and_begins_at_its_end() {
 
 /// A step whose new row is still to be scattered: whether the total pool has it, before and after.
 #[test]
-fn f7_control_a_page_sealed_when_its_rows_are_enqueued_has_not_their_bytes() {
+fn f7_control_a_page_published_when_its_rows_are_enqueued_has_not_their_bytes() {
     let mut e = Engine { promised: 40, ..engine(config(3, 40), true) };
     let (first, _) = e.start(&text(1, 15), b"");
     e.select(-1);
@@ -261,31 +261,31 @@ fn f7_control_a_page_sealed_when_its_rows_are_enqueued_has_not_their_bytes() {
 }
 
 #[test]
-fn f7_nothing_is_sealed_before_the_work_that_wrote_it_has_ended() {
+fn f7_nothing_is_published_before_the_work_that_wrote_it_has_ended() {
     let mut e = Engine { promised: 40, ..engine(config(3, 40), true) };
     let ids = text(1, 40);
     let held = e.hold();
     let (first, _) = e.start(&ids, b"");
-    assert_eq!(e.cache.seal(first, 0, Tokens::new(&ids)).unwrap_err().kind(), Kind::Busy);
+    assert_eq!(e.cache.publish(first, 0, Tokens::new(&ids)).unwrap_err().kind(), Kind::Busy);
     assert_eq!(e.begin(&ids, b"").1, 0);
     drop(held);
     e.settle();
-    assert_eq!(e.cache.seal(first, 0, Tokens::new(&ids)), Ok(32));
+    assert_eq!(e.cache.publish(first, 0, Tokens::new(&ids)), Ok(32));
     // Known tokens are no stored ones: eight more rows make the page full.
     let ids = text(1, 80);
     for accepted in [0, 1, 1, 1, 1, 1, 1, 1, 1] {
-        assert_eq!(e.cache.seal(first, 32, Tokens::new(&ids[32..])), Ok(32));
+        assert_eq!(e.cache.publish(first, 32, Tokens::new(&ids[32..])), Ok(32));
         let step = e.step(first, accepted);
         e.settle();
         e.cache.retire(step, e.stream).unwrap();
     }
-    assert_eq!(e.cache.seal(first, 32, Tokens::new(&ids[32..])), Ok(48));
+    assert_eq!(e.cache.publish(first, 32, Tokens::new(&ids[32..])), Ok(48));
     // As far as tokens are known.
-    assert_eq!(e.cache.seal(first, 48, Tokens::new(&[])), Ok(48));
+    assert_eq!(e.cache.publish(first, 48, Tokens::new(&[])), Ok(48));
 }
 
 #[test]
-fn f7_what_a_step_wrote_is_not_sealed_while_it_may_still_fail() {
+fn f7_what_a_step_wrote_is_not_published_while_it_may_still_fail() {
     let mut e = Engine { promised: 40, ..engine(config(2, 40), false) };
     let ids = text(1, 60);
     let (first, _) = e.serve(&ids[..31], b"");
@@ -294,27 +294,27 @@ fn f7_what_a_step_wrote_is_not_sealed_while_it_may_still_fail() {
     let older = e.step(first, 0);
     let younger = e.step(first, 1);
     assert_eq!(e.cache.retire(younger, e.stream).unwrap().lengths(), [32]);
-    assert_eq!(e.cache.seal(first, 16, Tokens::new(&ids[16..])), Ok(16));
+    assert_eq!(e.cache.publish(first, 16, Tokens::new(&ids[16..])), Ok(16));
     e.cache.retire(older, e.stream).unwrap();
-    assert_eq!(e.cache.seal(first, 16, Tokens::new(&ids[16..])), Ok(32));
-    // With one always in flight, what the older ones committed is sealed all the same.
+    assert_eq!(e.cache.publish(first, 16, Tokens::new(&ids[16..])), Ok(32));
+    // With one always in flight, what the older ones committed is published all the same.
     let mut ahead = e.step(first, 1);
     for _ in 0..17 {
         let next = e.step(first, 1);
         e.cache.retire(std::mem::replace(&mut ahead, next), e.stream).unwrap();
     }
-    assert_eq!(e.cache.seal(first, 32, Tokens::new(&ids[32..])), Ok(48));
-    // A step that fails: nothing is sealed until it is known what is left.
+    assert_eq!(e.cache.publish(first, 32, Tokens::new(&ids[32..])), Ok(48));
+    // A step that fails: nothing is published until it is known what is left.
     e.select(100);
     let failing = e.step(first, 1);
     e.cache.retire(ahead, e.stream).unwrap();
     assert!(e.cache.retire(failing, e.stream).is_err());
-    assert_eq!(e.cache.seal(first, 48, Tokens::new(&ids[48..])).unwrap_err().kind(), Kind::InvalidConfig);
-    let _ticket = e.cache.roll_back(first, 33, e.stream).unwrap();
-    // Thirty-three tokens are left, and two sealed pages.
-    assert_eq!(e.cache.length(first).unwrap().sealed, 32);
-    assert_eq!(e.cache.seal(first, 48, Tokens::new(&ids[48..])).unwrap_err().kind(), Kind::OutOfRange);
-    assert_eq!(e.cache.seal(first, 32, Tokens::new(&ids[32..])), Ok(32));
+    assert_eq!(e.cache.publish(first, 48, Tokens::new(&ids[48..])).unwrap_err().kind(), Kind::InvalidState);
+    let _ticket = e.cache.truncate(first, 33, e.stream).unwrap();
+    // Thirty-three tokens are left, and two published pages.
+    assert_eq!(e.cache.length(first).unwrap().published, 32);
+    assert_eq!(e.cache.publish(first, 48, Tokens::new(&ids[48..])).unwrap_err().kind(), Kind::OutOfRange);
+    assert_eq!(e.cache.publish(first, 32, Tokens::new(&ids[32..])), Ok(32));
     e.cache.validate().unwrap();
 }
 
@@ -328,7 +328,7 @@ fn f7_a_cut_inside_a_shared_page_copies_it_and_one_that_is_ones_own_stays() {
     e.cache.append_in_place(second, 0).unwrap();
     let _ticket = e.cache.join(second, e.stream, WarmUp::default()).unwrap();
     // Both have three pages in common: the cut takes two fresh ones.
-    let _ticket = e.cache.roll_back(second, 20, e.stream).unwrap();
+    let _ticket = e.cache.truncate(second, 20, e.stream).unwrap();
     assert_eq!(e.cache.pages(first).unwrap().collect::<Vec<_>>(), own);
     let cut: Vec<_> = e.cache.pages(second).unwrap().collect();
     assert!(cut[0] == own[0] && cut[1..].iter().all(|page| !own.contains(page)));
@@ -336,7 +336,7 @@ fn f7_a_cut_inside_a_shared_page_copies_it_and_one_that_is_ones_own_stays() {
     e.close(second);
     // Nobody else uses the first one's: it is cut where it stands, and not found any more.
     let free = e.cache.stats().free_host_pages;
-    let _ticket = e.cache.roll_back(first, 20, e.stream).unwrap();
+    let _ticket = e.cache.truncate(first, 20, e.stream).unwrap();
     assert_eq!(e.cache.pages(first).unwrap().collect::<Vec<_>>(), own);
     assert_eq!(e.cache.stats().free_host_pages, free);
     assert_eq!(e.begin(&ids, b"").1, 16);
@@ -352,7 +352,7 @@ fn a_page_that_is_still_copied_from_is_no_room() {
     assert_eq!(shared, 16);
     e.settle();
     let held = e.hold();
-    let copied = e.cache.roll_back(second, 8, e.stream).unwrap();
+    let copied = e.cache.truncate(second, 8, e.stream).unwrap();
     e.close(first);
     // The shared page has no user now, but the copy reads it.
     let refused = e.cache.open(&asks(3 * PAGE)).unwrap_err();
@@ -376,7 +376,7 @@ fn what_a_fork_owns_is_no_room_and_stays_findable() {
     let ids = text(1, 64);
     let (parent, _) = e.start(&ids, b"");
     let (child, _ticket) = e.cache.fork(parent, &asks(0), e.stream).unwrap();
-    assert_eq!(e.cache.seal(parent, 0, Tokens::new(&ids)), Ok(64));
+    assert_eq!(e.cache.publish(parent, 0, Tokens::new(&ids)), Ok(64));
     e.close(parent);
     // Four pages are in the index and unused, but the fork owns them; one is hot. Six are free.
     let refused = e.cache.open(&asks(7 * PAGE)).unwrap_err();
@@ -384,7 +384,7 @@ fn what_a_fork_owns_is_no_room_and_stays_findable() {
     assert_eq!(e.cache.stats().evicted_pages, 0);
     assert_eq!(e.cache.find_shared(b"", Tokens::new(&hot)), Ok(16));
     // A cut of the fork leaves what the index holds where it is.
-    let _ticket = e.cache.roll_back(child, 16, e.stream).unwrap();
+    let _ticket = e.cache.truncate(child, 16, e.stream).unwrap();
     assert_eq!(e.cache.find_shared(b"", Tokens::new(&ids)), Ok(64));
     e.cache.validate().unwrap();
 }
@@ -396,14 +396,14 @@ fn what_stands_behind_a_twin_is_found_when_the_twin_is_gone() {
     let ids = text(1, 96);
     let (first, _) = e.start(&ids[..32], b"");
     let (second, _) = e.start(&ids, b"");
-    assert_eq!(e.cache.seal(first, 0, Tokens::new(&ids[..32])), Ok(32));
-    assert_eq!(e.cache.seal(second, 0, Tokens::new(&ids)), Ok(96));
-    assert_eq!(e.cache.stats().sealed_pages, 6);
+    assert_eq!(e.cache.publish(first, 0, Tokens::new(&ids[..32])), Ok(32));
+    assert_eq!(e.cache.publish(second, 0, Tokens::new(&ids)), Ok(96));
+    assert_eq!(e.cache.stats().published_pages, 6);
     e.close(first);
     let all = e.cache.stats().free_host_pages + 2;
     let fill = e.cache.open(&asks(PAGE * all - 2)).unwrap();
     assert_eq!((e.cache.stats().evicted_pages, e.cache.find_shared(b"", Tokens::new(&ids))), (2, Ok(0)));
-    assert_eq!(e.cache.seal(second, 96, Tokens::default()), Ok(96));
+    assert_eq!(e.cache.publish(second, 96, Tokens::default()), Ok(96));
     assert_eq!(e.cache.find_shared(b"", Tokens::new(&ids)), Ok(96));
     e.cache.validate().unwrap();
     e.close(second);
@@ -439,15 +439,15 @@ fn pages_have_one_name_and_come_back() {
     let forks = (0..6).map(|_| e.cache.fork(parent, &asks(0), e.stream).unwrap().0);
     let all: Vec<Sequence> = std::iter::once(parent).chain(forks.collect::<Vec<_>>()).collect();
     for (name, one) in (0..).zip(&all) {
-        assert_eq!(e.cache.seal(*one, 0, Tokens::new(&text(name, 32))), Ok(32));
+        assert_eq!(e.cache.publish(*one, 0, Tokens::new(&text(name, 32))), Ok(32));
         e.cache.validate().unwrap();
     }
-    assert_eq!(e.cache.stats().sealed_pages, 2);
+    assert_eq!(e.cache.stats().published_pages, 2);
     let found = |e: &Engine, name| e.cache.find_shared(b"", Tokens::new(&text(name, 32)));
     assert_eq!([found(&e, 0), found(&e, 1)], [Ok(32), Ok(0)]);
     e.close(all[0]);
-    assert_eq!(e.cache.seal(all[1], 32, Tokens::default()), Ok(32));
-    assert_eq!([found(&e, 0), found(&e, 1)], [Ok(32), Ok(0)], "by another name they are not sealed again");
+    assert_eq!(e.cache.publish(all[1], 32, Tokens::default()), Ok(32));
+    assert_eq!([found(&e, 0), found(&e, 1)], [Ok(32), Ok(0)], "by another name they are not published again");
     all[1..].iter().for_each(|one| e.close(*one));
     let stats = e.cache.stats();
     assert_eq!((stats.free_host_pages, stats.unused_pages), (7, 2));
@@ -460,8 +460,8 @@ impl Engine {
     fn serve_settled(&mut self, ids: &[u32]) -> (Sequence, u32) {
         let (sequence, shared) = self.start(ids, b"");
         self.settle();
-        let sealed = self.cache.seal(sequence, shared, Tokens::new(&ids[shared as usize..]));
-        assert_eq!(sealed, Ok(ids.len() as u32));
+        let published = self.cache.publish(sequence, shared, Tokens::new(&ids[shared as usize..]));
+        assert_eq!(published, Ok(ids.len() as u32));
         (sequence, shared)
     }
 }
@@ -477,23 +477,23 @@ fn what_makes_no_sense_is_refused_and_takes_nothing() {
     }
     assert_eq!(e.cache.stats(), start);
     let plain = e.cache.open(&asks(40)).unwrap();
-    let refused = e.cache.seal(plain, 0, Tokens::new(&ids)).unwrap_err();
+    let refused = e.cache.publish(plain, 0, Tokens::new(&ids)).unwrap_err();
     assert_eq!(refused.place(), "the prompt is not complete, or the sequence has not joined");
     e.cache.append_in_place(plain, 40).unwrap();
     let _ticket = e.cache.join(plain, e.stream, WarmUp::default()).unwrap();
-    let refused = e.cache.seal(plain, 0, Tokens::new(&ids)).unwrap_err();
-    assert_eq!(refused.kind(), Kind::InvalidConfig);
+    let refused = e.cache.publish(plain, 0, Tokens::new(&ids)).unwrap_err();
+    assert_eq!(refused.kind(), Kind::InvalidState);
     assert!(refused.to_string().contains("open_shared"), "{refused}");
     let (shared, _) = e.serve(&ids[..40], b"");
-    let refused = e.cache.seal(shared, 32, Tokens::new(&text(1, 200))).unwrap_err();
+    let refused = e.cache.publish(shared, 32, Tokens::new(&text(1, 200))).unwrap_err();
     assert_eq!(refused.kind(), Kind::OutOfRange);
     let keyed = Tokens { ids: &ids[32..], keys: &keys };
-    assert_eq!(e.cache.seal(shared, 32, keyed).unwrap_err().kind(), Kind::OutOfRange);
+    assert_eq!(e.cache.publish(shared, 32, keyed).unwrap_err().kind(), Kind::OutOfRange);
     e.close(shared);
-    assert_eq!(e.cache.seal(shared, 32, Tokens::default()).unwrap_err().kind(), Kind::Closed);
+    assert_eq!(e.cache.publish(shared, 32, Tokens::default()).unwrap_err().kind(), Kind::Closed);
 }
 
-/// The first requests of a real trace, each a sequence that is opened, filled, sealed and closed: what the
+/// The first requests of a real trace, each a sequence that is opened, filled, published and closed: what the
 /// cache finds is what a plain list of blocks in order of use finds.
 #[cfg(feature = "trace")]
 #[test]

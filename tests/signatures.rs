@@ -1,8 +1,8 @@
-//! The driver's functions as the library calls them, and as the stand-in has them, against the official `cuda.h`:
-//! a compiler compares them. Nothing else would: a symbol is found by its name, whatever its type, and library
-//! and stand-in could be wrong together.
+//! Compares the driver's functions, as the library calls them and as the stand-in declares them, with the official
+//! `cuda.h`, by a compiler. No other test would find a difference: a symbol is found by its name, whatever its type,
+//! and library and stand-in could have the same mistake.
 //!
-//! Names, numbers and types come from the sources as they are, so a function that is added is compared too.
+//! Names, numbers and types come from the sources, so a newly added function is compared too.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 use std::collections::BTreeSet;

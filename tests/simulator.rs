@@ -1,4 +1,4 @@
-//! The simulator on the built-in setup: what was fitted, what comes out, what is refused.
+//! The simulator on the built-in setup: the fitted costs, the results, the rejected input.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 #[path = "support/forgets.rs"]
@@ -543,7 +543,7 @@ fn draft_layers_run_once_for_each_draft() {
     assert_eq!((once.exposed_us.len(), once.overlap.len()), (62, 62));
     let estimate = drafting.estimate(&POINT, &all(Overlap::Da)).unwrap();
     assert!((once.exposed_us[61] / estimate.exposed_us[61] - 1.0).abs() < 0.05, "{once:?}");
-    // A pass fetches what one query row of an average layer misses.
+    // A draft pass fetches what one query row of an average layer misses.
     let waits = drafting.run(&Point { mtp: 4, ..POINT }, &all(Overlap::None)).unwrap();
     let mean = waits.misses[..61].iter().sum::<f64>() / 61.0;
     let share = ess().misses().unwrap().share(4);

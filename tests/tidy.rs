@@ -1,10 +1,10 @@
-//! Style as a test: what CONTRIBUTING.md asks for, checked over the whole tree.
+//! Style as a test: the rules of CONTRIBUTING.md, checked over the whole tree.
 //!
-//! Every rule is a function from a file's name and text to faults, so that beside it stands a test that
-//! plants a violation and sees it reported: a rule that reports nothing proves nothing by itself. Format
-//! and lints are the compiler's matter (`make check`); here stands what it does not know.
+//! Every rule is a function from a file's name and text to faults. A test next to it plants a violation and checks that
+//! the rule reports it, because a rule that never reports anything proves nothing. The compiler checks format and lints
+//! (`make check`); these rules check the rest.
 //!
-//! The tree is walked and .gitignore obeyed; git is not asked, so an unpacked archive can be checked too.
+//! The test walks the tree itself and obeys .gitignore. It does not call git, so it can also check an unpacked archive.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -20,6 +20,10 @@ mod pages;
 mod source;
 #[path = "tidy/text.rs"]
 mod text;
+#[path = "tidy/walk.rs"]
+mod walk;
+#[path = "tidy/words.rs"]
+mod words;
 
 /// A broken rule: where, and what is wrong there.
 pub struct Fault {
@@ -101,7 +105,7 @@ fn the_tree_is_read() {
 }
 
 #[test]
-fn rooms_use_rooms_above_them_only() {
+fn modules_use_modules_above_them_only() {
     over_tree(layout::directions);
 }
 
@@ -111,7 +115,7 @@ fn files_of_a_member_import_each_other_in_no_circle() {
 }
 
 #[test]
-fn devices_do_not_know_each_other() {
+fn devices_do_not_name_each_other() {
     over_tree(layout::backends);
 }
 
@@ -126,7 +130,7 @@ fn atomics_locks_and_threads_are_named_in_one_place() {
 }
 
 #[test]
-fn unsafe_stands_in_its_rooms_and_gives_reasons() {
+fn unsafe_is_in_its_places_and_gives_reasons() {
     over_tree(layout::unsafety);
     report(&layout::exceptions(|file| read(file).is_some()));
 }
@@ -152,7 +156,7 @@ fn nothing_is_unfinished_or_dead() {
 }
 
 #[test]
-fn no_code_stands_in_comments() {
+fn no_code_is_in_comments() {
     over_tree(text::commented_code);
 }
 
@@ -191,6 +195,23 @@ fn listings_of_the_pages_are_programs_that_are_run() {
         assert!(text.contains(&format!("```{language}\n")), "{page} has no listing in {language}");
         report(&pages::listing((page, &text), language, (program, &run)));
     }
+}
+
+#[test]
+fn the_walk_has_twelve_stops_at_functions_that_exist() {
+    report(&walk::stops(&read(walk::WALK).unwrap_or_default(), read));
+}
+
+#[test]
+fn banned_words_do_not_come_back() {
+    let hits: Vec<words::Hit> = tree().iter().flat_map(|(file, text)| words::hits(file, text)).collect();
+    report(&words::left(&hits));
+}
+
+#[test]
+fn the_first_lines_name_the_rule() {
+    over_tree(words::rule);
+    report(&words::rule("README.md", &read("README.md").unwrap_or_default()));
 }
 
 #[test]

@@ -1,10 +1,10 @@
-//! Byte exactness: a world that drives the cache as an engine would, every row stamped, every read
-//! checked, against a naive model.
+//! Byte exactness: a world drives the cache like an engine, stamps every row, and checks every read against a naive
+//! model.
 //!
-//! What a run checks stands in `world/`: attention's view of every layer call, entry by entry; hits, misses
-//! and scratch rows of every step by layer; every committed row and index key in the total pool; gauges,
-//! counters, lengths and `validate()` after every operation; each refusal's kind, and that it changed
-//! nothing. Here stand the runs.
+//! `world/` has the checks of a run: attention's view of every layer call, entry by entry; hits, misses and scratch
+//! rows of every step by layer; every committed row and index key in the total pool; gauges, counters, lengths and
+//! `validate()` after every operation; each error's kind, and that the rejected call changed nothing. This file has the
+//! runs.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
 #[cfg(feature = "trace")]
@@ -14,9 +14,11 @@ mod trace_body;
 mod world;
 
 use forebay::device::host::HostOptions;
-use forebay::device::{Answer, Outcome, Part, PoolOp, Slice};
-use forebay::residency::Rows;
-use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Kind, Layer, LayerCall, MicroBatch, Open, Row};
+use forebay::device::{Answer, Outcome, PoolOp, Slice, StepRange};
+use forebay::residency::QueryRange;
+use forebay::{
+    Accepted, BatchRow, BringUp, Budget, Buffers, Cache, Kind, Layer, LayerCall, MicroBatch, Open,
+};
 use forebay::{Step, Streams};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -157,7 +159,7 @@ fn random_bytes_are_runs_that_reach_everything() {
     }
     let wanted = [
         "allocate pages Exhausted",
-        "append InvalidConfig",
+        "append InvalidState",
         "append OutOfRange",
         "budget InvalidConfig",
         "cache Closed",
@@ -166,39 +168,40 @@ fn random_bytes_are_runs_that_reach_everything() {
         "close in flight",
         "cold start",
         "fork Busy",
-        "fork InvalidConfig",
+        "fork InvalidState",
         "fork in a page",
         "fork of full pages",
-        "finish InvalidConfig",
+        "finish InvalidState",
         "fork of shared pages",
-        "join InvalidConfig",
+        "join InvalidState",
         "join more",
-        "join_more InvalidConfig",
+        "join_more InvalidState",
         "open Exhausted",
         "open OutOfRange",
         "open to be shared",
         "open with shared pages",
         "prepare Busy",
         "prepare InvalidConfig",
+        "prepare InvalidState",
         "prepare OutOfRange",
         "retire Busy",
         "retire in order",
         "retire out of order",
-        "roll back Busy",
-        "roll back InvalidConfig",
-        "roll back OutOfRange",
-        "roll back deep",
-        "roll back drafts",
-        "roll back into a shared page",
-        "roll back what others share",
-        "roll back what was sealed",
+        "truncate Busy",
+        "truncate InvalidState",
+        "truncate OutOfRange",
+        "truncate deep",
+        "truncate drafts",
+        "truncate into a shared page",
+        "truncate what others share",
+        "truncate what was published",
         "scratch rows",
-        "seal InvalidConfig",
-        "seal OutOfRange",
-        "seal a page",
-        "seal a page that is shared",
-        "seal a page with decoded rows",
-        "seal a twin",
+        "publish InvalidState",
+        "publish OutOfRange",
+        "publish a page",
+        "publish a page that is shared",
+        "publish a page with decoded rows",
+        "publish a twin",
         "step fails",
         "step given up",
         "step is sound",
@@ -227,7 +230,7 @@ fn shared_pages_fill_the_pools_and_make_room() {
         }
     }
     // Rare: single tests of tests/sharing.rs have it for certain.
-    let rare = if soak() { &["seal a page whose twin is gone"][..] } else { &[] };
+    let rare = if soak() { &["publish a page whose twin is gone"][..] } else { &[] };
     for what in ["evict a shared page", "fork of shared pages"].iter().chain(rare) {
         assert!(reached.contains_key(*what), "never reached: {what}; reached: {reached:#?}");
     }
@@ -401,7 +404,7 @@ fn stores_with_slow_writes(setup: Setup, seed: u16, missing: Option<Edge>) -> bo
     let accepted = world.seqs[0].length() + world.seqs[0].landed.len() as u32;
     catch_unwind(AssertUnwindSafe(|| {
         world.apply(&Op::Retire { which: 1 });
-        world.apply(&Op::RollBack { seq: 0, how: 1, by: 2 });
+        world.apply(&Op::Truncate { seq: 0, how: 1, by: 2 });
         assert_eq!(world.seqs[0].length(), accepted, "both rows were accepted, and are checked");
     }))
     .is_ok()
@@ -412,7 +415,7 @@ fn f1_a_store_waits_for_the_rows_that_it_reads() {
     by_gate_and_by_chance(stores_with_slow_writes, Edge::Written);
 }
 
-/// Steps that are enqueued while a warm-up, two roll-backs and a fork are still to run on the host's stream.
+/// Steps that are enqueued while a warm-up, two truncations and a fork are still to run on the host's stream.
 /// Answers the waits of each step's beginning, on the clock.
 fn steps_behind_what_made_them_ready(setup: Setup, seed: u16, without: Range<u64>) -> Vec<Range<u64>> {
     let mut world = World::new(setup);
@@ -423,8 +426,8 @@ fn steps_behind_what_made_them_ready(setup: Setup, seed: u16, without: Range<u64
     world.patient = false;
     for make_ready in [
         Op::Join { seq: 0, warm: 2, bound: 0, seed: 3 },
-        Op::RollBack { seq: 0, how: 1, by: 1 },
-        Op::RollBack { seq: 0, how: 3, by: 20 },
+        Op::Truncate { seq: 0, how: 1, by: 1 },
+        Op::Truncate { seq: 0, how: 3, by: 20 },
         Op::Fork { seq: 0, promised: 30, budget: 5, whole: true },
     ] {
         let held = world.engine.hold(world.engine.host);
@@ -439,8 +442,8 @@ fn steps_behind_what_made_them_ready(setup: Setup, seed: u16, without: Range<u64
         drop(held);
         world.engine.settle();
         world.apply(&Op::Retire { which: 1 });
-        if let Op::RollBack { how: 3, .. } = make_ready {
-            world.apply(&Op::RollBack { seq: 0, how: 0, by: 0 });
+        if let Op::Truncate { how: 3, .. } = make_ready {
+            world.apply(&Op::Truncate { seq: 0, how: 0, by: 0 });
             world.engine.settle();
         }
     }
@@ -480,7 +483,7 @@ fn f9_a_ticket_that_ends_after_an_abort_still_gives_its_pages_back() {
     let cache = &mut world.cache;
     let (child, ticket) = cache.fork(parent, &open, stream).unwrap();
     assert_eq!(ticket.poll(), None);
-    assert_eq!(cache.roll_back(child, 1, stream).unwrap_err().kind(), Kind::Busy);
+    assert_eq!(cache.truncate(child, 1, stream).unwrap_err().kind(), Kind::Busy);
     assert_eq!(cache.fork(child, &open, stream).unwrap_err().kind(), Kind::Busy);
     let before = cache.stats();
     cache.close(child, stream).unwrap();
@@ -504,24 +507,24 @@ fn padded_rows_of_a_captured_batch_are_inert() {
     world.apply(&Op::Start { prompt: 40, promised: 40, budget: 5, whole: true });
     let (device, stream, k) = (world.engine.device.clone(), world.engine.host, world.config.shape.top_k);
     let (sequence, batch) = (world.seqs[0].handle, world.config.batch);
-    let row = Row { sequence, accepted: Accepted::Rows(0), query_rows: 1 };
+    let row = BatchRow { sequence, accepted: Accepted::Rows(0), query_rows: 1 };
     let mut step = world.cache.prepare(MicroBatch(0), 1, &[row], None, stream).unwrap();
     let words = u64::from(batch * k);
     let (selection, slots) = (device.allocate(4 * words).unwrap(), device.allocate(4 * words).unwrap());
     // The real row selects what is there; the others hold what no row may select.
     let picks = (0..batch * k).map(|i| if i < k { i } else { 0x7000_0000 + i });
     device.write(selection, &picks.flat_map(u32::to_le_bytes).collect::<Vec<u8>>()).unwrap();
-    let rows = Rows { first: 0, count: 1 };
-    let part = Part { micro_batch: MicroBatch(0), layer: Layer(1), first: 0, count: batch, rows };
+    let rows = QueryRange { first: 0, count: 1 };
+    let range = StepRange { micro_batch: MicroBatch(0), layer: Layer(1), first: 0, count: batch, rows };
     device
         .enqueue(
             world.cache.pools(),
             stream,
-            PoolOp::Resolve { part, selection, answer: Answer { slots, parts: None } },
+            PoolOp::Resolve { range, selection, answer: Answer { slots, split_indices: None } },
         )
         .unwrap();
-    device.enqueue(world.cache.pools(), stream, PoolOp::Gather { part, pass: 0 }).unwrap();
-    device.enqueue(world.cache.pools(), stream, PoolOp::Scatter(part)).unwrap();
+    device.enqueue(world.cache.pools(), stream, PoolOp::Gather { range, wave: 0 }).unwrap();
+    device.enqueue(world.cache.pools(), stream, PoolOp::Scatter(range)).unwrap();
     let mut answers = vec![0; 4 * words as usize];
     device.read(slots, &mut answers).unwrap();
     let answers: Vec<i32> = answers.as_chunks::<4>().0.iter().map(|b| i32::from_le_bytes(*b)).collect();
@@ -531,7 +534,7 @@ fn padded_rows_of_a_captured_batch_are_inert() {
     let own = |buffer: Slice| buffer.part(0, 4 * u64::from(k)).unwrap();
     let complete = |cache: &Cache, step: &Step| {
         for layer in (0..cache.geometry().layers()).map(Layer) {
-            let buffers = Buffers { selection: own(selection), slots: own(slots), parts: None };
+            let buffers = Buffers { selection: own(selection), slots: own(slots), split_indices: None };
             let streams = Streams { resolve: stream, gather: stream };
             cache.layer(step, LayerCall::whole(layer), streams, buffers).unwrap();
             cache.scatter(step, LayerCall::whole(layer), stream).unwrap();
@@ -543,7 +546,7 @@ fn padded_rows_of_a_captured_batch_are_inert() {
     let hits = u64::from(k) * (1 + u64::from(world.config.shape.layers + world.config.shape.draft_layers));
     assert_eq!((retired.total(), retired.lengths()), ((hits, 0), &[40][..]));
     // A call through the cache is as wide as the step, no wider.
-    let row = Row { accepted: Accepted::Rows(0), ..row };
+    let row = BatchRow { accepted: Accepted::Rows(0), ..row };
     let mut step = world.cache.prepare(MicroBatch(0), 1, &[row], None, stream).unwrap();
     let wide = LayerCall { batch_rows: Some((0, 2)), ..LayerCall::whole(Layer(0)) };
     assert_eq!(world.cache.gather(&step, wide, 0, stream).unwrap_err().kind(), Kind::OutOfRange);
@@ -604,7 +607,7 @@ fn accepting_steps() -> Vec<Op> {
         }
         ops.extend([retire(), retire()]);
         if round == 1 {
-            ops.push(Op::RollBack { seq: 0, how: 1, by: 2 });
+            ops.push(Op::Truncate { seq: 0, how: 1, by: 2 });
         }
     }
     ops

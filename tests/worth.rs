@@ -1,4 +1,5 @@
-//! Whether offload pays: by the setup `ess`, against a search that tries every batch, and where it must not pay.
+//! Whether offload pays: by the setup `ess`, against a search that tries every batch, and in cases where it must not
+//! pay.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use forebay::Shape;

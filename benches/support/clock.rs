@@ -1,12 +1,11 @@
-//! Time that this thread has run, whatever else runs on the machine.
+//! The CPU time of this thread, which does not depend on other load of the machine.
 //!
-//! Wall-clock time counts what other programs took. The kernel's account of a thread does not; it is
-//! brought up to date when the thread is taken off its processor, so each reading sleeps for a moment
-//! first.
+//! Wall-clock time includes what other programs took. The kernel's account of a thread does not. The kernel updates it
+//! when it takes the thread off its processor, so each reading sleeps for a moment first.
 
 use std::time::Duration;
 
-/// A stretch of this thread's time.
+/// A measurement of this thread's CPU time.
 pub struct Lap {
     begin: Duration,
 }
@@ -17,13 +16,13 @@ impl Lap {
         Lap { begin: ran() }
     }
 
-    /// The time that this thread has run since.
+    /// Returns the CPU time of this thread since the measurement began.
     pub fn end(&self) -> Duration {
         ran().saturating_sub(self.begin)
     }
 }
 
-/// The time that this thread has run in all, from `/proc/thread-self/schedstat`.
+/// Returns the total CPU time of this thread, from `/proc/thread-self/schedstat`.
 fn ran() -> Duration {
     std::thread::sleep(Duration::from_micros(1));
     let account = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();

@@ -1,12 +1,12 @@
-// A driver whose calls cost nothing and do nothing: what is left of a step's time is forebay's own.
+// A driver whose calls cost nothing and do nothing: the rest of a step's time is forebay's own.
 //
-// benches/host.rs compiles it and gives it to the CUDA device as the driver's library. Each call is counted, and there
-// are as many devices as there were calls. Memory is the process's, never touched by a kernel; streams and events are
-// numbers; every event is reached; functions of the host's run at once. Of the kernels it plays one, the report: it
-// copies the step's number from the oldest block that a load was given and no report has had, so that a retirement
-// finds its own step where steps are finished in the order in which they were prepared. A block and a report's slot are
-// known as the first word of a launch's argument that lies in registered host memory, so no structure of the kernels is
-// repeated here.
+// benches/host.rs compiles it and gives it to the CUDA device as the driver's library. It counts each call and reports
+// as many devices as there were calls. Memory is the process's, and no kernel touches it; streams and events are
+// numbers; every event has completed; host functions run at once. It imitates one kernel, the report: it copies the
+// step's number from the oldest step descriptor that was loaded and has had no report, so that a retirement finds its
+// own step if steps are finished in the order in which they were prepared. It recognises a descriptor and a report's
+// slot as the first word of a launch's argument that is in registered host memory, so it repeats no structure of the
+// kernels.
 
 #define _GNU_SOURCE
 #include <string.h>
@@ -15,7 +15,7 @@
 typedef unsigned long long u64;
 typedef unsigned int u32;
 
-// As the driver's header has it.
+// The same values as in the driver's header.
 struct config {
     u32 grid[3], block[3], shared;
     u64 stream;
@@ -58,11 +58,11 @@ static u32* in_host_memory(const u64* words) {
 
 CALL(cuDriverGetVersion, int* out) *out = 12080; return 0; }
 DOES_NOTHING(cuInit)
-// How many calls there were so far, for who has no other way to ask.
+// Returns the number of calls so far, for callers that have no other way to read it.
 CALL(cuDeviceGetCount, int* out) *out = (int)calls; return 0; }
 CALL(cuDeviceGet, int* out) *out = 0; return 0; }
 CALL(cuDeviceGetAttribute, int* out, int attribute)
-    // Warp, capability 9.0, shared memory of a block, processors, copy engines; all else it can do.
+    // Warp size, capability 9.0, shared memory of a block, processors, copy engines; all other attributes are 1.
     *out = attribute == 10 ? 32 : attribute == 75 ? 9 : attribute == 76 ? 0 : attribute == 97 ? 232448
          : attribute == 16 ? 132 : attribute == 40 ? 3 : 1;
     return 0;

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-/// Runs it once over a file of little-endian u64s: seconds without reading, accesses, misses.
+/// Runs it once over a file of little-endian u64s: returns seconds without reading, accesses, misses.
 pub fn lru(file: &Path, objects: u32) -> Result<(f64, u64, u64), String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let python =

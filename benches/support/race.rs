@@ -1,14 +1,14 @@
-//! Several sides of one comparison, measured by criterion and then against each other, round by round.
+//! Compares several sides: criterion measures each, and then they run against each other, round by round.
 //!
-//! Criterion measures one side after the other, which is how a figure is followed over time. A ratio is
-//! another matter: on a machine that others use, minutes lie between the first side and the last. So the
-//! sides are run once more in turn, and a ratio is the median over the rounds of what each round gives.
+//! Criterion measures one side after the other, which suits a figure that is followed over time. It does not suit a
+//! ratio: on a shared machine, minutes lie between the first side and the last. So the sides run once more in turn, and
+//! a ratio is the median over the rounds of each round's ratio.
 
 use std::time::Duration;
 
 use criterion::{Criterion, Throughput};
 
-/// One side: a name and a pass of its work, which answers its time and how many units it did.
+/// One side: a name and a pass of its work, which returns its time and its number of units.
 pub struct Side<'a> {
     pub name: &'static str,
     pub pass: Box<dyn FnMut() -> (Duration, u64) + 'a>,
@@ -20,13 +20,13 @@ impl<'a> Side<'a> {
     }
 }
 
-/// Units a second, by round and side.
+/// Units per second, by round and side.
 pub struct Rounds {
     names: Vec<&'static str>,
     rates: Vec<Vec<f64>>,
 }
 
-/// What a pass answered; a pass that fails ends the bench, whose figures would mean nothing.
+/// Returns the result of a pass; a pass that fails ends the bench, because its figures would mean nothing.
 pub fn done<T, E: std::fmt::Display>(pass: Result<T, E>) -> T {
     pass.unwrap_or_else(|error| {
         eprintln!("the bench cannot go on: {error}");
@@ -34,7 +34,7 @@ pub fn done<T, E: std::fmt::Display>(pass: Result<T, E>) -> T {
     })
 }
 
-/// Gives every side to criterion as `group/name`.
+/// Measures every side with criterion as `group/name`.
 pub fn record(criterion: &mut Criterion, group: &str, sides: &mut [Side<'_>]) {
     let mut reports = criterion.benchmark_group(group);
     for side in sides {
@@ -47,7 +47,7 @@ pub fn record(criterion: &mut Criterion, group: &str, sides: &mut [Side<'_>]) {
     reports.finish();
 }
 
-/// Runs the sides in turn; an odd number of rounds, so that the median is one of them.
+/// Runs the sides in turn, for an odd number of rounds, so that the median is one of them.
 pub fn race(rounds: usize, sides: &mut [Side<'_>]) -> Rounds {
     let mut rates = Vec::new();
     for _ in 0..rounds {
@@ -68,20 +68,20 @@ impl Rounds {
         self.names.iter().position(|n| *n == name).unwrap_or_default()
     }
 
-    /// Median units a second of a side.
+    /// Returns the median units per second of a side.
     pub fn rate(&self, name: &str) -> f64 {
         let side = self.of(name);
         median(self.rates.iter().map(|round| round[side]))
     }
 
-    /// How many times as fast as `other` the side is: the median over the rounds.
+    /// Returns how many times as fast as `other` the side is: the median over the rounds.
     pub fn ratio(&self, name: &str, other: &str) -> f64 {
         let (side, other) = (self.of(name), self.of(other));
         median(self.rates.iter().map(|round| round[side] / round[other]))
     }
 }
 
-/// One line a claim: what docs/benchmarks.md quotes.
+/// Prints one line per claim, which docs/benchmarks.md quotes.
 pub fn claim(words: &str, ratio: f64, target: f64) {
     let verdict = if ratio >= target { "met" } else { "MISSED" };
     println!("claim: {words}: ratio {ratio:.2} (target {target:.2}, {verdict})");

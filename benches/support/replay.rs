@@ -8,12 +8,12 @@ use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::{Device, Slice, Stream};
 use forebay::trace::SelectionTrace;
 use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Layer, LayerCall, Memory, MicroBatch};
-use forebay::{Open, Result, Row, Shape, WarmUp};
+use forebay::{BatchRow, Open, Result, Shape, WarmUp};
 
 use crate::clock::Lap;
 
-/// The trace called `name`, from `$FOREBAY_TRACES`, `../shared/traces`, or, when it is in neither, the
-/// small one that ships; says which.
+/// Loads the trace called `name` from `$FOREBAY_TRACES` or `../shared/traces`; if neither has it, the small one that
+/// ships. Prints which one.
 pub fn trace(name: &str) -> Result<(String, SelectionTrace)> {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     let places = [std::env::var_os("FOREBAY_TRACES").map(PathBuf::from), Some(root.join("../shared/traces"))];
@@ -28,7 +28,7 @@ pub fn trace(name: &str) -> Result<(String, SelectionTrace)> {
     Ok((header.label.clone(), trace))
 }
 
-/// All positions of a trace by step and layer, `k` each, padded with -1.
+/// Returns all positions of a trace by step and layer, `k` each, padded with -1.
 pub fn positions(trace: &SelectionTrace) -> Vec<i32> {
     let header = trace.header();
     let mut all = Vec::with_capacity((header.steps * header.layers * header.k) as usize);
@@ -41,7 +41,7 @@ pub fn positions(trace: &SelectionTrace) -> Vec<i32> {
     all
 }
 
-/// A cache for one sequence, and the selections where the device reads them.
+/// A cache for one sequence, and the selections in memory that the device reads.
 pub struct Replay {
     cache: Cache,
     stream: Stream,
@@ -54,8 +54,8 @@ pub struct Replay {
 }
 
 impl Replay {
-    /// A replay of the first `steps` steps with `budget` slots a layer. `positions` is laid out as
-    /// [`positions`] answers.
+    /// Prepares a replay of the first `steps` steps with `budget` slots per layer. `positions` has the layout that
+    /// [`positions`] returns.
     pub fn new(
         trace: &SelectionTrace,
         positions: &[i32],
@@ -86,8 +86,8 @@ impl Replay {
         })
     }
 
-    /// Opens the sequence, decodes every step, closes it. The time is that of the steps: prepare with its
-    /// commit, resolve in every layer, report, retire. The units are selected positions.
+    /// Opens the sequence, decodes every step, closes it. The time is that of the steps: prepare with its commit,
+    /// resolve in every layer, report, retire. The units are selected positions.
     pub fn pass(&mut self) -> Result<(Duration, u64)> {
         let [layers, k, steps, first] = self.extents;
         let budget = Budget::Slots(self.budget);
@@ -98,12 +98,12 @@ impl Replay {
         self.misses = 0;
         let begin = Lap::begin();
         for number in 0..steps {
-            let row = Row { sequence, accepted: Accepted::Rows(number.min(1)), query_rows: 1 };
+            let row = BatchRow { sequence, accepted: Accepted::Rows(number.min(1)), query_rows: 1 };
             let mut step = self.cache.prepare(MicroBatch(0), 1, &[row], None, self.stream)?;
             for layer in 0..layers {
                 let set = u64::from(number * layers + layer) * u64::from(4 * k);
                 let selection = self.selections.part(set, u64::from(4 * k))?;
-                let buffers = Buffers { selection, slots: self.slots, parts: None };
+                let buffers = Buffers { selection, slots: self.slots, split_indices: None };
                 self.cache.resolve(&step, LayerCall::whole(Layer(layer)), self.stream, buffers)?;
             }
             self.cache.finish(&mut step, self.stream)?;
@@ -114,7 +114,7 @@ impl Replay {
         Ok((time, u64::from(steps) * u64::from(layers) * u64::from(k)))
     }
 
-    /// Misses of the last pass.
+    /// Returns the misses of the last pass.
     pub fn misses(&self) -> u64 {
         self.misses
     }

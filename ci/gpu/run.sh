@@ -1,25 +1,25 @@
 #!/usr/bin/env bash
-# Runs forebay's tests and benches on this machine's GPU and keeps what came of them.
+# Runs forebay's tests and benches on this machine's GPU and keeps the results.
 #   ./run.sh PARTS OUT [SECONDS]         PARTS: some of `parts` below, separated by commas, or all; SECONDS: the most
 #                                        that they take together
 #   ./run.sh plan MINUTES CALL_MINUTES   the calls for so many minutes, each of at most so many
-# OUT gets summary.txt, which grows by the lines of a part, logs.tar, and files of figures: JSON, and figures.jsonl (of
-# smoke smoke.jsonl), where each figure of the bench is a line from the moment at which it is known; in front of a run's
-# figures stand a line of kind "run", which says with which options, and the device with its ceilings. What is killed
-# loses what is under way alone; what its files hold goes where it belongs with the next call. Nothing is written
-# beside OUT and a temporary folder, and no setting of the card is changed.
-# Status 0: every part that was named passed (what cannot run here says why, and does not fail); 1: one failed; 2: bad
+# OUT gets summary.txt, to which each part adds its lines, logs.tar, and files of figures: JSON, and figures.jsonl (for
+# smoke smoke.jsonl), which gets a line for each figure of the bench as soon as it is measured. Before a run's figures
+# are a line of kind "run" with the run's options, and lines with the device and its ceilings. A killed run loses only
+# the figure under way; the next call moves its other figures to their place. The script writes nothing outside OUT and
+# a temporary folder, and changes no setting of the card.
+# Status 0: every named part passed (a part that cannot run here prints why, and does not fail); 1: one failed; 2: bad
 # arguments, no GPU, or interrupted.
-# FOREBAY_GPU_QUICK=1: small shapes and the fast tests, as in smoke. They show that all works and say nothing about
-# speed. FOREBAY_GPU_SLOW=N: every limit N times as long, on a machine that is no measure. FOREBAY_GPU_ROUNDS=N: steps
-# timed for each figure of a run that does not say how many.
+# FOREBAY_GPU_QUICK=1: small shapes and the fast tests, as in smoke. They show that everything works, and their times
+# mean nothing. FOREBAY_GPU_SLOW=N: every limit is N times as long, for a slow machine. FOREBAY_GPU_ROUNDS=N: the steps
+# timed for each figure of a run whose options do not name a number.
 set -uo pipefail
-# Numbers are read and written alike everywhere.
+# Numbers have the same format everywhere.
 export LC_ALL=C
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd) || exit 2
 
-# The parts, in the order of `all`: what is most worth knowing comes first. Of each the seconds that it is expected to
-# take, an estimate as long as no GPU has run it, and the most that it may take.
+# The parts in the order of `all`, the most important first. Each has the seconds that it is expected to take, an
+# estimate as long as no GPU has run it, and the most that it may take.
 parts() {
     cat <<'TABLE'
 smoke      150 300
@@ -40,8 +40,7 @@ tune       300 460
 TABLE
 }
 
-# The runs of the bench that parts are made of: of each the most seconds, what the environment gets (- nothing), and the
-# options.
+# The runs of the bench that make up the parts: each one's most seconds, its environment (- for none), and its options.
 runs() {
     cat <<'TABLE'
 rows      150 - --only gather
@@ -80,7 +79,8 @@ tune      120 - --only gather,scatter,resolve-gather --rounds 5 --gather-blocks 
 TABLE
 }
 
-# The most seconds of a test binary, of a tool of the sanitizer, of a part in smoke, and of what else has no table.
+# The most seconds of a test binary, of a tool of the sanitizer, of a part in smoke, and of each command without a
+# table.
 per_test=45 per_tool=110 per_smoke=60 per_replay=220 per_proof=55
 # Bytes of a pool in the quick form, and the share of free memory, in percent, that a pool may take.
 quick_pool=256MiB ncu_pool=8GiB most_share=80
@@ -93,7 +93,7 @@ usage() {
 
 names() { parts | awk '{ print $1 }'; }
 
-# Parts go into calls in their order; the end of a call is left for what comes behind its last part.
+# Assigns parts to calls in their order; the rest of a call after its last part stays free.
 plan() {
     parts | awk -v minutes="$1" -v each="$2" '
         function close_call() {
@@ -126,10 +126,10 @@ plan() {
         }'
 }
 
-# Whether somebody ended the run.
+# Whether a signal ended the run.
 stopped() { [ -e "$work/stopped" ]; }
 
-# The test programs, unpacked.
+# Unpacks the test programs.
 unpack() {
     tests=$work/tests
     [ -d "$tests" ] || { mkdir "$tests" && tar -xzf "$here/tests.tar.gz" -C "$tests"; }
@@ -138,10 +138,10 @@ unpack() {
 # Seconds that the part has left.
 left() { echo $((ends - SECONDS)); }
 
-# A question that is answered at once, or not at all.
+# Runs a query under a short time limit.
 short() { timeout -k 5 $((45 * slow)) "$@" </dev/null; }
 
-# bounded SECONDS LOG COMMAND...: runs it for so long at most, and no longer than the part has left.
+# bounded SECONDS LOG COMMAND...: runs it for at most that long, and no longer than the part has left.
 bounded() {
     local seconds=$(($1 * slow)) log=$logs/$2 pid status
     shift 2
@@ -153,7 +153,7 @@ bounded() {
     pid=$!
     echo $pid >"$work/running"
     ! stopped || kill $pid 2>/dev/null
-    # A signal ends the wait and not what is waited for.
+    # A signal ends the wait but not the command.
     while :; do
         wait $pid
         status=$?
@@ -163,10 +163,10 @@ bounded() {
     return $status
 }
 
-# Whether a log is that of a test program of which some test has passed.
+# Whether a log is that of a test program with at least one passed test.
 ran() { grep -q '^test result: ok. [1-9]' "$logs/$1"; }
 
-# What a status says that is no test's.
+# Explains a status that is not a test's.
 why() {
     if stopped; then echo " (interrupted)"; return; fi
     case $1 in
@@ -177,8 +177,8 @@ why() {
 
 say() { echo "    $*" >>"$lines"; }
 
-# Each test binary: its name, the name of its log, whether tests take the CUDA device, and its filters. One thread:
-# tests share the device's context, and a stream that one holds may stand before another's.
+# Each test binary: its name, the name of its log, whether its tests use the CUDA device, and its filters. They use one
+# thread: tests share the device's context, and a stream that one test holds may block another test's.
 binaries() {
     cat <<'LIST'
 forebay   unit     -    device::cuda
@@ -198,8 +198,8 @@ world     rows     cuda every_row_read random_bytes
 LIST
 }
 
-# run_tests PROGRAM LOG FILTER...: says in `line` what came of it. Once: what hangs or ends the program is named, and
-# those behind it are lost.
+# run_tests PROGRAM LOG FILTER...: puts the result into `line`. It runs once: if a test hangs or ends the program, the
+# line names it, and the tests after it are lost.
 run_tests() {
     local program=$1 log=$2.log status last
     shift 2
@@ -209,9 +209,9 @@ run_tests() {
     if [ $status = 101 ]; then
         line="FAILED: $(sed -n '/^failures:$/,$ s/^    \([^ ]*\)$/\1/p' "$logs/$log" | sort -u | tr '\n' ' '); $line"
     elif [ $status != 0 ]; then
-        # Its name is written when it begins.
+        # The program prints a test's name when the test begins.
         last=$(sed -n 's/^test \([^ ]*\) \.\.\..*/\1/p' "$logs/$log" | tail -n 1)
-        line="FAILED, ended in ${last:-no test}$(why $status) behind $(grep -c '^test .* ok$' "$logs/$log") that passed"
+        line="FAILED, ended in ${last:-no test}$(why $status) after $(grep -c '^test .* ok$' "$logs/$log") that passed"
     elif ! ran "$log"; then
         line="FAILED: no test has such a name: $*"
     fi
@@ -222,12 +222,13 @@ part_tests() {
     local name log on filters failed=0 run=0 line
     unpack || { detail="the programs cannot be unpacked"; return 1; }
     export FOREBAY_SKIPS=$work/skips.txt FOREBAY_TEST_DRIVER=$driver
-    # A kernel that is loaded late waits for streams that a test holds, and streams that share a queue for each other.
+    # A kernel that is loaded late waits for streams that a test holds, and streams that share a queue wait for each
+    # other.
     export CUDA_MODULE_LOADING=EAGER CUDA_DEVICE_MAX_CONNECTIONS=32
     while read -r name log on filters; do
         local more=()
         if [ -n "${quick[*]}" ]; then
-            # The stand-in runs every thread of a kernel by itself.
+            # The stand-in is slow, because it runs every thread of a kernel in turn.
             case $log in
             agree | rows | failures) continue ;;
             graphs) more=(--skip thousand --skip late_and) ;;
@@ -250,7 +251,7 @@ part_tests() {
     [ $failed = 0 ]
 }
 
-# tool NAME: the path of a tool of NVIDIA's, which may stand beside those that are found.
+# tool NAME: the path of an NVIDIA tool, which may be outside PATH.
 tool() { PATH=$PATH:/usr/local/cuda/bin command -v "$1"; }
 
 part_sanitizer() {
@@ -260,7 +261,7 @@ part_sanitizer() {
     export FOREBAY_TEST_DRIVER=$driver CUDA_MODULE_LOADING=EAGER
     for tool in memcheck racecheck synccheck initcheck; do
         log=sanitizer-$tool.log
-        # Tests have the driver refuse what must be refused: that is no finding.
+        # Tests make the driver refuse calls on purpose: that is no finding.
         bounded $per_tool "$log" "$program" --tool "$tool" --error-exitcode 99 --report-api-errors no \
             "$tests/cuda" --test-threads=1 steps_leave a_row_without a_graph_does_nothing
         local status=$?
@@ -272,7 +273,7 @@ part_sanitizer() {
             say "$tool ($status): $(grep 'SUMMARY' "$logs/$log" | tail -n 1)"
         elif [ $status = 124 ] || [ $status = 137 ] || [ $status = 143 ]; then
             late=$((late + 1))
-            say "$tool: ended$(why $status) behind $(grep -c '^test .* ok$' "$logs/$log") tests that passed"
+            say "$tool: ended$(why $status) after $(grep -c '^test .* ok$' "$logs/$log") tests that passed"
         else
             say "$tool: not here ($status): $(grep -v '^test \|^$' "$logs/$log" | tail -n 1)"
         fi
@@ -290,13 +291,13 @@ part_doctor() {
     return $status
 }
 
-# A run's figures stand in a file of their own while it lasts; then they go behind the others'.
+# A run writes its figures to a file of their own; at its end they are appended to the others'.
 fold() {
     [ ! -s "$out/$1.part" ] || cat "$out/$1.part" >>"$out/$1"
     rm -f "$out/$1.part"
 }
 
-# bench SECONDS NAME ENVIRONMENT OPTION...: runs the bench, whose figures go into the part's file one by one.
+# bench SECONDS NAME ENVIRONMENT OPTION...: runs the bench, which appends its figures to the part's file one by one.
 bench() {
     local seconds=$1 name=$2 set=${3#-} status kept
     shift 3
@@ -309,7 +310,7 @@ bench() {
     kept=$(grep -c '"kind":"bench",' "$out/$figures.part" 2>/dev/null)
     fold "$figures"
     [ $status != 0 ] || return 0
-    # What a GPU, its driver or the machine does not have is no failure.
+    # A feature that the GPU, its driver or the machine lacks is no failure.
     if grep -q '^error: [^:]*: \(invalid configuration\|refused by the operating system\)' "$logs/$name.log"; then
         say "not here: $*: $(tail -n 1 "$logs/$name.log")"
         return 3
@@ -318,7 +319,7 @@ bench() {
     return 1
 }
 
-# Bytes that can be had: of the machine, and of a container's limit, where what files take is given up.
+# Available bytes: of the machine, and of a container's limit, plus the file cache, which the system can free.
 available() {
     local machine limit left files group=/sys/fs/cgroup
     machine=$(awk '/^MemAvailable:/ { printf "%.0f", $2 * 1024 }' /proc/meminfo)
@@ -334,18 +335,18 @@ available() {
     echo "$machine"
 }
 
-# Whether a pool of so many bytes, as 8GiB, goes into free memory.
+# Whether a pool of this size, such as 8GiB, fits into free memory.
 fits() { [ "$(numfmt --from=iec "${1%iB}")" -le $(($(available) / 100 * most_share)) ]; }
 
-# The part's runs of the bench, one behind the other. A run that takes too long costs its own last figures alone. A part
-# with runs that there was no time for has not passed.
+# Runs the part's runs of the bench, one after the other. A run that takes too long loses only its own last figures. A
+# part that had no time for some of its runs has not passed.
 benches() {
     local name seconds set options pool measured=0 failed=0 number=0 without=0 late=0
     while read -r name seconds set options; do
         [ "$name" = "$part" ] && ! stopped || continue
         pool=$(sed -n 's/.*--pool \([^ ]*\).*/\1/p' <<<"$options")
         if [ -n "${quick[*]}" ]; then
-            # Of the sizes of a pool, and of what is tried, a few.
+            # A few of the pool sizes and of the variants.
             [ -z "$pool" ] || { options=${options/"--pool $pool"/"--pool $quick_pool"}; pool=$quick_pool; }
             options=${options/--rounds 3/--rounds 1}
             case $part-$number-$options in
@@ -376,8 +377,8 @@ benches() {
     [ $((failed + late)) = 0 ]
 }
 
-# Requests and sectors of a kernel's launches, which counters of the GPU tell: of one figure, those that are timed. They
-# stand in ncu-GROUP.csv, behind two launches of a gather, or four of a resolve, that warm up and are skipped.
+# Requests and sectors of a kernel's launches, which counters of the GPU report: the timed launches of one figure. They
+# are in ncu-GROUP.csv, after two launches of a gather or four of a resolve that warm up and are skipped.
 part_ncu() {
     local program group failed=0 without=0 metrics
     program=$(tool ncu) || { detail="not here: no ncu"; return 0; }
@@ -414,7 +415,7 @@ part_ncu() {
     [ $failed = 0 ]
 }
 
-# The package and what it lacks here, unpacked: wheels are archives, and nothing is installed.
+# Unpacks the package and what this machine lacks for it: wheels are archives, and nothing is installed.
 python_site() {
     local tag wheel site=$work/site
     mkdir -p "$site"
@@ -444,7 +445,7 @@ part_python() {
     done
     bounded 240 python-tests.log python3 -m pytest -q -p no:cacheprovider -rs "${tests[@]}" || failed=1
     say "tests: $(tail -n 1 "$logs/python-tests.log")"
-    # With torch on the GPU; in its place the stand-in driver, if one is named, whose device memory is the host's.
+    # With torch on the GPU. If the stand-in driver is named instead, its device memory is the host's.
     local beneath=() device=1
     if ! short python3 -c 'import torch; assert torch.cuda.is_available()' >"$logs/python-torch.log" 2>&1; then
         beneath=(--driver "${FOREBAY_STANDIN_LIBRARY:-}")
@@ -484,7 +485,7 @@ part_replay() {
             bounded $per_replay "replay-$name-${device%:0}.log" "$here/bin/forebay" replay "$trace" "${sizes[@]}" \
                 --device "$device" --json "$work/$name-${device%:0}.json" || failed=1
         done
-        # What names the device is no count.
+        # A line that names the device is not a count.
         local fields='/"device"/d'
         if [ -s "$work/$name-cuda.json" ] &&
             cmp -s <(sed "$fields" "$work/$name-host.json") <(sed "$fields" "$work/$name-cuda.json"); then
@@ -496,11 +497,11 @@ part_replay() {
         fi
         cp "$work/$name"-*.json "$logs/" 2>/dev/null
     done
-    detail="host beside cuda:0, $same traces alike"
+    detail="host and cuda:0 compared, $same traces alike"
     [ $failed = 0 ] && [ $same != 0 ]
 }
 
-# Every other part in small, one behind the other: what does not work is known before time is spent on figures.
+# Runs every other part in small shapes, one after the other: a fault shows before time is spent on figures.
 part_smoke() {
     local each number=0 failed=0
     quick=(--quick) figures=smoke.jsonl logs=$out/logs/smoke ncu_pool=$quick_pool
@@ -526,7 +527,7 @@ machine() {
     echo "    $(getconf GNU_LIBC_VERSION), kernel $(uname -r)"
 }
 
-# Of a long log its ends: all of them together stay small.
+# Keeps the ends of a long log, so that all logs together stay small.
 shorten() {
     local log
     for log in "$out"/logs/*.log "$out"/logs/smoke/*.log; do
@@ -536,14 +537,14 @@ shorten() {
     done
 }
 
-# Whether there is a GPU, and a driver that answers.
+# Whether there is a GPU, and a driver that responds.
 has_gpu() {
     timeout -k 5 $((60 * slow)) "$here/bin/forebay" doctor --device cuda:0 --no-rates --json "$work/gpu.json" \
         >/dev/null 2>&1 </dev/null
     grep -q '"capability"' "$work/gpu.json" 2>/dev/null
 }
 
-# run_part PART SECONDS TITLE, in a shell of its own: what it exports goes with it.
+# run_part PART SECONDS TITLE: runs in a shell of its own, so its exports end with it.
 run_part() {
     part=$1 detail='' began=$SECONDS lines=$work/lines-$1
     local verdict title=$3 now=$((SECONDS + $2 * slow))
@@ -567,7 +568,7 @@ run_part() {
     case $verdict in FAILED | interrupted) return 1 ;; esac
 }
 
-# What a part has written goes into the archive.
+# Puts the files that a part has written into the archive.
 keep_logs() {
     shorten
     tar -rf "$out/logs.tar" -C "$out" logs && rm -rf "${out:?}"/logs/*
@@ -595,7 +596,7 @@ slow=${FOREBAY_GPU_SLOW:-1} ends=${3:-1000000}
 work=$(mktemp -d) || exit 2
 trap 'rm -rf "$work"' EXIT
 trap 'echo "interrupted before anything was measured" >&2; exit 2' TERM INT HUP
-# A home that can be written, whatever the user's is; caches of the driver's go with it. Python's packages stay.
+# A writable home, whatever the user's is; the driver's caches are removed with it. Python's packages stay.
 export PYTHONUSERBASE=${PYTHONUSERBASE:-${HOME:-}/.local}
 export HOME=$work CUDA_CACHE_PATH=$work/cache PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 if ! has_gpu; then
@@ -606,7 +607,7 @@ if ! has_gpu; then
     exit 2
 fi
 mkdir -p "$2/logs" && out=$(cd "$2" && pwd) || exit 2
-# What a killed call left running holds the lock for as long as it lasts.
+# Processes that a killed call left running hold the lock as long as they run.
 if command -v flock >/dev/null; then
     exec 9>"$out/.lock"
     flock -n 9 || { echo "error: another call still measures into $out: wait for it, or end it" >&2; exit 2; }
@@ -615,12 +616,12 @@ logs=$out/logs quick=() rounds=() figures=figures.jsonl
 [ "${FOREBAY_GPU_QUICK:-}" != 1 ] || quick=(--quick)
 [ -z "${FOREBAY_GPU_ROUNDS:-}" ] || rounds=(--rounds "$FOREBAY_GPU_ROUNDS")
 [ -f "$out/summary.txt" ] || machine >"$out/summary.txt"
-# Of a call that was killed.
+# Left over from a call that was killed.
 fold smoke.jsonl
 fold figures.jsonl
 [ -z "$(ls "$logs")" ] || keep_logs
 
-# Ends what runs; the part's own shell says what was kept.
+# Ends the running command; the part's own shell reports what was kept.
 stop() {
     touch "$work/stopped"
     ! read -r pid 2>/dev/null <"$work/running" || kill "$pid" 2>/dev/null
@@ -643,7 +644,7 @@ for part in $asked; do
     [ $ended = 0 ] || status=1
     ! stopped || break
 done
-# A full disk leaves the logs where they are.
+# If the disk is full, the logs stay where they are.
 [ -n "$(find "$logs" -type f)" ] || rm -rf "$logs"
 rm -f "$out/.lock"
 if stopped; then

@@ -1,11 +1,11 @@
-//! The command `forebay`: replays recorded selections, and says what fits and what it would cost.
+//! The command `forebay`: replays traces, plans and simulates deployments, measures devices, and checks machines.
 //!
-//! Every command obeys one contract: results go to standard output or to the file of `--json`, progress
-//! to standard error when that is a terminal, an error is one line on standard error and exit status 2 (a
-//! bare call gets the help there, with the same status). Status 1 is the doctor's alone: it found problems. A command
-//! prints nothing before all its work has succeeded, so bad input never leaves half a result; a reader that closes the
-//! pipe early ends the command quietly. A signal ends it as it ends any program (130 and 143 in a shell), and leaves
-//! no half of a file.
+//! Every command obeys one contract. Results go to standard output or to the file of `--json`. Progress goes to
+//! standard error if that is a terminal. An error is one line on standard error and exit status 2; a call without
+//! arguments prints the help there, with the same status. Status 1 is reserved for `doctor`: it found problems. A
+//! command prints nothing before all its work has succeeded, so bad input never leaves half a result. If the reader
+//! closes the pipe early, the command ends quietly. A signal ends the command as it ends any program (130 and 143 in a
+//! shell), and leaves no partial file.
 
 mod bench;
 mod blocks;
@@ -29,7 +29,7 @@ use forebay::{Result, os};
 
 use self::present::{output, terminal};
 
-/// What a small KV-cache pool on the device misses under sparse attention, from recorded selections
+/// Plans, simulates and measures KV-cache offload under sparse attention
 #[derive(Parser)]
 #[command(name = "forebay", version)]
 struct Arguments {
@@ -39,21 +39,21 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Replays selection or request traces and counts what a pool or cache of each size misses
+    /// Replays selection or request traces and counts the misses of a pool or cache of each size
     Replay(Box<replay::Arguments>),
-    /// Says what fits on a GPU: sequences, slots, bytes, and whether offload is needed at all
+    /// Computes what fits on a GPU: sequences, slots, bytes, and whether offload is needed at all
     Plan(Box<plan::Arguments>),
-    /// Says what a decode step takes at an operating point, by the production schedule on a virtual clock
+    /// Computes the time of a decode step at an operating point, with the production schedule on a virtual clock
     Simulate(Box<simulate::Arguments>),
-    /// Makes a setup from measurements, and says what it leaves unexplained
+    /// Makes a setup from measurements, and reports the residuals
     Fit(Box<fit::Arguments>),
-    /// Measures what a device reaches of its ceilings: rows, the rule, steps
+    /// Measures how close a device comes to its ceilings: rows, the rule, steps
     Bench(Box<bench::Arguments>),
-    /// Says what this machine and its GPUs can do, what stands in the way, and what to fix
+    /// Reports what this machine and its GPUs can do, what is missing, and how to fix it
     Doctor(Box<doctor::Arguments>),
     /// Prints the completion script of a shell
     Completions {
-        /// Whose script
+        /// The shell
         shell: clap_complete::Shell,
     },
 }
@@ -75,8 +75,8 @@ fn run(command: &Command) -> Result<ExitCode> {
     .map(|()| ExitCode::SUCCESS)
 }
 
-/// The command as shells complete it: what names a built-in setup or a file is completed to the names, where a shell
-/// finds none of them to files.
+/// The command for completion scripts: the argument of `--setup` completes to the names of built-in setups; a shell
+/// that finds no match completes it to files.
 fn completed() -> clap::Command {
     let setup = |command: clap::Command| {
         let names = PossibleValuesParser::new(Setup::names());
@@ -85,13 +85,13 @@ fn completed() -> clap::Command {
     Arguments::command().mut_subcommand("plan", setup).mut_subcommand("simulate", setup)
 }
 
-/// Whether clap's answer is an error, and not a text that was asked for.
+/// Whether clap's answer is an error, and not requested output such as a help.
 fn is_mistake(answer: &clap::Error) -> bool {
     answer.use_stderr() && answer.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
 }
 
-/// What the command line says. Helps are as wide as reports. A `--ratio` of replay is told its name there: elsewhere a
-/// ratio is of the context at its end.
+/// Parses the command line. Help is as wide as a report. `replay --ratio` gets a hint to `--prompt-share`, because in
+/// the other commands a ratio is a share of the context at its end.
 fn parse() -> std::result::Result<Arguments, clap::Error> {
     let meant = UnknownArgumentValueParser::suggest_arg("--prompt-share");
     let ratio = clap::Arg::new("ratio").long("ratio").hide(true).value_parser(meant);
@@ -101,11 +101,11 @@ fn parse() -> std::result::Result<Arguments, clap::Error> {
 }
 
 fn main() -> ExitCode {
-    // The limit on a file's size is an error, wherever the file is written: behind standard output too.
+    // Exceeding the limit on a file's size is an error for every file, including a redirected standard output.
     os::unsignalled(obey)
 }
 
-/// Reads the command line and does what it says.
+/// Parses the command line and runs the command.
 fn obey() -> ExitCode {
     let arguments = match parse() {
         Ok(arguments) => arguments,
@@ -114,7 +114,7 @@ fn obey() -> ExitCode {
             return ExitCode::from(output::BAD_INPUT);
         }
         Err(answer) => {
-            // --help, --version, and the help that a bare call gets; a closed pipe is their reader's choice.
+            // --help, --version, and the help for a call without arguments. A closed pipe is the reader's choice.
             return match output::forgive_closed_pipe(answer.print()) {
                 Ok(()) => ExitCode::from(u8::try_from(answer.exit_code()).unwrap_or(output::BAD_INPUT)),
                 Err(_) => ExitCode::from(output::BAD_INPUT),

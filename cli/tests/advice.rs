@@ -193,7 +193,7 @@ fn noted(options: &str) -> (String, String) {
 fn what_is_only_too_slow_has_another_mark_than_what_does_not_pay() {
     let slower = "fewer sequences, all rows on the device, yield as many";
     let (notes, text) = noted(&format!("{NODE} --min-otps 19.2"));
-    assert!(notes.contains("batches that offload yield more, but") && !notes.contains(slower), "{notes}");
+    assert!(notes.contains("batches with offload yield more, but") && !notes.contains(slower), "{notes}");
     let line =
         |text: &str| text.lines().find(|line| line.trim_start().starts_with("64K")).unwrap().to_owned();
     assert!(line(&text).contains("too slow") && line(&text).contains("[m]"), "{text}");
@@ -322,7 +322,7 @@ fn a_node_is_the_setups() {
     let refused: Vec<&str> =
         std::iter::once("plan").chain("--gpus 12 --gpu 141GB --context 64K".split(' ')).collect();
     let error = refuses(&refused);
-    assert!(error.contains("--gpus 12: neither whole nodes of 8 GPUs, nor a part of one"), "{error}");
+    assert!(error.contains("--gpus 12: not a multiple of a node's 8 GPUs"), "{error}");
 }
 
 #[test]
@@ -335,9 +335,12 @@ fn a_rate_that_was_given_is_called_what_it_is() {
 #[test]
 fn what_is_not_known_is_no_advice() {
     let (offload, sentence) = advice("--gpus 8 --gpu 141GB --context 64K");
-    assert!(offload.is_none() && sentence.contains("whether that pays only --setup tells"), "{sentence}");
+    assert!(
+        offload.is_none() && sentence.contains("pass --setup to find out whether that pays"),
+        "{sentence}"
+    );
     let (offload, sentence) = advice(&format!("{NODE} --batch 50"));
-    assert!(offload.is_none() && sentence.starts_with("Not known: "), "{sentence}");
+    assert!(offload.is_none() && sentence.starts_with("Unknown: "), "{sentence}");
 }
 
 /// Where nothing fits at all there is no plan; where something does, what does not has a sentence of its own.

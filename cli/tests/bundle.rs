@@ -57,7 +57,7 @@ fn figures_are_written_line_by_line_and_are_those_of_the_list() {
     };
     assert_eq!(sorted(&found), sorted(&listed));
     let error = refuses(&["bench", "--quick", "--json-lines", name]);
-    assert!(error.contains("figures.jsonl") && error.contains("nothing is written over"), "{error}");
+    assert!(error.contains("figures.jsonl") && error.contains("never overwritten"), "{error}");
     let error = refuses(&["bench", "--quick", "--json-lines", "-"]);
     assert!(error.contains("--json-lines") && error.contains("standard output"), "{error}");
     let error = refuses(&["bench", "--quick", "--json", name, "--json-lines", name]);

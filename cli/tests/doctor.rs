@@ -104,7 +104,7 @@ fn what_a_machine_lacks_is_found_and_comes_with_a_fix() {
         &["none reserved", "never", "nr_hugepages", "shmem_enabled"],
     );
     is(&found, "transparent huge pages", "note", &["never", "madvise"]);
-    is(&found, "NUMA nodes", "note", &["no memory of node 1", "cpuset.mems"]);
+    is(&found, "NUMA nodes", "note", &["not use the memory of node 1", "cpuset.mems"]);
     for one in found["findings"].as_array().unwrap() {
         assert_eq!(one["state"] == "ok", one["fix"] == "", "{one:#}");
         assert!(!one["means"].as_str().unwrap().is_empty() && one["value"] != "", "{one:#}");
@@ -146,7 +146,7 @@ fn pages_of_the_pool_are_those_that_shared_memory_gets() {
     meminfo(1000, 1000);
     is(&host(&machine), NAME, "note", &["1000 of 1000 free", "1.95 GiB", "nr_hugepages"]);
     meminfo(1000, 0);
-    is(&host(&machine), NAME, "warning", &["all 1000 reserved ones taken"]);
+    is(&host(&machine), NAME, "warning", &["all 1000 reserved ones in use"]);
     for switch in ["always", "within_size", "advise", "force"] {
         let text = "always within_size advise never deny force\n".replace(switch, &format!("[{switch}]"));
         machine.write("sys/kernel/mm/transparent_hugepage/shmem_enabled", &text);
@@ -176,7 +176,7 @@ fn long_pages_are_reserved_at_boot_and_those_of_another_size_are_lost() {
         &host(&machine),
         "huge pages for the pool",
         "note",
-        &["4 of 4 free, of 1.00 GiB", "boots: hugepages=N"],
+        &["4 of 4 free, of 1.00 GiB", "boot: hugepages=N"],
     );
     is(&host(&machine), "other huge pages", "note", &["409600 of 2.00 MiB"]);
 }

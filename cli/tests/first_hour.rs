@@ -220,7 +220,7 @@ fn one_of_a_thing_is_not_called_by_its_plural() {
     }
     assert!(
         succeeds(&["replay", &session])
-            .contains("\n1 session, its block ids its own; 1 sub-agent with 1 request of")
+            .contains("\n1 session with its own block ids; 1 sub-agent with 1 request of")
     );
 }
 

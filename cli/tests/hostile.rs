@@ -565,8 +565,7 @@ fn many_steps_over_many_slots_take_as_long_as_what_they_select() {
     let output = run(&folder, &words.split(' ').map(str::to_owned).collect::<Vec<_>>());
     let error = String::from_utf8(output.stderr).unwrap();
     assert!(
-        error.contains("decay-tokens look at every slot in every step")
-            && error.contains("most 137438953472"),
+        error.contains("decay-tokens scan every slot in every step") && error.contains("most 137438953472"),
         "{error}"
     );
 }

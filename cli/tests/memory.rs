@@ -136,7 +136,10 @@ fn what_needs_more_than_is_allowed_is_refused_before_it_is_taken() {
         let output = confined(arguments);
         let errors = String::from_utf8(output.stderr).unwrap();
         assert_eq!((output.status.code(), errors.lines().count()), (Some(2), 1), "{errors}");
-        assert!(errors.contains(path) && errors.contains("GiB of memory, allowed are 491 MiB;"), "{errors}");
+        assert!(
+            errors.contains(path) && errors.contains("GiB of memory, but the limit is 491 MiB;"),
+            "{errors}"
+        );
         assert!(errors.contains("allow more with --memory SIZE"), "{errors}");
     }
     // The control: allowed that much, it is taken, and ends where the machine's limit is.
@@ -193,7 +196,7 @@ fn what_a_header_promises_is_refused_before_a_set_is_decoded() {
         ([&plan.split(' ').collect::<Vec<_>>()[..], &["--trace", &path]].concat(), "--ratio,"),
     ] {
         let e = refuses(&[&call[..], &["--memory", "300MB"]].concat());
-        let wanted = format!("{path}: needs {needs} of memory, allowed are {};", size(300_000_000));
+        let wanted = format!("{path}: needs {needs} of memory, but the limit is {};", size(300_000_000));
         assert!(e.contains(&wanted) && e.contains("--memory SIZE"), "{call:?}: {e}");
         assert!(e.contains(hint) && (hint == "--slots" || !e.contains("--slots")), "{call:?}: {e}");
         // The control: what is allowed is read, and is not there.
@@ -206,7 +209,7 @@ fn what_a_header_promises_is_refused_before_a_set_is_decoded() {
     {
         let e = refuses(arguments);
         let allowed = size(4 * 1024 * 4096 * 64 + BESIDE);
-        assert!(e.contains(" of memory, allowed are ") && e.contains(&allowed), "{arguments:?}: {e}");
+        assert!(e.contains(" of memory, but the limit is ") && e.contains(&allowed), "{arguments:?}: {e}");
     }
 }
 
@@ -286,7 +289,7 @@ fn request_traces_are_read_within_what_is_allowed() {
         let errors = String::from_utf8(output.stderr).unwrap();
         match output.status.code() {
             Some(0) => read += 1,
-            _ => assert!(errors.contains(" of memory, allowed are "), "{megabytes}: {errors}"),
+            _ => assert!(errors.contains(" of memory, but the limit is "), "{megabytes}: {errors}"),
         }
     }
     assert!((1..5).contains(&read), "{read} of 5 were read");
@@ -373,7 +376,7 @@ fn memory_that_ends_while_a_text_is_read_is_an_error() {
     let misses = written("misses.json", &lists);
     let at = "simulate --setup ess --context 32K --mtp 1 --batch 8 --ratio 0.1 --misses";
     let e = starved(kib, &[&at.split(' ').collect::<Vec<_>>()[..], &[&misses]].concat());
-    assert!(e.contains("out of memory: ") && e.contains("misses.json: parsing it (bytes"), "{e}");
+    assert!(e.contains("out of memory: ") && e.contains("misses.json: while parsing it (bytes"), "{e}");
     let e = starved(kib, &["fit", &misses]);
     assert!(e.contains("out of memory: "), "{e}");
 }

@@ -174,7 +174,7 @@ fn the_command_says_both_beside_the_plain_replay() {
     }
     // Every third layer of a model of 30.
     let text = command::succeeds(&["replay", demo, "--prefetch", "inter-layer"]);
-    for words in ["covered", "extra", "not neighbours"] {
+    for words in ["covered", "extra", "not adjacent"] {
         assert!(text.contains(words), "{text}");
     }
 }

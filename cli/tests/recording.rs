@@ -114,7 +114,7 @@ fn a_recording_that_was_not_finished_is_replayed_and_said_to_be() {
     assert!(left > 0 && entry["steps"].as_u64() < entries(&whole)[0]["steps"].as_u64());
     for option in [&["--slots", "700"][..], &["--curve"]] {
         let said = succeeds(&[&["replay", text(&cut)], option].concat());
-        assert!(said.contains(&format!("not finished: {left} bytes behind")), "{said}");
+        assert!(said.contains(&format!("not finished: {left} bytes after")), "{said}");
         assert!(!succeeds(&[&["replay", text(&whole)], option].concat()).contains("not finished"));
     }
     // Damage with more behind it is no cut.

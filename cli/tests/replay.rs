@@ -365,7 +365,7 @@ fn memory_that_cannot_be_had_is_an_error_that_names_the_trace() {
     let arguments = [&arguments[..], &["--memory", "60MB"]].concat();
     let e = refuses(&arguments);
     assert!(e.contains("out of memory") && e.contains(text(&demo)), "{e}");
-    assert!(e.contains("of memory, allowed are 57.2 MiB; allow more with --memory SIZE"), "{e}");
+    assert!(e.contains("of memory, but the limit is 57.2 MiB; allow more with --memory SIZE"), "{e}");
 }
 
 #[test]
@@ -494,7 +494,7 @@ fn version_help_and_completions() {
         assert!(succeeds(&["completions", shell]).contains("replay"), "{shell}");
     }
     assert!(refuses(&["completions", "cmd"]).contains("bash"));
-    assert!(succeeds(&["--help"]).starts_with("What a small KV-cache pool"));
+    assert!(succeeds(&["--help"]).starts_with("Plans, simulates and measures KV-cache offload"));
     // A bare call shows the help.
     let bare = forebay(&[]).output().unwrap();
     assert_eq!(bare.status.code(), Some(2));

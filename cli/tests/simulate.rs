@@ -263,7 +263,7 @@ fn misses_by_step_are_run_step_by_step() {
     let file = of(&steps, "steps.json");
     let begin = ["simulate", "--setup", "ess", "--misses", &file];
     let arguments: Vec<&str> = begin.into_iter().chain(POINT.split(' ')).collect();
-    assert!(succeeds(&arguments).contains("the mean of 4 steps, all in one order by layer"));
+    assert!(succeeds(&arguments).contains("mean of 4 steps, all in the same order by layer"));
     let page = succeeds(&[&arguments[..], &["--html", "-"]].concat());
     assert!(page.contains("the mean of 4 steps"));
     let picture = succeeds(&[&arguments[..], &["--timeline", "-"]].concat());
@@ -391,10 +391,10 @@ fn bad_input_is_one_error_that_names_the_option_or_the_field() {
         (format!("--setup ess --link 0GB/s {POINT}"), "--link 0GB/s"),
         (format!("--setup ess --traffic-up 54 {POINT}"), "--traffic-up: more than the link's 53 GB/s"),
         (format!("--setup ess --traffic-down 1000000 {POINT}"), "--traffic-down"),
-        (format!("--setup ess --layer 3 --json - {POINT},0.2"), "--layer is of one step"),
+        (format!("--setup ess --layer 3 --json - {POINT},0.2"), "--layer shows one step"),
         (format!("--setup ess --layer 61 --html t.svg {POINT}"), "--layer"),
         (format!("--setup ess --timeline t.svg --layer 61 {POINT}"), "--layer"),
-        (format!("--setup ess --timeline t.svg {POINT},0.2"), "--timeline is of one step"),
+        (format!("--setup ess --timeline t.svg {POINT},0.2"), "--timeline shows one step"),
         (format!("--setup ess --perfetto x --json x {POINT}"), "--json and --perfetto name the same file"),
         ("--setup ess --context 32K --batch 64".to_owned(), "--ratio auto without --cache"),
         ("--setup ess --context 32K --batch 9000 --cache 80GiB".to_owned(), "gpu: the cache of this batch"),
@@ -411,7 +411,7 @@ fn bad_input_is_one_error_that_names_the_option_or_the_field() {
         ("--setup ess --context 32K --batch 64 --ratio 0.5 --mtp 2 --accept NaN".to_owned(), "--accept"),
         (
             "--setup ess --context 32K --batch 64 --ratio 0.5 --mtp 1,2 --accept 1,1,1".to_owned(),
-            "--accept is neither",
+            "--accept needs one value",
         ),
         ("--setup ess --context 32K --batch 64 --ratio 0.5 --overlap all".to_owned(), "--overlap"),
         ("--setup ess --context 32K --ratio 0.5".to_owned(), "--batch"),
@@ -549,7 +549,7 @@ fn other_gpus_are_priced_and_marked_extrapolated() {
 #[test]
 fn gpus_that_cannot_be_priced_are_refused_in_one_line() {
     for (options, words) in [
-        (format!("--gpus 256 {POINT}"), "256 GPUs: the costs are of 32, and are carried to 8 to 128"),
+        (format!("--gpus 256 {POINT}"), "256 GPUs: the costs are of 32, and can be extrapolated to 8 to 128"),
         (format!("--gpus 4 {POINT}"), "4 GPUs: the costs are of 32"),
         (format!("--gpus 24 {POINT}"), "24 GPUs: 256 experts do not divide"),
         (format!("--gpus 0 {POINT}"), "--gpus"),

@@ -19,7 +19,7 @@ mod command;
 use std::path::{Path, PathBuf};
 
 use forebay::Shape;
-use forebay::study::Depths;
+use forebay::study::StackDistances;
 use forebay::trace::SelectionTrace;
 use proptest::prelude::*;
 use serde_json::Value;
@@ -93,7 +93,7 @@ fn steps(depths: &[usize]) -> Vec<u32> {
 }
 
 fn curves(layers: &[Vec<u32>]) -> Curves {
-    let mut depths = Depths::new(ROWS, ROWS).unwrap();
+    let mut depths = StackDistances::new(ROWS, ROWS).unwrap();
     let mut count = |steps: &Vec<u32>| {
         (0..ROWS).for_each(|row| depths.warm(&[row]));
         steps.iter().for_each(|row| depths.resolve(&[*row]));
@@ -132,7 +132,7 @@ fn layers() -> impl Strategy<Value = (Vec<Vec<usize>>, u32)> {
 }
 
 /// Gain of each further slot, which a convex curve never has after a smaller one.
-fn gains(curve: &forebay::study::Curve) -> Vec<u64> {
+fn gains(curve: &forebay::study::MissRatioCurve) -> Vec<u64> {
     (1..ROWS).map(|slots| curve.misses(slots) - curve.misses(slots + 1)).collect()
 }
 
@@ -214,7 +214,7 @@ fn the_command_sets_both_splits_side_by_side() {
         assert_ne!(divided["first_steps"], Value::Null);
     }
     let table = command::succeeds(&arguments[..arguments.len() - 2]);
-    for words in ["by layer", "uniform", "fewer misses", "divided by what each gains"] {
+    for words in ["by layer", "uniform", "fewer misses", "divided by what each layer gains"] {
         assert!(table.contains(words), "{words}: {table}");
     }
     let uniform = command::succeeds(&["replay", demo, "--split", "uniform", "--prompt-share", "0.1,0.2"]);

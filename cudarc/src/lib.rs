@@ -1,22 +1,23 @@
-//! cudarc's streams, events and slices in calls of forebay, and forebay's memory in calls of cudarc.
+//! Converts cudarc's streams, events and slices for forebay's calls, and forebay's memory for cudarc's calls.
 //!
-//! **What it is for.** An engine in Rust holds its streams and its memory as cudarc's values; forebay takes a stream by
-//! its handle and memory by its address, and so asks for promises in `unsafe` calls. A [`Bridge`] makes these promises:
-//! it opens forebay's device in the context of a [`CudaContext`], and what it hands out keeps cudarc's values alive for
-//! as long as the device may use them.
+//! **What it is for.** An engine in Rust keeps its streams and its memory as cudarc's values. forebay takes a stream by
+//! its handle and memory by its address, and so has `unsafe` calls whose caller must promise their lifetimes. A
+//! [`Bridge`] keeps these promises: it opens forebay's device in the context of a [`CudaContext`], and keeps cudarc's
+//! values alive for as long as the device may use them.
 //!
-//! **Costs.** A stream is borrowed once, memory is lent once, and a view is made once: it makes three events.
-//! [`Bridge::follow`] and [`Bridge::lead`] are three or four calls of the driver. Nothing of it stands in a step.
+//! **Costs.** A stream is borrowed once, memory is lent once, and a view is made once; a view makes three events.
+//! [`Bridge::follow`] and [`Bridge::lead`] make three or four driver calls each. A step makes none of these calls.
 //!
-//! **Invariants.** A stream and memory are of the bridge's own context, or refused. A borrowed stream is not destroyed
-//! before the device has ended, which may be after the bridge: until then another thread may enqueue on it, and nothing
-//! tells when none does any more. Lent memory is not freed before its owner says that nothing names it any more, and no
-//! view is made of it, which would outlive that. Memory of the device is never freed by cudarc.
+//! **Invariants.** The bridge rejects a stream or memory of a context other than its own. A borrowed stream is not
+//! destroyed before the device has ended, which may be after the bridge: until then another thread may enqueue on it,
+//! and no call reports when the last such thread has finished. Lent memory is not freed before its owner declares that
+//! no operation uses it any more. The bridge makes no view of lent memory, because such a view could outlive it. cudarc
+//! never frees memory of the device.
 //!
-//! **What it does not do.** It orders nothing: cudarc's own events know nothing of what forebay enqueues, so an engine
-//! orders by streams and by [`Bridge::follow`] and [`Bridge::lead`], as forebay's calls say. It gives no stream back
-//! early. It makes no [`CudaStream`] of forebay's streams: cudarc's memory holds its stream, and would outlive the
-//! device that destroys it. It names no CUDA version.
+//! **What it does not do.** It orders nothing: cudarc's own events do not cover what forebay enqueues, so an engine
+//! orders by streams and by [`Bridge::follow`] and [`Bridge::lead`], as forebay's calls require. It gives no stream
+//! back early. It makes no [`CudaStream`] of forebay's streams: cudarc's memory holds its stream, and would outlive the
+//! device that destroys the stream. It names no CUDA version.
 
 mod memory;
 
@@ -29,28 +30,28 @@ use forebay::{Error, Kind, Result};
 
 pub use memory::{DeviceView, LentSlice, Plain};
 
-/// forebay's CUDA device in a context of cudarc's.
+/// forebay's CUDA device in a context that cudarc holds.
 #[derive(Debug)]
 pub struct Bridge {
     context: Arc<CudaContext>,
     device: Arc<CudaDevice>,
-    /// The device keeps it too, for as long as itself.
+    /// The engine's borrowed streams. The device keeps this list too, until it ends.
     borrowed: Arc<Mutex<Vec<Arc<CudaStream>>>>,
-    /// Where events are passed on; forebay's own stream, which lives as long as the device.
+    /// The stream that passes events on; it is forebay's own and lives as long as the device.
     relay: Stream,
 }
 
-/// What the driver answered to cudarc.
+/// Turns the driver's error, as cudarc returns it, into forebay's.
 fn refused(operation: &'static str, error: DriverError) -> Error {
     Error::new(Kind::DeviceFailed, operation).at(format!("cudarc: {error:?}"))
 }
 
 impl Bridge {
-    /// Opens the device of `context`, whose number goes before that of `options`.
+    /// Opens the device of `context`. The context's device number replaces that of `options`.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] for a context that is not its device's primary one, in which forebay's kernels and
-    /// memory are; those of [`CudaDevice::new`].
+    /// [`Kind::InvalidConfig`] for a context that is not its device's primary one, because forebay's kernels and memory
+    /// are in the primary one; the errors of [`CudaDevice::new`].
     pub fn open(context: &Arc<CudaContext>, options: CudaOptions) -> Result<Bridge> {
         if !context.is_primary() {
             return Err(Error::new(Kind::InvalidConfig, "open bridge")
@@ -64,12 +65,12 @@ impl Bridge {
         Ok(Bridge { context: Arc::clone(context), device, borrowed, relay })
     }
 
-    /// forebay's device, for a cache. It may outlive the bridge.
+    /// Returns forebay's device, for a cache. It may outlive the bridge.
     pub fn device(&self) -> &Arc<CudaDevice> {
         &self.device
     }
 
-    /// [`Kind::InvalidConfig`] for another context than the bridge's.
+    /// Returns [`Kind::InvalidConfig`] for a context other than the bridge's.
     fn check(&self, operation: &'static str, what: &'static str, context: &Arc<CudaContext>) -> Result<()> {
         if *context == self.context {
             return Ok(());
@@ -81,18 +82,19 @@ impl Bridge {
             .hint("use a bridge of that context"))
     }
 
-    /// A stream of the engine's in forebay's calls, until the device ends, which waits for what was enqueued on it: so
-    /// long it is not destroyed, whoever lets go of it. Whoever borrows it again gets the same one.
+    /// Returns forebay's name of an engine's stream, which is valid until the device ends. The device's end waits for
+    /// the work enqueued on the stream; until then the stream is not destroyed, even if its owner drops it. Borrowing
+    /// it again returns the same stream.
     ///
     /// # Errors
     /// [`Kind::InvalidConfig`] for a stream of another context, and for the per-thread stream;
     /// [`Kind::DeviceFailed`].
     pub fn stream(&self, stream: &Arc<CudaStream>) -> Result<Stream> {
         self.check("borrow stream", "stream", stream.context())?;
-        // SAFETY: a stream of cudarc's, which its `Arc` keeps: the caller's now, and from below on one that goes when
-        // the device has ended.
+        // SAFETY: a stream of cudarc's that its `Arc` keeps alive: the caller's `Arc` now, and from below on the one in
+        // the list, which is dropped when the device has ended.
         let known = unsafe { self.device.borrow_stream(stream.cu_stream() as u64) }?;
-        // A panic leaves the list whole.
+        // A panic cannot leave the list half changed.
         let mut borrowed = self.borrowed.lock().unwrap_or_else(PoisonError::into_inner);
         if !borrowed.iter().any(|kept| kept.cu_stream() == stream.cu_stream()) {
             borrowed.push(Arc::clone(stream));
@@ -100,19 +102,19 @@ impl Bridge {
         Ok(known)
     }
 
-    /// cudarc's view of a stream that forebay's device knows.
+    /// Returns cudarc's view of a stream that forebay's device has a record of.
     fn known(&self, stream: Stream) -> Result<Arc<CudaStream>> {
-        // Asked because it is refused for a stream that the device does not know, and enqueues nothing.
+        // This query fails for a stream that the device has no record of, and enqueues nothing.
         self.device.is_capturing(stream)?;
-        // SAFETY: a stream of this context, as the device has just known it, and it is one until the device has ended,
-        // which the bridge holds: the device's own, or one that was borrowed above. No caller keeps the view.
+        // SAFETY: a stream of this context, as the query above has checked. It exists until the device has ended, and
+        // the bridge holds the device: the stream is the device's own, or was borrowed above. No caller keeps the view.
         Ok(unsafe { self.context.wrap_borrowed_stream(stream.0 as _) })
     }
 
-    /// Makes a stream that forebay knows wait for cudarc's event, as it was recorded last.
+    /// Makes a stream that forebay has a record of wait for the last record of cudarc's event.
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`] for a stream that forebay does not know, [`Kind::InvalidConfig`] for an event of another
+    /// [`Kind::OutOfRange`] for a stream that forebay has no record of, [`Kind::InvalidConfig`] for an event of another
     /// context; [`Kind::DeviceFailed`].
     pub fn wait(&self, stream: Stream, event: &CudaEvent) -> Result<()> {
         const OPERATION: &str = "wait for an event";
@@ -120,25 +122,25 @@ impl Bridge {
         self.known(stream)?.wait(event).map_err(|error| refused(OPERATION, error))
     }
 
-    /// Records forebay's event once cudarc's, as it was recorded last, has been reached.
+    /// Makes forebay's event complete after the last record of cudarc's event.
     ///
-    /// All events that are passed on go through one stream: this one is reached behind those that [`Bridge::follow`]
-    /// and [`Bridge::lead`] passed on before as well. To make a stream wait for cudarc's event alone there is
-    /// [`Bridge::wait`]. An event that was recorded in a capture is not to be passed on: it would draw that stream into
-    /// the capture, which could not end then.
+    /// One stream passes all events on, so forebay's event also completes after those that [`Bridge::follow`] and
+    /// [`Bridge::lead`] passed on before. [`Bridge::wait`] makes a stream wait for cudarc's event alone. Do not pass on
+    /// an event that was recorded in a capture: it would draw the bridge's stream into the capture, and the capture
+    /// could not end.
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`] for an event of another device, and as [`Bridge::wait`].
+    /// [`Kind::OutOfRange`] for an event of another device; the errors of [`Bridge::wait`].
     pub fn follow(&self, event: Event, behind: &CudaEvent) -> Result<()> {
         self.wait(self.relay, behind)?;
         self.device.record(event, self.relay)
     }
 
-    /// Records cudarc's event once forebay's, as it was recorded last, has been reached; with the same bounds as
+    /// Makes cudarc's event complete after the last record of forebay's event, with the same limits as
     /// [`Bridge::follow`].
     ///
     /// # Errors
-    /// As [`Bridge::follow`].
+    /// The errors of [`Bridge::follow`].
     pub fn lead(&self, event: Event, to: &CudaEvent) -> Result<()> {
         const OPERATION: &str = "record an event";
         self.check(OPERATION, "event", to.context())?;

@@ -1,4 +1,4 @@
-/* The decode loop of docs/integration.md, in C: two sequences, four layers, one draft a step. */
+/* The decode loop of docs/integration.md, in C: two sequences, four layers, one draft per step. */
 #include <forebay.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,7 +46,7 @@ static uint64_t open_sequence(fb_cache *cache) {
     return sequence;
 }
 
-/* P, the engine's: writes the new rows to their landing slots. */
+/* The engine's P: writes the new rows to their landing slots. */
 static void write_rows(const fb_cache *cache, uint8_t *slab, const uint64_t *sequences, uint32_t number) {
     for (uint32_t s = 0; s < BATCH; s++) {
         for (uint32_t query = 0; query < QUERY; query++) {
@@ -90,7 +90,7 @@ int main(void) {
     uint32_t lengths[BATCH] = {PROMPT, PROMPT};
     for (uint32_t number = 0; number < STEPS; number++) {
         /* Which sequences decode, and how many rows of their last step were accepted: the draft or not. */
-        fb_row rows[BATCH];
+        fb_batch_row rows[BATCH];
         for (uint32_t s = 0; s < BATCH; s++) {
             rows[s].sequence = sequences[s];
             rows[s].accepted = number == 0 ? 0 : 1 + (number + s) % 2;

@@ -1,4 +1,4 @@
-// The decode loop of docs/integration.md, in C++: two sequences, four layers, one draft a step.
+// The decode loop of docs/integration.md, in C++: two sequences, four layers, one draft per step.
 #include <forebay.h>
 
 #include <array>
@@ -122,7 +122,7 @@ int main() try {
     std::array<std::uint32_t, kBatch> lengths{kPrompt, kPrompt};
     for (std::uint32_t number = 0; number < kSteps; number++) {
         // Which sequences decode, and how many rows of their last step were accepted: the draft or not.
-        std::array<fb_row, kBatch> rows{};
+        std::array<fb_batch_row, kBatch> rows{};
         for (std::uint32_t s = 0; s < kBatch; s++) {
             rows[s] = {sequences[s], number == 0 ? 0 : 1 + (number + s) % 2, kQuery};
             lengths[s] += rows[s].accepted;

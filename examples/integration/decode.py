@@ -1,4 +1,4 @@
-"""The decode loop of docs/integration.md, in Python: two sequences, four layers, one draft a step."""
+"""The decode loop of docs/integration.md, in Python: two sequences, four layers, one draft per step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def open_sequence(cache: forebay.Cache) -> forebay.Sequence:
 
 
 def decode() -> str:
-    """Decodes, and says what came of it."""
+    """Decodes, and returns a line with the counts."""
     # Once: everything is taken here, and nothing later.
     shape = forebay.Shape.preset("deepseek-v3.2", layers=LAYERS, top_k=TOP_K)
     with (

@@ -25,8 +25,8 @@ use criterion::Criterion;
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::{Device, Slice, Stream};
 use forebay::{
-    Accepted, BringUp, Budget, Buffers, Cache, Config, Error, Kind, Layer, LayerCall, Memory, MicroBatch,
-    Open, Result, Row, Sequence, Shape, Streams, WarmUp,
+    Accepted, BatchRow, BringUp, Budget, Buffers, Cache, Config, Error, Kind, Layer, LayerCall, Memory,
+    MicroBatch, Open, Result, Sequence, Shape, Streams, WarmUp,
 };
 use race::{Side, done, record};
 
@@ -85,7 +85,7 @@ struct InRust {
     device: Arc<HostDevice>,
     cache: Cache,
     stream: Stream,
-    rows: Vec<Row>,
+    rows: Vec<BatchRow>,
     slots: Vec<i32>,
 }
 
@@ -119,7 +119,7 @@ impl InRust {
             let sequence: Sequence = cache.open(&open)?;
             (0..LAYERS).try_for_each(|layer| cache.append(sequence, Layer(layer), &prompt))?;
             let _ready = cache.join(sequence, stream, WarmUp::default())?;
-            Ok(Row { sequence, accepted: Accepted::Rows(0), query_rows: 1 })
+            Ok(BatchRow { sequence, accepted: Accepted::Rows(0), query_rows: 1 })
         };
         let rows = (0..point.batch).map(&mut join).collect::<Result<_>>()?;
         Ok(InRust { device, cache, stream, rows, slots: vec![0; (point.batch * point.k) as usize] })
@@ -137,8 +137,11 @@ impl Steps for InRust {
         let mut step = self.cache.prepare(MicroBatch(0), 1, &self.rows, None, stream)?;
         let lap = Lap::begin();
         for layer in (0..LAYERS).flat_map(|layer| (0..repeats).map(move |_| layer)) {
-            let buffers =
-                Buffers { selection: self.slice(selection), slots: self.slice(&self.slots), parts: None };
+            let buffers = Buffers {
+                selection: self.slice(selection),
+                slots: self.slice(&self.slots),
+                split_indices: None,
+            };
             let streams = Streams { resolve: stream, gather: stream };
             self.cache.layer(&step, LayerCall::whole(Layer(layer)), streams, buffers)?;
         }

@@ -1,4 +1,4 @@
-/* A cache: what it is made of, what it says of itself, its memory. */
+/* A cache: its parts, what it reports about itself, its memory. */
 
 #include "check.h"
 
@@ -37,7 +37,7 @@ static void info(const fb_cache *cache) {
     CHECK(found.layers == LAYERS && found.row_bytes == ROW && found.first_run_bytes == ROW);
     CHECK(found.top_k == TOP_K && found.query_rows == QUERY && found.batch == LANES && found.page_tokens == PAGE);
     CHECK(found.host_stride >= ROW && found.block_bytes == 64 * ROW && found.lanes == LANES);
-    CHECK(found.attention_passes == 1);
+    CHECK(found.attention_waves == 1);
 }
 
 static void slabs(const fb_cache *cache) {
@@ -56,7 +56,8 @@ static void slabs(const fb_cache *cache) {
     CHECK(slab == NULL && other_bytes == 0);
 }
 
-/* What was asked for and could not be had is listed; what was not asked for is not missed. */
+/* A cache lists the options that it requested and the system refused; options that it did not request are not
+ * listed. */
 static void fallbacks(fb_device *device, const fb_cache *plain) {
     char text[256] = "untouched";
     size_t count = 0;
@@ -76,7 +77,8 @@ static void fallbacks(fb_device *device, const fb_cache *plain) {
     OK(cache, fb_cache_destroy(cache));
 }
 
-/* Pools that are smaller than all lanes at their longest run out, by name, and nothing is taken. */
+/* Pools smaller than all lanes at their longest run out, with an error that names the pool, and nothing is
+ * allocated. */
 static void exhausted(fb_device *device) {
     fb_cache_config config = declared();
     config.host_pages = 9;
@@ -94,7 +96,7 @@ static void exhausted(fb_device *device) {
     OK(cache, fb_cache_destroy(cache));
 }
 
-/* Layers may have budgets of their own. */
+/* Layers may have their own budgets. */
 static void by_layer(fb_device *device) {
     uint32_t slots[LAYERS] = {64, 24, 40};
     fb_cache_config config = declared();

@@ -1,8 +1,8 @@
-/* Every call of the interface that takes a pointer, in a table: made with one of its pointers replaced, it must answer
- * an error and write nothing. Programs include it behind check.h.
+/* Every call of the interface that takes a pointer, in a table: with one of its pointers replaced, it must return an
+ * error and write nothing. Programs include this file after check.h.
  *
- * An attempt is made with `handle` as the object that the call is on, and with pointer number `null`, counted from 1
- * without the handle, as NULL. All that a call may write stands in `out`.
+ * An attempt runs on the object `handle`, with pointer number `null`, counted from 1 without the handle, as NULL. A
+ * call writes only to `out`.
  */
 
 #ifndef FB_CALLS_H
@@ -10,7 +10,7 @@
 
 #include "check.h"
 
-/* What calls write to. */
+/* The memory that calls write to. */
 typedef union {
     unsigned char bytes[4096];
     void *pointer;
@@ -29,7 +29,7 @@ typedef union {
     fb_planned planned;
 } answers;
 
-/* One handle of each kind, and what calls are made with. */
+/* One handle of each kind, and the arguments of calls. */
 typedef struct {
     fb_device *device;
     fb_cache *cache;
@@ -55,14 +55,14 @@ typedef enum { NO_HANDLE, DEVICE, CACHE, TICKET, CHOOSER, TRACE, REQUESTS, SELEC
 typedef struct {
     const char *name;
     kind on;
-    /* Pointers that may not be NULL, the handle not counted. */
+    /* The number of pointers that may not be NULL, without the handle. */
     uint32_t pointers;
     fb_status (*attempt)(world *w, void *handle, uint32_t null);
 } call;
 
-/* Pointer number `n`, or NULL in its place. */
+/* Returns pointer number `n`, or NULL in its place. */
 #define P(n, pointer) (null == (n) ? NULL : (pointer))
-/* The struct that a call fills, its size stated. */
+/* Returns the struct that a call fills, with its size set. */
 #define FILL(field) (w->out.field.size = sizeof w->out.field, &w->out.field)
 #define TRY(name) static fb_status try_##name(world *w, void *handle, uint32_t null)
 #define UNUSED ((void)w, (void)handle, (void)null)
@@ -130,7 +130,7 @@ TRY(fork) {
     fb_open_config config = opening(0, 10);
     return fb_fork(handle, w->sequence, P(1, &config), NULL, P(2, &w->out.number), NULL);
 }
-TRY(roll_back) { return UNUSED, fb_roll_back(handle, w->sequence, 1000, NULL, NULL); }
+TRY(truncate) { return UNUSED, fb_truncate(handle, w->sequence, 1000, NULL, NULL); }
 TRY(close) { return UNUSED, fb_close(handle, w->sequence + 1, NULL); }
 TRY(length) { return fb_length(handle, w->sequence, P(1, FILL(sequence_length))); }
 TRY(pages) { return fb_pages(handle, w->sequence, P(1, (fb_page *)w->out.bytes), 4, P(2, &w->out.word + 100)); }
@@ -155,16 +155,16 @@ TRY(find_shared) {
     tokens.ids = P(4, tokens.ids);
     return fb_find_shared(handle, P(1, &tokens), P(2, "salt"), 4, P(3, &w->out.word));
 }
-TRY(seal) {
+TRY(publish) {
     fb_tokens tokens = calls_tokens(w);
-    return fb_seal(handle, w->sequence, 0, P(1, &tokens), P(2, &w->out.word));
+    return fb_publish(handle, w->sequence, 0, P(1, &tokens), P(2, &w->out.word));
 }
 
 TRY(ticket_outcome) { return fb_ticket_outcome(handle, P(1, &w->out.word), NULL); }
 TRY(ticket_destroy) { return UNUSED, fb_ticket_destroy(handle); }
 
 TRY(prepare) {
-    fb_row row = {w->sequence, 0, 1};
+    fb_batch_row row = {w->sequence, 0, 1};
     fb_step_config config = SIZED(fb_step_config);
     config.rows = P(3, &row);
     config.row_count = 1;
@@ -174,22 +174,22 @@ TRY(prepare) {
 TRY(layer) { return fb_layer(handle, w->step, 0, P(1, w->picks), P(2, (int32_t *)w->out.bytes), NULL); }
 TRY(layers) { return fb_layers(handle, w->step, P(1, w->picks), P(2, (int32_t *)w->out.bytes), NULL); }
 TRY(resolve) {
-    fb_part part = SIZED(fb_part);
+    fb_step_range range = SIZED(fb_step_range);
     fb_buffers buffers = SIZED(fb_buffers);
     buffers.selection = P(3, w->picks);
     buffers.slots = P(4, (int32_t *)w->out.bytes);
-    return fb_resolve(handle, w->step, P(1, &part), P(2, &buffers), NULL);
+    return fb_resolve(handle, w->step, P(1, &range), P(2, &buffers), NULL);
 }
 TRY(gather) {
-    fb_part part = SIZED(fb_part);
-    part.layer = LAYERS;
-    return UNUSED, fb_gather(handle, w->step, P(1, &part), 0, NULL);
+    fb_step_range range = SIZED(fb_step_range);
+    range.layer = LAYERS;
+    return UNUSED, fb_gather(handle, w->step, P(1, &range), 0, NULL);
 }
 TRY(scatter) { return UNUSED, fb_scatter(handle, w->step, LAYERS, NULL); }
-TRY(scatter_part) {
-    fb_part part = SIZED(fb_part);
-    part.layer = LAYERS;
-    return fb_scatter_part(handle, w->step, P(1, &part), NULL);
+TRY(scatter_range) {
+    fb_step_range range = SIZED(fb_step_range);
+    range.layer = LAYERS;
+    return fb_scatter_range(handle, w->step, P(1, &range), NULL);
 }
 TRY(finish) { return UNUSED, fb_finish(handle, w->step + 1, NULL); }
 TRY(abandon) { return UNUSED, fb_abandon(handle, w->step + 1); }
@@ -245,7 +245,7 @@ TRY(capture_into) {
     fb_engine engine = calls_engine();
     return fb_capture_into(handle, P(1, &config), P(2, &engine), P(3, (fb_captured **)&w->out.pointer));
 }
-/* There is nothing captured on a host device: the second handle is NULL or of another kind. */
+/* A host device has nothing captured: the second handle is NULL or of another kind. */
 TRY(launch) { return fb_launch(handle, P(1, (const fb_captured *)(void *)w->device), P(2, &w->step), 1); }
 TRY(launched) { return fb_launched(handle, P(1, (const fb_captured *)(void *)w->device), P(2, &w->step), 1); }
 TRY(captured_destroy) { return UNUSED, fb_captured_destroy(handle); }
@@ -351,12 +351,12 @@ static const call CALLS[] = {
     CALL(cache_validate, CACHE, 0), CALL(slab, CACHE, 2), CALL(rows, CACHE, 2), CALL(index_keys, CACHE, 2),
     CALL(cache_destroy, CACHE, 0),
     CALL(open, CACHE, 2), CALL(append, CACHE, 1), CALL(append_in_place, CACHE, 0), CALL(join, CACHE, 0),
-    CALL(join_more, CACHE, 0), CALL(fork, CACHE, 2), CALL(roll_back, CACHE, 0), CALL(close, CACHE, 0),
+    CALL(join_more, CACHE, 0), CALL(fork, CACHE, 2), CALL(truncate, CACHE, 0), CALL(close, CACHE, 0),
     CALL(length, CACHE, 1), CALL(pages, CACHE, 2), CALL(landing_slot, CACHE, 1), CALL(read_row, CACHE, 1),
-    CALL(digest, CACHE, 1), CALL(open_shared, CACHE, 5), CALL(find_shared, CACHE, 4), CALL(seal, CACHE, 2),
+    CALL(digest, CACHE, 1), CALL(open_shared, CACHE, 5), CALL(find_shared, CACHE, 4), CALL(publish, CACHE, 2),
     CALL(ticket_outcome, TICKET, 1), CALL(ticket_destroy, TICKET, 0), CALL(prepare, CACHE, 3), CALL(layer, CACHE, 2),
     CALL(layers, CACHE, 2), CALL(resolve, CACHE, 4), CALL(gather, CACHE, 1), CALL(scatter, CACHE, 0),
-    CALL(scatter_part, CACHE, 1), CALL(finish, CACHE, 0), CALL(abandon, CACHE, 0), CALL(retire, CACHE, 1),
+    CALL(scatter_range, CACHE, 1), CALL(finish, CACHE, 0), CALL(abandon, CACHE, 0), CALL(retire, CACHE, 1),
     CALL(retired_counts, CACHE, 2), CALL(retired_lengths, CACHE, 2), CALL(overlap, CACHE, 5),
     CALL(overlap_steps, CACHE, 4),
     CALL(capture, CACHE, 5), CALL(capture_into, CACHE, 3), CALL(launch, CACHE, 2), CALL(launched, CACHE, 2),
@@ -379,7 +379,7 @@ static inline void *handle_of(const world *w, kind of) {
     return of < KINDS ? handles[of] : NULL;
 }
 
-/* Makes a call that must be refused: the status is `wanted`, and nothing is written. */
+/* Makes a call that must fail: the status is `wanted`, and nothing is written. */
 static inline void refused(world *w, const call *made, void *handle, uint32_t null, fb_status wanted) {
     answers before;
     memset(&w->out, 0x5a, sizeof w->out);
@@ -388,7 +388,7 @@ static inline void refused(world *w, const call *made, void *handle, uint32_t nu
         fprintf(stderr, "%s, pointer %u: %s\n", made->name, (unsigned)null, fb_status_text(found));
     }
     CHECK(found == wanted);
-    /* The size that the caller states stands where it was. */
+    /* The size that the caller states is still there. */
     memset(&before, 0x5a, sizeof before);
     memcpy(&before, &w->out, sizeof(size_t));
     CHECK(memcmp(&before, &w->out, sizeof before) == 0);
@@ -412,7 +412,7 @@ static inline void make_files(world *w) {
     IS(FB_OK, fb_requests_create(CALLS_REQUESTS, 16, NULL, 0, &w->requests));
 }
 
-/* A world with one of everything: a joined sequence and an open step among them. */
+/* A world with one of everything, including a joined sequence and an open step. */
 static inline void make_world(world *w) {
     story of;
     fb_cache_config config = declared();
@@ -421,7 +421,7 @@ static inline void make_world(world *w) {
     w->cache = cache_of(w->device, &config);
     open_story(w->cache, &of, 40, NULL);
     w->sequence = of.sequence;
-    OK(w->cache, fb_roll_back(w->cache, w->sequence, 40, NULL, &w->ticket));
+    OK(w->cache, fb_truncate(w->cache, w->sequence, 40, NULL, &w->ticket));
     memset(w->picks, 0, sizeof w->picks);
     fb_prices prices = calls_prices(w);
     fb_table table = {1, LAYERS, w->orders};
@@ -437,7 +437,7 @@ static inline void make_world(world *w) {
     w->step = begin_step(w->cache, &of, 1, 1, NULL);
 }
 
-/* All of it still works, and ends. */
+/* All of it still works, and can be destroyed. */
 static inline void end_world(world *w) {
     fb_step step = w->step;
     OK(w->cache, fb_abandon(w->cache, step));

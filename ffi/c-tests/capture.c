@@ -1,7 +1,7 @@
-/* Captured layers. On the host each call says that it captures nothing, and the cache goes on. On the CUDA device,
- * whose driver is the program's argument: what an engine forgets of a step whose layers are captured is an error. What
- * the cache was not told of fb_finish refuses; a graph that was not launched, and one of several that was left out,
- * the step's report finds. */
+/* Captured layers. On the host each call reports that it captures nothing, and the cache goes on. On the CUDA
+ * device, whose driver is the program's argument, it is an error if an engine leaves out a part of a step whose
+ * layers are captured. fb_finish rejects what the host can detect; the step's report finds a graph that was not
+ * launched, also if it is one of several. */
 
 #include "check.h"
 
@@ -34,9 +34,9 @@ static void on_the_host(void) {
     fb_engine engine = SIZED(fb_engine);
     engine.enqueue = enqueue;
     fb_captured *captured = NULL;
-    IS(FB_INVALID_CONFIG, fb_capture(cache, &capture, &engine, &captured));
+    IS(FB_UNSUPPORTED, fb_capture(cache, &capture, &engine, &captured));
     CHECK(captured == NULL && says(cache, "captur"));
-    IS(FB_INVALID_CONFIG, fb_capture_into(cache, &capture, &engine, &captured));
+    IS(FB_INVALID_STATE, fb_capture_into(cache, &capture, &engine, &captured));
     CHECK(captured == NULL);
     story of;
     open_story(cache, &of, 40, NULL);
@@ -53,7 +53,7 @@ static void on_the_host(void) {
     end_all(device, cache);
 }
 
-/* What an engine calls of the driver by itself. */
+/* The driver functions that an engine calls by itself. */
 typedef struct {
     void *library;
     int (*init)(unsigned);
@@ -97,7 +97,7 @@ static driver driver_of(const char *path) {
     return d;
 }
 
-/* An engine that captures its layers in one graph, or in one for each layer and each pass of the draft layer. */
+/* An engine that captures its layers in one graph, or in one for each layer and each draft pass. */
 typedef struct {
     const driver *driver;
     void *stream;
@@ -141,7 +141,7 @@ typedef struct {
 static void *device_words(const rig *r, size_t words) {
     void *address = NULL;
     OK(r->device, fb_device_allocate(r->device, 4 * words, &address));
-    /* Nothing is selected. */
+    /* Selects nothing. */
     CHECK(r->driver.set_bytes((unsigned long long)(uintptr_t)address, 0xff, 4 * words, r->stream) == 0);
     return address;
 }
@@ -214,10 +214,10 @@ static void ends_well(rig *r, fb_step step) {
     OK(r->cache, retire(r, step));
 }
 
-static void roll_back(rig *r) {
+static void truncate(rig *r) {
     for (uint32_t row = 0; row < BUCKET; row++) {
         r->of[row].committed = length_of(r->cache, r->of[row].sequence).committed;
-        OK(r->cache, fb_roll_back(r->cache, r->of[row].sequence, r->of[row].committed, r->stream, NULL));
+        OK(r->cache, fb_truncate(r->cache, r->of[row].sequence, r->of[row].committed, r->stream, NULL));
     }
     OK(r->device, fb_stream_wait(r->device, r->stream));
 }
@@ -226,19 +226,19 @@ static void abandoned(rig *r, fb_step step) {
     OK(r->cache, fb_abandon(r->cache, step));
     OK(r->cache, fb_finish(r->cache, step, r->stream));
     IS(FB_CANCELLED, retire(r, step));
-    roll_back(r);
+    truncate(r);
 }
 
-/* The host knows what a capture holds, and whether it was launched. */
+/* The host has a record of what a capture holds, and whether it was launched. */
 static void known_to_the_host(rig *r) {
     fb_captured *captured = capture(r, NULL, QUERY);
     fb_step step = prepare(r);
-    IS(FB_INVALID_CONFIG, fb_finish(r->cache, step, r->stream));
+    IS(FB_INVALID_STATE, fb_finish(r->cache, step, r->stream));
     CHECK(says(r->cache, "a resolve was not enqueued (layer 0, batch row 0, query row 0)"));
     OK(r->cache, fb_launch(r->cache, captured, &step, 1));
     ends_well(r, step);
     OK(captured, fb_captured_destroy(captured));
-    /* The draft layer's passes that were not captured. */
+    /* The draft passes that were not captured. */
     for (uint32_t passes = 0; passes < QUERY; passes++) {
         captured = capture(r, NULL, passes);
         for (int completed = 0; completed < 2; completed++) {
@@ -248,7 +248,7 @@ static void known_to_the_host(rig *r) {
             int length = snprintf(text, sizeof text,
                                   "a resolve was not enqueued (layer %d, batch row 0, query row %u)", DRAFT, passes);
             CHECK(length > 0 && (size_t)length < sizeof text);
-            IS(FB_INVALID_CONFIG, fb_finish(r->cache, step, r->stream));
+            IS(FB_INVALID_STATE, fb_finish(r->cache, step, r->stream));
             CHECK(says(r->cache, text) && says(r->cache, "enqueue it, or abandon the step"));
             if (!completed) {
                 abandoned(r, step);
@@ -265,7 +265,7 @@ static void known_to_the_host(rig *r) {
     }
 }
 
-/* A step whose graphs are said to have been launched, but that of `without`, if there is one. */
+/* A step that declares all graphs launched, but leaves out `without`, if there is one. */
 static void launched_without(rig *r, const engine *own, const fb_captured *captured, uint32_t without) {
     fb_step step = prepare(r);
     for (uint32_t piece = 0; piece < own->count; piece++) {
@@ -285,18 +285,18 @@ static void launched_without(rig *r, const engine *own, const fb_captured *captu
     CHECK(length > 0 && (size_t)length < sizeof text);
     OK(r->cache, fb_finish(r->cache, step, r->stream));
     IS(FB_DEVICE_FAILED, retire(r, step));
-    CHECK(says(r->cache, text) && says(r->cache, "roll its sequences back"));
-    fb_row row = {r->of[0].sequence, 0, QUERY};
+    CHECK(says(r->cache, text) && says(r->cache, "truncate its sequences"));
+    fb_batch_row row = {r->of[0].sequence, 0, QUERY};
     fb_step_config config = SIZED(fb_step_config);
     config.rows = &row;
     config.row_count = 1;
     config.query_rows = QUERY;
     step = 0;
     CHECK(fb_prepare(r->cache, &config, r->stream, &step) != FB_OK && step == 0);
-    roll_back(r);
+    truncate(r);
 }
 
-/* A graph of the engine's own that was never launched; then one for each layer, of which one is left out. */
+/* One graph of the engine's own that was never launched; then one graph for each layer, of which one is left out. */
 static void known_to_the_device(rig *r) {
     for (int in_pieces = 0; in_pieces < 2; in_pieces++) {
         engine own;
@@ -317,7 +317,7 @@ static void known_to_the_device(rig *r) {
 }
 
 static void on_cuda(const char *path) {
-    /* The driver stays loaded, and what it has stays in reach. */
+    /* The driver stays loaded, and its memory stays reachable. */
     static rig r;
     begin(&r, path);
     known_to_the_host(&r);

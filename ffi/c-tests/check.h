@@ -1,8 +1,8 @@
-/* What the programs of this folder share: checks, a small cache on the host device, and rows whose bytes say
- * which row they are.
+/* The shared part of this folder's programs: checks, a small cache on the host device, and rows whose bytes identify
+ * them.
  *
- * A program ends with 0 and says on standard output how many checks it made; a check that does not hold ends it with
- * 1 and says where. Programs include this header once, in their only file.
+ * A program returns 0 and prints how many checks it made; a check that fails ends it with 1 and prints its place.
+ * Programs include this header once, in their only file.
  */
 
 #ifndef FB_CHECK_H
@@ -17,11 +17,11 @@
 
 static uint64_t checks_made;
 
-/* A condition holds. */
+/* Checks that a condition holds. */
 #define CHECK(condition) check_that((condition) ? 1 : 0, #condition, __FILE__, __LINE__)
-/* A call on a handle ends well; the handle's error text says why it did not. */
+/* Checks that a call on a handle succeeds; prints the handle's error text if it does not. */
 #define OK(handle, call) check_status((handle), (call), FB_OK, #call, __FILE__, __LINE__)
-/* A call ends with this status. */
+/* Checks that a call returns this status. */
 #define IS(wanted, call) check_status(NULL, (call), (wanted), #call, __FILE__, __LINE__)
 
 static inline void check_that(int holds, const char *what, const char *file, int line) {
@@ -47,7 +47,7 @@ static inline void check_status(const void *handle, fb_status found, fb_status w
     _Exit(1);
 }
 
-/* The text of the last failed call on a handle holds these words. */
+/* Checks that the text of the last failed call on a handle contains these words. */
 static inline int says(const void *handle, const char *words) {
     char text[512] = "";
     CHECK(fb_error_text(handle, text, sizeof text) == FB_OK);
@@ -60,7 +60,7 @@ static inline int checked(void) {
     return 0;
 }
 
-/* An fb_ struct of its own size. */
+/* An fb_ struct with its size set. */
 #define SIZED(type) \
     { .size = sizeof(type) }
 
@@ -129,19 +129,19 @@ static inline fb_sequence_length length_of(const fb_cache *cache, uint64_t seque
     return length;
 }
 
-/* What an engine knows of a sequence. */
+/* The engine's record of a sequence. */
 typedef struct {
     uint64_t sequence;
     uint32_t committed;
-    /* Rows of its last step that are accepted by the next one. */
+    /* The number of rows of its last step that the next one accepts. */
     uint32_t accepted;
-    /* By position the write that it holds: each write of a position has a number of its own. */
+    /* By position, the number of its last write: each write of a position has its own number. */
     uint32_t written[MAX_TOKENS + 2 * QUERY];
 } story;
 
 static uint32_t writes;
 
-/* The row of a position, in a layer. */
+/* Returns the row of a position, in a layer. */
 static inline void stamp(const story *of, uint32_t *row, uint32_t layer, uint32_t position) {
     for (uint32_t word = 0; word < WORDS; word++) {
         row[word] = of->written[position] << 16 | layer << 12 | position << 4 | word;
@@ -194,7 +194,7 @@ static inline unsigned char *row_at(const fb_cache *cache, uint32_t layer, int32
     return (unsigned char *)slab + (size_t)slot * ROW;
 }
 
-/* The engine's projections: a step's new rows, in their landing slots. */
+/* The engine's projections: write a step's new rows to their landing slots. */
 static inline void land(const fb_cache *cache, const story *of, uint32_t layer, uint32_t query_rows) {
     for (uint32_t query = 0; query < query_rows; query++) {
         uint32_t slot = 0;
@@ -205,7 +205,7 @@ static inline void land(const fb_cache *cache, const story *of, uint32_t layer, 
     }
 }
 
-/* Positions that a query row may select: its own, one twice, none, and others that wander. */
+/* Positions that a query row may select: its own, one twice, none, and others that vary. */
 static inline void pick_rows(int32_t *picks, uint32_t own, uint32_t number) {
     for (uint32_t k = 0; k < TOP_K; k++) {
         picks[k] = (int32_t)((number * 13 + k * k * 5) % (own + 1));
@@ -215,7 +215,8 @@ static inline void pick_rows(int32_t *picks, uint32_t own, uint32_t number) {
     picks[5] = -1;
 }
 
-/* Attention's view: the row at each answered slot is the one that was written last; how many were compared. */
+/* Attention's view: checks that the row at each returned slot is the last write; returns the number of compared
+ * rows. */
 static inline uint32_t compare_rows(const fb_cache *cache, const story *of, uint32_t layer, const int32_t *picks,
                                     const int32_t *slots, uint32_t count) {
     uint32_t compared = 0;
@@ -234,7 +235,7 @@ static inline uint32_t compare_rows(const fb_cache *cache, const story *of, uint
 
 /* Prepares a step of `count` sequences with `query_rows` each. */
 static inline fb_step begin_step(fb_cache *cache, story *of, uint32_t count, uint32_t query_rows, void *stream) {
-    fb_row rows[LANES];
+    fb_batch_row rows[LANES];
     fb_step_config config = SIZED(fb_step_config);
     fb_step step = 0;
     CHECK(count <= LANES);
@@ -258,8 +259,8 @@ static inline fb_step begin_step(fb_cache *cache, story *of, uint32_t count, uin
     return step;
 }
 
-/* What is due of a step's layers from `first` on, of which a test asks nothing: they select nothing, and what stands in
- * the landing slots is stored. */
+/* Makes the calls that a step's layers need from `first` on, without a test of their results: they select nothing,
+ * and store the contents of the landing slots. */
 static inline void rest_of_step(fb_cache *cache, fb_step step, uint32_t first, void *stream) {
     static int32_t picks[LANES * PICKS], slots[LANES * PICKS];
     memset(picks, 0xff, sizeof picks);
@@ -269,7 +270,7 @@ static inline void rest_of_step(fb_cache *cache, fb_step step, uint32_t first, v
     }
 }
 
-/* One whole step of sequences in inline streams; each accepts `accepted` of its rows in the next one. */
+/* Runs one whole step of sequences in inline streams; each accepts `accepted` of its rows in the next one. */
 static inline void decode_step(fb_cache *cache, story *of, uint32_t count, uint32_t number, uint32_t accepted) {
     int32_t picks[LANES * PICKS], slots[LANES * PICKS];
     fb_step step = begin_step(cache, of, count, QUERY, NULL);
@@ -294,7 +295,7 @@ static inline void decode_step(fb_cache *cache, story *of, uint32_t count, uint3
     }
 }
 
-/* Every stored row of a sequence, read back from the total pool. */
+/* Reads every stored row of a sequence back from the total pool. */
 static inline void compare_stored(const fb_cache *cache, const story *of, uint32_t length) {
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
         for (uint32_t position = 0; position < length; position++) {
@@ -306,7 +307,7 @@ static inline void compare_stored(const fb_cache *cache, const story *of, uint32
     }
 }
 
-/* Everything is given back: closes nothing, but finds nothing left; then ends the cache and its device. */
+/* Checks that every resource is released, without closing anything; then destroys the cache and its device. */
 static inline void end_all(fb_device *device, fb_cache *cache) {
     fb_stats stats;
     OK(cache, fb_cache_reap(cache, NULL, NULL));

@@ -1,4 +1,4 @@
-/* Tables that say which order a layer runs in, and the chooser between them. */
+/* Tables that give the order of each layer, and the chooser between them. */
 
 #include "check.h"
 
@@ -33,7 +33,7 @@ static void texts(void) {
     CHECK(strstr(reason, "layer 1, value 3") != NULL);
 }
 
-/* None costs nothing without misses, DA little with them. */
+/* The order none costs nothing without misses, DA little with them. */
 static const double MISSES[2] = {0, 100};
 static const double EXPOSED[3 * 2] = {0, 100000, 20000, 20000, 30000, 30000};
 

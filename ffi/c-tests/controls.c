@@ -1,4 +1,4 @@
-/* What must be reported: without these, a sanitizer that does not work would look like programs without errors.
+/* Faults that must be reported: without these controls, a broken sanitizer would look like programs without errors.
  *
  *   controls leak        loses memory of its own
  *   controls forgotten   never ends its cache
@@ -19,7 +19,7 @@ static void leak(void) {
 }
 
 static void overrun(fb_cache *cache, const story *of) {
-    fb_row *rows = (fb_row *)malloc(sizeof *rows);
+    fb_batch_row *rows = (fb_batch_row *)malloc(sizeof *rows);
     CHECK(rows != NULL);
     rows[0].sequence = of->sequence;
     rows[0].accepted = 0;
@@ -50,7 +50,7 @@ static void undefined(uint32_t seed) {
     CHECK(number != 0);
 }
 
-/* Sparse slots are few, so that what was stored too early is fetched again from where it never arrived. */
+/* Sparse slots are few, so that a row stored too early is fetched again from memory that it never reached. */
 static void unstored(fb_cache *cache, story *of) {
     int32_t picks[PICKS], slots[PICKS];
     for (uint32_t number = 0; number < 100; number++) {

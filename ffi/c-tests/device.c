@@ -1,4 +1,4 @@
-/* Devices, their streams, and memory of theirs. */
+/* Devices, their streams, and their memory. */
 
 #include "check.h"
 
@@ -17,7 +17,7 @@ static void kinds(void) {
     IS(FB_CLOSED, fb_device_destroy(device));
 }
 
-/* No driver is asked for until a program wants CUDA, and its absence is one clear error. */
+/* The library loads no driver until a program wants CUDA; a missing driver is one clear error. */
 static void without_a_driver(void) {
     fb_device_config config = SIZED(fb_device_config);
     fb_device *device = NULL;

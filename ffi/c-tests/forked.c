@@ -1,5 +1,5 @@
-/* A forked child has none of its parent's handles: every call is FB_CLOSED there, and the parent goes on. What a
- * child creates is its own. */
+/* A forked child has none of its parent's handles: every call with one returns FB_CLOSED there, and the parent goes
+ * on. Objects that the child creates are its own. */
 
 #include "calls.h"
 
@@ -7,7 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* In the child: each call with each handle of the parent's. */
+/* In the child: makes each call with each handle of the parent. */
 static void every_call_is_closed(world *w) {
     for (uint32_t index = 0; index < CALL_COUNT; index++) {
         const call *made = &CALLS[index];
@@ -19,7 +19,7 @@ static void every_call_is_closed(world *w) {
     }
 }
 
-/* In the child: a device and a cache of its own. */
+/* In the child: makes a device and a cache of its own. */
 static void own_cache(void) {
     fb_device *device = device_of(FB_DEVICE_HOST);
     fb_cache_config config = declared();
@@ -33,8 +33,8 @@ static void own_cache(void) {
     end_all(device, cache);
 }
 
-/* The child ends as another program: what the parent's handles named is a copy here that nobody frees, which a search
- * for leaks at its exit would find. */
+/* The child ends as another program. It has copies of the parent's objects that no call frees, which a leak check at
+ * its exit would report. */
 static void in_child(world *w) {
     every_call_is_closed(w);
     own_cache();

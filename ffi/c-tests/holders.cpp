@@ -1,4 +1,4 @@
-// The interface from C++: holders that end what they hold, and an engine in small on them.
+// The interface from C++: holders that destroy their objects, and a small engine that uses them.
 
 #include <forebay.h>
 
@@ -25,7 +25,7 @@ void check(bool holds, const char *what, int line) {
 }
 #define CHECK(condition) check((condition), #condition, __LINE__)
 
-// A status that is not FB_OK, with the text of the object that said so.
+// A status other than FB_OK, with the error text of the failed object.
 class Error : public std::runtime_error {
   public:
     Error(fb_status found, const std::string &text)
@@ -101,7 +101,7 @@ Holder<fb_cache> make_cache(const Holder<fb_device> &device) {
     return Holder<fb_cache>(cache);
 }
 
-// A sequence that is closed with its holder.
+// A sequence that its holder closes.
 class Sequence {
   public:
     explicit Sequence(fb_cache *of) : cache(of) {
@@ -128,7 +128,7 @@ class Sequence {
     Sequence &operator=(const Sequence &) = delete;
 
     void step() {
-        const fb_row row = {number, decoded > 0 ? 1u : 0u, 1};
+        const fb_batch_row row = {number, decoded > 0 ? 1u : 0u, 1};
         auto config = sized<fb_step_config>();
         config.rows = &row;
         config.row_count = 1;
@@ -174,7 +174,7 @@ class Sequence {
     std::uint32_t decoded = 0;
 };
 
-// Whatever throws, holders end what they hold, in the order that the library asks for.
+// After any exception, holders destroy their objects in the order that the library requires.
 void unwinds() {
     bool thrown = false;
     try {

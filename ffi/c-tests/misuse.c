@@ -1,8 +1,8 @@
-/* What a caller may do wrong with pointers and handles: each gives a status, and nothing is written. */
+/* Wrong pointers and handles from a caller: each gives a status, and the library writes nothing. */
 
 #include "calls.h"
 
-/* NULL for every pointer of every call, the handle included. */
+/* NULL for every pointer of every call, including the handle. */
 static void nulls(world *w) {
     for (uint32_t index = 0; index < CALL_COUNT; index++) {
         const call *made = &CALLS[index];
@@ -26,7 +26,7 @@ static void wrong_kinds(world *w) {
     }
 }
 
-/* Pointers that were never handles: to memory of the caller's, and numbers. */
+/* Pointers that were never handles: to the caller's memory, and arbitrary numbers. */
 static void invented(world *w) {
     uint64_t own[8] = {0};
     void *heap = calloc(1, 64);
@@ -48,7 +48,7 @@ static void invented(world *w) {
     CHECK(own[0] == 0 && own[7] == 0);
 }
 
-/* A handle after its end, while another object of its kind is there. */
+/* A handle after its end, while another object of its kind exists. */
 static void ended(world *w) {
     world gone;
     make_world(&gone);
@@ -64,7 +64,7 @@ static void ended(world *w) {
     }
 }
 
-/* Numbers of another cache's. */
+/* Sequence and step numbers of another cache. */
 static void foreign(world *w) {
     world other;
     uint64_t sequence = w->sequence;
@@ -73,11 +73,11 @@ static void foreign(world *w) {
     CHECK(other.sequence != sequence && other.step != step);
     w->sequence = other.sequence;
     w->step = other.step;
-    const char *sequences[] = {"fb_append", "fb_join",   "fb_join_more", "fb_fork",         "fb_roll_back", "fb_length",
-                               "fb_pages",  "fb_digest", "fb_read_row",  "fb_landing_slot", "fb_seal",      "fb_layer",
-                               "fb_layers", "fb_resolve", "fb_gather",   "fb_scatter",      "fb_overlap",   "fb_close",
-                               "fb_finish", "fb_abandon", "fb_append_in_place", "fb_scatter_part",
-                               "fb_overlap_steps"};
+    const char *sequences[] = {"fb_append", "fb_join", "fb_join_more", "fb_fork", "fb_truncate", "fb_length",
+                               "fb_pages", "fb_digest", "fb_read_row", "fb_landing_slot", "fb_publish",
+                               "fb_layer", "fb_layers", "fb_resolve", "fb_gather", "fb_scatter",
+                               "fb_overlap", "fb_close", "fb_finish", "fb_abandon", "fb_append_in_place",
+                               "fb_scatter_range", "fb_overlap_steps"};
     uint32_t made = 0;
     for (uint32_t index = 0; index < CALL_COUNT; index++) {
         for (size_t at = 0; at < sizeof sequences / sizeof sequences[0]; at++) {

@@ -1,5 +1,5 @@
-/* A layer in the orders none, DA and DBA, on streams with threads of their own: whichever hides the gather, attention
- * reads the same bytes. The engine's work is enqueued by callbacks and runs on its stream. */
+/* A layer in the orders none, DA and DBA, on streams with their own threads: attention reads the same bytes in each
+ * order. Callbacks enqueue the engine's work, which runs on its stream. */
 
 #include "check.h"
 
@@ -8,7 +8,7 @@ enum { BATCH_PICKS = BATCH * PICKS };
 
 typedef struct engine engine;
 
-/* One work of the engine, as it runs on the stream. */
+/* One piece of the engine's work, as it runs on the stream. */
 typedef struct {
     engine *of;
     fb_engine_call call;
@@ -19,13 +19,13 @@ struct engine {
     fb_cache *cache;
     story stories[BATCH];
     uint32_t number;
-    /* Refuses the call of this number, counted down; -1 for none. */
+    /* Counts down the calls until one is refused; -1 for none. */
     int refuse_at;
     int32_t selection[BATCH_PICKS];
     int32_t slots[BATCH_PICKS];
     int32_t lists[LISTS * BATCH_PICKS];
     uint32_t counts[LISTS * BATCH * QUERY];
-    /* Words that attention has read, by row. */
+    /* The words that attention has read, by row. */
     uint64_t attended[BATCH * QUERY];
     uint64_t sums[STEPS * LAYERS * BATCH * QUERY];
     uint32_t sum_count;
@@ -46,12 +46,12 @@ static uint64_t sum_row(const engine *e, uint32_t layer, int32_t slot) {
     return sum;
 }
 
-/* Attention over a list of slots: a sum, which parts add up to. */
+/* Attention over a list of slots: a sum, so the sums of shares add up. */
 static void attend(engine *e, const fb_engine_call *call) {
     for (uint32_t row = call->first; row < call->first + call->count; row++) {
         for (uint32_t query = 0; query < QUERY; query++) {
             uint32_t at = row * QUERY + query;
-            uint32_t list = call->keys == FB_KEYS_FETCHED ? 1 + call->attention_pass : 0;
+            uint32_t list = call->keys == FB_KEYS_FETCHED ? 1 + call->attention_wave : 0;
             const int32_t *slots = e->lists + (list * BATCH * QUERY + at) * TOP_K;
             uint32_t count = e->counts[list * BATCH * QUERY + at];
             if (call->keys == FB_KEYS_ALL) {
@@ -69,7 +69,7 @@ static void attend(engine *e, const fb_engine_call *call) {
     }
 }
 
-/* Every selected row counts once in each query row, so that its sum is known beforehand. */
+/* Selects every row once in each query row, so that the test can compute the sum beforehand. */
 static void compare_sums(engine *e, uint32_t layer) {
     for (uint32_t row = 0; row < BATCH; row++) {
         for (uint32_t query = 0; query < QUERY; query++) {
@@ -131,7 +131,7 @@ static uint32_t enqueue(void *data, const fb_engine_call *call, void *stream) {
     fb_stats stats = SIZED(fb_stats);
     CHECK(call->size >= sizeof *call && call->query_rows == QUERY && call->first_query_row == 0);
     CHECK(call->first + call->count <= BATCH && call->count > 0 && call->micro_batch == 0 && call->layer < LAYERS);
-    /* The cache is alone in the call that calls back. */
+    /* The cache is in use during the call that calls back. */
     IS(FB_BUSY, fb_cache_stats(e->cache, &stats));
     IS(FB_BUSY, fb_close(e->cache, e->stories[0].sequence, stream));
     if (e->refuse_at >= 0 && e->refuse_at-- == 0) {
@@ -219,7 +219,7 @@ static void stop(engine *e) {
     OK(e->cache, fb_cache_destroy(e->cache));
 }
 
-/* Decodes in one order, layer by layer or whole steps; the digests of both sequences. */
+/* Decodes in one order, layer by layer or whole steps; returns the digests of both sequences. */
 static void decode(engine *e, fb_device *device, uint32_t order, int whole, uint64_t digest[BATCH]) {
     start(e, device);
     streams four = streams_of(device);
@@ -250,7 +250,7 @@ static void decode(engine *e, fb_device *device, uint32_t order, int whole, uint
     stop(e);
 }
 
-/* A callback that refuses abandons the step; its sequences are rolled back and go on. */
+/* A callback that refuses abandons the step; its sequences are truncated and go on. */
 static void refusing(engine *e, fb_device *device) {
     start(e, device);
     streams four = streams_of(device);
@@ -263,13 +263,13 @@ static void refusing(engine *e, fb_device *device) {
         e->refuse_at = at;
         IS(FB_IO, fb_overlap(e->cache, step, 0, FB_ALL_QUERY_ROWS, FB_OVERLAP_DA, &layers, &calls));
         e->refuse_at = -1;
-        IS(FB_INVALID_CONFIG, fb_overlap(e->cache, step, 0, FB_ALL_QUERY_ROWS, FB_OVERLAP_DA, &layers, &calls));
+        IS(FB_INVALID_STATE, fb_overlap(e->cache, step, 0, FB_ALL_QUERY_ROWS, FB_OVERLAP_DA, &layers, &calls));
         end_step(e, &step, &four, FB_CANCELLED);
         memset(e->attended, 0, sizeof e->attended);
         for (uint32_t row = 0; row < BATCH; row++) {
             uint64_t sequence = e->stories[row].sequence;
             e->stories[row].committed = length_of(e->cache, sequence).committed;
-            OK(e->cache, fb_roll_back(e->cache, sequence, e->stories[row].committed, four.stream[0], NULL));
+            OK(e->cache, fb_truncate(e->cache, sequence, e->stories[row].committed, four.stream[0], NULL));
         }
         OK(device, fb_stream_wait(device, four.stream[0]));
     }
@@ -303,7 +303,7 @@ static void refused(engine *e, fb_device *device) {
     IS(FB_INVALID_CONFIG, fb_overlap(e->cache, step, 0, 0, FB_OVERLAP_DA, &layers, &calls));
     /* None of these has called the engine. */
     CHECK(e->refuse_at == 0);
-    /* A stream that the device does not know shows when it is enqueued on: the step is given up. */
+    /* The enqueue detects a stream that the device has no record of: the step is abandoned. */
     e->refuse_at = -1;
     calls.enqueue = enqueue;
     layers.gather = e;

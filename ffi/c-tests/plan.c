@@ -1,4 +1,4 @@
-/* A plan: what fits before any of it is bought. */
+/* A plan: what fits on a GPU, before it is bought. */
 
 #include "check.h"
 
@@ -21,7 +21,7 @@ int main(void) {
           planned.available);
     CHECK(planned.most_batch >= planned.resident_batch);
 
-    /* What is offloaded is what a cache of that configuration takes. */
+    /* The offloaded bytes are those of a cache with that configuration. */
     config.ratio = 0.2;
     IS(FB_OK, fb_plan(&config, text, sizeof text, &planned));
     CHECK(planned.offloads == 1 && planned.row_bytes > 0 && planned.host_pages > 0);
@@ -39,7 +39,7 @@ int main(void) {
     OK(NULL, fb_footprint(&cache, NULL, 0, &bytes));
     CHECK(bytes.rows == planned.row_bytes && bytes.index_keys == planned.index_key_bytes);
 
-    /* More misses are bought with fewer slots: a smaller ratio, a larger batch. */
+    /* Fewer slots give more misses: a smaller ratio, a larger batch. */
     uint32_t batch = planned.batch;
     config.ratio = 0.8;
     IS(FB_OK, fb_plan(&config, text, sizeof text, &planned));

@@ -1,4 +1,4 @@
-/* A sequence's life: open, append, join, decode, roll back, fork, close; its rows and pages on the way. */
+/* A sequence's life: open, append, join, decode, truncate, fork, close; and its rows and pages meanwhile. */
 
 #include "check.h"
 
@@ -12,14 +12,14 @@ static void appended(fb_cache *cache) {
     CHECK(of.sequence != 0);
     append_rows(cache, &of, 1, 0, 17);
     append_rows(cache, &of, 0, 0, 50);
-    IS(FB_INVALID_CONFIG, fb_join(cache, of.sequence, NULL, NULL, NULL));
+    IS(FB_INVALID_STATE, fb_join(cache, of.sequence, NULL, NULL, NULL));
     append_rows(cache, &of, 1, 17, 50);
     append_rows(cache, &of, 2, 0, 50);
     IS(FB_OUT_OF_RANGE, fb_append(cache, of.sequence, 0, row, 1));
     IS(FB_OUT_OF_RANGE, fb_append(cache, of.sequence, LAYERS, row, 1));
     OK(cache, fb_join(cache, of.sequence, NULL, NULL, NULL));
-    IS(FB_INVALID_CONFIG, fb_append(cache, of.sequence, 0, row, 0));
-    IS(FB_INVALID_CONFIG, fb_join(cache, of.sequence, NULL, NULL, NULL));
+    IS(FB_INVALID_STATE, fb_append(cache, of.sequence, 0, row, 0));
+    IS(FB_INVALID_STATE, fb_join(cache, of.sequence, NULL, NULL, NULL));
     compare_stored(cache, &of, 50);
     CHECK(length_of(cache, of.sequence).committed == 50 && length_of(cache, of.sequence).running == 1);
     OK(cache, fb_close(cache, of.sequence, NULL));
@@ -33,7 +33,7 @@ static void appended(fb_cache *cache) {
     OK(cache, fb_close(cache, of.sequence, NULL));
 }
 
-/* Where a prefill writes its rows by itself: page by page, as fb_pages says. */
+/* A prefill that writes its rows by itself: page by page, at the addresses that fb_pages returns. */
 static void written_in_place(fb_cache *cache) {
     story of;
     fb_page pages[20];
@@ -87,7 +87,7 @@ static void refused(fb_cache *cache) {
     CHECK(sequence == 77 && stats_of(cache).sequences == 0);
 }
 
-static void rolled_back(fb_cache *cache) {
+static void truncated(fb_cache *cache) {
     story of;
     open_story(cache, &of, 60, NULL);
     for (uint32_t number = 0; number < 6; number++) {
@@ -95,24 +95,24 @@ static void rolled_back(fb_cache *cache) {
     }
     fb_sequence_length length = length_of(cache, of.sequence);
     CHECK(length.committed == of.committed && length.landed == QUERY && length.running == 1);
-    /* Of the last step's rows one is accepted; then committed tokens go. */
-    OK(cache, fb_roll_back(cache, of.sequence, of.committed + 1, NULL, NULL));
+    /* One of the last step's rows is accepted; then committed tokens are truncated. */
+    OK(cache, fb_truncate(cache, of.sequence, of.committed + 1, NULL, NULL));
     of.committed += 1;
     of.accepted = 0;
     CHECK(length_of(cache, of.sequence).committed == of.committed && length_of(cache, of.sequence).landed == 0);
     compare_stored(cache, &of, of.committed);
-    IS(FB_OUT_OF_RANGE, fb_roll_back(cache, of.sequence, of.committed + 1, NULL, NULL));
-    OK(cache, fb_roll_back(cache, of.sequence, 41, NULL, NULL));
+    IS(FB_OUT_OF_RANGE, fb_truncate(cache, of.sequence, of.committed + 1, NULL, NULL));
+    OK(cache, fb_truncate(cache, of.sequence, 41, NULL, NULL));
     of.committed = 41;
     for (uint32_t number = 0; number < 6; number++) {
         decode_step(cache, &of, 1, number, 2);
     }
-    OK(cache, fb_roll_back(cache, of.sequence, of.committed, NULL, NULL));
+    OK(cache, fb_truncate(cache, of.sequence, of.committed, NULL, NULL));
     compare_stored(cache, &of, of.committed);
     OK(cache, fb_close(cache, of.sequence, NULL));
 }
 
-/* Parent and child share what was common and go on by themselves. */
+/* Parent and child share the common pages and go on independently. */
 static void forked(fb_cache *cache) {
     story of[2];
     open_story(cache, &of[0], 50, NULL);
@@ -128,7 +128,7 @@ static void forked(fb_cache *cache) {
         decode_step(cache, of, 2, number * 7, 1 + number % QUERY);
     }
     for (uint32_t which = 0; which < 2; which++) {
-        OK(cache, fb_roll_back(cache, of[which].sequence, of[which].committed, NULL, NULL));
+        OK(cache, fb_truncate(cache, of[which].sequence, of[which].committed, NULL, NULL));
         compare_stored(cache, &of[which], of[which].committed);
     }
     fb_page pages[2][20];
@@ -146,7 +146,7 @@ static void forked(fb_cache *cache) {
     OK(cache, fb_close(cache, of[1].sequence, NULL));
 }
 
-/* How many pages there are is told without room for them, and no more are written than there is room for. */
+/* The call returns the number of pages even without room for them, and writes no more than there is room for. */
 static void pages_asked(fb_cache *cache) {
     story of;
     open_story(cache, &of, 50, NULL);
@@ -161,7 +161,7 @@ static void pages_asked(fb_cache *cache) {
     OK(cache, fb_close(cache, of.sequence, NULL));
 }
 
-/* Two caches with the same history have the same residency; another history has another. */
+/* Two caches with the same history have the same residency; a different history gives another. */
 static void digests(fb_device *device) {
     fb_cache_config config = declared();
     uint64_t digest[3] = {0, 0, 0};
@@ -195,13 +195,13 @@ static void closed(fb_cache *cache) {
     IS(FB_CLOSED, fb_join(cache, of.sequence, NULL, NULL, NULL));
     IS(FB_CLOSED, fb_join_more(cache, of.sequence, NULL, NULL));
     IS(FB_CLOSED, fb_fork(cache, of.sequence, &config, NULL, &number, NULL));
-    IS(FB_CLOSED, fb_roll_back(cache, of.sequence, 1, NULL, NULL));
+    IS(FB_CLOSED, fb_truncate(cache, of.sequence, 1, NULL, NULL));
     IS(FB_CLOSED, fb_length(cache, of.sequence, &length));
     IS(FB_CLOSED, fb_pages(cache, of.sequence, NULL, 0, &word));
     IS(FB_CLOSED, fb_landing_slot(cache, of.sequence, 0, &word));
     IS(FB_CLOSED, fb_read_row(cache, of.sequence, 0, 0, row, ROW));
     IS(FB_CLOSED, fb_digest(cache, of.sequence, &number));
-    IS(FB_CLOSED, fb_seal(cache, of.sequence, 0, &tokens, &word));
+    IS(FB_CLOSED, fb_publish(cache, of.sequence, 0, &tokens, &word));
     CHECK(word == 77 && number == 77 && row[0] == 77 && length.committed == 0);
 }
 
@@ -224,7 +224,7 @@ int main(void) {
     appended(cache);
     written_in_place(cache);
     refused(cache);
-    rolled_back(cache);
+    truncated(cache);
     forked(cache);
     pages_asked(cache);
     digests(device);

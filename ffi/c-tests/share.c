@@ -1,4 +1,4 @@
-/* Sealed pages, found again by their tokens. */
+/* Published pages, found again by their tokens. */
 
 #include "check.h"
 
@@ -17,7 +17,7 @@ static fb_tokens tokens_of(const uint32_t *ids, uint32_t count) {
     return tokens;
 }
 
-/* Opens with what is shared already; the rows of the rest are appended. Answers how many tokens were shared. */
+/* Opens with the shared pages and appends the rows of the rest. Returns the number of shared tokens. */
 static uint32_t open_with(fb_cache *cache, story *of, const story *source, const fb_tokens *tokens, const char *salt) {
     fb_open_config config = opening(PROMPT, 40);
     uint32_t shared = 77;
@@ -45,31 +45,31 @@ static void shared_prefix(fb_cache *cache) {
     OK(cache, fb_find_shared(cache, &all, "a", 1, &found));
     CHECK(found == 0);
     CHECK(open_with(cache, &first, NULL, &all, "a") == 0);
-    uint32_t sealed = 77;
-    OK(cache, fb_seal(cache, first.sequence, 0, &all, &sealed));
-    CHECK(sealed == PROMPT / PAGE * PAGE && length_of(cache, first.sequence).sealed == sealed);
+    uint32_t published = 77;
+    OK(cache, fb_publish(cache, first.sequence, 0, &all, &published));
+    CHECK(published == PROMPT / PAGE * PAGE && length_of(cache, first.sequence).published == published);
     OK(cache, fb_find_shared(cache, &all, "a", 1, &found));
-    CHECK(found == sealed);
-    /* Another tenant's, or another history's, are not found. */
+    CHECK(found == published);
+    /* A lookup does not find the pages of another tenant or another history. */
     OK(cache, fb_find_shared(cache, &all, "b", 1, &found));
     CHECK(found == 0);
     OK(cache, fb_find_shared(cache, &differs, "a", 1, &found));
     CHECK(found == 40 / PAGE * PAGE);
-    CHECK(open_with(cache, &second, &first, &all, "a") == sealed);
+    CHECK(open_with(cache, &second, &first, &all, "a") == published);
     CHECK(open_with(cache, &third, &first, &differs, "a") == 40 / PAGE * PAGE);
     story stories[3] = {first, second, third};
     for (uint32_t number = 0; number < 10; number++) {
         decode_step(cache, stories, 3, number * 11, 2);
     }
     for (uint32_t which = 0; which < 3; which++) {
-        OK(cache, fb_roll_back(cache, stories[which].sequence, stories[which].committed, NULL, NULL));
+        OK(cache, fb_truncate(cache, stories[which].sequence, stories[which].committed, NULL, NULL));
         compare_stored(cache, &stories[which], stories[which].committed);
     }
-    /* What was decoded can be sealed behind the prompt's pages. */
-    fb_tokens next = tokens_of(ids + sealed, stories[0].committed - sealed);
-    IS(FB_OUT_OF_RANGE, fb_seal(cache, stories[0].sequence, 0, &next, &found));
-    OK(cache, fb_seal(cache, stories[0].sequence, sealed, &next, &sealed));
-    CHECK(sealed == stories[0].committed / PAGE * PAGE);
+    /* Decoded tokens can be published after the prompt's pages. */
+    fb_tokens next = tokens_of(ids + published, stories[0].committed - published);
+    IS(FB_OUT_OF_RANGE, fb_publish(cache, stories[0].sequence, 0, &next, &found));
+    OK(cache, fb_publish(cache, stories[0].sequence, published, &next, &published));
+    CHECK(published == stories[0].committed / PAGE * PAGE);
     /* Pages outlive their sequences. */
     for (uint32_t which = 0; which < 3; which++) {
         OK(cache, fb_close(cache, stories[which].sequence, NULL));
@@ -82,9 +82,9 @@ static void shared_prefix(fb_cache *cache) {
     OK(cache, fb_close(cache, second.sequence, NULL));
 }
 
-/* A page's key says what its ids do not: another key, other pages. */
+/* A page's key distinguishes what its ids do not: another key, other pages. */
 static void keyed(fb_cache *cache) {
-    uint32_t ids[PROMPT], found = 77, sealed = 0;
+    uint32_t ids[PROMPT], found = 77, published = 0;
     fb_key keys[PROMPT / PAGE];
     story first;
     ids_from(ids, PROMPT, 50000);
@@ -95,9 +95,9 @@ static void keyed(fb_cache *cache) {
     tokens.keys = keys;
     tokens.key_count = PROMPT / PAGE;
     CHECK(open_with(cache, &first, NULL, &tokens, "") == 0);
-    OK(cache, fb_seal(cache, first.sequence, 0, &tokens, &sealed));
+    OK(cache, fb_publish(cache, first.sequence, 0, &tokens, &published));
     OK(cache, fb_find_shared(cache, &tokens, NULL, 0, &found));
-    CHECK(found == sealed && sealed == PROMPT / PAGE * PAGE);
+    CHECK(found == published && published == PROMPT / PAGE * PAGE);
     keys[1].bytes[3] = 8;
     OK(cache, fb_find_shared(cache, &tokens, NULL, 0, &found));
     CHECK(found == PAGE);
@@ -115,15 +115,15 @@ static void keyed(fb_cache *cache) {
     OK(cache, fb_close(cache, first.sequence, NULL));
 }
 
-/* Without tokens there is nothing to seal. */
+/* Without tokens there is nothing to publish. */
 static void unnamed(fb_cache *cache) {
-    uint32_t ids[PROMPT], sealed = 77;
+    uint32_t ids[PROMPT], published = 77;
     story of;
     ids_from(ids, PROMPT, 1);
     fb_tokens tokens = tokens_of(ids, PROMPT);
     open_story(cache, &of, PROMPT, NULL);
-    IS(FB_INVALID_CONFIG, fb_seal(cache, of.sequence, 0, &tokens, &sealed));
-    CHECK(sealed == 77);
+    IS(FB_INVALID_STATE, fb_publish(cache, of.sequence, 0, &tokens, &published));
+    CHECK(published == 77);
     OK(cache, fb_close(cache, of.sequence, NULL));
 }
 

@@ -1,5 +1,5 @@
-/* The sizes that structs state: those of older and of newer callers are taken, nonsense is refused, and no byte
- * behind the stated size is read or written. Each struct stands in memory of exactly the size that it states. */
+/* The sizes that structs state: the library accepts those of older and newer callers and rejects nonsense. It reads
+ * and writes no byte after the stated size. Each struct is in memory of exactly the size that it states. */
 
 #include "calls.h"
 
@@ -9,10 +9,10 @@ typedef struct {
     size_t size;
     /* The library fills it. */
     int is_answer;
-    /* The field that an older version would end with: everything before it is required. */
+    /* The last required field of an older version: everything before it is required. */
     size_t required;
     fb_status (*attempt)(world *w, void *with);
-    /* A sound one. */
+    /* A valid one. */
     void (*fill)(world *w, void *with);
 } sized;
 
@@ -24,7 +24,7 @@ static void fill_open(world *w, void *with) {
     (void)w;
     *(fb_open_config *)with = opening(10, 10);
 }
-static fb_row the_row;
+static fb_batch_row the_row;
 static void fill_step(world *w, void *with) {
     fb_step_config config = SIZED(fb_step_config);
     the_row.sequence = w->sequence;
@@ -39,9 +39,9 @@ static void fill_device(world *w, void *with) {
     memset(with, 0, sizeof(fb_device_config));
 }
 static void fill_tokens(world *w, void *with) { *(fb_tokens *)with = calls_tokens(w); }
-static void fill_part(world *w, void *with) {
+static void fill_range(world *w, void *with) {
     (void)w;
-    memset(with, 0, sizeof(fb_part));
+    memset(with, 0, sizeof(fb_step_range));
 }
 static void fill_plan(world *w, void *with) {
     static fb_cache_config model;
@@ -79,7 +79,7 @@ static fb_status try_step(world *w, void *with) {
         OK(w->cache, fb_abandon(w->cache, step));
         OK(w->cache, fb_finish(w->cache, step, NULL));
         IS(FB_CANCELLED, fb_retire(w->cache, &step, NULL, NULL));
-        OK(w->cache, fb_roll_back(w->cache, w->sequence, 40, NULL, NULL));
+        OK(w->cache, fb_truncate(w->cache, w->sequence, 40, NULL, NULL));
     }
     return status;
 }
@@ -94,12 +94,12 @@ static fb_status try_tokens(world *w, void *with) {
     uint32_t shared = 0;
     return fb_find_shared(w->cache, (const fb_tokens *)with, NULL, 0, &shared);
 }
-static fb_status try_part(world *w, void *with) {
+static fb_status try_range(world *w, void *with) {
     story of;
     memset(&of, 0, sizeof of);
     of.sequence = w->sequence;
     fb_step step = begin_step(w->cache, &of, 1, 1, NULL);
-    fb_status status = fb_scatter_part(w->cache, step, (const fb_part *)with, NULL);
+    fb_status status = fb_scatter_range(w->cache, step, (const fb_step_range *)with, NULL);
     rest_of_step(w->cache, step, 0, NULL);
     OK(w->cache, fb_finish(w->cache, step, NULL));
     OK(w->cache, fb_retire(w->cache, &step, NULL, NULL));
@@ -123,7 +123,7 @@ static const sized STRUCTS[] = {
     {"fb_open_config", sizeof(fb_open_config), 0, offsetof(fb_open_config, slots), try_sequence, fill_open},
     {"fb_tokens", sizeof(fb_tokens), 0, offsetof(fb_tokens, key_count), try_tokens, fill_tokens},
     {"fb_step_config", sizeof(fb_step_config), 0, offsetof(fb_step_config, accepted), try_step, fill_step},
-    {"fb_part", sizeof(fb_part), 0, offsetof(fb_part, first), try_part, fill_part},
+    {"fb_step_range", sizeof(fb_step_range), 0, offsetof(fb_step_range, first), try_range, fill_range},
     {"fb_plan_config", sizeof(fb_plan_config), 0, offsetof(fb_plan_config, batch), try_planning, fill_plan},
     {"fb_stats", sizeof(fb_stats), 1, 0, try_stats, fill_nothing},
     {"fb_info", sizeof(fb_info), 1, 0, try_info, fill_nothing},
@@ -131,7 +131,7 @@ static const sized STRUCTS[] = {
 };
 enum { STRUCT_COUNT = sizeof STRUCTS / sizeof STRUCTS[0] };
 
-/* The call with a struct in memory of `bytes` bytes, which states `stated`; byte `set`, if any, is not zero. */
+/* Makes the call with a struct in memory of `bytes` bytes that states `stated`; byte `set`, if any, is not zero. */
 static fb_status with_size(world *w, const sized *of, size_t bytes, size_t stated, size_t set) {
     unsigned char *with = (unsigned char *)calloc(1, bytes);
     uint64_t whole[64] = {0};
@@ -165,7 +165,7 @@ static void older_callers(world *w, const sized *of) {
     IS(FB_INVALID_CONFIG, with_size(w, of, 8, 8, 0));
 }
 
-/* Sizes that no version has: only the size itself may be read. */
+/* Sizes that no version has: the library may read only the size itself. */
 static void nonsense(world *w, const sized *of) {
     const size_t sizes[] = {0, 1, 7, SIZE_MAX, SIZE_MAX / 2, (size_t)1 << 40, 0x5a5a5a5a};
     for (size_t index = 0; index < sizeof sizes / sizeof sizes[0]; index++) {
@@ -173,7 +173,7 @@ static void nonsense(world *w, const sized *of) {
     }
 }
 
-/* An answer of a newer caller: what the library does not know is zeroed, and nothing behind it is written. */
+/* A newer caller's result: the library zeroes the part that it has no field for, and writes nothing after it. */
 static void zeroed(world *w) {
     struct {
         fb_sequence_length known;

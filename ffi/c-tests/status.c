@@ -10,18 +10,18 @@ static void versions(void) {
 static void texts(void) {
     CHECK(strcmp(fb_status_text(FB_OK), "ok") == 0);
     CHECK(strcmp(fb_status_text(FB_CLOSED), "closed") == 0);
-    for (uint32_t status = FB_OK; status <= FB_INTERNAL; status++) {
+    for (uint32_t status = FB_OK; status <= FB_UNSUPPORTED; status++) {
         const char *text = fb_status_text(status);
         CHECK(text != NULL && text[0] != 0 && strcmp(text, "unknown status") != 0);
         for (uint32_t other = 0; other < status; other++) {
             CHECK(strcmp(text, fb_status_text(other)) != 0);
         }
     }
-    CHECK(strcmp(fb_status_text(FB_INTERNAL + 1), "unknown status") == 0);
+    CHECK(strcmp(fb_status_text(FB_UNSUPPORTED + 1), "unknown status") == 0);
     CHECK(strcmp(fb_status_text(UINT32_MAX), "unknown status") == 0);
 }
 
-/* Each handle keeps the text of its own last failure, also that of a call through a const pointer. */
+/* Each handle keeps the text of its own last failure, including that of a call through a const pointer. */
 static void errors(void) {
     fb_device *device = device_of(FB_DEVICE_HOST);
     fb_cache_config config = declared();
@@ -38,7 +38,7 @@ static void errors(void) {
     CHECK(slot == 7 && says(other, "closed"));
     IS(FB_OUT_OF_RANGE, fb_slab(cache, LAYERS, (void **)&text, (uint64_t *)(void *)cut));
     CHECK(says(cache, "layer") && !says(cache, "closed"));
-    /* A call that ends well leaves the text. */
+    /* A successful call leaves the text. */
     (void)stats_of(cache);
     CHECK(says(cache, "layer"));
     OK(NULL, fb_error_text(cache, text, sizeof text));

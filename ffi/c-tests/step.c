@@ -1,4 +1,4 @@
-/* A decode step, call by call: drafts accepted and rejected, layers as a whole and in parts, what may not be. */
+/* A decode step, call by call: drafts accepted and rejected, layers as a whole and in ranges, and invalid calls. */
 
 #include "check.h"
 
@@ -13,13 +13,13 @@ static void a_hundred_steps(fb_cache *cache) {
     fb_stats stats = stats_of(cache);
     CHECK(stats.steps == 100 && stats.misses > 0 && stats.hits > 0 && stats.bytes_up == stats.misses * ROW);
     for (uint32_t which = 0; which < LANES; which++) {
-        OK(cache, fb_roll_back(cache, of[which].sequence, of[which].committed, NULL, NULL));
+        OK(cache, fb_truncate(cache, of[which].sequence, of[which].committed, NULL, NULL));
         compare_stored(cache, &of[which], of[which].committed);
         OK(cache, fb_close(cache, of[which].sequence, NULL));
     }
 }
 
-/* A step that is abandoned or failed publishes nothing; its sequence is rolled back and goes on. */
+/* A step that is abandoned or failed publishes nothing; its sequence is truncated and goes on. */
 static void given_up(fb_cache *cache) {
     int32_t picks[PICKS], slots[PICKS];
     story of;
@@ -32,7 +32,7 @@ static void given_up(fb_cache *cache) {
     CHECK(step == 0);
     fb_sequence_length length = length_of(cache, of.sequence);
     of.committed = length.committed;
-    OK(cache, fb_roll_back(cache, of.sequence, of.committed, NULL, NULL));
+    OK(cache, fb_truncate(cache, of.sequence, of.committed, NULL, NULL));
     decode_step(cache, &of, 1, 5, 2);
 
     step = begin_step(cache, &of, 1, QUERY, NULL);
@@ -49,12 +49,12 @@ static void given_up(fb_cache *cache) {
     length = length_of(cache, of.sequence);
     CHECK(length.running == 0);
     of.committed = length.committed;
-    OK(cache, fb_roll_back(cache, of.sequence, of.committed, NULL, NULL));
+    OK(cache, fb_truncate(cache, of.sequence, of.committed, NULL, NULL));
     decode_step(cache, &of, 1, 9, 1);
     OK(cache, fb_close(cache, of.sequence, NULL));
 }
 
-/* The slots of one step, its layers by fb_layer, in parts, or all at once: the same. */
+/* The slots of one step are the same for fb_layer, for ranges, and for all layers at once. */
 static void ways(fb_device *device, uint32_t way, int32_t *slots, uint64_t digest[2]) {
     fb_cache_config config = declared();
     fb_cache *cache = cache_of(device, &config);
@@ -83,16 +83,16 @@ static void ways(fb_device *device, uint32_t way, int32_t *slots, uint64_t diges
             OK(cache, fb_layer(cache, step, layer, picks + at, slots + at, NULL));
         }
         for (uint32_t row = 0; way == 2 && row < 2; row++) {
-            fb_part part = SIZED(fb_part);
-            part.layer = layer;
-            part.first = row;
-            part.count = 1;
+            fb_step_range range = SIZED(fb_step_range);
+            range.layer = layer;
+            range.first = row;
+            range.count = 1;
             fb_buffers buffers = SIZED(fb_buffers);
             buffers.selection = picks + at + row * PICKS;
             buffers.slots = slots + at + row * PICKS;
-            OK(cache, fb_resolve(cache, step, &part, &buffers, NULL));
-            OK(cache, fb_gather(cache, step, &part, 0, NULL));
-            OK(cache, fb_scatter_part(cache, step, &part, NULL));
+            OK(cache, fb_resolve(cache, step, &range, &buffers, NULL));
+            OK(cache, fb_gather(cache, step, &range, 0, NULL));
+            OK(cache, fb_scatter_range(cache, step, &range, NULL));
         }
         for (uint32_t row = 0; row < 2; row++) {
             (void)compare_rows(cache, &of[row], layer, picks + at + row * PICKS, slots + at + row * PICKS, PICKS);
@@ -122,7 +122,7 @@ static void all_ways(fb_device *device) {
     }
 }
 
-/* What the step retired last has done, by layer, and how long its sequences are. */
+/* The report of the step retired last, by layer, and the length of its sequences. */
 static void reports(fb_cache *cache) {
     fb_layer_count counts[LAYERS + 1];
     uint32_t lengths[LANES], count = 0;
@@ -150,14 +150,14 @@ static void reports(fb_cache *cache) {
     OK(cache, fb_close(cache, of[1].sequence, NULL));
 }
 
-/* Accepted rows may be known to the device alone. */
+/* The accepted counts may be on the device only. */
 static void accepted_on_device(fb_cache *cache) {
     uint32_t accepted[LANES] = {2, 0, 0};
     int32_t picks[PICKS], slots[PICKS];
     story of;
     open_story(cache, &of, 40, NULL);
     decode_step(cache, &of, 1, 3, 2);
-    fb_row row = {of.sequence, FB_ACCEPTED_ON_DEVICE, QUERY};
+    fb_batch_row row = {of.sequence, FB_ACCEPTED_ON_DEVICE, QUERY};
     fb_step_config config = SIZED(fb_step_config);
     config.rows = &row;
     config.row_count = 1;
@@ -186,7 +186,7 @@ static void accepted_on_device(fb_cache *cache) {
     OK(cache, fb_close(cache, of.sequence, NULL));
 }
 
-/* A step's number is never another step's, and another cache's is none. */
+/* A step's number never repeats, and the number of another cache's step is rejected. */
 static void stale(fb_device *device, fb_cache *cache) {
     fb_cache_config config = declared();
     fb_cache *other = cache_of(device, &config);
@@ -207,7 +207,7 @@ static void stale(fb_device *device, fb_cache *cache) {
     IS(FB_BUSY, fb_cache_destroy(cache));
     rest_of_step(cache, step, 0, NULL);
     OK(cache, fb_finish(cache, step, NULL));
-    IS(FB_INVALID_CONFIG, fb_finish(cache, step, NULL));
+    IS(FB_INVALID_STATE, fb_finish(cache, step, NULL));
     fb_step gone = step;
     OK(cache, fb_retire(cache, &step, NULL, NULL));
     of.accepted = 1;
@@ -233,7 +233,7 @@ static void stale(fb_device *device, fb_cache *cache) {
 static void refused(fb_cache *cache) {
     story of;
     open_story(cache, &of, 40, NULL);
-    fb_row rows[2] = {{of.sequence, 0, 1}, {of.sequence, 0, 1}};
+    fb_batch_row rows[2] = {{of.sequence, 0, 1}, {of.sequence, 0, 1}};
     fb_step_config config = SIZED(fb_step_config);
     fb_step step = 77;
     config.rows = rows;

@@ -1,11 +1,11 @@
-/* Threads: calls that need an object alone answer FB_BUSY beside another one and do nothing; calls through const
- * pointers run beside each other; different caches do not know of each other. */
+/* Threads: a call that needs an object alone returns FB_BUSY while another call uses it, and does nothing. Calls
+ * through const pointers run at the same time. Different caches are independent. */
 
 #include "check.h"
 
 #include <pthread.h>
 
-/* A place where one thread waits until another has done its part. */
+/* A point where one thread waits until another has done its part. */
 typedef struct {
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -36,7 +36,7 @@ typedef struct {
     int32_t selection[PICKS], slots[PICKS];
 } shared;
 
-/* The engine's first work holds the cache until the other thread has tried all it wants to. */
+/* The engine's first work holds the cache until the other thread has made all its calls. */
 static uint32_t enqueue(void *data, const fb_engine_call *call, void *stream) {
     shared *s = (shared *)data;
     (void)stream;
@@ -88,13 +88,13 @@ static void busy(fb_device *device) {
     IS(FB_BUSY, fb_finish(s.cache, step, NULL));
     IS(FB_BUSY, fb_retire(s.cache, &step, NULL, NULL));
     IS(FB_BUSY, fb_cache_destroy(s.cache));
-    /* Also what only reads: the cache is being changed. */
+    /* Reading calls fail too, because the cache is being changed. */
     IS(FB_BUSY, fb_cache_stats(s.cache, &stats));
     IS(FB_BUSY, fb_landing_slot(s.cache, s.of.sequence, 0, &slot));
     IS(FB_BUSY, fb_slab(s.cache, 0, &address, &bytes));
     IS(FB_BUSY, fb_device_destroy(device));
     CHECK(sequence == 77 && slot == 77 && bytes == 77 && address == NULL && step == s.step && stats.steps == 0);
-    /* Another cache on the same device does not mind. */
+    /* Another cache on the same device is not affected. */
     fb_cache *other = cache_of(device, &config);
     story theirs;
     open_story(other, &theirs, 40, NULL);
@@ -138,7 +138,7 @@ static void *read_on(void *data) {
     return NULL;
 }
 
-/* Const calls side by side, failing ones among them, which keep their text. */
+/* Const calls at the same time, including failing ones, which keep their text. */
 static void readers(fb_device *device) {
     fb_cache_config config = declared();
     fb_cache *cache = cache_of(device, &config);
@@ -158,7 +158,7 @@ static void readers(fb_device *device) {
     OK(cache, fb_cache_destroy(cache));
 }
 
-/* Whichever of two threads comes first, each of its calls ends well or is FB_BUSY, and nothing is lost. */
+/* For either order of two threads, each call succeeds or returns FB_BUSY, and nothing is lost. */
 static void *contend(void *data) {
     fb_cache *cache = (fb_cache *)data;
     uint64_t *closed = (uint64_t *)calloc(1, sizeof *closed);

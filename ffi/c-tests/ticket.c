@@ -1,10 +1,10 @@
-/* Tickets: the one completion of work that the host has issued, here on streams with threads of their own. */
+/* Tickets: the single completion of work that the host issued, here on streams with their own threads. */
 
 #include "check.h"
 
 #include <pthread.h>
 
-/* Holds a stream until it is let go. */
+/* Holds a stream until the test releases it. */
 typedef struct {
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -44,7 +44,7 @@ static uint64_t filled(fb_cache *cache, story *of, uint32_t prompt) {
     return of->sequence;
 }
 
-/* While the stream is held its work is pending; a closed sequence's memory comes back when that has ended. */
+/* While the stream is held its work is pending; a closed sequence's memory is released after the work has ended. */
 static void pending_then_done(fb_device *device, fb_cache *cache) {
     gate at = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 1};
     void *stream = NULL;
@@ -55,7 +55,7 @@ static void pending_then_done(fb_device *device, fb_cache *cache) {
     OK(device, fb_stream_call(device, stream, hold, &at));
     OK(cache, fb_join(cache, of.sequence, NULL, stream, &ticket));
     CHECK(ticket != NULL && outcome_of(ticket) == FB_TICKET_PENDING);
-    IS(FB_BUSY, fb_roll_back(cache, of.sequence, 10, stream, NULL));
+    IS(FB_BUSY, fb_truncate(cache, of.sequence, 10, stream, NULL));
     OK(cache, fb_close(cache, of.sequence, stream));
     OK(cache, fb_cache_reap(cache, stream, NULL));
     CHECK(stats_of(cache).sequences == 1);
@@ -71,7 +71,7 @@ static void pending_then_done(fb_device *device, fb_cache *cache) {
     IS(FB_CLOSED, fb_ticket_destroy(ticket));
 }
 
-/* A warm-up that is bounded goes on by join_more; each stretch has its ticket. */
+/* join_more continues a bounded warm-up; each stretch has its own ticket. */
 static void stretches(fb_device *device, fb_cache *cache) {
     int32_t selections[LAYERS * 4 * TOP_K];
     void *stream = NULL;
@@ -94,11 +94,11 @@ static void stretches(fb_device *device, fb_cache *cache) {
         CHECK(++calls < 1000);
     }
     CHECK(calls > 2);
-    IS(FB_INVALID_CONFIG, fb_join_more(cache, of.sequence, stream, NULL));
+    IS(FB_INVALID_STATE, fb_join_more(cache, of.sequence, stream, NULL));
     OK(device, fb_stream_wait(device, stream));
     CHECK(outcome_of(ticket) == FB_TICKET_DONE);
     OK(ticket, fb_ticket_destroy(ticket));
-    /* What the warm-up selected last is resident: a step that selects it misses nothing. */
+    /* The rows that the warm-up selected last are resident: a step that selects them misses nothing. */
     int32_t picks[TOP_K], slots[TOP_K];
     fb_step step = begin_step(cache, &of, 1, 1, stream);
     fb_retired retired = SIZED(fb_retired);
@@ -145,7 +145,7 @@ static void outlives(fb_device *device) {
     OK(device, fb_stream_wait(device, NULL));
     OK(cache, fb_fork(cache, of.sequence, &open, NULL, &child, &tickets[1]));
     OK(device, fb_stream_wait(device, NULL));
-    OK(cache, fb_roll_back(cache, child, 5, NULL, &tickets[2]));
+    OK(cache, fb_truncate(cache, child, 5, NULL, &tickets[2]));
     OK(device, fb_stream_wait(device, NULL));
     OK(cache, fb_close(cache, of.sequence, NULL));
     OK(cache, fb_close(cache, child, NULL));

@@ -13,7 +13,7 @@ static int by_value(const void *a, const void *b) {
     return (left > right) - (left < right);
 }
 
-/* K distinct positions up to the query's own, in no order. */
+/* K distinct positions up to the query's own, in any order. */
 static void selected_at(int32_t *selected, uint32_t position) {
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
         for (uint32_t k = 0; k < K; k++) {
@@ -40,7 +40,7 @@ static void record(void) {
     for (uint32_t step = 0; step < STEPS; step++) {
         selected_at(selected, FIRST + step);
         OK(trace, fb_trace_record(trace, FIRST + step, selected, LAYERS * K));
-        /* What is refused is not recorded. */
+        /* A rejected step is not recorded. */
         CHECK(fb_trace_record(trace, FIRST + step, selected, LAYERS * K) == FB_OUT_OF_RANGE);
         CHECK(fb_trace_record(trace, FIRST + step + 1, selected, LAYERS * K - 1) == FB_OUT_OF_RANGE);
         if (step % 16 == 0) {

@@ -47,7 +47,7 @@ static uint32_t *row_at(const fb_cache *cache, uint32_t layer, uint32_t slot) {
 static uint32_t decode(fb_cache *cache, uint64_t sequence, uint32_t number, uint64_t *misses) {
     uint32_t position = PROMPT + number, wrong = 0, slot = 0;
     int32_t selection[TOP_K], slots[TOP_K];
-    fb_row row = {sequence, number > 0, 1};
+    fb_batch_row row = {sequence, number > 0, 1};
     fb_step_config config = {.size = sizeof config, .rows = &row, .row_count = 1, .query_rows = 1};
     fb_step step = 0;
     must(cache, fb_prepare(cache, &config, NULL, &step), "prepare");

@@ -1,47 +1,53 @@
-/* forebay: the KV and latent cache of large-language-model serving.
+/* forebay: the KV and latent cache of large-language-model serving. It keeps every row in host memory and a cache of
+ * them on the device, by exact LRU, step by step.
  *
  * Generated from ffi/src; do not edit. docs/versions.md says what its version promises.
  *
- * Needs       Linux 4.14 or later, where memory can be had that a fork wipes (MADV_WIPEONFORK): without it every
- *             creation answers FB_OS_REFUSED.
- * Status      Every fallible call answers an fb_status: FB_OK is 0, the others are the library's kinds of
- *             error. A NULL that is not allowed is FB_INVALID_CONFIG. A panic inside the library is
- *             FB_INTERNAL; the object then answers nothing else, and its destruction gives its memory up.
- * Answers     Out-parameters are written on FB_OK only, reasons of a failed creation on failure only.
- *             fb_retire's step is the exception: it is set to 0 whenever the step has ended. They overlap neither
- *             each other nor what the call reads. A list of length 0 may be NULL everywhere.
- * Handles     What has a create (or another call that gives it) has a destroy. A handle is a token that is looked
- *             up, never followed: NULL, a handle of another kind, or no handle at all is FB_INVALID_CONFIG, one that
- *             was destroyed FB_CLOSED, and the library touches nothing. At most 65,536 are there at a time.
- *             A sequence is a number and a step an fb_step; 0 is none of either. One that was closed or retired, or
- *             never given, or another cache's, is FB_CLOSED.
+ * Words       A row is the KV or latent entry of one token in one layer, in one run of bytes (a latent) or two (K and
+ *             V). The total pool in pinned host memory has every row; a layer's slab on the device has slots for some
+ *             of them. A query row is a position that a sequence decodes in a step: its next token or a draft. A
+ *             selection (top-k indices) lists the positions that one query row reads. Resolving a selection (R) finds
+ *             its resident rows (hits) and the others (misses). The gather (G) copies missed rows into slots; the
+ *             scatter (S) copies new rows from their landing slots to the total pool. A lane is a sequence's place in
+ *             the device's tables. docs/design.md has all words, docs/integration.md the calls in an engine's order.
+ * Needs       Linux 4.14 or later, where MADV_WIPEONFORK exists: without it every creation returns FB_OS_REFUSED.
+ * Status      Every call that can fail returns an fb_status: FB_OK is 0, the others are the library's kinds of error.
+ *             A NULL that is not allowed is FB_INVALID_CONFIG. A panic inside the library is FB_INTERNAL; the object
+ *             is unusable after it, and its destruction gives its memory up.
+ * Results     A call writes its out-parameters only if it returns FB_OK. A failed creation writes only its reason.
+ *             fb_retire's step is the exception: it is set to 0 whenever the step has ended. Out-parameters must not
+ *             overlap each other or the call's inputs. A list of length 0 may always be NULL.
+ * Handles     Whatever a create call, or another call, makes has a destroy call. A handle is a token that the library
+ *             looks up and never follows. NULL, a handle of another kind, or no handle at all is FB_INVALID_CONFIG; a
+ *             destroyed handle is FB_CLOSED; the library then touches nothing. At most 65,536 handles exist at a time.
+ *             A sequence is a number and a step is an fb_step; 0 is none of either. A number that was closed or
+ *             retired, or never given, or is another cache's, is FB_CLOSED.
  * Text        fb_error_text copies the text of the last call that failed on an object: what, where, with which
- *             numbers, what to do. A creation that fails writes it to its own `text`.
- * Threads     Calls on one object through a const pointer may run at the same time. A call through a pointer
- *             without const must be alone: beside another call on that object, also one from a callback, it answers
- *             FB_BUSY and has done nothing; so does a const call beside it. Beside const calls alone it waits for a
- *             moment, under a millisecond: a thread that reads fb_cache_stats gets FB_BUSY now and then, and does not
- *             refuse the decode thread its fb_layer; long ones (fb_cache_validate, fb_digest) belong between its
- *             calls. This FB_BUSY leaves no text: fb_error_text then still has an older failure's.
- *             Who keeps to one thread a cache never sees it, and FB_BUSY is of the work in flight.
- *             Objects are independent of each other.
- *             A callback, also fb_stream_call's work, neither throws nor jumps out.
- * Fork        In a forked child every handle of the parent's is FB_CLOSED, and what the child creates is its own.
- *             A call whose callback forks is FB_CLOSED in the child, whatever the callback answers there. In the
- *             parent nothing changes.
- * Structs     A struct that begins with `size` is set to zero, then `size` to its sizeof. The library
- *             takes the size of an older header, reading what is missing as 0; it takes a larger size if
- *             what it does not know is 0. Of a struct that it fills it writes what both sides know, and
- *             zeroes the rest.
- * Streams     A stream is the engine's own, as `void *`. On CUDA it is a CUstream that fb_stream_borrow made known
- *             (NULL: the legacy stream), or one of fb_stream_create's; on a host device one of fb_stream_create's,
- *             or NULL for the first. Any other is FB_OUT_OF_RANGE. Calls enqueue and return; those that wait for
- *             the device are fb_stream_wait, fb_stream_return and fb_device_destroy, and for tests fb_digest and
- *             fb_cache_validate. On FB_DEVICE_HOST_THREADS a stream holds 4096 operations: who enqueues more waits
- *             until one has run. Streams run beside each other but for fb_stream_order.
- * Memory      Buffers stay the caller's. What a cache takes is its device's until fb_device_destroy. The library
- *             reads no environment variable, installs no signal handler, and writes to no log; only a panic shows
- *             on standard error.
+ *             numbers, and what to do. A creation that fails writes it to its own `text`.
+ * Threads     Calls on one object through a const pointer may run at the same time. A call through a pointer without
+ *             const is exclusive: if another call on that object is running, even in a callback, it returns FB_BUSY
+ *             and has done nothing. A const call returns FB_BUSY while an exclusive call is running. While only const
+ *             calls are running, an exclusive call retries for up to a millisecond. So a thread that reads
+ *             fb_cache_stats gets FB_BUSY now and then, but does not make the decode thread's fb_layer fail; make long
+ *             const calls (fb_cache_validate, fb_digest) between the decode thread's calls. This FB_BUSY leaves no
+ *             text: fb_error_text still has the text of an older failure. An engine that uses a cache from one thread
+ *             only never sees this FB_BUSY, and any FB_BUSY then means work in flight. Objects are independent of each
+ *             other. Callbacks, including the work of fb_stream_call, must not throw or jump out.
+ * Fork        In a forked child every handle of the parent is FB_CLOSED, and what the child creates is its own. A call
+ *             whose callback forks returns FB_CLOSED in the child, whatever the callback returns there. In the parent
+ *             nothing changes.
+ * Structs     Zero a struct that begins with `size`, then set `size` to its sizeof. The library accepts the size of an
+ *             older header and reads the missing fields as 0. It accepts a larger size if the fields that it does not
+ *             have are 0. In a struct that it fills, it writes the fields that both sides have and zeroes the rest.
+ * Streams     A stream is the engine's own, as `void *`. On CUDA it is a CUstream that fb_stream_borrow has introduced
+ *             (NULL: the legacy stream), or one of fb_stream_create. On a host device it is one of fb_stream_create,
+ *             or NULL for the first. Any other is FB_OUT_OF_RANGE. Calls enqueue and return. Only fb_stream_wait,
+ *             fb_stream_return and fb_device_destroy wait for the device, and, for tests, fb_digest and
+ *             fb_cache_validate. On FB_DEVICE_HOST_THREADS a stream holds 4096 operations: a caller that enqueues more
+ *             waits until one has run. Streams run concurrently unless fb_stream_order orders them.
+ * Memory      Buffers remain the caller's. The memory that a cache takes belongs to its device until
+ *             fb_device_destroy. The library reads no environment variable, installs no signal handler, and writes no
+ *             log; only a panic prints to standard error.
  */
 
 #ifndef FB_FOREBAY_H
@@ -50,55 +56,57 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// Version of this header's interface, see docs/versions.md.
-#define FB_ABI_VERSION 1
+// The version of this header's interface. docs/versions.md says what each version changed.
+#define FB_ABI_VERSION 2
 
-// Host memory; what is enqueued runs in the call that enqueues it.
+// Host memory. Enqueued work runs inside the call that enqueues it.
 #define FB_DEVICE_HOST 0
 
-// Host memory; each stream is a thread.
+// Host memory. Each stream is a thread.
 #define FB_DEVICE_HOST_THREADS 1
 
 // An NVIDIA GPU, through its driver.
 #define FB_DEVICE_CUDA 2
 
-// Rows in the system's memory, registered with the driver.
+// The total pool is in the system's memory and is registered with the driver.
 #define FB_HOST_MEMORY_REGISTERED 0
 
-// Rows in memory that the driver makes, on a NUMA node of the host: with a driver of CUDA 12.2 or newer.
+// The total pool is in memory that the driver allocates on a NUMA node of the host. It needs a driver of CUDA 12.2 or
+// newer.
 #define FB_HOST_MEMORY_DRIVER 1
 
-// The total pool does without huge pages.
+// The total pool does not use huge pages.
 #define FB_MEMORY_SMALL_PAGES 1
 
-// The total pool's pages become resident when they are first written.
+// The total pool's pages become resident at their first write.
 #define FB_MEMORY_LAZY 2
 
-// The total pool is not locked.
+// The total pool is not locked in memory.
 #define FB_MEMORY_UNLOCKED 4
 
-// More is taken of the machine's memory than it says that it has: without this, FB_OUT_OF_MEMORY with both numbers.
+// The cache may take more memory than the machine reports as available. Without this flag such a cache is refused with
+// FB_OUT_OF_MEMORY, and the text gives both numbers.
 #define FB_MEMORY_OVERCOMMIT 8
 
-// Every row is brought up when the sequence joins, if they all fit its slots.
+// The join loads every row into slots, if all of them fit the sequence's slots.
 #define FB_BRING_UP_WHOLE 0
 
-// Nothing is brought up.
+// The join loads no rows.
 #define FB_BRING_UP_NOTHING 1
 
-// Nothing hides the gather: attention waits for it.
+// Attention waits for the gather; nothing hides it.
 #define FB_OVERLAP_NONE 0
 
-// Preparation and attention over what was resident hide it.
+// The preparation of attention, and attention over the resident rows, hide the gather.
 #define FB_OVERLAP_DA 1
 
-// These, and the indexer of the second half of the batch.
+// In addition to FB_OVERLAP_DA, the indexer of the second half of the batch hides the gather.
 #define FB_OVERLAP_DBA 2
 
-// In fb_part and fb_overlap: all query rows of the step; a draft layer's pass is its number + 1.
+// In fb_step_range and fb_overlap: all query rows of the step. A draft pass is given as its number + 1.
 #define FB_ALL_QUERY_ROWS 0
 
-// I0: the projections that the indexer needs, and the write of the index keys.
+// I0: the projections for the indexer, and the write of the index keys.
 #define FB_WORK_PROJECT 0
 
 // I: logits and top-k of the call's batch rows, which write their selection.
@@ -107,73 +115,73 @@
 // P: the preparation of attention, which writes the new rows to their landing slots.
 #define FB_WORK_PREPARE 2
 
-// A: attention over some of the selected rows: see `keys`.
+// A: attention over the rows that `keys` names.
 #define FB_WORK_ATTEND 3
 
-// M: merges attention's parts by their log-sum-exp. Only where attention ran in parts.
+// M: the merge of split attention's results by their log-sum-exp. It is called only where attention was split.
 #define FB_WORK_MERGE 4
 
-// What follows attention: output projection, experts, communication.
+// The rest of the layer after attention: output projection, experts, communication.
 #define FB_WORK_REST 5
 
-// Of FB_WORK_ATTEND: all rows, the slots of the answer.
+// For FB_WORK_ATTEND: all selected rows, in `slots`.
 #define FB_KEYS_ALL 0
 
-// What was resident or is born in this step: list 0.
+// For FB_WORK_ATTEND: the rows that were resident or that this step writes, in list 0.
 #define FB_KEYS_RESIDENT 1
 
-// What an attention pass fetched: list 1 + attention_pass.
+// For FB_WORK_ATTEND: the rows that an attention wave fetched, in list 1 + attention_wave.
 #define FB_KEYS_FETCHED 2
 
-// All rows of the whole batch fit on the device: offload moves bytes and buys nothing.
+// All rows of the whole batch fit on the device: offload moves bytes without any gain.
 #define FB_NOTE_ALL_RESIDENT 1
 
-// Dense attention reads every row in every step: nothing can be left in host memory.
+// Dense attention reads every row in every step, so no row can stay in host memory.
 #define FB_NOTE_DENSE 2
 
-// So few slots a sequence and layer that many misses are to be expected.
+// There are so few slots for each sequence and layer that many misses are likely.
 #define FB_NOTE_FEW_SLOTS 4
 
-// Fewer slots than a step selects: what is beyond stands in scratch slots.
+// There are fewer slots than a step selects rows: the other rows are in scratch slots.
 #define FB_NOTE_SCRATCH 8
 
-// Host memory, not the GPU's, ends the batch.
+// Host memory, and not the GPU's memory, limits the batch.
 #define FB_NOTE_HOST_BOUND 16
 
-// Even the most sequences are no more than fit with all rows resident.
+// Even the largest possible batch has no more sequences than fit with all rows resident.
 #define FB_NOTE_NO_ROOM 32
 
-// In fb_selections_text: a short name of the recording.
+// In fb_selections_text: the recording's short name.
 #define FB_SELECTIONS_LABEL 0
 
 // In fb_selections_text: the model that was run.
 #define FB_SELECTIONS_MODEL 1
 
-// In fb_selections_text: its architecture.
+// In fb_selections_text: the model's architecture.
 #define FB_SELECTIONS_ARCH 2
 
-// In fb_selections_text: what the selector ranked positions by.
+// In fb_selections_text: the score by which the selector ranked positions.
 #define FB_SELECTIONS_SCORE 3
 
-// In fb_selections_text: how the steps came about.
+// In fb_selections_text: how the steps were produced.
 #define FB_SELECTIONS_MODE 4
 
-// In fb_selections_text: which text the model read.
+// In fb_selections_text: the text that the model read.
 #define FB_SELECTIONS_TEXT 5
 
-// In fb_row: the accepted rows stand in the step's tensor on the device.
+// In fb_batch_row: the step's tensor on the device has the number of accepted rows.
 #define FB_ACCEPTED_ON_DEVICE UINT32_MAX
 
 // The work has not ended.
 #define FB_TICKET_PENDING 0
 
-// It is done: only this makes its bytes valid.
+// The work has succeeded. Only this outcome makes its bytes valid.
 #define FB_TICKET_DONE 1
 
-// It failed.
+// The work failed.
 #define FB_TICKET_FAILED 2
 
-// It never ran: its device is gone.
+// The work never ran, because its device has ended.
 #define FB_TICKET_CANCELLED 3
 
 // How a call ended.
@@ -182,36 +190,40 @@ enum fb_status
   : uint32_t
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
-    // Done; the out-parameters are written.
+    // Success: the out-parameters are written.
     FB_OK = 0,
-    // A declared value or a pointer makes no sense, alone or beside another.
+    // A configuration value, an argument or a pointer is invalid, alone or in combination with another.
     FB_INVALID_CONFIG = 1,
-    // A size or product does not fit its type.
+    // A size or a product does not fit its type.
     FB_OVERFLOW = 2,
     // The operating system or the device has no more memory.
     FB_OUT_OF_MEMORY = 3,
-    // The operating system refused a call.
+    // The operating system refused a system call.
     FB_OS_REFUSED = 4,
-    // A pool sized at creation has too little left.
+    // A pool whose size was fixed at creation has too little left.
     FB_EXHAUSTED = 5,
-    // The thing is in use by work in flight, or by another call; ask again when that has ended.
+    // Work in flight or another call is using the object. Call again when it has ended.
     FB_BUSY = 6,
     // The sequence, step or object has ended, or the handle never named one.
     FB_CLOSED = 7,
-    // A position, layer, slot or count lies outside what was declared.
+    // A position, layer, slot or count is outside the configured range.
     FB_OUT_OF_RANGE = 8,
-    // The device failed, or a step's selections were wrong: do not publish its tokens.
+    // The device failed, or a step's selections were invalid. Discard the tokens of that step.
     FB_DEVICE_FAILED = 9,
-    // A file is not what its format demands.
+    // A file does not follow its format.
     FB_BAD_FORMAT = 10,
-    // A version that this build does not read.
+    // This build does not read this version of the format.
     FB_BAD_VERSION = 11,
     // Reading or writing a file failed.
     FB_IO = 12,
     // The work was cancelled before it ended.
     FB_CANCELLED = 13,
-    // The library broke one of its own rules; always a defect of forebay.
+    // The library broke one of its own rules. This is always a defect of forebay.
     FB_INTERNAL = 14,
+    // The call does not fit the current state of the sequence, step or stream that it names.
+    FB_INVALID_STATE = 15,
+    // The device or its driver lacks the requested feature.
+    FB_UNSUPPORTED = 16,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -224,152 +236,154 @@ typedef uint32_t fb_status;
 // A cache of one model on one device.
 typedef struct fb_cache fb_cache;
 
-// The layers of a bucket, captured.
+// The captured layers of a bucket.
 typedef struct fb_captured fb_captured;
 
-// A chooser of tables.
+// A chooser of overlap tables.
 typedef struct fb_chooser fb_chooser;
 
-// A device: memory, streams, and what runs on them.
+// A device: its memory, its streams, and the work on them.
 typedef struct fb_device fb_device;
 
-// A request trace under way.
+// A request trace in progress.
 typedef struct fb_requests fb_requests;
 
 // A selection trace in memory.
 typedef struct fb_selections fb_selections;
 
-// The end of work that the library enqueued: a warm-up, a fork's copy, a roll-back.
+// The completion of work that the library enqueued: a warm-up, a fork's copy, or a truncation.
 typedef struct fb_ticket fb_ticket;
 
-// A recording under way.
+// A recording in progress.
 typedef struct fb_trace fb_trace;
 
-// How a device is made. What is optional and 0 gets its default.
+// The configuration of a device. An optional field that is 0 gets the default that its comment names.
 typedef struct fb_device_config {
     // sizeof(fb_device_config).
     size_t size;
     // FB_DEVICE_HOST, FB_DEVICE_HOST_THREADS or FB_DEVICE_CUDA.
     uint32_t kind;
-    // Optional, CUDA: the device's number, as the driver counts.
+    // Optional, CUDA: the device's number in the driver's order. Default: 0.
     uint32_t number;
-    // Optional, CUDA: the driver's library, by path or name, in UTF-8; libcuda.so.1.
+    // Optional, CUDA: path or name of the driver's library, in UTF-8. Default: libcuda.so.1.
     const char *library;
-    // Optional, host: bytes of device memory that may be taken; as many as the machine has.
+    // Optional, host: the most bytes of device memory. Default: as many as the machine has.
     uint64_t memory;
-    // Optional, CUDA: thread blocks of a gather, a bound on the multiprocessors that it takes; 4.
+    // Optional, CUDA: thread blocks of a gather, which bounds the multiprocessors (SMs) that it uses. Default: 4.
     uint32_t gather_blocks;
-    // Optional, CUDA: threads of a block, a multiple of 32 up to 512; 512.
+    // Optional, CUDA: threads of a block, a multiple of 32 up to 512. Default: 512.
     uint32_t threads;
-    // Optional, CUDA: whose memory rows stand in, an FB_HOST_MEMORY_ constant; FB_HOST_MEMORY_REGISTERED.
+    // Optional, CUDA: the memory of the total pool, an FB_HOST_MEMORY_ constant. Default: FB_HOST_MEMORY_REGISTERED.
     uint32_t host_memory;
-    // 0.
+    // Must be 0.
     uint32_t reserved;
 } fb_device_config;
 
-// What runs in a stream's order on the host: see fb_stream_call.
+// A function that runs on the host in a stream's order: see fb_stream_call.
 typedef void (*fb_work)(void *data);
 
-// What a cache is made of. What is optional and 0 gets its default.
+// The configuration of a cache. An optional field that is 0 gets the default that its comment names.
 typedef struct fb_cache_config {
     // sizeof(fb_cache_config).
     size_t size;
-    // Layers that every decode step passes once.
+    // Layers that every decode step runs once.
     uint32_t layers;
-    // Further layers that draft tokens.
+    // Additional layers that draft tokens.
     uint32_t draft_layers;
-    // Bytes of one index key on the device; 0 when the model has no indexer.
+    // Bytes of one index key on the device; 0 for a model without an indexer.
     uint32_t index_key_bytes;
-    // Bytes of a row's runs; the second is 0 for rows in one run. Multiples of 4.
+    // Bytes of a row's runs, as multiples of 4. The second is 0 for rows in one run.
     uint32_t row_bytes[2];
     // Tokens of a page: a power of two from 16 to 1024.
     uint32_t page_tokens;
     // Positions that one query row selects in one layer.
     uint32_t top_k;
-    // Sequences that may be open.
+    // The most sequences that may be open at once.
     uint32_t lanes;
-    // Tokens of the longest sequence: prompt and promised.
+    // Tokens of the longest sequence: prompt plus promised tokens.
     uint32_t max_tokens;
     // Slots of one sequence in each layer.
     uint32_t slots;
-    // Query rows that a sequence may have in a step: 1 + drafts.
+    // The most query rows of a sequence in one step: 1 + drafts.
     uint32_t query_rows;
-    // Optional: bytes from one row to the next in host memory; the next multiple of 64.
+    // Optional: bytes from one row to the next in host memory. Default: the row's bytes rounded up to a multiple of
+    // 64.
     uint32_t host_stride;
-    // Optional: a device block of 64 slots is padded to a multiple of this; none.
+    // Optional: a device block of 64 slots is padded to a multiple of this many bytes. Default: no padding.
     uint32_t device_block_align;
-    // Optional: pages of the total pool; enough for every lane.
+    // Optional: pages of the total pool. Default: enough for every lane.
     uint32_t host_pages;
-    // Optional: pages of index keys; enough for every lane.
+    // Optional: pages of index keys. Default: enough for every lane.
     uint32_t index_pages;
-    // Optional: slots of each layer's pool, all sequences; enough for every lane.
+    // Optional: slots of each layer's pool, for all sequences together. Default: enough for every lane.
     uint32_t pool_slots;
-    // Optional: the fewest slots a sequence may have in a layer; as `slots`.
+    // Optional: the fewest slots that a sequence may have in a layer. Default: `slots`.
     uint32_t min_budget;
-    // Optional: rows of a batch; as `lanes`.
+    // Optional: the most batch rows of a step. Default: `lanes`.
     uint32_t batch;
-    // Optional: steps of one sequence that may be in flight; 2.
+    // Optional: the most steps of one sequence in flight. Default: 2.
     uint32_t steps_in_flight;
-    // Optional: micro-batches whose steps may be open at the same time; 1.
+    // Optional: micro-batches that may each have a step open at the same time. Default: 1.
     uint32_t micro_batches;
-    // Optional: FB_MEMORY_ flags; huge pages, resident, locked, as far as they can be had.
+    // Optional: FB_MEMORY_ flags. Default: huge pages, resident, locked, as far as the system allows;
+    // fb_cache_fallback lists what it refused.
     uint32_t memory;
-    // Optional: passes of attention that take the scratch slots in turn, so that a lane needs only so large a share
-    // of them; 1. With more, attention must run in parts (fb_overlap).
-    uint32_t attention_passes;
-    // Optional: the number of the NUMA node for the total pool, plus 1; any.
+    // Optional: attention waves that share the scratch slots in turn, so that a lane needs only one wave's share of
+    // them. Default: 1. With more, the engine must run split attention (fb_overlap).
+    uint32_t attention_waves;
+    // Optional: the NUMA node of the total pool, plus 1. Default: any node.
     uint32_t numa_node;
-    // Optional: 1 for rows without bytes, so that nothing is gathered: for replays. The total pool takes addresses
-    // alone then, whatever `memory` asks for; on a CUDA device, which pins it, all of it.
+    // Optional: 1 for rows without bytes, for replays: nothing is gathered. The total pool then takes addresses but no
+    // memory, whatever `memory` says. A CUDA device pins the pool, and so takes all of its memory.
     uint32_t residency_only;
-    // Optional: slots of each layer's pool, all sequences, draft layers included; as pool_slots, not beside it.
+    // Optional: slots of each layer's pool for all sequences together, one number for each layer, draft layers
+    // included. Set it or `pool_slots`, not both. Default: `pool_slots` in every layer.
     const uint32_t *slots_by_layer;
 } fb_cache_config;
 
-// Bytes that a cache takes, by what they are for.
+// The bytes that a cache takes, by purpose.
 typedef struct fb_cache_footprint {
     // sizeof(fb_cache_footprint), set by the caller.
     size_t size;
     // Device: index keys of every page, all layers.
     uint64_t index_keys;
-    // Device: the blocks of slots that budgets are made of, all layers.
+    // Device: the slot blocks that budgets are made of, all layers.
     uint64_t slots;
     // Device: landing slots, all layers, in whole blocks.
     uint64_t landing;
     // Device: scratch slots, once for all layers.
     uint64_t scratch;
-    // Device: what whole mappings of 2 MiB leave unused.
+    // Device: bytes that whole mappings of 2 MiB leave unused.
     uint64_t padding;
-    // Device: residency tables, lanes' page tables, lists of fetches and step blocks.
+    // Device: residency tables, page tables of the lanes, fetch lists and step descriptors.
     uint64_t tables;
     // Host: the rows of the total pool.
     uint64_t rows;
-    // Host: the pinned ring of step blocks and reports; and what a GPU's joins and roll-backs are staged in.
-    uint64_t step_blocks;
-    // Device: a GPU's own page tables of the host memory that it reaches, of memory that is registered: 8 bytes for 4
-    // KiB.
+    // Host: the pinned ring of step descriptors and reports, and the staging memory of a GPU's joins and truncations.
+    uint64_t step_descriptors;
+    // Device: the GPU's own page tables for the registered host memory that it reaches, 8 bytes for each 4 KiB.
     uint64_t host_page_tables;
 } fb_cache_footprint;
 
-// What a cache has and does. Gauges describe now, counters only grow.
+// Statistics of a cache. A gauge describes the present; a counter only grows.
 typedef struct fb_stats {
     // sizeof(fb_stats), set by the caller.
     size_t size;
-    // Gauge: sequences that are open, or closed while work that names them is in flight.
+    // Gauge: sequences that are open, or closed while work that uses them is in flight.
     uint32_t sequences;
     // Gauge: steps between prepare and retire.
     uint32_t steps_in_flight;
-    // Gauge: free pages of the total pool; unused_pages are not among them.
+    // Gauge: free pages of the total pool, not counting `unused_pages`.
     uint32_t free_host_pages;
     // Gauge: free pages of index keys.
     uint32_t free_index_pages;
-    // Gauge: shared pages, of rows and of index keys, that no sequence uses: admission can take them too.
+    // Gauge: published pages, of rows and of index keys, that no sequence uses. Admission can evict and reuse them.
     uint32_t unused_pages;
     // Gauge: free slots of the layer that has the fewest.
     uint32_t free_slots;
     // Gauge: free lanes.
     uint32_t free_lanes;
-    // 0.
+    // Always 0.
     uint32_t reserved;
     // Counter: steps retired.
     uint64_t steps;
@@ -377,29 +391,29 @@ typedef struct fb_stats {
     uint64_t hits;
     // Counter: rows fetched, all layers.
     uint64_t misses;
-    // Counter: of these, rows in scratch slots.
+    // Counter: misses whose rows were fetched into scratch slots.
     uint64_t scratch;
-    // Counter: bytes of rows that misses asked for, host to device.
+    // Counter: bytes of the rows that missed, host to device.
     uint64_t bytes_up;
-    // Counter: prompt tokens that were looked up for sharing.
+    // Counter: prompt tokens that were looked up among published pages.
     uint64_t prompt_tokens;
-    // Counter: of these, tokens in pages that were taken over.
+    // Counter: prompt tokens found in published pages, whose pages the new sequence shares.
     uint64_t shared_tokens;
-    // Counter: pages that were sealed for others to find.
-    uint64_t sealed_pages;
-    // Counter: of these, pages that went to make room.
+    // Counter: pages that were published for other sequences to find.
+    uint64_t published_pages;
+    // Counter: published pages that were evicted to make room.
     uint64_t evicted_pages;
 } fb_stats;
 
-// What a cache is: what it was declared with and what follows from that. It does not change.
+// The configuration of a cache and the sizes that follow from it. It does not change.
 typedef struct fb_info {
     // sizeof(fb_info), set by the caller.
     size_t size;
     // Layers, draft layers included.
     uint32_t layers;
-    // Of these, layers that draft tokens: the last ones.
+    // Layers that draft tokens. They are the last ones, and `layers` counts them too.
     uint32_t draft_layers;
-    // Bytes of a row, both runs, as fb_append takes it.
+    // Bytes of a row, both runs together, as fb_append takes it.
     uint32_t row_bytes;
     // Bytes of the first run.
     uint32_t first_run_bytes;
@@ -407,92 +421,92 @@ typedef struct fb_info {
     uint32_t host_stride;
     // Bytes of a block of 64 slots in a slab, padding included.
     uint32_t block_bytes;
-    // Bytes of one index key; 0 without.
+    // Bytes of one index key; 0 for a model without them.
     uint32_t index_key_bytes;
     // Tokens of a page.
     uint32_t page_tokens;
     // Positions that one query row selects in one layer.
     uint32_t top_k;
-    // Sequences that may be open.
+    // The most sequences that may be open at once.
     uint32_t lanes;
-    // Tokens of the longest sequence: prompt and promised.
+    // Tokens of the longest sequence: prompt plus promised tokens.
     uint32_t max_tokens;
-    // Rows of a batch.
+    // The most batch rows of a step.
     uint32_t batch;
-    // Query rows that a sequence may have in a step.
+    // The most query rows of a sequence in one step.
     uint32_t query_rows;
-    // Steps of one sequence that may be in flight.
+    // The most steps of one sequence in flight.
     uint32_t steps_in_flight;
-    // Micro-batches whose steps may be open at the same time.
+    // Micro-batches that may each have a step open at the same time.
     uint32_t micro_batches;
-    // Passes of attention over what a step fetches, where attention runs in parts: what index lists are made for.
-    uint32_t attention_passes;
+    // Attention waves of split attention: the lists of `fb_buffers` have 1 + this many entries.
+    uint32_t attention_waves;
     // The fewest slots that a sequence may have in a layer.
     uint32_t min_budget;
     // Pages of the total pool.
     uint32_t host_pages;
     // Pages of index keys.
     uint32_t index_pages;
-    // 1 if rows have no bytes.
+    // 1 if the cache was configured with residency_only: its rows have no bytes.
     uint32_t residency_only;
 } fb_info;
 
-// What a sequence asks for. What is optional and 0 gets its default.
+// What a new sequence needs. An optional field that is 0 gets the default that its comment names.
 typedef struct fb_open_config {
     // sizeof(fb_open_config).
     size_t size;
     // Tokens of the prompt.
     uint32_t prompt;
-    // Tokens that it may decode.
+    // Tokens that the sequence may decode after the prompt.
     uint32_t promised;
-    // Optional: slots in each layer; the cache's min_budget. Not beside a ratio.
+    // Optional: slots in each layer. Set it or `ratio`, not both. Default: the cache's min_budget.
     uint32_t slots;
     // Optional: FB_BRING_UP_WHOLE or FB_BRING_UP_NOTHING.
     uint32_t bring_up;
-    // Optional: slots in each layer as a share of prompt and promised tokens, above 0 and at most 1.
+    // Optional: slots in each layer as a share of prompt plus promised tokens, above 0 and at most 1.
     double ratio;
-    // Optional: slots by layer, draft layers included. Not beside slots or a ratio.
+    // Optional: slots of each layer, draft layers included. Set it or `slots` or `ratio`, only one of them.
     const uint32_t *slots_by_layer;
 } fb_open_config;
 
-// How a sequence enters its lane.
+// The warm-up of a joining sequence.
 typedef struct fb_warm_up {
     // sizeof(fb_warm_up).
     size_t size;
-    // Optional: on the device, what the last prompt positions selected, oldest first: token positions, -1 for none,
-    // `[layers, draft layers included][steps][top_k]`.
+    // Optional: the selections (top-k indices) of the last prompt positions, oldest first, on the device: token
+    // positions, -1 for none, `[layers, draft layers included][steps][top_k]`.
     const int32_t *selections;
-    // Optional: how many of them; 0 without selections.
+    // Optional: the number of prompt positions in `selections`; 0 without selections.
     uint32_t steps;
-    // 0.
+    // Must be 0.
     uint32_t reserved;
-    // Optional: the most bytes of rows that one call gathers, fb_join_more the rest; no bound.
+    // Optional: the most bytes of rows that one call gathers; fb_join_more gathers the rest. Default: no bound.
     uint64_t bytes_a_call;
 } fb_warm_up;
 
-// How long a sequence is.
+// The lengths of a sequence.
 typedef struct fb_sequence_length {
     // sizeof(fb_sequence_length), set by the caller.
     size_t size;
-    // Committed tokens, as far as retired steps and work that the library enqueued tell.
+    // Committed tokens, as far as the host can see from retired steps and from work that the library enqueued.
     uint32_t committed;
-    // Rows that the last retired step wrote behind them, to be accepted or rejected.
+    // Rows that the last retired step wrote after the committed ones and that are neither accepted nor rejected yet.
     uint32_t landed;
-    // Tokens in sealed pages: what fb_seal goes on behind.
-    uint32_t sealed;
-    // 1 if it has joined and may take part in steps, otherwise 0.
+    // Tokens in published pages. The next fb_publish starts here.
+    uint32_t published;
+    // 1 if the sequence has joined and may take part in steps, otherwise 0.
     uint32_t running;
 } fb_sequence_length;
 
-// A page of a sequence. It never grows.
+// A page of a sequence. This struct never grows.
 typedef struct fb_page {
-    // Its page of rows in the total pool.
+    // The page of rows in the total pool.
     uint32_t host;
-    // Its page of index keys, in every layer's array of fb_index_keys: an entry of a block table.
+    // The page of index keys in every layer's array of fb_index_keys: an entry for a block table.
     uint32_t index_keys;
 } fb_page;
 
-// A page's key of the caller's, or none. It never grows.
+// The caller's key of one page, or none. This struct never grows.
 typedef struct fb_key {
     // 1 if there is a key, 0 if not.
     uint32_t is_set;
@@ -500,50 +514,51 @@ typedef struct fb_key {
     uint8_t bytes[16];
 } fb_key;
 
-// What pages hold, so that they can be found again.
+// The tokens of consecutive pages, by which the library finds published pages.
 typedef struct fb_tokens {
     // sizeof(fb_tokens).
     size_t size;
-    // Token ids, from the beginning of a page. A rest that fills no page is passed over. NULL if there are none.
+    // Token ids from the beginning of a page. The library ignores ids at the end that fill no page. NULL if there are
+    // none.
     const uint32_t *ids;
-    // How many.
+    // The number of token ids.
     uint32_t count;
-    // Optional: how many keys: one for each full page among the ids, or none.
+    // Optional: the number of keys: one for each full page among the ids, or 0.
     uint32_t key_count;
-    // Optional: keys of the caller's, for what ids do not say: which image they stand for, for example. Pages are one
-    // only if keys and ids are the same, and so is all that stands before them.
+    // Optional: the caller's keys, for content that ids do not identify, such as which image they represent. Two pages
+    // match only if their ids and keys are equal and everything before them matches too.
     const struct fb_key *keys;
 } fb_tokens;
 
-// Where the layers of a step are enqueued and what they share. Streams may be the same one; the buffers are as in
-// fb_buffers, made for `batch` rows and the step's query rows.
+// The streams and buffers of a step's layers. Streams may be equal. The buffers are those of fb_buffers, for `batch`
+// batch rows and the step's query rows.
 typedef struct fb_overlap_config {
-    // sizeof(fb_overlap_config), of all in an array the same.
+    // sizeof(fb_overlap_config), the same in all entries of an array.
     size_t size;
-    // The engine's work: the stream that the step was prepared on.
+    // The stream of the engine's work, on which the step was prepared.
     void *compute;
-    // The resolve, where it runs beside the preparation.
+    // The stream of the resolve, where it runs next to the preparation of attention.
     void *resolve;
-    // The gather.
+    // The stream of the gather.
     void *gather;
-    // The scatter.
+    // The stream of the scatter.
     void *scatter;
-    // The selection, which the engine's top-k writes.
+    // The selection (top-k indices), which the engine's top-k writes.
     const int32_t *selection;
-    // The answer.
+    // Receives the slots of the selection.
     int32_t *slots;
-    // Index lists; NULL where every layer runs in the order none and in one attention pass.
+    // Index lists of split attention; NULL if every layer runs in the order none with one attention wave.
     int32_t *lists;
-    // Their counts; NULL without lists.
+    // The number of valid entries of each list; NULL without lists.
     uint32_t *counts;
-    // Batch rows of a list; 0 without lists.
+    // Batch rows of each list; 0 without lists.
     uint32_t lists_batch;
-    // Batch rows that are enqueued, at least the step's: those of the bucket in a capture, whose other rows are
-    // inert. Optional but in a capture: the step's.
+    // Batch rows to enqueue, at least the step's. Required in a capture: the bucket's rows, of which those beyond a
+    // step's do nothing. Optional otherwise. Default: the step's rows.
     uint32_t batch;
-    // Optional: the first batch row of DBA's second half; it has one half.
+    // Optional: the first batch row of DBA's second half. Default: the batch is not divided.
     uint32_t half;
-    // In a capture: the micro-batch. Otherwise 0: a step has its own.
+    // In a capture: the micro-batch. Otherwise 0, because the step has its own.
     uint32_t micro_batch;
 } fb_overlap_config;
 
@@ -551,353 +566,357 @@ typedef struct fb_overlap_config {
 typedef struct fb_capture_config {
     // sizeof(fb_capture_config).
     size_t size;
-    // The micro-batches whose steps run in one graph: their streams, the batch rows of the bucket, their buffers.
+    // The micro-batches of the graph: for each its streams, the bucket's batch rows, and its buffers.
     const struct fb_overlap_config *micro_batches;
-    // FB_OVERLAP_ orders of every layer, draft layers last.
+    // The FB_OVERLAP_ order of every layer, draft layers last.
     const uint32_t *by_layer;
-    // How many micro-batches.
+    // The number of micro-batches.
     uint32_t count;
     // Query rows of the steps.
     uint32_t query_rows;
-    // Optional: passes of the draft layers.
+    // Optional: the number of draft passes. Default: 0.
     uint32_t draft_passes;
-    // 0.
+    // Must be 0.
     uint32_t reserved;
 } fb_capture_config;
 
-// One call of the engine.
+// One call of the engine's callback.
 typedef struct fb_engine_call {
-    // sizeof(fb_engine_call) of the library: an older caller reads what it knows.
+    // sizeof(fb_engine_call) in the library. An older caller reads the fields that it knows.
     size_t size;
-    // FB_WORK_ something: what to enqueue.
+    // What to enqueue: an FB_WORK_ constant.
     uint32_t work;
-    // Of FB_WORK_ATTEND: FB_KEYS_ something.
+    // For FB_WORK_ATTEND: an FB_KEYS_ constant.
     uint32_t keys;
-    // Of FB_KEYS_FETCHED: which pass fetched them, from 0.
-    uint32_t attention_pass;
-    // For which micro-batch.
+    // For FB_KEYS_FETCHED: the wave that fetched the rows, from 0.
+    uint32_t attention_wave;
+    // The micro-batch.
     uint32_t micro_batch;
-    // In which layer.
+    // The layer.
     uint32_t layer;
-    // The first batch row,
+    // The first batch row.
     uint32_t first;
-    // and how many: half of the batch for the parts of DBA's indexer, else all.
+    // The number of batch rows: half of the batch for each half of DBA's indexer, otherwise all.
     uint32_t count;
-    // The first query row of each batch row,
+    // The first query row of each batch row.
     uint32_t first_query_row;
-    // and how many: 1 in a draft layer's pass.
+    // The number of query rows of each batch row: 1 in a draft pass.
     uint32_t query_rows;
-    // 0.
+    // Always 0.
     uint32_t reserved;
 } fb_engine_call;
 
-// Enqueues the work of `call` on `stream`, which is the compute stream of its micro-batch; what it forks to other
-// streams it joins again before it returns. 0 is success; an fb_status other than 0 abandons the step. Calls on the
-// cache are FB_BUSY meanwhile, also const ones: ask fb_landing_slot, fb_slab, fb_index_keys and fb_pages before.
+// Enqueues the work of `call` on `stream`, the compute stream of its micro-batch. If the callback forks work to other
+// streams, it joins them to `stream` before it returns. It returns 0 for success; any other value, normally an
+// fb_status, abandons the step. Calls on the cache, even const ones, return FB_BUSY inside the callback: call
+// fb_landing_slot, fb_slab, fb_index_keys and fb_pages earlier.
 typedef uint32_t (*fb_enqueue)(void *data, const struct fb_engine_call *call, void *stream);
 
-// The engine's side of the layers.
+// The engine's callback.
 typedef struct fb_engine {
     // sizeof(fb_engine).
     size_t size;
-    // Called for each of the engine's works, in the order of the enqueueing.
+    // The library calls it for each piece of the engine's work, in the order of enqueueing.
     fb_enqueue enqueue;
-    // What it is called with.
+    // The first argument of every call.
     void *data;
 } fb_engine;
 
-// A step between prepare and retire: its number in its cache, never given twice; 0 is none.
+// A step between prepare and retire, as its number. A cache never gives a number twice; 0 is no step.
 typedef uint64_t fb_step;
 
-// A table of orders. It never grows.
+// A table of overlap orders. This struct never grows.
 typedef struct fb_table {
     // Rises whenever the orders change.
     uint32_t version;
     // Layers, draft layers included.
     uint32_t layers;
-    // FB_OVERLAP_ orders, one a layer, draft layers last.
+    // FB_OVERLAP_ orders, one for each layer, draft layers last.
     const uint32_t *orders;
 } fb_table;
 
-// What orders cost: nanoseconds that each exposes a layer, by misses a batch row. It never grows.
+// The price of each order: how many nanoseconds of a layer's gather it leaves exposed, by misses of a batch row. This
+// struct never grows.
 typedef struct fb_prices {
-    // Counts of misses a batch row, ascending from 0.
+    // Numbers of misses of a batch row, ascending from 0.
     const double *misses;
-    // How many.
+    // The number of entries in `misses`.
     uint32_t miss_count;
-    // Layers that are priced: all of them, or 1 for all alike.
+    // The number of priced layers: all of them, or 1 if one price list is valid for all.
     uint32_t layers;
     // Nanoseconds, `[layers][none, DA, DBA][miss_count]`, finite and not negative.
     const double *exposed;
 } fb_prices;
 
-// A captured batch size. It never grows.
+// A captured batch size. This struct never grows.
 typedef struct fb_bucket {
-    // Batch rows that it was captured for.
+    // The batch rows that it was captured for.
     uint32_t batch;
-    // Tables captured at the start.
+    // The number of tables that are captured at the start.
     uint32_t table_count;
-    // These; the first one is used first.
+    // These tables. The chooser starts with the first one.
     const struct fb_table *tables;
-    // What orders cost at this size.
+    // The price of each order at this batch size.
     struct fb_prices prices;
 } fb_bucket;
 
-// When a chooser moves to another table.
+// The conditions under which a chooser moves to another table.
 typedef struct fb_hysteresis {
     // sizeof(fb_hysteresis).
     size_t size;
-    // The weight of a new step's misses against what was known before, above 0 and at most 1.
+    // The weight of a new step's misses in the running average, above 0 and at most 1.
     double smoothing;
-    // Another table must save this share of the exposed time, 0 to 1,
+    // The share of the exposed time that another table must save, 0 to 1.
     double share;
-    // and so many nanoseconds a step,
+    // The nanoseconds a step that another table must save as well.
     double least_ns;
-    // in so many steps, one behind the other; at least 1.
+    // The number of consecutive steps in which it must save both, at least 1.
     uint32_t steps;
-    // 0.
+    // Must be 0.
     uint32_t reserved;
 } fb_hysteresis;
 
-// What a chooser chooses among.
+// The configuration of a chooser.
 typedef struct fb_chooser_config {
     // sizeof(fb_chooser_config).
     size_t size;
     // The captured batch sizes, ascending.
     const struct fb_bucket *buckets;
-    // How many.
+    // The number of buckets.
     uint32_t bucket_count;
-    // Tables of one bucket that may be captured at the same time.
+    // The most tables of one bucket that may be captured at the same time.
     uint32_t tables_max;
-    // Optional: when it moves; a tenth and 50 us saved, in 32 steps.
+    // Optional: when the chooser moves. Default: after 32 steps that each save a tenth and 50 us.
     const struct fb_hysteresis *hysteresis;
 } fb_chooser_config;
 
-// Hits and misses of one layer in one step, all rows of the batch. It never grows.
+// Hits and misses of one layer in one step, over all batch rows. This struct never grows.
 typedef struct fb_layer_count {
     // Distinct selected rows that were resident.
     uint32_t hits;
     // Rows fetched.
     uint32_t misses;
-    // Of these, rows in scratch slots.
+    // Misses whose rows were fetched into scratch slots.
     uint32_t scratch;
 } fb_layer_count;
 
-// What the next step is to run.
+// What the next step runs.
 typedef struct fb_choice {
     // sizeof(fb_choice), set by the caller.
     size_t size;
-    // Which bucket.
+    // The index of the bucket.
     uint32_t bucket;
-    // Which of its tables: see fb_chooser_table.
+    // The index of the table in that bucket: see fb_chooser_table.
     uint32_t index;
     // The table's version.
     uint32_t version;
-    // 1 when this call has changed the table: it must be captured before it is used.
+    // 1 when this call has changed the table: capture it before you use it.
     uint32_t changed;
 } fb_choice;
 
-// Which part of a step's layer a call works on.
-typedef struct fb_part {
-    // sizeof(fb_part).
+// The batch rows and the layer of a step that a call works on.
+typedef struct fb_step_range {
+    // sizeof(fb_step_range).
     size_t size;
     // The layer.
     uint32_t layer;
-    // Optional: the first batch row,
+    // Optional: the first batch row. Default: 0.
     uint32_t first;
-    // Optional: and how many; all from the first on.
+    // Optional: the number of batch rows. Default: all from `first` on.
     uint32_t count;
-    // Optional: FB_ALL_QUERY_ROWS, or a draft layer's pass + 1: its one query row.
-    uint32_t pass;
-} fb_part;
+    // Optional: FB_ALL_QUERY_ROWS, or the number of a draft pass + 1, which works on that pass's one query row.
+    uint32_t draft_pass;
+} fb_step_range;
 
-// Where a call finds the selection and puts the slots, on the device. Buffers must not overlap.
+// The device buffers of a resolve. They must not overlap.
 typedef struct fb_buffers {
     // sizeof(fb_buffers).
     size_t size;
-    // Token positions, -1 for none: `[batch rows][query rows][top_k]` of the call's part.
+    // The selection (top-k indices): token positions, -1 for none, `[batch rows][query rows][top_k]` of the call's
+    // range.
     const int32_t *selection;
-    // Of the same shape, receives their slots in the layer's slab, -1 for none.
+    // Receives the slots of these positions in the layer's slab, in the same shape, -1 for none.
     int32_t *slots;
-    // Optional: the slots again as the index lists of attention in parts,
-    // `[1 + attention_passes][batch][query rows][top_k]`: what was resident, then what each pass fetches.
+    // Optional: receives the slots again as the index lists of split attention, `[1 + attention_waves][batch][query
+    // rows][top_k]`. List 0 has the resident rows, list 1 + w the rows that attention wave w fetches.
     int32_t *lists;
-    // How many entries of each list are valid, `[1 + attention_passes][batch][query rows]`; NULL without lists.
+    // Receives the number of valid entries of each list, `[1 + attention_waves][batch][query rows]`; NULL without
+    // lists.
     uint32_t *counts;
-    // Batch rows of a list, at least the step's; 0 without lists.
+    // Batch rows of each list, at least the step's; 0 without lists.
     uint32_t batch;
-    // 0.
+    // Must be 0.
     uint32_t reserved;
 } fb_buffers;
 
-// What a plan is asked for. Bytes are of one GPU, and of its share of the host's memory. What is optional and 0
-// gets its default.
+// The question for the planner. Bytes are for one GPU and its share of the host's memory. An optional field that is 0
+// gets the default that its comment names.
 typedef struct fb_plan_config {
     // sizeof(fb_plan_config).
     size_t size;
-    // The model's fields are read and no others: see fb_preset.
+    // The model. The planner reads only the fields that fb_preset fills.
     const struct fb_cache_config *model;
     // Bytes of the GPU's memory.
     uint64_t gpu;
-    // Tokens of a sequence at its end, prompt and promised.
+    // Tokens of a sequence at its end: prompt plus promised tokens.
     uint32_t context;
-    // Optional: sequences that share the GPU; as many as fit.
+    // Optional: sequences that share the GPU. Default: as many as fit.
     uint32_t batch;
-    // Optional: slots as a share of the context, above 0 and at most 1; the largest that fits, or, with as many
-    // sequences as fit, the one that leaves `least_slots`.
+    // Optional: slots as a share of the context, above 0 and at most 1. Default: the largest ratio that fits; if
+    // `batch` is 0, the ratio that leaves `least_slots`.
     double ratio;
-    // Optional: bytes of weights on it; none.
+    // Optional: bytes of weights on the GPU. Default: 0.
     uint64_t weights;
-    // Optional: bytes of activations; none.
+    // Optional: bytes of activations. Default: 0.
     uint64_t activations;
-    // Optional: bytes of whatever else the engine takes; none.
+    // Optional: bytes that the engine takes for anything else. Default: 0.
     uint64_t workspace;
-    // Optional: bytes of host memory for the total pool; as many as it takes.
+    // Optional: bytes of host memory for the total pool. Default: as many as the plan needs.
     uint64_t host;
-    // Optional: bytes of the device's mappings; 2 MiB.
+    // Optional: bytes of the device's mapping granularity. Default: 2 MiB.
     uint64_t grain;
-    // Optional: tokens of the longest sequence that the model was made for; not checked.
+    // Optional: tokens of the longest sequence that the model supports. Default: not checked.
     uint32_t longest;
-    // Optional: query rows of a step; 1.
+    // Optional: query rows of a step. Default: 1.
     uint32_t query_rows;
-    // Optional: steps of one sequence that may be in flight; 2.
+    // Optional: the most steps of one sequence in flight. Default: 2.
     uint32_t steps_in_flight;
-    // Optional: micro-batches that the batch is divided into; 1.
+    // Optional: micro-batches of the batch. Default: 1.
     uint32_t micro_batches;
-    // Optional: the fewest slots that a sequence is left with when as many as possible are wanted; 6400.
+    // Optional: the fewest slots of a sequence when the plan fits as many sequences as possible. Default: 6400.
     uint32_t least_slots;
-    // Optional: 1 leaves residency tables, and the GPU's page tables of host memory, out of what has to fit; they are
-    // reported all the same.
+    // Optional: 1 leaves residency tables and the GPU's page tables of host memory out of the sum that has to fit. The
+    // plan reports them all the same.
     uint32_t tables_beside;
 } fb_plan_config;
 
-// A plan.
+// The result of the planner.
 typedef struct fb_planned {
     // sizeof(fb_planned), set by the caller.
     size_t size;
-    // Sequences.
+    // The number of sequences.
     uint32_t batch;
-    // Slots of each in each layer.
+    // Slots of each sequence in each layer.
     uint32_t slots;
     // Slots as a share of the context.
     double ratio;
-    // 1 where rows stand in host memory; 0 where all of them stay on the device.
+    // 1 if rows are in host memory; 0 if all rows stay on the device.
     uint32_t offloads;
-    // FB_NOTE_ bits: what a reader should know.
+    // FB_NOTE_ bits.
     uint32_t notes;
-    // The most sequences with all rows on the device.
+    // The largest batch with all rows on the device.
     uint32_t resident_batch;
-    // The most sequences with `least_slots` slots each; `resident_batch` if that is more.
+    // The largest batch with `least_slots` slots for each sequence, or `resident_batch` if that is more.
     uint32_t most_batch;
-    // Bytes of the GPU that weights, activations and workspace leave.
+    // Bytes of the GPU that remain after weights, activations and workspace.
     uint64_t available;
-    // The most live tokens that index keys leave room for, whatever the ratio; 0 for a model without them.
+    // The most live tokens for which index keys leave room, at any ratio; 0 for a model without index keys.
     uint64_t live_tokens;
-    // Bytes on the device: index keys,
+    // Device: bytes of index keys.
     uint64_t index_key_bytes;
-    // the slots that budgets are made of,
+    // Device: bytes of the slots that budgets are made of.
     uint64_t slot_bytes;
-    // landing slots,
+    // Device: bytes of landing slots.
     uint64_t landing_bytes;
-    // scratch slots,
+    // Device: bytes of scratch slots.
     uint64_t scratch_bytes;
-    // what whole mappings leave unused,
+    // Device: bytes that whole mappings leave unused.
     uint64_t padding_bytes;
-    // and residency tables, page tables, lists of fetches and step blocks.
+    // Device: bytes of residency tables, page tables, fetch lists and step descriptors.
     uint64_t table_bytes;
-    // Bytes of pinned host memory: rows,
+    // Pinned host memory: bytes of rows.
     uint64_t row_bytes;
-    // and step blocks.
-    uint64_t step_block_bytes;
-    // What fb_cache_config takes, 0 without offload: pages of the total pool,
+    // Pinned host memory: bytes of step descriptors.
+    uint64_t step_descriptor_bytes;
+    // For fb_cache_config: pages of the total pool; 0 without offload.
     uint32_t host_pages;
-    // pages of index keys,
+    // For fb_cache_config: pages of index keys; 0 without offload.
     uint32_t index_pages;
-    // slots of each layer's pool,
+    // For fb_cache_config: slots of each layer's pool; 0 without offload.
     uint32_t pool_slots;
-    // and rows of a batch: of one micro-batch.
+    // For fb_cache_config: batch rows of one micro-batch; 0 without offload.
     uint32_t batch_rows;
-    // Bytes on the device of the GPU's own page tables: what the driver takes for it to reach pinned host memory.
+    // Device: bytes of the GPU's own page tables, which the driver takes so that the GPU can reach pinned host memory.
     uint64_t host_page_table_bytes;
 } fb_planned;
 
-// A request as it arrived.
+// A request at its arrival.
 typedef struct fb_arrival {
     // sizeof(fb_arrival).
     size_t size;
-    // When, in milliseconds since the recording's start.
+    // The arrival, in milliseconds since the start of the recording.
     uint64_t milliseconds;
     // Tokens of the prompt.
     uint32_t input_tokens;
-    // Tokens generated; 0 where that is not known when the request is recorded.
+    // Generated tokens; 0 if the number is not known when the request is recorded.
     uint32_t output_tokens;
-    // Ids of the prompt's blocks from its beginning, the last block perhaps partial. An id names the block and all
-    // before it.
+    // Ids of the prompt's blocks from its beginning; the last block may be partial. An id identifies the block and
+    // everything before it.
     const uint64_t *blocks;
-    // How many.
+    // The number of block ids.
     size_t block_count;
 } fb_arrival;
 
-// What a trace says about itself, in numbers.
+// The numbers in a trace's header.
 typedef struct fb_trace_header {
     // sizeof(fb_trace_header), set by the caller.
     size_t size;
-    // Recorded layers.
+    // The number of recorded layers.
     uint32_t layers;
-    // Positions that one query selects; fewer while the context is shorter.
+    // Positions that one query selects. It selects fewer while the context is shorter.
     uint32_t k;
-    // Recorded positions, those of the prompt included.
+    // The number of recorded positions, including those of the prompt.
     uint32_t steps;
-    // How many of the first steps belong to the prompt.
+    // The number of leading steps that belong to the prompt.
     uint32_t warm_steps;
-    // Position of the query of step 0.
+    // The position of the query of step 0.
     uint32_t first_position;
-    // Position of the first decode step.
+    // The position of the first decode step.
     uint32_t decode_start;
     // Tokens of the context.
     uint32_t context;
     // 1 for a recording that was not finished.
     uint32_t unfinished;
-    // Of such a one: bytes behind its last whole group, which were left off.
+    // In an unfinished recording: the bytes after its last complete group, which the reader dropped.
     uint64_t left_off_bytes;
-    // All selected positions together, in every step and layer.
+    // The number of selected positions in all steps and layers together.
     uint64_t members;
 } fb_trace_header;
 
-// A row of a step's batch. It never grows.
-typedef struct fb_row {
+// One batch row of a step: a sequence and its query rows. This struct never grows.
+typedef struct fb_batch_row {
     // The sequence.
     uint64_t sequence;
-    // Rows of its previous step that were accepted, or FB_ACCEPTED_ON_DEVICE; 0 before its first step.
+    // How many rows of the sequence's previous step were accepted, or FB_ACCEPTED_ON_DEVICE; 0 before its first step.
     uint32_t accepted;
-    // Its query rows in this step, at most the step's.
+    // The sequence's query rows in this step, at most the step's `query_rows`.
     uint32_t query_rows;
-} fb_row;
+} fb_batch_row;
 
 // What a step decodes.
 typedef struct fb_step_config {
     // sizeof(fb_step_config).
     size_t size;
-    // The rows of the batch; read before the call returns.
-    const struct fb_row *rows;
-    // How many.
+    // The batch rows. The call reads them before it returns.
+    const struct fb_batch_row *rows;
+    // The number of batch rows.
     uint32_t row_count;
-    // Query rows of each: the width of the step.
+    // The width of the step: the most query rows of a batch row.
     uint32_t query_rows;
-    // Optional: accepted rows, one uint32_t for each of the cache's `batch` rows, on the device; read in
-    // the stream's order.
+    // Optional: accepted rows on the device, one uint32_t for each of the cache's `batch` rows. The device reads them
+    // in the stream's order.
     const uint32_t *accepted;
-    // Optional: the micro-batch.
+    // Optional: the micro-batch of the step. Default: 0.
     uint32_t micro_batch;
-    // 0.
+    // Must be 0.
     uint32_t reserved;
 } fb_step_config;
 
-// What a step has done.
+// What a step did.
 typedef struct fb_retired {
     // sizeof(fb_retired), set by the caller.
     size_t size;
-    // Which step of its cache it was, from 1.
+    // The step's number in its cache, from 1.
     uint64_t step;
     // Distinct selected rows that were resident, all layers.
     uint64_t hits;
@@ -905,43 +924,44 @@ typedef struct fb_retired {
     uint64_t misses;
 } fb_retired;
 
-// What a recording says about itself, and when its groups are written. What is optional and 0 or NULL gets its
-// default; texts are UTF-8, and are shown and nothing else.
+// The description of a recording, and when its groups are written. An optional field that is 0 or NULL gets the
+// default that its comment names. Texts are UTF-8; readers only display them.
 typedef struct fb_trace_config {
     // sizeof(fb_trace_config).
     size_t size;
-    // Recorded layers.
+    // The number of recorded layers.
     uint32_t layers;
-    // Positions that one query selects; fewer while the context is shorter.
+    // Positions that one query selects. It selects fewer while the context is shorter.
     uint32_t k;
-    // Position of the query of the first recorded step.
+    // The position of the query of the first recorded step.
     uint32_t first_position;
-    // Position of the first decode step: the steps before it are of the prompt.
+    // The position of the first decode step. Earlier steps belong to the prompt.
     uint32_t decode_start;
-    // Optional: tokens of the longest context; what was recorded.
+    // Optional: tokens of the longest context. Default: as many as were recorded.
     uint32_t context;
-    // Optional: steps of a group at most; 64.
+    // Optional: the most steps of a group. Default: 64.
     uint32_t group_steps;
-    // Optional: a group is written by the step that brings it to so many bytes; 262144.
+    // Optional: the step that brings a group to this many bytes writes it. Default: 262144.
     uint32_t group_bytes;
-    // 0.
+    // Must be 0.
     uint32_t reserved;
-    // Optional: the model's own numbers of the recorded layers, `layers` of them, ascending; 0, 1, 2 and so on.
+    // Optional: the model's own numbers of the recorded layers, `layers` of them, ascending. Default: 0, 1, 2 and so
+    // on.
     const uint32_t *layer_ids;
-    // Optional: for each layer the place, from 0, of the layer whose sets it shares, its own where it has sets;
-    // every layer has its own.
+    // Optional: for each layer the index, from 0, of the layer whose sets it shares, or its own index if it has sets
+    // of its own. Default: every layer has its own sets.
     const uint32_t *shares;
     // Optional: a short name of the recording.
     const char *label;
     // Optional: the model that runs.
     const char *model;
-    // Optional: its architecture.
+    // Optional: the model's architecture.
     const char *arch;
-    // Optional: what the selector ranks positions by.
+    // Optional: the score by which the selector ranks positions.
     const char *score;
-    // Optional: how the steps come about.
+    // Optional: how the steps are produced.
     const char *mode;
-    // Optional: which text the model reads.
+    // Optional: the text that the model reads.
     const char *text;
 } fb_trace_config;
 
@@ -949,18 +969,19 @@ typedef struct fb_trace_config {
 extern "C" {
 #endif // __cplusplus
 
-// The version of the loaded library's interface: compare it with FB_ABI_VERSION before anything else.
+// Returns the version of the loaded library's interface. Compare it with FB_ABI_VERSION before any other call.
 uint32_t fb_abi_version(void);
 
-// A status in words. The text is constant; any number is allowed.
+// Returns a status in words. The text is constant. Any number is allowed.
 const char *fb_status_text(uint32_t status);
 
-// The version of the library itself, as text: "0.1.0". Constant.
+// Returns the library's own version as a constant text, for example "0.1.0".
 const char *fb_version(void);
 
-// Copies the text of the last call that failed inside the object of a handle, of any kind: what, where, with which
-// numbers, what to do. Empty before the first. Cut to `text_bytes` bytes with its ending zero; 512 hold any. A call
-// that answers FB_CLOSED or FB_BUSY for the handle itself, or a null, leaves no text.
+// Copies the error text of the last call that failed on the object of a handle of any kind. The text says what failed,
+// where, with which numbers, and what to do. It is empty before the first failure. It is cut to `text_bytes` bytes
+// with its ending zero; 512 bytes hold any text. A call that returns FB_CLOSED or FB_BUSY for the handle itself, or
+// that is given a null handle, leaves no text.
 //
 // Requires:
 // `text` is NULL, or has `text_bytes` bytes.
@@ -968,201 +989,216 @@ fb_status fb_error_text(const void *handle,
                         char *text,
                         size_t text_bytes);
 
-// Makes a device. No memory is taken yet. When it fails, the reason is written to `text`, cut to `text_bytes` bytes
-// with its ending zero; `text` may be NULL.
+// Makes a device. It takes no memory yet. When the call fails, it writes the reason to `text`, cut to `text_bytes`
+// bytes with its ending zero; `text` may be NULL.
 //
 // Requires:
-// `config` states its size truly; its `library` ends with a zero; `text` has `text_bytes` bytes.
+// `config` states its real size; its `library` is NULL or ends with a zero; `text` has `text_bytes` bytes.
 fb_status fb_device_create(const struct fb_device_config *config,
                            char *text,
                            size_t text_bytes,
                            struct fb_device **device);
 
-// Ends a device: waits for what was enqueued on its streams and on borrowed ones, and frees all memory that was
-// taken on it, its caches' too, also of those destroyed before; what a broken cache has given up stays. FB_BUSY while
-// caches or captured layers are left. Tickets stay.
+// Ends a device. The call waits for the work enqueued on its streams and on borrowed ones, then frees all memory taken
+// on it, including that of caches destroyed earlier; memory that a broken cache gave up is not freed. FB_BUSY while
+// caches or captured layers are left. Tickets remain valid.
 //
 // Requires:
-// Nothing enqueued on its streams waits for what only this thread would do.
+// No work on its streams waits for something that only this thread would do.
 fb_status fb_device_destroy(struct fb_device *device);
 
-// Makes a stream of the device's own, which lives as long as the device.
+// Makes a stream that belongs to the device and lives as long as the device.
 //
 // Requires:
-// `stream` has room for the answer.
+// `stream` has room for the result.
 fb_status fb_stream_create(const struct fb_device *device, void **stream);
 
-// Makes a CUstream of the engine's known, once; NULL is the legacy default stream. It is neither synchronised nor
-// destroyed. FB_INVALID_CONFIG on a host device, for a stream of another context, and for the per-thread stream.
+// Tells the device about a CUstream of the engine, once for each stream; NULL is the legacy default stream. The
+// library neither synchronises nor destroys it. FB_UNSUPPORTED on a host device. FB_INVALID_CONFIG for a stream of
+// another context, and for the per-thread stream.
 //
 // Requires:
-// `stream` is a stream of this process until it is returned or the device destroyed, and not being captured then.
+// `stream` is a stream of this process until it is returned or the device destroyed, and at that time it is not being
+// captured.
 fb_status fb_stream_borrow(const struct fb_device *device,
                            void *stream);
 
-// Gives a borrowed stream back: waits for what was enqueued on it, and knows it no more. FB_OUT_OF_RANGE for one
-// that was not borrowed, FB_INVALID_CONFIG on a host device, and for one that is being captured.
+// Returns a borrowed stream to the engine: the call waits for the work enqueued on it, and the device then forgets it.
+// FB_OUT_OF_RANGE for a stream that was not borrowed. FB_UNSUPPORTED on a host device. FB_INVALID_STATE for a stream
+// that is being captured.
 //
 // Requires:
-// Nobody enqueues on it at the same time, and no work of its own makes this call.
+// No other thread enqueues on the stream during the call, and no work on the stream makes this call.
 fb_status fb_stream_return(const struct fb_device *device,
                            void *stream);
 
-// Blocks the caller until what is enqueued on the stream now has ended. FB_DEVICE_FAILED when the device has.
+// Blocks the caller until everything now enqueued on the stream has ended. FB_DEVICE_FAILED when the device has
+// failed.
 //
 // Requires:
-// Nothing enqueued there waits for what only this thread would do.
-fb_status fb_stream_wait(const struct fb_device *device, void *stream);
+// No work on the stream waits for something that only this thread would do.
+fb_status fb_stream_wait(const struct fb_device *device,
+                         void *stream);
 
-// Orders two streams: what is enqueued on `after` from now on runs behind what is enqueued on `before` now. Waits for
-// nothing.
+// Orders two streams: work enqueued on `after` from now on runs after the work that is now enqueued on `before`. The
+// call does not wait.
 //
 // Requires:
-// None beside the head's.
+// Nothing beyond the conventions at the top of the header.
 fb_status fb_stream_order(const struct fb_device *device,
                           void *before,
                           void *after);
 
-// Runs `work(data)` in the stream's order, on a thread of the device's; on FB_DEVICE_HOST in this call. On a GPU's
-// stream it may not call the driver, and so nothing here that enqueues or waits. On FB_DEVICE_HOST_THREADS it may not
-// enqueue on its own stream, nor wait for it: it is what the stream is at. Where the device fails before, it never
+// Runs `work(data)` in the stream's order, on a thread of the device; on FB_DEVICE_HOST inside this call. On a GPU's
+// stream `work` must not call the driver, and therefore no function of this header that enqueues or waits. On
+// FB_DEVICE_HOST_THREADS it must not enqueue on its own stream or wait for it. If the device fails first, `work` never
 // runs.
 //
 // Requires:
-// `work` may be called with `data` on another thread, until it has run or the device is destroyed; it returns, by no
-// other way than its end.
+// `work` may be called with `data` on another thread, until it has run or the device is destroyed. It returns
+// normally, without a throw or a longjmp.
 fb_status fb_stream_call(const struct fb_device *device,
                          void *stream,
                          fb_work work,
                          void *data);
 
-// Zeroed device memory that lives as long as the device: for an engine without an allocator of its own.
+// Allocates zeroed device memory that lives as long as the device, for an engine without an allocator of its own.
 //
 // Requires:
-// `address` has room for the answer.
-fb_status fb_device_allocate(const struct fb_device *device, uint64_t bytes, void **address);
+// `address` has room for the result.
+fb_status fb_device_allocate(const struct fb_device *device,
+                             uint64_t bytes,
+                             void **address);
 
-// Fills in the fields that a model's shape says, and leaves the others as they are: "deepseek-v3.2",
-// "deepseek-v3.2-bf16", "deepseek-v3.2-int8", "glm-5", "gqa-8x128"; "deepseek-v3", which is dense, is for planning.
-// FB_OUT_OF_RANGE for another name. `config` states its size and is zero or filled before. When it fails, the reason
-// is written to `text`, cut to `text_bytes` bytes with its ending zero; `text` may be NULL.
+// Fills in the fields that describe a model and leaves the other fields unchanged. The names are "deepseek-v3.2",
+// "deepseek-v3.2-bf16", "deepseek-v3.2-int8", "glm-5" and "gqa-8x128"; "deepseek-v3" is a dense model and is meant for
+// planning only. Another name is FB_OUT_OF_RANGE. Set `size` of `config` before the call; the other fields may be zero
+// or filled. When the call fails, it writes the reason to `text`, cut to `text_bytes` bytes with its ending zero;
+// `text` may be NULL.
 //
 // Requires:
-// `name` ends with a zero; `config` states its size truly; `text` has `text_bytes` bytes.
+// `name` ends with a zero; `config` states its real size; `text` has `text_bytes` bytes.
 fb_status fb_preset(const char *name,
                     char *text,
                     size_t text_bytes,
                     struct fb_cache_config *config);
 
-// What a cache of this configuration takes on a GPU, which maps memory in multiples of 2 MiB; a host device maps
-// pages, and pads less. Takes nothing. Refuses what fb_cache_create refuses without asking for memory; the reason is
-// written to `text`, cut to `text_bytes` bytes with its ending zero; `text` may be NULL.
+// Computes what a cache of this configuration takes on a GPU, and takes nothing. A GPU maps memory in multiples of 2
+// MiB; a host device maps small pages and pads less. The call refuses every configuration that fb_cache_create refuses
+// before it asks for memory. When it fails, it writes the reason to `text`, cut to `text_bytes` bytes with its ending
+// zero; `text` may be NULL.
 //
 // Requires:
-// Both state their size truly, and the configuration's table is there; `text` has `text_bytes` bytes.
+// Both state their real sizes, and the configuration's table is valid; `text` has `text_bytes` bytes.
 fb_status fb_footprint(const struct fb_cache_config *config,
                        char *text,
                        size_t text_bytes,
                        struct fb_cache_footprint *footprint);
 
-// Makes a cache on a device and takes all its memory, which is the device's until fb_device_destroy: neither
-// fb_cache_destroy nor a creation that fails half-way gives any of it back. For a cache in place of another, make
-// another device. When it fails, the reason is written to `text`, cut to `text_bytes` bytes with its ending zero;
-// `text` may be NULL.
+// Makes a cache on a device and takes all its memory, which belongs to the device until fb_device_destroy. Neither
+// fb_cache_destroy nor a creation that fails half-way gives any of it back; to replace a cache, make another device.
+// When the call fails, it writes the reason to `text`, cut to `text_bytes` bytes with its ending zero; `text` may be
+// NULL.
 //
 // Requires:
-// `config` states its size truly, and its table is there; `text` has `text_bytes` bytes.
+// `config` states its real size, and its table is valid; `text` has `text_bytes` bytes.
 fb_status fb_cache_create(const struct fb_device *device,
                           const struct fb_cache_config *config,
                           char *text,
                           size_t text_bytes,
                           struct fb_cache **cache);
 
-// Ends a cache. Its pools are the device's memory, which fb_device_destroy frees: no other cache gets them, so one
-// made anew on this device takes as much again. After a panic the memory is given up instead. FB_BUSY while a
-// sequence is open or a step is not retired: nothing has ended then, and the handle stays good.
+// Ends a cache. Its pools are the device's memory, which fb_device_destroy frees. No other cache can reuse them: a new
+// cache on this device takes as much memory again. After a panic the memory is given up instead. The call returns
+// FB_BUSY while a sequence is open or a step is not retired; nothing has ended then, and the handle stays valid.
 //
 // Requires:
-// No operation that was enqueued for it is at work in the caller's buffers.
+// No operation that was enqueued for it still uses the caller's buffers.
 fb_status fb_cache_destroy(struct fb_cache *cache);
 
 // Reads a cache's counters and gauges.
 //
 // Requires:
-// `stats` states its size truly.
+// `stats` states its real size.
 fb_status fb_cache_stats(const struct fb_cache *cache, struct fb_stats *stats);
 
-// Says what a cache is.
+// Reads a cache's configuration and sizes.
 //
 // Requires:
-// `info` states its size truly.
+// `info` states its real size.
 fb_status fb_cache_info(const struct fb_cache *cache, struct fb_info *info);
 
-// Takes up what has ended since: releases closed sequences whose last work has ended, and pages and step blocks that
-// ended work held. `*waiting`, which may be NULL, says how many closed sequences still wait.
+// Releases what ended work still holds: closed sequences whose last work has ended, pages and step descriptors.
+// `*waiting`, which may be NULL, receives the number of closed sequences that still wait.
 //
 // Requires:
-// `waiting` is NULL or has room for the answer.
+// `waiting` is NULL or has room for the result.
 fb_status fb_cache_reap(struct fb_cache *cache,
                         void *stream,
                         uint32_t *waiting);
 
-// Checks every invariant of every pool and table. For tests, between steps: on a GPU it waits for the device.
-// FB_INTERNAL names the broken one.
+// Checks every invariant of every pool and table, for tests, between steps. On a GPU it waits for the device.
+// FB_INTERNAL names the broken invariant.
 //
 // Requires:
-// None beside the head's.
+// Nothing beyond the conventions at the top of the header.
 fb_status fb_cache_validate(const struct fb_cache *cache);
 
-// What the cache had to do without: the fallback number `index`, from 0, as a line of text, cut to
-// `text_bytes` bytes with its ending zero. FB_OUT_OF_RANGE past the last one: none, if `index` is 0.
-// `text` may be NULL.
+// Copies fallback number `index`, from 0, as a line of text. Each fallback is an option that the system refused, such
+// as huge pages. The text is cut to `text_bytes` bytes with its ending zero; `text` may be NULL. The call returns
+// FB_OUT_OF_RANGE past the last fallback: for `index` 0 there is none.
 //
 // Requires:
 // `text` has `text_bytes` bytes.
-fb_status fb_cache_fallback(const struct fb_cache *cache, size_t index, char *text, size_t text_bytes);
+fb_status fb_cache_fallback(const struct fb_cache *cache,
+                            size_t index,
+                            char *text,
+                            size_t text_bytes);
 
-// The slab of a layer, which attention reads: its address and size on the device, the same for life. Slots stand in
-// blocks of 64, `[blocks][block_bytes]`, padded as declared; in a block, run 0 of all 64 slots, then run 1 of all 64
-// slots. With rows in one run and no padding, slot `s` stands at `s * row_bytes[0]`.
+// Returns the address and size of a layer's slab on the device, which attention reads. Both stay the same for the
+// cache's life. The slab is `[blocks][block_bytes]` with 64 slots a block, padded as configured. A block holds run 0
+// of its 64 slots, then run 1 of its 64 slots. With rows in one run and no padding, slot `s` is at byte `s *
+// row_bytes[0]`.
 //
 // Requires:
-// `address` and `bytes` have room for the answers.
+// `address` and `bytes` have room for the results.
 fb_status fb_slab(const struct fb_cache *cache,
                   uint32_t layer,
                   void **address,
                   uint64_t *bytes);
 
-// The rows of a layer in the total pool, `[pages][page tokens][host_stride]`, for who writes prompt rows in place
-// (fb_append_in_place): a prefill on the device, a transfer. The pages of a sequence are fb_pages'; shared ones
-// (fb_open_shared, fb_fork) may not be written. FB_OUT_OF_RANGE for an unknown layer.
+// Returns the rows of a layer in the total pool, `[pages][page tokens][host_stride]`. A prefill on the device or a
+// transfer may write prompt rows there and then call fb_append_in_place. fb_pages lists the pages of a sequence. The
+// pages that fb_open_shared or fb_fork shares must not be written. FB_OUT_OF_RANGE for an unknown layer.
 //
 // Requires:
-// `address` and `bytes` have room for the answers.
+// `address` and `bytes` have room for the results.
 fb_status fb_rows(const struct fb_cache *cache,
                   uint32_t layer,
                   void **address,
                   uint64_t *bytes);
 
-// The index keys of a layer on the device, `[pages][page tokens][key bytes]`: the engine writes and reads them; the
-// pages of a sequence are fb_pages'. FB_OUT_OF_RANGE for an unknown layer, or a model without index keys.
+// Returns the index keys of a layer on the device, `[pages][page tokens][key bytes]`. The engine writes and reads
+// them. fb_pages lists the pages of a sequence. FB_OUT_OF_RANGE for an unknown layer, or a model without index keys.
 //
 // Requires:
-// `address` and `bytes` have room for the answers.
+// `address` and `bytes` have room for the results.
 fb_status fb_index_keys(const struct fb_cache *cache,
                         uint32_t layer,
                         void **address,
                         uint64_t *bytes);
 
-// Admits a sequence: takes its pages, slots and lane. FB_EXHAUSTED names the pool that has too little
-// left; nothing is taken then.
+// Admits a sequence: it takes the sequence's pages, slots and lane. FB_EXHAUSTED names the pool that has too little
+// left; the call has then taken nothing.
 //
 // Requires:
-// `config` states its size truly.
-fb_status fb_open(struct fb_cache *cache, const struct fb_open_config *config, uint64_t *sequence);
+// `config` states its real size, and its table is valid.
+fb_status fb_open(struct fb_cache *cache,
+                  const struct fb_open_config *config,
+                  uint64_t *sequence);
 
-// Appends prompt rows in one layer: `count` packed rows, each row_bytes[0] + row_bytes[1] bytes. Layers
-// fill independently, each in order. Nothing is written on an error.
+// Appends `count` packed prompt rows to one layer, each of row_bytes[0] + row_bytes[1] bytes. Layers fill
+// independently, each in token order. FB_INVALID_STATE once the sequence has joined. On an error nothing is written.
 //
 // Requires:
 // `rows` has `count` rows.
@@ -1172,43 +1208,46 @@ fb_status fb_append(struct fb_cache *cache,
                     const void *rows,
                     uint32_t count);
 
-// Declares that `count` prompt rows of every layer are in their place (fb_rows) already: written there by a prefill or
-// a transfer, or not needed because only the residency is replayed. Errors as fb_append's.
+// Declares that `count` prompt rows of every layer are already in the total pool (fb_rows), because a prefill or a
+// transfer wrote them there, or that nothing needs their bytes because only residency is replayed. It returns the same
+// errors as fb_append.
 //
 // Requires:
-// None beside the head's.
+// Nothing beyond the conventions at the top of the header.
 fb_status fb_append_in_place(struct fb_cache *cache,
                              uint64_t sequence,
                              uint32_t count);
 
-// Enters the sequence into its lane once every layer has its whole prompt: brings up what it was opened for, replays
-// the selections of `warm_up`, and gathers what is resident then, up to its bound; fb_join_more gathers the rest.
-// Steps wait for it by themselves. `warm_up` may be NULL, and so may `ticket`, which gets the end of what was
-// enqueued. FB_INVALID_CONFIG while a layer's prompt is incomplete, or when the sequence has joined.
+// Joins a sequence to its lane, once every layer has its whole prompt. It loads rows as `bring_up` said at the
+// opening, replays the selections of `warm_up`, and gathers the rows that are then resident, up to the warm-up's
+// bound; fb_join_more gathers the rest. Steps wait for this work without further calls. `warm_up` may be NULL.
+// `ticket` may be NULL; otherwise it receives the ticket of the enqueued work. FB_INVALID_STATE while a layer's prompt
+// is incomplete, or when the sequence has already joined.
 //
 // Requires:
-// `warm_up` states its size truly, and its selections are the device's to read until the stream has passed this
-// call.
+// `warm_up` states its real size. The device may read its selections until the stream has passed this call.
 fb_status fb_join(struct fb_cache *cache,
                   uint64_t sequence,
                   const struct fb_warm_up *warm_up,
                   void *stream,
                   struct fb_ticket **ticket);
 
-// Gathers the next stretch of a bounded warm-up. The sequence is running (fb_length) once none is left.
-// FB_INVALID_CONFIG for a sequence that is not joining.
+// Gathers the next portion of a bounded warm-up. After the last portion the sequence is running (fb_length).
+// FB_INVALID_STATE for a sequence that is not joining.
 //
 // Requires:
-// `ticket` is NULL or has room for the answer.
+// `ticket` is NULL or has room for the result.
 fb_status fb_join_more(struct fb_cache *cache, uint64_t sequence, void *stream, struct fb_ticket **ticket);
 
-// Opens a sequence that begins as a copy of `parent`, whose committed tokens are its prompt (the config's `prompt` is
-// passed over): full pages are shared, the partial one is copied on the stream. It is joined already. FB_BUSY while
-// work of the parent is in flight; FB_INVALID_CONFIG while the parent has rows that were neither accepted nor
-// rejected: roll it back to the length that is meant. Otherwise as fb_open.
+// Opens a sequence that begins as a copy of `parent`. The parent's committed tokens are its prompt, and the call
+// ignores the config's `prompt`. The two share full pages; the call copies the partial page on the stream. The child
+// has already joined. FB_BUSY while work of the parent is in flight. FB_INVALID_STATE while the parent has not joined,
+// or has rows that were neither accepted nor rejected: truncate it to the intended length first. Other errors are
+// those of fb_open.
 //
 // Requires:
-// `config` states its size truly; `child` has room for the answer, and so has `ticket`, or it is NULL.
+// `config` states its real size, and its table is valid. `child` has room for the result. `ticket` is NULL or has room
+// for the result.
 fb_status fb_fork(struct fb_cache *cache,
                   uint64_t parent,
                   const struct fb_open_config *config,
@@ -1216,41 +1255,42 @@ fb_status fb_fork(struct fb_cache *cache,
                   uint64_t *child,
                   struct fb_ticket **ticket);
 
-// Cuts a sequence to `length` tokens: rejected drafts beyond those that the length accepts, and any committed tokens
-// beyond it, are gone from every layer's residency. A page that others share is replaced before it can be written
-// again. Clears a failed step. FB_BUSY while work of the sequence is in flight; FB_OUT_OF_RANGE for a length beyond
-// committed and landed rows; FB_EXHAUSTED when shared pages cannot be replaced. Nothing has changed then.
+// Truncates a sequence to `length` tokens. It removes rejected drafts (landed rows beyond the length), and any
+// committed tokens beyond the length, from every layer's residency. A page that other sequences share is replaced
+// before it can be written again. The call also clears a failed step. FB_BUSY while work of the sequence is in flight.
+// FB_OUT_OF_RANGE for a length beyond the committed and landed rows. FB_INVALID_STATE before the sequence has joined.
+// FB_EXHAUSTED when shared pages cannot be replaced. After any of these nothing has changed.
 //
 // Requires:
-// `ticket` is NULL or has room for the answer.
-fb_status fb_roll_back(struct fb_cache *cache,
-                       uint64_t sequence,
-                       uint32_t length,
-                       void *stream,
-                       struct fb_ticket **ticket);
+// `ticket` is NULL or has room for the result.
+fb_status fb_truncate(struct fb_cache *cache,
+                      uint64_t sequence,
+                      uint32_t length,
+                      void *stream,
+                      struct fb_ticket **ticket);
 
-// How long a sequence is, as far as is known on the host.
+// Reads the lengths of a sequence, as far as the host has them.
 //
 // Requires:
-// `length` states its size truly.
+// `length` states its real size.
 fb_status fb_length(const struct fb_cache *cache, uint64_t sequence, struct fb_sequence_length *length);
 
-// The pages of a sequence, in order: as many as `room` holds, and in `*count` how many there are.
+// Copies the pages of a sequence, in token order, as many as `room` allows. `*count` receives how many there are.
 //
 // Requires:
-// `pages` has `room` places; `count` has room for the answer.
+// `pages` has `room` places; `count` has room for the result.
 fb_status fb_pages(const struct fb_cache *cache,
                    uint64_t sequence,
                    struct fb_page *pages,
                    uint32_t room,
                    uint32_t *count);
 
-// Reads one row of the total pool, packed, as it is now: `bytes` is row_bytes[0] + row_bytes[1]. For checks, and for
-// engines that move rows themselves. FB_OUT_OF_RANGE for an unknown layer, a position beyond the sequence's pages,
-// and another size.
+// Copies one row of the total pool, packed, with its present content. `bytes` must be row_bytes[0] + row_bytes[1]. It
+// is for checks, and for engines that move rows themselves. FB_OUT_OF_RANGE for an unknown layer, a position beyond
+// the sequence's pages, or another size.
 //
 // Requires:
-// `row` has `bytes` bytes; no step or append that writes the row is at work.
+// `row` has `bytes` bytes. No step or append is writing the row.
 fb_status fb_read_row(const struct fb_cache *cache,
                       uint64_t sequence,
                       uint32_t layer,
@@ -1258,42 +1298,46 @@ fb_status fb_read_row(const struct fb_cache *cache,
                       void *row,
                       uint64_t bytes);
 
-// The residency digest of a sequence, all layers: equal on every rank that was given the same selections, step by
-// step, since it joined. On a GPU it waits for the device: between steps. What to do with ranks that differ stands in
-// docs/integration.md (Ranks).
+// Returns the residency digest of a sequence over all layers. Ranks that got the same selections in every step since
+// the join have equal digests. On a GPU the call waits for the device, so call it between steps. docs/integration.md
+// (Ranks) says what to do when ranks differ.
 //
 // Requires:
-// `digest` has room for the answer.
+// `digest` has room for the result.
 fb_status fb_digest(const struct fb_cache *cache,
                     uint64_t sequence,
                     uint64_t *digest);
 
-// The slot to which the row of a step's query row is to be written, the same in every layer's slab and in every step
-// of the sequence: asked for once, when it is opened, and not in a callback, where it is FB_BUSY.
+// Returns the slot to which the engine writes the new row of query row `query_row`. The slot is the same in every
+// layer's slab and in every step of the sequence, so ask once after the opening. Inside a callback this call is
+// FB_BUSY.
 //
 // Requires:
-// `slot` has room for the answer.
+// `slot` has room for the result.
 fb_status fb_landing_slot(const struct fb_cache *cache,
                           uint64_t sequence,
                           uint32_t query_row,
                           uint32_t *slot);
 
-// Ends a sequence, also as an abort. Its handle is closed at once; what it holds comes back when the last
-// step that names it has been retired.
+// Ends a sequence, also as an abort. Its number is closed at once. Its pages, slots and lane become free when the last
+// step that uses them has been retired.
 //
 // Requires:
-// What the library enqueues on `stream` may be enqueued there now.
-fb_status fb_close(struct fb_cache *cache, uint64_t sequence, void *stream);
+// The library may enqueue work on `stream` now.
+fb_status fb_close(struct fb_cache *cache,
+                   uint64_t sequence,
+                   void *stream);
 
-// As fb_open, for a prompt whose token ids are known: its leading pages that were sealed before, under the same
-// salt, are taken over. `*shared` says how many tokens those are; fb_append goes on behind them. Admission counts
-// only what is not shared. `prompt` has the prompt's ids, or as many leading ones as may be shared: leave out the
-// last one where its row is to be computed anew, for the logits behind it. The salt tells apart what equal tokens do
-// not: tenants, adapters, versions of the weights; it may be empty. FB_OUT_OF_RANGE for more ids than the prompt has
-// tokens, and for keys that are neither one a full page nor none. Nothing is taken on an error.
+// Opens a sequence like fb_open, for a prompt whose token ids are known. The sequence shares the leading pages that
+// were published under the same salt (vLLM: a prefix cache hit). `*shared` receives how many tokens those pages have;
+// fb_append continues after them. Admission counts only what is not shared. `prompt` has the prompt's ids, or as many
+// leading ones as may be shared: omit the last token if its row must be computed for its logits. The salt separates
+// equal tokens of different tenants, adapters or weights; it may be empty. FB_OUT_OF_RANGE for more ids than the
+// prompt has tokens, and for keys that are neither none nor one for each full page. On an error the call has taken
+// nothing.
 //
 // Requires:
-// The structs state their sizes truly, and what they name is there; `salt` has `salt_bytes` bytes.
+// The structs state their real sizes, and everything they point to is valid. `salt` has `salt_bytes` bytes.
 fb_status fb_open_shared(struct fb_cache *cache,
                          const struct fb_open_config *config,
                          const struct fb_tokens *prompt,
@@ -1302,8 +1346,8 @@ fb_status fb_open_shared(struct fb_cache *cache,
                          uint64_t *sequence,
                          uint32_t *shared);
 
-// How many tokens fb_open_shared would take over now. Changes nothing. Caches of several ranks share alike only if
-// each is offered what the one that finds least would find.
+// Returns how many tokens fb_open_shared would share now. It changes nothing. Several ranks share the same prefix only
+// if each of them is offered the shortest prefix that any of them finds.
 //
 // Requires:
 // As fb_open_shared.
@@ -1313,35 +1357,38 @@ fb_status fb_find_shared(const struct fb_cache *cache,
                          size_t salt_bytes,
                          uint32_t *shared);
 
-// Seals what can be sealed, for others to find: full pages behind the `from` tokens that are, whose rows are accepted
-// and stored. `next` has the sequence's token ids from there on, as far as they are known. `*sealed` says how many
-// tokens are sealed now; call it again when more steps have been retired, and before fb_close. FB_INVALID_CONFIG for
-// a sequence that fb_open_shared did not open, or that is not running; FB_BUSY while work that the library enqueued
-// for it is in flight; FB_OUT_OF_RANGE when `from` is not what fb_length says is sealed.
+// Publishes the full pages after the first `from` tokens whose rows are accepted and stored, so that other sequences
+// can find them by block hash (vLLM: a cached full block). `next` has the sequence's token ids from `from` on, as far
+// as they are known. `*published` receives how many tokens are published now. Call it again after more steps have been
+// retired, and before fb_close. FB_INVALID_STATE for a sequence that fb_open_shared did not open, or that is not
+// running. FB_BUSY while work that the library enqueued for it is in flight. FB_OUT_OF_RANGE when `from` is not the
+// published length of fb_length.
 //
 // Requires:
-// `next` states its size truly, and what it names is there; `sealed` has room for the answer.
-fb_status fb_seal(struct fb_cache *cache,
-                  uint64_t sequence,
-                  uint32_t from,
-                  const struct fb_tokens *next,
-                  uint32_t *sealed);
+// `next` states its real size, and everything it points to is valid. `published` has room for the result.
+fb_status fb_publish(struct fb_cache *cache,
+                     uint64_t sequence,
+                     uint32_t from,
+                     const struct fb_tokens *next,
+                     uint32_t *published);
 
-// Captures the layers of a bucket into a graph: the engine's work by its callback; resolve, gather and scatter
-// between. Nothing runs. Steps may be in flight meanwhile; none of the bucket's micro-batches may be open. On an
-// error the capture has ended, and nothing is left of it.
+// Captures the layers of a bucket into a graph. The engine's callback enqueues the engine's work; the call enqueues
+// resolve, gather and scatter between. Nothing runs. Other steps may be in flight, but no step of the bucket's
+// micro-batches may be open (FB_BUSY). On an error the capture is ended and nothing remains of it. FB_UNSUPPORTED on a
+// device without graphs.
 //
 // Requires:
-// `config` and `engine` state their sizes truly, and what they name is there, the buffers at every launch; the
-// callback returns, by no other way than its end; `captured` has room for the answer.
+// `config` and `engine` state their real sizes, and everything they point to is valid; the buffers are valid at every
+// launch. The callback returns normally, without a throw or a longjmp. `captured` has room for the result.
 fb_status fb_capture(struct fb_cache *cache,
                      const struct fb_capture_config *config,
                      const struct fb_engine *engine,
                      struct fb_captured **captured);
 
-// The same for an engine whose own capture is under way on the compute stream of the first micro-batch: everything
-// is enqueued there. After an error that capture is worth nothing, unless the config was refused. The engine's graph
-// must be gone before the device is.
+// Does the same inside a capture that the engine itself has begun on the compute stream of the first micro-batch:
+// everything is enqueued there. FB_INVALID_STATE if that stream is not being captured. After an error the engine's
+// capture is unusable, unless the configuration was refused. The engine must destroy its graph before the device is
+// destroyed.
 //
 // Requires:
 // As fb_capture.
@@ -1350,19 +1397,21 @@ fb_status fb_capture_into(struct fb_cache *cache,
                           const struct fb_engine *engine,
                           struct fb_captured **captured);
 
-// Launches captured layers for the open steps of its micro-batches, in the capture's order of them. fb_finish comes
-// next, on any stream. On an error of the steps or of the capture nothing is enqueued; what the device refuses
-// afterwards abandons the steps.
+// Launches captured layers for open steps of its micro-batches, in the order of the capture. Call fb_finish next, on
+// any stream. If the steps or the capture are refused, nothing is enqueued. FB_INVALID_STATE for a graph that the
+// engine owns, a finished step, or a step whose layers were already launched. If the device refuses something
+// afterwards, the steps are abandoned.
 //
 // Requires:
-// `steps` has `count` of them; the buffers of the capture are the device's to use until the launch has ended.
+// `steps` has `count` entries. The device may use the capture's buffers until the launch has ended.
 fb_status fb_launch(struct fb_cache *cache,
                     const struct fb_captured *captured,
                     const fb_step *steps,
                     uint32_t count);
 
-// The engine has launched a graph that it captured around fb_capture_into, for these open steps, ordered behind each
-// one's fb_prepare. fb_finish comes next, on a stream that is ordered behind the launch.
+// Tells the cache that the engine has launched its own graph, captured with fb_capture_into, for these open steps,
+// ordered after the fb_prepare of each. Call fb_finish next, on a stream that is ordered after the launch.
+// FB_INVALID_STATE for a graph that the cache owns, a finished step, or a step whose layers were already launched.
 //
 // Requires:
 // As fb_launch.
@@ -1371,16 +1420,16 @@ fb_status fb_launched(struct fb_cache *cache,
                       const fb_step *steps,
                       uint32_t count);
 
-// Gives captured layers up. Launches under way still run. Their device stays until then.
+// Destroys captured layers. Launches in progress still run.
 fb_status fb_captured_destroy(struct fb_captured *captured);
 
-// Reads a table's text: its version, how many layers it has, and of their orders as many as `room` holds; `orders`
-// may be NULL with a room of 0. When that fails, the reason is written to `reason`, cut to `reason_bytes` bytes
-// with its ending zero; `reason` may be NULL.
+// Reads a table's text: its version, its number of layers, and as many orders as `room` allows. `orders` may be NULL
+// with a `room` of 0. When the call fails, it writes the reason to `reason`, cut to `reason_bytes` bytes with its
+// ending zero; `reason` may be NULL.
 //
 // Requires:
-// `text` ends with a zero byte; `orders` has room for `room` numbers, `version` and `layers` for the answers;
-// `reason` has `reason_bytes` bytes.
+// `text` ends with a zero byte. `orders` has room for `room` numbers. `version` and `layers` have room for the
+// results. `reason` has `reason_bytes` bytes.
 fb_status fb_table_from_text(const char *text,
                              char *reason,
                              size_t reason_bytes,
@@ -1389,13 +1438,13 @@ fb_status fb_table_from_text(const char *text,
                              uint32_t room,
                              uint32_t *layers);
 
-// Writes a table as text, cut to `text_bytes` bytes with its ending zero; `bytes` receives how many the whole
-// takes, its zero included. `text` may be NULL. When that fails, the reason is written to `reason`, cut to
-// `reason_bytes` bytes with its ending zero; `reason` may be NULL.
+// Writes a table as text, cut to `text_bytes` bytes with its ending zero. `bytes` receives the size of the whole text,
+// its zero included. `text` may be NULL. When the call fails, it writes the reason to `reason`, cut to `reason_bytes`
+// bytes with its ending zero; `reason` may be NULL.
 //
 // Requires:
-// `table` is there, and its orders; `text` has `text_bytes` bytes and `reason` has `reason_bytes`; `bytes` has room
-// for the answer.
+// `table` and its orders are valid. `text` has `text_bytes` bytes and `reason` has `reason_bytes`. `bytes` has room
+// for the result.
 fb_status fb_table_to_text(const struct fb_table *table,
                            char *reason,
                            size_t reason_bytes,
@@ -1403,12 +1452,12 @@ fb_status fb_table_to_text(const struct fb_table *table,
                            size_t text_bytes,
                            size_t *bytes);
 
-// The order that exposes each layer least at so many misses a batch row: `layers` counts of `misses`, and as many
-// orders. When that fails, the reason is written to `text`, cut to `text_bytes` bytes with its ending zero; `text` may
-// be NULL.
+// Returns, for each layer, the order that leaves the least of the gather exposed at that layer's misses of a batch
+// row. `misses` and `orders` have `layers` entries. When the call fails, it writes the reason to `text`, cut to
+// `text_bytes` bytes with its ending zero; `text` may be NULL.
 //
 // Requires:
-// `prices` is there, and its numbers; `misses` has `layers` numbers, `orders` room for as many; `text` has
+// `prices` and its numbers are valid. `misses` has `layers` numbers and `orders` has room for as many. `text` has
 // `text_bytes` bytes.
 fb_status fb_table_best(const struct fb_prices *prices,
                         const double *misses,
@@ -1417,22 +1466,22 @@ fb_status fb_table_best(const struct fb_prices *prices,
                         size_t text_bytes,
                         uint32_t *orders);
 
-// Makes a chooser. When that fails, the reason is written to `text`, cut to `text_bytes` bytes with its ending
+// Makes a chooser. When the call fails, it writes the reason to `text`, cut to `text_bytes` bytes with its ending
 // zero; `text` may be NULL.
 //
 // Requires:
-// `config` states its size truly, and what it names is there; `text` has `text_bytes` bytes; `chooser` has room for
-// the answer.
+// `config` states its real size, and everything it points to is valid. `text` has `text_bytes` bytes. `chooser` has
+// room for the result.
 fb_status fb_chooser_create(const struct fb_chooser_config *config,
                             char *text,
                             size_t text_bytes,
                             struct fb_chooser **chooser);
 
-// Takes up the counters of a retired step of `rows` batch rows, as fb_retired_counts gave them, and chooses for a
-// step of `next_rows`. Allocates nothing.
+// Adds the counters of a retired step of `rows` batch rows (fb_retired_counts) to the averages, and chooses the table
+// for a step of `next_rows` batch rows. It allocates nothing.
 //
 // Requires:
-// `counts` has `layers` of them; `choice` states its size truly.
+// `counts` has `layers` entries; `choice` states its real size.
 fb_status fb_choose(struct fb_chooser *chooser,
                     const struct fb_layer_count *counts,
                     uint32_t layers,
@@ -1440,11 +1489,11 @@ fb_status fb_choose(struct fb_chooser *chooser,
                     uint32_t next_rows,
                     struct fb_choice *choice);
 
-// A table that a choice names: as many orders as `room` holds are written to `orders`, `layers` receives how many
-// there are, `version` the version. `orders` may be NULL with a room of 0.
+// Copies the table that a choice names: as many orders as `room` allows to `orders`, the number of layers to `layers`,
+// and the version to `version`. `orders` may be NULL with a `room` of 0.
 //
 // Requires:
-// `orders` has room for `room` numbers; `layers` and `version` have room for the answers.
+// `orders` has room for `room` numbers; `layers` and `version` have room for the results.
 fb_status fb_chooser_table(const struct fb_chooser *chooser,
                            uint32_t bucket,
                            uint32_t index,
@@ -1453,18 +1502,18 @@ fb_status fb_chooser_table(const struct fb_chooser *chooser,
                            uint32_t *layers,
                            uint32_t *version);
 
-// Ends the handle.
+// Destroys a chooser.
 fb_status fb_chooser_destroy(struct fb_chooser *chooser);
 
-// Resolves a layer's selection and gathers what it misses, all rows of the step, on one stream. `selection` holds
-// token positions, -1 for none, `[rows of the step][query rows][top_k]`; `slots`, of the same shape, receives their
-// slots in the layer's slab. A position at or beyond the sequence's length makes fb_retire answer FB_DEVICE_FAILED.
-// Rows beyond a sequence's budget are in scratch slots, which all layers share: attention of this layer comes before
-// the next layer's call. FB_INVALID_CONFIG in a cache of several attention_passes, whose slots are taken in turn:
-// fb_resolve, then fb_gather by pass.
+// Resolves a layer's selection (top-k indices) and gathers the rows that miss, for all batch rows of the step, on one
+// stream. `selection` has token positions, -1 for none, `[batch rows][query rows][top_k]`. `slots`, of the same shape,
+// receives the slots of these positions in the layer's slab. If a position is at or beyond the sequence's length,
+// fb_retire returns FB_DEVICE_FAILED. Rows beyond a sequence's budget are in scratch slots, which all layers share:
+// enqueue this layer's attention before the next layer's call. FB_INVALID_CONFIG in a cache with several attention
+// waves: call fb_resolve, then fb_gather for each wave. FB_INVALID_STATE for a finished step.
 //
 // Requires:
-// Both buffers are the device's to use until the stream has passed this call.
+// The device may use both buffers until the stream has passed this call.
 fb_status fb_layer(struct fb_cache *cache,
                    fb_step step,
                    uint32_t layer,
@@ -1472,12 +1521,12 @@ fb_status fb_layer(struct fb_cache *cache,
                    int32_t *slots,
                    void *stream);
 
-// fb_layer of every layer, draft layers included, in one call: for replays and tests, which know all selections
-// beforehand. `selection` and `slots` are `[layers][rows of the step][query rows][top_k]`. Layers share the scratch
-// slots, which behind this call hold rows of the last layer alone: FB_INVALID_CONFIG, with nothing enqueued, where an
-// earlier layer might need one. None is needed where the budget of each of the step's sequences holds query rows x
-// top_k rows, or the whole sequence, nor in a cache of residency_only. On another error of one layer those before
-// it are enqueued: fb_abandon the step, or go on behind them with fb_layer.
+// Calls fb_layer for every layer, draft layers included. It is for replays and tests, which have all selections
+// beforehand. `selection` and `slots` are `[layers][batch rows][query rows][top_k]`. Layers share the scratch slots,
+// and after this call those hold rows of the last layer only. So the call returns FB_INVALID_CONFIG, with nothing
+// enqueued, if an earlier layer might need a scratch slot. No layer needs one if the budget of each sequence of the
+// step holds query rows x top_k rows, or the whole sequence, or if the cache has residency_only set. If another error
+// stops at one layer, the layers before it are enqueued: abandon the step (fb_abandon), or continue with fb_layer.
 //
 // Requires:
 // As fb_layer.
@@ -1487,63 +1536,71 @@ fb_status fb_layers(struct fb_cache *cache,
                     int32_t *slots,
                     void *stream);
 
-// Resolves a part of a layer's selection. fb_gather must follow, ordered behind it, before the layer's attention and
-// before the next resolve of the same rows: a step in which something missed was not gathered fails.
+// Resolves the selection of a range of a step. The caller must enqueue fb_gather after it, before this layer's
+// attention and before the next resolve of the same batch rows. A step in which missed rows were not gathered fails.
 //
 // Requires:
-// `part` and `buffers` state their sizes truly; the buffers are the device's to use until the stream has passed this
-// call.
+// `range` and `buffers` state their real sizes. The device may use the buffers until the stream has passed this call.
 fb_status fb_resolve(struct fb_cache *cache,
                      fb_step step,
-                     const struct fb_part *part,
+                     const struct fb_step_range *range,
                      const struct fb_buffers *buffers,
                      void *stream);
 
-// Fetches what the last resolve of these rows missed, or what pass `attention_pass` of attention reads of it, from
-// 0. Attention may read the slots behind it.
+// Fetches the rows that the last resolve of this range missed; with several attention waves, the rows of wave
+// `attention_wave`, from 0. Attention may read the slots after it.
 //
 // Requires:
-// `part` states its size truly.
+// `range` states its real size.
 fb_status fb_gather(struct fb_cache *cache,
                     fb_step step,
-                    const struct fb_part *part,
-                    uint32_t attention_pass,
+                    const struct fb_step_range *range,
+                    uint32_t attention_wave,
                     void *stream);
 
-// Stores a layer's new rows in the total pool, once they stand in their landing slots.
-fb_status fb_scatter(struct fb_cache *cache, fb_step step, uint32_t layer, void *stream);
+// Stores a layer's new rows in the total pool. Enqueue it after the engine has written the rows to their landing
+// slots.
+fb_status fb_scatter(struct fb_cache *cache,
+                     fb_step step,
+                     uint32_t layer,
+                     void *stream);
 
-// fb_scatter of a part of a layer.
+// Does the same as fb_scatter for a range of the step.
 //
 // Requires:
-// `part` states its size truly.
-fb_status fb_scatter_part(struct fb_cache *cache, fb_step step, const struct fb_part *part, void *stream);
+// `range` states its real size.
+fb_status fb_scatter_range(struct fb_cache *cache,
+                           fb_step step,
+                           const struct fb_step_range *range,
+                           void *stream);
 
-// Enqueues one layer of a step, or one pass of a draft layer, in an order FB_OVERLAP_NONE, FB_OVERLAP_DA or
-// FB_OVERLAP_DBA: the engine's work by its callback; resolve, gather and scatter between. `pass` is
-// FB_ALL_QUERY_ROWS, or the pass of a draft layer + 1. fb_finish orders the step's end behind all of it.
+// Enqueues one layer of a step, or one draft pass, in the order FB_OVERLAP_NONE, FB_OVERLAP_DA or FB_OVERLAP_DBA. The
+// engine's callback enqueues the engine's work; the call enqueues resolve, gather and scatter between. `draft_pass` is
+// FB_ALL_QUERY_ROWS, or the number of the draft pass + 1. fb_finish orders the step's end after all of it.
 //
-// A layer that was not enqueued whole, because the callback or the device refused, abandons the step: it is still
-// to be finished and retired, which then answers FB_CANCELLED, and its sequences are rolled back or closed. The
-// callback finds the cache busy: see fb_enqueue. FB_CLOSED in a child that it forked.
+// If the callback or the device refuses something half-way, the step is abandoned. It must still be finished and
+// retired; fb_retire then returns FB_CANCELLED, and the caller truncates or closes its sequences. FB_INVALID_STATE for
+// a finished or abandoned step, and for other streams than the step's earlier layers used; FB_INVALID_CONFIG for
+// another compute stream than the one the step was prepared on. Inside the callback the cache is busy: see fb_enqueue.
+// FB_CLOSED in a child process that the callback forked.
 //
 // Requires:
-// `layers` and `engine` state their sizes truly; the buffers are the device's to use until every stream has passed
-// this call; the callback returns, by no other way than its end.
+// `layers` and `engine` state their real sizes. The device may use the buffers until every stream has passed this
+// call. The callback returns normally, without a throw or a longjmp.
 fb_status fb_overlap(struct fb_cache *cache,
                      fb_step step,
                      uint32_t layer,
-                     uint32_t pass,
+                     uint32_t draft_pass,
                      uint32_t order,
                      const struct fb_overlap_config *layers,
                      const struct fb_engine *engine);
 
-// Enqueues all layers of the open steps, at most one of each micro-batch: each layer once, then `draft_passes`
-// passes of the draft layers, the steps in turn. `steps` and `layers` have `count` entries; `by_layer` the order of
+// Enqueues all layers of the open steps, at most one step of each micro-batch: each layer once, then `draft_passes`
+// draft passes, alternating between the steps. `steps` and `layers` have `count` entries. `by_layer` has the order of
 // every layer, draft layers last. An error after the first work was enqueued abandons all the steps.
 //
 // Requires:
-// As fb_overlap; `steps`, `layers` and `by_layer` have so many entries.
+// As fb_overlap. `steps`, `layers` and `by_layer` have that many entries.
 fb_status fb_overlap_steps(struct fb_cache *cache,
                            const fb_step *steps,
                            const struct fb_overlap_config *layers,
@@ -1552,73 +1609,75 @@ fb_status fb_overlap_steps(struct fb_cache *cache,
                            uint32_t draft_passes,
                            const struct fb_engine *engine);
 
-// Plans what is asked. When that fails, the reason is written to `text`, cut to `text_bytes` bytes with its ending
-// zero: FB_OUT_OF_MEMORY names what does not fit, with bytes wanted and available. `text` may be NULL.
+// Computes a plan. When the call fails, it writes the reason to `text`, cut to `text_bytes` bytes with its ending
+// zero. FB_OUT_OF_MEMORY names what does not fit, with the wanted and the available bytes. `text` may be NULL.
 //
 // Requires:
-// `config`, its model and `planned` state their sizes truly; `text` has `text_bytes` bytes.
+// `config`, its model and `planned` state their real sizes; `text` has `text_bytes` bytes.
 fb_status fb_plan(const struct fb_plan_config *config,
                   char *text,
                   size_t text_bytes,
                   struct fb_planned *planned);
 
-// A note in a sentence, by its one bit. Constant; empty for what is no note.
+// Returns the sentence for a note, given its one bit. The text is constant, and empty for a bit without a note.
 const char *fb_plan_note_text(uint32_t bit);
 
-// Creates the file `path`, which must not be there, for blocks of `block_tokens` tokens. When that fails, the
-// reason is written to `text`, cut to `text_bytes` bytes with its ending zero; `text` may be NULL.
+// Creates the file `path`, which must not exist, for blocks of `block_tokens` tokens. When the call fails, it writes
+// the reason to `text`, cut to `text_bytes` bytes with its ending zero; `text` may be NULL.
 //
 // Requires:
-// `path` ends with a zero byte; `text` has `text_bytes` bytes; `requests` has room for the answer.
+// `path` ends with a zero byte; `text` has `text_bytes` bytes; `requests` has room for the result.
 fb_status fb_requests_create(const char *path,
                              uint32_t block_tokens,
                              char *text,
                              size_t text_bytes,
                              struct fb_requests **requests);
 
-// Records one request. Requests come in the order of their arrival. On FB_OUT_OF_RANGE nothing is recorded and the
-// next call may be right; after FB_IO the file ends with the line before, and every later call fails.
+// Records one request. Record requests in the order of their arrival. On FB_OUT_OF_RANGE nothing is recorded and the
+// caller may continue with a corrected call. After FB_IO the file ends with the previous line, and every later call
+// fails.
 //
 // Requires:
-// `arrival` states its size truly, and its blocks are there.
+// `arrival` states its real size, and its blocks are valid.
 fb_status fb_requests_record(struct fb_requests *requests,
                              const struct fb_arrival *arrival);
 
-// Writes the lines that are held. What is written survives the process.
+// Writes the buffered lines. Written lines survive the process.
 fb_status fb_requests_flush(struct fb_requests *requests);
 
-// Flushes, and stores the file on the disk: it survives a loss of power.
+// Flushes, and syncs the file to disk, so that it survives a loss of power.
 fb_status fb_requests_sync(struct fb_requests *requests);
 
-// Ends the trace: writes what is held and stores the file. `count`, which may be NULL, receives the requests
-// recorded; a file without any is one that no reader takes. Whatever the answer, the handle can then only be
+// Ends the trace: writes the buffered lines and syncs the file. `count`, which may be NULL, receives the number of
+// recorded requests. Readers reject a file without any request. Whatever the result, the handle can then only be
 // destroyed.
 //
 // Requires:
-// `count` has room for the answer.
-fb_status fb_requests_finish(struct fb_requests *requests, uint64_t *count);
+// `count` has room for the result.
+fb_status fb_requests_finish(struct fb_requests *requests,
+                             uint64_t *count);
 
-// Ends the handle. All lines recorded are in the file.
+// Destroys the handle. All recorded lines are in the file.
 fb_status fb_requests_destroy(struct fb_requests *requests);
 
-// Reads the trace or recording `path`, packed or not. When that fails, the reason is written to `text`, cut to
+// Reads the trace or recording `path`, compressed or not. When the call fails, it writes the reason to `text`, cut to
 // `text_bytes` bytes with its ending zero; `text` may be NULL.
 //
 // Requires:
-// `path` ends with a zero byte; `text` has `text_bytes` bytes; `selections` has room for the answer.
+// `path` ends with a zero byte; `text` has `text_bytes` bytes; `selections` has room for the result.
 fb_status fb_selections_open(const char *path,
                              char *text,
                              size_t text_bytes,
                              struct fb_selections **selections);
 
-// What the trace says about itself.
+// Copies the numbers of the trace's header.
 //
 // Requires:
-// `header` states its size truly.
+// `header` states its real size.
 fb_status fb_selections_header(const struct fb_selections *selections, struct fb_trace_header *header);
 
-// A text of the trace's, FB_SELECTIONS_ something, cut to `text_bytes` bytes with its ending zero; empty where the
-// trace does not say.
+// Copies one of the trace's texts, named by an FB_SELECTIONS_ constant, cut to `text_bytes` bytes with its ending
+// zero. The text is empty if the trace does not have it.
 //
 // Requires:
 // `text` has `text_bytes` bytes.
@@ -1627,18 +1686,18 @@ fb_status fb_selections_text(const struct fb_selections *selections,
                              char *text,
                              size_t text_bytes);
 
-// The model's own numbers of the recorded layers: as many as `room` holds are written to `ids`, and `count`
-// receives how many there are. `ids` may be NULL with a room of 0.
+// Copies the model's own numbers of the recorded layers, as many as `room` allows, to `ids`. `count` receives how many
+// there are. `ids` may be NULL with a `room` of 0.
 //
 // Requires:
-// `ids` has room for `room` numbers; `count` has room for the answer.
+// `ids` has room for `room` numbers; `count` has room for the result.
 fb_status fb_selections_layer_ids(const struct fb_selections *selections,
                                   uint32_t *ids,
                                   uint32_t room,
                                   uint32_t *count);
 
-// Copies what `steps` steps selected, from `first_step` on: `[steps][layers][k]` positions, ascending in each set,
-// -1 behind the last one of a set that has fewer.
+// Copies the selections of `steps` steps from `first_step` on: `[steps][layers][k]` positions, ascending in each set,
+// with -1 after the last position of a smaller set.
 //
 // Requires:
 // `positions` has room for `steps` x layers x k numbers.
@@ -1647,103 +1706,107 @@ fb_status fb_selections_read(const struct fb_selections *selections,
                              uint32_t steps,
                              int32_t *positions);
 
-// Ends the handle.
+// Destroys the handle.
 fb_status fb_selections_destroy(struct fb_selections *selections);
 
-// Begins a step: enqueues the wait for the work before it, its block, and the commit of what its
-// sequences' previous steps left in their landing slots. FB_BUSY when every step is in flight: retire
-// one; or when another call is inside the cache: see Threads in the head. Nothing is enqueued on an error.
+// Begins a step. It enqueues, on `stream`, the wait for earlier work, the copy of the step descriptor, and the commit
+// of the rows that the sequences' previous steps left in their landing slots. The call returns FB_BUSY when every step
+// is in flight (retire one), or when another call is inside the cache (see Threads at the top). FB_INVALID_STATE for a
+// sequence that has not joined, or whose step failed. On an error nothing is enqueued.
 //
 // Requires:
-// `config` states its size truly, its rows and tensor are there, the tensor until the stream has passed this call;
-// `step` has room for the answer.
+// `config` states its real size. Its rows are valid for the call, and its tensor until the stream has passed this
+// call. `step` has room for the result.
 fb_status fb_prepare(struct fb_cache *cache,
                      const struct fb_step_config *config,
                      void *stream,
                      fb_step *step);
 
-// Ends the enqueueing of a step: its report, then its event. What fb_overlap, fb_overlap_steps or fb_launch have
-// enqueued is joined there; behind what an engine orders itself, `stream` must be ordered already.
+// Ends the enqueueing of a step: it enqueues the report and records the step's event on `stream`. The call joins what
+// fb_overlap, fb_overlap_steps or fb_launch enqueued. If the engine orders layers itself, `stream` must already be
+// ordered after that work.
 //
-// A step is whole when every query row of its batch rows was resolved, gathered in each pass of attention, and
-// scattered, in every layer, draft layers included; with residency_only, when it was resolved. While a call is
-// missing: FB_INVALID_CONFIG, whose text names the call, its layer, batch row and query row. Nothing is enqueued then,
-// and the step stays open, to be completed or given up by fb_abandon. A gather can be made up for until any
-// layer's next resolve of these batch rows. Behind that, resolve again and gather; where rows were missed that had to
-// be fetched, the step fails all the same, as fb_retire says. FB_INVALID_CONFIG also for a step that is finished.
+// A step is complete when every query row of its batch rows was resolved, gathered in each attention wave, and
+// scattered, in every layer, draft layers included. With residency_only, resolving is enough. While a call is missing,
+// fb_finish returns FB_INVALID_STATE, and the error text names the call, its layer, batch row and query row. It then
+// enqueues nothing and the step stays open: make the missing call, or give the step up with fb_abandon. A missing
+// gather may still be enqueued until any layer's next resolve of these batch rows. After that, resolve and gather
+// again; if the first resolve had misses, the step fails at retirement, as fb_retire says. FB_INVALID_STATE also for a
+// step that is already finished.
 fb_status fb_finish(struct fb_cache *cache,
                     fb_step step,
                     void *stream);
 
-// Gives an open step up, for an engine that fails between its layers. It is still to be finished and retired, which
-// answers FB_CANCELLED; its sequences are then rolled back or closed.
+// Gives up an open step, for an engine that fails between layers. The step must still be finished and retired;
+// fb_retire then returns FB_CANCELLED. Truncate its sequences (fb_truncate) or close them afterwards. FB_INVALID_STATE
+// for a finished step.
 fb_status fb_abandon(struct fb_cache *cache,
                      fb_step step);
 
-// Ends a step whose work has ended, and sets `*step` to 0. FB_BUSY while it runs or is not finished: `*step` stays,
-// to be retired later. Any other error ends it too: FB_DEVICE_FAILED when the device failed, a selection was wrong,
-// or a launched graph held less than was said; FB_CANCELLED for an abandoned step. None of its tokens may be
-// published then, and its sequences are rolled back or closed. `retired` may be NULL. `stream` orders what becomes
-// free behind the step.
+// Ends a step whose work has ended, and sets `*step` to 0. FB_BUSY means that the step is still running or is not
+// finished: `*step` stays, and the caller retires it later. Any other error ends the step too. FB_DEVICE_FAILED means
+// that the device failed, a selection was invalid, or a launched graph lacked a call. FB_CANCELLED means that the step
+// was abandoned. After either, discard the step's tokens, and truncate (fb_truncate) or close its sequences. `retired`
+// may be NULL. What the step frees is ordered on `stream`.
 //
 // Requires:
-// `step` points to a step's number; `retired` states its size truly.
+// `step` points to a step's number; `retired` states its real size.
 fb_status fb_retire(struct fb_cache *cache,
                     fb_step *step,
                     void *stream,
                     struct fb_retired *retired);
 
-// Hits and misses by layer of the step that was retired last: as many as `room` holds are written to `counts`, and
-// `count` receives how many there are: none where that step failed. `counts` may be NULL with a room of 0.
+// Copies the hits and misses of each layer of the step that was retired last, as many as `room` allows, to `counts`.
+// `count` receives how many layers there are; it is 0 if that step failed. `counts` may be NULL with a `room` of 0.
 //
 // Requires:
-// `counts` has room for `room` of them; `count` has room for the answer.
+// `counts` has room for `room` entries; `count` has room for the result.
 fb_status fb_retired_counts(const struct fb_cache *cache,
                             struct fb_layer_count *counts,
                             uint32_t room,
                             uint32_t *count);
 
-// The committed length, in tokens, of each batch row's sequence as of the step that was retired last, in the same
-// way.
+// Copies the committed length, in tokens, of each batch row's sequence at the step that was retired last, in the same
+// way as fb_retired_counts.
 //
 // Requires:
-// `lengths` has room for `room` numbers; `count` has room for the answer.
+// `lengths` has room for `room` numbers; `count` has room for the result.
 fb_status fb_retired_lengths(const struct fb_cache *cache,
                              uint32_t *lengths,
                              uint32_t room,
                              uint32_t *count);
 
-// How the work of a ticket stands: FB_TICKET_PENDING, FB_TICKET_DONE, FB_TICKET_FAILED or FB_TICKET_CANCELLED. A
-// failure's status goes to `status`, which may be NULL; otherwise that is FB_OK, or FB_CANCELLED.
+// Returns the state of a ticket's work: FB_TICKET_PENDING, FB_TICKET_DONE, FB_TICKET_FAILED or FB_TICKET_CANCELLED.
+// `status`, which may be NULL, receives the error of failed work; otherwise FB_OK, or FB_CANCELLED for cancelled work.
 //
 // Requires:
-// `outcome` and `status` have room for the answers.
+// `outcome` and `status` have room for the results.
 fb_status fb_ticket_outcome(const struct fb_ticket *ticket,
                             uint32_t *outcome,
                             uint32_t *status);
 
-// Gives a ticket up, ended or not: its work goes on.
+// Destroys a ticket, whether or not its work has ended. The work continues.
 //
 // Requires:
-// None beside the head's.
+// Nothing beyond the conventions at the top of the header.
 fb_status fb_ticket_destroy(struct fb_ticket *ticket);
 
-// Creates the file `path`, which must not be there, and writes the recording's beginning. When that fails, no file
-// is left, and the reason is written to `text`, cut to `text_bytes` bytes with its ending zero; `text` may be NULL.
+// Creates the file `path`, which must not exist, and writes the recording's header. When the call fails, it leaves no
+// file and writes the reason to `text`, cut to `text_bytes` bytes with its ending zero; `text` may be NULL.
 //
 // Requires:
-// `path` ends with a zero byte; `config` states its size truly, and its lists and texts are there; `text` has
-// `text_bytes` bytes; `trace` has room for the answer.
+// `path` ends with a zero byte. `config` states its real size, and its lists and texts are valid. `text` has
+// `text_bytes` bytes. `trace` has room for the result.
 fb_status fb_trace_create(const char *path,
                           const struct fb_trace_config *config,
                           char *text,
                           size_t text_bytes,
                           struct fb_trace **trace);
 
-// Records what the query at `position` selected: for each layer that has sets of its own, in order, k positions as
-// a kernel emits them, in any order, -1 where there is none; `count` of them, in host memory. Positions come one by
-// one, from first_position on, once they are accepted. On FB_OUT_OF_RANGE nothing is recorded and the next call may
-// be right; after FB_IO the file ends with the group before, and every later call fails.
+// Records the selection of the query at `position`: for each layer with sets of its own, in order, k positions in any
+// order, -1 for none. `selected` has `count` numbers in host memory. Record each accepted position once, in order,
+// from first_position on. On FB_OUT_OF_RANGE nothing is recorded and the caller may continue with a corrected call.
+// After FB_IO the file ends with the previous group, and every later call fails.
 //
 // Requires:
 // `selected` has `count` numbers.
@@ -1752,22 +1815,22 @@ fb_status fb_trace_record(struct fb_trace *trace,
                           const int32_t *selected,
                           size_t count);
 
-// Writes the steps that are held. What is written survives the process.
+// Writes the buffered steps. Written steps survive the process.
 fb_status fb_trace_flush(struct fb_trace *trace);
 
-// Flushes, and stores the file on the disk: it survives a loss of power.
+// Flushes, and syncs the file to disk, so that it survives a loss of power.
 fb_status fb_trace_sync(struct fb_trace *trace);
 
-// Ends the recording: writes what is held and the end, and stores the file. `steps`, which may be NULL, receives
-// the steps recorded; a file without any is one that no reader takes. Whatever the answer, the handle can then only
-// be destroyed; on FB_IO the file is readable as far as it was written, and not finished.
+// Ends the recording: writes the buffered steps and the end, and syncs the file. `steps`, which may be NULL, receives
+// the number of recorded steps. Readers reject a file without any step. Whatever the result, the handle can then only
+// be destroyed. After FB_IO the file is an unfinished recording, readable up to what was written.
 //
 // Requires:
-// `steps` has room for the answer.
+// `steps` has room for the result.
 fb_status fb_trace_finish(struct fb_trace *trace,
                           uint32_t *steps);
 
-// Ends the handle. A recording that was not finished keeps all its steps, and readers are told that it was not.
+// Destroys the handle. A recording that was not finished keeps all its steps, and readers report it as unfinished.
 fb_status fb_trace_destroy(struct fb_trace *trace);
 
 #ifdef __cplusplus

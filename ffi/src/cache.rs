@@ -1,7 +1,7 @@
-//! The cache: what its object holds, and the calls that concern all of it.
+//! The cache object, and the calls that concern the whole cache.
 //!
-//! The object is a [`Cache`], its place on the device, and the places of the steps in flight. All of it is taken
-//! at creation: a step allocates nothing on this side either.
+//! The object contains a [`Cache`], its registration with the device, and room for the steps in flight. Creation takes
+//! all of it: a step allocates nothing on this side either.
 
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
@@ -17,27 +17,27 @@ use crate::handle::{self, Object, change, read};
 use crate::status::{FbStatus, Text};
 use crate::step::Steps;
 
-/// What a cache has and does. Gauges describe now, counters only grow.
+/// Statistics of a cache. A gauge describes the present; a counter only grows.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FbStats {
     /// sizeof(fb_stats), set by the caller.
     pub size: usize,
-    /// Gauge: sequences that are open, or closed while work that names them is in flight.
+    /// Gauge: sequences that are open, or closed while work that uses them is in flight.
     pub sequences: u32,
     /// Gauge: steps between prepare and retire.
     pub steps_in_flight: u32,
-    /// Gauge: free pages of the total pool; unused_pages are not among them.
+    /// Gauge: free pages of the total pool, not counting `unused_pages`.
     pub free_host_pages: u32,
     /// Gauge: free pages of index keys.
     pub free_index_pages: u32,
-    /// Gauge: shared pages, of rows and of index keys, that no sequence uses: admission can take them too.
+    /// Gauge: published pages, of rows and of index keys, that no sequence uses. Admission can evict and reuse them.
     pub unused_pages: u32,
     /// Gauge: free slots of the layer that has the fewest.
     pub free_slots: u32,
     /// Gauge: free lanes.
     pub free_lanes: u32,
-    /// 0.
+    /// Always 0.
     pub reserved: u32,
     /// Counter: steps retired.
     pub steps: u64,
@@ -45,17 +45,17 @@ pub struct FbStats {
     pub hits: u64,
     /// Counter: rows fetched, all layers.
     pub misses: u64,
-    /// Counter: of these, rows in scratch slots.
+    /// Counter: misses whose rows were fetched into scratch slots.
     pub scratch: u64,
-    /// Counter: bytes of rows that misses asked for, host to device.
+    /// Counter: bytes of the rows that missed, host to device.
     pub bytes_up: u64,
-    /// Counter: prompt tokens that were looked up for sharing.
+    /// Counter: prompt tokens that were looked up among published pages.
     pub prompt_tokens: u64,
-    /// Counter: of these, tokens in pages that were taken over.
+    /// Counter: prompt tokens found in published pages, whose pages the new sequence shares.
     pub shared_tokens: u64,
-    /// Counter: pages that were sealed for others to find.
-    pub sealed_pages: u64,
-    /// Counter: of these, pages that went to make room.
+    /// Counter: pages that were published for other sequences to find.
+    pub published_pages: u64,
+    /// Counter: published pages that were evicted to make room.
     pub evicted_pages: u64,
 }
 
@@ -66,7 +66,7 @@ impl Versioned for FbStats {
     const REQUIRED: usize = std::mem::offset_of!(FbStats, evicted_pages) + 8;
 }
 
-/// What a cache is: what it was declared with and what follows from that. It does not change.
+/// The configuration of a cache and the sizes that follow from it. It does not change.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FbInfo {
@@ -74,9 +74,9 @@ pub struct FbInfo {
     pub size: usize,
     /// Layers, draft layers included.
     pub layers: u32,
-    /// Of these, layers that draft tokens: the last ones.
+    /// Layers that draft tokens. They are the last ones, and `layers` counts them too.
     pub draft_layers: u32,
-    /// Bytes of a row, both runs, as fb_append takes it.
+    /// Bytes of a row, both runs together, as fb_append takes it.
     pub row_bytes: u32,
     /// Bytes of the first run.
     pub first_run_bytes: u32,
@@ -84,37 +84,37 @@ pub struct FbInfo {
     pub host_stride: u32,
     /// Bytes of a block of 64 slots in a slab, padding included.
     pub block_bytes: u32,
-    /// Bytes of one index key; 0 without.
+    /// Bytes of one index key; 0 for a model without them.
     pub index_key_bytes: u32,
     /// Tokens of a page.
     pub page_tokens: u32,
     /// Positions that one query row selects in one layer.
     pub top_k: u32,
-    /// Sequences that may be open.
+    /// The most sequences that may be open at once.
     pub lanes: u32,
-    /// Tokens of the longest sequence: prompt and promised.
+    /// Tokens of the longest sequence: prompt plus promised tokens.
     pub max_tokens: u32,
-    /// Rows of a batch.
+    /// The most batch rows of a step.
     pub batch: u32,
-    /// Query rows that a sequence may have in a step.
+    /// The most query rows of a sequence in one step.
     pub query_rows: u32,
-    /// Steps of one sequence that may be in flight.
+    /// The most steps of one sequence in flight.
     pub steps_in_flight: u32,
-    /// Micro-batches whose steps may be open at the same time.
+    /// Micro-batches that may each have a step open at the same time.
     pub micro_batches: u32,
-    /// Passes of attention over what a step fetches, where attention runs in parts: what index lists are made for.
-    pub attention_passes: u32,
+    /// Attention waves of split attention: the lists of `fb_buffers` have 1 + this many entries.
+    pub attention_waves: u32,
     /// The fewest slots that a sequence may have in a layer.
     pub min_budget: u32,
     /// Pages of the total pool.
     pub host_pages: u32,
     /// Pages of index keys.
     pub index_pages: u32,
-    /// 1 if rows have no bytes.
+    /// 1 if the cache was configured with residency_only: its rows have no bytes.
     pub residency_only: u32,
 }
 
-// SAFETY: words, twenty of 4 bytes behind one of 8.
+// SAFETY: words, twenty of 4 bytes after one of 8.
 unsafe impl Plain for FbInfo {}
 impl Versioned for FbInfo {
     const NAME: &'static str = "fb_info";
@@ -125,11 +125,11 @@ impl Versioned for FbInfo {
 #[derive(Debug)]
 pub struct FbCache {
     pub(crate) cache: Cache,
-    /// Behind the cache: it ends before its place on the device is given back.
+    /// After the cache: the cache ends before the device counts it out.
     pub(crate) tenant: Tenant,
     /// The steps in flight, and room for their calls.
     pub(crate) steps: Steps,
-    /// What its numbers of sequences and steps are mixed with, so that those of another cache name nothing here.
+    /// Sequence and step numbers are mixed with this salt, so that another cache's numbers name nothing here.
     salt: u64,
 }
 
@@ -142,7 +142,7 @@ impl Object for FbCache {
     }
 }
 
-/// Bits that every salt has: lanes are fewer, and steps too, so that no number is 0, which is none.
+/// Bits that every salt has. Lanes and steps are fewer, so no number is 0, which means none.
 const SALT: u64 = 1 << 63 | 1 << 31;
 
 impl FbCache {
@@ -155,7 +155,7 @@ impl FbCache {
         Ok(FbCache { cache, tenant, steps, salt: u64::from_ne_bytes(salt) | SALT })
     }
 
-    /// The device, for a caller's buffers.
+    /// The device, to import a caller's buffers.
     pub(crate) fn device(&self) -> &dyn Device {
         &*self.tenant.device
     }
@@ -163,7 +163,7 @@ impl FbCache {
     /// The sequence that a caller's number names.
     pub(crate) fn sequence(&self, number: u64) -> Result<Sequence> {
         let sequence = Sequence::from_bits(number ^ self.salt);
-        // The cache would name it by the bits that it has there.
+        // The cache's own error would show its own number, not the caller's.
         self.cache.is_running(sequence).map(|_| sequence).map_err(|_| {
             Error::new(Kind::Closed, "cache")
                 .at(format!("sequence {number:#x} was closed, or never opened in this cache"))
@@ -175,7 +175,7 @@ impl FbCache {
         sequence.to_bits() ^ self.salt
     }
 
-    /// The number of a step for callers, and back.
+    /// Turns a step's number into the caller's number, and back.
     pub(crate) fn salted(&self, step: u64) -> u64 {
         step ^ self.salt
     }
@@ -189,17 +189,19 @@ impl FbCache {
             .at("sequences or steps are left")
             .with("sequences", sequences)
             .with("steps", steps_in_flight)
-            .hint("retire every step, close every sequence, fb_cache_reap behind their work, then destroy"))
+            .hint(
+                "retire every step, close every sequence, call fb_cache_reap after their work, then destroy",
+            ))
     }
 }
 
-/// Makes a cache on a device and takes all its memory, which is the device's until fb_device_destroy: neither
-/// fb_cache_destroy nor a creation that fails half-way gives any of it back. For a cache in place of another, make
-/// another device. When it fails, the reason is written to `text`, cut to `text_bytes` bytes with its ending zero;
-/// `text` may be NULL.
+/// Makes a cache on a device and takes all its memory, which belongs to the device until fb_device_destroy. Neither
+/// fb_cache_destroy nor a creation that fails half-way gives any of it back; to replace a cache, make another device.
+/// When the call fails, it writes the reason to `text`, cut to `text_bytes` bytes with its ending zero; `text` may be
+/// NULL.
 ///
 /// # Safety
-/// `config` states its size truly, and its table is there; `text` has `text_bytes` bytes.
+/// `config` states its real size, and its table is valid; `text` has `text_bytes` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_cache_create(
     device: *const FbDevice,
@@ -220,12 +222,12 @@ pub unsafe extern "C" fn fb_cache_create(
     }
 }
 
-/// Ends a cache. Its pools are the device's memory, which fb_device_destroy frees: no other cache gets them, so one
-/// made anew on this device takes as much again. After a panic the memory is given up instead. FB_BUSY while a
-/// sequence is open or a step is not retired: nothing has ended then, and the handle stays good.
+/// Ends a cache. Its pools are the device's memory, which fb_device_destroy frees. No other cache can reuse them: a new
+/// cache on this device takes as much memory again. After a panic the memory is given up instead. The call returns
+/// FB_BUSY while a sequence is open or a step is not retired; nothing has ended then, and the handle stays valid.
 ///
 /// # Safety
-/// No operation that was enqueued for it is at work in the caller's buffers.
+/// No operation that was enqueued for it still uses the caller's buffers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_cache_destroy(cache: *mut FbCache) -> FbStatus {
     handle::end(cache, FbCache::check_ended)
@@ -234,7 +236,7 @@ pub unsafe extern "C" fn fb_cache_destroy(cache: *mut FbCache) -> FbStatus {
 /// Reads a cache's counters and gauges.
 ///
 /// # Safety
-/// `stats` states its size truly.
+/// `stats` states its real size.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_cache_stats(cache: *const FbCache, stats: *mut FbStats) -> FbStatus {
     // SAFETY: this call's contract, for both.
@@ -259,7 +261,7 @@ pub unsafe extern "C" fn fb_cache_stats(cache: *const FbCache, stats: *mut FbSta
                 bytes_up: now.bytes_up,
                 prompt_tokens: now.prompt_tokens,
                 shared_tokens: now.shared_tokens,
-                sealed_pages: now.sealed_pages,
+                published_pages: now.published_pages,
                 evicted_pages: now.evicted_pages,
             });
             Ok(())
@@ -267,10 +269,10 @@ pub unsafe extern "C" fn fb_cache_stats(cache: *const FbCache, stats: *mut FbSta
     }
 }
 
-/// Says what a cache is.
+/// Reads a cache's configuration and sizes.
 ///
 /// # Safety
-/// `info` states its size truly.
+/// `info` states its real size.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_cache_info(cache: *const FbCache, info: *mut FbInfo) -> FbStatus {
     // SAFETY: this call's contract.
@@ -296,7 +298,7 @@ pub unsafe extern "C" fn fb_cache_info(cache: *const FbCache, info: *mut FbInfo)
                 query_rows: config.query_rows,
                 steps_in_flight: config.steps_in_flight,
                 micro_batches: config.micro_batches,
-                attention_passes: cache.cache.attention_passes(),
+                attention_waves: cache.cache.attention_waves(),
                 min_budget: config.min_budget,
                 host_pages: config.host_pages,
                 index_pages: config.index_pages,
@@ -307,11 +309,11 @@ pub unsafe extern "C" fn fb_cache_info(cache: *const FbCache, info: *mut FbInfo)
     }
 }
 
-/// Takes up what has ended since: releases closed sequences whose last work has ended, and pages and step blocks that
-/// ended work held. `*waiting`, which may be NULL, says how many closed sequences still wait.
+/// Releases what ended work still holds: closed sequences whose last work has ended, pages and step descriptors.
+/// `*waiting`, which may be NULL, receives the number of closed sequences that still wait.
 ///
 /// # Safety
-/// `waiting` is NULL or has room for the answer.
+/// `waiting` is NULL or has room for the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_cache_reap(
     cache: *mut FbCache,
@@ -329,19 +331,19 @@ pub unsafe extern "C" fn fb_cache_reap(
     })
 }
 
-/// Checks every invariant of every pool and table. For tests, between steps: on a GPU it waits for the device.
-/// FB_INTERNAL names the broken one.
+/// Checks every invariant of every pool and table, for tests, between steps. On a GPU it waits for the device.
+/// FB_INTERNAL names the broken invariant.
 ///
 /// # Safety
-/// None beside the head's.
+/// Nothing beyond the conventions at the top of the header.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_cache_validate(cache: *const FbCache) -> FbStatus {
     read(cache, |cache| cache.cache.validate())
 }
 
-/// What the cache had to do without: the fallback number `index`, from 0, as a line of text, cut to
-/// `text_bytes` bytes with its ending zero. FB_OUT_OF_RANGE past the last one: none, if `index` is 0.
-/// `text` may be NULL.
+/// Copies fallback number `index`, from 0, as a line of text. Each fallback is an option that the system refused, such
+/// as huge pages. The text is cut to `text_bytes` bytes with its ending zero; `text` may be NULL. The call returns
+/// FB_OUT_OF_RANGE past the last fallback: for `index` 0 there is none.
 ///
 /// # Safety
 /// `text` has `text_bytes` bytes.
@@ -370,12 +372,13 @@ pub unsafe extern "C" fn fb_cache_fallback(
     }
 }
 
-/// The slab of a layer, which attention reads: its address and size on the device, the same for life. Slots stand in
-/// blocks of 64, `[blocks][block_bytes]`, padded as declared; in a block, run 0 of all 64 slots, then run 1 of all 64
-/// slots. With rows in one run and no padding, slot `s` stands at `s * row_bytes[0]`.
+/// Returns the address and size of a layer's slab on the device, which attention reads. Both stay the same for the
+/// cache's life. The slab is `[blocks][block_bytes]` with 64 slots a block, padded as configured. A block holds run 0
+/// of its 64 slots, then run 1 of its 64 slots. With rows in one run and no padding, slot `s` is at byte `s *
+/// row_bytes[0]`.
 ///
 /// # Safety
-/// `address` and `bytes` have room for the answers.
+/// `address` and `bytes` have room for the results.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_slab(
     cache: *const FbCache,
@@ -387,12 +390,12 @@ pub unsafe extern "C" fn fb_slab(
     unsafe { memory(cache, address, bytes, |cache| cache.cache.slab(Layer(layer))) }
 }
 
-/// The rows of a layer in the total pool, `[pages][page tokens][host_stride]`, for who writes prompt rows in place
-/// (fb_append_in_place): a prefill on the device, a transfer. The pages of a sequence are fb_pages'; shared ones
-/// (fb_open_shared, fb_fork) may not be written. FB_OUT_OF_RANGE for an unknown layer.
+/// Returns the rows of a layer in the total pool, `[pages][page tokens][host_stride]`. A prefill on the device or a
+/// transfer may write prompt rows there and then call fb_append_in_place. fb_pages lists the pages of a sequence. The
+/// pages that fb_open_shared or fb_fork shares must not be written. FB_OUT_OF_RANGE for an unknown layer.
 ///
 /// # Safety
-/// `address` and `bytes` have room for the answers.
+/// `address` and `bytes` have room for the results.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_rows(
     cache: *const FbCache,
@@ -404,11 +407,11 @@ pub unsafe extern "C" fn fb_rows(
     unsafe { memory(cache, address, bytes, |cache| cache.cache.rows(Layer(layer))) }
 }
 
-/// The index keys of a layer on the device, `[pages][page tokens][key bytes]`: the engine writes and reads them; the
-/// pages of a sequence are fb_pages'. FB_OUT_OF_RANGE for an unknown layer, or a model without index keys.
+/// Returns the index keys of a layer on the device, `[pages][page tokens][key bytes]`. The engine writes and reads
+/// them. fb_pages lists the pages of a sequence. FB_OUT_OF_RANGE for an unknown layer, or a model without index keys.
 ///
 /// # Safety
-/// `address` and `bytes` have room for the answers.
+/// `address` and `bytes` have room for the results.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_index_keys(
     cache: *const FbCache,
@@ -421,7 +424,7 @@ pub unsafe extern "C" fn fb_index_keys(
 }
 
 /// # Safety
-/// `address` and `bytes` have room for the answers, or are null.
+/// `address` and `bytes` have room for the results, or are null.
 unsafe fn memory(
     cache: *const FbCache,
     address: *mut *mut c_void,

@@ -1,7 +1,7 @@
-//! Captured steps: all layers of a bucket, recorded once, then launched as one operation.
+//! Captured steps: all layers of a bucket are recorded once and then launched as one operation.
 //!
-//! What was captured is a handle of its own, which belongs to the cache that captured it and outlives it harmlessly.
-//! Capturing allocates; launching does not. A device without graphs answers FB_INVALID_CONFIG.
+//! Captured layers have their own handle. They belong to the cache that captured them, and outliving it does no harm. A
+//! capture allocates; a launch does not. A device without graphs returns FB_UNSUPPORTED.
 
 use forebay::overlap::Overlap;
 use forebay::{Capture, Captured, Error, Kind, Layers, MicroBatch, Result, Step};
@@ -21,17 +21,17 @@ use crate::step::FbStep;
 pub struct FbCaptureConfig {
     /// sizeof(fb_capture_config).
     pub size: usize,
-    /// The micro-batches whose steps run in one graph: their streams, the batch rows of the bucket, their buffers.
+    /// The micro-batches of the graph: for each its streams, the bucket's batch rows, and its buffers.
     pub micro_batches: *const FbOverlapConfig,
-    /// FB_OVERLAP_ orders of every layer, draft layers last.
+    /// The FB_OVERLAP_ order of every layer, draft layers last.
     pub by_layer: *const u32,
-    /// How many micro-batches.
+    /// The number of micro-batches.
     pub count: u32,
     /// Query rows of the steps.
     pub query_rows: u32,
-    /// Optional: passes of the draft layers.
+    /// Optional: the number of draft passes. Default: 0.
     pub draft_passes: u32,
-    /// 0.
+    /// Must be 0.
     pub reserved: u32,
 }
 
@@ -42,11 +42,11 @@ impl Versioned for FbCaptureConfig {
     const REQUIRED: usize = std::mem::offset_of!(FbCaptureConfig, draft_passes);
 }
 
-/// The layers of a bucket, captured.
+/// The captured layers of a bucket.
 #[derive(Debug)]
 pub struct FbCaptured {
     captured: Captured,
-    /// Behind them: they end before their place on the device is given back.
+    /// After them: they end before the device counts them out.
     _tenant: Tenant,
 }
 
@@ -55,7 +55,7 @@ impl Object for FbCaptured {
     const NAME: &'static str = "fb_captured";
 }
 
-/// A bucket as the cache takes it.
+/// A bucket in the library's types.
 struct Declared {
     micro_batches: Vec<(MicroBatch, Layers)>,
     by_layer: Vec<Overlap>,
@@ -63,7 +63,7 @@ struct Declared {
 
 impl FbCaptureConfig {
     /// # Safety
-    /// Its lists are there, and the buffers are the device's to use by every launch.
+    /// Its lists are valid, and the buffers are the device's to use by every launch.
     unsafe fn declare(&self, cache: &FbCache) -> Result<Declared> {
         if self.reserved != 0 {
             return Err(Error::new(Kind::InvalidConfig, "capture").at("reserved"));
@@ -94,7 +94,7 @@ impl FbCaptureConfig {
     }
 }
 
-/// Captures, by `what`.
+/// Captures a bucket with `what`.
 ///
 /// # Safety
 /// As [`fb_capture`].
@@ -127,13 +127,14 @@ unsafe fn capture(
     })
 }
 
-/// Captures the layers of a bucket into a graph: the engine's work by its callback; resolve, gather and scatter
-/// between. Nothing runs. Steps may be in flight meanwhile; none of the bucket's micro-batches may be open. On an
-/// error the capture has ended, and nothing is left of it.
+/// Captures the layers of a bucket into a graph. The engine's callback enqueues the engine's work; the call enqueues
+/// resolve, gather and scatter between. Nothing runs. Other steps may be in flight, but no step of the bucket's
+/// micro-batches may be open (FB_BUSY). On an error the capture is ended and nothing remains of it. FB_UNSUPPORTED on a
+/// device without graphs.
 ///
 /// # Safety
-/// `config` and `engine` state their sizes truly, and what they name is there, the buffers at every launch; the
-/// callback returns, by no other way than its end; `captured` has room for the answer.
+/// `config` and `engine` state their real sizes, and everything they point to is valid; the buffers are valid at every
+/// launch. The callback returns normally, without a throw or a longjmp. `captured` has room for the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_capture(
     cache: *mut FbCache,
@@ -145,9 +146,10 @@ pub unsafe extern "C" fn fb_capture(
     unsafe { capture(cache, config, engine, captured, |cache, bucket, engine| cache.capture(bucket, engine)) }
 }
 
-/// The same for an engine whose own capture is under way on the compute stream of the first micro-batch: everything
-/// is enqueued there. After an error that capture is worth nothing, unless the config was refused. The engine's graph
-/// must be gone before the device is.
+/// Does the same inside a capture that the engine itself has begun on the compute stream of the first micro-batch:
+/// everything is enqueued there. FB_INVALID_STATE if that stream is not being captured. After an error the engine's
+/// capture is unusable, unless the configuration was refused. The engine must destroy its graph before the device is
+/// destroyed.
 ///
 /// # Safety
 /// As fb_capture.
@@ -164,10 +166,10 @@ pub unsafe extern "C" fn fb_capture_into(
     }
 }
 
-/// Launches or notes what was captured, for steps.
+/// Calls `what` with captured layers and steps.
 ///
 /// # Safety
-/// `steps` has `count` of them.
+/// `steps` has `count` entries.
 unsafe fn with_captured(
     cache: *mut FbCache,
     captured: *const FbCaptured,
@@ -187,12 +189,13 @@ unsafe fn with_captured(
     })
 }
 
-/// Launches captured layers for the open steps of its micro-batches, in the capture's order of them. fb_finish comes
-/// next, on any stream. On an error of the steps or of the capture nothing is enqueued; what the device refuses
-/// afterwards abandons the steps.
+/// Launches captured layers for open steps of its micro-batches, in the order of the capture. Call fb_finish next, on
+/// any stream. If the steps or the capture are refused, nothing is enqueued. FB_INVALID_STATE for a graph that the
+/// engine owns, a finished step, or a step whose layers were already launched. If the device refuses something
+/// afterwards, the steps are abandoned.
 ///
 /// # Safety
-/// `steps` has `count` of them; the buffers of the capture are the device's to use until the launch has ended.
+/// `steps` has `count` entries. The device may use the capture's buffers until the launch has ended.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_launch(
     cache: *mut FbCache,
@@ -206,8 +209,9 @@ pub unsafe extern "C" fn fb_launch(
     }
 }
 
-/// The engine has launched a graph that it captured around fb_capture_into, for these open steps, ordered behind each
-/// one's fb_prepare. fb_finish comes next, on a stream that is ordered behind the launch.
+/// Tells the cache that the engine has launched its own graph, captured with fb_capture_into, for these open steps,
+/// ordered after the fb_prepare of each. Call fb_finish next, on a stream that is ordered after the launch.
+/// FB_INVALID_STATE for a graph that the cache owns, a finished step, or a step whose layers were already launched.
 ///
 /// # Safety
 /// As fb_launch.
@@ -224,7 +228,7 @@ pub unsafe extern "C" fn fb_launched(
     }
 }
 
-/// Gives captured layers up. Launches under way still run. Their device stays until then.
+/// Destroys captured layers. Launches in progress still run.
 #[unsafe(no_mangle)]
 pub extern "C" fn fb_captured_destroy(captured: *mut FbCaptured) -> FbStatus {
     handle::end(captured, |_| Ok(()))

@@ -4,7 +4,7 @@
 use std::ffi::{CString, c_void};
 use std::ptr::{null, null_mut};
 
-use forebay::device::{Parts, Slice};
+use forebay::device::{Slice, SplitIndices};
 use forebay::overlap::{Engine, EngineCall, OverlapStreams};
 use forebay::{Buffers, Layers};
 use forebay_standin::{Driver, Options};
@@ -137,7 +137,7 @@ impl Graphs {
         };
         let layers = |side: usize| {
             let (slots, lists, counts) = &answers[side];
-            let parts = Parts {
+            let split_indices = SplitIndices {
                 lists: slice(lists.as_ptr().addr(), lists.len()),
                 counts: slice(counts.as_ptr().addr(), ROWS),
                 batch: BATCH,
@@ -150,7 +150,7 @@ impl Graphs {
                 buffers: Buffers {
                     selection: slice(picks[side].as_ptr().addr(), WORDS),
                     slots: slice(slots.as_ptr().addr(), WORDS),
-                    parts: Some(parts),
+                    split_indices: Some(split_indices),
                 },
             }
         };
@@ -228,7 +228,7 @@ fn an_engine_captures_around_the_layers_and_launches_by_itself() {
     // SAFETY: buffers of the bucket's shape, handles of the driver's, places for the answers.
     unsafe {
         let early = fb_capture_into(cache, &bucket, &engine(null_mut()), &mut captured);
-        assert_eq!(early, FbStatus::FbInvalidConfig);
+        assert_eq!(early, FbStatus::FbInvalidState);
         assert!(error_text(cache).contains("no capture is under way"), "{}", error_text(cache));
         let api = graphs.driver.api();
         let mut context = 0;
@@ -243,10 +243,10 @@ fn an_engine_captures_around_the_layers_and_launches_by_itself() {
         // SAFETY: two steps, and the driver's handles.
         unsafe {
             let not_ours = fb_launch(cache, captured, steps.as_ptr(), 2);
-            assert_eq!(not_ours, FbStatus::FbInvalidConfig, "the graph is the engine's");
+            assert_eq!(not_ours, FbStatus::FbInvalidState, "the graph is the engine's");
             assert_eq!(graphs.driver.api().graph_launch(exec, stream), 0);
             ok(fb_launched(cache, captured, steps.as_ptr(), 2));
-            assert_eq!(fb_launched(cache, captured, steps.as_ptr(), 2), FbStatus::FbInvalidConfig, "twice");
+            assert_eq!(fb_launched(cache, captured, steps.as_ptr(), 2), FbStatus::FbInvalidState, "twice");
         }
     });
     ok(fb_captured_destroy(captured));
@@ -296,7 +296,7 @@ fn a_capture_that_makes_no_sense_is_refused_and_nothing_is_left_of_it() {
         (FbCaptureConfig { count: 3, ..right }, FbOutOfRange, "one of each micro-batch"),
         (FbCaptureConfig { query_rows: 0, ..right }, FbOutOfRange, "query_rows"),
         (FbCaptureConfig { query_rows: 3, ..right }, FbOutOfRange, "query_rows"),
-        (FbCaptureConfig { draft_passes: 3, ..right }, FbOutOfRange, "passes"),
+        (FbCaptureConfig { draft_passes: 3, ..right }, FbOutOfRange, "draft_passes"),
         (FbCaptureConfig { reserved: 1, ..right }, FbInvalidConfig, "reserved"),
         (sized(16, right), FbInvalidConfig, "fb_capture_config"),
     ] {
@@ -343,9 +343,9 @@ fn a_launch_is_refused_for_steps_that_it_does_not_fit() {
             refused(launch(captured, &[steps[0], 5]), FbClosed, cache, "step");
             refused(fb_launch(cache, captured, null(), 2), FbInvalidConfig, cache, "steps");
             let ours = fb_launched(cache, captured, steps.as_ptr(), 2);
-            refused(ours, FbInvalidConfig, cache, "the graph is the cache's");
+            refused(ours, FbInvalidState, cache, "the graph is the cache's");
             ok(launch(captured, steps));
-            refused(launch(captured, steps), FbInvalidConfig, cache, "have been launched");
+            refused(launch(captured, steps), FbInvalidState, cache, "have been launched");
         }
     });
     ok(fb_captured_destroy(captured));
@@ -379,5 +379,5 @@ fn a_device_without_graphs_says_so() {
     };
     // SAFETY: buffers of the bucket's shape, and a place for the answer.
     let made = unsafe { fb_capture(rig.cache, &config, &engine(null_mut()), &mut captured) };
-    refused(made, FbStatus::FbInvalidConfig, rig.cache, "graphs");
+    refused(made, FbStatus::FbUnsupported, rig.cache, "graphs");
 }

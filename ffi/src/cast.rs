@@ -1,8 +1,8 @@
-//! The one place where a caller's pointers become references and values.
+//! The one file that turns a caller's pointers into references and values.
 //!
-//! What can be checked is checked: null, alignment, lengths, the sizes of structs. What cannot be checked
-//! is each function's `# Safety`, and the header asks callers for it. Handles, sequences and steps do not
-//! pass here: they are looked up.
+//! It checks everything that can be checked: null, alignment, lengths, the sizes of structs. What it cannot check is in
+//! each function's `# Safety`, and the header requires it of callers. Handles, sequences and steps do not pass through
+//! this file: the handle table and the cache look them up.
 
 use std::ffi::{CStr, OsStr, c_char, c_void};
 use std::marker::PhantomData;
@@ -16,7 +16,7 @@ use forebay::{Error, Kind, Result};
 use crate::panic::wall;
 use crate::status::{FbStatus, Text};
 
-/// The largest struct that can be meant: a larger size is a size that was never set.
+/// The largest plausible struct: a larger size was never set.
 const STRUCT_MAX: usize = 4096;
 
 fn bad(name: &'static str, why: &'static str) -> Error {
@@ -36,7 +36,7 @@ fn checked<T>(pointer: *const T, name: &'static str) -> Result<()> {
     }
 }
 
-/// What nobody else uses.
+/// A reference to a value that nothing else uses.
 ///
 /// # Safety
 /// `pointer` is null, or names a `T` that nothing else reads, changes or ends during `'a`.
@@ -46,7 +46,7 @@ pub(crate) unsafe fn exclusive<'a, T>(pointer: *mut T, name: &'static str) -> Re
     Ok(unsafe { &mut *pointer })
 }
 
-/// `count` values in a row; none may be null.
+/// A slice of `count` values; the pointer may be null if `count` is 0.
 ///
 /// # Safety
 /// `pointer` is null, or names `count` values that nothing changes or ends during `'a`.
@@ -66,7 +66,7 @@ pub(crate) unsafe fn slice<'a, T: Plain>(
     Ok(unsafe { std::slice::from_raw_parts(pointer, count) })
 }
 
-/// Where an answer goes. Nothing is read from it, so it need not be initialised.
+/// A result's destination. Nothing is read from it, so it need not be initialised.
 pub(crate) struct Out<'a, T>(*mut T, PhantomData<&'a mut T>);
 
 /// # Safety
@@ -77,14 +77,14 @@ pub(crate) unsafe fn out<'a, T>(pointer: *mut T, name: &'static str) -> Result<O
 }
 
 impl<T> Out<'_, T> {
-    /// Writes the answer.
+    /// Writes the result.
     pub(crate) fn set(self, value: T) {
         // SAFETY: memory for a `T` during the lifetime, by the contract of `out`.
         unsafe { self.0.write(value) };
     }
 }
 
-/// The same where an answer may be declined by a null.
+/// The same for a result that the caller may decline with a null.
 ///
 /// # Safety
 /// As [`out`].
@@ -93,7 +93,7 @@ pub(crate) unsafe fn out_or_none<'a, T>(pointer: *mut T, name: &'static str) -> 
     (!pointer.is_null()).then(|| unsafe { out(pointer, name) }).transpose()
 }
 
-/// Where `count` values go, which need not be initialised.
+/// The destination of `count` values, which need not be initialised.
 ///
 /// # Safety
 /// `pointer` is null, or names memory for `count` values that nothing else uses during `'a`.
@@ -113,7 +113,7 @@ pub(crate) unsafe fn room<'a, T: Plain>(
     Ok(unsafe { std::slice::from_raw_parts_mut(pointer.cast(), count) })
 }
 
-/// Writes as many of `list` as there are places, and how many there are. Allocates nothing.
+/// Writes as many entries of `list` as there are places, and the length of the list. Allocates nothing.
 ///
 /// # Safety
 /// `pointer` has `places` places and `count` one, which nothing else uses during the call; null is refused.
@@ -139,7 +139,7 @@ pub(crate) unsafe fn write_list<T: Plain>(
     Ok(())
 }
 
-/// A value.
+/// A copy of a value.
 ///
 /// # Safety
 /// `pointer` is null, or names a value that nothing changes during the call.
@@ -159,7 +159,7 @@ unsafe fn bytes<'a>(pointer: *const c_char, name: &'static str) -> Result<&'a [u
     Ok(unsafe { CStr::from_ptr(pointer) }.to_bytes())
 }
 
-/// A text.
+/// A text in UTF-8.
 ///
 /// # Safety
 /// `pointer` is null, or names bytes up to one that is zero, which nothing changes or ends during `'a`.
@@ -170,7 +170,7 @@ pub(crate) unsafe fn text<'a>(pointer: *const c_char, name: &'static str) -> Res
         .map_err(|e| bad(name, "pass a text in UTF-8").with("byte", e.valid_up_to() as u64))
 }
 
-/// A path, byte by byte as it came.
+/// A path, byte by byte as given.
 ///
 /// # Safety
 /// As [`text`].
@@ -183,8 +183,8 @@ pub(crate) unsafe fn path<'a>(pointer: *const c_char, name: &'static str) -> Res
     }
 }
 
-/// Writes as much of `text`, which is UTF-8 and ends with a zero byte, as `bytes` bytes hold, and ends it with one. It
-/// is cut between characters.
+/// Writes as much of `text` as `bytes` bytes hold, and a zero byte at the end. `text` is UTF-8 and ends with a zero
+/// byte; it is cut between characters.
 ///
 /// # Safety
 /// `pointer` is null, or names `bytes` bytes that nothing else uses during the call.
@@ -193,7 +193,7 @@ pub(crate) unsafe fn write_text(pointer: *mut c_char, bytes: usize, text: &[u8])
     if pointer.is_null() || count == 0 {
         return;
     }
-    // What is cut off begins with no byte in the middle of a character.
+    // The cut is not in the middle of a character.
     while count > 1 && text[count - 1] & 0xC0 == 0x80 {
         count -= 1;
     }
@@ -204,7 +204,7 @@ pub(crate) unsafe fn write_text(pointer: *mut c_char, bytes: usize, text: &[u8])
     }
 }
 
-/// Runs a creation behind the wall; the reason of one that failed is written to `text`, which may be null.
+/// Runs a creation inside the panic boundary. If it fails, the reason is written to `text`, which may be null.
 ///
 /// # Safety
 /// `text` is null, or names `bytes` bytes that nothing else uses during the call.
@@ -217,22 +217,22 @@ pub(crate) unsafe fn create(text: *mut c_char, bytes: usize, make: impl FnOnce()
     error.kind().into()
 }
 
-/// The address of device memory, as C has it.
+/// The address of device memory as a C pointer.
 pub(crate) fn address(slice: &Slice) -> *mut c_void {
     std::ptr::with_exposed_provenance_mut(slice.address() as usize)
 }
 
-/// A stream, as its device names it. An unknown one is refused by the device.
+/// A stream as its device identifies it. The device rejects an unknown one.
 pub(crate) fn stream(stream: *mut c_void) -> Stream {
     Stream(stream.addr() as u64)
 }
 
-/// The same on the way back.
+/// The reverse of [`stream`].
 pub(crate) fn stream_pointer(stream: Stream) -> *mut c_void {
     std::ptr::with_exposed_provenance_mut(stream.0 as usize)
 }
 
-/// Values for which any bytes are one.
+/// Types for which any bytes are a value.
 ///
 /// # Safety
 /// Every pattern of bytes is a value, and there is no padding.
@@ -248,12 +248,12 @@ unsafe impl Plain for u64 {}
 // SAFETY: any bytes are an `f64`, if perhaps no number.
 unsafe impl Plain for f64 {}
 
-/// A struct that begins with its size, so that a caller built for another version is understood.
+/// A struct that begins with its size, so that callers built for another version still work.
 pub(crate) trait Versioned: Plain {
-    /// The name for messages.
+    /// The struct's name in error texts.
     const NAME: &'static str;
-    /// Bytes that every version has: up to the end of the last field that callers may not leave out. It never rises,
-    /// so it is said by that field: one that is appended does not change it.
+    /// Bytes that every version has: up to the end of the last required field. It never rises, so it is the offset
+    /// of a field, which appended fields do not change.
     const REQUIRED: usize;
 }
 
@@ -273,11 +273,11 @@ unsafe fn stated<T: Versioned>(pointer: *const T) -> Result<usize> {
     Ok(size)
 }
 
-/// A struct from the caller. What an older caller does not know of is 0; what this version does not know
-/// of must be 0.
+/// Reads a caller's struct. Fields that an older caller does not have are 0; fields that this version does not have
+/// must be 0.
 ///
 /// # Safety
-/// `pointer` is null, or names a struct that begins with its size, and as many bytes are there.
+/// `pointer` is null, or names a struct that begins with its size and has that many bytes.
 pub(crate) unsafe fn versioned<T: Versioned>(pointer: *const T) -> Result<T> {
     // SAFETY: the same contract.
     let size = unsafe { stated(pointer) }?;
@@ -298,8 +298,7 @@ pub(crate) unsafe fn versioned<T: Versioned>(pointer: *const T) -> Result<T> {
     }
 }
 
-/// Structs that begin with their size, one behind the other: all state the same one, which is the step from one to
-/// the next.
+/// An iterator over structs that begin with their size, one after the other.
 pub(crate) struct VersionedList<'a, T> {
     next: *const T,
     left: usize,
@@ -307,6 +306,9 @@ pub(crate) struct VersionedList<'a, T> {
     lives: PhantomData<&'a T>,
 }
 
+/// Structs that begin with their size, one after the other. All state the same size, which is also the stride of the
+/// array.
+///
 /// # Safety
 /// `pointer` is null, or names `count` structs that begin with their size, as many bytes each, which nothing changes
 /// or ends during `'a`.
@@ -330,7 +332,7 @@ impl<T: Versioned> Iterator for VersionedList<'_, T> {
         });
         match read {
             Ok((size, value)) => {
-                // Behind the last one it points to nothing and is not read.
+                // After the last struct it points to nothing and is not read.
                 self.next = self.next.wrapping_byte_add(size);
                 Some(Ok(value))
             }
@@ -342,7 +344,7 @@ impl<T: Versioned> Iterator for VersionedList<'_, T> {
     }
 }
 
-/// Where a struct that begins with its size is to be written.
+/// The destination of a struct that begins with its size.
 pub(crate) struct VersionedOut<'a, T> {
     pointer: *mut T,
     size: usize,
@@ -358,7 +360,7 @@ pub(crate) unsafe fn versioned_out<'a, T: Versioned>(pointer: *mut T) -> Result<
 }
 
 impl<T: Versioned> VersionedOut<'_, T> {
-    /// Writes as much as the caller knows of, its size aside; zeroes what only the caller knows of.
+    /// Writes the fields that the caller has, except its size; zeroes fields that only the caller has.
     pub(crate) fn set(self, value: &T) {
         let (from, to) = ((&raw const *value).cast::<u8>(), self.pointer.cast::<u8>());
         let (head, end) = (size_of::<usize>(), self.size.min(size_of::<T>()));
@@ -371,11 +373,11 @@ impl<T: Versioned> VersionedOut<'_, T> {
     }
 }
 
-/// An engine's buffer of `words` 4-byte words, as the device names it.
+/// An engine's buffer of `words` 4-byte words, as the device identifies it.
 ///
 /// # Safety
-/// `pointer` is null, or so many words are memory that the device may read and write until every
-/// operation that names the slice has ended.
+/// `pointer` is null, or names `words` words that the device may read and write until every operation that uses
+/// the slice has ended.
 pub(crate) unsafe fn buffer<T>(
     device: &dyn Device,
     pointer: *const T,
@@ -436,7 +438,7 @@ mod tests {
         assert_eq!(list(&[24, 1, 2], 0), Ok(vec![]));
         let uneven = list(&[32, 1, 2, 0, 24, 3, 4], 2).unwrap_err();
         assert!(uneven.to_string().contains("same size"), "{uneven}");
-        // SAFETY: null is refused, and no more is read behind it.
+        // SAFETY: null is refused, and no more is read after it.
         assert_eq!(unsafe { versioned_list(std::ptr::null::<Two>(), 3) }.count(), 1);
     }
 

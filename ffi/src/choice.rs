@@ -1,12 +1,12 @@
-//! Which order each layer runs in: tables, prices, and the chooser that moves among tables.
+//! The overlap order of each layer: tables, prices, and the chooser that moves between tables.
 //!
-//! A table is its orders, one word a layer, draft layers last; a version goes with it. As text it is what
-//! `forebay::overlap::Table` writes. A chooser's handle is its own: a choice allocates nothing and depends on nothing
-//! but the counters it was given, so that all ranks choose alike.
+//! A table is a version and one order for each layer, draft layers last. Its text form is that of
+//! `forebay::overlap::Table`. A chooser has its own handle. A choice allocates nothing and depends only on the counters
+//! that it was given, so all ranks choose alike.
 
 use std::ffi::{CString, c_char};
 
-use forebay::device::block::LayerCount;
+use forebay::device::descriptor::LayerCount;
 use forebay::overlap::{Bucket, Chooser, Hysteresis, Overlap, Prices, Table};
 use forebay::{Error, Kind, Result};
 
@@ -15,14 +15,14 @@ use crate::handle::{self, Object, change, read};
 use crate::status::FbStatus;
 use crate::step::FbLayerCount;
 
-/// Nothing hides the gather: attention waits for it.
+/// Attention waits for the gather; nothing hides it.
 pub const FB_OVERLAP_NONE: u32 = 0;
-/// Preparation and attention over what was resident hide it.
+/// The preparation of attention, and attention over the resident rows, hide the gather.
 pub const FB_OVERLAP_DA: u32 = 1;
-/// These, and the indexer of the second half of the batch.
+/// In addition to FB_OVERLAP_DA, the indexer of the second half of the batch hides the gather.
 pub const FB_OVERLAP_DBA: u32 = 2;
 
-/// The order of a number.
+/// The order with this number.
 ///
 /// # Errors
 /// [`Kind::InvalidConfig`] names the layer.
@@ -46,7 +46,7 @@ const fn number(overlap: Overlap) -> u32 {
     }
 }
 
-/// A table of orders. It never grows.
+/// A table of overlap orders. This struct never grows.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FbTable {
@@ -54,7 +54,7 @@ pub struct FbTable {
     pub version: u32,
     /// Layers, draft layers included.
     pub layers: u32,
-    /// FB_OVERLAP_ orders, one a layer, draft layers last.
+    /// FB_OVERLAP_ orders, one for each layer, draft layers last.
     pub orders: *const u32,
 }
 
@@ -63,7 +63,7 @@ unsafe impl Plain for FbTable {}
 
 impl FbTable {
     /// # Safety
-    /// Its orders are there.
+    /// Its orders are valid.
     unsafe fn declare(&self) -> Result<Table> {
         // SAFETY: this function's contract.
         let orders = unsafe { cast::slice(self.orders, self.layers as usize, "orders") }?;
@@ -73,15 +73,16 @@ impl FbTable {
     }
 }
 
-/// What orders cost: nanoseconds that each exposes a layer, by misses a batch row. It never grows.
+/// The price of each order: how many nanoseconds of a layer's gather it leaves exposed, by misses of a batch row. This
+/// struct never grows.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FbPrices {
-    /// Counts of misses a batch row, ascending from 0.
+    /// Numbers of misses of a batch row, ascending from 0.
     pub misses: *const f64,
-    /// How many.
+    /// The number of entries in `misses`.
     pub miss_count: u32,
-    /// Layers that are priced: all of them, or 1 for all alike.
+    /// The number of priced layers: all of them, or 1 if one price list is valid for all.
     pub layers: u32,
     /// Nanoseconds, `[layers][none, DA, DBA][miss_count]`, finite and not negative.
     pub exposed: *const f64,
@@ -90,12 +91,12 @@ pub struct FbPrices {
 // SAFETY: pointers, which are words, and two words of 4 bytes between them.
 unsafe impl Plain for FbPrices {}
 
-/// So many numbers are none that any model has.
+/// More prices than any model has.
 const PRICES_MAX: u64 = 1 << 28;
 
 impl FbPrices {
     /// # Safety
-    /// Its numbers are there.
+    /// Its numbers are valid.
     unsafe fn declare(&self) -> Result<Prices> {
         let count = self.miss_count as usize;
         let all = u64::from(self.layers) * 3 * u64::from(self.miss_count);
@@ -116,17 +117,17 @@ impl FbPrices {
     }
 }
 
-/// A captured batch size. It never grows.
+/// A captured batch size. This struct never grows.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FbBucket {
-    /// Batch rows that it was captured for.
+    /// The batch rows that it was captured for.
     pub batch: u32,
-    /// Tables captured at the start.
+    /// The number of tables that are captured at the start.
     pub table_count: u32,
-    /// These; the first one is used first.
+    /// These tables. The chooser starts with the first one.
     pub tables: *const FbTable,
-    /// What orders cost at this size.
+    /// The price of each order at this batch size.
     pub prices: FbPrices,
 }
 
@@ -135,7 +136,7 @@ unsafe impl Plain for FbBucket {}
 
 impl FbBucket {
     /// # Safety
-    /// Its tables and prices are there.
+    /// Its tables and prices are valid.
     unsafe fn declare(&self) -> Result<Bucket> {
         // SAFETY: this function's contract.
         let (prices, tables) = unsafe {
@@ -147,21 +148,21 @@ impl FbBucket {
     }
 }
 
-/// When a chooser moves to another table.
+/// The conditions under which a chooser moves to another table.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FbHysteresis {
     /// sizeof(fb_hysteresis).
     pub size: usize,
-    /// The weight of a new step's misses against what was known before, above 0 and at most 1.
+    /// The weight of a new step's misses in the running average, above 0 and at most 1.
     pub smoothing: f64,
-    /// Another table must save this share of the exposed time, 0 to 1,
+    /// The share of the exposed time that another table must save, 0 to 1.
     pub share: f64,
-    /// and so many nanoseconds a step,
+    /// The nanoseconds a step that another table must save as well.
     pub least_ns: f64,
-    /// in so many steps, one behind the other; at least 1.
+    /// The number of consecutive steps in which it must save both, at least 1.
     pub steps: u32,
-    /// 0.
+    /// Must be 0.
     pub reserved: u32,
 }
 
@@ -172,7 +173,7 @@ impl Versioned for FbHysteresis {
     const REQUIRED: usize = std::mem::offset_of!(FbHysteresis, reserved) + 4;
 }
 
-/// What a chooser chooses among.
+/// The configuration of a chooser.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FbChooserConfig {
@@ -180,11 +181,11 @@ pub struct FbChooserConfig {
     pub size: usize,
     /// The captured batch sizes, ascending.
     pub buckets: *const FbBucket,
-    /// How many.
+    /// The number of buckets.
     pub bucket_count: u32,
-    /// Tables of one bucket that may be captured at the same time.
+    /// The most tables of one bucket that may be captured at the same time.
     pub tables_max: u32,
-    /// Optional: when it moves; a tenth and 50 us saved, in 32 steps.
+    /// Optional: when the chooser moves. Default: after 32 steps that each save a tenth and 50 us.
     pub hysteresis: *const FbHysteresis,
 }
 
@@ -195,30 +196,30 @@ impl Versioned for FbChooserConfig {
     const REQUIRED: usize = std::mem::offset_of!(FbChooserConfig, hysteresis);
 }
 
-/// What the next step is to run.
+/// What the next step runs.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FbChoice {
     /// sizeof(fb_choice), set by the caller.
     pub size: usize,
-    /// Which bucket.
+    /// The index of the bucket.
     pub bucket: u32,
-    /// Which of its tables: see fb_chooser_table.
+    /// The index of the table in that bucket: see fb_chooser_table.
     pub index: u32,
     /// The table's version.
     pub version: u32,
-    /// 1 when this call has changed the table: it must be captured before it is used.
+    /// 1 when this call has changed the table: capture it before you use it.
     pub changed: u32,
 }
 
-// SAFETY: words, four of 4 bytes behind one of 8.
+// SAFETY: words, four of 4 bytes after one of 8.
 unsafe impl Plain for FbChoice {}
 impl Versioned for FbChoice {
     const NAME: &'static str = "fb_choice";
     const REQUIRED: usize = std::mem::offset_of!(FbChoice, changed) + 4;
 }
 
-/// A chooser of tables.
+/// A chooser of overlap tables.
 pub struct FbChooser {
     chooser: Chooser,
     /// Room for a step's counters.
@@ -232,7 +233,7 @@ impl Object for FbChooser {
 
 impl FbChooserConfig {
     /// # Safety
-    /// Its buckets and its hysteresis are there.
+    /// Its buckets and its hysteresis are valid.
     unsafe fn declare(&self) -> Result<Chooser> {
         // SAFETY: this function's contract.
         let buckets = unsafe { cast::slice(self.buckets, self.bucket_count as usize, "buckets") }?;
@@ -254,13 +255,13 @@ impl FbChooserConfig {
     }
 }
 
-/// Reads a table's text: its version, how many layers it has, and of their orders as many as `room` holds; `orders`
-/// may be NULL with a room of 0. When that fails, the reason is written to `reason`, cut to `reason_bytes` bytes
-/// with its ending zero; `reason` may be NULL.
+/// Reads a table's text: its version, its number of layers, and as many orders as `room` allows. `orders` may be NULL
+/// with a `room` of 0. When the call fails, it writes the reason to `reason`, cut to `reason_bytes` bytes with its
+/// ending zero; `reason` may be NULL.
 ///
 /// # Safety
-/// `text` ends with a zero byte; `orders` has room for `room` numbers, `version` and `layers` for the answers;
-/// `reason` has `reason_bytes` bytes.
+/// `text` ends with a zero byte. `orders` has room for `room` numbers. `version` and `layers` have room for the
+/// results. `reason` has `reason_bytes` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_table_from_text(
     text: *const c_char,
@@ -284,13 +285,13 @@ pub unsafe extern "C" fn fb_table_from_text(
     }
 }
 
-/// Writes a table as text, cut to `text_bytes` bytes with its ending zero; `bytes` receives how many the whole
-/// takes, its zero included. `text` may be NULL. When that fails, the reason is written to `reason`, cut to
-/// `reason_bytes` bytes with its ending zero; `reason` may be NULL.
+/// Writes a table as text, cut to `text_bytes` bytes with its ending zero. `bytes` receives the size of the whole text,
+/// its zero included. `text` may be NULL. When the call fails, it writes the reason to `reason`, cut to `reason_bytes`
+/// bytes with its ending zero; `reason` may be NULL.
 ///
 /// # Safety
-/// `table` is there, and its orders; `text` has `text_bytes` bytes and `reason` has `reason_bytes`; `bytes` has room
-/// for the answer.
+/// `table` and its orders are valid. `text` has `text_bytes` bytes and `reason` has `reason_bytes`. `bytes` has room
+/// for the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_table_to_text(
     table: *const FbTable,
@@ -313,12 +314,12 @@ pub unsafe extern "C" fn fb_table_to_text(
     }
 }
 
-/// The order that exposes each layer least at so many misses a batch row: `layers` counts of `misses`, and as many
-/// orders. When that fails, the reason is written to `text`, cut to `text_bytes` bytes with its ending zero; `text` may
-/// be NULL.
+/// Returns, for each layer, the order that leaves the least of the gather exposed at that layer's misses of a batch
+/// row. `misses` and `orders` have `layers` entries. When the call fails, it writes the reason to `text`, cut to
+/// `text_bytes` bytes with its ending zero; `text` may be NULL.
 ///
 /// # Safety
-/// `prices` is there, and its numbers; `misses` has `layers` numbers, `orders` room for as many; `text` has
+/// `prices` and its numbers are valid. `misses` has `layers` numbers and `orders` has room for as many. `text` has
 /// `text_bytes` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_table_best(
@@ -349,12 +350,12 @@ pub unsafe extern "C" fn fb_table_best(
     }
 }
 
-/// Makes a chooser. When that fails, the reason is written to `text`, cut to `text_bytes` bytes with its ending
+/// Makes a chooser. When the call fails, it writes the reason to `text`, cut to `text_bytes` bytes with its ending
 /// zero; `text` may be NULL.
 ///
 /// # Safety
-/// `config` states its size truly, and what it names is there; `text` has `text_bytes` bytes; `chooser` has room for
-/// the answer.
+/// `config` states its real size, and everything it points to is valid. `text` has `text_bytes` bytes. `chooser` has
+/// room for the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_chooser_create(
     config: *const FbChooserConfig,
@@ -376,11 +377,11 @@ pub unsafe extern "C" fn fb_chooser_create(
     }
 }
 
-/// Takes up the counters of a retired step of `rows` batch rows, as fb_retired_counts gave them, and chooses for a
-/// step of `next_rows`. Allocates nothing.
+/// Adds the counters of a retired step of `rows` batch rows (fb_retired_counts) to the averages, and chooses the table
+/// for a step of `next_rows` batch rows. It allocates nothing.
 ///
 /// # Safety
-/// `counts` has `layers` of them; `choice` states its size truly.
+/// `counts` has `layers` entries; `choice` states its real size.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_choose(
     chooser: *mut FbChooser,
@@ -403,7 +404,7 @@ pub unsafe extern "C" fn fb_choose(
         let chosen = chooser.chooser.choose(&chooser.counts, rows, next_rows)?;
         choice.set(&FbChoice {
             size: size_of::<FbChoice>(),
-            // A config's buckets are counted in 32 bits, and its tables of each are at most 256.
+            // A configuration counts buckets in 32 bits, and a bucket has at most 256 tables.
             bucket: chosen.bucket as u32,
             index: chosen.index as u32,
             version: chosen.version,
@@ -413,11 +414,11 @@ pub unsafe extern "C" fn fb_choose(
     })
 }
 
-/// A table that a choice names: as many orders as `room` holds are written to `orders`, `layers` receives how many
-/// there are, `version` the version. `orders` may be NULL with a room of 0.
+/// Copies the table that a choice names: as many orders as `room` allows to `orders`, the number of layers to `layers`,
+/// and the version to `version`. `orders` may be NULL with a `room` of 0.
 ///
 /// # Safety
-/// `orders` has room for `room` numbers; `layers` and `version` have room for the answers.
+/// `orders` has room for `room` numbers; `layers` and `version` have room for the results.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_chooser_table(
     chooser: *const FbChooser,
@@ -446,7 +447,7 @@ pub unsafe extern "C" fn fb_chooser_table(
     })
 }
 
-/// Ends the handle.
+/// Destroys a chooser.
 #[unsafe(no_mangle)]
 pub extern "C" fn fb_chooser_destroy(chooser: *mut FbChooser) -> FbStatus {
     handle::end(chooser, |_| Ok(()))

@@ -1,4 +1,4 @@
-//! What a cache is declared with, and what that will take.
+//! The configuration of a cache, and the memory that a cache of this configuration takes.
 
 use std::ffi::c_char;
 
@@ -7,70 +7,74 @@ use forebay::{Config, Error, Geometry, Kind, Memory, Result, Shape, Slots};
 use crate::cast::{self, Plain, Versioned, create};
 use crate::status::FbStatus;
 
-/// The total pool does without huge pages.
+/// The total pool does not use huge pages.
 pub const FB_MEMORY_SMALL_PAGES: u32 = 1;
-/// The total pool's pages become resident when they are first written.
+/// The total pool's pages become resident at their first write.
 pub const FB_MEMORY_LAZY: u32 = 2;
-/// The total pool is not locked.
+/// The total pool is not locked in memory.
 pub const FB_MEMORY_UNLOCKED: u32 = 4;
-/// More is taken of the machine's memory than it says that it has: without this, FB_OUT_OF_MEMORY with both numbers.
+/// The cache may take more memory than the machine reports as available. Without this flag such a cache is refused with
+/// FB_OUT_OF_MEMORY, and the text gives both numbers.
 pub const FB_MEMORY_OVERCOMMIT: u32 = 8;
 
-/// What a cache is made of. What is optional and 0 gets its default.
+/// The configuration of a cache. An optional field that is 0 gets the default that its comment names.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FbCacheConfig {
     /// sizeof(fb_cache_config).
     pub size: usize,
-    /// Layers that every decode step passes once.
+    /// Layers that every decode step runs once.
     pub layers: u32,
-    /// Further layers that draft tokens.
+    /// Additional layers that draft tokens.
     pub draft_layers: u32,
-    /// Bytes of one index key on the device; 0 when the model has no indexer.
+    /// Bytes of one index key on the device; 0 for a model without an indexer.
     pub index_key_bytes: u32,
-    /// Bytes of a row's runs; the second is 0 for rows in one run. Multiples of 4.
+    /// Bytes of a row's runs, as multiples of 4. The second is 0 for rows in one run.
     pub row_bytes: [u32; 2],
     /// Tokens of a page: a power of two from 16 to 1024.
     pub page_tokens: u32,
     /// Positions that one query row selects in one layer.
     pub top_k: u32,
-    /// Sequences that may be open.
+    /// The most sequences that may be open at once.
     pub lanes: u32,
-    /// Tokens of the longest sequence: prompt and promised.
+    /// Tokens of the longest sequence: prompt plus promised tokens.
     pub max_tokens: u32,
     /// Slots of one sequence in each layer.
     pub slots: u32,
-    /// Query rows that a sequence may have in a step: 1 + drafts.
+    /// The most query rows of a sequence in one step: 1 + drafts.
     pub query_rows: u32,
-    /// Optional: bytes from one row to the next in host memory; the next multiple of 64.
+    /// Optional: bytes from one row to the next in host memory. Default: the row's bytes rounded up to a multiple of
+    /// 64.
     pub host_stride: u32,
-    /// Optional: a device block of 64 slots is padded to a multiple of this; none.
+    /// Optional: a device block of 64 slots is padded to a multiple of this many bytes. Default: no padding.
     pub device_block_align: u32,
-    /// Optional: pages of the total pool; enough for every lane.
+    /// Optional: pages of the total pool. Default: enough for every lane.
     pub host_pages: u32,
-    /// Optional: pages of index keys; enough for every lane.
+    /// Optional: pages of index keys. Default: enough for every lane.
     pub index_pages: u32,
-    /// Optional: slots of each layer's pool, all sequences; enough for every lane.
+    /// Optional: slots of each layer's pool, for all sequences together. Default: enough for every lane.
     pub pool_slots: u32,
-    /// Optional: the fewest slots a sequence may have in a layer; as `slots`.
+    /// Optional: the fewest slots that a sequence may have in a layer. Default: `slots`.
     pub min_budget: u32,
-    /// Optional: rows of a batch; as `lanes`.
+    /// Optional: the most batch rows of a step. Default: `lanes`.
     pub batch: u32,
-    /// Optional: steps of one sequence that may be in flight; 2.
+    /// Optional: the most steps of one sequence in flight. Default: 2.
     pub steps_in_flight: u32,
-    /// Optional: micro-batches whose steps may be open at the same time; 1.
+    /// Optional: micro-batches that may each have a step open at the same time. Default: 1.
     pub micro_batches: u32,
-    /// Optional: FB_MEMORY_ flags; huge pages, resident, locked, as far as they can be had.
+    /// Optional: FB_MEMORY_ flags. Default: huge pages, resident, locked, as far as the system allows;
+    /// fb_cache_fallback lists what it refused.
     pub memory: u32,
-    /// Optional: passes of attention that take the scratch slots in turn, so that a lane needs only so large a share
-    /// of them; 1. With more, attention must run in parts (fb_overlap).
-    pub attention_passes: u32,
-    /// Optional: the number of the NUMA node for the total pool, plus 1; any.
+    /// Optional: attention waves that share the scratch slots in turn, so that a lane needs only one wave's share of
+    /// them. Default: 1. With more, the engine must run split attention (fb_overlap).
+    pub attention_waves: u32,
+    /// Optional: the NUMA node of the total pool, plus 1. Default: any node.
     pub numa_node: u32,
-    /// Optional: 1 for rows without bytes, so that nothing is gathered: for replays. The total pool takes addresses
-    /// alone then, whatever `memory` asks for; on a CUDA device, which pins it, all of it.
+    /// Optional: 1 for rows without bytes, for replays: nothing is gathered. The total pool then takes addresses but no
+    /// memory, whatever `memory` says. A CUDA device pins the pool, and so takes all of its memory.
     pub residency_only: u32,
-    /// Optional: slots of each layer's pool, all sequences, draft layers included; as pool_slots, not beside it.
+    /// Optional: slots of each layer's pool for all sequences together, one number for each layer, draft layers
+    /// included. Set it or `pool_slots`, not both. Default: `pool_slots` in every layer.
     pub slots_by_layer: *const u32,
 }
 
@@ -81,7 +85,7 @@ impl Versioned for FbCacheConfig {
     const REQUIRED: usize = std::mem::offset_of!(FbCacheConfig, host_stride);
 }
 
-/// Bytes that a cache takes, by what they are for.
+/// The bytes that a cache takes, by purpose.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FbCacheFootprint {
@@ -89,22 +93,21 @@ pub struct FbCacheFootprint {
     pub size: usize,
     /// Device: index keys of every page, all layers.
     pub index_keys: u64,
-    /// Device: the blocks of slots that budgets are made of, all layers.
+    /// Device: the slot blocks that budgets are made of, all layers.
     pub slots: u64,
     /// Device: landing slots, all layers, in whole blocks.
     pub landing: u64,
     /// Device: scratch slots, once for all layers.
     pub scratch: u64,
-    /// Device: what whole mappings of 2 MiB leave unused.
+    /// Device: bytes that whole mappings of 2 MiB leave unused.
     pub padding: u64,
-    /// Device: residency tables, lanes' page tables, lists of fetches and step blocks.
+    /// Device: residency tables, page tables of the lanes, fetch lists and step descriptors.
     pub tables: u64,
     /// Host: the rows of the total pool.
     pub rows: u64,
-    /// Host: the pinned ring of step blocks and reports; and what a GPU's joins and roll-backs are staged in.
-    pub step_blocks: u64,
-    /// Device: a GPU's own page tables of the host memory that it reaches, of memory that is registered: 8 bytes for 4
-    /// KiB.
+    /// Host: the pinned ring of step descriptors and reports, and the staging memory of a GPU's joins and truncations.
+    pub step_descriptors: u64,
+    /// Device: the GPU's own page tables for the registered host memory that it reaches, 8 bytes for each 4 KiB.
     pub host_page_tables: u64,
 }
 
@@ -112,17 +115,17 @@ pub struct FbCacheFootprint {
 unsafe impl Plain for FbCacheFootprint {}
 impl Versioned for FbCacheFootprint {
     const NAME: &'static str = "fb_cache_footprint";
-    const REQUIRED: usize = std::mem::offset_of!(FbCacheFootprint, step_blocks) + 8;
+    const REQUIRED: usize = std::mem::offset_of!(FbCacheFootprint, step_descriptors) + 8;
 }
 
-/// GPUs map memory in multiples of so many bytes.
+/// GPUs map memory in multiples of this many bytes.
 const GPU_GRAIN: u64 = 2 << 20;
 
 fn refuse(place: &'static str, value: u32) -> Error {
     Error::new(Kind::InvalidConfig, "create").at(place).with("value", value)
 }
 
-/// An error that names a field as fb_cache_config calls it.
+/// Renames the place of an error to the field's name in fb_cache_config.
 pub(crate) fn in_words(error: Error) -> Error {
     match (error.kind(), error.place()) {
         (Kind::InvalidConfig, "runs") => error.at("row_bytes"),
@@ -136,12 +139,12 @@ fn or(value: u32, default: u32) -> u32 {
 }
 
 impl FbCacheConfig {
-    /// The shape of a name.
+    /// The shape of a preset.
     fn preset(name: &str) -> Result<Shape> {
         Shape::preset(name).ok_or_else(|| {
             Error::new(Kind::OutOfRange, "preset")
                 .at(format!("name {name:?}"))
-                .hint("fb_preset lists the names")
+                .hint("the header lists the names at fb_preset")
         })
     }
 
@@ -159,7 +162,7 @@ impl FbCacheConfig {
         }
     }
 
-    /// The slots of each layer's pool, where they are declared.
+    /// The slots of each layer's pool, if the caller configured them.
     ///
     /// # Safety
     /// `slots_by_layer` is null, or has a value for each declared layer.
@@ -170,7 +173,7 @@ impl FbCacheConfig {
         if self.pool_slots != 0 {
             return Err(refuse("pool_slots and slots_by_layer", self.pool_slots).hint("set one of them"));
         }
-        // A number of layers that cannot be meant is refused before so many values are read.
+        // An impossible number of layers is refused before that many values are read.
         let layers = Geometry::new(self.shape())?.layers();
         // SAFETY: the same contract.
         let table = unsafe { cast::slice(self.slots_by_layer, layers as usize, "slots_by_layer") }?;
@@ -182,7 +185,7 @@ impl FbCacheConfig {
     pub(crate) unsafe fn declare(&self) -> Result<Config> {
         // SAFETY: the same contract.
         let slots = unsafe { self.slots() }?;
-        // The least budget follows from it, and would be named in its place.
+        // Without this check the error would name min_budget, whose default is `slots`.
         if self.slots == 0 && self.min_budget == 0 {
             return Err(refuse("slots", 0).hint("pass 1 or more"));
         }
@@ -199,7 +202,7 @@ impl FbCacheConfig {
             index_pages: or(self.index_pages, all.index_pages),
             slots: slots.unwrap_or(all.slots),
             min_budget: or(self.min_budget, all.min_budget),
-            attention_passes: or(self.attention_passes, all.attention_passes),
+            attention_waves: or(self.attention_waves, all.attention_waves),
             batch: or(self.batch, all.batch),
             query_rows: self.query_rows,
             steps_in_flight: or(self.steps_in_flight, all.steps_in_flight),
@@ -217,13 +220,14 @@ impl FbCacheConfig {
     }
 }
 
-/// Fills in the fields that a model's shape says, and leaves the others as they are: "deepseek-v3.2",
-/// "deepseek-v3.2-bf16", "deepseek-v3.2-int8", "glm-5", "gqa-8x128"; "deepseek-v3", which is dense, is for planning.
-/// FB_OUT_OF_RANGE for another name. `config` states its size and is zero or filled before. When it fails, the reason
-/// is written to `text`, cut to `text_bytes` bytes with its ending zero; `text` may be NULL.
+/// Fills in the fields that describe a model and leaves the other fields unchanged. The names are "deepseek-v3.2",
+/// "deepseek-v3.2-bf16", "deepseek-v3.2-int8", "glm-5" and "gqa-8x128"; "deepseek-v3" is a dense model and is meant for
+/// planning only. Another name is FB_OUT_OF_RANGE. Set `size` of `config` before the call; the other fields may be zero
+/// or filled. When the call fails, it writes the reason to `text`, cut to `text_bytes` bytes with its ending zero;
+/// `text` may be NULL.
 ///
 /// # Safety
-/// `name` ends with a zero; `config` states its size truly; `text` has `text_bytes` bytes.
+/// `name` ends with a zero; `config` states its real size; `text` has `text_bytes` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_preset(
     name: *const c_char,
@@ -252,12 +256,13 @@ pub unsafe extern "C" fn fb_preset(
     }
 }
 
-/// What a cache of this configuration takes on a GPU, which maps memory in multiples of 2 MiB; a host device maps
-/// pages, and pads less. Takes nothing. Refuses what fb_cache_create refuses without asking for memory; the reason is
-/// written to `text`, cut to `text_bytes` bytes with its ending zero; `text` may be NULL.
+/// Computes what a cache of this configuration takes on a GPU, and takes nothing. A GPU maps memory in multiples of 2
+/// MiB; a host device maps small pages and pads less. The call refuses every configuration that fb_cache_create refuses
+/// before it asks for memory. When it fails, it writes the reason to `text`, cut to `text_bytes` bytes with its ending
+/// zero; `text` may be NULL.
 ///
 /// # Safety
-/// Both state their size truly, and the configuration's table is there; `text` has `text_bytes` bytes.
+/// Both state their real sizes, and the configuration's table is valid; `text` has `text_bytes` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_footprint(
     config: *const FbCacheConfig,
@@ -280,7 +285,7 @@ pub unsafe extern "C" fn fb_footprint(
                 padding: all.padding,
                 tables: all.tables,
                 rows: all.rows,
-                step_blocks: all.step_blocks,
+                step_descriptors: all.step_descriptors,
                 host_page_tables: all.host_page_tables,
             });
             Ok(())
@@ -315,7 +320,7 @@ mod tests {
             steps_in_flight: 0,
             micro_batches: 0,
             memory: FB_MEMORY_SMALL_PAGES | FB_MEMORY_LAZY | FB_MEMORY_UNLOCKED,
-            attention_passes: 0,
+            attention_waves: 0,
             numa_node: 0,
             residency_only: 0,
             slots_by_layer: std::ptr::null(),
@@ -345,7 +350,7 @@ mod tests {
             steps_in_flight: 3,
             micro_batches: 2,
             memory: 0,
-            attention_passes: 5,
+            attention_waves: 5,
             numa_node: 2,
             residency_only: 1,
             ..small()
@@ -355,7 +360,7 @@ mod tests {
             index_pages: 8,
             slots: Slots::Uniform(640),
             min_budget: 32,
-            attention_passes: 5,
+            attention_waves: 5,
             batch: 7,
             steps_in_flight: 3,
             micro_batches: 2,

@@ -1,8 +1,7 @@
-//! The device: what caches, streams and buffers stand on.
+//! The device object: the memory and streams that caches and buffers use.
 //!
-//! Its streams are named by their value alone, so that no call looks one up on this side: on CUDA the `CUstream`, on
-//! a host device the stream's number, of which NULL is the first. The device itself refuses a value that it does not
-//! know.
+//! A stream is identified by its value alone, so no call on this side looks one up: on CUDA by the `CUstream`, on a
+//! host device by the stream's number, where NULL is the first. The device itself rejects an unknown value.
 
 use std::ffi::{c_char, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,19 +17,20 @@ use crate::cast::{self, Plain, Versioned};
 use crate::handle::{self, Object, read};
 use crate::status::FbStatus;
 
-/// Host memory; what is enqueued runs in the call that enqueues it.
+/// Host memory. Enqueued work runs inside the call that enqueues it.
 pub const FB_DEVICE_HOST: u32 = 0;
-/// Host memory; each stream is a thread.
+/// Host memory. Each stream is a thread.
 pub const FB_DEVICE_HOST_THREADS: u32 = 1;
 /// An NVIDIA GPU, through its driver.
 pub const FB_DEVICE_CUDA: u32 = 2;
 
-/// Rows in the system's memory, registered with the driver.
+/// The total pool is in the system's memory and is registered with the driver.
 pub const FB_HOST_MEMORY_REGISTERED: u32 = 0;
-/// Rows in memory that the driver makes, on a NUMA node of the host: with a driver of CUDA 12.2 or newer.
+/// The total pool is in memory that the driver allocates on a NUMA node of the host. It needs a driver of CUDA 12.2 or
+/// newer.
 pub const FB_HOST_MEMORY_DRIVER: u32 = 1;
 
-/// How a device is made. What is optional and 0 gets its default.
+/// The configuration of a device. An optional field that is 0 gets the default that its comment names.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FbDeviceConfig {
@@ -38,19 +38,19 @@ pub struct FbDeviceConfig {
     pub size: usize,
     /// FB_DEVICE_HOST, FB_DEVICE_HOST_THREADS or FB_DEVICE_CUDA.
     pub kind: u32,
-    /// Optional, CUDA: the device's number, as the driver counts.
+    /// Optional, CUDA: the device's number in the driver's order. Default: 0.
     pub number: u32,
-    /// Optional, CUDA: the driver's library, by path or name, in UTF-8; libcuda.so.1.
+    /// Optional, CUDA: path or name of the driver's library, in UTF-8. Default: libcuda.so.1.
     pub library: *const c_char,
-    /// Optional, host: bytes of device memory that may be taken; as many as the machine has.
+    /// Optional, host: the most bytes of device memory. Default: as many as the machine has.
     pub memory: u64,
-    /// Optional, CUDA: thread blocks of a gather, a bound on the multiprocessors that it takes; 4.
+    /// Optional, CUDA: thread blocks of a gather, which bounds the multiprocessors (SMs) that it uses. Default: 4.
     pub gather_blocks: u32,
-    /// Optional, CUDA: threads of a block, a multiple of 32 up to 512; 512.
+    /// Optional, CUDA: threads of a block, a multiple of 32 up to 512. Default: 512.
     pub threads: u32,
-    /// Optional, CUDA: whose memory rows stand in, an FB_HOST_MEMORY_ constant; FB_HOST_MEMORY_REGISTERED.
+    /// Optional, CUDA: the memory of the total pool, an FB_HOST_MEMORY_ constant. Default: FB_HOST_MEMORY_REGISTERED.
     pub host_memory: u32,
-    /// 0.
+    /// Must be 0.
     pub reserved: u32,
 }
 
@@ -61,23 +61,24 @@ impl Versioned for FbDeviceConfig {
     const REQUIRED: usize = std::mem::offset_of!(FbDeviceConfig, number);
 }
 
-/// What runs in a stream's order on the host: see fb_stream_call.
+/// A function that runs on the host in a stream's order: see fb_stream_call.
 pub type FbWork = Option<unsafe extern "C" fn(data: *mut c_void)>;
 
-/// A device: memory, streams, and what runs on them.
+/// A device: its memory, its streams, and the work on them.
 #[derive(Debug)]
 pub struct FbDevice {
-    /// What tickets ask. Shut before the rest goes, so that the device ends here and not in a ticket's call.
+    /// Tickets query the device through it. The drop closes it first, so that the device ends here and not inside a
+    /// ticket's call.
     door: Door,
     device: Arc<dyn Device>,
-    /// The same, where it is a GPU.
+    /// The same device, if it is a GPU.
     #[cfg(feature = "cuda")]
     cuda: Option<Arc<CudaDevice>>,
-    /// Caches and captured layers that stand on it.
+    /// The number of caches and captured layers on this device.
     tenants: Arc<AtomicU32>,
-    /// Never recorded: who asks for it hears of a device that has failed.
+    /// Never recorded: a query of it reports a device that has failed.
     asked: Event,
-    /// Events of waits that have ended, for the next ones: a device's events are its own for life.
+    /// Events of finished waits, for reuse: a device never frees an event.
     events: Mutex<Vec<Event>>,
 }
 
@@ -86,12 +87,12 @@ impl Object for FbDevice {
     const NAME: &'static str = "fb_device";
 }
 
-/// The device behind its handle, for those that outlive it: nothing once it is destroyed.
+/// Access to the device for objects that outlive its handle. It is empty once the device is destroyed.
 #[derive(Clone, Debug)]
 pub(crate) struct Door(Arc<RwLock<Option<Arc<dyn Device>>>>);
 
 impl Door {
-    /// Calls `what` with the device, which stays for so long.
+    /// Calls `what` with the device, which stays alive during the call.
     pub(crate) fn with(&self, what: impl FnOnce(&dyn Device)) {
         if let Some(device) = &*self.0.read().unwrap_or_else(PoisonError::into_inner) {
             what(&**device);
@@ -105,13 +106,13 @@ impl Drop for FbDevice {
     }
 }
 
-/// The place of a cache or of captured layers on their device, which cannot be destroyed before them.
+/// The registration of a cache or of captured layers with their device, which cannot be destroyed before them.
 #[derive(Debug)]
 pub(crate) struct Tenant {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) asked: Event,
     pub(crate) door: Door,
-    /// The last field: the device is held until it is counted out.
+    /// The last field: the device is kept until it is counted out.
     place: Place,
 }
 
@@ -119,12 +120,12 @@ pub(crate) struct Tenant {
 struct Place(Arc<AtomicU32>);
 
 impl Tenant {
-    /// The device may be destroyed without this one.
+    /// Lets the device be destroyed without this one.
     pub(crate) fn leave(&self) {
         self.place.0.fetch_sub(1, Ordering::Release);
     }
 
-    /// A place of its own for what stands on the same device.
+    /// A registration for another object on the same device.
     pub(crate) fn another(&self) -> Tenant {
         self.place.0.fetch_add(1, Ordering::Relaxed);
         Tenant {
@@ -163,7 +164,7 @@ impl FbDeviceConfig {
         self.check_host()?;
         let memory = Some(self.memory).filter(|bytes| *bytes != 0);
         let device = HostDevice::new(HostOptions { threaded, memory, ..HostOptions::default() });
-        // Number 0, which is NULL.
+        // The first stream is number 0, which is NULL.
         device.stream()?;
         FbDevice::of(device)
     }
@@ -265,15 +266,16 @@ impl FbDevice {
     /// As `fb_stream_borrow`.
     #[cfg(feature = "cuda")]
     unsafe fn borrow_stream(&self, stream: Stream) -> Result<()> {
-        /// The driver's other name of the legacy stream.
+        /// CU_STREAM_LEGACY: the driver's other name of the legacy stream.
         const LEGACY: u64 = 1;
+        let gpu = self.gpu("borrow stream")?;
         if stream.0 == LEGACY {
             return Err(Error::new(Kind::InvalidConfig, "borrow stream")
-                .at("the legacy stream by its other name")
+                .at("CU_STREAM_LEGACY, the other name of the legacy stream")
                 .hint("pass NULL for the legacy stream, here and in every call"));
         }
         // SAFETY: the same contract.
-        unsafe { self.gpu("borrow stream")?.borrow_stream(stream.0) }.map(|_| ())
+        unsafe { gpu.borrow_stream(stream.0) }.map(|_| ())
     }
 
     /// # Safety
@@ -293,29 +295,29 @@ impl FbDevice {
         Err(borrows_nothing("return stream"))
     }
 
-    /// Records an event on `stream` and does with it what is to come behind it.
+    /// Records an event on `stream` and passes it to `what`, which enqueues what must come after it.
     fn behind(&self, stream: Stream, what: impl FnOnce(Event) -> Result<()>) -> Result<()> {
         let free = || self.events.lock().unwrap_or_else(PoisonError::into_inner);
         let taken = free().pop();
         let event = taken.map_or_else(|| self.device.event(), Ok)?;
         let done = self.device.record(event, stream).and_then(|()| what(event));
-        // A wait that was enqueued means this record, whatever the event is recorded for next.
+        // An enqueued wait refers to this record, even after the event is recorded again.
         free().push(event);
         done
     }
 }
 
 fn borrows_nothing(operation: &'static str) -> Error {
-    Error::new(Kind::InvalidConfig, operation)
-        .at("a host device has no streams but its own")
+    Error::new(Kind::Unsupported, operation)
+        .at("a host device cannot borrow streams")
         .hint("use fb_stream_create, or NULL for the first stream")
 }
 
-/// Makes a device. No memory is taken yet. When it fails, the reason is written to `text`, cut to `text_bytes` bytes
-/// with its ending zero; `text` may be NULL.
+/// Makes a device. It takes no memory yet. When the call fails, it writes the reason to `text`, cut to `text_bytes`
+/// bytes with its ending zero; `text` may be NULL.
 ///
 /// # Safety
-/// `config` states its size truly; its `library` ends with a zero; `text` has `text_bytes` bytes.
+/// `config` states its real size; its `library` is NULL or ends with a zero; `text` has `text_bytes` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_device_create(
     config: *const FbDeviceConfig,
@@ -333,21 +335,21 @@ pub unsafe extern "C" fn fb_device_create(
     }
 }
 
-/// Ends a device: waits for what was enqueued on its streams and on borrowed ones, and frees all memory that was
-/// taken on it, its caches' too, also of those destroyed before; what a broken cache has given up stays. FB_BUSY while
-/// caches or captured layers are left. Tickets stay.
+/// Ends a device. The call waits for the work enqueued on its streams and on borrowed ones, then frees all memory taken
+/// on it, including that of caches destroyed earlier; memory that a broken cache gave up is not freed. FB_BUSY while
+/// caches or captured layers are left. Tickets remain valid.
 ///
 /// # Safety
-/// Nothing enqueued on its streams waits for what only this thread would do.
+/// No work on its streams waits for something that only this thread would do.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_device_destroy(device: *mut FbDevice) -> FbStatus {
     handle::end(device, FbDevice::check_ended)
 }
 
-/// Makes a stream of the device's own, which lives as long as the device.
+/// Makes a stream that belongs to the device and lives as long as the device.
 ///
 /// # Safety
-/// `stream` has room for the answer.
+/// `stream` has room for the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_stream_create(device: *const FbDevice, stream: *mut *mut c_void) -> FbStatus {
     // SAFETY: this call's contract.
@@ -360,41 +362,45 @@ pub unsafe extern "C" fn fb_stream_create(device: *const FbDevice, stream: *mut 
     }
 }
 
-/// Makes a CUstream of the engine's known, once; NULL is the legacy default stream. It is neither synchronised nor
-/// destroyed. FB_INVALID_CONFIG on a host device, for a stream of another context, and for the per-thread stream.
+/// Tells the device about a CUstream of the engine, once for each stream; NULL is the legacy default stream. The
+/// library neither synchronises nor destroys it. FB_UNSUPPORTED on a host device. FB_INVALID_CONFIG for a stream of
+/// another context, and for the per-thread stream.
 ///
 /// # Safety
-/// `stream` is a stream of this process until it is returned or the device destroyed, and not being captured then.
+/// `stream` is a stream of this process until it is returned or the device destroyed, and at that time it is not being
+/// captured.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_stream_borrow(device: *const FbDevice, stream: *mut c_void) -> FbStatus {
     // SAFETY: this call's contract.
     read(device, |device| unsafe { device.borrow_stream(cast::stream(stream)) })
 }
 
-/// Gives a borrowed stream back: waits for what was enqueued on it, and knows it no more. FB_OUT_OF_RANGE for one
-/// that was not borrowed, FB_INVALID_CONFIG on a host device, and for one that is being captured.
+/// Returns a borrowed stream to the engine: the call waits for the work enqueued on it, and the device then forgets it.
+/// FB_OUT_OF_RANGE for a stream that was not borrowed. FB_UNSUPPORTED on a host device. FB_INVALID_STATE for a stream
+/// that is being captured.
 ///
 /// # Safety
-/// Nobody enqueues on it at the same time, and no work of its own makes this call.
+/// No other thread enqueues on the stream during the call, and no work on the stream makes this call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_stream_return(device: *const FbDevice, stream: *mut c_void) -> FbStatus {
     read(device, |device| device.return_stream(cast::stream(stream)))
 }
 
-/// Blocks the caller until what is enqueued on the stream now has ended. FB_DEVICE_FAILED when the device has.
+/// Blocks the caller until everything now enqueued on the stream has ended. FB_DEVICE_FAILED when the device has
+/// failed.
 ///
 /// # Safety
-/// Nothing enqueued there waits for what only this thread would do.
+/// No work on the stream waits for something that only this thread would do.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_stream_wait(device: *const FbDevice, stream: *mut c_void) -> FbStatus {
     read(device, |device| device.behind(cast::stream(stream), |event| device.device.synchronize(event)))
 }
 
-/// Orders two streams: what is enqueued on `after` from now on runs behind what is enqueued on `before` now. Waits for
-/// nothing.
+/// Orders two streams: work enqueued on `after` from now on runs after the work that is now enqueued on `before`. The
+/// call does not wait.
 ///
 /// # Safety
-/// None beside the head's.
+/// Nothing beyond the conventions at the top of the header.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_stream_order(
     device: *const FbDevice,
@@ -407,14 +413,14 @@ pub unsafe extern "C" fn fb_stream_order(
     })
 }
 
-/// Runs `work(data)` in the stream's order, on a thread of the device's; on FB_DEVICE_HOST in this call. On a GPU's
-/// stream it may not call the driver, and so nothing here that enqueues or waits. On FB_DEVICE_HOST_THREADS it may not
-/// enqueue on its own stream, nor wait for it: it is what the stream is at. Where the device fails before, it never
+/// Runs `work(data)` in the stream's order, on a thread of the device; on FB_DEVICE_HOST inside this call. On a GPU's
+/// stream `work` must not call the driver, and therefore no function of this header that enqueues or waits. On
+/// FB_DEVICE_HOST_THREADS it must not enqueue on its own stream or wait for it. If the device fails first, `work` never
 /// runs.
 ///
 /// # Safety
-/// `work` may be called with `data` on another thread, until it has run or the device is destroyed; it returns, by no
-/// other way than its end.
+/// `work` may be called with `data` on another thread, until it has run or the device is destroyed. It returns
+/// normally, without a throw or a longjmp.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_stream_call(
     device: *const FbDevice,
@@ -431,10 +437,10 @@ pub unsafe extern "C" fn fb_stream_call(
     })
 }
 
-/// Zeroed device memory that lives as long as the device: for an engine without an allocator of its own.
+/// Allocates zeroed device memory that lives as long as the device, for an engine without an allocator of its own.
 ///
 /// # Safety
-/// `address` has room for the answer.
+/// `address` has room for the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_device_allocate(
     device: *const FbDevice,

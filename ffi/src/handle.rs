@@ -1,27 +1,27 @@
-//! The handles that C holds: one table of the process, in which every call looks its handle up.
+//! The handle table of the process, in which every call looks up its handle.
 //!
-//! A handle is a token that looks like a pointer: kind, generation and place ([`crate::word`]). It is never
-//! followed. So a null, a second destroy, a use after the end, a handle of another kind, two threads in a call that
-//! must be alone, a callback that calls back, and a handle of the parent's in a forked child each give a status,
-//! and nothing of the object is touched.
+//! A handle is a token that looks like a pointer and contains kind, generation and place ([`crate::word`]). The library
+//! never follows it. So each of these mistakes gives a status and touches nothing of the object: a null, a second
+//! destroy, a use after the end, a handle of another kind, two threads in an exclusive call, a callback that calls
+//! back, and a parent's handle in a forked child.
 //!
-//! **Readers.** A call that must be alone looks again for a moment while readers are inside: a thread that scrapes
-//! statistics does not make the decode thread's calls fail. One that meets another alone is refused at once, and so
-//! is a reader.
+//! **Readers.** An exclusive call retries for a moment while readers are inside, so a thread that scrapes statistics
+//! does not make the decode thread's calls fail. An exclusive call that meets another exclusive call is refused at
+//! once, and so is a reader that meets one.
 //!
-//! **Costs.** Entering alone is a compare-and-swap and leaving a store; entering to read and leaving are a
-//! compare-and-swap each. Objects stand in boxes, and the table holds their addresses: 64 bytes a place, so that two
-//! handles share no cache line. The places are fixed in number; running out is an error. Giving and ending a handle
-//! take no lock either.
+//! **Costs.** Entering exclusively is a compare-and-swap and leaving is a store; entering to read and leaving are a
+//! compare-and-swap each. Objects are in boxes, and the table has their addresses: 64 bytes a place, so that two
+//! handles share no cache line. The number of places is fixed; when they run out, the call fails. Making and ending a
+//! handle take no lock either.
 //!
-//! **Forks.** All that the table is stands in memory that a fork wipes in the child: there every handle of the
-//! parent's has ended, whatever the parent's threads were doing. What it named is not freed in the child, where it
-//! is a copy; pools of rows are shared memory and must not be written from there. The generations of a process
-//! begin at a random number, so that a child's new handles are not the parent's old ones.
+//! **Forks.** The whole table is in memory that a fork wipes in the child. There every handle of the parent has ended,
+//! whatever the parent's threads were doing. The child does not free the objects, which are copies; pools of rows are
+//! shared memory and must not be written from the child. The generations of a process begin at a random number, so a
+//! child's new handles differ from the parent's old ones.
 //!
-//! **Failures.** Every call runs behind the wall (`panic`). A panic in a call that may change an object breaks the
-//! object: it answers [`Kind::Internal`] from then on, and its destruction gives its memory up. An object keeps the
-//! text of the last call on it that failed inside; a call that its handle did not let in leaves no text.
+//! **Failures.** Every call runs inside the panic boundary (`panic`). A panic in a call that may change an object
+//! breaks the object: it returns [`Kind::Internal`] from then on, and its destruction gives its memory up. An object
+//! keeps the text of the last failed call that was admitted; a call that its handle refused leaves no text.
 
 use std::any::TypeId;
 use std::cell::UnsafeCell;
@@ -37,38 +37,38 @@ use crate::panic::{caught, panicked};
 use crate::status::{FbStatus, Text};
 use crate::word::{self, Refused};
 
-/// Something that C may hold.
+/// An object that C may hold by a handle.
 pub(crate) trait Object: Send + Sync + 'static {
-    /// Its own number, not 0: device 1, cache 2, ticket 3, chooser 10, captured 11, trace 12, requests 13,
-    /// selections 14. Tests have those from 200 on.
+    /// The number of the type, not 0: device 1, cache 2, ticket 3, chooser 10, captured 11, trace 12, requests 13,
+    /// selections 14. Tests use numbers from 200 on.
     const KIND: u8;
-    /// Its name for messages, as C writes it.
+    /// The type's C name, for error texts.
     const NAME: &'static str;
 
-    /// A broken one is not freed: settles what others would wait for in vain.
+    /// Called for a broken object, which is not freed: settles what other objects would wait for in vain.
     fn give_up(&self) {}
 }
 
-/// Handles that may be there at the same time.
+/// The most handles at a time.
 const PLACES: usize = 1 << 16;
 
-/// What every object has, whatever it is.
+/// The part that every object has.
 struct Common {
-    /// Of the object's type: a kind that two types claim is noticed here.
+    /// The object's type. It shows if two types claim one kind.
     type_id: TypeId,
-    /// A call that may change it panicked.
+    /// Whether a call that may change it panicked.
     broken: AtomicBool,
     text: Mutex<Text>,
 }
 
-/// An object in its box. The common part comes first, so that a pointer to the whole is one to it.
+/// An object in its box. The common part comes first, so a pointer to the whole is a pointer to it.
 #[repr(C)]
 struct Held<T> {
     common: Common,
     object: UnsafeCell<T>,
 }
 
-/// A line of cache of its own. All zero is a place that never had a name.
+/// A place of the table, in a cache line of its own. All zero is a place that was never used.
 #[repr(C, align(64))]
 struct Place {
     word: AtomicU64,
@@ -77,14 +77,14 @@ struct Place {
     next: AtomicU32,
 }
 
-/// All zero is an empty table.
+/// The table. All zero is an empty one.
 #[repr(C)]
 struct Table {
-    /// The list of places that are free again.
+    /// The list of places that became free again.
     free: AtomicU64,
-    /// Places that have had a name.
+    /// The number of places that were ever used.
     used: AtomicU32,
-    /// The generation that places begin at; 0 until it was drawn.
+    /// The generation at which places begin; 0 until it is drawn.
     base: AtomicU64,
     places: [Place; PLACES],
 }
@@ -92,7 +92,7 @@ struct Table {
 static TABLE: AtomicPtr<Table> = AtomicPtr::new(null_mut());
 
 impl Table {
-    /// The table, if anything was ever given.
+    /// The table, if a handle was ever made.
     fn get() -> Option<&'static Table> {
         let table = TABLE.load(Ordering::Acquire);
         // SAFETY: null, or what `make` mapped, which stays mapped for the life of the process and of its children.
@@ -112,7 +112,7 @@ impl Table {
         Table::get().ok_or_else(|| Error::new(Kind::Internal, "handles"))
     }
 
-    /// The generation that places begin at.
+    /// The generation at which places begin.
     fn base(&self) -> Result<u64> {
         let base = self.base.load(Ordering::Relaxed);
         if base != 0 {
@@ -135,7 +135,7 @@ impl Table {
             Error::new(Kind::Exhausted, "create")
                 .at("handles")
                 .with("most", PLACES as u64)
-                .hint("destroy what is not needed any more")
+                .hint("destroy handles that you no longer need")
         })
     }
 }
@@ -163,10 +163,10 @@ fn map(bytes: usize) -> Result<NonNull<c_void>> {
     Err(error)
 }
 
-/// A call inside an object. Leaving is its end, also by a panic.
+/// A call inside an object. Dropping it leaves, also after a panic.
 struct Inside {
     place: &'static Place,
-    /// Of the object's box. In a child that was forked inside the call the place does not name it any more.
+    /// In the object's box. In a child that was forked inside the call the place no longer names it.
     common: NonNull<Common>,
     index: u32,
     name: u64,
@@ -182,7 +182,7 @@ impl Drop for Inside {
     }
 }
 
-/// Why a handle does not let a call in: small, because each call has it on its way.
+/// Why a handle refused a call. It is small, because every call returns it.
 #[derive(Clone, Copy, Debug)]
 struct Shut {
     kind: Kind,
@@ -194,10 +194,12 @@ impl Shut {
     const OTHER: Shut = Shut { kind: Kind::InvalidConfig, why: "pass a handle of this kind" };
     const ENDED: Shut =
         Shut { kind: Kind::Closed, why: "it was destroyed, never created, or created before a fork" };
-    const IN_USE: Shut =
-        Shut { kind: Kind::Busy, why: "another call is inside; calls through a const pointer share" };
+    const IN_USE: Shut = Shut {
+        kind: Kind::Busy,
+        why: "another call is inside the object; only calls through const pointers run together",
+    };
     const BROKEN: Shut = Shut { kind: Kind::Internal, why: "an earlier call panicked: destroy the object" };
-    const TWINS: Shut = Shut { kind: Kind::Internal, why: "two types have its kind" };
+    const TWINS: Shut = Shut { kind: Kind::Internal, why: "two types claim one kind" };
 
     fn error(self, name: &'static str) -> Error {
         Error::new(self.kind, "handle").at(name).hint(self.why)
@@ -217,13 +219,14 @@ impl From<Refused> for Shut {
     }
 }
 
-/// How often a call that must be alone looks again while readers are inside, and from when on it lets other threads run
-/// in between. Readers are short: who reads statistics delays the decode thread by that, and does not refuse it. Under
-/// a millisecond in all, so that a read that lasts, or is the caller's own, ends in a refusal.
+/// How often an exclusive call retries while readers are inside. Readers are short, so a thread that reads statistics
+/// delays the decode thread instead of making it fail. All retries take under a millisecond, so a read that lasts, or
+/// that the caller itself is in, ends in a refusal.
 const LOOKS: u32 = 1024;
+/// The number of retries after which the call yields to other threads.
 const SPINS: u32 = 64;
 
-/// Enters alone, behind readers that leave soon.
+/// Enters exclusively, after readers that leave soon.
 fn alone(word: &AtomicU64, name: u64) -> Result<(), Refused> {
     for look in 0..LOOKS {
         match word::alone(word, name) {
@@ -237,7 +240,7 @@ fn alone(word: &AtomicU64, name: u64) -> Result<(), Refused> {
 
 impl Inside {
     fn enter(handle: u64, alone: bool) -> Result<Inside, Shut> {
-        // A free place has a name too, of no kind.
+        // A free place has a name too, with kind 0.
         let table = Table::get().filter(|_| word::kind(handle) != 0).ok_or(Shut::ENDED)?;
         let index = (handle & word::USE) as u32;
         let (place, name) = (&table.places[index as usize], handle & !word::USE);
@@ -257,20 +260,20 @@ impl Inside {
         unsafe { self.common.as_ref() }
     }
 
-    /// Whether the place still has the name: not in a child that was forked inside the call.
+    /// Whether the place still has the name. It does not in a child that was forked inside the call.
     fn is_named(&self) -> bool {
         self.place.word.load(Ordering::Relaxed) & !word::USE == self.name
     }
 
-    /// Keeps the text of a call that failed.
+    /// Keeps the text of a failed call.
     #[cold]
     fn keep(&self, error: &Error) -> FbStatus {
         self.common().text.lock().unwrap_or_else(PoisonError::into_inner).set(error);
         error.kind().into()
     }
 
-    /// Runs a call behind the wall; nothing if it panicked. What it answers is no error any more: those are large.
-    /// A child that was forked inside it has ended the handle, whatever the call answered.
+    /// Runs a call inside the panic boundary; returns nothing if it panicked. The result is a status, because errors
+    /// are large. In a child that was forked inside the call the handle has ended, whatever the call returned.
     fn run(&self, call: impl FnOnce() -> Result<()>) -> Option<FbStatus> {
         let ended = caught(|| match call() {
             _ if !self.is_named() => FbStatus::FbClosed,
@@ -284,7 +287,7 @@ impl Inside {
     }
 }
 
-/// A call inside an object of a type that was checked.
+/// A call inside an object whose type was checked.
 struct Typed<T> {
     inside: Inside,
     held: NonNull<Held<T>>,
@@ -303,7 +306,7 @@ impl<T: Object> Typed<T> {
         }
     }
 
-    /// As [`Typed::enter`], and not broken.
+    /// As [`Typed::enter`], and refuses a broken object.
     fn enter_sound(handle: *const T, alone: bool) -> Result<Typed<T>, Shut> {
         let typed = Typed::enter(handle, alone)?;
         if typed.is_broken() { Err(Shut::BROKEN) } else { Ok(typed) }
@@ -314,13 +317,13 @@ impl<T: Object> Typed<T> {
     }
 
     fn object(&self) -> &T {
-        // SAFETY: the box is live while a call is inside, its type was compared, and whoever changes it is alone.
+        // SAFETY: the box is live while a call is inside, its type was compared, and a changing call is exclusive.
         unsafe { &*self.held.as_ref().object.get() }
     }
 
-    /// Runs `call` on the object of a call that is alone. A panic breaks the object.
+    /// Runs `call` on the object of an exclusive call. A panic breaks the object.
     fn change(&mut self, call: impl FnOnce(&mut T) -> Result<()>) -> FbStatus {
-        // SAFETY: as above, and this call is alone: `Typed` was entered so, and is borrowed alone here.
+        // SAFETY: as above, and this call is exclusive: `Typed` was entered so, and is borrowed mutably here.
         let object = unsafe { &mut *self.held.as_ref().object.get() };
         self.inside.run(|| call(object)).unwrap_or_else(|| {
             self.inside.common().broken.store(true, Ordering::Relaxed);
@@ -329,8 +332,8 @@ impl<T: Object> Typed<T> {
     }
 }
 
-/// A place that was taken before its object is made: giving the handle cannot fail any more. Dropped unfilled, it
-/// is free again.
+/// A place that is taken before its object is made, so that making the handle cannot fail any more. If it is dropped
+/// unfilled, the place is free again.
 pub(crate) struct Reserved {
     table: &'static Table,
     index: u32,
@@ -346,7 +349,7 @@ impl Drop for Reserved {
 /// Takes a place.
 ///
 /// # Errors
-/// [`Kind::Exhausted`] when the table is full; [`Kind::OsRefused`] when there is no table to be had.
+/// [`Kind::Exhausted`] when the table is full; [`Kind::OsRefused`] when the system gives no memory for the table.
 pub(crate) fn reserve() -> Result<Reserved> {
     let table = Table::make()?;
     Ok(Reserved { base: table.base()?, index: table.take()?, table })
@@ -368,23 +371,23 @@ impl Reserved {
     }
 }
 
-/// Makes an object and gives it to C. Its place is taken first: what `make` leaves in the world, such as a file, is
-/// never there without its handle.
+/// Makes an object and gives it to C. Its place is taken first, so that anything `make` leaves behind, such as a file,
+/// always has its handle.
 ///
 /// # Errors
-/// As [`reserve`]; those of `make`.
+/// Those of [`reserve`] and of `make`.
 pub(crate) fn give<T: Object>(make: impl FnOnce() -> Result<T>) -> Result<*mut T> {
     let place = reserve()?;
     Ok(place.fill(make()?))
 }
 
-/// What tells this process from its forked children: the generation that its table was drawn, 0 before the first
-/// handle. Compared around a callback, which may come back in a child.
+/// A number that differs between this process and its forked children: the generation drawn for the table, 0 before the
+/// first handle. It is compared before and after a callback, which may return in a child.
 pub(crate) fn process() -> u64 {
     Table::get().map_or(0, |table| table.base.load(Ordering::Relaxed))
 }
 
-/// Runs a call that may run beside others of its sort.
+/// Runs a call that may run at the same time as other reading calls.
 pub(crate) fn read<T: Object>(handle: *const T, call: impl FnOnce(&T) -> Result<()>) -> FbStatus {
     match Typed::enter_sound(handle, false) {
         Ok(typed) => typed.inside.run(|| call(typed.object())).unwrap_or(FbStatus::FbInternal),
@@ -392,13 +395,13 @@ pub(crate) fn read<T: Object>(handle: *const T, call: impl FnOnce(&T) -> Result<
     }
 }
 
-/// As [`read`], for a second handle inside a call: the error is the call's.
+/// As [`read`], for a second handle inside a call: a refusal becomes that call's error.
 pub(crate) fn with<T: Object, R>(handle: *const T, call: impl FnOnce(&T) -> Result<R>) -> Result<R> {
     let typed = Typed::enter_sound(handle, false).map_err(|shut| shut.error(T::NAME))?;
     call(typed.object())
 }
 
-/// Runs a call that is alone in the object.
+/// Runs a call with exclusive access to the object.
 pub(crate) fn change<T: Object>(handle: *mut T, call: impl FnOnce(&mut T) -> Result<()>) -> FbStatus {
     match Typed::enter_sound(handle, true) {
         Ok(mut typed) => typed.change(call),
@@ -406,7 +409,7 @@ pub(crate) fn change<T: Object>(handle: *mut T, call: impl FnOnce(&mut T) -> Res
     }
 }
 
-/// Ends an object, unless `check` refuses: then the handle stays good. A broken one is not asked, and not freed.
+/// Ends an object, unless `check` refuses: then the handle stays valid. A broken object is neither checked nor freed.
 pub(crate) fn end<T: Object>(handle: *mut T, check: impl FnOnce(&mut T) -> Result<()>) -> FbStatus {
     let mut typed = match Typed::enter(handle, true) {
         Ok(typed) => typed,
@@ -424,7 +427,7 @@ pub(crate) fn end<T: Object>(handle: *mut T, check: impl FnOnce(&mut T) -> Resul
     }
     let (place, index) = (typed.inside.place, typed.inside.index);
     let table = Table::get().filter(|_| word::vacate(&place.word, typed.inside.name));
-    // Only a fork inside `check` takes the name away from whoever is alone.
+    // Only a fork inside `check` removes the name during an exclusive call.
     let Some(table) = table else { return Shut::ENDED.status() };
     drop(typed);
     word::push(&table.free, &place.next, index);
@@ -436,7 +439,7 @@ pub(crate) fn end<T: Object>(handle: *mut T, check: impl FnOnce(&mut T) -> Resul
     caught(|| drop(object)).map_or(FbStatus::FbInternal, |()| FbStatus::FbOk)
 }
 
-/// Shows the text of the last call that failed inside the object of a handle of any kind.
+/// Passes `show` the text of the last call that failed on the object of a handle of any kind.
 pub(crate) fn text(handle: *const c_void, show: impl FnOnce(&[u8])) -> FbStatus {
     let handle = handle.addr() as u64;
     if handle == 0 {

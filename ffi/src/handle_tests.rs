@@ -11,7 +11,7 @@ use std::thread;
 use super::*;
 use crate::status::fb_error_text;
 
-/// Two numbers that are the same whenever nobody is inside alone; counts its ends.
+/// Two numbers that are equal unless an exclusive call is inside; counts its ends.
 struct Pair {
     one: u64,
     other: u64,
@@ -125,7 +125,7 @@ fn a_handle_that_names_nothing_here_is_a_status() {
 
 #[test]
 fn a_stale_handle_is_closed_though_its_place_is_taken_again() {
-    // In a child nobody else takes places.
+    // In a child no other thread takes places.
     let code = in_child(|| {
         let place = |handle: *mut Pair| handle.addr() as u64 & word::USE;
         let stale = pair().0;
@@ -342,7 +342,7 @@ fn a_panic_in_a_change_breaks_the_object_and_in_a_read_does_not() {
     };
     assert_eq!(change(handle, |_| run()), FbStatus::FbInternal);
     assert_eq!(read(handle, |_| run()), FbStatus::FbInternal);
-    assert!(text_of(handle).starts_with("call: internal error: a rule"), "{}", text_of(handle));
+    assert!(text_of(handle).starts_with("call: internal error: the library broke"), "{}", text_of(handle));
     assert_eq!((end(handle, |_| run()), ran.get()), (FbStatus::FbOk, false));
     assert_eq!(ended.load(Ordering::Relaxed), 0, "what a panic left cannot be trusted to end");
     assert_eq!(end(handle, touch), FbStatus::FbClosed);

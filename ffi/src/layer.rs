@@ -1,11 +1,11 @@
-//! The calls of one layer of a step: resolve, gather, scatter, and the usual ones in one call.
+//! The calls of one layer of a step: resolve, gather, scatter, and `fb_layer` for the usual pair.
 //!
-//! `fb_layer` is what an engine calls most: a look-up of the handle and of the step, two slices, and the call. A
-//! caller's buffers are taken as exactly the words that the call needs.
+//! An engine calls `fb_layer` most often. The call looks up the handle and the step, imports two buffers, and calls the
+//! library. A buffer's size always follows from the step and the cache, never from the caller.
 
 use std::ffi::c_void;
 
-use forebay::device::{Device, Parts, Slice};
+use forebay::device::{Device, Slice, SplitIndices};
 use forebay::{Buffers, Cache, Error, Kind, Layer, LayerCall, Result, Step, Streams};
 
 use crate::cache::FbCache;
@@ -14,50 +14,52 @@ use crate::handle::change;
 use crate::status::FbStatus;
 use crate::step::FbStep;
 
-/// In fb_part and fb_overlap: all query rows of the step; a draft layer's pass is its number + 1.
+/// In fb_step_range and fb_overlap: all query rows of the step. A draft pass is given as its number + 1.
 pub const FB_ALL_QUERY_ROWS: u32 = 0;
 
-/// Which part of a step's layer a call works on.
+/// The batch rows and the layer of a step that a call works on.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct FbPart {
-    /// sizeof(fb_part).
+pub struct FbStepRange {
+    /// sizeof(fb_step_range).
     pub size: usize,
     /// The layer.
     pub layer: u32,
-    /// Optional: the first batch row,
+    /// Optional: the first batch row. Default: 0.
     pub first: u32,
-    /// Optional: and how many; all from the first on.
+    /// Optional: the number of batch rows. Default: all from `first` on.
     pub count: u32,
-    /// Optional: FB_ALL_QUERY_ROWS, or a draft layer's pass + 1: its one query row.
-    pub pass: u32,
+    /// Optional: FB_ALL_QUERY_ROWS, or the number of a draft pass + 1, which works on that pass's one query row.
+    pub draft_pass: u32,
 }
 
-// SAFETY: words, four of 4 bytes behind one of 8.
-unsafe impl Plain for FbPart {}
-impl Versioned for FbPart {
-    const NAME: &'static str = "fb_part";
-    const REQUIRED: usize = std::mem::offset_of!(FbPart, first);
+// SAFETY: words, four of 4 bytes after one of 8.
+unsafe impl Plain for FbStepRange {}
+impl Versioned for FbStepRange {
+    const NAME: &'static str = "fb_step_range";
+    const REQUIRED: usize = std::mem::offset_of!(FbStepRange, first);
 }
 
-/// Where a call finds the selection and puts the slots, on the device. Buffers must not overlap.
+/// The device buffers of a resolve. They must not overlap.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FbBuffers {
     /// sizeof(fb_buffers).
     pub size: usize,
-    /// Token positions, -1 for none: `[batch rows][query rows][top_k]` of the call's part.
+    /// The selection (top-k indices): token positions, -1 for none, `[batch rows][query rows][top_k]` of the call's
+    /// range.
     pub selection: *const i32,
-    /// Of the same shape, receives their slots in the layer's slab, -1 for none.
+    /// Receives the slots of these positions in the layer's slab, in the same shape, -1 for none.
     pub slots: *mut i32,
-    /// Optional: the slots again as the index lists of attention in parts,
-    /// `[1 + attention_passes][batch][query rows][top_k]`: what was resident, then what each pass fetches.
+    /// Optional: receives the slots again as the index lists of split attention, `[1 + attention_waves][batch][query
+    /// rows][top_k]`. List 0 has the resident rows, list 1 + w the rows that attention wave w fetches.
     pub lists: *mut i32,
-    /// How many entries of each list are valid, `[1 + attention_passes][batch][query rows]`; NULL without lists.
+    /// Receives the number of valid entries of each list, `[1 + attention_waves][batch][query rows]`; NULL without
+    /// lists.
     pub counts: *mut u32,
-    /// Batch rows of a list, at least the step's; 0 without lists.
+    /// Batch rows of each list, at least the step's; 0 without lists.
     pub batch: u32,
-    /// 0.
+    /// Must be 0.
     pub reserved: u32,
 }
 
@@ -68,7 +70,7 @@ impl Versioned for FbBuffers {
     const REQUIRED: usize = std::mem::offset_of!(FbBuffers, lists);
 }
 
-impl FbPart {
+impl FbStepRange {
     fn call(&self, step: &Step) -> Result<LayerCall> {
         let batch_rows = match (self.first, self.count) {
             (0, 0) => None,
@@ -83,15 +85,15 @@ impl FbPart {
             )),
             rows => Some(rows),
         };
-        Ok(LayerCall { layer: Layer(self.layer), batch_rows, pass: self.pass.checked_sub(1) })
+        Ok(LayerCall { layer: Layer(self.layer), batch_rows, draft_pass: self.draft_pass.checked_sub(1) })
     }
 }
 
-/// Takes a caller's buffers, as exactly the words that a call needs.
+/// Imports a caller's buffers with exactly the size that a call needs.
 pub(crate) struct Imports<'a> {
     device: &'a dyn Device,
     top_k: u64,
-    /// Index lists of attention in parts.
+    /// Index lists of split attention.
     lists: u64,
 }
 
@@ -100,33 +102,33 @@ fn overflow(place: &'static str) -> Error {
 }
 
 impl<'a> Imports<'a> {
-    /// For `cache`, which stands on `device`.
+    /// For `cache`, which is on `device`.
     pub(crate) fn of(cache: &Cache, device: &'a dyn Device) -> Imports<'a> {
         let top_k = cache.geometry().shape().top_k.into();
-        Imports { device, top_k, lists: 1 + u64::from(cache.attention_passes()) }
+        Imports { device, top_k, lists: 1 + u64::from(cache.attention_waves()) }
     }
 
-    /// Whether one gather brings all that a resolve misses.
-    fn check_one_pass(&self) -> Result<()> {
+    /// Refuses a cache in which one gather does not fetch every missed row.
+    fn check_one_wave(&self) -> Result<()> {
         match self.lists {
             2 => Ok(()),
             lists => Err(Error::new(Kind::InvalidConfig, "layer")
-                .at("attention in several passes")
-                .with("attention_passes", lists - 1)
-                .hint("resolve with index lists, then gather by pass")),
+                .at("a cache with several attention waves")
+                .with("attention_waves", lists - 1)
+                .hint("call fb_resolve with index lists, then fb_gather for each wave")),
         }
     }
 
-    /// The words of a selection, and of its slots, of so many batch rows and query rows.
+    /// The number of words in a selection, and in its slots, for this many batch rows and query rows.
     fn words(&self, rows: u32, query_rows: u32) -> Result<u64> {
         let rows = u64::from(rows) * u64::from(query_rows);
         rows.checked_mul(self.top_k).ok_or_else(|| overflow("rows x query rows x top_k"))
     }
 
-    /// A selection and its slots, of so many batch rows and query rows.
+    /// A selection and its slots for this many batch rows and query rows.
     ///
     /// # Safety
-    /// Both are memory of the device, until every operation that names them has ended.
+    /// Both are memory of the device until every operation that uses them has ended.
     pub(crate) unsafe fn pair(
         &self,
         selection: *const i32,
@@ -138,7 +140,7 @@ impl<'a> Imports<'a> {
         unsafe { self.pair_of(selection, slots, self.words(rows, query_rows)?) }
     }
 
-    /// The same, of so many words.
+    /// The same for this many words.
     ///
     /// # Safety
     /// As [`Imports::pair`].
@@ -152,17 +154,17 @@ impl<'a> Imports<'a> {
         }
     }
 
-    /// The index lists of attention in parts, for so many batch rows and query rows, if there are any.
+    /// The index lists of split attention for this many batch rows and query rows, if the caller gave any.
     ///
     /// # Safety
     /// As [`Imports::pair`].
-    pub(crate) unsafe fn parts(
+    pub(crate) unsafe fn split_indices(
         &self,
         lists: *mut i32,
         counts: *mut u32,
         rows: u32,
         query_rows: u32,
-    ) -> Result<Option<Parts>> {
+    ) -> Result<Option<SplitIndices>> {
         if lists.is_null() && counts.is_null() && rows == 0 {
             return Ok(None);
         }
@@ -171,7 +173,7 @@ impl<'a> Imports<'a> {
         let counted = counted.checked_mul(self.lists).ok_or_else(|| overflow("counts"))?;
         // SAFETY: this function's contract.
         unsafe {
-            Ok(Some(Parts {
+            Ok(Some(SplitIndices {
                 lists: cast::buffer(self.device, lists.cast_const(), all, "lists")?,
                 counts: cast::buffer(self.device, counts.cast_const(), counted, "counts")?,
                 batch: rows,
@@ -180,15 +182,15 @@ impl<'a> Imports<'a> {
     }
 }
 
-/// Resolves a layer's selection and gathers what it misses, all rows of the step, on one stream. `selection` holds
-/// token positions, -1 for none, `[rows of the step][query rows][top_k]`; `slots`, of the same shape, receives their
-/// slots in the layer's slab. A position at or beyond the sequence's length makes fb_retire answer FB_DEVICE_FAILED.
-/// Rows beyond a sequence's budget are in scratch slots, which all layers share: attention of this layer comes before
-/// the next layer's call. FB_INVALID_CONFIG in a cache of several attention_passes, whose slots are taken in turn:
-/// fb_resolve, then fb_gather by pass.
+/// Resolves a layer's selection (top-k indices) and gathers the rows that miss, for all batch rows of the step, on one
+/// stream. `selection` has token positions, -1 for none, `[batch rows][query rows][top_k]`. `slots`, of the same shape,
+/// receives the slots of these positions in the layer's slab. If a position is at or beyond the sequence's length,
+/// fb_retire returns FB_DEVICE_FAILED. Rows beyond a sequence's budget are in scratch slots, which all layers share:
+/// enqueue this layer's attention before the next layer's call. FB_INVALID_CONFIG in a cache with several attention
+/// waves: call fb_resolve, then fb_gather for each wave. FB_INVALID_STATE for a finished step.
 ///
 /// # Safety
-/// Both buffers are the device's to use until the stream has passed this call.
+/// The device may use both buffers until the stream has passed this call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_layer(
     cache: *mut FbCache,
@@ -201,7 +203,7 @@ pub unsafe extern "C" fn fb_layer(
     change(cache, |cache| {
         let step = cache.step(step)?;
         let imports = Imports::of(&cache.cache, cache.device());
-        imports.check_one_pass()?;
+        imports.check_one_wave()?;
         // SAFETY: this call's contract.
         let (selection, slots) = unsafe { imports.pair(selection, slots, step.rows(), step.query_rows()) }?;
         let stream = cast::stream(stream);
@@ -210,17 +212,17 @@ pub unsafe extern "C" fn fb_layer(
             step,
             LayerCall::whole(Layer(layer)),
             streams,
-            Buffers { selection, slots, parts: None },
+            Buffers { selection, slots, split_indices: None },
         )
     })
 }
 
-/// fb_layer of every layer, draft layers included, in one call: for replays and tests, which know all selections
-/// beforehand. `selection` and `slots` are `[layers][rows of the step][query rows][top_k]`. Layers share the scratch
-/// slots, which behind this call hold rows of the last layer alone: FB_INVALID_CONFIG, with nothing enqueued, where an
-/// earlier layer might need one. None is needed where the budget of each of the step's sequences holds query rows x
-/// top_k rows, or the whole sequence, nor in a cache of residency_only. On another error of one layer those before
-/// it are enqueued: fb_abandon the step, or go on behind them with fb_layer.
+/// Calls fb_layer for every layer, draft layers included. It is for replays and tests, which have all selections
+/// beforehand. `selection` and `slots` are `[layers][batch rows][query rows][top_k]`. Layers share the scratch slots,
+/// and after this call those hold rows of the last layer only. So the call returns FB_INVALID_CONFIG, with nothing
+/// enqueued, if an earlier layer might need a scratch slot. No layer needs one if the budget of each sequence of the
+/// step holds query rows x top_k rows, or the whole sequence, or if the cache has residency_only set. If another error
+/// stops at one layer, the layers before it are enqueued: abandon the step (fb_abandon), or continue with fb_layer.
 ///
 /// # Safety
 /// As fb_layer.
@@ -235,7 +237,7 @@ pub unsafe extern "C" fn fb_layers(
     change(cache, |cache| {
         let step = cache.step(step)?;
         let imports = Imports::of(&cache.cache, cache.device());
-        imports.check_one_pass()?;
+        imports.check_one_wave()?;
         let words = imports.words(step.rows(), step.query_rows())?;
         let all = words.checked_mul(cache.layers() as u64).ok_or_else(|| overflow("layers"))?;
         // SAFETY: this call's contract.
@@ -245,62 +247,62 @@ pub unsafe extern "C" fn fb_layers(
     })
 }
 
-/// Resolves a part of a layer's selection. fb_gather must follow, ordered behind it, before the layer's attention and
-/// before the next resolve of the same rows: a step in which something missed was not gathered fails.
+/// Resolves the selection of a range of a step. The caller must enqueue fb_gather after it, before this layer's
+/// attention and before the next resolve of the same batch rows. A step in which missed rows were not gathered fails.
 ///
 /// # Safety
-/// `part` and `buffers` state their sizes truly; the buffers are the device's to use until the stream has passed this
-/// call.
+/// `range` and `buffers` state their real sizes. The device may use the buffers until the stream has passed this call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_resolve(
     cache: *mut FbCache,
     step: FbStep,
-    part: *const FbPart,
+    range: *const FbStepRange,
     buffers: *const FbBuffers,
     stream: *mut c_void,
 ) -> FbStatus {
     change(cache, |cache| {
         // SAFETY: this call's contract, for both.
-        let (part, given) = unsafe { (cast::versioned(part)?, cast::versioned(buffers)?) };
+        let (range, given) = unsafe { (cast::versioned(range)?, cast::versioned(buffers)?) };
         if given.reserved != 0 {
             return Err(Error::new(Kind::InvalidConfig, "resolve").at("reserved"));
         }
         let step = cache.step(step)?;
-        let call = part.call(step)?;
+        let call = range.call(step)?;
         let rows = call.batch_rows.map_or(step.rows(), |(_, count)| count);
-        let query_rows = call.pass.map_or(step.query_rows(), |_| 1);
+        let query_rows = call.draft_pass.map_or(step.query_rows(), |_| 1);
         let imports = Imports::of(&cache.cache, cache.device());
         // SAFETY: this call's contract, for all of them.
-        let (selection, slots, parts) = unsafe {
+        let (selection, slots, split_indices) = unsafe {
             let (selection, slots) = imports.pair(given.selection, given.slots, rows, query_rows)?;
-            (selection, slots, imports.parts(given.lists, given.counts, given.batch, query_rows)?)
+            (selection, slots, imports.split_indices(given.lists, given.counts, given.batch, query_rows)?)
         };
-        cache.cache.resolve(step, call, cast::stream(stream), Buffers { selection, slots, parts })
+        cache.cache.resolve(step, call, cast::stream(stream), Buffers { selection, slots, split_indices })
     })
 }
 
-/// Fetches what the last resolve of these rows missed, or what pass `attention_pass` of attention reads of it, from
-/// 0. Attention may read the slots behind it.
+/// Fetches the rows that the last resolve of this range missed; with several attention waves, the rows of wave
+/// `attention_wave`, from 0. Attention may read the slots after it.
 ///
 /// # Safety
-/// `part` states its size truly.
+/// `range` states its real size.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_gather(
     cache: *mut FbCache,
     step: FbStep,
-    part: *const FbPart,
-    attention_pass: u32,
+    range: *const FbStepRange,
+    attention_wave: u32,
     stream: *mut c_void,
 ) -> FbStatus {
     change(cache, |cache| {
         // SAFETY: this call's contract.
-        let part = unsafe { cast::versioned(part) }?;
+        let range = unsafe { cast::versioned(range) }?;
         let step = cache.step(step)?;
-        cache.cache.gather(step, part.call(step)?, attention_pass, cast::stream(stream))
+        cache.cache.gather(step, range.call(step)?, attention_wave, cast::stream(stream))
     })
 }
 
-/// Stores a layer's new rows in the total pool, once they stand in their landing slots.
+/// Stores a layer's new rows in the total pool. Enqueue it after the engine has written the rows to their landing
+/// slots.
 #[unsafe(no_mangle)]
 pub extern "C" fn fb_scatter(cache: *mut FbCache, step: FbStep, layer: u32, stream: *mut c_void) -> FbStatus {
     change(cache, |cache| {
@@ -309,21 +311,21 @@ pub extern "C" fn fb_scatter(cache: *mut FbCache, step: FbStep, layer: u32, stre
     })
 }
 
-/// fb_scatter of a part of a layer.
+/// Does the same as fb_scatter for a range of the step.
 ///
 /// # Safety
-/// `part` states its size truly.
+/// `range` states its real size.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fb_scatter_part(
+pub unsafe extern "C" fn fb_scatter_range(
     cache: *mut FbCache,
     step: FbStep,
-    part: *const FbPart,
+    range: *const FbStepRange,
     stream: *mut c_void,
 ) -> FbStatus {
     change(cache, |cache| {
         // SAFETY: this call's contract.
-        let part = unsafe { cast::versioned(part) }?;
+        let range = unsafe { cast::versioned(range) }?;
         let step = cache.step(step)?;
-        cache.cache.scatter(step, part.call(step)?, cast::stream(stream))
+        cache.cache.scatter(step, range.call(step)?, cast::stream(stream))
     })
 }

@@ -1,18 +1,18 @@
-//! The C side of forebay: what `include/forebay.h` declares, which is generated from these files.
+//! The C interface of forebay. `include/forebay.h` declares it and is generated from these files.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `status` | status codes, one for each [`forebay::Kind`], versions, and message texts |
-//! | `device`, `config`, `cache`, `sequence`, `share`, `ticket` | what is held, by noun |
-//! | `step`, `layer`, `overlap`, `choice`, `capture` | what a decode loop calls |
-//! | `trace`, `requests`, `selections`, `plan` | recording, reading what was recorded, and planning |
-//! | `handle`, `word` | the table in which every call looks its handle up |
-//! | `cast` | the one place where a caller's pointers become references and values |
-//! | `panic` | the wall: no unwinding leaves the library |
+//! | `device`, `config`, `cache`, `sequence`, `share`, `ticket` | the objects, one file each |
+//! | `step`, `layer`, `overlap`, `choice`, `capture` | the calls of a decode loop |
+//! | `trace`, `requests`, `selections`, `plan` | recording, reading recordings, and planning |
+//! | `handle`, `word` | the table in which every call looks up its handle |
+//! | `cast` | the one file that turns a caller's pointers into references and values |
+//! | `panic` | the boundary that no panic crosses |
 //!
-//! Nothing is decided here. A call casts its arguments, calls the library behind the wall, and turns the
-//! answer into a status and out-parameters. The conventions for callers stand at the head of the header;
-//! `tests/header.rs` writes that head and compares the whole file.
+//! This crate decides nothing. A call casts its arguments, calls the library inside `panic`'s boundary, and turns the
+//! result into a status and out-parameters. The head of the header states the conventions for callers;
+//! `tests/header.rs` contains that head and compares the whole file.
 
 pub mod cache;
 pub mod capture;

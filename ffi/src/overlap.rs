@@ -1,8 +1,10 @@
-//! A step's layers in an order that hides the gather: the engine's work by a callback, the library's between.
+//! A step's layers in an order that hides the gather. The engine enqueues its work in a callback, and the library
+//! enqueues resolve, gather and scatter between those calls.
 //!
-//! The callback enqueues and returns. It runs inside the call, on its thread, with the cache entered alone: a call on
-//! the same cache answers FB_BUSY there. What it answers other than 0 abandons the step, and is the call's answer. It
-//! must return: neither an exception nor a longjmp may pass through the library.
+//! The callback enqueues and returns. It runs inside the call, on the caller's thread, while the call has exclusive
+//! access to the cache: a call on the same cache returns FB_BUSY there. A result other than 0 abandons the step and
+//! becomes the call's result. The callback must return normally: neither an exception nor a longjmp may pass through
+//! the library.
 
 use std::ffi::c_void;
 
@@ -18,69 +20,70 @@ use crate::layer::Imports;
 use crate::status::FbStatus;
 use crate::step::FbStep;
 
-/// I0: the projections that the indexer needs, and the write of the index keys.
+/// I0: the projections for the indexer, and the write of the index keys.
 pub const FB_WORK_PROJECT: u32 = 0;
 /// I: logits and top-k of the call's batch rows, which write their selection.
 pub const FB_WORK_INDEX: u32 = 1;
 /// P: the preparation of attention, which writes the new rows to their landing slots.
 pub const FB_WORK_PREPARE: u32 = 2;
-/// A: attention over some of the selected rows: see `keys`.
+/// A: attention over the rows that `keys` names.
 pub const FB_WORK_ATTEND: u32 = 3;
-/// M: merges attention's parts by their log-sum-exp. Only where attention ran in parts.
+/// M: the merge of split attention's results by their log-sum-exp. It is called only where attention was split.
 pub const FB_WORK_MERGE: u32 = 4;
-/// What follows attention: output projection, experts, communication.
+/// The rest of the layer after attention: output projection, experts, communication.
 pub const FB_WORK_REST: u32 = 5;
 
-/// Of FB_WORK_ATTEND: all rows, the slots of the answer.
+/// For FB_WORK_ATTEND: all selected rows, in `slots`.
 pub const FB_KEYS_ALL: u32 = 0;
-/// What was resident or is born in this step: list 0.
+/// For FB_WORK_ATTEND: the rows that were resident or that this step writes, in list 0.
 pub const FB_KEYS_RESIDENT: u32 = 1;
-/// What an attention pass fetched: list 1 + attention_pass.
+/// For FB_WORK_ATTEND: the rows that an attention wave fetched, in list 1 + attention_wave.
 pub const FB_KEYS_FETCHED: u32 = 2;
 
-/// One call of the engine.
+/// One call of the engine's callback.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FbEngineCall {
-    /// sizeof(fb_engine_call) of the library: an older caller reads what it knows.
+    /// sizeof(fb_engine_call) in the library. An older caller reads the fields that it knows.
     pub size: usize,
-    /// FB_WORK_ something: what to enqueue.
+    /// What to enqueue: an FB_WORK_ constant.
     pub work: u32,
-    /// Of FB_WORK_ATTEND: FB_KEYS_ something.
+    /// For FB_WORK_ATTEND: an FB_KEYS_ constant.
     pub keys: u32,
-    /// Of FB_KEYS_FETCHED: which pass fetched them, from 0.
-    pub attention_pass: u32,
-    /// For which micro-batch.
+    /// For FB_KEYS_FETCHED: the wave that fetched the rows, from 0.
+    pub attention_wave: u32,
+    /// The micro-batch.
     pub micro_batch: u32,
-    /// In which layer.
+    /// The layer.
     pub layer: u32,
-    /// The first batch row,
+    /// The first batch row.
     pub first: u32,
-    /// and how many: half of the batch for the parts of DBA's indexer, else all.
+    /// The number of batch rows: half of the batch for each half of DBA's indexer, otherwise all.
     pub count: u32,
-    /// The first query row of each batch row,
+    /// The first query row of each batch row.
     pub first_query_row: u32,
-    /// and how many: 1 in a draft layer's pass.
+    /// The number of query rows of each batch row: 1 in a draft pass.
     pub query_rows: u32,
-    /// 0.
+    /// Always 0.
     pub reserved: u32,
 }
 
-/// Enqueues the work of `call` on `stream`, which is the compute stream of its micro-batch; what it forks to other
-/// streams it joins again before it returns. 0 is success; an fb_status other than 0 abandons the step. Calls on the
-/// cache are FB_BUSY meanwhile, also const ones: ask fb_landing_slot, fb_slab, fb_index_keys and fb_pages before.
+/// Enqueues the work of `call` on `stream`, the compute stream of its micro-batch. If the callback forks work to other
+/// streams, it joins them to `stream` before it returns. It returns 0 for success; any other value, normally an
+/// fb_status, abandons the step. Calls on the cache, even const ones, return FB_BUSY inside the callback: call
+/// fb_landing_slot, fb_slab, fb_index_keys and fb_pages earlier.
 pub type FbEnqueue =
     Option<unsafe extern "C" fn(data: *mut c_void, call: *const FbEngineCall, stream: *mut c_void) -> u32>;
 
-/// The engine's side of the layers.
+/// The engine's callback.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FbEngine {
     /// sizeof(fb_engine).
     pub size: usize,
-    /// Called for each of the engine's works, in the order of the enqueueing.
+    /// The library calls it for each piece of the engine's work, in the order of enqueueing.
     pub enqueue: FbEnqueue,
-    /// What it is called with.
+    /// The first argument of every call.
     pub data: *mut c_void,
 }
 
@@ -91,37 +94,37 @@ impl Versioned for FbEngine {
     const REQUIRED: usize = std::mem::offset_of!(FbEngine, data) + 8;
 }
 
-/// Where the layers of a step are enqueued and what they share. Streams may be the same one; the buffers are as in
-/// fb_buffers, made for `batch` rows and the step's query rows.
+/// The streams and buffers of a step's layers. Streams may be equal. The buffers are those of fb_buffers, for `batch`
+/// batch rows and the step's query rows.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FbOverlapConfig {
-    /// sizeof(fb_overlap_config), of all in an array the same.
+    /// sizeof(fb_overlap_config), the same in all entries of an array.
     pub size: usize,
-    /// The engine's work: the stream that the step was prepared on.
+    /// The stream of the engine's work, on which the step was prepared.
     pub compute: *mut c_void,
-    /// The resolve, where it runs beside the preparation.
+    /// The stream of the resolve, where it runs next to the preparation of attention.
     pub resolve: *mut c_void,
-    /// The gather.
+    /// The stream of the gather.
     pub gather: *mut c_void,
-    /// The scatter.
+    /// The stream of the scatter.
     pub scatter: *mut c_void,
-    /// The selection, which the engine's top-k writes.
+    /// The selection (top-k indices), which the engine's top-k writes.
     pub selection: *const i32,
-    /// The answer.
+    /// Receives the slots of the selection.
     pub slots: *mut i32,
-    /// Index lists; NULL where every layer runs in the order none and in one attention pass.
+    /// Index lists of split attention; NULL if every layer runs in the order none with one attention wave.
     pub lists: *mut i32,
-    /// Their counts; NULL without lists.
+    /// The number of valid entries of each list; NULL without lists.
     pub counts: *mut u32,
-    /// Batch rows of a list; 0 without lists.
+    /// Batch rows of each list; 0 without lists.
     pub lists_batch: u32,
-    /// Batch rows that are enqueued, at least the step's: those of the bucket in a capture, whose other rows are
-    /// inert. Optional but in a capture: the step's.
+    /// Batch rows to enqueue, at least the step's. Required in a capture: the bucket's rows, of which those beyond a
+    /// step's do nothing. Optional otherwise. Default: the step's rows.
     pub batch: u32,
-    /// Optional: the first batch row of DBA's second half; it has one half.
+    /// Optional: the first batch row of DBA's second half. Default: the batch is not divided.
     pub half: u32,
-    /// In a capture: the micro-batch. Otherwise 0: a step has its own.
+    /// In a capture: the micro-batch. Otherwise 0, because the step has its own.
     pub micro_batch: u32,
 }
 
@@ -136,20 +139,20 @@ impl FbOverlapConfig {
     /// The layers of an open step.
     ///
     /// # Safety
-    /// Its buffers are the device's to use until every operation that names them has ended.
+    /// The device may use its buffers until every operation on them has ended.
     unsafe fn of_step(&self, imports: &Imports<'_>, step: &Step) -> Result<Layers> {
         if self.micro_batch != 0 {
             return Err(Error::new(Kind::InvalidConfig, "overlap")
                 .at("micro_batch")
                 .with("value", self.micro_batch)
-                .hint("0: the step's own is meant"));
+                .hint("leave it 0: the step has its own micro-batch"));
         }
         let batch = if self.batch == 0 { step.rows() } else { self.batch };
         // SAFETY: this function's contract.
         unsafe { self.declare(imports, batch, step.query_rows()) }
     }
 
-    /// The layers of so many batch rows and query rows.
+    /// The layers of this many batch rows and query rows.
     ///
     /// # Safety
     /// As [`FbOverlapConfig::of_step`].
@@ -160,9 +163,9 @@ impl FbOverlapConfig {
         query_rows: u32,
     ) -> Result<Layers> {
         // SAFETY: this function's contract, for all of them.
-        let (selection, slots, parts) = unsafe {
+        let (selection, slots, split_indices) = unsafe {
             let (selection, slots) = imports.pair(self.selection, self.slots, batch, query_rows)?;
-            (selection, slots, imports.parts(self.lists, self.counts, self.lists_batch, query_rows)?)
+            (selection, slots, imports.split_indices(self.lists, self.counts, self.lists_batch, query_rows)?)
         };
         let streams = OverlapStreams {
             compute: cast::stream(self.compute),
@@ -170,21 +173,21 @@ impl FbOverlapConfig {
             gather: cast::stream(self.gather),
             scatter: cast::stream(self.scatter),
         };
-        Ok(Layers { streams, batch, half: self.half, buffers: Buffers { selection, slots, parts } })
+        Ok(Layers { streams, batch, half: self.half, buffers: Buffers { selection, slots, split_indices } })
     }
 }
 
-/// An engine behind its callback.
+/// The engine's callback as the library's `Engine`.
 pub(crate) struct Callback {
     enqueue: unsafe extern "C" fn(*mut c_void, *const FbEngineCall, *mut c_void) -> u32,
     data: *mut c_void,
-    /// The one that it is called in.
+    /// The process in which the callback is called.
     process: u64,
 }
 
 impl Callback {
     /// # Safety
-    /// `engine` is null, or states its size truly; its callback may be called with its data as long as this lives.
+    /// `engine` is null, or states its real size; its callback may be called with its data as long as this lives.
     pub(crate) unsafe fn of(engine: *const FbEngine) -> Result<Callback> {
         // SAFETY: this function's contract.
         let engine = unsafe { cast::versioned(engine) }?;
@@ -196,13 +199,13 @@ impl Callback {
 
 impl FbEngineCall {
     fn of(call: &EngineCall) -> FbEngineCall {
-        let (work, keys, attention_pass) = match call.work {
+        let (work, keys, attention_wave) = match call.work {
             Work::Project => (FB_WORK_PROJECT, 0, 0),
             Work::Index => (FB_WORK_INDEX, 0, 0),
             Work::Prepare => (FB_WORK_PREPARE, 0, 0),
             Work::Attend(Keys::All) => (FB_WORK_ATTEND, FB_KEYS_ALL, 0),
             Work::Attend(Keys::Resident) => (FB_WORK_ATTEND, FB_KEYS_RESIDENT, 0),
-            Work::Attend(Keys::Fetched { pass }) => (FB_WORK_ATTEND, FB_KEYS_FETCHED, pass),
+            Work::Attend(Keys::Fetched { wave }) => (FB_WORK_ATTEND, FB_KEYS_FETCHED, wave),
             Work::Merge => (FB_WORK_MERGE, 0, 0),
             Work::Rest => (FB_WORK_REST, 0, 0),
         };
@@ -210,7 +213,7 @@ impl FbEngineCall {
             size: size_of::<FbEngineCall>(),
             work,
             keys,
-            attention_pass,
+            attention_wave,
             micro_batch: call.micro_batch.0,
             layer: call.layer.0,
             first: call.first,
@@ -228,13 +231,13 @@ impl Engine for Callback {
         // SAFETY: the contract of `Callback::of`.
         let status = unsafe { (self.enqueue)(self.data, &said, cast::stream_pointer(stream)) };
         if handle::process() != self.process {
-            // Pools of rows are shared with the parent: nothing may go on here.
-            return Err(Error::new(Kind::Closed, "overlap").at("a forked child came out of the callback"));
+            // The parent shares the pools of rows: the child must not continue.
+            return Err(Error::new(Kind::Closed, "overlap").at("the callback returned in a forked child"));
         }
         if status == 0 {
             return Ok(());
         }
-        // What is no status of ours is told by its number, as a cancellation.
+        // A number that is no status becomes a cancellation, with the number.
         let kind = Kind::ALL.into_iter().find(|kind| *kind as u32 == status).unwrap_or(Kind::Cancelled);
         Err(Error::new(kind, "overlap")
             .at("the engine's callback refused")
@@ -244,23 +247,25 @@ impl Engine for Callback {
     }
 }
 
-/// Enqueues one layer of a step, or one pass of a draft layer, in an order FB_OVERLAP_NONE, FB_OVERLAP_DA or
-/// FB_OVERLAP_DBA: the engine's work by its callback; resolve, gather and scatter between. `pass` is
-/// FB_ALL_QUERY_ROWS, or the pass of a draft layer + 1. fb_finish orders the step's end behind all of it.
+/// Enqueues one layer of a step, or one draft pass, in the order FB_OVERLAP_NONE, FB_OVERLAP_DA or FB_OVERLAP_DBA. The
+/// engine's callback enqueues the engine's work; the call enqueues resolve, gather and scatter between. `draft_pass` is
+/// FB_ALL_QUERY_ROWS, or the number of the draft pass + 1. fb_finish orders the step's end after all of it.
 ///
-/// A layer that was not enqueued whole, because the callback or the device refused, abandons the step: it is still
-/// to be finished and retired, which then answers FB_CANCELLED, and its sequences are rolled back or closed. The
-/// callback finds the cache busy: see fb_enqueue. FB_CLOSED in a child that it forked.
+/// If the callback or the device refuses something half-way, the step is abandoned. It must still be finished and
+/// retired; fb_retire then returns FB_CANCELLED, and the caller truncates or closes its sequences. FB_INVALID_STATE for
+/// a finished or abandoned step, and for other streams than the step's earlier layers used; FB_INVALID_CONFIG for
+/// another compute stream than the one the step was prepared on. Inside the callback the cache is busy: see fb_enqueue.
+/// FB_CLOSED in a child process that the callback forked.
 ///
 /// # Safety
-/// `layers` and `engine` state their sizes truly; the buffers are the device's to use until every stream has passed
-/// this call; the callback returns, by no other way than its end.
+/// `layers` and `engine` state their real sizes. The device may use the buffers until every stream has passed this
+/// call. The callback returns normally, without a throw or a longjmp.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_overlap(
     cache: *mut FbCache,
     step: FbStep,
     layer: u32,
-    pass: u32,
+    draft_pass: u32,
     order: u32,
     layers: *const FbOverlapConfig,
     engine: *const FbEngine,
@@ -273,17 +278,17 @@ pub unsafe extern "C" fn fb_overlap(
         let imports = Imports::of(&cache.cache, cache.device());
         // SAFETY: this call's contract.
         let layers = unsafe { layers.of_step(&imports, &cache.steps.open[place]) }?;
-        let (layer, pass) = (Layer(layer), pass.checked_sub(1));
-        cache.cache.overlap(&mut cache.steps.open[place], layer, pass, overlap, &layers, &mut engine)
+        let (layer, draft_pass) = (Layer(layer), draft_pass.checked_sub(1));
+        cache.cache.overlap(&mut cache.steps.open[place], layer, draft_pass, overlap, &layers, &mut engine)
     })
 }
 
-/// Enqueues all layers of the open steps, at most one of each micro-batch: each layer once, then `draft_passes`
-/// passes of the draft layers, the steps in turn. `steps` and `layers` have `count` entries; `by_layer` the order of
+/// Enqueues all layers of the open steps, at most one step of each micro-batch: each layer once, then `draft_passes`
+/// draft passes, alternating between the steps. `steps` and `layers` have `count` entries. `by_layer` has the order of
 /// every layer, draft layers last. An error after the first work was enqueued abandons all the steps.
 ///
 /// # Safety
-/// As fb_overlap; `steps`, `layers` and `by_layer` have so many entries.
+/// As fb_overlap. `steps`, `layers` and `by_layer` have that many entries.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_overlap_steps(
     cache: *mut FbCache,
@@ -319,12 +324,12 @@ pub unsafe extern "C" fn fb_overlap_steps(
     })
 }
 
-/// A list that is shorter than it was counted.
+/// The error for a list that is shorter than its count.
 pub(crate) fn missing() -> Error {
     Error::new(Kind::Internal, "argument").at("layers")
 }
 
-/// Reads orders into a list that was made for as many.
+/// Reads orders into a list that has room for them.
 pub(crate) fn declare_orders(by_layer: &[u32], orders: &mut Vec<Overlap>) -> Result<()> {
     orders.clear();
     for (layer, one) in by_layer.iter().enumerate() {

@@ -2,7 +2,7 @@
 
 use std::ptr::{null, null_mut};
 
-use forebay::device::{Parts, Slice};
+use forebay::device::{Slice, SplitIndices};
 use forebay::overlap::{Engine, EngineCall};
 
 use super::*;
@@ -39,12 +39,12 @@ struct Script {
 
 impl Script {
     fn called(&mut self, call: &FbEngineCall) -> u32 {
-        let FbEngineCall { work, keys, attention_pass, micro_batch, layer, first, count, .. } = *call;
+        let FbEngineCall { work, keys, attention_wave, micro_batch, layer, first, count, .. } = *call;
         let (first_query_row, query_rows) = (call.first_query_row, call.query_rows);
         self.calls.push([
             work,
             keys,
-            attention_pass,
+            attention_wave,
             micro_batch,
             layer,
             first,
@@ -130,7 +130,7 @@ impl Side {
             // SAFETY: memory of the process, and the twin's streams run inside its calls.
             unsafe { rig.own.import(address as u64, 4 * words as u64) }
         };
-        let parts = Parts {
+        let split_indices = SplitIndices {
             lists: slice(self.lists.as_ptr().addr(), self.lists.len()),
             counts: slice(self.counts.as_ptr().addr(), self.counts.len()),
             batch: BATCH,
@@ -138,7 +138,7 @@ impl Side {
         let buffers = Buffers {
             selection: slice(self.selection.as_ptr().addr(), WORDS),
             slots: slice(self.slots.as_ptr().addr(), WORDS),
-            parts: Some(parts),
+            split_indices: Some(split_indices),
         };
         let one = rig.stream;
         let streams = OverlapStreams { compute: one, resolve: one, gather: one, scatter: one };
@@ -183,7 +183,7 @@ const ORDERS: [u32; ALL as usize] = [FB_OVERLAP_NONE, FB_OVERLAP_DBA, FB_OVERLAP
 fn steps_of_several_micro_batches_are_what_rust_does() {
     let mut rig = Rig::new(config());
     for round in 0..4 {
-        // The second one stands first in the cache every other time.
+        // Every other time the second step is the first one in the cache.
         let mut open = [rig.prepare(0..2, 0), rig.prepare(2..4, 1)];
         let (mut script, mut twin) = scripts(&mut rig, 2);
         let named: Vec<usize> = if round % 2 == 0 { vec![0, 1] } else { vec![1, 0] };
@@ -227,7 +227,7 @@ fn what_a_callback_answers_is_the_answer_and_abandons_the_step() {
             refused(made, wanted, &rig, &format!("status {said}"));
             assert_eq!(script.calls.len(), number, "nothing behind it");
             let again = fb_overlap(rig.cache, step, 0, 0, FB_OVERLAP_DA, &layers, &engine);
-            refused(again, FbStatus::FbInvalidConfig, &rig, "abandoned");
+            refused(again, FbStatus::FbInvalidState, &rig, "abandoned");
             ok(fb_finish(rig.cache, step, null_mut()));
             let ended = fb_retire(rig.cache, &mut step, null_mut(), null_mut());
             refused(ended, FbStatus::FbCancelled, &rig, "");
@@ -255,8 +255,8 @@ fn overlap_refuses_what_makes_no_sense_before_anything_is_enqueued() {
     };
     refused(overlap(ALL, 0, 0, right), FbOutOfRange, &rig, "layer");
     refused(overlap(0, 1, 0, right), FbOutOfRange, &rig, "no draft layer");
-    refused(overlap(LAYERS, 3, 0, right), FbOutOfRange, &rig, "passes");
-    refused(overlap(0, u32::MAX, 0, right), FbOutOfRange, &rig, "passes");
+    refused(overlap(LAYERS, 3, 0, right), FbOutOfRange, &rig, "draft_passes");
+    refused(overlap(0, u32::MAX, 0, right), FbOutOfRange, &rig, "draft_passes");
     refused(overlap(2, 0, 3, right), FbInvalidConfig, &rig, "an order of a layer");
     let without = FbOverlapConfig { lists: null_mut(), counts: null_mut(), lists_batch: 0, ..right };
     refused(overlap(0, 0, FB_OVERLAP_DA, without), FbInvalidConfig, &rig, "index lists");
@@ -270,7 +270,7 @@ fn overlap_refuses_what_makes_no_sense_before_anything_is_enqueued() {
         (FbOverlapConfig { lists: null_mut(), ..right }, FbInvalidConfig, "lists"),
         (FbOverlapConfig { counts: null_mut(), ..right }, FbInvalidConfig, "counts"),
         (FbOverlapConfig { lists_batch: 1, ..right }, FbOutOfRange, "index lists"),
-        (FbOverlapConfig { compute: 9 as *mut _, ..right }, FbInvalidConfig, "another compute stream"),
+        (FbOverlapConfig { compute: 9 as *mut _, ..right }, FbInvalidConfig, "prepared on another stream"),
         (FbOverlapConfig { size: 8, ..right }, FbInvalidConfig, "fb_overlap_config"),
     ] {
         refused(overlap(0, 0, 0, layers), wanted, &rig, said);
@@ -301,7 +301,7 @@ fn overlap_refuses_what_makes_no_sense_before_anything_is_enqueued() {
     refused(of(&[step; 2], &sides, 2, &ORDERS, 0, &engine), FbInvalidConfig, &rig, "named twice");
     refused(of(&[step, 9], &sides, 2, &ORDERS, 0, &engine), FbClosed, &rig, "step");
     refused(of(&both, &sides, 2, &[0, 0, 5, 0], 0, &engine), FbInvalidConfig, &rig, "an order of a layer");
-    refused(of(&both, &sides, 2, &ORDERS, 3, &engine), FbOutOfRange, &rig, "passes");
+    refused(of(&both, &sides, 2, &ORDERS, 3, &engine), FbOutOfRange, &rig, "draft_passes");
     refused(of(&both, &sides, 2, &ORDERS, 0, &none), FbInvalidConfig, &rig, "enqueue");
     assert!(script.calls.is_empty(), "nothing was enqueued");
     for (step, own) in open {
@@ -321,7 +321,8 @@ unsafe extern "C" fn idle(_data: *mut c_void, _call: *const FbEngineCall, _strea
 #[test]
 fn no_call_of_a_step_allocates() {
     let rig = Rig::new(roomy());
-    let row = |of: usize| FbRow { sequence: rig.sequences[of].number, accepted: 0, query_rows: QUERY_ROWS };
+    let row =
+        |of: usize| FbBatchRow { sequence: rig.sequences[of].number, accepted: 0, query_rows: QUERY_ROWS };
     let (first, second) = ([row(0), row(1)], [row(2), row(3)]);
     let mut sides = [Side::new(Vec::new()), Side::new(Vec::new())];
     sides.iter_mut().for_each(|side| side.selection.iter_mut().zip(0..).for_each(|(to, p)| *to = p));
@@ -329,7 +330,7 @@ fn no_call_of_a_step_allocates() {
     let (mut counts, mut count) = ([Default::default(); ALL as usize], 0);
     let layers = sides.each_mut().map(Side::told);
     let engine = FbEngine { enqueue: Some(idle), ..blank() };
-    let step = |rows: &[FbRow; 2], micro_batch| {
+    let step = |rows: &[FbBatchRow; 2], micro_batch| {
         let config = FbStepConfig {
             rows: rows.as_ptr(),
             row_count: 2,
@@ -344,16 +345,16 @@ fn no_call_of_a_step_allocates() {
     };
     let mut whole = || {
         let mut steps = [step(&first, 0), step(&second, 1)];
-        let (to, part, none) = (slots.as_mut_ptr(), blank::<FbPart>(), null_mut());
+        let (to, range, none) = (slots.as_mut_ptr(), blank::<FbStepRange>(), null_mut());
         let buffers = FbBuffers { selection: selection.as_ptr(), slots: to, ..blank() };
         // SAFETY: buffers of the steps' shape, and places for the answers.
         unsafe {
             ok(fb_layer(rig.cache, steps[0], 0, selection.as_ptr(), to, none));
             ok(fb_layers(rig.cache, steps[0], selection.as_ptr(), to, none));
-            ok(fb_resolve(rig.cache, steps[0], &part, &buffers, none));
-            ok(fb_gather(rig.cache, steps[0], &part, 0, none));
+            ok(fb_resolve(rig.cache, steps[0], &range, &buffers, none));
+            ok(fb_gather(rig.cache, steps[0], &range, 0, none));
             ok(fb_scatter(rig.cache, steps[0], 0, none));
-            ok(fb_scatter_part(rig.cache, steps[0], &part, none));
+            ok(fb_scatter_range(rig.cache, steps[0], &range, none));
             ok(fb_overlap(rig.cache, steps[0], 1, 0, FB_OVERLAP_DBA, &layers[0], &engine));
             let (of, orders) = (steps.as_ptr(), ORDERS.as_ptr());
             ok(fb_overlap_steps(rig.cache, of, layers.as_ptr(), 2, orders, QUERY_ROWS, &engine));

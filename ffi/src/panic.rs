@@ -1,14 +1,14 @@
-//! The wall: every entry runs behind it, and a panic becomes a status instead of leaving the library.
+//! The boundary that no panic crosses: every call runs inside it, and a panic becomes a status.
 //!
-//! A panic in a call that may change an object leaves it half-changed, so the object is broken from
-//! then on: it answers every call with `FB_INTERNAL`, and can only be destroyed. Calls that cannot change
-//! anything only answer that status.
+//! A panic in a call that may change an object leaves the object half-changed. The object is then broken: it returns
+//! `FB_INTERNAL` for every call, and can only be destroyed. After a panic in a call that cannot change the object, only
+//! that call returns this status.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use forebay::{Error, Kind, Result};
 
-/// Runs `call`; nothing if it panicked.
+/// Runs `call`; returns nothing if it panicked.
 pub(crate) fn caught<T>(call: impl FnOnce() -> T) -> Option<T> {
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(answer) => Some(answer),
@@ -20,14 +20,14 @@ pub(crate) fn caught<T>(call: impl FnOnce() -> T) -> Option<T> {
     }
 }
 
-/// Runs `call`; a panic in it answers an error.
+/// Runs `call`; turns a panic into an error.
 pub(crate) fn wall<T>(call: impl FnOnce() -> Result<T>) -> Result<T> {
     caught(call).unwrap_or_else(|| Err(panicked()))
 }
 
 /// The error of a call that panicked.
 pub(crate) fn panicked() -> Error {
-    Error::new(Kind::Internal, "call").at("a rule of the library was broken")
+    Error::new(Kind::Internal, "call").at("the library broke one of its own rules")
 }
 
 #[cfg(test)]

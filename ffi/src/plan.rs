@@ -1,4 +1,4 @@
-//! What fits on a GPU and in its share of the host's memory, and at which ratio: before a cache is made.
+//! The planner: what fits on a GPU and in its share of the host's memory, and at which ratio, before a cache is made.
 
 use std::ffi::{CStr, c_char};
 
@@ -9,20 +9,20 @@ use crate::cast::{self, Plain, Versioned, create};
 use crate::config::{self, FbCacheConfig};
 use crate::status::FbStatus;
 
-/// All rows of the whole batch fit on the device: offload moves bytes and buys nothing.
+/// All rows of the whole batch fit on the device: offload moves bytes without any gain.
 pub const FB_NOTE_ALL_RESIDENT: u32 = 1;
-/// Dense attention reads every row in every step: nothing can be left in host memory.
+/// Dense attention reads every row in every step, so no row can stay in host memory.
 pub const FB_NOTE_DENSE: u32 = 2;
-/// So few slots a sequence and layer that many misses are to be expected.
+/// There are so few slots for each sequence and layer that many misses are likely.
 pub const FB_NOTE_FEW_SLOTS: u32 = 4;
-/// Fewer slots than a step selects: what is beyond stands in scratch slots.
+/// There are fewer slots than a step selects rows: the other rows are in scratch slots.
 pub const FB_NOTE_SCRATCH: u32 = 8;
-/// Host memory, not the GPU's, ends the batch.
+/// Host memory, and not the GPU's memory, limits the batch.
 pub const FB_NOTE_HOST_BOUND: u32 = 16;
-/// Even the most sequences are no more than fit with all rows resident.
+/// Even the largest possible batch has no more sequences than fit with all rows resident.
 pub const FB_NOTE_NO_ROOM: u32 = 32;
 
-/// The notes of a plan by their bits; `forebay::predict::worth` has more, which need a setup.
+/// The notes of a plan and their bits. `forebay::predict::worth` has further notes, which need a setup.
 const NOTES: [(u32, Note); 6] = [
     (FB_NOTE_ALL_RESIDENT, Note::AllResident),
     (FB_NOTE_DENSE, Note::Dense),
@@ -32,46 +32,46 @@ const NOTES: [(u32, Note); 6] = [
     (FB_NOTE_NO_ROOM, Note::NoRoom),
 ];
 
-/// What a plan is asked for. Bytes are of one GPU, and of its share of the host's memory. What is optional and 0
-/// gets its default.
+/// The question for the planner. Bytes are for one GPU and its share of the host's memory. An optional field that is 0
+/// gets the default that its comment names.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FbPlanConfig {
     /// sizeof(fb_plan_config).
     pub size: usize,
-    /// The model's fields are read and no others: see fb_preset.
+    /// The model. The planner reads only the fields that fb_preset fills.
     pub model: *const FbCacheConfig,
     /// Bytes of the GPU's memory.
     pub gpu: u64,
-    /// Tokens of a sequence at its end, prompt and promised.
+    /// Tokens of a sequence at its end: prompt plus promised tokens.
     pub context: u32,
-    /// Optional: sequences that share the GPU; as many as fit.
+    /// Optional: sequences that share the GPU. Default: as many as fit.
     pub batch: u32,
-    /// Optional: slots as a share of the context, above 0 and at most 1; the largest that fits, or, with as many
-    /// sequences as fit, the one that leaves `least_slots`.
+    /// Optional: slots as a share of the context, above 0 and at most 1. Default: the largest ratio that fits; if
+    /// `batch` is 0, the ratio that leaves `least_slots`.
     pub ratio: f64,
-    /// Optional: bytes of weights on it; none.
+    /// Optional: bytes of weights on the GPU. Default: 0.
     pub weights: u64,
-    /// Optional: bytes of activations; none.
+    /// Optional: bytes of activations. Default: 0.
     pub activations: u64,
-    /// Optional: bytes of whatever else the engine takes; none.
+    /// Optional: bytes that the engine takes for anything else. Default: 0.
     pub workspace: u64,
-    /// Optional: bytes of host memory for the total pool; as many as it takes.
+    /// Optional: bytes of host memory for the total pool. Default: as many as the plan needs.
     pub host: u64,
-    /// Optional: bytes of the device's mappings; 2 MiB.
+    /// Optional: bytes of the device's mapping granularity. Default: 2 MiB.
     pub grain: u64,
-    /// Optional: tokens of the longest sequence that the model was made for; not checked.
+    /// Optional: tokens of the longest sequence that the model supports. Default: not checked.
     pub longest: u32,
-    /// Optional: query rows of a step; 1.
+    /// Optional: query rows of a step. Default: 1.
     pub query_rows: u32,
-    /// Optional: steps of one sequence that may be in flight; 2.
+    /// Optional: the most steps of one sequence in flight. Default: 2.
     pub steps_in_flight: u32,
-    /// Optional: micro-batches that the batch is divided into; 1.
+    /// Optional: micro-batches of the batch. Default: 1.
     pub micro_batches: u32,
-    /// Optional: the fewest slots that a sequence is left with when as many as possible are wanted; 6400.
+    /// Optional: the fewest slots of a sequence when the plan fits as many sequences as possible. Default: 6400.
     pub least_slots: u32,
-    /// Optional: 1 leaves residency tables, and the GPU's page tables of host memory, out of what has to fit; they are
-    /// reported all the same.
+    /// Optional: 1 leaves residency tables and the GPU's page tables of host memory out of the sum that has to fit. The
+    /// plan reports them all the same.
     pub tables_beside: u32,
 }
 
@@ -82,55 +82,55 @@ impl Versioned for FbPlanConfig {
     const REQUIRED: usize = std::mem::offset_of!(FbPlanConfig, batch);
 }
 
-/// A plan.
+/// The result of the planner.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FbPlanned {
     /// sizeof(fb_planned), set by the caller.
     pub size: usize,
-    /// Sequences.
+    /// The number of sequences.
     pub batch: u32,
-    /// Slots of each in each layer.
+    /// Slots of each sequence in each layer.
     pub slots: u32,
     /// Slots as a share of the context.
     pub ratio: f64,
-    /// 1 where rows stand in host memory; 0 where all of them stay on the device.
+    /// 1 if rows are in host memory; 0 if all rows stay on the device.
     pub offloads: u32,
-    /// FB_NOTE_ bits: what a reader should know.
+    /// FB_NOTE_ bits.
     pub notes: u32,
-    /// The most sequences with all rows on the device.
+    /// The largest batch with all rows on the device.
     pub resident_batch: u32,
-    /// The most sequences with `least_slots` slots each; `resident_batch` if that is more.
+    /// The largest batch with `least_slots` slots for each sequence, or `resident_batch` if that is more.
     pub most_batch: u32,
-    /// Bytes of the GPU that weights, activations and workspace leave.
+    /// Bytes of the GPU that remain after weights, activations and workspace.
     pub available: u64,
-    /// The most live tokens that index keys leave room for, whatever the ratio; 0 for a model without them.
+    /// The most live tokens for which index keys leave room, at any ratio; 0 for a model without index keys.
     pub live_tokens: u64,
-    /// Bytes on the device: index keys,
+    /// Device: bytes of index keys.
     pub index_key_bytes: u64,
-    /// the slots that budgets are made of,
+    /// Device: bytes of the slots that budgets are made of.
     pub slot_bytes: u64,
-    /// landing slots,
+    /// Device: bytes of landing slots.
     pub landing_bytes: u64,
-    /// scratch slots,
+    /// Device: bytes of scratch slots.
     pub scratch_bytes: u64,
-    /// what whole mappings leave unused,
+    /// Device: bytes that whole mappings leave unused.
     pub padding_bytes: u64,
-    /// and residency tables, page tables, lists of fetches and step blocks.
+    /// Device: bytes of residency tables, page tables, fetch lists and step descriptors.
     pub table_bytes: u64,
-    /// Bytes of pinned host memory: rows,
+    /// Pinned host memory: bytes of rows.
     pub row_bytes: u64,
-    /// and step blocks.
-    pub step_block_bytes: u64,
-    /// What fb_cache_config takes, 0 without offload: pages of the total pool,
+    /// Pinned host memory: bytes of step descriptors.
+    pub step_descriptor_bytes: u64,
+    /// For fb_cache_config: pages of the total pool; 0 without offload.
     pub host_pages: u32,
-    /// pages of index keys,
+    /// For fb_cache_config: pages of index keys; 0 without offload.
     pub index_pages: u32,
-    /// slots of each layer's pool,
+    /// For fb_cache_config: slots of each layer's pool; 0 without offload.
     pub pool_slots: u32,
-    /// and rows of a batch: of one micro-batch.
+    /// For fb_cache_config: batch rows of one micro-batch; 0 without offload.
     pub batch_rows: u32,
-    /// Bytes on the device of the GPU's own page tables: what the driver takes for it to reach pinned host memory.
+    /// Device: bytes of the GPU's own page tables, which the driver takes so that the GPU can reach pinned host memory.
     pub host_page_table_bytes: u64,
 }
 
@@ -147,7 +147,7 @@ const fn or(value: u32, default: u32) -> u32 {
 
 impl FbPlanConfig {
     /// # Safety
-    /// Its model is there, and states its size truly.
+    /// Its model is valid, and states its real size.
     unsafe fn declare(&self) -> Result<Demand> {
         let wrong = |place: &'static str, value: u32| {
             Error::new(Kind::InvalidConfig, "plan").at(place).with("value", value)
@@ -204,7 +204,7 @@ impl FbPlanned {
             padding_bytes: bytes.padding,
             table_bytes: bytes.tables,
             row_bytes: bytes.rows,
-            step_block_bytes: bytes.step_blocks,
+            step_descriptor_bytes: bytes.step_descriptors,
             host_pages: config.map_or(0, |config| config.host_pages),
             index_pages: config.map_or(0, |config| config.index_pages),
             pool_slots,
@@ -214,11 +214,11 @@ impl FbPlanned {
     }
 }
 
-/// Plans what is asked. When that fails, the reason is written to `text`, cut to `text_bytes` bytes with its ending
-/// zero: FB_OUT_OF_MEMORY names what does not fit, with bytes wanted and available. `text` may be NULL.
+/// Computes a plan. When the call fails, it writes the reason to `text`, cut to `text_bytes` bytes with its ending
+/// zero. FB_OUT_OF_MEMORY names what does not fit, with the wanted and the available bytes. `text` may be NULL.
 ///
 /// # Safety
-/// `config`, its model and `planned` state their sizes truly; `text` has `text_bytes` bytes.
+/// `config`, its model and `planned` state their real sizes; `text` has `text_bytes` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_plan(
     config: *const FbPlanConfig,
@@ -241,8 +241,8 @@ const fn note_text(bit: u32) -> &'static CStr {
         FB_NOTE_ALL_RESIDENT => c"does not pay here: all rows of this batch fit on the device",
         FB_NOTE_DENSE => c"does not pay here: dense attention reads every row in every step",
         FB_NOTE_FEW_SLOTS => c"fewer than 6400 slots a sequence and layer: expect many misses",
-        FB_NOTE_SCRATCH => c"fewer slots than a step selects: the rest stands in scratch slots for that step",
-        FB_NOTE_HOST_BOUND => c"host memory ends the batch",
+        FB_NOTE_SCRATCH => c"fewer slots than a step selects: the other rows use scratch slots for that step",
+        FB_NOTE_HOST_BOUND => c"host memory limits the batch",
         FB_NOTE_NO_ROOM => {
             c"does not pay here: index keys and slots leave room for no more sequences than whole rows"
         }
@@ -250,7 +250,7 @@ const fn note_text(bit: u32) -> &'static CStr {
     }
 }
 
-/// A note in a sentence, by its one bit. Constant; empty for what is no note.
+/// Returns the sentence for a note, given its one bit. The text is constant, and empty for a bit without a note.
 #[unsafe(no_mangle)]
 pub extern "C" fn fb_plan_note_text(bit: u32) -> *const c_char {
     note_text(bit).as_ptr()

@@ -1,7 +1,7 @@
-//! Recording the requests of a service as they arrive, into lines that every tool of the field reads.
+//! Recording the requests of a service as they arrive, as JSON lines in the common format of request traces.
 //!
-//! As `trace`: a handle holds the writer until it is finished, and calls wait for the file. One destroyed before
-//! that leaves all its lines, which are a whole trace too.
+//! As in `trace`, a handle owns the writer until the trace is finished, and calls wait for the file. If the handle is
+//! destroyed earlier, the file keeps all its lines and is still a complete trace.
 
 use std::ffi::c_char;
 
@@ -12,22 +12,22 @@ use crate::cast::{self, Plain, Versioned, create};
 use crate::handle::{self, Object, change};
 use crate::status::FbStatus;
 
-/// A request as it arrived.
+/// A request at its arrival.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FbArrival {
     /// sizeof(fb_arrival).
     pub size: usize,
-    /// When, in milliseconds since the recording's start.
+    /// The arrival, in milliseconds since the start of the recording.
     pub milliseconds: u64,
     /// Tokens of the prompt.
     pub input_tokens: u32,
-    /// Tokens generated; 0 where that is not known when the request is recorded.
+    /// Generated tokens; 0 if the number is not known when the request is recorded.
     pub output_tokens: u32,
-    /// Ids of the prompt's blocks from its beginning, the last block perhaps partial. An id names the block and all
-    /// before it.
+    /// Ids of the prompt's blocks from its beginning; the last block may be partial. An id identifies the block and
+    /// everything before it.
     pub blocks: *const u64,
-    /// How many.
+    /// The number of block ids.
     pub block_count: usize,
 }
 
@@ -38,7 +38,7 @@ impl Versioned for FbArrival {
     const REQUIRED: usize = std::mem::offset_of!(FbArrival, block_count) + 8;
 }
 
-/// A request trace under way.
+/// A request trace in progress.
 pub struct FbRequests(Option<RequestWriter>);
 
 impl Object for FbRequests {
@@ -56,11 +56,11 @@ fn finished() -> Error {
     Error::new(Kind::Closed, "record").at("the request trace was finished").hint("destroy its handle")
 }
 
-/// Creates the file `path`, which must not be there, for blocks of `block_tokens` tokens. When that fails, the
-/// reason is written to `text`, cut to `text_bytes` bytes with its ending zero; `text` may be NULL.
+/// Creates the file `path`, which must not exist, for blocks of `block_tokens` tokens. When the call fails, it writes
+/// the reason to `text`, cut to `text_bytes` bytes with its ending zero; `text` may be NULL.
 ///
 /// # Safety
-/// `path` ends with a zero byte; `text` has `text_bytes` bytes; `requests` has room for the answer.
+/// `path` ends with a zero byte; `text` has `text_bytes` bytes; `requests` has room for the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_requests_create(
     path: *const c_char,
@@ -80,11 +80,12 @@ pub unsafe extern "C" fn fb_requests_create(
     }
 }
 
-/// Records one request. Requests come in the order of their arrival. On FB_OUT_OF_RANGE nothing is recorded and the
-/// next call may be right; after FB_IO the file ends with the line before, and every later call fails.
+/// Records one request. Record requests in the order of their arrival. On FB_OUT_OF_RANGE nothing is recorded and the
+/// caller may continue with a corrected call. After FB_IO the file ends with the previous line, and every later call
+/// fails.
 ///
 /// # Safety
-/// `arrival` states its size truly, and its blocks are there.
+/// `arrival` states its real size, and its blocks are valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_requests_record(
     requests: *mut FbRequests,
@@ -105,24 +106,24 @@ pub unsafe extern "C" fn fb_requests_record(
     })
 }
 
-/// Writes the lines that are held. What is written survives the process.
+/// Writes the buffered lines. Written lines survive the process.
 #[unsafe(no_mangle)]
 pub extern "C" fn fb_requests_flush(requests: *mut FbRequests) -> FbStatus {
     change(requests, |requests| requests.writer()?.flush())
 }
 
-/// Flushes, and stores the file on the disk: it survives a loss of power.
+/// Flushes, and syncs the file to disk, so that it survives a loss of power.
 #[unsafe(no_mangle)]
 pub extern "C" fn fb_requests_sync(requests: *mut FbRequests) -> FbStatus {
     change(requests, |requests| requests.writer()?.sync())
 }
 
-/// Ends the trace: writes what is held and stores the file. `count`, which may be NULL, receives the requests
-/// recorded; a file without any is one that no reader takes. Whatever the answer, the handle can then only be
+/// Ends the trace: writes the buffered lines and syncs the file. `count`, which may be NULL, receives the number of
+/// recorded requests. Readers reject a file without any request. Whatever the result, the handle can then only be
 /// destroyed.
 ///
 /// # Safety
-/// `count` has room for the answer.
+/// `count` has room for the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_requests_finish(requests: *mut FbRequests, count: *mut u64) -> FbStatus {
     change(requests, |requests| {
@@ -136,7 +137,7 @@ pub unsafe extern "C" fn fb_requests_finish(requests: *mut FbRequests, count: *m
     })
 }
 
-/// Ends the handle. All lines recorded are in the file.
+/// Destroys the handle. All recorded lines are in the file.
 #[unsafe(no_mangle)]
 pub extern "C" fn fb_requests_destroy(requests: *mut FbRequests) -> FbStatus {
     handle::end(requests, |_| Ok(()))

@@ -1,6 +1,6 @@
-//! Reading what a sequence selected: a selection trace or a recording, whole in memory.
+//! Reading recorded selections: a selection trace or a recording, fully in memory.
 //!
-//! A handle is a value that nothing changes, so any number of threads may read through it at the same time.
+//! Nothing changes the object of a handle, so any number of threads may read it at the same time.
 
 use std::ffi::c_char;
 use std::mem::MaybeUninit;
@@ -12,44 +12,44 @@ use crate::cast::{self, Plain, Versioned, create};
 use crate::handle::{self, Object, read};
 use crate::status::FbStatus;
 
-/// In fb_selections_text: a short name of the recording.
+/// In fb_selections_text: the recording's short name.
 pub const FB_SELECTIONS_LABEL: u32 = 0;
 /// In fb_selections_text: the model that was run.
 pub const FB_SELECTIONS_MODEL: u32 = 1;
-/// In fb_selections_text: its architecture.
+/// In fb_selections_text: the model's architecture.
 pub const FB_SELECTIONS_ARCH: u32 = 2;
-/// In fb_selections_text: what the selector ranked positions by.
+/// In fb_selections_text: the score by which the selector ranked positions.
 pub const FB_SELECTIONS_SCORE: u32 = 3;
-/// In fb_selections_text: how the steps came about.
+/// In fb_selections_text: how the steps were produced.
 pub const FB_SELECTIONS_MODE: u32 = 4;
-/// In fb_selections_text: which text the model read.
+/// In fb_selections_text: the text that the model read.
 pub const FB_SELECTIONS_TEXT: u32 = 5;
 
-/// What a trace says about itself, in numbers.
+/// The numbers in a trace's header.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FbTraceHeader {
     /// sizeof(fb_trace_header), set by the caller.
     pub size: usize,
-    /// Recorded layers.
+    /// The number of recorded layers.
     pub layers: u32,
-    /// Positions that one query selects; fewer while the context is shorter.
+    /// Positions that one query selects. It selects fewer while the context is shorter.
     pub k: u32,
-    /// Recorded positions, those of the prompt included.
+    /// The number of recorded positions, including those of the prompt.
     pub steps: u32,
-    /// How many of the first steps belong to the prompt.
+    /// The number of leading steps that belong to the prompt.
     pub warm_steps: u32,
-    /// Position of the query of step 0.
+    /// The position of the query of step 0.
     pub first_position: u32,
-    /// Position of the first decode step.
+    /// The position of the first decode step.
     pub decode_start: u32,
     /// Tokens of the context.
     pub context: u32,
     /// 1 for a recording that was not finished.
     pub unfinished: u32,
-    /// Of such a one: bytes behind its last whole group, which were left off.
+    /// In an unfinished recording: the bytes after its last complete group, which the reader dropped.
     pub left_off_bytes: u64,
-    /// All selected positions together, in every step and layer.
+    /// The number of selected positions in all steps and layers together.
     pub members: u64,
 }
 
@@ -86,7 +86,7 @@ impl FbSelections {
         }
     }
 
-    /// Numbers of `steps` steps from `first` on, by layer, k each.
+    /// The number of positions in `steps` steps from `first` on, k for each layer.
     fn numbers(&self, first: u32, steps: u32) -> Result<usize> {
         let header = self.0.header();
         let inside = first.checked_add(steps).is_some_and(|end| end <= header.steps);
@@ -100,7 +100,7 @@ impl FbSelections {
         })
     }
 
-    /// Copies the sets of steps from `first` on, each to k places.
+    /// Copies the sets of the steps from `first` on, k places for each set.
     fn copy(&self, first: u32, places: &mut [MaybeUninit<i32>]) {
         let header = self.0.header();
         let sets = (first..header.steps).flat_map(|step| (0..header.layers).map(move |layer| (step, layer)));
@@ -114,11 +114,11 @@ impl FbSelections {
     }
 }
 
-/// Reads the trace or recording `path`, packed or not. When that fails, the reason is written to `text`, cut to
+/// Reads the trace or recording `path`, compressed or not. When the call fails, it writes the reason to `text`, cut to
 /// `text_bytes` bytes with its ending zero; `text` may be NULL.
 ///
 /// # Safety
-/// `path` ends with a zero byte; `text` has `text_bytes` bytes; `selections` has room for the answer.
+/// `path` ends with a zero byte; `text` has `text_bytes` bytes; `selections` has room for the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_selections_open(
     path: *const c_char,
@@ -136,10 +136,10 @@ pub unsafe extern "C" fn fb_selections_open(
     }
 }
 
-/// What the trace says about itself.
+/// Copies the numbers of the trace's header.
 ///
 /// # Safety
-/// `header` states its size truly.
+/// `header` states its real size.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_selections_header(
     selections: *const FbSelections,
@@ -152,8 +152,8 @@ pub unsafe extern "C" fn fb_selections_header(
     })
 }
 
-/// A text of the trace's, FB_SELECTIONS_ something, cut to `text_bytes` bytes with its ending zero; empty where the
-/// trace does not say.
+/// Copies one of the trace's texts, named by an FB_SELECTIONS_ constant, cut to `text_bytes` bytes with its ending
+/// zero. The text is empty if the trace does not have it.
 ///
 /// # Safety
 /// `text` has `text_bytes` bytes.
@@ -177,11 +177,11 @@ pub unsafe extern "C" fn fb_selections_text(
     })
 }
 
-/// The model's own numbers of the recorded layers: as many as `room` holds are written to `ids`, and `count`
-/// receives how many there are. `ids` may be NULL with a room of 0.
+/// Copies the model's own numbers of the recorded layers, as many as `room` allows, to `ids`. `count` receives how many
+/// there are. `ids` may be NULL with a `room` of 0.
 ///
 /// # Safety
-/// `ids` has room for `room` numbers; `count` has room for the answer.
+/// `ids` has room for `room` numbers; `count` has room for the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_selections_layer_ids(
     selections: *const FbSelections,
@@ -196,8 +196,8 @@ pub unsafe extern "C" fn fb_selections_layer_ids(
     })
 }
 
-/// Copies what `steps` steps selected, from `first_step` on: `[steps][layers][k]` positions, ascending in each set,
-/// -1 behind the last one of a set that has fewer.
+/// Copies the selections of `steps` steps from `first_step` on: `[steps][layers][k]` positions, ascending in each set,
+/// with -1 after the last position of a smaller set.
 ///
 /// # Safety
 /// `positions` has room for `steps` x layers x k numbers.
@@ -216,7 +216,7 @@ pub unsafe extern "C" fn fb_selections_read(
     })
 }
 
-/// Ends the handle.
+/// Destroys the handle.
 #[unsafe(no_mangle)]
 pub extern "C" fn fb_selections_destroy(selections: *mut FbSelections) -> FbStatus {
     handle::end(selections, |_| Ok(()))

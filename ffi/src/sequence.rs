@@ -1,4 +1,4 @@
-//! The calls that concern one sequence, from its opening to its end.
+//! The calls for one sequence, from open to close.
 
 use std::ffi::c_void;
 
@@ -10,12 +10,12 @@ use crate::handle::{change, read};
 use crate::status::FbStatus;
 use crate::ticket::{self, FbTicket};
 
-/// Every row is brought up when the sequence joins, if they all fit its slots.
+/// The join loads every row into slots, if all of them fit the sequence's slots.
 pub const FB_BRING_UP_WHOLE: u32 = 0;
-/// Nothing is brought up.
+/// The join loads no rows.
 pub const FB_BRING_UP_NOTHING: u32 = 1;
 
-/// What a sequence asks for. What is optional and 0 gets its default.
+/// What a new sequence needs. An optional field that is 0 gets the default that its comment names.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FbOpenConfig {
@@ -23,15 +23,15 @@ pub struct FbOpenConfig {
     pub size: usize,
     /// Tokens of the prompt.
     pub prompt: u32,
-    /// Tokens that it may decode.
+    /// Tokens that the sequence may decode after the prompt.
     pub promised: u32,
-    /// Optional: slots in each layer; the cache's min_budget. Not beside a ratio.
+    /// Optional: slots in each layer. Set it or `ratio`, not both. Default: the cache's min_budget.
     pub slots: u32,
     /// Optional: FB_BRING_UP_WHOLE or FB_BRING_UP_NOTHING.
     pub bring_up: u32,
-    /// Optional: slots in each layer as a share of prompt and promised tokens, above 0 and at most 1.
+    /// Optional: slots in each layer as a share of prompt plus promised tokens, above 0 and at most 1.
     pub ratio: f64,
-    /// Optional: slots by layer, draft layers included. Not beside slots or a ratio.
+    /// Optional: slots of each layer, draft layers included. Set it or `slots` or `ratio`, only one of them.
     pub slots_by_layer: *const u32,
 }
 
@@ -73,20 +73,20 @@ impl FbOpenConfig {
     }
 }
 
-/// How a sequence enters its lane.
+/// The warm-up of a joining sequence.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FbWarmUp {
     /// sizeof(fb_warm_up).
     pub size: usize,
-    /// Optional: on the device, what the last prompt positions selected, oldest first: token positions, -1 for none,
-    /// `[layers, draft layers included][steps][top_k]`.
+    /// Optional: the selections (top-k indices) of the last prompt positions, oldest first, on the device: token
+    /// positions, -1 for none, `[layers, draft layers included][steps][top_k]`.
     pub selections: *const i32,
-    /// Optional: how many of them; 0 without selections.
+    /// Optional: the number of prompt positions in `selections`; 0 without selections.
     pub steps: u32,
-    /// 0.
+    /// Must be 0.
     pub reserved: u32,
-    /// Optional: the most bytes of rows that one call gathers, fb_join_more the rest; no bound.
+    /// Optional: the most bytes of rows that one call gathers; fb_join_more gathers the rest. Default: no bound.
     pub bytes_a_call: u64,
 }
 
@@ -99,7 +99,7 @@ impl Versioned for FbWarmUp {
 
 impl FbWarmUp {
     /// # Safety
-    /// The selections are device memory of their size until the stream has passed the join.
+    /// The selections are valid device memory until the stream has passed the join.
     unsafe fn declare(&self, cache: &FbCache) -> Result<WarmUp> {
         let bad = |place| Err(Error::new(Kind::InvalidConfig, "join").at(place));
         if self.reserved != 0 {
@@ -121,47 +121,47 @@ impl FbWarmUp {
     }
 }
 
-/// How long a sequence is.
+/// The lengths of a sequence.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FbSequenceLength {
     /// sizeof(fb_sequence_length), set by the caller.
     pub size: usize,
-    /// Committed tokens, as far as retired steps and work that the library enqueued tell.
+    /// Committed tokens, as far as the host can see from retired steps and from work that the library enqueued.
     pub committed: u32,
-    /// Rows that the last retired step wrote behind them, to be accepted or rejected.
+    /// Rows that the last retired step wrote after the committed ones and that are neither accepted nor rejected yet.
     pub landed: u32,
-    /// Tokens in sealed pages: what fb_seal goes on behind.
-    pub sealed: u32,
-    /// 1 if it has joined and may take part in steps, otherwise 0.
+    /// Tokens in published pages. The next fb_publish starts here.
+    pub published: u32,
+    /// 1 if the sequence has joined and may take part in steps, otherwise 0.
     pub running: u32,
 }
 
-// SAFETY: words, four of 4 bytes behind one of 8.
+// SAFETY: words, four of 4 bytes after one of 8.
 unsafe impl Plain for FbSequenceLength {}
 impl Versioned for FbSequenceLength {
     const NAME: &'static str = "fb_sequence_length";
     const REQUIRED: usize = std::mem::offset_of!(FbSequenceLength, running) + 4;
 }
 
-/// A page of a sequence. It never grows.
+/// A page of a sequence. This struct never grows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct FbPage {
-    /// Its page of rows in the total pool.
+    /// The page of rows in the total pool.
     pub host: u32,
-    /// Its page of index keys, in every layer's array of fb_index_keys: an entry of a block table.
+    /// The page of index keys in every layer's array of fb_index_keys: an entry for a block table.
     pub index_keys: u32,
 }
 
 // SAFETY: two words of 4 bytes.
 unsafe impl Plain for FbPage {}
 
-/// Admits a sequence: takes its pages, slots and lane. FB_EXHAUSTED names the pool that has too little
-/// left; nothing is taken then.
+/// Admits a sequence: it takes the sequence's pages, slots and lane. FB_EXHAUSTED names the pool that has too little
+/// left; the call has then taken nothing.
 ///
 /// # Safety
-/// `config` states its size truly.
+/// `config` states its real size, and its table is valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_open(
     cache: *mut FbCache,
@@ -180,8 +180,8 @@ pub unsafe extern "C" fn fb_open(
     }
 }
 
-/// Appends prompt rows in one layer: `count` packed rows, each row_bytes[0] + row_bytes[1] bytes. Layers
-/// fill independently, each in order. Nothing is written on an error.
+/// Appends `count` packed prompt rows to one layer, each of row_bytes[0] + row_bytes[1] bytes. Layers fill
+/// independently, each in token order. FB_INVALID_STATE once the sequence has joined. On an error nothing is written.
 ///
 /// # Safety
 /// `rows` has `count` rows.
@@ -204,11 +204,12 @@ pub unsafe extern "C" fn fb_append(
     }
 }
 
-/// Declares that `count` prompt rows of every layer are in their place (fb_rows) already: written there by a prefill or
-/// a transfer, or not needed because only the residency is replayed. Errors as fb_append's.
+/// Declares that `count` prompt rows of every layer are already in the total pool (fb_rows), because a prefill or a
+/// transfer wrote them there, or that nothing needs their bytes because only residency is replayed. It returns the same
+/// errors as fb_append.
 ///
 /// # Safety
-/// None beside the head's.
+/// Nothing beyond the conventions at the top of the header.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_append_in_place(cache: *mut FbCache, sequence: u64, count: u32) -> FbStatus {
     change(cache, |cache| {
@@ -217,14 +218,14 @@ pub unsafe extern "C" fn fb_append_in_place(cache: *mut FbCache, sequence: u64, 
     })
 }
 
-/// Enters the sequence into its lane once every layer has its whole prompt: brings up what it was opened for, replays
-/// the selections of `warm_up`, and gathers what is resident then, up to its bound; fb_join_more gathers the rest.
-/// Steps wait for it by themselves. `warm_up` may be NULL, and so may `ticket`, which gets the end of what was
-/// enqueued. FB_INVALID_CONFIG while a layer's prompt is incomplete, or when the sequence has joined.
+/// Joins a sequence to its lane, once every layer has its whole prompt. It loads rows as `bring_up` said at the
+/// opening, replays the selections of `warm_up`, and gathers the rows that are then resident, up to the warm-up's
+/// bound; fb_join_more gathers the rest. Steps wait for this work without further calls. `warm_up` may be NULL.
+/// `ticket` may be NULL; otherwise it receives the ticket of the enqueued work. FB_INVALID_STATE while a layer's prompt
+/// is incomplete, or when the sequence has already joined.
 ///
 /// # Safety
-/// `warm_up` states its size truly, and its selections are the device's to read until the stream has passed this
-/// call.
+/// `warm_up` states its real size. The device may read its selections until the stream has passed this call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_join(
     cache: *mut FbCache,
@@ -249,11 +250,11 @@ pub unsafe extern "C" fn fb_join(
     }
 }
 
-/// Gathers the next stretch of a bounded warm-up. The sequence is running (fb_length) once none is left.
-/// FB_INVALID_CONFIG for a sequence that is not joining.
+/// Gathers the next portion of a bounded warm-up. After the last portion the sequence is running (fb_length).
+/// FB_INVALID_STATE for a sequence that is not joining.
 ///
 /// # Safety
-/// `ticket` is NULL or has room for the answer.
+/// `ticket` is NULL or has room for the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_join_more(
     cache: *mut FbCache,
@@ -271,13 +272,15 @@ pub unsafe extern "C" fn fb_join_more(
     })
 }
 
-/// Opens a sequence that begins as a copy of `parent`, whose committed tokens are its prompt (the config's `prompt` is
-/// passed over): full pages are shared, the partial one is copied on the stream. It is joined already. FB_BUSY while
-/// work of the parent is in flight; FB_INVALID_CONFIG while the parent has rows that were neither accepted nor
-/// rejected: roll it back to the length that is meant. Otherwise as fb_open.
+/// Opens a sequence that begins as a copy of `parent`. The parent's committed tokens are its prompt, and the call
+/// ignores the config's `prompt`. The two share full pages; the call copies the partial page on the stream. The child
+/// has already joined. FB_BUSY while work of the parent is in flight. FB_INVALID_STATE while the parent has not joined,
+/// or has rows that were neither accepted nor rejected: truncate it to the intended length first. Other errors are
+/// those of fb_open.
 ///
 /// # Safety
-/// `config` states its size truly; `child` has room for the answer, and so has `ticket`, or it is NULL.
+/// `config` states its real size, and its table is valid. `child` has room for the result. `ticket` is NULL or has room
+/// for the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_fork(
     cache: *mut FbCache,
@@ -301,15 +304,16 @@ pub unsafe extern "C" fn fb_fork(
     }
 }
 
-/// Cuts a sequence to `length` tokens: rejected drafts beyond those that the length accepts, and any committed tokens
-/// beyond it, are gone from every layer's residency. A page that others share is replaced before it can be written
-/// again. Clears a failed step. FB_BUSY while work of the sequence is in flight; FB_OUT_OF_RANGE for a length beyond
-/// committed and landed rows; FB_EXHAUSTED when shared pages cannot be replaced. Nothing has changed then.
+/// Truncates a sequence to `length` tokens. It removes rejected drafts (landed rows beyond the length), and any
+/// committed tokens beyond the length, from every layer's residency. A page that other sequences share is replaced
+/// before it can be written again. The call also clears a failed step. FB_BUSY while work of the sequence is in flight.
+/// FB_OUT_OF_RANGE for a length beyond the committed and landed rows. FB_INVALID_STATE before the sequence has joined.
+/// FB_EXHAUSTED when shared pages cannot be replaced. After any of these nothing has changed.
 ///
 /// # Safety
-/// `ticket` is NULL or has room for the answer.
+/// `ticket` is NULL or has room for the result.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fb_roll_back(
+pub unsafe extern "C" fn fb_truncate(
     cache: *mut FbCache,
     sequence: u64,
     length: u32,
@@ -320,16 +324,16 @@ pub unsafe extern "C" fn fb_roll_back(
         // SAFETY: this call's contract.
         let wanted = unsafe { ticket::wanted(ticket) }?;
         let sequence = cache.sequence(sequence)?;
-        let ended = cache.cache.roll_back(sequence, length, cast::stream(stream))?;
+        let ended = cache.cache.truncate(sequence, length, cast::stream(stream))?;
         wanted.give(ended, cache);
         Ok(())
     })
 }
 
-/// How long a sequence is, as far as is known on the host.
+/// Reads the lengths of a sequence, as far as the host has them.
 ///
 /// # Safety
-/// `length` states its size truly.
+/// `length` states its real size.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_length(
     cache: *const FbCache,
@@ -346,7 +350,7 @@ pub unsafe extern "C" fn fb_length(
                 size: size_of::<FbSequenceLength>(),
                 committed: now.committed,
                 landed: now.landed,
-                sealed: now.sealed,
+                published: now.published,
                 running: u32::from(cache.cache.is_running(sequence)?),
             });
             Ok(())
@@ -354,10 +358,10 @@ pub unsafe extern "C" fn fb_length(
     }
 }
 
-/// The pages of a sequence, in order: as many as `room` holds, and in `*count` how many there are.
+/// Copies the pages of a sequence, in token order, as many as `room` allows. `*count` receives how many there are.
 ///
 /// # Safety
-/// `pages` has `room` places; `count` has room for the answer.
+/// `pages` has `room` places; `count` has room for the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_pages(
     cache: *const FbCache,
@@ -376,12 +380,12 @@ pub unsafe extern "C" fn fb_pages(
     }
 }
 
-/// Reads one row of the total pool, packed, as it is now: `bytes` is row_bytes[0] + row_bytes[1]. For checks, and for
-/// engines that move rows themselves. FB_OUT_OF_RANGE for an unknown layer, a position beyond the sequence's pages,
-/// and another size.
+/// Copies one row of the total pool, packed, with its present content. `bytes` must be row_bytes[0] + row_bytes[1]. It
+/// is for checks, and for engines that move rows themselves. FB_OUT_OF_RANGE for an unknown layer, a position beyond
+/// the sequence's pages, or another size.
 ///
 /// # Safety
-/// `row` has `bytes` bytes; no step or append that writes the row is at work.
+/// `row` has `bytes` bytes. No step or append is writing the row.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_read_row(
     cache: *const FbCache,
@@ -410,12 +414,12 @@ pub unsafe extern "C" fn fb_read_row(
     }
 }
 
-/// The residency digest of a sequence, all layers: equal on every rank that was given the same selections, step by
-/// step, since it joined. On a GPU it waits for the device: between steps. What to do with ranks that differ stands in
-/// docs/integration.md (Ranks).
+/// Returns the residency digest of a sequence over all layers. Ranks that got the same selections in every step since
+/// the join have equal digests. On a GPU the call waits for the device, so call it between steps. docs/integration.md
+/// (Ranks) says what to do when ranks differ.
 ///
 /// # Safety
-/// `digest` has room for the answer.
+/// `digest` has room for the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_digest(cache: *const FbCache, sequence: u64, digest: *mut u64) -> FbStatus {
     // SAFETY: this call's contract.
@@ -428,11 +432,12 @@ pub unsafe extern "C" fn fb_digest(cache: *const FbCache, sequence: u64, digest:
     }
 }
 
-/// The slot to which the row of a step's query row is to be written, the same in every layer's slab and in every step
-/// of the sequence: asked for once, when it is opened, and not in a callback, where it is FB_BUSY.
+/// Returns the slot to which the engine writes the new row of query row `query_row`. The slot is the same in every
+/// layer's slab and in every step of the sequence, so ask once after the opening. Inside a callback this call is
+/// FB_BUSY.
 ///
 /// # Safety
-/// `slot` has room for the answer.
+/// `slot` has room for the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_landing_slot(
     cache: *const FbCache,
@@ -450,11 +455,11 @@ pub unsafe extern "C" fn fb_landing_slot(
     }
 }
 
-/// Ends a sequence, also as an abort. Its handle is closed at once; what it holds comes back when the last
-/// step that names it has been retired.
+/// Ends a sequence, also as an abort. Its number is closed at once. Its pages, slots and lane become free when the last
+/// step that uses them has been retired.
 ///
 /// # Safety
-/// What the library enqueues on `stream` may be enqueued there now.
+/// The library may enqueue work on `stream` now.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_close(cache: *mut FbCache, sequence: u64, stream: *mut c_void) -> FbStatus {
     change(cache, |cache| cache.cache.close(cache.sequence(sequence)?, cast::stream(stream)))

@@ -1,4 +1,4 @@
-//! Shared prefixes: open behind what others have sealed, and seal.
+//! Shared prefixes: opening a sequence on published pages, and publishing pages.
 
 use std::ffi::c_void;
 
@@ -10,7 +10,7 @@ use crate::handle::{change, read};
 use crate::sequence::FbOpenConfig;
 use crate::status::FbStatus;
 
-/// A page's key of the caller's, or none. It never grows.
+/// The caller's key of one page, or none. This struct never grows.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FbKey {
@@ -23,20 +23,21 @@ pub struct FbKey {
 // SAFETY: a word and bytes, a multiple of the word's size.
 unsafe impl Plain for FbKey {}
 
-/// What pages hold, so that they can be found again.
+/// The tokens of consecutive pages, by which the library finds published pages.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FbTokens {
     /// sizeof(fb_tokens).
     pub size: usize,
-    /// Token ids, from the beginning of a page. A rest that fills no page is passed over. NULL if there are none.
+    /// Token ids from the beginning of a page. The library ignores ids at the end that fill no page. NULL if there are
+    /// none.
     pub ids: *const u32,
-    /// How many.
+    /// The number of token ids.
     pub count: u32,
-    /// Optional: how many keys: one for each full page among the ids, or none.
+    /// Optional: the number of keys: one for each full page among the ids, or 0.
     pub key_count: u32,
-    /// Optional: keys of the caller's, for what ids do not say: which image they stand for, for example. Pages are one
-    /// only if keys and ids are the same, and so is all that stands before them.
+    /// Optional: the caller's keys, for content that ids do not identify, such as which image they represent. Two pages
+    /// match only if their ids and keys are equal and everything before them matches too.
     pub keys: *const FbKey,
 }
 
@@ -47,7 +48,7 @@ impl Versioned for FbTokens {
     const REQUIRED: usize = std::mem::offset_of!(FbTokens, key_count);
 }
 
-/// Tokens as the caller's memory holds them, keys as the library takes them.
+/// Tokens in the caller's memory, and keys in the library's type.
 struct Given<'a> {
     ids: &'a [u32],
     keys: Vec<Option<[u8; 16]>>,
@@ -55,7 +56,7 @@ struct Given<'a> {
 
 impl Given<'_> {
     /// # Safety
-    /// `tokens` states its size truly, and its ids and keys are there during `'a`.
+    /// `tokens` states its real size, and its ids and keys are valid during `'a`.
     unsafe fn of<'a>(tokens: *const FbTokens) -> Result<Given<'a>> {
         // SAFETY: the same contract, for all of them.
         let (ids, keys) = unsafe {
@@ -74,15 +75,16 @@ impl Given<'_> {
     }
 }
 
-/// As fb_open, for a prompt whose token ids are known: its leading pages that were sealed before, under the same
-/// salt, are taken over. `*shared` says how many tokens those are; fb_append goes on behind them. Admission counts
-/// only what is not shared. `prompt` has the prompt's ids, or as many leading ones as may be shared: leave out the
-/// last one where its row is to be computed anew, for the logits behind it. The salt tells apart what equal tokens do
-/// not: tenants, adapters, versions of the weights; it may be empty. FB_OUT_OF_RANGE for more ids than the prompt has
-/// tokens, and for keys that are neither one a full page nor none. Nothing is taken on an error.
+/// Opens a sequence like fb_open, for a prompt whose token ids are known. The sequence shares the leading pages that
+/// were published under the same salt (vLLM: a prefix cache hit). `*shared` receives how many tokens those pages have;
+/// fb_append continues after them. Admission counts only what is not shared. `prompt` has the prompt's ids, or as many
+/// leading ones as may be shared: omit the last token if its row must be computed for its logits. The salt separates
+/// equal tokens of different tenants, adapters or weights; it may be empty. FB_OUT_OF_RANGE for more ids than the
+/// prompt has tokens, and for keys that are neither none nor one for each full page. On an error the call has taken
+/// nothing.
 ///
 /// # Safety
-/// The structs state their sizes truly, and what they name is there; `salt` has `salt_bytes` bytes.
+/// The structs state their real sizes, and everything they point to is valid. `salt` has `salt_bytes` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_open_shared(
     cache: *mut FbCache,
@@ -107,8 +109,8 @@ pub unsafe extern "C" fn fb_open_shared(
     }
 }
 
-/// How many tokens fb_open_shared would take over now. Changes nothing. Caches of several ranks share alike only if
-/// each is offered what the one that finds least would find.
+/// Returns how many tokens fb_open_shared would share now. It changes nothing. Several ranks share the same prefix only
+/// if each of them is offered the shortest prefix that any of them finds.
 ///
 /// # Safety
 /// As fb_open_shared.
@@ -131,28 +133,29 @@ pub unsafe extern "C" fn fb_find_shared(
     }
 }
 
-/// Seals what can be sealed, for others to find: full pages behind the `from` tokens that are, whose rows are accepted
-/// and stored. `next` has the sequence's token ids from there on, as far as they are known. `*sealed` says how many
-/// tokens are sealed now; call it again when more steps have been retired, and before fb_close. FB_INVALID_CONFIG for
-/// a sequence that fb_open_shared did not open, or that is not running; FB_BUSY while work that the library enqueued
-/// for it is in flight; FB_OUT_OF_RANGE when `from` is not what fb_length says is sealed.
+/// Publishes the full pages after the first `from` tokens whose rows are accepted and stored, so that other sequences
+/// can find them by block hash (vLLM: a cached full block). `next` has the sequence's token ids from `from` on, as far
+/// as they are known. `*published` receives how many tokens are published now. Call it again after more steps have been
+/// retired, and before fb_close. FB_INVALID_STATE for a sequence that fb_open_shared did not open, or that is not
+/// running. FB_BUSY while work that the library enqueued for it is in flight. FB_OUT_OF_RANGE when `from` is not the
+/// published length of fb_length.
 ///
 /// # Safety
-/// `next` states its size truly, and what it names is there; `sealed` has room for the answer.
+/// `next` states its real size, and everything it points to is valid. `published` has room for the result.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fb_seal(
+pub unsafe extern "C" fn fb_publish(
     cache: *mut FbCache,
     sequence: u64,
     from: u32,
     next: *const FbTokens,
-    sealed: *mut u32,
+    published: *mut u32,
 ) -> FbStatus {
     // SAFETY: this call's contract, for both.
     unsafe {
         change(cache, |cache| {
-            let (sealed, next) = (cast::out(sealed, "sealed")?, Given::of(next)?);
+            let (published, next) = (cast::out(published, "published")?, Given::of(next)?);
             let sequence = cache.sequence(sequence)?;
-            sealed.set(cache.cache.seal(sequence, from, next.tokens())?);
+            published.set(cache.cache.publish(sequence, from, next.tokens())?);
             Ok(())
         })
     }

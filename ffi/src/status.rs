@@ -1,4 +1,4 @@
-//! Status codes, the version, and message texts that need no allocation.
+//! Status codes, the interface's version, and message texts that need no allocation.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::fmt::{self, Write};
@@ -7,43 +7,47 @@ use forebay::Kind;
 
 use crate::{cast, handle};
 
-/// Version of this header's interface, see docs/versions.md.
-pub const FB_ABI_VERSION: u32 = 1;
+/// The version of this header's interface. docs/versions.md says what each version changed.
+pub const FB_ABI_VERSION: u32 = 2;
 
 /// How a call ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum FbStatus {
-    /// Done; the out-parameters are written.
+    /// Success: the out-parameters are written.
     FbOk = 0,
-    /// A declared value or a pointer makes no sense, alone or beside another.
+    /// A configuration value, an argument or a pointer is invalid, alone or in combination with another.
     FbInvalidConfig = 1,
-    /// A size or product does not fit its type.
+    /// A size or a product does not fit its type.
     FbOverflow = 2,
     /// The operating system or the device has no more memory.
     FbOutOfMemory = 3,
-    /// The operating system refused a call.
+    /// The operating system refused a system call.
     FbOsRefused = 4,
-    /// A pool sized at creation has too little left.
+    /// A pool whose size was fixed at creation has too little left.
     FbExhausted = 5,
-    /// The thing is in use by work in flight, or by another call; ask again when that has ended.
+    /// Work in flight or another call is using the object. Call again when it has ended.
     FbBusy = 6,
     /// The sequence, step or object has ended, or the handle never named one.
     FbClosed = 7,
-    /// A position, layer, slot or count lies outside what was declared.
+    /// A position, layer, slot or count is outside the configured range.
     FbOutOfRange = 8,
-    /// The device failed, or a step's selections were wrong: do not publish its tokens.
+    /// The device failed, or a step's selections were invalid. Discard the tokens of that step.
     FbDeviceFailed = 9,
-    /// A file is not what its format demands.
+    /// A file does not follow its format.
     FbBadFormat = 10,
-    /// A version that this build does not read.
+    /// This build does not read this version of the format.
     FbBadVersion = 11,
     /// Reading or writing a file failed.
     FbIo = 12,
     /// The work was cancelled before it ended.
     FbCancelled = 13,
-    /// The library broke one of its own rules; always a defect of forebay.
+    /// The library broke one of its own rules. This is always a defect of forebay.
     FbInternal = 14,
+    /// The call does not fit the current state of the sequence, step or stream that it names.
+    FbInvalidState = 15,
+    /// The device or its driver lacks the requested feature.
+    FbUnsupported = 16,
 }
 
 impl From<Kind> for FbStatus {
@@ -62,7 +66,9 @@ impl From<Kind> for FbStatus {
             Kind::BadVersion => FbStatus::FbBadVersion,
             Kind::Io => FbStatus::FbIo,
             Kind::Cancelled => FbStatus::FbCancelled,
-            // The library may know more kinds than this match; a test compares it with all of them.
+            Kind::InvalidState => FbStatus::FbInvalidState,
+            Kind::Unsupported => FbStatus::FbUnsupported,
+            // The library may have more kinds than this match; a test compares it with all of them.
             _ => FbStatus::FbInternal,
         }
     }
@@ -85,23 +91,25 @@ const fn text_of(status: u32) -> &'static CStr {
         12 => c"input or output failed",
         13 => c"cancelled",
         14 => c"internal error",
+        15 => c"wrong state",
+        16 => c"not supported",
         _ => c"unknown status",
     }
 }
 
-/// The version of the loaded library's interface: compare it with FB_ABI_VERSION before anything else.
+/// Returns the version of the loaded library's interface. Compare it with FB_ABI_VERSION before any other call.
 #[unsafe(no_mangle)]
 pub extern "C" fn fb_abi_version() -> u32 {
     FB_ABI_VERSION
 }
 
-/// A status in words. The text is constant; any number is allowed.
+/// Returns a status in words. The text is constant. Any number is allowed.
 #[unsafe(no_mangle)]
 pub extern "C" fn fb_status_text(status: u32) -> *const c_char {
     text_of(status).as_ptr()
 }
 
-/// The version of the library itself, as text: "0.1.0". Constant.
+/// Returns the library's own version as a constant text, for example "0.1.0".
 #[unsafe(no_mangle)]
 pub extern "C" fn fb_version() -> *const c_char {
     const VERSION: &CStr =
@@ -112,9 +120,10 @@ pub extern "C" fn fb_version() -> *const c_char {
     VERSION.as_ptr()
 }
 
-/// Copies the text of the last call that failed inside the object of a handle, of any kind: what, where, with which
-/// numbers, what to do. Empty before the first. Cut to `text_bytes` bytes with its ending zero; 512 hold any. A call
-/// that answers FB_CLOSED or FB_BUSY for the handle itself, or a null, leaves no text.
+/// Copies the error text of the last call that failed on the object of a handle of any kind. The text says what failed,
+/// where, with which numbers, and what to do. It is empty before the first failure. It is cut to `text_bytes` bytes
+/// with its ending zero; 512 bytes hold any text. A call that returns FB_CLOSED or FB_BUSY for the handle itself, or
+/// that is given a null handle, leaves no text.
 ///
 /// # Safety
 /// `text` is NULL, or has `text_bytes` bytes.
@@ -128,10 +137,10 @@ pub unsafe extern "C" fn fb_error_text(
     handle::text(handle, |said| unsafe { cast::write_text(text, text_bytes, said) })
 }
 
-/// Bytes of a message, its end included. Longer ones are cut.
+/// Bytes of a message, including its ending zero. Longer messages are cut.
 const TEXT_BYTES: usize = 512;
 
-/// A message that C can read: ends with a zero byte, cut between characters, never allocated.
+/// A message that C can read. It ends with a zero byte, is cut between characters, and is never allocated.
 #[derive(Debug)]
 pub(crate) struct Text {
     bytes: [u8; TEXT_BYTES],

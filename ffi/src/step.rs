@@ -1,42 +1,43 @@
-//! The calls of a decode step: prepare, its layers, finish, retire.
+//! The calls of one decode step: prepare, finish, abandon, retire.
 //!
-//! An `fb_step` is a value: the step's number, mixed with its cache's salt. It is looked up among the few steps in
-//! flight, so that a stale or invented one, or another cache's, is an error and never another step. [`Steps`] has
-//! room for all that there may be: nothing here allocates, also where a call borrows several steps at once.
+//! An `fb_step` is a number: the step's number in its cache, mixed with the cache's salt. Every call looks it up among
+//! the few steps in flight, so a stale number, an invented one or another cache's is an error and never another step.
+//! [`Steps`] reserves room for all steps that can be in flight: nothing here allocates, even where a call borrows
+//! several steps at once.
 //!
-//! `layer` has the calls of one layer, `overlap` and `capture` those of whole steps.
+//! `layer` has the calls of one layer; `overlap` and `capture` have those of whole steps.
 
 use std::ffi::c_void;
 
-use forebay::device::block::LayerCount;
+use forebay::device::descriptor::LayerCount;
 use forebay::overlap::Overlap;
-use forebay::{Accepted, Cache, Error, Kind, Layers, MicroBatch, Result, Row, Step};
+use forebay::{Accepted, BatchRow, Cache, Error, Kind, Layers, MicroBatch, Result, Step};
 
 use crate::cache::FbCache;
 use crate::cast::{self, Plain, Versioned};
 use crate::handle::{change, read};
 use crate::status::FbStatus;
 
-/// In fb_row: the accepted rows stand in the step's tensor on the device.
+/// In fb_batch_row: the step's tensor on the device has the number of accepted rows.
 pub const FB_ACCEPTED_ON_DEVICE: u32 = u32::MAX;
 
-/// A step between prepare and retire: its number in its cache, never given twice; 0 is none.
+/// A step between prepare and retire, as its number. A cache never gives a number twice; 0 is no step.
 pub type FbStep = u64;
 
-/// A row of a step's batch. It never grows.
+/// One batch row of a step: a sequence and its query rows. This struct never grows.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct FbRow {
+pub struct FbBatchRow {
     /// The sequence.
     pub sequence: u64,
-    /// Rows of its previous step that were accepted, or FB_ACCEPTED_ON_DEVICE; 0 before its first step.
+    /// How many rows of the sequence's previous step were accepted, or FB_ACCEPTED_ON_DEVICE; 0 before its first step.
     pub accepted: u32,
-    /// Its query rows in this step, at most the step's.
+    /// The sequence's query rows in this step, at most the step's `query_rows`.
     pub query_rows: u32,
 }
 
-// SAFETY: words, two of 4 bytes behind one of 8.
-unsafe impl Plain for FbRow {}
+// SAFETY: words, two of 4 bytes after one of 8.
+unsafe impl Plain for FbBatchRow {}
 
 /// What a step decodes.
 #[derive(Clone, Copy, Debug)]
@@ -44,18 +45,18 @@ unsafe impl Plain for FbRow {}
 pub struct FbStepConfig {
     /// sizeof(fb_step_config).
     pub size: usize,
-    /// The rows of the batch; read before the call returns.
-    pub rows: *const FbRow,
-    /// How many.
+    /// The batch rows. The call reads them before it returns.
+    pub rows: *const FbBatchRow,
+    /// The number of batch rows.
     pub row_count: u32,
-    /// Query rows of each: the width of the step.
+    /// The width of the step: the most query rows of a batch row.
     pub query_rows: u32,
-    /// Optional: accepted rows, one uint32_t for each of the cache's `batch` rows, on the device; read in
-    /// the stream's order.
+    /// Optional: accepted rows on the device, one uint32_t for each of the cache's `batch` rows. The device reads them
+    /// in the stream's order.
     pub accepted: *const u32,
-    /// Optional: the micro-batch.
+    /// Optional: the micro-batch of the step. Default: 0.
     pub micro_batch: u32,
-    /// 0.
+    /// Must be 0.
     pub reserved: u32,
 }
 
@@ -66,13 +67,13 @@ impl Versioned for FbStepConfig {
     const REQUIRED: usize = std::mem::offset_of!(FbStepConfig, accepted);
 }
 
-/// What a step has done.
+/// What a step did.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FbRetired {
     /// sizeof(fb_retired), set by the caller.
     pub size: usize,
-    /// Which step of its cache it was, from 1.
+    /// The step's number in its cache, from 1.
     pub step: u64,
     /// Distinct selected rows that were resident, all layers.
     pub hits: u64,
@@ -87,7 +88,7 @@ impl Versioned for FbRetired {
     const REQUIRED: usize = std::mem::offset_of!(FbRetired, misses) + 8;
 }
 
-/// Hits and misses of one layer in one step, all rows of the batch. It never grows.
+/// Hits and misses of one layer in one step, over all batch rows. This struct never grows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct FbLayerCount {
@@ -95,7 +96,7 @@ pub struct FbLayerCount {
     pub hits: u32,
     /// Rows fetched.
     pub misses: u32,
-    /// Of these, rows in scratch slots.
+    /// Misses whose rows were fetched into scratch slots.
     pub scratch: u32,
 }
 
@@ -111,23 +112,23 @@ impl From<&LayerCount> for FbLayerCount {
 /// The steps of a cache between prepare and retire, and room for what their calls need.
 #[derive(Debug)]
 pub(crate) struct Steps {
-    /// In no order.
+    /// In no particular order.
     pub(crate) open: Vec<Step>,
-    rows: Vec<Row>,
-    /// Empty between calls, as the next one.
+    rows: Vec<BatchRow>,
+    /// Empty between calls, like `with_layers`.
     several: Vec<&'static mut Step>,
     with_layers: Vec<(&'static mut Step, Layers)>,
     pub(crate) orders: Vec<Overlap>,
-    /// Of the step retired last.
+    /// Of the step that was retired last.
     counts: Vec<FbLayerCount>,
     lengths: Vec<u32>,
 }
 
 impl Steps {
-    /// Room for the steps of `cache`.
+    /// Makes room for the steps of `cache`.
     pub(crate) fn of(cache: &Cache) -> Steps {
         let config = cache.config();
-        // The cache has a block for each of them, so these are not too many.
+        // The cache has a step descriptor for each of them, so these are not too many.
         let steps = config.steps_in_flight.saturating_mul(config.micro_batches) as usize;
         Steps {
             open: Vec::with_capacity(steps),
@@ -140,12 +141,12 @@ impl Steps {
         }
     }
 
-    /// The place of the step of this number in its cache.
+    /// The index of the step with this number.
     pub(crate) fn place(&self, number: u64) -> Result<usize> {
         self.open.iter().position(|step| step.number() == number).ok_or_else(closed)
     }
 
-    /// Brings the steps of these numbers to the front, in their order.
+    /// Moves the steps with these numbers to the start of `open`, in their order.
     fn bring(&mut self, numbers: impl Iterator<Item = u64>) -> Result<()> {
         for (front, number) in numbers.enumerate() {
             let place = self.place(number)?;
@@ -157,7 +158,7 @@ impl Steps {
         Ok(())
     }
 
-    /// Calls `what` with the steps of these numbers.
+    /// Calls `what` with the steps that have these numbers.
     pub(crate) fn with_several(
         &mut self,
         numbers: impl ExactSizeIterator<Item = u64>,
@@ -192,7 +193,7 @@ impl Steps {
         ended
     }
 
-    /// Keeps what the step retired last has done.
+    /// Keeps the counts of the step that was retired last.
     fn remember(&mut self, layers: &[LayerCount], lengths: &[u32]) {
         self.counts.clear();
         self.counts.extend(layers.iter().map(FbLayerCount::from));
@@ -201,13 +202,14 @@ impl Steps {
     }
 }
 
-/// The room of a list, for one whose values live longer: a collection takes the place of what it consumes.
+/// Reuses the allocation of a list for values of another lifetime: the collection takes over the allocation that it
+/// consumes.
 fn emptied<T, U>(mut list: Vec<T>) -> Vec<U> {
     list.clear();
     list.into_iter().map_while(|_| None).collect()
 }
 
-/// The error of a number that names no step.
+/// The error for a number that names no step.
 fn closed() -> Error {
     Error::new(Kind::Closed, "step")
         .at("the step was retired, or never prepared in this cache")
@@ -221,12 +223,12 @@ impl FbCache {
         self.steps.open.iter().find(|step| step.number() == number).ok_or_else(closed)
     }
 
-    /// Layers, draft layers included.
+    /// The number of layers, draft layers included.
     pub(crate) fn layers(&self) -> usize {
         self.cache.geometry().layers() as usize
     }
 
-    /// Whether so many steps can be meant: one of each micro-batch.
+    /// Checks the number of steps of a call: one of each micro-batch at most.
     pub(crate) fn check_count(&self, operation: &'static str, count: u32) -> Result<()> {
         let most = self.cache.config().micro_batches;
         match (1..=most).contains(&count) {
@@ -238,12 +240,12 @@ impl FbCache {
         }
     }
 
-    /// Its place.
+    /// The index of the step with the caller's number.
     pub(crate) fn place(&self, number: FbStep) -> Result<usize> {
         self.steps.place(self.salted(number))
     }
 
-    fn prepare(&mut self, config: &FbStepConfig, rows: &[FbRow], stream: *mut c_void) -> Result<FbStep> {
+    fn prepare(&mut self, config: &FbStepConfig, rows: &[FbBatchRow], stream: *mut c_void) -> Result<FbStep> {
         let mut own = std::mem::take(&mut self.steps.rows);
         own.clear();
         let named = rows.iter().try_for_each(|row| {
@@ -251,7 +253,11 @@ impl FbCache {
                 FB_ACCEPTED_ON_DEVICE => Accepted::OnDevice,
                 count => Accepted::Rows(count),
             };
-            own.push(Row { sequence: self.sequence(row.sequence)?, accepted, query_rows: row.query_rows });
+            own.push(BatchRow {
+                sequence: self.sequence(row.sequence)?,
+                accepted,
+                query_rows: row.query_rows,
+            });
             Ok(())
         });
         let accepted = match config.accepted.is_null() {
@@ -273,7 +279,7 @@ impl FbCache {
         Ok(number)
     }
 
-    /// Retires the step at `place`; whether it has ended, and what it has done. One that has not stays.
+    /// Retires the step at `place`; returns whether it has ended, and what it did. A step that has not ended stays.
     fn retire(&mut self, place: usize, stream: *mut c_void) -> (bool, Result<FbRetired>) {
         let step = self.steps.open.swap_remove(place);
         match self.cache.retire(step, cast::stream(stream)) {
@@ -294,13 +300,14 @@ impl FbCache {
     }
 }
 
-/// Begins a step: enqueues the wait for the work before it, its block, and the commit of what its
-/// sequences' previous steps left in their landing slots. FB_BUSY when every step is in flight: retire
-/// one; or when another call is inside the cache: see Threads in the head. Nothing is enqueued on an error.
+/// Begins a step. It enqueues, on `stream`, the wait for earlier work, the copy of the step descriptor, and the commit
+/// of the rows that the sequences' previous steps left in their landing slots. The call returns FB_BUSY when every step
+/// is in flight (retire one), or when another call is inside the cache (see Threads at the top). FB_INVALID_STATE for a
+/// sequence that has not joined, or whose step failed. On an error nothing is enqueued.
 ///
 /// # Safety
-/// `config` states its size truly, its rows and tensor are there, the tensor until the stream has passed this call;
-/// `step` has room for the answer.
+/// `config` states its real size. Its rows are valid for the call, and its tensor until the stream has passed this
+/// call. `step` has room for the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_prepare(
     cache: *mut FbCache,
@@ -328,15 +335,17 @@ pub unsafe extern "C" fn fb_prepare(
     })
 }
 
-/// Ends the enqueueing of a step: its report, then its event. What fb_overlap, fb_overlap_steps or fb_launch have
-/// enqueued is joined there; behind what an engine orders itself, `stream` must be ordered already.
+/// Ends the enqueueing of a step: it enqueues the report and records the step's event on `stream`. The call joins what
+/// fb_overlap, fb_overlap_steps or fb_launch enqueued. If the engine orders layers itself, `stream` must already be
+/// ordered after that work.
 ///
-/// A step is whole when every query row of its batch rows was resolved, gathered in each pass of attention, and
-/// scattered, in every layer, draft layers included; with residency_only, when it was resolved. While a call is
-/// missing: FB_INVALID_CONFIG, whose text names the call, its layer, batch row and query row. Nothing is enqueued then,
-/// and the step stays open, to be completed or given up by fb_abandon. A gather can be made up for until any
-/// layer's next resolve of these batch rows. Behind that, resolve again and gather; where rows were missed that had to
-/// be fetched, the step fails all the same, as fb_retire says. FB_INVALID_CONFIG also for a step that is finished.
+/// A step is complete when every query row of its batch rows was resolved, gathered in each attention wave, and
+/// scattered, in every layer, draft layers included. With residency_only, resolving is enough. While a call is missing,
+/// fb_finish returns FB_INVALID_STATE, and the error text names the call, its layer, batch row and query row. It then
+/// enqueues nothing and the step stays open: make the missing call, or give the step up with fb_abandon. A missing
+/// gather may still be enqueued until any layer's next resolve of these batch rows. After that, resolve and gather
+/// again; if the first resolve had misses, the step fails at retirement, as fb_retire says. FB_INVALID_STATE also for a
+/// step that is already finished.
 #[unsafe(no_mangle)]
 pub extern "C" fn fb_finish(cache: *mut FbCache, step: FbStep, stream: *mut c_void) -> FbStatus {
     change(cache, |cache| {
@@ -345,8 +354,9 @@ pub extern "C" fn fb_finish(cache: *mut FbCache, step: FbStep, stream: *mut c_vo
     })
 }
 
-/// Gives an open step up, for an engine that fails between its layers. It is still to be finished and retired, which
-/// answers FB_CANCELLED; its sequences are then rolled back or closed.
+/// Gives up an open step, for an engine that fails between layers. The step must still be finished and retired;
+/// fb_retire then returns FB_CANCELLED. Truncate its sequences (fb_truncate) or close them afterwards. FB_INVALID_STATE
+/// for a finished step.
 #[unsafe(no_mangle)]
 pub extern "C" fn fb_abandon(cache: *mut FbCache, step: FbStep) -> FbStatus {
     change(cache, |cache| {
@@ -355,14 +365,14 @@ pub extern "C" fn fb_abandon(cache: *mut FbCache, step: FbStep) -> FbStatus {
     })
 }
 
-/// Ends a step whose work has ended, and sets `*step` to 0. FB_BUSY while it runs or is not finished: `*step` stays,
-/// to be retired later. Any other error ends it too: FB_DEVICE_FAILED when the device failed, a selection was wrong,
-/// or a launched graph held less than was said; FB_CANCELLED for an abandoned step. None of its tokens may be
-/// published then, and its sequences are rolled back or closed. `retired` may be NULL. `stream` orders what becomes
-/// free behind the step.
+/// Ends a step whose work has ended, and sets `*step` to 0. FB_BUSY means that the step is still running or is not
+/// finished: `*step` stays, and the caller retires it later. Any other error ends the step too. FB_DEVICE_FAILED means
+/// that the device failed, a selection was invalid, or a launched graph lacked a call. FB_CANCELLED means that the step
+/// was abandoned. After either, discard the step's tokens, and truncate (fb_truncate) or close its sequences. `retired`
+/// may be NULL. What the step frees is ordered on `stream`.
 ///
 /// # Safety
-/// `step` points to a step's number; `retired` states its size truly.
+/// `step` points to a step's number; `retired` states its real size.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_retire(
     cache: *mut FbCache,
@@ -389,11 +399,11 @@ pub unsafe extern "C" fn fb_retire(
     })
 }
 
-/// Hits and misses by layer of the step that was retired last: as many as `room` holds are written to `counts`, and
-/// `count` receives how many there are: none where that step failed. `counts` may be NULL with a room of 0.
+/// Copies the hits and misses of each layer of the step that was retired last, as many as `room` allows, to `counts`.
+/// `count` receives how many layers there are; it is 0 if that step failed. `counts` may be NULL with a `room` of 0.
 ///
 /// # Safety
-/// `counts` has room for `room` of them; `count` has room for the answer.
+/// `counts` has room for `room` entries; `count` has room for the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_retired_counts(
     cache: *const FbCache,
@@ -407,11 +417,11 @@ pub unsafe extern "C" fn fb_retired_counts(
     })
 }
 
-/// The committed length, in tokens, of each batch row's sequence as of the step that was retired last, in the same
-/// way.
+/// Copies the committed length, in tokens, of each batch row's sequence at the step that was retired last, in the same
+/// way as fb_retired_counts.
 ///
 /// # Safety
-/// `lengths` has room for `room` numbers; `count` has room for the answer.
+/// `lengths` has room for `room` numbers; `count` has room for the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_retired_lengths(
     cache: *const FbCache,

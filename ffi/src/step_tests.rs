@@ -2,7 +2,7 @@
 
 use std::ptr::{null, null_mut};
 
-use forebay::device::{Parts, Slice};
+use forebay::device::{Slice, SplitIndices};
 use forebay::{Buffers, Layer, LayerCall, Step, Streams};
 
 use super::*;
@@ -18,7 +18,8 @@ fn slice<T>(rig: &Rig, words: &[T]) -> Slice {
 /// One layer of the twin.
 fn twin_layer(rig: &Rig, own: &Step, layer: u32, selection: &[i32]) -> Vec<i32> {
     let slots = vec![7; selection.len()];
-    let buffers = Buffers { selection: slice(rig, selection), slots: slice(rig, &slots), parts: None };
+    let buffers =
+        Buffers { selection: slice(rig, selection), slots: slice(rig, &slots), split_indices: None };
     let streams = Streams { resolve: rig.stream, gather: rig.stream };
     rig.twin.layer(own, LayerCall::whole(Layer(layer)), streams, buffers).unwrap();
     slots
@@ -82,7 +83,7 @@ fn all_layers_in_one_call_are_refused_where_a_row_might_be_in_a_scratch_slot() {
         made,
         FbStatus::FbInvalidConfig,
         &rig,
-        "all layers share the scratch slots, and attention of none comes between",
+        "all layers share the scratch slots, and no attention runs between them",
     );
     status(
         made,
@@ -103,8 +104,8 @@ fn all_layers_in_one_call_are_refused_where_a_row_might_be_in_a_scratch_slot() {
 }
 
 /// Resolves and gathers a part in both, with index lists, and compares what was answered.
-fn part(rig: &Rig, step: FbStep, own: &Step, part: &FbPart, call: LayerCall, selection: &[i32]) {
-    let rows = call.pass.map_or(QUERY_ROWS, |_| 1) * 4;
+fn range(rig: &Rig, step: FbStep, own: &Step, range: &FbStepRange, call: LayerCall, selection: &[i32]) {
+    let rows = call.draft_pass.map_or(QUERY_ROWS, |_| 1) * 4;
     let room = || (vec![7; selection.len()], vec![7; (2 * rows * K) as usize], vec![7; 2 * rows as usize]);
     let (mut told, wanted) = (room(), room());
     let buffers = FbBuffers {
@@ -115,14 +116,18 @@ fn part(rig: &Rig, step: FbStep, own: &Step, part: &FbPart, call: LayerCall, sel
         batch: 4,
         ..blank()
     };
-    let parts = Parts { lists: slice(rig, &wanted.1), counts: slice(rig, &wanted.2), batch: 4 };
-    let own_buffers =
-        Buffers { selection: slice(rig, selection), slots: slice(rig, &wanted.0), parts: Some(parts) };
+    let split_indices =
+        SplitIndices { lists: slice(rig, &wanted.1), counts: slice(rig, &wanted.2), batch: 4 };
+    let own_buffers = Buffers {
+        selection: slice(rig, selection),
+        slots: slice(rig, &wanted.0),
+        split_indices: Some(split_indices),
+    };
     // SAFETY: buffers of the part's shape.
     unsafe {
-        ok(fb_resolve(rig.cache, step, part, &buffers, null_mut()));
-        ok(fb_gather(rig.cache, step, part, 0, null_mut()));
-        ok(fb_scatter_part(rig.cache, step, part, null_mut()));
+        ok(fb_resolve(rig.cache, step, range, &buffers, null_mut()));
+        ok(fb_gather(rig.cache, step, range, 0, null_mut()));
+        ok(fb_scatter_range(rig.cache, step, range, null_mut()));
     }
     rig.twin.resolve(own, call, rig.stream, own_buffers).unwrap();
     rig.twin.gather(own, call, 0, rig.stream).unwrap();
@@ -139,21 +144,22 @@ fn parts_of_layers_are_what_rust_does() {
             let selection = rig.selection(0..4);
             let row = (QUERY_ROWS * K) as usize;
             let of = |first, count, given| {
-                let call = LayerCall { layer: Layer(layer), batch_rows: Some((first, count)), pass: None };
-                (FbPart { layer, first, count: given, ..blank() }, call)
+                let call =
+                    LayerCall { layer: Layer(layer), batch_rows: Some((first, count)), draft_pass: None };
+                (FbStepRange { layer, first, count: given, ..blank() }, call)
             };
             let (told, call) = of(0, 1, 1);
-            part(&rig, step, &own, &told, call, &selection[..row]);
+            range(&rig, step, &own, &told, call, &selection[..row]);
             // From the second row on, however many there are.
             let (told, call) = of(1, 3, if round % 2 == 0 { 0 } else { 3 });
-            part(&rig, step, &own, &told, call, &selection[row..]);
+            range(&rig, step, &own, &told, call, &selection[row..]);
         }
         for pass in 0..QUERY_ROWS {
-            let call = LayerCall { layer: Layer(LAYERS), batch_rows: None, pass: Some(pass) };
+            let call = LayerCall { layer: Layer(LAYERS), batch_rows: None, draft_pass: Some(pass) };
             let selection: Vec<i32> =
                 rig.selection(0..4).chunks(K as usize).step_by(2).flatten().copied().collect();
-            let told = FbPart { layer: LAYERS, pass: pass + 1, ..blank() };
-            part(&rig, step, &own, &told, call, &selection);
+            let told = FbStepRange { layer: LAYERS, draft_pass: pass + 1, ..blank() };
+            range(&rig, step, &own, &told, call, &selection);
         }
         rig.end(step, own);
     }
@@ -169,10 +175,13 @@ fn status(made: FbStatus, wanted: FbStatus, rig: &Rig, said: &str) {
 fn a_step_that_makes_no_sense_is_refused_and_nothing_is_begun() {
     use FbStatus::*;
     let rig = Rig::new(config());
-    let rows: Vec<FbRow> =
-        rig.sequences.iter().map(|of| FbRow { sequence: of.number, accepted: 0, query_rows: 1 }).collect();
+    let rows: Vec<FbBatchRow> = rig
+        .sequences
+        .iter()
+        .map(|of| FbBatchRow { sequence: of.number, accepted: 0, query_rows: 1 })
+        .collect();
     let right = FbStepConfig { rows: rows.as_ptr(), row_count: 4, query_rows: 1, ..blank() };
-    let foreign = [FbRow { sequence: rows[0].sequence ^ 1 << 40, ..rows[0] }];
+    let foreign = [FbBatchRow { sequence: rows[0].sequence ^ 1 << 40, ..rows[0] }];
     let twice = [rows[0], rows[0]];
     let mut step = 99;
     let mut refuse = |config: FbStepConfig, wanted, said| {
@@ -193,11 +202,11 @@ fn a_step_that_makes_no_sense_is_refused_and_nothing_is_begun() {
     refuse(FbStepConfig { size: usize::MAX, ..right }, FbInvalidConfig, "fb_step_config");
     refuse(FbStepConfig { rows: foreign.as_ptr(), row_count: 1, ..right }, FbClosed, "sequence");
     refuse(FbStepConfig { rows: twice.as_ptr(), row_count: 2, ..right }, FbInvalidConfig, "twice");
-    let more = [FbRow { accepted: 1, ..rows[0] }];
+    let more = [FbBatchRow { accepted: 1, ..rows[0] }];
     refuse(FbStepConfig { rows: more.as_ptr(), row_count: 1, ..right }, FbOutOfRange, "accepted rows");
-    let device = [FbRow { accepted: FB_ACCEPTED_ON_DEVICE, ..rows[0] }];
+    let device = [FbBatchRow { accepted: FB_ACCEPTED_ON_DEVICE, ..rows[0] }];
     refuse(FbStepConfig { rows: device.as_ptr(), row_count: 1, ..right }, FbInvalidConfig, "tensor");
-    let wide = [FbRow { query_rows: 2, ..rows[0] }];
+    let wide = [FbBatchRow { query_rows: 2, ..rows[0] }];
     refuse(FbStepConfig { rows: wide.as_ptr(), row_count: 1, ..right }, FbOutOfRange, "query rows");
     // SAFETY: null is refused.
     unsafe {
@@ -225,8 +234,8 @@ fn the_device_may_say_how_many_rows_were_accepted() {
     let (step, own) = rig.prepare(0..2, 0);
     rig.rest(step, &own);
     rig.end(step, own);
-    let rows: Vec<FbRow> = (0..2)
-        .map(|of| FbRow {
+    let rows: Vec<FbBatchRow> = (0..2)
+        .map(|of| FbBatchRow {
             sequence: rig.sequences[of].number,
             accepted: FB_ACCEPTED_ON_DEVICE,
             query_rows: 1,
@@ -282,19 +291,20 @@ fn calls_of_a_layer_refuse_what_does_not_fit_the_step() {
         status(fb_layers(cache, step ^ 2, from, to, null_mut()), FbClosed, &rig, "step");
 
         let buffers = FbBuffers { selection: from, slots: to, ..blank() };
-        let whole: FbPart = blank();
-        let resolve = |part: FbPart, buffers: FbBuffers| fb_resolve(cache, step, &part, &buffers, null_mut());
-        for (part, said) in [
-            (FbPart { layer: ALL, ..whole }, "layer"),
-            (FbPart { first: 2, ..whole }, "rows of the step"),
-            (FbPart { first: u32::MAX, ..whole }, "rows of the step"),
-            (FbPart { first: 1, count: 2, ..whole }, "rows of the step"),
-            (FbPart { count: u32::MAX, first: 1, ..whole }, "rows of the step"),
-            (FbPart { pass: 3, ..whole }, "rows of the step"),
+        let whole: FbStepRange = blank();
+        let resolve =
+            |range: FbStepRange, buffers: FbBuffers| fb_resolve(cache, step, &range, &buffers, null_mut());
+        for (range, said) in [
+            (FbStepRange { layer: ALL, ..whole }, "layer"),
+            (FbStepRange { first: 2, ..whole }, "rows of the step"),
+            (FbStepRange { first: u32::MAX, ..whole }, "rows of the step"),
+            (FbStepRange { first: 1, count: 2, ..whole }, "rows of the step"),
+            (FbStepRange { count: u32::MAX, first: 1, ..whole }, "rows of the step"),
+            (FbStepRange { draft_pass: 3, ..whole }, "rows of the step"),
         ] {
-            status(resolve(part, buffers), FbOutOfRange, &rig, said);
-            status(fb_gather(cache, step, &part, 0, null_mut()), FbOutOfRange, &rig, said);
-            status(fb_scatter_part(cache, step, &part, null_mut()), FbOutOfRange, &rig, said);
+            status(resolve(range, buffers), FbOutOfRange, &rig, said);
+            status(fb_gather(cache, step, &range, 0, null_mut()), FbOutOfRange, &rig, said);
+            status(fb_scatter_range(cache, step, &range, null_mut()), FbOutOfRange, &rig, said);
         }
         let mut counts = [0; 64];
         let mut lists = vec![0; 64 * K as usize];
@@ -306,12 +316,12 @@ fn calls_of_a_layer_refuse_what_does_not_fit_the_step() {
         status(resolve(whole, short), FbOutOfRange, &rig, "");
         status(resolve(whole, FbBuffers { reserved: 1, ..buffers }), FbInvalidConfig, &rig, "reserved");
         status(resolve(whole, FbBuffers { size: 16, ..buffers }), FbInvalidConfig, &rig, "fb_buffers");
-        status(resolve(FbPart { size: 0, ..whole }, buffers), FbInvalidConfig, &rig, "fb_part");
-        status(fb_resolve(cache, step, null(), &buffers, null_mut()), FbInvalidConfig, &rig, "fb_part");
+        status(resolve(FbStepRange { size: 0, ..whole }, buffers), FbInvalidConfig, &rig, "fb_step_range");
+        status(fb_resolve(cache, step, null(), &buffers, null_mut()), FbInvalidConfig, &rig, "fb_step_range");
         status(fb_resolve(cache, step, &whole, null(), null_mut()), FbInvalidConfig, &rig, "fb_buffers");
-        status(fb_gather(cache, step, null(), 0, null_mut()), FbInvalidConfig, &rig, "fb_part");
+        status(fb_gather(cache, step, null(), 0, null_mut()), FbInvalidConfig, &rig, "fb_step_range");
         status(fb_gather(cache, step, &whole, 1, null_mut()), FbOutOfRange, &rig, "");
-        status(fb_scatter_part(cache, step, null(), null_mut()), FbInvalidConfig, &rig, "fb_part");
+        status(fb_scatter_range(cache, step, null(), null_mut()), FbInvalidConfig, &rig, "fb_step_range");
         status(fb_scatter(cache, step, ALL, null_mut()), FbOutOfRange, &rig, "layer");
         status(fb_scatter(cache, 0, 0, null_mut()), FbClosed, &rig, "step");
     }
@@ -364,7 +374,7 @@ fn an_abandoned_step_is_cancelled_and_tells_nothing() {
     ok(fb_finish(rig.cache, step, null_mut()));
     // SAFETY: a place for the number.
     let ended = unsafe { fb_retire(rig.cache, &mut step, null_mut(), null_mut()) };
-    status(ended, FbStatus::FbCancelled, &rig, "not enqueued whole");
+    status(ended, FbStatus::FbCancelled, &rig, "not enqueued completely");
     assert_eq!((step, told(rig.cache)), (0, (Vec::new(), Vec::new())));
     rig.twin.abandon(&mut own).unwrap();
     rig.twin.finish(&mut own, rig.stream).unwrap();

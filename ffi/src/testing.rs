@@ -9,7 +9,7 @@ use std::sync::Arc;
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::{Device, Stream};
 use forebay::{
-    Accepted, BringUp, Budget, Buffers, Cache, Kind, Layer, LayerCall, MicroBatch, Open, Result, Row,
+    Accepted, BatchRow, BringUp, Budget, Buffers, Cache, Kind, Layer, LayerCall, MicroBatch, Open, Result,
     Sequence, Step, Streams, WarmUp,
 };
 
@@ -147,7 +147,7 @@ impl Rig {
         Rig::of(config, device, cache, null_mut())
     }
 
-    /// With a cache that was made elsewhere; its twin stands on the host device.
+    /// With a cache that was made elsewhere; its twin is on the host device.
     pub(crate) fn of(
         config: FbCacheConfig,
         device: *mut FbDevice,
@@ -180,8 +180,8 @@ impl Rig {
             let accepted = draw(&mut self.chance, twin.landed + 1);
             twin.length += accepted;
             twin.landed = QUERY_ROWS;
-            rows.0.push(FbRow { sequence: twin.number, accepted, query_rows: QUERY_ROWS });
-            rows.1.push(Row {
+            rows.0.push(FbBatchRow { sequence: twin.number, accepted, query_rows: QUERY_ROWS });
+            rows.1.push(BatchRow {
                 sequence: twin.own,
                 accepted: Accepted::Rows(accepted),
                 query_rows: QUERY_ROWS,
@@ -234,8 +234,8 @@ impl Rig {
         selection
     }
 
-    /// What is due of a step whose layers a test asks nothing of, in both: they select nothing, and what stands in the
-    /// landing slots is stored.
+    /// The calls that a step still needs for layers that a test does not use, in both: they select nothing and store
+    /// what the landing slots hold.
     pub(crate) fn rest(&self, step: FbStep, own: &Step) {
         let words = (own.rows() * own.query_rows() * K) as usize;
         let (selection, mut slots) = (vec![-1_i32; words], vec![0_i32; words]);
@@ -249,7 +249,7 @@ impl Rig {
         // SAFETY: memory of the process, and the twin's stream runs inside its calls.
         let slice =
             |words: &[i32]| unsafe { self.own.import(words.as_ptr() as u64, size_of_val(words) as u64) };
-        let buffers = Buffers { selection: slice(&selection), slots: slice(&slots), parts: None };
+        let buffers = Buffers { selection: slice(&selection), slots: slice(&slots), split_indices: None };
         let streams = Streams { resolve: self.stream, gather: self.stream };
         for call in (0..ALL).map(|layer| LayerCall::whole(Layer(layer))) {
             self.twin.layer(own, call, streams, buffers).unwrap();

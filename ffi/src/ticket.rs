@@ -1,7 +1,7 @@
-//! Tickets: whether work that the library enqueued by itself has ended.
+//! Tickets: the completion of work that the library enqueued by itself.
 //!
-//! A ticket is an object of its own, which outlives its cache and its device. Asking for one waits for nothing. A
-//! device that has failed ends its tickets when somebody asks it, so a ticket that is pending asks its device.
+//! A ticket is an object of its own, which outlives its cache and its device. Reading its outcome never waits. A failed
+//! device ends its tickets only when a call queries it, so a pending ticket queries its device.
 
 use forebay::device::{Event, Outcome, Ticket};
 
@@ -14,14 +14,14 @@ use forebay::Result;
 
 /// The work has not ended.
 pub const FB_TICKET_PENDING: u32 = 0;
-/// It is done: only this makes its bytes valid.
+/// The work has succeeded. Only this outcome makes its bytes valid.
 pub const FB_TICKET_DONE: u32 = 1;
-/// It failed.
+/// The work failed.
 pub const FB_TICKET_FAILED: u32 = 2;
-/// It never ran: its device is gone.
+/// The work never ran, because its device has ended.
 pub const FB_TICKET_CANCELLED: u32 = 3;
 
-/// The end of work that the library enqueued: a warm-up, a fork's copy, a roll-back.
+/// The completion of work that the library enqueued: a warm-up, a fork's copy, or a truncation.
 #[derive(Debug)]
 pub struct FbTicket {
     ticket: Ticket,
@@ -37,7 +37,7 @@ impl Object for FbTicket {
 impl FbTicket {
     fn outcome(&self) -> (u32, FbStatus) {
         if self.ticket.poll().is_none() {
-            // The answer stands in the ticket.
+            // The ticket has the result.
             self.door.with(|device| drop(device.query(self.asked)));
         }
         match self.ticket.poll() {
@@ -49,12 +49,12 @@ impl FbTicket {
     }
 }
 
-/// Where a ticket goes, if the caller wants one. Its place is taken before the work is enqueued, so that giving it
-/// cannot fail behind that.
+/// Where a ticket is written, if the caller wants one. Its place in the handle table is reserved before the work is
+/// enqueued, so that giving the ticket cannot fail afterwards.
 pub(crate) struct Wanted<'a>(Option<(Out<'a, *mut FbTicket>, Reserved)>);
 
 /// # Safety
-/// `ticket` is null, or has room for the answer during `'a`.
+/// `ticket` is null, or has room for the result during `'a`.
 pub(crate) unsafe fn wanted<'a>(ticket: *mut *mut FbTicket) -> Result<Wanted<'a>> {
     if ticket.is_null() {
         return Ok(Wanted(None));
@@ -73,11 +73,11 @@ impl Wanted<'_> {
     }
 }
 
-/// How the work of a ticket stands: FB_TICKET_PENDING, FB_TICKET_DONE, FB_TICKET_FAILED or FB_TICKET_CANCELLED. A
-/// failure's status goes to `status`, which may be NULL; otherwise that is FB_OK, or FB_CANCELLED.
+/// Returns the state of a ticket's work: FB_TICKET_PENDING, FB_TICKET_DONE, FB_TICKET_FAILED or FB_TICKET_CANCELLED.
+/// `status`, which may be NULL, receives the error of failed work; otherwise FB_OK, or FB_CANCELLED for cancelled work.
 ///
 /// # Safety
-/// `outcome` and `status` have room for the answers.
+/// `outcome` and `status` have room for the results.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_ticket_outcome(
     ticket: *const FbTicket,
@@ -98,10 +98,10 @@ pub unsafe extern "C" fn fb_ticket_outcome(
     }
 }
 
-/// Gives a ticket up, ended or not: its work goes on.
+/// Destroys a ticket, whether or not its work has ended. The work continues.
 ///
 /// # Safety
-/// None beside the head's.
+/// Nothing beyond the conventions at the top of the header.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_ticket_destroy(ticket: *mut FbTicket) -> FbStatus {
     handle::end(ticket, |_| Ok(()))

@@ -1,9 +1,9 @@
-//! Recording what one sequence selects, step by step, into a file that is good at every moment.
+//! Recording the selections of one sequence, step by step, into a file that is readable at every moment.
 //!
-//! A handle holds a [`TraceWriter`] until the recording is finished: afterwards every call but the destruction
-//! answers FB_CLOSED. One destroyed before that leaves a recording that is not finished, with all its steps.
-//! A writer takes its memory at creation; a step recorded is a few passes over its numbers, and a write to the
-//! file when a group is full. It waits for the file, so it does not belong on the thread that enqueues.
+//! A handle owns a [`TraceWriter`] until the recording is finished; after that every call but the destruction returns
+//! FB_CLOSED. If the handle is destroyed earlier, the file is an unfinished recording with all its steps. A writer
+//! takes its memory at creation. Recording a step costs a few loops over its numbers, and a write to the file when a
+//! group is full. The call waits for the file, so make it on another thread than the one that enqueues.
 
 use std::ffi::c_char;
 
@@ -14,45 +14,46 @@ use crate::cast::{self, Plain, Versioned, create};
 use crate::handle::{self, Object, change};
 use crate::status::FbStatus;
 
-/// What a recording says about itself, and when its groups are written. What is optional and 0 or NULL gets its
-/// default; texts are UTF-8, and are shown and nothing else.
+/// The description of a recording, and when its groups are written. An optional field that is 0 or NULL gets the
+/// default that its comment names. Texts are UTF-8; readers only display them.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FbTraceConfig {
     /// sizeof(fb_trace_config).
     pub size: usize,
-    /// Recorded layers.
+    /// The number of recorded layers.
     pub layers: u32,
-    /// Positions that one query selects; fewer while the context is shorter.
+    /// Positions that one query selects. It selects fewer while the context is shorter.
     pub k: u32,
-    /// Position of the query of the first recorded step.
+    /// The position of the query of the first recorded step.
     pub first_position: u32,
-    /// Position of the first decode step: the steps before it are of the prompt.
+    /// The position of the first decode step. Earlier steps belong to the prompt.
     pub decode_start: u32,
-    /// Optional: tokens of the longest context; what was recorded.
+    /// Optional: tokens of the longest context. Default: as many as were recorded.
     pub context: u32,
-    /// Optional: steps of a group at most; 64.
+    /// Optional: the most steps of a group. Default: 64.
     pub group_steps: u32,
-    /// Optional: a group is written by the step that brings it to so many bytes; 262144.
+    /// Optional: the step that brings a group to this many bytes writes it. Default: 262144.
     pub group_bytes: u32,
-    /// 0.
+    /// Must be 0.
     pub reserved: u32,
-    /// Optional: the model's own numbers of the recorded layers, `layers` of them, ascending; 0, 1, 2 and so on.
+    /// Optional: the model's own numbers of the recorded layers, `layers` of them, ascending. Default: 0, 1, 2 and so
+    /// on.
     pub layer_ids: *const u32,
-    /// Optional: for each layer the place, from 0, of the layer whose sets it shares, its own where it has sets;
-    /// every layer has its own.
+    /// Optional: for each layer the index, from 0, of the layer whose sets it shares, or its own index if it has sets
+    /// of its own. Default: every layer has its own sets.
     pub shares: *const u32,
     /// Optional: a short name of the recording.
     pub label: *const c_char,
     /// Optional: the model that runs.
     pub model: *const c_char,
-    /// Optional: its architecture.
+    /// Optional: the model's architecture.
     pub arch: *const c_char,
-    /// Optional: what the selector ranks positions by.
+    /// Optional: the score by which the selector ranks positions.
     pub score: *const c_char,
-    /// Optional: how the steps come about.
+    /// Optional: how the steps are produced.
     pub mode: *const c_char,
-    /// Optional: which text the model reads.
+    /// Optional: the text that the model reads.
     pub text: *const c_char,
 }
 
@@ -63,7 +64,7 @@ impl Versioned for FbTraceConfig {
     const REQUIRED: usize = std::mem::offset_of!(FbTraceConfig, context);
 }
 
-/// A recording under way.
+/// A recording in progress.
 pub struct FbTrace(Option<TraceWriter>);
 
 impl Object for FbTrace {
@@ -71,7 +72,7 @@ impl Object for FbTrace {
     const NAME: &'static str = "fb_trace";
 }
 
-/// Numbers of a declaration, or none.
+/// Numbers of a configuration, or none.
 ///
 /// # Safety
 /// As [`cast::slice`].
@@ -85,7 +86,7 @@ unsafe fn list(numbers: *const u32, count: u32, name: &'static str) -> Result<Ve
 
 impl FbTraceConfig {
     /// # Safety
-    /// Its lists and texts are there.
+    /// Its lists and texts are valid.
     unsafe fn declare(&self) -> Result<(Recording, Frames)> {
         if self.reserved != 0 {
             return Err(Error::new(Kind::InvalidConfig, "record")
@@ -98,7 +99,7 @@ impl FbTraceConfig {
         recording.first_position = self.first_position;
         recording.decode_start = self.decode_start;
         recording.context = (self.context != 0).then_some(self.context);
-        // More layers than a recording has are refused below, before so many are read.
+        // Too many layers are refused below, before that many values are read.
         if self.layers <= forebay::trace::LAYERS_MAX {
             // SAFETY: this function's contract.
             unsafe {
@@ -140,12 +141,12 @@ fn finished() -> Error {
     Error::new(Kind::Closed, "record").at("the recording was finished").hint("destroy its handle")
 }
 
-/// Creates the file `path`, which must not be there, and writes the recording's beginning. When that fails, no file
-/// is left, and the reason is written to `text`, cut to `text_bytes` bytes with its ending zero; `text` may be NULL.
+/// Creates the file `path`, which must not exist, and writes the recording's header. When the call fails, it leaves no
+/// file and writes the reason to `text`, cut to `text_bytes` bytes with its ending zero; `text` may be NULL.
 ///
 /// # Safety
-/// `path` ends with a zero byte; `config` states its size truly, and its lists and texts are there; `text` has
-/// `text_bytes` bytes; `trace` has room for the answer.
+/// `path` ends with a zero byte. `config` states its real size, and its lists and texts are valid. `text` has
+/// `text_bytes` bytes. `trace` has room for the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_trace_create(
     path: *const c_char,
@@ -166,10 +167,10 @@ pub unsafe extern "C" fn fb_trace_create(
     }
 }
 
-/// Records what the query at `position` selected: for each layer that has sets of its own, in order, k positions as
-/// a kernel emits them, in any order, -1 where there is none; `count` of them, in host memory. Positions come one by
-/// one, from first_position on, once they are accepted. On FB_OUT_OF_RANGE nothing is recorded and the next call may
-/// be right; after FB_IO the file ends with the group before, and every later call fails.
+/// Records the selection of the query at `position`: for each layer with sets of its own, in order, k positions in any
+/// order, -1 for none. `selected` has `count` numbers in host memory. Record each accepted position once, in order,
+/// from first_position on. On FB_OUT_OF_RANGE nothing is recorded and the caller may continue with a corrected call.
+/// After FB_IO the file ends with the previous group, and every later call fails.
 ///
 /// # Safety
 /// `selected` has `count` numbers.
@@ -187,24 +188,24 @@ pub unsafe extern "C" fn fb_trace_record(
     })
 }
 
-/// Writes the steps that are held. What is written survives the process.
+/// Writes the buffered steps. Written steps survive the process.
 #[unsafe(no_mangle)]
 pub extern "C" fn fb_trace_flush(trace: *mut FbTrace) -> FbStatus {
     change(trace, |trace| trace.writer()?.flush())
 }
 
-/// Flushes, and stores the file on the disk: it survives a loss of power.
+/// Flushes, and syncs the file to disk, so that it survives a loss of power.
 #[unsafe(no_mangle)]
 pub extern "C" fn fb_trace_sync(trace: *mut FbTrace) -> FbStatus {
     change(trace, |trace| trace.writer()?.sync())
 }
 
-/// Ends the recording: writes what is held and the end, and stores the file. `steps`, which may be NULL, receives
-/// the steps recorded; a file without any is one that no reader takes. Whatever the answer, the handle can then only
-/// be destroyed; on FB_IO the file is readable as far as it was written, and not finished.
+/// Ends the recording: writes the buffered steps and the end, and syncs the file. `steps`, which may be NULL, receives
+/// the number of recorded steps. Readers reject a file without any step. Whatever the result, the handle can then only
+/// be destroyed. After FB_IO the file is an unfinished recording, readable up to what was written.
 ///
 /// # Safety
-/// `steps` has room for the answer.
+/// `steps` has room for the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_trace_finish(trace: *mut FbTrace, steps: *mut u32) -> FbStatus {
     change(trace, |trace| {
@@ -218,7 +219,7 @@ pub unsafe extern "C" fn fb_trace_finish(trace: *mut FbTrace, steps: *mut u32) -
     })
 }
 
-/// Ends the handle. A recording that was not finished keeps all its steps, and readers are told that it was not.
+/// Destroys the handle. A recording that was not finished keeps all its steps, and readers report it as unfinished.
 #[unsafe(no_mangle)]
 pub extern "C" fn fb_trace_destroy(trace: *mut FbTrace) -> FbStatus {
     handle::end(trace, |_| Ok(()))

@@ -1,26 +1,26 @@
 //! A place's state in one word, and the list of free places.
 //!
-//! From the top: the kind of the object (8 bits, 0 while the place is free), the generation (40 bits), the use
-//! (16 bits: 0 idle, 0xFFFF alone, otherwise how many calls read). A handle is the same word with its place for
-//! the use; the two without these bits are the *name*, so that one comparison checks kind and generation.
+//! From the top: the kind of the object (8 bits, 0 while the place is free), the generation (40 bits), the use (16
+//! bits: 0 idle, 0xFFFF exclusive, otherwise the number of readers). A handle is the same word with its place in the
+//! bits of the use. Both words without these bits are the *name*, so one comparison checks kind and generation.
 //!
 //! | from | to | by |
 //! |---|---|---|
 //! | free, g | name(k, g), idle | [`occupy`]: store, release |
 //! | name, n readers | name, n + 1 | [`read`]: compare and swap, acquire |
 //! | name, n readers | name, n - 1 | [`unread`]: compare and swap, release |
-//! | name, idle | name, alone | [`alone`]: compare and swap, acquire |
-//! | name, alone | name, idle | [`unalone`]: store, release |
-//! | name, alone | free, g + 1 | [`vacate`]: store, release |
+//! | name, idle | name, exclusive | [`alone`]: compare and swap, acquire |
+//! | name, exclusive | name, idle | [`unalone`]: store, release |
+//! | name, exclusive | free, g + 1 | [`vacate`]: store, release |
 //! | any | 0 | a fork, in the child |
 //!
-//! Why these operations are enough: who took a place off the list is the only one to write its word; *alone* is left
-//! by its holder only, so a store does; the releases of readers and holders are acquired by whoever enters next, so
-//! that a change comes after every read before it. An ended name gains no reader, because the swap compares the name
-//! with the use. Who is inside a call when the process forks does not find his name in the child, and then leaves
-//! the word alone.
+//! Why these operations are enough. Only the thread that took a place off the list writes its word. Only the holder of
+//! exclusive access ends it, so a store is enough. The next thread that enters acquires the releases of readers and
+//! holders, so a change comes after every read before it. An ended name gains no reader, because the swap compares the
+//! name together with the use. A call that is inside when the process forks does not find its name in the child, and
+//! then leaves the word unchanged.
 //!
-//! A generation comes again after 2^40 objects of one place. Nothing here waits.
+//! A generation repeats after 2^40 objects of one place. Nothing here waits.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -33,15 +33,15 @@ const ALONE: u64 = USE;
 const READERS_MAX: u64 = ALONE - 1;
 const GENERATION_SHIFT: u32 = 16;
 const KIND_SHIFT: u32 = 56;
-/// The bits of a generation, where it stands.
+/// The bits of a generation.
 const GENERATION: u64 = (1 << KIND_SHIFT) - (1 << GENERATION_SHIFT);
 
-/// Why a call did not get in.
+/// Why a call was not admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// The name is not in this place: ended, never given, or given before a fork.
+    /// The place does not have this name: the object has ended, never existed, or was made before a fork.
     Ended,
-    /// Others are inside.
+    /// Other calls are inside.
     InUse,
 }
 
@@ -50,7 +50,7 @@ pub const fn kind(name: u64) -> u8 {
     (name >> KIND_SHIFT) as u8
 }
 
-/// Enters beside other readers.
+/// Enters for reading, together with other readers.
 pub fn read(word: &AtomicU64, name: u64) -> Result<(), Refused> {
     let mut now = word.load(Ordering::Relaxed);
     loop {
@@ -77,7 +77,7 @@ pub fn unread(word: &AtomicU64, name: u64) {
     }
 }
 
-/// Enters alone.
+/// Enters exclusively.
 pub fn alone(word: &AtomicU64, name: u64) -> Result<(), Refused> {
     match word.compare_exchange(name, name | ALONE, Ordering::Acquire, Ordering::Relaxed) {
         Ok(_) => Ok(()),
@@ -86,7 +86,7 @@ pub fn alone(word: &AtomicU64, name: u64) -> Result<(), Refused> {
     }
 }
 
-/// Whether nobody is alone inside: what keeps a call out that must be, if anything does, are readers.
+/// Whether no call has exclusive access. If an exclusive call is refused then, readers are the reason.
 pub fn is_shared(word: &AtomicU64) -> bool {
     word.load(Ordering::Relaxed) & USE != ALONE
 }
@@ -98,7 +98,7 @@ pub fn unalone(word: &AtomicU64, name: u64) {
     }
 }
 
-/// Ends a name that is held alone; whether it was.
+/// Ends a name that is held exclusively; returns whether it was.
 pub fn vacate(word: &AtomicU64, name: u64) -> bool {
     let held = word.load(Ordering::Relaxed) == name | ALONE;
     if held {
@@ -108,7 +108,8 @@ pub fn vacate(word: &AtomicU64, name: u64) -> bool {
     held
 }
 
-/// Names a free place that was taken off the list, one that never had a name by the generation `base`.
+/// Gives a name to a free place that was taken off the list; a place that never had one begins with the generation
+/// `base`.
 pub fn occupy(word: &AtomicU64, kind: u8, base: u64) -> u64 {
     let generation = match word.load(Ordering::Relaxed) {
         0 => (base << GENERATION_SHIFT) & GENERATION,
@@ -119,11 +120,11 @@ pub fn occupy(word: &AtomicU64, kind: u8, base: u64) -> u64 {
     name
 }
 
-/// The list's head counts its changes above the place + 1, so that a place that went and came back is not taken for
-/// one that stayed.
+/// The list's head counts its changes above the place + 1, so that a place that left the list and came back is not
+/// mistaken for one that stayed.
 const CHANGE: u64 = 1 << 32;
 
-/// Puts a place on the list of free ones; `next` is the place's link.
+/// Adds a place to the list of free places; `next` is the place's link.
 pub fn push(head: &AtomicU64, next: &AtomicU32, place: u32) {
     let mut now = head.load(Ordering::Relaxed);
     loop {
@@ -136,7 +137,7 @@ pub fn push(head: &AtomicU64, next: &AtomicU32, place: u32) {
     }
 }
 
-/// Takes a place off the list; `next` gives a place's link.
+/// Takes a place off the list; `next` returns a place's link.
 pub fn pop<'a>(head: &AtomicU64, next: impl Fn(u32) -> &'a AtomicU32) -> Option<u32> {
     let mut now = head.load(Ordering::Acquire);
     loop {

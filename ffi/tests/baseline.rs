@@ -230,12 +230,12 @@ enum fb_status
 };
 typedef uint32_t fb_status;
 typedef struct fb_cache fb_cache;
-typedef struct fb_row {
+typedef struct fb_batch_row {
     uint32_t bytes[2];
-    const struct fb_row *next;
+    const struct fb_batch_row *next;
     fb_status (*call)(void *data,
                       void *stream);
-} fb_row;
+} fb_batch_row;
 typedef uint64_t fb_step;
 fb_status fb_open(struct fb_cache *cache);
 const char *fb_text(uint32_t a,
@@ -244,7 +244,7 @@ const char *fb_text(uint32_t a,
     let names = names(header);
     assert_eq!(names.numbers, ["FB_ONE", "FB_OK", "FB_BAD"]);
     let fields = ["bytes", "next", "call"].map(str::to_owned).to_vec();
-    assert_eq!(names.structs, [("fb_row".to_owned(), fields)]);
+    assert_eq!(names.structs, [("fb_batch_row".to_owned(), fields)]);
     assert_eq!(names.aliases, ["fb_status", "fb_step"]);
     assert_eq!(names.functions.into_iter().collect::<Vec<_>>(), ["fb_open", "fb_text"]);
 }

@@ -1,6 +1,6 @@
-//! `include/forebay.h` is what the sources say, and compiles as C and as C++.
+//! Tests that `include/forebay.h` is generated from the present sources, and compiles as C and as C++.
 //!
-//! `FOREBAY_BLESS=1 cargo test -p forebay-ffi --test header` writes it again after a change.
+//! `FOREBAY_BLESS=1 cargo test -p forebay-ffi --test header` regenerates it after a change.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
@@ -14,53 +14,59 @@ use cbindgen::{Config, DocumentationStyle, ExportConfig, Language, RenameRule, S
 mod gcc;
 
 const HEAD: &str = "\
-/* forebay: the KV and latent cache of large-language-model serving.
+/* forebay: the KV and latent cache of large-language-model serving. It keeps every row in host memory and a cache of
+ * them on the device, by exact LRU, step by step.
  *
  * Generated from ffi/src; do not edit. docs/versions.md says what its version promises.
  *
- * Needs       Linux 4.14 or later, where memory can be had that a fork wipes (MADV_WIPEONFORK): without it every
- *             creation answers FB_OS_REFUSED.
- * Status      Every fallible call answers an fb_status: FB_OK is 0, the others are the library's kinds of
- *             error. A NULL that is not allowed is FB_INVALID_CONFIG. A panic inside the library is
- *             FB_INTERNAL; the object then answers nothing else, and its destruction gives its memory up.
- * Answers     Out-parameters are written on FB_OK only, reasons of a failed creation on failure only.
- *             fb_retire's step is the exception: it is set to 0 whenever the step has ended. They overlap neither
- *             each other nor what the call reads. A list of length 0 may be NULL everywhere.
- * Handles     What has a create (or another call that gives it) has a destroy. A handle is a token that is looked
- *             up, never followed: NULL, a handle of another kind, or no handle at all is FB_INVALID_CONFIG, one that
- *             was destroyed FB_CLOSED, and the library touches nothing. At most 65,536 are there at a time.
- *             A sequence is a number and a step an fb_step; 0 is none of either. One that was closed or retired, or
- *             never given, or another cache's, is FB_CLOSED.
+ * Words       A row is the KV or latent entry of one token in one layer, in one run of bytes (a latent) or two (K and
+ *             V). The total pool in pinned host memory has every row; a layer's slab on the device has slots for some
+ *             of them. A query row is a position that a sequence decodes in a step: its next token or a draft. A
+ *             selection (top-k indices) lists the positions that one query row reads. Resolving a selection (R) finds
+ *             its resident rows (hits) and the others (misses). The gather (G) copies missed rows into slots; the
+ *             scatter (S) copies new rows from their landing slots to the total pool. A lane is a sequence's place in
+ *             the device's tables. docs/design.md has all words, docs/integration.md the calls in an engine's order.
+ * Needs       Linux 4.14 or later, where MADV_WIPEONFORK exists: without it every creation returns FB_OS_REFUSED.
+ * Status      Every call that can fail returns an fb_status: FB_OK is 0, the others are the library's kinds of error.
+ *             A NULL that is not allowed is FB_INVALID_CONFIG. A panic inside the library is FB_INTERNAL; the object
+ *             is unusable after it, and its destruction gives its memory up.
+ * Results     A call writes its out-parameters only if it returns FB_OK. A failed creation writes only its reason.
+ *             fb_retire's step is the exception: it is set to 0 whenever the step has ended. Out-parameters must not
+ *             overlap each other or the call's inputs. A list of length 0 may always be NULL.
+ * Handles     Whatever a create call, or another call, makes has a destroy call. A handle is a token that the library
+ *             looks up and never follows. NULL, a handle of another kind, or no handle at all is FB_INVALID_CONFIG; a
+ *             destroyed handle is FB_CLOSED; the library then touches nothing. At most 65,536 handles exist at a time.
+ *             A sequence is a number and a step is an fb_step; 0 is none of either. A number that was closed or
+ *             retired, or never given, or is another cache's, is FB_CLOSED.
  * Text        fb_error_text copies the text of the last call that failed on an object: what, where, with which
- *             numbers, what to do. A creation that fails writes it to its own `text`.
- * Threads     Calls on one object through a const pointer may run at the same time. A call through a pointer
- *             without const must be alone: beside another call on that object, also one from a callback, it answers
- *             FB_BUSY and has done nothing; so does a const call beside it. Beside const calls alone it waits for a
- *             moment, under a millisecond: a thread that reads fb_cache_stats gets FB_BUSY now and then, and does not
- *             refuse the decode thread its fb_layer; long ones (fb_cache_validate, fb_digest) belong between its
- *             calls. This FB_BUSY leaves no text: fb_error_text then still has an older failure's.
- *             Who keeps to one thread a cache never sees it, and FB_BUSY is of the work in flight.
- *             Objects are independent of each other.
- *             A callback, also fb_stream_call's work, neither throws nor jumps out.
- * Fork        In a forked child every handle of the parent's is FB_CLOSED, and what the child creates is its own.
- *             A call whose callback forks is FB_CLOSED in the child, whatever the callback answers there. In the
- *             parent nothing changes.
- * Structs     A struct that begins with `size` is set to zero, then `size` to its sizeof. The library
- *             takes the size of an older header, reading what is missing as 0; it takes a larger size if
- *             what it does not know is 0. Of a struct that it fills it writes what both sides know, and
- *             zeroes the rest.
- * Streams     A stream is the engine's own, as `void *`. On CUDA it is a CUstream that fb_stream_borrow made known
- *             (NULL: the legacy stream), or one of fb_stream_create's; on a host device one of fb_stream_create's,
- *             or NULL for the first. Any other is FB_OUT_OF_RANGE. Calls enqueue and return; those that wait for
- *             the device are fb_stream_wait, fb_stream_return and fb_device_destroy, and for tests fb_digest and
- *             fb_cache_validate. On FB_DEVICE_HOST_THREADS a stream holds 4096 operations: who enqueues more waits
- *             until one has run. Streams run beside each other but for fb_stream_order.
- * Memory      Buffers stay the caller's. What a cache takes is its device's until fb_device_destroy. The library
- *             reads no environment variable, installs no signal handler, and writes to no log; only a panic shows
- *             on standard error.
+ *             numbers, and what to do. A creation that fails writes it to its own `text`.
+ * Threads     Calls on one object through a const pointer may run at the same time. A call through a pointer without
+ *             const is exclusive: if another call on that object is running, even in a callback, it returns FB_BUSY
+ *             and has done nothing. A const call returns FB_BUSY while an exclusive call is running. While only const
+ *             calls are running, an exclusive call retries for up to a millisecond. So a thread that reads
+ *             fb_cache_stats gets FB_BUSY now and then, but does not make the decode thread's fb_layer fail; make long
+ *             const calls (fb_cache_validate, fb_digest) between the decode thread's calls. This FB_BUSY leaves no
+ *             text: fb_error_text still has the text of an older failure. An engine that uses a cache from one thread
+ *             only never sees this FB_BUSY, and any FB_BUSY then means work in flight. Objects are independent of each
+ *             other. Callbacks, including the work of fb_stream_call, must not throw or jump out.
+ * Fork        In a forked child every handle of the parent is FB_CLOSED, and what the child creates is its own. A call
+ *             whose callback forks returns FB_CLOSED in the child, whatever the callback returns there. In the parent
+ *             nothing changes.
+ * Structs     Zero a struct that begins with `size`, then set `size` to its sizeof. The library accepts the size of an
+ *             older header and reads the missing fields as 0. It accepts a larger size if the fields that it does not
+ *             have are 0. In a struct that it fills, it writes the fields that both sides have and zeroes the rest.
+ * Streams     A stream is the engine's own, as `void *`. On CUDA it is a CUstream that fb_stream_borrow has introduced
+ *             (NULL: the legacy stream), or one of fb_stream_create. On a host device it is one of fb_stream_create,
+ *             or NULL for the first. Any other is FB_OUT_OF_RANGE. Calls enqueue and return. Only fb_stream_wait,
+ *             fb_stream_return and fb_device_destroy wait for the device, and, for tests, fb_digest and
+ *             fb_cache_validate. On FB_DEVICE_HOST_THREADS a stream holds 4096 operations: a caller that enqueues more
+ *             waits until one has run. Streams run concurrently unless fb_stream_order orders them.
+ * Memory      Buffers remain the caller's. The memory that a cache takes belongs to its device until
+ *             fb_device_destroy. The library reads no environment variable, installs no signal handler, and writes no
+ *             log; only a panic prints to standard error.
  */";
 
-/// The files whose declarations the header shows, in its order. Those not named follow by name.
+/// The files that the header shows first, in this order. The others follow by name.
 const FIRST: [&str; 6] = ["status", "device", "config", "cache", "sequence", "share"];
 
 fn here(path: &str) -> std::path::PathBuf {
@@ -119,7 +125,7 @@ fn generate() -> String {
     let builder = sources.iter().fold(cbindgen::Builder::new(), |builder, (file, _)| builder.with_src(file));
     let mut text = Vec::new();
     builder.with_config(config).generate().unwrap().write(&mut text);
-    // The heading that Rust asks for says nothing to a reader of C.
+    // A reader of C does not know Rust's heading.
     String::from_utf8(text).unwrap().replace("// # Safety\n", "// Requires:\n")
 }
 

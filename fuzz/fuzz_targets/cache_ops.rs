@@ -1,4 +1,4 @@
-//! Operation sequences on the cache: any bytes are a run of the world that `tests/world.rs` checks.
+//! Runs operation sequences on the cache: any bytes are a run of the world that `tests/world.rs` checks.
 #![no_main]
 
 #[expect(dead_code, reason = "what only the tests use of the world: controls, held streams, random bytes")]

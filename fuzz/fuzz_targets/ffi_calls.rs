@@ -1,4 +1,4 @@
-//! Calls of the C interface in any order, with any numbers.
+//! Makes calls of the C interface in any order, with any numbers.
 #![no_main]
 
 use forebay_c::{cache, config, device, layer, sequence, share, status, step};

@@ -1,4 +1,5 @@
-//! The readers of request traces: any bytes are a trace or an error. The first byte chooses an option.
+//! Feeds any bytes to the readers of request traces: the result is a trace or an error. The first byte chooses an
+//! option.
 #![no_main]
 
 #[path = "../../tests/support/request_bytes.rs"]

@@ -1,4 +1,4 @@
-//! The trace reader: any bytes are a trace or an error.
+//! Feeds any bytes to the trace reader: the result is a trace or an error.
 #![no_main]
 
 #[path = "../../tests/support/trace_bytes.rs"]

@@ -1,40 +1,40 @@
-//! Accepting drafts: how many rows of a sequence's last step count is said when its next step is prepared.
+//! Accepting drafts: the prepare of a sequence's next step says how many rows of its last step count.
 //!
-//! A step's drafts are accepted by the next step's prepare, because only then is it known how many they are, and
-//! because there is nothing to do before: its rows stand in landing slots, and in the total pool, until the next step
-//! writes the landing slots anew. So the count travels with the next step, and its first operation on the device, the
-//! commit in [`PoolOp::Begin`](crate::device::PoolOp::Begin), copies what was accepted from landing slots to slots and
-//! forgets the rest. A retirement tells the tokens of its own step and accepts nothing.
+//! The next step's prepare accepts a step's drafts for two reasons. The engine has the count only then. And nothing
+//! needs to happen earlier: the rows stay in landing slots, and in the total pool, until the next step overwrites the
+//! landing slots. So the next step carries the count. Its first operation on the device, the commit in
+//! [`PoolOp::Begin`](crate::device::PoolOp::Begin), copies the accepted rows from landing slots to slots and forgets
+//! the others. Retiring a step reports its results and accepts nothing.
 //!
-//! | | the host, here | the device |
+//! | call | the host, here | the device |
 //! |---|---|---|
-//! | prepare of the next | [`RowCounts::check_accepted`], [`RowCounts::begin_step`] | commits, expects new rows |
-//! | retire of that one | [`RowCounts::end_step`]: the length that it began with | has reported it |
+//! | prepare of the next step | [`RowCounts::check_accepted`], [`RowCounts::begin_step`] | commits, expects new rows |
+//! | retire of the next step | [`RowCounts::end_step`] takes the length that the step began with | has reported it |
 //!
-//! **What the host does not know it bounds.** Where the device has the count ([`Accepted::OnDevice`]), every landed
-//! row may be accepted as long as no report says otherwise. So `upper` never falls short of what steps in flight may
-//! commit, and admission has reserved pages for it ([`RowCounts::reach`]).
+//! **An upper bound.** If only the device has the count ([`Accepted::OnDevice`]), every landed row may turn out to be
+//! accepted until a report says otherwise. So `upper` is at least the length that steps in flight may commit, and
+//! admission has reserved pages for it ([`RowCounts::reach`]).
 //!
-//! A sequence that makes no further step has its last rows accepted by [`Cache::roll_back`](crate::Cache::roll_back)
-//! to the length that is meant.
+//! For a sequence without a next step, [`Cache::truncate`](crate::Cache::truncate) accepts the last rows up to the
+//! given length.
 
 use crate::cache::record::RowCounts;
-use crate::device::block::ACCEPTED_ON_DEVICE;
+use crate::device::descriptor::ACCEPTED_ON_DEVICE;
 use crate::error::{Error, Kind, Result};
 use crate::step::RowInFlight;
 
 /// How many rows of a sequence's previous step were accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accepted {
-    /// So many; 0 for a sequence without a previous step.
+    /// The first this many rows; 0 for a sequence without a previous step.
     Rows(u32),
-    /// The device's tensor of accepted counts says it, in the batch row's place: 0 for a sequence without
-    /// a previous step, or one that was rolled back since.
+    /// The device's tensor of accepted counts has the number, at the index of the batch row. It must be 0 for a
+    /// sequence without a previous step, or one that was truncated since.
     OnDevice,
 }
 
 impl Accepted {
-    /// As a step block has it.
+    /// The word in a step descriptor.
     pub(super) const fn word(self) -> u32 {
         match self {
             Accepted::Rows(count) => count,
@@ -44,7 +44,7 @@ impl Accepted {
 }
 
 impl RowCounts {
-    /// Whether so many rows have landed, or the device will be asked and there `is_tensor` to ask.
+    /// Checks that enough rows have landed, or, for a count on the device, that there is a tensor (`is_tensor`).
     ///
     /// # Errors
     /// [`Kind::OutOfRange`], [`Kind::InvalidConfig`].
@@ -59,7 +59,7 @@ impl RowCounts {
         }
     }
 
-    /// Landed rows of which the host knows that they were rejected.
+    /// The number of landed rows that the host can already count as rejected.
     fn rejected(&self, accepted: Accepted) -> u32 {
         match accepted {
             Accepted::Rows(count) => self.landed.saturating_sub(count),
@@ -67,13 +67,13 @@ impl RowCounts {
         }
     }
 
-    /// How many tokens the sequence may have behind a step of `query_rows` rows.
+    /// The most tokens that the sequence may have after a step of `query_rows` rows.
     pub(super) fn reach(&self, accepted: Accepted, query_rows: u32) -> u64 {
         u64::from(self.upper) - u64::from(self.rejected(accepted)) + u64::from(query_rows)
     }
 
-    /// A step of `query_rows` rows has begun, which commits what was accepted. Answers the rows that were enqueued
-    /// before it.
+    /// Notes that a step of `query_rows` rows has begun, which commits the accepted rows. Returns the number of rows
+    /// enqueued before it.
     pub(super) fn begin_step(&mut self, accepted: Accepted, query_rows: u32) -> u64 {
         let before = self.enqueued;
         self.enqueued += u64::from(query_rows);
@@ -82,11 +82,11 @@ impl RowCounts {
         before
     }
 
-    /// A step was retired whose report says with how many committed tokens it began.
+    /// Notes that a step was retired. `length` is the number of committed tokens with which it began, from its report.
     pub(super) fn end_step(&mut self, row: &RowInFlight, length: u32) {
         let since = (self.enqueued - row.enqueued_before).try_into().unwrap_or(u32::MAX);
         self.upper = self.upper.min(length.saturating_add(since));
-        // Steps may be retired in any order; the last one enqueued says how long the sequence is.
+        // Steps may be retired in any order; the step enqueued last determines the length of the sequence.
         if since == row.query_rows {
             self.committed = length;
             self.landed = row.query_rows;

@@ -1,7 +1,7 @@
-//! Admission: everything that a sequence will need is taken when it is opened, or nothing is.
+//! Admission: opening a sequence takes all the memory that it will need, or none.
 //!
-//! Counted are the prompt, the promised tokens and the rows in flight, on both sides: host rows grow with
-//! every decoded token, and systems that admitted the prompt alone overflowed in the middle of decoding
+//! Admission counts the prompt, the promised tokens and the rows in flight, on the host and on the device. Host rows
+//! grow with every decoded token; systems that admitted only the prompt ran out of memory in the middle of decoding
 //! (sgl-project/sglang#23704).
 
 use std::collections::VecDeque;
@@ -14,20 +14,20 @@ use crate::ids::Sequence;
 use crate::sparse::{BringUp, Budget, Holding, WarmUp};
 use crate::total::PageTable;
 
-/// What a sequence asks for.
+/// The request for a sequence: its tokens and its slots.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Open {
     /// Tokens of the prompt.
     pub prompt: u32,
-    /// Tokens that it may decode.
+    /// The most tokens that it may decode.
     pub promised: u32,
-    /// Slots in each layer.
+    /// Its slots in each layer.
     pub budget: Budget,
-    /// What is brought up when it joins.
+    /// The rows to load when it joins.
     pub bring_up: BringUp,
 }
 
-/// A page whose first rows are copied to another page, in every layer, with their index keys.
+/// A copy of one page's rows and index keys to another page, in every layer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PageCopy {
     pub(super) from: (u32, u32),
@@ -35,12 +35,11 @@ pub(super) struct PageCopy {
 }
 
 impl Cache {
-    /// Admits a sequence: takes its pages, slots and lane.
+    /// Opens a sequence: takes its pages, slots and lane.
     ///
     /// # Errors
-    /// [`Kind::Exhausted`] names the pool with `wanted` and `free`; [`Kind::OutOfRange`] for more tokens
-    /// than the cache was made for; [`Kind::InvalidConfig`] for a budget that makes no sense. Nothing is
-    /// taken then.
+    /// [`Kind::Exhausted`] names the pool, with `wanted` and `free`; [`Kind::OutOfRange`] for more tokens
+    /// than the cache was made for; [`Kind::InvalidConfig`] for an invalid budget. An error takes nothing.
     pub fn open(&mut self, open: &Open) -> Result<Sequence> {
         let (index, admitted) = self.admit(open)?;
         let pages = self.geometry.pages(self.config.reach(admitted)?);
@@ -53,29 +52,28 @@ impl Cache {
         Ok(self.enter(index, open, admitted, Owned { table, slots, ..Owned::default() }, 0))
     }
 
-    /// Opens a sequence that begins as a copy of `parent`, whose committed tokens are its prompt: full
-    /// pages are shared, the partial page is copied on `stream`. Slots are never shared: the child starts
-    /// with what `open` says is brought up, and is ready when the ticket is Done. `open.prompt` is taken
-    /// from the parent.
+    /// Opens a sequence that begins as a copy of `parent`. The parent's committed tokens are the child's prompt;
+    /// `open.prompt` is ignored. The two share full pages; `stream` copies the partial page. They never share slots:
+    /// the child starts with the rows that `open.bring_up` loads, and is ready when the ticket is Done.
     ///
     /// # Errors
     /// As [`Cache::open`]; [`Kind::Closed`]; [`Kind::Busy`] while work of the parent is in flight;
-    /// [`Kind::InvalidConfig`] while the parent has rows that were neither accepted nor rejected
-    /// (roll it back to the length that is meant), or has not joined.
+    /// [`Kind::InvalidState`] while the parent has rows that are neither accepted nor rejected (truncate it to the
+    /// length that you want), or if it has not joined; [`Kind::DeviceFailed`] if work of the parent failed.
     pub fn fork(&mut self, parent: Sequence, open: &Open, stream: Stream) -> Result<(Sequence, Ticket)> {
         let record = self.record(parent)?;
         record.check_state(&[State::Running], "fork")?;
         record.check_idle("fork")?;
         record.check_ticket("fork")?;
         if record.rows.landed > 0 {
-            return Err(Error::new(Kind::InvalidConfig, "fork")
+            return Err(Error::new(Kind::InvalidState, "fork")
                 .at("rows of the last step are neither accepted nor rejected")
                 .with("landed", record.rows.landed)
-                .hint("roll the parent back to the length that is meant, then fork"));
+                .hint("truncate the parent to the length that you want, then fork"));
         }
         let open = Open { prompt: record.rows.committed, ..open.clone() };
         let (index, admitted) = self.admit(&open)?;
-        // The parent's rows must be where they are said to be before they are copied or gathered.
+        // The work that writes the parent's rows must end before they are copied or gathered.
         self.order_behind(parent.index as usize, stream)?;
         let pages = self.geometry.pages(self.config.reach(admitted)?);
         let full = (open.prompt / self.geometry.page_tokens()) as usize;
@@ -112,9 +110,9 @@ impl Cache {
         let joined = self.join_fork(parent, child, copy, stream);
         if joined.is_err() {
             self.records[index].state = State::Closing;
-            // The parent's work has ended, as was checked: a cut that is tried again must not find older copies.
+            // The parent's work has ended, as checked above. A truncate that is tried again must not find older copies.
             self.give_held_back(parent.index as usize)?;
-            // What is refused now is left to a reap.
+            // If the device refuses this, `reap` frees the child later.
             let _ = self.release_closed(index, stream);
         }
         joined.map(|ticket| (child, ticket))
@@ -139,7 +137,7 @@ impl Cache {
         Ok(ticket)
     }
 
-    /// Checks the numbers of an opening; answers the record's index and the admitted tokens.
+    /// Checks the numbers of a request. Returns the index of a free record and the admitted tokens.
     pub(super) fn admit(&self, open: &Open) -> Result<(usize, u32)> {
         let tokens = open.prompt.checked_add(open.promised);
         let Some(admitted) = tokens.filter(|t| *t > 0 && *t <= self.config.max_tokens) else {
@@ -165,7 +163,7 @@ impl Cache {
         self.sparse.take(budgets)
     }
 
-    /// Takes `count` pages of rows and as many of index keys, or none. Shared pages that nobody uses make room.
+    /// Takes `count` pages of rows and as many of index keys, or none. It evicts unused shared pages if needed.
     pub(super) fn take_pages(&mut self, count: u32, table: &mut PageTable) -> Result<()> {
         self.check_room(count, 0)?;
         self.make_room(count)?;
@@ -177,14 +175,14 @@ impl Cache {
             }
             return Err(error);
         }
-        // Tests are to see a row that nobody stored, not one that happens to be right.
+        // In debug builds, a row that was never stored must show, and not happen to be right.
         match cfg!(debug_assertions) && !self.config.residency_only {
             true => table.host[before..].iter().try_for_each(|page| self.total.poison(*page)),
             false => Ok(()),
         }
     }
 
-    /// Begins the record of an admitted sequence, of whose prompt `filled` rows are there in every layer.
+    /// Begins the record of an admitted sequence. Every layer already has `filled` rows of its prompt.
     pub(super) fn enter(
         &mut self,
         index: usize,
@@ -208,8 +206,8 @@ impl Cache {
         Sequence { index: index as u32, generation }
     }
 
-    /// Makes the sequence the only owner of every page from the one that `length` cuts on: those that others
-    /// use are replaced by fresh ones. Answers which page must be copied, if the cut falls inside one of them.
+    /// Makes the sequence the only owner of its pages from position `length` on: fresh pages replace the pages that
+    /// others use. Returns the page copy that is needed if `length` falls inside a replaced page.
     pub(super) fn own_pages_from(&mut self, sequence: Sequence, length: u32) -> Result<Option<PageCopy>> {
         let page_tokens = self.geometry.page_tokens();
         let first = (length / page_tokens) as usize;

@@ -1,33 +1,33 @@
-//! Captured steps: all layers of a step, recorded once, then launched as one operation.
+//! Captured steps: a CUDA graph of all layers of a step, captured once and launched as one operation.
 //!
-//! A launch from the host costs microseconds, and a step has thousands of them; a graph has one. What it holds
-//! is fixed when it is captured: streams, buffers, the batch rows of its bucket, the order of each layer. What
-//! changes from step to step is data: the step block that [`Cache::prepare`] copies to the device, outside the
-//! graph, says which lanes the batch has and how many of its rows are real; the others are inert. The report
-//! goes out behind the graph, by [`Cache::finish`], into the slot of that step. So any number of steps may be
-//! in flight on one graph, and nothing in it names a sequence.
+//! Each launch from the host costs microseconds, and a step has thousands of launches. A graph needs one. The capture
+//! fixes the streams, the buffers, the batch rows of the bucket and the order of each layer. Only data changes from
+//! step to step: [`Cache::prepare`] copies the step descriptor to the device outside the graph. The descriptor names
+//! the lanes of the batch and the number of real rows; the other rows of the bucket are inert. After the graph,
+//! [`Cache::finish`] enqueues the report into the slot of that step. So no part of a graph names a sequence, and any
+//! number of steps may be in flight on one graph.
 //!
-//! | | who |
+//! | task | done by |
 //! |---|---|
-//! | captures a bucket's layers, once a table and version | [`Cache::capture`] |
-//! | keeps what was captured, by the choice's bucket, table and version | the engine |
-//! | launches them for the open steps of its micro-batches | [`Cache::launch`] |
+//! | capture a bucket's layers, once for each table and version | [`Cache::capture`] |
+//! | keep the captured graphs by bucket, table and version of the choice | the engine |
+//! | launch a graph for the open steps of its micro-batches | [`Cache::launch`] |
 //!
-//! **An engine that captures by itself** (a framework's graph of the whole model) enqueues by
-//! [`Cache::capture_into`] while its own capture is under way, launches its graph, and tells
-//! [`Cache::launched`] which steps that was for.
+//! **An engine that captures the whole model itself** (a framework's graph) calls [`Cache::capture_into`] during its
+//! own capture. It launches its graph, and then reports the steps of that launch with [`Cache::launched`].
 //!
-//! **Edges.** The graph begins and ends on the compute stream of its first micro-batch. The others' are forked
-//! from it and joined to it inside; at a launch, they are ordered before and behind it. Every scatter is joined
-//! before the end.
+//! **Edges.** The graph begins and ends on the compute stream of its first micro-batch. Inside the graph, the compute
+//! streams of the other micro-batches fork from it and join it. A launch comes after their earlier work and before
+//! their later work. Every scatter is joined before the graph ends.
 //!
-//! **Priorities.** Of two kernels that wait for a GPU's multiprocessors the older one's blocks go first, so a gather
-//! would begin when the product in front of it ends. The streams of R, G and S are to have a greater priority than
-//! `compute`. A graph keeps the priorities of the streams that its kernels were captured on only where it is
-//! instantiated so: the cache's are, the engine's own should be (`CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY`).
+//! **Priorities.** When two kernels wait for a GPU's multiprocessors, the blocks of the older kernel run first. So
+//! without priorities a gather would begin only when the matrix product enqueued before it ends. Give the streams of
+//! R, G and S (resolve, gather, scatter) a higher priority than `compute`. A graph keeps the priorities of the streams
+//! that its kernels were captured on only if it is instantiated with
+//! `CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY`. The cache does so; the engine should do so for its own graphs.
 //!
-//! It does not choose tables ([`crate::overlap::Chooser`]), and does not capture what engines enqueue outside
-//! their callbacks.
+//! This module does not choose tables ([`crate::overlap::Chooser`]), and it does not capture work that engines enqueue
+//! outside their callbacks.
 
 use std::sync::Arc;
 
@@ -38,26 +38,26 @@ use crate::ids::{Layer, MicroBatch};
 use crate::overlap::{Engine, Overlap, Run, enqueue_step};
 use crate::step::Step;
 
-/// What to capture: see [`Cache::capture`].
+/// The arguments of [`Cache::capture`].
 #[derive(Clone, Copy, Debug)]
 pub struct Capture<'a> {
-    /// The micro-batches whose steps run in one graph, each with its streams, the batch rows of the bucket, and
-    /// its buffers.
+    /// The micro-batches whose steps run in one graph, each with its streams, its buffers and the batch rows of the
+    /// bucket.
     pub micro_batches: &'a [(MicroBatch, Layers)],
     /// Query rows of the steps.
     pub query_rows: u32,
     /// The order of each layer, draft layers last.
     pub by_layer: &'a [Overlap],
-    /// Passes of the draft layers.
+    /// The number of draft passes of each draft layer.
     pub draft_passes: u32,
 }
 
-/// The layers of a bucket, captured. Giving it up waits for nothing: launches under way still run.
+/// The captured layers of a bucket. Dropping it does not wait: launches in progress still run.
 #[derive(Debug)]
 pub struct Captured {
     ring: u32,
     device: Arc<dyn Device>,
-    /// None where the engine has the graph.
+    /// None if the engine has the graph.
     graph: Option<Graph>,
     micro_batches: Vec<(MicroBatch, Layers)>,
     query_rows: u32,
@@ -67,7 +67,7 @@ pub struct Captured {
 impl Drop for Captured {
     fn drop(&mut self) {
         if let Some(graph) = self.graph {
-            // The device has it: it was made there, and is given up once.
+            // The graph was made on this device and is released once, so a refusal is impossible here.
             let _ = self.device.release(graph);
         }
     }
@@ -80,7 +80,7 @@ impl Captured {
     }
 }
 
-/// A capture that was begun: it ends in any case, and what it made is worth nothing unless all was enqueued.
+/// A capture in progress. Dropping it ends the capture and discards the graph.
 struct UnderWay<'a> {
     device: &'a dyn Device,
     stream: Stream,
@@ -100,7 +100,7 @@ impl<'a> UnderWay<'a> {
 }
 
 impl Drop for UnderWay<'_> {
-    /// A callback has failed, or panicked: its own error is what is told.
+    /// A callback failed or panicked. The caller gets the callback's own error.
     fn drop(&mut self) {
         if !self.ended
             && let Ok(graph) = self.device.captured(self.stream)
@@ -110,21 +110,23 @@ impl Drop for UnderWay<'_> {
     }
 }
 
-fn refuse(operation: &'static str, place: &'static str) -> Error {
-    Error::new(Kind::InvalidConfig, operation).at(place)
+fn refuse(kind: Kind, operation: &'static str, place: &'static str) -> Error {
+    Error::new(kind, operation).at(place)
 }
 
 impl Cache {
-    /// Captures the layers of a bucket into a graph: the engine's work by its callbacks, R, G and S between
-    /// them. Nothing runs. Steps may be in flight meanwhile; none of the bucket's micro-batches may be open.
+    /// Captures the layers of a bucket into a graph: the engine's work, through its callbacks, and R, G and S between
+    /// the callbacks. Nothing runs. Steps may be in flight during the capture, but none of the bucket's micro-batches
+    /// may have an open step.
     ///
-    /// For an engine that captures nothing by itself and wants a step's layers launched as one operation, by
+    /// For an engine that captures nothing itself and launches a step's layers as one operation with
     /// [`Cache::launch`].
     ///
     /// # Errors
     /// As [`Cache::overlap_steps`]; [`Kind::Busy`] while a step of these micro-batches is open;
-    /// [`Kind::InvalidConfig`] for no micro-batch or one named twice, on a device without graphs, and for what
-    /// may not be captured, with the driver's word for it. The capture has ended then, and nothing is left of it.
+    /// [`Kind::InvalidConfig`] for no micro-batch, or one named twice; [`Kind::Unsupported`] on a device without
+    /// graphs; [`Kind::InvalidState`] for an operation that cannot be captured, with the driver's error name. After an
+    /// error the capture has ended, and no graph is left.
     pub fn capture(&mut self, bucket: &Capture<'_>, engine: &mut dyn Engine) -> Result<Captured> {
         let runs = self.bucket_runs(bucket)?;
         let under_way = UnderWay::begin(&*self.device, first_stream(bucket)?)?;
@@ -132,19 +134,23 @@ impl Cache {
         Ok(self.captured(bucket, Some(under_way.end()?)))
     }
 
-    /// The same for an engine that captures the whole model, and launches it by itself ([`Cache::launched`]): its
-    /// capture is under way on the compute stream of the first micro-batch, and everything is enqueued there, forked
-    /// from it and joined to it. The engine's graph names this device's memory and its kernels: it must be gone
-    /// before the device is.
+    /// Enqueues the layers of a bucket into the engine's own capture. For an engine that captures the whole model and
+    /// launches the graph itself ([`Cache::launched`]). The engine's capture must be in progress on the compute stream
+    /// of the first micro-batch. The other streams fork from that stream and join it. The engine's graph uses this
+    /// device's memory and kernels, so the engine must destroy the graph before the device.
     ///
     /// # Errors
-    /// As [`Cache::capture`]; [`Kind::InvalidConfig`] where that stream is not being captured, before anything is
-    /// enqueued. Afterwards the engine's capture is worth nothing.
+    /// As [`Cache::capture`]; [`Kind::InvalidState`] if that stream is not being captured, before anything is
+    /// enqueued. After any later error the engine must discard its capture.
     pub fn capture_into(&mut self, bucket: &Capture<'_>, engine: &mut dyn Engine) -> Result<Captured> {
         let runs = self.bucket_runs(bucket)?;
         if !self.device.is_capturing(first_stream(bucket)?)? {
-            return Err(refuse("capture", "no capture is under way on the first compute stream")
-                .hint("begin the engine's capture there, or let the cache capture"));
+            return Err(refuse(
+                Kind::InvalidState,
+                "capture",
+                "no capture is in progress on the first compute stream",
+            )
+            .hint("begin the engine's capture on that stream, or call `capture`"));
         }
         self.enqueue_bucket(bucket, &runs, engine)?;
         Ok(self.captured(bucket, None))
@@ -163,7 +169,7 @@ impl Cache {
 
     fn bucket_runs(&self, bucket: &Capture<'_>) -> Result<Vec<Run>> {
         self.check_orders(bucket.by_layer)?;
-        self.check_passes(bucket.query_rows, bucket.draft_passes)?;
+        self.check_draft_passes(bucket.query_rows, bucket.draft_passes)?;
         if bucket.query_rows == 0 || bucket.query_rows > self.config.query_rows {
             return Err(Error::new(Kind::OutOfRange, "capture")
                 .at("query rows")
@@ -173,7 +179,7 @@ impl Cache {
         let mut runs = Vec::with_capacity(bucket.micro_batches.len());
         for (index, (micro_batch, layers)) in bucket.micro_batches.iter().enumerate() {
             if bucket.micro_batches[..index].iter().any(|(other, _)| other == micro_batch) {
-                return Err(refuse("capture", "a micro-batch is named twice"));
+                return Err(refuse(Kind::InvalidConfig, "capture", "a micro-batch is named twice"));
             }
             if micro_batch.0 >= self.config.micro_batches {
                 return Err(Error::new(Kind::OutOfRange, "capture")
@@ -200,26 +206,30 @@ impl Cache {
         runs.iter().try_for_each(|run| run.schedule.join(&*self.device, &run.streams, first))
     }
 
-    /// Launches captured layers for the open steps of its micro-batches, in its order of them.
-    /// [`Cache::finish`] comes next, on any stream.
+    /// Launches captured layers for the open steps of their micro-batches. `steps` has the order of the captured
+    /// micro-batches. Call [`Cache::finish`] next, on any stream.
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`] for what another cache has captured, as one that was closed, and for steps with more
-    /// rows than the bucket; [`Kind::InvalidConfig`] for steps of other micro-batches or another number of query
-    /// rows or prepared on another stream, finished or abandoned steps, and layers whose graph the engine has.
-    /// Nothing is enqueued then. What is refused afterwards abandons the steps.
+    /// [`Kind::OutOfRange`] for layers that another cache captured (a cache that was shut down included), and for steps
+    /// with more rows than the bucket; [`Kind::InvalidConfig`] for steps of other micro-batches, with another number of
+    /// query rows, or prepared on another stream; [`Kind::InvalidState`] for finished, abandoned or already launched
+    /// steps, and if the engine has the graph. These errors enqueue nothing. A later error abandons the steps.
     pub fn launch(&mut self, captured: &Captured, steps: &mut [&mut Step]) -> Result<()> {
         self.check_captured("launch", captured, steps)?;
         for (step, (_, layers)) in steps.iter().zip(&captured.micro_batches) {
             self.check_prepared(step, layers)?;
         }
         let Some(graph) = captured.graph else {
-            return Err(refuse("launch", "the graph is the engine's: launch it, then call `launched`"));
+            return Err(refuse(
+                Kind::InvalidState,
+                "launch",
+                "the graph is the engine's: launch it, then call `launched`",
+            ));
         };
         let first = captured.micro_batches[0].1.streams.compute;
         for (step, (_, layers)) in steps.iter_mut().zip(&captured.micro_batches) {
             step.begin_layers(layers.streams);
-            // Until all is ordered behind the launch, only the stream of the launch is.
+            // Until all streams are ordered after the launch, only the stream of the launch is.
             step.work.beside = Some(first);
         }
         self.around(captured, |schedule, device, own| schedule.fork(device, own, first))?;
@@ -233,16 +243,16 @@ impl Cache {
         Ok(())
     }
 
-    /// The engine has launched a graph that it captured around [`Cache::capture_into`], for these open steps,
-    /// ordered behind each one's [`Cache::prepare`]. [`Cache::finish`] comes next, on a stream that is ordered
-    /// behind the launch.
+    /// Reports that the engine has launched a graph that contains [`Cache::capture_into`], for these open steps. The
+    /// launch must be ordered after the [`Cache::prepare`] of each step. Call [`Cache::finish`] next, on a stream that
+    /// is ordered after the launch.
     ///
     /// # Errors
     /// As [`Cache::launch`].
     pub fn launched(&mut self, captured: &Captured, steps: &mut [&mut Step]) -> Result<()> {
         self.check_captured("launched", captured, steps)?;
         if captured.graph.is_some() {
-            return Err(refuse("launched", "the graph is the cache's: it launches it by `launch`"));
+            return Err(refuse(Kind::InvalidState, "launched", "the graph is the cache's: call `launch`"));
         }
         for step in steps.iter_mut() {
             self.schedule_layers(step, captured.draft_passes)?;
@@ -251,7 +261,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Calls `order` for each micro-batch with its compute stream.
+    /// Calls `order` for each micro-batch, with its compute stream.
     fn around(
         &self,
         captured: &Captured,
@@ -272,19 +282,24 @@ impl Cache {
             return Err(Error::new(Kind::OutOfRange, operation).at("layers that another cache has captured"));
         }
         if steps.len() != captured.micro_batches.len() {
-            return Err(refuse(operation, "one step for each captured micro-batch")
+            return Err(refuse(Kind::InvalidConfig, operation, "one step for each captured micro-batch")
                 .with("steps", steps.len() as u64)
                 .with("micro-batches", captured.micro_batches.len() as u64));
         }
         for (step, (micro_batch, layers)) in steps.iter().zip(&captured.micro_batches) {
             self.check_step(step, Layer(0))?;
             if step.is_launched() {
-                return Err(refuse(operation, "the step's layers have been launched"));
+                return Err(refuse(Kind::InvalidState, operation, "the step's layers have been launched")
+                    .hint("finish the step"));
             }
             if step.micro_batch != *micro_batch || step.query_rows != captured.query_rows {
-                return Err(refuse(operation, "a step of another micro-batch or of other query rows")
-                    .with("query rows", step.query_rows)
-                    .with("captured", captured.query_rows));
+                return Err(refuse(
+                    Kind::InvalidConfig,
+                    operation,
+                    "a step of another micro-batch or of other query rows",
+                )
+                .with("query rows", step.query_rows)
+                .with("captured", captured.query_rows));
             }
             self.check_layers(step, layers)?;
         }
@@ -294,6 +309,9 @@ impl Cache {
 
 /// The stream that a bucket's graph begins on.
 fn first_stream(bucket: &Capture<'_>) -> Result<Stream> {
-    let first = bucket.micro_batches.first().ok_or_else(|| refuse("capture", "no micro-batch"))?;
+    let first = bucket
+        .micro_batches
+        .first()
+        .ok_or_else(|| refuse(Kind::InvalidConfig, "capture", "no micro-batch"))?;
     Ok(first.1.streams.compute)
 }

@@ -1,4 +1,4 @@
-//! The end of a sequence, and of a cache.
+//! Closing sequences, freeing their resources, and shutting a cache down.
 
 use crate::cache::Cache;
 use crate::cache::record::{Owned, Record, State};
@@ -8,14 +8,15 @@ use crate::ids::{Lane, Sequence};
 use crate::stats::Stats;
 
 impl Cache {
-    /// Ends a sequence. Its handle is closed at once; its pages, slots and lane come back when the last
-    /// step that names it has been retired and its last ticket has ended: now, at that retire, or by
-    /// [`Cache::reap`]. An abort is the same call. `stream` is ordered behind what the engine has enqueued for
-    /// the sequence outside of steps: a prefill that still writes index keys writes them to its own pages.
+    /// Closes a sequence. An engine also aborts a request with this call. The handle is closed at once. The cache frees
+    /// the pages, slots and lane when the last step that names the sequence has been retired and its last ticket has
+    /// ended: in this call, in that retire, or in [`Cache::reap`]. `stream` must be ordered after the work that the
+    /// engine has enqueued for the sequence outside of steps, because a prefill may still write index keys to the
+    /// sequence's pages.
     ///
     /// # Errors
-    /// [`Kind::Closed`]. What the device refuses leaves a sequence that has not joined open, for another try; any
-    /// other is closed all the same, and its release is left to [`Cache::reap`].
+    /// [`Kind::Closed`]. If the device refuses the call, a sequence that has not joined stays open, and the engine may
+    /// try again. Any other sequence is closed even so, and [`Cache::reap`] frees its resources.
     pub fn close(&mut self, sequence: Sequence, stream: Stream) -> Result<()> {
         let index = sequence.index as usize;
         if self.record(sequence)?.state == State::Filling {
@@ -27,12 +28,12 @@ impl Cache {
         self.release_closed(index, stream)
     }
 
-    /// Takes up what has ended since: closed sequences whose last ticket has ended are released, and pages
-    /// that ended work has copied from come back, as do step blocks that were given up.
-    /// Answers how many closed sequences still wait.
+    /// Frees the resources of work that has ended meanwhile: those of closed sequences whose last ticket has ended,
+    /// pages from which finished work has copied, and step descriptors that were given up. Returns how many closed
+    /// sequences still wait.
     ///
     /// # Errors
-    /// As the device's.
+    /// The device's errors.
     pub fn reap(&mut self, stream: Stream) -> Result<u32> {
         self.hear();
         self.ring.reclaim(&*self.device, &self.stepped)?;
@@ -45,7 +46,7 @@ impl Cache {
         Ok(self.records.iter().filter(|r| r.state == State::Closing).count() as u32)
     }
 
-    /// Releases a closed sequence if nothing that names it is in flight.
+    /// Releases a closed sequence if no work that names it is in flight.
     pub(super) fn release_closed(&mut self, index: usize, stream: Stream) -> Result<()> {
         let record = &self.records[index];
         if !record.steps.in_flight.is_empty() || record.has_ticket() {
@@ -62,8 +63,8 @@ impl Cache {
         self.give_back(index)
     }
 
-    /// Empties a lane on the device. Whoever takes it, or its slots, over waits for `left`. One event
-    /// stands for all leaves, so its last record has to be behind the leaves of every stream.
+    /// Empties a lane on the device. The next sequence that takes the lane or its slots waits for `left`. One event
+    /// covers all emptied lanes, so its last record must come after the leave operations of every stream.
     pub(super) fn empty_lane(&self, lane: Lane, stream: Stream) -> Result<()> {
         self.device.wait(stream, self.left)?;
         self.device.enqueue(self.pools, stream, PoolOp::Leave(lane))?;
@@ -77,7 +78,7 @@ impl Cache {
         self.release_all(&record.owned)
     }
 
-    /// Returns what a sequence owned: the names' uses first, then pages, slots and lane.
+    /// Returns the resources that a sequence owned: first its uses of shared blocks, then pages, slots and lane.
     pub(super) fn release_all(&mut self, owned: &Owned) -> Result<()> {
         for (_, block) in owned.names.iter().flat_map(|names| names.used_from(0)) {
             self.prefix.release(&block)?;
@@ -93,10 +94,10 @@ impl Cache {
         self.sparse.give_back(&owned.slots)
     }
 
-    /// Ends the cache: everything must be closed and retired.
+    /// Shuts the cache down. All sequences must be closed and all steps retired.
     ///
     /// # Errors
-    /// [`Kind::Busy`] gives the cache back, with the sequences and steps that are left.
+    /// [`Kind::Busy`] returns the cache, and gives the number of remaining sequences and steps.
     pub fn shut_down(self) -> Result<Stats, (Box<Cache>, Error)> {
         let stats = self.stats();
         if stats.sequences == 0 && stats.steps_in_flight == 0 {
@@ -109,7 +110,7 @@ impl Cache {
         Err((Box::new(self), error))
     }
 
-    /// Every owner of every page is a sequence or the index of shared blocks, and the counts agree.
+    /// Checks that every owner of every page is a sequence or the index of shared blocks, and that the counts agree.
     pub(super) fn validate_pages(&self) -> Result<()> {
         let mut host = vec![0_u32; self.config.host_pages as usize];
         let mut keys = vec![0_u32; self.config.index_pages as usize];

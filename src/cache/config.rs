@@ -1,19 +1,19 @@
-//! What a cache is made with: the extents that never change, and the checks that name the field that is wrong.
+//! The configuration of a cache: sizes that never change, and checks that name the wrong field.
 //!
-//! All numbers are checked here, before any memory is taken ([`Config::check`]); whether the machine has that memory is
-//! asked in `footprint`. From the same numbers follow the extents of what a cache is made of: the ring's, the sparse
-//! pool's, and how far a sequence may reach with its rows in flight, which is what admission reserves.
+//! [`Config::check`] checks all numbers before any memory is taken. `footprint` checks whether the machine has the
+//! memory. The sizes of the ring and of the sparse pool follow from the same numbers, and so does the reach of a
+//! sequence: its tokens with its rows in flight, for which admission reserves memory.
 
-use crate::device::block::BATCH_MAX;
+use crate::device::descriptor::BATCH_MAX;
 use crate::error::{Error, Kind, Result};
 use crate::geometry::{Geometry, SLOT_BLOCK, Shape};
 use crate::sparse::SparseConfig;
 use crate::step::RingShape;
 
-/// Everything that a cache is given when it is made; nothing grows later.
+/// The configuration of a cache. No part of a cache grows later.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// The model's cache.
+    /// The shape of the model's cache.
     pub shape: Shape,
     /// Pages of the total pool.
     pub host_pages: u32,
@@ -21,69 +21,70 @@ pub struct Config {
     pub index_pages: u32,
     /// Slots of each layer's sparse pool, in whole blocks of 64 a sequence.
     pub slots: Slots,
-    /// The smallest budget that a sequence may have in any layer: what it does not hold of a step's
-    /// selections needs scratch slots, `query_rows x top_k - min_budget` a lane.
+    /// The smallest budget that a sequence may have in any layer. The rows of a step's selections that do not fit
+    /// this budget need scratch slots: `query_rows x top_k - min_budget` for each lane.
     pub min_budget: u32,
-    /// Passes of attention that may take these scratch slots in turn, so that a lane needs only so large a
-    /// share of them. With more than one, attention must run in parts
-    /// ([`Cache::overlap`](crate::Cache::overlap)), in as many passes as have something to fetch:
-    /// [`Cache::attention_passes`](crate::Cache::attention_passes).
-    pub attention_passes: u32,
-    /// Sequences that may be open.
+    /// The most attention waves of a step. The waves use the same scratch slots one after the other, so a lane needs
+    /// only one wave's share of them. More than one wave needs split attention
+    /// ([`Cache::overlap`](crate::Cache::overlap)). The cache uses no more waves than have rows to fetch:
+    /// [`Cache::attention_waves`](crate::Cache::attention_waves).
+    pub attention_waves: u32,
+    /// Sequences that may be open at the same time.
     pub lanes: u32,
-    /// Tokens of the longest sequence: prompt and promised.
+    /// Tokens of the longest sequence: prompt plus promised tokens.
     pub max_tokens: u32,
-    /// Rows of a batch; at most 32,767, which a report can name.
+    /// Rows of a batch, at most 32,767: a report can name no more.
     pub batch: u32,
     /// Query rows a sequence may have in a step: 1 + drafts.
     pub query_rows: u32,
-    /// Steps of one sequence that may be in flight.
+    /// Steps of one sequence that may be in flight at the same time.
     pub steps_in_flight: u32,
     /// Micro-batches whose steps may be open at the same time.
     pub micro_batches: u32,
-    /// Rows have no bytes and nothing is gathered: for replays, which ask what would move. The total pool takes its
-    /// addresses and nothing else, whatever [`Config::memory`] asks for, until somebody appends a row; a driver that
-    /// pins what it is shown takes all of it.
+    /// Tracks which rows are resident without their bytes, and gathers nothing. For replays, which count the rows that
+    /// would move. The total pool then takes addresses only, whatever [`Config::memory`] asks for, until a row is
+    /// appended. On a device that pins host memory ([`Device::pins_host_memory`](crate::device::Device)) the pool takes
+    /// all of its memory.
     pub residency_only: bool,
     /// How the total pool's memory is taken.
     pub memory: Memory,
-    /// Takes more of the machine's memory than it says that it has: for who knows better.
+    /// Skips the check that the machine has enough memory. For machines that report less memory than they can give.
     pub overcommit: bool,
 }
 
 /// The slots of each layer's sparse pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Slots {
-    /// As many in every layer.
+    /// The same number of slots in every layer.
     Uniform(u32),
-    /// By layer, draft layers included.
+    /// The number of slots of each layer, draft layers included.
     ByLayer(Vec<u32>),
 }
 
-/// How the total pool's memory is taken. What cannot be had is listed by
-/// [`Cache::fallbacks`](crate::Cache::fallbacks).
+/// The options of the total pool's memory. [`Cache::fallbacks`](crate::Cache::fallbacks) lists the options that the
+/// system refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// On huge pages.
+    /// Use huge pages.
     pub huge: bool,
-    /// With all pages resident from the start.
+    /// Make all pages resident at the start.
     pub populate: bool,
-    /// Locked.
+    /// Lock the memory.
     pub lock: bool,
-    /// On this NUMA node.
+    /// Bind the memory to this NUMA node.
     pub node: Option<u32>,
 }
 
 impl Default for Memory {
-    /// As serving wants it: huge, populated, locked.
+    /// The options for serving: huge pages, populated, locked.
     fn default() -> Self {
         Memory { huge: true, populate: true, lock: true, node: None }
     }
 }
 
 impl Config {
-    /// A cache of `shape` for `lanes` sequences of up to `max_tokens` tokens, all of them in one batch,
-    /// one query row each, with `slots` slots a sequence and layer.
+    /// A cache of `shape` for `lanes` sequences of up to `max_tokens` tokens. All sequences fit one batch, with one
+    /// query row each. Each sequence has `slots` slots in each layer.
     pub fn new(shape: Shape, lanes: u32, max_tokens: u32, slots: u32) -> Self {
         let pages = max_tokens.div_ceil(shape.page_tokens.max(1)).saturating_add(1).saturating_mul(lanes);
         let blocks = slots.div_ceil(SLOT_BLOCK);
@@ -93,7 +94,7 @@ impl Config {
             index_pages: pages,
             slots: Slots::Uniform(blocks.saturating_mul(SLOT_BLOCK).saturating_mul(lanes)),
             min_budget: slots,
-            attention_passes: 1,
+            attention_waves: 1,
             lanes,
             max_tokens,
             batch: lanes,
@@ -117,7 +118,7 @@ impl Config {
             ("steps_in_flight", self.steps_in_flight),
             ("micro_batches", self.micro_batches),
             ("min_budget", self.min_budget),
-            ("attention_passes", self.attention_passes),
+            ("attention_waves", self.attention_waves),
             ("top_k (dense attention needs no sparse pool)", self.shape.top_k),
         ];
         if let Some((name, _)) = counts.iter().find(|(_, count)| *count == 0) {
@@ -137,7 +138,7 @@ impl Config {
                 .with("given", table.len() as u64)
                 .with("wanted", layers as u64));
         }
-        // Positions go out as i32, and some stay below for marks.
+        // Positions are written as i32, and some values are reserved as marks.
         if self.reach(self.max_tokens)? >= i32::MAX as u32 {
             let error =
                 Error::new(Kind::InvalidConfig, "cache").at("max_tokens").with("value", self.max_tokens);
@@ -146,7 +147,7 @@ impl Config {
         self.check_pools(geometry)
     }
 
-    /// A pool in which not even one token's sequence fits is a mistake.
+    /// Rejects pools that cannot hold a sequence of one token.
     fn check_pools(&self, geometry: &Geometry) -> Result<()> {
         let few = |place: &'static str, given: u32, least: u32, rule: &'static str| {
             let error = Error::new(Kind::InvalidConfig, "cache").at(place).with("given", given);
@@ -173,7 +174,7 @@ impl Config {
         }
     }
 
-    /// Tokens that a sequence may reach with its rows in flight.
+    /// The tokens of a sequence together with its rows in flight.
     pub(super) fn reach(&self, tokens: u32) -> Result<u32> {
         let rows = self.query_rows.checked_mul(self.steps_in_flight);
         rows.and_then(|rows| rows.checked_add(tokens)).ok_or_else(|| {
@@ -191,13 +192,13 @@ impl Config {
     }
 
     pub(super) fn sparse(&self, geometry: &Geometry) -> Result<SparseConfig> {
-        let (scratch, passes) = self.shares()?;
+        let (scratch, waves) = self.shares()?;
         Ok(SparseConfig {
             lanes: self.lanes,
             tokens: self.reach(self.max_tokens)?,
             query_rows: self.query_rows,
             scratch,
-            passes,
+            waves,
             slots: match &self.slots {
                 Slots::Uniform(slots) => vec![*slots; geometry.layers() as usize],
                 Slots::ByLayer(table) => table.clone(),
@@ -205,14 +206,14 @@ impl Config {
         })
     }
 
-    /// Scratch slots of a lane, and the passes that take them in turn.
+    /// The scratch slots of a lane, and the number of waves that use them one after the other.
     fn shares(&self) -> Result<(u32, u32)> {
         let selected = self
             .query_rows
             .checked_mul(self.shape.top_k)
             .ok_or_else(|| Error::new(Kind::Overflow, "cache").at("query_rows x top_k"))?;
         let beyond = selected.saturating_sub(self.min_budget);
-        let share = beyond.div_ceil(self.attention_passes);
+        let share = beyond.div_ceil(self.attention_waves);
         Ok((share, beyond.div_ceil(share.max(1)).max(1)))
     }
 }

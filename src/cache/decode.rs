@@ -1,9 +1,9 @@
-//! The steps of a cache: prepare, layers, finish, retire. How drafts are accepted stands in `accept`.
+//! The steps of a cache: prepare, layers, finish, retire. `accept` explains how drafts are accepted.
 
 use crate::cache::Cache;
 use crate::cache::accept::Accepted;
 use crate::cache::record::State;
-use crate::device::block::Entry;
+use crate::device::descriptor::Entry;
 use crate::device::{Begin, PoolOp, Slice, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{Layer, MicroBatch, Sequence};
@@ -11,41 +11,45 @@ use crate::step::{
     Buffers, Due, Enqueued, LayerCall, LayerCalls, Retired, RowInFlight, Step, Streams, Unretired,
 };
 
-/// A row of a batch.
+/// One row of a batch: a sequence and its query rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Row {
+pub struct BatchRow {
     /// The sequence.
     pub sequence: Sequence,
-    /// Rows of its previous step that were accepted.
+    /// How many rows of its previous step are accepted.
     pub accepted: Accepted,
-    /// Its query rows in this step, at most the step's.
+    /// Its query rows in this step, at most the step's `query_rows`.
     pub query_rows: u32,
 }
 
 impl Cache {
-    /// Begins a step of `micro_batch`: enqueues, on `stream`, the wait for the micro-batch's previous step
-    /// and for every sequence's last host-issued work, the copy of the step block, and the commit of what
-    /// the sequences' previous steps left in their landing slots. `query_rows` is the width of the step.
+    /// Begins a step of `micro_batch`. `query_rows` is the number of query rows of the step. The call enqueues on
+    /// `stream`:
     ///
-    /// **Drafts are accepted here**, one step late: of the rows that a sequence's previous step wrote, the first
-    /// [`Row::accepted`] are committed and the others forgotten.
+    /// - the wait for the micro-batch's previous step and for the last host-issued work of every sequence;
+    /// - the copy of the step descriptor;
+    /// - the commit of the rows that the sequences' previous steps wrote to their landing slots.
     ///
-    /// `accepted` is a tensor of one u32 a batch row (`batch` of them) for rows with
-    /// [`Accepted::OnDevice`]; it is read in the stream's order.
+    /// **This call accepts drafts**, one step late. Of the rows that a sequence's previous step wrote, it commits the
+    /// first [`BatchRow::accepted`] rows and forgets the others.
+    ///
+    /// For rows with [`Accepted::OnDevice`], `accepted` is a tensor with one u32 for each batch row (`batch` of them).
+    /// The device reads it in stream order.
     ///
     /// # Errors
-    /// [`Kind::Busy`] when every step block is in flight, the micro-batch's last step is not finished, or
-    /// a sequence has as many steps in flight as configured; [`Kind::Closed`]; [`Kind::InvalidConfig`] for
-    /// a sequence that is not running, named twice, or of another micro-batch; [`Kind::OutOfRange`] for
-    /// too many rows, query rows or accepted rows, a tensor of another size, and a sequence that would
-    /// outgrow what was admitted; [`Kind::DeviceFailed`] when its warm-up failed. No step is begun then. Where the
-    /// device refused it half-way, its step block stays in flight until the stream has come past what was enqueued,
-    /// as the next call here or [`Cache::reap`] finds.
+    /// [`Kind::Busy`] if every step descriptor is in flight, the micro-batch's last step is not finished, or a sequence
+    /// has as many steps in flight as configured; [`Kind::Closed`]; [`Kind::InvalidState`] for a sequence that is not
+    /// running; [`Kind::InvalidConfig`] for a sequence that is named twice or belongs to another micro-batch, and for
+    /// [`Accepted::OnDevice`] without a tensor; [`Kind::OutOfRange`] for too many rows, query rows or accepted rows, a
+    /// tensor of another size, and a sequence that would outgrow its admitted tokens; [`Kind::DeviceFailed`] if the
+    /// warm-up of a sequence failed. An error begins no step. If the device refuses the call half-way, the step
+    /// descriptor stays in flight until the stream has passed the enqueued operations; the next call of `prepare` or
+    /// [`Cache::reap`] then frees it.
     pub fn prepare(
         &mut self,
         micro_batch: MicroBatch,
         query_rows: u32,
-        rows: &[Row],
+        rows: &[BatchRow],
         accepted: Option<Slice>,
         stream: Stream,
     ) -> Result<Step> {
@@ -83,7 +87,7 @@ impl Cache {
         }
         for row in rows {
             let index = row.sequence.index as usize;
-            // The step's event and end stand behind whatever was enqueued before.
+            // The step's event comes after all work that was enqueued earlier.
             self.records[index].work.unsettled = None;
             self.release_held(index)?;
             let record = &mut self.records[row.sequence.index as usize];
@@ -113,7 +117,13 @@ impl Cache {
         self.ring.check_room(micro_batch)
     }
 
-    fn check_row(&self, micro: MicroBatch, query_rows: u32, row: &Row, tensor: Option<Slice>) -> Result<()> {
+    fn check_row(
+        &self,
+        micro: MicroBatch,
+        query_rows: u32,
+        row: &BatchRow,
+        tensor: Option<Slice>,
+    ) -> Result<()> {
         let record = self.record(row.sequence)?;
         record.check_state(&[State::Running], "prepare")?;
         record.check_ticket("prepare")?;
@@ -134,7 +144,7 @@ impl Cache {
         let most = self.config.reach(record.admitted.tokens)?;
         if reach > u64::from(most) {
             return Err(Error::new(Kind::OutOfRange, "prepare")
-                .at("the sequence outgrows what was admitted")
+                .at("the sequence outgrows its admitted tokens")
                 .with("tokens", reach)
                 .with("admitted", record.admitted.tokens)
                 .hint("close it, or open it with more promised tokens"));
@@ -142,9 +152,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Orders a step's begin behind what it follows: the micro-batch's last step, and of each row what came behind
-    /// that.
-    fn order_prepare(&self, step: &Step, rows: &[Row], stream: Stream) -> Result<()> {
+    /// Orders the begin of a step after the micro-batch's last step, and after later work of each row's sequence.
+    fn order_prepare(&self, step: &Step, rows: &[BatchRow], stream: Stream) -> Result<()> {
         self.device.wait(stream, self.stepped[step.micro_batch.index()])?;
         let sequences = rows.iter().map(|row| row.sequence.index as usize);
         let follows = |index: &usize| {
@@ -154,34 +163,37 @@ impl Cache {
         sequences.filter(follows).try_for_each(|index| self.order_behind(index, stream))
     }
 
-    /// R of one layer, for an engine that orders R and G by itself: by its own events, in halves of the batch, or in
-    /// several passes of attention. Otherwise [`Cache::layer`] does both.
+    /// Resolve (R) of one layer: maps the selection to slots, and decides misses and victims. It is for an engine that
+    /// orders R and the gather (G) itself: by its own events, in halves of the batch, or in several attention waves.
+    /// For all other engines, [`Cache::layer`] does both.
     ///
-    /// G must follow, ordered behind it, before the layer's attention and before the next R of the same rows, of
-    /// whichever layer: a step in which something missed was not gathered fails. The calls of one step come from one
-    /// thread at a time.
+    /// The engine must call [`Cache::gather`] next and order it after R. G must run before the layer's attention, and
+    /// before the next R of the same rows in any layer. A step with a missed row that was not gathered fails. Only one
+    /// thread at a time may make the calls of a step.
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`] for a layer, rows or buffers that do not fit the step.
+    /// [`Kind::OutOfRange`] for a layer, rows or buffers that do not fit the step; [`Kind::InvalidState`] for a
+    /// finished step.
     pub fn resolve(&self, step: &Step, call: LayerCall, stream: Stream, buffers: Buffers) -> Result<()> {
         self.calls(step, call.layer)?.resolve(call, stream, buffers)
     }
 
-    /// G of one layer, for an engine that called [`Cache::resolve`]: fetches what the last resolve of these rows
-    /// missed, or what pass `pass` of attention reads of it ([`Config::attention_passes`](crate::Config)). Attention
-    /// may read the slots behind it. Nothing, where rows have no bytes.
+    /// Gather (G) of one layer, for an engine that called [`Cache::resolve`]: copies the rows that the last resolve of
+    /// these batch rows missed into their slots. With several attention waves
+    /// ([`Config::attention_waves`](crate::Config)) it copies only the rows of wave `wave`. Attention may read the
+    /// slots after G. With [`Config::residency_only`](crate::Config) the call does nothing.
     ///
     /// # Errors
     /// As [`Cache::resolve`].
-    pub fn gather(&self, step: &Step, call: LayerCall, pass: u32, stream: Stream) -> Result<()> {
+    pub fn gather(&self, step: &Step, call: LayerCall, wave: u32, stream: Stream) -> Result<()> {
         let calls = self.calls(step, call.layer)?;
-        if self.config.residency_only { Ok(()) } else { calls.gather(call, pass, stream) }
+        if self.config.residency_only { Ok(()) } else { calls.gather(call, wave, stream) }
     }
 
-    /// S of one layer, behind [`Cache::layer`] or [`Cache::resolve`] and the engine's P: stores the step's new rows,
-    /// which the engine has written to their landing slots: it must be ordered behind that write. A scatter that comes
-    /// before it stores what stood there before, and nobody but the engine can know;
-    /// `check::watch` finds it in a test. Nothing, where rows have no bytes.
+    /// Scatter (S) of one layer: stores the step's new rows in the total pool. The engine calls it after
+    /// [`Cache::layer`] or [`Cache::resolve`], and orders it after its own write of the new rows to their landing slots
+    /// (P). A scatter that runs before that write stores the old bytes of the landing slots. The cache cannot detect
+    /// this; `check::watch` finds it in a test. With [`Config::residency_only`](crate::Config) the call does nothing.
     ///
     /// # Errors
     /// As [`Cache::resolve`].
@@ -190,10 +202,10 @@ impl Cache {
         if self.config.residency_only { Ok(()) } else { calls.scatter(call, stream) }
     }
 
-    /// R then G of one layer, each on its stream, with the edge between them; [`Cache::scatter`] is for after the
-    /// engine's P. This is how a layer is run unless something else is wanted, and what `examples/decode_loop.rs`
-    /// does. The others say what they are for: [`Cache::resolve`], [`Cache::overlap`], [`Cache::overlap_steps`],
-    /// [`Cache::capture`], [`Cache::capture_into`], [`Cache::layers`].
+    /// Resolve (R), then gather (G), of one layer, each on its stream, with an event between them. Call
+    /// [`Cache::scatter`] after the engine has written the new rows (P). This is the usual way to run a layer;
+    /// `examples/decode_loop.rs` uses it. For special needs see [`Cache::resolve`], [`Cache::overlap`],
+    /// [`Cache::overlap_steps`], [`Cache::capture`], [`Cache::capture_into`] and [`Cache::layers`].
     ///
     /// # Errors
     /// As [`Cache::resolve`].
@@ -204,16 +216,17 @@ impl Cache {
         self.gather(step, call, 0, streams.gather)
     }
 
-    /// [`Cache::layer`] of every layer, draft layers last, in one call: for replays and tests, which know all
-    /// selections beforehand. `selection` and `slots` are `[layers][rows of the step][query rows][top_k]` i32.
+    /// Calls [`Cache::layer`] for every layer, draft layers last. For replays and tests, which have all selections
+    /// beforehand. `selection` and `slots` are `[layers][rows of the step][query rows][top_k]` i32.
     ///
-    /// Layers share the scratch slots, so behind this call these hold rows of the last layer alone. A step in which an
-    /// earlier layer might need one is refused, before anything is enqueued. It needs none where the budget of each of
-    /// its sequences holds `query_rows x top_k` rows, or the whole sequence; nor does a cache whose rows have no bytes.
+    /// All layers share the scratch slots, so after this call the scratch slots hold rows of the last layer only. The
+    /// call rejects a step in which an earlier layer might need a scratch slot, and enqueues nothing then. A layer
+    /// needs none if the budget of each sequence holds `query_rows x top_k` rows or the whole sequence, or if
+    /// [`Config::residency_only`](crate::Config) is set.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] where scratch slots might be needed: call layer by layer. Otherwise as
-    /// [`Cache::resolve`]; layers in front of the one that was refused are enqueued then.
+    /// [`Kind::InvalidConfig`] if an earlier layer might need scratch slots: call layer by layer instead. Otherwise as
+    /// [`Cache::resolve`]; then the layers before the rejected one are enqueued.
     pub fn layers(&self, step: &Step, streams: Streams, selection: Slice, slots: Slice) -> Result<()> {
         self.check_step(step, Layer(0))?;
         self.check_scratch(step)?;
@@ -228,14 +241,14 @@ impl Cache {
             }
         }
         for layer in 0..layers {
-            let part = |of: Slice| of.part(bytes * u64::from(layer), bytes);
-            let buffers = Buffers { selection: part(selection)?, slots: part(slots)?, parts: None };
+            let range = |of: Slice| of.part(bytes * u64::from(layer), bytes);
+            let buffers = Buffers { selection: range(selection)?, slots: range(slots)?, split_indices: None };
             self.layer(step, LayerCall::whole(Layer(layer)), streams, buffers)?;
         }
         Ok(())
     }
 
-    /// Whether no layer but the last may put a row of this step into a scratch slot.
+    /// Checks that only the last layer may need scratch slots in this step.
     fn check_scratch(&self, step: &Step) -> Result<()> {
         if self.config.residency_only {
             return Ok(());
@@ -244,13 +257,13 @@ impl Cache {
         for (index, row) in self.ring.slot(step)?.rows.iter().enumerate() {
             let record = &self.records[row.sequence as usize];
             let selected = u64::from(row.query_rows) * u64::from(self.geometry.shape().top_k);
-            // A sequence that is held whole has never more rows than its budget.
+            // A sequence that fits its budget never needs a scratch slot.
             let rows = selected.min(self.config.reach(record.admitted.tokens)?.into());
             let budgets = record.owned.slots.budgets.iter().take(earlier);
             if let Some((layer, budget)) = budgets.enumerate().find(|(_, budget)| u64::from(**budget) < rows)
             {
                 return Err(Error::new(Kind::InvalidConfig, "layers")
-                    .at("all layers share the scratch slots, and attention of none comes between")
+                    .at("all layers share the scratch slots, and no attention runs between them")
                     .with("layer", layer as u64)
                     .with("batch row", index as u64)
                     .with("selected", selected)
@@ -267,41 +280,44 @@ impl Cache {
         Ok(LayerCalls { device: &*self.device, pools: self.pools, step, enqueued })
     }
 
-    /// Whether a layer of an open step may be enqueued; answers what of the step is.
+    /// Checks that a layer of an open step may be enqueued. Returns the step's record of enqueued calls.
     pub(super) fn check_step(&self, step: &Step, layer: Layer) -> Result<&Enqueued> {
         self.check_layer(layer)?;
         let slot = self.ring.slot(step)?;
         if step.is_finished() {
-            return Err(Error::new(Kind::InvalidConfig, "layer").at("the step is finished"));
+            return Err(Error::new(Kind::InvalidState, "layer").at("the step is finished").hint("retire the step"));
         }
         Ok(&slot.enqueued)
     }
 
-    /// Ends the enqueueing of a step: its report, then its event, on `stream`. Layers that were enqueued by
-    /// [`Cache::overlap`] or [`Cache::overlap_steps`] are joined there; behind what an engine orders itself,
-    /// `stream` must be ordered already.
+    /// Ends the enqueueing of a step: enqueues its report and then its event on `stream`. `stream` waits for layers
+    /// that [`Cache::overlap`] or [`Cache::overlap_steps`] enqueued. For layers that the engine orders itself, the
+    /// engine must already have made `stream` wait.
     ///
-    /// A step is whole when every query row of its batch rows was resolved, gathered (in each pass of attention) and
-    /// scattered in every layer, draft layers included; where rows have no bytes
-    /// ([`Config::residency_only`](crate::Config)), when it was resolved. A step that is not whole is not ended:
-    /// what was never stored would be read, after an eviction, as whatever its page held before.
+    /// A step is complete if every query row of its batch rows was resolved, gathered (in each attention wave) and
+    /// scattered in every layer, draft layers included. With [`Config::residency_only`](crate::Config) it is complete
+    /// if every query row was resolved. The call does not end an incomplete step: if a row is never stored, a later
+    /// step that misses it reads the old bytes of its page.
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`] for another cache's step; [`Kind::InvalidConfig`] for a finished one, and while a call is
-    /// missing, with its layer, batch row and query row: nothing is enqueued then, and the step stays open, to be
-    /// completed or given up by [`Cache::abandon`]. After a refusal of the device's the step is still to be finished.
+    /// [`Kind::OutOfRange`] for another cache's step; [`Kind::InvalidState`] for a finished step, and while a call is
+    /// missing, with its layer, batch row and query row. These errors enqueue nothing; the step stays open, and the
+    /// engine completes it or gives it up with [`Cache::abandon`]. If the device refuses the call, call `finish`
+    /// again.
     pub fn finish(&mut self, step: &mut Step, stream: Stream) -> Result<()> {
         let slot = self.ring.slot(step)?;
         if step.is_finished() {
-            return Err(Error::new(Kind::InvalidConfig, "finish").at("the step is finished"));
+            return Err(Error::new(Kind::InvalidState, "finish")
+                .at("the step is finished")
+                .hint("retire the step"));
         }
         if !step.is_abandoned() {
             let bytes = !self.config.residency_only;
-            let passes = if bytes { self.attention_passes() } else { 0 };
-            slot.enqueued.check(&slot.rows, Due { passes, scatter: bytes })?;
+            let waves = if bytes { self.attention_waves() } else { 0 };
+            slot.enqueued.check(&slot.rows, Due { waves, scatter: bytes })?;
         }
         self.join_layers(step, stream)?;
-        // What is refused from here on may be tried again on another stream.
+        // If the device refuses an operation below, the engine may call again on another stream.
         step.work.beside = Some(stream);
         let report = PoolOp::Report { micro_batch: step.micro_batch, slot: slot.report };
         self.device.enqueue(self.pools, stream, report)?;
@@ -310,8 +326,8 @@ impl Cache {
         for row in &slot.rows {
             let record = &mut self.records[row.sequence as usize];
             record.work.stepped = true;
-            // What it was to write is missing: nothing may be built on it. The next step of these sequences
-            // can only be prepared after this.
+            // Rows of an abandoned step are missing, so no step may build on them. The next step of these
+            // sequences can only be prepared after this.
             if step.is_abandoned() && record.state == State::Running {
                 record.state = State::Failed;
             }
@@ -320,15 +336,15 @@ impl Cache {
         Ok(())
     }
 
-    /// Ends a step whose event has been reached: reads its report, gives back what only it still named.
+    /// Ends a step that the device has finished: reads its report, and frees the resources that only this step still
+    /// named.
     ///
     /// # Errors
-    /// [`Kind::Busy`] gives the step back: it is in flight, or was not finished. Any other error ends it:
-    /// [`Kind::DeviceFailed`] when the device failed or the sticky word reports an error,
-    /// [`Kind::Cancelled`] when a layer was not enqueued whole, so that none of
-    /// the step's tokens may be published; its sequences wait for [`Cache::roll_back`] or
-    /// [`Cache::close`]. A step that was enqueued behind a failed one has committed rows of it: retire it
-    /// too, then roll back to a length before the failed step.
+    /// [`Kind::Busy`] returns the step: it is in flight, or was not finished. Any other error ends the step, and none
+    /// of its tokens may be published: [`Kind::DeviceFailed`] if the device failed or the report contains an error,
+    /// [`Kind::Cancelled`] if a layer was not enqueued completely. The engine then calls [`Cache::truncate`] or
+    /// [`Cache::close`] for the step's sequences. A step that was enqueued after a failed one fails too: retire it,
+    /// then truncate to a length before the failed step.
     pub fn retire(&mut self, step: Step, stream: Stream) -> Result<Retired<'_>, Unretired> {
         let ended = match self.ring.end(&*self.device, &step) {
             crate::step::Ended::Not(error) => return Err(Unretired { error, step: Some(step) }),
@@ -352,7 +368,7 @@ impl Cache {
         }
     }
 
-    /// Takes an ended step off its sequences; those that were closed meanwhile are released.
+    /// Removes an ended step from its sequences, and releases the sequences that were closed meanwhile.
     fn release_rows(&mut self, step: &Step, sound: bool, stream: Stream) -> Result<()> {
         let mut first_error = Ok(());
         for row in 0..step.rows as usize {

@@ -1,44 +1,46 @@
-//! What a cache will take, before any of it is taken.
+//! The memory of a cache, computed before any of it is taken.
 //!
-//! The same functions that divide the memory when the cache is made answer here, so a plan cannot promise
-//! what a construction then refuses.
+//! The footprint comes from the same functions that divide the memory when the cache is made, so a plan based on it
+//! matches the cache.
 //!
-//! A construction itself holds what it will take of the machine's memory against what the machine has, before it
-//! takes anything: the system's own answer comes late, and is the end of some process.
+//! Before it takes anything, [`Cache::new`](crate::Cache::new) compares the memory that it needs with the memory that
+//! the machine has. The system itself would react later, by killing some process.
 
 use crate::cache::Config;
 use crate::cache::record::Record;
-use crate::device::{Device, block};
+use crate::device::{Device, descriptor};
 use crate::error::{Error, Kind, Result};
 use crate::geometry::{Geometry, SLOT_BLOCK};
 use crate::os::{self, Call, Faults, MemoryState};
 use crate::residency::TableShape;
 use crate::total::{CAPACITY_MAX, PrefixIndex};
 
-/// Bytes of a cache by what they are for.
+/// The bytes of a cache, by purpose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Footprint {
     /// Device: index keys of every page, all layers.
     pub index_keys: u64,
-    /// Device: the blocks of slots that budgets are made of, all layers.
+    /// Device: budget slots of all layers.
     pub slots: u64,
-    /// Device: landing slots, all layers, in whole blocks.
+    /// Device: landing slots of all layers, in whole blocks.
     pub landing: u64,
-    /// Device: scratch slots, once for all layers.
+    /// Device: scratch slots, shared by all layers.
     pub scratch: u64,
-    /// Device: what whole mappings leave unused.
+    /// Device: bytes that stay unused because mappings are whole multiples of the granularity.
     pub padding: u64,
-    /// Device: residency tables, lanes' page tables, lists of fetches, step blocks, and the room that resolves work in.
+    /// Device: residency tables, lanes' page tables, lists of fetches, step descriptors, and the working memory of
+    /// resolves.
     pub tables: u64,
-    /// Of a GPU: its own page tables of the host memory that it reaches, which the driver takes of the GPU's memory
-    /// when that is registered ([`Footprint::page_tables`]). A host device has none, and rows in memory that the driver
-    /// makes need nearly none: for those it is an upper bound.
+    /// GPU: its page tables for registered host memory, which the driver takes from the GPU's memory
+    /// ([`Footprint::page_tables`]). A host device has none. For rows in memory that the driver allocates this is an
+    /// upper bound; they need almost none.
     pub host_page_tables: u64,
-    /// Host: the rows of the total pool; of a cache for replays addresses alone, where the device does not pin them.
+    /// Host: the rows of the total pool. With `residency_only` these are addresses only, unless the device pins host
+    /// memory.
     pub rows: u64,
-    /// Host: the pinned ring of step blocks and reports; and what a GPU's joins and roll-backs are staged in, which a
-    /// host device does without.
-    pub step_blocks: u64,
+    /// Host: the pinned ring of step descriptors and reports, and the staging memory for a GPU's joins and truncations.
+    /// A host device needs no staging memory.
+    pub step_descriptors: u64,
 }
 
 impl Footprint {
@@ -48,21 +50,21 @@ impl Footprint {
         self.index_keys + self.slots + self.landing + self.scratch + self.padding
     }
 
-    /// All bytes of a GPU's memory that are gone when the cache is made: what it takes, and what the driver needs for
-    /// the GPU to reach its rows. Of a GPU that registers them, as it does by default; an upper bound for others.
+    /// All bytes of a GPU's memory that a cache uses: its own, and the driver's page tables for the host rows. Exact
+    /// for a GPU that registers the rows (the default), an upper bound for other devices.
     pub const fn device(&self) -> u64 {
         self.data() + self.tables + self.host_page_tables
     }
 
     /// All bytes of pinned host memory.
     pub const fn host(&self) -> u64 {
-        self.rows + self.step_blocks
+        self.rows + self.step_descriptors
     }
 
-    /// Bytes of a GPU's memory that its page tables take for `host` bytes of registered memory: 8 a page of 4 KiB, 2
-    /// MiB a GiB. A GPU reaches registered memory in such pages, whatever pages the system has it on (`osmemdesc.c` of
-    /// NVIDIA's open kernel modules); memory that the driver makes in pages of 2 MiB takes 4 KiB a GiB. Each process
-    /// pays for itself. The levels above are a 512th of it and not counted.
+    /// Bytes of a GPU's memory that its page tables take for `host` bytes of registered memory: 8 bytes for each page
+    /// of 4 KiB, so 2 MiB for each GiB. A GPU maps registered memory in pages of 4 KiB, whatever page size the system
+    /// uses (`osmemdesc.c` of NVIDIA's open kernel modules). Memory that the driver allocates in pages of 2 MiB takes
+    /// 4 KiB for each GiB. Each process has its own page tables. The higher levels, 1/512 of this, are not counted.
     pub const fn page_tables(host: u64) -> u64 {
         const PAGE: u64 = 4096;
         8 * host.div_ceil(PAGE)
@@ -70,11 +72,11 @@ impl Footprint {
 }
 
 impl Config {
-    /// What a cache of this configuration takes on a device that maps memory in multiples of `grain` bytes
-    /// ([`crate::device::Device::granularity`]). Takes nothing.
+    /// The bytes of a cache with this configuration, on a device that maps memory in multiples of `grain` bytes
+    /// ([`crate::device::Device::granularity`]). The call takes no memory.
     ///
     /// # Errors
-    /// Those of [`crate::Cache::new`] that need no memory: [`Kind::InvalidConfig`] and [`Kind::Overflow`]
+    /// The errors of [`crate::Cache::new`] that need no memory: [`Kind::InvalidConfig`] and [`Kind::Overflow`]
     /// name the field.
     pub fn footprint(&self, grain: u64) -> Result<Footprint> {
         let geometry = Geometry::new(self.shape)?;
@@ -86,7 +88,7 @@ impl Config {
         let scratch = layout.tables.first().map_or(0, |shape| {
             blocks(u64::from(shape.scratch_base) + u64::from(shape.lanes) * u64::from(shape.scratch))
         });
-        // Checked first: it holds the parts below.
+        // Checked first: the sum covers the parts below.
         let mapped = sum(layout.own_bytes.iter().copied(), layout.scratch_bytes)?;
         let budgets = layout.tables.iter().map(|shape| u64::from(shape.budget_blocks) * block_bytes);
         let budget = sum(budgets, 0)?;
@@ -94,8 +96,8 @@ impl Config {
         let bookkeeping = self.bookkeeping(&geometry, &layout.tables).ok_or_else(overflow)?;
         let staged = self.staged(&geometry, &layout.tables).ok_or_else(overflow)?;
         let rows = geometry.total_bytes(self.host_pages)?;
-        let step_blocks = self.ring(&geometry).bytes().checked_add(staged).ok_or_else(overflow)?;
-        let host = rows.checked_add(step_blocks).ok_or_else(overflow)?;
+        let step_descriptors = self.ring(&geometry).bytes().checked_add(staged).ok_or_else(overflow)?;
+        let host = rows.checked_add(step_descriptors).ok_or_else(overflow)?;
         Ok(Footprint {
             index_keys: geometry.index_bytes(self.index_pages)?,
             slots: budget,
@@ -105,20 +107,24 @@ impl Config {
             tables: sum(layout.tables.iter().map(TableShape::bytes), bookkeeping)?,
             host_page_tables: Footprint::page_tables(host),
             rows,
-            step_blocks,
+            step_descriptors,
         })
     }
 
-    /// Refuses what the machine has no memory for, before anything is taken: the rows, where they are resident from
-    /// the start (`populate`, `lock`, or a device that pins what it is shown); the device's memory, where it is the
-    /// machine's: its tables always, the rest where rows are asked to be resident; the ring, what steps note and the
-    /// lists of pages, blocks and lanes always. Rows for which huge pages are reserved are not asked for. Where the
-    /// system does not tell ([`Overcommits`]), nothing is refused.
+    /// Rejects a cache that the machine has no memory for, before anything is taken. It counts:
+    ///
+    /// - the rows, if they are resident from the start (`populate`, `lock`, or a device that pins host memory), except
+    ///   rows for which huge pages are reserved;
+    /// - if device memory is the machine's memory: the device's tables, and its other memory if rows are to be
+    ///   resident;
+    /// - the ring, the steps' records of enqueued calls, and the lists of pages, blocks and lanes.
+    ///
+    /// If the system does not report its memory ([`Overcommits`]), nothing is rejected.
     ///
     /// # Errors
-    /// [`Kind::OutOfMemory`] with both numbers.
+    /// [`Kind::OutOfMemory`] with `wanted` and `available`.
     pub(super) fn check_machine(&self, device: &dyn Device, faults: &dyn Faults) -> Result<()> {
-        // What cannot be computed is refused by name when it is taken.
+        // If this cannot be computed, `Cache::new` fails later and names the field.
         let Ok(footprint) = self.footprint(device.granularity()) else { return Ok(()) };
         let state = os::memory_state(faults);
         let wanted = self.of_machine(&footprint, device, &state);
@@ -127,7 +133,9 @@ impl Config {
                 .at("memory of the machine")
                 .with("wanted", wanted)
                 .with("available", available)
-                .hint("ask for less, or declare overcommit where more can be had than the system says")),
+                .hint(
+                    "ask for less, or set overcommit if the machine can give more than the system reports",
+                )),
             _ => Ok(()),
         }
     }
@@ -140,26 +148,26 @@ impl Config {
         let lane = size_of::<Record>() as u64 + 4 * layers;
         let lists = pages + PrefixIndex::ENTRY_BYTES * u64::from(shared) + lane * u64::from(self.lanes);
         let resident = self.memory.populate || self.memory.lock;
-        // Reserved huge pages are no part of what the system says is available.
+        // The available memory that the system reports does not include reserved huge pages.
         let reserved = self.memory.huge && !self.residency_only && state.has_huge(footprint.rows);
         let stored = resident && !self.residency_only;
         let rows = if (stored || device.pins_host_memory()) && !reserved { footprint.rows } else { 0 };
-        // Tables are written when they are made.
+        // Tables become resident at once, because they are written when they are made.
         let device = match (device.takes_host_memory(), resident) {
             (false, _) => 0,
             (true, false) => footprint.tables,
             (true, true) => footprint.data() + footprint.tables,
         };
-        let ring = footprint.step_blocks.next_multiple_of(os::page_size());
-        // What each step of the ring notes of its calls (`step::enqueued`).
+        let ring = footprint.step_descriptors.next_multiple_of(os::page_size());
+        // Each step's record of enqueued calls (`step::enqueued`).
         let places = layers.saturating_mul(u64::from(self.query_rows));
         let steps = u64::from(self.steps_in_flight).saturating_mul(u64::from(self.micro_batches));
         let notes = places.saturating_mul(4 * (u64::from(self.batch) + 1)).saturating_mul(steps);
         [lists, ring, notes, rows, device].into_iter().fold(0, u64::saturating_add)
     }
 
-    /// Host bytes that a GPU stages joins and roll-backs in: of each lane its length, its pages, and of each layer the
-    /// budget and the blocks.
+    /// Host bytes in which a GPU stages joins and truncations: for each lane its length and pages, and for each layer
+    /// its budget and blocks.
     fn staged(&self, geometry: &Geometry, tables: &[TableShape]) -> Option<u64> {
         let lane_pages = geometry.pages(self.reach(self.max_tokens).ok()?);
         let blocks = tables.iter().map(TableShape::lane_blocks).max().unwrap_or(0);
@@ -167,21 +175,21 @@ impl Config {
         words.checked_add(2 + u64::from(lane_pages))?.checked_mul(4 * u64::from(self.lanes))
     }
 
-    /// Device bytes beside the residency tables, as a GPU takes them (`device/cuda/kernels/abi.h`; a host device takes
-    /// less): of each micro-batch step block, report, lists and the room that resolves work in; lanes' page tables;
-    /// what warm-ups list and work in.
+    /// Device bytes in addition to the residency tables, as a GPU takes them (`device/cuda/kernels/abi.h`; a host
+    /// device takes less): for each micro-batch the step descriptor, the report, the lists and the working memory of
+    /// resolves; the page tables of the lanes; and the lists and working memory of warm-ups.
     fn bookkeeping(&self, geometry: &Geometry, tables: &[TableShape]) -> Option<u64> {
         let (lanes, batch) = (u64::from(self.lanes), u64::from(self.batch));
         let (layers, top_k) = (u64::from(geometry.layers()), u64::from(self.shape.top_k));
         let lane_pages = geometry.pages(self.reach(self.max_tokens).ok()?);
         let tokens = tables.iter().map(|shape| shape.tokens).max().unwrap_or(0);
         let blocks = tables.iter().map(TableShape::lane_blocks).max().unwrap_or(0);
-        // A bit a position, two bits a slot.
+        // One bit for each position, two bits for each slot.
         let room = 4 * (u64::from(tokens.div_ceil(u32::BITS)) + 4 * u64::from(blocks));
         let fetches = FETCH.checked_mul(u64::from(self.query_rows) * top_k)?;
         let marks = 8 * layers * u64::from(self.query_rows.div_ceil(u32::BITS));
         let row = [LIST, 4, 4, room, marks].into_iter().try_fold(fetches, u64::checked_add)?;
-        let micro = batch.checked_mul(row)?.checked_add(4 * block::step::words(self.batch) as u64)?;
+        let micro = batch.checked_mul(row)?.checked_add(4 * descriptor::step::words(self.batch) as u64)?;
         let micro =
             micro.checked_add(12 * layers + 4 * lanes + 8)?.checked_mul(u64::from(self.micro_batches))?;
         let shared = layers * (LAYER + room + FETCH * top_k) + lanes * 4 * (u64::from(lane_pages) + 1);
@@ -189,12 +197,12 @@ impl Config {
     }
 }
 
-/// Bytes of a GPU's description of a layer, of a list of fetches, and of a row of it: `abi.h`.
+/// Bytes of a GPU's description of a layer, of a list of fetches, and of an entry of that list: `abi.h`.
 const LAYER: u64 = 112;
 const LIST: u64 = 40;
 const FETCH: u64 = 16;
 
-/// The system of a cache that overcommits: it does not tell what it has.
+/// The system calls of a cache that overcommits: the system reports no available memory.
 pub(super) struct Overcommits<'a>(pub(super) &'a dyn Faults);
 
 impl Faults for Overcommits<'_> {

@@ -1,27 +1,30 @@
-//! The facade: one cache of one model on one device, driven by one owner.
+//! The public interface, [`Cache`]: one cache of one model on one device, driven by one owner.
 //!
 //! # The life of a sequence
 //!
-//! | state | entered by | may |
+//! | state | entered by | calls allowed |
 //! |---|---|---|
 //! | filling | [`Cache::open`], [`Cache::open_shared`] | [`append`](Cache::append), [`join`](Cache::join) |
-//! | joining | [`Cache::join`] with a bound on bytes | [`join_more`](Cache::join_more) until nothing is left |
-//! | running | [`Cache::join`], [`Cache::fork`] | [`prepare`](Cache::prepare), [`roll_back`](Cache::roll_back), fork |
-//! | cutting | a [`roll_back`](Cache::roll_back) that was refused half-way | the same again, [`close`](Cache::close) |
-//! | failed | a step that failed | [`roll_back`](Cache::roll_back), [`close`](Cache::close) |
-//! | closing | [`Cache::close`] with work in flight | nothing: the handle is closed already |
+//! | joining | [`Cache::join`] with a limit on bytes | [`join_more`](Cache::join_more), until all rows are loaded |
+//! | running | [`Cache::join`], [`Cache::fork`] | [`prepare`](Cache::prepare), [`truncate`](Cache::truncate), fork |
+//! | truncating | a `truncate` that the device refused half-way | `truncate`, [`close`](Cache::close) |
+//! | failed | a failed step | [`truncate`](Cache::truncate), [`close`](Cache::close) |
+//! | closing | [`Cache::close`] with work in flight | none: the handle is closed |
 //!
-//! # What is promised, and by what
+//! # What it promises, and how
 //!
-//! Admission takes everything when a sequence is opened: host pages and index-key pages for prompt,
-//! promised tokens and the rows in flight, slots in every layer, and a lane. So a step cannot run out of
-//! anything, and allocates nothing. What a step names comes back when the last step that names it has been
-//! retired and every ticket on it has ended, whether it ran to its end or was aborted; so does what a call that was
-//! refused half-way names, once its stream has come past what was enqueued (`settle`).
+//! Opening a sequence takes everything that the sequence will need: host pages and index-key pages for the prompt,
+//! the promised tokens and the rows in flight, slots in every layer, and a lane. So a step cannot run out of
+//! memory, and it allocates nothing.
+//!
+//! The cache takes back the resources that a step names when the last step that names them has been retired and every
+//! ticket on them has ended. That holds for steps that completed and for steps that were abandoned. If the device
+//! refuses a call half-way, the cache takes back the resources of the call once the stream has passed the operations
+//! that the call enqueued (`settle`).
 //!
 //! # What it does not do
 //!
-//! It has no thread, no lock and no clock: `&mut self` is the lock, and nothing here waits. It never
+//! It has no thread, no lock and no clock: `&mut self` is the lock, and no call here waits. It never
 //! synchronises an engine's stream. It computes no attention.
 
 mod accept;
@@ -39,7 +42,7 @@ mod share;
 
 use std::sync::Arc;
 
-use crate::device::{Device, Event, Expected, Plan, Pools, Slice, Stream};
+use crate::device::{Device, Event, Expected, PoolLayout, Pools, Slice, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::geometry::Geometry;
 use crate::ids::{HostPage, IndexPage, Layer, Sequence};
@@ -54,7 +57,7 @@ pub use accept::Accepted;
 pub use admit::Open;
 pub use captured::{Capture, Captured};
 pub use config::{Config, Memory, Slots};
-pub use decode::Row;
+pub use decode::BatchRow;
 pub use footprint::Footprint;
 pub use overlapped::Layers;
 pub use sequence::Length;
@@ -64,34 +67,39 @@ use record::Record;
 
 /// The KV cache of one model on one device, larger than the device's memory.
 ///
-/// It holds every row of every open sequence in pinned host memory, in pages (the *total pool*), and on the device a
-/// few rows of each: those that sparse attention read last, in *slots* (the *sparse pool*). A model with an indexer
-/// selects some thousand positions for each token that it decodes; the cache answers each with the slot where that row
-/// stands on the device, and fetches the rows that have none. So what a sequence takes on the device is its budget of
-/// slots, whatever its length.
+/// Pinned host memory holds every row of every open sequence, in pages: the *total pool*. The device holds, for each
+/// sequence, the rows that sparse attention read last, in *slots*: the *sparse pool*. For each token that it decodes,
+/// a model with an indexer selects a few thousand positions (its top-k indices). The cache maps each selected position
+/// to the slot that holds its row on the device, and fetches the rows that have no slot. So the device memory of a
+/// sequence is its budget of slots, whatever its length.
 ///
-/// **A decode loop** opens a sequence ([`open`](Cache::open)), stores what prefill computed ([`append`](Cache::append))
-/// and enters it into the batch ([`join`](Cache::join)). Each step is then: [`prepare`](Cache::prepare); in each layer
-/// [`layer`](Cache::layer) behind top-k, the engine's attention over the slots that it answered, and
-/// [`scatter`](Cache::scatter) behind the write of the new rows; [`finish`](Cache::finish), and once the device has
-/// come so far [`retire`](Cache::retire), which says whether the step's tokens may be published.
-/// [`close`](Cache::close) ends a sequence at any moment.
+/// **A decode loop** opens a sequence ([`open`](Cache::open)), stores the rows that prefill computed
+/// ([`append`](Cache::append)) and adds the sequence to the batch ([`join`](Cache::join)). Each step is then:
 ///
-/// The calls of this loop only enqueue work on the engine's streams, or look at what has ended: none waits. Here one
-/// token is decoded, in a model of one layer that selects four positions:
+/// 1. [`prepare`](Cache::prepare);
+/// 2. in each layer, [`layer`](Cache::layer) after the engine's top-k, then the engine's attention over the slots that
+///    `layer` returned, and [`scatter`](Cache::scatter) after the engine has written the new rows;
+/// 3. [`finish`](Cache::finish);
+/// 4. [`retire`](Cache::retire), once the device has finished the step. It says whether the step's tokens may be
+///    published.
+///
+/// [`close`](Cache::close) ends a sequence at any time.
+///
+/// The calls of this loop enqueue work on the engine's streams, or check whether work has ended. None of them waits.
+/// This example decodes one token, in a model of one layer that selects four positions:
 ///
 /// ```
 /// use forebay::device::host::{HostDevice, HostOptions};
 /// use forebay::device::Device;
 /// use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Layer, LayerCall, Memory, MicroBatch};
-/// use forebay::{Open, Row, Shape, Streams, WarmUp};
+/// use forebay::{Open, BatchRow, Shape, Streams, WarmUp};
 ///
 /// # fn main() -> forebay::Result<()> {
 /// // The device that runs on the host: no GPU is needed to try a loop.
 /// let device = HostDevice::new(HostOptions::default());
 /// let stream = device.stream()?;
 /// let shape = Shape { layers: 1, top_k: 4, ..Shape::DEEPSEEK_V3_2 };
-/// // For one sequence of up to 128 tokens, 64 of them on the device. A server keeps the default memory: locked.
+/// // One sequence of up to 128 tokens, 64 of them on the device. A server keeps the default: locked memory.
 /// let memory = Memory { huge: false, populate: false, lock: false, node: None };
 /// let mut cache = Cache::new(Config { memory, ..Config::new(shape, 1, 128, 64) }, device.clone())?;
 ///
@@ -101,15 +109,15 @@ use record::Record;
 /// cache.append(sequence, Layer(0), &[7; 100 * 656])?;
 /// let _ready = cache.join(sequence, stream, WarmUp::default())?;
 ///
-/// // What the engine's top-k has written, and room for the answer: 4 x i32 for the one query row.
+/// // The top-k indices that the engine has written, and a buffer for the slots: 4 x i32 for the one query row.
 /// let (selection, slots) = (device.allocate(16)?, device.allocate(16)?);
 /// let picks: Vec<u8> = [3_i32, 50, 99, -1].into_iter().flat_map(i32::to_le_bytes).collect();
 /// device.write(selection, &picks)?;
 ///
-/// let row = Row { sequence, accepted: Accepted::Rows(0), query_rows: 1 };
+/// let row = BatchRow { sequence, accepted: Accepted::Rows(0), query_rows: 1 };
 /// let mut step = cache.prepare(MicroBatch(0), 1, &[row], None, stream)?;
 /// let (call, streams) = (LayerCall::whole(Layer(0)), Streams { resolve: stream, gather: stream });
-/// cache.layer(&step, call, streams, Buffers { selection, slots, parts: None })?;
+/// cache.layer(&step, call, streams, Buffers { selection, slots, split_indices: None })?;
 /// // Here the engine writes the new row to `cache.landing_slot(sequence, 0)` of `cache.slab(Layer(0))`, and its
 /// // attention reads the slots.
 /// cache.scatter(&step, call, stream)?;
@@ -123,10 +131,10 @@ use record::Record;
 /// ```
 ///
 /// **What it does not do.** It has no thread, no lock and no clock of its own: `&mut self` is the lock. It computes
-/// neither attention nor selections, orders nothing that the engine does on streams of its own, and never synchronises
-/// a stream. It does not grow: everything is taken by [`Cache::new`]. A device keeps what a cache has taken until the
+/// neither attention nor top-k. It does not order the work that the engine enqueues on other streams, and it never
+/// synchronises a stream. It does not grow: [`Cache::new`] takes all memory. The device keeps that memory until the
 /// device is dropped. `docs/integration.md` follows a whole engine through these calls; `examples/decode_loop.rs` and
-/// `examples/integration.rs` are programs.
+/// `examples/integration.rs` are complete programs.
 #[derive(Debug)]
 pub struct Cache {
     config: Config,
@@ -136,40 +144,41 @@ pub struct Cache {
     total: TotalPool,
     index: IndexPool,
     prefix: PrefixIndex,
-    /// Keys the names of shared blocks.
+    /// The key of the hashes of shared blocks.
     secret: Secret,
     sparse: SparsePool,
     ring: Ring,
     records: Vec<Record>,
-    /// Recorded after the last emptying of a lane: whoever takes a lane over waits for it.
+    /// Recorded after a lane was last emptied. The next sequence in a lane waits for it.
     left: Event,
-    /// One a lane: recorded after the work that the host issued for its sequence alone.
+    /// One event a lane, recorded after the work that the host issued for its sequence alone.
     ready: Vec<Event>,
-    /// One a micro-batch: recorded after its last step. The next one waits for it, and what follows for its sequences.
+    /// One event a micro-batch, recorded after its last step. Its next step waits for it, and so does later work for
+    /// its sequences.
     stepped: Vec<Event>,
-    /// One a micro-batch: the events of its layers.
+    /// For each micro-batch the events of its layers.
     schedules: Vec<Schedule>,
-    /// Room for what the layers of a step share, a place for each micro-batch.
+    /// The data that the layers of a step share, with capacity for every micro-batch.
     runs: Vec<Run>,
     fallbacks: Vec<Fallback>,
     stats: Stats,
-    /// Calls of prepare, to find a sequence that one of them names twice.
+    /// The number of `prepare` calls, used to find a sequence that one call names twice.
     attempt: u64,
 }
 
 impl Cache {
-    /// Takes all memory. What a device has taken it keeps until it is dropped, this cache's too when it is gone, and
-    /// what was taken before a refusal: try again on a new device.
+    /// Makes a cache and takes all its memory. The device keeps this memory until the device is dropped, even after
+    /// the cache is gone. It also keeps the memory that was taken before an error: try again on a new device.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] and [`Kind::Overflow`] name the field, [`Kind::OutOfMemory`] the size: `wanted` and
-    /// `available` where the machine has less than the cache would take, before anything is taken
-    /// ([`Config::overcommit`]).
+    /// [`Kind::InvalidConfig`] and [`Kind::Overflow`] name the field. [`Kind::OutOfMemory`] gives the size. If the
+    /// machine has less memory than the cache would take, the error gives `wanted` and `available`, and no memory has
+    /// been taken (unless [`Config::overcommit`] is set).
     pub fn new(config: Config, device: Arc<dyn Device>) -> Result<Cache> {
         Cache::with_faults(config, device, &NoFaults)
     }
 
-    /// As [`Cache::new`], with faults injected into the system calls that take the host memory.
+    /// Like [`Cache::new`], with faults injected into the system calls that take the host memory.
     ///
     /// # Errors
     /// As [`Cache::new`].
@@ -178,7 +187,9 @@ impl Cache {
         let faults: &dyn Faults = if config.overcommit { &overcommits } else { faults };
         config.check_machine(&*device, faults)?;
         Cache::take(config, device, faults).map_err(|error| match error.kind() {
-            Kind::OutOfMemory => error.hint("ask for less, on a new device: this one keeps what was taken"),
+            Kind::OutOfMemory => {
+                error.hint("ask for less memory, on a new device: this one keeps the memory that was taken")
+            }
             _ => error,
         })
     }
@@ -187,7 +198,7 @@ impl Cache {
         let geometry = Geometry::new(config.shape)?;
         config.check(&geometry)?;
         let sparse_config = config.sparse(&geometry)?;
-        // Rows that nobody stores need no pages.
+        // Rows that are never stored need no pages.
         let lazy = Memory { huge: false, populate: false, lock: false, node: None };
         let memory = if config.residency_only { lazy } else { config.memory };
         let request = Request {
@@ -206,7 +217,7 @@ impl Cache {
         os::random(&mut secret.0, faults)?;
         let sparse = SparsePool::new(&geometry, &sparse_config, &*device)?;
         let ring = Ring::new(config.ring(&geometry), config.memory.lock, &*device, faults, &mut fallbacks)?;
-        let pools = device.attach(Plan {
+        let pools = device.attach(PoolLayout {
             geometry,
             tables: sparse.tables().to_vec(),
             slabs: sparse.slabs().to_vec(),
@@ -239,7 +250,7 @@ impl Cache {
         })
     }
 
-    /// What it was made with.
+    /// The configuration that the cache was made with.
     pub const fn config(&self) -> &Config {
         &self.config
     }
@@ -249,23 +260,23 @@ impl Cache {
         &self.geometry
     }
 
-    /// Passes of attention that a step takes over what it fetches, where attention runs in parts: what the
-    /// index lists are made for.
-    pub fn attention_passes(&self) -> u32 {
-        self.sparse.tables().first().map_or(1, |table| table.passes)
+    /// The number of attention waves over the fetched rows, for split attention. The index lists
+    /// ([`SplitIndices`](crate::device::SplitIndices)) have one list for each wave.
+    pub fn attention_waves(&self) -> u32 {
+        self.sparse.tables().first().map_or(1, |table| table.waves)
     }
 
-    /// Its tables and lists on the device: for devices that check what is enqueued, and for tools.
+    /// The cache's tables and lists on the device, for checking devices and for tools.
     pub const fn pools(&self) -> Pools {
         self.pools
     }
 
-    /// What the memory had to do without; empty when everything could be had.
+    /// The memory options that the system refused, such as huge pages or locking. Empty if it granted all of them.
     pub fn fallbacks(&self) -> &[Fallback] {
         &self.fallbacks
     }
 
-    /// Counters and gauges, now. Costs a copy.
+    /// The current counters and gauges. Costs a copy.
     pub fn stats(&self) -> Stats {
         Stats {
             sequences: self.records.iter().filter(|r| r.is_taken()).count() as u32,
@@ -279,7 +290,7 @@ impl Cache {
         }
     }
 
-    /// The slab of a layer: what the attention kernel reads.
+    /// The slab of a layer, which the attention kernel reads.
     ///
     /// # Errors
     /// [`Kind::OutOfRange`].
@@ -287,9 +298,9 @@ impl Cache {
         self.sparse.slabs().get(layer.index()).copied().ok_or_else(|| self.no_layer(layer))
     }
 
-    /// The rows of a layer in the total pool, `[pages][page tokens][host stride]`, for who writes prompt rows in
-    /// place ([`Cache::append_in_place`]): a prefill on the device, a transfer. Pages are a sequence's own
-    /// ([`Cache::pages`]); shared ones may not be written.
+    /// The rows of a layer in the total pool, `[pages][page tokens][host stride]`. A prefill on the device or a
+    /// transfer writes prompt rows here in place ([`Cache::append_in_place`]). It may write the pages of its sequence
+    /// ([`Cache::pages`]), but not pages that other sequences share.
     ///
     /// # Errors
     /// [`Kind::OutOfRange`].
@@ -297,7 +308,7 @@ impl Cache {
         self.total.layers().get(layer.index()).copied().ok_or_else(|| self.no_layer(layer))
     }
 
-    /// The index keys of a layer, `[pages][page tokens][key bytes]`: the engine writes and reads them.
+    /// The index keys of a layer, `[pages][page tokens][key bytes]`. The engine writes and reads them.
     ///
     /// # Errors
     /// [`Kind::OutOfRange`] for an unknown layer or a model without index keys.
@@ -314,7 +325,7 @@ impl Cache {
         Ok((0..table.len()).filter_map(|page| table.get(page)))
     }
 
-    /// Where the step's query row `row` of a sequence is to be written: the landing slot, the same in
+    /// The landing slot to which the engine writes the step's query row `row` of a sequence. It is the same slot in
     /// every layer.
     ///
     /// # Errors
@@ -325,7 +336,7 @@ impl Cache {
         slot.ok_or_else(|| Error::new(Kind::OutOfRange, "landing slot").at("query row").with("row", row))
     }
 
-    /// Reads one row of the total pool, packed, as it is now. For checks and for engines that move rows
+    /// Reads the current bytes of one row of the total pool, packed. For checks and for engines that move rows
     /// themselves.
     ///
     /// # Errors
@@ -345,10 +356,10 @@ impl Cache {
         self.total.read_row(layer.index(), page.0.0, token, row)
     }
 
-    /// The residency digest of a sequence, all layers: equal on every rank that was given the same
-    /// selections, step by step, since it joined. A pass over the sequence's slots, 8 bytes each, in every layer; on a
-    /// GPU it waits for the device. Asked for between steps, when the last one has been retired. Ranks whose digests
-    /// differ have attended to different rows: `docs/integration.md` (Ranks) says what to do.
+    /// The residency digest of a sequence over all layers. It is equal on every rank that received the same
+    /// selections, step by step, since the sequence joined. It reads 8 bytes for each of the sequence's slots in every
+    /// layer. On a GPU it waits for the device. Call it between steps, after the last step has been retired. Ranks
+    /// whose digests differ have attended to different rows: `docs/integration.md` (Ranks) says what to do.
     ///
     /// # Errors
     /// [`Kind::Closed`].
@@ -360,7 +371,7 @@ impl Cache {
     /// Checks every invariant of every pool and table. For tests, between steps.
     ///
     /// # Errors
-    /// [`Kind::Internal`] names the broken one.
+    /// [`Kind::Internal`] names the broken invariant.
     pub fn validate(&self) -> Result<()> {
         self.total.pages.validate()?;
         self.index.pages.validate()?;
@@ -391,7 +402,7 @@ impl Cache {
         found.filter(|r| r.is_open(sequence)).ok_or_else(|| closed(sequence))
     }
 
-    /// Makes `stream` wait until the lane's earlier work, on whichever stream, has ended.
+    /// Makes `stream` wait until the lane's earlier work has ended, on any stream.
     fn wait_ready(&self, lane: u32, stream: Stream) -> Result<()> {
         match self.ready.get(lane as usize) {
             Some(event) => self.device.wait(stream, *event),

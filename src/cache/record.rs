@@ -1,9 +1,12 @@
-//! What the cache knows of one sequence.
+//! The cache's record of one sequence.
 //!
-//! A record stands in a table made with the cache, one for each lane. It is used again when its sequence is gone, and
-//! the generation tells handles apart. Its parts have different lives: what was *admitted* never changes; what is
-//! *owned* comes back when the last work that names it has ended; *rows* move on with the prompt, with each step and
-//! with each retirement; *steps* and *work* say what may still run, on behalf of steps and of calls beside them.
+//! The cache makes a table with one record for each lane. A record is reused after its sequence is gone; the
+//! generation distinguishes the handles. The parts of a record change at different times:
+//!
+//! - `admitted` never changes.
+//! - The resources in `owned` are freed when the last work that names them has ended.
+//! - The counts in `rows` change with the prompt, with each step and with each retirement.
+//! - `steps` and `work` record which work may still run: that of steps, and that of other calls.
 
 use std::collections::VecDeque;
 
@@ -16,7 +19,7 @@ use crate::sparse::{BringUp, Holding, Stretches};
 use crate::step::RowInFlight;
 use crate::total::PageTable;
 
-/// Where a sequence is in its life.
+/// The state of a sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum State {
     #[default]
@@ -24,7 +27,7 @@ pub(super) enum State {
     Filling,
     Joining,
     Running,
-    Cutting,
+    Truncating,
     Failed,
     Closing,
 }
@@ -41,7 +44,7 @@ pub(super) struct Record {
     pub(super) work: HostWork,
 }
 
-/// What a sequence was opened for.
+/// The sizes that a sequence was opened with.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Admitted {
     /// Tokens of the prompt.
@@ -51,65 +54,66 @@ pub(super) struct Admitted {
     pub(super) bring_up: BringUp,
 }
 
-/// What a sequence has of the pools, and gives back at its end.
+/// The pool memory that a sequence holds until its end.
 #[derive(Debug, Default)]
 pub(super) struct Owned {
     pub(super) table: PageTable,
     /// Its lane, and its slots in each layer.
     pub(super) slots: Holding,
-    /// What its sealed pages are called; none when its tokens are not known.
+    /// The block hashes of its published pages; none if its token ids are unknown.
     pub(super) names: Option<Names>,
-    /// Pages (rows, index keys) that its work copies from: owned until that has ended, so that nobody writes to
-    /// them meanwhile.
+    /// Pages (rows, index keys) that its work copies from. The sequence owns them until that work has ended, so that
+    /// no other sequence writes to them meanwhile.
     pub(super) copied: Vec<PageCopy>,
 }
 
-/// How far its rows have come: see `accept` for what moves them on while it decodes.
+/// The counts of its rows. `accept` explains how they change while the sequence decodes.
 #[derive(Debug, Default)]
 pub(super) struct RowCounts {
-    /// By layer the prompt rows that are there.
+    /// The number of prompt rows appended, for each layer.
     pub(super) filled: Vec<u32>,
-    /// Committed tokens, as of the last report or cut.
+    /// Committed tokens, as of the last report or truncation.
     pub(super) committed: u32,
-    /// Committed tokens that are stored: all steps and other work that wrote them have ended well, but for
-    /// the last ticket.
+    /// Committed tokens that are stored: all steps and other work that wrote them succeeded. The work of the last
+    /// ticket may still run.
     pub(super) stored: u32,
-    /// Rows that the last step landed behind them.
+    /// Rows that the last step wrote after the committed ones.
     pub(super) landed: u32,
-    /// No more tokens than this can be committed or landed, whatever the steps in flight accept.
+    /// An upper bound of committed and landed tokens, whatever the steps in flight accept.
     pub(super) upper: u32,
-    /// Rows enqueued over the sequence's life.
+    /// Rows enqueued over the whole life of the sequence.
     pub(super) enqueued: u64,
 }
 
 /// Its steps between prepare and retire.
 #[derive(Debug, Default)]
 pub(super) struct SequenceSteps {
-    /// Oldest first: the rows that it had enqueued before each.
+    /// For each step, oldest first, the number of rows enqueued before it.
     pub(super) in_flight: VecDeque<u64>,
-    /// For life, from its first step on.
+    /// Its micro-batch, which never changes after the first step.
     pub(super) micro_batch: Option<MicroBatch>,
-    /// The last call of prepare that named it.
+    /// The number of the last `prepare` call that named it.
     pub(super) attempt: u64,
 }
 
-/// What the host has issued for it beside its steps.
+/// The work that the host has issued for it outside its steps.
 #[derive(Debug, Default)]
 pub(super) struct HostWork {
-    /// Its lane is not empty on the device, or may not be.
+    /// Whether its lane may hold rows on the device.
     pub(super) entered: bool,
-    /// What is left of a warm-up's gather.
+    /// The remaining stretches of a warm-up's gather.
     pub(super) stretches: Option<Stretches>,
-    /// The end of the last work.
+    /// The ticket of the last work.
     pub(super) ticket: Option<Ticket>,
-    /// The stream on which work may stand that no ticket and no event tells the end of: see `settle`.
+    /// A stream that may hold work without a ticket or an event after it: see `settle`.
     pub(super) unsettled: Option<Stream>,
-    /// Its last work is a step: the end of its micro-batch's last one stands behind it, and no event of its own.
+    /// Whether its last work is a step. Then the `stepped` event of its micro-batch comes after that work, and the
+    /// sequence has no event of its own.
     pub(super) stepped: bool,
 }
 
 impl Record {
-    /// Its place in the device's tables.
+    /// Its index in the device's tables.
     pub(super) fn lane(&self) -> u32 {
         self.owned.slots.lane
     }
@@ -127,12 +131,12 @@ impl Record {
         self.work.ticket.as_ref().is_some_and(|t| t.poll().is_none())
     }
 
-    /// The same, or work of a call that was refused half-way may.
+    /// Whether such work, or the work of a call that was refused half-way, may still run.
     pub(super) fn is_working(&self) -> bool {
         self.has_ticket() || self.work.unsettled.is_some()
     }
 
-    /// Nothing that names the sequence may be in flight.
+    /// Checks that no work that names the sequence is in flight.
     pub(super) fn check_idle(&self, operation: &'static str) -> Result<()> {
         if !self.steps.in_flight.is_empty() || self.has_ticket() {
             return Err(Error::new(Kind::Busy, operation)
@@ -142,7 +146,7 @@ impl Record {
         Ok(())
     }
 
-    /// Its last host-issued work, if it ended, ended well.
+    /// Checks that its last host-issued work did not fail.
     pub(super) fn check_ticket(&self, operation: &'static str) -> Result<()> {
         let failed = |kind: Kind| Err(Error::new(Kind::DeviceFailed, operation).at(kind.describe()));
         match self.work.ticket.as_ref().and_then(Ticket::poll) {
@@ -152,8 +156,8 @@ impl Record {
         }
     }
 
-    /// A step of the sequence is retired; `length` is what it began with, if it was sound. What an older step
-    /// has written that is still in flight may turn out to be worth nothing.
+    /// Notes that a step of the sequence is retired. `length` is the committed length that the step began with, if it
+    /// succeeded. An older step that is still in flight may yet fail, and then its rows are invalid.
     pub(super) fn end_flight(&mut self, row: RowInFlight, length: Option<u32>) {
         let place = self.steps.in_flight.iter().position(|before| *before == row.enqueued_before);
         place.and_then(|place| self.steps.in_flight.remove(place));
@@ -166,7 +170,7 @@ impl Record {
         }
     }
 
-    /// Whether the sequence is in one of these states, for a call that asks for them.
+    /// Checks that the sequence is in one of the states that a call allows.
     pub(super) fn check_state(&self, states: &[State], operation: &'static str) -> Result<()> {
         if states.contains(&self.state) {
             return Ok(());
@@ -175,18 +179,18 @@ impl Record {
             State::Filling => "the prompt is not complete, or the sequence has not joined",
             State::Joining => "the warm-up is not complete",
             State::Running => "the sequence is decoding",
-            State::Cutting => "a roll-back was refused half-way",
+            State::Truncating => "the device refused a truncate half-way",
             State::Failed => "a step of the sequence failed",
             State::Free | State::Closing => "the sequence is closed",
         };
         let hint = match self.state {
             State::Filling => "append the prompt in every layer, then join",
-            State::Joining => "call join_more until nothing is left",
+            State::Joining => "call join_more until the warm-up is complete",
             State::Running => "append before joining",
-            State::Cutting => "roll it back again, or close it",
-            State::Failed => "roll it back to a committed length, or close it",
+            State::Truncating => "truncate it again, or close it",
+            State::Failed => "truncate it to a committed length, or close it",
             State::Free | State::Closing => "open a new sequence",
         };
-        Err(Error::new(Kind::InvalidConfig, operation).at(place).hint(hint))
+        Err(Error::new(Kind::InvalidState, operation).at(place).hint(hint))
     }
 }

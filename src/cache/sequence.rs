@@ -1,9 +1,9 @@
-//! A sequence beside its steps: its growth before decoding, its entry into a lane, and its roll-back.
+//! A sequence outside its steps: appending its prompt, joining its lane, and truncating it.
 
 use crate::cache::Cache;
 use crate::cache::record::State;
 use crate::cache::share::Names;
-use crate::device::{Cut, Join, PoolOp, Raise, Slice, Stream, Ticket, Warm};
+use crate::device::{Join, PoolOp, Raise, Slice, Stream, Ticket, Truncate, Warm};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{Lane, Layer, Sequence};
 use crate::sparse::{BringUp, Stretches, WarmUp};
@@ -11,12 +11,12 @@ use crate::sparse::{BringUp, Stretches, WarmUp};
 /// How long a sequence is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Length {
-    /// Committed tokens, as far as retired steps and host-issued work tell.
+    /// Committed tokens, counting only retired steps and host-issued work.
     pub committed: u32,
-    /// Rows that the last retired step wrote behind them, to be accepted or rejected.
+    /// Rows that the last retired step wrote after the committed ones, not yet accepted or rejected.
     pub landed: u32,
-    /// Tokens in sealed pages: what [`Cache::seal`] goes on behind.
-    pub sealed: u32,
+    /// Tokens in published pages. [`Cache::publish`] continues after them.
+    pub published: u32,
 }
 
 impl Cache {
@@ -26,21 +26,21 @@ impl Cache {
     /// [`Kind::Closed`].
     pub fn length(&self, sequence: Sequence) -> Result<Length> {
         let record = self.record(sequence)?;
-        let sealed = record.owned.names.as_ref().map_or(0, Names::pages) * self.geometry.page_tokens();
-        Ok(Length { committed: record.rows.committed, landed: record.rows.landed, sealed })
+        let published = record.owned.names.as_ref().map_or(0, Names::pages) * self.geometry.page_tokens();
+        Ok(Length { committed: record.rows.committed, landed: record.rows.landed, published })
     }
 
-    /// Appends prompt rows in one layer: `rows` packed, `[n][row bytes]`. Layers fill independently, each
-    /// in order, so that a transfer may go layer by layer.
+    /// Appends prompt rows in one layer. `rows` is packed: `[n][row bytes]`. Each layer fills in order and
+    /// independently of the others, so a transfer may send layer by layer.
     ///
     /// # Errors
-    /// [`Kind::Closed`]; [`Kind::OutOfRange`] for an unknown layer, bytes that are no whole rows, or rows
-    /// beyond the prompt; [`Kind::InvalidConfig`] once the sequence has joined. Nothing is written then.
+    /// [`Kind::Closed`]; [`Kind::OutOfRange`] for an unknown layer, bytes that are not whole rows, or rows
+    /// beyond the prompt; [`Kind::InvalidState`] once the sequence has joined. An error writes nothing.
     pub fn append(&mut self, sequence: Sequence, layer: Layer, rows: &[u8]) -> Result<()> {
         let row_bytes = self.geometry.row_bytes() as usize;
         if !rows.len().is_multiple_of(row_bytes) {
             return Err(Error::new(Kind::OutOfRange, "append")
-                .at("bytes of whole rows")
+                .at("bytes that are not whole rows")
                 .with("bytes", rows.len() as u64)
                 .with("row", row_bytes as u64));
         }
@@ -56,8 +56,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Declares that `count` prompt rows of every layer are in their place already ([`Cache::rows`]): written there by
-    /// a transfer, or not needed because only the residency is replayed.
+    /// Declares that `count` prompt rows of every layer are already in place ([`Cache::rows`]). A transfer wrote them
+    /// there, or the program replays residency only and needs no bytes.
     ///
     /// # Errors
     /// As [`Cache::append`].
@@ -67,14 +67,14 @@ impl Cache {
         (0..layers).try_for_each(|layer| self.claim(sequence, Layer(layer), count).map(|_| ()))
     }
 
-    /// Counts `count` more rows of a layer as filled; answers the first one's position.
+    /// Counts `count` more rows of a layer as filled. Returns the position of the first one.
     fn claim(&mut self, sequence: Sequence, layer: Layer, count: u32) -> Result<u32> {
         let first = self.claimable(sequence, layer, count)?;
         self.record_mut(sequence)?.rows.filled[layer.index()] = first + count;
         Ok(first)
     }
 
-    /// Where the next `count` rows of a layer begin, if they fit.
+    /// The position of the first of the next `count` rows of a layer, if they fit.
     fn claimable(&self, sequence: Sequence, layer: Layer, count: u32) -> Result<u32> {
         self.check_layer(layer)?;
         let record = self.record(sequence)?;
@@ -90,21 +90,21 @@ impl Cache {
         Ok(filled)
     }
 
-    /// Enters the sequence into its lane once its prompt is complete: brings rows up as it was opened for,
-    /// replays the warm-up's selections, and gathers what is resident then. All of it is enqueued on
-    /// `stream`; steps wait for it by an edge. With a bound on bytes, [`Cache::join_more`] gathers the
-    /// rest.
+    /// Adds the sequence to the batch: enters it into its lane, once its prompt is complete. The call decides which
+    /// rows are resident, from [`Open::bring_up`](crate::Open::bring_up) and the warm-up's selections, and gathers
+    /// those rows. It enqueues all of this on `stream`; steps wait for it by an event. If the warm-up limits the bytes
+    /// of a call, [`Cache::join_more`] gathers the remaining rows.
     ///
     /// # Errors
-    /// [`Kind::Closed`]; [`Kind::InvalidConfig`] while a layer's prompt is incomplete or when it has
-    /// joined; [`Kind::OutOfRange`] for selections of another size than `[layers][steps][k]`. What the device
-    /// refuses half-way may be tried again, on any stream: by [`Cache::join_more`] where this answers that the
-    /// warm-up is not complete.
+    /// [`Kind::Closed`]; [`Kind::InvalidState`] while a layer's prompt is incomplete, or if the sequence has already
+    /// joined; [`Kind::OutOfRange`] for selections whose size is not `[layers][steps][k]`. If the device refuses the
+    /// call half-way, try again on any stream. If that returns the error that the warm-up is not complete, call
+    /// [`Cache::join_more`] instead.
     pub fn join(&mut self, sequence: Sequence, stream: Stream, warm_up: WarmUp) -> Result<Ticket> {
         let record = self.record(sequence)?;
         record.check_state(&[State::Filling], "join")?;
         if let Some(layer) = record.rows.filled.iter().position(|f| *f != record.admitted.prompt) {
-            return Err(Error::new(Kind::InvalidConfig, "join")
+            return Err(Error::new(Kind::InvalidState, "join")
                 .at("the prompt of a layer is incomplete")
                 .with("layer", layer as u64)
                 .with("filled", record.rows.filled[layer])
@@ -120,7 +120,7 @@ impl Cache {
                 .with("wanted words", words));
         }
         self.take_over(sequence.index as usize, stream)?;
-        // The lane's last tenant must be gone from the tables, and what a refused join has put there.
+        // The tables must no longer hold the lane's previous sequence, nor entries of a refused join.
         self.device.wait(stream, self.left)?;
         if self.record(sequence)?.work.entered {
             self.empty_lane(lane, stream)?;
@@ -156,21 +156,21 @@ impl Cache {
         })
     }
 
-    /// Gathers the next stretch of a bounded warm-up. The sequence may decode once none is left:
-    /// [`Cache::is_running`].
+    /// Gathers the next stretch of a warm-up whose bytes for each call are limited. The sequence may decode after the
+    /// last stretch: [`Cache::is_running`].
     ///
     /// # Errors
-    /// [`Kind::Closed`], [`Kind::InvalidConfig`] for a sequence that is not joining.
+    /// [`Kind::Closed`]; [`Kind::InvalidState`] for a sequence that is not joining.
     pub fn join_more(&mut self, sequence: Sequence, stream: Stream) -> Result<Ticket> {
         self.record(sequence)?.check_state(&[State::Joining], "join_more")?;
         self.hear();
-        // What follows a stretch that failed must not look done.
+        // A stretch after a failed one must not look done.
         self.record(sequence)?.check_ticket("join_more")?;
         self.take_over(sequence.index as usize, stream)?;
         self.raise_next(sequence, stream)
     }
 
-    /// Gathers the next stretch on a stream that has taken the sequence over.
+    /// Gathers the next stretch on a stream that waits for all earlier work of the sequence.
     fn raise_next(&mut self, sequence: Sequence, stream: Stream) -> Result<Ticket> {
         let record = self.record(sequence)?;
         let lane = Lane(record.lane());
@@ -179,7 +179,7 @@ impl Cache {
             self.device.enqueue(self.pools, stream, PoolOp::Raise(Raise { lane, first, count }))?;
         }
         let ticket = self.settle(sequence.index as usize, stream)?;
-        // Only now has the stretch been given out.
+        // The stretch counts as gathered only now.
         let record = self.record_mut(sequence)?;
         record.work.stretches = Some(stretches);
         if stretches.is_over() {
@@ -196,29 +196,30 @@ impl Cache {
         Ok(self.record(sequence)?.state == State::Running)
     }
 
-    /// Cuts a sequence to `length` tokens: rejected drafts beyond those that `length` accepts, and any
-    /// committed tokens beyond it, are gone from every layer's residency. A page that others share is
-    /// replaced before it can be written again, its remaining rows copied. Clears a failed step. One that the
-    /// device refuses half-way may be tried again, to the same length or less, on any stream.
+    /// Truncates a sequence to `length` tokens. It removes rejected drafts and committed tokens beyond `length` from
+    /// the tables of every layer. Landed rows below `length` are accepted. The call replaces a page that other
+    /// sequences share before the page can be written again, and copies its remaining rows. It also clears the failure
+    /// of a step. If the device refuses the call half-way, try again on any stream, with the same length or a smaller
+    /// one.
     ///
     /// # Errors
-    /// [`Kind::Closed`]; [`Kind::Busy`] while work of the sequence is in flight; [`Kind::OutOfRange`] for
-    /// a length beyond committed and landed rows; [`Kind::Exhausted`] when shared pages cannot be
-    /// replaced. Nothing has changed then. What the device refuses later leaves the sequence to this call or to
-    /// [`Cache::close`].
-    pub fn roll_back(&mut self, sequence: Sequence, length: u32, stream: Stream) -> Result<Ticket> {
+    /// [`Kind::Closed`]; [`Kind::InvalidState`] for a sequence that is not running, failed, or half-way through a
+    /// truncation; [`Kind::Busy`] while work of the sequence is in flight; [`Kind::OutOfRange`] for a length beyond
+    /// committed and landed rows; [`Kind::Exhausted`] when shared pages cannot be replaced. These errors change
+    /// nothing. If the device refuses later operations, only this call and [`Cache::close`] accept the sequence.
+    pub fn truncate(&mut self, sequence: Sequence, length: u32, stream: Stream) -> Result<Ticket> {
         let index = sequence.index as usize;
         self.record(sequence)?;
         self.release_held(index)?;
         let record = self.record(sequence)?;
-        record.check_state(&[State::Running, State::Cutting, State::Failed], "roll back")?;
-        record.check_idle("roll back")?;
-        // What a failed step has landed cannot be accepted.
+        record.check_state(&[State::Running, State::Truncating, State::Failed], "truncate")?;
+        record.check_idle("truncate")?;
+        // Landed rows of a failed step cannot be accepted.
         let landed = if record.state == State::Failed { 0 } else { record.rows.landed };
-        let (again, committed) = (record.state == State::Cutting, record.rows.committed);
+        let (again, committed) = (record.state == State::Truncating, record.rows.committed);
         let settle = length.saturating_sub(committed);
         if settle > landed {
-            return Err(Error::new(Kind::OutOfRange, "roll back")
+            return Err(Error::new(Kind::OutOfRange, "truncate")
                 .at("length")
                 .with("length", length)
                 .with("committed", committed)
@@ -226,17 +227,21 @@ impl Cache {
         }
         self.order_behind(index, stream)?;
         let copy = self.own_pages_from(sequence, length)?;
-        // Until all of it is enqueued, nothing beyond `length` is there any more, and fresh pages are not filled.
+        // Until the whole truncation is enqueued, rows beyond `length` are gone and fresh pages are not filled.
         let record = self.record_mut(sequence)?;
-        (record.state, record.work.unsettled) = (State::Cutting, Some(stream));
+        (record.state, record.work.unsettled) = (State::Truncating, Some(stream));
         (record.rows.committed, record.rows.stored) = (committed.min(length), record.rows.stored.min(length));
         record.rows.landed = if length < committed { 0 } else { landed };
-        // A cut that was refused before may have left its copies out.
+        // An earlier truncation that the device refused may not have made its copies.
         let copies = if again { &self.records[index].owned.copied[..] } else { copy.as_slice() };
         copies.iter().try_for_each(|copy| self.copy_page(*copy, stream))?;
         let record = &self.records[index];
         let (lane, pages) = (Lane(record.lane()), &record.owned.table.host);
-        self.device.enqueue(self.pools, stream, PoolOp::Truncate(Cut { lane, settle, length, pages }))?;
+        self.device.enqueue(
+            self.pools,
+            stream,
+            PoolOp::Truncate(Truncate { lane, settle, length, pages }),
+        )?;
         let record = &mut self.records[index];
         (record.rows.committed, record.rows.landed, record.rows.upper) = (length, 0, length);
         let ticket = self.settle(index, stream)?;

@@ -1,32 +1,36 @@
-//! What a call has enqueued for a sequence, until somebody can tell when it has ended.
+//! Settling: work that a call has enqueued for a sequence, until a ticket shows its end.
 //!
-//! A call that the device refuses half-way leaves work in its stream: it may still run, and it names the sequence's
-//! pages, slots and lane. So a sequence is *unsettled* from before such work is enqueued:
+//! If the device refuses a call half-way, the work that the call has already enqueued stays in its stream. It may
+//! still run, and it names the sequence's pages, slots and lane. So a call marks the sequence as *unsettled* before it
+//! enqueues such work:
 //!
-//! | | when |
+//! | state | entered by |
 //! |---|---|
-//! | unsettled, on one stream | [`Cache::take_over`]: join, fork (the parent too), roll-back, an emptying |
-//! | settled | [`Cache::settle`]: a ticket stands in that stream behind the work, and `ready` is recorded there |
+//! | unsettled, on one stream | [`Cache::take_over`]: join, fork (the parent too), truncate, emptying a lane |
+//! | settled | [`Cache::settle`]: enqueues a ticket after the work and records `ready` in the same stream |
 //!
-//! **Which event stands behind a sequence's work.** What the host issues for it alone ends with `ready`, an event of
-//! its lane. A step ends with `stepped`, one event for all its rows, since a batch of hundreds would take as many calls
-//! of the driver to record, and as many to wait for: a sequence whose last work is a step has no `ready` of its own
-//! (`HostWork::stepped`). Steps of a micro-batch stand one behind the other, so who waits for a later one waits for the
-//! sequence's too, and perhaps for a step that it was not in.
+//! **Which event comes after a sequence's work.** Work that the host issues for one sequence alone ends with `ready`,
+//! an event of the sequence's lane. A step ends with `stepped`, one event for all its rows: with an event for each row,
+//! a batch of hundreds would need hundreds of driver calls to record the events and as many to wait for them. So a
+//! sequence whose last work is a step has no current `ready` event (`HostWork::stepped`). Steps of a micro-batch run
+//! one after the other. So a wait for a later step of the micro-batch also covers the sequence's step; the sequence
+//! may thus wait for a step in which it takes no part.
 //!
-//! Calls that end well settle it themselves. Of one that did not, whatever follows takes over: work on another
-//! stream is ordered behind all of the first one, and a release first settles it and waits for that ticket. So
-//! nothing that such work names is given out before its stream has come past it, or the device has failed, which
-//! ends tickets. A step takes it over for good: its event, and `stepped`, which its end records, stand behind it.
+//! A call that succeeds settles its sequence. After a call that fails, the next call takes over: it orders work on
+//! another stream after all work of the first stream, and a release first settles the sequence and waits for that
+//! ticket. So the cache gives out no resource of such work before the stream has passed the work, or the device has
+//! failed (a device failure ends all tickets). A step also takes over: its event and `stepped`, which its end records,
+//! come after all earlier work, so the sequence is settled.
 //!
-//! One stream is enough: what takes over is ordered behind the last before it enqueues anything of its own.
+//! One unsettled stream for each sequence is enough, because a call that takes over orders its stream after the
+//! previous one before it enqueues its own work.
 
 use crate::cache::Cache;
 use crate::device::{Stream, Ticket};
 use crate::error::Result;
 
 impl Cache {
-    /// Orders `stream` behind all earlier work of a sequence, on whichever stream, refused calls' included.
+    /// Orders `stream` after all earlier work of a sequence on any stream, the work of refused calls included.
     pub(super) fn order_behind(&self, index: usize, stream: Stream) -> Result<()> {
         let record = &self.records[index];
         let lane = record.lane();
@@ -40,14 +44,16 @@ impl Cache {
         }
     }
 
-    /// The same before work is enqueued there: from now on the sequence is unsettled. A refusal changes nothing.
+    /// Calls `order_behind` before work is enqueued on `stream`, and marks the sequence as unsettled. An error changes
+    /// nothing.
     pub(super) fn take_over(&mut self, index: usize, stream: Stream) -> Result<()> {
         self.order_behind(index, stream)?;
         self.records[index].work.unsettled = Some(stream);
         Ok(())
     }
 
-    /// The end of what was enqueued on `stream`: a ticket behind it, and `ready` for what follows elsewhere.
+    /// Ends the work that was enqueued on `stream`: enqueues a ticket after it, and records `ready` for work on other
+    /// streams.
     pub(super) fn settle(&mut self, index: usize, stream: Stream) -> Result<Ticket> {
         let (ticket, completer) = Ticket::new();
         self.device.complete(stream, completer)?;
@@ -58,14 +64,14 @@ impl Cache {
         Ok(ticket)
     }
 
-    /// A device that has failed ends tickets when it is asked: so it is, before one is looked at that nothing else
-    /// would end.
+    /// Queries the device, so that a failed device ends its tickets. Callers use this before they read a ticket that
+    /// no other call would end.
     pub(super) fn hear(&self) {
-        // The answer stands in the tickets.
+        // The tickets hold the result.
         let _ = self.device.query(self.left);
     }
 
-    /// Gives back the pages that ended work has copied from.
+    /// Frees the pages from which finished work has copied.
     pub(super) fn release_held(&mut self, index: usize) -> Result<()> {
         if self.records[index].is_working() { Ok(()) } else { self.give_held_back(index) }
     }

@@ -1,17 +1,17 @@
-//! Sealed pages that sequences with the same beginning share.
+//! Prefix caching: published pages that sequences with the same prefix share.
 //!
-//! A page is *sealed* when it is full, its rows are accepted, and all of them, with their index keys, are
-//! where they are said to be: the work that wrote them has ended. [`Cache::seal`] names such pages by what
-//! they hold; [`Cache::open_shared`] finds them again and uses them, so that a prompt's beginning is neither
-//! computed nor stored twice. Pages that no sequence uses any more stay until their memory is needed:
-//! admission counts them as free, and takes the one used longest ago.
+//! A *published* page is a full page whose block hash other sequences can find (vLLM: a cached full block). Its rows
+//! are accepted, and the work that wrote the rows and their index keys has ended. [`Cache::publish`] hashes such pages
+//! by their contents. [`Cache::open_shared`] finds and uses them, so that a prompt's prefix is neither computed nor
+//! stored twice. Pages that no sequence uses stay until their memory is needed: admission counts them as free, and
+//! evicts the page used longest ago.
 //!
-//! A shared page belongs to the index and to each sequence that uses it, and nobody writes it: new rows
-//! follow behind it, and a cut inside it gives the sequence a copy.
+//! A shared page belongs to the index and to each sequence that uses it. No sequence writes to it: new rows come after
+//! it, and truncating inside it gives the sequence a copy.
 //!
-//! What it does not do: a page and its index keys go together, so a prefix is not kept longer than there
-//! are device pages for its keys; of two sequences that compute the same page at the same time both keep
-//! theirs, and others find one of them, or the other once that is gone and the sequence seals again.
+//! Limits: a page and its index keys are kept and evicted together, so the device pages for index keys limit how many
+//! prefixes stay. When two sequences compute the same page at the same time, both keep theirs and other sequences find
+//! one of them. When that one is gone, they find the other one after its sequence publishes again.
 
 use std::collections::HashMap;
 
@@ -21,26 +21,26 @@ use crate::cache::record::{Owned, State};
 use crate::error::{Error, Kind, Result};
 use crate::fallible::vector;
 use crate::ids::{HostPage, IndexPage, Sequence};
-use crate::total::{Block, Inserted, Namer, Pages};
+use crate::total::{BlockHash, BlockHasher, Inserted, Pages};
 
-/// What pages hold, so that they can be found again.
+/// The contents of pages, from which their block hashes are computed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tokens<'a> {
-    /// Token ids, from the beginning of a page. A rest that fills no page is passed over.
+    /// Token ids, from the beginning of a page. Ids after the last full page are ignored.
     pub ids: &'a [u32],
-    /// For each full page among them a key of the caller's or none; or nothing at all, where no page has one. A key
-    /// says what ids do not, which image they stand for, for example: pages are one only if keys and ids are the
-    /// same, and so is all that stands before them.
+    /// For each full page an optional key of the caller's; empty if no page has a key. A key adds what the ids do not
+    /// show, for example which image they stand for. Two pages are equal only if their ids, their keys and everything
+    /// before them are equal.
     pub keys: &'a [Option<[u8; 16]>],
 }
 
 impl<'a> Tokens<'a> {
-    /// Ids alone.
+    /// Token ids without keys.
     pub const fn new(ids: &'a [u32]) -> Self {
         Tokens { ids, keys: &[] }
     }
 
-    /// Each full page's ids, and its key.
+    /// The ids and the key of each full page.
     fn pages(self, page_tokens: u32) -> impl Iterator<Item = (&'a [u32], Option<&'a [u8; 16]>)> {
         let keys = self.keys.iter().map(Option::as_ref).chain(std::iter::repeat(None));
         self.ids.chunks_exact(page_tokens as usize).zip(keys)
@@ -64,60 +64,60 @@ impl<'a> Tokens<'a> {
     }
 }
 
-/// Whether an unused block's pages would be free without it: a fork may own them that does not use the block,
-/// and so may a copy that is still to be made.
+/// Whether evicting an unused block would free its pages. A fork may own the pages without using the block, and so may
+/// a copy that has not run yet.
 fn is_room(host: &Pages, keys: &Pages, pages: (HostPage, IndexPage)) -> bool {
     host.owners(pages.0.0) == 1 && keys.owners(pages.1.0) == 1
 }
 
-/// The names of a sequence's sealed pages.
+/// The block hashes of a sequence's published pages.
 #[derive(Debug)]
 pub(super) struct Names {
-    namer: Namer,
-    /// From the first page on; whether the sequence uses the block, or has a page of its own beside it.
-    blocks: Vec<(Block, bool)>,
+    namer: BlockHasher,
+    /// One entry for each page, from the first. The flag says whether the sequence uses the block; if not, the sequence
+    /// keeps its own page in addition to it.
+    blocks: Vec<(BlockHash, bool)>,
 }
 
 impl Names {
-    /// Names for at most `pages` pages.
-    fn new(namer: Namer, pages: u32) -> Result<Names> {
-        let blocks = vector(pages as usize, "open", "names of pages")?;
+    /// An empty list with capacity for `pages` block hashes.
+    fn new(namer: BlockHasher, pages: u32) -> Result<Names> {
+        let blocks = vector(pages as usize, "open", "block hashes of pages")?;
         Ok(Names { namer, blocks })
     }
 
-    /// How many pages are named.
+    /// The number of published pages.
     pub(super) fn pages(&self) -> u32 {
         self.blocks.len() as u32
     }
 
-    /// The name of the next page.
-    fn next(&self, ids: &[u32], key: Option<&[u8; 16]>) -> Block {
+    /// The block hash of the next page.
+    fn next(&self, ids: &[u32], key: Option<&[u8; 16]>) -> BlockHash {
         self.namer.block(self.blocks.last().map(|(block, _)| block), key, ids)
     }
 
-    /// The blocks that the sequence uses, from page `first` on, the last one first.
-    pub(super) fn used_from(&self, first: usize) -> impl Iterator<Item = (usize, Block)> + '_ {
+    /// The blocks that the sequence uses, from page `first` on, in reverse order.
+    pub(super) fn used_from(&self, first: usize) -> impl Iterator<Item = (usize, BlockHash)> + '_ {
         let blocks = self.blocks.iter().enumerate().skip(first).rev();
         blocks.filter(|(_, (_, used))| *used).map(|(page, (block, _))| (page, *block))
     }
 }
 
 impl Cache {
-    /// As [`Cache::open`], for a prompt whose token ids are known: its leading pages that were sealed
-    /// before, under the same `salt`, are taken over. Answers how many tokens those are, whole pages;
-    /// [`Cache::append`] goes on behind them. Admission counts only what is not shared.
+    /// Opens a sequence like [`Cache::open`], for a prompt whose token ids are known. The sequence shares the leading
+    /// pages that were published before under the same `salt`. Returns the sequence and the number of shared tokens
+    /// (whole pages); [`Cache::append`] continues after them. Admission counts only the pages that are not shared.
     ///
-    /// `salt` tells apart what equal tokens do not: tenants, adapters, versions of the weights. `prompt`
-    /// has the prompt's ids, or as many leading ones as may be shared: leave out the last one where its
-    /// row is to be computed anew, for the logits behind it, and a page where a draft layer's rows depend on
-    /// the token that follows.
+    /// `salt` separates sequences whose equal tokens have different rows: tenants, adapters, versions of the weights.
+    /// `prompt` has the prompt's ids, or the leading ids that may be shared. Leave out the last id if its row must be
+    /// computed again for its logits. Leave out the last page if the rows of a draft layer depend on the next token.
     ///
-    /// Caches of several ranks share alike only if each is offered what the one that finds least would find:
-    /// ask them by [`Cache::find_shared`] first.
+    /// The caches of several ranks share the same pages only if every rank passes the ids that the rank with the fewest
+    /// shared tokens can find. Call [`Cache::find_shared`] on each rank first.
     ///
     /// # Errors
-    /// As [`Cache::open`]; [`Kind::OutOfRange`] for more ids than the prompt has tokens, and for keys that
-    /// are neither one a full page nor none. Nothing is taken then.
+    /// As [`Cache::open`]; [`Kind::OutOfRange`] for more ids than the prompt has tokens, and for a number of keys that
+    /// is neither 0 nor the number of full pages. An error takes nothing.
     pub fn open_shared(&mut self, open: &Open, salt: &[u8], prompt: Tokens<'_>) -> Result<(Sequence, u32)> {
         let page_tokens = self.geometry.page_tokens();
         prompt.check(page_tokens, open.prompt, "open")?;
@@ -136,10 +136,10 @@ impl Cache {
         Ok((self.enter(index, open, admitted, owned, shared), shared))
     }
 
-    /// How many tokens [`Cache::open_shared`] would take over now. Changes nothing, the order of use included.
+    /// The number of tokens that [`Cache::open_shared`] would share now. Changes nothing, not even the order of use.
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`] as there.
+    /// [`Kind::OutOfRange`] as in [`Cache::open_shared`].
     pub fn find_shared(&self, salt: &[u8], prompt: Tokens<'_>) -> Result<u32> {
         let page_tokens = self.geometry.page_tokens();
         prompt.check(page_tokens, self.config.max_tokens, "find shared pages")?;
@@ -147,9 +147,9 @@ impl Cache {
         Ok(self.find_names(salt, prompt, pages)?.pages() * page_tokens)
     }
 
-    /// The names of the leading pages that are there, none of them used yet; room for `pages`.
+    /// The block hashes of the leading pages that are in the index, not yet marked as used, with capacity for `pages`.
     fn find_names(&self, salt: &[u8], prompt: Tokens<'_>, pages: u32) -> Result<Names> {
-        let mut names = Names::new(Namer::new(&self.secret, self.geometry.shape(), salt), pages)?;
+        let mut names = Names::new(BlockHasher::new(&self.secret, self.geometry.shape(), salt), pages)?;
         for (ids, key) in prompt.pages(self.geometry.page_tokens()) {
             let block = names.next(ids, key);
             if self.prefix.users(&block).is_none() {
@@ -160,19 +160,20 @@ impl Cache {
         Ok(names)
     }
 
-    /// Takes `pages` pages: those that are named from the index, the others fresh.
+    /// Takes `pages` pages: the shared ones from the index, and fresh pages for the rest.
     fn take_shared_pages(&mut self, pages: u32, owned: &mut Owned) -> Result<()> {
         let Owned { names, table, .. } = owned;
         let named = names.as_mut().map_or(&mut [][..], |names| &mut names.blocks[..]);
         let fresh = pages - named.len() as u32;
-        // What is taken over cannot make room for the rest.
+        // The shared pages cannot be evicted to make room for the fresh ones.
         let spared = named.iter().filter(|(block, _)| self.prefix.users(block) == Some(0));
         let spared = spared.filter_map(|(block, _)| self.prefix.pages(block));
         let spared = spared.filter(|pages| is_room(&self.total.pages, &self.index.pages, *pages)).count();
         self.check_room(fresh, spared as u32)?;
         for (block, used) in named {
             let pages = self.prefix.share(block)?;
-            let (host, keys) = pages.ok_or_else(|| Error::new(Kind::Internal, "open").at("a lost block"))?;
+            let (host, keys) =
+                pages.ok_or_else(|| Error::new(Kind::Internal, "open").at("a missing block"))?;
             *used = true;
             self.total.pages.share(host.0)?;
             self.index.pages.share(keys.0)?;
@@ -182,49 +183,50 @@ impl Cache {
         self.take_pages(fresh, table)
     }
 
-    /// Seals what can be sealed: full pages behind the `from` tokens that are, whose rows are accepted and
-    /// stored. `next` are the sequence's token ids from there on, as far as they are known. Answers how many
-    /// tokens are sealed now, whole pages; call it again when more steps have been retired, and at the end,
-    /// before [`Cache::close`]. The index keys of these tokens must have been written in order before the
-    /// sequence's join, or in its steps.
+    /// Publishes the full pages after the first `from` tokens whose rows are accepted and stored. `from` is the number
+    /// of tokens published so far. `next` has the known token ids of the sequence from there on. Returns the number of
+    /// published tokens (whole pages). Call it again when more steps have been retired, and at the end, before
+    /// [`Cache::close`]. The engine must have written the index keys of these tokens before the sequence joined (in
+    /// stream order), or in its steps.
     ///
     /// # Errors
-    /// [`Kind::Closed`]; [`Kind::InvalidConfig`] for a sequence that was not opened by
-    /// [`Cache::open_shared`], or is not running; [`Kind::Busy`] while work that the host issued for it is in
-    /// flight, [`Kind::DeviceFailed`] when that failed; [`Kind::OutOfRange`] when `from` is not the sealed
-    /// [length](Cache::length), for more ids than were admitted, and for keys that are neither one a full page
-    /// nor none.
-    pub fn seal(&mut self, sequence: Sequence, from: u32, next: Tokens<'_>) -> Result<u32> {
+    /// [`Kind::Closed`]; [`Kind::InvalidState`] for a sequence that is not running, or was not opened with
+    /// [`Cache::open_shared`]; [`Kind::Busy`] while work that the host issued for the sequence is in flight;
+    /// [`Kind::DeviceFailed`] if that work failed; [`Kind::OutOfRange`] if `from` is not the published
+    /// [length](Cache::length), for more ids than were admitted, and for a number of keys that is neither 0 nor the
+    /// number of full pages.
+    pub fn publish(&mut self, sequence: Sequence, from: u32, next: Tokens<'_>) -> Result<u32> {
         let page_tokens = self.geometry.page_tokens();
         let record = self.record(sequence)?;
-        record.check_state(&[State::Running], "seal")?;
-        record.check_ticket("seal")?;
+        record.check_state(&[State::Running], "publish")?;
+        record.check_ticket("publish")?;
         let Some(names) = &record.owned.names else {
-            return Err(Error::new(Kind::InvalidConfig, "seal")
+            return Err(Error::new(Kind::InvalidState, "publish")
                 .at("the sequence was opened without token ids")
-                .hint("open it by open_shared, with no ids if none are known yet"));
+                .hint("open it with open_shared, without ids if none are known yet"));
         };
-        let sealed = names.pages() * page_tokens;
-        if from != sealed {
-            return Err(Error::new(Kind::OutOfRange, "seal")
-                .at("where the ids begin")
+        let published = names.pages() * page_tokens;
+        if from != published {
+            return Err(Error::new(Kind::OutOfRange, "publish")
+                .at("`from` is not the number of published tokens")
                 .with("from", from)
-                .with("sealed", sealed)
-                .hint("begin behind the sealed tokens; a roll-back may have taken some back"));
+                .with("published", published)
+                .hint("begin after the published tokens: a truncate may have reduced their number"));
         }
-        next.check(page_tokens, self.config.reach(record.admitted.tokens)? - sealed, "seal")?;
+        next.check(page_tokens, self.config.reach(record.admitted.tokens)? - published, "publish")?;
         if record.has_ticket() {
-            return Err(Error::new(Kind::Busy, "seal").at("work of the sequence is in flight"));
+            return Err(Error::new(Kind::Busy, "publish").at("work of the sequence is in flight"));
         }
-        let pages = record.rows.stored.saturating_sub(sealed) / page_tokens;
+        let pages = record.rows.stored.saturating_sub(published) / page_tokens;
         self.find_twins(sequence)?;
         for (ids, key) in next.pages(page_tokens).take(pages as usize) {
-            self.seal_page(sequence, ids, key)?;
+            self.publish_page(sequence, ids, key)?;
         }
-        self.length(sequence).map(|length| length.sealed)
+        self.length(sequence).map(|length| length.published)
     }
 
-    /// A page whose twin has gone meanwhile takes its place, so that what stands behind can still be found.
+    /// Puts the sequence's own page into the index where the equal page of another sequence has been evicted, so that
+    /// the blocks after it can still be found.
     fn find_twins(&mut self, sequence: Sequence) -> Result<()> {
         let pages = self.record(sequence)?.owned.names.as_ref().map_or(0, Names::pages) as usize;
         for page in 0..pages {
@@ -244,15 +246,15 @@ impl Cache {
         Ok(())
     }
 
-    /// Names one more page.
-    fn seal_page(&mut self, sequence: Sequence, ids: &[u32], key: Option<&[u8; 16]>) -> Result<()> {
+    /// Publishes one more page.
+    fn publish_page(&mut self, sequence: Sequence, ids: &[u32], key: Option<&[u8; 16]>) -> Result<()> {
         let record = self.record(sequence)?;
         let next = record
             .owned
             .names
             .as_ref()
             .and_then(|names| Some((names.next(ids, key), record.owned.table.get(names.blocks.len())?)));
-        let (block, pages) = next.ok_or_else(|| Error::new(Kind::Internal, "seal").at("a page"))?;
+        let (block, pages) = next.ok_or_else(|| Error::new(Kind::Internal, "publish").at("no such page"))?;
         let used = self.insert(&block, pages)?;
         if let Some(names) = &mut self.record_mut(sequence)?.owned.names {
             names.blocks.push((block, used));
@@ -260,10 +262,10 @@ impl Cache {
         Ok(())
     }
 
-    /// Puts a block with a sequence's own pages into the index: whether the sequence uses it now, or it is
-    /// there with others. Pages have one name: what a fork calls otherwise stays its own. So the index, made for as
-    /// many blocks as there are pages, has room.
-    fn insert(&mut self, block: &Block, pages: (HostPage, IndexPage)) -> Result<bool> {
+    /// Puts a block with a sequence's own pages into the index. Returns whether the sequence uses the block now; if
+    /// not, the index has the block with other pages. A page has one block hash: if a fork has another hash for a page,
+    /// the page is not inserted again. So the index, which has an entry for each page, always has room.
+    fn insert(&mut self, block: &BlockHash, pages: (HostPage, IndexPage)) -> Result<bool> {
         if self.prefix.users(block).is_none() && self.is_named(pages) {
             return Ok(false);
         }
@@ -271,17 +273,17 @@ impl Cache {
         if inserted == Inserted::New {
             self.total.pages.share(pages.0.0)?;
             self.index.pages.share(pages.1.0)?;
-            self.stats.sealed_pages += 1;
+            self.stats.published_pages += 1;
         }
         Ok(inserted != Inserted::Twin)
     }
 
-    /// Whether pages stand in the index. Only those of a fork, which others own too, are looked for.
+    /// Whether the index has these pages. It searches only if the pages have other owners, as those of a fork do.
     fn is_named(&self, pages: (HostPage, IndexPage)) -> bool {
         self.total.pages.owners(pages.0.0) > 1 && self.prefix.iter().any(|(_, named, _)| named == pages)
     }
 
-    /// The names of a fork's first `shared` pages, of at most `pages`.
+    /// The block hashes of a fork's first `shared` pages, with capacity for `pages`.
     pub(super) fn fork_names(&self, parent: Sequence, pages: u32, shared: usize) -> Result<Option<Names>> {
         let Some(names) = &self.record(parent)?.owned.names else { return Ok(None) };
         let mut own = Names::new(names.namer, pages)?;
@@ -289,8 +291,9 @@ impl Cache {
         Ok(Some(own))
     }
 
-    /// Forgets the names of a sequence's pages from `first` on, of which `replaced` are not its own any more. What
-    /// it used alone and keeps is forgotten; the others' blocks keep their pages.
+    /// Forgets the block hashes of a sequence's pages from `first` on. `replaced` lists the pages that the sequence has
+    /// replaced. A block that the sequence used alone and whose page it keeps leaves the index; other blocks keep their
+    /// pages.
     pub(super) fn unname(&mut self, sequence: Sequence, first: usize, replaced: &[usize]) -> Result<()> {
         let Some(mut names) = self.record_mut(sequence)?.owned.names.take() else { return Ok(()) };
         for (page, block) in names.used_from(first) {
@@ -305,7 +308,7 @@ impl Cache {
         Ok(())
     }
 
-    /// By page of a sequence whether the index owns it for this sequence alone.
+    /// For each page of a sequence, whether the index owns it for this sequence alone.
     pub(super) fn uses_alone(&self, owned: &Owned) -> Vec<bool> {
         let mut alone = vec![false; owned.table.len()];
         for (page, block) in owned.names.iter().flat_map(|names| names.used_from(0)) {
@@ -319,7 +322,8 @@ impl Cache {
         self.index.pages.release(keys.0)
     }
 
-    /// Whether so many pages are free on both sides, or can be made so without `spared` of the unused ones.
+    /// Checks that `count` pages of rows and of index keys are free, or can be freed without evicting `spared` of the
+    /// unused pages.
     pub(super) fn check_room(&self, count: u32, spared: u32) -> Result<()> {
         let least = self.total.pages.free().min(self.index.pages.free());
         if count <= least {
@@ -339,13 +343,13 @@ impl Cache {
         Ok(())
     }
 
-    /// Evicts unused pages until `count` are free on both sides.
+    /// Evicts unused pages until `count` pages of rows and of index keys are free.
     pub(super) fn make_room(&mut self, count: u32) -> Result<()> {
         while self.total.pages.free().min(self.index.pages.free()) < count && self.evict_one()? {}
         Ok(())
     }
 
-    /// Evicts the block used longest ago of those whose pages become free; whether there was one.
+    /// Evicts the least recently used block whose pages become free. Returns whether there was one.
     fn evict_one(&mut self) -> Result<bool> {
         let room = |pages| is_room(&self.total.pages, &self.index.pages, pages);
         let Some((host, keys)) = self.prefix.evict(room) else { return Ok(false) };
@@ -354,11 +358,11 @@ impl Cache {
         Ok(true)
     }
 
-    /// Adds what the index owns to the owners of pages; checks that its users are the sequences that say so,
+    /// Adds the index to the counts of page owners. Checks that the users of each block are the sequences that list it
     /// and have its pages.
     pub(super) fn count_shared(&self, host: &mut [u32], keys: &mut [u32]) -> Result<()> {
         let wrong = |place| Err(Error::new(Kind::Internal, "validate pages").at(place));
-        let mut users: HashMap<Block, u32> = HashMap::new();
+        let mut users: HashMap<BlockHash, u32> = HashMap::new();
         for record in &self.records {
             for (page, block) in record.owned.names.iter().flat_map(|names| names.used_from(0)) {
                 if self.prefix.pages(&block) != record.owned.table.get(page) {

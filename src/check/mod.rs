@@ -1,8 +1,9 @@
-//! What checks schedules in tests: whether everything that touches the same is ordered, whatever the timing.
+//! Checks of schedules for tests: whether all operations that touch the same memory are ordered, whatever the timing.
 //!
-//! [`order`] knows streams, events and ranges; [`watch`] is a device around a device that tells it what each operation
-//! touches. No cache or step uses them, no feature of the library implies `check`, and a program that serves has no use
-//! for either. An engine's own tests have: they find the edge that its schedule lacks.
+//! [`order`] is the happens-before checker for streams, events and ranges. [`watch`] is a device that wraps another
+//! one and reports to the checker what each operation touches. No cache or step uses them, no feature of the library
+//! implies `check`, and a serving program does not need them. An engine's own tests do: they find an edge that the
+//! engine's schedule lacks.
 
 pub mod order;
 pub mod watch;

@@ -1,36 +1,36 @@
-//! A happens-before checker: which operations are ordered by streams and events, and which that touch the
-//! same bytes are not.
+//! A happens-before checker: it finds operations that touch the same bytes without being ordered by streams and
+//! events.
 //!
-//! A missing edge shows on a device only when two operations happen to run in the wrong order: most runs of a
-//! wrong schedule are right. So what is checked here is not what happened but what was allowed to happen.
-//! Callers tell an [`Order`] each record, each wait and what each operation touches, in the order in which
-//! they are enqueued; the answer to [`Order::access`] is an error at the first operation that may run beside
-//! one that it conflicts with, however the streams' speeds fall out.
+//! On a device, a missing edge shows only when two operations happen to run in the wrong order, and most runs of a
+//! wrong schedule give right results. So this checker examines what was allowed to happen, not what happened. Callers
+//! report to an [`Order`] each record, each wait and the memory that each operation touches, in the order of
+//! enqueueing. [`Order::access`] returns an error at the first operation that can run at the same time as one that it
+//! conflicts with, at any speeds of the streams.
 //!
-//! **What is ordered.** Operations of one stream, as they are enqueued. What stands before a record, before
-//! what stands behind a wait for it; a wait is for the last record enqueued before it, and an event that was
-//! never recorded orders nothing. What the host did or saw, before all that it enqueues later. What stands
-//! before a record, before all that the host does after it has seen the event complete
-//! ([`Order::observed`]). Nothing else: not time, not the order of enqueueing in two streams.
+//! **What is ordered.** Operations of one stream, in the order of enqueueing. Everything before a record comes before
+//! everything after a wait for it; a wait is for the last record enqueued before it, and an event that was never
+//! recorded orders nothing. Everything that the host did or saw comes before all that it enqueues later. Everything
+//! before a record comes before all that the host does after it has seen the event complete ([`Order::observed`]).
+//! Nothing else orders: not time, and not the order of enqueueing in two streams.
 //!
-//! **How.** Each stream, and the host, has a clock: by actor, how many of its operations are ordered before
-//! the stream's next one. A record copies the stream's clock, a wait takes the larger of each number. A range
-//! remembers the last write and, behind it, the last read of each actor; an access conflicts with what its
-//! stream's clock does not reach. Forgetting the older ones loses nothing: the first conflict with an older
-//! access is a conflict with the last one too, as that is ordered behind it, or had been reported itself.
+//! **How.** Each stream, and the host, has a vector clock: for each actor, how many of its operations are ordered
+//! before the stream's next one. A record copies the stream's clock; a wait takes the maximum of each number. A range
+//! remembers its last write and, after it, the last read of each actor. An access conflicts with any of these that
+//! its stream's clock does not reach. Forgetting older accesses loses nothing: they are ordered before the last one,
+//! or were reported themselves, so the first conflict with an older access is also a conflict with the last one.
 //!
-//! **Ranges are the caller's.** A [`Space`] is a name with numbers, a [`Range`] a stretch of it. Whether it
-//! stands for bytes, slots of a lane or pages is nothing that matters here. Ranges that are too coarse give
-//! conflicts where there are none, ranges that are left out hide some.
+//! **Ranges are the caller's choice.** A [`Space`] is a name with numbers, and a [`Range`] is an interval of it. It
+//! can stand for bytes, slots of a lane or pages; the checker does not care. Too coarse ranges give false conflicts,
+//! and missing ranges hide true ones.
 //!
-//! **Memory** is bounded by what is named, not by how long it runs: a stretch has one write and at most a
-//! read an actor, and a write joins what earlier accesses have divided. Beyond that, accesses that the host
-//! has seen complete are dropped, and with them stretches that have none left: whatever is enqueued later is
-//! behind them, on streams too that do not exist today. This is done whenever the stretches have doubled
-//! since it was done last, so that it costs each access a constant.
+//! **Memory** is bounded by the ranges in use, not by the length of the run. A stretch has one write and at most one
+//! read per actor, and a write merges what earlier accesses have divided. Accesses that the host has seen complete
+//! are dropped, and with them stretches that have none left: whatever is enqueued later comes after them, also on
+//! streams that do not exist yet. Dropping happens whenever the number of stretches has doubled, so its cost per
+//! access is constant.
 //!
-//! **What it does not do.** It sees one host thread: an owner that enqueues. It does not find waits that
-//! never end; an event that is recorded after its wait orders nothing here, as on a device.
+//! **What it does not do.** It models one host thread, the owner that enqueues. It does not find waits that never
+//! end. An event that is recorded after its wait orders nothing here, as on a device.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -38,8 +38,8 @@ use std::fmt;
 use crate::device::{Event, Stream};
 use crate::error::{Error, Kind, Result};
 
-/// Something that operations touch, divided into a row of places from 0 on. Spaces of different names or
-/// numbers have nothing in common.
+/// Something that operations touch, divided into places numbered from 0. Spaces of different names or numbers are
+/// disjoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Space {
     name: &'static str,
@@ -47,7 +47,7 @@ pub struct Space {
 }
 
 impl Space {
-    /// The space called `name`, of `numbers`: the name says what they count.
+    /// The space called `name` with `numbers`. The name says what the numbers count.
     pub const fn new(name: &'static str, numbers: [u32; 2]) -> Space {
         Space { name, numbers }
     }
@@ -59,10 +59,10 @@ impl fmt::Display for Space {
     }
 }
 
-/// The places `from..to` of a space; none when `to` is not above `from`.
+/// The places `from..to` of a space; empty if `to` is not above `from`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
-    /// Of what.
+    /// The space.
     pub space: Space,
     /// The first place.
     pub from: u64,
@@ -70,12 +70,12 @@ pub struct Range {
     pub to: u64,
 }
 
-/// That an operation reads or writes a range.
+/// An operation's read or write of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// What it touches.
+    /// The range that it touches.
     pub range: Range,
-    /// Whether it changes what is there. Operations that only read need no order among themselves.
+    /// Whether it writes. Reads need no order among themselves.
     pub write: bool,
 }
 
@@ -91,53 +91,53 @@ impl Access {
     }
 }
 
-/// By actor, how many of its operations are known to be before.
+/// A vector clock: for each actor, how many of its operations come before.
 type Clock = Vec<u64>;
 
-/// The host's place among the actors; streams follow in the order in which they are first named.
+/// The host's index among the actors. Streams follow in the order in which they are first named.
 const HOST: usize = 0;
 
 /// One operation of an actor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Mark {
     actor: usize,
-    /// The how-manieth of its operations.
+    /// Its sequence number within this actor.
     number: u64,
     what: &'static str,
 }
 
-/// A stretch of a space whose places were touched alike.
+/// A stretch of a space whose places had the same accesses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Stretch {
     to: u64,
     written: Option<Mark>,
-    /// At most one an actor, all behind the write.
+    /// The reads after the write, at most one per actor.
     read: Vec<Mark>,
 }
 
-/// By their first places; they do not overlap.
+/// Disjoint stretches by their first places.
 type Stretches = BTreeMap<u64, Stretch>;
 
-/// See the module's head.
+/// The checker. See the [module](self) page.
 #[derive(Debug, Default)]
 pub struct Order {
     streams: HashMap<u64, usize>,
     clocks: Vec<Clock>,
     events: HashMap<u64, Clock>,
     spaces: HashMap<Space, Stretches>,
-    /// How many stretches there are, and how many there were after the last time that some were dropped.
+    /// The number of stretches, and their number after the last time that some were dropped.
     stretches: usize,
     kept: usize,
 }
 
-/// Stretches that are not worth looking through.
+/// The number of stretches up to which dropping is not worthwhile.
 const FEW: usize = 64;
 
 fn reaches(clock: &[u64], mark: &Mark) -> bool {
     clock.get(mark.actor).is_some_and(|known| *known >= mark.number)
 }
 
-/// Raises `clock` to `other`; whether that changed it.
+/// Sets `clock` to the maximum with `other`; returns whether that changed it.
 fn join(clock: &mut Clock, other: &[u64]) -> bool {
     if clock.len() < other.len() {
         clock.resize(other.len(), 0);
@@ -150,7 +150,7 @@ fn join(clock: &mut Clock, other: &[u64]) -> bool {
     changed
 }
 
-/// Makes `at` a border between stretches, if one lies across it.
+/// Splits the stretch that contains `at`, if any, at `at`.
 fn divide(stretches: &mut Stretches, at: u64) {
     let across = stretches.range_mut(..at).next_back().filter(|(_, stretch)| stretch.to > at);
     if let Some((_, stretch)) = across {
@@ -161,13 +161,13 @@ fn divide(stretches: &mut Stretches, at: u64) {
 }
 
 impl Order {
-    /// Nothing enqueued, nothing touched.
+    /// An order with nothing enqueued.
     pub fn new() -> Order {
         Order::default()
     }
 
     fn actor(&mut self, stream: Stream) -> usize {
-        // The host is there from the first call on.
+        // The host's clock exists from the first call on.
         self.clocks.resize(self.clocks.len().max(1), Clock::new());
         *self.streams.entry(stream.0).or_insert_with(|| {
             self.clocks.push(Clock::new());
@@ -175,7 +175,7 @@ impl Order {
         })
     }
 
-    /// The clock of a stream's end: what the host knows comes before whatever it enqueues.
+    /// The clock of a stream's end. Everything that the host has seen comes before whatever it enqueues.
     fn end_of(&mut self, stream: Stream) -> (usize, Clock) {
         let actor = self.actor(stream);
         let host = std::mem::take(&mut self.clocks[HOST]);
@@ -191,8 +191,8 @@ impl Order {
         self.clocks[actor] = clock;
     }
 
-    /// Makes what follows in `stream` wait for the last record of `event`. Whether that orders anything
-    /// that was not ordered before: a wait that does not could be left out.
+    /// Makes the following operations of `stream` wait for the last record of `event`. Returns whether that orders
+    /// anything new; a wait that does not is redundant.
     pub fn wait(&mut self, stream: Stream, event: Event) -> bool {
         let (actor, mut clock) = self.end_of(stream);
         let changed = self.events.get(&event.0).is_some_and(|recorded| join(&mut clock, recorded));
@@ -200,8 +200,8 @@ impl Order {
         changed
     }
 
-    /// The host has seen that the last record of `event` was reached: what stands before it is before all
-    /// that the host does, and enqueues, from now on. Whether that orders anything new.
+    /// Notes that the host has seen the last record of `event` complete: everything before it comes before all that
+    /// the host does and enqueues from now on. Returns whether that orders anything new.
     pub fn observed(&mut self, event: Event) -> bool {
         self.clocks.resize(self.clocks.len().max(1), Clock::new());
         match self.events.get(&event.0) {
@@ -210,8 +210,8 @@ impl Order {
         }
     }
 
-    /// The host has learned by other means that what was enqueued on `stream` by now has ended. Whether that
-    /// orders anything new.
+    /// Notes that the host has learned by other means (a ticket) that everything enqueued on `stream` so far has
+    /// ended. Returns whether that orders anything new.
     pub fn ended(&mut self, stream: Stream) -> bool {
         let (actor, clock) = self.end_of(stream);
         let changed = join(&mut self.clocks[HOST], &clock);
@@ -222,14 +222,15 @@ impl Order {
     /// Enqueues the operation `what`, which touches `accesses`, at the end of `stream`.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] when it may run beside an operation that it conflicts with: the text names
-    /// both, what they touch (`from`, `to`), and who has to wait for whom. It counts as not enqueued then.
+    /// [`Kind::InvalidState`] when it can run at the same time as an operation that it conflicts with. The text names
+    /// both, what they touch (`from`, `to`), and which has to wait for which. The operation then counts as not
+    /// enqueued.
     pub fn access(&mut self, stream: Stream, what: &'static str, accesses: &[Access]) -> Result<()> {
         let (actor, clock) = self.end_of(stream);
         self.touch(actor, clock, what, accesses)
     }
 
-    /// Whether [`Order::access`] would be in order. Enqueues nothing.
+    /// Makes the check of [`Order::access`] without enqueueing anything.
     ///
     /// # Errors
     /// As [`Order::access`].
@@ -240,7 +241,7 @@ impl Order {
         refused.map_or(Ok(()), Err)
     }
 
-    /// Whether [`Order::wait`] would order anything that is not ordered already.
+    /// Whether [`Order::wait`] would order anything new.
     pub fn would_order(&mut self, stream: Stream, event: Event) -> bool {
         let (actor, clock) = self.end_of(stream);
         let recorded = self.events.get(&event.0);
@@ -249,7 +250,7 @@ impl Order {
         changes
     }
 
-    /// The host itself touches `accesses`, now.
+    /// Reports that the host itself touches `accesses` now.
     ///
     /// # Errors
     /// As [`Order::access`].
@@ -259,12 +260,12 @@ impl Order {
         self.touch(HOST, clock, what, accesses)
     }
 
-    /// How many stretches of all spaces are remembered.
+    /// The number of stretches of all spaces that are remembered.
     pub const fn remembered(&self) -> usize {
         self.stretches
     }
 
-    /// Gives `actor` its clock back, one operation on if that is in order.
+    /// Restores `actor`'s clock, advanced by one operation if the access is in order.
     fn touch(&mut self, actor: usize, mut clock: Clock, what: &'static str, all: &[Access]) -> Result<()> {
         let refused = self.refused(actor, &clock, what, all);
         if let Some(refused) = refused {
@@ -291,7 +292,7 @@ impl Order {
         })
     }
 
-    /// An earlier access in the way of `access`, and whether it was a write.
+    /// An earlier access that conflicts with `access`, and whether it was a write.
     fn conflict(&self, clock: &[u64], access: &Access) -> Option<(Mark, bool)> {
         let Range { space, from, to } = access.range;
         let stretches = self.spaces.get(&space).filter(|_| from < to)?;
@@ -335,7 +336,7 @@ impl Order {
         self.stretches += stretches.len();
     }
 
-    /// Drops what the host has seen complete, and joins stretches that are alike then.
+    /// Drops accesses that the host has seen complete, and merges stretches that are then equal.
     fn forget(&mut self) {
         let seen = std::mem::take(&mut self.clocks[HOST]);
         self.stretches = 0;
@@ -374,15 +375,17 @@ impl Order {
         let verb = |write| if write { "writes" } else { "reads" };
         let (own, theirs, space) = (verb(access.write), verb(writes), access.range.space);
         let place = format!(
-            "{} {own} {space}, which {} {theirs}, and is not ordered behind it",
+            "{} {own} {space}, which {} {theirs}, and is not ordered after it",
             self.name(mark),
             self.name(other)
         );
         let hint = match (mark.actor, other.actor) {
-            (HOST, _) => "look whether an event recorded behind the other has completed before this one",
-            _ => "record an event behind the other and let this one's stream wait for it",
+            (HOST, _) => {
+                "before this one, query an event that is recorded after the other, until it has completed"
+            }
+            _ => "record an event after the other and let this one's stream wait for it",
         };
-        let error = Error::new(Kind::InvalidConfig, "order").at(place).hint(hint);
+        let error = Error::new(Kind::InvalidState, "order").at(place).hint(hint);
         error.with("from", access.range.from).with("to", access.range.to)
     }
 }

@@ -1,4 +1,5 @@
-//! The checker against a naive one: every operation a node, every rule an edge, and reachability.
+//! The checker against a naive one: a graph with a node for each operation, an edge for each rule, and a search for
+//! reachability.
 
 use proptest::prelude::*;
 
@@ -27,18 +28,18 @@ fn streams_are_ordered_by_a_record_and_a_wait_for_it_alone() {
     let error = order.access(B, "attend", &[read(9, 20)]).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "order: invalid configuration: attend (stream 3) reads bytes of 0 0, which gather (stream 7) writes, and is \
-         not ordered behind it (from 9, to 20); record an event behind the other and let this one's stream wait \
+        "order: wrong state: attend (stream 3) reads bytes of 0 0, which gather (stream 7) writes, and is \
+         not ordered after it (from 9, to 20); record an event after the other and let this one's stream wait \
          for it"
     );
     assert!(!order.wait(B, E), "an event that was never recorded orders nothing");
     assert!(order.access(B, "attend", &[read(0, 1)]).is_err());
     order.record(E, A);
-    assert!(order.access(B, "attend", &[read(0, 1)]).is_err(), "nobody waits for it");
+    assert!(order.access(B, "attend", &[read(0, 1)]).is_err(), "no stream waits for it");
     assert!(order.wait(B, E));
     assert!(!order.wait(B, E), "it is known already");
     order.access(B, "attend", &[read(0, 1)]).unwrap();
-    // Reads beside reads are fine, a write behind two of them needs both.
+    // Concurrent reads are fine; a write after two of them needs both edges.
     order.access(A, "attend", &[read(0, 10)]).unwrap();
     assert!(order.access(A, "gather", &[write(0, 10)]).is_err());
     order.record(E, B);
@@ -78,10 +79,10 @@ fn the_host_is_behind_what_it_has_seen_and_before_what_it_enqueues() {
     );
     assert!(!order.observed(E), "never recorded");
     order.record(E, A);
-    assert!(order.host("prepare", &[write(0, 10)]).is_err(), "nobody has looked");
+    assert!(order.host("prepare", &[write(0, 10)]).is_err(), "the host has not polled");
     assert!(order.observed(E));
     order.host("prepare", &[write(0, 10)]).unwrap();
-    // A stream that nothing waits for knows what the host knew when it enqueued.
+    // A stream that waits for nothing still comes after all that the host had seen when it enqueued.
     order.access(B, "begin", &[write(0, 10)]).unwrap();
 }
 
@@ -153,8 +154,8 @@ fn calls() -> impl Strategy<Value = Vec<Call>> {
     prop::collection::vec(call, 1..60)
 }
 
-/// The node of each call, with the nodes right before it; host calls and looks are a stream of their own, and
-/// each call of a stream stands behind the host's last.
+/// The node of each call, with its direct predecessors. Host calls and polls are a stream of their own, and each call
+/// of a stream comes after the host's last.
 #[derive(Default)]
 struct Naive {
     before: Vec<Vec<usize>>,

@@ -1,29 +1,31 @@
-//! What can be known when a cache is attached to a device, and of an operation when it is enqueued: whether the parts
-//! of a plan fit each other, and an operation's slices and numbers against the extents of the cache.
+//! The checks of a pool layout when a cache is attached to a device, and of an operation when it is enqueued.
 //!
-//! One place for all devices: what one takes, the others take. What is refused here has changed nothing.
+//! A layout's parts must fit each other. An operation's slices and numbers must fit the cache's sizes. All devices
+//! use these checks, so all accept the same calls. A rejected call has changed nothing.
 
-use crate::device::block::{self, BATCH_MAX, Report};
-use crate::device::{Answer, Cut, DeviceId, Expected, Join, Part, Parts, Plan, PoolOp, Slice};
+use crate::device::descriptor::{self, BATCH_MAX, Report};
+use crate::device::{
+    Answer, DeviceId, Expected, Join, PoolLayout, PoolOp, Slice, SplitIndices, StepRange, Truncate,
+};
 use crate::error::{Error, Kind, Result};
 use crate::geometry::SLOT_BLOCK;
 use crate::ids::{Lane, Layer, MicroBatch};
 use crate::residency::TableShape;
 
-/// Which device asks.
+/// The device whose calls are checked.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asker {
-    /// What errors call it.
+    /// Its name in errors.
     pub(super) name: &'static str,
-    /// Whose the slices must be.
+    /// The device that all slices must belong to.
     pub(super) device: DeviceId,
-    /// It has memory: slices have the sizes that the operations demand, and pages and slots are there.
+    /// The device has memory: slices must have the sizes that the operations demand, and pages and slots must exist.
     pub(super) exact: bool,
-    /// Positions that a query row may select.
+    /// The most positions that a query row may select.
     pub(super) top_k_max: u32,
 }
 
-/// The extents of one cache.
+/// The sizes of one cache, which operations are checked against.
 #[derive(Debug)]
 pub(super) struct Extents {
     pub(super) asker: Asker,
@@ -36,7 +38,7 @@ pub(super) struct Extents {
     top_k: u64,
     lane_pages: usize,
     host_pages: u64,
-    /// Rows have bytes.
+    /// Rows have bytes (in a replay they have none).
     moves: bool,
     tables: Vec<TableShape>,
 }
@@ -46,9 +48,9 @@ fn invalid(place: &'static str, value: impl Into<u64>) -> Error {
 }
 
 impl Asker {
-    /// Whether the parts of a plan fit each other and the device. One without memory takes any that names no memory of
-    /// others: a simulator's has no tables.
-    fn check_plan(&self, plan: &Plan) -> Result<()> {
+    /// Checks that the parts of a layout fit each other and the device. A device without memory accepts any layout
+    /// that names no other device's memory: a simulator's layout has no tables.
+    fn check_plan(&self, plan: &PoolLayout) -> Result<()> {
         plan.slabs.iter().chain(&plan.rows).try_for_each(|slice| self.place(slice))?;
         if !self.exact {
             return Ok(());
@@ -61,15 +63,15 @@ impl Asker {
         }
         let layers = g.layers() as usize;
         if [plan.tables.len(), plan.slabs.len(), plan.rows.len()].iter().any(|count| *count != layers) {
-            return Err(invalid("layers of the plan", plan.tables.len() as u64));
+            return Err(invalid("layers of the pool layout", plan.tables.len() as u64));
         }
         let Some(first) = plan.tables.first() else {
-            return Err(invalid("layers of the plan", 0_u32));
+            return Err(invalid("layers of the pool layout", 0_u32));
         };
         if plan.batch > BATCH_MAX {
             return Err(invalid("batch rows", plan.batch).with("most", BATCH_MAX));
         }
-        // Pages are numbered alike in all layers.
+        // All layers share page numbers, so each layer needs room for the first layer's pages.
         let rows = plan.rows.first().map_or(0, Slice::bytes);
         for ((tables, slab), own) in plan.tables.iter().zip(&plan.slabs).zip(&plan.rows) {
             tables.check()?;
@@ -79,19 +81,19 @@ impl Asker {
             if !fits || lanes != (first.lanes, first.tokens, first.query_rows) || own.bytes() < rows {
                 return Err(invalid("a layer's slab, rows or tables", slab.bytes()));
             }
-            // Query rows and passes of the largest call have to be countable in 32 bits.
+            // The index entries of the largest call, over all query rows and waves, must fit in 32 bits.
             let selected = u64::from(tables.query_rows) * u64::from(top_k);
-            let listed = selected.saturating_mul(u64::from(tables.passes) + 1);
+            let listed = selected.saturating_mul(u64::from(tables.waves) + 1);
             if u32::try_from(listed).is_err()
                 || listed.saturating_mul(4 * u64::from(plan.batch)) > i64::MAX as u64
             {
-                return Err(invalid("selected positions of a step in all passes", listed));
+                return Err(invalid("selected positions of a step in all waves", listed));
             }
         }
         Ok(())
     }
 
-    /// A slab's or rows' place in memory.
+    /// Checks the address of a slab or of a layer's rows.
     fn place(&self, slice: &Slice) -> Result<()> {
         self.device.check(slice)?;
         let nowhere = slice.address() == 0 && slice.bytes() > 0;
@@ -105,7 +107,7 @@ impl Asker {
         Error::new(Kind::OutOfRange, self.name).at(place).with("value", value)
     }
 
-    /// Whether a slice is the device's and holds `count` words.
+    /// Checks that a slice is the device's and holds `count` words.
     pub(super) fn words(&self, slice: &Slice, count: u64) -> Result<()> {
         self.own(slice)?;
         if !self.exact {
@@ -120,7 +122,7 @@ impl Asker {
         }
     }
 
-    /// Whether a slice is the device's. An engine that passes no address has imported none.
+    /// Checks that a slice is the device's. Address 0 means that the engine passed a null pointer.
     fn own(&self, slice: &Slice) -> Result<()> {
         self.device.check(slice)?;
         match self.exact && slice.address() == 0 && slice.bytes() > 0 {
@@ -131,11 +133,11 @@ impl Asker {
 }
 
 impl Extents {
-    /// The extents of a plan.
+    /// The sizes of a layout, after checking it.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] for a plan whose parts do not fit each other or the device.
-    pub(super) fn new(plan: &Plan, asker: Asker) -> Result<Self> {
+    /// [`Kind::InvalidConfig`] for a layout whose parts do not fit each other or the device.
+    pub(super) fn new(plan: &PoolLayout, asker: Asker) -> Result<Self> {
         asker.check_plan(plan)?;
         let first = plan.tables.first();
         Ok(Extents {
@@ -154,14 +156,14 @@ impl Extents {
         })
     }
 
-    /// Whether an operation fits the cache.
+    /// Checks that an operation fits the cache.
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`] names what does not.
+    /// [`Kind::OutOfRange`] names the value that does not fit.
     pub(super) fn check(&self, op: &PoolOp<'_>) -> Result<()> {
         match op {
             PoolOp::Join(join) => self.join(join),
-            PoolOp::Truncate(Cut { lane, pages, .. }) => self.pages(*lane, pages),
+            PoolOp::Truncate(Truncate { lane, pages, .. }) => self.pages(*lane, pages),
             PoolOp::Leave(lane) => self.lane(*lane),
             PoolOp::Raise(raise) => self.lane(raise.lane),
             PoolOp::Warm(warm) => {
@@ -171,18 +173,18 @@ impl Extents {
             }
             PoolOp::Begin(begin) => {
                 self.micro_batch(begin.micro_batch)?;
-                self.asker.words(&begin.block, block::step::words(self.batch) as u64)?;
+                self.asker.words(&begin.block, descriptor::step::words(self.batch) as u64)?;
                 begin.accepted.map_or(Ok(()), |accepted| self.asker.words(&accepted, self.batch.into()))
             }
-            PoolOp::Resolve { part, selection, answer } => self.resolve(part, selection, answer),
-            PoolOp::Gather { part, pass } => {
-                self.part(part)?;
-                match self.asker.exact && *pass >= self.passes_of(part.layer) {
-                    true => Err(self.asker.bad("pass of attention", *pass)),
+            PoolOp::Resolve { range, selection, answer } => self.resolve(range, selection, answer),
+            PoolOp::Gather { range, wave } => {
+                self.range(range)?;
+                match self.asker.exact && *wave >= self.waves_of(range.layer) {
+                    true => Err(self.asker.bad("wave of attention", *wave)),
                     false => self.rows(),
                 }
             }
-            PoolOp::Scatter(part) => self.part(part).and_then(|()| self.rows()),
+            PoolOp::Scatter(range) => self.range(range).and_then(|()| self.rows()),
             PoolOp::Report { micro_batch, slot } => {
                 self.micro_batch(*micro_batch)?;
                 self.asker.words(slot, Report::words(self.layers, self.batch) as u64)
@@ -198,39 +200,41 @@ impl Extents {
         if lane.0 < self.lanes { Ok(()) } else { Err(self.asker.bad("lane", lane.0)) }
     }
 
-    fn part(&self, part: &Part) -> Result<()> {
-        self.micro_batch(part.micro_batch)?;
-        if part.layer.0 >= self.layers {
-            return Err(self.asker.bad("layer", part.layer.0));
+    fn range(&self, range: &StepRange) -> Result<()> {
+        self.micro_batch(range.micro_batch)?;
+        if range.layer.0 >= self.layers {
+            return Err(self.asker.bad("layer", range.layer.0));
         }
-        let end = u64::from(part.first) + u64::from(part.count);
+        let end = u64::from(range.first) + u64::from(range.count);
         if end > u64::from(self.batch) {
             return Err(self.asker.bad("batch rows", end));
         }
-        let rows = u64::from(part.rows.first) + u64::from(part.rows.count);
+        let rows = u64::from(range.rows.first) + u64::from(range.rows.count);
         if rows > u64::from(self.query_rows) { Err(self.asker.bad("query rows", rows)) } else { Ok(()) }
     }
 
-    /// The selection of a part, and what answers it: sizes, and that none of them overlap.
-    fn resolve(&self, part: &Part, selection: &Slice, answer: &Answer) -> Result<()> {
-        self.part(part)?;
-        let count = u64::from(part.count) * u64::from(part.rows.count) * self.top_k;
+    /// Checks a resolve's selection and its output buffers: sizes, and that no two of them overlap.
+    fn resolve(&self, range: &StepRange, selection: &Slice, answer: &Answer) -> Result<()> {
+        self.range(range)?;
+        let count = u64::from(range.count) * u64::from(range.rows.count) * self.top_k;
         self.asker.words(selection, count)?;
         self.asker.words(&answer.slots, count)?;
         if !self.asker.exact {
-            return answer
-                .parts
-                .map_or(Ok(()), |parts| self.asker.own(&parts.lists).and(self.asker.own(&parts.counts)));
+            return answer.split_indices.map_or(Ok(()), |split_indices| {
+                self.asker.own(&split_indices.lists).and(self.asker.own(&split_indices.counts))
+            });
         }
-        let passes = self.passes_of(part.layer);
-        let parts = match &answer.parts {
-            Some(parts) => self.parts(part, parts, 1 + u64::from(passes))?,
-            None if passes > 1 => {
-                return Err(self.asker.bad("attention in several passes needs its parts", passes));
+        let waves = self.waves_of(range.layer);
+        let split_indices = match &answer.split_indices {
+            Some(split_indices) => self.split_indices(range, split_indices, 1 + u64::from(waves))?,
+            None if waves > 1 => {
+                return Err(self
+                    .asker
+                    .bad("attention in several waves needs index lists for split attention", waves));
             }
             None => [None, None],
         };
-        let slices = [Some(*selection), Some(answer.slots), parts[0], parts[1]];
+        let slices = [Some(*selection), Some(answer.slots), split_indices[0], split_indices[1]];
         for (index, slice) in slices.iter().enumerate() {
             let Some(slice) = slice else { break };
             if slices[..index].iter().flatten().any(|other| slice.overlaps(other)) {
@@ -240,26 +244,31 @@ impl Extents {
         Ok(())
     }
 
-    /// What a call uses of `lists` index lists and their counts.
-    fn parts(&self, part: &Part, parts: &Parts, lists: u64) -> Result<[Option<Slice>; 2]> {
-        self.asker.own(&parts.lists).and_then(|()| self.asker.own(&parts.counts))?;
-        if parts.batch < part.first + part.count {
-            return Err(self.asker.bad("batch rows of the parts", parts.batch));
+    /// The parts of the index lists and counts that a call uses.
+    fn split_indices(
+        &self,
+        range: &StepRange,
+        split_indices: &SplitIndices,
+        lists: u64,
+    ) -> Result<[Option<Slice>; 2]> {
+        self.asker.own(&split_indices.lists).and_then(|()| self.asker.own(&split_indices.counts))?;
+        if split_indices.batch < range.first + range.count {
+            return Err(self.asker.bad("batch rows of the index lists", split_indices.batch));
         }
-        if !(parts.lists.address() | parts.counts.address()).is_multiple_of(4) {
-            return Err(self.asker.bad("address of the parts", parts.lists.address()));
+        if !(split_indices.lists.address() | split_indices.counts.address()).is_multiple_of(4) {
+            return Err(self.asker.bad("address of the index lists", split_indices.lists.address()));
         }
-        let rows = lists.saturating_mul(u64::from(parts.batch) * u64::from(part.rows.count));
+        let rows = lists.saturating_mul(u64::from(split_indices.batch) * u64::from(range.rows.count));
         let bytes = rows.saturating_mul(4);
         let [lists, counts] = [bytes.saturating_mul(self.top_k), bytes];
-        Ok([Some(parts.lists.part(0, lists)?), Some(parts.counts.part(0, counts)?)])
+        Ok([Some(split_indices.lists.part(0, lists)?), Some(split_indices.counts.part(0, counts)?)])
     }
 
-    fn passes_of(&self, layer: Layer) -> u32 {
-        self.tables.get(layer.index()).map_or(1, |tables| tables.passes)
+    fn waves_of(&self, layer: Layer) -> u32 {
+        self.tables.get(layer.index()).map_or(1, |tables| tables.waves)
     }
 
-    /// Whether there are rows to move.
+    /// Checks that the cache's rows have bytes to move.
     fn rows(&self) -> Result<()> {
         match self.moves {
             true => Ok(()),
@@ -267,7 +276,7 @@ impl Extents {
         }
     }
 
-    /// What a join brings for each layer, and its pages.
+    /// Checks a join's lists for each layer, and its pages.
     fn join(&self, join: &Join<'_>) -> Result<()> {
         let layers = self.layers as usize;
         if join.blocks.len() != layers || join.budgets.len() != layers {
@@ -289,7 +298,7 @@ impl Extents {
         Ok(())
     }
 
-    /// A lane's page table.
+    /// Checks a lane's page table.
     fn pages(&self, lane: Lane, pages: &[u32]) -> Result<()> {
         self.lane(lane)?;
         let exact = self.asker.exact;
@@ -307,14 +316,14 @@ impl Extents {
 mod tests {
     use super::*;
     use crate::geometry::{Geometry, Shape};
-    use crate::residency::Rows;
+    use crate::residency::QueryRange;
 
     const TABLES: TableShape = TableShape {
         lanes: 2,
         tokens: 64,
         query_rows: 1,
         scratch: 8,
-        passes: 1,
+        waves: 1,
         scratch_base: 1,
         landing_base: 64,
         budget_base: 128,
@@ -322,11 +331,11 @@ mod tests {
     };
 
     /// Two layers of four pages each.
-    fn plan(device: DeviceId) -> Plan {
+    fn plan(device: DeviceId) -> PoolLayout {
         let shape = Shape { layers: 2, draft_layers: 0, page_tokens: 16, top_k: 8, ..Shape::GLM_5 };
         let geometry = Geometry::new(shape).unwrap();
         let (slab, rows) = (4 * u64::from(geometry.block_bytes()), 4 * geometry.host_page_bytes());
-        Plan {
+        PoolLayout {
             geometry,
             tables: vec![TABLES; 2],
             slabs: vec![device.slice(1 << 20, slab), device.slice(2 << 20, slab)],
@@ -342,20 +351,20 @@ mod tests {
     fn plans_whose_parts_do_not_fit_each_other_are_refused() {
         let device = DeviceId::new();
         let asker = Asker { name: "device", device, exact: true, top_k_max: 8 };
-        let check = |change: &dyn Fn(&mut Plan)| {
+        let check = |change: &dyn Fn(&mut PoolLayout)| {
             let mut plan = plan(device);
             change(&mut plan);
             Extents::new(&plan, asker).map(drop)
         };
         check(&|_| {}).unwrap();
         let other = DeviceId::new();
-        let changes: [&dyn Fn(&mut Plan); 9] = [
+        let changes: [&dyn Fn(&mut PoolLayout); 9] = [
             &|plan| plan.rows[1] = plan.rows[1].part(0, 3 * plan.geometry.host_page_bytes()).unwrap(),
             &|plan| plan.slabs[1] = plan.slabs[1].part(0, plan.slabs[1].bytes() - 4).unwrap(),
             &|plan| plan.slabs[0] = other.slice(1 << 20, plan.slabs[0].bytes()),
             &|plan| plan.rows[0] = device.slice(0, plan.rows[0].bytes()),
             &|plan| plan.tables[1].tokens += 1,
-            &|plan| plan.tables[1].passes = u32::MAX,
+            &|plan| plan.tables[1].waves = u32::MAX,
             &|plan| plan.batch = BATCH_MAX + 1,
             &|plan| plan.tables.truncate(1),
             &|plan| plan.geometry = Geometry::new(Shape { top_k: 9, ..*plan.geometry.shape() }).unwrap(),
@@ -387,10 +396,10 @@ mod tests {
         assert_eq!(place(1, 64, &[0], &one, &[64, 0]), "budget of a join");
         assert_eq!(place(1, 64, &[0], &one, &[64, 65]), "budget of a join");
         assert_eq!(place(1, 64, &[0], &[vec![0], vec![2]], &[64, 64]), "block of a join");
-        let rows = Rows { first: 0, count: 1 };
-        let part = Part { micro_batch: MicroBatch(0), layer: Layer(1), first: 1, count: 1, rows };
-        extents.check(&PoolOp::Gather { part, pass: 0 }).unwrap();
-        assert!(extents.check(&PoolOp::Gather { part, pass: 1 }).is_err());
-        assert!(extents.check(&PoolOp::Scatter(Part { count: 2, ..part })).is_err());
+        let rows = QueryRange { first: 0, count: 1 };
+        let range = StepRange { micro_batch: MicroBatch(0), layer: Layer(1), first: 1, count: 1, rows };
+        extents.check(&PoolOp::Gather { range, wave: 0 }).unwrap();
+        assert!(extents.check(&PoolOp::Gather { range, wave: 1 }).is_err());
+        assert!(extents.check(&PoolOp::Scatter(StepRange { count: 2, ..range })).is_err());
     }
 }

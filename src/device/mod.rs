@@ -1,28 +1,34 @@
-//! The trait that every back end implements, and the handles it speaks in.
+//! The trait [`Device`] that every back end implements, and the handles that it gives out.
 //!
-//! A device has memory, streams and events, and executes the operations of a step ([`PoolOp`]): begin, resolve,
-//! gather, scatter, report. One call a layer and operation: coarse enough that a virtual
-//! call costs nothing, and exactly what a captured graph holds. The host decides *what* before a step
-//! (`step`); a device decides *which rows* inside it, by the rule of [`crate::residency`].
+//! A device has memory, streams and events, and runs the operations of a decode step as data ([`PoolOp`]): begin,
+//! resolve, gather, scatter, report. A step costs one call per layer and operation. That is few enough that a virtual
+//! call costs nothing next to a kernel launch, and each call is one or two nodes of a captured graph. The host
+//! chooses the work before a step (`step`): the batch rows, lanes, pages and buffers. The device chooses the rows
+//! inside the step, by the LRU rule of [`crate::residency`].
 //!
-//! **Memory.** Pools take all their memory at construction and it lives as long as the device: there is
-//! no call that frees, so no [`Slice`] can dangle. A slice, a backing and a cache's pools know their device
-//! ([`DeviceId`]), and every other device refuses them.
+//! **Implementations.** [`host`] runs the rule on real memory with threads as streams: the reference. [`clock`]
+//! computes times from a cost table, without memory or over another device. `cuda` runs the rule in kernels on an
+//! NVIDIA GPU. `check::watch::Watch` wraps a device and checks which operations race.
 //!
-//! **Order.** Operations of one stream run in their order. Between streams nothing is ordered but by
-//! [`Device::record`] and [`Device::wait`], which mean what CUDA's calls mean: a wait refers to the last
-//! record enqueued before it. Two operations that touch the same bytes must be ordered by the caller's
-//! edges; the schedules of `step` and `overlap` are where these edges stand.
+//! **Memory.** A cache takes all its memory at construction. Device memory lives as long as the device: no call frees
+//! it, so no [`Slice`] can dangle. Each [`Slice`], [`Backing`] and [`Pools`] carries the id of its device
+//! ([`DeviceId`]), and every other device rejects it.
 //!
-//! **Failure.** What can be checked is checked when an operation is enqueued. An operation that fails
-//! later makes the device sticky: every later query answers [`Kind::DeviceFailed`], every event still
-//! completes, every ticket still ends, so that nobody waits for ever.
+//! **Order.** Operations of one stream run in the order in which they were enqueued. Two streams are ordered only by
+//! [`Device::record`] and [`Device::wait`], which have CUDA's meaning: a wait refers to the last record that was
+//! enqueued before it. The caller orders any two operations that touch the same bytes; `step` and `overlap` contain
+//! these edges for a cache.
+//!
+//! **Failure.** A device checks handles, slices and sizes when an operation is enqueued, and returns an error without
+//! enqueueing it. An operation that fails later, on the stream, makes the device fail for good: every later
+//! [`Device::query`] returns [`Kind::DeviceFailed`]. Events still complete and tickets still end, so no caller waits
+//! forever.
 
-pub mod block;
 mod checks;
 pub mod clock;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+pub mod descriptor;
 pub mod host;
 mod op;
 mod pieces;
@@ -40,18 +46,18 @@ use crate::os::Map;
 use crate::residency::TableShape;
 use crate::sync::{Arc, unique};
 
-pub use op::{Answer, Begin, Cut, Join, Part, Parts, PoolOp, Raise, Warm};
+pub use op::{Answer, Begin, Join, PoolOp, Raise, SplitIndices, StepRange, Truncate, Warm};
 pub use ticket::{Completer, Outcome, Ticket};
 
-/// An in-order queue of operations. On a GPU the word is the engine's own stream.
+/// An in-order queue of operations. On a GPU the number is the engine's own `cudaStream_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stream(pub u64);
 
-/// A point in a stream that others can wait for; of one device.
+/// A point in a stream that other streams and the host can wait for. It belongs to one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event(pub u64);
 
-/// Which device something is of. No two devices of a process have the same.
+/// The identity of a device, unique in the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DeviceId(u32);
 
@@ -60,7 +66,7 @@ impl DeviceId {
         DeviceId(unique())
     }
 
-    /// As a number.
+    /// The id as a number.
     pub const fn number(self) -> u32 {
         self.0
     }
@@ -77,7 +83,7 @@ impl DeviceId {
         Pools { device: self, index: index as u32 }
     }
 
-    /// Whether a slice is this device's.
+    /// Checks that this device gave the slice.
     pub(crate) fn check(self, slice: &Slice) -> Result<()> {
         self.own(slice.device, "slice", "a slice of another device")
     }
@@ -101,17 +107,17 @@ impl Slice {
         self.bytes
     }
 
-    /// Whose it is.
+    /// The device that gave it.
     pub const fn device(&self) -> DeviceId {
         self.device
     }
 
-    /// The address, as the device sees it.
+    /// The address at which the device sees the bytes.
     pub const fn address(&self) -> u64 {
         self.address
     }
 
-    /// Whether the two have bytes in common.
+    /// Whether the two slices share any byte.
     pub const fn overlaps(&self, other: &Slice) -> bool {
         let (a, b) = (self.address, other.address);
         self.device.0 == other.device.0
@@ -122,10 +128,10 @@ impl Slice {
             }
     }
 
-    /// The part of `bytes` bytes from `offset` on.
+    /// The sub-slice of `bytes` bytes that begins at `offset`.
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`] when it does not lie inside.
+    /// [`Kind::OutOfRange`] when it reaches beyond the slice.
     pub fn part(&self, offset: u64, bytes: u64) -> Result<Slice> {
         match offset.checked_add(bytes) {
             Some(end) if end <= self.bytes => Ok(Slice { address: self.address + offset, bytes, ..*self }),
@@ -137,7 +143,7 @@ impl Slice {
     }
 }
 
-/// Physical memory of a device that can stand at several addresses.
+/// Physical device memory that can be mapped at several addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backing {
     device: DeviceId,
@@ -145,57 +151,57 @@ pub struct Backing {
 }
 
 impl Backing {
-    /// Which of the backings that `device` gave it is.
+    /// The index of this backing among those that `device` gave.
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`] for another device's.
+    /// [`Kind::OutOfRange`] if another device gave it.
     pub fn of(self, device: DeviceId) -> Result<usize> {
         device.own(self.device, "backing", "a backing of another device").map(|()| self.index as usize)
     }
 }
 
-/// A part of a [`Backing`] in a range.
+/// A piece of a [`Backing`] that [`Device::range`] maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapped {
-    /// Which memory.
+    /// The memory to map.
     pub backing: Backing,
-    /// From which byte on; a multiple of the device's granularity.
+    /// The first byte; a multiple of the device's granularity.
     pub offset: u64,
-    /// How many bytes; a multiple of the device's granularity.
+    /// The length in bytes; a multiple of the device's granularity.
     pub bytes: u64,
 }
 
-/// What a device needs to run a cache's steps: extents and memory, fixed for life.
+/// The memory and table sizes of one cache on a device. They never change while the cache lives.
 #[derive(Clone, Debug)]
-pub struct Plan {
-    /// The model's cache.
+pub struct PoolLayout {
+    /// Layers, row format and page sizes of the model's cache.
     pub geometry: Geometry,
-    /// The extents of each layer's tables.
+    /// The table sizes of each layer.
     pub tables: Vec<TableShape>,
-    /// The slab of each layer's sparse pool.
+    /// For each layer, the device memory that holds its slots.
     pub slabs: Vec<Slice>,
-    /// The rows of each layer's total pool.
+    /// For each layer, the pinned host memory that holds every row.
     pub rows: Vec<Slice>,
-    /// Pages of a lane's page table.
+    /// Entries of a lane's page table.
     pub lane_pages: u32,
-    /// Micro-batches.
+    /// The number of micro-batches.
     pub micro_batches: u32,
-    /// Batch rows of a step.
+    /// The most batch rows of a step.
     pub batch: u32,
-    /// What reports ask of steps.
+    /// The work that a step's report demands; otherwise the step fails.
     pub expected: Expected,
 }
 
-/// What must have been done of a step when it is reported, for each query row of its batch rows in every layer:
-/// otherwise it fails.
+/// The work that must be done when a step is reported, for each query row of its batch rows in every layer. If any is
+/// missing, the step fails.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Expected {
-    /// It was resolved and scattered, and what it missed was gathered.
+    /// Each query row was resolved and scattered, and its misses were gathered.
     #[default]
     Whole,
-    /// It was resolved: rows have no bytes (replay).
+    /// Each query row was resolved. For caches whose rows have no bytes (trace replay).
     Resolved,
-    /// What was missed was gathered: for tools that measure parts of a step, whose new rows nobody accepts.
+    /// The misses were gathered. For tools that measure parts of a step and never accept its new rows.
     Gathered,
 }
 
@@ -207,87 +213,89 @@ pub struct Pools {
 }
 
 impl Pools {
-    /// Which of the pools that `device` gave they are.
+    /// The index of these pools among those that `device` gave.
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`] for another device's.
+    /// [`Kind::OutOfRange`] if another device gave it.
     pub fn of(self, device: DeviceId) -> Result<usize> {
         device.own(self.device, "pools", "pools of another device").map(|()| self.index as usize)
     }
 }
 
-/// Work that was captured once, to be launched any number of times; of one device.
+/// Captured work (a CUDA graph) that can be launched any number of times. It belongs to one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Graph(pub u64);
 
-/// A back end. See the module's head for memory, order and failure.
+/// A back end. The [module](self) page explains memory, order and failure, which every implementation follows.
 pub trait Device: Debug + Send + Sync {
-    /// Zeroed device memory that lives as long as the device.
+    /// Allocates zeroed device memory that lives as long as the device.
     ///
     /// # Errors
     /// [`Kind::OutOfMemory`].
     fn allocate(&self, bytes: u64) -> Result<Slice>;
 
-    /// Pinned host memory of the device's own making, zero at first, at least `bytes` bytes on NUMA node `node`, or on
-    /// the one beside the device: for [`Device::register`] to take. None of a device that is given the system's memory
-    /// instead, as every device is unless it was asked for this.
+    /// Allocates pinned host memory through the device's driver: at least `bytes` bytes, zeroed, on NUMA node `node`,
+    /// or on the node nearest to the device if `node` is `None`. The caller passes the result to
+    /// [`Device::register`]. Returns `None` on a device that takes the system's memory instead, which is the default
+    /// of every device.
     ///
     /// # Errors
-    /// [`Kind::OutOfMemory`]; [`Kind::OsRefused`] where the driver gives none.
+    /// [`Kind::OutOfMemory`]; [`Kind::OsRefused`] where the driver refuses.
     fn host_memory(&self, _bytes: u64, _node: Option<u32>) -> Result<Option<Arc<Map>>> {
         Ok(None)
     }
 
-    /// Makes host memory reachable; the device keeps it mapped.
+    /// Makes host memory reachable from the device, which keeps the mapping alive.
     ///
     /// # Errors
     /// [`Kind::DeviceFailed`] when the driver refuses.
     fn register(&self, map: &Arc<Map>) -> Result<Slice>;
 
-    /// The slice of an engine's buffer.
+    /// Wraps an engine's buffer as a slice. The device neither reads nor writes it here.
     ///
     /// # Safety
-    /// `bytes` bytes at `address` are memory that this device may read and write until every operation
-    /// that names the slice has ended.
+    /// The `bytes` bytes at `address` stay valid for this device to read and write until every operation that names
+    /// the slice has ended.
     unsafe fn import(&self, address: u64, bytes: u64) -> Slice;
 
-    /// Which device it is: what it gave says so. A device around another one is that device.
+    /// The id that all handles of this device carry. A device that wraps another one has the id of the wrapped
+    /// device.
     fn id(&self) -> DeviceId;
 
-    /// Whether a slice is this device's.
+    /// Whether this device gave the slice.
     fn owns(&self, slice: &Slice) -> bool {
         slice.device == self.id()
     }
 
-    /// The multiple that offsets and sizes of [`Mapped`] must be.
+    /// The granularity in bytes: offsets and sizes of [`Mapped`] are multiples of it.
     fn granularity(&self) -> u64;
 
-    /// Whether its memory is the machine's own: what a cache takes of it counts as host memory.
+    /// Whether device memory is host memory, so that a cache's device pools count against the host's memory.
     fn takes_host_memory(&self) -> bool;
 
-    /// Whether [`Device::register`] makes host memory resident, whatever was asked of the memory itself: a driver pins
-    /// what its copy engines are to reach.
+    /// Whether [`Device::register`] pins host memory, even if the mapping itself was not locked. A GPU's driver pins
+    /// it, as its copy engines need.
     fn pins_host_memory(&self) -> bool;
 
-    /// Physical memory for ranges.
+    /// Allocates physical memory for [`Device::range`].
     ///
     /// # Errors
     /// [`Kind::OutOfMemory`].
     fn backing(&self, bytes: u64) -> Result<Backing>;
 
-    /// One contiguous address range over pieces of memory; a piece may stand in several ranges.
+    /// Maps pieces of physical memory into one contiguous address range. A piece may be mapped in several ranges.
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`] for a piece outside its backing, [`Kind::OsRefused`] when it cannot be mapped.
+    /// [`Kind::OutOfRange`] for a piece outside its backing; [`Kind::OsRefused`] when the system cannot map it.
     fn range(&self, pieces: &[Mapped]) -> Result<Slice>;
 
-    /// A new stream.
+    /// Creates a stream.
     ///
     /// # Errors
     /// [`Kind::OsRefused`], [`Kind::Exhausted`].
     fn stream(&self) -> Result<Stream>;
 
-    /// A new event, complete until it is recorded.
+    /// Creates an event. It counts as complete until it is first recorded.
     ///
     /// # Errors
     /// [`Kind::Exhausted`].
@@ -296,46 +304,46 @@ pub trait Device: Debug + Send + Sync {
     /// Records `event` at the end of `stream`.
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`] for handles that this device did not give.
+    /// [`Kind::OutOfRange`] for a handle of another device.
     fn record(&self, event: Event, stream: Stream) -> Result<()>;
 
-    /// Makes `stream` wait for the last record of `event`.
+    /// Makes `stream` wait for the last record of `event` that was enqueued before this call.
     ///
     /// # Errors
     /// As [`Device::record`].
     fn wait(&self, stream: Stream, event: Event) -> Result<()>;
 
-    /// An edge: [`Device::record`] at the end of `from`, then [`Device::wait`] in `to`. A schedule makes some for each
-    /// layer, so a device that can do both at once does.
+    /// Orders two streams: [`Device::record`] at the end of `from`, then [`Device::wait`] in `to`. A schedule makes
+    /// several of these per layer, so a device that can do both in one call overrides it.
     ///
     /// # Errors
-    /// As these two.
+    /// As [`Device::record`] and [`Device::wait`].
     fn edge(&self, event: Event, from: Stream, to: Stream) -> Result<()> {
         self.record(event, from)?;
         self.wait(to, event)
     }
 
-    /// Whether the last record of `event` has been reached.
+    /// Whether the last record of `event` has been reached. Never blocks.
     ///
     /// # Errors
-    /// [`Kind::DeviceFailed`] when it has been reached and the device has failed.
+    /// [`Kind::DeviceFailed`] when the record has been reached and the device has failed.
     fn query(&self, event: Event) -> Result<bool>;
 
-    /// Blocks the caller until the last record of `event` has been reached. The library itself never
-    /// calls it between construction and close.
+    /// Blocks the caller until the last record of `event` has been reached. The library never calls it between
+    /// construction and close.
     ///
     /// # Errors
     /// As [`Device::query`].
     fn synchronize(&self, event: Event) -> Result<()>;
 
-    /// Copies `from` to `to`, which have the same length.
+    /// Enqueues a copy of `from` to `to`, which have the same length.
     ///
     /// # Errors
     /// [`Kind::OutOfRange`].
     fn copy(&self, stream: Stream, from: Slice, to: Slice) -> Result<()>;
 
-    /// Runs `work` in the stream's order, on a thread of the device. Work that holds the device keeps it alive
-    /// until it has run: work that may never run holds it weakly.
+    /// Enqueues `work`, which runs on a thread of the device. If `work` holds the device, it keeps the device alive
+    /// until it has run. Work that may never run should hold the device weakly.
     ///
     /// # Errors
     /// As [`Device::record`].
@@ -347,55 +355,57 @@ pub trait Device: Debug + Send + Sync {
     /// As [`Device::record`]; the ticket is then cancelled.
     fn complete(&self, stream: Stream, completer: Completer) -> Result<()>;
 
-    /// Takes the tables and lists of a cache.
+    /// Allocates a cache's tables and lists on the device.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] for a plan whose parts do not fit each other.
-    fn attach(&self, plan: Plan) -> Result<Pools>;
+    /// [`Kind::InvalidConfig`] for a layout whose parts do not fit each other; [`Kind::OutOfMemory`].
+    fn attach(&self, plan: PoolLayout) -> Result<Pools>;
 
-    /// Enqueues an operation on a cache's pools; [`PoolOp`] says what each does. The caller keeps a lane's data
-    /// unchanged until an operation on the lane has run.
+    /// Enqueues an operation on a cache's pools; [`PoolOp`] describes each. After a join or a truncation the caller
+    /// enqueues no other one for the same lane until the first has run: the device keeps the lane's lists in one
+    /// place.
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`] for handles, slices and numbers that do not fit the cache's extents: nothing is enqueued
-    /// then, and what was staged for a lane before stays.
+    /// [`Kind::OutOfRange`] for handles, slices and numbers that do not fit the cache's sizes. Nothing is enqueued
+    /// then, and the lists that an earlier join or truncation of the lane left stay as they were.
     fn enqueue(&self, pools: Pools, stream: Stream, op: PoolOp<'_>) -> Result<()>;
 
-    /// From now on records what is enqueued on `stream`, and on the streams that wait for it, instead of
-    /// running it, until [`Device::captured`].
+    /// Begins a capture: the device records the work that is enqueued on `stream`, and on streams that wait for it,
+    /// and runs none of it until [`Device::captured`] ends the capture.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] on a device without graphs; [`Kind::Busy`] when the stream is being captured.
+    /// [`Kind::Unsupported`] on a device without graphs; [`Kind::Busy`] when the stream is already being captured.
     fn capture(&self, _stream: Stream) -> Result<()> {
         Err(no_graphs())
     }
 
-    /// Ends a capture that began on `stream`, with an error or without.
+    /// Ends the capture that began on `stream`, even where it returns an error.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] for a capture that something has broken, as a stream that was not joined back,
-    /// or that did not begin on `stream`; [`Kind::OutOfMemory`].
+    /// [`Kind::InvalidState`] for a broken capture, such as one with a forked stream that was not joined, or when no
+    /// capture began on `stream`; [`Kind::OutOfMemory`].
     fn captured(&self, _stream: Stream) -> Result<Graph> {
         Err(no_graphs())
     }
 
-    /// Whether what is enqueued on `stream` now is recorded, by whoever began that, instead of run.
+    /// Whether `stream` is being captured, by this device or by anyone else.
     ///
     /// # Errors
-    /// As [`Device::record`]; [`Kind::InvalidConfig`] for a capture that something has broken.
+    /// As [`Device::record`]; [`Kind::InvalidState`] for a broken capture.
     fn is_capturing(&self, _stream: Stream) -> Result<bool> {
         Ok(false)
     }
 
-    /// Enqueues a graph's work as one operation of `stream`. Launches of one graph run one after the other.
+    /// Launches a graph as one operation of `stream`. Launches of one graph run one after another.
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`] for a graph that this device does not have.
+    /// [`Kind::OutOfRange`] for a graph that this device does not have; [`Kind::InvalidState`] when `stream` is being
+    /// captured.
     fn launch(&self, _graph: Graph, _stream: Stream) -> Result<()> {
         Err(no_graphs())
     }
 
-    /// Gives a graph up. Launches of it that are enqueued still run.
+    /// Destroys a graph. Launches that are already enqueued still run.
     ///
     /// # Errors
     /// As [`Device::launch`].
@@ -403,33 +413,30 @@ pub trait Device: Debug + Send + Sync {
         Err(no_graphs())
     }
 
-    /// The residency digest of a lane, all layers summed. Waits for nothing: for tests and for ranks that
-    /// compare themselves between steps.
+    /// The residency digest of a lane, summed over all layers. It does not wait for streams. Tests use it, and ranks
+    /// compare it between steps.
     ///
     /// # Errors
     /// [`Kind::OutOfRange`].
     fn digest(&self, pools: Pools, lane: Lane) -> Result<u64>;
 
-    /// Checks every invariant of the tables. For tests.
+    /// Checks every invariant of the tables. Tests use it.
     ///
     /// # Errors
-    /// [`Kind::Internal`] names the broken one.
+    /// [`Kind::Internal`] names the broken invariant.
     fn validate(&self, pools: Pools) -> Result<()>;
 
-    /// From now on refuses whatever is enqueued on another stream than this one; with `None` no longer, and
-    /// then answers with the first refusal. So an engine that enqueues its work on the wrong stream is
-    /// found by the devices that see it: those for tests and for planning. To the others its launches are
-    /// invisible, and they do nothing here.
+    /// Restricts enqueueing to one stream, or with `None` lifts the restriction and returns the first error that it
+    /// caused. Devices for tests and planning implement it, so that they find an engine's callback that enqueues on
+    /// the wrong stream. Other devices do not see an engine's launches and do nothing here.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] when something was refused.
+    /// The error of the first operation that was enqueued on another stream.
     fn confine(&self, _stream: Option<Stream>) -> Result<()> {
         Ok(())
     }
 }
 
 fn no_graphs() -> Error {
-    Error::new(Kind::InvalidConfig, "capture")
-        .at("a device without graphs")
-        .hint("enqueue each step's layers")
+    Error::new(Kind::Unsupported, "capture").at("a device without graphs").hint("enqueue each step's layers")
 }

@@ -1,75 +1,76 @@
 //! The operations of a step on a cache's pools, as data.
 //!
 //! An engine's call becomes one [`PoolOp`], and [`Device::enqueue`](crate::device::Device::enqueue) takes it. Every
-//! device has one `match` over it: the host device and the CUDA device say how it runs, the clock device what it costs,
-//! the watching device what it touches. What can be known of it when it is enqueued is checked in one place
-//! (`device/checks.rs`). So a new operation is a variant here, and an arm in each of these.
+//! device has one `match` over it: the host and CUDA devices run the operation, the clock device prices it, and the
+//! watching device lists the memory that it touches. `device/checks.rs` checks an operation when it is enqueued, for
+//! all devices. A new operation is therefore one variant here and one arm in each `match`.
 //!
-//! An operation is a few words and can be copied. The lists that a join and a truncation bring (pages, slot blocks,
-//! budgets) are borrowed: a device that runs an operation later keeps them by lane in a [`Staged`], and the caller
-//! leaves a lane alone until what was staged for it has run.
+//! An operation is a few words long and `Copy`. A join and a truncation borrow their lists (pages, slot blocks,
+//! budgets). A device that runs them later keeps a copy for each lane in a [`Staged`], so the caller brings no new
+//! lists for a lane until the previous join or truncation has run.
 
 use crate::device::Slice;
 use crate::error::Result;
 use crate::fallible::{filled, vector};
 use crate::ids::{Lane, Layer, MicroBatch};
-use crate::residency::Rows;
+use crate::residency::QueryRange;
 
-/// An operation on a cache's pools, in a stream's order.
+/// An operation on a cache's pools. It runs in its stream's order.
 #[derive(Clone, Copy, Debug)]
 pub enum PoolOp<'a> {
-    /// Gives a lane to a sequence.
+    /// Assigns a lane to a sequence.
     Join(Join<'a>),
-    /// Replaces a lane's page table and cuts its residency, after some landed rows were accepted.
-    Truncate(Cut<'a>),
+    /// Accepts landed rows, then replaces a lane's page table and shortens its sequence to a length: rows beyond it
+    /// leave their slots.
+    Truncate(Truncate<'a>),
     /// Empties a lane.
     Leave(Lane),
-    /// Computes what is resident in every layer of a lane before its first step: all rows if they fit and it is asked
-    /// for, then what the selections touched, step by step. Moves nothing. It is a hint: a position at or beyond the
-    /// length warms nothing. A stream that is being captured refuses it ([`Kind::InvalidConfig`]).
+    /// Decides which rows of a lane are resident in every layer before its first step: first all rows, if that is
+    /// asked for and they fit, then the rows of the given selections (top-k indices), step by step. It moves no
+    /// bytes; [`PoolOp::Raise`] gathers them. It is a hint: a position at or beyond the length loads nothing. A
+    /// stream that is being captured rejects it ([`Kind::InvalidState`]).
     ///
-    /// [`Kind::InvalidConfig`]: crate::Kind::InvalidConfig
+    /// [`Kind::InvalidState`]: crate::Kind::InvalidState
     Warm(Warm),
-    /// Gathers the rows that a warm-up made resident, in a stretch of the lane's slots.
+    /// Gathers the rows that a warm-up made resident, for a range of the lane's slots.
     Raise(Raise),
-    /// Begins a step: copies its block to the micro-batch's block on the device, then commits, in every layer, what the
-    /// previous steps of the block's lanes have landed. Refused as out of range it has enqueued nothing; after any
-    /// other refusal the copy may be enqueued.
+    /// Begins a step: copies the step descriptor to the micro-batch's memory on the device, then commits, in every
+    /// layer, the landed rows that the previous steps of these lanes left. If it is rejected as out of range, nothing
+    /// was enqueued; after any other error the copy may have been enqueued.
     Begin(Begin),
-    /// Turns a selection into slots, and lists what is missing.
+    /// Translates a selection (top-k indices) into slots, and lists the rows to fetch.
     Resolve {
-        /// The rows.
-        part: Part,
+        /// The batch rows and the layer.
+        range: StepRange,
         /// `[count][rows.count][k]` i32 positions, -1 for none.
         selection: Slice,
-        /// Where the answer goes.
+        /// The buffers that it fills.
         answer: Answer,
     },
-    /// Fetches what pass `pass` of attention reads of the rows that the last resolve missed, which must have been of
-    /// the same layer, query rows and step, and whose earlier passes must have been gathered before: otherwise the step
-    /// fails, rather than copy rows into slots that were not meant for them. A pass that a row does not need fetches
-    /// nothing.
+    /// Fetches the missed rows that attention wave `wave` reads. The last resolve must have been of the same layer,
+    /// query rows and step, and the earlier waves must have been gathered. Otherwise the step fails, rather than
+    /// copying rows into slots that were meant for others. A wave without missed rows fetches nothing.
     Gather {
-        /// The rows.
-        part: Part,
-        /// The pass of attention, from 0.
-        pass: u32,
+        /// The batch rows and the layer.
+        range: StepRange,
+        /// The attention wave, from 0.
+        wave: u32,
     },
-    /// Stores the new rows, from their landing slots to the total pool.
-    Scatter(Part),
-    /// Ends a step: writes its counters, lengths and sticky word to `slot`, see
-    /// [`block::Report`](crate::device::block::Report). Until the next one begins, operations of the micro-batch find
-    /// no rows: all of theirs are inert.
+    /// Stores the step's new rows from their landing slots in the total pool.
+    Scatter(StepRange),
+    /// Ends a step: writes its counters, lengths and sticky error word to `slot` as a
+    /// [`descriptor::Report`](crate::device::descriptor::Report). Until the next step begins, the micro-batch has no
+    /// rows and its operations do nothing.
     Report {
         /// The micro-batch.
         micro_batch: MicroBatch,
-        /// The pinned slot.
+        /// The pinned memory of the report.
         slot: Slice,
     },
 }
 
 impl PoolOp<'_> {
-    /// What errors and timelines call it.
+    /// The operation's name in errors and timelines.
     pub const fn name(&self) -> &'static str {
         match self {
             PoolOp::Join(_) => "join",
@@ -85,86 +86,90 @@ impl PoolOp<'_> {
         }
     }
 
-    /// The part of a step that it works on.
-    pub const fn part(&self) -> Option<&Part> {
+    /// The batch rows and layer that it works on, for operations on a layer.
+    pub const fn range(&self) -> Option<&StepRange> {
         match self {
-            PoolOp::Resolve { part, .. } | PoolOp::Gather { part, .. } | PoolOp::Scatter(part) => Some(part),
+            PoolOp::Resolve { range, .. } | PoolOp::Gather { range, .. } | PoolOp::Scatter(range) => {
+                Some(range)
+            }
             _ => None,
         }
     }
 
-    /// The same without the lists that it borrows, which [`Staged`] has kept.
+    /// The operation without its borrowed lists, which a [`Staged`] has copied.
     pub(super) fn detached(self) -> PoolOp<'static> {
         match self {
             PoolOp::Join(Join { lane, length, .. }) => {
                 PoolOp::Join(Join { lane, length, pages: &[], blocks: &[], budgets: &[] })
             }
-            PoolOp::Truncate(Cut { lane, settle, length, .. }) => {
-                PoolOp::Truncate(Cut { lane, settle, length, pages: &[] })
+            PoolOp::Truncate(Truncate { lane, settle, length, .. }) => {
+                PoolOp::Truncate(Truncate { lane, settle, length, pages: &[] })
             }
             PoolOp::Leave(lane) => PoolOp::Leave(lane),
             PoolOp::Warm(warm) => PoolOp::Warm(warm),
             PoolOp::Raise(raise) => PoolOp::Raise(raise),
             PoolOp::Begin(begin) => PoolOp::Begin(begin),
-            PoolOp::Resolve { part, selection, answer } => PoolOp::Resolve { part, selection, answer },
-            PoolOp::Gather { part, pass } => PoolOp::Gather { part, pass },
-            PoolOp::Scatter(part) => PoolOp::Scatter(part),
+            PoolOp::Resolve { range, selection, answer } => PoolOp::Resolve { range, selection, answer },
+            PoolOp::Gather { range, wave } => PoolOp::Gather { range, wave },
+            PoolOp::Scatter(range) => PoolOp::Scatter(range),
             PoolOp::Report { micro_batch, slot } => PoolOp::Report { micro_batch, slot },
         }
     }
 }
 
-/// How a sequence enters a lane.
+/// A sequence's entry into a lane: see [`PoolOp::Join`].
 #[derive(Clone, Copy, Debug)]
 pub struct Join<'a> {
     /// The lane.
     pub lane: Lane,
-    /// Committed tokens.
+    /// The number of committed tokens.
     pub length: u32,
     /// Host pages, in the order of the sequence.
     pub pages: &'a [u32],
-    /// For each layer the slot blocks, counted from the first budget block.
+    /// For each layer, the slot blocks, numbered from the first budget block.
     pub blocks: &'a [Vec<u32>],
-    /// For each layer the budget in slots.
+    /// For each layer, the budget in slots.
     pub budgets: &'a [u32],
 }
 
-/// Which part of a step an operation works on: batch rows `first..first + count` of a micro-batch.
+/// The part of a step that an operation works on: batch rows `first..first + count` of a micro-batch, in one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct StepRange {
     /// The micro-batch.
     pub micro_batch: MicroBatch,
     /// The layer.
     pub layer: Layer,
     /// The first batch row.
     pub first: u32,
-    /// How many batch rows; rows beyond the real batch are inert.
+    /// The number of batch rows. Rows beyond the step's batch do nothing, so a captured graph can serve a smaller
+    /// batch.
     pub count: u32,
-    /// The query rows of each batch row: all of the step's, or a draft layer's pass.
-    pub rows: Rows,
+    /// The query rows of each batch row: all of the step's, or those of one draft pass.
+    pub rows: QueryRange,
 }
 
-/// Where a resolve puts its answer.
+/// The buffers that a resolve fills.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// `[count][rows.count][k]` i32: each selected position's slot in the layer's slab, -1 for none. Where
-    /// attention takes several passes, rows of different passes may share a scratch slot.
+    /// `[count][rows.count][k]` i32: each selected position's slot in the layer's slab, -1 for none. Where attention
+    /// takes several waves, rows of different waves may share a scratch slot, so attention needs `split_indices`
+    /// then.
     pub slots: Slice,
-    /// The same, divided for attention in parts.
-    pub parts: Option<Parts>,
+    /// The same slots as index lists for split attention.
+    pub split_indices: Option<SplitIndices>,
 }
 
-/// The index lists of attention in parts, of all batch rows of a step: a call for some of them fills those.
-/// Larger buffers are taken from their beginning.
+/// The index lists of split attention, sized for all batch rows of a step. A call for some batch rows fills only
+/// their entries. A buffer may be larger than needed; its beginning is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Parts {
-    /// `[1 + passes][batch][rows.count][k]` i32: in list 0 the slots of what was resident or is born
-    /// in this step, in list `1 + j` of what pass `j` fetches. Each row's valid entries come first, in the
-    /// order of the selection; the rest is -1.
+pub struct SplitIndices {
+    /// `[1 + waves][batch][rows.count][k]` i32. List 0 holds the slots of rows that were resident or are new in this
+    /// step; list `1 + j` holds the slots of the rows that wave `j` fetches. Each row's valid entries come first, in
+    /// the order of the selection; the rest is -1.
     pub lists: Slice,
-    /// `[1 + passes][batch][rows.count]` u32: how many entries are valid.
+    /// `[1 + waves][batch][rows.count]` u32: the number of valid entries.
     pub counts: Slice,
-    /// Batch rows of a list.
+    /// Batch rows of each list.
     pub batch: u32,
 }
 
@@ -173,21 +178,21 @@ pub struct Parts {
 pub struct Begin {
     /// The micro-batch.
     pub micro_batch: MicroBatch,
-    /// The pinned step block, see [`block::step`](crate::device::block::step).
+    /// The pinned step descriptor, see [`descriptor::step`](crate::device::descriptor::step).
     pub block: Slice,
-    /// Accepted counts: one u32 a batch row, as many as a batch has, for the rows whose entry leaves the count to the
-    /// device.
+    /// Accepted counts on the device, one u32 for each row of the largest batch. The device reads a row's count where
+    /// its entry is [`ACCEPTED_ON_DEVICE`](crate::device::descriptor::ACCEPTED_ON_DEVICE).
     pub accepted: Option<Slice>,
 }
 
-/// A lane's cut: see [`PoolOp::Truncate`].
+/// The truncation of a lane's sequence: see [`PoolOp::Truncate`].
 #[derive(Clone, Copy, Debug)]
-pub struct Cut<'a> {
+pub struct Truncate<'a> {
     /// The lane.
     pub lane: Lane,
-    /// Landed rows to accept first.
+    /// The number of landed rows to accept first.
     pub settle: u32,
-    /// The length afterwards.
+    /// The sequence's length afterwards, in tokens.
     pub length: u32,
     /// Host pages, in the order of the sequence.
     pub pages: &'a [u32],
@@ -198,37 +203,37 @@ pub struct Cut<'a> {
 pub struct Warm {
     /// The lane.
     pub lane: Lane,
-    /// Bring up every row first, if they fit.
+    /// Loads every row first, if all of them fit.
     pub whole: bool,
-    /// `[layers][steps][k]` i32 positions.
+    /// Selections to replay: `[layers][steps][k]` i32 positions.
     pub selections: Option<Slice>,
-    /// Steps to replay.
+    /// The number of steps in `selections`.
     pub steps: u32,
 }
 
-/// A stretch of a warm-up's gather: see [`PoolOp::Raise`]. The slots of all layers are numbered through,
-/// layer by layer, each layer's budget slots in the lane's order.
+/// A range of slots that a warm-up gathers: see [`PoolOp::Raise`]. The slots of all layers have one numbering: layer
+/// by layer, each layer's budget slots in the lane's order.
 #[derive(Clone, Copy, Debug)]
 pub struct Raise {
     /// The lane.
     pub lane: Lane,
     /// The first slot.
     pub first: u64,
-    /// How many slots; empty ones cost nothing.
+    /// The number of slots. Empty slots cost nothing.
     pub count: u64,
 }
 
-/// What a device keeps of a lane's last join or truncation until that has run.
+/// A lane's copy of the lists that its last join or truncation borrowed, until the operation has run.
 #[derive(Clone, Debug)]
 pub(super) struct Staged {
     pub(super) pages: Vec<u32>,
-    /// By layer the slot blocks.
+    /// For each layer, the slot blocks.
     pub(super) blocks: Vec<Vec<u32>>,
     pub(super) budgets: Vec<u32>,
 }
 
 impl Staged {
-    /// Nothing is staged; room for so many pages and for a budget of each layer.
+    /// An empty copy with room for `pages` pages and for a budget of each layer.
     pub(super) fn new(layers: usize, pages: usize, name: &'static str) -> Result<Staged> {
         Ok(Staged {
             pages: vector(pages, name, "pages of a lane")?,
@@ -237,7 +242,7 @@ impl Staged {
         })
     }
 
-    /// Keeps the lists that an operation borrows, which was checked.
+    /// Copies the lists that a checked operation borrows.
     pub(super) fn take(&mut self, op: &PoolOp<'_>) {
         let keep = |kept: &mut Vec<u32>, list: &[u32]| {
             kept.clear();
@@ -249,17 +254,17 @@ impl Staged {
                 keep(&mut self.budgets, join.budgets);
                 self.blocks.iter_mut().zip(join.blocks).for_each(|(kept, blocks)| keep(kept, blocks));
             }
-            PoolOp::Truncate(cut) => keep(&mut self.pages, cut.pages),
+            PoolOp::Truncate(truncate) => keep(&mut self.pages, truncate.pages),
             _ => {}
         }
     }
 
-    /// The operation with the lists that it borrowed.
+    /// The operation with the copied lists in place of the borrowed ones.
     pub(super) fn attached<'a>(&'a self, op: PoolOp<'a>) -> PoolOp<'a> {
         let Staged { pages, blocks, budgets } = self;
         match op {
             PoolOp::Join(join) => PoolOp::Join(Join { pages, blocks, budgets, ..join }),
-            PoolOp::Truncate(cut) => PoolOp::Truncate(Cut { pages, ..cut }),
+            PoolOp::Truncate(truncate) => PoolOp::Truncate(Truncate { pages, ..truncate }),
             other => other,
         }
     }

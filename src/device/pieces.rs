@@ -1,35 +1,37 @@
-//! How a GPU copies the rows of a layer: in pieces, numbered so that few lines of host memory are asked for twice. The
-//! CUDA device numbers them so, and what a row costs is counted from the same numbers.
+//! Row copies on a GPU in pieces of 4 to 16 bytes, numbered so that few lines of host memory are requested twice. The
+//! CUDA device passes this numbering to its kernels, and the cost model counts a row's link requests by the same
+//! numbering.
 //!
-//! A multiprocessor asks L2, and so the link, for lines of 128 bytes: a warp's load of 16 bytes a thread is four of
-//! them, if they are whole. Were a row's pieces numbered from its first byte on, one line in five or so would fall to
-//! two warps, and be asked for by both. So a row's numbers begin with its first line, wherever in it the row begins,
-//! and end with its last line. What the numbers leave out costs threads that idle for a load, and nothing of the link.
+//! A multiprocessor requests lines of 128 bytes from L2, and so from the link. A warp's load of 16 bytes a thread
+//! covers four of them if it is aligned. If a row's pieces were numbered from its first byte, about one line in five
+//! would be split between two warps, and both would request it. So a row's numbers begin at its first line, wherever
+//! the row begins in that line, and end with its last line. The unused numbers cost idle threads for one load, and
+//! nothing on the link.
 //!
-//! Requests of a row are then the lines that it touches: 6.0 for one of 656 bytes, whether rows stand 656, 704 or 768
-//! bytes apart. Numbered from its first byte it would be 7.1, if a load asks for a line once, and more if the hardware
-//! divides it into quarters. Short rows are numbered from their first byte all the same: see [`Pieces::of`].
+//! A row then costs one request for each line that it touches: 6.0 for a row of 656 bytes, at a stride of 656, 704 or
+//! 768 bytes. Numbered from its first byte it would cost 7.1, if a load requests a line once, and more if the
+//! hardware divides lines into quarters. Short rows are still numbered from their first byte: see [`Pieces::of`].
 
-/// What a multiprocessor asks memory for at once, bytes.
+/// Bytes of a memory request of a multiprocessor.
 pub(crate) const LINE: u32 = 128;
 /// Threads of a warp, whose load is one instruction.
 const WARP: u32 = 32;
 
-/// See `abi::Layer` of the CUDA device.
+/// The numbering of one layer's pieces. `abi::Layer` of the CUDA device carries it to the kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pieces {
     /// Bytes of a piece: 16, 8 or 4.
     pub bytes: u32,
-    /// From a row's first number to the next row's.
+    /// The distance from a row's first number to the next row's.
     pub numbers: u32,
-    /// Of a row's address, its place in the line; 0 where numbers have no gaps.
+    /// The mask that extracts a row's place in its line from its address; 0 where numbers have no gaps.
     pub mask: u32,
 }
 
 impl Pieces {
-    /// Of rows of `row` bytes that stand `stride` apart from address `rows` on, where pieces divide `others` too: runs,
-    /// blocks, addresses, or-ed. Where more than a fifth of the numbers would be left out, as with rows of less than a
-    /// line, they have no gaps.
+    /// The numbering for rows of `row` bytes, `stride` bytes apart, from address `rows` on. Pieces divide `others`
+    /// too: run lengths, slot blocks and addresses, or-ed together. Where more than a fifth of the numbers would be
+    /// unused, as for rows shorter than a line, the numbers have no gaps.
     pub fn of(row: u32, stride: u32, rows: u64, others: u64) -> Pieces {
         let places = rows | u64::from(stride);
         let bytes = match u64::from(row) | places | others {
@@ -37,7 +39,7 @@ impl Pieces {
             all if all.is_multiple_of(8) => 8,
             _ => 4,
         };
-        // Rows begin at any multiple of this in a line.
+        // A row begins at any multiple of this in a line.
         let aligned = 1 << (places | u64::from(LINE)).trailing_zeros();
         let pieces = row / bytes;
         let numbers = (LINE - aligned + row).div_ceil(LINE) * (LINE / bytes);
@@ -47,11 +49,11 @@ impl Pieces {
         }
     }
 
-    /// Requests of lines over the link that a row takes, mean over where rows stand: what a warp asks for with one load
-    /// instruction is a request for each line that it touches.
+    /// Line requests over the link for a row, as a mean over the rows' places. One load instruction of a warp makes
+    /// one request for each line that it touches.
     pub fn requests(&self, row: u32, stride: u32) -> f64 {
         let (mut all, mut count) = (0_u32, 0_u32);
-        // Which of a page's rows are asked for is chance, and so is which of a warp's threads has a row's first number.
+        // Rows of a page are selected at random, and so is the thread that has a row's first number.
         for phase in (0..WARP).map(|at| at * (stride % LINE) % LINE) {
             for first in (0..WARP).map(|at| at * (self.numbers % WARP) % WARP) {
                 let first = first + (phase & self.mask) / self.bytes;
@@ -71,7 +73,8 @@ mod tests {
 
     const MANY: u64 = 4096;
 
-    /// Of many rows far from each other: requests a row, when each warp's load asks once for every line it touches.
+    /// Requests a row, for many rows far from each other, when each warp's load requests every line that it touches
+    /// once.
     fn naive(pieces: Pieces, row: u64, stride: u64, rows: u64) -> f64 {
         let mut asked = 0;
         let mut warp = std::collections::BTreeSet::new();
@@ -96,7 +99,7 @@ mod tests {
             let of = Pieces::of(656, stride, 1 << 31, 1 << 30);
             assert_eq!(of, Pieces { bytes: 16, numbers: 48, mask: 127 });
             assert_eq!(naive(of, 656, stride.into(), 1 << 31), 6.0, "{stride}");
-            // Without gaps, lines that fall to two warps are asked for twice.
+            // Without gaps, a line that is split between two warps is requested twice.
             let found = naive(Pieces { numbers: 41, mask: 0, ..of }, 656, stride.into(), 1 << 31);
             assert!((found - packed).abs() < 0.05, "{stride}: {found}");
         }

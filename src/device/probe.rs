@@ -1,70 +1,72 @@
-//! What a tool asks of a device beside serving: what it is, what it can do, how long work took, what the link
-//! gives at best, and work of a known kind to hide a gather behind.
+//! What tools ask of a device in addition to serving: its facts and abilities, times of work, the best speed of the
+//! link, and calibrated compute work that a gather can hide behind.
 //!
-//! None of it stands on the path of a step. A first use may take memory; later ones take none, so that what is
-//! measured is not the measuring. **Times** are a GPU's own where there is one, taken when the stream comes to
-//! a [mark](Probe::mark), and the host's clock elsewhere: differences mean something, single readings do not.
+//! No step uses any of it. A first use may allocate memory; later uses allocate none, so the measurement does not
+//! disturb itself. **Times** come from the GPU's own clock, stamped when the stream reaches a [mark](Probe::mark),
+//! and from the host's clock on other devices. Only differences of times have a meaning.
 //!
-//! [`Probe::carry`] is what a gather is compared with: one long run of bytes, moved as a gather moves rows, by
-//! processors that read the other side's memory themselves. A copy engine ([`Device::copy`]) is the link's other
-//! speed; on several machines the two differ by half ([`super::rates`]).
+//! [`Probe::carry`] is the reference for a gather: one long run of bytes, moved as a gather moves rows, by processors
+//! that read the other side's memory directly. A copy engine ([`Device::copy`]) has another speed on the same link;
+//! on several machines the two differ by half ([`super::rates`]).
 
 use crate::device::{Device, Slice, Stream};
 use crate::error::Result;
 
-/// A point in a stream whose time is kept; of one device.
+/// A point in a stream whose time the device keeps. It belongs to one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark(pub u64);
 
-/// What a device is.
+/// The facts of a device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Facts {
-    /// The maker's name for it.
+    /// The maker's name for the device.
     pub name: String,
-    /// Bytes of its memory; 0 where that is not known.
+    /// Bytes of its memory; 0 where unknown.
     pub memory_total: u64,
-    /// Bytes of it that can be taken now.
+    /// Bytes of its memory that are free now.
     pub memory_free: u64,
     /// Multiprocessors of a GPU; hardware threads of the host that this process may use.
     pub processors: u32,
-    /// Engines that copy by themselves; none on the host.
+    /// Copy engines (DMA); 0 on the host.
     pub copy_engines: u32,
-    /// Of a GPU.
+    /// Further facts of a GPU.
     pub gpu: Option<GpuFacts>,
 }
 
-/// What a GPU is besides.
+/// The facts that only a GPU has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuFacts {
-    /// The newest CUDA that its driver knows: major, minor.
+    /// The newest CUDA version that its driver supports: major, minor.
     pub driver: (u32, u32),
     /// Compute capability: major, minor.
     pub capability: (u32, u32),
-    /// Its place on the bus, as the system writes it: `0000:01:00.0`.
+    /// Its PCI address, as the system writes it: `0000:01:00.0`.
     pub bus: String,
 }
 
-/// Something that a device may be able to do. It was tried, not asked for: drivers name abilities that fail.
+/// An optional ability of a device. The probe tries it instead of reading an attribute, because drivers advertise
+/// abilities that fail.
 #[derive(Clone, Debug)]
 pub struct Ability {
-    /// What.
+    /// The ability's name.
     pub name: &'static str,
-    /// Why not, if not.
+    /// The error of the attempt, if it failed.
     pub usable: Result<()>,
 }
 
-/// A device that can be measured. See the module's head.
+/// A device that can be measured. See the head of `device/probe.rs` for times and ceilings.
 pub trait Probe: Device {
-    /// What the device is, now.
+    /// The device's facts at this moment.
     ///
     /// # Errors
     /// [`Kind::DeviceFailed`](crate::Kind::DeviceFailed).
     fn facts(&self) -> Result<Facts>;
 
-    /// What the device may be able to do beside what every cache needs.
+    /// Tries the abilities that not every cache needs.
     fn abilities(&self) -> Vec<Ability>;
 
-    /// A new stream as an engine has them: where streams have priorities, those of [`Device::stream`] go before it.
+    /// Creates a stream as an engine does. Where streams have priorities, those of [`Device::stream`] have a higher
+    /// one.
     ///
     /// # Errors
     /// As [`Device::stream`].
@@ -72,61 +74,64 @@ pub trait Probe: Device {
         self.stream()
     }
 
-    /// A new mark, to be stamped any number of times: the last one counts.
+    /// Creates a mark. It can be stamped any number of times; the last stamp counts.
     ///
     /// # Errors
     /// [`Kind::Exhausted`](crate::Kind::Exhausted), [`Kind::DeviceFailed`](crate::Kind::DeviceFailed).
     fn mark(&self) -> Result<Mark>;
 
-    /// Keeps the time at which `stream` comes to this point. Not while the stream is being captured.
+    /// Enqueues a time stamp: the mark keeps the time at which `stream` reaches this point. Not while the stream is
+    /// being captured.
     ///
     /// # Errors
     /// As [`Device::record`].
     fn stamp(&self, mark: Mark, stream: Stream) -> Result<()>;
 
-    /// Microseconds between the last stamps of two marks; waits for both. Not less than 0: marks of two streams
-    /// may have been reached in the other order.
+    /// Microseconds between the last stamps of two marks; waits for both. At least 0, also where marks of two streams
+    /// were reached in the other order.
     ///
     /// # Errors
     /// [`Kind::OutOfRange`](crate::Kind::OutOfRange) for a mark that was never stamped;
     /// [`Kind::DeviceFailed`](crate::Kind::DeviceFailed).
     fn elapsed_us(&self, from: Mark, to: Mark) -> Result<f64>;
 
-    /// Reads bytes as the device sees them, as they are now, and waits for them.
+    /// Reads bytes of device memory as they are now, and waits for them.
     ///
     /// # Errors
     /// [`Kind::OutOfRange`](crate::Kind::OutOfRange) for a slice of another device or length;
     /// [`Kind::DeviceFailed`](crate::Kind::DeviceFailed).
     fn read(&self, slice: Slice, bytes: &mut [u8]) -> Result<()>;
 
-    /// Writes bytes as the device sees them, now, and waits until they are there.
+    /// Writes bytes of device memory now, and waits until they are there.
     ///
     /// # Errors
     /// As [`Probe::read`].
     fn write(&self, slice: Slice, bytes: &[u8]) -> Result<()>;
 
-    /// Copies one long run as rows are copied, by at most `blocks` thread blocks of a GPU, or by the stream's
-    /// thread. Addresses and length are multiples of 16 bytes.
+    /// Copies one long run with the same instructions as rows: by at most `blocks` thread blocks of a GPU, or by the
+    /// stream's thread. Addresses and length are multiples of 16 bytes.
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`](crate::Kind::OutOfRange) for slices of another device or of different lengths, and for
-    /// what is no multiple of 16 bytes.
+    /// [`Kind::OutOfRange`](crate::Kind::OutOfRange) for slices of another device, of different lengths, or that are
+    /// no multiple of 16 bytes.
     fn carry(&self, stream: Stream, from: Slice, to: Slice, blocks: u32) -> Result<()>;
 
-    /// Matrix products as an engine's work: all processors of a GPU, or the stream's thread. Its time grows
-    /// linearly with `rounds`.
+    /// Enqueues matrix products as a stand-in for an engine's work, on all multiprocessors of a GPU or on the
+    /// stream's thread. The time grows linearly with `rounds`.
     ///
     /// # Errors
     /// As [`Device::record`]; [`Kind::OutOfMemory`](crate::Kind::OutOfMemory) at the first use.
     fn compute(&self, stream: Stream, rounds: u32) -> Result<()>;
 
-    /// The same products as [`Probe::compute`] makes, by a persistent kernel, as those of DeepGEMM, FlashMLA or DeepEP
-    /// are: on a GPU one block on each multiprocessor but `left` of them, which has all of its shared memory and stays
-    /// until all is done: from compute capability 8.0 on, where every block needs 1 KB of it, no other kernel comes to
-    /// run there; before, none that takes any. A stream's thread has nothing to leave.
+    /// Enqueues the products of [`Probe::compute`] as a persistent kernel, as DeepGEMM, FlashMLA or DeepEP launch
+    /// them. On a GPU there is one block on each multiprocessor, except on `left` of them. Each block has all of its
+    /// multiprocessor's shared memory and stays until the work is done. From compute capability 8.0 on, every block
+    /// needs 1 KB of shared memory, so no other kernel can run on those multiprocessors. Before 8.0, no kernel that
+    /// takes shared memory can. A stream's thread ignores `left`.
     ///
     /// # Errors
-    /// As [`Probe::compute`]; [`Kind::OutOfRange`](crate::Kind::OutOfRange) where none is left for the work.
+    /// As [`Probe::compute`]; [`Kind::OutOfRange`](crate::Kind::OutOfRange) if `left` leaves no multiprocessor for
+    /// the work.
     fn compute_persistent(&self, stream: Stream, rounds: u32, left: u32) -> Result<()> {
         let _ = left;
         self.compute(stream, rounds)

@@ -1,17 +1,18 @@
-//! Measured speeds of a machine: its link between host and device, its launches, its copy engines.
+//! Measured speeds of a machine: the link between host and device, kernel launches, copy engines.
 //!
-//! Plain numbers, no behaviour: a bench or `doctor` measures them, a setup names them, the clock charges
-//! them. Two speeds of the same link are kept apart, because they differ by up to two: plain copies, which a
-//! copy engine makes, and many small rows, which a kernel reads over the link.
+//! This module holds numbers only. A bench or `doctor` measures them, a setup file states them, and the clock device
+//! charges by them. Two speeds of the same link are kept apart, because they differ by up to a factor of two: plain
+//! copies by a copy engine, and many small rows that a kernel reads over the link.
 //!
-//! The presets are for planning without the machine. Each says where its numbers come from; a number that is
-//! scaled from another link's is marked so.
+//! The presets are for planning without the machine. Each states the source of its numbers, and marks a number that
+//! is scaled from another link's.
 
 use crate::error::{Error, Kind, Result};
 
-/// Thread blocks of a GPU's gather, unless a device is opened with others: what a link needs and no more. 35 GB/s over
-/// a round trip of 1.5 to 2 us are 52 to 70 KB under way, and a block of 512 threads has 32 KiB: two or three blocks,
-/// and one while another waits for its slowest load. More of them queue at the link, in front of everyone's reads.
+/// The default number of thread blocks of a gather: just enough to fill the link. 35 GB/s over a round trip of 1.5 to
+/// 2 us means 52 to 70 KB in flight, and a block of 512 threads has 32 KiB in flight. So two or three blocks suffice,
+/// and one more covers a block that waits for its slowest load. Further blocks would queue at the link and delay
+/// every other read.
 pub const GATHER_BLOCKS: u32 = 4;
 
 /// The speed of moving `rows` rows in one call.
@@ -19,24 +20,24 @@ pub const GATHER_BLOCKS: u32 = 4;
 #[cfg_attr(feature = "predict", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "predict", serde(deny_unknown_fields))]
 pub struct RowRate {
-    /// Rows of the call.
+    /// The number of rows in the call.
     pub rows: u32,
-    /// Bytes of rows a second.
+    /// Row bytes per second.
     pub bytes_per_s: f64,
 }
 
-/// The speed of moving rows of one size, by how many there are.
+/// The speed of moving rows of one size, by the number of rows in the call.
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "predict", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "predict", serde(deny_unknown_fields))]
 pub struct RowRates {
     /// Bytes of a row.
     pub row_bytes: u32,
-    /// By ascending rows; at least one point.
+    /// The measured points, by ascending rows; at least one.
     pub points: Vec<RowRate>,
 }
 
-/// So many times the speed of the last point may be that between the last two.
+/// The largest allowed ratio of the speed between the last two points to the speed of the last point.
 const STEEPEST: f64 = 64.0;
 
 impl RowRates {
@@ -45,8 +46,8 @@ impl RowRates {
         RowRates { row_bytes, points: vec![RowRate { rows: 1, bytes_per_s }] }
     }
 
-    /// Nanoseconds for `rows` rows of `row_bytes` bytes: between two points the time is interpolated, below
-    /// the first and above the last their speed holds. Rows of another size go at the same bytes a second.
+    /// Nanoseconds for `rows` rows of `row_bytes` bytes. Between two points the time is interpolated; below the first
+    /// and above the last, their speed holds. Rows of another size move at the same bytes per second.
     pub fn ns(&self, rows: f64, row_bytes: u32) -> f64 {
         let time = |rows: f64, rate: &RowRate| rows * f64::from(row_bytes) / rate.bytes_per_s * 1e9;
         let above = self.points.partition_point(|point| f64::from(point.rows) <= rows);
@@ -62,15 +63,16 @@ impl RowRates {
         }
     }
 
-    /// The points as a line: nanoseconds whatever the rows, and bytes a second. The speed is that between the
-    /// last two points, the fixed time what the last point takes beyond it; of one point there is none.
+    /// A line through the points: the fixed nanoseconds and the bytes per second. The speed is the one between the
+    /// last two points, and the fixed time is the rest of the last point's time. With a single point the fixed time
+    /// is 0.
     pub fn line(&self) -> (f64, f64) {
         let time = |point: &RowRate| self.ns(f64::from(point.rows), self.row_bytes);
         let bytes = |point: &RowRate| f64::from(point.rows) * f64::from(self.row_bytes);
         match self.points.as_slice() {
             [.., a, b] if time(b) > time(a) => {
                 let rate = (bytes(b) - bytes(a)) / (time(b) - time(a)) * 1e9;
-                // A speed that falls with the rows has no fixed time: then the last point's is taken.
+                // A speed that falls with more rows gives no positive fixed time; the last point's speed is used.
                 match time(b) - bytes(b) / rate * 1e9 {
                     fixed if fixed > 0.0 => (fixed, rate),
                     _ => (0.0, b.bytes_per_s),
@@ -89,7 +91,7 @@ impl RowRates {
         for (i, point) in self.points.iter().enumerate() {
             positive(point.bytes_per_s, || format!("{place}.points[{i}].bytes_per_s"))?;
         }
-        // Two times that hardly differ make any speed of their difference.
+        // The difference of two nearly equal times would give an arbitrary speed.
         if let [.., a, b] = self.points.as_slice() {
             let time = |point: &RowRate| self.ns(f64::from(point.rows), self.row_bytes);
             let rows = f64::from(b.rows - a.rows) / f64::from(b.rows);
@@ -106,7 +108,7 @@ impl RowRates {
     }
 }
 
-/// The speeds of one machine, of one device and its host.
+/// The speeds of one device and its host.
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "predict", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "predict", serde(deny_unknown_fields))]
@@ -119,7 +121,7 @@ pub struct Rates {
     pub copy_up: f64,
     /// Plain copies from device to host, bytes a second.
     pub copy_down: f64,
-    /// From the end of an operation to the beginning of one of forebay's that depends on it, nanoseconds.
+    /// Nanoseconds from the end of an operation to the start of a forebay kernel that depends on it.
     pub launch_ns: f64,
     /// The share of the device's SMs that a gather takes while it runs, 0 to 1.
     pub gather_sm: f64,
@@ -127,7 +129,7 @@ pub struct Rates {
     pub copy_engines: u32,
 }
 
-/// PCIe 5.0 x16's published peak in one direction, bytes a second: what the presets are scaled by.
+/// The published peak of PCIe 5.0 x16 in one direction, bytes a second. The presets are scaled by it.
 const PCIE_5: f64 = 64e9;
 
 const ROW: u32 = 656;
@@ -137,11 +139,11 @@ impl Rates {
     /// The names of the presets.
     pub const PRESETS: [&'static str; 4] = ["pcie4", "pcie5", "pcie6", "c2c"];
 
-    /// PCIe x16 of a peak: the shares of it that were measured on PCIe 5.
+    /// A PCIe x16 link with this peak, scaled by the shares of the peak that were measured on PCIe 5.
     ///
-    /// Rows of 656 B: 37 GiB/s up and 43 down (the ESS report, FlashTrans; its bars say GiB). Plain
-    /// copies 53 GB/s up (zartbot/gfd's peak; vLLM #42212 has 51.8) and 52.8 down (NVIDIA/nvbandwidth#24).
-    /// Assumed: launches 2 us, 1/16 of the SMs for a gather, two copy engines.
+    /// Rows of 656 B: 37 GiB/s up and 43 down (the ESS report, FlashTrans; the axis is in GiB). Plain copies 53 GB/s
+    /// up (zartbot/gfd's peak; vLLM #42212 has 51.8) and 52.8 down (NVIDIA/nvbandwidth#24). Assumed: launches 2 us,
+    /// 1/16 of the SMs for a gather, two copy engines.
     fn pcie(peak: f64) -> Rates {
         let scale = peak / PCIE_5;
         Rates {
@@ -155,9 +157,9 @@ impl Rates {
         }
     }
 
-    /// A link by name: "pcie4" and "pcie6" are "pcie5" scaled by the peak (32, 128 of 64 GB/s: assumed);
-    /// "c2c" is GB300's NVLink-C2C by sgl-project/sglang#40278: rows of 512 B 192 GB/s up and 183 down, copy
-    /// engines 210 and 192; launches and SMs as for PCIe.
+    /// The rates of a link by name; `None` for an unknown name. "pcie4" and "pcie6" are "pcie5" scaled by the peak
+    /// (32, 128 of 64 GB/s: assumed). "c2c" is GB300's NVLink-C2C as measured in sgl-project/sglang#40278: rows of
+    /// 512 B 192 GB/s up and 183 down, copy engines 210 and 192. Its launches and SMs are those of PCIe.
     pub fn preset(name: &str) -> Option<Rates> {
         match name {
             "pcie4" => Some(Rates::pcie(32e9)),
@@ -174,7 +176,7 @@ impl Rates {
         }
     }
 
-    /// Whether every number is one.
+    /// Checks that every number is finite and in range.
     ///
     /// # Errors
     /// [`Kind::InvalidConfig`] names the field.
@@ -196,25 +198,25 @@ impl Rates {
     }
 }
 
-/// What a core of the host takes to enqueue a step of one micro-batch, in microseconds: forebay's own work, and the
-/// driver's calls that it makes. What an engine launches by itself is not in it.
+/// The host's CPU time to enqueue a step of one micro-batch, in microseconds: forebay's own work and its driver
+/// calls. The engine's own launches are not included.
 ///
-/// The default: forebay's own part as `cargo bench --features cuda --bench host` measured it (EPYC, Zen 5: at batch 160
-/// 8 to 10 us from prepare to retire, 0.4 us of a launch, 0.3 to 0.9 us of a layer by its order), and of the driver's
-/// calls, as that bench counts them, what is assumed: a launch 2 us, a record or a wait 0.25 us (4 million records a
-/// second without times, NVIDIA/NVTX#3), any other call 0.1 us.
+/// The default: forebay's own part as measured by `cargo bench --features cuda --bench host` (EPYC, Zen 5: at batch
+/// 160, 8 to 10 us from prepare to retire, 0.4 us for a launch, 0.3 to 0.9 us for a layer by its order). The bench
+/// counts the driver calls, and their times are assumed: a launch 2 us, a record or a wait 0.25 us (4 million records
+/// a second without times, NVIDIA/NVTX#3), any other call 0.1 us.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[cfg_attr(feature = "predict", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "predict", serde(deny_unknown_fields))]
 pub struct HostCosts {
-    /// Prepare, finish and retire: three launches, five records and waits, 18 other calls.
+    /// Prepare, finish and retire for the step: three launches, five records and waits, 18 other calls.
     pub step_us: f64,
-    /// A batch row in them.
+    /// Prepare, finish and retire for each batch row.
     pub row_us: f64,
-    /// R, G or S of a layer that is not captured, and the launch of a step's captured layers, of all micro-batches at
-    /// once: a launch, the context entered and left.
+    /// One R, G or S of a layer that is not captured, or one launch of a step's captured layers of all micro-batches:
+    /// a kernel or graph launch, and entering and leaving the context.
     pub operation_us: f64,
-    /// An edge between streams: a record and a wait, the context entered and left.
+    /// One edge between streams: a record, a wait, and entering and leaving the context.
     pub edge_us: f64,
 }
 
@@ -225,7 +227,7 @@ impl Default for HostCosts {
 }
 
 impl HostCosts {
-    /// Whether every number is a time.
+    /// Checks that every number is a time.
     ///
     /// # Errors
     /// [`Kind::InvalidConfig`] names the field.
@@ -248,7 +250,7 @@ fn wrong(place: String) -> Error {
 }
 
 fn positive(value: f64, place: impl Fn() -> String) -> Result<()> {
-    // A byte a second is slower than any link, and so much is faster.
+    // Any real link lies between these bounds.
     match (1.0..=1e18).contains(&value) {
         true => Ok(()),
         false => Err(wrong(format!("{}: not a positive speed", place()))),
@@ -295,7 +297,7 @@ mod tests {
         rates.gather.points[0].bytes_per_s = f64::NAN;
         assert!(rates.check().unwrap_err().to_string().contains("gather.points[0].bytes_per_s"));
         let mut rates = Rates::preset("pcie5").unwrap();
-        // 64 and 128 rows in the same time, but for a hair; and in less.
+        // 64 and 128 rows in almost the same time, in the same time, and in less time.
         for bytes_per_s in [1.999_999e9, 2e9, 3e9] {
             let point = |rows, bytes_per_s| RowRate { rows, bytes_per_s };
             rates.scatter.points = vec![point(64, 1e9), point(128, bytes_per_s)];

@@ -1,4 +1,4 @@
-//! The one completion of work that the host issued.
+//! A ticket: the completion of work that the host issued, which ends exactly once.
 //!
 //! | from | to | by |
 //! |---|---|---|
@@ -6,22 +6,22 @@
 //! | pending | Failed(kind) | [`Completer::fail`] |
 //! | pending | Cancelled | the completer is dropped unused: shutdown, or a refused operation |
 //!
-//! One word and one completer, which is used up by ending it: exactly once, and no path can forget to,
-//! because dropping the completer is one of the paths. Release on the end, acquire on the poll: who sees
-//! Done sees the bytes. The waiting side cannot end it: what a ticket's work touches is given back when
-//! the ticket has ended, so an end that comes before the work's would free memory under it.
+//! A ticket is one atomic word with one completer. Ending the ticket consumes the completer, so it ends at most once.
+//! Dropping the completer also ends it, so no path can forget to. The end is a release store and the poll an acquire
+//! load: a caller that sees Done sees the bytes. The waiting side cannot end a ticket. Memory that the work uses is
+//! freed when the ticket has ended, so an early end would free memory in use.
 
 use crate::error::Kind;
 use crate::sync::{Arc, AtomicU32, Ordering};
 
-/// How a ticket ended.
+/// The way in which a ticket ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The work is done; only this makes bytes valid.
+    /// The work is done. The bytes are valid only in this case.
     Done,
-    /// It failed.
+    /// The work failed.
     Failed(Kind),
-    /// It never ran.
+    /// The work never ran.
     Cancelled,
 }
 
@@ -29,12 +29,12 @@ const PENDING: u32 = u32::MAX;
 const DONE: u32 = 0;
 const CANCELLED: u32 = Kind::Cancelled as u32;
 
-/// The side that waits.
+/// The side that polls.
 #[must_use]
 #[derive(Clone, Debug)]
 pub struct Ticket(Arc<AtomicU32>);
 
-/// The side that ends it.
+/// The side that ends the ticket.
 #[must_use]
 #[derive(Debug)]
 pub struct Completer(Option<Arc<AtomicU32>>);
@@ -46,7 +46,7 @@ impl Ticket {
         (Ticket(Arc::clone(&word)), Completer(Some(word)))
     }
 
-    /// How it ended, if it has.
+    /// The outcome, or `None` while the work is pending.
     pub fn poll(&self) -> Option<Outcome> {
         match self.0.load(Ordering::Acquire) {
             PENDING => None,
@@ -67,12 +67,12 @@ impl Completer {
         }
     }
 
-    /// The work is done.
+    /// Ends the ticket as done.
     pub fn done(mut self) {
         self.end(DONE);
     }
 
-    /// The work failed.
+    /// Ends the ticket as failed.
     pub fn fail(mut self, kind: Kind) {
         self.end(kind as u32);
     }

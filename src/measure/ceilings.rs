@@ -1,13 +1,13 @@
-//! What a device and its link give at best, on this machine and in this run: what figures are compared with.
+//! The ceilings of a device and its link, measured on this machine in this run: the best speeds, which other figures
+//! are compared with.
 //!
-//! A figure without its ceiling says little: on several hosts processors that read host memory stop near 35 GB/s
-//! where the copy engine reaches 52, so 34 is either two thirds or everything there is. Each ceiling is one long run
-//! of bytes, the best of several rounds: a ceiling is what could be had, not what is usual.
+//! A figure without its ceiling says little. On several hosts, processors that read host memory reach about 35 GB/s
+//! where the copy engine reaches 52, so 34 is either two thirds or the maximum. Each ceiling is one long run of
+//! bytes, the best of several rounds: the attainable speed, not the usual one.
 //!
-//! **A head start.** On an idle GPU the mark in front of an operation is reached while the operation is still on its
-//! way from the host, and the time between marks is the host's. So the stream stands still while the host enqueues:
-//! a function of the host's runs in front of the first mark. Host memory stands **beside the GPU**, where the system
-//! tells which NUMA node that is.
+//! **A head start.** On an idle GPU, the mark before an operation is reached while the operation is still on its way
+//! from the host, so the time between marks would be the host's. A host function before the first mark therefore
+//! blocks the stream while the host enqueues. Host memory is **on the GPU's NUMA node**, where the system reports it.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use crate::measure::{Mark, Probe};
 use crate::os::{self, Fallback, Map, NoFaults, Request};
 use crate::sync::Arc;
 
-/// Speeds in bytes a second, times in microseconds.
+/// The ceilings. Speeds are in bytes per second, times in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[cfg_attr(feature = "predict", derive(serde::Serialize))]
 pub struct Ceilings {
@@ -25,29 +25,30 @@ pub struct Ceilings {
     pub copy_up: f64,
     /// Device to host by a copy engine.
     pub copy_down: f64,
-    /// Host to device while as much goes down; on a host device with inline streams, one after the other.
+    /// Host to device while as much goes from device to host. On a host device with inline streams, one after the
+    /// other.
     pub both_up: f64,
-    /// Device to host while as much goes up.
+    /// Device to host while as much goes from host to device.
     pub both_down: f64,
-    /// Host to device by processors that read host memory, with as many blocks as serve best.
+    /// Host to device by processors that read host memory, with the best number of blocks.
     pub read: f64,
-    /// Device to host by processors that write host memory, likewise.
+    /// Device to host by processors that write host memory, with the best number of blocks.
     pub write: f64,
     /// The fewest blocks that read at nine tenths of [`Ceilings::read`]; 1 on the host.
     pub read_blocks: u32,
     /// Inside device memory by processors: bytes read and bytes written.
     pub memory: f64,
-    /// An operation that does nothing: from the mark before it to the mark behind it, without the host's part in it.
+    /// An operation that does nothing, from the mark before it to the mark after it, without the host's part.
     pub launch_us: f64,
 }
 
 /// Bytes of the operation that does nothing.
 const NOTHING: u64 = 16;
 
-/// How long a stream stands still: the host enqueues a few operations meanwhile.
+/// How long the stream is blocked, while the host enqueues a few operations.
 const HEAD_START: Duration = Duration::from_micros(100);
 
-/// Of the best speed, what the fewest blocks have to reach.
+/// The fraction of the best speed that counts as enough blocks.
 const ENOUGH: f64 = 0.9;
 
 /// One stream, two marks, and a run of memory on either side of the link.
@@ -64,10 +65,10 @@ impl Track {
         Ok(Track { stream: device.stream()?, from: device.mark()?, to: device.mark()?, host, device: own })
     }
 
-    /// The least microseconds of so many rounds of `work`.
+    /// The shortest time of `rounds` rounds of `work`, in microseconds.
     fn least(&self, device: &dyn Probe, rounds: u32, work: impl Fn(&Track) -> Result<()>) -> Result<f64> {
         let mut least = f64::INFINITY;
-        // One more: the first one pays for what is used for the first time.
+        // One round more, because the first pays for one-time costs.
         for _ in 0..=rounds {
             head_start(device, self.stream)?;
             device.stamp(self.from, self.stream)?;
@@ -75,12 +76,12 @@ impl Track {
             device.stamp(self.to, self.stream)?;
             least = least.min(device.elapsed_us(self.from, self.to)?);
         }
-        // A clock that ticks coarsely may see no time go by.
+        // A coarse clock may measure no time at all.
         Ok(least.max(1e-3))
     }
 }
 
-/// Has the stream stand still while the host enqueues what comes next.
+/// Blocks the stream while the host enqueues the next operations.
 fn head_start(device: &dyn Probe, stream: Stream) -> Result<()> {
     let wait = || {
         let begun = Instant::now();
@@ -96,7 +97,8 @@ fn speed(bytes: u64, us: f64) -> f64 {
     bytes as f64 / us * 1e6
 }
 
-/// Host memory as a total pool should have it: huge pages, locked, and beside a GPU where the system tells its node.
+/// The request for host memory as a total pool should have it: huge pages, locked, and on the GPU's NUMA node where
+/// the system reports it.
 ///
 /// # Errors
 /// [`Kind::DeviceFailed`].
@@ -105,7 +107,7 @@ pub fn host_request(device: &dyn Probe, bytes: u64) -> Result<Request> {
     Ok(Request { bytes, huge: true, populate: true, lock: true, node, shared: true })
 }
 
-/// Registered host memory as [`host_request`] asks for it; says what could not be had.
+/// Registered host memory as [`host_request`] asks for it, and the options that the system refused.
 ///
 /// # Errors
 /// As [`Map::new`] and [`Device::register`](crate::device::Device::register).
@@ -115,11 +117,11 @@ fn host_memory(device: &dyn Probe, bytes: u64) -> Result<(Slice, Vec<Fallback>)>
 }
 
 impl Ceilings {
-    /// Measures with runs of `bytes` bytes (rounded down to 16), the best of `rounds` rounds each. Takes twice as much
-    /// memory on either side for as long as the device lives.
+    /// Measures with runs of `bytes` bytes (rounded down to 16), the best of `rounds` rounds each. Allocates twice
+    /// `bytes` on either side, for as long as the device lives.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] for no rounds, or runs too short to say anything; what the device says.
+    /// [`Kind::InvalidConfig`] for no rounds, or runs too short to be meaningful; the device's errors.
     pub fn measure(device: &dyn Probe, bytes: u64, rounds: u32) -> Result<Ceilings> {
         const LEAST: u64 = 1 << 16;
         if rounds == 0 || bytes < LEAST {
@@ -165,7 +167,7 @@ impl Ceilings {
     }
 }
 
-/// How many blocks are tried: up to two for each multiprocessor, which then are all in flight.
+/// The numbers of blocks to try: up to two for each multiprocessor, which are then all in flight.
 fn blocks(processors: u32, gpu: bool) -> Vec<u32> {
     let most = if gpu { 2 * processors.max(1) } else { 1 };
     let mut tried: Vec<u32> = std::iter::successors(Some(1_u32), |blocks| blocks.checked_mul(2))
@@ -176,8 +178,8 @@ fn blocks(processors: u32, gpu: bool) -> Vec<u32> {
     tried
 }
 
-/// Both directions at once: the best round's speeds. Each is its own copy's, which the other one accompanies for as
-/// long as both run.
+/// Both directions at once: the best round's speeds. Each speed is that of its own copy; the other copy runs at the
+/// same time until one of them ends.
 fn both(device: &dyn Probe, up: &Track, down: &Track, rounds: u32) -> Result<(f64, f64)> {
     let (begun, mut best) = (device.event()?, (0.0, 0.0));
     for _ in 0..=rounds {
@@ -227,7 +229,7 @@ mod tests {
         let twice = 2.0 * HEAD_START.as_micros() as f64;
         device.stamp(begun, up.stream).unwrap();
         up.least(&*device, 1, |t| device.copy(t.stream, t.host, t.device)).unwrap();
-        assert!(device.elapsed_us(begun, up.from).unwrap() >= twice, "in front of the first mark");
+        assert!(device.elapsed_us(begun, up.from).unwrap() >= twice, "before the first mark");
         device.stamp(begun, up.stream).unwrap();
         both(&*device, &up, &down, 1).unwrap();
         for track in [up, down] {

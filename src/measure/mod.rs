@@ -1,9 +1,9 @@
-//! What tools measure of a device: what it is, how long work took, and what it and its link give at best.
+//! Measurements of a device for tools: its facts, the time of work, and the ceilings of the device and its link.
 //!
-//! A program that serves asks none of it, and no feature of the library implies `measure`: the command has it for
-//! `forebay doctor` and `forebay bench`. [`Probe`] is the side of a device that can be measured. The host and the CUDA
-//! device implement it beside what it looks into, `device/host/probe.rs` and `device/cuda/probe.rs`: streams, events
-//! and contexts are theirs alone. [`Ceilings`] is measured through it.
+//! A serving program uses none of it, and no feature of the library implies `measure`; `forebay doctor` and `forebay
+//! bench` do. [`Probe`] is the trait of a device that can be measured. The host and CUDA devices implement it in
+//! `device/host/probe.rs` and `device/cuda/probe.rs`, next to the streams, events and contexts that it needs.
+//! [`Ceilings`] is measured through it.
 
 mod ceilings;
 

@@ -1,8 +1,8 @@
-//! Files that grow by whole pieces: after any failure they end with the last piece that was written whole.
+//! Files that grow by whole pieces: after any failure they end with the last piece that was written completely.
 //!
-//! A new file's name stands in its folder, which is stored apart from it. Not every folder can be: one that
-//! may not be read cannot be opened, and some file systems of a network refuse to. So the folder is stored
-//! where it can be and what counts is the file: where that is stored, [`Appender::sync`] has done its work.
+//! A new file's name is in its folder, and the folder is synced separately. Some folders cannot be synced: an
+//! unreadable folder cannot be opened, and some network file systems refuse. So the folder is synced where possible,
+//! and only the file is required: once it is synced, [`Appender::sync`] succeeds.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -14,41 +14,41 @@ use super::{Call, Faults, io_text};
 use crate::error::{Error, Kind, Result};
 use crate::text::echo;
 
-/// What the errors of this file call themselves.
+/// The operation's name in errors of this file.
 const OPERATION: &str = "record";
 
-/// A new file, written piece by piece at its end. The first failure is the last thing that it does: what was
-/// written of that piece is cut off again, and every later call answers with the same error.
+/// A new file, written piece by piece at its end. After the first failure it is closed: the partial piece is cut off,
+/// and every later call returns the same error.
 pub struct Appender {
     file: File,
     path: PathBuf,
-    /// Bytes of the pieces that were written whole.
+    /// The bytes of all complete pieces.
     length: u64,
-    /// The folder, as long as the file's name is not known to be stored in it.
+    /// The folder, until the file's name has been synced in it.
     folder: Option<File>,
     failed: Option<Error>,
     faults: Arc<dyn Faults>,
 }
 
 impl Appender {
-    /// Creates the file at `path`, which must not be there: nothing is ever written over.
+    /// Creates the file at `path`, which must not exist: nothing is ever overwritten.
     ///
     /// # Errors
-    /// [`Kind::Io`] with the path and the system's answer.
+    /// [`Kind::Io`] with the path and the system's reason.
     pub fn create(path: &Path, faults: Arc<dyn Faults>) -> Result<Appender> {
-        // Opened now: what a relative path means changes with the working directory.
+        // Open it now, because the meaning of a relative path changes with the working directory.
         let parent = path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
         let folder = take(&*faults, Call::OpenFolder, || File::open(parent)).ok();
         let create = || OpenOptions::new().write(true).create_new(true).open(path);
         let file = take(&*faults, Call::CreateFile, create).map_err(|e| {
             let there = e.kind() == io::ErrorKind::AlreadyExists;
             let error = refused(path, "create", &e);
-            if there { error.hint("name a new file; nothing is written over") } else { error }
+            if there { error.hint("name a new file; an existing one is never overwritten") } else { error }
         })?;
         Ok(Appender { file, path: path.to_owned(), length: 0, folder, failed: None, faults })
     }
 
-    /// Bytes of the pieces that were written whole.
+    /// The bytes of all complete pieces.
     pub fn length(&self) -> u64 {
         self.length
     }
@@ -61,7 +61,7 @@ impl Appender {
         self.failed.clone().map_or(Ok(()), Err)
     }
 
-    /// Writes `parts`, one piece, behind what stands there. An interrupted call is repeated.
+    /// Appends `parts` as one piece. Interrupted calls are repeated.
     ///
     /// # Errors
     /// [`Kind::Io`]; the file then ends where it did before.
@@ -77,7 +77,7 @@ impl Appender {
                 return Err(self.fail(match cut {
                     Ok(()) => error.with("whole bytes", self.length),
                     Err(_) => error.with("whole bytes", self.length).hint(
-                        "free space; the part that was written could not be cut off behind the whole bytes",
+                        "free space and cut the file to the whole bytes: its incomplete end could not be removed",
                     ),
                 }));
             }
@@ -85,10 +85,10 @@ impl Appender {
         Ok(())
     }
 
-    /// Asks the system to store what was written on the disk, and the file's name where it can be.
+    /// Syncs the file to disk, and the file's name where possible.
     ///
     /// # Errors
-    /// [`Kind::Io`]; what the disk holds is then not known.
+    /// [`Kind::Io`]; the content of the disk is then unknown.
     pub fn sync(&mut self) -> Result<()> {
         self.check()?;
         if let Err(e) = take(&*self.faults, Call::Sync, || self.file.sync_all()) {
@@ -102,13 +102,13 @@ impl Appender {
         Ok(())
     }
 
-    /// Takes the file away again: nothing of use was written.
+    /// Removes the file, which holds nothing useful.
     pub fn remove(&self) {
-        // Nothing is left to do when this fails; the error under way says what did first.
+        // If this fails, nothing can be done; the error in progress names the first failure.
         let _ = fs::remove_file(&self.path);
     }
 
-    /// Ends the file here: every later call answers with `error`, which is given back.
+    /// Closes the file with an error: every later call returns `error`, and so does this one.
     pub fn fail(&mut self, error: Error) -> Error {
         self.failed.insert(error).clone()
     }
@@ -128,7 +128,7 @@ impl Appender {
     }
 }
 
-/// Makes a call unless a fault answers for it.
+/// Makes a call unless a fault replaces it.
 fn take<T>(faults: &dyn Faults, call: Call, take: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     match faults.before(call) {
         Some(errno) => Err(io::Error::from_raw_os_error(errno)),
@@ -145,7 +145,7 @@ mod tests {
     use super::super::{Inject, NoFaults};
     use super::*;
 
-    /// The path of a file that is not there, and is removed at the end.
+    /// The path of a file that does not exist, and is removed at the end.
     struct Fresh(PathBuf);
 
     impl Fresh {
@@ -160,7 +160,7 @@ mod tests {
         }
     }
 
-    /// Three pieces, the second of two parts, and the file stored twice.
+    /// Three pieces, the second of two parts, and the file synced twice.
     fn scenario(path: &Path, faults: Arc<dyn Faults>) -> Result<()> {
         let mut file = Appender::create(path, faults)?;
         let written = file.append(&[b"one"]).and_then(|()| file.append(&[b"two", b"three"]));

@@ -1,7 +1,7 @@
-//! Binding memory to the NUMA node beside a device.
+//! Binding of memory to a device's NUMA node.
 //!
-//! The binding is of the memory, not of the addresses: a [`super::Range`] over a bound map is bound. It
-//! has to stand before the pages are populated, because a page that exists is not moved.
+//! The binding applies to the memory, not to addresses: a [`super::Range`] over a bound map is bound. It must be made
+//! before the pages are populated, because existing pages are not moved.
 
 use std::ffi::c_void;
 
@@ -12,7 +12,7 @@ use super::{Answer, Call, Fallback, Faults, Region, answer, ask};
 /// One bit for each node that Linux can number on x86-64.
 pub(super) const NODES: usize = 1024;
 
-/// The NUMA nodes online, ascending; node 0 alone where the system does not tell.
+/// The online NUMA nodes, ascending; only node 0 where the system does not report them.
 pub fn nodes(faults: &dyn Faults) -> Vec<u32> {
     let read = || {
         ask(faults, Call::Nodes, "read").ok()?;
@@ -35,7 +35,7 @@ fn parse(text: &str) -> Option<Vec<u32>> {
     Some(nodes)
 }
 
-/// Binds the region's memory to `node`, or says why it is left unbound.
+/// Binds the region's memory to `node`, or returns why it is left unbound.
 pub(super) fn bind(region: &Region, node: u32, faults: &dyn Faults) -> Option<Fallback> {
     let online = nodes(faults);
     let cause = if online.contains(&node) {
@@ -54,7 +54,7 @@ fn bind_to(region: &Region, node: u32, faults: &dyn Faults) -> Answer<()> {
     if let Some(word) = mask.get_mut(node as usize / 64) {
         *word = 1 << (node % 64);
     }
-    // The system takes one bit less than it is told.
+    // The kernel uses one bit less than this number.
     let bits = NODES + 1;
     // SAFETY: the region's addresses are mapped while it is borrowed, and the mask has NODES bits; a
     // policy changes no byte.

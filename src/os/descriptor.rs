@@ -1,7 +1,7 @@
-//! A descriptor handed to another process over a Unix socket.
+//! Sends and receives a file descriptor over a Unix socket.
 //!
-//! One message carries one byte and one descriptor; both sides block as the socket does. What the
-//! receiver makes of the descriptor, and how much it trusts the sender, is for the caller to say.
+//! One message carries one byte and one descriptor. Both sides block as the socket does. The caller decides how to
+//! use the descriptor and how far to trust the sender.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::offset_of;
@@ -13,7 +13,7 @@ use nix::sys::socket::{ControlMessage, MsgFlags, recvmsg, sendmsg};
 use super::{Answer, Call, Faults, answer, ask};
 use crate::error::{Error, Kind, Result};
 
-/// The byte that goes with a descriptor: a stream carries none without data.
+/// The byte that goes with a descriptor, because a stream socket needs data to carry one.
 const MARK: u8 = b'd';
 
 /// The bytes of ancillary data with one descriptor, without padding: room for no second one.
@@ -26,7 +26,7 @@ struct Ancillary([u8; ONE]);
 /// Sends `descriptor` over the Unix socket `socket`; the sender keeps its own.
 ///
 /// # Errors
-/// [`Kind::OsRefused`] with the system's answer, a peer that has closed included.
+/// [`Kind::OsRefused`] with the system's reason, including a peer that has closed.
 pub fn send(socket: impl AsFd, descriptor: impl AsFd, faults: &dyn Faults) -> Result<()> {
     let (socket, fd) = (socket.as_fd().as_raw_fd(), descriptor.as_fd().as_raw_fd());
     send_raw(socket, &[fd], faults).map_err(|refusal| refusal.error("send descriptor"))
@@ -39,11 +39,11 @@ fn send_raw(socket: RawFd, fds: &[RawFd], faults: &dyn Faults) -> Answer<()> {
     uninterrupted("sendmsg", send).map(drop)
 }
 
-/// Receives a descriptor over the Unix socket `socket`; it is closed when a program is executed.
+/// Receives a descriptor over the Unix socket `socket`. The descriptor is close-on-exec.
 ///
 /// # Errors
-/// [`Kind::OsRefused`] with the system's answer, [`Kind::Io`] when the peer has closed,
-/// [`Kind::BadFormat`] for a message without exactly one descriptor.
+/// [`Kind::OsRefused`] with the system's reason; [`Kind::Io`] when the peer has closed; [`Kind::BadFormat`] for a
+/// message without exactly one descriptor.
 pub fn receive(socket: impl AsFd, faults: &dyn Faults) -> Result<OwnedFd> {
     const OPERATION: &str = "receive descriptor";
     ask(faults, Call::ReceiveDescriptor, "recvmsg").map_err(|refusal| refusal.error(OPERATION))?;
@@ -64,12 +64,12 @@ pub fn receive(socket: impl AsFd, faults: &dyn Faults) -> Result<OwnedFd> {
         Some(fd) if mark == [MARK] && !flags.contains(MsgFlags::MSG_CTRUNC) => Ok(fd),
         _ => Err(Error::new(Kind::BadFormat, OPERATION)
             .at("message without exactly one descriptor")
-            .hint("let the other end send by the same release")),
+            .hint("use the same forebay release at the other end")),
     }
 }
 
-/// The descriptor that `recvmsg` put there, if it did. Read here, not by nix: of a message that had more than there
-/// was room for nix shows nothing, and the descriptor that did come would stay open for ever.
+/// The descriptor that `recvmsg` stored, if any. It is parsed here and not by nix: of a truncated message nix returns
+/// nothing, and the descriptor that arrived would stay open forever.
 fn descriptor_in(ancillary: Ancillary) -> Option<OwnedFd> {
     let word = |at: usize| ancillary.0.get(at..)?.first_chunk().map(|bytes| i32::from_ne_bytes(*bytes));
     let length = ancillary.0.get(offset_of!(libc::cmsghdr, cmsg_len)..)?.first_chunk()?;
@@ -77,12 +77,12 @@ fn descriptor_in(ancillary: Ancillary) -> Option<OwnedFd> {
         && word(offset_of!(libc::cmsghdr, cmsg_level)) == Some(libc::SOL_SOCKET)
         && word(offset_of!(libc::cmsghdr, cmsg_type)) == Some(libc::SCM_RIGHTS);
     let fd = word(size_of::<libc::cmsghdr>()).filter(|_| ours)?;
-    // SAFETY: behind a header of this level, type and length the system wrote a descriptor that it gave to us alone;
-    // the room was zero before, and is taken here.
+    // SAFETY: after a header of this level, type and length the system wrote a descriptor that it gave to us alone;
+    // the room was zero before, and is consumed here.
     Some(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Makes a call again until no signal has interrupted it.
+/// Repeats a call until no signal interrupts it.
 fn uninterrupted<T>(name: &'static str, mut call: impl FnMut() -> nix::Result<T>) -> Answer<T> {
     loop {
         match call() {
@@ -140,7 +140,7 @@ mod tests {
         send_raw(a.as_raw_fd(), &[writer.as_raw_fd(); 2], &NoFaults).unwrap();
         drop(writer);
         assert_eq!(receive(&b, &NoFaults).unwrap_err().kind(), Kind::BadFormat);
-        // The pipe ends when nobody holds its other end: neither descriptor was kept.
+        // The pipe ends when its other end has no owner: neither descriptor was kept.
         fcntl(&reader, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
         assert_eq!(reader.read(&mut [0]).unwrap(), 0);
     }

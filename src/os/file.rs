@@ -1,4 +1,4 @@
-//! Files that are there as a whole or not at all.
+//! Atomic file writes: temporary file, fsync, rename.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -15,17 +15,17 @@ use crate::text::echo;
 /// Bytes of one write call.
 const PART: usize = 1 << 20;
 
-/// Writes `bytes` as the whole content of `path`: to a temporary file beside it, which then takes its
-/// name. When anything fails, a full disk or the limit on a file's size say, the temporary file is removed and what
-/// stood at `path` is untouched. What a killed process left of its temporary file is removed by the next write into the
-/// folder; of several processes that write one path, the last to end has its content there, whole.
+/// Writes `bytes` as the whole content of `path`: to a temporary file in the same folder, which is then renamed. If a
+/// step fails, such as on a full disk or at the limit on file size, the temporary file is removed and the old file is
+/// unchanged. The next write into the folder removes temporary files of killed processes. If several processes write
+/// one path, the last to finish wins, with its whole content.
 ///
-/// What a symbolic link leads to is replaced or created, not the link; a link to another one that leads nowhere is
-/// refused. Into what is no regular file (a device, a pipe, which waits for its reader) the bytes are written directly,
-/// since no other file may take its name.
+/// The target of a symbolic link is replaced or created, not the link. A link to another dangling link is rejected.
+/// Bytes for a device or a pipe are written directly, since no other file may take its name; a pipe waits for its
+/// reader.
 ///
 /// # Errors
-/// [`Kind::Io`] with the path, the step and the system's answer.
+/// [`Kind::Io`] with the path, the step and the system's reason.
 pub fn write_whole(path: impl AsRef<Path>, bytes: &[u8], faults: &dyn Faults) -> Result<()> {
     let path = path.as_ref();
     unsignalled(|| replace(path, bytes, faults)).map_err(|(step, error)| {
@@ -35,10 +35,10 @@ pub fn write_whole(path: impl AsRef<Path>, bytes: &[u8], faults: &dyn Faults) ->
     })
 }
 
-/// The step that failed, and how.
+/// The result of a step; an error names the step that failed.
 type Step<T> = std::result::Result<T, (&'static str, io::Error)>;
 
-/// Takes one step unless a fault answers for it.
+/// Makes one step unless a fault replaces it.
 fn step<T>(
     faults: &dyn Faults,
     call: Call,
@@ -53,17 +53,17 @@ fn step<T>(
 
 fn replace(path: &Path, bytes: &[u8], faults: &dyn Faults) -> Step<()> {
     let old = fs::metadata(path).ok();
-    // Before its links are followed: a pipe behind /dev/stdout has no path of its own.
+    // Check this before following links: a pipe that /dev/stdout points to has no path of its own.
     if old.as_ref().is_some_and(|old| !old.is_file()) {
         let open = || OpenOptions::new().write(true).open(path);
         return write(&mut step(faults, Call::CreateFile, "open", open)?, bytes, faults);
     }
     let target = target(path).map_err(|error| ("follow link", error))?;
     let (mut file, partial) =
-        step(faults, Call::CreateFile, "create beside it", || Partial::beside(&target, faults))?;
+        step(faults, Call::CreateFile, "create temporary file", || Partial::beside(&target, faults))?;
     write(&mut file, bytes, faults)?;
     if let Some(old) = old {
-        // The new content keeps the old one's permissions where that is allowed; it is no reason to fail.
+        // Keep the old file's permissions where allowed; a refusal is not an error.
         let _ = file.set_permissions(old.permissions());
     }
     step(faults, Call::Sync, "sync", || file.sync_all())?;
@@ -72,16 +72,16 @@ fn replace(path: &Path, bytes: &[u8], faults: &dyn Faults) -> Step<()> {
     Ok(())
 }
 
-/// Which file a path leads to, by whatever name: spelling, link or second name in a folder.
+/// The identity of a file, whatever the spelling of its path, a link, or a second name in a folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     device: u64,
     inode: u64,
-    /// Its name, where it is still to be created in the folder that the numbers are of.
+    /// The name of a file that does not exist yet, in the folder that the numbers identify.
     new: Option<OsString>,
 }
 
-/// Which file `path` leads to; none where neither the file nor its folder is there.
+/// The identity of the file at `path`; `None` if neither the file nor its folder exists.
 pub fn identity(path: impl AsRef<Path>) -> Option<Identity> {
     let path = path.as_ref();
     if let Ok(there) = fs::metadata(path) {
@@ -93,16 +93,16 @@ pub fn identity(path: impl AsRef<Path>) -> Option<Identity> {
     Some(Identity { device: folder.dev(), inode: folder.ino(), new: Some(name) })
 }
 
-/// The file that `path` means: behind its links, there already or not.
+/// The path after following links; the file may not exist yet.
 fn target(path: &Path) -> io::Result<PathBuf> {
     if let Ok(there) = fs::canonicalize(path) {
         return Ok(there);
     }
-    // Not there: a new name, or a link whose end is still to be created.
+    // It does not exist: a new name, or a dangling link.
     let Ok(end) = fs::read_link(path) else {
         return Ok(path.to_owned());
     };
-    // A relative end starts where the link stands.
+    // A relative target starts in the link's folder.
     let end = path.parent().unwrap_or(Path::new("")).join(end);
     if end.is_symlink() {
         return Err(io::Error::from_raw_os_error(libc::ELOOP));
@@ -253,7 +253,7 @@ mod tests {
         let directory = Directory::new("place");
         let path = directory.0.join("none/a");
         let e = write_whole(&path, b"", &NoFaults).unwrap_err();
-        assert!(e.place().ends_with("create beside it: No such file or directory"), "{e}");
+        assert!(e.place().ends_with("create temporary file: No such file or directory"), "{e}");
         let e = write_whole(&directory.0, b"", &NoFaults).unwrap_err();
         assert!(e.place().ends_with("open: Is a directory"), "{e}");
     }

@@ -1,8 +1,8 @@
-//! A shared library loaded while the program runs, and its symbols.
+//! A shared library loaded at run time, and its symbols.
 //!
-//! The driver's library is not linked: a machine without a device runs the same program. Both ways to
-//! lack something are values: a missing library and a missing symbol (an older driver), told apart by
-//! [`Library::MISSING_LIBRARY`] and [`Library::MISSING_SYMBOL`] at the beginning of the error's place.
+//! forebay does not link the driver's library, so the same program runs on a machine without a GPU. A missing library
+//! and a missing symbol (an older driver) are errors; [`Library::MISSING_LIBRARY`] and [`Library::MISSING_SYMBOL`] at
+//! the beginning of the error's place distinguish them.
 
 use std::error::Error as _;
 use std::ffi::c_void;
@@ -14,7 +14,7 @@ use super::{Call, Faults, ask, errno_text};
 use crate::error::{Error, Kind, Result};
 use crate::text::echo;
 
-/// A loaded library; its symbols are valid while it lives, and for ever once it has been told to stay.
+/// A loaded library. Its symbols are valid while it lives, and forever after [`Library::stay`].
 #[derive(Debug)]
 pub struct Library {
     loaded: loader::Library,
@@ -22,20 +22,20 @@ pub struct Library {
 }
 
 impl Library {
-    /// How the place of an error begins when a library could not be loaded.
+    /// The beginning of an error's place when a library could not be loaded.
     pub const MISSING_LIBRARY: &'static str = "missing library ";
-    /// How the place of an error begins when a library has no such symbol.
+    /// The beginning of an error's place when a library lacks a symbol.
     pub const MISSING_SYMBOL: &'static str = "missing symbol ";
 
-    /// Loads the library of this path (with a slash) or soname (without one, looked up by the loader).
-    /// All its own references are resolved now, not at their first use.
+    /// Loads a library by path (with a slash) or by soname (without one, found by the loader). All its own symbols
+    /// are bound now, not at their first use.
     ///
     /// # Errors
-    /// [`Kind::OsRefused`] with the loader's words, [`Kind::InvalidConfig`] for a name with a zero byte.
+    /// [`Kind::OsRefused`] with the loader's text; [`Kind::InvalidConfig`] for a name with a zero byte.
     ///
     /// # Safety
-    /// The library's initialisers run in this process, and its finalisers when it is dropped. The caller
-    /// knows the library to be one whose code may.
+    /// The library's initialisers run in this process, and its finalisers when it is dropped. The caller must know
+    /// that this code is safe to run.
     pub unsafe fn open(name: &str, faults: &dyn Faults) -> Result<Library> {
         const OPERATION: &str = "load library";
         whole_name(OPERATION, name)?;
@@ -45,14 +45,13 @@ impl Library {
                 .hint("install it, or name its path")
         };
         ask(faults, Call::OpenLibrary, "dlopen").map_err(|refusal| missing(errno_text(refusal.errno)))?;
-        // SAFETY: what the library runs is the caller's promise.
+        // SAFETY: the caller promises that the library's code is safe to run.
         let loaded = unsafe { loader::Library::open(Some(name), RTLD_NOW | RTLD_LOCAL) };
         let loaded = loaded.map_err(|error| missing(loader_text(&error)))?;
         Ok(Library { loaded, name: name.to_owned() })
     }
 
-    /// The address of `symbol`, to be cast to the type that the library's header gives it; valid while
-    /// this library lives.
+    /// The address of `symbol`, to be cast to the type in the library's header. It is valid while this library lives.
     ///
     /// # Errors
     /// [`Kind::OsRefused`] when the library has none, [`Kind::InvalidConfig`] for a zero byte in it.
@@ -65,27 +64,26 @@ impl Library {
                 .hint("install a newer release of that library")
         };
         ask(faults, Call::FindSymbol, "dlsym").map_err(|refusal| missing(errno_text(refusal.errno)))?;
-        // SAFETY: only the address is asked for; what has one is of the type that the caller gives it.
+        // SAFETY: only the address is read; the caller gives it the right type.
         let found = unsafe { self.loaded.get::<*mut c_void>(symbol) };
         let address = found.map_err(|error| missing(loader_text(&error)))?.into_raw();
         NonNull::new(address).ok_or_else(|| missing("no reason given".to_owned()))
     }
 
-    /// Never unloads it: what has started threads, or left handlers with the process, would come back to code that
-    /// is gone.
+    /// Never unloads the library: threads or handlers that it has started would return to unmapped code.
     pub fn stay(self) {
-        // As a plain handle it stays open, and nobody has it any more.
+        // The raw handle is forgotten, so the library stays open.
         let _ = self.loaded.into_raw();
     }
 }
 
-/// Refuses a name that the loader would take for a shorter one.
+/// Rejects a name with a zero byte, which the loader would read as a shorter one.
 fn whole_name(operation: &'static str, name: &str) -> Result<()> {
     let zero = || Error::new(Kind::InvalidConfig, operation).at("name with a zero byte");
     if name.contains('\0') { Err(zero()) } else { Ok(()) }
 }
 
-/// The loader's words, which stand behind libloading's.
+/// The loader's text, which is the source of libloading's error.
 fn loader_text(error: &libloading::Error) -> String {
     error.source().map_or_else(|| "no reason given".to_owned(), ToString::to_string)
 }

@@ -1,30 +1,30 @@
-//! The limit on a file's size (`ulimit -f`): an error of the call that would pass it, where the system has a signal.
+//! Writes past the limit on a file's size (`ulimit -f`) return an error instead of raising SIGXFSZ.
 //!
-//! SIGXFSZ ends a process that does not expect it, with whatever it had half written. It is raised for the thread that
-//! writes, so that thread alone holds it back, takes what came of it away, and leaves the process's own handling as it
-//! was. The call then answers EFBIG, as it does where the signal is ignored.
+//! SIGXFSZ by default ends the process, and leaves a half-written file. The signal goes to the writing thread, so
+//! that thread alone blocks it, removes a pending one, and leaves the process's handler unchanged. The call then
+//! fails with EFBIG, as it does where the signal is ignored.
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, pthread_sigmask};
 
-/// Runs `write`. Where a file would grow past the limit on its size, the call that writes it answers with an error, in
-/// this thread and in those that it starts, and no SIGXFSZ comes.
+/// Runs `write`. If a file would grow past the limit on its size, the writing call returns an error, in this thread
+/// and in threads that it starts, and no SIGXFSZ is delivered.
 pub fn unsignalled<T>(write: impl FnOnce() -> T) -> T {
     let _held = Held::new();
     write()
 }
 
-/// SIGXFSZ held back in this thread.
+/// A guard that blocks SIGXFSZ in this thread.
 struct Held {
-    /// The signals that were held back before.
+    /// The signals that were blocked before.
     before: SigSet,
-    /// Whether one was waiting already: then it is somebody else's.
+    /// Whether a SIGXFSZ was already pending, which is then not ours to remove.
     waiting: bool,
 }
 
 impl Held {
     fn new() -> Held {
         let mut before = SigSet::empty();
-        // Cannot fail: only a way that the system does not know is refused.
+        // Cannot fail: the kernel only rejects an unknown mode.
         let _ = pthread_sigmask(SigmaskHow::SIG_BLOCK, Some(&size_signal()), Some(&mut before));
         Held { before, waiting: waiting() }
     }
@@ -35,7 +35,7 @@ impl Drop for Held {
         let set = size_signal();
         if !self.waiting && waiting() {
             let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-            // SAFETY: set and time are alive; nothing is asked about the signal that is taken.
+            // SAFETY: set and time are alive; no information about the signal is requested.
             unsafe { libc::sigtimedwait(set.as_ref(), std::ptr::null_mut(), &raw const now) };
         }
         let _ = self.before.thread_set_mask();
@@ -46,10 +46,10 @@ fn size_signal() -> SigSet {
     SigSet::from(Signal::SIGXFSZ)
 }
 
-/// Whether the signal waits for this thread.
+/// Whether the signal is pending for this thread.
 fn waiting() -> bool {
     let mut set = *SigSet::empty().as_ref();
-    // SAFETY: the set is one, before the call and after it, which writes nothing else.
+    // SAFETY: the set is valid before the call and after it, which writes nothing else.
     let pending = unsafe {
         libc::sigpending(&raw mut set);
         SigSet::from_sigset_t_unchecked(set)
@@ -70,12 +70,12 @@ mod tests {
     #[test]
     fn what_comes_meanwhile_is_taken_away_and_nothing_else_is_changed() {
         assert!(!held_back());
-        // The process would end here, were it delivered.
+        // A delivered signal would end the process here.
         let answer = unsignalled(|| {
             // As the system raises it: for the calling thread.
             raise(Signal::SIGXFSZ).unwrap();
             assert!(held_back() && waiting());
-            unsignalled(|| assert!(waiting(), "one that waited before is somebody else's"));
+            unsignalled(|| assert!(waiting(), "a signal that was pending before is not ours"));
             assert!(held_back() && waiting());
             7
         });

@@ -1,4 +1,4 @@
-//! Making pages resident, keeping them so, and asking for large ones.
+//! Makes pages resident, locks them, and requests huge pages.
 
 use memmap2::{Advice, MmapRaw};
 
@@ -10,7 +10,7 @@ pub(super) fn lock(region: &Region, faults: &dyn Faults) -> Answer<()> {
     region.whole("mlock", MmapRaw::lock)
 }
 
-/// Asks for transparent huge pages; granting them is the system's affair.
+/// Requests transparent huge pages; the system may ignore it.
 pub(super) fn advise_huge(region: &Region, faults: &dyn Faults) -> Answer<()> {
     ask(faults, Call::AdviseHuge, "madvise for huge pages")?;
     region.whole("madvise for huge pages", |memory| memory.advise(Advice::HugePage))
@@ -22,8 +22,8 @@ pub(super) fn populate(region: &Region, faults: &dyn Faults) -> Answer<()> {
     region.whole("madvise to populate", |memory| memory.advise(Advice::PopulateWrite))
 }
 
-/// As [`populate`], on base pages: where the system does not know that call (before Linux 5.14) each
-/// page is written once. Refused with `ENOMEM` when there is not so much memory.
+/// As [`populate`], on base pages. Where the kernel lacks the call (before Linux 5.14), each page is written once.
+/// Fails with `ENOMEM` when there is not enough memory.
 pub(super) fn populate_or_touch(region: &Region, faults: &dyn Faults) -> Answer<()> {
     match populate(region, faults) {
         Ok(()) => Ok(()),
@@ -31,16 +31,16 @@ pub(super) fn populate_or_touch(region: &Region, faults: &dyn Faults) -> Answer<
             touch(region);
             Ok(())
         }
-        // What the call reports as EFAULT would be a signal at a page's first use: no memory for it.
+        // The call reports EFAULT where a page's first use would raise a signal: there is no memory for it.
         Err(Refusal { errno: libc::EFAULT, name }) => Err(Refusal { name, errno: libc::ENOMEM }),
         Err(refusal) => Err(refusal),
     }
 }
 
-/// Writes a byte of each page. The region is fresh: nobody else knows its address, all bytes are zero.
+/// Writes a byte of each page. The region is fresh: no other code has its address, and all bytes are zero.
 fn touch(region: &Region) {
     for offset in (0..region.len()).step_by(page_size() as usize) {
-        // Cannot fail: the byte is inside.
+        // Cannot fail: the byte is inside the region.
         let _ = region.fill(offset, 1, 0);
     }
 }

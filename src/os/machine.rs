@@ -1,4 +1,4 @@
-//! What the machine says it is: hints, for reports. What cannot be read is empty or 0.
+//! Facts of the machine, as hints for reports. A fact that cannot be read is empty or 0.
 
 use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::Pid;
@@ -6,7 +6,7 @@ use nix::unistd::Pid;
 use super::memory::MemoryState;
 use super::{Faults, NoFaults};
 
-/// The processor's name, as the system has it.
+/// The processor's name.
 pub fn processor() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let named = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
@@ -21,23 +21,23 @@ pub fn threads() -> u32 {
     u32::try_from(count).unwrap_or(1).max(1)
 }
 
-/// Bytes of memory: all of it, and what can be had now without swapping, control groups considered.
+/// Bytes of memory: the total, and those available without swapping, within the limits of control groups.
 pub fn memory() -> (u64, u64) {
     let state = MemoryState::read(&NoFaults);
     (state.total.unwrap_or(0), state.available.unwrap_or(0))
 }
 
-/// What the system says about its memory now.
+/// The present state of the system's memory.
 pub fn memory_state(faults: &dyn Faults) -> MemoryState {
     MemoryState::read(faults)
 }
 
-/// The NUMA node beside the device at a place on the bus, such as `0000:01:00.0`; none where the system does not tell.
+/// The NUMA node of the device at a PCI address such as `0000:01:00.0`; `None` where the system does not report it.
 pub fn node_beside(bus: &str) -> Option<u32> {
     node(&std::fs::read_to_string(format!("/sys/bus/pci/devices/{bus}/numa_node")).ok()?)
 }
 
-/// Firmware that does not say it is written as -1.
+/// The system writes -1 if the firmware does not report a node.
 fn node(text: &str) -> Option<u32> {
     text.trim().parse().ok()
 }
@@ -51,7 +51,7 @@ mod tests {
         assert_eq!((node("0\n"), node("3\n")), (Some(0), Some(3)));
         assert_eq!((node("-1\n"), node(""), node("near\n")), (None, None, None));
         assert_eq!(node_beside("ffff:ff:1f.7"), None);
-        // What this machine says of each of its devices.
+        // The nodes that this machine reports for its devices.
         let devices = std::fs::read_dir("/sys/bus/pci/devices").into_iter().flatten().flatten();
         for device in devices {
             let told = std::fs::read_to_string(device.path().join("numa_node")).unwrap_or_default();

@@ -1,15 +1,15 @@
-//! Host memory that a device reads and writes by itself.
+//! Host memory that a device reads and writes directly.
 //!
-//! **In which order.** A descriptor (on huge pages first, then on base pages, then none: private zeros),
-//! its size, the mapping, the hint for transparent huge pages, the NUMA binding, the pages, the lock.
-//! Pages come after the binding because they are not moved, and the lock last because it would take the
-//! pages itself, without saying which of the two was refused.
+//! **Order of calls.** A descriptor (on huge pages first, then on base pages, then none: private zeros), its size,
+//! the mapping, the hint for transparent huge pages, the NUMA binding, the pages, the lock. The pages come after the
+//! binding because existing pages are not moved. The lock comes last because it would populate the pages itself, and
+//! would not report which of the two failed.
 //!
-//! **Huge pages are always populated.** The system promises them for the machine, not for a node: one
-//! that the bound node lacks would end the process at its first use. Populating finds it while base pages
-//! can still be taken in their place.
+//! **Huge pages are always populated.** The system reserves them for the machine, not for a node, and a page that the
+//! bound node lacks would end the process at its first use. Populating finds that while base pages can still replace
+//! them.
 //!
-//! **Size.** Rounded up to the page size in use and no further; at most one page is lost.
+//! **Size.** Rounded up to the page size in use, so at most one page is lost.
 
 #[cfg(feature = "cuda")]
 use std::fmt::Debug;
@@ -25,25 +25,24 @@ use crate::error::{Error, Kind, Result};
 /// The operation that errors of this file name.
 const OPERATION: &str = "map host memory";
 
-/// What a [`Map`] should be. Only the size is binding; the rest falls back.
+/// The request for a [`Map`]. Only the size is binding; the other options fall back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Bytes, above 0; rounded up to the page size.
+    /// The size in bytes, above 0; rounded up to the page size.
     pub bytes: u64,
-    /// On huge pages: reserved ones if it is shared, transparent ones otherwise.
+    /// Use huge pages: reserved ones if the memory is shared, transparent ones otherwise.
     pub huge: bool,
-    /// With all pages resident from the start.
+    /// Make all pages resident from the start.
     pub populate: bool,
-    /// Locked, so that no page is ever swapped out.
+    /// Lock the memory, so that no page is ever swapped out.
     pub lock: bool,
-    /// On this NUMA node.
+    /// Bind the memory to this NUMA node.
     pub node: Option<u32>,
-    /// With a descriptor, so that a [`super::Range`] or another process can map it too.
+    /// Give the memory a descriptor, so that a [`super::Range`] or another process can map it too.
     pub shared: bool,
 }
 
-/// Owned host memory, zero at first. It dereferences to its [`Region`], through which it is read and
-/// written.
+/// Owned host memory, zero at first. It dereferences to its [`Region`], which has the reads and writes.
 #[derive(Debug)]
 pub struct Map {
     region: Region,
@@ -52,12 +51,12 @@ pub struct Map {
 }
 
 impl Map {
-    /// Takes the memory, and lists what of `request` could not be had.
+    /// Allocates the memory, and lists the options of `request` that the system refused.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] for no bytes, [`Kind::Overflow`] for more than addresses can be,
-    /// [`Kind::OutOfMemory`] with the bytes `wanted`, [`Kind::OsRefused`] for any other refusal that
-    /// leaves no memory.
+    /// [`Kind::InvalidConfig`] for 0 bytes; [`Kind::Overflow`] for more bytes than there are addresses;
+    /// [`Kind::OutOfMemory`] with the bytes `wanted`; [`Kind::OsRefused`] for any other refusal that leaves no
+    /// memory.
     pub fn new(request: &Request, faults: &dyn Faults) -> Result<(Map, Vec<Fallback>)> {
         if request.bytes == 0 {
             return Err(Error::new(Kind::InvalidConfig, OPERATION).at("bytes").with("bytes", 0_u32));
@@ -87,7 +86,8 @@ impl Map {
         Ok((map, lost))
     }
 
-    /// Memory that a driver made: `owner` has it mapped, on pages of `page` bytes, and unmaps it. It has no descriptor.
+    /// Wraps memory that a driver made. `owner` has it mapped, on pages of `page` bytes, and unmaps it. It has no
+    /// descriptor.
     ///
     /// # Safety
     /// `bytes` bytes from `start` on are readable, writable and initialised as long as `owner` lives.
@@ -109,7 +109,7 @@ impl Map {
         self.region.is_given()
     }
 
-    /// The whole of it on reserved huge pages, or why not.
+    /// Maps all of it on reserved huge pages, or returns why not.
     pub(super) fn on_huge_pages(
         request: &Request,
         state: &MemoryState,
@@ -135,7 +135,7 @@ impl Map {
         take().map_err(|refusal: Refusal| refusal.to_string())
     }
 
-    /// The whole of it on base pages, which the system may merge into transparent huge ones.
+    /// Maps all of it on base pages, which the system may merge into transparent huge pages.
     fn on_base_pages(
         request: &Request,
         state: &MemoryState,
@@ -172,7 +172,7 @@ impl Map {
                 Ok(()) if !state.transparent => Some("transparent huge pages are switched off".to_owned()),
                 Ok(()) => None,
             };
-            // Shared memory that comes here has been listed with the cause that counts.
+            // For shared memory the refusal is already listed, with its cause.
             if let Some(cause) = cause.filter(|_| !request.shared) {
                 lost.push(Fallback { what: Fallback::HUGE_PAGES, wanted: request.bytes, cause });
             }
@@ -189,7 +189,7 @@ impl Map {
         self.page
     }
 
-    /// The descriptor behind the memory; none when it was not asked for or was refused.
+    /// The memory's descriptor; `None` if it was not requested or was refused.
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.descriptor.as_ref().map(AsFd::as_fd)
     }
@@ -203,7 +203,7 @@ impl Deref for Map {
     }
 }
 
-/// `bytes` rounded up to whole pages; no further than what a pointer may span.
+/// `bytes` rounded up to whole pages, at most what a pointer can span.
 pub(super) fn rounded(bytes: u64, page: u64) -> Result<u64> {
     bytes
         .checked_next_multiple_of(page)

@@ -1,7 +1,7 @@
-//! Memory with a descriptor: the kind that can be mapped again, here or in another process.
+//! Shared memory with a descriptor (memfd), which this process or another one can map again.
 //!
-//! Its size is sealed: whoever holds the descriptor may read and write the memory but not cut it off
-//! under the device, which would end this process by a signal.
+//! Its size is sealed: a process with the descriptor can read and write the memory but cannot shrink it, which would
+//! end this process by a signal.
 
 use std::os::fd::OwnedFd;
 
@@ -26,10 +26,11 @@ pub(super) fn create(huge: bool, faults: &dyn Faults) -> Answer<OwnedFd> {
     answer(name, memfd_create(NAME, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING | flag))
 }
 
-/// Gives it `bytes` bytes, zero, and seals that size.
+/// Sets its size to `bytes` zero bytes, and seals that size.
 pub(super) fn resize(fd: &OwnedFd, bytes: u64, faults: &dyn Faults) -> Answer<()> {
     ask(faults, Call::Truncate, "ftruncate")?;
-    // A size past the system's type is refused as negative; the limit on a file's size is one on shared memory too.
+    // A size beyond the system's type becomes negative and is refused. The limit on a file's size also applies to
+    // shared memory.
     answer("ftruncate", unsignalled(|| ftruncate(fd, bytes as libc::off_t)))?;
     ask(faults, Call::Seal, "fcntl")?;
     let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;

@@ -1,9 +1,9 @@
-//! What the system says about its memory, read once before a mapping is made.
+//! The state of the system's memory, read once before a mapping is made.
 //!
-//! Free memory is compared before pages are made resident, because the system's other answer is to end
-//! the process. The control group that the process is in may allow less than the system has free: each
-//! group up to the root has a limit of its own (version 2; version 1 is not read). All numbers are hints:
-//! they may be absent (`None`, or no huge pages) and may be outdated by the next call, whose answer counts.
+//! Free memory is checked before pages are made resident, because otherwise the system might kill the process. The
+//! process's control group may allow less than the system has free; each group up to the root has its own limit
+//! (version 2; version 1 is not read). All numbers are hints: they may be missing (`None`, or no huge pages) and
+//! outdated at the next call, whose result decides.
 
 use std::path::Path;
 
@@ -18,26 +18,26 @@ pub fn page_size() -> u64 {
     bytes.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(4096)
 }
 
-/// A reading of `/proc/meminfo`, the control groups' limits and the switch for transparent huge pages. What a
-/// [`super::Map`] is judged by before it is made; 0, false and `None` where the system does not tell.
+/// A reading of `/proc/meminfo`, the control groups' limits and the switch for transparent huge pages. A
+/// [`super::Map`] request is checked against it. Values are 0, false or `None` where the system does not report them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryState {
     /// Bytes of the system's memory.
     pub total: Option<u64>,
-    /// Bytes that can be had without swapping, of the system and of the control groups, where they tell.
+    /// Bytes available without swapping, the least of the system's and the control groups' numbers.
     pub available: Option<u64>,
-    /// The least limit in bytes that a control group sets on what this process may have.
+    /// The least memory limit of the process's control groups, in bytes.
     pub limit: Option<u64>,
     /// Bytes of a huge page of the default size; 0 where there are none.
     pub huge_page: u64,
-    /// Huge pages neither used nor promised.
+    /// Huge pages neither used nor reserved.
     pub huge_free: u64,
     /// Whether private memory may be given transparent huge pages on demand.
     pub transparent: bool,
 }
 
 impl MemoryState {
-    /// Whether free huge pages hold so many bytes.
+    /// Whether the free huge pages hold `bytes` bytes.
     pub fn has_huge(&self, bytes: u64) -> bool {
         self.huge_page > 0 && bytes.div_ceil(self.huge_page) <= self.huge_free
     }
@@ -51,7 +51,7 @@ impl MemoryState {
         Ok(Self::under(Path::new("/")))
     }
 
-    /// What the files under `root` say, in which `proc` and `sys` stand: `/` is this machine.
+    /// Reads the files under `root`, which contains `proc` and `sys`: `/` is this machine.
     pub fn under(root: &Path) -> Self {
         let read = |file: &str| std::fs::read_to_string(root.join(file.trim_start_matches('/'))).ok();
         let meminfo = read("/proc/meminfo").unwrap_or_default();
@@ -83,17 +83,17 @@ impl MemoryState {
 /// Where control groups of version 2 are mounted.
 const GROUPS: &str = "/sys/fs/cgroup";
 
-/// What control groups leave a process; none where no limit can be read.
+/// The memory that control groups leave a process; `None` where no limit can be read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Groups {
-    /// Bytes of the least limit.
+    /// The least limit in bytes.
     limit: Option<u64>,
-    /// Bytes that can still be had.
+    /// The bytes left below the limits.
     left: Option<u64>,
 }
 
 impl Groups {
-    /// Of the group that `/proc/self/cgroup` (`said`) names and of all above it; `read` answers a file's text.
+    /// Reads the group that `/proc/self/cgroup` (`said`) names and all groups above it; `read` returns a file's text.
     fn read(said: &str, read: impl Fn(&str) -> Option<String>) -> Groups {
         let mut groups = Groups::default();
         let Some(group) = said.lines().find_map(|line| line.strip_prefix("0::")) else {
@@ -103,9 +103,9 @@ impl Groups {
         loop {
             let text = |file| read(&format!("{GROUPS}{group}/{file}"));
             let number = |file| text(file)?.trim().parse::<u64>().ok();
-            // "max" is no number: the group sets no limit.
+            // "max" means that the group sets no limit.
             if let (Some(most), Some(used)) = (number("memory.max"), number("memory.current")) {
-                // Pages of files count as used and are given up on demand, as in the system's own number.
+                // File pages count as used but are reclaimed on demand, as in the system's own number.
                 let files = text("memory.stat").map_or(0, |stat| {
                     let lines = stat.lines().filter_map(|line| line.split_once(' '));
                     let files = lines.filter(|(name, _)| matches!(*name, "active_file" | "inactive_file"));
@@ -201,7 +201,7 @@ mod tests {
         assert_eq!(group_allows("0::/a/b\n", file), Some(20), "the group above allows less");
         assert_eq!(group_allows("1:name:/x\n0::/a/b/c\n", file), Some(20), "no files of its own");
         assert_eq!(group_allows("0::/full\n", file), Some(0), "over its limit");
-        assert_eq!(group_allows("0::/files\n", file), Some(30), "what files hold can be had");
+        assert_eq!(group_allows("0::/files\n", file), Some(30), "file pages are available");
         assert_eq!(group_allows("0::/\n", file), None, "no limit");
         assert_eq!(group_allows("0::/x/../..\n", file), None);
         assert_eq!(group_allows("4:memory:/a/b\n", file), None, "version 1");

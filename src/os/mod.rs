@@ -1,26 +1,25 @@
-//! Every system call of forebay: host memory, its descriptors, shared libraries, files.
+//! All system calls of forebay: host memory, its descriptors, shared libraries, files.
 //!
-//! **What it is for.** The total pool is one long mapping that the device reads and writes by itself, so
-//! it has to be resident (populated, locked), near the device (bound to its NUMA node), cheap to
-//! translate (huge pages) and nameable twice (a descriptor that [`Range`] maps again). Each of these can
-//! be refused by a machine on which everything else works. A refusal that leaves the memory usable is a
-//! [`Fallback`], listed by the caller and never silent; one that does not is an [`Error`].
+//! **What it is for.** The total pool is one long mapping that the device reads and writes directly. So it has to be
+//! resident (populated, locked), near the device (bound to its NUMA node), cheap to translate (huge pages), and
+//! mappable twice (a descriptor that [`Range`] maps again). A machine can refuse each of these while everything else
+//! works. A refusal that leaves the memory usable is a [`Fallback`], which the call returns to its caller; any other
+//! is an [`Error`].
 //!
-//! **Faults.** Each call asks a [`Faults`] first, which may answer with an errno in the kernel's place.
-//! So each fallback is a test on any machine, and a scenario can be run once for each call it makes, with
-//! that call failing. The cost is one indirect call beside a system call; nothing of it stands on the
-//! step path, which makes none.
+//! **Faults.** Each call first asks a [`Faults`], which may return an errno in the kernel's place. So every fallback
+//! can be tested on any machine, and a scenario can be run once for each call that it makes, with that call failing.
+//! It costs one indirect call per system call. A step makes no system call.
 //!
-//! **Invariants.** Whatever is taken is owned by a value that gives it back: mappings by [`Region`],
-//! descriptors by `OwnedFd`, libraries by [`Library`], a file half-written by the guard that removes it.
-//! No reference into a mapping is ever made, because devices, threads and other processes write it at
-//! the same time; [`Region`] says what a copy then means.
+//! **Invariants.** Every resource has an owner that frees it: mappings a [`Region`], descriptors an `OwnedFd`,
+//! libraries a [`Library`], a half-written file the guard that removes it. No Rust reference into a mapping is ever
+//! made, because devices, threads and other processes write it at the same time; [`Region`] defines what a copy then
+//! means.
 //!
-//! **By whom.** A call is nix's, memmap2's or libloading's where that takes an unsafe block away, and libc's otherwise
+//! **Crates.** nix, memmap2 or libloading make a call where that removes an unsafe block, and libc otherwise
 //! (docs/design.md, "Packages").
 //!
-//! **What it does not do.** It reads no limits in advance except those of memory, decides no sizes, retries
-//! nothing but interrupted calls, and unmaps without asking a fault, since nothing could be done then.
+//! **What it does not do.** It reads no limits in advance except those of memory, and decides no sizes. It retries
+//! only interrupted calls. Unmapping asks no fault, since no caller could handle one.
 
 mod append;
 mod bind;
@@ -33,7 +32,7 @@ mod machine;
 mod map;
 mod memfd;
 mod memory;
-mod near;
+mod numa;
 mod partial;
 mod random;
 mod range;
@@ -57,7 +56,7 @@ pub use limit::unsignalled;
 pub use machine::{memory, memory_state, node_beside, processor, threads};
 pub use map::{Map, Request};
 pub use memory::{MemoryState, page_size};
-pub use near::near;
+pub use numa::near;
 pub use random::random;
 pub use range::{Piece, Range};
 pub use region::Region;
@@ -121,12 +120,12 @@ pub enum Call {
     Random,
 }
 
-/// Decides before each call whether it is made (`None`) or answered with an errno in its place.
+/// Decides before each call whether the call is made (`None`) or fails with an errno.
 pub trait Faults: Send + Sync {
     /// The errno to fail `call` with; `None` lets it through.
     fn before(&self, call: Call) -> Option<i32>;
 
-    /// What the system says about its memory: `read` is what it says.
+    /// The system's memory state to use; `read` is the real one.
     fn memory(&self, read: MemoryState) -> MemoryState {
         read
     }
@@ -147,14 +146,14 @@ impl Faults for NoFaults {
     }
 }
 
-/// Which calls an [`Inject`] fails.
+/// The calls that an [`Inject`] fails.
 #[derive(Debug)]
 enum Aim {
     Each(Call),
     Nth(u64),
 }
 
-/// Fails chosen calls with a chosen errno, and counts all that it sees.
+/// Fails chosen calls with a chosen errno, and counts all calls.
 #[derive(Debug)]
 pub struct Inject {
     aim: Aim,
@@ -173,7 +172,7 @@ impl Inject {
         Inject { aim: Aim::Nth(n), errno, seen: AtomicU64::new(0) }
     }
 
-    /// How many calls were seen, the failed ones included.
+    /// The number of calls so far, including the failed ones.
     pub fn count(&self) -> u64 {
         self.seen.load(Ordering::Relaxed)
     }
@@ -190,25 +189,25 @@ impl Faults for Inject {
     }
 }
 
-/// What could not be had and was done without; display is one line.
+/// An option that the system refused and the call did without. It displays as one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fallback {
-    /// One of this type's constants.
+    /// The refused option: one of this type's constants.
     pub what: &'static str,
-    /// Bytes; of [`Fallback::NUMA_BINDING`] and [`Fallback::NODE_PROCESSORS`] the node.
+    /// The bytes concerned; for [`Fallback::NUMA_BINDING`] and [`Fallback::NODE_PROCESSORS`] the node.
     pub wanted: u64,
-    /// The call and the system's answer.
+    /// The call and the system's reason.
     pub cause: String,
 }
 
 impl Fallback {
-    /// The memory lies on base pages, or the system may merge them later.
+    /// The memory is on base pages; the system may merge them later.
     pub const HUGE_PAGES: &'static str = "huge pages";
-    /// The thread runs on whatever processors the system gives it.
+    /// The thread runs on any processors.
     pub const NODE_PROCESSORS: &'static str = "processors of the node";
     /// The memory may be swapped out.
     pub const LOCKED_MEMORY: &'static str = "locked memory";
-    /// The memory lies on whatever node the system took it from.
+    /// The memory is on any node.
     pub const NUMA_BINDING: &'static str = "NUMA binding";
     /// The memory has no descriptor: no other process and no [`Range`] can map it.
     pub const SHARED_MEMORY: &'static str = "shared memory";
@@ -224,29 +223,29 @@ impl fmt::Display for Fallback {
     }
 }
 
-/// The system's answer to a refused call: the call's name and its errno.
+/// A refused call: its name and its errno.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Refusal {
     name: &'static str,
     errno: i32,
 }
 
-/// What a system call answered.
+/// The result of a system call.
 type Answer<T> = std::result::Result<T, Refusal>;
 
 impl Refusal {
-    /// What the call `name` was answered. A number that nix has no name for still stands where the system left it.
+    /// The refusal of call `name`. Where nix has no name for the number, errno still holds it.
     fn of(name: &'static str, errno: Errno) -> Self {
         let number = if errno == Errno::UnknownErrno { Errno::last_raw() } else { errno as i32 };
         Refusal { name, errno: number }
     }
 
-    /// As [`Refusal::of`], from memmap2. It refuses by itself only what no address reaches.
+    /// As [`Refusal::of`], for memmap2, which itself refuses only sizes that no address reaches.
     fn io(name: &'static str, error: &io::Error) -> Self {
         Refusal { name, errno: error.raw_os_error().unwrap_or(libc::ENOMEM) }
     }
 
-    /// As an error: out of memory where the system says so, refused otherwise.
+    /// The refusal as an error: out of memory where the system says so, refused otherwise.
     fn error(self, operation: &'static str) -> Error {
         let kind = if self.errno == libc::ENOMEM { Kind::OutOfMemory } else { Kind::OsRefused };
         Error::new(kind, operation).at(self.to_string())
@@ -259,7 +258,7 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// The words of an input or output error, without the system's number.
+/// The text of an I/O error, without the system's number.
 pub fn io_text(error: &io::Error) -> String {
     let text = error.to_string();
     match text.rsplit_once(" (os error") {
@@ -268,12 +267,12 @@ pub fn io_text(error: &io::Error) -> String {
     }
 }
 
-/// The system's words for an errno, without its number.
+/// The system's text for an errno, without its number.
 fn errno_text(errno: i32) -> String {
     io_text(&io::Error::from_raw_os_error(errno))
 }
 
-/// Asks the faults whether `call`, by the system's name `name`, may be made.
+/// Asks the faults whether `call`, which the system calls `name`, may be made.
 fn ask(faults: &dyn Faults, call: Call, name: &'static str) -> Answer<()> {
     match faults.before(call) {
         None => Ok(()),
@@ -281,7 +280,7 @@ fn ask(faults: &dyn Faults, call: Call, name: &'static str) -> Answer<()> {
     }
 }
 
-/// What nix, or [`Errno::result`] of a call that nix lacks, says of the call `name`.
+/// The result of call `name` from nix, or from [`Errno::result`] for a call that nix lacks.
 fn answer<T>(name: &'static str, returned: nix::Result<T>) -> Answer<T> {
     returned.map_err(|errno| Refusal::of(name, errno))
 }

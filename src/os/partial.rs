@@ -1,9 +1,10 @@
-//! Temporary files beside the files that they are to become.
+//! Temporary files in the same folder as the files that they will become.
 //!
-//! A name is short, so that a target's may be as long as the system allows. Whoever writes one holds a lock on it
-//! (`flock`), which the system takes back however the process ends; so one that can be locked is a dead process's, and
-//! the next write into the folder removes it. Where a file system has no locks a name says so, and is left alone. One
-//! whose locks reach no other machine must not be written by two at once: the file of one could go, and its write fail.
+//! The temporary name is short, so that a target's name may be as long as the system allows. The writer holds a lock
+//! on its file (`flock`), which the system releases however the process ends. So a file that can be locked belongs to
+//! a dead process, and the next write into the folder removes it. On a file system without locks the name shows that,
+//! and such files are left alone. On a network file system whose locks do not reach other machines, two machines must
+//! not write into one folder at once: one could remove the other's file and make its write fail.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
@@ -14,25 +15,25 @@ use std::path::{Path, PathBuf};
 use super::{Call, Faults};
 use crate::sync::unique;
 
-/// How many names are tried.
+/// The number of names to try.
 const NAMES: u32 = 64;
-/// How many names of a folder are looked at for those of dead processes.
+/// The most names of a folder that are examined for files of dead processes.
 const SWEPT: usize = 100_000;
-/// What the names begin with.
+/// The beginning of temporary names.
 const BEGIN: &str = ".forebay-";
-/// How they end while their writer holds a lock.
+/// The end of the name of a file whose writer holds a lock.
 const LOCKED: &str = ".partial";
-/// How they end where there are no locks.
+/// The end of the name on a file system without locks.
 const UNLOCKED: &str = ".unlocked";
 
-/// A temporary file, removed when it is dropped before it has taken its name.
+/// A temporary file. Dropping it before its rename removes it.
 pub(super) struct Partial {
     pub(super) path: PathBuf,
     done: bool,
 }
 
 impl Partial {
-    /// Creates it in the target's folder, where a rename is one step. Removes those of dead processes there first.
+    /// Creates it in the target's folder, so that the rename is atomic. First removes files of dead processes there.
     pub(super) fn beside(target: &Path, faults: &dyn Faults) -> io::Result<(File, Partial)> {
         if target.file_name().is_none() {
             return Err(io::Error::from_raw_os_error(libc::EISDIR));
@@ -42,7 +43,8 @@ impl Partial {
         }
         let (mut tries, mut end) = (0, LOCKED);
         loop {
-            // No name twice: who finds that another has removed its file must not remove the next one's.
+            // Never use a name twice: after another process has removed the file, a drop must not remove the next
+            // file of that name.
             let path = target.with_file_name(format!("{BEGIN}{}-{}{end}", std::process::id(), unique()));
             let file = match OpenOptions::new().write(true).create_new(true).open(&path) {
                 Ok(file) => file,
@@ -54,7 +56,7 @@ impl Partial {
             };
             let partial = Partial { path, done: false };
             match lock(&file, faults) {
-                // Between creation and lock another process may have taken it for a dead one's and removed it.
+                // Between creation and lock, another process may have removed it as a dead process's file.
                 Some(true) if end == LOCKED && file.metadata()?.nlink() == 0 && tries < NAMES => {
                     partial.done();
                     tries += 1;
@@ -69,7 +71,7 @@ impl Partial {
         }
     }
 
-    /// It has its name.
+    /// Marks the file as renamed.
     pub(super) fn done(mut self) {
         self.done = true;
     }
@@ -78,13 +80,13 @@ impl Partial {
 impl Drop for Partial {
     fn drop(&mut self) {
         if !self.done {
-            // Nothing is left to do when even this fails; the error under way says what did first.
+            // If even this fails, nothing can be done; the error in progress names the first failure.
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-/// Whether the lock was taken; none where there are no locks.
+/// Whether the lock was taken; `None` on a file system without locks.
 fn lock(file: &File, faults: &dyn Faults) -> Option<bool> {
     if faults.before(Call::LockFile).is_some() {
         return None;
@@ -96,7 +98,7 @@ fn lock(file: &File, faults: &dyn Faults) -> Option<bool> {
     }
 }
 
-/// Whether the name is one of a temporary file whose writer holds a lock.
+/// Whether the name is that of a temporary file with a lock.
 fn is_locked(name: &OsStr) -> bool {
     let middle =
         name.to_str().and_then(|name| name.strip_prefix(BEGIN)?.strip_suffix(LOCKED)?.split_once('-'));
@@ -104,7 +106,7 @@ fn is_locked(name: &OsStr) -> bool {
     middle.is_some_and(|(process, count)| number(process) && number(count))
 }
 
-/// Removes what dead processes left in the folder. What cannot be removed is no reason to fail.
+/// Removes the files of dead processes in the folder. Failures are ignored.
 fn sweep(folder: &Path) {
     for entry in fs::read_dir(folder).into_iter().flatten().take(SWEPT).flatten() {
         if is_locked(&entry.file_name()) {
@@ -113,16 +115,16 @@ fn sweep(folder: &Path) {
     }
 }
 
-/// Removes the file if nobody holds its lock.
+/// Removes the file if its lock is free.
 fn remove_dead(path: &Path) -> io::Result<()> {
-    // Some file systems of a network lock only what is open to be written.
+    // Some network file systems lock only files that are open for writing.
     let open = |write| {
         let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
         OpenOptions::new().read(true).write(write).custom_flags(flags).open(path)
     };
     let file = open(true).or_else(|_| open(false))?;
     file.try_lock()?;
-    // Its writer may have ended well before the lock: then the name is gone, or another file's.
+    // Its writer may have finished before we took the lock: then the name is gone, or names another file.
     let (held, there) = (file.metadata()?, fs::symlink_metadata(path)?);
     if held.is_file() && (held.dev(), held.ino()) == (there.dev(), there.ino()) {
         fs::remove_file(path)?;
@@ -152,7 +154,7 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("forebay-{}-partials", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         let name = |name: &str| folder.join(name);
-        // A number of ours may be another's before a restart: only the lock counts.
+        // A process id of ours may have been another process's before a restart: only the lock counts.
         let dead = [".forebay-1-0.partial".to_owned(), format!(".forebay-{}-7.partial", std::process::id())];
         let foreign = [".a.1.0.partial", ".forebay-1-0.unlocked", "data"];
         for file in dead.iter().map(String::as_str).chain(foreign) {
@@ -167,7 +169,7 @@ mod tests {
             assert!(name(file).exists(), "{file}");
         }
         assert!(partial.path.exists() && other.path.exists() && partial.path != other.path);
-        // The control: without the lock it is taken for a dead one's.
+        // The control: without the lock the file counts as a dead process's.
         alive.unlock().unwrap();
         sweep(&folder);
         assert!(!partial.path.exists() && other.path.exists());

@@ -1,11 +1,11 @@
-//! Bytes that nobody can guess.
+//! Random bytes from getrandom(2).
 
 use nix::errno::Errno;
 
 use super::{Call, Faults, Refusal, ask};
 use crate::error::Result;
 
-/// Fills `bytes` from the system's generator.
+/// Fills `bytes` with random bytes from the system's generator.
 ///
 /// # Errors
 /// [`crate::Kind::OsRefused`].
@@ -22,7 +22,7 @@ pub fn random(bytes: &mut [u8], faults: &dyn Faults) -> Result<()> {
     Ok(())
 }
 
-/// Fills the beginning of `bytes`; answers how much of it.
+/// Fills the beginning of `bytes`; returns its length.
 fn part(bytes: &mut [u8], faults: &dyn Faults) -> super::Answer<usize> {
     ask(faults, Call::Random, "getrandom")?;
     // SAFETY: the slice is writable for its whole length, and bytes have no invalid values.

@@ -1,12 +1,12 @@
-//! One run of addresses over pieces of several maps.
+//! One contiguous address range over pieces of several maps.
 //!
-//! An attention kernel wants one base address and slots at a fixed stride, but the slots that all layers
-//! share (landing and scratch) exist once in memory and belong behind each layer's own. So addresses are
-//! reserved first, with nothing behind them, and the pieces are mapped over them one after another; the
-//! same memory may stand at many addresses, and a write through one is read at all others.
+//! An attention kernel needs one base address and slots at a fixed stride. But the slots that all layers share
+//! (landing and scratch) exist once in memory and must appear in each layer's range. So addresses are reserved first,
+//! without memory, and the pieces are mapped over them one after another. The same memory can be mapped at many
+//! addresses, and a write through one is visible at all others.
 //!
-//! It costs one kernel mapping for each piece (the system allows 65,530 for a process by default) and
-//! page tables for each address, no memory besides. The maps live as long as the range.
+//! A range costs one kernel mapping for each piece (the system allows 65,530 for a process by default) and page
+//! tables for each address, but no further memory. The maps live as long as the range.
 
 use std::ops::Deref;
 
@@ -14,26 +14,25 @@ use super::{Faults, Map, Refusal, Region, page_size};
 use crate::error::{Error, Kind, Result};
 use crate::sync::Arc;
 
-/// The operation that errors of this file name.
+/// The operation's name in errors of this file.
 const OPERATION: &str = "map range";
 
-/// A part of a map. Offset and bytes are multiples of the map's page size.
+/// A piece of a map. Offset and bytes are multiples of the map's page size.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece<'a> {
-    /// Whose memory.
+    /// The map.
     pub map: &'a Arc<Map>,
-    /// First byte inside the map.
+    /// The first byte inside the map.
     pub offset: u64,
-    /// How many bytes, above 0.
+    /// The length in bytes, above 0.
     pub bytes: u64,
 }
 
-/// Addresses over pieces of maps. It dereferences to its [`Region`], through which it is read and
-/// written.
+/// Addresses over pieces of maps. It dereferences to its [`Region`], which has the reads and writes.
 #[derive(Debug)]
 pub struct Range {
     region: Region,
-    /// Every map of which a piece is mapped, for each piece.
+    /// The map of each piece.
     maps: Vec<Arc<Map>>,
 }
 
@@ -41,9 +40,9 @@ impl Range {
     /// Maps the pieces one after another.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] for no pieces, for one without a descriptor (its map is private, as where
-    /// memfd was refused), or for one that does not begin and end on its map's page borders, in the map
-    /// and in the range; [`Kind::OutOfRange`] for one that leaves its map; [`Kind::Overflow`],
+    /// [`Kind::InvalidConfig`] for no pieces, or for a piece that does not begin and end on its map's page borders,
+    /// in the map and in the range; [`Kind::Unsupported`] for a map without a descriptor (a private one, as where
+    /// memfd was refused); [`Kind::OutOfRange`] for a piece that exceeds its map; [`Kind::Overflow`],
     /// [`Kind::OutOfMemory`] and [`Kind::OsRefused`] from reserving and mapping.
     pub fn new(pieces: &[Piece<'_>], faults: &dyn Faults) -> Result<Range> {
         let total = check(pieces)?;
@@ -61,7 +60,7 @@ impl Range {
         Ok(Range { region, maps })
     }
 
-    /// How many pieces stand behind the addresses.
+    /// The number of mapped pieces.
     pub fn pieces(&self) -> usize {
         self.maps.len()
     }
@@ -75,7 +74,7 @@ impl Deref for Range {
     }
 }
 
-/// Checks every piece and answers the bytes of all.
+/// Checks every piece; returns the bytes of all.
 fn check(pieces: &[Piece<'_>]) -> Result<u64> {
     if pieces.is_empty() {
         return Err(Error::new(Kind::InvalidConfig, OPERATION).at("pieces").with("pieces", 0_u32));
@@ -85,7 +84,7 @@ fn check(pieces: &[Piece<'_>]) -> Result<u64> {
         let error = |kind, place| Error::new(kind, OPERATION).at(place).with("piece", number as u64);
         let page = piece.map.page_bytes();
         if piece.map.descriptor().is_none() {
-            return Err(error(Kind::InvalidConfig, "memory without a descriptor")
+            return Err(error(Kind::Unsupported, "memory without a descriptor")
                 .hint("ask for shared memory; where memfd_create is refused, allow it"));
         }
         if piece.bytes == 0 || [total, piece.offset, piece.bytes].iter().any(|n| n % page != 0) {
@@ -129,7 +128,7 @@ mod tests {
         let shared = Piece { map: &scratch, offset: page, bytes: page };
         let first = Piece { map: &own, offset: 0, bytes: 2 * page };
         let second = Piece { map: &own, offset: 2 * page, bytes: 2 * page };
-        // Two layers, each with two pages of its own and the same page behind them.
+        // Two layers, each with two pages of its own followed by the same shared page.
         let range = Range::new(&[first, shared, second, shared], &NoFaults).unwrap();
         assert_eq!((range.len(), range.pieces()), (6 * page, 4));
         range.copy_in(2 * page + 7, &[0x5A]).unwrap();
@@ -160,7 +159,7 @@ mod tests {
         let (own, private) = (map(2, true), map(2, false));
         let refused = |piece| Range::new(&[piece], &NoFaults).unwrap_err();
         let e = refused(Piece { map: &private, offset: 0, bytes: page });
-        assert_eq!((e.kind(), e.place()), (Kind::InvalidConfig, "memory without a descriptor"));
+        assert_eq!((e.kind(), e.place()), (Kind::Unsupported, "memory without a descriptor"));
         assert!(e.to_string().contains("memfd_create is refused"), "{e}");
         for (offset, bytes) in [(1, page), (0, page + 1), (0, 0)] {
             assert_eq!(refused(Piece { map: &own, offset, bytes }).kind(), Kind::InvalidConfig);

@@ -1,11 +1,10 @@
-//! A stretch of mapped addresses that is unmapped when it is dropped.
+//! A range of mapped addresses that is unmapped when it is dropped.
 //!
-//! Devices, threads of the host device and other processes read and write the same bytes while this
-//! process does, and no rule of the language orders them: the order comes from events. Therefore no
-//! reference into a region exists, and the copies here are made by string instructions, which the
-//! compiler sees as opaque. A copy that races a write reads or leaves torn bytes, nothing worse. They
-//! cost little more than `memcpy` from a few hundred bytes on and lose below; the step path does not
-//! come here, it has the row copies of the device room.
+//! Devices, threads of the host device and other processes read and write the same bytes while this process does, and
+//! the language's memory model does not order them; events do. So no Rust reference into a region exists, and copies
+//! are made by string instructions in inline assembly, which the compiler treats as opaque. A copy that races with a
+//! write reads or leaves torn bytes, and nothing worse. These copies cost little more than `memcpy` from a few
+//! hundred bytes on, and are slower below. A step does not use them; the host device has its own row copies.
 
 use std::arch::asm;
 use std::ffi::c_void;
@@ -23,30 +22,30 @@ use crate::error::{Error, Kind, Result};
 #[cfg(tsan)]
 use crate::sync::{AtomicU8, Ordering};
 
-/// Mapped addresses, bounds-checked. [`super::Map`] and [`super::Range`] dereference to it.
+/// Mapped addresses with bounds checks. [`super::Map`] and [`super::Range`] dereference to it.
 #[derive(Debug)]
 pub struct Region {
-    /// What is unmapped as a whole when the region goes.
+    /// The mapping that is unmapped as a whole on drop.
     mapped: Mapped,
-    /// The part of it that is handed out.
+    /// The beginning of the usable part.
     start: NonNull<u8>,
     len: usize,
 }
 
 #[derive(Debug)]
 enum Mapped {
-    /// Memory. The type gives addresses, no references.
+    /// Memory. The type returns addresses, not references.
     Memory(MmapRaw),
-    /// Addresses that pieces are mapped over. memmap2 has none without access, and those with it count as memory
-    /// where the system promises no more than it has.
+    /// Reserved addresses that pieces are mapped over. memmap2 cannot map without access, and a mapping with access
+    /// counts as memory where the system does not overcommit.
     Addresses { base: NonNull<u8>, bytes: usize },
-    /// Memory that somebody else mapped, who unmaps it when he is dropped.
+    /// Memory that another owner mapped, and unmaps when it is dropped.
     #[cfg(feature = "cuda")]
     Given { _owner: Box<dyn Debug + Send + Sync> },
 }
 
-// SAFETY: a region is addresses and lengths that never change; the memory behind them belongs to no
-// thread and is reached by raw copies only.
+// SAFETY: a region is addresses and lengths that never change; its memory belongs to no thread and is accessed by raw
+// copies only.
 unsafe impl Send for Region {}
 // SAFETY: as above; racing copies are opaque to the compiler and tear at worst.
 unsafe impl Sync for Region {}
@@ -67,8 +66,7 @@ impl Region {
         Ok(Region { mapped: Mapped::Memory(memory), start, len })
     }
 
-    /// Reserves `len` bytes of addresses, the first a multiple of `align` (a power of two), with nothing
-    /// behind them yet.
+    /// Reserves `len` bytes of addresses without memory, the first a multiple of `align` (a power of two).
     pub(super) fn reserve(len: u64, align: u64, faults: &dyn Faults) -> Answer<Self> {
         let Some(padded) = len.checked_add(align) else {
             return Err(Refusal { name: "mmap", errno: libc::ENOMEM });
@@ -78,13 +76,13 @@ impl Region {
         // SAFETY: without MAP_FIXED the system takes addresses that nothing else uses.
         let at = unsafe { libc::mmap(ptr::null_mut(), bytes, libc::PROT_NONE, flags, -1, 0) };
         let base = some_address(answer("mmap", Errno::result(at))?.cast())?;
-        // Below `align`, and `align` more bytes than `len` are reserved.
+        // The skip is below `align`, and `align` more bytes than `len` are reserved.
         let skip = base.as_ptr().align_offset(align as usize);
         let start = base.map_addr(|base| base.saturating_add(skip));
         Ok(Region { mapped: Mapped::Addresses { base, bytes }, start, len: len as usize })
     }
 
-    /// Memory that `owner` has mapped and unmaps.
+    /// Wraps memory that `owner` has mapped and unmaps.
     ///
     /// # Safety
     /// `len` bytes from `start` on are readable, writable and initialised as long as `owner` lives.
@@ -93,13 +91,13 @@ impl Region {
         Region { mapped: Mapped::Given { _owner: owner }, start, len: len as usize }
     }
 
-    /// Whether somebody else mapped it.
+    /// Whether another owner mapped it.
     #[cfg(feature = "cuda")]
     pub(super) fn is_given(&self) -> bool {
         matches!(self.mapped, Mapped::Given { .. })
     }
 
-    /// Makes `call` for all of the memory; reserved addresses have none, and what others mapped is theirs.
+    /// Makes `call` for all of the memory. Reserved addresses have none, and memory of another owner is left alone.
     pub(super) fn whole(
         &self,
         name: &'static str,
@@ -147,18 +145,18 @@ impl Region {
         self.len as u64
     }
 
-    /// Whether there is no byte; never true of a region that was made.
+    /// Whether it has no bytes; never true for a region that was made.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The first byte, for the device room. Bytes from it on are valid for reads and writes while this
-    /// region lives, [`Region::len`] of them; others write them at the same time.
+    /// The address of the first byte, for devices. [`Region::len`] bytes from there are valid for reads and writes
+    /// while this region lives; other threads and devices write them at the same time.
     pub fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
     }
 
-    /// The address of `offset`, if `bytes` from there on are inside.
+    /// The address of `offset`, if `bytes` bytes from there are inside.
     fn at(&self, offset: u64, bytes: u64) -> Option<NonNull<u8>> {
         let end = offset.checked_add(bytes)?;
         // Inside the mapping or at its end, so nothing saturates.
@@ -175,7 +173,7 @@ impl Region {
         })
     }
 
-    /// Copies `bytes` to `offset`. [`Kind::OutOfRange`] when they do not fit; nothing is written then.
+    /// Copies `bytes` to `offset`. Returns [`Kind::OutOfRange`], and writes nothing, if they do not fit.
     pub fn copy_in(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         let to = self.checked("copy in", offset, bytes.len() as u64)?;
         // SAFETY: the target was checked; the source is a slice, which never lies in a region.
@@ -183,7 +181,7 @@ impl Region {
         Ok(())
     }
 
-    /// Fills `bytes` from `offset` on. [`Kind::OutOfRange`] when there are not so many.
+    /// Fills `bytes` from `offset` on. Returns [`Kind::OutOfRange`] if the region ends before.
     pub fn copy_out(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
         let from = self.checked("copy out", offset, bytes.len() as u64)?;
         // SAFETY: the source was checked, and its bytes are initialised because the system hands out
@@ -210,8 +208,8 @@ impl Region {
         Ok(())
     }
 
-    /// Copies `bytes` from offset `from` to offset `to`; the two may overlap. [`Kind::OutOfRange`] when
-    /// either does not fit; nothing is written then.
+    /// Copies `bytes` from offset `from` to offset `to`; the two may overlap. Returns [`Kind::OutOfRange`], and
+    /// writes nothing, if either does not fit.
     pub fn copy_within(&self, from: u64, to: u64, bytes: u64) -> Result<()> {
         let source = self.checked("copy within", from, bytes)?;
         let target = self.checked("copy within", to, bytes)?;
@@ -220,7 +218,7 @@ impl Region {
         Ok(())
     }
 
-    /// Sets `bytes` from `offset` on to `value`. [`Kind::OutOfRange`] when there are not so many.
+    /// Sets `bytes` bytes from `offset` on to `value`. Returns [`Kind::OutOfRange`] if the region ends before.
     pub fn fill(&self, offset: u64, bytes: u64, value: u8) -> Result<()> {
         let to = self.checked("fill", offset, bytes)?;
         #[cfg(tsan)]
@@ -246,13 +244,14 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         if let Mapped::Addresses { base, bytes } = self.mapped {
-            // SAFETY: exactly what was mapped, once; nobody holds references into it.
+            // SAFETY: exactly what was mapped, once; no reference into it exists.
             unsafe { libc::munmap(base.as_ptr().cast::<c_void>(), bytes) };
         }
     }
 }
 
-/// Copies bytes that may overlap, and that others may write meanwhile: it tears then, and is nothing worse.
+/// Copies bytes that may overlap, and that other threads may write meanwhile: the copy then tears, and nothing worse
+/// happens.
 ///
 /// # Safety
 /// Both ends are valid for `bytes` bytes.
@@ -263,8 +262,8 @@ pub(crate) unsafe fn move_bytes(from: *const u8, to: *mut u8, bytes: usize) {
         unsafe { copy(from, to, bytes) };
         return;
     }
-    // The target begins inside the source: from the end down, in parts as long as it is ahead, each of which overlaps
-    // nothing.
+    // The target begins inside the source: copy from the end down, in parts as long as the distance between the two,
+    // so that no part overlaps its target.
     let mut end = bytes;
     while end > 0 {
         let part = end.min(ahead);
@@ -274,12 +273,12 @@ pub(crate) unsafe fn move_bytes(from: *const u8, to: *mut u8, bytes: usize) {
     }
 }
 
-/// The system maps nothing at address 0 unasked.
+/// The system never maps address 0 unless it is asked to.
 fn some_address(at: *mut u8) -> Answer<NonNull<u8>> {
     NonNull::new(at).ok_or(Refusal { name: "mmap", errno: libc::ENOMEM })
 }
 
-/// Byte by byte, each atomic: what ThreadSanitizer compares with the accesses that the compiler makes.
+/// Copies byte by byte with atomics, which ThreadSanitizer can compare with the accesses that the compiler makes.
 ///
 /// # Safety
 /// Both ends are valid for `bytes` bytes; the target does not begin inside the source.

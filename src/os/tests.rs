@@ -1,4 +1,4 @@
-//! A scenario over the whole room, run once for each call it makes, with that call failing.
+//! A scenario over the whole module, run once for each call it makes, with that call failing.
 
 mod map;
 mod region;
@@ -11,10 +11,10 @@ use super::*;
 use crate::sync::Arc;
 
 const BYTES: u64 = 16 << 20;
-/// Tells a child process of this test what it is.
+/// Marks a child process of this test.
 const CHILD: &str = "FOREBAY_TEST_CHILD";
 
-/// Takes one of everything that can be held. `Err` as soon as something fails.
+/// Takes one of every resource. `Err` as soon as a call fails.
 fn scenario(faults: &dyn Faults) -> crate::error::Result<()> {
     let all = Request { bytes: BYTES, huge: true, populate: true, lock: true, node: Some(0), shared: true };
     let (map, _) = Map::new(&all, faults)?;
@@ -49,7 +49,7 @@ fn held() -> (usize, usize, u64) {
     )
 }
 
-/// In a process of its own, because other tests open and map beside this one.
+/// In a process of its own, because other tests open and map at the same time.
 #[test]
 fn whichever_call_fails_nothing_stays_held() {
     let name = "os::tests::whichever_call_fails_nothing_stays_held";
@@ -75,7 +75,7 @@ fn whichever_call_fails_nothing_stays_held() {
     }
     // Most calls have no fallback: those of the second map, the range, the socket, library and file.
     assert!(failed > 30 && counted.count() > 20, "{failed} of {}", counted.count());
-    // The control: what is held is seen.
+    // The control: a resource that is held is counted.
     let request = Request { bytes: 1, huge: false, populate: false, lock: false, node: None, shared: true };
     let kept = Map::new(&request, &NoFaults).unwrap();
     assert_eq!((held().0, held().1), (start.0 + 1, start.1 + 1));

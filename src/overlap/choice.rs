@@ -1,24 +1,24 @@
-//! The choice: which order each layer runs in, and when to change it.
+//! The choice of overlap: which order (none, DA or DBA) each layer runs in, and when to change it.
 //!
-//! None of the three orders is best everywhere. Attention in parts costs launches, a merge, and lists that
-//! are padded to a captured width; two halves of a batch make two smaller indexers. With few misses that is
-//! more than it hides. So the choice is a [`Table`], by layer, and what it follows from are [`Prices`]: how
-//! long each order exposes a layer, by misses a batch row, as the schedule run on the virtual clock with
-//! measured rates tells. Here they are only looked up.
+//! No order is best everywhere. Split attention costs launches, a merge, and lists that are padded to a captured
+//! width. DBA runs two smaller indexers, one for each half of the batch. With few misses these costs exceed the time
+//! that they hide. So a [`Table`] gives the order of each layer. It follows from [`Prices`]: the time by which each
+//! order lengthens a layer (its *exposed* time), by the number of misses for each batch row. Running the schedule on
+//! the virtual clock with measured rates gives the prices; this module only looks them up.
 //!
-//! A captured graph fixes one table. A [`Chooser`] keeps a few tables for each captured batch, and says
-//! between steps which of them the next step is to use, from the counters of a step some time back. A step's
-//! misses jump about, and capturing costs more than many steps gain; so it moves only when the misses,
-//! smoothed, have favoured another table by a good share for some steps in a row ([`Hysteresis`]). If none
-//! of the tables is near the best one, the one used longest ago is given up for that, and its version rises.
+//! A captured graph fixes one table. A [`Chooser`] keeps a few tables for each captured batch. Between steps it says
+//! which table the next step uses, from the counters of an earlier step. The misses of single steps vary widely, and a
+//! capture costs more than many steps gain. So the chooser changes the table only if the smoothed misses have favoured
+//! another table by a sufficient share for several steps in a row ([`Hysteresis`]). If no table is near the best one,
+//! the chooser replaces the least recently used table by the best one and raises its version.
 //!
-//! A choice costs a few multiplications a layer and table, and allocates nothing. It depends on the counters
-//! given, in their order, and on nothing else, so that all ranks choose alike. It does not look at time, and
-//! knows of a layer's cost what its prices say.
+//! A choice costs a few multiplications for each layer and table, and allocates nothing. It depends only on the given
+//! counters and their order, so all ranks make the same choice. The chooser measures no time: it takes the cost of a
+//! layer from the prices only.
 
 use std::fmt::Write;
 
-use crate::device::block::LayerCount;
+use crate::device::descriptor::LayerCount;
 use crate::error::{Error, Kind, Result};
 use crate::overlap::schedule::Overlap;
 
@@ -31,13 +31,14 @@ const TITLE: &str = "forebay overlap table";
 /// The order of each layer, draft layers last.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
-    /// Rises whenever the orders change: what was captured for an older version is another table's.
+    /// The version, which rises whenever the orders change. A graph captured for an older version does not belong to
+    /// this table.
     pub version: u32,
-    /// By layer.
+    /// The order of each layer.
     pub by_layer: Vec<Overlap>,
 }
 
-/// A line of a table's text that says something, by its number from 1.
+/// A line of a table's text that is neither empty nor a comment, with its number from 1.
 struct Line<'a> {
     number: usize,
     text: &'a str,
@@ -48,19 +49,20 @@ fn bad(line: usize, what: impl Into<String>) -> Error {
     Error::new(Kind::BadFormat, "load overlap table")
         .at(what.into())
         .with("line", line as u64)
-        .hint("behind its title a table has `version N`, `layers N`, and `LAYER none|da|dba` for each layer")
+        .hint("after its title a table has `version N`, `layers N`, and `LAYER none|da|dba` for each layer")
 }
 
 impl Table {
-    /// All layers in one order, version 1.
+    /// A table with all layers in one order, version 1.
     pub fn fixed(layers: u32, overlap: Overlap) -> Table {
         Table { version: 1, by_layer: vec![overlap; layers as usize] }
     }
 
-    /// The order that exposes each layer least at so many misses a batch row, version 1.
+    /// A table with the best order of each layer: the one that exposes it least, at `misses` for each batch row (one
+    /// entry for each layer). Version 1.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] when the prices are of another number of layers than `misses`.
+    /// [`Kind::InvalidConfig`] if the prices and `misses` have different numbers of layers.
     pub fn best(prices: &Prices, misses: &[f64]) -> Result<Table> {
         prices.check(misses.len())?;
         let best = |(layer, misses): (usize, &f64)| prices.best(layer, *misses).0;
@@ -78,12 +80,11 @@ impl Table {
         text
     }
 
-    /// Reads what [`Table::to_text`] has written. Empty lines, and lines that begin with `#`, are passed
-    /// over.
+    /// Reads a text that [`Table::to_text`] has written. It ignores empty lines and lines that begin with `#`.
     ///
     /// # Errors
-    /// [`Kind::BadFormat`] names the line: an unknown word, a layer that is missing, comes twice or is not
-    /// declared, numbers that are none. [`Kind::BadVersion`] for a text of another format.
+    /// [`Kind::BadFormat`] names the line: an unknown word, an invalid number, or a layer that is missing, appears
+    /// twice or is not declared. [`Kind::BadVersion`] for a text of another format version.
     pub fn from_text(text: &str) -> Result<Table> {
         let lines = (1..).zip(text.lines()).map(|(number, text)| Line { number, text: text.trim() });
         let mut lines = lines.filter(|line| !line.text.is_empty() && !line.text.starts_with('#'));
@@ -102,13 +103,16 @@ impl Table {
         let line = next("`layers`")?;
         let layers = field(&line, "layers")?;
         if layers == 0 || layers > MOST_LAYERS {
-            return Err(bad(line.number, format!("layers: {layers}, of 1 to {MOST_LAYERS}")));
+            return Err(bad(line.number, format!("layers: {layers} is not in 1 to {MOST_LAYERS}")));
         }
         let mut by_layer = Vec::with_capacity(layers as usize);
         for layer in 0..layers {
             let Line { number: line, text } = next(&format!("layer {layer}"))?;
             let Some((own, order)) = text.split_once(char::is_whitespace) else {
-                return Err(bad(line, format!("layer {layer}: `{}` is no layer with its order", clip(text))));
+                return Err(bad(
+                    line,
+                    format!("layer {layer}: `{}` is not a layer and its order", clip(text)),
+                ));
             };
             if number(line, own, "a layer")? != layer {
                 return Err(bad(line, format!("layer {} where layer {layer} belongs", clip(own))));
@@ -120,29 +124,27 @@ impl Table {
         }
         match lines.next() {
             None => Ok(Table { version, by_layer }),
-            Some(Line { number, text }) => {
-                Err(bad(number, format!("`{}` behind the last layer", clip(text))))
-            }
+            Some(Line { number, text }) => Err(bad(number, format!("`{}` after the last layer", clip(text)))),
         }
     }
 }
 
-/// More layers than any model has; so that a damaged number takes no memory.
+/// More layers than any model has. The limit keeps a damaged number from taking memory.
 const MOST_LAYERS: u32 = 4096;
 
-/// As much of a wrong word as an error shows.
+/// The beginning of a wrong word, as an error shows it.
 fn clip(word: &str) -> &str {
     word.char_indices().nth(40).map_or(word, |(end, _)| &word[..end])
 }
 
 fn number(line: usize, word: &str, what: &str) -> Result<u32> {
-    // A sign is no digit, though the parser takes one.
+    // Reject a sign, which the standard parser would accept.
     let digits = word.bytes().all(|byte| byte.is_ascii_digit());
     let parsed = word.parse().ok().filter(|_| digits);
-    parsed.ok_or_else(|| bad(line, format!("{what}: `{}` is no number", clip(word))))
+    parsed.ok_or_else(|| bad(line, format!("{what}: `{}` is not a number", clip(word))))
 }
 
-/// The number behind `name`, in a line that has both.
+/// The number after `name`, in a line that has both.
 fn field(line: &Line<'_>, name: &str) -> Result<u32> {
     let value = line.text.strip_prefix(name).filter(|value| value.starts_with(char::is_whitespace));
     let value =
@@ -150,21 +152,22 @@ fn field(line: &Line<'_>, name: &str) -> Result<u32> {
     number(line.number, value.trim(), name)
 }
 
-/// How long each order exposes a layer: nanoseconds that it takes longer in a step than it would if nothing
-/// were missed and no order cost anything, by misses a batch row. A draft layer's are those of all its passes
-/// in a step. `forebay::predict` (feature `predict`) fills them by running the schedule on the virtual clock.
+/// The time for which each order exposes a layer, by misses for each batch row. The exposed time is the difference, in
+/// nanoseconds, to a step without misses in which no order costs anything. For a draft layer it is the sum over all
+/// its draft passes in a step. `forebay::predict` (feature `predict`) computes prices by running the schedule on the
+/// virtual clock.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Prices {
-    /// Misses a batch row, ascending from 0.
+    /// Numbers of misses for each batch row, ascending from 0.
     misses: Vec<f64>,
-    /// By layer, or one for all of them: by order, by `misses`.
+    /// Exposed times for each layer, or once for all layers: by order, then by `misses`.
     exposed: Vec<[Vec<f64>; 3]>,
 }
 
-/// Beyond this many misses a batch row all is alike: more than any step selects.
+/// The largest number of misses for each batch row, more than any step selects. Larger numbers count as this one.
 const MOST_MISSES: f64 = 1e9;
 
-/// Counts of misses nearer to each other than this say nothing about a slope.
+/// The smallest distance between two numbers of misses from which a slope is computed.
 const LEAST_GAP: f64 = 1e-3;
 
 fn place(overlap: Overlap) -> usize {
@@ -176,8 +179,8 @@ fn place(overlap: Overlap) -> usize {
 }
 
 impl Prices {
-    /// Prices measured at `misses` a batch row, which ascend from 0. `exposed` holds, for each layer or once
-    /// for all of them, the nanoseconds of none, DA and DBA at each of these.
+    /// Prices at the given numbers of misses for each batch row, which ascend from 0. `exposed` holds, for each layer
+    /// or once for all layers, the nanoseconds of none, DA and DBA at each of these numbers.
     ///
     /// # Errors
     /// [`Kind::InvalidConfig`] names what is missing, out of order, negative or not finite.
@@ -200,7 +203,10 @@ impl Prices {
                 let sound = exposed.iter().all(|ns| ns.is_finite() && (0.0..1e18).contains(ns));
                 if exposed.len() != misses.len() || !sound {
                     return Err(Error::new(Kind::InvalidConfig, "overlap prices")
-                        .at(format!("exposed time of {}: one finite time a count of misses", overlap.name()))
+                        .at(format!(
+                            "exposed time of {}: one finite time for each count of misses",
+                            overlap.name()
+                        ))
                         .with("layer", layer as u64)
                         .with("given", exposed.len() as u64)
                         .with("wanted", misses.len() as u64));
@@ -220,9 +226,9 @@ impl Prices {
             .with("wanted", layers as u64))
     }
 
-    /// Nanoseconds that `overlap` exposes a layer at so many misses a batch row: linear between the measured
-    /// counts, and beyond the last one as before it. Never negative, always finite; a count that is none is
-    /// taken for 0, a layer that is not there for the last one.
+    /// The nanoseconds for which `overlap` exposes a layer at `misses` for each batch row. Between two given numbers
+    /// of misses the price is linear; beyond the last one it continues the last segment. The result is finite and
+    /// never negative. An invalid number of misses counts as 0, an unknown layer as the last layer.
     pub fn exposed(&self, layer: usize, overlap: Overlap, misses: f64) -> f64 {
         let layer = if self.exposed.len() == 1 { 0 } else { layer.min(self.exposed.len() - 1) };
         let times = &self.exposed[layer][place(overlap)];
@@ -233,7 +239,7 @@ impl Prices {
         (from + (to - from) * ((misses - first) / (last - first))).max(0.0)
     }
 
-    /// The order that exposes a layer least, and for how many nanoseconds; of equal ones the simplest.
+    /// The order that exposes a layer least, and its nanoseconds. If orders are equal, it returns the simplest.
     pub fn best(&self, layer: usize, misses: f64) -> (Overlap, f64) {
         let none = (Overlap::None, self.exposed(layer, Overlap::None, misses));
         [Overlap::Da, Overlap::Dba].into_iter().fold(none, |best, overlap| {
@@ -242,67 +248,67 @@ impl Prices {
         })
     }
 
-    /// Nanoseconds that a table exposes a step.
+    /// The nanoseconds for which a table exposes a step.
     fn of_table(&self, by_layer: &[Overlap], misses: &[f64]) -> f64 {
         let layers = by_layer.iter().zip(misses).enumerate();
         layers.map(|(layer, (overlap, misses))| self.exposed(layer, *overlap, *misses)).sum()
     }
 }
 
-/// More tables than anyone captures for one batch.
+/// The most tables for one batch size.
 const MOST_TABLES: u32 = 256;
 
-/// When a chooser moves.
+/// The conditions under which a chooser changes the table. All of them must hold.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Hysteresis {
-    /// The weight of a new step's misses against what was known before, above 0 and at most 1.
+    /// The weight of a new step's misses in the smoothed misses, above 0 and at most 1.
     pub smoothing: f64,
-    /// Another table must save this share of the exposed time, 0 to 1,
+    /// The share of the exposed time that another table must save, from 0 to 1.
     pub share: f64,
-    /// and so many nanoseconds a step,
+    /// The nanoseconds that another table must save in each step.
     pub least_ns: f64,
-    /// in so many steps, one behind the other; at least 1.
+    /// The number of consecutive steps in which it must save that much, at least 1.
     pub steps: u32,
 }
 
 impl Default for Hysteresis {
-    /// A tenth and 50 us, in 32 steps: at 50 ms a step that is under two seconds.
+    /// A tenth of the exposed time and 50 us, in 32 steps. At 50 ms for a step that takes less than two seconds.
     fn default() -> Self {
         Hysteresis { smoothing: 0.1, share: 0.1, least_ns: 50_000.0, steps: 32 }
     }
 }
 
-/// A captured batch size: its prices, and the tables that it begins with.
+/// A captured batch size, with its prices and its first tables.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bucket {
-    /// Batch rows that it was captured for.
+    /// The number of batch rows for which it is captured.
     pub batch: u32,
-    /// What orders cost at this size.
+    /// The prices of the orders at this size.
     pub prices: Prices,
-    /// Tables to capture at the start; the first one is used first.
+    /// The tables to capture at the start. The first one is used first.
     pub tables: Vec<Table>,
 }
 
-/// What the next step is to run.
+/// The bucket and table for the next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// Which bucket.
+    /// The index of the bucket.
     pub bucket: usize,
-    /// Which of its tables: [`Chooser::table`].
+    /// The index of the table in the bucket: see [`Chooser::table`].
     pub index: usize,
-    /// The table's version.
+    /// The version of the table.
     pub version: u32,
-    /// This call has changed the table: it must be captured before it is used.
+    /// Whether this call has changed the table. Then the engine must capture it before using it.
     pub changed: bool,
 }
 
-/// Where a chooser would rather be.
+/// The table that a chooser prefers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wish {
     Stay,
-    /// At another table.
+    /// Another of its tables.
     Table(usize),
-    /// At one that is not there.
+    /// The best table, which it does not have.
     New,
 }
 
@@ -310,14 +316,14 @@ enum Wish {
 struct BucketState {
     batch: u32,
     prices: Prices,
-    /// As many as there may be; the first `taken` of them are in use.
+    /// All places for tables. The first `taken` of them are in use.
     tables: Vec<Table>,
     taken: usize,
-    /// By table, the choice that used it last.
+    /// For each table, the number of the choice that used it last.
     used: Vec<u64>,
     current: usize,
     wish: Wish,
-    /// For how many steps it has been that wish.
+    /// For how many consecutive steps the preference has been the same.
     steps: u32,
 }
 
@@ -326,17 +332,17 @@ struct BucketState {
 pub struct Chooser {
     hysteresis: Hysteresis,
     buckets: Vec<BucketState>,
-    /// By layer the misses a batch row, smoothed.
+    /// The smoothed misses for each batch row, by layer.
     misses: Vec<f64>,
     choices: u64,
 }
 
 impl Chooser {
-    /// A chooser among at most `most` tables a bucket. Buckets ascend by their batch.
+    /// A chooser with at most `most` tables in each bucket. Buckets ascend by batch size.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] names what does not fit: no bucket, buckets that do not ascend, no table or
-    /// more than `most`, tables or prices of different numbers of layers, a hysteresis outside its bounds.
+    /// [`Kind::InvalidConfig`] names the wrong argument: no bucket, buckets that do not ascend, no table or more than
+    /// `most`, tables or prices with different numbers of layers, or a hysteresis outside its bounds.
     pub fn new(buckets: Vec<Bucket>, most: u32, hysteresis: Hysteresis) -> Result<Chooser> {
         let refuse = |place: &'static str, value: u64| {
             Err(Error::new(Kind::InvalidConfig, "overlap chooser").at(place).with("value", value))
@@ -370,7 +376,7 @@ impl Chooser {
         let state = |bucket: Bucket| {
             let Bucket { batch, prices, mut tables } = bucket;
             let taken = tables.len();
-            // Room for all that may come, so that choosing allocates nothing.
+            // Capacity for all tables, so that choosing allocates nothing.
             let spare = || Table { version: 0, by_layer: vec![Overlap::None; layers] };
             tables.resize_with(most as usize, spare);
             let used = vec![0; tables.len()];
@@ -380,22 +386,22 @@ impl Chooser {
         Ok(Chooser { hysteresis, buckets, misses: vec![0.0; layers], choices: 0 })
     }
 
-    /// A table that a choice names.
+    /// The table that a choice names.
     pub fn table(&self, bucket: usize, index: usize) -> Option<&Table> {
         self.buckets.get(bucket)?.tables[..self.buckets[bucket].taken].get(index)
     }
 
-    /// By layer the misses a batch row that it goes by.
+    /// The smoothed misses for each batch row, by layer, from which the chooser decides.
     pub fn misses(&self) -> &[f64] {
         &self.misses
     }
 
-    /// Takes up the counters of a retired step of `rows` batch rows, and chooses for a step of `next` of
-    /// them. Which step of the last ones it was does not matter, as long as each is told once.
+    /// Adds the counters of a retired step of `rows` batch rows, and chooses the table for a step of `next` batch rows.
+    /// Steps may come late, as long as the counters of each step are passed once.
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`] for counters of another number of layers, a step without rows, and more rows
-    /// than the largest bucket has. Nothing has changed then.
+    /// [`Kind::OutOfRange`] for counters with another number of layers, a step without rows, and more rows than the
+    /// largest bucket has. An error changes nothing.
     pub fn choose(&mut self, counts: &[LayerCount], rows: u32, next: u32) -> Result<Choice> {
         let range = |place: &'static str, value: u64, most: u64| {
             let error = Error::new(Kind::OutOfRange, "choose overlap").at(place);
@@ -424,7 +430,7 @@ impl Chooser {
 }
 
 impl BucketState {
-    /// Moves if it is time to; whether a table was changed.
+    /// Changes the current table if the conditions hold. Returns whether it replaced a table.
     fn choose(&mut self, misses: &[f64], hysteresis: &Hysteresis) -> bool {
         let wish = self.wish(misses, hysteresis);
         self.steps = if wish == self.wish { self.steps.saturating_add(1) } else { 1 };
@@ -459,8 +465,8 @@ impl BucketState {
         }
     }
 
-    /// Makes the best table for `misses` the current one, in an empty place or in that of the table used
-    /// longest ago.
+    /// Makes the best table for `misses` the current one. It takes an empty place, or the place of the least recently
+    /// used table.
     fn replace(&mut self, misses: &[f64]) {
         let place = if self.taken < self.tables.len() {
             self.taken += 1;

@@ -1,5 +1,5 @@
 //! Tables as text, prices against a naive interpolation, the best table against all tables, and the chooser
-//! against what it was told.
+//! against its counters.
 
 #![allow(clippy::unwrap_used)]
 
@@ -13,7 +13,7 @@ fn overlaps(layers: impl Into<prop::collection::SizeRange>) -> impl Strategy<Val
     prop::collection::vec(prop::sample::select(&WORDS[..]), layers)
 }
 
-/// A table with comments, and the number of the line that each of its words stands in.
+/// A table with comments. The cases below give the number of the line of each word.
 const TEXT: &str = "# by hand\nforebay overlap table 1\n\nversion 7\nlayers 3\n0 none\n1 dba\n  2   da\n";
 
 #[test]
@@ -33,18 +33,18 @@ fn a_fault_in_a_table_is_named_with_its_line() {
             2,
             "`forebay overlap tables 1` where `forebay overlap table` belongs",
         ),
-        ("table 1", "table one", 2, "forebay overlap table: `one` is no number"),
-        ("version 7", "version +7", 4, "version: `+7` is no number"),
-        ("version 7", "version 4294967296", 4, "version: `4294967296` is no number"),
+        ("table 1", "table one", 2, "forebay overlap table: `one` is not a number"),
+        ("version 7", "version +7", 4, "version: `+7` is not a number"),
+        ("version 7", "version 4294967296", 4, "version: `4294967296` is not a number"),
         ("version 7\n", "", 4, "`layers 3` where `version` belongs"),
         ("layers 3", "layers3", 5, "`layers3` where `layers` belongs"),
-        ("layers 3", "layers 0", 5, "layers: 0, of 1 to 4096"),
-        ("layers 3", "layers 5000", 5, "layers: 5000, of 1 to 4096"),
+        ("layers 3", "layers 0", 5, "layers: 0 is not in 1 to 4096"),
+        ("layers 3", "layers 5000", 5, "layers: 5000 is not in 1 to 4096"),
         ("layers 3", "layers 4", 9, "the text ends before layer 3"),
-        ("layers 3", "layers 2", 8, "`2   da` behind the last layer"),
+        ("layers 3", "layers 2", 8, "`2   da` after the last layer"),
         ("1 dba\n", "", 7, "layer 2 where layer 1 belongs"),
         ("1 dba", "0 dba", 7, "layer 0 where layer 1 belongs"),
-        ("1 dba", "1", 7, "layer 1: `1` is no layer with its order"),
+        ("1 dba", "1", 7, "layer 1: `1` is not a layer and its order"),
         ("1 dba", "1 abd", 7, "layer 1: unknown order `abd`"),
         ("1 dba", "1 dba da", 7, "layer 1: unknown order `dba da`"),
         ("1 dba", "1 DBA", 7, "layer 1: unknown order `DBA`"),
@@ -101,7 +101,7 @@ fn the_best_order_is_the_cheapest_and_of_equal_ones_the_simplest() {
     let [none, da, dba] = WORDS;
     assert_eq!(table.by_layer, [none, none, none, da, da, da, dba, dba, none, none]);
     assert_eq!(prices.best(3, 10.0), (none, 10_000.0));
-    // Nothing pays where the parts cost more than they can hide.
+    // No overlap pays if split attention costs more than it can hide.
     let small =
         Prices::new(vec![0.0, 100.0], vec![lines([(0.0, 10.0), (5000.0, 0.0), (9000.0, 0.0)])]).unwrap();
     assert_eq!(Table::best(&small, &[0.0, 50.0, 100.0]).unwrap().by_layer, [none; 3]);
@@ -123,14 +123,14 @@ fn prices_with_holes_are_refused() {
     assert_eq!(place(&[0.0, 1.0], vec![]), "no layer");
     for bad in [vec![0.0], vec![0.0, f64::NAN], vec![-1.0, 0.0], vec![0.0, f64::INFINITY]] {
         let [none, da, _] = times();
-        let told = "exposed time of dba: one finite time a count of misses";
+        let told = "exposed time of dba: one finite time for each count of misses";
         assert_eq!(place(&[0.0, 1.0], vec![times(), [none, da, bad]]), told);
     }
     let two = Prices::new(vec![0.0, 1.0], vec![times(), times()]).unwrap();
     assert_eq!(Table::best(&two, &[1.0; 3]).unwrap_err().place(), "layers");
 }
 
-/// For so many layers, or for all of them at once.
+/// Prices for `layers` layers, or once for all layers.
 fn prices(layers: usize) -> impl Strategy<Value = Prices> {
     (1..5_usize, prop::sample::select(vec![1, layers])).prop_flat_map(|(points, layers)| {
         let gaps = prop::collection::vec(0.5..200.0, points - 1);
@@ -209,7 +209,7 @@ fn a_captured_table_is_taken_when_it_has_been_better_for_some_steps() {
     assert_eq!([(); 6].map(|()| choose(0)), [at(0, 1); 6]);
     // 30 misses a row, smoothed: 7.5, 13.1, ... DA saves a tenth from the second step on.
     assert_eq!([(); 6].map(|()| choose(30)), [at(0, 1), at(0, 1), at(0, 1), at(0, 1), at(1, 1), at(1, 1)]);
-    // A single step does not count for more than its share.
+    // A single step counts only with its smoothing weight.
     assert_eq!([choose(300), choose(30), choose(30), choose(30)], [at(1, 1); 4]);
     assert_eq!(chooser.table(0, 1), Some(&Table::fixed(3, Overlap::Da)));
     assert_eq!((chooser.table(0, 3), chooser.table(1, 0)), (None, None));
@@ -233,10 +233,10 @@ fn where_no_table_is_near_the_best_the_oldest_gives_way_and_its_version_rises() 
     // An empty place first,
     assert_eq!(choose(mixed), (2, 1, true, vec![none, da, dba]));
     assert_eq!(choose(mixed), (2, 1, false, vec![none, da, dba]));
-    // then what is there,
+    // then a table that is already there,
     assert_eq!(choose([0; 3]).0, 2);
     assert_eq!(choose([0; 3]), (0, 1, false, vec![none; 3]));
-    // then the place of the one that was used longest ago: never.
+    // then the place of the least recently used table, which was never used.
     choose([30; 3]);
     assert_eq!(choose([30; 3]), (1, 2, true, vec![da; 3]));
     choose([90, 0, 0]);
@@ -349,7 +349,7 @@ proptest! {
                 prop_assert_eq!(&table.by_layer, &current.by_layer, "a table changes with its version");
                 continue;
             }
-            // It was to be had for as many steps as it takes, since the last move, and by enough.
+            // The saving was available for enough steps since the last move, and large enough.
             prop_assert!(step + 1 >= since + steps as usize);
             for known in &history[step + 1 - steps as usize..] {
                 let now = prices.of_table(&current.by_layer, known);
@@ -358,7 +358,7 @@ proptest! {
             }
             (current, version, since) = (table.clone(), (choice.index, choice.version), step + 1);
         }
-        // With misses as they are, it ends where neither a move nor a new table would be worth it.
+        // With constant misses it ends at a table from which neither a move nor a new table pays.
         let known = history.last().unwrap();
         let now = prices.of_table(&current.by_layer, known);
         let best = prices.of_table(&Table::best(&prices, known).unwrap().by_layer, known);

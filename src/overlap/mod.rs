@@ -1,12 +1,12 @@
-//! What hides the gather: the order in which one layer's work is enqueued.
+//! Overlap: orders of a layer's work that hide the gather behind computation.
 //!
-//! | file | knows |
+//! | file | contents |
 //! |---|---|
+//! | `schedule` | the orders none, DA and DBA: the operations and events of one layer of one micro-batch |
 //! | `choice` | which order each layer runs in, and when to change it |
-//! | `schedule` | the edges of none, DA and DBA, for one layer of one micro-batch, over any device |
 //!
-//! The engine's part of a layer is opaque: callbacks that enqueue on the stream they are given. The same
-//! schedule runs on every device, so what is planned on the virtual clock is what a step does.
+//! The engine's part of a layer is opaque: callbacks that enqueue work on the stream that they are given. The same
+//! schedule runs on every device, so a plan made on the virtual clock matches the real step.
 
 mod choice;
 mod schedule;

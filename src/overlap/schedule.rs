@@ -1,58 +1,72 @@
-//! The schedule: one layer's work on four streams, by the edges of the paper's three orders.
+//! The schedule: one layer's work on up to four streams, in one of three orders: none, DA or DBA.
 //!
-//! ESS (arXiv 2512.10576) hides the gather of a layer's missed rows behind the layer's own computation.
-//! Engine: *I0* projections and index-key write; *I* logits and top-k; *P* preparation, which writes the
-//! new rows; *A* attention; *M* merge. Ours: *R* resolve, *G* gather, *S* scatter of the new rows.
+//! The orders come from ESS (arXiv 2512.10576). DA and DBA hide the gather of a layer's missed rows behind the layer's
+//! own computation.
+//!
+//! | letter | operation | done by |
+//! |---|---|---|
+//! | I0 | projections for the indexer, and the write of the index keys | the engine |
+//! | I | indexer: logits and top-k, which write the selection (I1 and I2: halves of the batch) | the engine |
+//! | R | resolve: maps the selection to slots, and decides misses and victims | forebay |
+//! | G | gather: copies missed rows from the total pool to their slots | forebay |
+//! | P | preparation of attention: writes the new rows to their landing slots | the engine |
+//! | A | attention (A0: over resident rows, A1: over fetched rows) | the engine |
+//! | M | merge of the results of split attention | the engine |
+//! | S | scatter: copies the new rows from the landing slots to the total pool | forebay |
 //!
 //! ```text
-//! none   compute: I0 I R G P A                        S behind P
-//! DA     compute: I0 I . P . A0 . A1 M                A0 behind P, R: what was resident
-//!        resolve:      R                              A1 behind A0, G: what was fetched
-//!        gather:         G------------                S behind P
-//! DBA    compute: I0 I1 . I2 . P . A0 . A1 M          the first half of the batch is resolved and gathered
-//!        resolve:        R1   R2                      while the second half's top-k runs
+//! none   compute: I0 I R G P A                        S after P
+//! DA     compute: I0 I . P . A0 . A1 M                A0 (resident rows) after P and R
+//!        resolve:      R                              A1 (fetched rows) after A0 and G
+//!        gather:         G------------                S after P
+//! DBA    compute: I0 I1 . I2 . P . A0 . A1 M          R and G of the first half of the batch
+//!        resolve:        R1   R2                      run while the second half's indexer runs
 //!        gather:           G1---G2-----
 //! ```
 //!
-//! A layer's first work follows the last layer's merge, because both are in the compute stream. From this
-//! the order of everything that layers share follows: the index lists, the lists of fetches and the scratch
-//! slots of the layer before were read by an A1 that R of this layer is behind. So no edge leads from a
-//! layer's end to the next one, but for the scatters, which the step joins at its end.
+//! A layer's first operation comes after the previous layer's merge, because both are on the compute stream. This also
+//! orders all data that layers share. The previous layer's A1 read its index lists, its lists of fetches and its
+//! scratch slots, and R of this layer comes after that A1. So no event is needed between layers, except for the
+//! scatters, which the step joins at its end.
 //!
-//! **Several passes.** Where scratch holds a share of what a step may fetch, a pass fetches it, its A1
-//! attends it, and the next pass's gather waits for that A1. Passes that a row does not need fetch and
-//! attend nothing; how many there are never depends on data, so a captured graph holds them all.
+//! **Several waves.** If the scratch slots hold only a share of the rows that a step may fetch, attention runs in
+//! waves. A wave gathers its share, its A1 reads it, and the next wave's gather waits for that A1. If a batch row needs
+//! fewer waves, the other waves fetch and attend nothing for it. The number of waves never depends on data, so a
+//! captured graph holds all of them.
 //!
-//! **Edges.** An edge between two streams is one event, recorded and waited for at once; between the same
-//! stream it is nothing. Events are used again from layer to layer: a wait means the last record before it.
+//! **Edges.** An edge between two streams is one event, recorded on one stream and waited for on the other at once. On
+//! a single stream no event is needed. The schedule reuses its events from layer to layer: a wait refers to the last
+//! record before it.
 //!
-//! **Capture.** Each side stream's last operation of a layer is waited for in the compute stream, S's at the
-//! step's end ([`Schedule::join`]), so a captured step leaves no fork unjoined. Where micro-batches have compute
-//! streams of their own, who captures forks and joins these: `Cache::capture`, or the engine.
+//! **Capture.** The compute stream waits for the last operation of each side stream in a layer, and for the scatters at
+//! the step's end ([`Schedule::join`]). So a captured step leaves no fork unjoined. If micro-batches have compute
+//! streams of their own, the code that captures forks and joins them: `Cache::capture`, or the engine.
 //!
-//! Costs: at most seven edges a layer and two more a further pass, beside R, G and S; nothing is allocated,
-//! nothing is waited for. It does not choose the order (`choice`), nor know what a callback computes.
+//! **Costs.** At most seven edges in a layer, and two more for each further wave, in addition to R, G and S. The
+//! schedule allocates nothing and waits for nothing.
+//!
+//! The schedule does not choose the order (`choice`), and a callback may compute anything.
 
-use crate::device::{Answer, Device, Event, Part, Parts, PoolOp, Pools, Slice, Stream};
+use crate::device::{Answer, Device, Event, PoolOp, Pools, Slice, SplitIndices, StepRange, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{Layer, MicroBatch};
-use crate::residency::Rows;
+use crate::residency::QueryRange;
 use crate::step::OverlapStreams;
 
-/// What hides a layer's gather.
+/// The order of a layer's work: which computation hides the gather.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Overlap {
-    /// Nothing: attention waits for it. What engines run today.
+    /// No computation: attention waits for the gather, as in today's engines.
     #[default]
     None,
-    /// Preparation and attention over what was resident.
+    /// The preparation of attention, and attention over the resident rows.
     Da,
-    /// These, and the indexer of the second half of the batch.
+    /// The same, and the indexer of the second half of the batch.
     Dba,
 }
 
 impl Overlap {
-    /// All of them.
+    /// All orders.
     pub const ALL: [Overlap; 3] = [Overlap::None, Overlap::Da, Overlap::Dba];
 
     /// The name that tables, files and the command line use.
@@ -65,110 +79,112 @@ impl Overlap {
     }
 }
 
-/// A part of a layer that is the engine's.
+/// A piece of a layer's work that the engine does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Work {
     /// I0: the projections that the indexer needs, and the write of the index keys.
     Project,
-    /// I: logits and top-k of the call's batch rows, which write their selection.
+    /// I: logits and top-k of the call's batch rows, which write the selection.
     Index,
     /// P: the preparation of attention, which writes the new rows to their landing slots.
     Prepare,
-    /// A: attention over some of the selected rows.
+    /// A: attention over the selected rows that the [`Keys`] name.
     Attend(Keys),
-    /// M: merges attention's parts by their log-sum-exp. Only where attention ran in parts.
+    /// M: merges the results of split attention by their log-sum-exp. Only after split attention.
     Merge,
-    /// What follows attention: output projection, experts, communication.
+    /// The rest of the layer after attention: output projection, experts, communication.
     Rest,
 }
 
 /// Which of the selected rows a call of attention reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Keys {
-    /// All: the slots of the resolve's answer.
+    /// All selected rows, through the slots that the resolve returned.
     All,
-    /// What was resident or is born in this step: list 0 of the [`Parts`].
+    /// The rows that were resident, and the new rows of this step: list 0 of the [`SplitIndices`].
     Resident,
-    /// What a pass fetched: list `1 + pass`.
+    /// The rows that a wave fetched: list `1 + wave`.
     Fetched {
-        /// The pass.
-        pass: u32,
+        /// The wave.
+        wave: u32,
     },
 }
 
-/// One call of the engine.
+/// One call to the engine: the work to enqueue, and its place in the step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineCall {
-    /// What to enqueue.
+    /// The work to enqueue.
     pub work: Work,
-    /// For which micro-batch.
+    /// The micro-batch.
     pub micro_batch: MicroBatch,
-    /// In which layer.
+    /// The layer.
     pub layer: Layer,
-    /// The first batch row,
+    /// The first batch row.
     pub first: u32,
-    /// and how many: half of the batch for the parts of DBA's indexer, else all.
+    /// The number of batch rows: a half of the batch for DBA's indexer, all of them otherwise.
     pub count: u32,
-    /// The query rows of each batch row: one of them in a draft layer's pass.
-    pub rows: Rows,
+    /// The query rows of each batch row: one query row in a draft pass.
+    pub rows: QueryRange,
 }
 
-/// The engine's side of a layer.
+/// The engine's side of a layer: callbacks that enqueue its work.
 pub trait Engine {
-    /// Enqueues the work on `stream`. What it forks to streams of its own it joins again before it returns,
-    /// and enqueues there by itself: a device that sees an engine's work takes it on this stream only.
+    /// Enqueues the work on `stream`. The callback may fork work to the engine's own streams, and must join it to
+    /// `stream` before it returns. It enqueues that work without forebay: a device that sees the engine's work accepts
+    /// it on `stream` only.
     ///
     /// # Errors
-    /// The engine's own; the layer is then not enqueued any further, and the step is abandoned.
+    /// The engine's own errors. After an error the layer is not enqueued any further, and the step is abandoned.
     fn enqueue(&mut self, call: &EngineCall, stream: Stream) -> Result<()>;
 }
 
-/// The events of one micro-batch, used again for every layer.
+/// The events of one micro-batch, reused for every layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Schedule {
-    /// A top-k has written its selection.
+    /// After I: the selection is written.
     selected: Event,
-    /// R has answered.
+    /// After R: the slots are written.
     resolved: Event,
-    /// G has fetched.
+    /// After G: the rows are fetched.
     gathered: Event,
-    /// P has written the new rows.
+    /// After P: the new rows are written.
     prepared: Event,
-    /// A pass has been attended: its scratch slots are free.
+    /// After A1 of a wave: its scratch slots are free.
     attended: Event,
-    /// S has stored.
+    /// After S: the new rows are stored.
     scattered: Event,
 }
 
-/// One micro-batch's layers: everything that does not change from layer to layer.
+/// The arguments of one micro-batch that do not change from layer to layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Run {
     /// The micro-batch's events.
     pub schedule: Schedule,
     /// The micro-batch.
     pub micro_batch: MicroBatch,
-    /// Batch rows: those of the step, or of the captured batch that it runs in, whose other rows are inert.
+    /// The number of batch rows: of the step, or of the captured batch in which it runs. The other rows of a captured
+    /// batch are inert.
     pub batch: u32,
-    /// The first batch row of DBA's second half; 0, or as many as there are, makes DBA's halves one.
+    /// The first batch row of DBA's second half. With 0 or `batch`, DBA runs the whole batch at once.
     pub half: u32,
     /// Query rows of the step.
     pub query_rows: u32,
     /// Positions that a query row selects.
     pub top_k: u32,
-    /// Passes of attention over fetched rows, at least 1.
-    pub passes: u32,
-    /// Rows have bytes: without them nothing is gathered and nothing stored.
+    /// Attention waves over fetched rows, at least 1.
+    pub waves: u32,
+    /// Whether rows have bytes. If not, the schedule enqueues no gather and no scatter.
     pub moves: bool,
     /// Its streams.
     pub streams: OverlapStreams,
-    /// `[batch][query rows][k]` i32: the selected positions, which the engine's top-k writes. Of a buffer
-    /// made for more rows the beginning is taken; so does a draft layer's pass, which has one query row.
+    /// The selected positions, `[batch][query rows][k]` i32, which the engine's top-k writes. The buffer may be larger;
+    /// the layers use its beginning. So does a draft pass, which has one query row.
     pub selection: Slice,
-    /// The same: the slots of the answer.
+    /// The slots that R writes, in the same shape.
     pub slots: Slice,
-    /// The answer's index lists, for as many batch rows or more; nothing where every layer runs in the order
-    /// `none` and in one pass.
-    pub parts: Option<Parts>,
+    /// The index lists of split attention, for `batch` rows or more. `None` if every layer runs in the order `none`
+    /// with one wave.
+    pub split_indices: Option<SplitIndices>,
 }
 
 /// One layer of a run, while it is enqueued.
@@ -177,23 +193,23 @@ struct LayerRun<'a> {
     pools: Pools,
     run: &'a Run,
     layer: Layer,
-    rows: Rows,
-    parts: Option<Parts>,
+    rows: QueryRange,
+    split_indices: Option<SplitIndices>,
     engine: &'a mut dyn Engine,
 }
 
 impl Run {
-    /// Whether the run can be enqueued in the order `overlap`, as far as that can be known beforehand.
+    /// Checks, before anything is enqueued, that the run can be enqueued in the order `overlap`.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] for an order that needs index lists without them; [`Kind::OutOfRange`] for
-    /// buffers that are too short, overlap, do not begin at a word, or are another device's.
+    /// [`Kind::InvalidConfig`] for an order that needs index lists without them; [`Kind::OutOfRange`] for buffers that
+    /// are too short, overlap, are not aligned to a word, or belong to another device.
     pub fn check(&self, device: &dyn Device, overlap: Overlap) -> Result<()> {
-        if self.passes == 0 {
-            return Err(refuse("passes of attention", 0));
+        if self.waves == 0 {
+            return Err(refuse("attention waves", 0));
         }
-        if self.parts.is_none() && (overlap != Overlap::None || self.passes > 1) {
-            return Err(refuse("attention in parts needs index lists", self.passes));
+        if self.split_indices.is_none() && (overlap != Overlap::None || self.waves > 1) {
+            return Err(refuse("split attention needs index lists", self.waves));
         }
         let rows = u64::from(self.batch) * u64::from(self.query_rows);
         let entries = |rows: u64| rows.saturating_mul(u64::from(self.top_k));
@@ -201,14 +217,14 @@ impl Run {
         buffers[0] = ("selection", self.selection, entries(rows));
         buffers[1] = ("slots", self.slots, entries(rows));
         let mut used = 2;
-        if let Some(Parts { lists, counts, batch }) = self.parts {
+        if let Some(SplitIndices { lists, counts, batch }) = self.split_indices {
             if batch < self.batch {
                 return Err(Error::new(Kind::OutOfRange, "overlap")
                     .at("batch rows of the index lists")
                     .with("rows", batch)
                     .with("wanted", self.batch));
             }
-            let rows = (1 + u64::from(self.passes))
+            let rows = (1 + u64::from(self.waves))
                 .saturating_mul(u64::from(batch))
                 .saturating_mul(u64::from(self.query_rows));
             buffers[2] = ("index lists", lists, entries(rows));
@@ -223,7 +239,7 @@ impl Run {
                     .at(*place)
                     .with("bytes", slice.bytes())
                     .with("wanted", bytes)
-                    .hint("give each buffer words of its own, enough of them, of this device"));
+                    .hint("give each buffer enough memory of its own, on this device"));
             }
         }
         Ok(())
@@ -235,7 +251,7 @@ fn refuse(place: &'static str, value: u32) -> Error {
 }
 
 impl Schedule {
-    /// Takes the events.
+    /// Creates the events.
     ///
     /// # Errors
     /// [`Kind::Exhausted`].
@@ -250,24 +266,25 @@ impl Schedule {
         })
     }
 
-    /// Orders `to` behind `from`, at the beginning of a captured step and around its launch.
+    /// Orders `to` after `from`, at the beginning of a captured step and around its launch.
     pub(crate) fn fork(&self, device: &dyn Device, from: Stream, to: Stream) -> Result<()> {
         edge(device, self.attended, from, to)
     }
 
-    /// The end of a step: `to` is ordered behind everything that its layers have enqueued on `streams`.
+    /// Orders `to`, at the end of a step, after all work that the step's layers have enqueued on `streams`.
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`] for streams that are not the device's.
+    /// [`Kind::OutOfRange`] for streams of another device.
     pub fn join(&self, device: &dyn Device, streams: &OverlapStreams, to: Stream) -> Result<()> {
         edge(device, self.scattered, streams.scatter, to)?;
         edge(device, self.attended, streams.compute, to)
     }
 
-    /// The same for a step of which a layer was not enqueued whole: behind all streams. All are tried.
+    /// Orders `to` after all of `streams`, for a step with a layer that was not enqueued completely. It tries every
+    /// stream, even after an error.
     ///
     /// # Errors
-    /// The first refusal, of those for a stream that is not the device's only where there is no other.
+    /// The first error. It returns an error for a stream of another device only if there is no other error.
     pub fn join_all(&self, device: &dyn Device, streams: &OverlapStreams, to: Stream) -> Result<()> {
         let joined = [
             edge(device, self.resolved, streams.resolve, to),
@@ -285,29 +302,29 @@ impl Schedule {
     }
 }
 
-/// Enqueues one layer, or pass `pass` of a draft layer, in the order `overlap`. The compute stream must be
-/// ordered behind the step's begin.
+/// Enqueues one layer, or draft pass `draft_pass` of a draft layer, in the order `overlap`. The compute stream must be
+/// ordered after the step's begin.
 ///
 /// # Errors
-/// Those of [`Run::check`], before anything is enqueued. Afterwards [`Kind::InvalidConfig`] for a callback
-/// that enqueues on another stream, on devices that see it; [`Kind::OutOfRange`] for layers and streams; the
-/// callback's own.
+/// The errors of [`Run::check`], before anything is enqueued. Later [`Kind::InvalidConfig`] for a callback that
+/// enqueues on another stream, if the device can see it; [`Kind::OutOfRange`] for layers and streams; the callback's
+/// own errors.
 pub fn enqueue_layer(
     device: &dyn Device,
     pools: Pools,
     run: &Run,
     layer: Layer,
-    pass: Option<u32>,
+    draft_pass: Option<u32>,
     overlap: Overlap,
     engine: &mut dyn Engine,
 ) -> Result<()> {
     run.check(device, overlap)?;
-    let rows = match pass {
-        None => Rows { first: 0, count: run.query_rows },
-        Some(pass) => Rows { first: pass, count: 1 },
+    let rows = match draft_pass {
+        None => QueryRange { first: 0, count: run.query_rows },
+        Some(draft_pass) => QueryRange { first: draft_pass, count: 1 },
     };
-    let parts = run.parts.filter(|_| overlap != Overlap::None || run.passes > 1);
-    let layer = LayerRun { device, pools, run, layer, rows, parts, engine };
+    let split_indices = run.split_indices.filter(|_| overlap != Overlap::None || run.waves > 1);
+    let layer = LayerRun { device, pools, run, layer, rows, split_indices, engine };
     match overlap {
         Overlap::None => layer.none(),
         Overlap::Da => layer.da(),
@@ -315,10 +332,10 @@ pub fn enqueue_layer(
     }
 }
 
-/// A whole step: every layer once, then `draft_passes` passes of the draft layers, each of them for every
-/// micro-batch in turn: with compute streams of their own, one computes while the other's rows are fetched.
-/// `by_layer` says each layer's order; its last `draft_layers` entries are those of the draft layers.
-/// [`Schedule::join`] comes next.
+/// Enqueues a whole step: every layer once, then `draft_passes` draft passes of the draft layers. In each layer and
+/// each draft pass, the micro-batches take turns. If they have compute streams of their own, one micro-batch computes
+/// while the rows of the other are fetched. `by_layer` gives the order of each layer; its last `draft_layers` entries
+/// are those of the draft layers. Call [`Schedule::join`] next.
 ///
 /// # Errors
 /// As [`enqueue_layer`]; [`Kind::InvalidConfig`] for more draft layers than layers.
@@ -335,16 +352,17 @@ pub fn enqueue_step(
         return Err(refuse("draft layers", draft_layers));
     };
     let layers = (0..).map(Layer).zip(by_layer);
-    let drafts = (0..draft_passes).flat_map(|pass| layers.clone().skip(once).map(move |of| (of, Some(pass))));
-    for ((layer, overlap), pass) in layers.clone().take(once).map(|of| (of, None)).chain(drafts) {
+    let drafts = (0..draft_passes)
+        .flat_map(|draft_pass| layers.clone().skip(once).map(move |of| (of, Some(draft_pass))));
+    for ((layer, overlap), draft_pass) in layers.clone().take(once).map(|of| (of, None)).chain(drafts) {
         for run in runs {
-            enqueue_layer(device, pools, run, layer, pass, *overlap, engine)?;
+            enqueue_layer(device, pools, run, layer, draft_pass, *overlap, engine)?;
         }
     }
     Ok(())
 }
 
-/// `to` waits for all that `from` holds by now.
+/// Makes `to` wait for all work that `from` holds now.
 fn edge(device: &dyn Device, event: Event, from: Stream, to: Stream) -> Result<()> {
     if from == to {
         return Ok(());
@@ -360,7 +378,7 @@ impl LayerRun<'_> {
         self.resolve(0, self.run.batch, compute)?;
         self.gather(0, self.run.batch, 0, compute)?;
         self.prepare()?;
-        if self.run.passes == 1 {
+        if self.run.waves == 1 {
             self.all(Work::Attend(Keys::All))?;
             return self.all(Work::Rest);
         }
@@ -398,7 +416,7 @@ impl LayerRun<'_> {
         self.attend()
     }
 
-    /// P, and S behind it.
+    /// P, and S after it.
     fn prepare(&mut self) -> Result<()> {
         let OverlapStreams { compute, scatter, .. } = self.run.streams;
         self.all(Work::Prepare)?;
@@ -406,10 +424,10 @@ impl LayerRun<'_> {
         if !self.run.moves {
             return Ok(());
         }
-        self.device.enqueue(self.pools, scatter, PoolOp::Scatter(self.part(0, self.run.batch)))
+        self.device.enqueue(self.pools, scatter, PoolOp::Scatter(self.range(0, self.run.batch)))
     }
 
-    /// Attention over what was resident, once it is resolved; over what was fetched, once it is there.
+    /// Attention over the resident rows after R, then over the fetched rows after G.
     fn attend(mut self) -> Result<()> {
         let OverlapStreams { compute, resolve, gather, .. } = self.run.streams;
         edge(self.device, self.run.schedule.resolved, resolve, compute)?;
@@ -418,40 +436,40 @@ impl LayerRun<'_> {
         self.fetched(gather)
     }
 
-    /// Attention over what each pass fetches, the first of which is gathered, and the merge.
+    /// Attention over the rows of each wave, and the merge. The first wave is already gathered.
     fn fetched(mut self, gather: Stream) -> Result<()> {
         let compute = self.run.streams.compute;
-        self.all(Work::Attend(Keys::Fetched { pass: 0 }))?;
-        for pass in 1..self.run.passes {
+        self.all(Work::Attend(Keys::Fetched { wave: 0 }))?;
+        for wave in 1..self.run.waves {
             edge(self.device, self.run.schedule.attended, compute, gather)?;
-            self.gather(0, self.run.batch, pass, gather)?;
+            self.gather(0, self.run.batch, wave, gather)?;
             edge(self.device, self.run.schedule.gathered, gather, compute)?;
-            self.all(Work::Attend(Keys::Fetched { pass }))?;
+            self.all(Work::Attend(Keys::Fetched { wave }))?;
         }
         self.all(Work::Merge)?;
         self.all(Work::Rest)
     }
 
-    fn part(&self, first: u32, count: u32) -> Part {
+    fn range(&self, first: u32, count: u32) -> StepRange {
         let (micro_batch, layer, rows) = (self.run.micro_batch, self.layer, self.rows);
-        Part { micro_batch, layer, first, count, rows }
+        StepRange { micro_batch, layer, first, count, rows }
     }
 
-    /// R of some batch rows.
+    /// R of `count` batch rows from `first` on.
     fn resolve(&mut self, first: u32, count: u32, stream: Stream) -> Result<()> {
         let (selection, slots) =
             (self.of(self.run.selection, first, count)?, self.of(self.run.slots, first, count)?);
-        let answer = Answer { slots, parts: self.parts };
-        let part = self.part(first, count);
-        self.device.enqueue(self.pools, stream, PoolOp::Resolve { part, selection, answer })
+        let answer = Answer { slots, split_indices: self.split_indices };
+        let range = self.range(first, count);
+        self.device.enqueue(self.pools, stream, PoolOp::Resolve { range, selection, answer })
     }
 
-    fn gather(&mut self, first: u32, count: u32, pass: u32, stream: Stream) -> Result<()> {
+    fn gather(&mut self, first: u32, count: u32, wave: u32, stream: Stream) -> Result<()> {
         if !self.run.moves {
             return Ok(());
         }
-        let part = self.part(first, count);
-        self.device.enqueue(self.pools, stream, PoolOp::Gather { part, pass })
+        let range = self.range(first, count);
+        self.device.enqueue(self.pools, stream, PoolOp::Gather { range, wave })
     }
 
     /// The engine's work for all batch rows.
@@ -463,26 +481,26 @@ impl LayerRun<'_> {
         let (stream, micro_batch) = (self.run.streams.compute, self.run.micro_batch);
         let call = EngineCall { work, micro_batch, layer: self.layer, first, count, rows: self.rows };
         self.device.confine(Some(stream))?;
-        // A callback that panics must not leave the device confined.
+        // A callback that panics must not leave the device confined to this stream.
         let _lifted = Confined(self.device);
         let enqueued = self.engine.enqueue(&call, stream);
         self.device.confine(None).and(enqueued)
     }
 
-    /// The part of a `[batch][query rows][k]` buffer that belongs to some batch rows. A draft layer's pass has
-    /// one query row and takes the buffer's beginning.
+    /// The part of a `[batch][query rows][k]` buffer that belongs to `count` batch rows from `first` on. A draft pass
+    /// has one query row and uses the beginning of the buffer.
     fn of(&self, buffer: Slice, first: u32, count: u32) -> Result<Slice> {
         let row = 4 * u64::from(self.run.top_k) * u64::from(self.rows.count);
         buffer.part(u64::from(first) * row, u64::from(count) * row)
     }
 }
 
-/// Lifts what confines a device.
+/// Lifts the confinement of a device to one stream when dropped.
 struct Confined<'a>(&'a dyn Device);
 
 impl Drop for Confined<'_> {
     fn drop(&mut self) {
-        // Lifted already, with its answer, wherever nothing panicked.
+        // If the callback did not panic, the confinement has already been lifted and its result checked.
         let _ = self.0.confine(None);
     }
 }

@@ -1,21 +1,21 @@
-//! Fills the prices that a choice of orders goes by: the schedule of one layer, run on the clock at a
-//! setup's rates in each order, over a grid of misses.
+//! Fills the prices from which orders are chosen: runs the schedule of one layer on the clock, at a setup's rates in
+//! each order, over a grid of misses.
 //!
-//! Layers of one model are alike but for what they miss, so they have one price list; draft layers have
-//! another, of one query row a pass and all their passes together. What is priced are all micro-batches of
-//! the batch: a choice among tables is one for the whole step.
+//! The layers of a model differ only in their misses, so they share one price list. Draft layers have another, of one
+//! query row a draft pass and all their passes together. A price covers all micro-batches of the batch, because a
+//! table is chosen for the whole step.
 
 use crate::error::Result;
 use crate::overlap::{Overlap, Prices};
 use crate::predict::simulate::{Options, Point, Simulator, grid};
 
 impl Simulator {
-    /// The prices of the orders at an operating point, whose own misses play no part; for
+    /// The prices of the orders at an operating point, whose own misses are not used; for
     /// [`Table::best`](crate::overlap::Table::best) and a [`Chooser`](crate::overlap::Chooser)'s buckets.
-    /// A layer's least time, at any misses and in any order, is what it does not expose.
+    /// The least time of a layer, over all misses and orders, counts as not exposed.
     ///
     /// # Errors
-    /// As [`Simulator::run`].
+    /// Errors of [`Simulator::run`].
     pub fn prices(&mut self, point: &Point, options: &Options) -> Result<Prices> {
         let shape = *self.setup().shape();
         let most = f64::from(shape.top_k) * f64::from(point.mtp);
@@ -31,7 +31,7 @@ impl Simulator {
         Prices::new(grid, layers)
     }
 
-    /// One layer's nanoseconds in each order, passed `passes` times with the misses shared among them.
+    /// One layer's nanoseconds in each order, in `passes` passes that share the misses.
     fn price_list(
         &mut self,
         point: &Point,

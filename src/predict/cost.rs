@@ -1,26 +1,26 @@
-//! What one work of an engine costs, measured at points: a grid, interpolated, and its rules outside.
+//! The cost of one work of an engine, measured at points: a grid, its interpolation, and the rules outside the grid.
 //!
 //! **Between points** the cost is multilinear in the grid's axes, and exact at a point. **Below the first
-//! point** of an axis the first point holds: small work is bound by launches and weights, which do not
-//! shrink. **Above the last** the rise of the roofline from there on is added, up to [`BEYOND`] times the last
-//! point; farther out nothing is known and the answer is an error, as it is for a hole.
+//! point** of an axis the first point's cost applies: launches and weights bound small work, and they do not
+//! shrink. **Above the last** point the increase of the roofline from there is added, up to [`BEYOND`] times the last
+//! point. Farther out the cost is unknown, which is an error, as is a hole in the grid.
 
 use serde::{Deserialize, Serialize};
 
 use super::{finite, outside, wrong};
 use crate::error::Result;
 
-/// How far beyond its last point an axis may be asked.
+/// How far beyond its last point an axis may be evaluated, as a factor.
 pub const BEYOND: f64 = 2.0;
 
-/// What a work is asked to do.
+/// The size of a work.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Load {
     /// Batch rows.
     pub rows: f64,
     /// Query rows of each.
     pub query_rows: f64,
-    /// Tokens of context of each.
+    /// Tokens of context of each request.
     pub context: f64,
     /// Keys that attention reads for each query row.
     pub width: f64,
@@ -33,7 +33,7 @@ impl Load {
     }
 }
 
-/// What a cost depends on.
+/// A quantity that a cost depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AxisName {
@@ -85,19 +85,19 @@ impl AxisName {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Axis {
-    /// What it counts.
+    /// Its quantity.
     pub name: AxisName,
     /// The points, ascending, positive.
     pub at: Vec<f64>,
 }
 
-/// The cost of one work at the points of a grid, in microseconds for one micro-batch and layer.
+/// The costs of one work at the points of a grid, in microseconds for one micro-batch and layer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cost {
     /// The axes; none for a constant.
     pub axes: Vec<Axis>,
-    /// The values, the last axis fastest. None is a hole.
+    /// The values, with the last axis fastest. None is a hole.
     pub us: Vec<Option<f64>>,
 }
 
@@ -121,17 +121,17 @@ impl Cost {
         Cost { axes, us }
     }
 
-    /// Whether the grid is whole; `place` is its field path.
+    /// Checks that the grid is complete; `place` is its field path.
     ///
     /// # Errors
-    /// [`crate::Kind::InvalidConfig`] names the field: an axis without points or not ascending, one that stands
-    /// twice, values missing, a hole, a value that is negative or no number.
+    /// [`crate::Kind::InvalidConfig`] names the field: an axis without points or not ascending, an axis that appears
+    /// twice, missing values, a hole, a negative value, or NaN.
     pub fn check(&self, place: &str) -> Result<()> {
         let mut count = 1_usize;
         for (i, axis) in self.axes.iter().enumerate() {
             let at = format!("{place}.axes[{i}].at");
             if self.axes[..i].iter().any(|other| other.name == axis.name) {
-                return Err(wrong(format!("{place}.axes[{i}].name: stands twice")));
+                return Err(wrong(format!("{place}.axes[{i}].name: appears twice")));
             }
             if axis.at.is_empty() || !axis.at.array_windows().all(|[a, b]| a < b) {
                 return Err(wrong(format!("{at}: no points, or not ascending")));
@@ -147,7 +147,7 @@ impl Cost {
         let has = |name| self.axes.iter().any(|axis| axis.name == name);
         if has(AxisName::Tokens) && (has(AxisName::Rows) || has(AxisName::QueryRows)) {
             return Err(wrong(format!(
-                "{place}.axes: tokens are rows times query_rows; take one or the other"
+                "{place}.axes: tokens are rows times query_rows; use one or the other"
             )));
         }
         if count > VALUES_MAX || self.us.len() != count {
@@ -177,11 +177,11 @@ impl Cost {
         words.join(", ")
     }
 
-    /// The cost of `load` in microseconds; `roofline` gives what is added beyond the last points, `place` is
+    /// The cost of `load` in microseconds; `roofline` gives the increase beyond the last points, `place` is
     /// the field of `costs`.
     ///
     /// # Errors
-    /// [`crate::Kind::OutOfRange`] more than [`BEYOND`] times beyond an axis's last point.
+    /// [`crate::Kind::OutOfRange`] for a load more than [`BEYOND`] times beyond an axis's last point.
     pub fn us(&self, load: &Load, roofline: impl Fn(&Load) -> f64, place: &str) -> Result<f64> {
         let mut inside = *load;
         let mut beyond = false;
@@ -207,7 +207,7 @@ impl Cost {
         }
     }
 
-    /// Multilinear interpolation; every axis is held at its ends.
+    /// Multilinear interpolation; every axis is clamped to its ends.
     fn inside(&self, load: &Load) -> f64 {
         // The cell's corners, as (index into `us`, weight), axis by axis: at most 2^5.
         let mut corners = [(0_usize, 0.0_f64); 32];
@@ -294,7 +294,7 @@ mod tests {
         refused(|g| g.axes[0].at[1] = 1.0, "costs.index.axes[0].at");
         refused(|g| g.axes[1].at.clear(), "costs.index.axes[1].at");
         refused(|g| g.axes[1].name = AxisName::Rows, "costs.index.axes[1].name");
-        refused(|g| g.axes[1].name = AxisName::Tokens, "take one or the other");
+        refused(|g| g.axes[1].name = AxisName::Tokens, "use one or the other");
         refused(|g| g.axes[1].at[0] = f64::NAN, "costs.index.axes[1].at");
     }
 }

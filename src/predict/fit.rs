@@ -1,22 +1,22 @@
-//! A setup from measurements: the unknowns by least squares, and what is left over, row by row.
+//! Fits a setup to measurements: finds the unknowns by least squares, and reports the residual of each row.
 //!
-//! The measurements are whole steps without misses and, where there are any, what the orders of overlap cost
-//! in one layer. What was measured work by work stands in the setup that they come with, and is kept. The
-//! rest is found in this order:
+//! The measurements are whole steps without misses and, optionally, the costs of the orders of overlap in one layer.
+//! Costs that were measured work by work are in the setup that comes with the measurements, and are kept. The other
+//! costs are found in this order:
 //!
-//! 1. From `overlap`: the indexer's time and what of it does not shrink with the batch, the preparation's
-//!    time, and what a call of attention costs whatever its width: those four decide how much an order hides
-//!    and what it costs. The production schedule on the clock is the model; Gauss-Newton with damping.
-//! 2. From `steps` of the most frequent kind (query rows, two micro-batches or not): what remains of the step
-//!    after the other works is the rest of a layer, by the tokens of a micro-batch. Steps of that kind are
-//!    met exactly; their noise is in the setup.
-//! 3. From `steps` of other query rows, where 1 was found: which part of the indexer's time goes by batch row
-//!    and which by query row.
-//! 4. From `steps` with and without two micro-batches: what the exchange of experts' tokens costs where
+//! 1. From `overlap`: the indexer's time and the part of it that does not shrink with the batch, the preparation's
+//!    time, and the fixed cost of a call of attention. These four decide how much an order hides and costs. The model
+//!    is the production schedule on the clock; the method is damped Gauss-Newton.
+//! 2. From `steps` of the most frequent kind (query rows, two micro-batches or not): the part of a step that remains
+//!    after the other works is the rest of a layer, by the tokens of a micro-batch. The fit meets steps of that kind
+//!    exactly, so their noise is in the setup.
+//! 3. From `steps` with other query rows, if 1 was found: which part of the indexer's time scales with batch rows
+//!    and which with query rows.
+//! 4. From `steps` with and without two micro-batches: the cost of the exchange of experts' tokens if
 //!    nothing hides it, beyond its bytes over the network.
 //! 5. From `misses_by_query_rows`: the power by which misses grow.
 //!
-//! A kind of measurement that is not there leaves the setup's own numbers, or the roofline's.
+//! A missing kind of measurement keeps the setup's own numbers, or the roofline's.
 
 use serde::{Deserialize, Serialize};
 
@@ -34,17 +34,17 @@ use crate::text::echo;
 /// The version of the measurements that is read.
 pub const VERSION: u64 = 1;
 
-/// The most rows of a list of measurements: each is simulated.
+/// The most rows of a list of measurements, because each is simulated.
 pub const ROWS_MAX: usize = 1 << 12;
 
-/// The most rows of `overlap`: each is simulated five times a round.
+/// The most rows of `overlap`, because each is simulated five times a round.
 pub const OVERLAP_ROWS_MAX: usize = 1 << 7;
 
-/// Longer than any step takes, in milliseconds, and than an order costs in a layer, in microseconds.
+/// Limits beyond any real measurement: milliseconds of a step, and microseconds of an order's cost in a layer.
 const STEP_MS_MAX: f64 = 1e6;
 const OVERLAP_US_MAX: f64 = 1e6;
 
-/// A whole step in which nothing was missed.
+/// The time of a whole step without misses.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StepRow {
@@ -60,7 +60,7 @@ pub struct StepRow {
     pub ms: f64,
 }
 
-/// What an order cost in one layer, beyond the same layer without misses in the order none.
+/// The cost of an order in one layer, beyond the same layer without misses in the order none.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OverlapRow {
@@ -80,7 +80,7 @@ pub struct OverlapRow {
     pub us: f64,
 }
 
-/// Misses at some number of query rows, all else equal; only how they stand to each other counts.
+/// Misses at a number of query rows, all else equal; only their ratios matter.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GrowthRow {
@@ -96,15 +96,15 @@ pub struct GrowthRow {
 pub struct Measurements {
     /// The version: [`VERSION`].
     pub forebay_measurements: u64,
-    /// What is known and assumed: a setup, without the costs that are to be found.
+    /// The known and assumed values: a setup, without the costs to be found.
     pub setup: File,
-    /// The link's rates, as measured; instead of the setup's.
+    /// The link's measured rates, which replace the setup's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rates: Option<Rates>,
     /// Whole steps.
     #[serde(default)]
     pub steps: Vec<StepRow>,
-    /// Overheads of overlap.
+    /// Costs of overlap.
     #[serde(default)]
     pub overlap: Vec<OverlapRow>,
     /// How misses grow.
@@ -112,22 +112,22 @@ pub struct Measurements {
     pub misses_by_query_rows: Vec<GrowthRow>,
 }
 
-/// A measurement beside what the fitted setup says.
+/// A measurement next to the fitted setup's value.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Residual {
     /// The row's field path.
     pub row: String,
-    /// In words.
+    /// The row in words.
     pub what: String,
     /// "ms" or "us".
     pub unit: &'static str,
-    /// As measured.
+    /// The measured value.
     pub measured: f64,
-    /// By the fitted setup.
+    /// The fitted setup's value.
     pub fitted: f64,
 }
 
-/// A number that was found.
+/// A number that the fit found.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Found {
     /// Its name.
@@ -138,14 +138,14 @@ pub struct Found {
     pub value: f64,
 }
 
-/// What comes out.
+/// The result of a fit.
 #[derive(Clone, Debug)]
 pub struct Fitted {
     /// The setup.
     pub setup: Setup,
-    /// What was found.
+    /// The numbers found.
     pub found: Vec<Found>,
-    /// Every row of `steps` and `overlap`, in their order.
+    /// Every row of `steps` and `overlap`, in order.
     pub residuals: Vec<Residual>,
 }
 
@@ -153,7 +153,7 @@ impl Measurements {
     /// Reads the text of a file of measurements.
     ///
     /// # Errors
-    /// As [`Setup::parse`], with the paths of this file.
+    /// Errors of [`Setup::parse`], with the paths of this file.
     pub fn parse(text: &str) -> Result<Measurements> {
         let measured: Measurements = parse(text, "forebay_measurements", VERSION..=VERSION)?;
         measured.check()?;
@@ -170,7 +170,7 @@ impl Measurements {
             return Err(wrong(format!("{name}: too many rows"))
                 .with("rows", rows as u64)
                 .with("most", most as u64)
-                .hint("keep fewer rows: means of those that were measured alike"));
+                .hint("keep fewer rows: average those measured under the same conditions"));
         }
         let setup = Setup::new(self.setup.clone())?;
         for (i, row) in self.steps.iter().enumerate() {
@@ -180,19 +180,19 @@ impl Measurements {
             }
         }
         if (1..UNKNOWNS).contains(&self.overlap.len()) {
-            return Err(wrong("overlap: fewer rows than what is found from them")
+            return Err(wrong("overlap: fewer rows than unknowns found from them")
                 .with("rows", self.overlap.len() as u64)
                 .with("least", UNKNOWNS as u64));
         }
         for (i, row) in self.overlap.iter().enumerate() {
             order_of(row, i)?;
             if !(-OVERLAP_US_MAX..=OVERLAP_US_MAX).contains(&row.us) {
-                return Err(wrong(format!("overlap[{i}].us: {} is beyond what a layer takes", row.us)));
+                return Err(wrong(format!("overlap[{i}].us: {} is longer than any layer", row.us)));
             }
             let most = f64::from(setup.shape().top_k) * f64::from(row.query_rows);
             if !(0.0..=most).contains(&row.misses) {
                 return Err(wrong(format!(
-                    "overlap[{i}].misses: {}, a request selects {most} rows at most",
+                    "overlap[{i}].misses: {}, but a request selects {most} rows at most",
                     row.misses
                 )));
             }
@@ -207,17 +207,19 @@ impl Measurements {
 
 fn order_of(row: &OverlapRow, i: usize) -> Result<Overlap> {
     let order = Overlap::ALL.into_iter().find(|order| order.name() == row.order);
-    order.ok_or_else(|| wrong(format!("overlap[{i}].order: {:?} is none of none, da, dba", echo(&row.order))))
+    order.ok_or_else(|| {
+        wrong(format!("overlap[{i}].order: {:?} is not one of none, da, dba", echo(&row.order)))
+    })
 }
 
-/// The numbers that are found.
+/// The numbers found from `overlap`.
 #[derive(Clone, Copy, Debug)]
 struct Unknowns {
-    /// The indexer, for one batch row and token of context: microseconds by batch row and by query row.
+    /// The indexer's microseconds for one batch row and token of context: by batch row and by query row.
     index_row: f64,
     index_query_row: f64,
     index_fixed: f64,
-    /// Times the roofline.
+    /// As a factor on the roofline.
     prepare: f64,
     attend_fixed: f64,
 }
@@ -225,7 +227,7 @@ struct Unknowns {
 /// Fits a setup.
 ///
 /// # Errors
-/// [`crate::Kind::InvalidConfig`] names the measurement that cannot be met: a step shorter than its works, a
+/// [`crate::Kind::InvalidConfig`] names the measurement that no setup can meet: a step shorter than its works, a
 /// row that the setup does not reach.
 pub fn fit(measured: &Measurements) -> Result<Fitted> {
     measured.check()?;
@@ -252,14 +254,14 @@ pub fn fit(measured: &Measurements) -> Result<Fitted> {
     Ok(Fitted { setup, found, residuals })
 }
 
-/// The setup that is to be fitted, saying what it is: its costs are of its own GPUs, and where the numbers come
-/// from is what the measurements say, or that they do not say it.
+/// The setup to be fitted, with its provenance: its costs are of its own GPUs, and its origin is what the measurements
+/// state, or that they state none.
 fn stated(measured: &Measurements) -> Result<File> {
     let mut file = File { forebay_setup: setup::VERSION, ..measured.setup.clone() };
     let gpus = file.deployment.gpus;
     if file.deployment.costs_gpus.is_some_and(|own| own != gpus) {
         return Err(wrong(
-            "setup.deployment.costs_gpus: not gpus; what was measured is of one number of GPUs",
+            "setup.deployment.costs_gpus: differs from gpus; measurements are of one number of GPUs",
         ));
     }
     file.deployment.costs_gpus = Some(gpus);
@@ -282,7 +284,7 @@ fn step_ms(setup: &Setup, row: &StepRow, place: &str) -> Result<f64> {
     run.map(|outcome| outcome.step_ms).map_err(|e| within(place, &e))
 }
 
-/// Microseconds of one micro-batch beyond a layer without misses.
+/// Microseconds of one micro-batch beyond the same layer without misses.
 fn overhead_us(setup: &Setup, row: &OverlapRow, i: usize) -> Result<f64> {
     let order = order_of(row, i)?;
     let options = Options { two_batch: Some(row.two_batch), ..Options::default() };
@@ -295,11 +297,11 @@ fn overhead_us(setup: &Setup, row: &OverlapRow, i: usize) -> Result<f64> {
     Ok((layer(row.misses, order)? - layer(0.0, Overlap::None)?) / micro_batches)
 }
 
-/// How many are found from `overlap`.
+/// How many numbers are found from `overlap`.
 const UNKNOWNS: usize = 4;
 
 impl Unknowns {
-    /// A start: the roofline, at the load of the first row.
+    /// The initial values: the roofline at the load of the first row.
     fn start(setup: &Setup, row: &OverlapRow) -> Unknowns {
         let load = load(setup, row);
         let us = setup.roofline().us(Term::Index, &load);
@@ -321,7 +323,7 @@ impl Unknowns {
         Unknowns { index_row: self.index_row, index_query_row, index_fixed, prepare, attend_fixed }
     }
 
-    /// Writes the costs that follow into a setup.
+    /// Writes the resulting costs into a setup.
     fn write(&self, file: &mut File) -> Result<()> {
         let setup = Setup::new(File { costs: Default::default(), ..file.clone() })?;
         let roofline = setup.roofline();
@@ -339,7 +341,7 @@ impl Unknowns {
         }));
         let kernels = 2.0 * setup.file().gpu.kernel_us;
         let axes = vec![axis(AxisName::Tokens, &[1.0, 1024.0]), axis(AxisName::Width, &[64.0, k])];
-        // In one pass of attention the fixed part is part of the step; in two it comes twice.
+        // One wave of attention contains the fixed part once; split attention contains it twice.
         file.costs.attend =
             Some(Cost::filled(axes, |load| self.attend_fixed + roofline.us(Term::Attend, load) - kernels));
         let tokens = [1.0, 32.0, 64.0, 96.0, 128.0, 160.0, 192.0, 256.0, 384.0, 512.0, 1024.0];
@@ -352,21 +354,21 @@ impl Unknowns {
         Ok(())
     }
 
-    /// Whether they are what the rows of `overlap` tell.
+    /// Checks that the rows of `overlap` determine the numbers.
     fn check(self, errors: &[f64], measured: &Measurements) -> Result<Unknowns> {
         let us: Vec<f64> = measured.overlap.iter().map(|row| row.us).collect();
         let rows = us.len() as f64;
         let (off, most) = (squares(errors) / rows, HALF * HALF * squares(&us) / rows + READ_US * READ_US);
         if !off.is_finite() || off > most {
             return Err(wrong(format!(
-                "overlap: no engine on this link has such times; the nearest is {:.0} us off",
+                "overlap: no engine on this link has such times; the closest fit is {:.0} us off",
                 off.sqrt()
             )));
         }
-        // As it would be written: less than that is none.
+        // Rounded as in the file: a smaller value would be written as 0.
         if rounded(1024.0 * (self.index_row + self.index_query_row)) == 0.0 {
             return Err(wrong(
-                "overlap: by these times the indexer takes none; DBA has nothing to hide behind",
+                "overlap: by these times the indexer takes no time, so DBA has nothing to hide behind",
             ));
         }
         Ok(self)
@@ -386,7 +388,7 @@ impl Unknowns {
     }
 }
 
-/// What is found has four digits behind the point in a file.
+/// The file stores numbers found with four decimals.
 fn rounded(found: f64) -> f64 {
     (found * 1e4).round() / 1e4
 }
@@ -401,14 +403,14 @@ fn load(setup: &Setup, row: &OverlapRow) -> Load {
     }
 }
 
-/// Rounds of the descent; it ends earlier when a round gains nothing.
+/// The most rounds of the descent; it ends earlier when a round gains nothing.
 const ROUNDS: usize = 60;
 
-/// Measurements of overlap are met to half of their size, root mean square, and this many microseconds.
+/// The fit must meet overlap within half of its root mean square, plus this many microseconds.
 const HALF: f64 = 0.5;
 const READ_US: f64 = 10.0;
 
-/// What an order hides and costs, from the rows of `overlap`.
+/// The part of the costs that decides what an order hides and costs, from the rows of `overlap`.
 fn hidden(file: &File, measured: &Measurements) -> Result<Unknowns> {
     let Some(first) = measured.overlap.first() else { return Err(wrong("overlap: no rows")) };
     let start = Unknowns::start(&Setup::new(file.clone())?, first);
@@ -436,7 +438,7 @@ fn hidden(file: &File, measured: &Measurements) -> Result<Unknowns> {
         let mut list = at.list();
         (0..4).for_each(|i| list[i] += step[i] * scale[i]);
         let next = at.with(list);
-        // A step so far that there is no setup is one that gains nothing.
+        // A step that leaves the range of valid setups counts as one that gains nothing.
         let then = errors(&next).unwrap_or_else(|_| vec![f64::INFINITY]);
         let gain = squares(&now) - squares(&then);
         if gain > 0.0 {
@@ -456,7 +458,7 @@ fn squares(errors: &[f64]) -> f64 {
     errors.iter().map(|e| e * e).sum()
 }
 
-/// The damped normal equations of four columns: the step that lessens the errors.
+/// Solves the damped normal equations of four columns for the step that reduces the errors.
 fn normal(columns: &[Vec<f64>], errors: &[f64], damping: f64) -> [f64; 4] {
     let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
     let mut m = [[0.0_f64; 5]; 4];
@@ -479,11 +481,11 @@ fn normal(columns: &[Vec<f64>], errors: &[f64], damping: f64) -> [f64; 4] {
     [0, 1, 2, 3].map(|i| m[i][4] / m[i][i])
 }
 
-/// The kind of step that there are most rows of: query rows, two micro-batches.
+/// The most frequent kind of step: query rows, two micro-batches.
 fn main_kind(steps: &[StepRow]) -> Option<(u32, bool)> {
     let kind = |row: &StepRow| (row.query_rows, row.two_batch);
     let count = |of: (u32, bool)| steps.iter().filter(|row| kind(row) == of).count();
-    // Of equals the first.
+    // Among equals the first.
     steps.iter().map(kind).rev().max_by_key(|of| count(*of))
 }
 
@@ -492,7 +494,7 @@ fn micro_batch_tokens(row: &StepRow) -> f64 {
     f64::from(rows) * f64::from(row.query_rows)
 }
 
-/// The rest of a layer: what the steps of the main kind leave.
+/// The rest of a layer: what remains of the steps of the main kind.
 fn rests(file: &mut File, steps: &[StepRow]) -> Result<()> {
     let Some(kind) = main_kind(steps) else { return Ok(()) };
     file.costs.rest = Some(Cost { axes: Vec::new(), us: vec![Some(0.0)] });
@@ -521,8 +523,8 @@ fn rests(file: &mut File, steps: &[StepRow]) -> Result<()> {
     Ok(())
 }
 
-/// How much of the indexer's time goes by batch row, from steps of other query rows than the main kind's. The
-/// whole at the query rows of `overlap` stays.
+/// The part of the indexer's time that scales with batch rows, from steps with other query rows than the main kind's.
+/// The total at the query rows of `overlap` does not change.
 fn split_index(file: &mut File, measured: &Measurements, unknowns: &mut Unknowns) -> Result<()> {
     let Some((main, two_batch)) = main_kind(&measured.steps) else { return Ok(()) };
     let reference = measured.overlap.first().map_or(1.0, |row| f64::from(row.query_rows));
@@ -533,7 +535,7 @@ fn split_index(file: &mut File, measured: &Measurements, unknowns: &mut Unknowns
     if others.is_empty() {
         return Ok(());
     }
-    // The step is linear in the share: two evaluations tell the best one.
+    // The step is linear in the share, so two evaluations give the best one.
     let mut errors = |share: f64| -> Result<Vec<f64>> {
         unknowns.index_row = whole * share;
         unknowns.index_query_row = whole * (1.0 - share) / reference;
@@ -550,7 +552,7 @@ fn split_index(file: &mut File, measured: &Measurements, unknowns: &mut Unknowns
     Ok(())
 }
 
-/// What the exchange costs beyond its bytes, from steps that differ from the main kind in their micro-batches.
+/// The cost of the exchange beyond its bytes, from steps that differ from the main kind in their micro-batches.
 fn exchange(file: &mut File, steps: &[StepRow]) -> Result<Option<f64>> {
     let Some((_, true)) = main_kind(steps) else { return Ok(None) };
     if file.costs.exchange.is_some() {

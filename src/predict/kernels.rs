@@ -1,39 +1,39 @@
-//! The table of predictions for forebay's own kernels: what each figure of a GPU should come out as, before and after
-//! the kernels were changed for one, and by which terms. `docs/gpu-notes.md` holds it, and a test compares.
+//! The table of predictions for forebay's own kernels: the expected value of each figure on a GPU, term by term,
+//! before and after the kernels were optimised for GPUs. `docs/gpu-notes.md` contains it, and a test compares both.
 //!
 //! Each figure is a sum of the terms of [`clock::KernelCosts`](crate::device::clock::KernelCosts), from the least to
-//! the most that they allow. A measurement outside of a range refutes a count or a price, by its name.
+//! the greatest value that they allow. A measurement outside of a range refutes a named count or price.
 
 use crate::device::clock::{BLOCK_BYTES, Between, Cost, Design, KernelCosts, Resolve, fetched, sum};
 
 /// Bytes of a row of DeepSeek-V3.2, and its stride on the host.
 const ROW: u32 = 656;
 const STRIDE: u32 = 704;
-/// The stride that begins each row with a line of the GPU's.
+/// The stride at which each row begins with a line of the GPU.
 pub const ALIGNED: u32 = 768;
 const LAYERS: f64 = 61.0;
 
-/// A figure with either design.
+/// A figure with both designs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Figure {
     /// What is measured.
     pub name: String,
-    /// In what.
+    /// The unit.
     pub unit: &'static str,
-    /// Before the changes, and now.
+    /// The estimate before the changes.
     pub before: Estimate,
-    /// Now.
+    /// The present estimate.
     pub now: Estimate,
 }
 
-/// A range, and what it is made of.
+/// A range, and its terms.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Estimate {
-    /// In the figure's unit.
+    /// The range, in the figure's unit.
     pub value: Between,
-    /// The terms of a time; none for what is no sum of times.
+    /// The terms of a time; empty if the figure is not a sum of times.
     pub costs: Vec<Cost>,
-    /// The arithmetic in words, where it is no sum.
+    /// The arithmetic in words, if it is not a sum.
     pub words: String,
 }
 
@@ -46,7 +46,7 @@ impl Estimate {
         Estimate { value, costs: Vec::new(), words: words.into() }
     }
 
-    /// By which terms.
+    /// The terms in words.
     pub fn by(&self) -> String {
         if self.costs.is_empty() {
             return self.words.clone();
@@ -59,7 +59,7 @@ impl Estimate {
     }
 }
 
-/// A number with three digits that count.
+/// A number with three significant digits.
 fn number(value: f64) -> String {
     let digits = match value {
         _ if value >= 100.0 => 0,
@@ -74,7 +74,7 @@ fn number(value: f64) -> String {
     }
 }
 
-/// A range in words.
+/// A range as text.
 pub fn range(of: Between) -> String {
     match (number(of.low), number(of.high)) {
         (low, high) if low == high => low,
@@ -82,19 +82,19 @@ pub fn range(of: Between) -> String {
     }
 }
 
-/// A gather behind something, and a launch between.
+/// A gather after another operation, with a launch in between.
 fn behind(name: &'static str, first: Between, launch: Option<Between>, gather: Vec<Cost>) -> Vec<Cost> {
     let one = |name, us| Cost { name, count: 1.0, us };
     let launch = launch.map(|us| one("launch", us));
     std::iter::once(one(name, first)).chain(launch).chain(gather).collect()
 }
 
-/// Bytes a second as a range, of so many bytes in a range of microseconds.
+/// The range of GB/s for `bytes` in a range of microseconds.
 fn gb_s(bytes: f64, us: Between) -> Between {
     Between { low: bytes / us.high / 1e3, high: bytes / us.low / 1e3 }
 }
 
-/// Every figure.
+/// All figures.
 pub fn table(costs: &KernelCosts) -> Vec<Figure> {
     let both = |name: &str, unit, of: &dyn Fn(&Design) -> Estimate| Figure {
         name: name.to_owned(),
@@ -112,7 +112,7 @@ pub fn table(costs: &KernelCosts) -> Vec<Figure> {
 
 type Both<'a> = dyn Fn(&str, &'static str, &dyn Fn(&Design) -> Estimate) -> Figure + 'a;
 
-/// Loads in front of the first useful one.
+/// Loads before the first useful one.
 fn loads(both: &Both<'_>) -> Vec<Figure> {
     let [resolve, gather, scatter] = [
         "resolve: the first look-up of a selection",
@@ -125,7 +125,7 @@ fn loads(both: &Both<'_>) -> Vec<Figure> {
             Estimate::said(Between::just(loads.into()), "counted from the source")
         }
     };
-    let unit = "loads, each behind the last";
+    let unit = "dependent loads";
     vec![both(resolve, unit, &at(0)), both(gather, unit, &at(1)), both(scatter, unit, &at(2))]
 }
 
@@ -161,7 +161,7 @@ fn rows(costs: &KernelCosts, both: &Both<'_>) -> Vec<Figure> {
     figures.push(both("scatter, 4,096 rows of 656 B, stride 704", "GB/s of rows", &|_| {
         Estimate::said(
             costs.stored(ROW, STRIDE),
-            "656 of whole lines to 656 of sectors; no round trip is waited for",
+            "656 of whole lines to 656 of sectors; without waiting for a round trip",
         )
     }));
     let flight = |us: f64, rate: f64| rate * us * 1e3;
@@ -173,10 +173,10 @@ fn rows(costs: &KernelCosts, both: &Both<'_>) -> Vec<Figure> {
             Between { low: (bytes.low / BLOCK_BYTES).ceil(), high: (bytes.high / BLOCK_BYTES).ceil() };
         Estimate::said(
             blocks,
-            format!("{} KB under way, {} a block", range(bytes.times(1e-3)), number(BLOCK_BYTES / 1e3)),
+            format!("{} KB in flight, {} a block", range(bytes.times(1e-3)), number(BLOCK_BYTES / 1e3)),
         )
     }));
-    figures.push(both("what a host read of others waits for behind a gather", "us", &|design| {
+    figures.push(both("wait of another host read for a gather", "us", &|design| {
         let bytes = f64::from(design.gather_blocks) * BLOCK_BYTES;
         let us = Between { low: bytes / costs.read_gb_s.high / 1e3, high: bytes / costs.read_gb_s.low / 1e3 };
         Estimate::said(
@@ -191,7 +191,7 @@ fn of_lane(query_rows: u32, budget: u32, misses: u32) -> Resolve {
     Resolve { query_rows, top_k: 2048, budget, misses }
 }
 
-/// The rule, alone and with a gather behind it.
+/// The rule, alone and with a gather after it.
 fn resolves(costs: &KernelCosts, both: &Both<'_>) -> Vec<Figure> {
     let mut figures = Vec::new();
     for (query_rows, misses) in [(1, 274), (2, 548)] {
@@ -225,7 +225,7 @@ fn steps(costs: &KernelCosts, both: &Both<'_>) -> Vec<Figure> {
     figures.push(both("launches of R, G and S, 61 layers, captured", "us", &|_| {
         Estimate::time(vec![Cost { name: "nodes", count: 3.0 * LAYERS, us: costs.node_us }])
     }));
-    figures.push(both("loads in front of R, G and S, 61 layers", "us", &|design| {
+    figures.push(both("loads before R, G and S, 61 layers", "us", &|design| {
         let loads: u32 = design.heads.iter().sum();
         Estimate::time(vec![Cost { name: "loads", count: f64::from(loads) * LAYERS, us: costs.load_us }])
     }));
@@ -238,7 +238,7 @@ fn steps(costs: &KernelCosts, both: &Both<'_>) -> Vec<Figure> {
         all.into_iter().filter(|cost| !hits.contains(cost)).collect::<Vec<Cost>>()
     };
     figures.push(both(
-        "batch 1, budget 4,096, 137 misses: a layer beyond one without, order none",
+        "batch 1, budget 4,096, 137 misses: a layer compared with one without, order none",
         "us",
         &|design| {
             let gather = costs.gather(design, 137.0, ROW, STRIDE);
@@ -255,10 +255,10 @@ fn steps(costs: &KernelCosts, both: &Both<'_>) -> Vec<Figure> {
 mod tests {
     use super::*;
     use crate::device::clock::{ClockDevice, ClockOptions, Span};
-    use crate::device::{Answer, Device, Part, Plan, PoolOp, Slice};
+    use crate::device::{Answer, Device, PoolLayout, PoolOp, Slice, StepRange};
     use crate::geometry::{Geometry, Shape};
     use crate::ids::{Layer, MicroBatch};
-    use crate::residency::{Rows, TableShape};
+    use crate::residency::{QueryRange, TableShape};
 
     fn figure(name: &str) -> Figure {
         let found = table(&KernelCosts::default()).into_iter().find(|figure| figure.name.starts_with(name));
@@ -294,8 +294,8 @@ mod tests {
         near(of("scatter, 4,096"), 52.8 * 656.0 / 768.0, 52.8 * 656.0 / 704.0);
         // 52.8 and 70.4 KB by blocks of 512 threads with four pieces of 16 bytes.
         near(of("blocks of a gather"), 2.0, 3.0);
-        near(of("what a host read"), 4.0 * 32.768 / 35.2, 4.0 * 32.768 / 35.2);
-        near(figure("what a host read").before.value, 16.0 * 32.768 / 35.2, 16.0 * 32.768 / 35.2);
+        near(of("wait of another"), 4.0 * 32.768 / 35.2, 4.0 * 32.768 / 35.2);
+        near(figure("wait of another").before.value, 16.0 * 32.768 / 35.2, 16.0 * 32.768 / 35.2);
         let (low, high) = loads(17.0);
         let resolve = (low + 65.0 * 0.02, high + 65.0 * 0.03);
         near(of("resolve, 160 lanes, q 1"), resolve.0, resolve.1);
@@ -308,8 +308,8 @@ mod tests {
         let (least, most) = gather(41_000.0, 2.0, 6.0);
         near(of("resolve + gather, batch 100"), resolve.0 + 2.0 + least, resolve.1 + 2.0 + most);
         near(of("launches of R"), 183.0 * 0.8, 183.0 * 1.2);
-        near(of("loads in front of R"), 8.0 * 61.0 * 0.3, 8.0 * 61.0 * 0.6);
-        near(figure("loads in front of R").before.value, 15.0 * 61.0 * 0.3, 15.0 * 61.0 * 0.6);
+        near(of("loads before R"), 8.0 * 61.0 * 0.3, 8.0 * 61.0 * 0.6);
+        near(figure("loads before R").before.value, 15.0 * 61.0 * 0.3, 15.0 * 61.0 * 0.6);
         let (least, most) = gather(30_400.0, 2.0, 6.0);
         near(of("a layer's gather"), least, most);
         // 8 turns of 512 slots in two rounds of four, two loads a victim.
@@ -323,20 +323,20 @@ mod tests {
     const BATCH: u32 = 160;
     const QUERY_ROWS: u32 = 32;
 
-    fn plan(device: &ClockDevice) -> crate::error::Result<Plan> {
+    fn plan(device: &ClockDevice) -> crate::error::Result<PoolLayout> {
         let shape = Shape { layers: 1, draft_layers: 0, ..Shape::DEEPSEEK_V3_2 };
         let tables = TableShape {
             lanes: BATCH,
             tokens: 1024,
             query_rows: QUERY_ROWS,
-            passes: 1,
+            waves: 1,
             scratch: 0,
             scratch_base: 1,
             landing_base: 64,
             budget_base: 64 + BATCH * QUERY_ROWS,
             budget_blocks: 1,
         };
-        Ok(Plan {
+        Ok(PoolLayout {
             geometry: Geometry::new(shape)?,
             tables: vec![tables],
             slabs: vec![device.allocate(1 << 40)?],
@@ -353,15 +353,20 @@ mod tests {
         let device = ClockDevice::new(ClockOptions { record: true, ..ClockOptions::default() })?;
         let (stream, pools) = (device.stream()?, device.attach(plan(&device)?)?);
         device.set_misses(Layer(0), misses / f64::from(batch))?;
-        let rows = Rows { first: 0, count: query_rows };
-        let part = Part { micro_batch: MicroBatch(0), layer: Layer(0), first: 0, count: batch, rows };
+        let rows = QueryRange { first: 0, count: query_rows };
+        let step_range =
+            StepRange { micro_batch: MicroBatch(0), layer: Layer(0), first: 0, count: batch, rows };
         let words = u64::from(4 * batch * query_rows * 2048);
         let [selection, slots]: [Slice; 2] = [device.allocate(words)?, device.allocate(words)?];
         for work in works.chars() {
             let op = match work {
-                'R' => PoolOp::Resolve { part, selection, answer: Answer { slots, parts: None } },
-                'G' => PoolOp::Gather { part, pass: 0 },
-                _ => PoolOp::Scatter(part),
+                'R' => PoolOp::Resolve {
+                    range: step_range,
+                    selection,
+                    answer: Answer { slots, split_indices: None },
+                },
+                'G' => PoolOp::Gather { range: step_range, wave: 0 },
+                _ => PoolOp::Scatter(step_range),
             };
             device.enqueue(pools, stream, op)?;
         }
@@ -389,7 +394,7 @@ mod tests {
             let Between { low, high } = now.value;
             assert!((low..=high).contains(&found), "{name}: {found} of {low} to {high} {unit}");
         }
-        // The gap in front of each of a step's 183 is a node.
+        // The gap before each of a step's 183 is a node.
         let spans = clocked("RRRR", 1, 1, 0.0).unwrap_or_else(|e| unreachable!("{e}"));
         let gaps = spans.array_windows().map(|[a, b]| (b.start_ns - a.end_ns) / 1e3);
         let Between { low, high } = figure("launches of R, G and S").now.value;

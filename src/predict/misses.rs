@@ -1,19 +1,19 @@
-//! How many rows a request fetches in a layer and step.
+//! Models how many rows a request fetches in a layer and step.
 //!
-//! Three sources, one answer: rows by layer. A **curve** has means over the layers by ratio and context, and
-//! how the layers stand to the mean; a **table** has rows by layer for one operating point; **steps** are what
-//! a replay counted, by step and layer. A *miss* is counted once a request, whichever of its query rows want
-//! it, as the gather fetches it once.
+//! There are three sources, each of which gives rows by layer. A **curve** has means over the layers by ratio and
+//! context, and each layer's share relative to the mean. A **table** has rows by layer for one operating point.
+//! **Steps** are the counts of a replay, by step and layer. A *miss* is counted once for each request, even if several
+//! of its query rows select the row, because the gather fetches it once.
 //!
 //! # The curve between and beyond its points
 //! Misses fall about exponentially with the ratio, so their logarithm is interpolated: linearly in the ratio,
 //! and linearly in the logarithm of the context. Above the last ratio they fall linearly to none at 1. Below
-//! the first ratio nothing is known, and it is an error. A context outside the measured ones is taken for the
+//! the first ratio they are unknown, which is an error. A context outside the measured ones has the misses of the
 //! nearest measured one at the same number of slots, up to twice or down to half; farther out is an error.
 //!
 //! # Query rows
-//! A step of more query rows fetches more, but not in proportion: they share rows. The curve was measured at
-//! some number of query rows and is scaled by a power of theirs.
+//! A step of more query rows fetches more, but not in proportion, because they share rows. The curve was measured at
+//! one number of query rows, and is scaled by a power of their number.
 
 use serde::{Deserialize, Serialize};
 
@@ -33,13 +33,13 @@ pub struct Mean {
     pub rows: Vec<Vec<Option<f64>>>,
 }
 
-/// How the layers stand to the mean at one context.
+/// The distribution of misses over the layers at one context.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LayerShape {
     /// Tokens of context.
     pub context: f64,
-    /// Rows by layer; only how they stand to their mean counts.
+    /// Rows by layer; only their ratios to the mean matter.
     pub rows: Vec<f64>,
 }
 
@@ -47,7 +47,7 @@ pub struct LayerShape {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Curve {
-    /// The query rows that it was measured at.
+    /// The query rows at which it was measured.
     pub query_rows: f64,
     /// Misses grow with this power of the query rows, 0 to 1.
     pub query_rows_power: f64,
@@ -61,7 +61,7 @@ pub struct Curve {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Table {
-    /// The query rows that it was measured at.
+    /// The query rows at which it was measured.
     pub query_rows: f64,
     /// As in [`Curve`].
     pub query_rows_power: f64,
@@ -69,7 +69,7 @@ pub struct Table {
     pub rows: Vec<f64>,
 }
 
-/// What a replay counted.
+/// The counts of a replay.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Steps {
@@ -81,7 +81,7 @@ pub struct Steps {
     pub rows: Vec<Vec<f64>>,
 }
 
-/// See the module's head.
+/// The source of misses; see the module's head.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Misses {
@@ -93,7 +93,7 @@ pub enum Misses {
     Steps(Steps),
 }
 
-/// Where misses are asked for.
+/// An operating point for misses.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Place {
     /// Tokens of context.
@@ -102,14 +102,14 @@ pub struct Place {
     pub ratio: f64,
     /// Query rows of a step.
     pub query_rows: u32,
-    /// The step, counted on through a replay's steps over and over.
+    /// The step; beyond a replay's last step it continues with the first.
     pub step: u32,
 }
 
-/// The most steps of a replay: each is simulated by itself.
+/// The most steps of a replay, because each is simulated separately.
 pub const STEPS_MAX: usize = 1 << 14;
 
-/// How far beyond a measured context another is taken for it.
+/// How far beyond a measured context another may use its misses, as a factor.
 const CONTEXT_BEYOND: f64 = 2.0;
 
 fn of_layers(rows: &[f64], layers: u32, most: f64, place: impl Fn() -> String) -> Result<()> {
@@ -120,10 +120,10 @@ fn of_layers(rows: &[f64], layers: u32, most: f64, place: impl Fn() -> String) -
     }
     rows.iter().enumerate().try_for_each(|(i, rows)| {
         finite(*rows, || format!("{}[{i}]", place()))?;
-        // A mean may be that in decimal digits.
+        // A mean may exceed it by decimal rounding.
         match *rows <= most * (1.0 + 1e-6) {
             true => Ok(()),
-            false => Err(wrong(format!("{}[{i}]: {rows}, a request selects {most} at most", place()))),
+            false => Err(wrong(format!("{}[{i}]: {rows}, but a request selects {most} at most", place()))),
         }
     })
 }
@@ -137,8 +137,8 @@ fn query_rows(rows: f64, power: f64, kind: &str) -> Result<()> {
 }
 
 impl Misses {
-    /// Whether the numbers are whole and of the model's layers. A table and steps hold no more rows than a
-    /// request selects, top-k times query rows; what a curve says beyond that is taken for that.
+    /// Checks that the numbers are complete and match the model's layers. In a table and in steps no number exceeds
+    /// the rows that a request selects, top-k times query rows; a curve's larger values are limited to that.
     ///
     /// # Errors
     /// [`crate::Kind::InvalidConfig`] names the field.
@@ -156,7 +156,7 @@ impl Misses {
                     return Err(wrong("misses.steps.rows: no steps"));
                 }
                 if steps.rows.len() > STEPS_MAX {
-                    return Err(wrong("misses.steps.rows: more steps than are simulated one by one")
+                    return Err(wrong("misses.steps.rows: too many steps to simulate each")
                         .with("steps", steps.rows.len() as u64)
                         .with("most", STEPS_MAX as u64));
                 }
@@ -165,8 +165,8 @@ impl Misses {
         }
     }
 
-    /// The same of what [`Misses::by_layer`] looks at: of a replay's steps that one. So to check at every step
-    /// costs a step, and not all of them.
+    /// As [`Misses::check`] for the data that [`Misses::by_layer`] uses: of a replay only the given step. So a check
+    /// before every step costs a step, and not all of them.
     pub(super) fn check_at(&self, step: u32, shape: &Shape) -> Result<()> {
         match self {
             Misses::Steps(steps) if !steps.rows.is_empty() => {
@@ -202,7 +202,7 @@ impl Misses {
     /// The mean over the layers.
     ///
     /// # Errors
-    /// As [`Misses::by_layer`].
+    /// Errors of [`Misses::by_layer`].
     pub fn mean(&self, place: &Place) -> Result<f64> {
         if let Misses::Curve(curve) = self {
             return Ok(curve.mean(f64::from(place.context), place.ratio)? * self.growth(place.query_rows));
@@ -211,7 +211,7 @@ impl Misses {
         Ok(rows.iter().sum::<f64>() / rows.len().max(1) as f64)
     }
 
-    /// The same for a model of `layers` layers: each takes the numbers of the layer at its depth.
+    /// The same misses for a model of `layers` layers: each takes the numbers of the layer at its relative depth.
     pub(super) fn spread(&self, layers: u32) -> Misses {
         let deal = |rows: &Vec<f64>| -> Vec<f64> {
             let depth = |layer: u32| u64::from(layer) * rows.len() as u64 / u64::from(layers.max(1));
@@ -231,7 +231,7 @@ impl Misses {
         f64::from(query_rows.max(1)).powf(-self.query_rows_power())
     }
 
-    /// The power of the query rows that misses grow by.
+    /// The power of the query rows by which misses grow.
     pub fn query_rows_power(&self) -> f64 {
         self.power().1
     }
@@ -250,7 +250,7 @@ impl Misses {
     }
 }
 
-/// The place of `x` among ascending points: the lower one's index, the upper one's, the upper one's share.
+/// The interval of `x` among ascending points: the lower index, the upper index, and the upper one's weight.
 fn between(points: impl ExactSizeIterator<Item = f64> + Clone, x: f64) -> (usize, usize, f64) {
     let last = points.len() - 1;
     let above = points.clone().take_while(|point| *point <= x).count();
@@ -263,7 +263,7 @@ fn between(points: impl ExactSizeIterator<Item = f64> + Clone, x: f64) -> (usize
 }
 
 impl Steps {
-    /// Whether the rows of a step are the model's.
+    /// Checks that the rows of a step match the model.
     fn check(&self, step: usize, shape: &Shape) -> Result<()> {
         let most = f64::from(shape.top_k) * self.query_rows;
         let rows = self.rows.get(step).map_or(&[][..], Vec::as_slice);
@@ -283,7 +283,7 @@ impl Curve {
             points.iter().enumerate().try_for_each(|(i, p)| positive(*p, || format!("{place}[{i}]")))?;
         }
         if ratio.last().is_some_and(|last| *last >= 1.0) {
-            return Err(wrong("misses.curve.mean.ratio: 1 or above; there nothing is missed"));
+            return Err(wrong("misses.curve.mean.ratio: 1 or above, where nothing is missed"));
         }
         let whole = rows.len() == context.len() && rows.iter().all(|row| row.len() == ratio.len());
         if !whole {
@@ -310,12 +310,12 @@ impl Curve {
             positive(shape.rows.iter().sum(), || format!("{place}.rows: their sum"))?;
         }
         match self.layers.is_empty() {
-            true => Err(wrong("misses.curve.layers: none")),
+            true => Err(wrong("misses.curve.layers: empty")),
             false => Ok(()),
         }
     }
 
-    /// The least ratio that is known at a context.
+    /// The least measured ratio at a context.
     pub(super) fn least(&self, context: u32) -> f64 {
         let all = &self.mean.context;
         let near = f64::from(context).clamp(all[0], all[all.len() - 1]);
@@ -330,7 +330,7 @@ impl Curve {
         let all = &self.mean.context;
         let (first, last) = (all[0], all[all.len() - 1]);
         if context > last * CONTEXT_BEYOND || context * CONTEXT_BEYOND < first {
-            return Err(outside("misses.curve.mean.context: asked too far outside what was measured")
+            return Err(outside("misses.curve.mean.context: too far outside the measured contexts")
                 .with("asked", context as u64)
                 .with("first", first as u64)
                 .with("last", last as u64));
@@ -343,7 +343,7 @@ impl Curve {
         Ok(if a > 0.0 && b > 0.0 { (a.ln() * (1.0 - share) + b.ln() * share).exp() } else { 0.0 })
     }
 
-    /// At a measured context.
+    /// Mean rows at a measured context.
     fn at(&self, context: usize, ratio: f64) -> Result<f64> {
         let (ratios, rows) = (&self.mean.ratio, &self.mean.rows[context]);
         let value = |index: usize| rows[index].unwrap_or(0.0);
@@ -361,7 +361,7 @@ impl Curve {
         Ok((value(low).ln() * (1.0 - share) + value(high).ln() * share).exp())
     }
 
-    /// A layer's misses over the mean.
+    /// A layer's misses relative to the mean.
     fn weight(&self, layer: usize, context: f64) -> f64 {
         let (low, high, share) = between(self.layers.iter().map(|shape| shape.context.ln()), context.ln());
         let of = |index: usize| {
@@ -501,7 +501,7 @@ mod tests {
         refused(with(|c| c.query_rows_power = 1.5), 1000, 0.5, "misses.curve.query_rows_power");
         let rows = vec![1.0, 4097.0];
         let table = Misses::Table(Table { query_rows: 2.0, query_rows_power: 1.0, rows: rows.clone() });
-        refused(table, 9, 0.5, "misses.table.rows[1]: 4097, a request selects 4096 at most");
+        refused(table, 9, 0.5, "misses.table.rows[1]: 4097, but a request selects 4096 at most");
         let steps = Misses::Steps(Steps { query_rows: 2.0, query_rows_power: 1.0, rows: vec![rows] });
         refused(steps, 9, 0.5, "misses.steps.rows[0][1]");
         refused(with(|c| c.layers.clear()), 1000, 0.5, "misses.curve.layers");

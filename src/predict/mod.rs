@@ -1,15 +1,15 @@
-//! What a cache will do before it is built: setups, the simulator, the planner.
+//! Predicts the behaviour of a cache before it is built: setups, the simulator, the planner.
 //!
-//! A [`Setup`](setup::Setup) is a file: a model, a GPU, a link, and what an engine's works cost there, measured
-//! at points or by a [roofline]. [`fit`] makes one from measurements. [`misses`] says how many rows a step
-//! fetches. [`simulate`] runs the production schedule with those costs on a virtual clock. [`plan`] says what
-//! fits on a GPU, [`stride`] what another stride of rows on the host costs, [`worth`] whether offload pays there;
-//! [`weights`] what a model's weights leave of it. [`kernels`] says what forebay's own kernels should take of a GPU.
-//! [`provenance`] goes out with all of it: what a figure rests on. [`experts`] prices other numbers of GPUs than the
+//! A [`Setup`](setup::Setup) is a file with a model, a GPU, a link, and the costs of an engine's works on them,
+//! measured at points or computed from a [roofline]. [`fit`] makes one from measurements. [`misses`] models how many
+//! rows a step fetches. [`simulate`] runs the production schedule with those costs on a virtual clock. [`plan`]
+//! computes what fits on a GPU, [`stride`] the cost of another stride of rows on the host, [`worth`] whether offload
+//! pays, and [`weights`] how much of the GPU a model's weights take. [`kernels`] predicts the times of forebay's own
+//! kernels on a GPU. Every figure carries its [`provenance`]. [`experts`] prices other numbers of GPUs than the
 //! setup's.
 //!
-//! Every number that comes in is checked where it comes in, and the error names its field; so every number
-//! that goes out is finite. Times are microseconds in files and functions, milliseconds for whole steps.
+//! Every number is checked on input, and the error names its field, so every number on output is finite. Times are
+//! microseconds in files and functions, and milliseconds for whole steps.
 
 mod choice;
 pub mod cost;
@@ -34,44 +34,44 @@ use serde::de::DeserializeOwned;
 use crate::error::{Error, Kind, Result};
 use crate::text::echo;
 
-/// A field of a setup or of measurements that cannot be used.
+/// The error for an unusable field of a setup or of measurements.
 fn wrong(place: impl Into<String>) -> Error {
     Error::new(Kind::InvalidConfig, "read setup")
         .at(place.into())
         .hint("correct the named field; docs/setup-format.md")
 }
 
-/// What is wrong with something that stands at `place`: its own error, with one hint.
+/// Adds the place to an error, and replaces its hint.
 fn within(place: &str, error: &Error) -> Error {
     let what = if error.place().is_empty() { error.kind().describe() } else { error.place() };
     let outer = wrong(format!("{place}: {what}"));
     error.numbers().iter().fold(outer, |outer, (name, value)| outer.with(name, *value))
 }
 
-/// A question that a setup does not reach: [`Kind::OutOfRange`], and nothing else is.
+/// The error for an operating point that a setup does not reach: [`Kind::OutOfRange`], and no other error is.
 fn outside(place: impl Into<String>) -> Error {
     Error::new(Kind::OutOfRange, "simulate")
         .at(place.into())
-        .hint("measure a point there, or ask nearer to those measured")
+        .hint("measure a point there, or stay closer to the measured ones")
 }
 
-/// Numbers beyond this, or above zero and below its inverse, mean nothing in any unit, and their products
-/// would leave the numbers.
+/// Numbers above this, and positive numbers below its inverse, are meaningless in any unit, and their products
+/// would overflow.
 const MOST: f64 = 1e18;
 
-/// Whether a time or a count is a number that is not negative.
+/// Checks that a time or a count is a non-negative number.
 fn finite(value: f64, place: impl Fn() -> String) -> Result<()> {
     match (0.0..=MOST).contains(&value) {
         true => Ok(()),
-        false => Err(wrong(format!("{}: {value} is negative, beyond {MOST:e} or no number", place()))),
+        false => Err(wrong(format!("{}: {value} is negative, beyond {MOST:e} or not a number", place()))),
     }
 }
 
-/// Whether a speed or a size is a number above zero.
+/// Checks that a rate or a size is a number above zero.
 fn positive(value: f64, place: impl Fn() -> String) -> Result<()> {
     match (1.0 / MOST..=MOST).contains(&value) {
         true => Ok(()),
-        false => Err(wrong(format!("{}: {value} is not above 0, beyond {MOST:e} or no number", place()))),
+        false => Err(wrong(format!("{}: {value} is not above 0, beyond {MOST:e} or not a number", place()))),
     }
 }
 
@@ -82,7 +82,7 @@ fn parse<T: DeserializeOwned>(text: &str, field: &'static str, known: RangeInclu
             .at(place)
             .hint("correct the named field; docs/setup-format.md")
     };
-    // The version before the fields: of another version they may mean anything.
+    // The version is checked before the fields: in another version they may mean anything.
     let value: serde_json::Value = serde_json::from_str(text).map_err(|e| bad(echo(e)))?;
     match value.get(field).and_then(serde_json::Value::as_u64) {
         Some(found) if known.contains(&found) => {}
@@ -92,7 +92,7 @@ fn parse<T: DeserializeOwned>(text: &str, field: &'static str, known: RangeInclu
                 .with("version", found)
                 .with("known", *known.end()));
         }
-        None => return Err(bad(format!("{field}: not there, or no whole number"))),
+        None => return Err(bad(format!("{field}: missing, or not a whole number"))),
     }
     let mut json = serde_json::Deserializer::from_str(text);
     serde_path_to_error::deserialize(&mut json).map_err(|e| {

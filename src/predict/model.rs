@@ -1,4 +1,4 @@
-//! The sizes that a roofline needs: of a model's layers, of the GPUs that serve it.
+//! The sizes that a roofline needs: those of a model's layers, and of the GPUs that serve it.
 
 use serde::{Deserialize, Serialize};
 
@@ -72,7 +72,7 @@ impl Dims {
         ..Dims::DEEPSEEK_V3_2
     };
 
-    /// Those of a preset of [`Shape::PRESETS`]; none where they are not known.
+    /// The dimensions of a preset of [`Shape::PRESETS`]; none if they are unknown.
     pub fn preset(name: &str) -> Option<Dims> {
         match name {
             "deepseek-v3.2" | "deepseek-v3.2-bf16" | "deepseek-v3.2-int8" => Some(Dims::DEEPSEEK_V3_2),
@@ -83,11 +83,11 @@ impl Dims {
     }
 }
 
-/// The cache's shape in a setup, as [`Shape`] has it.
+/// The cache's geometry in a setup, with the fields of [`Shape`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CacheShape {
-    /// Layers that a step passes once.
+    /// Layers that a step runs once.
     pub layers: u32,
     /// Bytes of a row's runs.
     pub runs: [u32; 2],
@@ -97,7 +97,7 @@ pub struct CacheShape {
     pub top_k: u32,
 }
 
-/// More draft layers than any model has.
+/// The most draft layers: more than any model has.
 const DRAFT_LAYERS_MAX: u32 = 16;
 
 /// The model of a setup: a preset's name, or both of `shape` and `dims`.
@@ -113,14 +113,16 @@ pub struct Model {
     /// The layer's dimensions, instead of the preset's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dims: Option<Dims>,
-    /// Layers that draft and that the simulator runs; 0 where the cost of drafting is in `costs.step`.
+    /// Draft layers that the simulator runs; 0 if the cost of drafting is in `costs.step`.
     #[serde(default)]
     pub draft_layers: u32,
 }
 
 impl Model {
     fn preset_name(&self) -> Result<&str> {
-        self.preset.as_deref().ok_or_else(|| wrong("model.preset: not there, and not both of shape and dims"))
+        self.preset
+            .as_deref()
+            .ok_or_else(|| wrong("model.preset: missing, and shape and dims are not both given"))
     }
 
     /// The cache's shape, draft layers included.
@@ -139,7 +141,7 @@ impl Model {
             None => {
                 let name = self.preset_name()?;
                 Shape::preset(name)
-                    .ok_or_else(|| wrong(format!("model.preset: no preset is called {:?}", echo(name))))?
+                    .ok_or_else(|| wrong(format!("model.preset: unknown preset {:?}", echo(name))))?
             }
         };
         if self.draft_layers > DRAFT_LAYERS_MAX {
@@ -162,7 +164,7 @@ impl Model {
             None => {
                 let name = self.preset_name()?;
                 Dims::preset(name).ok_or_else(|| {
-                    wrong(format!("model.dims: the preset {:?} has none; state them", echo(name)))
+                    wrong(format!("model.dims: the preset {:?} has none; set them", echo(name)))
                 })?
             }
         };
@@ -181,7 +183,7 @@ impl Model {
     }
 }
 
-/// What a GPU can do, and which share of it such works reach.
+/// The rates of a GPU, and the share of them that such works reach.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Gpu {
@@ -195,7 +197,7 @@ pub struct Gpu {
     pub bf16_tflops: f64,
     /// Memory bandwidth, 10^9 bytes a second.
     pub memory_gb_s: f64,
-    /// From a kernel to the next one that depends on it, in a captured graph, microseconds.
+    /// From a kernel to the next dependent one in a captured graph, microseconds.
     pub kernel_us: f64,
     /// Share of the FP8 peak that matrix products reach.
     pub fp8_share: f64,
@@ -233,18 +235,18 @@ impl Gpu {
 pub struct Deployment {
     /// GPUs that the experts are divided over.
     pub gpus: u32,
-    /// GPUs of one node: tokens for the others' experts cross the network. Throughput is told of 8 GPUs, whatever
-    /// stands here.
+    /// GPUs of one node; tokens for experts of other nodes cross the network. Throughput is always given for 8 GPUs,
+    /// regardless of this value.
     pub node_gpus: u32,
     /// A GPU's network bandwidth, 10^9 bytes a second.
     pub network_gb_s: f64,
-    /// What a GPU sends its neighbours inside the node, 10^9 bytes a second; for other numbers of GPUs than the
-    /// costs are of it must be there.
+    /// A GPU's bandwidth to its neighbours inside the node, 10^9 bytes a second. Required for other numbers of GPUs
+    /// than that of the costs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nvlink_gb_s: Option<f64>,
-    /// What a dispatch and its combine take for one token, microseconds.
+    /// Microseconds of a dispatch and its combine for one token.
     pub exchange_us: f64,
-    /// GPUs that the costs are of; as [`Deployment::gpus`] where it is not there.
+    /// GPUs of the measured costs; [`Deployment::gpus`] if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub costs_gpus: Option<u32>,
 }
@@ -262,7 +264,7 @@ impl Deployment {
         finite(self.exchange_us, || "deployment.exchange_us".to_owned())
     }
 
-    /// GPUs that the costs are of.
+    /// GPUs of the measured costs.
     pub fn costs_gpus(&self) -> u32 {
         self.costs_gpus.unwrap_or(self.gpus)
     }

@@ -1,30 +1,29 @@
-//! What fits on a GPU and in its share of the host's memory, and at which ratio.
+//! Computes what fits on a GPU and in its share of the host's memory, and at which ratio.
 //!
-//! A plan is a [`Config`] and the bytes that a cache of it takes, by [`Config::footprint`]: the functions that
-//! divide the memory when the cache is made. There is no second arithmetic here, only a search over batch and
-//! slots. Weights, activations and workspace are the engine's and are given; what the GPU has beside them is the
-//! cache's, index keys first: they stay on the device whole, so they cap the tokens that can be live whatever
-//! the ratio.
+//! A plan is a [`Config`] and the bytes of a cache made from it, by [`Config::footprint`]: the functions that
+//! divide the memory when the cache is created. The planner has no second arithmetic, only a search over batch and
+//! slots. Weights, activations and workspace belong to the engine and are given; the rest of the GPU belongs to the
+//! cache. Index keys come first: they all stay on the device, so they limit the live tokens at any ratio.
 //!
 //! Two batches frame every plan: the most sequences with all rows on the device ([`Planned::resident_batch`]), up
-//! to which nothing needs to be offloaded, and the most at all ([`Planned::most_batch`]), where each has only the
+//! to which offload is not needed, and the most sequences at all ([`Planned::most_batch`]), each with only the
 //! slots below which misses grow steeply.
 //!
-//! **What it does not know.** Time. Whether a larger batch pays for its misses is the simulator's answer; the one
-//! case in which offload cannot pay whatever the times is told here ([`Note::AllResident`], [`Note::Dense`]).
+//! **What it does not know.** Time. The simulator decides whether a larger batch pays for its misses. This module
+//! reports only the cases in which offload cannot pay at any speed ([`Note::AllResident`], [`Note::Dense`]).
 
 use crate::cache::{Config, Footprint, Slots};
-use crate::device::block::BATCH_MAX;
+use crate::device::descriptor::BATCH_MAX;
 use crate::error::{Error, Kind, Result};
 use crate::geometry::{Geometry, SLOT_BLOCK, Shape};
 use crate::predict::model::Dims;
 use crate::sparse::Budget;
 
 /// Slots of a sequence and layer below which mean misses leave the flat part of their curve: the ESS study keeps
-/// at least so many to miss fewer than 200 of 2048.
+/// at least this many to miss fewer than 200 of 2048.
 pub const FEW_SLOTS: u32 = 6400;
 
-/// More than any engine has: query rows of a step, steps in flight, micro-batches, sequences of a GPU.
+/// Limits beyond any engine: query rows of a step, steps in flight, micro-batches, sequences of a GPU.
 const QUERY_ROWS_MAX: u32 = 1 << 10;
 const STEPS_MAX: u32 = 1 << 10;
 const MICRO_BATCHES_MAX: u32 = 1 << 10;
@@ -33,7 +32,7 @@ const SEQUENCES_MAX: u32 = 1 << 24;
 /// How many sequences share the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Batch {
-    /// So many, above 0.
+    /// This number, above 0.
     Sequences(u32),
     /// As many as fit.
     Most,
@@ -48,12 +47,12 @@ pub enum Ratio {
     Auto,
 }
 
-/// What a plan is asked for. Bytes are of one GPU, and of its share of the host's memory.
+/// The inputs of a plan. Bytes are of one GPU, and of its share of the host's memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Demand {
     /// The model's cache.
     pub shape: Shape,
-    /// Tokens of the longest sequence that the model was made for; none where that is not known.
+    /// Tokens of the longest sequence that the model was made for; none if unknown.
     pub longest: Option<u32>,
     /// Bytes of the GPU's memory.
     pub gpu: u64,
@@ -61,9 +60,9 @@ pub struct Demand {
     pub weights: u64,
     /// Bytes of activations.
     pub activations: u64,
-    /// Bytes of whatever else the engine takes: workspace, graphs, communication buffers.
+    /// Bytes of the engine's other memory: workspace, graphs, communication buffers.
     pub workspace: u64,
-    /// Bytes of host memory for the total pool; none for as many as it takes.
+    /// Bytes of host memory for the total pool; none for as many as it needs.
     pub host: Option<u64>,
     /// Tokens of a sequence at its end, prompt and promised.
     pub context: u32,
@@ -77,18 +76,18 @@ pub struct Demand {
     pub batch: Batch,
     /// Slots of each.
     pub ratio: Ratio,
-    /// The fewest slots that a sequence is left with when as many as possible are wanted.
+    /// The fewest slots of each sequence when the plan maximises sequences.
     pub least_slots: u32,
-    /// Whether residency tables, and the GPU's page tables of host memory, take part in what has to fit; otherwise they
-    /// are reported beside.
+    /// Whether residency tables, and the GPU's page tables of host memory, count as memory that has to fit; otherwise
+    /// they are only reported.
     pub count_tables: bool,
-    /// Bytes of the device's mappings: a multiple of it is taken at a time. 2 MiB on current GPUs.
+    /// The granularity of the device's mappings in bytes. 2 MiB on current GPUs.
     pub grain: u64,
 }
 
 impl Demand {
-    /// One GPU of `gpu` bytes that holds nothing but the cache of sequences of `context` tokens: as many as
-    /// fit, at the ratio that leaves each [`FEW_SLOTS`], one query row, tables counted.
+    /// One GPU of `gpu` bytes that holds only the cache of sequences of `context` tokens: as many as
+    /// fit, at the ratio that leaves each [`FEW_SLOTS`], with one query row and tables counted.
     pub const fn new(shape: Shape, gpu: u64, context: u32) -> Demand {
         Demand {
             shape,
@@ -115,27 +114,27 @@ impl Demand {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Note {
-    /// All rows of the whole batch fit on the device: offload moves bytes and buys nothing.
+    /// All rows of the whole batch fit on the device: offload moves bytes and gains nothing.
     AllResident,
-    /// Dense attention reads every row in every step: nothing can be left in host memory.
+    /// Dense attention reads every row in every step: no row can stay in host memory.
     Dense,
     /// Fewer slots a sequence and layer than [`FEW_SLOTS`], with a context that is longer.
     FewSlots,
-    /// Fewer slots than a step selects: what is beyond stands in scratch slots.
+    /// Fewer slots than a step selects: the other rows use scratch slots.
     Scratch,
-    /// Host memory, not the GPU's, ends the batch.
+    /// Host memory, not the GPU's, limits the batch.
     HostBound,
     /// Even the most sequences with [`Demand::least_slots`] are no more than fit with all rows resident.
     NoRoom,
-    /// The most sequences with all rows on the device yield as many tokens a second; told by [`super::worth`].
+    /// The most sequences with all rows on the device yield as many tokens a second; set by [`super::worth`].
     Slower,
-    /// What is missed at this ratio, or a step takes at this batch, is not known; told by [`super::worth`].
+    /// The misses at this ratio, or the costs at this batch, are unknown; set by [`super::worth`].
     Unknown,
-    /// Larger batches were not tried: what they miss or take is not known; told by [`super::worth`].
+    /// Larger batches were not tried, because their misses or costs are unknown; set by [`super::worth`].
     Untried,
-    /// A sequence decodes fewer tokens a second than it has to; told by [`super::worth`].
+    /// A sequence decodes fewer tokens a second than required; set by [`super::worth`].
     TooSlow,
-    /// Batches that offload yield more, but those decode fewer tokens a second than they have to; told by
+    /// Batches with offload yield more, but decode fewer tokens a second than required; set by
     /// [`super::worth`].
     MoreTooSlow,
 }
@@ -148,17 +147,17 @@ impl Note {
             Note::Dense => "does not pay here: dense attention reads every row in every step",
             Note::FewSlots => "fewer than 6400 slots a sequence and layer: expect many misses",
             Note::Scratch => {
-                "fewer slots than a step selects: the rest stands in scratch slots for that step"
+                "fewer slots than a step selects: the other rows use scratch slots for that step"
             }
-            Note::HostBound => "host memory ends the batch",
+            Note::HostBound => "host memory limits the batch",
             Note::Slower => {
                 "does not pay here: fewer sequences, all rows on the device, yield as many tokens a second"
             }
-            Note::Unknown => "not simulated: misses or costs are not known here",
-            Note::Untried => "larger batches were not tried: misses or costs are not known there",
+            Note::Unknown => "not simulated: misses or costs are unknown here",
+            Note::Untried => "larger batches were not tried: misses or costs are unknown there",
             Note::TooSlow => "a sequence decodes fewer tokens a second than --min-otps",
             Note::MoreTooSlow => {
-                "batches that offload yield more, but decode fewer tokens a second each than --min-otps"
+                "batches with offload yield more, but decode fewer tokens a second each than --min-otps"
             }
             Note::NoRoom => {
                 "does not pay here: index keys and slots leave room for no more sequences than whole rows"
@@ -176,9 +175,9 @@ pub struct Planned {
     pub slots: u32,
     /// Slots as a share of the context.
     pub ratio: f64,
-    /// What [`crate::Cache::new`] takes; none where nothing is offloaded.
+    /// The configuration for [`crate::Cache::new`]; none if nothing is offloaded.
     pub config: Option<Config>,
-    /// What it takes. Without offload: index keys, and rows in whole blocks as `slots`.
+    /// Its bytes. Without offload: index keys, and rows in whole blocks as `slots`.
     pub bytes: Footprint,
     /// Bytes of the GPU that weights, activations and workspace leave.
     pub available: u64,
@@ -186,14 +185,14 @@ pub struct Planned {
     pub resident_batch: u32,
     /// The most sequences with [`Demand::least_slots`] slots each; [`Planned::resident_batch`] if that is more.
     pub most_batch: u32,
-    /// The most live tokens that index keys leave room for, whatever the ratio; none for a model without them.
+    /// The most live tokens whose index keys fit, at any ratio; none for a model without index keys.
     pub live_tokens: Option<u64>,
-    /// What a reader should know.
+    /// Notes for the reader.
     pub notes: Vec<Note>,
 }
 
 impl Planned {
-    /// Whether rows stand in host memory.
+    /// Whether rows are in host memory.
     pub const fn offloads(&self) -> bool {
         self.config.is_some()
     }
@@ -203,18 +202,18 @@ fn invalid(field: &'static str) -> Error {
     Error::new(Kind::InvalidConfig, "plan").at(field)
 }
 
-/// The longest sequence in tokens that the preset `name` was made for, by its published configuration.
+/// The longest sequence in tokens of the preset `name`, by its published configuration.
 pub fn longest_context(name: &str) -> Option<u32> {
     Dims::preset(name).map(|dims| dims.context_max)
 }
 
-/// Plans what is asked.
+/// Makes a plan.
 ///
 /// # Errors
-/// [`Kind::InvalidConfig`] names the field that makes no sense: no batch, no context or one beyond the model, a
+/// [`Kind::InvalidConfig`] names an invalid field: no batch, no context or one beyond the model, a
 /// ratio outside (0, 1], no least slots. [`Kind::OutOfMemory`] names what does not fit, with `wanted` and `available`
 /// bytes: weights, activations and workspace, the GPU, or the host. [`Kind::Overflow`] for more sequences than any
-/// GPU serves, and for sizes that are none. Those of [`Config::footprint`].
+/// GPU serves, and for sizes that overflow. Errors of [`Config::footprint`].
 pub fn plan(demand: &Demand) -> Result<Planned> {
     let room = Room::new(demand)?;
     let resident_batch = room.most(|lanes| Ok(room.resident(lanes)?.device() <= room.available))?;
@@ -312,7 +311,7 @@ impl<'a> Room<'a> {
         Ok(Room { demand, geometry, available })
     }
 
-    /// Pages that one sequence takes, with its rows in flight.
+    /// Pages of one sequence, including its rows in flight.
     fn pages(&self) -> Result<u32> {
         let Demand { context, query_rows, steps_in_flight, .. } = *self.demand;
         let reach = query_rows.checked_mul(steps_in_flight).and_then(|rows| rows.checked_add(context));
@@ -323,7 +322,7 @@ impl<'a> Room<'a> {
         Error::new(Kind::Overflow, "plan").at(field)
     }
 
-    /// The cache of `lanes` sequences with `slots` slots each.
+    /// The configuration of a cache of `lanes` sequences with `slots` slots each.
     fn config(&self, lanes: u32, slots: u32) -> Result<Config> {
         let demand = self.demand;
         let product = |a: u32, b: u32| a.checked_mul(b).ok_or_else(|| self.overflow("batch"));
@@ -341,7 +340,7 @@ impl<'a> Room<'a> {
         })
     }
 
-    /// What `lanes` sequences take with all rows on the device, as an engine without offload keeps them.
+    /// The bytes of `lanes` sequences with all rows on the device, as in an engine without offload.
     fn resident(&self, lanes: u32) -> Result<Footprint> {
         let overflow = || self.overflow("batch");
         let pages = self.pages()?.checked_mul(lanes).ok_or_else(overflow)?;
@@ -351,7 +350,7 @@ impl<'a> Room<'a> {
         Ok(Footprint { index_keys: self.geometry.index_bytes(pages)?, slots, ..Footprint::default() })
     }
 
-    /// What has to fit on the device.
+    /// The bytes that have to fit on the device.
     fn counted(&self, bytes: &Footprint) -> u64 {
         if self.demand.count_tables { bytes.device() } else { bytes.data() }
     }
@@ -360,7 +359,7 @@ impl<'a> Room<'a> {
         self.demand.host.is_none_or(|host| bytes.host() <= host)
     }
 
-    /// Whether memory is enough. A cache that could not be made whatever the memory is an error.
+    /// Whether memory suffices. A cache that is invalid with any memory is an error.
     fn fits(&self, lanes: u32, slots: u32) -> Result<bool> {
         match self.config(lanes, slots).and_then(|config| config.footprint(self.demand.grain)) {
             Ok(bytes) => Ok(self.counted(&bytes) <= self.available && self.fits_host(&bytes)),
@@ -369,20 +368,20 @@ impl<'a> Room<'a> {
         }
     }
 
-    /// The most sequences with so many slots each, in micro-batches that a cache may have.
+    /// The most sequences with `slots` slots each, in micro-batches that a cache supports.
     fn most_with(&self, slots: u32) -> Result<u32> {
         let widest = BATCH_MAX.saturating_mul(self.demand.micro_batches);
         self.most(|lanes| if lanes > widest { Ok(false) } else { self.fits(lanes, slots) })
     }
 
-    /// The most sequences for which `fits` holds; it holds for all smaller ones, as every part of a footprint
-    /// grows with the lanes.
+    /// The most sequences for which `fits` holds; if so, it holds for all smaller numbers, because every part of a
+    /// footprint grows with the lanes.
     fn most(&self, fits: impl Fn(u32) -> Result<bool>) -> Result<u32> {
         let (mut most, mut beyond) = (0, 1);
         while fits(beyond)? {
             if beyond >= SEQUENCES_MAX {
                 return Err(Error::new(Kind::Overflow, "plan")
-                    .at("gpu: room for more sequences than are planned")
+                    .at("gpu: has room for more sequences than the planner supports")
                     .with("most", SEQUENCES_MAX)
                     .hint("plan with a smaller GPU or a longer context"));
             }
@@ -398,8 +397,8 @@ impl<'a> Room<'a> {
     /// The largest budget with which `lanes` sequences fit, in whole blocks or the whole context.
     fn largest(&self, lanes: u32) -> Result<Option<u32>> {
         let context = self.demand.context;
-        // More blocks than index keys and slots alone leave room for need not be tried. From there on down it
-        // is tried block by block: scratch slots shrink as budgets grow, so what fits need not be a stretch.
+        // The upper bound counts index keys and slots alone. The search goes down block by block from there, because
+        // scratch slots shrink as budgets grow, so the budgets that fit may have gaps.
         let pages = self.pages()?.checked_mul(lanes).ok_or_else(|| self.overflow("batch"))?;
         let keys = self.geometry.index_bytes(pages)?;
         let block =
@@ -415,7 +414,7 @@ impl<'a> Room<'a> {
         Ok(None)
     }
 
-    /// Batch and slots; no slots where all rows stay on the device.
+    /// Batch and slots; no slots if all rows stay on the device.
     fn choose(&self, resident: u32, most: u32, least: u32) -> Result<(u32, Option<u32>)> {
         let demand = self.demand;
         if demand.shape.top_k == 0 {
@@ -463,7 +462,7 @@ impl<'a> Room<'a> {
         Ok(slots.first().copied().unwrap_or(1))
     }
 
-    /// Why `lanes` sequences do not fit.
+    /// The error that says why `lanes` sequences do not fit.
     fn too_large(&self, lanes: u32, slots: Option<u32>) -> Error {
         let bytes = match slots {
             Some(slots) => self.config(lanes, slots).and_then(|config| config.footprint(self.demand.grain)),

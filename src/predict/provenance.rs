@@ -1,11 +1,11 @@
-//! What a computed figure rests on: the setup, where its numbers come from, what of them was measured.
+//! The provenance of a computed figure: the setup, the source of its numbers, and which of them were measured.
 //!
-//! Every figure of the simulator and the planner goes out with it, so that nobody takes a computed number for
-//! a measured one. [`Provenance::sentence`] is for people, the fields are for programs. A setup states its
-//! `origin`, what was `measured` and its `assumptions`; what follows from the setup itself is added here: works
-//! that only a roofline knows, a link that is a preset, GPUs that the costs are not of.
+//! Every figure of the simulator and the planner carries it, so that a computed number is never mistaken for a
+//! measured one. [`Provenance::sentence`] is for people, the fields are for programs. A setup states its `origin`,
+//! which parts were `measured`, and its `assumptions`. This module adds what follows from the setup itself: works
+//! without a measured cost, a link that is a preset, other GPUs than those of the costs.
 //!
-//! The texts of a setup are shown on terminals and pages: a setup whose texts could steer one is refused.
+//! Terminals and pages show the texts of a setup; a setup whose texts could steer a terminal is refused.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,11 +14,11 @@ use super::wrong;
 use crate::error::Result;
 use crate::text::steers;
 
-/// What of a setup can have been measured on a machine.
+/// A part of a setup that can be measured on a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Part {
-    /// What an engine's works take.
+    /// The costs of an engine's works.
     Costs,
     /// The rates of the link.
     Link,
@@ -30,7 +30,7 @@ impl Part {
     /// All of them.
     pub const ALL: [Part; 3] = [Part::Costs, Part::Link, Part::Misses];
 
-    /// As `measured` of a setup has it.
+    /// Its name in `measured` of a setup.
     pub const fn name(self) -> &'static str {
         match self {
             Part::Costs => "costs",
@@ -40,7 +40,7 @@ impl Part {
     }
 }
 
-/// The GPUs that a figure is of.
+/// The GPUs of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Served {
     /// GPUs that the experts are divided over.
@@ -49,24 +49,24 @@ pub struct Served {
     pub node_gpus: u32,
     /// GPUs that the setup's costs are of.
     pub costs_gpus: u32,
-    /// Whether these differ, so that a model of the experts stands between the costs and the figure.
+    /// Whether these differ, so that a model of the experts is used between the costs and the figure.
     pub extrapolated: bool,
 }
 
-/// What a figure rests on. `docs/json.md` describes the fields.
+/// The provenance of a figure. `docs/json.md` describes the fields.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Provenance {
     /// The setup's name.
     pub setup: String,
-    /// Where its numbers come from, or [`NOT_STATED`].
+    /// The source of its numbers, or [`NOT_STATED`].
     pub origin: String,
-    /// Whether costs, link and misses all were measured on a machine, for these GPUs.
+    /// Whether costs, link and misses were all measured on a machine, for these GPUs.
     pub measured: bool,
-    /// Which of them were.
+    /// The parts that were.
     pub measured_parts: Vec<Part>,
     /// The GPUs.
     pub deployment: Served,
-    /// What was assumed, in sentences.
+    /// The assumptions, in sentences.
     pub assumptions: Vec<String>,
 }
 
@@ -74,7 +74,7 @@ pub struct Provenance {
 pub const NOT_STATED: &str = "origin not stated";
 
 impl Provenance {
-    /// Of figures that `setup` gives.
+    /// The provenance of figures from `setup`.
     pub fn of(setup: &Setup) -> Provenance {
         let file = setup.file();
         let deployment = setup.served();
@@ -92,7 +92,7 @@ impl Provenance {
         }
     }
 
-    /// The same, with misses that are not the setup's but `from` another source.
+    /// The same, with misses that are `from` another source instead of the setup.
     pub fn with_misses_from(mut self, from: &str) -> Provenance {
         self.measured_parts.retain(|part| *part != Part::Misses);
         self.measured = false;
@@ -100,7 +100,7 @@ impl Provenance {
         self
     }
 
-    /// All of it in one sentence.
+    /// The provenance in one sentence.
     pub fn sentence(&self) -> String {
         let Served { gpus, costs_gpus, extrapolated, .. } = self.deployment;
         let count = |gpus: u32| if gpus == 1 { "1 GPU".to_owned() } else { format!("{gpus} GPUs") };
@@ -113,7 +113,7 @@ impl Provenance {
             of.map(Part::name).collect::<Vec<_>>().join(", ")
         };
         let measured = match (self.measured_parts.is_empty(), names(false)) {
-            (true, _) if self.origin == NOT_STATED => "nothing in it is said to be measured".to_owned(),
+            (true, _) if self.origin == NOT_STATED => "it states no measured part".to_owned(),
             (true, _) => "nothing here was measured".to_owned(),
             (false, others) if others.is_empty() => format!("measured: {}", names(true)),
             (false, others) => format!("measured: {}; not measured: {others}", names(true)),
@@ -122,7 +122,7 @@ impl Provenance {
     }
 }
 
-/// What a setup implies without saying it.
+/// The assumptions that a setup implies.
 fn implied(setup: &Setup) -> Vec<String> {
     let file = setup.file();
     let mut all = Vec::new();
@@ -130,7 +130,7 @@ fn implied(setup: &Setup) -> Vec<String> {
         Term::ALL.into_iter().filter(|term| file.costs.get(*term).is_none()).map(Term::name).collect();
     if !by_roofline.is_empty() {
         all.push(format!(
-            "costs without a point of their own, by the GPU's roofline: {}",
+            "costs without measured points, from the GPU's roofline: {}",
             by_roofline.join(", ")
         ));
     }
@@ -144,7 +144,7 @@ fn implied(setup: &Setup) -> Vec<String> {
         let experts = |gpus: u32| setup.dims().experts / gpus.max(1);
         all.push(format!(
             "{gpus} GPUs by the model of docs/simulator.md: {} experts a GPU and layer instead of {}, evenly visited \
-             and read at a byte a value; all but experts and their exchange as on {costs_gpus} GPUs",
+             and read at a byte a value; all other costs are those on {costs_gpus} GPUs",
             experts(gpus),
             experts(costs_gpus),
         ));
@@ -156,13 +156,13 @@ fn implied(setup: &Setup) -> Vec<String> {
 const TEXT_MAX: usize = 240;
 const ASSUMPTIONS_MAX: usize = 32;
 
-/// Whether a setup's origin, assumptions and measured parts can be shown, and are of its version.
+/// Checks that a setup's origin, assumptions and measured parts can be shown, and belong to its version.
 pub(super) fn check(file: &File) -> Result<()> {
     if let Some(origin) = &file.origin {
         shown(origin, "origin")?;
     }
     if file.assumptions.len() > ASSUMPTIONS_MAX {
-        return Err(wrong("assumptions: more than are shown")
+        return Err(wrong("too many assumptions")
             .with("sentences", file.assumptions.len() as u64)
             .with("most", ASSUMPTIONS_MAX as u64));
     }
@@ -171,20 +171,20 @@ pub(super) fn check(file: &File) -> Result<()> {
     }
     for (i, part) in file.measured.iter().enumerate() {
         if file.measured.iter().take(i).any(|other| other == part) {
-            return Err(wrong(format!("measured[{i}]: \"{}\" stands twice", part.name())));
+            return Err(wrong(format!("measured[{i}]: \"{}\" appears twice", part.name())));
         }
     }
     let measures = |part| file.measured.contains(&part);
     if measures(Part::Misses) && file.misses.is_none() {
-        return Err(wrong("measured: \"misses\", and the setup has none"));
+        return Err(wrong("measured: \"misses\", but the setup has none"));
     }
     if measures(Part::Link) && matches!(file.link, Link::Preset(_)) {
-        return Err(wrong("measured: \"link\", and the link is a preset"));
+        return Err(wrong("measured: \"link\", but the link is a preset"));
     }
     Ok(())
 }
 
-/// Whether a text is one short line that shows as it stands.
+/// Checks that a text is one short line without control characters.
 fn shown(text: &str, place: &str) -> Result<()> {
     if text.trim().is_empty() {
         return Err(wrong(format!("{place}: empty")));
@@ -196,14 +196,15 @@ fn shown(text: &str, place: &str) -> Result<()> {
             .with("most", TEXT_MAX as u64));
     }
     match text.chars().find(|c| hides(*c)) {
-        Some(c) => {
-            Err(wrong(format!("{place}: the character U+{:04X} is none of a line of text", u32::from(c))))
-        }
+        Some(c) => Err(wrong(format!(
+            "{place}: the character U+{:04X} is not allowed in a line of text",
+            u32::from(c)
+        ))),
         None => Ok(()),
     }
 }
 
-/// Whether a character steers what shows it, or is shown as nothing.
+/// Whether a character steers a terminal, or is invisible.
 fn hides(c: char) -> bool {
     steers(c) || matches!(c, '\u{200b}'..='\u{200d}' | '\u{2060}'..='\u{2065}' | '\u{feff}')
 }
@@ -239,7 +240,7 @@ mod tests {
         );
         assert!(
             sentence(|file| file.origin = None)
-                .ends_with(": 32 GPUs, origin not stated; nothing in it is said to be measured.")
+                .ends_with(": 32 GPUs, origin not stated; it states no measured part.")
         );
         assert!(
             sentence(|file| file.deployment.gpus = 16)
@@ -275,8 +276,8 @@ mod tests {
         refused(&|file| file.origin = Some(" ".to_owned()), "origin: empty");
         refused(&|file| file.origin = Some("x".repeat(241)), "origin: longer");
         refused(&|file| file.assumptions = vec!["a".to_owned(), "\u{7f}".to_owned()], "assumptions[1]");
-        refused(&|file| file.assumptions = vec!["a".to_owned(); 33], "assumptions: more");
-        refused(&|file| file.measured = vec![Part::Link; 2], "measured[1]: \"link\" stands twice");
+        refused(&|file| file.assumptions = vec!["a".to_owned(); 33], "too many assumptions");
+        refused(&|file| file.measured = vec![Part::Link; 2], "measured[1]: \"link\" appears twice");
         refused(
             &|file| {
                 file.measured = vec![Part::Misses];

@@ -1,14 +1,14 @@
-//! What each work must cost at least on a GPU: operations over peak, bytes over bandwidth, kernels.
+//! The least cost of each work on a GPU: operations over peak, bytes over bandwidth, kernels.
 //!
 //! A work takes the longer of its operations and its bytes, each at the share of the peak that the setup
-//! states, and one launch for each of its kernels. It stands in where a setup has no measured points, and
-//! gives the slope beyond the last one; it is a bound with shares, no measurement.
+//! states, plus one launch for each of its kernels. It replaces missing measured points of a setup, and
+//! gives the slope beyond the last one. It is a bound with shares, not a measurement.
 
 use super::cost::Load;
 use super::model::{Deployment, Dims, Gpu};
 use super::setup::Term;
 
-/// The model, the GPU and the deployment that a roofline is computed of.
+/// The model, the GPU and the deployment of a roofline.
 #[derive(Clone, Debug)]
 pub struct Roofline {
     /// The model's layer.
@@ -19,11 +19,11 @@ pub struct Roofline {
     pub row_bytes: f64,
     /// The GPU.
     pub gpu: Gpu,
-    /// Its neighbours.
+    /// The deployment.
     pub deployment: Deployment,
 }
 
-/// The values of a block that FP8 weights share a scale in do not matter here; a value is a byte.
+/// The scales of FP8 blocks are ignored here: a value is a byte.
 const FP8: f64 = 1.0;
 const BF16: f64 = 2.0;
 const F32: f64 = 4.0;
@@ -68,7 +68,7 @@ impl Roofline {
                 let peak = self.gpu.bf16_tflops * 1e6 * self.gpu.attention_share;
                 self.longer(work / peak, bytes / memory, 2.0)
             }
-            // Two partial outputs and the sum.
+            // Two partial outputs and the result.
             Term::Merge => {
                 let bytes = 3.0 * tokens * of(d.heads) * of(d.kv_lora) * BF16;
                 self.longer(0.0, bytes / memory, 1.0)
@@ -79,12 +79,12 @@ impl Roofline {
         }
     }
 
-    /// The same machine and model with other GPUs beside it.
+    /// The same machine and model in another deployment.
     pub(super) fn on(&self, gpus: u32) -> Roofline {
         Roofline { deployment: Deployment { gpus, ..self.deployment.clone() }, ..self.clone() }
     }
 
-    /// Microseconds of the exchange's bytes: the network's and NVLink's share cross at once.
+    /// Microseconds of the exchange's bytes: the shares of the network and of NVLink move at once.
     pub(super) fn exchanged(&self, tokens: f64) -> f64 {
         let (d, deployment) = (&self.dims, &self.deployment);
         // FP8 values to the experts, BF16 values back.
@@ -99,15 +99,15 @@ impl Roofline {
         3.0 * f64::from(self.dims.hidden) * f64::from(self.dims.expert_hidden)
     }
 
-    /// How many of a GPU's own experts a micro-batch of `tokens` on every GPU visits. Tokens of all GPUs come to
-    /// this one's experts; one expert is missed by all with this chance.
+    /// How many of a GPU's own experts a micro-batch of `tokens` on every GPU visits. Tokens of all GPUs may visit
+    /// this GPU's experts; the power is the probability that all of them miss an expert.
     fn touched(&self, tokens: f64) -> f64 {
         let (experts, gpus) = (f64::from(self.dims.experts), f64::from(self.deployment.gpus));
         let visits = tokens * gpus * f64::from(self.dims.experts_per_token) / experts;
         experts / gpus * (1.0 - (-visits).exp())
     }
 
-    /// Microseconds of the routed experts alone: their operations, or the weights of those that are visited.
+    /// Microseconds of the routed experts alone: their operations, or the weights of the visited ones.
     pub(super) fn routed(&self, tokens: f64) -> f64 {
         let work = 2.0 * tokens * f64::from(self.dims.experts_per_token) * self.expert() / self.fp8();
         work.max(self.touched(tokens) * self.expert() * FP8 / self.memory())

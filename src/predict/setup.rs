@@ -1,8 +1,8 @@
-//! A setup: one versioned JSON file that says what an engine's step costs on a machine.
+//! A setup: one versioned JSON file with the costs of an engine's step on a machine.
 //!
-//! `docs/setup-format.md` describes the file field by field. [`File`] is the file as it stands, [`Setup`] a
-//! checked one with what follows from it. The version is an integer of its own; a field that this build does
-//! not know is refused, so that a misspelt one is never silently a default.
+//! `docs/setup-format.md` describes the file field by field. [`File`] is the file's content, [`Setup`] a
+//! checked file with derived values. The version is a separate integer. A field that this build does
+//! not support is refused, so that a misspelt field never silently becomes a default.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,16 +17,16 @@ use crate::error::{Error, Kind, Result};
 use crate::geometry::Shape;
 use crate::text::echo;
 
-/// The version of the file that is written; those from [`OLDEST`] on are read.
+/// The version that is written; versions from [`OLDEST`] on are read.
 pub const VERSION: u64 = 2;
 
-/// The oldest version that is read: without origin, measured parts, assumptions and GPUs of the costs.
+/// The oldest version that is read. It has no origin, measured parts, assumptions and GPUs of the costs.
 pub const OLDEST: u64 = 1;
 
-/// The setups that are built in, by name.
+/// The built-in setups, by name.
 const EMBEDDED: [(&str, &str); 1] = [("ess", include_str!("../../data/setups/ess.json"))];
 
-/// What is charged.
+/// A work that has a cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Term {
     /// I0: the projections before the indexer.
@@ -37,18 +37,18 @@ pub enum Term {
     Prepare,
     /// A: attention, by its width.
     Attend,
-    /// M: the merge of attention's parts.
+    /// M: the merge of split attention.
     Merge,
-    /// What follows attention in a layer, without the exchange of the experts' tokens.
+    /// The rest of a layer after attention, without the exchange of the experts' tokens.
     Rest,
-    /// That exchange, where no other micro-batch hides it.
+    /// That exchange, if no other micro-batch hides it.
     Exchange,
     /// Once a step: embedding, output, sampling, drafting.
     Step,
 }
 
 impl Term {
-    /// All of them.
+    /// All terms.
     pub const ALL: [Term; 8] = [
         Term::Project,
         Term::Index,
@@ -75,7 +75,7 @@ impl Term {
     }
 }
 
-/// The measured costs; where one is absent the roofline stands in.
+/// The measured costs; the roofline replaces absent ones.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Costs {
@@ -121,23 +121,23 @@ impl Costs {
     }
 }
 
-/// When a batch runs as two micro-batches, each the other's cover for the exchange.
+/// The conditions under which a batch runs as two micro-batches, each of which hides the other's exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TwoBatch {
-    /// From this batch on,
+    /// The least batch.
     pub batch_from: u32,
-    /// up to this context, in tokens.
+    /// The longest context, in tokens.
     pub context_to: u32,
 }
 
-/// How many keys the calls of attention in parts are captured for.
+/// The widths, in keys, for which the calls of split attention are captured.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Captured {
-    /// The call over what was resident: all k, or what the expected misses leave of it.
+    /// The width of the call over resident rows: all k, or k less the expected misses.
     pub resident: Resident,
-    /// The call over what was fetched: this many times the expected misses of a query row, at least 1.
+    /// The width of the call over fetched rows, as a factor on the expected misses of a query row, at least 1.
     pub fetched_margin: f64,
 }
 
@@ -145,9 +145,9 @@ pub struct Captured {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Resident {
-    /// The top-k, whatever was fetched.
+    /// The whole top-k, regardless of misses.
     TopK,
-    /// The top-k without the expected misses.
+    /// The top-k less the expected misses.
     Hits,
 }
 
@@ -155,7 +155,7 @@ pub enum Resident {
 pub const WIDTH: f64 = 64.0;
 
 impl Captured {
-    /// The widths of the calls over what was resident and over what was fetched, when a query row of `k` keys
+    /// The widths of the calls over resident and over fetched rows, if a query row of `k` keys
     /// misses `misses` of them.
     pub fn widths(&self, k: u32, misses: f64) -> (f64, f64) {
         let k = f64::from(k);
@@ -168,17 +168,17 @@ impl Captured {
     }
 }
 
-/// What forebay's own operations cost besides the link, in microseconds.
+/// The costs of forebay's own operations apart from the link, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Operations {
-    /// A resolve, whatever its rows.
+    /// The fixed cost of a resolve.
     pub resolve_us: f64,
-    /// A resolve's query row.
+    /// The cost of a resolve's query row.
     pub resolve_row_us: f64,
-    /// A gather or scatter, whatever its rows.
+    /// The fixed cost of a gather or scatter.
     pub move_us: f64,
-    /// A step's begin and report.
+    /// The cost of a step's begin and report.
     pub step_us: f64,
 }
 
@@ -188,11 +188,11 @@ pub struct Operations {
 pub enum Link {
     /// By name.
     Preset(String),
-    /// As they were measured.
+    /// Measured rates.
     Rates(Rates),
 }
 
-/// The file.
+/// The content of a setup file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct File {
@@ -200,16 +200,16 @@ pub struct File {
     pub forebay_setup: u64,
     /// A short name.
     pub name: String,
-    /// In one line where the numbers come from; it goes out with every figure.
+    /// The source of the numbers in one line, shown with every figure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<String>,
-    /// What of them was measured on a machine.
+    /// The parts that were measured on a machine.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub measured: Vec<Part>,
-    /// What was assumed, in sentences; they go out with every figure too.
+    /// The assumptions in sentences, shown with every figure.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub assumptions: Vec<String>,
-    /// Where the numbers come from, at length.
+    /// The source of the numbers in full.
     pub source: Vec<String>,
     /// The model.
     pub model: Model,
@@ -219,15 +219,15 @@ pub struct File {
     pub deployment: Deployment,
     /// The link between host and device.
     pub link: Link,
-    /// Two-batch overlap; absent where there is none.
+    /// Two-batch overlap; absent if the engine has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub two_batch: Option<TwoBatch>,
-    /// Widths of attention in parts.
+    /// Widths of split attention.
     pub captured: Captured,
-    /// forebay's own operations.
+    /// Costs of forebay's own operations.
     #[serde(default)]
     pub operations: Operations,
-    /// What enqueueing a step takes of the host.
+    /// The host's time to enqueue a step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<HostCosts>,
     /// Measured costs.
@@ -239,7 +239,7 @@ pub struct File {
 }
 
 impl File {
-    /// Fields of a version that the file is not of: an older build would refuse what it calls itself.
+    /// Refuses fields of a later version than the file's, which an older build would refuse.
     fn check_version(&self) -> Result<()> {
         let new = [
             ("origin", self.origin.is_some()),
@@ -250,7 +250,7 @@ impl File {
             ("deployment.nvlink_gb_s", self.deployment.nvlink_gb_s.is_some()),
         ];
         match new.iter().find(|(_, there)| *there && self.forebay_setup < 2) {
-            Some((field, _)) => Err(wrong(format!("{field}: a field of version 2, and forebay_setup is 1"))),
+            Some((field, _)) => Err(wrong(format!("{field}: a field of version 2, but forebay_setup is 1"))),
             None => Ok(()),
         }
     }
@@ -258,7 +258,7 @@ impl File {
     /// The file's text: JSON, with lists of numbers in lines of up to 110 characters.
     ///
     /// # Errors
-    /// [`Kind::Internal`] when it cannot be written as JSON.
+    /// [`Kind::Internal`] if it cannot be written as JSON.
     pub fn text(&self) -> Result<String> {
         let pretty = serde_json::to_string_pretty(self)
             .map_err(|e| Error::new(Kind::Internal, "write setup").at(e.to_string()))?;
@@ -295,9 +295,9 @@ pub struct Setup {
     shape: Shape,
     rates: Rates,
     roofline: Roofline,
-    /// The roofline on the GPUs that the costs are of.
+    /// The roofline on the GPUs of the measured costs.
     of_costs: Roofline,
-    /// What stands in for the file's own link.
+    /// The replacement of the file's own link, in words.
     other_link: Option<String>,
 }
 
@@ -307,10 +307,10 @@ impl Setup {
         EMBEDDED.iter().map(|(name, _)| *name)
     }
 
-    /// The built-in setup called `name`; none when there is no such.
+    /// The built-in setup called `name`; none if there is no such setup.
     ///
     /// # Errors
-    /// As [`Setup::parse`]; a built-in one has none.
+    /// Errors of [`Setup::parse`]; a built-in setup has none.
     pub fn named(name: &str) -> Option<Result<Setup>> {
         EMBEDDED.iter().find(|(known, _)| *known == name).map(|(_, text)| Setup::parse(text))
     }
@@ -318,8 +318,8 @@ impl Setup {
     /// Reads the text of a setup file.
     ///
     /// # Errors
-    /// [`Kind::BadFormat`] for a text that is no JSON, an unknown, missing or mistyped field;
-    /// [`Kind::BadVersion`]; those of [`Setup::new`]. The place is the field's path.
+    /// [`Kind::BadFormat`] for a text that is not JSON, and for an unknown, missing or mistyped field;
+    /// [`Kind::BadVersion`]; errors of [`Setup::new`]. The place is the field's path.
     pub fn parse(text: &str) -> Result<Setup> {
         Setup::new(parse(text, "forebay_setup", OLDEST..=VERSION)?)
     }
@@ -327,8 +327,8 @@ impl Setup {
     /// Checks a setup.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] names the field: a negative time, a number that is none, a hole, an unknown
-    /// preset, a model without top-k, layers that do not agree.
+    /// [`Kind::InvalidConfig`] names the field: a negative time, NaN, a hole, an unknown preset, a model without
+    /// top-k, layers that do not match.
     pub fn new(file: File) -> Result<Setup> {
         if !(OLDEST..=VERSION).contains(&file.forebay_setup) {
             return Err(Error::new(Kind::BadVersion, "read setup")
@@ -351,7 +351,7 @@ impl Setup {
         rates.check().map_err(|e| wrong(format!("link.rates.{}", e.place())))?;
         let margin = file.captured.fetched_margin;
         if !(margin.is_finite() && margin >= 1.0) {
-            return Err(wrong(format!("captured.fetched_margin: {margin} is below 1, or no number")));
+            return Err(wrong(format!("captured.fetched_margin: {margin} is below 1, or not a number")));
         }
         let own = &file.operations;
         for (name, us) in [
@@ -401,7 +401,7 @@ impl Setup {
         &self.file.name
     }
 
-    /// The cache's shape, draft layers included.
+    /// The cache's geometry, including draft layers.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
@@ -411,31 +411,31 @@ impl Setup {
         &self.roofline.dims
     }
 
-    /// The speeds of the link.
+    /// The rates of the link.
     pub fn rates(&self) -> &Rates {
         &self.rates
     }
 
-    /// What enqueueing a step takes of the host.
+    /// The host's time to enqueue a step.
     pub fn host(&self) -> HostCosts {
         self.file.host.unwrap_or_default()
     }
 
-    /// The roofline that stands in for what was not measured.
+    /// The roofline that replaces missing measurements.
     pub fn roofline(&self) -> &Roofline {
         &self.roofline
     }
 
-    /// The same on the GPUs that the costs are of.
+    /// The roofline on the GPUs of the measured costs.
     pub(super) fn roofline_of_costs(&self) -> &Roofline {
         &self.of_costs
     }
 
-    /// The same setup on another link. Of a preset the speeds are taken: launches and the SMs of a gather are
-    /// the GPU's, and stay the setup's.
+    /// The same setup on another link. Of a preset the rates are taken; launches and the SMs of a gather belong to
+    /// the GPU, and stay the setup's.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] for an unknown link or a rate that is none.
+    /// [`Kind::InvalidConfig`] for an unknown link or an invalid rate.
     pub fn on_link(&self, link: Link) -> Result<Setup> {
         match link {
             Link::Rates(rates) => self.at_rates(rates, "other rates than the setup's".to_owned()),
@@ -447,30 +447,32 @@ impl Setup {
         }
     }
 
-    /// The same setup with these rates, which `other` says in words.
+    /// The same setup with these rates, whose source `other` describes.
     fn at_rates(&self, rates: Rates, other: String) -> Result<Setup> {
         let mut file = File { link: Link::Rates(rates), ..self.file.clone() };
         file.measured.retain(|part| *part != Part::Link);
         Ok(Setup { other_link: Some(other), ..Setup::new(file)? })
     }
 
-    /// The same setup where rows are gathered at `bytes_per_s`, however many there are. Nothing else changes:
+    /// The same setup with single rows gathered at `bytes_per_s`, for any number of rows. Nothing else changes:
     /// not the scatter, the plain copies, the launches or the SMs of a gather.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] for a rate below 1 byte a second, or that is no number.
+    /// [`Kind::InvalidConfig`] for a rate below 1 byte a second, or NaN.
     pub fn on_gather(&self, bytes_per_s: f64) -> Result<Setup> {
         let gather = RowRates::flat(self.rates.gather.row_bytes, bytes_per_s);
-        let other =
-            format!("single rows gathered at {} GB/s, as given; all else the setup's", bytes_per_s / 1e9);
+        let other = format!(
+            "single rows gathered at {} GB/s, as given; all other rates are the setup's",
+            bytes_per_s / 1e9
+        );
         self.at_rates(Rates { gather, ..self.rates.clone() }, other)
     }
 
-    /// The same machine with the preset model `name`. Costs measured with another model say nothing of this
-    /// one: its roofline stands in for all of them. Its layers miss what those at their depth did.
+    /// The same machine with the preset model `name`. Costs measured with another model do not apply, so the model's
+    /// roofline replaces all of them. Its layers have the misses of the setup's layers at the same relative depth.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] for a preset that is none, without dimensions, or without a top-k.
+    /// [`Kind::InvalidConfig`] for an unknown preset, or one without dimensions or top-k.
     pub fn of_model(&self, name: &str) -> Result<Setup> {
         if self.file.model.preset.as_deref() == Some(name) {
             return Ok(self.clone());
@@ -480,14 +482,14 @@ impl Setup {
         let layers = model.shape()?.layers;
         let misses = self.file.misses.as_ref().map(|misses| misses.spread(layers));
         let name = format!("{}, {name} by its roofline", self.file.name);
-        // What was measured with another model was not measured with this one.
+        // Measurements of another model are not measurements of this one.
         let measured = self.file.measured.iter().copied().filter(|part| *part == Part::Link).collect();
         let file = File { name, model, misses, measured, costs: Costs::default(), ..self.file.clone() };
         Ok(Setup { other_link: self.other_link.clone(), ..Setup::new(file)? })
     }
 
-    /// The same setup served by `gpus` GPUs: its costs stay those of the GPUs that they are of, and what the
-    /// experts and their exchange cost elsewhere is priced by the model of [`super::experts`].
+    /// The same setup served by `gpus` GPUs: its measured costs keep their number of GPUs, and the model of
+    /// [`super::experts`] prices the difference for the experts and their exchange.
     ///
     /// # Errors
     /// [`Kind::OutOfRange`] in one line for GPUs that the model cannot price.
@@ -501,12 +503,12 @@ impl Setup {
         Ok(Setup { other_link: self.other_link.clone(), ..Setup::new(file)? })
     }
 
-    /// What stands in for the file's own link, in words.
+    /// The replacement of the file's own link, in words.
     pub(super) fn other_link(&self) -> Option<&str> {
         self.other_link.as_deref()
     }
 
-    /// The GPUs that figures of this setup are of.
+    /// The GPUs of this setup's figures.
     pub fn served(&self) -> Served {
         let Deployment { gpus, node_gpus, .. } = self.file.deployment;
         let costs_gpus = self.file.deployment.costs_gpus();
@@ -534,19 +536,19 @@ impl Setup {
     /// The model of misses.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] when the setup has none.
+    /// [`Kind::InvalidConfig`] if the setup has none.
     pub fn misses(&self) -> Result<&Misses> {
         self.file
             .misses
             .as_ref()
-            .ok_or_else(|| wrong("misses: not there; state a curve, a table or a replay's steps"))
+            .ok_or_else(|| wrong("misses: missing; set a curve, a table or a replay's steps"))
     }
 }
 
 fn preset_of(name: &str) -> Result<Rates> {
     Rates::preset(name).ok_or_else(|| {
         wrong(format!(
-            "link.preset: no link is called {:?}; pcie4, pcie5, pcie6 and c2c are known",
+            "link.preset: unknown link {:?}; the presets are pcie4, pcie5, pcie6 and c2c",
             echo(name)
         ))
     })

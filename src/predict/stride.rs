@@ -1,15 +1,15 @@
-//! What a host stride gives, and what another one would cost: requests over the link against host memory.
+//! Computes the effect of the host stride, and of an alternative: requests over the link against host memory.
 //!
-//! A row's stride on the host is the next multiple of 64 bytes, unless a shape says otherwise: 704 for 656. The GPU
-//! asks for lines of 128 bytes, so that every second row at 704 begins in the middle of one; at 768 each begins with
-//! one, for a tenth more host memory. Pieces are numbered by the lines that a row really has, so that either takes as
-//! few; short rows are numbered without gaps, and may take more. What the host's memory and the GPU's page walks make
-//! of it only a measurement tells.
+//! A row's stride on the host is its size rounded up to a multiple of 64 bytes, unless a shape sets another: 704 for
+//! 656. The GPU requests lines of 128 bytes, so at 704 every second row begins in the middle of a line. At 768 each
+//! row begins with a line, for a tenth more host memory. Pieces are numbered by the lines that a row really has, so
+//! that both strides need as few requests; short rows are numbered without gaps, and may need more. The effect of the
+//! host's memory and of the GPU's page walks needs a measurement.
 
 use crate::device::clock::{Design, fetched};
 use crate::geometry::Geometry;
 
-/// Bytes of a line that a GPU asks the link for.
+/// Bytes of a line that a GPU requests over the link.
 const LINE: u32 = 128;
 /// The default multiple.
 const DEFAULT: u32 = crate::geometry::LINE;
@@ -19,9 +19,9 @@ const DEFAULT: u32 = crate::geometry::LINE;
 pub struct Stride {
     /// Bytes from one row to the next.
     pub bytes: u32,
-    /// Requests of lines that a gathered row takes, mean.
+    /// Mean requests of lines for a gathered row.
     pub requests: f64,
-    /// Bytes of sectors that cross the link for it, mean.
+    /// Mean bytes of sectors that cross the link for it.
     pub fetched: f64,
 }
 
@@ -35,7 +35,7 @@ impl Stride {
         Stride::at(geometry.row_bytes(), geometry.host_stride())
     }
 
-    /// The one to be weighed against it: whole lines, or where it has them the default. None where these are one.
+    /// The alternative: whole lines, or the default if the stride has whole lines. None if these are equal.
     pub fn other(geometry: &Geometry) -> Option<Stride> {
         let (row, own) = (geometry.row_bytes(), geometry.host_stride());
         let lines = row.next_multiple_of(LINE);

@@ -1,16 +1,16 @@
-//! What a model's weights take of each GPU, by how they are divided.
+//! The size of a model's weights on each GPU, depending on how they are divided.
 //!
-//! `data/weights.json` has the published checkpoints that the planner knows, each with its published size and
-//! where that stands. What a part of it takes follows from the published configuration ([`Dims`]): a matrix in FP8
-//! is a byte a value and a scale of four bytes for each block of 128 x 128; embedding, head, the experts' router
-//! and what joins a draft layer are BF16. The parts make the published size to a thousandth (`tests/plan.rs` holds
-//! both), so the division is of what stands on the disk.
+//! `data/weights.json` lists the published checkpoints that the planner supports, each with its published size and
+//! its source. The size of a part follows from the published configuration ([`Dims`]): a matrix in FP8
+//! takes a byte a value and a scale of four bytes for each block of 128 x 128; embedding, head, the experts' router
+//! and the input projection of a draft layer are BF16. The parts add up to the published size within a thousandth
+//! (`tests/plan.rs` checks it), so the division is that of the files on disk.
 //!
-//! **What is assumed.** Experts are divided over all GPUs, none of them twice. What else there is, attention, shared
-//! experts, dense layers, embedding and head, stands on every GPU, or, where attention is divided, is divided over the
-//! GPUs of a node but for what each of them needs whole. The draft layer is there where a step has drafts.
+//! **Assumptions.** Experts are divided over all GPUs, none of them twice. Everything else, attention, shared
+//! experts, dense layers, embedding and head, is on every GPU. If attention is divided, these are divided over the
+//! GPUs of a node, except for the parts that each GPU needs whole. The draft layer is included if a step has drafts.
 //!
-//! **What it does not know.** What an engine makes of weights as it loads them: copies in another type or layout,
+//! **Not covered.** Changes that an engine makes when it loads weights: copies in another type or layout,
 //! redundant experts.
 
 use serde::Deserialize;
@@ -22,24 +22,24 @@ use crate::error::{Error, Kind, Result};
 /// The published checkpoints.
 const TABLE: &str = include_str!("../../data/weights.json");
 
-/// GPUs of a node where no setup says otherwise; attention is divided by heads over no more.
+/// GPUs of a node if no setup says otherwise; attention is divided by heads over no more.
 pub const NODE_GPUS: u32 = 8;
 
-/// The most GPUs that are planned for.
+/// The most GPUs that the planner supports.
 pub const GPUS_MAX: u32 = 4096;
 
 /// How attention is divided over the GPUs of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Attention {
-    /// By sequences (DP attention): each GPU has all of attention's weights and the cache of its own sequences.
+    /// By sequences (DP attention): each GPU has all of attention's weights, and the cache of its own sequences.
     #[default]
     Data,
-    /// By heads (TP attention): each GPU has a part of the weights and, as a latent belongs to all heads, the cache of
-    /// all sequences.
+    /// By heads (TP attention): each GPU has a part of the weights and, because a latent belongs to all heads, the
+    /// cache of all sequences.
     Tensor,
 }
 
-/// A published size; a part that nobody published is absent.
+/// A published size; an unpublished part is absent.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Published {
@@ -49,7 +49,7 @@ pub struct Published {
     pub bytes: Option<f64>,
 }
 
-/// A published checkpoint, as the table has it.
+/// A published checkpoint, as in the table.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
@@ -72,13 +72,13 @@ pub struct Checkpoint {
     dims: Dims,
 }
 
-/// Bytes of one layer, and of what stands once.
-struct Parts {
+/// Bytes of one layer's parts, and of parts that exist once.
+struct SplitIndices {
     /// One routed expert.
     expert: u64,
     /// Attention's matrices that have heads.
     heads: u64,
-    /// Attention's others, and the indexer: whole wherever attention is.
+    /// Attention's other matrices, and the indexer, which are never divided.
     whole: u64,
     /// A layer's router.
     router: u64,
@@ -86,11 +86,11 @@ struct Parts {
     dense: u64,
     /// Embedding and head.
     embeddings: u64,
-    /// What joins a draft layer to the layer in front of it.
+    /// The projection that connects a draft layer to the preceding layer.
     join: u64,
 }
 
-/// Bytes of a matrix of so many values: a byte each, and a scale of four for each block of 128 x 128.
+/// Bytes of a matrix of this many values: a byte each, and a scale of four for each block of 128 x 128.
 const fn fp8(values: u64) -> u64 {
     values + values.div_ceil(128 * 128) * 4
 }
@@ -100,10 +100,10 @@ const fn bf16(values: u64) -> u64 {
 }
 
 impl Checkpoint {
-    /// The checkpoint of the preset `name`; none where no size of it is published.
+    /// The checkpoint of the preset `name`; none if no size of it is published.
     ///
     /// # Errors
-    /// [`Kind::Internal`] for a table that does not say what it should; the built-in one does.
+    /// [`Kind::Internal`] for an invalid table; the built-in one is valid.
     pub fn of(name: &str) -> Result<Option<Checkpoint>> {
         let table: Vec<Entry> = serde_json::from_str(TABLE)
             .map_err(|e| Error::new(Kind::Internal, "read weights").at(e.to_string()))?;
@@ -116,17 +116,17 @@ impl Checkpoint {
         &self.entry.checkpoint
     }
 
-    /// What is published of its size.
+    /// Its published size.
     pub const fn published(&self) -> Published {
         self.entry.published
     }
 
-    /// Where that stands.
+    /// The source of that size.
     pub fn source(&self) -> &[String] {
         &self.entry.source
     }
 
-    fn parts(&self) -> Parts {
+    fn split_indices(&self) -> SplitIndices {
         let d = &self.dims;
         let of = |n: u32| u64::from(n);
         let (hidden, heads) = (of(d.hidden), of(d.heads));
@@ -137,7 +137,7 @@ impl Checkpoint {
                 fp8(of(d.q_lora) * heads * dim) + fp8(hidden * dim) + bf16(hidden * heads)
             }
         };
-        Parts {
+        SplitIndices {
             expert: 3 * fp8(hidden * of(d.expert_hidden)),
             heads: fp8(of(d.q_lora) * heads * (of(d.nope) + of(d.rope)))
                 + fp8(of(d.kv_lora) * heads * (of(d.nope) + of(d.value)))
@@ -151,36 +151,36 @@ impl Checkpoint {
         }
     }
 
-    /// Bytes of the checkpoint, as its parts make it.
+    /// Bytes of the checkpoint as the sum of its parts.
     pub fn bytes(&self) -> u64 {
         let entry = &self.entry;
         let copies = if entry.drafts_store_embeddings { u64::from(entry.draft_layers) } else { 0 };
-        self.on_gpu(1, Attention::Data, true) + copies * self.parts().embeddings
+        self.on_gpu(1, Attention::Data, true) + copies * self.split_indices().embeddings
     }
 
-    /// Bytes on each of `gpus` GPUs, above 0; with the draft layer where a step has drafts.
+    /// Bytes on each of `gpus` GPUs, above 0; with the draft layer if a step has drafts.
     pub fn on_gpu(&self, gpus: u32, attention: Attention, drafts: bool) -> u64 {
-        let (part, entry) = (self.parts(), &self.entry);
+        let (range, entry) = (self.split_indices(), &self.entry);
         let (layers, dense) = (u64::from(entry.layers), u64::from(entry.dense_layers));
         let draft = if drafts { u64::from(entry.draft_layers) } else { 0 };
         let sparse = layers - dense.min(layers) + draft;
         let own = u64::from(self.dims.experts.div_ceil(gpus.max(1)));
         let divided =
-            (layers + draft) * part.heads + sparse * part.shared + dense * part.dense + part.embeddings;
+            (layers + draft) * range.heads + sparse * range.shared + dense * range.dense + range.embeddings;
         let over = match attention {
             Attention::Data => 1,
             Attention::Tensor => u64::from(gpus.clamp(1, NODE_GPUS)),
         };
-        let whole = (layers + draft) * part.whole + sparse * part.router + draft * part.join;
-        sparse * own * part.expert + divided.div_ceil(over) + whole
+        let whole = (layers + draft) * range.whole + sparse * range.router + draft * range.join;
+        sparse * own * range.expert + divided.div_ceil(over) + whole
     }
 }
 
 impl Setup {
-    /// The published checkpoint of the setup's model; none for a model of its own, or that nobody published.
+    /// The published checkpoint of the setup's model; none for a custom or unpublished model.
     ///
     /// # Errors
-    /// As [`Checkpoint::of`].
+    /// Errors of [`Checkpoint::of`].
     pub fn checkpoint(&self) -> Result<Option<Checkpoint>> {
         let model = &self.file().model;
         let own = model.shape.is_some() || model.dims.is_some();
@@ -190,11 +190,11 @@ impl Setup {
         }
     }
 
-    /// Bytes of weights on each of the setup's GPUs, whose steps have `query_rows` query rows: the checkpoint's, as
-    /// the planner divides them. None where nothing is published.
+    /// Bytes of weights on each of the setup's GPUs, for steps of `query_rows` query rows, divided like the checkpoint
+    /// in the planner. None if nothing is published.
     ///
     /// # Errors
-    /// As [`Checkpoint::of`].
+    /// Errors of [`Checkpoint::of`].
     pub fn weights(&self, query_rows: u32) -> Result<Option<u64>> {
         let drafts = query_rows > 1 || self.shape().draft_layers > 0;
         let on_gpu = |it: Checkpoint| it.on_gpu(self.file().deployment.gpus, Attention::Data, drafts);

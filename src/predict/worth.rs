@@ -1,11 +1,12 @@
-//! Whether offload pays: what a GPU yields with all rows on the device, and with more sequences at less than that.
+//! Decides whether offload pays: compares a GPU's yield with all rows on the device to that of more sequences with
+//! fewer resident rows.
 //!
-//! Up to [`Planned::resident_batch`] sequences nothing needs to be offloaded; what they yield is what offload has
-//! to beat. Beyond, each batch is planned at the largest ratio that fits and simulated there. The curve is searched,
-//! not solved: throughput by batch has steps, because captured widths and blocks have.
+//! Up to [`Planned::resident_batch`] sequences offload is not needed; their yield is the baseline that offload has
+//! to beat. Beyond, each batch is planned at the largest ratio that fits, and simulated. The best batch is searched,
+//! not solved for: throughput by batch has steps, because captured widths and blocks have.
 //!
-//! Where a sequence has to decode at some rate ([`Aim::least_otps`]), batches that decode slower are no answer, with
-//! offload or without: what offload has to beat then is the largest batch without it that is fast enough.
+//! If a sequence has to decode at some rate ([`Aim::least_otps`]), slower batches are excluded, with
+//! offload or without. The baseline is then the largest batch without offload that is fast enough.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +17,7 @@ use crate::error::{Error, Kind, Result};
 /// Batches tried before the search narrows.
 const COARSE: u32 = 32;
 
-/// What a step yields for each sequence, and what it has to.
+/// The tokens that a step yields for each sequence, and the required rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Aim {
     /// Tokens that a step yields for each sequence, from 1 to the query rows.
@@ -31,7 +32,7 @@ impl From<f64> for Aim {
     }
 }
 
-/// What the most sequences with all rows on the device yield: what offload has to beat.
+/// The yield of the most sequences with all rows on the device: the baseline that offload has to beat.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Baseline {
     /// Sequences.
@@ -51,33 +52,33 @@ impl Baseline {
     }
 }
 
-/// A plan and what it yields.
+/// A plan and its yield.
 #[derive(Clone, Debug)]
 pub struct Priced {
     /// The plan.
     pub planned: Planned,
     /// Its step.
     pub outcome: Outcome,
-    /// What the most sequences with all rows on the device yield, of those that are fast enough; none where not
-    /// even one fits or is so, or what they yield is not known.
+    /// The yield of the most sequences with all rows on the device that are fast enough; none if not
+    /// even one fits or is fast enough, or if the yield is unknown.
     pub without: Option<Baseline>,
 }
 
-/// What offload is worth on one GPU, for one context and number of query rows.
+/// The value of offload on one GPU, for one context and number of query rows.
 #[derive(Clone, Debug)]
 pub struct Worth {
-    /// The most sequences with all rows on the device, of those that are fast enough; none where not even one fits,
+    /// The most sequences with all rows on the device that are fast enough; none if not even one fits,
     /// or is fast enough.
     pub without: Option<Priced>,
-    /// With offload: by ascending batch those that were tried.
+    /// The tried batches with offload, ascending.
     pub with: Vec<Priced>,
-    /// The batch with offload that yields most, of those that are fast enough.
+    /// The batch with offload that yields most, among those that are fast enough.
     pub best: Option<u32>,
     /// The smallest batch that with offload yields more than [`Worth::without`], and is fast enough.
     pub pays_from: Option<u32>,
-    /// Whether batches with offload yield more than [`Worth::without`], and not one of those is fast enough.
+    /// Whether batches with offload yield more than [`Worth::without`], but none of them is fast enough.
     pub more_too_slow: bool,
-    /// Where no batch is fast enough: tokens a second of one sequence alone.
+    /// Tokens a second of a single sequence, if no batch is fast enough.
     pub alone: Option<f64>,
 }
 
@@ -88,7 +89,7 @@ impl Worth {
         best.filter(|best| yields(best) > self.floor()).or(self.without.as_ref())
     }
 
-    /// Tokens a second of a node of 8 GPUs that need no offload; 0 where not even one sequence fits so.
+    /// Tokens a second of a node of 8 GPUs without offload; 0 if not even one sequence fits.
     pub fn floor(&self) -> f64 {
         self.without.as_ref().map_or(0.0, yields)
     }
@@ -98,11 +99,11 @@ fn yields(priced: &Priced) -> f64 {
     priced.outcome.throughput
 }
 
-/// Plans and simulates what is asked. A plan that offloads and yields no more than the most sequences with all
-/// rows on the device is told so, by [`Note::Slower`]; one that is not fast enough by [`Note::TooSlow`].
+/// Makes and simulates a plan. [`Note::Slower`] marks a plan that offloads and yields no more than the most sequences
+/// with all rows on the device; [`Note::TooSlow`] marks one that is not fast enough.
 ///
 /// # Errors
-/// Those of [`plan`] and of [`Simulator::run`].
+/// Errors of [`plan`] and of [`Simulator::run`].
 pub fn price(
     demand: &Demand,
     aim: impl Into<Aim>,
@@ -121,7 +122,7 @@ pub fn price(
 }
 
 impl Priced {
-    /// Says so where offload does not pay, and where a sequence decodes too slowly.
+    /// Adds notes if offload does not pay, and if a sequence decodes too slowly.
     fn judge(&mut self, aim: Aim) {
         let floor = self.without.map_or(0.0, |without| without.throughput);
         if self.planned.offloads() && self.without.is_some() && self.outcome.throughput <= floor {
@@ -133,7 +134,7 @@ impl Priced {
     }
 }
 
-/// What is asked, and who answers.
+/// The demand, and the simulator.
 struct Ask<'a> {
     demand: &'a Demand,
     aim: Aim,
@@ -150,7 +151,7 @@ impl Ask<'_> {
         Ok(Priced { planned, outcome, without: None })
     }
 
-    /// So many sequences, at the largest ratio that fits.
+    /// A plan for this many sequences, at the largest ratio that fits.
     fn at(&mut self, batch: u32) -> Result<Priced> {
         let demand = Demand { batch: Batch::Sequences(batch), ratio: Ratio::Auto, ..self.demand.clone() };
         self.run(plan(&demand)?)
@@ -160,7 +161,7 @@ impl Ask<'_> {
         priced.outcome.otps >= self.aim.least_otps
     }
 
-    /// The most of `resident` sequences, all of whose rows are on the device, that are fast enough.
+    /// The most of `resident` sequences, all with their rows on the device, that are fast enough.
     fn baseline(&mut self, resident: u32) -> Result<Option<Priced>> {
         if resident == 0 {
             return Ok(None);
@@ -169,7 +170,7 @@ impl Ask<'_> {
         if self.fast_enough(&all) {
             return Ok(Some(all));
         }
-        // The more sequences, the longer the step.
+        // More sequences make a longer step.
         let (mut found, mut beyond) = (None, resident);
         let mut most = 0;
         while beyond - most > 1 {
@@ -185,12 +186,12 @@ impl Ask<'_> {
     }
 }
 
-/// Finds what offload is worth: the best batch, and the smallest one from which it pays. Batch and ratio of
-/// `demand` are not looked at.
+/// Finds the value of offload: the best batch, and the smallest one from which it pays. Batch and ratio of
+/// `demand` are ignored.
 ///
 /// # Errors
-/// Those of [`price`]. Beyond the ratios that misses are known for, and the batches that costs are known for,
-/// nothing is tried; where that leaves nothing at all, the error that says so ([`is_unknown`]).
+/// Errors of [`price`]. Ratios with unknown misses and batches with unknown costs are not tried; if nothing
+/// remains, the error says so ([`is_unknown`]).
 pub fn worth(
     demand: &Demand,
     aim: impl Into<Aim>,
@@ -247,13 +248,13 @@ pub fn worth(
     Ok(Worth { without, best, pays_from, with, more_too_slow, alone })
 }
 
-/// Batches beyond those that fit whole.
+/// Batches beyond those whose rows all fit.
 struct Tried<'a> {
     ask: Ask<'a>,
     known: BTreeMap<u32, Priced>,
-    /// Beyond it costs or misses are not known, or nothing fits.
+    /// The limit beyond which costs or misses are unknown, or nothing fits.
     most: u32,
-    /// What is not known there.
+    /// The error that says what is unknown there.
     end: Option<Error>,
 }
 
@@ -290,8 +291,8 @@ impl Tried<'_> {
     }
 }
 
-/// Whether an error of [`price`] or [`worth`] says that costs or misses are not known at that batch, ratio or
-/// context, so that the plan stands and only its time is not known.
+/// Whether an error of [`price`] or [`worth`] says that costs or misses are unknown at that batch, ratio or
+/// context, so that the plan is valid and only its time is unknown.
 pub fn is_unknown(error: &Error) -> bool {
     error.kind() == Kind::OutOfRange
 }

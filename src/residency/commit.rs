@@ -1,11 +1,12 @@
-//! Commit: what became of the rows that a step wrote to its landing slots; and the cut of a roll-back.
+//! Commit and truncate: accepting or forgetting the rows that a step wrote to its landing slots, and removing the rows
+//! beyond a new length.
 
 use crate::error::{Error, Kind, Result};
 use crate::residency::resolve::Fetch;
 use crate::residency::scan::Scan;
 use crate::residency::tables::{ABSENT, EMPTY, FREE, LayerTables};
 
-/// A row that was accepted and has a slot: copy it from its landing slot.
+/// A copy of an accepted row from its landing slot to its budget slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Moved {
@@ -16,15 +17,14 @@ pub struct Moved {
 }
 
 impl LayerTables {
-    /// Ends the previous step of `lane` and begins the next: of the landed rows the first `accepted`
-    /// become the newest residents, the others are forgotten, and `next` rows are expected to land. Calls
-    /// `copy` for every accepted row that has a slot, oldest first; a budget below `accepted` keeps the
-    /// last ones. What rejected rows hit, fetched and evicted stands.
+    /// Ends the previous step of `lane` and begins the next. The first `accepted` landed rows become the newest
+    /// resident rows, the other landed rows are forgotten, and the next step has `next` landing rows. Calls `copy` for
+    /// every accepted row that has a slot, oldest first; a budget below `accepted` keeps the last accepted rows. Hits,
+    /// fetched rows and evictions of rejected query rows are not undone.
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`] for a lane without a sequence, for more accepted rows than landed, more next
-    /// rows than landing slots, and for a sequence that would outgrow its declared tokens. Nothing has
-    /// changed then.
+    /// [`Kind::OutOfRange`] for a lane without a sequence, for more accepted rows than landed rows, for more next
+    /// rows than landing slots, and for a sequence that would outgrow its declared tokens. An error changes nothing.
     pub fn commit<S: Scan>(
         &mut self,
         scan: &S,
@@ -56,7 +56,7 @@ impl LayerTables {
         self.slot_of[landed..landed + head.landed as usize].fill(ABSENT);
 
         for row in accepted.saturating_sub(head.budget)..accepted {
-            let victim = self.eldest(scan, lane);
+            let victim = self.lru_slot(scan, lane);
             let slot = self.replace(start, victim, head.length + row, head.stamp);
             copy(Moved { landing: landing + row, slot });
         }
@@ -68,8 +68,8 @@ impl LayerTables {
         Ok(())
     }
 
-    /// Cuts the sequence in `lane` to `length` tokens: every resident row at or beyond it, and every
-    /// landed row, is forgotten.
+    /// Truncates the sequence in `lane` to `length` tokens. It forgets every resident row at or beyond `length`, and
+    /// every landed row.
     ///
     /// # Errors
     /// [`Kind::OutOfRange`] for a lane without a sequence or a length beyond the committed one.
@@ -77,7 +77,7 @@ impl LayerTables {
         let head = match self.heads.get(lane as usize) {
             Some(head) if head.budget > 0 && length <= head.length => *head,
             _ => {
-                return Err(Error::new(Kind::OutOfRange, "roll back").at("length").with("length", length));
+                return Err(Error::new(Kind::OutOfRange, "truncate").at("length").with("length", length));
             }
         };
         let start = self.map_start(lane);
@@ -94,12 +94,12 @@ impl LayerTables {
         let head = &mut self.heads[lane as usize];
         (head.length, head.landed) = (length, 0);
         if emptied {
-            head.front = FREE;
+            head.min_stamp = FREE;
         }
         Ok(())
     }
 
-    /// The landing slot of the step's query row `row` in `lane`, and the position it stands for.
+    /// The landing slot of the step's query row `row` in `lane`, and the position of that row.
     pub fn landing(&self, lane: u32, row: u32) -> Option<Fetch> {
         let head = self.heads.get(lane as usize)?;
         if row >= head.landed {

@@ -1,10 +1,10 @@
-//! What two ranks compare, and what tests check after every operation.
+//! The digest, which ranks compare, and the validation of the tables, which tests run after every operation.
 
 use crate::error::{Error, Kind, Result};
 use crate::geometry::SLOT_BLOCK;
 use crate::residency::tables::{ABSENT, EMPTY, FREE, LayerTables, UNUSED};
 
-/// Mixes a word so that sums of mixed words tell their sets apart (the finaliser of splitmix64).
+/// Mixes a word, so that different sets of words have different sums of mixed words (the finaliser of splitmix64).
 const fn mix(word: u64) -> u64 {
     let word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
@@ -12,10 +12,9 @@ const fn mix(word: u64) -> u64 {
 }
 
 impl LayerTables {
-    /// A digest of all that the rule has decided for `lane`: its length and steps, and for each of its
-    /// slots the position and stamp. Slots count by their place in the lane, so that ranks whose pools
-    /// are laid out differently agree. A sum, so that a kernel may add it up in any order; 0 for a lane
-    /// without a sequence.
+    /// A digest of the rule's decisions for `lane`: its length and number of steps, and the position and stamp of each
+    /// slot. Slots are identified by their index in the lane, so that ranks with different pool layouts agree. The
+    /// digest is a sum, so that a kernel may add it up in any order. It is 0 for a lane without a sequence.
     pub fn digest(&self, lane: u32) -> u64 {
         let Some(head) = self.heads.get(lane as usize).filter(|h| h.budget > 0) else {
             return 0;
@@ -39,10 +38,10 @@ impl LayerTables {
         rows.into_iter().map(|(_, position)| position).collect()
     }
 
-    /// Walks everything and checks every invariant of the module's head.
+    /// Checks every invariant of the module's head, over all lanes and slots.
     ///
     /// # Errors
-    /// [`Kind::Internal`] names the first invariant that does not hold.
+    /// [`Kind::Internal`] names the first broken invariant.
     pub fn validate(&self) -> Result<()> {
         let mut owner = vec![None; self.shape.budget_blocks as usize];
         for lane in 0..self.shape.lanes {
@@ -102,22 +101,26 @@ impl LayerTables {
                 (true, EMPTY) => stamp == FREE,
                 (true, _) => stamp > FREE && stamp <= head.stamp,
             };
-            if !fits || stamp < head.front {
+            if !fits || stamp < head.min_stamp {
                 return Err(broken("a slot's stamp does not fit its state", lane, slot as u32));
             }
-            if head.heir != EMPTY && head.front >= head.stamp {
-                return Err(broken("a lane's heir bears a stamp still to come", lane, head.heir));
+            if head.next_victim != EMPTY && head.min_stamp >= head.stamp {
+                return Err(broken(
+                    "a lane's next_victim has a stamp that may still be written",
+                    lane,
+                    head.next_victim,
+                ));
             }
-            // An heir that still bears the stamp at the front is the lowest of those that do.
-            let tied = stamp == head.front && position != EMPTY && head.heir != EMPTY;
-            if tied && position < head.heir && self.is_tied(lane, head.heir) {
-                return Err(broken("a row is older than the lane's heir", lane, position));
+            // If `next_victim` still has the stamp `min_stamp`, it is the lowest position with that stamp.
+            let tied = stamp == head.min_stamp && position != EMPTY && head.next_victim != EMPTY;
+            if tied && position < head.next_victim && self.is_tied(lane, head.next_victim) {
+                return Err(broken("a row is older than the lane's next_victim", lane, position));
             }
             filled += usize::from(position != EMPTY);
         }
-        // As every resident position points at a slot that points back, equal counts mean a bijection.
+        // Every resident position points at a slot that points back, so equal counts mean a bijection.
         if filled != resident {
-            return Err(broken("a slot holds a row that its lane does not know", lane, filled as u32));
+            return Err(broken("a slot holds a row that its lane does not map", lane, filled as u32));
         }
         Ok(())
     }

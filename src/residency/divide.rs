@@ -1,52 +1,51 @@
-//! Divide: a resolve's answer becomes the index lists of attention in parts.
+//! Divide: makes the index lists of split attention from the slots that a resolve returned.
 //!
-//! Attention over what was resident can run while the rest is fetched, so the two are listed apart; and
-//! where the scratch slots hold only a share of what a step fetches beyond its budget, what each pass
-//! fetches is listed apart. Every entry of the answer stands in exactly one list, so the parts together
-//! are the whole, and lists keep the order of the selection.
+//! Attention over the resident rows can run while the other rows are fetched, so these two groups have separate lists.
+//! If the scratch slots hold only a share of the rows that a step fetches beyond its budget, each attention wave has a
+//! list of its own. Every slot of the resolve is in exactly one list, and each list keeps the order of the selection.
 //!
-//! A fetched row is known by its slot: a bit for each fetch, set before and cleared after. Rows of
-//! different passes share scratch slots; there the row's rank among the fetches says the pass.
+//! A bit for each slot marks the fetched rows; the bits are set before and cleared after. Rows of different waves share
+//! scratch slots. For those, the row's rank among the fetches gives the wave.
 
 use crate::error::{Error, Kind, Result};
 use crate::fallible::filled;
 use crate::residency::tables::OPERATION;
 use crate::residency::{Fetch, TableShape};
 
-/// What a lane's resolve answered, see [`crate::residency::Selected`].
+/// The results of a lane's resolve: see [`crate::residency::Selected`].
 #[derive(Clone, Copy, Debug)]
 pub struct Answered<'a> {
-    /// `[query rows][k]`.
+    /// The selected positions, `[query rows][k]`.
     pub selection: &'a [i32],
-    /// `[query rows][k]`.
+    /// The slots of these positions, `[query rows][k]`.
     pub slots: &'a [i32],
     /// The rows to fetch.
     pub fetches: &'a [Fetch],
-    /// How many of them, the first, are in scratch slots.
+    /// The number of fetches into scratch slots; they are the first of `fetches`.
     pub scratch: usize,
 }
 
-/// Room to divide in: a bit a slot, clear between calls.
+/// The working memory of [`Divider::divide`]: one bit for each slot, clear between calls.
 #[derive(Debug)]
 pub struct Divider {
     fetched: Vec<u64>,
 }
 
 impl Divider {
-    /// Room for layers of at most `slots` slots.
+    /// Working memory for layers of at most `slots` slots.
     ///
     /// # Errors
     /// [`Kind::OutOfMemory`].
     pub fn new(slots: u32) -> Result<Self> {
-        Ok(Divider { fetched: filled((slots as usize).div_ceil(64), 0, OPERATION, "room to divide in")? })
+        Ok(Divider { fetched: filled((slots as usize).div_ceil(64), 0, OPERATION, "memory to divide")? })
     }
 
-    /// Calls `list(query row, list number, slot)` for every valid entry, in the order of the selection:
-    /// list 0 for rows that were resident or are born in the step, `1 + pass` for those that `pass`
-    /// fetches. `k` is the length of a query row.
+    /// Calls `list(query row, list number, slot)` for every valid entry, in the order of the selection. List 0 has the
+    /// rows that were resident and the new rows of the step; list `1 + wave` has the rows that `wave` fetches. `k` is
+    /// the number of selected positions of a query row.
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`] for an answer of another layer or with other extents.
+    /// [`Kind::OutOfRange`] for results of another layer or with other sizes.
     pub fn divide(
         &mut self,
         shape: &TableShape,
@@ -103,7 +102,7 @@ mod tests {
         tokens: 1000,
         query_rows: 2,
         scratch: 3,
-        passes: 4,
+        waves: 4,
         scratch_base: 1,
         landing_base: 64,
         budget_base: 128,
@@ -119,7 +118,7 @@ mod tests {
         let mut divider = Divider::new(SHAPE.slots()).unwrap();
         let mut lists = Vec::new();
         let answered = Answered { selection, slots, fetches, scratch };
-        // Twice: what a call leaves behind would show.
+        // Twice, so that state left over from the first call would show.
         for _ in 0..2 {
             lists.clear();
             divider
@@ -141,7 +140,7 @@ mod tests {
         assert_eq!(
             lists,
             [(0, 1, 200), (0, 2, 4), (0, 1, 4), (1, 0, 130), (1, 1, 5), (1, 0, 66), (1, 1, 131)],
-            "a resident row and a landing slot in list 0; one slot, two rows, two passes"
+            "a resident row and a landing slot in list 0; one slot, two rows, two waves"
         );
     }
 

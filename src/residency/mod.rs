@@ -1,48 +1,71 @@
-//! The rule: what is resident, in which order, and who goes. It stands here once; every device obeys it.
+//! Exact LRU, step by step: the rule that decides which rows are resident (in slots on the device) and which rows a
+//! step evicts.
+//!
+//! The rule is defined here once. Every device follows it.
 //!
 //! # What it decides
 //!
-//! For one sequence in one layer, a *budget* of slots holds a subset of the sequence's rows. After a step
-//! the resident rows are ordered from oldest to newest: rows not selected in the step, in their old order;
-//! rows selected in it, hit or fetched, by ascending position; rows born in it, ascending. The newest
-//! `budget` of that order stay. When the fetched rows and the hits alone exceed the budget, all hits keep
-//! their slots, the fetched rows with the highest positions take what is left, and the others live in
-//! scratch slots for this step.
+//! A *budget* of slots holds some rows of one sequence in one layer. Each step brings a selection (top-k
+//! indices). After the step the resident rows are ordered from oldest to newest:
 //!
-//! # Why the tables look as they do
+//! 1. rows that the step did not select, in their old order;
+//! 2. rows that the step selected, hits and fetched rows alike, by ascending position;
+//! 3. rows that the step created, by ascending position.
 //!
-//! Rows of one step stand in ascending position, and births have the highest positions of all. So the
-//! whole order is the pair *(stamp of the last step that selected or bore the row, position)*, and no list
-//! has to be kept in order: a hit writes one stamp. The price is a pass over the lane's stamps a step, which
-//! tells the oldest: contiguous, branch-free work for vector units and for warps alike. The outcome cannot
-//! depend on the order in which a top-k kernel emits its indices, because no order is read from them.
+//! The newest `budget` rows of that order stay resident. If the hits and the fetched rows together exceed the
+//! budget, all hits keep their slots. The fetched rows with the highest positions take the remaining slots, and
+//! the other fetched rows are in scratch slots for this step only.
 //!
-//! Ties are settled so that every rank and device places rows alike: missed rows are numbered by ascending
-//! position; their victims are a set, handed out with the last ones' ties behind the others, both in the order
-//! of the lane's slots; born rows, ascending, take the slots of the oldest rows one by one, by (stamp,
-//! position), empty slots first and in the lane's order.
+//! An example: a sequence of six rows, 0 to 5, and a budget of 3 slots. (A real decode step also adds its new
+//! row; the example leaves that out.)
+//!
+//! | step | selection | hits | misses | victims | resident after it, oldest to newest |
+//! |---|---|---|---|---|---|
+//! | before | | | | | 0, 1, 2 |
+//! | 1 | {4, 1} | 1 | 4 | 0 | 2, 1, 4 |
+//! | 2 | {3, 2} | 2 | 3 | 1 | 4, 2, 3 |
+//! | 3 | {5, 0} | none | 0, 5 | 4, 2 | 3, 0, 5 |
+//!
+//! # Why there is no list
+//!
+//! Rows of one step are ordered by position, and new rows have the highest positions of all. So the order of
+//! all rows is the order of the pairs *(stamp of the last step that selected or created the row, position)*. No
+//! list has to be kept in order: a hit writes one stamp. The price is one scan of the lane's stamps in each
+//! step, which finds the oldest slots. The scan is contiguous and free of branches, so it suits vector units and
+//! warps alike. The rule never reads the order in which a top-k kernel emits its indices, so the outcome cannot
+//! depend on it.
+//!
+//! Ties are resolved the same way on every rank and device:
+//!
+//! - Missed rows are numbered by ascending position.
+//! - The victims of a resolve are a set. Their slots are given to the missed rows in this order: first the slots
+//!   older than the last victims, then the slots tied with the last victims, each group in the order of the
+//!   lane's slots.
+//! - New rows, by ascending position, take empty slots first, in the order of the lane's slots. Then each new
+//!   row takes the slot of the oldest row by (stamp, position).
 //!
 //! # Costs
 //!
-//! Per lane and layer four bytes a token (`slot_of`), and eight bytes a slot (`position_of`, `stamp_of`):
-//! at 128K tokens and a ratio of 0.1 that is 7.3% of the 656-byte rows the slots hold. A hit costs two
-//! random accesses; a step adds one pass over the lane's stamps, and a few more when the oldest are many.
+//! Each layer stores four bytes for each token of a lane (`slot_of`) and eight bytes for each slot (`position_of`,
+//! `stamp_of`). At 128K tokens and a ratio of 0.1 that is 7.3% of the 656-byte rows that the slots hold. A hit
+//! costs two random accesses. A step adds one scan of the lane's stamps, and a few more scans if many slots must
+//! be evicted at once.
 //!
 //! # States of a row, in one lane and layer
 //!
-//! | state | `slot_of[position]` | who moves it on |
+//! | state | `slot_of[position]` | what ends the state |
 //! |---|---|---|
-//! | absent | [`ABSENT`] | [`LayerTables::resolve`] fetches it |
-//! | resident | a budget slot, whose `position_of` points back | it becomes a victim, or is truncated |
-//! | landing | a landing slot, for the positions from `length` on | [`LayerTables::commit`] accepts or forgets it |
-//! | scratch | a scratch slot, only inside one call of `resolve` | the same call makes it absent again |
+//! | absent | [`ABSENT`] | [`LayerTables::resolve`] fetches the row |
+//! | resident | a budget slot, whose `position_of` points back | the row becomes a victim or is truncated |
+//! | landing | a landing slot, for positions from `length` on | [`LayerTables::commit`] accepts or forgets the row |
+//! | scratch | a scratch slot, only inside one call of `resolve` | the same call makes the row absent again |
 //!
-//! [`LayerTables::validate`] checks all of it, and the tests call it after every operation.
+//! [`LayerTables::validate`] checks all these invariants. The tests call it after every operation.
 //!
 //! # What it does not do
 //!
-//! It moves no bytes, knows no device, takes no lock and allocates nothing after construction. It does not choose
-//! budgets, nor does it share slots between sequences.
+//! It moves no bytes, uses no device, takes no lock and allocates nothing after construction. It does not choose
+//! budgets and does not share slots between sequences.
 
 mod commit;
 mod digest;
@@ -55,7 +78,7 @@ mod victims;
 pub use commit::Moved;
 pub use divide::{Answered, Divider};
 pub use resolve::Workspace;
-pub use resolve::{Beyond, Counts, Fetch, Resolved, Rows, Selected, Selection};
+pub use resolve::{Beyond, Counts, Fetch, QueryRange, Resolved, Selected, Selection};
 pub use scan::{At, Portable, Scan, Split, Stamped, Tied, Touch, Touched};
 pub(crate) use scan::{beyond, nth_lowest};
 pub use tables::{ABSENT, EMPTY, LaneHead, LayerTables, TableShape, TableWords};

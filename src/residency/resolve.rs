@@ -1,4 +1,4 @@
-//! Resolve: a step's selections become slots of resident rows, a list of rows to fetch, and victims.
+//! Resolve: maps a step's selection (top-k indices) to slots, lists the rows to fetch, and chooses victims.
 
 use crate::error::{Error, Kind, Result};
 use crate::fallible::filled;
@@ -7,7 +7,7 @@ use crate::residency::scan::{Scan, Touch};
 use crate::residency::tables::{ABSENT, EMPTY, LaneHead, LayerTables, OPERATION, TableShape, UNUSED};
 use crate::residency::victims::Oldest;
 
-/// A row to fetch: which position, into which slot of the layer's slab.
+/// A row to fetch: its position and the slot that receives it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Fetch {
@@ -17,17 +17,17 @@ pub struct Fetch {
     pub slot: u32,
 }
 
-/// Which landing rows a call works for: query rows `first..first + count` of the step. A draft layer's
-/// pass `j` is `first = j, count = 1`; an ordinary layer takes all rows of the step at once.
+/// The query rows of a call: `first..first + count` of the step. Draft pass `j` of a draft layer has `first = j`
+/// and `count = 1`; an ordinary layer takes all query rows of the step at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rows {
+pub struct QueryRange {
     /// The first query row.
     pub first: u32,
-    /// How many.
+    /// The number of query rows.
     pub count: u32,
 }
 
-/// What a call found. Rows that are still in landing slots count as neither hit nor miss.
+/// The counts of a call. Rows that are still in landing slots count as neither hit nor miss.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Counts {
@@ -35,36 +35,37 @@ pub struct Counts {
     pub hits: u32,
     /// Distinct selected rows that must be fetched.
     pub misses: u32,
-    /// How many of the misses live in scratch slots; they are the first of the list of fetches.
+    /// The number of misses in scratch slots; they are the first in the list of fetches.
     pub scratch: u32,
 }
 
-/// A selected position at or beyond the length that its query row may see.
+/// A selected position that is not below the length visible to its query row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Beyond {
     /// The query row.
     pub row: u32,
-    /// The position, as it was selected.
+    /// The selected position.
     pub position: u32,
 }
 
-/// The outcome of a call that could be carried out.
+/// The outcome of a successful call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Resolved {
     /// Hits, misses and scratch rows.
     pub counts: Counts,
-    /// The first entry beyond the length, if there was one: it is answered with -1, all else stands, and
-    /// the step must not publish its tokens.
+    /// The first entry beyond the length, if there was one. Its slot is -1, the other results are valid, and the
+    /// step's tokens must not be published.
     pub beyond: Option<Beyond>,
 }
 
-/// Token positions, wherever they stand. The rule reads each of them once, a part at a time and from the first to the
-/// last: they may stand where somebody else writes, and the next part can be brought nearer while one is looked up.
+/// A source of selected token positions. The rule reads each position once, from the first to the last, one part at a
+/// time. So the positions may be in memory that another thread writes, and a source can prefetch the next part while
+/// the rule looks up the current one.
 pub trait Selection {
-    /// How many there are.
+    /// The number of positions.
     fn count(&self) -> usize;
 
-    /// Fills `to`, all of it, with those from `first` on; they are there.
+    /// Fills all of `to` with the positions from `first` on. The caller asks only for positions that exist.
     fn read(&self, first: usize, to: &mut [i32]);
 }
 
@@ -78,45 +79,46 @@ impl Selection for [i32] {
     }
 }
 
-/// Positions that are read and looked up at a time: enough that reading those of the next part is hidden behind it, few
-/// enough that little is lost by the first, which nothing hides.
+/// Positions that are read and looked up at a time. A part is large enough to hide the read of the next part, and small
+/// enough that the first read, which nothing hides, costs little.
 const PART: usize = 256;
 
-/// What one call selects and where its answer goes.
+/// The selection of one call, and the buffers for its results.
 #[derive(Debug)]
 pub struct Selected<'a, P: ?Sized> {
-    /// `[rows.count][k]`: token positions in any order, -1 for none, repetitions allowed.
+    /// The selected token positions, `[rows.count][k]`, in any order, -1 for none. Repetitions are allowed.
     pub selection: &'a P,
-    /// `[rows.count][k]`: the slot of each position in the layer's slab, -1 for none.
+    /// The slot of each position in the layer's slab, `[rows.count][k]`, -1 for none.
     pub slots: &'a mut [i32],
-    /// `[rows.count * k]` at least: the rows to fetch, by ascending position.
+    /// The rows to fetch, by ascending position. It needs at least `rows.count * k` entries.
     pub fetches: &'a mut [Fetch],
 }
 
-/// What a call needs beside the tables: one per thread of control, sized at construction.
+/// The working memory of a call. Each thread needs one. Its size is fixed at construction.
 #[derive(Debug)]
 pub struct Workspace {
-    /// Bit per position: missed in this call. Clear between calls.
+    /// One bit for each position: missed in this call. Clear between calls.
     missed: Vec<u64>,
-    /// What the call selects, as it was read, and how much that is.
+    /// The selection of the call, as it was read.
     selection: Vec<i32>,
+    /// The number of positions in `selection`.
     selected: usize,
-    /// Where in the selection the missed positions stand.
+    /// The indices of the missed positions in the selection.
     entries: Vec<u32>,
-    /// Budget slots that go, as indices into the slot tables.
+    /// The budget slots of the victims, as indices into the slot tables.
     pub(super) victims: Vec<u32>,
-    /// By block of the lane, a bit per slot: older than the bound.
+    /// For each block of the lane one bit for each slot: its stamp is below the bound.
     pub(super) older: Vec<u64>,
-    /// The same: as old as the bound.
+    /// For each block of the lane one bit for each slot: its stamp is the bound.
     pub(super) tied: Vec<u64>,
-    /// Slots as old as the last victims.
+    /// The slots whose stamp is the bound.
     pub(super) ties: Vec<u32>,
-    /// Positions: of the missed rows, ascending, or of the ties.
+    /// The positions of the missed rows, ascending, or of the ties.
     pub(super) positions: Vec<u32>,
 }
 
 impl Workspace {
-    /// Room for layers whose tables are at most as large as `shape`, and calls of at most `selected`
+    /// Working memory for layers whose tables are at most as large as `shape`, and for calls of at most `selected`
     /// positions (query rows times k).
     ///
     /// # Errors
@@ -124,9 +126,9 @@ impl Workspace {
     pub fn new(shape: &TableShape, selected: u32) -> Result<Self> {
         let words = (shape.tokens as usize).div_ceil(64);
         let blocks = shape.lane_blocks() as usize;
-        // A block more than can be listed, so that lists may be written a vector at a time.
+        // One block more than can be listed, so that lists may be written a vector at a time.
         let listed = (blocks + 1) * SLOT_BLOCK as usize;
-        let (entries, place) = (selected as usize + SLOT_BLOCK as usize, "room to work in");
+        let (entries, place) = (selected as usize + SLOT_BLOCK as usize, "working memory");
         Ok(Workspace {
             missed: filled(words, 0, OPERATION, place)?,
             selection: filled(selected as usize, -1, OPERATION, place)?,
@@ -140,12 +142,12 @@ impl Workspace {
         })
     }
 
-    /// What the last call selected, as it was read.
+    /// The selection of the last call, as it was read.
     pub fn selection(&self) -> &[i32] {
         &self.selection[..self.selected]
     }
 
-    /// Bytes that this room takes.
+    /// The bytes of this working memory.
     pub fn bytes(&self) -> u64 {
         let lists = [&self.entries, &self.victims, &self.ties, &self.positions];
         let words = self.selection.len() + lists.iter().map(|list| list.len()).sum::<usize>();
@@ -159,28 +161,28 @@ fn bad(place: &'static str, value: u64) -> Error {
 }
 
 impl LayerTables {
-    /// One residency step of `lane`: answers each selected position with a slot, decides what is fetched
-    /// and into which slots, and orders the rows by the rule. A slot that is answered here is not
-    /// written to before the sequence's next step, except by these fetches.
+    /// One residency step of `lane`. It writes the slot of each selected position, decides which rows to fetch into
+    /// which slots, and orders the rows by the rule. Until the sequence's next step, only these fetches write to the
+    /// slots that it returns.
     ///
-    /// Query row `r` may select the positions below `length + r + 1`: committed rows, and the landed rows
-    /// of this step up to its own.
+    /// Query row `r` may select the positions below `length + r + 1`: committed rows, and landed rows of this step up
+    /// to its own.
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`] for a lane without a sequence, rows that have not landed, buffers of wrong
-    /// lengths, more selected positions than budget and the scratch slots of all passes; [`Kind::Exhausted`]
-    /// after 2^31 steps of one sequence. Nothing has changed then.
+    /// [`Kind::OutOfRange`] for a lane without a sequence, rows that have not landed, buffers of wrong lengths, and
+    /// more selected positions than the budget and the scratch slots of all waves hold; [`Kind::Exhausted`] after 2^31
+    /// steps of one sequence. An error changes nothing.
     pub fn resolve<S: Scan, P: Selection + ?Sized>(
         &mut self,
         scan: &S,
         lane: u32,
-        rows: Rows,
+        rows: QueryRange,
         selected: Selected<'_, P>,
         work: &mut Workspace,
     ) -> Result<Resolved> {
         self.check(lane, rows, &selected, work)?;
         let head = &self.heads[lane as usize];
-        // No more distinct rows can be asked for than there are.
+        // A call cannot select more distinct rows than the sequence has.
         let count = selected.slots.len();
         let most = count.min(head.length as usize);
         if most > head.budget as usize + self.shape.scratch_rows() || rows.count == 0 {
@@ -189,9 +191,8 @@ impl LayerTables {
         Ok(self.step(scan, lane, rows, selected, work))
     }
 
-    /// One step of a warm-up: what a prompt position selected is touched and made resident by the rule,
-    /// nothing is born, nothing is answered, and no row lives in scratch slots. `slots` and `fetches` are
-    /// room to work in, as long as `selection`.
+    /// One step of a warm-up: makes the rows that a prompt position selected resident by the rule. It adds no new rows,
+    /// returns no slots and uses no scratch slots. `slots` and `fetches` are working memory, as long as `selection`.
     ///
     /// # Errors
     /// As [`LayerTables::resolve`].
@@ -202,16 +203,16 @@ impl LayerTables {
         selected: Selected<'_, P>,
         work: &mut Workspace,
     ) -> Result<Resolved> {
-        let rows = Rows { first: 0, count: 0 };
+        let rows = QueryRange { first: 0, count: 0 };
         self.check(lane, rows, &selected, work)?;
         Ok(self.step(scan, lane, rows, selected, work))
     }
 
-    /// Checks a call's extents.
+    /// Checks the sizes of a call.
     fn check<P: Selection + ?Sized>(
         &self,
         lane: u32,
-        rows: Rows,
+        rows: QueryRange,
         selected: &Selected<'_, P>,
         work: &Workspace,
     ) -> Result<()> {
@@ -236,19 +237,19 @@ impl LayerTables {
         Ok(())
     }
 
-    /// Whether a workspace has room for these tables; its other parts are as large as those looked at.
+    /// Checks that a workspace is large enough for these tables. Its other parts have matching sizes.
     fn check_room(&self, head: &LaneHead, work: &Workspace) -> Result<()> {
         let narrow = work.missed.len() * 64 < self.shape.tokens as usize
             || work.victims.len() < (head.blocks as usize + 1) * SLOT_BLOCK as usize;
         if narrow { Err(bad("workspace", work.victims.len() as u64)) } else { Ok(()) }
     }
 
-    /// The step itself, of checked extents.
+    /// The step itself, after its sizes were checked.
     fn step<S: Scan, P: Selection + ?Sized>(
         &mut self,
         scan: &S,
         lane: u32,
-        rows: Rows,
+        rows: QueryRange,
         selected: Selected<'_, P>,
         work: &mut Workspace,
     ) -> Resolved {
@@ -256,7 +257,8 @@ impl LayerTables {
         let head = &self.heads[lane as usize];
         let now = head.stamp + 1;
         let k = slots.len() / rows.count.max(1) as usize;
-        // What the first row sees, each further row sees one more. A warm-up has no row, and sees what is committed.
+        // The length that the first query row sees; each further row sees one more. A warm-up has no query row and
+        // sees the committed rows.
         let limit = if rows.count == 0 { head.length } else { head.length + rows.first + 1 };
         let start = self.map_start(lane);
         let (mut missed, mut beyond) = (0, None);
@@ -266,8 +268,8 @@ impl LayerTables {
                 let part = from..(from + PART).min((row + 1) * k);
                 let positions = &mut work.selection[part.clone()];
                 selection.read(from, positions);
-                // What lies beyond the length is stamped as well, if a map has it: landed rows, whose stamps are
-                // never read.
+                // Landed rows beyond the length are stamped as well, if the map has them. Their stamps are never
+                // read.
                 let touched = scan.touch(Touch {
                     map: &self.slot_of[start..start + self.shape.tokens as usize],
                     stamps: &mut self.stamp_of,
@@ -301,8 +303,8 @@ impl LayerTables {
         Resolved { counts, beyond }
     }
 
-    /// Gives every missed row a slot: those with the highest positions a victim's, the others a scratch
-    /// slot. Answers how many are in scratch slots; a warm-up's simply stay away.
+    /// Gives every missed row a slot: the rows with the highest positions get the victims' slots, the others get
+    /// scratch slots. Returns the number of rows in scratch slots. In a warm-up those rows stay absent.
     fn place<S: Scan>(
         &mut self,
         scan: &S,
@@ -322,7 +324,7 @@ impl LayerTables {
         let (away, kept) = fetches.split_at_mut(scratch);
         for (index, fetch) in away.iter_mut().enumerate() {
             let position = work.positions[index];
-            // Only a warm-up has more of them than the passes of a step take, and it reads none of them.
+            // Only a warm-up has more of these rows than the scratch slots of all waves, and it reads none of them.
             let slot = match index < self.shape.scratch_rows() {
                 true => scratch_start + index as u32 % self.shape.scratch,
                 false => ABSENT,
@@ -340,7 +342,7 @@ impl LayerTables {
         scratch
     }
 
-    /// Puts `position` into the budget slot `victim` and forgets what was there. Answers the slot's id.
+    /// Puts `position` into the budget slot `victim` and forgets the row that was there. Returns the slot's id.
     #[inline]
     pub(super) fn replace(&mut self, map_start: usize, victim: u32, position: u32, stamp: u32) -> u32 {
         let old = std::mem::replace(&mut self.position_of[victim as usize], position);

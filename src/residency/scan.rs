@@ -1,7 +1,7 @@
-//! The loops of a step that are worth a machine's vector units.
+//! The loops of a step that gain from vector instructions.
 //!
-//! [`Portable`] is plain Rust; a device may bring its own, whose results must be the same to the last bit.
-//! What a loop finds among a lane's slots it answers as one bit a slot, a word for each block: sets are
+//! [`Portable`] is plain Rust. A device may have its own implementation, whose results must be equal bit for bit. A
+//! loop over a lane's slots returns a set of slots as one bit for each slot, one word for each block. So sets are
 //! joined and counted a block at a time, and listed only when they are known to be the victims.
 
 use crate::geometry::SLOT_BLOCK;
@@ -12,36 +12,36 @@ const BLOCK: usize = SLOT_BLOCK as usize;
 /// The arguments of [`Scan::touch`].
 #[derive(Debug)]
 pub struct Touch<'a> {
-    /// Slots by position.
+    /// The slot of each position of the lane.
     pub map: &'a [u32],
-    /// Stamps by slot id, for all ids that the map holds.
+    /// The stamp of each slot id that the map holds.
     pub stamps: &'a mut [u32],
     /// The stamp of this step.
     pub now: u32,
     /// The length that the query row sees.
     pub length: u32,
-    /// Positions.
+    /// The selected positions.
     pub selection: &'a [i32],
-    /// Answers, as many as positions.
+    /// The slots of the selected positions, one for each.
     pub slots: &'a mut [i32],
-    /// The number of the first of these positions in the whole selection.
+    /// The index of the first of these positions in the whole selection.
     pub from: u32,
-    /// The numbers of what is missed; a block longer than `selection`.
+    /// The indices of the missed positions in the whole selection; a block longer than `selection`.
     pub entries: &'a mut [u32],
-    /// A bit for each position: missed.
+    /// One bit for each position of the lane: missed.
     pub missed: &'a mut [u64],
 }
 
-/// What [`Scan::touch`] has found.
+/// The result of [`Scan::touch`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Touched {
-    /// How many are missed.
+    /// The number of missed positions.
     pub missed: usize,
     /// The first position that is not below the length, other than -1.
     pub beyond: Option<u32>,
 }
 
-/// A lane's rows as [`Scan::first`] sees them.
+/// The arguments of [`Scan::first`]: the rows of a lane.
 #[derive(Clone, Copy, Debug)]
 pub struct Stamped<'a> {
     /// Stamps by budget slot.
@@ -52,71 +52,71 @@ pub struct Stamped<'a> {
     pub blocks: &'a [u32],
 }
 
-/// Where [`Scan::split`] splits; `bound` is below `now`.
+/// The stamps at which [`Scan::split`] splits; `bound` is below `now`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct At {
-    /// The stamp that the tied slots bear.
+    /// The stamp of the tied slots.
     pub bound: u32,
-    /// The stamp of this step, which the touched slots bear.
+    /// The stamp of this step, which the touched slots have.
     pub now: u32,
 }
 
-/// How many slots [`Scan::split`] has found.
+/// The numbers of slots that [`Scan::split`] has found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Split {
-    /// Below the bound.
+    /// Slots whose stamp is below the bound.
     pub older: u32,
-    /// At the bound.
+    /// Slots whose stamp is the bound.
     pub tied: u32,
-    /// Touched in this step.
+    /// Slots touched in this step.
     pub touched: u32,
 }
 
-/// What a device may do faster than [`Portable`].
+/// The loops that a device may implement faster than [`Portable`].
 pub trait Scan {
-    /// Looks up positions of one query row, in any order: writes the slot of each to `slots` and stamps
-    /// it, whatever it is; notes the number of every one below the length that is absent in `entries`, and
-    /// sets its bit in `missed`. What is not below the length, -1 included, is answered with -1, whatever the
-    /// map holds.
+    /// Looks up positions of one query row, in any order. It writes the slot of each position to `slots` and stamps
+    /// that slot, even if it is the null slot. For every absent position below the length it appends the index to
+    /// `entries` and sets the bit in `missed`. A position that is not below the length, -1 included, gets slot -1,
+    /// whatever the map holds.
     fn touch(&self, touch: Touch<'_>) -> Touched;
 
-    /// The lowest position of a lane's slots that bear `stamp`; `u32::MAX` if none does.
+    /// The lowest position among a lane's slots with stamp `stamp`; `u32::MAX` if there is none.
     fn first(&self, rows: Stamped<'_>, stamp: u32) -> u32;
 
-    /// The first slot of a lane that bears `stamp`.
+    /// The first slot of a lane with stamp `stamp`.
     fn find(&self, stamps: &[u32], blocks: &[u32], stamp: u32) -> Option<u32>;
 
-    /// For each bound the number of stamps at or below it, over the blocks of a lane (numbers of
-    /// [`SLOT_BLOCK`] stamps each, all inside `stamps`).
+    /// For each bound the number of stamps at or below it, over the blocks of a lane. `blocks` holds block numbers; a
+    /// block is [`SLOT_BLOCK`] stamps, all inside `stamps`.
     fn count(&self, stamps: &[u32], blocks: &[u32], bounds: &[u32; 4]) -> [u32; 4];
 
-    /// Tells, a word for each of a lane's blocks, which slots have a stamp below `at.bound` and which that very
-    /// stamp, and counts these and those that bear `at.now`. The sets have a word for each block at least.
+    /// Finds the slots of a lane whose stamp is below `at.bound` (`older`) or equal to it (`tied`), as one word for
+    /// each block. Counts them, and the slots with stamp `at.now`. Both sets have at least one word for each block.
     fn split(&self, stamps: &[u32], blocks: &[u32], at: At, older: &mut [u64], tied: &mut [u64]) -> Split;
 
-    /// Writes the `keep` of the tied slots with the lowest positions to the front of `out`, in their order, and
-    /// answers the lowest position that is left out. `out` has room for all of them and a block more.
+    /// Writes the `keep` tied slots with the lowest positions to the beginning of `out`, in their order. Returns the
+    /// lowest position that is left out. `out` has room for all of them and a block more.
     fn lowest(&self, tied: Tied<'_>, keep: usize, out: &mut [u32]) -> u32;
 
-    /// Writes the places of all ones to the front of `out`, ascending, and clears them. Answers how many; `out`
-    /// has room for a block more.
+    /// Writes the indices of all set bits to the beginning of `out`, ascending, and clears the bits. Returns their
+    /// number. `out` has room for a block more.
     fn take(&self, bits: &mut [u64], out: &mut [u32]) -> usize;
 
-    /// Writes the slots of a set, a word for each of `blocks`, to the front of `out`, in the lane's order.
-    /// Answers how many; `out` has room for a block more.
+    /// Writes the slots of a set, which has a word for each of `blocks`, to the beginning of `out`, in the lane's
+    /// order. Returns their number. `out` has room for a block more.
     fn list(&self, set: &[u64], blocks: &[u32], out: &mut [u32]) -> usize;
 }
 
-/// Slots as old as each other, as [`Scan::lowest`] sees them.
+/// The arguments of [`Scan::lowest`]: slots with equal stamps.
 #[derive(Debug)]
 pub struct Tied<'a> {
-    /// The slots; a block more than there are.
+    /// The slots. The slice is a block longer than `count`.
     pub slots: &'a [u32],
-    /// The position of each, all distinct; a block more, too.
+    /// The position of each slot, all distinct. The slice is a block longer than `count`.
     pub positions: &'a mut [u32],
-    /// How many there are: more than are kept.
+    /// The number of slots, more than are kept.
     pub count: usize,
-    /// All positions are below it.
+    /// A number above all positions.
     pub end: u32,
 }
 
@@ -125,14 +125,14 @@ pub struct Tied<'a> {
 pub struct Portable;
 
 impl Scan for Portable {
-    // By itself it keeps everything in registers; inlined into a step it does not.
+    // As a function of its own the loop keeps its variables in registers; inlined into a step it does not.
     #[inline(never)]
     fn touch(&self, touch: Touch<'_>) -> Touched {
         let Touch { map, stamps, now, length, selection, slots, from, entries, missed } = touch;
         let (mut count, mut outside) = (0_usize, 0_usize);
         for (index, (position, slot)) in (from..).zip(selection.iter().zip(slots.iter_mut())) {
             let inside = (*position as u32) < length;
-            // No branch is taken on what was found.
+            // No branch depends on the slot that was found.
             let found = map.get(*position as u32 as usize).copied().unwrap_or(ABSENT);
             *slot = if inside { found as i32 } else { -1 };
             if let Some(stamp) = stamps.get_mut(found as usize) {
@@ -202,7 +202,7 @@ impl Scan for Portable {
         let (mut kept, mut next) = (0, EMPTY);
         for (slot, position) in slots.iter().zip(positions) {
             out[kept] = *slot;
-            // One at least is left out: `kept` stays below the number of slots.
+            // At least one slot is left out, so `kept` stays below the number of slots.
             kept += usize::from(*position <= highest);
             next = next.min(if *position <= highest { EMPTY } else { *position });
         }
@@ -219,7 +219,7 @@ impl Scan for Portable {
     }
 }
 
-/// Lists the ones of words, whose first place stands before each.
+/// Lists the set bits of words. Each word comes with the index of its first bit.
 fn ones(words: impl Iterator<Item = (u32, u64)>, out: &mut [u32]) -> usize {
     let mut count = 0;
     for (first, mut bits) in words {
@@ -241,13 +241,13 @@ pub(crate) fn beyond(selection: &[i32], length: u32) -> Option<u32> {
         .find(|position| *position >= length && *position != EMPTY)
 }
 
-/// The words of a block; blocks lie inside the tables by `join`.
+/// The words of a block. `join` checks that blocks are inside the tables.
 fn block_of(words: &[u32], block: u32) -> &[u32] {
     let start = block as usize * BLOCK;
     words.get(start..start + BLOCK).unwrap_or(&[])
 }
 
-/// Which words of a block `are`, a bit each.
+/// The words of a block that satisfy `are`, one bit for each word.
 fn set_of(words: &[u32], are: impl Fn(u32) -> bool) -> u64 {
     let mut set = 0;
     for (byte, words) in words.chunks_exact(8).enumerate() {
@@ -257,17 +257,17 @@ fn set_of(words: &[u32], are: impl Fn(u32) -> bool) -> u64 {
     set
 }
 
-/// A bound at or below which there are `n` of `values`, all of them distinct and below `end`, by counting:
-/// half a dozen passes of vector compares are cheaper than one pass that branches. `count` tells how many
-/// values are at or below a bound.
+/// A bound with exactly `n` values at or below it. The `of` values are distinct and below `end`. `count` returns the
+/// number of values at or below a bound. The function searches by counting, because half a dozen scans with vector
+/// compares cost less than one scan with branches.
 #[inline]
 pub(crate) fn nth_lowest(of: usize, n: usize, end: u32, count: impl Fn(u32) -> usize) -> u32 {
     // Invariant: `under` values are below `low`, `over` at or below `high`, and under < n <= over.
     let (mut low, mut high) = (0, end.saturating_sub(1));
     let (mut under, mut over, mut halve) = (0, of, false);
     while low < high && over > n {
-        // Positions lie about evenly: look where the nth would be then, and halve every other time lest
-        // they do not.
+        // Positions are often spread evenly, so probe where the nth would then be. If they are not, halving every
+        // other time keeps the search short.
         let (width, part) = (u64::from(high - low), ((n - under) as u64, (over - under) as u64));
         let ahead = if halve { width / 2 } else { (width * part.0 / part.1).min(width - 1) };
         halve = !halve;
@@ -284,7 +284,7 @@ pub(crate) fn nth_lowest(of: usize, n: usize, end: u32, count: impl Fn(u32) -> u
 mod tests {
     use super::nth_lowest;
 
-    /// All values have a bound of their own, found in a few counts.
+    /// Every value has a bound of its own, found in a few counts.
     fn check(values: &mut [u32], end: u32) {
         let middle = values.len() / 2;
         values.rotate_left(middle);

@@ -1,52 +1,52 @@
-//! The flat tables of one layer, and a lane's coming and going.
+//! The flat tables of one layer, and how a lane joins and leaves them.
 
 use crate::error::{Error, Kind, Result};
 use crate::fallible::filled;
 use crate::geometry::SLOT_BLOCK;
 use crate::residency::resolve::Fetch;
 
-/// In `slot_of`: the position has no slot. Slot 0 is never given, so that looking a position up and stamping
-/// what was found takes no branch.
+/// In `slot_of`: the position has no slot. No row ever gets slot 0, so a lookup can stamp the slot that it finds
+/// without a branch.
 pub const ABSENT: u32 = 0;
 
-/// In `position_of`: the slot holds no row. In a selection, as -1: nothing is selected.
+/// In `position_of`: the slot holds no row. In a selection (there -1): no position.
 pub const EMPTY: u32 = u32::MAX;
 
-/// The stamp of a slot that holds no row: the oldest of all, so that empty slots go first.
+/// The stamp of a slot that holds no row. It is the oldest stamp, so empty slots are taken first.
 pub(super) const FREE: u32 = 0;
-/// The stamp of rows brought up at open: older than what any step selects.
+/// The stamp of rows loaded when the sequence joins. It is older than the stamp of any step.
 pub(super) const BROUGHT_UP: u32 = 1;
-/// The stamp of slots in a lane's last block beyond its budget: never anybody's victim. Stamps stay below
-/// it and below `i32::MAX`, so that signed vector compares order them.
+/// The stamp of slots in a lane's last block beyond its budget, which are never victims. All other stamps are below it,
+/// and so below `i32::MAX`: signed vector compares order them.
 pub(super) const UNUSED: u32 = i32::MAX as u32;
 
-/// The declared extents of a layer's tables. Slots are numbered through the layer's slab: first the
-/// scratch blocks, then the landing blocks, then the blocks that budgets are made of.
+/// The declared sizes of a layer's tables. Slot ids count through the layer's slab: first the scratch blocks, then the
+/// landing blocks, then the budget blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableShape {
     /// Lanes.
     pub lanes: u32,
     /// Tokens of the longest sequence, promised and in-flight rows included.
     pub tokens: u32,
-    /// Landing slots of a lane: the most query rows a step may have.
+    /// Landing slots of a lane: the most query rows of a step.
     pub query_rows: u32,
     /// Scratch slots of a lane.
     pub scratch: u32,
-    /// Passes of attention over what a step fetches: the rows beyond the budget take the scratch slots in
-    /// turn, as many a pass as there are.
-    pub passes: u32,
-    /// Slot id of the first scratch slot; a lane's stand at `scratch_base + lane * scratch`.
+    /// Attention waves over the rows that a step fetches. The rows beyond the budget use the scratch slots one wave
+    /// after the other, at most `scratch` rows in each wave.
+    pub waves: u32,
+    /// Slot id of the first scratch slot. A lane's scratch slots begin at `scratch_base + lane * scratch`.
     pub scratch_base: u32,
-    /// Slot id of the first landing slot; a lane's stand at `landing_base + lane * query_rows`.
+    /// Slot id of the first landing slot. A lane's landing slots begin at `landing_base + lane * query_rows`.
     pub landing_base: u32,
     /// Slot id of the first budget slot, a multiple of [`SLOT_BLOCK`].
     pub budget_base: u32,
-    /// Blocks of [`SLOT_BLOCK`] budget slots from there on.
+    /// Number of blocks of [`SLOT_BLOCK`] budget slots.
     pub budget_blocks: u32,
 }
 
 impl TableShape {
-    /// Blocks that the largest budget of one lane takes.
+    /// Blocks of the largest possible budget of one lane.
     pub const fn lane_blocks(&self) -> u32 {
         let most = self.tokens.div_ceil(SLOT_BLOCK);
         if most < self.budget_blocks { most } else { self.budget_blocks }
@@ -54,16 +54,16 @@ impl TableShape {
 
     /// Rows of a lane that a step may fetch beyond the budget.
     pub const fn scratch_rows(&self) -> usize {
-        self.scratch as usize * self.passes as usize
+        self.scratch as usize * self.waves as usize
     }
 
-    /// Slot ids of the slab: all of them are below this number.
+    /// The number of slot ids of the slab. All ids are below it.
     pub const fn slots(&self) -> u32 {
         self.budget_base.saturating_add(self.budget_blocks.saturating_mul(SLOT_BLOCK))
     }
 
-    /// Bytes of a layer's tables of these extents: what book-keeping costs on any device. Saturates where
-    /// [`TableShape::check`] refuses.
+    /// Bytes of a layer's tables of this shape: the cost of book-keeping on any device. Saturates for shapes that
+    /// [`TableShape::check`] rejects.
     pub const fn bytes(&self) -> u64 {
         let lanes = self.lanes as u64;
         let by_lane = lanes.saturating_mul(self.tokens as u64 + self.lane_blocks() as u64);
@@ -72,10 +72,10 @@ impl TableShape {
         words.saturating_mul(4).saturating_add(lanes * size_of::<LaneHead>() as u64)
     }
 
-    /// Whether the extents fit each other.
+    /// Checks that the sizes are consistent.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] names what does not fit.
+    /// [`Kind::InvalidConfig`] names the inconsistent size.
     pub fn check(&self) -> Result<()> {
         let bad = |place: &'static str, value: u64| {
             Err(Error::new(Kind::InvalidConfig, "residency tables").at(place).with("value", value))
@@ -87,8 +87,8 @@ impl TableShape {
         let scratch_end = u64::from(self.scratch_base) + lanes * u64::from(self.scratch);
         let landing_end = u64::from(self.landing_base) + lanes * query_rows;
         let end = u64::from(self.budget_base) + u64::from(self.budget_blocks) * u64::from(SLOT_BLOCK);
-        if self.passes == 0 {
-            return bad("passes of attention", 0);
+        if self.waves == 0 {
+            return bad("attention waves", 0);
         }
         if self.scratch_base == ABSENT {
             return bad("scratch slots begin at slot 0, which means none", 0);
@@ -99,7 +99,7 @@ impl TableShape {
         if landing_end > u64::from(self.budget_base) || !self.budget_base.is_multiple_of(SLOT_BLOCK) {
             return bad("landing slots reach into budget slots", landing_end);
         }
-        // Slot ids go out as i32, and stamps and positions must stay below their sentinels.
+        // Slot ids are written as i32, and stamps and positions must stay below their sentinels.
         if self.tokens >= i32::MAX as u32 {
             return bad("tokens beyond 2^31", self.tokens.into());
         }
@@ -111,7 +111,7 @@ impl TableShape {
     }
 }
 
-/// What a layer knows of one lane. Plain words, the same on every device.
+/// A layer's record of one lane. Plain words, the same on every device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct LaneHead {
@@ -121,33 +121,33 @@ pub struct LaneHead {
     pub landed: u32,
     /// Slots that this lane may fill; 0 for an empty lane.
     pub budget: u32,
-    /// Blocks that hold them.
+    /// Blocks that hold these slots.
     pub blocks: u32,
     /// Stamp of the last residency step.
     pub stamp: u32,
     /// No slot of the lane has a stamp below this one.
-    pub front: u32,
-    /// The oldest row, if it still bears the stamp at the front; [`EMPTY`] if none is known. As the front is
-    /// then older than any stamp that will be written, no other row can have come to bear it since.
-    pub heir: u32,
+    pub min_stamp: u32,
+    /// The position of the oldest row, valid only while that row still has the stamp `min_stamp`; [`EMPTY`] if it is
+    /// not known. `min_stamp` is then older than any stamp that will be written, so no further row can get it.
+    pub next_victim: u32,
 }
 
-/// What there was no memory for, in errors.
+/// The operation and place of out-of-memory errors.
 pub(super) const OPERATION: &str = "residency tables";
 const PLACE: &str = "a layer";
 
 /// The words of a layer's tables: see [`LayerTables::words`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableWords<'a> {
-    /// One a lane.
+    /// One head for each lane.
     pub heads: &'a [LaneHead],
     /// `[lanes][tokens]`: the slot of a position, or [`ABSENT`].
     pub slot_of: &'a [u32],
     /// `[budget slots]`: the position of a slot, or [`EMPTY`].
     pub position_of: &'a [u32],
-    /// `[slots]`: the stamp of a slot. Those before the budget slots mean nothing.
+    /// `[slots]`: the stamp of a slot. Stamps before the budget slots are unused.
     pub stamp_of: &'a [u32],
-    /// `[lanes][lane_blocks]`: which blocks a lane has, counted from the first budget block.
+    /// `[lanes][lane_blocks]`: the blocks of a lane, counted from the first budget block.
     pub blocks: &'a [u32],
 }
 
@@ -160,18 +160,18 @@ pub struct LayerTables {
     pub(super) slot_of: Vec<u32>,
     /// `[budget slots]`: the position of a slot, or [`EMPTY`].
     pub(super) position_of: Vec<u32>,
-    /// `[slots]`: the stamp of a slot. Those before the budget slots mean nothing: they are there so that
-    /// looking a position up can stamp whatever it finds.
+    /// `[slots]`: the stamp of a slot. Stamps before the budget slots are unused; they exist so that a lookup can
+    /// stamp any slot that it finds.
     pub(super) stamp_of: Vec<u32>,
-    /// `[lanes][lane_blocks]`: which blocks a lane has, counted from the first budget block.
+    /// `[lanes][lane_blocks]`: the blocks of a lane, counted from the first budget block.
     pub(super) blocks: Vec<u32>,
 }
 
 impl LayerTables {
-    /// Empty tables of the declared extents; nothing is allocated after this.
+    /// Empty tables of the given shape. Later calls allocate nothing.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] names the extent that makes no sense; [`Kind::OutOfMemory`].
+    /// [`Kind::InvalidConfig`] names the invalid size; [`Kind::OutOfMemory`].
     pub fn new(shape: TableShape) -> Result<Self> {
         shape.check()?;
         let lanes = shape.lanes as usize;
@@ -186,11 +186,11 @@ impl LayerTables {
         })
     }
 
-    /// Tables of these words, as a device has them. For tests: nothing of it is believed, [`LayerTables::validate`]
-    /// tells whether it is sound.
+    /// Tables made from the words of a device. For tests: this checks sizes only; call [`LayerTables::validate`] to
+    /// check the contents.
     ///
     /// # Errors
-    /// As [`LayerTables::new`]; [`Kind::OutOfRange`] for another number of words, or blocks that are not there.
+    /// As [`LayerTables::new`]; [`Kind::OutOfRange`] for another number of words, or block numbers beyond the shape.
     pub fn from_words(shape: TableShape, words: &TableWords<'_>) -> Result<Self> {
         let mut tables = LayerTables::new(shape)?;
         let wrong = |place: &'static str| Error::new(Kind::OutOfRange, "residency tables").at(place);
@@ -227,23 +227,23 @@ impl LayerTables {
         }
     }
 
-    /// The declared extents.
+    /// The declared sizes.
     pub const fn shape(&self) -> &TableShape {
         &self.shape
     }
 
-    /// Bytes of these tables: what book-keeping costs in one layer.
+    /// Bytes of these tables: the cost of book-keeping in one layer.
     pub fn bytes(&self) -> u64 {
         let words = self.slot_of.len() + self.position_of.len() + self.stamp_of.len() + self.blocks.len();
         words as u64 * 4 + self.heads.len() as u64 * size_of::<LaneHead>() as u64
     }
 
-    /// What the layer knows of `lane`.
+    /// The layer's record of `lane`.
     pub fn head(&self, lane: u32) -> Option<&LaneHead> {
         self.heads.get(lane as usize)
     }
 
-    /// Where the lane's blocks stand in `blocks`.
+    /// The range of the lane's blocks in `blocks`.
     pub(super) fn block_range(&self, lane: u32) -> std::ops::Range<usize> {
         let start = lane as usize * self.shape.lane_blocks() as usize;
         start..start + self.heads.get(lane as usize).map_or(0, |h| h.blocks as usize)
@@ -253,7 +253,7 @@ impl LayerTables {
         self.blocks.get(self.block_range(lane)).unwrap_or(&[])
     }
 
-    /// Stamps by budget slot.
+    /// The stamps of the budget slots.
     pub(super) fn stamps(&self) -> &[u32] {
         self.stamp_of.get(self.shape.budget_base as usize..).unwrap_or(&[])
     }
@@ -309,8 +309,8 @@ impl LayerTables {
             budget,
             blocks: blocks.len() as u32,
             stamp: BROUGHT_UP,
-            front: FREE,
-            heir: EMPTY,
+            min_stamp: FREE,
+            next_victim: EMPTY,
         };
         self.heads[lane as usize] = head;
         let start = lane as usize * self.shape.lane_blocks() as usize;
@@ -329,9 +329,9 @@ impl LayerTables {
         Ok(())
     }
 
-    /// Makes every row of the lane resident, in ascending order and older than anything a step selects,
-    /// if the budget holds them all; otherwise nothing: an arbitrary part would only cost its transfer. Nor
-    /// once the lane has made a step. Answers how many rows are resident by it.
+    /// Makes every row of the lane resident, if the budget holds all of them and the lane has made no step. The rows
+    /// are older than the rows of any step, in ascending order. If the budget is too small it loads no row, because an
+    /// arbitrary part would only cost its transfer. Returns the number of rows that this makes resident.
     pub fn bring_up(&mut self, lane: u32) -> u32 {
         let Some(head) = self.heads.get(lane as usize).copied() else {
             return 0;
@@ -350,7 +350,7 @@ impl LayerTables {
         head.length
     }
 
-    /// Forgets every resident row of `lane`: for rows that are resident by the tables but were never copied.
+    /// Forgets every resident row of `lane`. For rows that the tables list as resident but that were never copied.
     pub fn empty(&mut self, lane: u32) {
         let start = self.map_start(lane);
         for index in 0..self.lane_blocks(lane).len() {
@@ -364,11 +364,11 @@ impl LayerTables {
             }
         }
         if let Some(head) = self.heads.get_mut(lane as usize) {
-            head.front = FREE;
+            head.min_stamp = FREE;
         }
     }
 
-    /// Forgets everything of `lane`; its blocks may go to another lane.
+    /// Forgets all of `lane`. Its blocks may then belong to another lane.
     pub fn leave(&mut self, lane: u32) {
         for index in 0..self.lane_blocks(lane).len() {
             let start = self.lane_blocks(lane)[index] as usize * SLOT_BLOCK as usize;
@@ -380,8 +380,8 @@ impl LayerTables {
         }
     }
 
-    /// The resident rows in a stretch of `lane`'s slots, in the lane's order. Tells what to gather once a
-    /// warm-up has computed the residency.
+    /// The resident rows in a stretch of `lane`'s slots, in the lane's order: the rows to gather once a warm-up has
+    /// computed which rows are resident.
     pub fn residents(&self, lane: u32, first: u32, count: u32) -> impl Iterator<Item = Fetch> + '_ {
         let base = self.shape.budget_base;
         self.lane_slots(lane).skip(first as usize).take(count as usize).filter_map(move |slot| {
@@ -390,7 +390,7 @@ impl LayerTables {
         })
     }
 
-    /// The lane's slots in the order in which victims are handed out, as indices into the slot tables.
+    /// The lane's slots in the order in which victims are assigned, as indices into the slot tables.
     pub(super) fn lane_slots(&self, lane: u32) -> impl Iterator<Item = usize> + '_ {
         self.lane_blocks(lane).iter().flat_map(|block| {
             let start = *block as usize * SLOT_BLOCK as usize;

@@ -1,9 +1,9 @@
-//! Who goes: the oldest of a lane's slots, chosen by scanning stamps.
+//! Eviction: choosing a lane's oldest slots by scanning stamps.
 //!
-//! The oldest slots are those whose stamp is below some bound, and, of those that bear the bound itself,
-//! the ones with the lowest positions. As the oldest stamp moves up by about one a step, the first guess
-//! is the stamp above the oldest one: one pass splits the lane there. Only when that is too little is the
-//! bound searched, four candidates a pass, and the lane split again.
+//! The oldest slots are those whose stamp is below a bound and, among the slots with the bound's stamp, those with the
+//! lowest positions. The oldest stamp rises by about one in each step, so the first guess for the bound is the stamp
+//! after the oldest one. One scan splits the lane there. Only if that gives too few slots, further scans search the
+//! bound, with four candidates in each scan, and then split the lane again.
 
 use crate::residency::resolve::Workspace;
 use crate::residency::scan::{At, Scan, Split, Stamped, Tied};
@@ -17,9 +17,9 @@ pub(super) struct Oldest {
 }
 
 impl LayerTables {
-    /// Splits the slots of `lane` above its oldest stamp, and counts those stamped `now`.
+    /// Splits the slots of `lane` at the stamp after its oldest one, and counts the slots stamped `now`.
     pub(super) fn oldest<S: Scan>(&self, scan: &S, lane: u32, now: u32, work: &mut Workspace) -> Oldest {
-        let bound = self.heads[lane as usize].front.saturating_add(1).min(now - 1);
+        let bound = self.heads[lane as usize].min_stamp.saturating_add(1).min(now - 1);
         self.split(scan, lane, At { bound, now }, work)
     }
 
@@ -28,9 +28,9 @@ impl LayerTables {
         Oldest { at, split: scan.split(self.stamps(), blocks, at, &mut work.older, &mut work.tied) }
     }
 
-    /// Puts the `need` oldest of the slots that were not touched to the front of `work.victims`, as indices
-    /// into the slot tables: those below the bound, then the ties, each in the lane's order. The lane has that
-    /// many.
+    /// Writes the `need` oldest of the untouched slots to the beginning of `work.victims`, as indices into the slot
+    /// tables: first the slots below the bound, then the ties, each group in the lane's order. The lane must have that
+    /// many untouched slots.
     pub(super) fn choose_victims<S: Scan>(
         &mut self,
         scan: &S,
@@ -56,50 +56,50 @@ impl LayerTables {
         let older = if split.older > 0 { scan.list(&work.older, blocks, &mut work.victims) } else { 0 };
         let count = scan.list(&work.tied, blocks, &mut work.ties);
         let (victims, go) = (&mut work.victims[older..], need - older);
-        let mut heir = EMPTY;
+        let mut next_victim = EMPTY;
         if go == count || at.bound == FREE {
-            // Empty slots bear no position: the first ones of them go.
+            // Empty slots have no position: take the first ones.
             victims[..go].copy_from_slice(&work.ties[..go]);
         } else {
             for (position, slot) in work.positions.iter_mut().zip(&work.ties[..count]) {
                 *position = self.position_of[*slot as usize];
             }
             let (slots, positions) = (&work.ties, &mut work.positions);
-            heir = scan.lowest(Tied { slots, positions, count, end: self.shape.tokens }, go, victims);
+            next_victim = scan.lowest(Tied { slots, positions, count, end: self.shape.tokens }, go, victims);
         }
         let head = &mut self.heads[lane as usize];
-        (head.front, head.heir) = (at.bound, heir);
+        (head.min_stamp, head.next_victim) = (at.bound, next_victim);
     }
 
-    /// The one oldest slot of `lane`, for a row that is born. Mostly it is the heir that the last choice of
-    /// victims has left.
-    pub(super) fn eldest<S: Scan>(&mut self, scan: &S, lane: u32) -> u32 {
-        let LaneHead { mut front, heir, stamp, .. } = self.heads[lane as usize];
-        if front == FREE
+    /// The oldest slot of `lane`, for a new row. Usually it is the slot of `next_victim`, which the last choice of
+    /// victims has found.
+    pub(super) fn lru_slot<S: Scan>(&mut self, scan: &S, lane: u32) -> u32 {
+        let LaneHead { mut min_stamp, next_victim, stamp, .. } = self.heads[lane as usize];
+        if min_stamp == FREE
             && let Some(slot) = scan.find(self.stamps(), self.lane_blocks(lane), FREE)
         {
             return slot;
         }
-        let first = |front| {
+        let first = |min_stamp| {
             let blocks = self.lane_blocks(lane);
-            scan.first(Stamped { stamps: self.stamps(), positions: &self.position_of, blocks }, front)
+            scan.first(Stamped { stamps: self.stamps(), positions: &self.position_of, blocks }, min_stamp)
         };
-        let mut position = if self.is_tied(lane, heir) { heir } else { first(front) };
+        let mut position = if self.is_tied(lane, next_victim) { next_victim } else { first(min_stamp) };
         if position == EMPTY {
-            // No slot has the stamp at the front any more: search the lowest that one has.
-            front = self.find_bound(scan, lane, At { bound: front, now: stamp + 1 }, 1);
-            position = first(front);
+            // No slot has the stamp `min_stamp` any more: search the lowest stamp of a slot.
+            min_stamp = self.find_bound(scan, lane, At { bound: min_stamp, now: stamp + 1 }, 1);
+            position = first(min_stamp);
         }
         let slot = self.slot_of[self.map_start(lane) + position as usize] - self.shape.budget_base;
         let head = &mut self.heads[lane as usize];
-        (head.front, head.heir) = (front, EMPTY);
+        (head.min_stamp, head.next_victim) = (min_stamp, EMPTY);
         slot
     }
 
-    /// Whether the row at `position` bears the stamp at the lane's front.
+    /// Whether the row at `position` has the lane's `min_stamp`.
     pub(super) fn is_tied(&self, lane: u32, position: u32) -> bool {
         let slot = self.slot(lane, position).and_then(|slot| slot.checked_sub(self.shape.budget_base));
-        slot.is_some_and(|slot| self.stamps()[slot as usize] == self.heads[lane as usize].front)
+        slot.is_some_and(|slot| self.stamps()[slot as usize] == self.heads[lane as usize].min_stamp)
     }
 
     /// The smallest stamp at or below which the lane has at least `need` slots. It is above `at.bound`.

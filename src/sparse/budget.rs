@@ -1,25 +1,25 @@
-//! How many slots a sequence gets in each layer.
+//! Budgets: the number of slots of a sequence in each layer.
 
 use crate::error::{Error, Kind, Result};
 
 /// The budget of a sequence, fixed when it is opened.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Budget {
-    /// This share of prompt and promised tokens in every layer, above 0 and at most 1:
-    /// `floor(ratio x tokens + 0.5)` slots, but at least as many as the cache's smallest budget.
+    /// A share of the prompt and promised tokens, above 0 and at most 1, in every layer:
+    /// `floor(ratio x tokens + 0.5)` slots, and at least the cache's `min_budget`.
     Ratio(f64),
-    /// So many slots in every layer.
+    /// The same number of slots in every layer.
     Slots(u32),
-    /// So many slots by layer.
+    /// A number of slots for each layer.
     ByLayer(Vec<u32>),
 }
 
 impl Budget {
-    /// Slots by layer for a sequence of at most `tokens` tokens, prompt and promised.
+    /// The slots of each layer for a sequence of at most `tokens` tokens, prompt plus promised.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] for a ratio that is not above 0 and at most 1, for no slots, for a table
-    /// of another length than `layers`, and for fewer slots than `least`.
+    /// [`Kind::InvalidConfig`] for a ratio that is not above 0 and at most 1, for 0 slots, for a table
+    /// whose length is not `layers`, and for fewer slots than `least`.
     pub fn slots(&self, tokens: u32, layers: usize, least: u32) -> Result<Vec<u32>> {
         let bad = |place: &'static str| Error::new(Kind::InvalidConfig, "budget").at(place);
         let slots = match self {

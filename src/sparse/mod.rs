@@ -1,8 +1,8 @@
-//! The sparse pool: the rows that stand on the device, a cache of the truth.
+//! The sparse pool: the rows on the device, a cache of the total pool.
 //!
-//! Each layer has a slab of slots in blocks of 64, as the attention kernels address it. This room decides
-//! who has which blocks and lanes and how the slab is laid out; which row stands in which slot is decided
-//! on the device, by the rule of [`crate::residency`].
+//! Each layer has a slab of slots in blocks of 64, the layout that attention kernels address. This module assigns
+//! blocks and lanes to sequences and lays out the slab. The device decides which row is in which slot, by the rule of
+//! [`crate::residency`].
 
 mod budget;
 mod pool;

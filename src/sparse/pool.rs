@@ -1,14 +1,14 @@
-//! The slabs: one address range a layer, the same scratch memory behind all of them.
+//! The slabs: one address range for each layer, all with the same physical scratch memory.
 //!
 //! ```text
 //! layer 0:  [ scratch (shared) | landing | budget blocks ... ]
 //! layer 1:  [ scratch (shared) | landing | budget blocks ... ]
 //! ```
 //!
-//! Scratch rows live for one layer of one step, so every layer's slab begins with the same physical pages;
-//! landing slots stand at equal ids in every layer but in memory of their own, because a step's new rows
-//! are committed in the next step. A region begins with the first whole block behind a mapping border: the
-//! slots that would straddle it are unused.
+//! A scratch row is needed only in one layer of one step, so every layer's slab begins with the same physical pages.
+//! Landing slots have the same ids in every layer. Each layer has its own memory for them, because the next step
+//! commits a step's new rows. Each region begins with the first whole block after a mapping boundary; slots that would
+//! cross the boundary are unused.
 
 use crate::device::{Device, Mapped, Slice};
 use crate::error::{Error, Kind, Result};
@@ -27,25 +27,25 @@ pub struct SparseConfig {
     pub query_rows: u32,
     /// Scratch slots of a lane.
     pub scratch: u32,
-    /// Passes of attention that take them in turn.
-    pub passes: u32,
-    /// Per layer the slots that budgets are made of.
+    /// Attention waves that use the scratch slots one after the other.
+    pub waves: u32,
+    /// The number of budget slots of each layer.
     pub slots: Vec<u32>,
 }
 
-/// Where everything of a sparse pool will stand; no memory is taken yet.
+/// The layout of a sparse pool, computed before any memory is taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SparseLayout {
-    /// Each layer's extents.
+    /// The table shape of each layer.
     pub tables: Vec<TableShape>,
-    /// Bytes of the scratch slots, which all layers share, up to a mapping border.
+    /// Bytes of the scratch slots that all layers share, rounded up to a mapping boundary.
     pub scratch_bytes: u64,
-    /// Per layer the bytes of the rest of its slab, up to a mapping border.
+    /// Bytes of the rest of each layer's slab, rounded up to a mapping boundary.
     pub own_bytes: Vec<u64>,
 }
 
 impl SparseConfig {
-    /// Divides each layer's slab, on a device whose mappings are multiples of `grain` bytes.
+    /// Computes the layout of each layer's slab, on a device whose mappings are multiples of `grain` bytes.
     ///
     /// # Errors
     /// [`Kind::InvalidConfig`], [`Kind::Overflow`].
@@ -59,7 +59,7 @@ impl SparseConfig {
         let blocks_of = |slots: u64| slots.div_ceil(u64::from(SLOT_BLOCK));
 
         let lanes = u64::from(self.lanes);
-        // Slot 0 means none: scratch begins at 1, and so there is always a scratch block.
+        // Slot 0 means none, so scratch begins at 1 and there is always a scratch block.
         let bytes_of = |blocks: u64| blocks.checked_mul(block_bytes).ok_or_else(overflow);
         let scratch_bytes = round(bytes_of(blocks_of(1 + lanes * u64::from(self.scratch)))?)?;
         let own_start = scratch_bytes.div_ceil(block_bytes);
@@ -77,7 +77,7 @@ impl SparseConfig {
                 tokens: self.tokens,
                 query_rows: self.query_rows,
                 scratch: self.scratch,
-                passes: self.passes,
+                waves: self.waves,
                 scratch_base: 1,
                 landing_base,
                 budget_base,
@@ -119,7 +119,7 @@ impl SparsePool {
         Ok(SparsePool { tables, slabs, slots: Slots::new(config.lanes, &counts)? })
     }
 
-    /// Each layer's extents.
+    /// The table shape of each layer.
     pub fn tables(&self) -> &[TableShape] {
         &self.tables
     }
@@ -142,10 +142,10 @@ impl SparsePool {
         self.slots.take(budgets)
     }
 
-    /// Gives them back.
+    /// Returns a lane and slots.
     ///
     /// # Errors
-    /// [`Kind::Internal`] when something of it was free already.
+    /// [`Kind::Internal`] if the lane or a block was already free.
     pub fn give_back(&mut self, holding: &Holding) -> Result<()> {
         self.slots.give_back(holding)
     }

@@ -1,7 +1,7 @@
-//! Who has which blocks of a layer's slab, and which lanes are taken.
+//! The allocators of lanes and of slot blocks.
 //!
-//! A lane and its blocks belong to one sequence from open until the last work that names it has ended.
-//! Both are [`Pages`] underneath: the same count of owners catches a block given back twice.
+//! A lane and its blocks belong to one sequence, from open until the last work that names the sequence has ended. Both
+//! allocators are [`Pages`], whose count of owners finds a block that is freed twice.
 
 use crate::error::Result;
 use crate::geometry::SLOT_BLOCK;
@@ -14,19 +14,19 @@ pub struct Slots {
     blocks: Vec<Pages>,
 }
 
-/// What a sequence holds of the sparse pool.
+/// The part of the sparse pool that a sequence holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holding {
     /// Its lane.
     pub lane: u32,
-    /// Per layer its blocks, counted from the first budget block.
+    /// Its blocks in each layer, counted from the first budget block.
     pub blocks: Vec<Vec<u32>>,
-    /// Per layer its slots.
+    /// Its number of slots in each layer.
     pub budgets: Vec<u32>,
 }
 
 impl Slots {
-    /// `lanes` lanes, and for each layer so many blocks.
+    /// Allocators of `lanes` lanes, and of `blocks` slot blocks for each layer.
     ///
     /// # Errors
     /// [`crate::Kind::OutOfMemory`].
@@ -40,12 +40,12 @@ impl Slots {
         self.lanes.free()
     }
 
-    /// Free slots of the layer that has the fewest, in whole blocks.
+    /// Free slots of the layer with the fewest free slots, in whole blocks.
     pub fn free_slots(&self) -> u32 {
         self.blocks.iter().map(|pages| pages.free() * SLOT_BLOCK).min().unwrap_or(0)
     }
 
-    /// Takes a lane and the blocks for `budgets` slots by layer, or nothing.
+    /// Takes a lane, and blocks for `budgets` slots in each layer, or nothing.
     ///
     /// # Errors
     /// [`crate::Kind::Exhausted`] names lanes or slot blocks.
@@ -65,10 +65,10 @@ impl Slots {
         Ok(holding)
     }
 
-    /// Gives a lane and its blocks back.
+    /// Returns a lane and its blocks.
     ///
     /// # Errors
-    /// [`crate::Kind::Internal`] when something of it was free already.
+    /// [`crate::Kind::Internal`] if the lane or a block was already free.
     pub fn give_back(&mut self, holding: &Holding) -> Result<()> {
         for (pages, blocks) in self.blocks.iter_mut().zip(&holding.blocks) {
             blocks.iter().try_for_each(|block| pages.release(*block))?;
@@ -76,7 +76,7 @@ impl Slots {
         self.lanes.release(holding.lane)
     }
 
-    /// Checks the counts.
+    /// Checks the counts of owners.
     ///
     /// # Errors
     /// [`crate::Kind::Internal`].

@@ -1,36 +1,36 @@
-//! What is brought up before a sequence's first step, and in which stretches.
+//! Warm-up: the rows to load before a sequence's first step, and the stretches in which they are gathered.
 //!
-//! Without it the first decode step misses nearly all it selects, in every layer (ESS, figure 4: about
-//! 1700 of 2048). A warm-up replays what the last prompt positions selected as steps in which nothing is
-//! born: first the residency is computed, which moves nothing, then the survivors are gathered once each.
-//! The gather is cut into stretches of bounded size, so that a caller can spread it over decode steps and
-//! a joining sequence does not take the link from the running ones.
+//! Without a warm-up the first decode step misses nearly all rows that it selects, in every layer (ESS, figure 4: about
+//! 1700 of 2048). A warm-up replays the selections of the last prompt positions as steps without new rows. First it
+//! computes which rows are resident after these steps, which moves no bytes. Then it gathers each of those rows once.
+//! The gather is divided into stretches of limited size. So a caller can spread it over decode steps, and a joining
+//! sequence does not take the link bandwidth of the running sequences.
 
 use crate::device::Slice;
 
-/// What is brought up when a sequence enters its lane, before any warm-up selections.
+/// The rows to load when a sequence enters its lane, before any warm-up selections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BringUp {
-    /// Every row, if they all fit the budget: while its length is within the budget a sequence never
-    /// misses. A longer sequence starts empty.
+    /// Every row, if all rows fit the budget. A sequence never misses while its length is within the budget. A longer
+    /// sequence starts empty.
     #[default]
     Whole,
-    /// Nothing.
+    /// No row.
     Nothing,
 }
 
-/// How a sequence enters its lane.
+/// The warm-up of a sequence that joins the batch.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WarmUp {
-    /// `[layers][steps][k]` i32: what the last prompt positions selected, oldest first.
+    /// The selections of the last prompt positions, oldest first: `[layers][steps][k]` i32.
     pub selections: Option<Slice>,
-    /// How many of them.
+    /// The number of prompt positions in `selections`.
     pub steps: u32,
-    /// The most bytes that one call gathers; 0 for no bound.
+    /// The most bytes that one call gathers; 0 for no limit.
     pub bytes_a_call: u64,
 }
 
-/// A warm-up's gather, in stretches of slots.
+/// The gather of a warm-up, divided into stretches of slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stretches {
     next: u64,
@@ -39,7 +39,7 @@ pub struct Stretches {
 }
 
 impl Stretches {
-    /// Over all slots of `budgets`, at most `bytes_a_call` bytes of rows a stretch (0: all at once).
+    /// Stretches over all slots of `budgets`, each with at most `bytes_a_call` bytes of rows (0: one stretch).
     pub fn new(budgets: &[u32], row_bytes: u32, bytes_a_call: u64) -> Self {
         let end = budgets.iter().map(|b| u64::from(*b)).sum();
         let step = match bytes_a_call {
@@ -54,12 +54,12 @@ impl Stretches {
         Stretches { next: 0, end: 0, step: 0 }
     }
 
-    /// Whether all stretches were given out.
+    /// Whether all stretches have been taken.
     pub const fn is_over(&self) -> bool {
         self.next >= self.end
     }
 
-    /// The next stretch: its first slot and its size.
+    /// Takes the next stretch: its first slot and its number of slots.
     pub fn take(&mut self) -> Option<(u64, u64)> {
         if self.is_over() {
             return None;

@@ -1,35 +1,36 @@
-//! What has been enqueued of a step: which query rows of each layer were resolved, gathered and scattered.
+//! The calls enqueued for a step: which query rows of each layer were resolved, gathered and scattered.
 //!
-//! What an engine forgets shows nowhere else: a row that was never scattered is read from the total pool after an
-//! eviction, and what stands there is what the page's last tenant left. So [`Cache::finish`](crate::Cache::finish)
-//! asks here first, and refuses while something is missing. What only the device can know (a graph that holds less
-//! than was said, or was never launched) the report of the step finds.
+//! No other check finds a call that the engine forgets. If a row is never scattered, a step that misses it after its
+//! eviction reads the bytes that the previous owner of the page left in the total pool. So
+//! [`Cache::finish`](crate::Cache::finish) checks here first, and fails while a call is missing. Some faults only the
+//! device can find: a graph that holds fewer layers than declared, or that was never launched. The step's report shows
+//! those.
 //!
-//! **States**, of one query row of a batch row in one layer: nothing; resolved; `n` passes of attention gathered, in
-//! their order; beside that, scattered or not. A resolve begins anew: what was gathered before it was of another
-//! selection. A gather in front of its resolve, or of its pass's predecessor, counts for nothing.
+//! **States** of one query row of a batch row in one layer: nothing enqueued; resolved; `n` attention waves gathered,
+//! in order. Independently, the row is scattered or not. A resolve resets the waves, because earlier gathers belonged
+//! to another selection. A gather before its resolve, or before the preceding wave's gather, does not count.
 //!
-//! **Costs.** A call for all rows of the batch is one word a query row, whatever the batch. Calls for some rows
-//! (halves) have a word for each of them. The memory is taken with the ring; a step that knew no halves begins with
-//! one store a layer and query row.
+//! **Costs.** A call for all rows of the batch updates one word for each query row, whatever the size of the batch. A
+//! call for some batch rows (halves) updates one word for each of them. The memory is allocated with the ring. If a
+//! step used no halves, clearing its words takes one store for each layer and query row.
 //!
-//! Words are atomics because engines enqueue through a shared reference. One thread at a time enqueues calls of one
-//! step; nothing is ordered by these words. The words of rows are read and then written, since an update in one
-//! instruction would lock each of them, and halves have one for each row. Those of whole batches are updated in one:
-//! a lost [`APART`] would leave words of rows to the next step.
+//! The words are atomics because engines enqueue through a shared reference. Only one thread at a time enqueues calls
+//! of one step, and these words order nothing. The words of single batch rows are read and then written, because an
+//! atomic update would lock each of them. The words of whole batches are updated atomically: a lost [`APART`] would
+//! leave the words of single rows to the next step.
 
-use crate::device::Part;
+use crate::device::StepRange;
 use crate::error::{Error, Kind, Result};
 use crate::fallible::vector;
-use crate::residency::Rows;
+use crate::residency::QueryRange;
 use crate::step::{RingShape, RowInFlight};
 use crate::sync::{AtomicU32, Ordering::Relaxed};
 
-/// In a word: its row was scattered.
+/// Bit of a word: the row was scattered.
 const SCATTERED: u32 = 1 << 31;
-/// In the word of a whole batch: rows have words of their own, beside this one.
+/// Bit of a whole batch's word: single batch rows have words of their own in addition.
 const APART: u32 = 1 << 30;
-/// 0, or 1 for a resolve and 1 for each pass that was gathered behind it.
+/// Bits of a word: 0, or 1 for a resolve plus 1 for each wave gathered after it.
 const PROGRESS: u32 = APART - 1;
 
 /// See the module's head.
@@ -37,25 +38,25 @@ const PROGRESS: u32 = APART - 1;
 pub(crate) struct Enqueued {
     batch: usize,
     query_rows: usize,
-    /// `[layers][query rows]`: what was enqueued for all batch rows at once.
+    /// `[layers][query rows]`: the calls for all batch rows at once.
     whole: Vec<AtomicU32>,
-    /// `[layers][query rows][batch]`: for some of them.
+    /// `[layers][query rows][batch]`: the calls for some batch rows.
     rows: Vec<AtomicU32>,
 }
 
-/// Which calls are due, for each query row in every layer.
+/// The calls that each query row needs in every layer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Due {
-    /// Passes of attention to gather; none where rows have no bytes.
-    pub(crate) passes: u32,
-    /// Rows have bytes, which are to be stored.
+    /// Attention waves to gather; 0 if rows have no bytes (`residency_only`).
+    pub(crate) waves: u32,
+    /// Whether rows have bytes and so must be scattered.
     pub(crate) scatter: bool,
 }
 
 impl Due {
-    /// Whether a row that has come so far lacks nothing.
+    /// Whether a row with this word has all the calls that it needs.
     fn is_met(self, word: u32) -> bool {
-        word & PROGRESS > self.passes && (word & SCATTERED != 0 || !self.scatter)
+        word & PROGRESS > self.waves && (word & SCATTERED != 0 || !self.scatter)
     }
 }
 
@@ -66,7 +67,7 @@ fn words(count: usize) -> Result<Vec<AtomicU32>> {
 }
 
 impl Enqueued {
-    /// Nothing yet, with room for any step of the ring.
+    /// An empty record, large enough for any step of the ring.
     pub(crate) fn new(shape: &RingShape) -> Result<Enqueued> {
         let too_many = || Error::new(Kind::Overflow, "cache").at("layers x query rows x batch");
         let [layers, query_rows, batch] = [shape.layers, shape.query_rows, shape.batch].map(|n| n as usize);
@@ -75,7 +76,7 @@ impl Enqueued {
         Ok(Enqueued { batch, query_rows, whole: words(whole)?, rows: words(rows)? })
     }
 
-    /// A new step: nothing is enqueued.
+    /// Clears the record for a new step.
     pub(crate) fn clear(&mut self) {
         for (place, whole) in self.whole.iter().enumerate() {
             if whole.load(Relaxed) & APART != 0 {
@@ -86,8 +87,8 @@ impl Enqueued {
         }
     }
 
-    /// By query row of `rows` in a layer: the whole batch's word and those of its rows.
-    fn words(&self, layer: u32, rows: Rows) -> impl Iterator<Item = (&AtomicU32, &[AtomicU32])> {
+    /// For each query row of `rows` in a layer, the whole batch's word and the words of its batch rows.
+    fn words(&self, layer: u32, rows: QueryRange) -> impl Iterator<Item = (&AtomicU32, &[AtomicU32])> {
         let first = layer as usize * self.query_rows + rows.first as usize;
         let places = first..first + rows.count as usize;
         places.filter_map(|place| {
@@ -95,24 +96,24 @@ impl Enqueued {
         })
     }
 
-    /// The batch rows of a part; none where it is all `step_rows` of the step.
-    fn some(part: &Part, step_rows: u32) -> Option<std::ops::Range<usize>> {
-        let all = (part.first, part.count) == (0, step_rows);
-        (!all).then(|| part.first as usize..(part.first + part.count) as usize)
+    /// The batch rows of a range, or `None` if the range covers all `step_rows` rows of the step.
+    fn some(range: &StepRange, step_rows: u32) -> Option<std::ops::Range<usize>> {
+        let all = (range.first, range.count) == (0, step_rows);
+        (!all).then(|| range.first as usize..(range.first + range.count) as usize)
     }
 
-    /// The device took a resolve.
-    pub(crate) fn resolved(&self, part: &Part, step_rows: u32) {
-        for (whole, rows) in self.words(part.layer.0, part.rows) {
+    /// Notes that the device accepted a resolve.
+    pub(crate) fn resolved(&self, range: &StepRange, step_rows: u32) {
+        for (whole, rows) in self.words(range.layer.0, range.rows) {
             let before = whole.load(Relaxed);
-            let Some(some) = Enqueued::some(part, step_rows) else {
+            let Some(some) = Enqueued::some(range, step_rows) else {
                 if before & APART != 0 {
                     rows.iter().for_each(forget);
                 }
                 set_whole(whole, 1);
                 continue;
             };
-            // What all rows have come to, each has by itself now: these begin anew.
+            // Each row now keeps its own progress. The rows of this call start again.
             if before & PROGRESS != 0 {
                 rows.iter().for_each(|word| set(word, progress(word).max(before & PROGRESS)));
                 set_whole(whole, 0);
@@ -122,12 +123,12 @@ impl Enqueued {
         }
     }
 
-    /// The device took a gather of this pass.
-    pub(crate) fn gathered(&self, part: &Part, pass: u32, step_rows: u32) {
-        let (wanted, come) = (pass.saturating_add(1), pass.saturating_add(2).min(PROGRESS));
-        for (whole, rows) in self.words(part.layer.0, part.rows) {
+    /// Notes that the device accepted a gather of this wave.
+    pub(crate) fn gathered(&self, range: &StepRange, wave: u32, step_rows: u32) {
+        let (wanted, come) = (wave.saturating_add(1), wave.saturating_add(2).min(PROGRESS));
+        for (whole, rows) in self.words(range.layer.0, range.rows) {
             let before = whole.load(Relaxed);
-            let some = Enqueued::some(part, step_rows);
+            let some = Enqueued::some(range, step_rows);
             if some.is_none() && before & APART == 0 {
                 if before & PROGRESS == wanted {
                     set_whole(whole, come);
@@ -144,10 +145,10 @@ impl Enqueued {
         }
     }
 
-    /// The device took a scatter.
-    pub(crate) fn scattered(&self, part: &Part, step_rows: u32) {
-        for (whole, rows) in self.words(part.layer.0, part.rows) {
-            let Some(some) = Enqueued::some(part, step_rows) else {
+    /// Notes that the device accepted a scatter.
+    pub(crate) fn scattered(&self, range: &StepRange, step_rows: u32) {
+        for (whole, rows) in self.words(range.layer.0, range.rows) {
+            let Some(some) = Enqueued::some(range, step_rows) else {
                 whole.fetch_or(SCATTERED, Relaxed);
                 continue;
             };
@@ -156,17 +157,17 @@ impl Enqueued {
         }
     }
 
-    /// A schedule has enqueued all that is due of these query rows of a layer, for the whole batch.
-    pub(crate) fn scheduled(&self, layer: u32, rows: Rows) {
+    /// Notes that a schedule has enqueued all calls of these query rows of a layer, for the whole batch.
+    pub(crate) fn scheduled(&self, layer: u32, rows: QueryRange) {
         self.words(layer, rows).for_each(|(whole, _)| {
             whole.fetch_or(SCATTERED | PROGRESS, Relaxed);
         });
     }
 
-    /// Whether everything that is due of a step with these batch rows is enqueued.
+    /// Checks that all calls that a step with these batch rows needs are enqueued.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] names the first call that is not: its layer, then its batch row, then the call.
+    /// [`Kind::InvalidState`] names the first missing call, ordered by layer, then batch row, then call.
     pub(crate) fn check(&self, rows: &[RowInFlight], due: Due) -> Result<()> {
         let layers = self.whole.len() / self.query_rows.max(1);
         let widest = rows.iter().map(|row| row.query_rows).max().unwrap_or(0);
@@ -181,13 +182,13 @@ impl Enqueued {
         Ok(())
     }
 
-    /// Whether nothing is missing of a layer: a look at each word, and no more.
+    /// Whether no call of a layer is missing. Reads each word once.
     fn is_whole(&self, layer: u32, rows: &[RowInFlight], widest: u32, due: Due) -> bool {
         let of_batch = self.whole.iter().skip(layer as usize * self.query_rows).take(widest as usize);
         if of_batch.map(|word| word.load(Relaxed)).all(|word| due.is_met(word)) {
             return true;
         }
-        let mut words = (0..).zip(self.words(layer, Rows { first: 0, count: widest }));
+        let mut words = (0..).zip(self.words(layer, QueryRange { first: 0, count: widest }));
         words.all(|(query, (whole, own))| {
             let whole = whole.load(Relaxed);
             let of_row = |(row, own): (&RowInFlight, &AtomicU32)| {
@@ -199,7 +200,7 @@ impl Enqueued {
 
     fn check_row(&self, layer: u32, batch_row: usize, query_rows: u32, due: Due) -> Result<()> {
         let refused = |call: &'static str, query: u32| {
-            Error::new(Kind::InvalidConfig, "finish")
+            Error::new(Kind::InvalidState, "finish")
                 .at(call)
                 .with("layer", layer)
                 .with("batch row", batch_row as u64)
@@ -207,7 +208,7 @@ impl Enqueued {
         };
         let hint = "enqueue it, or abandon the step";
         let find = |is_missing: &dyn Fn(u32, bool) -> bool| {
-            let words = self.words(layer, Rows { first: 0, count: query_rows });
+            let words = self.words(layer, QueryRange { first: 0, count: query_rows });
             (0..).zip(words).find_map(|(query, (whole, rows))| {
                 let own = rows.get(batch_row).map_or(0, |word| word.load(Relaxed));
                 let word = both(whole.load(Relaxed), own);
@@ -217,11 +218,11 @@ impl Enqueued {
         if let Some((query, _)) = find(&|come, _| come == 0) {
             return Err(refused("a resolve was not enqueued", query).hint(hint));
         }
-        if let Some((query, come)) = find(&|come, _| come <= due.passes) {
-            // A resolve of another layer has taken the lists that this gather would have read.
+        if let Some((query, come)) = find(&|come, _| come <= due.waves) {
+            // A resolve of another layer has overwritten the lists that this gather would have read.
             let hint =
-                "enqueue it, or abandon the step: behind another resolve of these rows it comes too late";
-            return Err(refused("a gather was not enqueued", query).with("pass", come - 1).hint(hint));
+                "enqueue it, or abandon the step: after another resolve of these rows it comes too late";
+            return Err(refused("a gather was not enqueued", query).with("wave", come - 1).hint(hint));
         }
         match find(&|_, scattered| !scattered && due.scatter) {
             Some((query, _)) => Err(refused("a scatter was not enqueued", query).hint(hint)),
@@ -230,7 +231,7 @@ impl Enqueued {
     }
 }
 
-/// What a row has come to by the word of the whole batch and by its own.
+/// The combined state of a row, from the whole batch's word and its own word.
 fn both(whole: u32, own: u32) -> u32 {
     (whole & PROGRESS).max(own & PROGRESS) | ((whole | own) & SCATTERED)
 }
@@ -239,7 +240,7 @@ fn progress(word: &AtomicU32) -> u32 {
     word.load(Relaxed) & PROGRESS
 }
 
-/// The progress of a whole batch's word, and none of its other bits.
+/// Sets the progress of a whole batch's word and keeps its other bits.
 fn set_whole(whole: &AtomicU32, come: u32) {
     let _before = whole.fetch_update(Relaxed, Relaxed, |word| Some((word & !PROGRESS) | come));
 }

@@ -1,38 +1,48 @@
-//! One layer of a step: which operations, on which streams. Enqueues only.
+//! One layer of a step: its operations and their streams.
+//!
+//! | letter | operation | done by |
+//! |---|---|---|
+//! | R | resolve: maps the selection (top-k indices) to slots, and decides misses and victims | forebay |
+//! | G | gather: copies missed rows from the total pool to their slots | forebay |
+//! | P | preparation: writes the step's new rows to their landing slots | the engine |
+//! | A | attention over the slots | the engine |
+//! | S | scatter: copies the new rows from the landing slots to the total pool | forebay |
+//!
+//! These calls only enqueue. [`crate::overlap`] has the letters of the engine's other work.
 
-use crate::device::{Answer, Device, Part, Parts, PoolOp, Pools, Slice, Stream};
+use crate::device::{Answer, Device, PoolOp, Pools, Slice, SplitIndices, StepRange, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::ids::Layer;
-use crate::residency::Rows;
+use crate::residency::QueryRange;
 use crate::step::{Enqueued, Step};
 
-/// Which part of a step's layer a call works on.
+/// The layer, batch rows and query rows of a step that a call works on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerCall {
     /// The layer.
     pub layer: Layer,
-    /// The first batch row, and how many; `None` for the whole step. A half of DBA is a range.
+    /// The first batch row and the number of batch rows; `None` for all of the step. A half of DBA is such a range.
     pub batch_rows: Option<(u32, u32)>,
-    /// A draft layer's pass: its one query row. `None` for all query rows of the step.
-    pub pass: Option<u32>,
+    /// The draft pass of a draft layer, which works on one query row. `None` for all query rows of the step.
+    pub draft_pass: Option<u32>,
 }
 
 impl LayerCall {
     /// All rows of the step in `layer`.
     pub const fn whole(layer: Layer) -> Self {
-        LayerCall { layer, batch_rows: None, pass: None }
+        LayerCall { layer, batch_rows: None, draft_pass: None }
     }
 
-    /// Pass `pass` of a draft layer, all batch rows.
-    pub const fn pass(layer: Layer, pass: u32) -> Self {
-        LayerCall { layer, batch_rows: None, pass: Some(pass) }
+    /// All batch rows in draft pass `draft_pass` of a draft layer.
+    pub const fn draft_pass(layer: Layer, draft_pass: u32) -> Self {
+        LayerCall { layer, batch_rows: None, draft_pass: Some(draft_pass) }
     }
 
-    fn part(&self, step: &Step) -> Result<Part> {
+    fn range(&self, step: &Step) -> Result<StepRange> {
         let (first, count) = self.batch_rows.unwrap_or((0, step.rows));
-        let rows = match self.pass {
-            None => Rows { first: 0, count: step.query_rows },
-            Some(pass) => Rows { first: pass, count: 1 },
+        let rows = match self.draft_pass {
+            None => QueryRange { first: 0, count: step.query_rows },
+            Some(draft_pass) => QueryRange { first: draft_pass, count: 1 },
         };
         let fits = first.checked_add(count).is_some_and(|end| end <= step.rows);
         let reach = rows.first.checked_add(rows.count);
@@ -43,79 +53,80 @@ impl LayerCall {
                 .with("count", count)
                 .with("query row", rows.first));
         }
-        Ok(Part { micro_batch: step.micro_batch, layer: self.layer, first, count, rows })
+        Ok(StepRange { micro_batch: step.micro_batch, layer: self.layer, first, count, rows })
     }
 }
 
-/// Where a call finds the selection and puts the slots: both `[batch rows][query rows][k]` i32 of the
-/// rows it works on. They must not overlap.
+/// The buffers of a call: it reads the selection and writes the slots. Both are `[batch rows][query rows][k]` i32 for
+/// the rows of the call. They must not overlap.
 #[derive(Clone, Copy, Debug)]
 pub struct Buffers {
     /// Selected token positions, -1 for none.
     pub selection: Slice,
     /// Slots in the layer's slab, -1 for none.
     pub slots: Slice,
-    /// The slots again, as the index lists of attention in parts, of all rows of the step; nothing where
-    /// attention runs in one.
-    pub parts: Option<Parts>,
+    /// The index lists of split attention, for all rows of the step: the same slots, divided into lists. `None` if
+    /// attention is not split.
+    pub split_indices: Option<SplitIndices>,
 }
 
-/// The streams of R and G; they may be the same.
+/// The streams of R (resolve) and G (gather). They may be the same stream.
 #[derive(Clone, Copy, Debug)]
 pub struct Streams {
-    /// R.
+    /// The stream of R.
     pub resolve: Stream,
-    /// G.
+    /// The stream of G.
     pub gather: Stream,
 }
 
-/// The streams of one micro-batch. Any of them may be the same: what one stream orders needs no edge.
+/// The streams of one micro-batch. Some or all may be the same stream: operations on one stream need no event between
+/// them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OverlapStreams {
-    /// The engine's work.
+    /// The stream of the engine's work.
     pub compute: Stream,
-    /// R, where it runs beside P.
+    /// The stream of R (resolve), which may run at the same time as P.
     pub resolve: Stream,
-    /// G.
+    /// The stream of G (gather).
     pub gather: Stream,
-    /// S.
+    /// The stream of S (scatter).
     pub scatter: Stream,
 }
 
-/// The calls of an open step: each enqueues one operation of a layer, and marks it once the device has taken it.
+/// The calls of an open step. Each enqueues one operation of a layer, and records it once the device has accepted it.
 #[derive(Debug)]
 pub(crate) struct LayerCalls<'a> {
     pub(crate) device: &'a dyn Device,
     pub(crate) pools: Pools,
     pub(crate) step: &'a Step,
-    /// Where the ring notes what of the step is enqueued.
+    /// The ring's record of the step's enqueued calls.
     pub(crate) enqueued: &'a Enqueued,
 }
 
 impl LayerCalls<'_> {
     /// R: selection to slots, misses and victims.
     pub(crate) fn resolve(&self, call: LayerCall, stream: Stream, buffers: Buffers) -> Result<()> {
-        let part = call.part(self.step)?;
-        let answer = Answer { slots: buffers.slots, parts: buffers.parts };
+        let range = call.range(self.step)?;
+        let answer = Answer { slots: buffers.slots, split_indices: buffers.split_indices };
         let selection = buffers.selection;
-        self.device.enqueue(self.pools, stream, PoolOp::Resolve { part, selection, answer })?;
-        self.enqueued.resolved(&part, self.step.rows);
+        self.device.enqueue(self.pools, stream, PoolOp::Resolve { range, selection, answer })?;
+        self.enqueued.resolved(&range, self.step.rows);
         Ok(())
     }
 
-    /// G: the rows that the last resolve of this part missed, for one pass of attention.
-    pub(crate) fn gather(&self, call: LayerCall, pass: u32, stream: Stream) -> Result<()> {
-        let part = call.part(self.step)?;
-        self.device.enqueue(self.pools, stream, PoolOp::Gather { part, pass })?;
-        self.enqueued.gathered(&part, pass, self.step.rows);
+    /// G: copies the rows that the last resolve of this range missed, for one attention wave.
+    pub(crate) fn gather(&self, call: LayerCall, wave: u32, stream: Stream) -> Result<()> {
+        let range = call.range(self.step)?;
+        self.device.enqueue(self.pools, stream, PoolOp::Gather { range, wave })?;
+        self.enqueued.gathered(&range, wave, self.step.rows);
         Ok(())
     }
 
-    /// S: the step's new rows, once the engine has written them to their landing slots.
+    /// S: stores the step's new rows, after the engine has written them to their landing slots.
     pub(crate) fn scatter(&self, call: LayerCall, stream: Stream) -> Result<()> {
-        let part = call.part(self.step)?;
-        self.device.enqueue(self.pools, stream, PoolOp::Scatter(part))?;
-        self.enqueued.scattered(&part, self.step.rows);
+        let range = call.range(self.step)?;
+        self.device.enqueue(self.pools, stream, PoolOp::Scatter(range))?;
+        self.enqueued.scattered(&range, self.step.rows);
         Ok(())
     }
 }

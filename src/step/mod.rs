@@ -1,22 +1,23 @@
 //! A decode step: prepare, the layers, finish, retire.
 //!
-//! | call | where | does |
-//! |---|---|---|
-//! | prepare | host | fills a pinned step block of the ring, enqueues its copy and the commit of the step before |
-//! | layer | host, enqueues only | R, G and S of one layer on the streams it is given; changes no state |
-//! | finish | host, enqueues only | a last operation writes the report to its pinned slot; then the step's event |
-//! | retire | host, after that event | reads the report and gives back what only this step still named |
+//! | call | what the host does |
+//! |---|---|
+//! | prepare | fills a pinned step descriptor of the ring; enqueues its copy and the commit of the previous step |
+//! | layer | enqueues R, G and S (resolve, gather, scatter) of one layer on the given streams |
+//! | finish | enqueues the operation that writes the report to its pinned slot, then the step's event |
+//! | retire | after that event, reads the report and frees the resources that only this step still named |
 //!
-//! A report holds counters, lengths and the sticky word, stamped with the step's number. A [`Step`] is an
-//! owned token, not a borrow: *open* from prepare until finish, *in flight* until retired. While it is open it may be
-//! *abandoned*, when a layer of it could not be enqueued whole: then it ends all the same, and its tokens are worth
-//! nothing.
-//! A slot of the ring belongs to one step from prepare until retire: its pinned block is never written
-//! while a copy of it may still run (NVIDIA/TensorRT-LLM#15546, vllm-project/vllm#51667 did). A full ring
-//! is [`crate::Kind::Busy`], never a wait. Nothing here allocates.
+//! A report holds counters, lengths and the sticky word (the step's error, if there was one), together with the step's
+//! number. A [`Step`] is an owned token, not a borrow. It is *open* from prepare until finish, and then *in flight*
+//! until it is retired. An open step becomes *abandoned* if one of its layers cannot be enqueued completely. The engine
+//! must still finish and retire it, and must not publish its tokens.
 //!
-//! `ring` has the slots, from prepare to retire; `layer` the calls between; `enqueued` which of them are still due;
-//! `retire` what an engine is told at the end.
+//! A slot of the ring belongs to one step from prepare until retire. The host never writes its pinned descriptor while
+//! a copy may still run (NVIDIA/TensorRT-LLM#15546 and vllm-project/vllm#51667 report this fault). A full ring is
+//! [`crate::Kind::Busy`], never a wait. This module allocates nothing after construction.
+//!
+//! `ring` holds the slots, from prepare to retire. `layer` has the calls between them, `enqueued` records which calls
+//! are still missing, and `retire` has the results.
 
 mod enqueued;
 mod layer;
@@ -32,12 +33,12 @@ pub(crate) use ring::{Ended, Ring, RingShape, RowInFlight};
 use crate::device::Stream;
 use crate::ids::MicroBatch;
 
-/// A step between prepare and retire. Dropping it does not end it: its ring slot, and what its sequences
-/// hold, stay taken until it is retired.
+/// A step between prepare and retire. Dropping it does not end it: its ring slot, and the resources of its sequences,
+/// stay in use until it is retired.
 #[must_use = "a step holds its sequences' memory until it is retired"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct Step {
-    /// Which ring it is of: numbers and slots of two caches are alike.
+    /// The tag of its ring. Steps of two caches may have equal numbers and slots.
     pub(crate) ring: u32,
     pub(crate) number: u64,
     pub(crate) slot: u32,
@@ -48,39 +49,39 @@ pub struct Step {
     pub(crate) work: WorkStreams,
 }
 
-/// How far the enqueueing of a step has come. Each phase keeps what is still asked of it.
+/// The phase of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// From prepare on: its layers are being enqueued, or have been.
+    /// Prepared. Its layers may be enqueued.
     Open {
-        /// A graph of all of them has been launched: not a second one.
+        /// Whether a graph of all its layers has been launched; a second launch is rejected.
         launched: bool,
     },
-    /// Layers are being enqueued by a schedule or launched: a callback or a device that refuses or panics leaves the
-    /// step here, and then it is as abandoned.
+    /// A schedule is enqueueing layers, or a launch is in progress. If a callback or the device fails or panics, the
+    /// step stays in this phase and counts as abandoned.
     Enqueueing {
-        /// As before.
+        /// As in `Open`.
         launched: bool,
     },
-    /// Its engine has given it up.
+    /// The engine has abandoned it.
     Abandoned {
-        /// As before.
+        /// As in `Open`.
         launched: bool,
     },
-    /// Its report and its event are enqueued: in flight.
+    /// Its report and its event are enqueued: it is in flight.
     Finished {
-        /// It was abandoned before: its report may be read, its tokens not published.
+        /// Whether it was abandoned. Then its report may be read, but its tokens must not be published.
         abandoned: bool,
     },
 }
 
-/// The streams on which work of a step stands, beside the one that its end is enqueued on: the end is ordered behind
-/// them all.
+/// The streams that hold work of a step, in addition to the stream on which its end is enqueued. The end is ordered
+/// after the work of all of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WorkStreams {
-    /// Those of its layers, once one of them was enqueued by a schedule or launched.
+    /// The streams of its layers, once a schedule has enqueued or launched one of them.
     pub(crate) layers: Option<OverlapStreams>,
-    /// One beside these: that of a launch which is not ordered before all of them, or of an end that was refused.
+    /// One more stream: that of a launch that is not yet ordered before all of them, or of an end that was refused.
     pub(crate) beside: Option<Stream>,
 }
 
@@ -89,7 +90,7 @@ impl Step {
         matches!(self.phase, Phase::Finished { .. })
     }
 
-    /// Whether a layer of it was not enqueued whole, before or behind its end.
+    /// Whether a layer of it was not enqueued completely. Also true after its end.
     pub(crate) const fn is_abandoned(&self) -> bool {
         let left = matches!(self.phase, Phase::Enqueueing { .. } | Phase::Abandoned { .. });
         left || matches!(self.phase, Phase::Finished { abandoned: true })
@@ -105,15 +106,15 @@ impl Step {
         }
     }
 
-    /// An open step is given up.
+    /// Abandons an open step.
     pub(crate) fn abandon(&mut self) {
         if let Phase::Open { launched } | Phase::Enqueueing { launched } = self.phase {
             self.phase = Phase::Abandoned { launched };
         }
     }
 
-    /// Layers of an open step are about to be enqueued on these streams: until [`Step::end_layers`] they count as
-    /// not enqueued whole.
+    /// Notes that layers of an open step are about to be enqueued on these streams. The step counts as abandoned until
+    /// [`Step::end_layers`].
     pub(crate) fn begin_layers(&mut self, streams: OverlapStreams) {
         if let Phase::Open { launched } = self.phase {
             self.phase = Phase::Enqueueing { launched };
@@ -121,26 +122,26 @@ impl Step {
         self.work.layers = Some(streams);
     }
 
-    /// They all were enqueued.
+    /// Notes that these layers were enqueued completely.
     pub(crate) fn end_layers(&mut self) {
         if let Phase::Enqueueing { launched } = self.phase {
             self.phase = Phase::Open { launched };
         }
     }
 
-    /// A graph of all layers of an open step has been launched.
+    /// Notes that a graph of all layers of an open step has been launched.
     pub(crate) fn launch(&mut self) {
         if let Phase::Open { .. } | Phase::Enqueueing { .. } = self.phase {
             self.phase = Phase::Open { launched: true };
         }
     }
 
-    /// The end of an open step is enqueued.
+    /// Notes that the end of an open step is enqueued.
     fn finish(&mut self) {
         self.phase = Phase::Finished { abandoned: self.is_abandoned() };
     }
 
-    /// The step's number, from 1, counted through the life of its cache.
+    /// The step's number. A cache numbers its steps from 1.
     pub const fn number(&self) -> u64 {
         self.number
     }
@@ -150,7 +151,7 @@ impl Step {
         self.micro_batch
     }
 
-    /// Rows of the batch.
+    /// The number of batch rows.
     pub const fn rows(&self) -> u32 {
         self.rows
     }

@@ -1,11 +1,11 @@
-//! What an engine is told when a step ends: its counters, or why it could not be retired.
+//! The result of retiring a step: its counters, or the reason why it failed or could not be retired.
 
-use crate::device::block::{LayerCount, Report};
+use crate::device::descriptor::{LayerCount, Report};
 use crate::error::Error;
 use crate::step::Step;
 
-/// What a step has done. It accepts nothing: how many of the rows that it wrote count is said when the next step of
-/// their sequences is prepared ([`Row::accepted`](crate::Row::accepted)).
+/// The results of a step. Retiring accepts no rows: the prepare of a sequence's next step says how many of the rows
+/// that this step wrote are accepted ([`BatchRow::accepted`](crate::BatchRow::accepted)).
 #[derive(Clone, Copy, Debug)]
 pub struct Retired<'a> {
     pub(crate) report: &'a Report,
@@ -22,7 +22,7 @@ impl Retired<'_> {
         &self.report.layers
     }
 
-    /// The committed length of each batch row's sequence, as of this step's commit: without the rows that this step
+    /// The committed length of each batch row's sequence after this step's commit, without the rows that this step
     /// wrote.
     pub fn lengths(&self) -> &[u32] {
         &self.report.lengths
@@ -39,8 +39,8 @@ impl Retired<'_> {
 /// A step that could not be retired, or that failed.
 #[derive(Debug)]
 pub struct Unretired {
-    /// Why.
+    /// The reason.
     pub error: Error,
-    /// The step, when it is still in flight and must be retired later; nothing when it has ended.
+    /// The step, if it is still in flight and must be retired later; `None` if it has ended.
     pub step: Option<Step>,
 }

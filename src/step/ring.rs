@@ -1,31 +1,35 @@
-//! The ring: pinned step blocks and reports, one slot for each step between prepare and retire.
+//! The ring: pinned step descriptors and reports, one slot for each step between prepare and retire.
 //!
-//! A slot is what a step has of host memory. Its block is copied to the device by the step's begin, its report is
-//! written by the step's end, its event stands behind that, and beside them stand the batch rows that the step names
-//! and what was enqueued of it (`enqueued`).
+//! A slot holds the host memory of one step: its descriptor, its report, its event, the batch rows that the step names,
+//! and its record of enqueued calls (`enqueued`). The step's begin copies the descriptor to the device. The step's end
+//! writes the report, and the event comes after that.
 //!
-//! **States of a slot**, and who moves it on:
+//! **States of a slot:**
 //!
-//! | state | entered by | its memory |
+//! | state | entered by | use of its memory |
 //! |---|---|---|
-//! | free | [`Ring::release`], [`Ring::reclaim`] | nobody's |
-//! | open | [`Ring::prepare`] writes the block and gives the [`Step`] out | the block may be read by the copy |
-//! | in flight | [`Ring::finish`], once the report and the event are enqueued | the report may be written |
-//! | ended | [`Ring::end`] finds the event reached and reads the report | nobody's; the rows are still named |
-//! | given up | [`Ring::give_up`], when a begin was refused half-way | the block may be read by the copy |
+//! | free | [`Ring::release`], [`Ring::reclaim`] | none |
+//! | open | [`Ring::prepare`] writes the descriptor and returns the [`Step`] | the copy may read the descriptor |
+//! | in flight | [`Ring::finish`], once the report and the event are enqueued | the device may write the report |
+//! | ended | [`Ring::end`] finds the event reached and reads the report | none; it still lists the batch rows |
+//! | given up | [`Ring::give_up`], after the device refused a begin half-way | the copy may read the descriptor |
 //!
-//! **Invariants.** A block is never written while a copy of it may still run, nor a report read while it may still be
-//! written: a slot becomes free behind its event, or where nothing was enqueued that reads it; one that was given up
-//! records the event first. A report bears its step's number; another step's is an error, never a result. A micro-batch
-//! has one open step, because it has one record on the device. The ring's tag tells its steps from another cache's.
+//! **Invariants.**
 //!
-//! **Costs.** All memory is taken by [`Ring::new`]: a block and a report in whole lines for each slot, in one pinned
-//! mapping. A step allocates nothing; finding a free slot looks at each, of which there are a handful.
+//! - The host never writes a descriptor while a copy of it may still run, and never reads a report while the device may
+//!   still write it. A slot becomes free after its event, or if no enqueued operation uses it. For a slot that was
+//!   given up, the ring records the event first.
+//! - A report contains its step's number. The report of another step is an error, never a result.
+//! - A micro-batch has at most one open step, because it has one descriptor on the device.
+//! - The ring's tag distinguishes its steps from those of another cache.
 //!
-//! It does not wait: a full ring is [`Kind::Busy`]. It knows sequences as numbers, and enqueues nothing but the marks
-//! of what was given up.
+//! **Costs.** [`Ring::new`] takes all memory: a descriptor and a report in whole cache lines for each slot, in one
+//! pinned mapping. A step allocates nothing. Finding a free slot checks each of a handful of slots.
+//!
+//! The ring does not wait: a full ring is [`Kind::Busy`]. It holds sequences as plain numbers. The only operations that
+//! it enqueues are the events of slots that were given up.
 
-use crate::device::block::{self, Cause, Entry, Report};
+use crate::device::descriptor::{self, Cause, Entry, Report};
 use crate::device::{Device, Event, Slice, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::ids::MicroBatch;
@@ -33,7 +37,8 @@ use crate::os::{Fallback, Faults, Map, Request};
 use crate::step::{Enqueued, Phase, Step, WorkStreams};
 use crate::sync::{Arc, unique};
 
-/// A report starts on a line of its own, so that a device's write does not share one with the host's.
+/// The bytes of a cache line. A report starts on a line of its own, so that the device and the host never write to the
+/// same line.
 const LINE: usize = 64;
 
 /// The declared extents of the ring.
@@ -50,9 +55,9 @@ pub(crate) struct RingShape {
 }
 
 impl RingShape {
-    /// Bytes of a step block.
+    /// Bytes of a step descriptor.
     fn block_bytes(&self) -> usize {
-        4 * block::step::words(self.batch)
+        4 * descriptor::step::words(self.batch)
     }
 
     /// Bytes of a report.
@@ -60,7 +65,7 @@ impl RingShape {
         4 * Report::words(self.layers, self.batch)
     }
 
-    /// Bytes of a slot: both, in lines of their own.
+    /// Bytes of a slot: a descriptor and a report, each in whole lines.
     fn slot_bytes(&self) -> u64 {
         (self.block_bytes().next_multiple_of(LINE) + self.report_bytes().next_multiple_of(LINE)) as u64
     }
@@ -82,22 +87,22 @@ pub(crate) struct RowInFlight {
     pub(crate) query_rows: u32,
 }
 
-/// A step whose begin was refused half-way: its block may still be read, on the stream that it was prepared on.
+/// A step whose begin the device refused half-way. The stream on which it was prepared may still read its descriptor.
 #[derive(Clone, Copy, Debug)]
 struct GivenUp {
     micro_batch: MicroBatch,
-    /// The slot's event stands behind the reading.
+    /// Whether the slot's event has been recorded after that read.
     marked: bool,
 }
 
 /// A slot of the ring.
 #[derive(Debug)]
 pub(crate) struct RingSlot {
-    /// The step that has it.
+    /// The number of the step that uses the slot.
     step: Option<u64>,
-    /// The step's micro-batch until it is finished.
+    /// The step's micro-batch, until the step is finished.
     open: Option<MicroBatch>,
-    /// The stream that it was prepared on.
+    /// The stream on which the step was prepared.
     pub(crate) prepared: Stream,
     given_up: Option<GivenUp>,
     pub(crate) block: Slice,
@@ -107,15 +112,15 @@ pub(crate) struct RingSlot {
     pub(crate) enqueued: Enqueued,
 }
 
-/// How a step ended, before its slot is given back.
+/// The outcome of a step, before its slot is freed.
 pub(crate) enum Ended {
-    /// It is still in flight.
+    /// The step is still in flight.
     Not(Error),
-    /// It ended; the report is read, or the error says why its tokens must not be published.
+    /// The step ended. Its report has been read, or the error says why its tokens must not be published.
     With(Result<()>),
 }
 
-/// All slots, their memory, and room to read a report.
+/// All slots, their memory, and a buffer for the last report.
 #[derive(Debug)]
 pub(crate) struct Ring {
     tag: u32,
@@ -128,7 +133,7 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// Takes the memory. What it had to do without is added to `fallbacks`.
+    /// Takes the memory. It adds the options that the system refused to `fallbacks`.
     pub(crate) fn new(
         shape: RingShape,
         lock: bool,
@@ -158,7 +163,7 @@ impl Ring {
                 enqueued: Enqueued::new(&shape)?,
             });
         }
-        let words = block::step::words(shape.batch).max(Report::words(shape.layers, shape.batch));
+        let words = descriptor::step::words(shape.batch).max(Report::words(shape.layers, shape.batch));
         Ok(Ring {
             tag: unique(),
             shape,
@@ -170,7 +175,7 @@ impl Ring {
         })
     }
 
-    /// What tells this ring's steps from others'.
+    /// The tag that distinguishes this ring's steps from those of other rings.
     pub(crate) const fn tag(&self) -> u32 {
         self.tag
     }
@@ -180,10 +185,10 @@ impl Ring {
         self.slots.iter().filter(|s| s.step.is_some()).count() as u32
     }
 
-    /// Takes a slot for a new step and writes its block.
+    /// Takes a slot for a new step and writes its descriptor.
     ///
     /// # Errors
-    /// [`Kind::Busy`] when every slot has a step.
+    /// [`Kind::Busy`] if every slot has a step.
     pub(crate) fn prepare(
         &mut self,
         micro_batch: MicroBatch,
@@ -194,8 +199,8 @@ impl Ring {
         let free = self.free_slot()?;
         let rows = entries.len() as u32;
         let number = self.last + 1;
-        let words = &mut self.words[..block::step::words(self.shape.batch)];
-        block::step::encode(number, entries, words);
+        let words = &mut self.words[..descriptor::step::words(self.shape.batch)];
+        descriptor::step::encode(number, entries, words);
         let offset = self.slots[free].block.address() - self.memory.as_ptr() as u64;
         self.memory.copy_in_words(offset, words)?;
         self.last = number;
@@ -217,15 +222,15 @@ impl Ring {
         })
     }
 
-    /// Gives up a step whose begin was refused half-way. Its slot comes back by [`Ring::reclaim`].
+    /// Gives up a step whose begin the device refused half-way. [`Ring::reclaim`] frees its slot.
     pub(crate) fn give_up(&mut self, step: &Step) {
         if let Some(slot) = self.slots.get_mut(step.slot as usize) {
             slot.given_up = Some(GivenUp { micro_batch: step.micro_batch, marked: false });
         }
     }
 
-    /// Takes slots back that were given up and whose streams have come past what was enqueued. The next step of the
-    /// micro-batch is ordered behind it by `stepped`.
+    /// Frees slots that were given up, once their streams have passed the enqueued operations. The event in `stepped`
+    /// orders the micro-batch's next step after those operations.
     ///
     /// # Errors
     /// As [`Device::record`].
@@ -238,7 +243,7 @@ impl Ring {
                 given_up.marked = true;
                 slot.open = None;
             }
-            // A device that has failed reads nothing any more.
+            // A failed device reads no more memory.
             if !matches!(device.query(slot.event), Ok(false)) {
                 (slot.step, slot.given_up) = (None, None);
             }
@@ -249,13 +254,13 @@ impl Ring {
     fn free_slot(&self) -> Result<usize> {
         self.slots.iter().position(|s| s.step.is_none()).ok_or_else(|| {
             Error::new(Kind::Busy, "prepare")
-                .at("every step block is in flight")
+                .at("every step descriptor is in flight")
                 .with("steps", self.shape.steps)
         })
     }
 
-    /// Whether a step of `micro_batch` can be prepared now. A micro-batch has one record on the device:
-    /// the next step's block must not be loaded over it before the last one's report is enqueued.
+    /// Checks that a step of `micro_batch` can be prepared now. A micro-batch has one descriptor on the device. The
+    /// next step's descriptor must not overwrite it before the last step's report is enqueued.
     ///
     /// # Errors
     /// [`Kind::Busy`].
@@ -264,7 +269,7 @@ impl Ring {
         self.free_slot().map(|_| ())
     }
 
-    /// Whether no step of `micro_batch` is open.
+    /// Checks that no step of `micro_batch` is open.
     ///
     /// # Errors
     /// [`Kind::Busy`].
@@ -278,7 +283,7 @@ impl Ring {
             .hint("finish that step first"))
     }
 
-    /// Notes that all of a step has been enqueued.
+    /// Notes that a step's enqueueing is finished.
     pub(crate) fn finish(&mut self, step: &mut Step) {
         step.finish();
         if let Some(slot) = self.slots.get_mut(step.slot as usize) {
@@ -298,14 +303,14 @@ impl Ring {
         })
     }
 
-    /// Notes a row of a step that was just prepared.
+    /// Adds a batch row to a step that was just prepared.
     pub(crate) fn add_row(&mut self, step: &Step, row: RowInFlight) {
         if let Some(slot) = self.slots.get_mut(step.slot as usize) {
             slot.rows.push(row);
         }
     }
 
-    /// Looks whether `step` has ended and reads its report. The slot stays taken.
+    /// Checks whether `step` has ended, and reads its report. The slot stays in use.
     pub(crate) fn end(&mut self, device: &dyn Device, step: &Step) -> Ended {
         let event = match self.slot(step) {
             Ok(slot) => slot.event,
@@ -319,8 +324,8 @@ impl Ring {
             Err(error) if error.kind() != Kind::DeviceFailed => Ended::Not(error),
             Err(error) => Ended::With(Err(error)),
             Ok(true) if step.is_abandoned() => {
-                let error = Error::new(Kind::Cancelled, "retire").at("a layer was not enqueued whole");
-                let error = error.hint("roll its sequences back to a committed length, or close them");
+                let error = Error::new(Kind::Cancelled, "retire").at("a layer was not enqueued completely");
+                let error = error.hint("truncate its sequences to a committed length, or close them");
                 Ended::With(self.read_report(step).and(Err(error)))
             }
             Ok(true) => Ended::With(self.read_report(step).and_then(|()| self.check_sticky())),
@@ -332,9 +337,9 @@ impl Ring {
             None => Ok(()),
             Some(sticky) => {
                 let error = Error::new(Kind::DeviceFailed, "retire");
-                let error = error.hint("roll its sequences back to a committed length, or close them");
+                let error = error.hint("truncate its sequences to a committed length, or close them");
                 let (row, layer, what) = (sticky.row, sticky.layer, sticky.cause.describe());
-                // As the engine's selection has it: the device reads positions without signs.
+                // Show the position as the engine wrote it: the device reads positions as unsigned numbers.
                 Err(match i32::try_from(sticky.value) {
                     Err(_) if sticky.cause == Cause::BeyondLength => {
                         let position = sticky.value.cast_signed();
@@ -350,7 +355,7 @@ impl Ring {
         }
     }
 
-    /// The rows of a step that has ended, one by one; then the slot is free.
+    /// One batch row of a step that has ended, with its committed length if the report was read.
     pub(crate) fn row(&self, step: &Step, row: usize) -> Option<(RowInFlight, Option<u32>)> {
         let slot = self.slots.get(step.slot as usize)?;
         let row_in_flight = *slot.rows.get(row)?;
@@ -373,7 +378,7 @@ impl Ring {
     /// Reads the report of `step` from its slot.
     ///
     /// # Errors
-    /// [`Kind::Internal`] when the slot holds another step's report.
+    /// [`Kind::Internal`] if the slot holds another step's report.
     fn read_report(&mut self, step: &Step) -> Result<()> {
         let slot = &self.slots[step.slot as usize];
         let words = &mut self.words[..Report::words(self.shape.layers, self.shape.batch)];

@@ -1,26 +1,26 @@
-//! Misses at every budget at once: how deep in the order of rows each selected row stood.
+//! Misses at every budget at once, from the stack distance of each selected row.
 //!
 //! # Why one pass is enough
 //!
-//! The order of rows after a step (oldest to newest: not selected, selected, born) does not speak of a
-//! budget, and the newest `budget` rows of it are what stays. So a budget that holds each step's selected
-//! rows always holds the newest rows of one and the same order, and a selected row is a hit exactly when no
-//! more than `budget` rows stood at or above it before the step. That number is its *depth*, and how often
-//! each depth occurs gives hits and misses at every such budget.
+//! The order of rows after a step (oldest to newest: not selected, selected, new) does not depend on the budget, and
+//! the newest `budget` rows of it stay. So every budget that holds each step's selected rows holds the newest rows of
+//! one and the same order. A selected row is a hit exactly when at most `budget` rows were at or above it before the
+//! step. That number is its *depth*, or stack distance (Mattson). The histogram of depths gives hits and misses at
+//! every such budget.
 //!
-//! Births do not narrow this: they are committed one after the other, after the step that bore them and
-//! before the next one looks anything up, and each commit keeps the newest rows of the order, however
-//! few slots there are. Rows selected while they still land are neither looked up nor touched.
+//! New rows do not restrict this. They are committed one by one, after the step that created them and before the next
+//! look-up, and each commit keeps the newest rows of the order, however few slots there are. Rows selected while they
+//! are still landing are neither looked up nor touched.
 //!
 //! # What it is not exact for
 //!
-//! A budget below the rows that some step selected keeps all hits and the *highest* of the fetched rows,
-//! which depends on what was resident: no order common to all budgets says what stays then. The smallest
-//! budget that the curve is exact for is [`Curve::exact_from`]; smaller ones have to be replayed each.
+//! A budget below the number of rows that some step selects keeps all hits and the *highest* of the fetched rows.
+//! What stays then depends on what was resident, so no common order describes it. The smallest budget for which the
+//! curve is exact is [`MissRatioCurve::exact_from`]; a smaller one needs its own replay.
 //!
 //! # Costs
 //!
-//! Those of [`LruStack`], which keeps the order and tells the depths. About 40 bytes a token.
+//! Those of [`LruStack`], which keeps the order and returns the depths: about 40 bytes a token.
 
 use crate::error::{Error, Kind, Result};
 use crate::fallible::vector;
@@ -28,54 +28,55 @@ use crate::study::stack::{LruStack, NUMBERS_MAX, words};
 
 /// Hits and misses of one sequence in one layer at every budget.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Curve {
-    /// By budget from 0 on: hits. The last one stands for every larger budget.
+pub struct MissRatioCurve {
+    /// Hits by budget, from 0 on. The last entry stands for every larger budget.
     hits: Vec<u64>,
     lookups: u64,
     exact_from: u32,
 }
 
-impl Curve {
-    /// Selected rows that are resident, over all counted steps, at a budget of `slots`. Not to be
-    /// believed below [`Curve::exact_from`].
+impl MissRatioCurve {
+    /// The number of selected rows that are resident, over all counted steps, at a budget of `slots`. Not valid below
+    /// [`MissRatioCurve::exact_from`].
     pub fn hits(&self, slots: u32) -> u64 {
         self.hits.get(slots as usize).or(self.hits.last()).copied().unwrap_or(0)
     }
 
-    /// Selected rows that are fetched, likewise.
+    /// The number of selected rows that are fetched, over all counted steps, at a budget of `slots`. Not valid below
+    /// [`MissRatioCurve::exact_from`].
     pub fn misses(&self, slots: u32) -> u64 {
         self.lookups - self.hits(slots)
     }
 
-    /// The smallest budget for which the curve is what a replay counts: the most distinct committed rows
-    /// that one step selected, warm-up included; at least 1.
+    /// The smallest budget at which the curve equals a replay: the most distinct committed rows that one step
+    /// selected, including warm-up; at least 1.
     pub fn exact_from(&self) -> u32 {
         self.exact_from.max(1)
     }
 
-    /// The smallest budget, among those that the curve counts exactly, that misses no more than any larger
-    /// one: what is missed there was neither selected nor born before.
+    /// The smallest budget, among those that the curve counts exactly, that misses no more than any larger one: it
+    /// misses only rows that were neither selected nor created before.
     pub fn flat_from(&self) -> u32 {
         (self.hits.len().saturating_sub(1) as u32).max(self.exact_from())
     }
 }
 
-/// Counts depths of one sequence in one layer, step by step, in the calls of [`LayerTables`]: commit, then
-/// resolve. Serves one layer after the other.
+/// Counts the stack distances of one sequence in one layer, step by step, with the calls of [`LayerTables`]: commit,
+/// then resolve. It processes one layer after another.
 ///
 /// [`LayerTables`]: crate::residency::LayerTables
 #[derive(Debug)]
-pub struct Depths {
+pub struct StackDistances {
     tokens: u32,
     length: u32,
     landed: u32,
-    /// Positions by their last selection or birth.
+    /// Positions by their last selection or creation.
     order: LruStack,
-    /// By depth: lookups that found it; at 0 those of rows that no step has touched.
+    /// For each depth, the number of look-ups that found it; at 0, those of rows that no step has touched.
     found: Vec<u64>,
     lookups: u64,
     most: u32,
-    /// Bit per position, clear between calls; and the rows of a step that have to be put in order.
+    /// A bit per position, clear between calls, to sort a step's rows.
     selected: Vec<u64>,
     ascending: Vec<u32>,
 }
@@ -85,8 +86,9 @@ fn ascends(positions: &[u32]) -> bool {
     positions.array_windows().all(|[a, b]| a < b)
 }
 
-impl Depths {
-    /// For sequences of at most `tokens` tokens. The first one has `length`, and nothing is resident.
+impl StackDistances {
+    /// A counter for sequences of at most `tokens` tokens. The first one has `length` tokens, and nothing is
+    /// resident.
     ///
     /// # Errors
     /// [`Kind::OutOfRange`] when `length` is above `tokens`, or `tokens` above 2^29; [`Kind::OutOfMemory`].
@@ -97,7 +99,7 @@ impl Depths {
         if length > tokens {
             return Err(Error::new(Kind::OutOfRange, "count depths").at("length").with("length", length));
         }
-        Ok(Depths {
+        Ok(StackDistances {
             tokens,
             length,
             landed: 0,
@@ -110,12 +112,12 @@ impl Depths {
         })
     }
 
-    /// Ends the previous step and begins the next: of the landed rows the first `accepted` become the newest
-    /// of the order, and `next` rows land.
+    /// Ends the previous step and begins the next: the first `accepted` of the landed rows become the newest of the
+    /// order, and `next` rows land.
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`] for more accepted rows than landed, and for a sequence that would outgrow its
-    /// tokens. Nothing has changed then.
+    /// [`Kind::OutOfRange`] for more accepted rows than landed, and for a sequence that would outgrow its tokens.
+    /// Nothing has changed then.
     pub fn commit(&mut self, accepted: u32, next: u32) -> Result<()> {
         let length = self.length.saturating_add(accepted);
         if accepted > self.landed || length > self.tokens || next > self.tokens - length {
@@ -133,27 +135,28 @@ impl Depths {
         Ok(())
     }
 
-    /// One step: looks every committed row of `selection` up and makes the rows the newest of the order.
-    /// Positions in any order, repetitions allowed; those at or beyond the committed length are landing
-    /// rows and pass by.
+    /// One step: looks up every committed row of `selection` and makes these rows the newest of the order. Positions
+    /// come in any order, and may repeat. Positions at or beyond the committed length are landing rows and are
+    /// ignored.
     pub fn resolve(&mut self, selection: &[u32]) {
-        self.step(selection, Depths::count);
+        self.step(selection, StackDistances::count);
     }
 
-    /// One step of a warm-up: as [`Depths::resolve`], but nothing is counted.
+    /// One step of a warm-up: as [`StackDistances::resolve`], but nothing is counted.
     pub fn warm(&mut self, selection: &[u32]) {
         self.step(selection, |_, _| ());
     }
 
-    /// What was counted; the next layer begins, with a sequence of `length` tokens and nothing resident.
+    /// Returns the curve of this layer, and begins the next layer with a sequence of `length` tokens and nothing
+    /// resident.
     ///
     /// # Errors
     /// [`Kind::OutOfRange`] when `length` is above the tokens.
-    pub fn finish(&mut self, length: u32) -> Result<Curve> {
+    pub fn finish(&mut self, length: u32) -> Result<MissRatioCurve> {
         if length > self.tokens {
             return Err(Error::new(Kind::OutOfRange, "count depths").at("length").with("length", length));
         }
-        // No depth exceeds the live rows of the end, whose number never falls; no budget hits what was never
+        // No depth exceeds the number of live rows at the end, which never falls; no budget hits a row that was never
         // touched.
         self.found[0] = 0;
         let found = &mut self.found[..=self.order.len() as usize];
@@ -164,15 +167,15 @@ impl Depths {
             sum += count;
             sum
         }));
-        let curve = Curve { hits, lookups: self.lookups, exact_from: self.most };
+        let curve = MissRatioCurve { hits, lookups: self.lookups, exact_from: self.most };
         found.fill(0);
         self.order.clear();
         (self.length, self.landed, self.lookups, self.most) = (length, 0, 0, 0);
         Ok(curve)
     }
 
-    /// Puts the committed rows of the selection in order, hands them to `count`, and appends them.
-    fn step(&mut self, selection: &[u32], count: impl FnOnce(&mut Depths, &[u32])) {
+    /// Sorts the committed rows of the selection, passes them to `count`, and makes them the newest.
+    fn step(&mut self, selection: &[u32], count: impl FnOnce(&mut StackDistances, &[u32])) {
         let mut sorted = std::mem::take(&mut self.ascending);
         let rows = if ascends(selection) {
             &selection[..selection.partition_point(|p| *p < self.length)]
@@ -209,7 +212,7 @@ impl Depths {
         }
     }
 
-    /// Counts the depth of every row, in the order as it stands.
+    /// Counts the depth of every row in the present order.
     fn count(&mut self, rows: &[u32]) {
         self.lookups += rows.len() as u64;
         self.order.depths(rows, |depth| self.found[depth as usize] += 1);

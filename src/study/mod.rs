@@ -1,15 +1,15 @@
-//! What is for study: the misses of every cache size from one pass over what was used.
+//! Miss-ratio curves for study: the misses at every cache size, from one pass over the selections.
 //!
-//! A replay of one size says what that size would have missed. A least-recently-used cache of `n` holds the `n` last
-//! used of everything, so one order of use answers for all sizes: how deep a number stands in it when it is used again
-//! is the least size with a hit (Mattson's stack distance). [`LruStack`] is that order. [`Depths`] makes the calls of
-//! the rule on it, so that a [`Curve`] counts what a replay of [`crate::residency`] counts at each budget.
+//! A replay at one size gives the misses of that size. An LRU cache of `n` holds the `n` last used rows, so one order
+//! of use answers for all sizes: a row's depth in that order when it is used again is the smallest size that hits
+//! (Mattson's stack distance). [`LruStack`] is that order. [`StackDistances`] applies the rule's calls to it, so that
+//! a [`MissRatioCurve`] counts what a replay of [`crate::residency`] counts at each budget.
 //!
-//! No cache, device or step uses this room, and no feature of the library implies `study`: the command has it for
-//! `forebay replay --curve`, for reports and for request traces. Unlike the rule it may allocate as it goes.
+//! No cache, device or step uses this module, and no feature of the library implies `study`: `forebay replay
+//! --curve`, reports and request traces do. Unlike the rule, it may allocate while it runs.
 
 mod curve;
 mod stack;
 
-pub use curve::{Curve, Depths};
+pub use curve::{MissRatioCurve, StackDistances};
 pub use stack::LruStack;

@@ -1,35 +1,33 @@
-//! An order of use, and how deep in it each number stands: the stack of LRU.
+//! The LRU stack: an order of use, and the depth of each number in it (Mattson's stack distance).
 //!
-//! A number's *depth* is how many stand at or above it, the newest at depth 1. Least-recently-used caches of
-//! every size hold a beginning of the same order, so a cache of `n` holds what stands no deeper than `n`.
+//! A number's *depth* is the count of numbers at or above it; the newest has depth 1. LRU caches of all sizes hold
+//! prefixes of the same order: a cache of `n` holds the numbers of depth at most `n`.
 //!
 //! # How
 //!
-//! Each touch appends the number to a log and its older entry dies: the live entries of the log are the order. A
-//! bit for each entry tells the live ones, so a depth is a count of bits from the entry on: one population
-//! count, and the live entries of the words behind. For these there are two ways, chosen by what is asked at
-//! once:
+//! Each touch appends the number to a log, and its older entry dies; the live entries of the log are the order. A bit
+//! per entry marks the live ones, so a depth is a count of bits from the entry on: one population count, plus the
+//! live entries of the later words. There are two ways to get these, by how many numbers are asked for at once:
 //!
-//! - *many numbers*: a sum over all words, after which each number costs one population count. Nothing is kept
-//!   for it when numbers are touched.
-//! - *few numbers*: live entries are counted by blocks of words as they come and die, in a Fenwick tree, so that a
-//!   depth is the sum of a few nodes and of a few words of the number's block, however deep it is. A prompt's
-//!   blocks mostly stand right below each other: such a stretch is looked up, dies and comes as one
-//!   ([`LruStack::retouch`]).
+//! - *many numbers*: a sum over all words, after which each number costs one population count. Touches maintain
+//!   nothing for it.
+//! - *few numbers*: a Fenwick tree counts live entries by blocks of words as they come and die, so a depth is the sum
+//!   of a few nodes and a few words of the number's block, at any depth. The blocks of a prompt are mostly adjacent:
+//!   such a stretch is looked up, removed and appended as one ([`LruStack::retouch`]).
 //!
-//! When three quarters of the log are dead it is packed.
+//! When three quarters of the log are dead, it is compacted.
 //!
 //! # Costs
 //!
-//! A few memory accesses and one population count a number, and a sum over no more words of the log than the numbers
-//! asked for pay for; or a block's words and the logarithm of the log's blocks a stretch. About 35 bytes a number.
-//! Memory is taken at the beginning, as much as the longest log needs; only a call with more numbers than there are,
-//! so with some of them twice, may take more.
+//! With many numbers: a few memory accesses and one population count a number, and a sum over a number of log words
+//! in proportion to the numbers asked for. With few: the words of a block and the logarithm of the number of blocks,
+//! for each stretch. About 35 bytes a number. Memory for the longest log is allocated at the beginning; only a call
+//! with more numbers than exist, so with repetitions, may allocate more.
 
 use crate::error::{Error, Kind, Result};
 use crate::fallible::{filled, vector};
 
-/// Where a number stands that was never touched.
+/// The entry of a number that was never touched.
 const NOWHERE: u32 = u32::MAX;
 
 /// Entries of a log that is not worth packing.
@@ -39,24 +37,25 @@ const LOG_LEAST: usize = 1 << 12;
 const BLOCK: usize = 16;
 const ENTRIES: usize = 64 * BLOCK;
 
-/// Words that a number asked for pays for: what its own block would cost it, and a little.
+/// The words of the log that each number asked for pays for: about the cost of its own block.
 const WORDS_PAID: usize = 16;
 
 /// The most numbers: a log of five times as many entries is numbered in 32 bits.
 pub(super) const NUMBERS_MAX: u32 = 1 << 29;
 
-/// See the module's head.
+/// The LRU stack: numbers in order of use, with the depth (stack distance) of each. The head of `study/stack.rs` has
+/// its costs.
 #[derive(Clone, Debug)]
 pub struct LruStack {
-    /// By number: its live entry in the log, or [`NOWHERE`].
+    /// For each number, its live entry in the log, or [`NOWHERE`].
     entry_of: Vec<u32>,
     /// Numbers in the order in which they were touched.
     log: Vec<u32>,
-    /// Bit per entry of the log: no later entry has its number.
+    /// A bit per entry of the log, set if no later entry has its number.
     live: Vec<u64>,
-    /// By word of `live`: live entries behind it. Holds during one call.
+    /// For each word of `live`, the live entries after it. Valid during one call.
     behind: Vec<u32>,
-    /// Live entries by block, of all that the log may grow to, while `counted`.
+    /// Live entries by block, for the longest log, while `counted`.
     blocks: Blocks,
     counted: bool,
     /// First entries and counts of stretches that are about to die.
@@ -67,7 +66,7 @@ pub struct LruStack {
     limit: usize,
 }
 
-/// What there was no memory for, in errors.
+/// The operation's name in errors of allocation.
 const OPERATION: &str = "count depths";
 const PLACE: &str = "an order of use";
 
@@ -85,7 +84,7 @@ fn sum(words: &[u64]) -> u32 {
     words.iter().map(|word| word.count_ones()).sum()
 }
 
-/// Tells each word with entries from `first` to below `end` their bits.
+/// Calls `tell` for each word with entries in `first..end`, with their bits.
 fn each_word(first: usize, end: usize, mut tell: impl FnMut(usize, u64)) {
     for word in first / 64..end.div_ceil(64) {
         let from = first.saturating_sub(word * 64);
@@ -94,7 +93,7 @@ fn each_word(first: usize, end: usize, mut tell: impl FnMut(usize, u64)) {
     }
 }
 
-/// Tells each block with entries from `first` to below `end` how many.
+/// Calls `tell` for each block with entries in `first..end`, with their number.
 fn each_block(first: usize, end: usize, mut tell: impl FnMut(usize, u32)) {
     for block in first / ENTRIES..end.div_ceil(ENTRIES) {
         let from = first.max(block * ENTRIES);
@@ -102,13 +101,13 @@ fn each_block(first: usize, end: usize, mut tell: impl FnMut(usize, u32)) {
     }
 }
 
-/// Counts by block, summed up as a Fenwick tree: node `n` has those of block `n` and of the blocks before it, as many
-/// as `n` has ones at its low end.
+/// Counts by block as a Fenwick tree: node `n` sums block `n` and as many blocks before it as `n` has trailing ones
+/// in binary.
 #[derive(Clone, Debug, Default)]
 struct Blocks(Vec<u32>);
 
 impl Blocks {
-    /// Sums of these counts, and of none for the blocks behind, `blocks` in all.
+    /// Builds the sums of these counts; the remaining of the `blocks` blocks have 0.
     fn fill(&mut self, counts: impl Iterator<Item = u32>, blocks: usize) {
         self.0.clear();
         self.0.extend(counts);
@@ -167,20 +166,20 @@ impl LruStack {
         })
     }
 
-    /// How many numbers were touched.
+    /// The number of distinct numbers that were touched.
     pub fn len(&self) -> u32 {
         self.len as u32
     }
 
-    /// Whether none was.
+    /// Whether no number was touched.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Tells `found` the depth of each number in the order as it stands; 0 for one that was never touched.
+    /// Calls `found` with the depth of each number in the present order; 0 for a number that was never touched.
     ///
     /// # Panics
-    /// For a number that is not below those of [`LruStack::new`].
+    /// For a number that is not below the limit of [`LruStack::new`].
     #[inline]
     pub fn depths(&mut self, numbers: &[u32], found: impl FnMut(u32)) {
         if self.live.len() <= WORDS_PAID * numbers.len() {
@@ -191,7 +190,7 @@ impl LruStack {
     }
 
     fn depths_of_many(&mut self, numbers: &[u32], mut found: impl FnMut(u32)) {
-        // Counting by blocks would cost every touch; nobody asks for it now.
+        // Counting by blocks would slow every touch, and is not needed now.
         self.counted = false;
         self.behind.resize(self.live.len().max(self.behind.len()), 0);
         let mut sum = 0;
@@ -218,7 +217,7 @@ impl LruStack {
         }
     }
 
-    /// Counts the blocks' live entries if nobody did.
+    /// Counts the blocks' live entries, unless they are counted.
     fn count(&mut self) {
         if !self.counted {
             self.blocks.fill(self.live.chunks(BLOCK).map(sum), self.limit.div_ceil(ENTRIES));
@@ -234,13 +233,13 @@ impl LruStack {
         self.len as u32 - self.blocks.before(block) - sum(&self.live[block * BLOCK..word]) - here
     }
 
-    /// Tells `found` where the numbers stand in the order as it is, then makes them the newest, the first one on
-    /// top. They come in stretches, each with its first number's depth and how many there are: those that
-    /// stand right below each other, or, with depth 0, were never touched. Of one that is there twice both are told
-    /// where it stood, and it counts where it is first.
+    /// Calls `found` with the depths of the numbers in the present order, then makes them the newest, the first one
+    /// on top. `found` gets stretches: the depth of a stretch's first number, and its length. A stretch is a run of
+    /// numbers that are adjacent in the order, or, with depth 0, that were never touched. For a repeated number,
+    /// `found` gets its old depth both times, and the number's new place is that of its first occurrence.
     ///
     /// # Panics
-    /// For a number that is not below those of [`LruStack::new`]; the order is of no use then.
+    /// For a number that is not below the limit of [`LruStack::new`]; the stack is unusable then.
     pub fn retouch(&mut self, numbers: &[u32], mut found: impl FnMut(u32, u32)) {
         self.make_room(numbers.len());
         self.count();
@@ -269,14 +268,14 @@ impl LruStack {
         for entry in first..self.log.len() {
             let number = self.log[entry] as usize;
             let old = std::mem::replace(&mut self.entry_of[number], entry as u32);
-            // What stood there before is buried; this is a number that is there twice.
+            // The older entries have died; this is a repeated number.
             if old != NOWHERE && old as usize >= first {
                 self.bury_stretch(old as usize, 1);
             }
         }
     }
 
-    /// Lets those of `count` entries from `first` on die that live, while `counted`.
+    /// Marks the live ones of `count` entries from `first` on as dead, while `counted`.
     fn bury_stretch(&mut self, first: usize, count: usize) {
         each_word(first, first + count, |word, bits| {
             let dying = (self.live[word] & bits).count_ones();
@@ -286,7 +285,7 @@ impl LruStack {
         });
     }
 
-    /// Makes the numbers the newest, the last one on top. One that is there twice counts where it is last.
+    /// Makes the numbers the newest, the last one on top. A repeated number takes the place of its last occurrence.
     ///
     /// # Panics
     /// As [`LruStack::retouch`].
@@ -309,7 +308,7 @@ impl LruStack {
         }
     }
 
-    /// Lets the older entries die of the numbers from the entry `first` on.
+    /// Marks the older entries of the numbers from entry `first` on as dead.
     #[inline]
     fn bury<const COUNTED: bool>(&mut self, first: usize) {
         let mut dying = 0;
@@ -328,7 +327,7 @@ impl LruStack {
         self.len -= dying;
     }
 
-    /// Room for `more` entries: packs a log that has grown to its limit.
+    /// Makes room for `more` entries: compacts a log that has reached its limit.
     fn make_room(&mut self, more: usize) {
         if self.log.len() + more > self.limit {
             self.pack();
@@ -390,7 +389,7 @@ mod tests {
         depths
     }
 
-    /// Distinct numbers, a few in a row behind each of the first.
+    /// Distinct numbers, a few consecutive ones after each of the first.
     fn stretches(numbers: &[u32]) -> Vec<u32> {
         let mut is_new = [true; 3000];
         let rows = numbers.iter().take(40).flat_map(|n| *n..(n + n % 50).min(3000));
@@ -465,8 +464,8 @@ mod tests {
         assert!(!stack.counted, "the way of the many");
     }
 
-    /// Numbers come back one by one, the newest first: each stands one deeper than the one before. 100,000 of them
-    /// fill 98 blocks, and twice as many as the log passes its limit.
+    /// Numbers return one by one, the newest first: each is one deeper than the one before. 100,000 of them fill 98
+    /// blocks, and twice as many exceed the log's limit.
     #[test]
     fn single_numbers_are_as_deep_as_the_whole_order() {
         const NUMBERS: u32 = 100_000;
@@ -501,7 +500,7 @@ mod tests {
         }
     }
 
-    /// A log that is never packed takes memory without end; one that is packed each time takes quadratic time.
+    /// A log that is never compacted grows without limit; one that is compacted each time takes quadratic time.
     #[test]
     fn the_log_grows_to_four_times_its_live_entries() {
         const NUMBERS: u32 = 4000;

@@ -1,8 +1,8 @@
-//! Device pages of index keys: what the indexer reads. One page for each host page of a sequence.
+//! Device pages of index keys, which the indexer reads: one page for each host page of a sequence.
 //!
-//! At 132 bytes a token and layer they are the real cap on live tokens of a GPU, so they are a pool of
-//! their own with an admission of its own. The engine writes the keys (edge I0); forebay says where, and
-//! moves them when a page is copied.
+//! An index key takes 132 bytes for each token and layer, so the index keys limit the number of live tokens on a GPU.
+//! That is why they are a pool of their own, which admission counts separately. The engine writes the keys (operation
+//! I0). forebay assigns the pages, and copies keys when it copies a page.
 
 use crate::device::{Device, Slice};
 use crate::error::Result;
@@ -13,7 +13,7 @@ use crate::total::Pages;
 #[derive(Debug)]
 pub struct IndexPool {
     pub(crate) pages: Pages,
-    /// Per layer `[pages][page tokens][key bytes]`; empty for models without index keys.
+    /// The keys of each layer, `[pages][page tokens][key bytes]`; empty for models without index keys.
     layers: Vec<Slice>,
     page_bytes: u64,
 }
@@ -37,7 +37,7 @@ impl IndexPool {
         Ok(IndexPool { pages: Pages::new("index-key pages", pages)?, layers, page_bytes })
     }
 
-    /// The keys of a layer, all pages; nothing for models without index keys.
+    /// The keys of a layer, all pages; `None` for models without index keys.
     pub fn layer(&self, layer: usize) -> Option<Slice> {
         self.layers.get(layer).copied()
     }

@@ -1,11 +1,12 @@
-//! The total pool: every row of every live sequence, in pinned host memory. The truth.
+//! The total pool: every row of every live sequence, in pinned host memory. It is the complete copy from which the
+//! sparse pool loads rows.
 //!
-//! A page is 64 consecutive tokens of a sequence, the same index in every layer; a table entry pairs a
-//! host page of rows with a device page of index keys, and the two are allocated, shared, copied and freed
-//! together, so that a latent never travels without the key that finds it (kvcache-ai/Mooncake#2236).
+//! A page is 64 consecutive tokens of a sequence, with the same index in every layer. A table entry pairs a host page
+//! of rows with a device page of index keys. The two are allocated, shared, copied and freed together, so that a row
+//! (latent) never loses the index key that finds it (kvcache-ai/Mooncake#2236).
 //!
-//! Pages are counted by owner. Whoever writes to a page owns it alone; a fork shares full pages and copies
-//! the partial one. Sealed pages that requests share are found in the prefix index, which is one more owner.
+//! Each page counts its owners. A sequence that writes to a page is its only owner. A fork shares full pages and copies
+//! the partial page. The prefix index holds published pages that other requests may share; it is one more owner.
 
 mod index;
 mod page;
@@ -17,6 +18,6 @@ mod table;
 pub(crate) use index::IndexPool;
 pub use page::Pages;
 pub(crate) use pool::TotalPool;
-pub use prefix::{Block, CAPACITY_MAX, Inserted, Namer, PrefixIndex, Secret};
+pub use prefix::{BlockHash, BlockHasher, CAPACITY_MAX, Inserted, PrefixIndex, Secret};
 pub use recency::Recency;
 pub(crate) use table::PageTable;

@@ -1,8 +1,8 @@
-//! Which pages are free, and how many owners the others have.
+//! The page allocator: free pages, and the number of owners of each other page.
 //!
-//! A stack of free pages and a count of owners a page; both are taken at construction. The count is the
-//! check that other allocators lacked: a page given back twice is an error here, not a page that two
-//! sequences write (sgl-project/sglang#13483, #29310).
+//! It has a stack of free pages and a count of owners for each page, both allocated at construction. Other allocators
+//! lacked this count: there a page that was freed twice was later written by two sequences (sgl-project/sglang#13483,
+//! #29310). Here freeing a page twice is an error.
 
 use crate::error::{Error, Kind, Result};
 use crate::fallible::{filled, vector};
@@ -16,7 +16,7 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// All pages free. `pool` names them in errors.
+    /// An allocator with all pages free. Errors name the pages by `pool`.
     ///
     /// # Errors
     /// [`Kind::OutOfMemory`].
@@ -27,7 +27,7 @@ impl Pages {
         Ok(Pages { pool, free, owners })
     }
 
-    /// Pages that nobody owns.
+    /// The number of free pages.
     pub fn free(&self) -> u32 {
         self.free.len() as u32
     }
@@ -47,12 +47,12 @@ impl Pages {
         Ok(())
     }
 
-    /// The error for `wanted` pages where at most `free` can be had.
+    /// The error for a request of `wanted` pages if only `free` are available.
     pub fn exhausted(&self, wanted: u32, free: u32) -> Error {
         Error::new(Kind::Exhausted, "allocate pages").at(self.pool).with("wanted", wanted).with("free", free)
     }
 
-    /// How many own `page`; 0 for a free or unknown one.
+    /// The number of owners of `page`; 0 for a free or unknown page.
     pub fn owners(&self, page: u32) -> u32 {
         self.owners.get(page as usize).copied().unwrap_or(0)
     }
@@ -71,10 +71,10 @@ impl Pages {
         }
     }
 
-    /// Removes an owner; a page without owners is free.
+    /// Removes an owner. A page without owners is free.
     ///
     /// # Errors
-    /// [`Kind::Internal`] for a free page: it was given back twice.
+    /// [`Kind::Internal`] for a free page: it was freed twice.
     pub fn release(&mut self, page: u32) -> Result<()> {
         match self.owners.get_mut(page as usize) {
             Some(owners) if *owners > 0 => {
@@ -84,7 +84,7 @@ impl Pages {
                 }
                 Ok(())
             }
-            _ => Err(self.misused("give back a free page", page)),
+            _ => Err(self.misused("release a free page", page)),
         }
     }
 

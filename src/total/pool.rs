@@ -1,9 +1,10 @@
-//! The memory of the total pool and who owns its pages.
+//! The memory of the total pool and the owners of its pages.
 //!
-//! Layer-major: a layer's rows stand together, `[pages][page tokens][host stride]`, so that one layer can
-//! be transferred, or gathered from, as one range. The memory is one shared mapping, huge pages, locked
-//! and bound where that can be had; what could not be had is in [`TotalPool::fallbacks`]. A device that makes
-//! host memory itself ([`Device::host_memory`]) gives that instead: pinned, on its own pages, without a descriptor.
+//! The layout is layer-major: the rows of a layer are contiguous, `[pages][page tokens][host stride]`, so that one
+//! layer can be transferred, or gathered from, as one range. The memory is one shared mapping, on huge pages, locked
+//! and bound to a node where the system allows it. [`TotalPool::fallbacks`] lists the options that the system refused.
+//! If the device allocates host memory itself ([`Device::host_memory`]), the pool uses that memory instead: pinned, on
+//! the device's own pages, without a descriptor.
 
 use crate::device::{Device, Slice};
 use crate::error::{Error, Kind, Result};
@@ -12,7 +13,7 @@ use crate::os::{Fallback, Faults, Map, Request};
 use crate::sync::Arc;
 use crate::total::Pages;
 
-/// What a page that changes hands is filled with, in debug builds.
+/// The byte that fills a newly allocated page in debug builds.
 const POISON: u8 = 0xFF;
 
 /// The total pool.
@@ -26,8 +27,8 @@ pub struct TotalPool {
 }
 
 impl TotalPool {
-    /// Takes the memory of `pages` pages in every layer, by `request` (whose size is filled in here), and
-    /// makes it known to `device`.
+    /// Takes the memory of `pages` pages in every layer and registers it with `device`. `request` has the options; its
+    /// size is set here.
     ///
     /// # Errors
     /// [`Kind::OutOfMemory`], [`Kind::Overflow`], [`Kind::OsRefused`].
@@ -56,7 +57,7 @@ impl TotalPool {
         })
     }
 
-    /// What the memory had to do without.
+    /// The memory options that the system refused.
     pub fn fallbacks(&self) -> &[Fallback] {
         &self.fallbacks
     }
@@ -87,8 +88,8 @@ impl TotalPool {
         self.layers.first().map_or(0, Slice::bytes)
     }
 
-    /// Overwrites a page's rows in every layer with what no format takes for a number (NaN in FP8, bfloat16 and f32),
-    /// so that a row that is read and was never stored shows. Nobody has the page.
+    /// Overwrites a page's rows in every layer with NaN (in FP8, bfloat16 and f32), so that a read of a row that was
+    /// never stored shows. No sequence may use the page yet.
     ///
     /// # Errors
     /// [`Kind::OutOfRange`].
@@ -105,7 +106,7 @@ impl TotalPool {
         self.map.copy_in(self.offset(layer, page, token), row)
     }
 
-    /// Reads one row, as it is now.
+    /// Reads the current bytes of one row.
     ///
     /// # Errors
     /// [`Kind::OutOfRange`].

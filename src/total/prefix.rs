@@ -1,17 +1,18 @@
-//! The index of shared blocks: which sealed page holds which tokens, for which prefix, for whom.
+//! The prefix index: it finds published pages by block hash (vLLM: cached full blocks).
 //!
-//! A *block* is a page's worth of tokens behind one certain prefix. Its name is a keyed BLAKE3 hash of 256 bits
-//! over the parent's name, a key where the caller supplies one, the token ids, the geometry and the tenant's
-//! salt; the first 64 bits find its place in the table. Two blocks are one only if their whole names agree: so what
-//! collides in the table finds nothing of the other's, and nothing is ever shared across tenants or geometries.
+//! A *prefix block* is one page of tokens after a certain prefix. Its block hash is a keyed 256-bit BLAKE3 hash of the
+//! parent's hash, the caller's key if there is one, the token ids, the geometry and the tenant's salt. The first 64
+//! bits of the hash give its place in the table. Two blocks are equal only if all bits of their hashes are equal. So a
+//! collision in the table never finds another block, and tenants or geometries never share a block.
 //!
-//! An entry is a block's pages (rows and index keys) and how many sequences use it. Entries without users
-//! keep their pages and stand in order of use; [`PrefixIndex::evict`] takes the one used longest ago. Who
-//! releases a sequence's blocks begins with the last, so that a prefix outlives its continuations.
+//! An entry holds a block's pages (rows and index keys) and the number of sequences that use it. Entries without users
+//! keep their pages, in LRU order; [`PrefixIndex::evict`] removes the least recently used one. A caller that releases
+//! a sequence's blocks begins with the last block, so that a prefix stays longer than its continuations.
 //!
-//! All memory is taken at construction: 64 to 72 bytes an entry. Looking up is one probe or a few of an open
-//! table, whose places nobody can choose who does not know the cache's secret. What it does not do: it
-//! moves no bytes, owns no page, and does not know when a page is sealed.
+//! All memory is allocated at construction: 64 to 72 bytes for each entry. A lookup takes one or a few probes of an
+//! open-addressing table. Without the cache's secret a client cannot choose the places that its blocks take.
+//!
+//! The index moves no bytes, owns no page, and does not decide when a page is published.
 
 use std::fmt;
 
@@ -21,11 +22,11 @@ use crate::fallible::filled;
 use crate::geometry::Shape;
 use crate::ids::{HostPage, IndexPage};
 
-/// A block's name. See the module's head.
+/// The hash of a prefix block. See the module's head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Block([u8; 32]);
+pub struct BlockHash([u8; 32]);
 
-/// What nobody may know who is to share only what is meant to be shared: it keys all names.
+/// The secret key of all block hashes. Without it a client cannot guess the block hashes of another tenant's prefixes.
 #[derive(Clone, Copy)]
 pub struct Secret(pub [u8; 32]);
 
@@ -35,16 +36,16 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Names blocks for one tenant and one geometry.
+/// Computes the block hashes of one tenant and one geometry.
 #[derive(Clone, Copy, Debug)]
-pub struct Namer {
-    /// The hash of all that the tenant's blocks have in common: the key of their own hashes.
+pub struct BlockHasher {
+    /// The hash of the data that all blocks of the tenant share. It is the key of their block hashes.
     common: Secret,
 }
 
-impl Namer {
-    /// A namer under the cache's `secret`. Tenants with different salts share nothing.
-    pub fn new(secret: &Secret, shape: &Shape, salt: &[u8]) -> Namer {
+impl BlockHasher {
+    /// A hasher with the cache's `secret`. Tenants with different salts share no blocks.
+    pub fn new(secret: &Secret, shape: &Shape, salt: &[u8]) -> BlockHasher {
         let mut common = blake3::Hasher::new_keyed(&secret.0);
         let Shape {
             layers,
@@ -70,45 +71,45 @@ impl Namer {
             common.update(&field.to_le_bytes());
         }
         common.update(salt);
-        Namer { common: Secret(*common.finalize().as_bytes()) }
+        BlockHasher { common: Secret(*common.finalize().as_bytes()) }
     }
 
-    /// The block of `tokens` behind `parent`; behind nothing, the first of a sequence. A `key` of the caller's
-    /// is a part of what the block is, and of what follows.
-    pub fn block(&self, parent: Option<&Block>, key: Option<&[u8; 16]>, tokens: &[u32]) -> Block {
+    /// The hash of the block with `tokens` after `parent`. Without a parent it is the first block of a sequence. The
+    /// caller's `key` is part of this hash, and so of all hashes after it.
+    pub fn block(&self, parent: Option<&BlockHash>, key: Option<&[u8; 16]>, tokens: &[u32]) -> BlockHash {
         let mut hash = blake3::Hasher::new_keyed(&self.common.0);
-        // Names and keys could be tokens as well: the first byte says which of them follow.
+        // A parent's hash or a key could be mistaken for tokens, so the first byte says which of them follow.
         hash.update(&[u8::from(parent.is_some()) | u8::from(key.is_some()) << 1]);
-        hash.update(parent.map_or(&[][..], |Block(name)| name));
+        hash.update(parent.map_or(&[][..], |BlockHash(name)| name));
         hash.update(key.map_or(&[][..], |key| key));
         for token in tokens {
             hash.update(&token.to_le_bytes());
         }
-        Block(*hash.finalize().as_bytes())
+        BlockHash(*hash.finalize().as_bytes())
     }
 }
 
 /// No entry.
 const NONE: u32 = u32::MAX;
 
-/// The most blocks: their table has at most 2^31 places.
+/// The most blocks, so that the table has at most 2^31 places.
 pub const CAPACITY_MAX: u32 = 1 << 30;
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    block: Block,
+    block: BlockHash,
     pages: (HostPage, IndexPage),
     users: u32,
 }
 
-/// What [`PrefixIndex::insert`] found.
+/// The result of [`PrefixIndex::insert`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inserted {
-    /// The block was not there; its pages are shared from here on.
+    /// The index did not have the block. From now on its pages are shared.
     New,
-    /// The block was there with these pages, and has one user more.
+    /// The index had the block with these pages. It has one more user now.
     Known,
-    /// The block is there with other pages; nothing has changed.
+    /// The index has the block with other pages. Nothing has changed.
     Twin,
 }
 
@@ -116,9 +117,9 @@ pub enum Inserted {
 #[derive(Debug)]
 pub struct PrefixIndex {
     entries: Vec<Entry>,
-    /// Entries to be used next.
+    /// Free entries.
     free: Vec<u32>,
-    /// Open addressing, linear: the entry of each place. At least half of the places are empty.
+    /// The entry of each place, by open addressing with linear probing. At least half of the places are empty.
     places: Vec<u32>,
     unused: Recency,
 }
@@ -128,7 +129,7 @@ fn reserved<T: Clone>(value: T, count: usize) -> Result<Vec<T>> {
 }
 
 impl PrefixIndex {
-    /// The most that it takes for a block: its entry, its link, and up to four places of the table.
+    /// The most bytes for one block: its entry, its link, and up to four places of the table.
     pub const ENTRY_BYTES: u64 = 72;
 
     /// An empty index of at most `capacity` blocks.
@@ -141,7 +142,7 @@ impl PrefixIndex {
                 .with("blocks", capacity)
                 .with("most", CAPACITY_MAX));
         }
-        let nothing = Entry { block: Block([0; 32]), pages: (HostPage(0), IndexPage(0)), users: 0 };
+        let nothing = Entry { block: BlockHash([0; 32]), pages: (HostPage(0), IndexPage(0)), users: 0 };
         let unused = Recency::new(capacity).map_err(|bytes| {
             Error::new(Kind::OutOfMemory, "new prefix index").at("the order of use").with("bytes", bytes)
         })?;
@@ -160,24 +161,24 @@ impl PrefixIndex {
         (self.entries.len() - self.free.len()) as u32
     }
 
-    /// Whether there are none.
+    /// Whether the index is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Blocks that nobody uses.
+    /// Blocks without users.
     pub fn unused(&self) -> u32 {
         self.unused.len()
     }
 
-    /// The place where the search for `block` begins.
-    fn home(&self, block: &Block) -> usize {
+    /// The place at which the search for `block` begins.
+    fn home(&self, block: &BlockHash) -> usize {
         let [a, b, c, d, e, f, g, h, ..] = block.0;
         u64::from_le_bytes([a, b, c, d, e, f, g, h]) as usize & (self.places.len() - 1)
     }
 
-    /// Where `block` stands, or the empty place where it would: place and entry.
-    fn find(&self, block: &Block) -> (usize, Option<u32>) {
+    /// The place and entry of `block`, or the empty place where it would be inserted.
+    fn find(&self, block: &BlockHash) -> (usize, Option<u32>) {
         let mut place = self.home(block);
         loop {
             let entry = self.places[place];
@@ -192,27 +193,27 @@ impl PrefixIndex {
     }
 
     /// The pages of a block.
-    pub fn pages(&self, block: &Block) -> Option<(HostPage, IndexPage)> {
+    pub fn pages(&self, block: &BlockHash) -> Option<(HostPage, IndexPage)> {
         self.find(block).1.map(|entry| self.entries[entry as usize].pages)
     }
 
-    /// Users of a block; `None` when it is not in the index.
-    pub fn users(&self, block: &Block) -> Option<u32> {
+    /// The number of users of a block; `None` if the index does not have it.
+    pub fn users(&self, block: &BlockHash) -> Option<u32> {
         self.find(block).1.map(|entry| self.entries[entry as usize].users)
     }
 
-    /// All blocks, their pages and users, in no order.
-    pub fn iter(&self) -> impl Iterator<Item = (Block, (HostPage, IndexPage), u32)> + '_ {
+    /// All blocks with their pages and numbers of users, in no particular order.
+    pub fn iter(&self) -> impl Iterator<Item = (BlockHash, (HostPage, IndexPage), u32)> + '_ {
         let entries = self.places.iter().filter(|entry| **entry != NONE);
         let entries = entries.map(|entry| &self.entries[*entry as usize]);
         entries.map(|entry| (entry.block, entry.pages, entry.users))
     }
 
-    /// One more user for a block, whose pages are answered; `None` when it is not in the index.
+    /// Adds a user to a block and returns its pages; `None` if the index does not have it.
     ///
     /// # Errors
     /// [`Kind::Overflow`] past 2^32 - 1 users.
-    pub fn share(&mut self, block: &Block) -> Result<Option<(HostPage, IndexPage)>> {
+    pub fn share(&mut self, block: &BlockHash) -> Result<Option<(HostPage, IndexPage)>> {
         let Some(entry) = self.find(block).1 else { return Ok(None) };
         self.add_user(entry)?;
         Ok(Some(self.entries[entry as usize].pages))
@@ -226,12 +227,13 @@ impl PrefixIndex {
         Ok(())
     }
 
-    /// Puts in a block with its `pages` and one user, or adds a user to the one that has these pages.
+    /// Inserts a block with its `pages` and one user. If the index already has the block with these pages, it adds a
+    /// user.
     ///
     /// # Errors
-    /// [`Kind::Exhausted`] when the index is full: [`PrefixIndex::evict`] makes room, unless all are in use.
-    /// [`Kind::Overflow`] as [`PrefixIndex::share`].
-    pub fn insert(&mut self, block: &Block, pages: (HostPage, IndexPage)) -> Result<Inserted> {
+    /// [`Kind::Exhausted`] if the index is full: [`PrefixIndex::evict`] makes room, unless all blocks are in use.
+    /// [`Kind::Overflow`] as in [`PrefixIndex::share`].
+    pub fn insert(&mut self, block: &BlockHash, pages: (HostPage, IndexPage)) -> Result<Inserted> {
         let (place, found) = self.find(block);
         match found {
             Some(entry) if self.entries[entry as usize].pages == pages => {
@@ -251,13 +253,13 @@ impl PrefixIndex {
         Ok(Inserted::New)
     }
 
-    /// One user less; a block that loses its last user becomes the newest of the unused.
+    /// Removes a user. A block that loses its last user becomes the newest of the unused blocks.
     ///
     /// # Errors
-    /// [`Kind::Internal`] when nobody uses it.
-    pub fn release(&mut self, block: &Block) -> Result<()> {
+    /// [`Kind::Internal`] if the block has no users.
+    pub fn release(&mut self, block: &BlockHash) -> Result<()> {
         let used = self.find(block).1.filter(|entry| self.entries[*entry as usize].users > 0);
-        let entry = used.ok_or_else(|| Error::new(Kind::Internal, "release a block that nobody uses"))?;
+        let entry = used.ok_or_else(|| Error::new(Kind::Internal, "release a block without users"))?;
         let users = &mut self.entries[entry as usize].users;
         *users -= 1;
         if *users == 0 {
@@ -266,8 +268,8 @@ impl PrefixIndex {
         Ok(())
     }
 
-    /// Takes a block out, used or not; answers its pages if it was there.
-    pub fn remove(&mut self, block: &Block) -> Option<(HostPage, IndexPage)> {
+    /// Removes a block, used or not. Returns its pages if the index had it.
+    pub fn remove(&mut self, block: &BlockHash) -> Option<(HostPage, IndexPage)> {
         let (place, entry) = self.find(block);
         let entry = entry?;
         self.unused.remove(entry);
@@ -276,21 +278,21 @@ impl PrefixIndex {
         Some(self.entries[entry as usize].pages)
     }
 
-    /// How many unused blocks have pages that `free` takes, counted up to `most`.
+    /// The number of unused blocks whose pages satisfy `free`, counted up to `most`.
     pub fn evictable(&self, most: u32, free: impl Fn((HostPage, IndexPage)) -> bool) -> u32 {
         let pages = self.unused.iter().map(|entry| self.entries[entry as usize].pages);
         pages.filter(|pages| free(*pages)).take(most as usize).count() as u32
     }
 
-    /// Takes out the unused block that was used longest ago, of those whose pages `free` takes; its pages are
-    /// the caller's to free.
+    /// Removes the least recently used of the unused blocks whose pages satisfy `free`. The caller frees the returned
+    /// pages.
     pub fn evict(&mut self, free: impl Fn((HostPage, IndexPage)) -> bool) -> Option<(HostPage, IndexPage)> {
         let entry = self.unused.iter().find(|entry| free(self.entries[*entry as usize].pages))?;
         let block = self.entries[entry as usize].block;
         self.remove(&block)
     }
 
-    /// Empties a place and moves up what could not stand there before, so that every search still ends right.
+    /// Empties a place, and moves later entries into the gap so that every search still finds its entry.
     fn close_gap(&mut self, mut gap: usize) {
         let last = self.places.len() - 1;
         let mut place = gap;
@@ -301,7 +303,7 @@ impl PrefixIndex {
                 break;
             }
             let home = self.home(&self.entries[entry as usize].block);
-            // Both are distances along the ring: it moves if its home is not behind the gap.
+            // Both are distances along the ring. The entry moves if its home is not after the gap.
             if place.wrapping_sub(home) & last >= place.wrapping_sub(gap) & last {
                 self.places[gap] = entry;
                 gap = place;

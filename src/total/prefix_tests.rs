@@ -1,4 +1,4 @@
-//! The index against a plain list, and names that must not meet.
+//! The index against a plain list, and block hashes that must differ.
 
 use proptest::prelude::*;
 
@@ -6,12 +6,12 @@ use super::*;
 
 const SECRET: Secret = Secret([7; 32]);
 
-fn namer(salt: &[u8]) -> Namer {
-    Namer::new(&SECRET, &Shape::DEEPSEEK_V3_2, salt)
+fn namer(salt: &[u8]) -> BlockHasher {
+    BlockHasher::new(&SECRET, &Shape::DEEPSEEK_V3_2, salt)
 }
 
 /// The blocks of a prompt.
-fn chain(namer: &Namer, tokens: &[[u32; 3]]) -> Vec<Block> {
+fn chain(namer: &BlockHasher, tokens: &[[u32; 3]]) -> Vec<BlockHash> {
     let mut blocks = Vec::new();
     for tokens in tokens {
         blocks.push(namer.block(blocks.last(), None, tokens));
@@ -26,23 +26,23 @@ fn pages(n: u32) -> (HostPage, IndexPage) {
 /// One entry of the list.
 #[derive(Clone, Copy)]
 struct Listed {
-    block: Block,
+    block: BlockHash,
     pages: (HostPage, IndexPage),
     users: u32,
 }
 
-/// What the index is to be: a list, the entries touched last at its end.
+/// The oracle: a list with the entries used last at its end.
 #[derive(Default)]
 struct List {
     all: Vec<Listed>,
 }
 
 impl List {
-    fn position(&self, block: &Block) -> Option<usize> {
+    fn position(&self, block: &BlockHash) -> Option<usize> {
         self.all.iter().position(|listed| listed.block == *block)
     }
 
-    fn insert(&mut self, block: &Block, pages: (HostPage, IndexPage), capacity: u32) -> Option<Inserted> {
+    fn insert(&mut self, block: &BlockHash, pages: (HostPage, IndexPage), capacity: u32) -> Option<Inserted> {
         match self.position(block) {
             Some(i) if self.all[i].pages == pages => {
                 self.all[i].users += 1;
@@ -57,7 +57,7 @@ impl List {
         }
     }
 
-    fn release(&mut self, block: &Block) -> bool {
+    fn release(&mut self, block: &BlockHash) -> bool {
         let Some(i) = self.position(block).filter(|i| self.all[*i].users > 0) else { return false };
         let mut listed = self.all.remove(i);
         listed.users -= 1;
@@ -72,11 +72,11 @@ impl List {
     }
 }
 
-/// Few names that collide: their first 128 bits, by which the table finds its place, are one of two.
-fn crowded(i: u8) -> Block {
+/// A few hashes that collide: their first 128 bits, which include their place in the table, have only two values.
+fn crowded(i: u8) -> BlockHash {
     let mut name = [if i.is_multiple_of(2) { 0 } else { 0xFF }; 32];
     name[31] = i;
-    Block(name)
+    BlockHash(name)
 }
 
 proptest! {
@@ -142,7 +142,7 @@ fn the_same_tokens_behind_the_same_prefix_are_one_block() {
     assert_eq!(second[..2], first[..2]);
     assert_eq!(index.share(&second[1]), Ok(Some(pages(1))));
     assert_eq!(index.share(&second[2]), Ok(None));
-    // The same tokens behind another prefix, or as a name and tokens together, are another block.
+    // The same tokens after another prefix, or a hash taken as tokens, are another block.
     let moved = chain(&namer(b"a"), &[[4, 5, 6], [1, 2, 3]]);
     assert!(moved.iter().all(|block| index.users(block).is_none()));
     let words = first[0].0.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
@@ -163,8 +163,8 @@ fn another_tenants_salt_secret_or_geometry_never_shares() {
         namer(b"b"),
         namer(b""),
         namer(b"a\0"),
-        Namer::new(&Secret([8; 32]), &Shape::DEEPSEEK_V3_2, b"a"),
-        Namer::new(&SECRET, &shape, b"a"),
+        BlockHasher::new(&Secret([8; 32]), &Shape::DEEPSEEK_V3_2, b"a"),
+        BlockHasher::new(&SECRET, &shape, b"a"),
     ] {
         let theirs = chain(&other, &tokens);
         assert!(theirs.iter().all(|block| index.users(block).is_none()));
@@ -182,7 +182,7 @@ fn a_key_of_the_callers_parts_what_it_names_and_all_behind_it() {
     names.push(namer.block(None, Some(&key), &[1, 2, 4]));
     names.push(namer.block(Some(&keyed), Some(&key), &tokens));
     names.extend([&plain, &keyed].map(|parent| namer.block(Some(parent), None, &tokens)));
-    // What looks like a key, or like a name and a key.
+    // Tokens that look like a key, or like a hash and a key.
     let words = |bytes: &[u8]| -> Vec<u32> {
         bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect()
     };

@@ -1,8 +1,8 @@
-//! An order of use over dense numbers: who was used last, who longest ago.
+//! An LRU list of dense numbers.
 //!
-//! A doubly linked list whose links stand in one flat table, a pair of words for each number, and a head
-//! that closes the ring: every operation is a few array accesses, without hashing, branches for the ends,
-//! or allocation after construction.
+//! It is a doubly linked list. One flat table holds the links, a pair of words for each number, and a head closes the
+//! ring. Every operation is a few array accesses, without hashing, without branches for the ends, and without
+//! allocation after construction.
 
 /// Both links of a number that is not in the list.
 const ABSENT: u32 = u32::MAX;
@@ -16,17 +16,17 @@ struct Link {
 /// See the module's head.
 #[derive(Clone, Debug)]
 pub struct Recency {
-    /// One for each number, then the head: its `older` is the newest, its `newer` the oldest.
+    /// One pair for each number, then the head. The head's `older` is the newest number, its `newer` the oldest.
     links: Vec<Link>,
     head: u32,
     len: u32,
 }
 
 impl Recency {
-    /// An empty order over the numbers below `numbers`, which is at most 2^32 - 2. Takes 8 bytes a number.
+    /// An empty list for the numbers below `numbers`, which is at most 2^32 - 2. It takes 8 bytes for each number.
     ///
     /// # Errors
-    /// The table's bytes, when there is no memory for them.
+    /// The table's bytes, if there is no memory for them.
     pub fn new(numbers: u32) -> Result<Recency, u64> {
         let mut links = Vec::new();
         let bytes = (u64::from(numbers) + 1) * 8;
@@ -36,23 +36,23 @@ impl Recency {
         Ok(Recency { links, head: numbers, len: 0 })
     }
 
-    /// How many numbers are in the order.
+    /// The number of entries in the list.
     pub fn len(&self) -> u32 {
         self.len
     }
 
-    /// Whether none is.
+    /// Whether the list is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether `number` is in the order.
+    /// Whether `number` is in the list.
     #[inline]
     pub fn contains(&self, number: u32) -> bool {
         self.links[number as usize].newer != ABSENT
     }
 
-    /// Makes `number` the newest; answers whether it was there before.
+    /// Makes `number` the newest. Returns whether it was in the list before.
     #[inline]
     pub fn touch(&mut self, number: u32) -> bool {
         let Link { newer, older } = self.links[number as usize];
@@ -73,7 +73,7 @@ impl Recency {
         there
     }
 
-    /// Takes `number` out; answers whether it was there.
+    /// Removes `number`. Returns whether it was in the list.
     #[inline]
     pub fn remove(&mut self, number: u32) -> bool {
         let Link { newer, older } = self.links[number as usize];
@@ -87,18 +87,18 @@ impl Recency {
         true
     }
 
-    /// The one used longest ago.
+    /// The least recently used number.
     pub fn oldest(&self) -> Option<u32> {
         Some(self.links[self.head as usize].newer).filter(|oldest| *oldest != self.head)
     }
 
-    /// All of them, the one used longest ago first.
+    /// All numbers, the least recently used first.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         let newer = |number: &u32| Some(self.links[*number as usize].newer).filter(|next| *next != self.head);
         std::iter::successors(self.oldest(), newer)
     }
 
-    /// Takes out the one used longest ago.
+    /// Removes the least recently used number.
     #[inline]
     pub fn pop_oldest(&mut self) -> Option<u32> {
         let oldest = self.oldest()?;

@@ -1,4 +1,4 @@
-//! A sequence's pages: for each 64 tokens a host page of rows and a device page of index keys.
+//! The page table of a sequence: for each 64 tokens a host page of rows and a device page of index keys.
 
 use crate::ids::{HostPage, IndexPage};
 
@@ -10,7 +10,7 @@ pub struct PageTable {
 }
 
 impl PageTable {
-    /// How many pages.
+    /// The number of pages.
     pub fn len(&self) -> usize {
         self.host.len()
     }

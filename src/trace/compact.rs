@@ -1,15 +1,15 @@
-//! A trace over fewer positions: those of the prompt that no set names are left out.
+//! Compacts a trace: removes the prompt positions that no set names.
 //!
-//! Residency knows positions by their order alone: which of two is higher, and which is born next. So a replay counts
-//! the same over `0, 1, 2` as over `17, 4096, 9000000`, and its tables then grow with what a trace holds instead
-//! of with the context that its header declares.
+//! Residency depends only on the order of positions: which of two is higher, and which is born next. So a replay over
+//! `0, 1, 2` has the same counts as one over `17, 4096, 9000000`, and its tables grow with the trace's contents
+//! instead of the context that its header declares.
 
 use super::header::Header;
 use super::selection::SelectionTrace;
 use crate::error::Result;
 use crate::fallible::filled;
 
-/// Positions below some number, each named or not, and how many named ones stand before each.
+/// A bit for each position below a limit, set if it is named, and the number of named positions before each.
 struct Named {
     bits: Vec<u64>,
     /// By word of `bits`: named positions in the words before it.
@@ -22,7 +22,7 @@ fn words<T: Clone>(count: usize, value: T) -> Result<Vec<T>> {
 }
 
 impl Named {
-    /// Of `members` those below `end`.
+    /// The positions of `members` below `end`.
     fn of(members: &[u32], end: u32) -> Result<Named> {
         let count = end.div_ceil(64) as usize;
         let (mut bits, mut before) = (words(count, 0_u64)?, words(count, 0)?);
@@ -37,7 +37,7 @@ impl Named {
         Ok(Named { bits, before, count })
     }
 
-    /// How many named positions stand before this one.
+    /// The number of named positions before this one.
     fn rank(&self, position: u32) -> u32 {
         let word = (position / 64) as usize;
         let below = self.bits[word] & !(u64::MAX << (position % 64));
@@ -46,12 +46,12 @@ impl Named {
 }
 
 impl SelectionTrace {
-    /// The same sets over a shorter prompt: of the positions before the first recorded step only those stay that some
-    /// set of some layer names, numbered anew in their order. Every layer gets the same numbers, so what layers
-    /// have in common they still have. Two passes over the members, in place, and three bits for each position
-    /// of the prompt.
+    /// The same sets over a shorter prompt. Of the positions before the first recorded step only those remain that
+    /// some set of some layer names; they are renumbered in order. All layers use the same numbers, so the overlap of
+    /// layers does not change. It takes two passes over the members, in place, and three bits for each position of the
+    /// prompt.
     ///
-    /// Header and sets agree as before: a step's sets keep their size, because the first step's set alone leaves
+    /// Header and sets still match. A step's sets keep their size, because the first step's set alone leaves
     /// min(k, position + 1) - 1 positions of the prompt.
     ///
     /// # Errors
@@ -105,7 +105,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-        /// The oracle: a sorted list of all positions that are named, or not of the prompt, and each one's place in it.
+        /// The oracle: a sorted list of all positions that are named, or not of the prompt, and each one's place in
+        /// it.
         #[test]
         fn every_position_becomes_its_place_among_those_that_are_named(
             layers in 1..4_u32, k in 1..9_u32, first in 0..300_u32, steps in 1..8_u32, seed: u64,

@@ -1,4 +1,4 @@
-//! The header of a selection trace: what it says, which of it is believed, how large a trace may be.
+//! The header of a selection trace: its fields, their checks, and the limits on the size of a trace.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,15 +17,15 @@ pub const CONTEXT_MAX: u32 = 1 << 24;
 /// The most positions of a whole trace, all sets together: 1 GiB decoded, 2148 steps of 61 layers at k 2048.
 pub const MEMBERS_MAX: u64 = 1 << 28;
 
-/// The name of the format, magic and header field alike.
+/// The name of the format, in the magic and in the header field.
 pub(super) const FORMAT: &str = "TOPKTRC1";
 
-/// What a trace says about itself. The numbers are checked, the texts are shown and nothing else. JSON
-/// fields without a place here are ignored on reading and not written.
+/// The description of a trace. The numbers are checked; the texts are only shown. Unknown JSON fields are ignored on
+/// reading and not written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Header {
-    /// The format's name, TOPKTRC1: also of what was recorded, which is written so. When absent, the magic's
-    /// word is taken.
+    /// The format's name, TOPKTRC1, also after reading a recording, which is written in that format. If absent, the
+    /// magic's name is used.
     #[serde(default = "format_name")]
     pub format: String,
     /// A short name of the recording.
@@ -39,7 +39,7 @@ pub struct Header {
     pub arch: String,
     /// Recorded layers, 1 to [`LAYERS_MAX`].
     pub layers: u32,
-    /// The model's own numbers of the recorded layers, ascending; 0, 1, 2... when absent.
+    /// The model's own numbers of the recorded layers, ascending; 0, 1, 2... if absent.
     #[serde(default)]
     pub layer_ids: Vec<u32>,
     /// Positions that one query selects, 1 to [`K_MAX`]; fewer while the context is shorter.
@@ -54,16 +54,16 @@ pub struct Header {
     pub decode_start: u32,
     /// Context length in tokens, at least `first_position + steps`, at most [`CONTEXT_MAX`].
     pub context: u32,
-    /// What the selector ranked positions by.
+    /// The score by which the selector ranked positions.
     #[serde(default)]
     pub score: String,
-    /// How the steps came about: teacher-forced, sampled.
+    /// How the steps were generated: teacher-forced, sampled.
     #[serde(default)]
     pub mode: String,
-    /// Which text the model read.
+    /// The text that the model read.
     #[serde(default)]
     pub text: String,
-    /// Of a recording that was not finished: bytes behind its last whole group, which were left off.
+    /// For an unfinished recording: bytes after its last whole group, which were ignored.
     #[serde(skip)]
     pub unfinished: Option<u64>,
 }
@@ -78,7 +78,7 @@ fn bad(place: &'static str) -> Error {
 
 /// The JSON text of a header.
 pub(super) fn object<'a, T: Deserialize<'a>>(json: &'a [u8]) -> Result<T> {
-    // Without this, a JSON array of the right length would pass for a header.
+    // Otherwise a JSON array of the right length would pass for a header.
     if json.trim_ascii_start().first() != Some(&b'{') {
         return Err(bad("header: not a JSON object"));
     }
@@ -97,7 +97,7 @@ impl Header {
         Ok(header)
     }
 
-    /// Whether the numbers agree with each other and stay within the limits of this build.
+    /// Checks that the numbers match each other and the limits of this build.
     ///
     /// # Errors
     /// [`Kind::BadFormat`] names the field and its value.
@@ -150,7 +150,7 @@ impl Header {
         Ok(())
     }
 
-    /// Decode steps: those after the warm ones.
+    /// Decode steps: those after the warm steps.
     pub fn decode_steps(&self) -> u32 {
         self.steps - self.warm_steps.min(self.steps)
     }
@@ -165,16 +165,16 @@ impl Header {
         self.k.min(self.position(step).saturating_add(1))
     }
 
-    /// Positions of all sets together, as many as the decoded trace keeps, at four bytes each.
+    /// Positions of all sets together; the decoded trace takes four bytes for each.
     pub fn members(&self) -> u64 {
         self.members_before(self.steps)
     }
 
-    /// Positions selected before `step`, all layers together: where the step's sets begin.
+    /// Positions selected before `step`, all layers together: the index at which the step's sets begin.
     pub(super) fn members_before(&self, step: u32) -> u64 {
         let first = u64::from(self.first_position) + 1;
         let step = u64::from(step);
-        // Sets grow by one a step until they hold k.
+        // Sets grow by one position a step until they have k.
         let growing = step.min(u64::from(self.k).saturating_sub(first));
         let in_growth = growing * first + growing * growing.saturating_sub(1) / 2;
         (in_growth + (step - growing) * u64::from(self.k)) * u64::from(self.layers)

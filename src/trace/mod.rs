@@ -1,11 +1,11 @@
-//! Files of what a model selected: read, checked, written.
+//! Reads, checks and writes trace files of a model's selections.
 //!
-//! A *selection trace* holds, for every decode step and layer of one sequence, the token positions that
-//! attention read. Recorded once from an engine, it can be replayed at any budget, on any machine; that
-//! is how a pool's size is chosen before memory is bought.
+//! A *selection trace* holds, for every decode step and layer of one sequence, the selection (top-k indices): the
+//! token positions that attention read. A trace recorded once from an engine can be replayed at any budget, on any
+//! machine, so a pool's size can be chosen before memory is bought.
 //!
-//! **Format TOPKTRC1** (one zstd frame, or the same bytes uncompressed), little-endian; the page
-//! `docs/trace-format.md` is for those who write such files:
+//! **Format TOPKTRC1** (one zstd frame, or the same bytes uncompressed), little-endian; `docs/trace-format.md`
+//! describes it for authors of such files:
 //!
 //! ```text
 //! 8 bytes   "TOPKTRC1"
@@ -17,24 +17,24 @@
 //!             dropped varints: ranks, in the ascending set of the step before, of those that left it
 //! ```
 //!
-//! Both lists ascend strictly and are coded as gaps: value = previous value + 1 + gap, before the first
-//! one -1; a gap is an unsigned LEB128 varint of at most five bytes. Step s is the query at position
-//! `first_position + s` and selects exactly min(k, position + 1) positions, its own allowed.
+//! Both lists ascend strictly and are coded as gaps: value = previous value + 1 + gap, with -1 before the first
+//! value; a gap is an unsigned LEB128 varint of at most five bytes. Step s is the query at position
+//! `first_position + s` and selects exactly min(k, position + 1) positions, which may include its own.
 //!
-//! **What bad bytes can do: nothing but an error.** A trace comes from elsewhere, so every count is
-//! checked before it is used, and memory grows only with sets that were decoded and found right. The
-//! decompressed content never stands in memory as a whole: it passes through a fixed buffer, so a frame
-//! that unfolds to terabytes is an error at its first wrong set. What is kept is four bytes a member; a
-//! file that promises more than [`MEMBERS_MAX`] members (1 GiB) is refused from its header, and memory that
-//! cannot be had is an error. A frame that demands a window above 128 MiB is refused too.
+//! **Malformed input can only cause an error.** A trace comes from elsewhere, so every count is
+//! checked before it is used, and memory grows only with sets that were decoded and found valid. The
+//! decompressed content is never in memory as a whole: it passes through a fixed buffer, so a frame
+//! that unpacks to terabytes is an error at its first wrong set. The decoded trace takes four bytes a member. A
+//! file that declares more than [`MEMBERS_MAX`] members (1 GiB) is refused from its header, and a failed
+//! allocation is an error. A frame that requires a window above 128 MiB is refused, too.
 //!
-//! While an engine serves, [`TraceWriter`] records the same sets in a format that is good at every moment,
-//! TOPKTRC2, which [`SelectionTrace::read`] reads as well.
+//! While an engine serves, [`TraceWriter`] records the same sets in the format TOPKTRC2, which is readable at every
+//! moment and which [`SelectionTrace::read`] reads as well.
 //!
-//! Request traces are a matter of their own: [`requests`].
+//! Request traces are a separate format: [`requests`].
 //!
-//! What this room does not do: it knows no budget, no residency and no cost; the bytes of
-//! [`SelectionTrace::encode`] are the caller's to store.
+//! This module has no notion of budgets, residency or costs; the caller stores the bytes of
+//! [`SelectionTrace::encode`].
 
 mod compact;
 mod header;

@@ -1,9 +1,9 @@
 //! A selection trace in memory: every set of every step and layer, ascending, in one flat vector.
 //!
-//! The sets of a step have one size, min(k, position + 1), so a set's place follows from its step and
-//! layer and no table of offsets is kept. A set is decoded against its predecessor in the same vector:
-//! one merge of three ascending lists (the old set, what is added, the ranks that leave), which finds
-//! every contradiction on its way.
+//! All sets of a step have the same size, min(k, position + 1), so a set's place follows from its step and
+//! layer, without a table of offsets. A set is decoded from its predecessor in the same vector by
+//! one merge of three ascending lists (the old set, the added positions, the dropped ranks), which detects
+//! every contradiction.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -20,10 +20,10 @@ use crate::text::echo;
 /// The first bytes of a zstd frame.
 pub(super) const ZSTD_MAGIC: [u8; 4] = [0x28, 0xB5, 0x2F, 0xFD];
 
-/// The largest window a frame may demand, as a power of two: 128 MiB, the format's recommended limit.
+/// The largest window that a frame may require, as a power of two: 128 MiB, the format's recommended limit.
 pub(super) const WINDOW_LOG_MAX: u32 = 27;
 
-/// Bytes that a file is told by.
+/// Bytes by which a file is recognised.
 const START: u64 = 64;
 
 /// Bytes of the format's name before its version.
@@ -32,23 +32,23 @@ const NAME: usize = FORMAT.len() - 1;
 /// The longest header in bytes.
 pub(super) const HEADER_MAX: u32 = 1 << 20;
 
-/// Members that memory grows by at least.
+/// The least growth of memory, in members.
 const GROWTH_LEAST: u64 = 1 << 12;
 
-/// What a file will hold in memory, told before it does: see [`SelectionTrace::read_asking`].
+/// The memory that a file will need, before it is taken: see [`SelectionTrace::read_asking`].
 #[derive(Clone, Copy, Debug)]
 pub enum Promise<'a> {
-    /// A finished trace. Its header says all, and nothing is decoded yet.
+    /// A finished trace, with its header; nothing is decoded yet.
     Trace(&'a Header),
-    /// A recording, which grows step by step: the positions that it has with the next one.
+    /// A recording, which grows step by step: the number of its positions including the next step's.
     Recording(u64),
 }
 
-/// Who is asked.
+/// The function that is asked.
 pub(super) type Ask<'a> = dyn Fn(Promise<'_>) -> Result<()> + 'a;
 
-/// What one sequence selected, step by step and layer by layer. Checked: every set ascends strictly,
-/// holds min(k, position + 1) positions and none beyond its query's own.
+/// The selections of one sequence, step by step and layer by layer. Checked: every set ascends strictly,
+/// has min(k, position + 1) positions, and none beyond its query's own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SelectionTrace {
     header: Header,
@@ -59,7 +59,7 @@ impl SelectionTrace {
     /// A trace of `members`: all sets one after the other, by step, then by layer, each ascending.
     ///
     /// # Errors
-    /// [`Kind::BadFormat`] when the header contradicts itself or the members, or a set its rules.
+    /// [`Kind::BadFormat`] if the header contradicts itself or the members, or if a set is invalid.
     pub fn new(header: Header, members: Vec<u32>) -> Result<SelectionTrace> {
         header.check(MEMBERS_MAX)?;
         let wanted = header.members_before(header.steps);
@@ -85,23 +85,23 @@ impl SelectionTrace {
         Ok(trace)
     }
 
-    /// Reads the file at `path`, packed by zstd or plain, told apart by its first bytes: a trace (TOPKTRC1) or a
-    /// recording (TOPKTRC2). A recording that was not finished is read up to its last whole group, and
-    /// [`Header::unfinished`] says so.
+    /// Reads the file at `path`, a trace (TOPKTRC1) or a recording (TOPKTRC2), packed by zstd or plain, distinguished
+    /// by its first bytes. An unfinished recording is read up to its last whole group, and [`Header::unfinished`] says
+    /// so.
     ///
     /// # Errors
-    /// [`Kind::Io`] when the file cannot be read, or was changed while it was; [`Kind::BadVersion`] for another version
-    /// of the format; [`Kind::BadFormat`] for everything else, with the file, the step and layer, and the byte of the
+    /// [`Kind::Io`] if the file cannot be read, or was changed meanwhile; [`Kind::BadVersion`] for another version
+    /// of the format; [`Kind::BadFormat`] for all other errors, with the file, the step and layer, and the byte of the
     /// decompressed content; [`Kind::OutOfMemory`].
     pub fn read(path: &Path) -> Result<SelectionTrace> {
         SelectionTrace::read_asking(path, |_| Ok(()))
     }
 
-    /// As [`SelectionTrace::read`], and asks before memory is taken: once behind the header of a finished trace, before
-    /// each step of a recording. An error of `ask` ends the reading.
+    /// As [`SelectionTrace::read`]; calls `ask` before memory is taken: once after the header of a finished trace, and
+    /// before each step of a recording. An error of `ask` ends the reading.
     ///
     /// # Errors
-    /// As [`SelectionTrace::read`], and those of `ask`, with the file.
+    /// Errors of [`SelectionTrace::read`], and those of `ask`, with the file.
     pub fn read_asking(path: &Path, ask: impl Fn(Promise<'_>) -> Result<()>) -> Result<SelectionTrace> {
         let read = || {
             let file = File::open(path).map_err(|e| unreadable_file(&e))?;
@@ -110,7 +110,7 @@ impl SelectionTrace {
         read().map_err(|e| before(e, &format!("{}: ", echo(path.display()))))
     }
 
-    /// Reads a trace from the bytes of a file. Any bytes are allowed and none make it panic.
+    /// Reads a trace from the bytes of a file. Any bytes are allowed, and none cause a panic.
     ///
     /// # Errors
     /// As [`SelectionTrace::read`].
@@ -126,17 +126,17 @@ impl SelectionTrace {
         decode(&mut &bytes[..], members.min(MEMBERS_MAX), &|_| Ok(()))
     }
 
-    /// Header and members, to be put together again by [`SelectionTrace::of_parts`].
+    /// Header and members, which [`SelectionTrace::of_parts`] joins again.
     pub(super) fn into_parts(self) -> (Header, Vec<u32>) {
         (self.header, self.members)
     }
 
-    /// A trace of parts that are known to agree.
+    /// A trace of parts that are known to match.
     pub(super) fn of_parts(header: Header, members: Vec<u32>) -> SelectionTrace {
         SelectionTrace { header, members }
     }
 
-    /// What the trace says about itself.
+    /// The trace's header.
     pub fn header(&self) -> &Header {
         &self.header
     }
@@ -152,13 +152,13 @@ impl SelectionTrace {
         self.members.get(start..start + size).unwrap_or_default()
     }
 
-    /// All selected positions together, in every step and layer.
+    /// The number of selected positions of all steps and layers.
     pub fn members(&self) -> u64 {
         self.members.len() as u64
     }
 }
 
-/// Reads an open file. Calls `meanwhile` when all was read, and before it is asked whether the file is as it was.
+/// Reads an open file. Calls `meanwhile` after reading, before the check whether the file has changed.
 fn of_file(file: File, ask: &Ask<'_>, meanwhile: impl FnOnce()) -> Result<SelectionTrace> {
     let stamp = Stamp::of(&file)?;
     let mut input = BufReader::new(file);
@@ -166,15 +166,15 @@ fn of_file(file: File, ask: &Ask<'_>, meanwhile: impl FnOnce()) -> Result<Select
     meanwhile();
     let changed = stamp.check(input.get_ref());
     match read {
-        // It grows while it is recorded. What was read of it are whole groups, each with its checksum.
+        // It grows while it is recorded. The part read consists of whole groups, each with its checksum.
         Ok(trace) if trace.header.unfinished.is_some() => Ok(trace),
-        // That the file changed is why it could not be read.
+        // A change of the file explains the failure.
         Err(e) if e.kind() != Kind::BadFormat => Err(e),
         read => changed.and(read),
     }
 }
 
-/// The error with more said before its place.
+/// The error with more text before its place.
 pub(super) fn before(e: Error, prefix: &str) -> Error {
     let place = format!("{prefix}{}", e.place());
     e.at(place)
@@ -215,7 +215,7 @@ fn decode(file: &mut dyn BufRead, members_max: u64, ask: &Ask<'_>) -> Result<Sel
         }
         Opening::Recording(recording) => {
             if !source.is_at_end()? {
-                return Err(malformed("the first frame goes on behind the header", source.offset()));
+                return Err(malformed("the first frame continues after the header", source.offset()));
             }
             let unpacked = source.offset();
             recording::packed(&mut frame.finish(), unpacked, &recording, members_max, ask)
@@ -223,7 +223,7 @@ fn decode(file: &mut dyn BufRead, members_max: u64, ask: &Ask<'_>) -> Result<Sel
     }
 }
 
-/// How a content begins.
+/// The beginning of a content.
 enum Opening {
     Trace(Header),
     Recording(Recording),
@@ -256,7 +256,7 @@ fn opening(source: &mut Source<'_>, members_max: u64) -> Result<Opening> {
     })
 }
 
-/// Decodes the sets that a finished trace's header promises, and nothing behind them.
+/// Decodes the sets that a finished trace's header declares; nothing may follow them.
 fn body(source: &mut Source<'_>, header: Header, members_max: u64, ask: &Ask<'_>) -> Result<SelectionTrace> {
     ask(Promise::Trace(&header))?;
     let mut body = Body::new(header, members_max);
@@ -272,10 +272,10 @@ fn body(source: &mut Source<'_>, header: Header, members_max: u64, ask: &Ask<'_>
     Ok(body.trace(header))
 }
 
-/// The sets decoded so far, and room for the one at hand.
+/// The sets decoded so far, and buffers for the current one.
 pub(super) struct Body {
     pub header: Header,
-    /// Members there can be.
+    /// The possible number of members.
     most: u64,
     members: Vec<u32>,
     added: Vec<u32>,
@@ -319,7 +319,7 @@ impl Body {
         self.append()
     }
 
-    /// Appends the set that `layer` has at `step` once more, as the next layer's.
+    /// Appends the set of `layer` at `step` again, as the next layer's.
     pub fn again(&mut self, step: u32, layer: u32) -> Result<()> {
         let size = self.header.set_size(step) as usize;
         let start = self.header.members_before(step) as usize + layer as usize * size;
@@ -328,7 +328,7 @@ impl Body {
         self.append()
     }
 
-    /// Forgets the sets of `step` and of all behind it.
+    /// Discards the sets of `step` and of all later steps.
     pub fn forget_from(&mut self, step: u32) {
         self.members.truncate(self.header.members_before(step) as usize);
     }
@@ -338,7 +338,7 @@ impl Body {
         SelectionTrace::of_parts(header, self.members)
     }
 
-    /// Appends the set at hand. Memory at most doubles, and never beyond the members there can be.
+    /// Appends the current set. Memory at most doubles, and never exceeds the possible members.
     fn append(&mut self) -> Result<()> {
         let length = self.members.len();
         if self.members.capacity() - length < self.set.len() {
@@ -379,7 +379,7 @@ fn ascending(
     Ok(())
 }
 
-/// `old` without the ranks `dropped`, with `added` put in, ascending, into `out`. All lists ascend.
+/// Writes `old` without the ranks `dropped`, and with `added` inserted, ascending, to `out`. All lists ascend.
 /// Fails with a position that is both old and added.
 fn merge(old: &[u32], added: &[u32], dropped: &[u32], out: &mut Vec<u32>) -> std::result::Result<(), u32> {
     out.clear();

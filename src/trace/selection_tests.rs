@@ -323,7 +323,7 @@ fn files_that_cannot_be_read_are_named() {
     let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     let e = SelectionTrace::read(&here).unwrap_err();
     assert_eq!(e.kind(), Kind::Io);
-    assert!(e.to_string().contains("directory; name a trace file"), "{e}");
+    assert!(e.to_string().contains("directory; pass a trace file"), "{e}");
     let e = SelectionTrace::read(&here.join("no-such.zst")).unwrap_err();
     assert_eq!(e.kind(), Kind::Io);
     assert!(e.place().contains("no-such.zst: No such file"), "{e}");

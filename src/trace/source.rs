@@ -1,4 +1,4 @@
-//! A trace's content as a counted stream of bytes: a fixed buffer over a reader, truncation as an error,
+//! A trace's content as a counted stream of bytes: a fixed buffer over a reader, an error for truncation, and
 //! the offset of the next byte for every message.
 
 use std::io::{self, Read};
@@ -9,30 +9,30 @@ use crate::os::io_text;
 /// Bytes read at a time. The content passes through this buffer and is never held as a whole.
 const BUFFER: usize = 1 << 16;
 
-/// The bytes of a 32-bit LEB128 varint at most, and what the last of them may hold.
+/// The most bytes of a 32-bit LEB128 varint, and the most that the last of them may hold.
 const VARINT_BYTES: u32 = 5;
 const VARINT_LAST: u8 = 0x0F;
 
-/// The number in errors that says where, counted in the content without its compression.
+/// The name of the offset in errors, counted in the uncompressed content.
 pub(super) const BYTE: &str = "unpacked byte";
 
-/// What a content that stops in the middle is called, packed or not.
+/// The error for a truncated content, packed or not.
 const TRUNCATED: &str = "truncated: the file ends early";
 
-/// A malformed content, found at byte `at` of it, unpacked.
+/// The error for malformed content at byte `at` of the uncompressed content.
 pub(super) fn malformed(what: impl Into<std::borrow::Cow<'static, str>>, at: u64) -> Error {
     Error::new(Kind::BadFormat, "read trace").at(what).with(BYTE, at)
 }
 
-/// Whether an error says that there is no memory; the decompressor has only words for it.
+/// Whether an error means missing memory; the decompressor only reports it as text.
 fn is_memory(e: &io::Error) -> bool {
     let code = zstd::zstd_safe::zstd_sys::ZSTD_ErrorCode::ZSTD_error_memory_allocation as usize;
     let words = || zstd::zstd_safe::get_error_name(code.wrapping_neg());
     e.kind() == io::ErrorKind::OutOfMemory || e.to_string() == words()
 }
 
-/// A reader's failure: [`Kind::OutOfMemory`], else the system's own is [`Kind::Io`] and the decompressor's
-/// [`Kind::BadFormat`].
+/// A reader's error: [`Kind::OutOfMemory`]; otherwise [`Kind::Io`] for the system's and [`Kind::BadFormat`] for the
+/// decompressor's.
 pub(super) fn unreadable(e: &io::Error, at: u64) -> Error {
     if is_memory(e) {
         return Error::new(Kind::OutOfMemory, "read trace")
@@ -49,14 +49,14 @@ pub(super) fn unreadable(e: &io::Error, at: u64) -> Error {
     malformed(format!("the zstd frame is damaged: {e}"), at)
 }
 
-/// See the module's head.
+/// The stream; see the module's head.
 pub(super) struct Source<'a> {
     input: &'a mut dyn Read,
     buffer: Box<[u8]>,
     at: usize,
     end: usize,
     passed: u64,
-    /// What the input failed with: asked again, it may go on somewhere else.
+    /// The input's error: a further read might continue at another place.
     broken: Option<Error>,
 }
 
@@ -65,17 +65,17 @@ impl<'a> Source<'a> {
         Source::behind(input, 0)
     }
 
-    /// The part of a content that begins behind `passed` bytes of it.
+    /// The part of a content that begins after `passed` bytes of it.
     pub(super) fn behind(input: &'a mut dyn Read, passed: u64) -> Self {
         Source { input, buffer: vec![0; BUFFER].into_boxed_slice(), at: 0, end: 0, passed, broken: None }
     }
 
-    /// The offset of the next byte in the (decompressed) content.
+    /// The offset of the next byte in the decompressed content.
     pub(super) fn offset(&self) -> u64 {
         self.passed + self.at as u64
     }
 
-    /// The bytes at hand, after reading more when there are none; empty at the end.
+    /// The buffered bytes, after reading more if there are none; empty at the end.
     fn fill(&mut self) -> Result<&[u8]> {
         if let Some(e) = &self.broken {
             return Err(e.clone());
@@ -99,7 +99,7 @@ impl<'a> Source<'a> {
         Ok(self.fill()?.is_empty())
     }
 
-    /// Passes over what is left, or so much of it as makes more than `most` bytes: whether the end was reached.
+    /// Skips the rest, until more than `most` bytes were skipped. Returns whether the end was reached.
     pub(super) fn skip(&mut self, most: u64) -> Result<bool> {
         let start = self.offset();
         while self.offset() - start <= most {

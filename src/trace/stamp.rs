@@ -1,8 +1,8 @@
-//! Whether a file is still what it was when it was opened.
+//! Detects whether a file has changed since it was opened.
 //!
-//! A trace is read, not mapped, so a file that is cut or grows under the reader is no fault; but half of one content
-//! and half of another may pass for a third. So size and time of the last change are compared when all was read. A
-//! file that is replaced under its name is another one: whoever has opened the old one reads that to its end.
+//! A trace is read, not mapped, so truncation or growth during reading causes no fault. But half of one content
+//! and half of another may look like a valid third. So size and modification time are compared after reading. A
+//! file that is replaced under its name is another file: a reader that has opened the old one reads that to its end.
 
 use std::fs::File;
 use std::io;
@@ -15,15 +15,15 @@ pub(super) fn unreadable_file(e: &io::Error) -> Error {
     Error::new(Kind::Io, "read trace").at(io_text(e))
 }
 
-/// See the module's head.
+/// The stamp; see the module's head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stamp {
-    /// Size, seconds and nanoseconds; none of what is no regular file and cannot be asked.
+    /// Size, seconds and nanoseconds; none for a file that is not regular.
     regular: Option<(u64, i64, i64)>,
 }
 
 impl Stamp {
-    /// Of an open file as it is now.
+    /// The stamp of an open file.
     ///
     /// # Errors
     /// [`Kind::Io`], also for a directory.
@@ -32,16 +32,16 @@ impl Stamp {
         if state.is_dir() {
             return Err(Error::new(Kind::Io, "read trace")
                 .at("this is a directory")
-                .hint("name a trace file"));
+                .hint("pass a trace file"));
         }
         let stamp = (state.size(), state.mtime(), state.mtime_nsec());
         Ok(Stamp { regular: state.is_file().then_some(stamp) })
     }
 
-    /// Whether the file is as it was.
+    /// Checks that the file has not changed.
     ///
     /// # Errors
-    /// [`Kind::Io`] where it is not.
+    /// [`Kind::Io`] if it has.
     pub fn check(&self, file: &File) -> Result<()> {
         match Stamp::of(file)? == *self {
             true => Ok(()),

@@ -1,16 +1,16 @@
-//! What a file that is no trace of the wanted kind is called: what was found, and what can be read.
+//! The errors for files that are not a trace of the expected kind: what was found, and what can be read.
 
 use super::requests::{AZURE, BYTE_ORDER_MARK};
 use crate::error::{Error, Kind};
 
-/// The first bytes of gzip, which other tools write under any name.
+/// The first bytes of gzip, which some tools write under any name.
 pub(super) const GZIP_MAGIC: [u8; 2] = [0x1F, 0x8B];
 
-/// What is read.
-const READABLE: &str = "selection traces (TOPKTRC1, TOPKTRC2) and request traces (Mooncake, kv-cache-tester, RAGPulse, \
-                        Azure) are read, plain or zstd; see docs/trace-format.md";
+/// The readable formats.
+const READABLE: &str = "forebay reads selection traces (TOPKTRC1, TOPKTRC2) and request traces (Mooncake, \
+                        kv-cache-tester, RAGPulse, Azure), plain or zstd; see docs/trace-format.md";
 
-/// The error for a content that begins with `start`, where a selection trace, or any trace, is wanted.
+/// The error for a content that begins with `start`, if a selection trace, or any trace, is expected.
 pub(super) fn unknown(start: &[u8]) -> Error {
     let found = |what| Error::new(Kind::BadFormat, "read trace").at(what);
     if start.starts_with(&GZIP_MAGIC) {
@@ -19,11 +19,11 @@ pub(super) fn unknown(start: &[u8]) -> Error {
     let text = start.strip_prefix(BYTE_ORDER_MARK).unwrap_or(start).trim_ascii_start();
     let csv = !text.is_empty() && text.iter().zip(AZURE).all(|(a, b)| a == b);
     if text.starts_with(b"{") || csv {
-        return found("the file holds a request trace, where a selection trace is read").hint(
+        return found("the file holds a request trace, but a selection trace is expected").hint(
             "request traces are read from regular files, not through a pipe; in a program, by RequestTrace",
         );
     }
-    // A section of a settings file begins so too.
+    // A section of an INI file begins in the same way.
     let list = text.strip_prefix(b"[").map(|inner| inner.trim_ascii_start().first().copied());
     if list.is_some_and(|first| first.is_none_or(|first| b"{[]\"-0123456789".contains(&first))) {
         return found("the file holds a JSON array").hint(

@@ -1,4 +1,4 @@
-//! The way back: a trace as the bytes of a file.
+//! Encodes a trace as the bytes of a file.
 
 use super::header::FORMAT;
 use super::selection::SelectionTrace;
@@ -8,7 +8,7 @@ impl SelectionTrace {
     /// The trace as plain TOPKTRC1 content.
     ///
     /// # Errors
-    /// [`Kind::Overflow`] when the header's JSON exceeds 4 GiB.
+    /// [`Kind::Overflow`] if the header's JSON exceeds 4 GiB.
     pub fn encode(&self) -> Result<Vec<u8>> {
         let header = self.header();
         let json = serde_json::to_vec(header)
@@ -40,7 +40,7 @@ impl SelectionTrace {
     /// The trace as one zstd frame with a checksum, at zstd's `level` (1 to 22).
     ///
     /// # Errors
-    /// As [`SelectionTrace::encode`]; [`Kind::OutOfMemory`] when the compressor fails.
+    /// As [`SelectionTrace::encode`]; [`Kind::OutOfMemory`] if the compressor fails.
     pub fn compress(&self, level: i32) -> Result<Vec<u8>> {
         let content = self.encode()?;
         let compress = || {
@@ -55,7 +55,7 @@ impl SelectionTrace {
     }
 }
 
-/// What `new` adds to `old`, and the ranks in `old` of what it drops; all ascending.
+/// The positions that `new` adds to `old`, and the ranks in `old` of those that it drops; all ascending.
 fn difference(old: &[u32], new: &[u32], added: &mut Vec<u32>, dropped: &mut Vec<u32>) {
     added.clear();
     dropped.clear();

@@ -1,4 +1,4 @@
-// The way into every call: counting, planned failures, and what must hold before a call does anything.
+// What every call does first: count itself, fail if a test planned it, and check what must hold before it acts.
 
 #include "state.h"
 
@@ -36,7 +36,7 @@ CUresult enter(const char* name, unsigned needs, const std::function<CUresult()>
     std::lock_guard<std::mutex> held(gpu.lock);
     if (CUresult refused = refusal(name, needs)) return refused;
     CUresult result = body();
-    // An operation that fails while a call waits for it, or lets it run, is reported by that call.
+    // If an operation fails while a call waits for it or lets it run, that call reports the failure.
     if (gpu.sticky && !(needs & THREAD_ONLY)) return gpu.sticky;
     return result;
 }

@@ -1,4 +1,4 @@
-// Captures and graphs: what a stream would have run becomes nodes; what the driver forbids breaks the capture.
+// Captures and graphs. A captured stream's work becomes nodes; what the driver forbids invalidates the capture.
 
 #include <algorithm>
 
@@ -27,7 +27,7 @@ void release_streams(const CapturePtr& capture) {
     gpu.capturing.erase(std::remove(gpu.capturing.begin(), gpu.capturing.end(), capture), gpu.capturing.end());
 }
 
-// Whether every node comes before the end of the stream in which the capture began.
+// Whether the stream in which the capture began ends after every node.
 bool joined(const Capture& capture, const std::vector<unsigned>& frontier) {
     std::vector<bool> seen(capture.graph.nodes.size());
     std::vector<unsigned> open = frontier;
@@ -101,7 +101,7 @@ CUresult capture_status(CUstream handle, CUstreamCaptureStatus* out, cuuint64_t*
 CUresult launch(Exec& exec, CUstream handle) {
     auto stream = find_stream(handle);
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-    // The driver makes a child graph of it; nothing here needs one.
+    // The driver makes a child graph of such a node; forebay needs none.
     if (stream->capture) return broken(*stream->capture, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     Action action;
     action.kind = Action::Launch;
@@ -167,7 +167,7 @@ CUresult capture_wait(const std::shared_ptr<Stream>& stream, Event& event, bool 
     if (!ongoing(capture)) return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
     if (capture->broken) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     if (stream->handle == LEGACY) return broken(*capture, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
-    // A stream that waits for captured work is captured from then on, also where the edge is left out.
+    // A stream that waits for captured work is captured from then on, even if a test leaves out the edge.
     stream->capture = capture;
     stream->frontier = left_out ? std::vector<unsigned>{} : event.after;
     stream->lane = capture->graph.lanes++;
@@ -258,7 +258,7 @@ CUresult cuGraphConditionalHandleCreate(CUgraphConditionalHandle* out, CUgraph h
         bool known = !context || context == reinterpret_cast<CUcontext>(current());
         if (!out || !graph || !known || flags > 1) return CUDA_ERROR_INVALID_VALUE;
         if (!gpu.options.conditional_nodes) return CUDA_ERROR_NOT_SUPPORTED;
-        // No node can be made for it here.
+        // The stand-in has no node for this operation.
         *out = ++graph->conditionals;
         return CUDA_SUCCESS;
     });
@@ -307,7 +307,7 @@ CUresult cuGraphGetNodes(CUgraph handle, CUgraphNode* nodes, size_t* count) {
     return enter("cuGraphGetNodes", CONTEXT, [&] {
         auto graph = gpu.graphs.find(handle);
         if (!graph || !count) return CUDA_ERROR_INVALID_VALUE;
-        // Nodes have no handles here; how many there are can be asked.
+        // Nodes have no handles in the stand-in; a caller can ask for their number only.
         if (nodes) return CUDA_ERROR_NOT_SUPPORTED;
         *count = graph->nodes.size();
         return CUDA_SUCCESS;

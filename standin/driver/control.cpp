@@ -1,10 +1,10 @@
-// What tests ask and set: the Rust side of the crate calls these.
+// The functions by which tests read and set the driver's state; the Rust side of the crate calls them.
 
 #include <cstring>
 
 #include "state.h"
 
-// As lib.rs declares it.
+// The same layout as in lib.rs.
 struct StandinResources {
     uint64_t allocations, host_allocations, reservations, handles, mappings, registrations, streams, events, graphs,
         execs, modules, contexts, pinned;

@@ -1,7 +1,7 @@
-// The part of the CUDA driver's API that stands here, as CUDA 12.8 declares it.
+// The part of the CUDA driver's API that the stand-in implements, as CUDA 12.8 declares it.
 //
-// Enumerations carry the values that have a meaning here; others may be passed all the same, since each has
-// the official one's size.
+// An enumeration lists only the values that the stand-in interprets. Callers may pass others, because each enumeration
+// has the size of the official one.
 #pragma once
 
 #include <cstddef>

@@ -30,10 +30,10 @@ struct Attribute {
     int value;
 };
 
-// Of the first device; the others follow it.
+// Values of the first device; the other devices get theirs from it.
 constexpr int FIRST_BUS = 0x3B;
 
-// An H100's, where forebay asks.
+// An H100's values, where forebay asks for them.
 const Attribute ATTRIBUTES[] = {
     {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 1024},
     {CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X, 1024},
@@ -64,7 +64,7 @@ const Attribute ATTRIBUTES[] = {
     {CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 1},
     {CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR, 32},
     {CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK, 1 << 10},
-    // As drivers do that then fail to make one.
+    // Always 1: some drivers report support and then fail to create such a handle.
     {CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED, 1},
 };
 
@@ -76,7 +76,7 @@ int attribute(CUdevice_attribute wanted) {
     if (wanted == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED) {
         return static_cast<int>(gpu.options.descriptors);
     }
-    // The GPU stands beside the last node.
+    // The GPU is on the host's last NUMA node.
     if (wanted == CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID) return static_cast<int>(gpu.options.nodes) - 1;
     if (wanted == CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) {
         return static_cast<int>(gpu.options.host_memory);
@@ -225,7 +225,7 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute wanted, CUdevice de
     return enter("cuDeviceGetAttribute", INITIALIZED, [&] {
         if (!value || wanted < 1 || wanted > CU_DEVICE_ATTRIBUTE_LAST) return CUDA_ERROR_INVALID_VALUE;
         if (!has(device)) return CUDA_ERROR_INVALID_DEVICE;
-        // A driver does not know what came after it.
+        // A driver does not know attributes that later versions added.
         unsigned since = wanted >= CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED ? 12090
                          : wanted >= CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID                              ? HOST_MEMORY_FROM
                                                                                                    : 0;
@@ -251,7 +251,7 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
         Device* released = gpu.devices[static_cast<size_t>(device)].get();
         if (released->retained == 0) return CUDA_ERROR_INVALID_CONTEXT;
         if (--released->retained) return CUDA_SUCCESS;
-        // The context is gone, and with it what was registered in it.
+        // The context is gone, and with it the memory registered in it.
         for (auto& [begin, span] : gpu.spans) {
             if (span.kind == Span::Registered && span.maker == released) span.orphaned = true;
         }

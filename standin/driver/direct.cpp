@@ -1,7 +1,7 @@
-// Kernels called as functions, without a driver around them: what tests of the kernels alone use.
+// Calls kernels as functions, without a driver: for tests of the kernels alone.
 #include "cpu.h"
 
-// Runs a kernel; false where there is none of this name, or its argument has another size.
+// Runs a kernel. Returns false if no kernel has this name or if its argument has another size.
 extern "C" __attribute__((visibility("default"))) bool standin_run(const char* name, const unsigned grid[3],
                                                                    const unsigned block[3],
                                                                    unsigned shared_bytes, const void* args,

@@ -1,4 +1,4 @@
-// cuGetProcAddress: the entries by the names that programs ask for, versions left out.
+// cuGetProcAddress: the driver's entries by the names that programs ask for, without version suffixes.
 
 #include <cstring>
 

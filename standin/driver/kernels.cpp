@@ -1,4 +1,4 @@
-// The way to the kernels that were compiled in, and a few of the stand-in's own, for its tests.
+// Finds the compiled-in kernels, and defines a few of the stand-in's own for its tests.
 
 #include "cpu.h"
 
@@ -23,7 +23,7 @@ struct StandinAdd {
     unsigned count, value;
 };
 
-// Each word of `to` becomes that of `from` plus `value`.
+// Sets each word of `to` to the word of `from` plus `value`.
 FOREBAY_KERNEL(standin_add, StandinAdd, 256, 1) {
     const unsigned* from = reinterpret_cast<const unsigned*>(args.from);
     unsigned* to = reinterpret_cast<unsigned*>(args.to);

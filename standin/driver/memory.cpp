@@ -1,7 +1,7 @@
 // Memory of the device and of the host, and copies between them.
 //
-// A device address is the address at which this process reaches the bytes. Allocations end before a page that
-// nobody may touch, so that a kernel that reaches beyond one is found out.
+// A device address is the address at which this process reaches the bytes. An allocation ends right before a guard
+// page, so a kernel that writes or reads past the end crashes.
 
 #include <cstdio>
 #include <cstdlib>
@@ -52,7 +52,7 @@ void unmap_pages(uintptr_t address, size_t bytes) { munmap(reinterpret_cast<void
 
 namespace {
 
-// Fresh memory holds what was there before: junk, as far as it costs little.
+// Fresh memory keeps its old contents on a GPU; here it gets junk, as long as that is cheap.
 constexpr size_t SPOILED = 1 << 20;
 
 CUresult allocate(Span::Kind kind, size_t bytes, uintptr_t* out) {
@@ -65,13 +65,13 @@ CUresult allocate(Span::Kind kind, size_t bytes, uintptr_t* out) {
     return CUDA_SUCCESS;
 }
 
-// The span that begins at an address, if it is of this kind.
+// Returns the span of this kind that begins at an address.
 std::map<uintptr_t, Span>::iterator span_at(uintptr_t begin, Span::Kind kind) {
     auto found = gpu.spans.find(begin);
     return found != gpu.spans.end() && found->second.kind == kind ? found : gpu.spans.end();
 }
 
-// The span that holds an address.
+// Returns the span that contains an address.
 std::map<uintptr_t, Span>::iterator span_around(uintptr_t address) {
     auto after = gpu.spans.upper_bound(address);
     if (after == gpu.spans.begin()) return gpu.spans.end();
@@ -88,7 +88,7 @@ bool in_reservation(uintptr_t address) {
 
 CUresult give_back(uintptr_t begin, Span::Kind kind, CUresult unknown) {
     if (span_at(begin, kind) == gpu.spans.end()) return unknown;
-    // As the driver does: what is enqueued may still name the memory.
+    // The driver waits here too, because enqueued work may still use the memory.
     if (CUresult failed = run_all(); failed && !gpu.sticky) return failed;
     auto found = span_at(begin, kind);
     if (found == gpu.spans.end()) return unknown;
@@ -98,7 +98,7 @@ CUresult give_back(uintptr_t begin, Span::Kind kind, CUresult unknown) {
     return CUDA_SUCCESS;
 }
 
-// Whether pages of a file, other than of one in memory, stand in the range: the system does not pin those.
+// Whether the range has pages of a file that is not in memory; the system does not pin those.
 bool shares_a_file(uintptr_t begin, size_t bytes) {
     FILE* maps = fopen("/proc/self/maps", "re");
     if (!maps) return false;
@@ -135,7 +135,7 @@ CUresult copy(uintptr_t to, uintptr_t from, size_t bytes, CUstream stream, bool 
     }
     CUresult result = enqueue(stream, action);
     if (result || !(pageable || host || wait)) return result;
-    // Staged copies, and those between two places of the host, return when they are done.
+    // Staged copies and copies between two host buffers return when they are done.
     if (!wait) ++gpu.synchronizations;
     return run_until([&] { return found->idle(); });
 }
@@ -156,7 +156,7 @@ CUresult fill(Action::Kind kind, uintptr_t to, unsigned value, size_t count, CUs
 
 }  // namespace
 
-// A copy lies within one allocation or registration, or within mapped pieces that follow each other.
+// A copy must lie within one allocation or registration, or within adjacent mapped pieces.
 Place place(uintptr_t address, size_t bytes) {
     if (!address || address + bytes < address) return Place::Bad;
     auto found = span_around(address);
@@ -223,7 +223,7 @@ CUresult cuMemHostRegister_v2(void* memory, size_t bytes, unsigned flags) {
         bool taken = span_around(begin) != gpu.spans.end() ||
                      (next != gpu.spans.end() && next->first < begin + bytes);
         if (taken) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
-        // The one question about a range that fails where a page of it is not mapped, and changes nothing.
+        // Of all calls about a range, this one fails if a page is not mapped, and changes nothing.
         if (msync(memory, bytes, MS_ASYNC)) return CUDA_ERROR_INVALID_VALUE;
         if (shares_a_file(begin, bytes)) return CUDA_ERROR_INVALID_VALUE;
         if (bytes > gpu.options.registration) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -240,7 +240,7 @@ CUresult cuMemHostUnregister(void* memory) {
         auto found = span_at(reinterpret_cast<uintptr_t>(memory), Span::Registered);
         bool gone = found != gpu.spans.end() && found->second.orphaned;
         if (gone) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
-        // Nothing says that a driver takes it back in another context than the one in which it was made.
+        // No documentation says that a driver unregisters memory in a context other than the one that registered it.
         if (found != gpu.spans.end() && found->second.maker != current()) return CUDA_ERROR_INVALID_CONTEXT;
         return give_back(reinterpret_cast<uintptr_t>(memory), Span::Registered,
                          CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
@@ -358,7 +358,7 @@ CUresult cuMemcpyBatchAsync(CUdeviceptr* to, CUdeviceptr* from, size_t* bytes, s
         }
         auto found = find_stream(stream);
         if (!found || found->handle == LEGACY) return CUDA_ERROR_INVALID_HANDLE;
-        // The driver's own trap: a capture goes on, and its graph lacks the copies.
+        // The driver has the same trap: the capture goes on, and its graph lacks the copies.
         if (found->capture) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
         for (size_t index = 0; index < count; ++index) {
             if (CUresult failed = copy(to[index], from[index], bytes[index], stream, false)) {

@@ -1,4 +1,4 @@
-// Modules, functions, launches. Images are looked at, not run: the kernels were compiled into this library.
+// Modules, functions and launches. The driver inspects an image but does not run it: the kernels are compiled in.
 
 #include <algorithm>
 #include <cctype>
@@ -13,7 +13,7 @@ namespace {
 constexpr unsigned MOST_SHARED = 227 << 10;
 constexpr unsigned ELF_CUDA = 190;
 
-// The first words of an ELF file of 64 bits, as far as they matter.
+// The first words of a 64-bit ELF file, up to the flags that matter here.
 struct Elf {
     unsigned char magic[16];
     uint16_t type, machine;
@@ -23,10 +23,11 @@ struct Elf {
     uint16_t header_bytes, program_header_bytes, program_headers_count, section_header_bytes, sections;
 };
 
-// From this version of the format on, the architecture stands in the flags' second byte.
+// From this version of the format on, the second byte of the flags holds the architecture.
 constexpr unsigned ARCHITECTURE_MOVED = 8;
 
-// A cubin runs where the major version is its own and the minor one not less; PTX is compiled where it may be.
+// A cubin runs on a device with the same major version and no smaller minor one; PTX is compiled where that is
+// possible.
 CUresult check_image(const void* image) {
     if (!image) return CUDA_ERROR_INVALID_VALUE;
     if (memcmp(image, "\x7f" "ELF", 4) == 0) {
@@ -50,7 +51,7 @@ CUresult check_image(const void* image) {
     return newer ? CUDA_ERROR_NO_BINARY_FOR_GPU : CUDA_SUCCESS;
 }
 
-// A cubin ends with its table of sections, PTX with a zero byte.
+// A cubin ends with its section table, PTX with a zero byte.
 size_t image_bytes(const void* image) {
     if (memcmp(image, "\x7f" "ELF", 4)) return strlen(static_cast<const char*>(image));
     Elf elf;
@@ -69,7 +70,7 @@ CUresult load(CUmodule* out, const void* image) {
     return CUDA_SUCCESS;
 }
 
-// Whether the image that was loaded has the kernel, which is compiled in here in any case.
+// Whether the loaded image contains the kernel. The stand-in has it compiled in either way.
 bool holds(const Module& module, const char* name) {
     bool cubin = module.image.compare(0, 4, "\x7f" "ELF") == 0;
     std::string wanted = std::string(cubin ? ".text." : ".entry ") + name;
@@ -205,7 +206,7 @@ CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, u
 CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** params, void** extra) {
     return enter("cuLaunchKernelEx", CONTEXT, [&] {
         if (!config || (config->numAttrs && !config->attrs)) return CUDA_ERROR_INVALID_VALUE;
-        // Attributes may let a kernel begin earlier; one that begins later obeys them too.
+        // Attributes may let a kernel begin earlier; beginning later obeys them too.
         for (unsigned index = 0; index < config->numAttrs; ++index) {
             int attribute = config->attrs[index].id;
             if (attribute < 0 || attribute > CU_LAUNCH_ATTRIBUTE_LAST) return CUDA_ERROR_INVALID_VALUE;

@@ -17,7 +17,7 @@ Physical::~Physical() {
 
 namespace {
 
-// From this version on a mapping may begin inside a handle's memory; before, its offset had to be zero.
+// From this version on, a mapping may begin at an offset into a handle's memory; before, the offset had to be zero.
 constexpr unsigned OFFSETS_FROM = 13000;
 
 bool whole(uintptr_t address, size_t bytes) {
@@ -30,7 +30,7 @@ bool supported(const CUmemAllocationProp* prop) {
     if (!prop || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED || prop->location.id < 0) return false;
     size_t id = static_cast<size_t>(prop->location.id);
     if (prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE) return id < gpu.devices.size();
-    // Where there are no nodes, it is node 0 all the same.
+    // A host without NUMA nodes still has node 0.
     size_t nodes = gpu.options.nodes ? gpu.options.nodes : 1;
     return on_host(prop->location) && id < nodes && gpu.options.driver_version >= HOST_MEMORY_FROM;
 }
@@ -42,7 +42,7 @@ bool reserved(uintptr_t address, size_t bytes) {
     return address - found->first < found->second && bytes <= found->second - (address - found->first);
 }
 
-// Whether mappings fill the range from its first byte to its last, none reaching out of it.
+// Whether mappings cover the range from its first byte to its last, and none reaches outside it.
 bool exactly_mapped(uintptr_t address, size_t bytes) {
     uintptr_t reached = address;
     while (reached < address + bytes) {
@@ -63,7 +63,7 @@ bool any_mapped(uintptr_t address, size_t bytes) {
 
 CUresult reserve(CUdeviceptr* out, size_t bytes, size_t alignment) {
     if (alignment < GRANULE) alignment = GRANULE;
-    // More than is asked for, so that an aligned part lies inside; the rest goes back.
+    // Reserves more than the caller asked for, so that an aligned part lies inside, and releases the rest.
     size_t more = bytes + alignment;
     void* map = mmap(nullptr, more, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (map == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -84,11 +84,11 @@ CUresult create(CUmemGenericAllocationHandle* out, size_t bytes, int types, bool
     auto memory = std::make_shared<Physical>();
     memory->descriptor = descriptor;
     if (ftruncate(descriptor, static_cast<off_t>(bytes))) return CUDA_ERROR_OUT_OF_MEMORY;
-    // Fresh memory holds what was there before, as far as it costs little.
+    // Fresh memory keeps its old contents on a GPU; here it gets junk, as long as that is cheap.
     char junk[PAGE];
     memset(junk, 0xA5, sizeof junk);
     if (pwrite(descriptor, junk, sizeof junk, 0) < 0) return CUDA_ERROR_OPERATING_SYSTEM;
-    // What cannot change its size cannot fault under a mapping; the importer looks for the seals.
+    // A file that cannot change its size cannot cause a fault under a mapping; the importer checks for the seals.
     fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
     memory->bytes = bytes;
     memory->types = types;
@@ -120,8 +120,8 @@ CUresult unmap(CUdeviceptr address, size_t bytes) {
     return CUDA_SUCCESS;
 }
 
-// Pages are for the host to touch where its memory says so; a kernel here is the host too, so what a device may do is
-// only noted of memory of the host.
+// The host may touch pages only if their memory says so. A kernel runs on the host here too, so the stand-in only
+// records what a device may do with host memory.
 CUresult set_access(CUdeviceptr address, size_t bytes, const CUmemAccessDesc& desc) {
     bool all = true, none = true;
     for (auto span = gpu.spans.find(address); span != gpu.spans.end() && span->first < address + bytes; ++span) {
@@ -180,7 +180,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* out, size_t bytes, const CUme
         if (types & ~(DESCRIPTOR | FABRIC)) return CUDA_ERROR_NOT_SUPPORTED;
         if ((types & DESCRIPTOR) && !gpu.options.descriptors) return CUDA_ERROR_NOT_SUPPORTED;
         if ((types & DESCRIPTOR) && gpu.options.withheld) return CUDA_ERROR_NOT_PERMITTED;
-        // As where no channel of the fabric is open to the user.
+        // As on a system where the user may open no channel of the fabric.
         if ((types & FABRIC) && !gpu.options.fabric) return CUDA_ERROR_NOT_PERMITTED;
         bool host = on_host(prop->location);
         if (host && !gpu.options.host_memory) return CUDA_ERROR_NOT_SUPPORTED;
@@ -253,7 +253,7 @@ CUresult cuMemExportToShareableHandle(void* out, CUmemGenericAllocationHandle ha
         auto found = gpu.handles.find(handle);
         if (!out || flags || !found || !(found->memory->types & type)) return CUDA_ERROR_INVALID_VALUE;
         if (type == CU_MEM_HANDLE_TYPE_FABRIC) {
-            // There is no other host that could take it.
+            // No other host exists that could import the handle.
             memset(out, 0x5A, sizeof(CUmemFabricHandle));
             return CUDA_SUCCESS;
         }

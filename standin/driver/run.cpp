@@ -1,8 +1,8 @@
-// Who runs next, and what an operation does.
+// Decides which operation runs next, and runs it.
 //
-// With a seed each stream, and within a graph each captured stream, has a weight: how likely it is to come
-// next. Weights differ much, so that some streams lag far behind others, and change now and then. Bursts let
-// one stream run as far as it can while the others stand.
+// With a seed each stream has a weight, and within a graph each captured stream has one: how likely it is to run next.
+// The weights differ much, so some streams lag far behind others, and they change now and then. In a burst one stream
+// runs as far as it can while the others wait.
 
 #include <chrono>
 #include <cstring>
@@ -30,7 +30,7 @@ bool ready(const Stream& stream) {
     }
     if (stream.queue.empty()) return false;
     const Action& front = stream.queue.front();
-    // The host writes the word, under no lock.
+    // The host writes this word without a lock.
     if (front.kind == Action::Await) {
         return __atomic_load_n(reinterpret_cast<const unsigned*>(front.from), __ATOMIC_ACQUIRE) == front.value;
     }
@@ -74,11 +74,11 @@ void execute(const Action& action) {
     if (number == gpu.fail_operation_at) return fail(gpu.fail_operation_code);
     if (action.kind == Action::Kernel) {
         auto function = action.function.lock();
-        // Its module was unloaded.
+        // The module of the kernel was unloaded.
         if (!function) return fail(CUDA_ERROR_ILLEGAL_ADDRESS);
         return run_kernel(*function->kernel, action, gpu.options.has_seed ? next_random() : 0);
     }
-    // Memory that a graph names may have been freed since.
+    // Memory that a graph uses may have been freed since.
     bool copies = action.kind == Action::Copy;
     bool good = reachable(action.to, action.bytes) && (!copies || reachable(action.from, action.bytes));
     if (!good) return fail(CUDA_ERROR_ILLEGAL_ADDRESS);
@@ -109,7 +109,7 @@ void begin_run(Stream& stream, Action launch) {
     }
 }
 
-// Of the nodes that can run, the first, or by seed any.
+// Returns the first of the nodes that can run, or with a seed any of them.
 size_t pick_node(const Run& run) {
     std::vector<size_t> open;
     uint64_t total = 0;
@@ -143,7 +143,7 @@ void step_graph(Stream& stream) {
     } else if (action.kind != Action::Wait) {
         execute(action);
     }
-    // A failure, here or while the lock was open, ends all that was enqueued.
+    // A failure, here or while the lock was open, ends all enqueued work.
     if (!stream.run) return;
     Run& run = *stream.run;
     for (unsigned next : run.next[node]) {
@@ -234,7 +234,7 @@ CUresult run_until(const std::function<bool()>& done) {
     CUresult result = CUDA_SUCCESS;
     while (!(result = gpu.sticky) && !done()) {
         if (run_one()) continue;
-        // Another thread is in a host function: what it leads to comes afterwards.
+        // Another thread is in a host function, so work that depends on it runs afterwards.
         if (somebody_runs()) {
             gpu.changed.wait(held);
             continue;
@@ -255,7 +255,7 @@ CUresult run_all() {
     });
 }
 
-// As after an illegal address: nothing of the context runs any more, and every call answers this.
+// As after an illegal address: nothing of the context runs any more, and every call returns this code.
 void fail(CUresult code) {
     gpu.sticky = code;
     for (auto& [handle, stream] : gpu.streams) {

@@ -1,8 +1,8 @@
-// What the stand-in knows: memory, streams, events, captures, graphs. One lock guards all of it.
+// The state of the stand-in: memory, streams, events, captures, graphs. One lock protects all of it.
 //
-// There are no threads here. Streams are queues; an operation runs when a call of the host lets it, whole, on
-// the thread of that call. Without a seed that is as soon as its edges allow; with one, the calls by which a
-// host can notice progress run a random number of operations, of random streams.
+// The stand-in starts no threads. A stream is a queue; an operation runs as a whole, on the thread of the call that
+// runs it. Without a seed it runs as soon as its edges allow. With a seed, the calls by which a host can notice
+// progress run a random number of operations of random streams.
 #pragma once
 
 #include <condition_variable>
@@ -19,7 +19,7 @@
 
 struct standin_kernel;
 
-// As lib.rs declares it. A program that was only given the library finds its defaults here.
+// The same layout as in lib.rs. A program that only loads the library gets these defaults.
 struct StandinOptions {
     uint64_t seed = 0, memory = 8ull << 30, registration = ~0ull;
     uint32_t has_seed = 0, major = 9, minor = 0, driver_version = 12080, devices = 1, warp = 32, stub = 0,
@@ -32,13 +32,13 @@ namespace driver {
 constexpr size_t PAGE = 4096;
 constexpr size_t GRANULE = 2 << 20;
 constexpr size_t ALIGNMENT = 512;
-// From this version on physical memory can be on a node of the host.
+// From this version on, physical memory can be on a node of the host.
 constexpr unsigned HOST_MEMORY_FROM = 12020;
 
-// A point of a stream that was, or will be, reached.
+// A point of a stream that the stream has reached or will reach.
 struct Mark {
     bool reached = false;
-    uint64_t when = 0;  // the host's clock by then, nanoseconds
+    uint64_t when = 0;  // the host's clock at that moment, in nanoseconds
 };
 typedef std::shared_ptr<Mark> MarkPtr;
 
@@ -57,22 +57,22 @@ struct Action {
     std::vector<unsigned char> args;
     CUhostFn call = nullptr;
     void* data = nullptr;
-    MarkPtr mark;        // what to reach, or to wait for; of a launch, its end
-    uint64_t event = 0;  // of a node that records or waits for an event from outside
+    MarkPtr mark;        // what to reach or to wait for; for a launch, its end
+    uint64_t event = 0;  // for a node that records or waits for an event from outside
     std::shared_ptr<const Graph> graph;
-    std::vector<MarkPtr> marks;  // of a launch: by node, what a node with an event refers to
+    std::vector<MarkPtr> marks;  // for a launch, by node: the mark of a node with an event
 };
 
 struct Node {
     Action action;
     std::vector<unsigned> after;
-    unsigned lane;  // which of the captured streams it comes from
+    unsigned lane;  // index of the captured stream that it comes from
 };
 
 struct Graph {
     std::vector<Node> nodes;
     unsigned lanes = 0;
-    unsigned conditionals = 0;  // handles that no node has
+    unsigned conditionals = 0;  // handles that no node has yet
 };
 
 struct Capture {
@@ -81,7 +81,7 @@ struct Capture {
     uint64_t thread;
     bool broken = false;
     Graph graph;
-    std::vector<unsigned> excused;  // nodes that a wait left out on purpose would have joined
+    std::vector<unsigned> excused;  // nodes that a wait would have joined, but a test left the wait out
 };
 typedef std::shared_ptr<Capture> CapturePtr;
 
@@ -91,7 +91,7 @@ struct Run {
     std::vector<unsigned> missing;  // by node: edges that are not met yet
     std::vector<std::vector<unsigned>> next;
     std::vector<unsigned> ready;
-    std::vector<unsigned> weight;  // by lane: how likely its nodes are to come next
+    std::vector<unsigned> weight;  // by lane: how likely its nodes are to run next
     size_t left = 0;
 };
 
@@ -99,17 +99,17 @@ struct Device;
 
 struct Stream {
     uint64_t handle = 0;
-    Device* context = nullptr;  // in which it was made; none of the two that everybody has
+    Device* context = nullptr;  // the context that created it; null for the two default streams
     unsigned flags = 0;
-    int priority = 0;  // told, and otherwise of no effect
+    int priority = 0;  // reported to callers; it has no other effect
     unsigned weight = 1;
     bool held = false;
-    bool busy = false;  // a host function of it runs, outside the lock
-    bool gone = false;  // destroyed: what is enqueued still runs
+    bool busy = false;  // one of its host functions runs, outside the lock
+    bool gone = false;  // destroyed; enqueued work still runs
     std::deque<Action> queue;
     std::unique_ptr<Run> run;
     CapturePtr capture;
-    std::vector<unsigned> frontier;  // what the next captured node comes after
+    std::vector<unsigned> frontier;  // the nodes that the next captured node comes after
     unsigned lane = 0;
 
     bool idle() const { return queue.empty() && !run && !busy; }
@@ -118,17 +118,17 @@ struct Stream {
 
 struct Event {
     unsigned flags = 0;
-    MarkPtr mark;        // of the last record, unless that was captured
-    CapturePtr capture;  // of the last record, if it was
+    MarkPtr mark;        // the mark of the last record, unless that was captured
+    CapturePtr capture;  // the capture of the last record, if it was captured
     std::vector<unsigned> after;
 };
 
 struct Physical {
     int descriptor = -1;
     size_t bytes = 0;
-    int types = 0;         // what it can be exported as
+    int types = 0;         // handle types that it can be exported as
     bool host = false;     // on a node of the host
-    bool counted = false;  // against the device's memory; imported memory is not
+    bool counted = false;  // counts against the device's memory; imported memory does not
     ~Physical();
 };
 typedef std::shared_ptr<Physical> PhysicalPtr;
@@ -140,18 +140,18 @@ struct Handle {
 
 enum class Place { Bad, Pageable, Pinned, Device };
 
-// A stretch of memory that the driver knows.
+// A range of memory that the driver has a record of.
 struct Span {
     enum Kind { Allocation, HostAllocation, Registered, Mapped };
     Kind kind;
     size_t bytes;
-    uintptr_t map = 0;  // the pages behind it, guards included
+    uintptr_t map = 0;  // the pages that hold it, guards included
     size_t map_bytes = 0;
     PhysicalPtr memory = nullptr;
     int access = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    Device* maker = nullptr;  // of a registration: in whose context it was made
-    bool portable = true;     // whether other contexts know it
-    bool orphaned = false;    // that context is gone: nobody reaches it, and it was not given back
+    Device* maker = nullptr;  // for a registration: the device whose context made it
+    bool portable = true;     // whether other contexts can use it
+    bool orphaned = false;    // that context is gone: no call can release it any more
 };
 
 struct Module {
@@ -174,7 +174,7 @@ struct Device {
     unsigned retained = 0;
 };
 
-// Objects by handle. A handle is never given twice, so a stale one is found out.
+// Objects by handle. The stand-in never reuses a handle, so it detects a stale one.
 template <class T>
 struct Table {
     std::map<uint64_t, std::shared_ptr<T>> objects;
@@ -206,7 +206,7 @@ struct State {
     std::vector<std::unique_ptr<Device>> devices;
     uint64_t random = 1;
 
-    std::map<const char*, uint64_t> calls_of;  // by the name's literal, which each entry has one of
+    std::map<const char*, uint64_t> calls_of;  // by the name's literal; each entry has one literal
     uint64_t calls = 0, operations = 0, waits = 0, synchronizations = 0, prioritized = 0;
     uint64_t fail_call_at = ~0ull, fail_operation_at = ~0ull;
     CUresult fail_call_code{}, fail_operation_code{};
@@ -254,17 +254,17 @@ enum Needs : unsigned {
     CONTEXT = 2 | INITIALIZED,
     UNSAFE = 4,      // conflicts with captures that are not relaxed
     BLOCKS = 8,      // may block the host, or synchronises implicitly
-    GIVES_BACK = 16,  // works after the device has failed, and answers that it has
-    THREAD_ONLY = 32, // touches nothing but the thread's own: works after the device has failed
+    GIVES_BACK = 16,  // works after the device has failed, and returns the failure
+    THREAD_ONLY = 32, // touches only the thread's own state: works after the device has failed
 };
-// Every call of the API: counts, refuses, and runs `body` under the lock.
+// Every API call goes through here: counts the call, checks it, and runs `body` under the lock.
 CUresult enter(const char* name, unsigned needs, const std::function<CUresult()>& body);
 uint64_t next_random();
 uint64_t random_below(uint64_t bound);
 
 // memory.cpp and ranges.cpp
 Place place(uintptr_t address, size_t bytes);
-// Whether the device's memory has room for so many bytes more.
+// Whether the device's memory has room for this many more bytes.
 bool room_for(size_t bytes);
 void unmap_pages(uintptr_t address, size_t bytes);
 
@@ -274,11 +274,11 @@ std::shared_ptr<Stream> find_stream(CUstream handle);
 CUresult enqueue(CUstream handle, Action action);
 
 // run.cpp
-// Runs whatever the seed picks, or all that can run.
+// Runs what the seed picks; without a seed, all that can run.
 void observe();
-// After something was enqueued.
+// Called after work was enqueued.
 void enqueued();
-// Runs until `done`; LAUNCH_TIMEOUT where nothing that can run leads there.
+// Runs until `done`; returns LAUNCH_TIMEOUT if no runnable operation leads there.
 CUresult run_until(const std::function<bool()>& done);
 CUresult run_all();
 void fail(CUresult code);
@@ -288,9 +288,9 @@ void drop_finished_streams();
 CUresult capture_action(Stream& stream, Action action);
 CUresult capture_record(Stream& stream, Event& event);
 CUresult capture_wait(const std::shared_ptr<Stream>& stream, Event& event, bool left_out);
-// What a potentially unsafe call answers now; it breaks the captures that it conflicts with.
+// What a potentially unsafe call returns now; it invalidates the captures that it conflicts with.
 CUresult unsafe_call();
-// The legacy stream is used: breaks the captures of blocking streams.
+// A use of the legacy stream invalidates the captures of blocking streams.
 CUresult implicit_use();
 CUresult broken(Capture& capture, CUresult code);
 void abandon_capture(Stream& stream);

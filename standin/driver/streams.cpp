@@ -6,8 +6,8 @@
 
 namespace driver {
 
-// The legacy stream and the per-thread one are there from the first use on. The per-thread one is one for all
-// threads, which only orders more.
+// The legacy stream and the per-thread one exist from their first use on. All threads share the per-thread one here,
+// which only adds order.
 std::shared_ptr<Stream> find_stream(CUstream handle) {
     uint64_t number = reinterpret_cast<uint64_t>(handle);
     if (number == 0) number = LEGACY;
@@ -22,7 +22,7 @@ std::shared_ptr<Stream> find_stream(CUstream handle) {
 
 namespace {
 
-// `later` goes on when `earlier` has reached what is enqueued in it by now.
+// `later` goes on when `earlier` has reached the end of what is enqueued in it now.
 void order(Stream& earlier, Stream& later) {
     if (earlier.idle()) return;
     Action record, wait;
@@ -33,7 +33,7 @@ void order(Stream& earlier, Stream& later) {
     later.queue.push_back(wait);
 }
 
-// What the legacy stream and the blocking ones owe each other.
+// The order between the legacy stream and the blocking streams.
 void order_implicitly(Stream& stream) {
     if (!stream.blocking()) return;
     for (auto& [handle, other] : gpu.streams) {
@@ -99,7 +99,7 @@ CUresult wait(CUstream stream, CUevent handle, unsigned flags) {
     return enqueue(stream, action);
 }
 
-// A query or a wait for work that a capture only recorded breaks the capture.
+// A query or a wait for work that is only captured invalidates the capture.
 CUresult captured(Event& event) {
     event.capture->broken = true;
     return CUDA_ERROR_CAPTURED_EVENT;
@@ -185,7 +185,7 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
     return enter("cuStreamWaitEvent", CONTEXT, [&] { return wait(stream, event, flags); });
 }
 
-// Until a word of memory equals `value`, the one comparison that is needed here. Outside captures.
+// Waits until a word of memory equals `value`, the one comparison that forebay needs. Outside captures.
 CUresult cuStreamWaitValue32_v2(CUstream handle, CUdeviceptr address, cuuint32_t value, unsigned flags) {
     return enter("cuStreamWaitValue32_v2", CONTEXT, [&] {
         auto stream = find_stream(handle);
@@ -276,7 +276,7 @@ CUresult cuEventElapsedTime(float* out, CUevent start, CUevent end) {
         if (!first || !last || !first->mark || !last->mark) return CUDA_ERROR_INVALID_HANDLE;
         if ((first->flags | last->flags) & CU_EVENT_DISABLE_TIMING) return CUDA_ERROR_INVALID_HANDLE;
         if (!first->mark->reached || !last->mark->reached) return CUDA_ERROR_NOT_READY;
-        // Less than 0 where the second was reached first.
+        // Negative if the second event was reached first.
         *out = static_cast<float>(static_cast<int64_t>(last->mark->when - first->mark->when)) / 1e6f;
         return CUDA_SUCCESS;
     });

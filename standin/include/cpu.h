@@ -1,14 +1,13 @@
-// Runs CUDA C++ on a CPU: what a kernel's source needs, so that g++ compiles it as it stands.
+// Runs CUDA C++ on a CPU: the definitions that let g++ compile a kernel's source without changes.
 //
-// Blocks run one after the other, in an order that the seed shuffles. Each CUDA thread of a block is a fibre
-// with a stack of its own; it runs until a barrier or a warp operation, where any thread that may go on
-// does, whichever the seed picks; in every other block or so, one thread only when no other can. So a result
-// that depends on the order of threads between two barriers differs from seed to seed. Shared memory is
-// filled with junk before each block.
+// Blocks run one after the other, in an order that the seed shuffles. Each CUDA thread of a block is a fibre with its
+// own stack. It runs until a barrier or a warp operation; there the seed picks the next thread among those that can go
+// on. In about every other block, one thread runs only when no other can. So a result that depends on the order of
+// threads between two barriers differs from seed to seed. The header fills shared memory with junk before each block.
 //
-// What would hang or be undefined on a GPU ends the process with a message instead: a barrier that not all
-// threads of a block reach, or reach on different lines; a warp operation whose mask names a lane that never
-// comes; a vector access at a misaligned address.
+// Errors that would hang or be undefined on a GPU end the process with a message: a barrier that some threads of a
+// block do not reach, or that threads reach on different lines; a warp operation whose mask names a lane that never
+// arrives; a misaligned vector access.
 //
 // Not modelled: blocks that wait for each other, memory that is slow to become visible, time.
 #pragma once
@@ -29,7 +28,7 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-// A kernel as it was compiled in; `args` points at `args_bytes` bytes, the by-value argument of the kernel.
+// A compiled-in kernel; `args` points to `args_bytes` bytes, the by-value argument of the kernel.
 struct standin_kernel {
     const char* name;
     void (*run)(const unsigned grid[3], const unsigned block[3], unsigned shared_bytes, const void* args,
@@ -64,7 +63,7 @@ constexpr size_t STACK = 64 << 10;
 #endif
 constexpr size_t GUARD = 4096;
 
-// Where in the source a thread waits.
+// The source line at which a thread waits.
 struct Site {
     const char* file;
     int line;
@@ -76,7 +75,7 @@ struct Site {
 enum class State : unsigned char { Ready, Barrier, Warp, Ended };
 
 struct Fiber;
-// What a warp operation does once all lanes of its mask are there.
+// What a warp operation does once all lanes of its mask have arrived.
 typedef void (*Meeting)(unsigned mask, Fiber* lanes);
 
 struct Fiber {
@@ -91,7 +90,7 @@ struct Fiber {
     size_t stack_bytes;
 };
 
-// The block that runs. One at a time in a library: `launch` holds the lock.
+// The running block. A library runs one at a time: `launch` holds the lock.
 struct Block {
     const char* kernel;
     void (*body)(const void*);
@@ -99,8 +98,8 @@ struct Block {
     dim3 grid, shape;
     uint3 index;
     unsigned threads, ready_count, at_barrier, ended;
-    unsigned gathered;  // what threads bring to a barrier that counts
-    unsigned starved;   // runs only when no other thread can
+    unsigned gathered;  // what threads contribute to a barrier that counts
+    unsigned starved;   // this thread runs only when no other can
     u64 random;
     char* dynamic;
     unsigned dynamic_bytes;
@@ -111,7 +110,7 @@ struct Block {
     Fiber fibers[MOST_THREADS];
 };
 
-// Stacks stay mapped from launch to launch, each above a page that nobody may touch.
+// Stacks stay mapped from launch to launch, each above a guard page.
 struct Machine {
     std::mutex lock;
     Block block{};
@@ -144,7 +143,7 @@ inline Block& block = machine.block;
     abort();
 }
 
-// No thread can go on, and some have not ended: says who waits for what.
+// No thread can go on, and some have not ended: prints which thread waits for what.
 [[noreturn]] inline void report_deadlock() {
     fprintf(stderr, "standin: kernel %s: %u of %u threads have ended, %u wait at a barrier\n", block.kernel,
             block.ended, block.threads, block.at_barrier);
@@ -167,7 +166,7 @@ inline Block& block = machine.block;
                              : "a warp operation whose mask names a lane that never comes");
 }
 
-// Saves the caller's registers on its stack, and goes on where `to` was left.
+// Saves the caller's registers on its stack, and continues where `to` was left.
 __attribute__((naked, noinline, unused)) static void switch_stacks(void** /*from*/, void* /*to*/) {
     asm volatile(
         "pushq %rbp\n pushq %rbx\n pushq %r12\n pushq %r13\n pushq %r14\n pushq %r15\n"
@@ -202,7 +201,7 @@ inline void make_ready(Fiber& fiber) {
     block.ready[block.ready_count++] = static_cast<unsigned short>(&fiber - block.fibers);
 }
 
-// Lets any thread that may go on do so; comes back when the caller is picked.
+// Lets any thread run that can; returns when the seed picks the caller.
 inline void yield(bool ends = false) {
     if (block.ready_count == 0) report_deadlock();
     unsigned pick = random_below(block.ready_count);
@@ -231,7 +230,7 @@ inline void yield(bool ends = false) {
     abort();
 }
 
-// Threads left from before have no meaning to the next block: frames are made anew.
+// Threads of the previous block mean nothing to the next one: their frames are made anew.
 inline void prepare(unsigned thread) {
     Fiber& fiber = block.fibers[thread];
     fiber.stack = machine.stack(thread);
@@ -239,11 +238,11 @@ inline void prepare(unsigned thread) {
     fiber.site = {nullptr, 0};
     fiber.index = {thread % block.shape.x, thread / block.shape.x % block.shape.y,
                    thread / (block.shape.x * block.shape.y)};
-    // As `switch_stacks` leaves a stack: mxcsr, six registers, where to return to. At the entry of a function
-    // the stack pointer is 8 beyond a multiple of 16.
+    // The layout that `switch_stacks` leaves on a stack: mxcsr, six registers, the return address. At the entry of a
+    // function the stack pointer is 8 above a multiple of 16.
     void** top = reinterpret_cast<void**>(fiber.stack + STACK) - 2;
 #if defined(__SANITIZE_ADDRESS__)
-    // `begin` and what it called last never returned, and left their frames' marks.
+    // `begin` and the functions it called last never returned, and left the sanitizer's marks of their frames.
     __asan_unpoison_memory_region(fiber.stack + STACK - FRAMES_LEFT, FRAMES_LEFT);
 #endif
     unsigned mxcsr = 0;
@@ -258,8 +257,8 @@ inline void prepare(unsigned thread) {
 
 }  // namespace standin
 
-// All static shared memory stands in one section, so that it can be filled with junk; the sanitizer guards
-// globals only where they stand by default.
+// All static shared memory is in one section, so that it can be filled with junk. The sanitizer guards globals only in
+// their default section.
 #if defined(__SANITIZE_ADDRESS__)
 #define __shared__ static
 #else
@@ -288,7 +287,7 @@ inline u64 scramble(u64 word) {
     return word ^ (word >> 31);
 }
 
-// Blocks in the order first, first + stride, ... modulo their number, which has no factor of the stride's.
+// Blocks in the order first, first + stride, ... modulo their number, which is coprime to the stride.
 inline u64 coprime_stride(u64 seed, u64 count) {
     for (u64 stride = seed % count;; stride = (stride + 1) % count) {
         u64 a = stride, b = count;
@@ -307,7 +306,7 @@ inline void run_block(u64 number, u64 seed) {
                    static_cast<unsigned>(number / block.grid.x / block.grid.y)};
     block.random = scramble(seed ^ scramble(number)) | 1;
     block.ready_count = block.at_barrier = block.ended = block.gathered = 0;
-    // What one thread is late to read, the others have long changed.
+    // The starved thread reads late, when the others have long changed the data: a race shows.
     block.starved = random_below(2 * block.threads);
     memset(block.arrived, 0, sizeof block.arrived);
     spoil_shared();
@@ -329,7 +328,7 @@ inline void launch(const standin_kernel& kernel, void (*body)(const void*), cons
         give_up("threads or blocks of a launch");
     }
     block.threads = static_cast<unsigned>(threads);
-    // Its end is the end of an allocation: the sanitizer sees what reaches beyond.
+    // It ends at the end of an allocation, so that the sanitizer detects an access beyond it.
     block.dynamic_bytes = shared_bytes;
     void* dynamic = nullptr;
     if (posix_memalign(&dynamic, 16, shared_bytes ? shared_bytes : 1)) give_up("no memory for shared memory");
@@ -369,7 +368,7 @@ inline const standin_kernel* find(const char* name) {
     return nullptr;
 }
 
-// Waits for all threads of the block; what they bring is added up.
+// Waits for all threads of the block and returns the sum of what they contribute.
 inline unsigned barrier(unsigned brings, Site site) {
     Fiber& self = *block.now;
     self.state = State::Barrier;
@@ -395,7 +394,7 @@ inline unsigned barrier(unsigned brings, Site site) {
 
 inline unsigned thread_number() { return static_cast<unsigned>(block.now - block.fibers); }
 
-// Waits for the lanes of `mask`; the last one to come does `meeting` for all of them.
+// Waits for the lanes of `mask`; the last lane to arrive runs `meeting` for all of them.
 inline u64 meet(unsigned mask, Meeting meeting, u64 value, unsigned parameter, Site site) {
     Fiber& self = *block.now;
     unsigned number = thread_number(), lane = number % WARP;
@@ -423,7 +422,7 @@ inline u64 meet(unsigned mask, Meeting meeting, u64 value, unsigned parameter, S
     return self.result;
 }
 
-// Gives each lane of the mask what `of` makes of it.
+// Gives each lane of the mask the result of `of` for that lane.
 template <class Of>
 inline void for_lanes(unsigned mask, Fiber* lanes, Of of) {
     for (unsigned left = mask; left; left &= left - 1) {
@@ -443,7 +442,7 @@ inline void ballot(unsigned mask, Fiber* lanes) {
     for_lanes(mask, lanes, [&](unsigned) { return set; });
 }
 
-// The parameter is the lane to read; one outside the mask has nothing to give.
+// The parameter is the lane to read; a lane outside the mask has no value.
 inline void shuffle(unsigned mask, Fiber* lanes) {
     for_lanes(mask, lanes, [&](unsigned lane) {
         unsigned from = lanes[lane].parameter;
@@ -522,7 +521,7 @@ inline T* aligned(T* address) {
 // `T* name`, the launch's dynamic shared memory.
 #define FOREBAY_DYNAMIC_SHARED(T, name) T* name = reinterpret_cast<T*>(standin::block.dynamic)
 
-// Defines a kernel and enters it in the registry. Its body follows, and sees `args`.
+// Defines a kernel and registers it. Its body follows, and can use `args`.
 #define FOREBAY_KERNEL(name, Args, most_threads, least_blocks)                                                  \
     static void name##_body(const Args& args);                                                                  \
     static void name##_run(const unsigned grid[3], const unsigned shape[3], unsigned shared, const void* args,  \
@@ -536,7 +535,7 @@ inline T* aligned(T* address) {
     }                                                                                                           \
     static void name##_body([[maybe_unused]] const Args& args)
 
-// Sites are told apart by line: each operation's last parameters are never given.
+// The line number distinguishes call sites: callers never pass the last parameters.
 #define STANDIN_SITE int line = __builtin_LINE(), const char *file = __builtin_FILE()
 #define STANDIN_HERE \
     standin::Site { file, line }
@@ -574,7 +573,7 @@ inline T __shfl_xor_sync(unsigned mask, T value, int with, STANDIN_SITE) {
     unsigned lane = standin::thread_number() % standin::WARP;
     return standin::shuffled(mask, value, (lane ^ static_cast<unsigned>(with)) % standin::WARP, STANDIN_HERE);
 }
-// From `by` lanes below, or above; where there is none, a lane keeps its own.
+// Reads from `by` lanes below, or above; a lane for which there is none keeps its own value.
 template <class T>
 inline T __shfl_up_sync(unsigned mask, T value, unsigned by, STANDIN_SITE) {
     unsigned lane = standin::thread_number() % standin::WARP;
@@ -626,7 +625,7 @@ inline T __ldcs(const T* from) {
 inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 inline void __threadfence_system() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 
-// Atomic to other threads of the process as well: host memory may be read while a kernel runs.
+// Atomic to other threads of the process as well: the host may read its memory while a kernel runs.
 #define STANDIN_ATOMICS(T)                                                                                      \
     inline T atomicAdd(T* at, T by) { return __atomic_fetch_add(standin::aligned(at), by, __ATOMIC_RELAXED); } \
     inline T atomicOr(T* at, T by) { return __atomic_fetch_or(standin::aligned(at), by, __ATOMIC_RELAXED); }   \

@@ -1,17 +1,17 @@
-//! The driver's API as functions, for tests that play the engine beside forebay: its streams, events,
+//! The driver's API as functions, for tests that act as the engine alongside forebay: with its streams, events,
 //! captures and memory. Handles and device addresses are plain words.
 
 use std::ffi::{CStr, c_char, c_void};
 
-/// What `cuMemCreate` makes: pinned memory of one device.
+/// The memory that `cuMemCreate` makes: pinned memory of one device.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryProperties {
     /// 1: pinned.
     pub kind: i32,
-    /// 1: a descriptor can be had of it; 8: a handle for other hosts of a fabric; 0: none.
+    /// 1: exportable as a descriptor; 8: as a handle for other hosts of a fabric; 0: not exportable.
     pub handle_types: i32,
-    /// Where it is.
+    /// The place of the memory.
     pub location: Location,
     /// 0.
     pub metadata: u64,
@@ -29,11 +29,11 @@ pub struct Location {
     pub id: i32,
 }
 
-/// Who may do what in a mapped range.
+/// The access of one device or the host to a mapped range.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Access {
-    /// Who.
+    /// The device or the host that gets the access.
     pub location: Location,
     /// 0: nothing, 1: read, 3: read and write.
     pub flags: i32,
@@ -42,7 +42,7 @@ pub struct Access {
 /// A host function of a stream.
 pub type HostFunction = unsafe extern "C" fn(*mut c_void);
 
-/// The address of a symbol, as a function of whatever type the field has.
+/// Returns the address of a symbol, as a function of the type that the field has.
 ///
 /// # Safety
 /// `handle` is open, and the symbol is a function of type `F`.
@@ -59,10 +59,10 @@ fn symbol(name: &'static str) -> Option<&'static CStr> {
     CStr::from_bytes_with_nul(name.as_bytes()).ok()
 }
 
-/// What a driver answers by a function that it has not: not found.
+/// Takes the place of a function that a driver lacks: returns the code for "not found".
 ///
 /// # Safety
-/// It needs nothing of its caller.
+/// This function requires nothing of its caller.
 unsafe extern "C" fn absent() -> i32 {
     500
 }
@@ -74,8 +74,8 @@ macro_rules! calls {
             $($name: unsafe extern "C" fn($($type),*) -> i32,)*
         }
 
-        /// Functions of one driver, by the names of the driver's own without `cu`; each answers the
-        /// driver's code, 0 for success.
+        /// The functions of one driver, named as the driver names them without `cu`; each returns the driver's code, 0
+        /// for success.
         #[derive(Debug)]
         pub struct Calls {
             table: Table,
@@ -93,7 +93,7 @@ macro_rules! calls {
                 Some(Calls { table })
             }
 
-            /// As [`Calls::of`], of a driver that need not have every function: one that is missing answers 500.
+            /// Like [`Calls::of`], for a driver that may lack some functions: a missing one returns 500.
             ///
             /// # Safety
             /// `handle` is a driver's library that stays open as long as the calls are used.
@@ -115,7 +115,7 @@ macro_rules! calls {
                 #[doc = concat!("`", $symbol, "`.")]
                 ///
                 /// # Safety
-                /// As the driver asks: pointers point at what they name, for as long as it may use that.
+                /// As the driver requires: pointers point to what they name, for as long as the driver may use it.
                 pub unsafe fn $name(&self, $($arg: $type),*) -> i32 {
                     // SAFETY: the caller's promise; the library is open.
                     unsafe { (self.table.$name)($($arg),*) }

@@ -1,22 +1,22 @@
-//! What a test's device is on: a stand-in of the test's own, or the driver that was named for all tests.
+//! The driver of a test's device: a stand-in of the test's own, or the driver that was named for all tests.
 
 use crate::{Calls, Given, Hold, Options, Resources, Standin};
 
-/// A driver. One that was given counts nothing and tells nothing of what it holds: what is asked of it is 0, always.
+/// A driver. A named driver counts nothing and does not report what it holds: those methods return 0 for it.
 #[derive(Debug)]
 pub enum Driver {
     /// A stand-in of the test's own.
     Own(Box<Standin>),
-    /// The one that `FOREBAY_TEST_DRIVER` names.
+    /// The driver that `FOREBAY_TEST_DRIVER` names.
     Given(&'static Given),
 }
 
 /// A stream that is held until this is dropped.
 #[derive(Debug)]
 pub enum Held<'a> {
-    /// By a stand-in.
+    /// A stand-in holds it.
     Own(&'a Standin, u64),
-    /// On the device.
+    /// A wait on the device holds it.
     Given(Hold),
 }
 
@@ -29,10 +29,10 @@ impl Drop for Held<'_> {
 }
 
 impl Driver {
-    /// The driver that was named, or a stand-in of these options; none where that could not be built.
+    /// Returns the named driver, or else a stand-in with these options; `None` if that could not be built.
     ///
     /// # Errors
-    /// The driver that was named does not start: what was refused.
+    /// The named driver does not start: the call that it refused.
     pub fn new(options: Options) -> Result<Option<Driver>, String> {
         Ok(match Given::named()? {
             Some(given) => Some(Driver::Given(given)),
@@ -40,7 +40,7 @@ impl Driver {
         })
     }
 
-    /// The test's own.
+    /// The test's own stand-in.
     pub fn own(&self) -> Option<&Standin> {
         if let Driver::Own(standin) = self { Some(standin) } else { None }
     }
@@ -53,7 +53,7 @@ impl Driver {
         }
     }
 
-    /// The driver's API, for tests that play the engine.
+    /// The driver's API, for tests that act as the engine.
     pub fn api(&self) -> &Calls {
         match self {
             Driver::Own(standin) => standin.api(),
@@ -61,11 +61,11 @@ impl Driver {
         }
     }
 
-    /// Nothing that is enqueued on the stream from now on runs, until the answer is dropped. On a stand-in nothing of
-    /// it at all.
+    /// Until the result is dropped, nothing runs that is enqueued on the stream from now on. On a stand-in nothing of
+    /// the stream runs at all.
     ///
     /// # Errors
-    /// What was refused, in words.
+    /// The refused call, in words.
     pub fn hold(&self, stream: u64) -> Result<Held<'_>, String> {
         match self {
             Driver::Own(standin) => {
@@ -76,7 +76,7 @@ impl Driver {
         }
     }
 
-    /// Memory as it is now; on a driver that was given, behind a copy. False where that is refused.
+    /// Reads memory: on a stand-in its current bytes, on a named driver by a copy. Returns false if that is refused.
     pub fn read(&self, address: u64, bytes: &mut [u8]) -> bool {
         match self {
             Driver::Own(standin) => standin.read(address, bytes),
@@ -84,7 +84,7 @@ impl Driver {
         }
     }
 
-    /// Changes memory, as [`Driver::read`] reads it.
+    /// Changes memory, by the same way as [`Driver::read`].
     pub fn write(&self, address: u64, bytes: &[u8]) -> bool {
         match self {
             Driver::Own(standin) => standin.write(address, bytes),

@@ -1,8 +1,8 @@
-//! A driver that nobody made here: the system's own, by its library's name or path. What tests need of it that the
-//! library has no use for: the driver's calls for those that play the engine, and streams that are held.
+//! A driver from outside: the system's own, or one named by its library's path. This module has what tests need of it
+//! and the library does not: the driver's calls for tests that act as the engine, and held streams.
 //!
 //! **Held streams.** A stream waits on the device for a word of pinned memory, and the host writes the word. A host
-//! function that blocks would hold more: a driver may run the functions of all streams on one thread.
+//! function that blocks would hold more streams: a driver may run the functions of all streams on one thread.
 
 use std::ffi::{CString, c_void};
 use std::sync::OnceLock;
@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use crate::Calls;
 
-/// Words that streams wait for, taken in turn: many more than are held at a time.
+/// The number of words that streams wait for, used in turn: many more than tests hold at a time.
 const WORDS: usize = 1024;
-/// A word that lets go.
+/// The value of a word that releases its stream.
 const OPEN: u32 = 1;
 
-/// A driver's library, and the primary context of its first device, which stays for as long as the process.
+/// A driver's library, and the primary context of its first device, which is retained until the process ends.
 #[derive(Debug)]
 pub struct Given {
     library: String,
@@ -23,9 +23,9 @@ pub struct Given {
     context: u64,
     words: u64,
     next: AtomicUsize,
-    /// Never recorded: looked at, it lets a stand-in go on.
+    /// Never recorded: a query of it lets a stand-in run operations.
     event: u64,
-    /// For copies.
+    /// The stream of copies.
     stream: u64,
 }
 
@@ -37,10 +37,10 @@ pub struct Hold {
 }
 
 impl Given {
-    /// The driver that `FOREBAY_TEST_DRIVER` names, if it names one.
+    /// Returns the driver that `FOREBAY_TEST_DRIVER` names, if it names one.
     ///
     /// # Errors
-    /// As [`Given::open`].
+    /// The errors of [`Given::open`].
     pub fn named() -> Result<Option<&'static Given>, String> {
         static NAMED: OnceLock<Result<Option<&'static Given>, String>> = OnceLock::new();
         let open =
@@ -48,13 +48,13 @@ impl Given {
         NAMED.get_or_init(open).clone()
     }
 
-    /// Loads a driver, starts it and retains the context. It is never given back.
+    /// Loads a driver, starts it and retains the context. The context is never released.
     ///
     /// # Errors
-    /// What was refused, in words.
+    /// The refused call, in words.
     pub fn open(library: &str) -> Result<&'static Given, String> {
         let path = CString::new(library).map_err(|error| error.to_string())?;
-        // SAFETY: the system's driver, or a library that the caller named as one: its code runs by the caller's will.
+        // SAFETY: the system's driver, or a library that the caller named as one: the caller wants its code to run.
         let handle: *mut c_void = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
             return Err(format!("{library} cannot be loaded"));
@@ -64,14 +64,14 @@ impl Given {
         let (mut context, mut words, mut event, mut stream) = (0, 0, 0, 0);
         let done = |call: &str, code: i32| match code {
             0 => Ok(()),
-            code => Err(format!("{library}: {call} answers {code}")),
+            code => Err(format!("{library}: {call} returned {code}")),
         };
-        // SAFETY: the answers have room; the context is pushed before it is needed, and popped.
+        // SAFETY: the results have room; the context is pushed before it is needed, and popped.
         unsafe {
             done("cuInit", api.init(0))?;
             done("cuDevicePrimaryCtxRetain", api.primary_ctx_retain(&mut context, 0))?;
             done("cuCtxPushCurrent", api.ctx_push_current(context))?;
-            // For every context, and at the same address for the device.
+            // Portable to every context, and at the same address on the device.
             const PORTABLE_MAPPED: u32 = 3;
             done("cuMemHostAlloc", api.mem_host_alloc(&mut words, 4 * WORDS, PORTABLE_MAPPED))?;
             const NO_TIMES: u32 = 2;
@@ -84,20 +84,20 @@ impl Given {
         Ok(Box::leak(Box::new(Given { library, api, context, words, next, event, stream })))
     }
 
-    /// The library's name or path, as it was given.
+    /// The library's name or path, as given.
     pub fn library(&self) -> &str {
         &self.library
     }
 
-    /// The driver's API, for tests that play the engine.
+    /// The driver's API, for tests that act as the engine.
     pub fn api(&self) -> &Calls {
         &self.api
     }
 
-    /// Nothing that is enqueued on the stream from now on runs, until the answer is dropped.
+    /// Until the result is dropped, nothing runs that is enqueued on the stream from now on.
     ///
     /// # Errors
-    /// What was refused, in words.
+    /// The refused call, in words.
     pub fn hold(&'static self, stream: u64) -> Result<Hold, String> {
         let number = self.next.fetch_add(1, Ordering::Relaxed) % WORDS;
         let hold = Hold { driver: self, word: self.words + 4 * number as u64 };
@@ -105,13 +105,13 @@ impl Given {
         const EQUAL: u32 = 1;
         // SAFETY: the word lives as long as the process.
         let code = self.inside(|api| unsafe { api.stream_wait_value(stream, hold.word, OPEN, EQUAL) });
-        if code == 0 { Ok(hold) } else { Err(format!("cuStreamWaitValue32_v2 answers {code}")) }
+        if code == 0 { Ok(hold) } else { Err(format!("cuStreamWaitValue32_v2 returned {code}")) }
     }
 
-    /// Copies, and waits for the copy; false where that is refused. An address that is no slice's is the host's to a
-    /// driver: it is not refused, and may end the process.
+    /// Copies, and waits for the copy; returns false if that is refused. A driver takes an address outside every slice
+    /// for a host address: it does not refuse it, and may end the process.
     pub(crate) fn copy(&self, to: u64, from: u64, bytes: usize) -> bool {
-        // SAFETY: one address is a slice's, as tests have them; behind the other are so many bytes of the caller's.
+        // SAFETY: one address is a slice's, as tests have them; the other names as many bytes of the caller's.
         let copied = self.inside(|api| unsafe {
             match api.memcpy_async(to, from, bytes, self.stream) {
                 0 => api.stream_synchronize(self.stream),
@@ -121,7 +121,7 @@ impl Given {
         copied == 0
     }
 
-    /// Calls with the context current, so that no capture of the thread's minds.
+    /// Calls `work` with the context current, in a mode that no capture of this thread objects to.
     fn inside(&self, call: impl FnOnce(&Calls) -> i32) -> i32 {
         const RELAXED: i32 = 2;
         let mut mode = RELAXED;

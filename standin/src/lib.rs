@@ -1,16 +1,15 @@
-//! Stands in for a GPU's driver in tests; never shipped.
+//! A stand-in for a GPU's driver, for tests only; never shipped.
 //!
-//! [`Standin`] is a `libcuda.so.1` whose memory, streams, captures and graphs live in this process, with
-//! forebay's kernels compiled in by the host's compiler. It is as strict as the driver it stands in for,
-//! and where that one leaves an order open, a seed picks one: late, and across streams.
+//! [`Standin`] is a `libcuda.so.1` whose memory, streams, captures and graphs are in this process, with forebay's
+//! kernels compiled in by the host's compiler. It is as strict as NVIDIA's driver. Where that driver leaves an order
+//! open, a seed picks one: late, and across streams.
 //!
-//! **Private.** Each [`Standin`] loads its own copy of the library, so that it has its own globals: tests
-//! that run at the same time share no memory, no counters and no failures. The copy is a file that goes
-//! with its [`Standin`].
+//! **Private.** Each [`Standin`] loads its own copy of the library and so has its own globals: tests that run at the
+//! same time share no memory, no counters and no failures. The copy is a file, which is removed with its [`Standin`].
 //!
-//! **Not modelled.** Time: operations take the host's, and events read its clock. Memory that is slow to become
-//! visible. A kernel runs whole when its turn comes, so two kernels of different streams never overlap; that they
-//! may run in either order is what finds a missing edge.
+//! **Not modelled.** Time: operations take the host's time, and events read its clock. Memory that is slow to become
+//! visible. A kernel runs as a whole when its turn comes, so two kernels of different streams never overlap; a missing
+//! edge shows because the two may run in either order.
 
 mod calls;
 mod driver;
@@ -30,39 +29,40 @@ pub use driver::{Driver, Held};
 pub use given::{Given, Hold};
 pub use run::{Kernels, Launch, Memory};
 
-/// What a driver is asked to be.
+/// The options of a stand-in driver.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// With none, everything runs when it is enqueued, as far as its edges allow. With one, nothing runs by
-    /// itself: calls that can notice progress run a random number of operations, of random streams.
+    /// The seed of the order. Without one, everything runs when it is enqueued, as far as its edges allow. With one,
+    /// nothing runs by itself: calls that can notice progress run a random number of operations, of random streams.
     pub seed: Option<u64>,
     /// Bytes of device memory.
     pub memory: u64,
-    /// The most bytes that one call registers; for more it answers 2, as systems do that pin only so much at once.
+    /// The most bytes that one call registers; for more it returns 2, like systems that limit how much they pin at
+    /// once.
     pub registration: u64,
     /// Compute capability: major, minor.
     pub capability: (u32, u32),
-    /// As `cuDriverGetVersion` answers: 1000 x major + 10 x minor.
+    /// The result of `cuDriverGetVersion`: 1000 x major + 10 x minor.
     pub driver_version: u32,
-    /// How many devices; with 0, `cuInit` answers 100.
+    /// The number of devices; with 0, `cuInit` returns 100.
     pub devices: u32,
-    /// Threads of a warp, as the device says. Kernels run with 32.
+    /// Threads of a warp, as the device reports. Kernels run with 32.
     pub warp: u32,
-    /// Whether every call answers 34, as the stub libraries of toolkits do.
+    /// Whether every call returns 34, like the stub libraries of toolkits.
     pub stub: bool,
     /// Whether physical memory can be exported as a descriptor.
     pub descriptors: bool,
-    /// Multiprocessors, as the device says. Kernels run on one processor of the host.
+    /// Multiprocessors, as the device reports. Kernels run on one processor of the host.
     pub processors: u32,
-    /// Whether physical memory for other hosts of a fabric can be had. The device says so in any case.
+    /// Whether physical memory for other hosts of a fabric is available. The device claims it in any case.
     pub fabric: bool,
     /// Whether graphs can have conditional nodes.
     pub conditional_nodes: bool,
-    /// Whether descriptors of memory cannot be had although the device says so.
+    /// Whether descriptors of memory are unavailable although the device claims them.
     pub withheld: bool,
-    /// Whether physical memory can be had on the nodes of the host. The driver has it from 12.2 on.
+    /// Whether physical memory is available on the nodes of the host. The driver supports it from 12.2 on.
     pub host_memory: bool,
-    /// NUMA nodes of the host; with 0 the driver says that there are none. The devices stand beside the last.
+    /// NUMA nodes of the host; with 0 the driver reports none. The devices are on the last node.
     pub nodes: u32,
 }
 
@@ -88,7 +88,7 @@ impl Default for Options {
     }
 }
 
-/// What was taken of a driver and not given back.
+/// What was taken from a driver and not released.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Resources {
@@ -114,13 +114,13 @@ pub struct Resources {
     pub execs: u64,
     /// Modules.
     pub modules: u64,
-    /// Primary contexts, as often as they are retained.
+    /// Retains of primary contexts.
     pub contexts: u64,
-    /// Bytes of host memory that is allocated or registered.
+    /// Bytes of host memory that are allocated or registered.
     pub pinned: u64,
 }
 
-/// As the library's `state.h` declares it.
+/// The same layout as in the library's `state.h`.
 #[repr(C)]
 struct RawOptions {
     seed: u64,
@@ -142,7 +142,7 @@ struct RawOptions {
     nodes: u32,
 }
 
-/// One driver of its own.
+/// One driver with its own globals.
 #[derive(Debug)]
 pub struct Standin {
     handle: *mut c_void,
@@ -151,13 +151,13 @@ pub struct Standin {
     api: Calls,
 }
 
-// SAFETY: the handle is a name for the loader, which locks itself, and every function of the library takes
-// the library's lock.
+// SAFETY: the handle is a name for the loader, which has its own lock, and every function of the library takes the
+// library's lock.
 unsafe impl Send for Standin {}
 // SAFETY: as above.
 unsafe impl Sync for Standin {}
 
-/// The library's side of the methods below.
+/// The library's functions for the methods below.
 #[derive(Clone, Copy, Debug)]
 struct Control {
     configure: unsafe extern "C" fn(*const RawOptions),
@@ -204,7 +204,7 @@ impl Control {
     }
 }
 
-/// Removes the copies of processes that ended without doing so: of tests that crashed.
+/// Removes the copies of processes that ended without doing so, such as crashed tests.
 fn remove_stale(built: &Path) {
     let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
     let Some(own) = name(built) else { return };
@@ -219,7 +219,7 @@ fn remove_stale(built: &Path) {
     }
 }
 
-/// A file of its own for each driver of each process.
+/// Returns a new path, one per driver and process.
 fn copy_library() -> Option<PathBuf> {
     static COPIES: AtomicU64 = AtomicU64::new(0);
     static CLEANED: Once = Once::new();
@@ -232,7 +232,7 @@ fn copy_library() -> Option<PathBuf> {
 }
 
 impl Standin {
-    /// Loads a driver. None where there was no g++ when this crate was built: the test skips, and says so.
+    /// Loads a driver. Returns `None` if this crate was built without g++: the test then skips and reports it.
     pub fn new(options: Options) -> Option<Standin> {
         let copy = copy_library()?;
         let path = copy.to_str()?.to_owned();
@@ -268,7 +268,7 @@ impl Standin {
             host_memory: options.host_memory.into(),
             nodes: options.nodes,
         };
-        // SAFETY: the library copies what it is given.
+        // SAFETY: the library copies its argument.
         unsafe { (control.configure)(&raw) };
         Some(Standin { handle, path, control, api })
     }
@@ -278,18 +278,18 @@ impl Standin {
         &self.path
     }
 
-    /// The driver's API, for tests that play the engine.
+    /// The driver's API, for tests that act as the engine.
     pub fn api(&self) -> &Calls {
         &self.api
     }
 
-    /// The `n`-th driver call from now on, counted from 0, answers `code` and does nothing.
+    /// The `n`-th driver call from now on, counted from 0, returns `code` and does nothing.
     pub fn fail_call(&self, n: u64, code: i32) {
         // SAFETY: the library is loaded; so for all methods below.
         unsafe { (self.control.fail_call)(n, code) }
     }
 
-    /// Which call [`Standin::fail_call`] has failed since.
+    /// The name of the call that [`Standin::fail_call`] has failed since.
     pub fn failed_call(&self) -> Option<String> {
         // SAFETY: the library is loaded.
         let name = unsafe { (self.control.failed)() };
@@ -303,27 +303,27 @@ impl Standin {
         unsafe { (self.control.calls)() }
     }
 
-    /// Calls so far of the function of this name, those that were refused included.
+    /// Calls so far of the function of this name, including refused ones.
     pub fn calls_of(&self, name: &CStr) -> u64 {
         // SAFETY: the library is loaded, and only compares the name.
         unsafe { (self.control.calls_of)(name.as_ptr()) }
     }
 
-    /// The `n`-th operation (kernel, copy, fill) executed from now on, counted from 0, fails: from then on
-    /// nothing runs, and every call answers `code`. Calls that give something back do so all the same.
+    /// The `n`-th operation (kernel, copy, fill) executed from now on, counted from 0, fails. From then on nothing
+    /// runs, and every call returns `code`; calls that release something still release it.
     pub fn fail_operation(&self, n: u64, code: i32) {
         // SAFETY: the library is loaded.
         unsafe { (self.control.fail_operation)(n, code) }
     }
 
-    /// Operations executed so far: kernels, copies and fills, those of graphs included.
+    /// Operations executed so far: kernels, copies and fills, including those of graphs.
     pub fn operations(&self) -> u64 {
         // SAFETY: the library is loaded.
         unsafe { (self.control.operations)() }
     }
 
-    /// Nothing of the stream runs until [`Standin::let_go`]. A call that waits for it answers 702 where
-    /// nothing else can run.
+    /// Nothing of the stream runs until [`Standin::let_go`]. A call that waits for it returns 702 if nothing else can
+    /// run.
     pub fn hold(&self, stream: u64) {
         // SAFETY: the library is loaded.
         unsafe { (self.control.hold)(stream, 1) }
@@ -335,9 +335,8 @@ impl Standin {
         unsafe { (self.control.hold)(stream, 0) }
     }
 
-    /// Leaves out the edges of these `cuStreamWaitEvent` calls, counted from the first ever. A stream that
-    /// such a wait takes into a capture is captured all the same, and what such a wait would have joined
-    /// counts as joined.
+    /// Leaves out the edges of these `cuStreamWaitEvent` calls, counted from the first ever. A stream that such a wait
+    /// draws into a capture is captured all the same, and counts as joined if such a wait would have joined it.
     pub fn without_waits(&self, numbers: Range<u64>) {
         // SAFETY: the library is loaded.
         unsafe { (self.control.without_waits)(numbers.start, numbers.end) }
@@ -349,20 +348,20 @@ impl Standin {
         unsafe { (self.control.waits)() }
     }
 
-    /// Calls so far that may block the host or synchronise implicitly: the memory calls are among them.
+    /// Calls so far that may block the host or synchronise implicitly, including the memory calls.
     pub fn synchronizations(&self) -> u64 {
         // SAFETY: the library is loaded.
         unsafe { (self.control.synchronizations)() }
     }
 
-    /// Graphs so far that were instantiated to run with their nodes' priorities. What runs in which order does not
-    /// depend on them here.
+    /// Graphs so far that were instantiated to run with their nodes' priorities. The priorities do not change the order
+    /// in which the stand-in runs nodes.
     pub fn prioritized(&self) -> u64 {
         // SAFETY: the library is loaded.
         unsafe { (self.control.prioritized)() }
     }
 
-    /// What is taken now; all 0 when everything was given back.
+    /// What is taken now; all 0 after everything was released.
     pub fn held_resources(&self) -> Resources {
         let mut resources = Resources::default();
         // SAFETY: the library writes one `Resources`, of the same layout.
@@ -370,13 +369,13 @@ impl Standin {
         resources
     }
 
-    /// Memory as it is now, whatever is still enqueued; false outside what the driver knows.
+    /// Reads memory as it is now, regardless of enqueued work; returns false outside the driver's memory.
     pub fn read(&self, address: u64, bytes: &mut [u8]) -> bool {
         // SAFETY: the library checks the address, and writes as many bytes as the slice has.
         unsafe { (self.control.read)(address, bytes.as_mut_ptr().cast(), bytes.len() as u64) != 0 }
     }
 
-    /// Changes memory now; false outside what the driver knows.
+    /// Changes memory now; returns false outside the driver's memory.
     pub fn write(&self, address: u64, bytes: &[u8]) -> bool {
         // SAFETY: the library checks the address, and reads as many bytes as the slice has.
         unsafe { (self.control.write)(address, bytes.as_ptr().cast(), bytes.len() as u64) != 0 }
@@ -386,7 +385,7 @@ impl Standin {
 impl Drop for Standin {
     fn drop(&mut self) {
         drop(fs::remove_file(&self.path));
-        // SAFETY: opened once and closed once; whoever loaded it again holds it open for himself.
+        // SAFETY: opened once and closed once; any other opener holds a reference of its own.
         unsafe { libc::dlclose(self.handle) };
     }
 }
@@ -399,7 +398,7 @@ mod tests {
     fn copies_of_processes_that_are_gone_are_removed_and_no_others() {
         let folder = Path::new(env!("OUT_DIR")).join(format!("stale.{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
-        // No process has so high a number.
+        // No process has such a high number.
         let own = format!("lib.so.{}.3", std::process::id());
         let names = ["lib.so", "lib.so.4294967295.0", &own, "other.so.4294967295.0", "lib.so.none"];
         names.iter().for_each(|name| fs::write(folder.join(name), "").unwrap());

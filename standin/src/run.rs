@@ -1,29 +1,29 @@
-//! Kernels called as functions: for tests of the kernels alone, without a driver or a device.
+//! Kernels called as functions, for tests of the kernels alone, without a driver or a device.
 
 use crate::{Options, Standin};
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::ffi::{CStr, CString, c_char, c_void};
 
-/// Words that no kernel may write, before and behind each [`Memory`].
+/// The number of guard words before and after each [`Memory`], which no kernel may write.
 const FENCE: usize = 32;
 const FENCE_WORD: u32 = 0x5AFE_C0DE;
 
-/// Memory whose address kernels take: words, zero at first, at a multiple of 128 bytes or so many words behind one.
+/// Memory whose address kernels take: words, zero at first, that begin at a multiple of 128 bytes plus some words.
 #[derive(Debug)]
 pub struct Memory {
     start: *mut u32,
-    /// Words before those that are the memory's own.
+    /// Guard words before the memory's own words.
     lead: usize,
     words: usize,
 }
 
 impl Memory {
-    /// Zeroed memory of so many words.
+    /// Returns zeroed memory of `count` words.
     pub fn new(words: usize) -> Memory {
         Memory::skewed(words, 0)
     }
 
-    /// Zeroed memory that begins `skew` words behind a multiple of 128 bytes.
+    /// Returns zeroed memory that begins `skew` words after a multiple of 128 bytes.
     pub fn skewed(words: usize, skew: usize) -> Memory {
         let lead = FENCE + skew;
         let layout = Memory::layout(lead + words + FENCE);
@@ -41,26 +41,26 @@ impl Memory {
         memory
     }
 
-    /// Memory that holds these words.
+    /// Returns memory that holds these words.
     pub fn of(words: &[u32]) -> Memory {
         let memory = Memory::new(words.len());
         memory.write(0, words);
         memory
     }
 
-    /// Of an allocation of so many words.
+    /// The layout of an allocation of this many words.
     fn layout(words: usize) -> Layout {
         Layout::array::<u32>(words).and_then(|l| l.align_to(128)).unwrap_or(Layout::new::<u32>())
     }
 
-    /// What a kernel takes.
+    /// The address that a kernel takes.
     pub fn address(&self) -> u64 {
         self.start as u64 + 4 * self.lead as u64
     }
 
     /// The words as they are now.
     pub fn read(&self) -> Vec<u32> {
-        // SAFETY: the allocation has the words and its fences; nobody writes while a test reads.
+        // SAFETY: the allocation has the words and its fences; no kernel writes while a test reads.
         (self.lead..self.lead + self.words).map(|index| unsafe { self.start.add(index).read() }).collect()
     }
 
@@ -73,7 +73,7 @@ impl Memory {
         }
     }
 
-    /// Whether nothing was written before or behind the words.
+    /// Whether nothing was written before or after the words.
     pub fn is_fenced(&self) -> bool {
         let end = self.lead + self.words;
         let fences = (0..self.lead).chain(end..end + FENCE);
@@ -108,12 +108,12 @@ pub struct Launch {
     pub threads: u32,
     /// Bytes of dynamic shared memory.
     pub shared: u32,
-    /// Decides the order of blocks and threads.
+    /// The seed of the order of blocks and threads.
     pub seed: u64,
 }
 
 impl Kernels {
-    /// None where there was no g++ when this crate was built.
+    /// Returns `None` if this crate was built without g++.
     pub fn new() -> Option<Kernels> {
         let standin = Standin::new(Options::default())?;
         let path = CString::new(standin.library()).ok()?;
@@ -129,11 +129,11 @@ impl Kernels {
         Some(Kernels { run, _standin: standin })
     }
 
-    /// Runs a kernel to its end; false where there is none of this name, or its argument is of another size.
-    /// `args` is its by-value argument; the addresses in it are those of [`Memory`] that outlives the call.
+    /// Runs a kernel to its end; returns false if no kernel has this name or its argument has another size. `args` is
+    /// its by-value argument; the addresses in it are those of [`Memory`] that outlives the call.
     pub fn run(&self, name: &CStr, launch: Launch, args: &[u32]) -> bool {
         let block = [launch.threads, 1, 1];
-        // A copy at an address that 64-bit words may have.
+        // A copy at an address that is aligned for 64-bit words.
         let args: Vec<u64> =
             args.chunks(2).map(|pair| u64::from(pair[0]) | u64::from(pair[1]) << 32).collect();
         let bytes = 8 * args.len() as u32;

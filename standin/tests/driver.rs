@@ -1,6 +1,6 @@
-//! The stand-in driver against what the real one is known to do: order, captures, memory, failures.
+//! Tests of the stand-in driver against the documented behaviour of the real one: order, captures, memory, failures.
 //!
-//! Every test that a seed is needed for has a control in which what it shows to be right goes wrong.
+//! Every test that needs a seed has a control in which the tested property fails.
 
 #[path = "driver/captures.rs"]
 mod captures;

@@ -1,5 +1,5 @@
-//! The driver and the kernels under the address and the undefined-behaviour sanitizer, in a program of
-//! their own: what they do is clean, and what is planted is found.
+//! Runs the driver and the kernels under the address and the undefined-behaviour sanitizer, in a program of their own:
+//! correct use reports nothing, and every planted fault is reported.
 
 #[path = "../../tests/support/skip.rs"]
 mod skip;
@@ -20,7 +20,7 @@ const FLAGS: [&str; 9] = [
     "-DFOREBAY_CPU",
 ];
 
-/// Seeds with which the clean part is run, besides none.
+/// The number of seeds with which the clean part runs, in addition to none.
 const SEEDS: u32 = 20;
 
 fn sources() -> Result<Vec<PathBuf>> {

@@ -1,4 +1,5 @@
-//! What the header that runs kernels on a CPU finds: races, by the order of threads; hangs, with a message.
+//! Tests of the header that runs kernels on a CPU: it finds races by the order of threads, and ends hangs with a
+//! message.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 #[path = "../../tests/support/skip.rs"]
@@ -7,7 +8,7 @@ mod skip;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// The program of `shim/kernels.cpp`, compiled with further flags; a skip that is told where there is no g++.
+/// Compiles the program of `shim/kernels.cpp` with further flags; reports a skip if there is no g++.
 fn program(test: &str, flags: &[&str]) -> Option<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("shim-{test}"));
@@ -27,7 +28,7 @@ fn run(program: &Path, kernel: &str, flag: u32, seed: u64, shared: u32) -> Outpu
     Command::new(program).arg(kernel).args(values).output().unwrap()
 }
 
-/// What a kernel printed.
+/// Returns what a kernel printed.
 fn printed(program: &Path, kernel: &str, flag: u32, seed: u64) -> String {
     let output = run(program, kernel, flag, seed, 0);
     assert!(output.status.success(), "{kernel}: {}", String::from_utf8_lossy(&output.stderr));
@@ -42,8 +43,8 @@ fn warp_operations_barriers_and_atomics_do_what_they_say() {
     }
 }
 
-/// Two blocks of 64 threads each read a word that another thread writes: all of them see it with the barrier,
-/// and under every seed some do not without.
+/// Two blocks of 64 threads each read a word that another thread writes. With the barrier all threads see it; without,
+/// under every seed some do not.
 #[test]
 fn a_missing_barrier_shows_and_with_the_barrier_nothing_does() {
     let Some(program) = program("race", &[]) else { return };
@@ -85,7 +86,7 @@ fn what_would_hang_or_fault_on_a_gpu_ends_with_a_message() {
     assert!(!run(&program, "deep", 0, 1, 0).status.success());
 }
 
-/// The sanitizer follows the threads' stacks, and sees a write beyond dynamic shared memory.
+/// The sanitizer follows the threads' stacks, and detects a write beyond dynamic shared memory.
 #[test]
 fn the_address_sanitizer_follows_the_threads() {
     let flags = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"];

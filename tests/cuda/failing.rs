@@ -1,5 +1,4 @@
-//! Each call of the driver's, refused once: an error or none, nothing that stays behind, and no ticket that never
-//! ends.
+//! Each driver call, refused once: the caller gets an error or none, nothing leaks, and every ticket ends.
 
 use crate::rig::{Cache, Rig, entry, on, own, selection, usual};
 use forebay::device::cuda::CudaDevice;

@@ -1,4 +1,4 @@
-//! Captured work: what a graph holds, what breaks a capture, and when a graph goes.
+//! Captured work: what a graph holds, what invalidates a capture, and when a graph is destroyed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -98,7 +98,7 @@ fn forks_are_captured_with_what_they_fork_from() {
     device.launch(graph, c.stream).unwrap();
     c.sync(c.stream);
     assert_eq!(c.count.load(Ordering::Relaxed), 1);
-    assert_eq!(device.query(fork).unwrap_err().kind(), Kind::InvalidConfig, "the event is the capture's");
+    assert_eq!(device.query(fork).unwrap_err().kind(), Kind::InvalidState, "the event is the capture's");
     c.sync(side);
 }
 
@@ -128,18 +128,18 @@ fn a_graph_released_while_it_runs_runs_on_and_goes() {
 fn a_capture_ends_where_it_began_and_holds_no_second_one() {
     let Some(c) = Captured::new(usual()) else { return };
     let device = &c.rig.device;
-    assert_eq!(device.captured(c.stream).unwrap_err().kind(), Kind::InvalidConfig);
+    assert_eq!(device.captured(c.stream).unwrap_err().kind(), Kind::InvalidState);
     let side = device.stream().unwrap();
     device.capture(c.stream).unwrap();
     assert_eq!(device.capture(c.stream).unwrap_err().kind(), Kind::Busy);
-    assert_eq!(device.captured(side).unwrap_err().kind(), Kind::InvalidConfig);
+    assert_eq!(device.captured(side).unwrap_err().kind(), Kind::InvalidState);
     c.counts(c.stream).unwrap();
     let (ticket, completer) = Ticket::new();
-    assert_eq!(device.complete(c.stream, completer).unwrap_err().kind(), Kind::InvalidConfig);
+    assert_eq!(device.complete(c.stream, completer).unwrap_err().kind(), Kind::InvalidState);
     assert_eq!(ticket.poll(), Some(Outcome::Cancelled), "a ticket ends once, a graph runs often");
     let graph = device.captured(c.stream).unwrap();
     device.capture(side).unwrap();
-    assert_eq!(device.launch(graph, side).unwrap_err().kind(), Kind::InvalidConfig);
+    assert_eq!(device.launch(graph, side).unwrap_err().kind(), Kind::InvalidState);
     device.captured(side).unwrap();
     device.launch(graph, side).unwrap();
     c.sync(side);
@@ -156,7 +156,7 @@ fn what_breaks_a_capture_is_told_with_the_drivers_word_and_leaves_nothing() {
     let breaks: [(&str, &dyn Fn()); 3] = [
         ("a wait for what is not captured", &|| {
             let refused = device.wait(c.stream, outside).unwrap_err();
-            assert_eq!(refused.kind(), Kind::InvalidConfig);
+            assert_eq!(refused.kind(), Kind::InvalidState);
             assert!(refused.place().contains("CUDA_ERROR_STREAM_CAPTURE_"), "{refused}");
             assert!(refused.number("code").is_some_and(|code| (900..=908).contains(&code)));
         }),
@@ -168,7 +168,7 @@ fn what_breaks_a_capture_is_told_with_the_drivers_word_and_leaves_nothing() {
         ("an end on another thread", &|| {
             std::thread::scope(|scope| {
                 let ended = scope.spawn(|| device.captured(c.stream).unwrap_err()).join().unwrap();
-                assert_eq!((ended.kind(), ended.number("code")), (Kind::InvalidConfig, Some(908)));
+                assert_eq!((ended.kind(), ended.number("code")), (Kind::InvalidState, Some(908)));
             });
             device.wait(c.stream, outside).unwrap_err();
         }),
@@ -178,7 +178,7 @@ fn what_breaks_a_capture_is_told_with_the_drivers_word_and_leaves_nothing() {
         c.counts(c.stream).unwrap();
         breaks();
         let refused = device.captured(c.stream).unwrap_err();
-        assert_eq!(refused.kind(), Kind::InvalidConfig, "{what}");
+        assert_eq!(refused.kind(), Kind::InvalidState, "{what}");
         let held = c.rig.driver.held_resources();
         assert_eq!((held.graphs, held.execs, Arc::strong_count(&c.count)), (0, 0, 1), "{what}");
         // The stream is as it was.

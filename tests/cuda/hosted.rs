@@ -1,5 +1,5 @@
-//! Rows in host memory that the driver makes: a cache over it decodes as over registered memory; who has none says so,
-//! and nothing is left behind.
+//! Rows in host memory that the driver allocates: a cache over it decodes as over registered memory; a device without
+//! such memory reports it, and nothing leaks.
 
 use std::sync::Arc;
 
@@ -99,12 +99,12 @@ fn who_has_no_such_memory_says_so() {
     let Some(error) = refused(Options { driver_version: 12_010, ..usual() }) else { return };
     assert_eq!(
         (error.kind(), error.number("found"), error.number("wanted")),
-        (Kind::OsRefused, Some(12_010), Some(12_020))
+        (Kind::Unsupported, Some(12_010), Some(12_020))
     );
     let none = refused(Options { host_memory: false, driver_version: 12_090, ..usual() }).unwrap();
     assert_eq!(
         (none.kind(), none.place()),
-        (Kind::InvalidConfig, "the device has no host memory of the driver's")
+        (Kind::Unsupported, "the device has no host memory of the driver's")
     );
     // A driver that may not know the question is asked for the memory itself.
     let older = Options { driver_version: 12_020, ..usual() };

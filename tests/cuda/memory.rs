@@ -1,4 +1,4 @@
-//! Memory: what is handed out, in which pieces host memory is registered and copied, and what comes back.
+//! Memory: what the device allocates, in which pieces it registers and copies host memory, and what it releases.
 
 use crate::rig::{Rig, driver, on, own, pinned, usual};
 use forebay::Kind;

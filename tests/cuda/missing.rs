@@ -1,4 +1,4 @@
-//! What a machine may lack: each an error that says what it is and what to do, and nothing is left behind.
+//! Features that a machine may lack: each is an error that names the feature and says what to do, and nothing leaks.
 
 use std::sync::Arc;
 
@@ -89,7 +89,7 @@ fn libc_enoent() -> i32 {
 fn a_stub_of_the_driver_is_told_from_one() {
     let Some(error) = refused_on(Options { stub: true, ..usual() }) else { return };
     assert_eq!(error.kind(), Kind::OsRefused);
-    assert!(error.place().ends_with("is a stub to link with, no driver"), "{error}");
+    assert!(error.place().ends_with("is a stub for linking, not a driver"), "{error}");
     assert!(error.to_string().contains("stubs off the library path"), "{error}");
 }
 
@@ -125,7 +125,7 @@ fn a_device_that_is_not_there_is_named() {
 #[test]
 fn a_device_too_old_is_refused() {
     let Some(error) = refused_on(Options { capability: (7, 5), ..usual() }) else { return };
-    assert_eq!((error.kind(), error.place()), (Kind::InvalidConfig, "compute capability below 8.0"));
+    assert_eq!((error.kind(), error.place()), (Kind::Unsupported, "compute capability below 8.0"));
     assert_eq!((error.number("major"), error.number("minor")), (Some(7), Some(5)));
 }
 
@@ -133,7 +133,7 @@ fn a_device_too_old_is_refused() {
 fn f16_a_device_with_warps_of_another_width_is_refused() {
     for warp in [16, 64] {
         let Some(error) = refused_on(Options { warp, ..usual() }) else { return };
-        assert_eq!((error.kind(), error.place()), (Kind::InvalidConfig, "threads of a warp"));
+        assert_eq!((error.kind(), error.place()), (Kind::Unsupported, "threads of a warp"));
         assert_eq!(error.number("found"), Some(u64::from(warp)));
     }
 }
@@ -165,7 +165,7 @@ fn what_needs_a_newer_device_is_refused_on_an_older_one() {
         let Some(old) = own(Options { capability, ..usual() }, OLD) else { return };
         accepts(&old, false, false).unwrap();
         for (programmatic, bulk) in [(true, false), (false, true)] {
-            assert_eq!(accepts(&old, programmatic, bulk).unwrap_err().kind(), Kind::InvalidConfig);
+            assert_eq!(accepts(&old, programmatic, bulk).unwrap_err().kind(), Kind::Unsupported);
         }
         assert_eq!(old.held_resources(), Resources::default());
     }
@@ -184,7 +184,7 @@ fn early_launches_are_refused_by_a_driver_whose_graphs_lose_them() {
     let error = on_version(12_020, true).unwrap().unwrap_err();
     assert_eq!(
         (error.kind(), error.number("found"), error.number("wanted")),
-        (Kind::OsRefused, Some(12_020), Some(12_030))
+        (Kind::Unsupported, Some(12_020), Some(12_030))
     );
     assert!(error.to_string().contains("too old for early launches"), "{error}");
     assert!(error.to_string().ends_with("or do without early launches"), "{error}");
@@ -199,6 +199,6 @@ fn memory_without_descriptors_serves_and_is_not_exported() {
     let error = device.export(device.backing(1).unwrap()).unwrap_err();
     assert_eq!(
         (error.kind(), error.place()),
-        (Kind::InvalidConfig, "the device's memory has no descriptors")
+        (Kind::Unsupported, "the device cannot export its memory as a descriptor")
     );
 }

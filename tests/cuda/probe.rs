@@ -1,4 +1,4 @@
-//! What tools ask of the device: what it is and can do, times, runs by processors, and an engine's work.
+//! What tools ask of the device: its facts and abilities, times, runs by processors, and an engine's work.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ fn facts_are_the_drivers() {
 fn devices_are_counted_with_the_reasons_why_there_are_none() {
     for (options, place) in [
         (Options { devices: 0, ..usual() }, "no device"),
-        (Options { stub: true, ..usual() }, "is a stub to link with, no driver"),
+        (Options { stub: true, ..usual() }, "is a stub for linking, not a driver"),
         (Options { driver_version: 11_080, ..usual() }, "is too old"),
     ] {
         let Some(standin) = own(options, "lacks something") else { return };
@@ -70,13 +70,13 @@ fn abilities_are_tried_and_what_was_taken_for_it_is_given_back() {
         (
             Options { descriptors: false, ..options.clone() },
             "memory descriptors",
-            "the device's memory has no descriptors",
+            "the device cannot export its memory as a descriptor",
         ),
         // Memory is to be had all the same, and then for this process alone.
         (
             Options { withheld: true, ..options.clone() },
             "memory descriptors",
-            "the device's memory has no descriptors",
+            "the device cannot export its memory as a descriptor",
         ),
         (
             Options { host_memory: false, ..options.clone() },
@@ -158,7 +158,7 @@ fn marks_that_say_nothing_are_refused() {
     let event = device.event().unwrap();
     assert_eq!(device.query(event), Ok(true), "a refusal fails nothing else");
     device.capture(stream).unwrap();
-    assert_eq!(device.stamp(stamped, stream).unwrap_err().kind(), Kind::InvalidConfig);
+    assert_eq!(device.stamp(stamped, stream).unwrap_err().kind(), Kind::InvalidState);
     device.compute(stream, 1).unwrap();
     let graph = device.captured(stream).unwrap();
     device.launch(graph, stream).unwrap();

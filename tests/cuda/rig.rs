@@ -1,16 +1,16 @@
-//! A device on a driver of its own, or on the one that `FOREBAY_TEST_DRIVER` names, and a cache of two layers that is
-//! small enough to be looked at.
+//! A device on a stand-in driver of its own, or on the one that `FOREBAY_TEST_DRIVER` names, and a cache of two layers,
+//! small enough for a test to read all of it.
 
 use std::sync::Arc;
 
 use crate::skip::{own_driver, skip};
-use forebay::device::block::{Entry, Report, step};
 use forebay::device::cuda::{CudaDevice, CudaOptions};
+use forebay::device::descriptor::{Entry, Report, step};
 use forebay::device::{
-    Answer, Begin, Device, Event, Join, Mapped, Part, Plan, PoolOp, Pools, Slice, Stream, Ticket,
+    Answer, Begin, Device, Event, Join, Mapped, PoolLayout, PoolOp, Pools, Slice, StepRange, Stream, Ticket,
 };
 use forebay::os::{Map, NoFaults, Request};
-use forebay::residency::{Rows, TableShape};
+use forebay::residency::{QueryRange, TableShape};
 use forebay::{Geometry, Lane, Layer, MicroBatch, Result, Shape};
 use forebay_standin::{Driver, Given, Options, Standin};
 
@@ -91,7 +91,7 @@ pub struct Cache {
     pub pools: Pools,
     pub stream: Stream,
     pub event: Event,
-    /// Step block, report, selection and slots, one after the other.
+    /// Step descriptor, report, selection and slots, one after the other.
     words: Arc<Map>,
     block: Slice,
     report: Slice,
@@ -138,7 +138,7 @@ impl Cache {
             tokens: 64,
             query_rows: 1,
             scratch: 8,
-            passes: 1,
+            waves: 1,
             scratch_base: 1,
             landing_base: 64,
             budget_base: 128,
@@ -151,7 +151,7 @@ impl Cache {
             slabs.push(device.range(&[Mapped { backing, offset: 0, bytes: slab_bytes }])?);
             rows.push(all.part(layer * bytes, bytes)?);
         }
-        let plan = Plan {
+        let plan = PoolLayout {
             geometry,
             tables: vec![tables; LAYERS as usize],
             slabs: slabs.clone(),
@@ -163,10 +163,10 @@ impl Cache {
         };
         let words = pinned(4096);
         let own = device.register(&words)?;
-        let part = |at: u64, count: usize| own.part(at, 4 * count as u64);
+        let range = |at: u64, count: usize| own.part(at, 4 * count as u64);
         let row = LANES as usize * K;
-        let (block, report) = (part(0, step::words(LANES))?, part(1024, Report::words(LAYERS, LANES))?);
-        let (selection, slots) = (part(2048, row)?, part(3072, row)?);
+        let (block, report) = (range(0, step::words(LANES))?, range(1024, Report::words(LAYERS, LANES))?);
+        let (selection, slots) = (range(2048, row)?, range(3072, row)?);
         let pools = device.attach(plan)?;
         let (stream, event) = (device.stream()?, device.event()?);
         Ok(Cache { pools, stream, event, words, block, report, selection, slots, slabs, device })
@@ -195,9 +195,9 @@ impl Cache {
         self.device.enqueue(self.pools, self.stream, PoolOp::Join(join))
     }
 
-    pub fn part(layer: u32) -> Part {
-        let rows = Rows { first: 0, count: 1 };
-        Part { micro_batch: MicroBatch(0), layer: Layer(layer), first: 0, count: LANES, rows }
+    pub fn range(layer: u32) -> StepRange {
+        let rows = QueryRange { first: 0, count: 1 };
+        StepRange { micro_batch: MicroBatch(0), layer: Layer(layer), first: 0, count: LANES, rows }
     }
 
     /// Writes a step's block and selection.
@@ -216,11 +216,11 @@ impl Cache {
         let begin = Begin { micro_batch: MicroBatch(0), block: self.block, accepted: None };
         device.enqueue(pools, stream, PoolOp::Begin(begin))?;
         for layer in 0..LAYERS {
-            let part = Cache::part(layer);
-            let answer = Answer { slots: self.slots, parts: None };
-            device.enqueue(pools, stream, PoolOp::Resolve { part, selection: self.selection, answer })?;
-            device.enqueue(pools, stream, PoolOp::Gather { part, pass: 0 })?;
-            device.enqueue(pools, stream, PoolOp::Scatter(part))?;
+            let range = Cache::range(layer);
+            let answer = Answer { slots: self.slots, split_indices: None };
+            device.enqueue(pools, stream, PoolOp::Resolve { range, selection: self.selection, answer })?;
+            device.enqueue(pools, stream, PoolOp::Gather { range, wave: 0 })?;
+            device.enqueue(pools, stream, PoolOp::Scatter(range))?;
         }
         device.enqueue(pools, stream, PoolOp::Report { micro_batch: MicroBatch(0), slot: self.report })
     }

@@ -1,4 +1,4 @@
-//! Host memory that two devices of a process register: once with the driver, used by both, given back by the last.
+//! Host memory that two devices of a process register: the driver registers it once, both use it, the last releases it.
 
 use std::sync::{Arc, Barrier};
 

@@ -1,9 +1,9 @@
-//! Steps come out as on the host device, whatever order the driver picks; nothing of a step waits or allocates.
+//! Steps have the same result as on the host device, in every order that the driver picks; no step waits or allocates.
 
 use crate::rig::{Cache, K, LAYERS, Rig, entry, selection, usual};
-use forebay::device::block::Entry;
+use forebay::device::descriptor::Entry;
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Cut, Device, Outcome, PoolOp, Warm};
+use forebay::device::{Device, Outcome, PoolOp, Truncate, Warm};
 use forebay::{Kind, Lane, Layer};
 use forebay_standin::Options;
 
@@ -47,7 +47,7 @@ fn steps_leave_what_they_leave_on_the_host_device() {
     }
 }
 
-/// Steps of sequences that lack pages, before and behind a roll-back that brings them; shows each step's report and
+/// Steps of sequences that lack pages, before and behind a truncation that brings them; shows each step's report and
 /// digests.
 fn without_pages(cache: &Cache) -> Vec<(Vec<u32>, Vec<u64>)> {
     // Lane 0 lacks pages of rows that are selected, lane 1 that of its new row.
@@ -58,7 +58,7 @@ fn without_pages(cache: &Cache) -> Vec<(Vec<u32>, Vec<u64>)> {
         if number == 3 {
             for (lane, length) in [(0, 20), (1, 32)] {
                 let pages = Cache::pages(lane, 4);
-                let cut = Cut { lane: Lane(lane), settle: 0, length, pages: &pages };
+                let cut = Truncate { lane: Lane(lane), settle: 0, length, pages: &pages };
                 cache.device.enqueue(cache.pools, cache.stream, PoolOp::Truncate(cut)).unwrap();
             }
         }
@@ -76,12 +76,12 @@ fn without_pages(cache: &Cache) -> Vec<(Vec<u32>, Vec<u64>)> {
 }
 
 #[test]
-fn a_row_without_a_page_fails_its_step_alone_and_is_fetched_behind_a_roll_back() {
+fn a_row_without_a_page_fails_its_step_alone_and_is_fetched_behind_a_truncation() {
     let wanted = without_pages(&host());
     let cause = |step: usize| wanted[step].0[2];
     assert_eq!([0, 1, 2, 3].map(cause), [3, 4, 0, 0], "tables, a step before, and sound again");
     let hits = |step: usize| wanted[step].0[6];
-    assert!(hits(1) > 0 && hits(2) < hits(3), "what was resident without bytes is not behind a roll-back");
+    assert!(hits(1) > 0 && hits(2) < hits(3), "what was resident without bytes is not behind a truncation");
     for seed in [None, Some(1)] {
         let Some(rig) = Rig::new(Options { seed, ..usual() }) else { return };
         assert_eq!(without_pages(&Cache::new(rig.device.clone()).unwrap()), wanted);
@@ -162,14 +162,22 @@ fn what_does_not_fit_is_refused_before_the_driver_sees_it() {
     let calls = rig.driver.calls();
     assert_eq!(cache.join(2, 20).unwrap_err().kind(), Kind::OutOfRange);
     assert_eq!(cache.join(0, 65).unwrap_err().kind(), Kind::OutOfRange);
-    let part = Cache::part(LAYERS);
+    let range = Cache::range(LAYERS);
     assert_eq!(
-        cache.device.enqueue(cache.pools, cache.stream, PoolOp::Gather { part, pass: 0 }).unwrap_err().kind(),
+        cache
+            .device
+            .enqueue(cache.pools, cache.stream, PoolOp::Gather { range, wave: 0 })
+            .unwrap_err()
+            .kind(),
         Kind::OutOfRange
     );
-    let part = Cache::part(0);
+    let range = Cache::range(0);
     assert_eq!(
-        cache.device.enqueue(cache.pools, cache.stream, PoolOp::Gather { part, pass: 1 }).unwrap_err().kind(),
+        cache
+            .device
+            .enqueue(cache.pools, cache.stream, PoolOp::Gather { range, wave: 1 })
+            .unwrap_err()
+            .kind(),
         Kind::OutOfRange
     );
     assert_eq!(rig.driver.calls(), calls);
@@ -185,7 +193,7 @@ fn a_warm_up_is_refused_in_a_capture_and_breaks_none() {
     for _ in 0..2 {
         cache.device.capture(cache.stream).unwrap();
         let refused = cache.device.enqueue(cache.pools, cache.stream, PoolOp::Warm(warm())).unwrap_err();
-        assert_eq!((refused.kind(), refused.operation()), (Kind::InvalidConfig, "warm"));
+        assert_eq!((refused.kind(), refused.operation()), (Kind::InvalidState, "warm"));
         cache.enqueue().unwrap();
         let graph = cache.device.captured(cache.stream).unwrap();
         cache.device.release(graph).unwrap();

@@ -1,4 +1,4 @@
-//! Streams, events and what runs on the host in their order: unknown handles, tickets, failures.
+//! Streams, events and the host work that they order: unknown handles, tickets, failures.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

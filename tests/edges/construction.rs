@@ -1,4 +1,4 @@
-//! Construction: declared nonsense, and systems that refuse.
+//! Construction: invalid declarations, and systems that refuse memory.
 
 use crate::device::TestDevice;
 use crate::{K, asks, config, engine, refused, row};
@@ -133,7 +133,7 @@ fn decodes(cache: &mut Cache, device: &TestDevice) -> bool {
     let _ticket = cache.join(sequence, stream, WarmUp::default()).unwrap();
     let mut step = cache.prepare(MicroBatch(0), 2, &[row(sequence, 0)], None, stream).unwrap();
     let buffer = || device.allocate(2 * K * 4).unwrap();
-    let buffers = Buffers { selection: buffer(), slots: buffer(), parts: None };
+    let buffers = Buffers { selection: buffer(), slots: buffer(), split_indices: None };
     for call in [0, 1].map(|layer| LayerCall::whole(Layer(layer))) {
         cache.layer(&step, call, Streams { resolve: stream, gather: stream }, buffers).unwrap();
         cache.scatter(&step, call, stream).unwrap();
@@ -291,7 +291,7 @@ fn what_is_taken_when_it_is_used_and_what_is_overcommitted_is_not_counted() {
     let pinned = TestDevice::new(HostOptions::default()).device().pins_host_memory();
     // The tables of a host device are written when they are made.
     let on_host = TestDevice::new(HostOptions::default()).device().takes_host_memory();
-    let ring = footprint.step_blocks.next_multiple_of(4096);
+    let ring = footprint.step_descriptors.next_multiple_of(4096);
     let least = ring + if pinned { footprint.rows } else { 0 } + if on_host { footprint.tables } else { 0 };
     assert!((least..least + 100_000).contains(&wanted), "{wanted}");
     on_a_machine(lazy.clone(), wanted).unwrap();
@@ -325,7 +325,7 @@ fn a_cache_for_replays_takes_addresses_for_its_rows_and_no_memory() {
         (calls.0.into_inner(), refused.number("wanted").unwrap())
     };
     let ((with_rows, all), (without, rest)) = (populated(false), populated(true));
-    assert_eq!((with_rows, without), (2, 1), "rows and the ring of step blocks");
+    assert_eq!((with_rows, without), (2, 1), "rows and the ring of step descriptors");
     assert_eq!(all - rest, config().footprint(4096).unwrap().rows);
 }
 

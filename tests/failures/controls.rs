@@ -1,7 +1,7 @@
-//! The protections of F3, F4 and F12 left out: the damage that their tests would see.
+//! Controls: without the protections of F3, F4 and F12, the damage shows that their tests look for.
 
 use crate::rig::{Machine, everywhere};
-use forebay::device::{Cut, Join, Mapped, Plan, PoolOp, Raise, Warm};
+use forebay::device::{Join, Mapped, PoolLayout, PoolOp, Raise, Truncate, Warm};
 use forebay::os::{Map, NoFaults, Request};
 use forebay::residency::TableShape;
 use forebay::{Geometry, Lane, Shape};
@@ -70,13 +70,13 @@ fn page_of_the_join(machine: &Machine, wait_between: bool) -> u8 {
         tokens: 32,
         query_rows: 1,
         scratch: 8,
-        passes: 1,
+        waves: 1,
         scratch_base: 1,
         landing_base: 64,
         budget_base: 128,
         budget_blocks: 1,
     };
-    let plan = Plan {
+    let plan = PoolLayout {
         geometry,
         tables: vec![tables],
         slabs: vec![slab],
@@ -100,7 +100,7 @@ fn page_of_the_join(machine: &Machine, wait_between: bool) -> u8 {
         machine.sync(stream);
     }
     device
-        .enqueue(pools, stream, PoolOp::Truncate(Cut { lane, settle: 0, length: 16, pages: &[1] }))
+        .enqueue(pools, stream, PoolOp::Truncate(Truncate { lane, settle: 0, length: 16, pages: &[1] }))
         .unwrap();
     gate.open();
     machine.sync(stream);

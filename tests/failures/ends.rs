@@ -1,4 +1,4 @@
-//! How sequences end, roll back, draft and fail.
+//! How sequences end, are truncated, draft and fail.
 
 use crate::rig::{K, Machine, ROW, Rig, config, everywhere, row, stamp};
 use forebay::{Config, Kind, Layer, LayerCall, MicroBatch, Shape, Step};
@@ -95,7 +95,7 @@ fn nobody_is_given_what_a_held_step_still_writes_though_its_sequence_is_closed()
 }
 
 #[test]
-fn a_deep_roll_back_forgets_every_row_behind_it_and_new_rows_take_their_place() {
+fn a_deep_truncation_forgets_every_row_behind_it_and_new_rows_take_their_place() {
     let mut rig = Rig::new(Config { query_rows: 3, ..config(1, 128) }, true);
     let sequence = rig.open(20, 100, 1);
     let mut accepted = 0;
@@ -106,23 +106,23 @@ fn a_deep_roll_back_forgets_every_row_behind_it_and_new_rows_take_their_place() 
     let grown = rig.cache.length(sequence).unwrap().committed;
     assert!(grown > 50, "{grown} tokens");
     for (length, tag) in [(grown - 1, 40), (33, 41), (16, 42), (3, 43)] {
-        rig.roll_back(sequence, length);
+        rig.truncate(sequence, length);
         assert_eq!(rig.cache.length(sequence).unwrap().committed, length);
         rig.cache.validate().unwrap();
         rig.decode(sequence, 0, tag).unwrap();
         rig.decode(sequence, 2, tag).unwrap();
         rig.check_total(sequence);
     }
-    let beyond = rig.cache.roll_back(sequence, 90, rig.stream).unwrap_err();
+    let beyond = rig.cache.truncate(sequence, 90, rig.stream).unwrap_err();
     assert_eq!((beyond.kind(), beyond.number("length")), (Kind::OutOfRange, Some(90)));
 }
 
 #[test]
-fn a_roll_back_can_accept_what_has_landed() {
+fn a_truncation_can_accept_what_has_landed() {
     let mut rig = Rig::new(Config { query_rows: 3, ..config(1, 64) }, true);
     let sequence = rig.open(20, 30, 1);
     rig.decode(sequence, 0, 2).unwrap();
-    rig.roll_back(sequence, 22);
+    rig.truncate(sequence, 22);
     rig.check_total(sequence);
     rig.decode(sequence, 0, 3).unwrap();
     // Two of three have been accepted, and are where they landed.
@@ -145,14 +145,14 @@ fn a_draft_layers_passes_answer_from_landing_slots_and_its_rows_are_born_once() 
         picks[0] = pass;
         (0..=pass).for_each(|row| picks[1 + row as usize] = 12 + row);
         rig.land(sequence, pass as u32, 1, &stamp(2, 1, 12 + pass as u32));
-        let buffers = rig.select(&step, LayerCall::pass(Layer(1), pass as u32), &picks);
+        let buffers = rig.select(&step, LayerCall::draft_pass(Layer(1), pass as u32), &picks);
         rig.sync();
         let slots = rig.answers(buffers);
         let drafts = 1 + pass as usize;
         assert_eq!(slots[1..=drafts], landing[..drafts], "pass {pass}");
         assert!(slots[1 + drafts..].iter().all(|slot| *slot == -1));
         rig.check_answers(sequence, 1, &picks[..1], &slots[..1]);
-        rig.cache.scatter(&step, LayerCall::pass(Layer(1), pass as u32), rig.stream).unwrap();
+        rig.cache.scatter(&step, LayerCall::draft_pass(Layer(1), pass as u32), rig.stream).unwrap();
     }
     rig.land(sequence, 0, 0, &stamp(2, 0, 12));
     rig.land(sequence, 1, 0, &stamp(2, 0, 13));
@@ -204,13 +204,13 @@ fn fail_at(rig: &mut Rig, sequences: [forebay::Sequence; 2], position: i32) -> R
 }
 
 #[test]
-fn a_position_beyond_the_length_fails_the_step_and_a_roll_back_clears_it() {
+fn a_position_beyond_the_length_fails_the_step_and_a_truncation_clears_it() {
     for position in [25, 26, 1000, i32::MAX, -2] {
         let mut rig = Rig::new(config(2, 64), true);
         let sequences = [rig.open(24, 8, 1), rig.open(24, 8, 2)];
         fail_at(&mut rig, sequences, 24).unwrap();
         for sequence in sequences {
-            rig.roll_back(sequence, 24);
+            rig.truncate(sequence, 24);
         }
         let error = fail_at(&mut rig, sequences, position).unwrap_err();
         assert_eq!((error.kind(), error.operation()), (Kind::DeviceFailed, "retire"));
@@ -227,9 +227,9 @@ fn a_position_beyond_the_length_fails_the_step_and_a_roll_back_clears_it() {
             let rows = [row(sequence, 0, 1)];
             let refused = rig.cache.prepare(MicroBatch(0), 1, &rows, None, rig.stream).unwrap_err();
             assert_eq!(refused.place(), "a step of the sequence failed");
-            let landed = rig.cache.roll_back(sequence, 25, rig.stream).unwrap_err();
+            let landed = rig.cache.truncate(sequence, 25, rig.stream).unwrap_err();
             assert_eq!(landed.kind(), Kind::OutOfRange, "what a failed step landed is not accepted");
-            rig.roll_back(sequence, 24);
+            rig.truncate(sequence, 24);
             assert_eq!(rig.decode(sequence, 0, 7).unwrap(), 24);
         }
         rig.cache.validate().unwrap();
@@ -251,12 +251,12 @@ fn a_failed_step_with_the_next_one_in_flight_fails_its_sequence_once() {
     rig.rest(&second, [1], rig.stream);
     rig.cache.finish(&mut second, rig.stream).unwrap();
     rig.sync();
-    let early = rig.cache.roll_back(sequence, 24, rig.stream).unwrap_err();
+    let early = rig.cache.truncate(sequence, 24, rig.stream).unwrap_err();
     assert_eq!(early.kind(), Kind::Busy);
     // Both went through the same micro-batch's record; each report is its own.
     assert_eq!(rig.cache.retire(first, rig.stream).unwrap().lengths(), [24]);
     let failed = rig.cache.retire(second, rig.stream).unwrap_err();
     assert_eq!((failed.error.kind(), failed.error.number("value")), (Kind::DeviceFailed, Some(50)));
-    rig.roll_back(sequence, 24);
+    rig.truncate(sequence, 24);
     assert_eq!(rig.decode(sequence, 0, 7).unwrap(), 24);
 }

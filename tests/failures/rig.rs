@@ -1,11 +1,11 @@
-//! A small cache whose rows say whose they are, and gates that hold a stream back until the test lets go.
+//! A small cache whose rows identify themselves, and gates that hold a stream back until the test releases it.
 
 use crate::device::{Held, TestDevice, is_given};
 use forebay::device::clock::{ClockDevice, ClockOptions};
 use forebay::device::host::HostOptions;
 use forebay::device::{Device, Slice, Stream, Ticket};
 use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Error, HostPage, Layer, LayerCall, Memory};
-use forebay::{MicroBatch, Open, Row, Sequence, Shape, Step, Streams, WarmUp};
+use forebay::{BatchRow, MicroBatch, Open, Sequence, Shape, Step, Streams, WarmUp};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -180,8 +180,8 @@ impl Drop for Gate {
 }
 
 /// One batch row.
-pub fn row(sequence: Sequence, accepted: u32, query_rows: u32) -> Row {
-    Row { sequence, accepted: Accepted::Rows(accepted), query_rows }
+pub fn row(sequence: Sequence, accepted: u32, query_rows: u32) -> BatchRow {
+    BatchRow { sequence, accepted: Accepted::Rows(accepted), query_rows }
 }
 
 /// The cache, its device, and the tag of every position of every sequence.
@@ -259,8 +259,8 @@ impl Rig {
     }
 
     /// Rolls back and waits.
-    pub fn roll_back(&mut self, sequence: Sequence, length: u32) {
-        let _ticket = self.cache.roll_back(sequence, length, self.stream).unwrap();
+    pub fn truncate(&mut self, sequence: Sequence, length: u32) {
+        let _ticket = self.cache.truncate(sequence, length, self.stream).unwrap();
         self.truth.get_mut(&sequence).unwrap().truncate(length as usize);
         self.sync();
     }
@@ -302,7 +302,7 @@ impl Rig {
         let bytes: Vec<u8> = picks.iter().flat_map(|p| p.to_le_bytes()).collect();
         let size = bytes.len() as u64;
         let selection = self.selection.part(0, size).unwrap();
-        let buffers = Buffers { selection, slots: self.slots.part(0, size).unwrap(), parts: None };
+        let buffers = Buffers { selection, slots: self.slots.part(0, size).unwrap(), split_indices: None };
         self.machine.memory.write(selection, &bytes).unwrap();
         let streams = Streams { resolve: self.stream, gather: self.stream };
         self.cache.layer(step, call, streams, buffers).unwrap();
@@ -314,7 +314,7 @@ impl Rig {
     pub fn rest(&self, step: &Step, layers: impl IntoIterator<Item = u32>, stream: Stream) {
         let words = u64::from(step.rows() * step.query_rows()) * 4 * K as u64;
         let [selection, slots] = self.nothing.map(|slice| slice.part(0, words).unwrap());
-        let buffers = Buffers { selection, slots, parts: None };
+        let buffers = Buffers { selection, slots, split_indices: None };
         for call in layers.into_iter().map(|layer| LayerCall::whole(Layer(layer))) {
             self.cache.layer(step, call, Streams { resolve: stream, gather: stream }, buffers).unwrap();
             self.cache.scatter(step, call, stream).unwrap();

@@ -3,7 +3,7 @@
 use crate::rig::{Rig, config};
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::{
-    Backing, Completer, Device, DeviceId, Event, Mapped, Plan, PoolOp, Pools, Slice, Stream,
+    Backing, Completer, Device, DeviceId, Event, Mapped, PoolLayout, PoolOp, Pools, Slice, Stream,
 };
 use forebay::os::{Map, page_size};
 use forebay::{Cache, Config, Kind, Lane, Result, Shape};
@@ -100,7 +100,7 @@ impl Device for Scale {
         copy(stream: Stream, from: Slice, to: Slice) -> Result<()>;
         call(stream: Stream, work: Arc<dyn Fn() + Send + Sync>) -> Result<()>;
         complete(stream: Stream, completer: Completer) -> Result<()>;
-        attach(plan: Plan) -> Result<Pools>;
+        attach(plan: PoolLayout) -> Result<Pools>;
         enqueue(pools: Pools, stream: Stream, op: PoolOp<'_>) -> Result<()>;
         digest(pools: Pools, lane: Lane) -> Result<u64>;
         validate(pools: Pools) -> Result<()>;
@@ -117,10 +117,10 @@ fn f18_host_memory_is_rounded_to_a_page_and_no_further() {
         let shape = Shape { top_k: 8, ..Shape::DEEPSEEK_V3_2 };
         let cache = Cache::new(Config { shape, host_pages: pages, ..small }, device.clone()).unwrap();
         let exact = 61 * u64::from(pages) * 64 * 704;
-        let [rows, steps] = device.sizes.lock().unwrap()[..] else { panic!("rows and step blocks") };
+        let [rows, steps] = device.sizes.lock().unwrap()[..] else { panic!("rows and step descriptors") };
         assert_eq!(rows, exact.next_multiple_of(page_size()), "{pages} pages");
         assert!(rows < exact.next_power_of_two(), "{pages} pages would not tell the two apart");
-        assert_eq!(steps, page_size(), "step blocks and reports of two steps");
+        assert_eq!(steps, page_size(), "step descriptors and reports of two steps");
         drop(cache);
     }
 }
@@ -139,9 +139,9 @@ fn f20_two_thousand_requests_leave_every_gauge_as_it_was() {
         }
         let committed = rig.cache.length(sequence).unwrap().committed;
         match request % 7 {
-            0 => rig.roll_back(sequence, committed / 2),
+            0 => rig.truncate(sequence, committed / 2),
             1 | 2 => {
-                rig.roll_back(sequence, committed);
+                rig.truncate(sequence, committed);
                 let child = rig.fork(sequence, 6);
                 rig.decode(child, 0, tag + 5000).unwrap();
                 waiting.push(child);

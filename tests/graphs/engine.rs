@@ -1,13 +1,12 @@
 //! An engine whose steps are enqueued layer by layer, or captured once and launched: the same callbacks for both.
 //!
-//! Whatever a callback enqueues looks up, when it runs, which step it runs for: each micro-batch's steps wait in
-//! a queue, and the first work of a step takes the next one. So a graph that was captured once does the work of
-//! any step.
+//! When a callback's work runs, it looks up its step: each micro-batch's steps wait in a queue, and the first work of a
+//! step takes the next one. So a graph that was captured once does the work of any step.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-use forebay::device::{Device, Parts, Slice, Stream};
+use forebay::device::{Device, Slice, SplitIndices, Stream};
 use forebay::overlap::{Engine, EngineCall, Keys, OverlapStreams, Work};
 use forebay::{Buffers, Geometry, Layers, Result};
 
@@ -260,9 +259,9 @@ impl Running {
         let number = match keys {
             Keys::All => return self.words(self.buffers.slots.part(at * bytes, bytes).unwrap()),
             Keys::Resident => 0,
-            Keys::Fetched { pass } => 1 + u64::from(pass),
+            Keys::Fetched { wave } => 1 + u64::from(wave),
         };
-        let Parts { lists, counts, batch } = self.buffers.parts.unwrap();
+        let SplitIndices { lists, counts, batch } = self.buffers.split_indices.unwrap();
         let at = number * u64::from(batch * self.call.rows.count) + at;
         let list = self.words(lists.part(at * bytes, bytes).unwrap());
         let valid = self.words(counts.part(4 * at, 4).unwrap())[0] as usize;
@@ -291,8 +290,8 @@ impl Running {
             let mut bytes = vec![0; geometry.row_bytes() as usize];
             for piece in geometry.pieces(*slot as u32).iter().filter(|p| p.bytes > 0) {
                 let slice = self.slab.part(piece.slab, piece.bytes.into()).unwrap();
-                let part = &mut bytes[piece.row as usize..][..piece.bytes as usize];
-                self.memory().read(slice, part).unwrap();
+                let range = &mut bytes[piece.row as usize..][..piece.bytes as usize];
+                self.memory().read(slice, range).unwrap();
             }
             match rows.iter().find(|(_, row)| *row == bytes) {
                 Some((position, _)) => read.push((row, query, *position)),
@@ -322,7 +321,8 @@ pub fn layers(device: &TestDevice) -> Layers {
     let (rows, k) = (u64::from(BATCH * QUERY_ROWS), K as u64);
     let streams =
         OverlapStreams { compute: stream(), resolve: stream(), gather: stream(), scatter: stream() };
-    let parts = Some(Parts { lists: words(2 * rows * k), counts: words(2 * rows), batch: BATCH });
-    let buffers = Buffers { selection: words(rows * k), slots: words(rows * k), parts };
+    let split_indices =
+        Some(SplitIndices { lists: words(2 * rows * k), counts: words(2 * rows), batch: BATCH });
+    let buffers = Buffers { selection: words(rows * k), slots: words(rows * k), split_indices };
     Layers { streams, batch: BATCH, half: BATCH / 2, buffers }
 }

@@ -1,4 +1,4 @@
-//! The script of `graphs.rs` by captured steps, on the CUDA device and the stand-in driver.
+//! The script of `graphs.rs` in captured steps, on the CUDA device and the stand-in driver.
 
 use super::*;
 use crate::device::{driver_is_there, own_driver};
@@ -202,7 +202,7 @@ fn what_does_not_fit_a_bucket_is_refused_before_anything_is_captured() {
     assert_eq!(refused(&mut run, &orders, &both, (0, 0)), is(range, "query rows"));
     assert_eq!(refused(&mut run, &orders, &both, (QUERY_ROWS + 1, 0)), is(range, "query rows"));
     let passes = (QUERY_ROWS, QUERY_ROWS + 1);
-    assert_eq!(refused(&mut run, &orders, &both, passes), is(range, "passes of the draft layers"));
+    assert_eq!(refused(&mut run, &orders, &both, passes), is(range, "draft passes"));
     // While a step of a micro-batch is open, its events are the step's.
     (0..2).for_each(|micro| run.open(micro));
     let open = run.prepare(0);
@@ -254,7 +254,7 @@ fn steps_that_a_graph_was_not_captured_for_are_refused_and_stay_as_they_were() {
     let error = run.cache.launch(&run.captured[0], &mut [first]).unwrap_err();
     assert_eq!(error.place(), "one step for each captured micro-batch");
     let error = run.cache.launched(&run.captured[0], &mut [first, second]).unwrap_err();
-    assert_eq!(error.place(), "the graph is the cache's: it launches it by `launch`");
+    assert_eq!(error.place(), "the graph is the cache's: call `launch`");
     run.cache.launch(&run.captured[0], &mut [first, second]).unwrap();
 }
 
@@ -390,7 +390,7 @@ fn layers_for_an_engines_capture_are_refused_without_one() {
     let (both, by_layer) = (run.both(), [Overlap::Da; ALL as usize]);
     let operations = run.device.operations();
     let error = run.with_engine(|cache, engine| cache.capture_into(&bucket(&both, &by_layer), engine));
-    assert_eq!(error.unwrap_err().place(), "no capture is under way on the first compute stream");
+    assert_eq!(error.unwrap_err().place(), "no capture is in progress on the first compute stream");
     assert_eq!(run.device.operations(), operations, "nothing has run");
 }
 
@@ -465,5 +465,5 @@ fn layers_on_another_stream_than_the_steps_are_refused() {
     let mut steps = [run.prepare(0), run.prepare(1)];
     let [first, second] = &mut steps;
     let error = run.cache.launch(&run.captured[0], &mut [first, second]).unwrap_err();
-    assert_eq!(error.place(), "another compute stream than the one that the step was prepared on");
+    assert_eq!(error.place(), "the step was prepared on another stream than the compute stream");
 }

@@ -4,7 +4,7 @@ use super::*;
 use crate::device::driver_is_there;
 use forebay::Buffers;
 use forebay::Result;
-use forebay::device::{Parts, Stream};
+use forebay::device::{SplitIndices, Stream};
 use forebay::overlap::{EngineCall, OverlapStreams};
 
 const PICKS: u32 = 4;
@@ -47,8 +47,9 @@ impl Model {
         let streams =
             OverlapStreams { compute: stream(), resolve: stream(), gather: stream(), scatter: stream() };
         let entries = BATCH * PICKS;
-        let parts = Some(Parts { lists: words(2 * entries), counts: words(2 * BATCH), batch: BATCH });
-        let buffers = Buffers { selection: words(entries), slots: words(entries), parts };
+        let split_indices =
+            Some(SplitIndices { lists: words(2 * entries), counts: words(2 * BATCH), batch: BATCH });
+        let buffers = Buffers { selection: words(entries), slots: words(entries), split_indices };
         let layers = Layers { streams, batch: BATCH, half: 1, buffers };
         let open = Open { prompt: 30, promised: 20, budget: Budget::Slots(3), bring_up: BringUp::Nothing };
         let sequences = (0..BATCH).map(|_| {
@@ -76,8 +77,8 @@ impl Model {
             (0..BATCH * PICKS).flat_map(|n| ((n * 7 + number * 5) % 30).to_le_bytes()).collect();
         self.device.write(self.layers.buffers.selection, &picks).unwrap();
         let accepted = Accepted::Rows(0);
-        let row = |sequence: &Sequence| Row { sequence: *sequence, accepted, query_rows: 1 };
-        let batch: Vec<Row> = self.sequences[..rows as usize].iter().map(row).collect();
+        let row = |sequence: &Sequence| BatchRow { sequence: *sequence, accepted, query_rows: 1 };
+        let batch: Vec<BatchRow> = self.sequences[..rows as usize].iter().map(row).collect();
         let mut step = self.cache.prepare(MicroBatch(0), 1, &batch, None, compute).unwrap();
         match captured {
             Some(captured) => {
@@ -117,8 +118,8 @@ fn whole_models_in_buckets_smaller_than_the_batch_come_to_the_same() {
         assert_eq!((counts, digests), host.step(number, rows, None), "step {number} of {rows} rows");
     }
     let row =
-        |model: &Model| Row { sequence: model.sequences[0], accepted: Accepted::Rows(0), query_rows: 1 };
-    let rows = [row(&gpu), Row { sequence: gpu.sequences[1], ..row(&gpu) }];
+        |model: &Model| BatchRow { sequence: model.sequences[0], accepted: Accepted::Rows(0), query_rows: 1 };
+    let rows = [row(&gpu), BatchRow { sequence: gpu.sequences[1], ..row(&gpu) }];
     let compute = gpu.layers.streams.compute;
     let mut wide = gpu.cache.prepare(MicroBatch(0), 1, &rows, None, compute).unwrap();
     let error = gpu.cache.launch(&buckets[0].1, &mut [&mut wide]).unwrap_err();

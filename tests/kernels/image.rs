@@ -1,4 +1,4 @@
-//! A cache's tables and memory as the kernels find them, laid out by hand as `abi.h` says.
+//! A cache's tables and memory as the kernels read them, laid out by hand according to `abi.h`.
 
 use forebay::Geometry;
 use forebay::residency::{Fetch, LaneHead, TableShape};
@@ -133,7 +133,7 @@ impl LayerImage {
         let tables = [&self.heads, &self.slot_of, &self.position_of, &self.stamp_of, &self.blocks];
         let layer = tables.into_iter().chain([&self.slab, &self.rows]).fold(Struct::default(), Struct::at);
         let s = shape;
-        let extents = [s.lanes, s.tokens, s.query_rows, s.scratch, s.passes, s.scratch_base, s.landing_base];
+        let extents = [s.lanes, s.tokens, s.query_rows, s.scratch, s.waves, s.scratch_base, s.landing_base];
         let layer = layer.words(&extents).words(&[s.budget_base, s.budget_blocks, s.lane_blocks()]);
         layer.words(&of.pieces(self.slab.address(), self.rows.address(), lines)).words(&[0]).0
     }
@@ -146,8 +146,8 @@ impl LayerImage {
             budget: w[2],
             blocks: w[3],
             stamp: w[4],
-            front: w[5],
-            heir: w[6],
+            min_stamp: w[5],
+            next_victim: w[6],
         };
         self.heads.read().chunks_exact(7).map(head).collect()
     }

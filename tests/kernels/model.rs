@@ -1,9 +1,9 @@
-//! What the kernels must come to: the rule as `residency` has it, and rows copied one by one.
+//! The expected result of the kernels: the rule of `residency`, and rows copied one by one.
 
 use crate::image::Extents;
 use forebay::Kind;
-use forebay::device::block::{Cause, Entry};
-use forebay::residency::{Answered, Divider, Fetch, LayerTables, Portable, Rows, Selected, Workspace};
+use forebay::device::descriptor::{Cause, Entry};
+use forebay::residency::{Answered, Divider, Fetch, LayerTables, Portable, QueryRange, Selected, Workspace};
 use std::collections::BTreeSet;
 
 /// Trust in a lane, as the kernels write it.
@@ -27,22 +27,22 @@ impl List {
         if extents.residency_only {
             return None;
         }
-        let passes = self.scratch.div_ceil(self.share.max(1)).max(1);
-        (self.of.3 == step && !self.fetches.is_empty() && self.passed < passes).then(|| self.ungathered())
+        let waves = self.scratch.div_ceil(self.share.max(1)).max(1);
+        (self.of.3 == step && !self.fetches.is_empty() && self.passed < waves).then(|| self.ungathered())
     }
 
     fn ungathered(&self) -> Cause {
-        if self.passed == 0 { Cause::NotGathered } else { Cause::PassNotGathered }
+        if self.passed == 0 { Cause::NotGathered } else { Cause::WaveNotGathered }
     }
 }
 
 /// Which part of a step an operation works on.
 #[derive(Clone, Copy, Debug)]
-pub struct Part {
+pub struct StepRange {
     pub layer: usize,
     pub first: u32,
     pub count: u32,
-    pub rows: Rows,
+    pub rows: QueryRange,
 }
 
 /// What a resolve answers.
@@ -50,9 +50,9 @@ pub struct Part {
 pub struct Answer {
     /// `[count][rows][k]`.
     pub slots: Vec<i32>,
-    /// `[1 + passes][batch][rows][k]`; batch rows outside the part are left as they were.
+    /// `[1 + waves][batch][rows][k]`; batch rows outside the part are left as they were.
     pub lists: Vec<i32>,
-    /// `[1 + passes][batch][rows]`.
+    /// `[1 + waves][batch][rows]`.
     pub counts: Vec<u32>,
 }
 
@@ -247,12 +247,12 @@ impl Model {
     }
 
     /// Fills the parts of `answer` that the part's rows have.
-    pub fn resolve(&mut self, part: &Part, selection: &[i32], answer: &mut Answer) {
-        let per_row = part.rows.count as usize * self.extents.top_k() as usize;
-        let (batch, rows) = (self.extents.batch as usize, part.rows.count as usize);
-        let lists = 1 + self.extents.shapes[part.layer].passes as usize;
-        for index in 0..part.count as usize {
-            let row = part.first as usize + index;
+    pub fn resolve(&mut self, range: &StepRange, selection: &[i32], answer: &mut Answer) {
+        let per_row = range.rows.count as usize * self.extents.top_k() as usize;
+        let (batch, rows) = (self.extents.batch as usize, range.rows.count as usize);
+        let lists = 1 + self.extents.shapes[range.layer].waves as usize;
+        for index in 0..range.count as usize {
+            let row = range.first as usize + index;
             for list in 0..lists {
                 let first = (list * batch + row) * rows;
                 answer.counts[first..first + rows].fill(0);
@@ -260,22 +260,22 @@ impl Model {
                 answer.lists[first * k..(first + rows) * k].fill(-1);
             }
             let missing = self.lists[row].missing(self.step, &self.extents);
-            let of = (part.layer, part.rows.first, part.rows.count, self.step);
+            let of = (range.layer, range.rows.first, range.rows.count, self.step);
             self.lists[row] = List { of, share: self.lists[row].share, ..List::default() };
             answer.slots[index * per_row..][..per_row].fill(-1);
             if let Some(entry) = self.entries.get(row).copied() {
-                self.done(row, part.layer)[0].extend(part.rows.first..part.rows.first + part.rows.count);
+                self.done(row, range.layer)[0].extend(range.rows.first..range.rows.first + range.rows.count);
                 if let Some(cause) = missing {
-                    self.blame(entry.lane, 1, (part.layer, row), cause, part.layer as u32);
+                    self.blame(entry.lane, 1, (range.layer, row), cause, range.layer as u32);
                 }
-                self.resolve_row(part, row, entry, &selection[index * per_row..][..per_row], index, answer);
+                self.resolve_row(range, row, entry, &selection[index * per_row..][..per_row], index, answer);
             }
         }
     }
 
     fn resolve_row(
         &mut self,
-        part: &Part,
+        range: &StepRange,
         row: usize,
         entry: Entry,
         selection: &[i32],
@@ -283,7 +283,7 @@ impl Model {
         answer: &mut Answer,
     ) {
         let k = self.extents.top_k() as usize;
-        let count = entry.query_rows.saturating_sub(part.rows.first).min(part.rows.count);
+        let count = entry.query_rows.saturating_sub(range.rows.first).min(range.rows.count);
         if count == 0 {
             return;
         }
@@ -291,18 +291,18 @@ impl Model {
         let slots = &mut answer.slots[index * selection.len()..][..asked];
         let selection = &selection[..asked];
         let mut fetches = vec![Fetch { position: 0, slot: 0 }; asked];
-        let rows = Rows { first: part.rows.first, count };
+        let rows = QueryRange { first: range.rows.first, count };
         let selected = Selected { selection, slots: &mut *slots, fetches: &mut fetches };
-        let tables = &mut self.tables[part.layer];
+        let tables = &mut self.tables[range.layer];
         let Ok(done) = tables.resolve(&Portable, entry.lane, rows, selected, &mut self.work) else {
             slots.fill(-1);
-            self.blame(entry.lane, 1, (part.layer, row), Cause::Tables, entry.lane);
+            self.blame(entry.lane, 1, (range.layer, row), Cause::Tables, entry.lane);
             return;
         };
         fetches.truncate(done.counts.misses as usize);
         let scratch = done.counts.scratch as usize;
         let answered = Answered { selection, slots, fetches: &fetches, scratch };
-        let (batch, all) = (self.extents.batch as usize, part.rows.count as usize);
+        let (batch, all) = (self.extents.batch as usize, range.rows.count as usize);
         self.divider
             .divide(tables.shape(), &answered, k, |query, list, slot| {
                 let at = (list * batch + row) * all + query;
@@ -314,43 +314,43 @@ impl Model {
         let list = &mut self.lists[row];
         (list.fetches, list.scratch, list.share, list.lane) = (fetches, scratch, share, entry.lane);
         let counts = [done.counts.hits, done.counts.misses, done.counts.scratch];
-        self.counts[part.layer].iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
+        self.counts[range.layer].iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
         if let Some(beyond) = done.beyond {
-            self.blame(entry.lane, 1, (part.layer, row), Cause::BeyondLength, beyond.position);
+            self.blame(entry.lane, 1, (range.layer, row), Cause::BeyondLength, beyond.position);
         }
     }
 
-    pub fn gather(&mut self, part: &Part, pass: usize) {
-        for row in part.first as usize..((part.first + part.count) as usize).min(self.entries.len()) {
+    pub fn gather(&mut self, range: &StepRange, wave: usize) {
+        for row in range.first as usize..((range.first + range.count) as usize).min(self.entries.len()) {
             let list = self.lists[row].clone();
-            let mut cause = (pass > list.passed).then(|| list.ungathered());
-            if list.of != (part.layer, part.rows.first, part.rows.count, self.step) {
+            let mut cause = (wave > list.passed).then(|| list.ungathered());
+            if list.of != (range.layer, range.rows.first, range.rows.count, self.step) {
                 cause = Some(Cause::NotGathered);
             }
             if let Some(cause) = cause {
                 let lane = self.entries[row].lane;
-                self.blame(lane, 1, (part.layer, row), cause, part.layer as u32);
+                self.blame(lane, 1, (range.layer, row), cause, range.layer as u32);
                 continue;
             }
             for (rank, fetch) in list.fetches.iter().enumerate() {
                 let of = if rank < list.scratch { rank / list.share } else { 0 };
-                if of == pass && !self.move_row(part.layer, list.lane, *fetch, false) {
-                    self.blame(list.lane, 1, (part.layer, row), Cause::Tables, fetch.position);
+                if of == wave && !self.move_row(range.layer, list.lane, *fetch, false) {
+                    self.blame(list.lane, 1, (range.layer, row), Cause::Tables, fetch.position);
                     self.trust[list.lane as usize] = BYTES;
                 }
             }
-            self.lists[row].passed = list.passed.max(pass + 1);
+            self.lists[row].passed = list.passed.max(wave + 1);
         }
     }
 
-    pub fn scatter(&mut self, part: &Part) {
-        for row in part.first as usize..((part.first + part.count) as usize).min(self.entries.len()) {
+    pub fn scatter(&mut self, range: &StepRange) {
+        for row in range.first as usize..((range.first + range.count) as usize).min(self.entries.len()) {
             let lane = self.entries[row].lane;
-            self.done(row, part.layer)[1].extend(part.rows.first..part.rows.first + part.rows.count);
-            for query in part.rows.first..part.rows.first + part.rows.count {
-                let Some(landing) = self.tables[part.layer].landing(lane, query) else { continue };
-                if !self.move_row(part.layer, lane, landing, true) {
-                    self.blame(lane, 1, (part.layer, row), Cause::Tables, landing.position);
+            self.done(row, range.layer)[1].extend(range.rows.first..range.rows.first + range.rows.count);
+            for query in range.rows.first..range.rows.first + range.rows.count {
+                let Some(landing) = self.tables[range.layer].landing(lane, query) else { continue };
+                if !self.move_row(range.layer, lane, landing, true) {
+                    self.blame(lane, 1, (range.layer, row), Cause::Tables, landing.position);
                 }
             }
         }

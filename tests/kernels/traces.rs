@@ -1,11 +1,11 @@
-//! Real selections: the kernels and the rule walk a recorded sequence side by side.
+//! Real selections: the kernels and the rule decode a recorded sequence next to each other.
 
 use crate::image::Extents;
-use crate::model::Part;
+use crate::model::StepRange;
 use crate::traces_at;
 use crate::world::{How, World};
-use forebay::device::block::Entry;
-use forebay::residency::{Rows, TableShape};
+use forebay::device::descriptor::Entry;
+use forebay::residency::{QueryRange, TableShape};
 use forebay::trace::SelectionTrace;
 use forebay::{Geometry, Shape};
 use forebay_standin::Kernels;
@@ -38,7 +38,7 @@ fn extents(trace: &SelectionTrace, ratio: f64) -> (Extents, u32) {
         tokens,
         query_rows: QUERY_ROWS,
         scratch,
-        passes: 1,
+        waves: 1,
         scratch_base,
         landing_base,
         budget_base: (landing_base + QUERY_ROWS).next_multiple_of(64),
@@ -84,15 +84,15 @@ fn walk(kernels: &Kernels, path: &Path, ratio: f64) {
         let accepted = if step == 0 { 0 } else { QUERY_ROWS };
         world.begin(&[Entry { lane: 0, accepted, query_rows: QUERY_ROWS }], &[0]);
         for layer in 0..LAYERS {
-            let rows = Rows { first: 0, count: QUERY_ROWS };
-            let part = Part { layer: layer as usize, first: 0, count: 1, rows };
+            let rows = QueryRange { first: 0, count: QUERY_ROWS };
+            let range = StepRange { layer: layer as usize, first: 0, count: 1, rows };
             let first = header.warm_steps + step * QUERY_ROWS;
             let selection: Vec<i32> =
                 (0..QUERY_ROWS).flat_map(|row| selected(&trace, first + row, layer)).collect();
             let mut answer = world.unanswered(layer as usize, QUERY_ROWS);
-            world.resolve(&part, &selection, &mut answer);
-            world.gather(&part, 0);
-            world.scatter(&part);
+            world.resolve(&range, &selection, &mut answer);
+            world.gather(&range, 0);
+            world.scatter(&range);
         }
         world.report();
         hits += world.model.counts.iter().map(|counts| counts[0]).sum::<u32>();

@@ -1,9 +1,9 @@
-//! The kernels and the model side by side: every operation done by both, everything compared after it.
+//! The kernels and the model together: both run every operation, and the test compares everything after it.
 
 use crate::image::{Extents, Image, Struct};
-use crate::model::{Answer, Model, Part};
-use forebay::device::block::{Entry, step};
-use forebay::residency::{LayerTables, Rows, TableWords};
+use crate::model::{Answer, Model, StepRange};
+use forebay::device::descriptor::{Entry, step};
+use forebay::residency::{LayerTables, QueryRange, TableWords};
 use forebay_standin::{Kernels, Launch, Memory};
 use std::collections::BTreeSet;
 use std::ffi::CStr;
@@ -263,66 +263,66 @@ impl<'a> World<'a> {
         }
     }
 
-    fn part_words(part: &Part) -> [u32; 5] {
-        [part.layer as u32, part.first, part.count, part.rows.first, part.rows.count]
+    fn range_words(range: &StepRange) -> [u32; 5] {
+        [range.layer as u32, range.first, range.count, range.rows.first, range.rows.count]
     }
 
     /// An answer that nothing has been written to.
     pub fn unanswered(&self, layer: usize, rows: u32) -> Answer {
-        let lists = 1 + self.model.extents.shapes[layer].passes;
+        let lists = 1 + self.model.extents.shapes[layer].waves;
         let rows = (lists * self.model.extents.batch * rows) as usize;
         let k = self.model.extents.top_k() as usize;
         Answer { slots: Vec::new(), lists: vec![-7; rows * k], counts: vec![7; rows] }
     }
 
     /// Resolves a part; `answer` is what earlier parts have left in the lists.
-    pub fn resolve(&mut self, part: &Part, selection: &[i32], answer: &mut Answer) {
+    pub fn resolve(&mut self, range: &StepRange, selection: &[i32], answer: &mut Answer) {
         let words = |values: &[i32]| Memory::of(&values.iter().map(|v| *v as u32).collect::<Vec<_>>());
         let back = |memory: &Memory| memory.read().iter().map(|word| *word as i32).collect::<Vec<_>>();
         answer.slots = vec![-7; selection.len()];
         let (asked, slots) = (words(selection), words(&answer.slots));
         let (lists, counts) = (words(&answer.lists), Memory::of(&answer.counts));
-        let divided = self.model.extents.shapes[part.layer].passes > 1 || self.random.one_in(2);
-        let args = self.of_layer(part.layer).at(&asked).at(&slots);
+        let divided = self.model.extents.shapes[range.layer].waves > 1 || self.random.one_in(2);
+        let args = self.of_layer(range.layer).at(&asked).at(&slots);
         let args = if divided { args.at(&lists).at(&counts) } else { args.long(0).long(0) };
         let room = self.random.below(3);
-        let args = args.words(&Self::part_words(part));
+        let args = args.words(&Self::range_words(range));
         let args = args.words(&[self.model.extents.batch, room, 0]);
         let bytes = self.room_bytes(room);
-        self.run(c"forebay_resolve", [part.count, 1, 1], bytes, args);
-        self.model.resolve(part, selection, answer);
-        assert_eq!(back(&slots), answer.slots, "{part:?} {:?}", self.how);
+        self.run(c"forebay_resolve", [range.count, 1, 1], bytes, args);
+        self.model.resolve(range, selection, answer);
+        assert_eq!(back(&slots), answer.slots, "{range:?} {:?}", self.how);
         if divided {
-            assert_eq!(counts.read(), answer.counts, "{part:?} {:?}", self.how);
-            assert_eq!(back(&lists), answer.lists, "{part:?} {:?}", self.how);
+            assert_eq!(counts.read(), answer.counts, "{range:?} {:?}", self.how);
+            assert_eq!(back(&lists), answer.lists, "{range:?} {:?}", self.how);
         }
         for memory in [&asked, &slots, &lists, &counts] {
             assert!(memory.is_fenced());
         }
         let shape = self.model.extents.shapes[0];
         let selected = (shape.query_rows * self.model.extents.top_k()) as usize;
-        for row in part.first as usize..(part.first + part.count) as usize {
+        for row in range.first as usize..(range.first + range.count) as usize {
             let list = &self.model.lists[row];
             let found = self.image.list(row, selected);
-            assert_eq!(found, (list.fetches.clone(), list.scratch), "{part:?} {row} {:?}", self.how);
+            assert_eq!(found, (list.fetches.clone(), list.scratch), "{range:?} {row} {:?}", self.how);
         }
         self.compare("resolve");
     }
 
-    pub fn gather(&mut self, part: &Part, pass: u32) {
-        let args = self.of_layer(part.layer).words(&Self::part_words(part)).words(&[pass]);
+    pub fn gather(&mut self, range: &StepRange, wave: u32) {
+        let args = self.of_layer(range.layer).words(&Self::range_words(range)).words(&[wave]);
         let name = if self.random.one_in(2) { c"forebay_gather" } else { c"forebay_gather_bulk" };
         let ctas = 1 + self.random.below(5);
         self.run(name, [ctas, 1, 1], 0, args);
-        self.model.gather(part, pass as usize);
+        self.model.gather(range, wave as usize);
         self.compare("gather");
     }
 
-    pub fn scatter(&mut self, part: &Part) {
-        let args = self.of_layer(part.layer).words(&Self::part_words(part)).words(&[0]);
+    pub fn scatter(&mut self, range: &StepRange) {
+        let args = self.of_layer(range.layer).words(&Self::range_words(range)).words(&[0]);
         let ctas = 1 + self.random.below(3);
         self.run(c"forebay_scatter", [ctas, 1, 1], 0, args);
-        self.model.scatter(part);
+        self.model.scatter(range);
         self.compare("scatter");
     }
 
@@ -399,10 +399,10 @@ impl<'a> World<'a> {
     }
 
     /// A part's selections, by what each query row may see.
-    pub fn selections(&mut self, part: &Part, entries: &[Entry], spread: u32) -> Vec<i32> {
+    pub fn selections(&mut self, range: &StepRange, entries: &[Entry], spread: u32) -> Vec<i32> {
         let mut all = Vec::new();
-        for row in part.first..part.first + part.count {
-            for query in part.rows.first..part.rows.first + part.rows.count {
+        for row in range.first..range.first + range.count {
+            for query in range.rows.first..range.rows.first + range.rows.count {
                 let lane = entries.get(row as usize).map_or(0, |entry| entry.lane);
                 let limit = self.model.limit(lane, query);
                 all.extend(self.selection(limit, spread));
@@ -411,7 +411,7 @@ impl<'a> World<'a> {
         all
     }
 
-    /// A step of some lanes with all its layers, parts and passes.
+    /// A step of some lanes with all its layers, parts and waves.
     pub fn step(&mut self) {
         let (entries, accepted) = self.entries();
         self.step_of(&entries, &accepted);
@@ -457,31 +457,31 @@ impl<'a> World<'a> {
         let shape = self.model.extents.shapes[layer];
         let batch = self.model.extents.batch;
         // A draft layer runs a pass a row; an ordinary layer takes all rows at once.
-        let calls: Vec<Rows> = match self.random.one_in(3) {
-            true => (0..shape.query_rows).map(|first| Rows { first, count: 1 }).collect(),
-            false => vec![Rows { first: 0, count: shape.query_rows }],
+        let calls: Vec<QueryRange> = match self.random.one_in(3) {
+            true => (0..shape.query_rows).map(|first| QueryRange { first, count: 1 }).collect(),
+            false => vec![QueryRange { first: 0, count: shape.query_rows }],
         };
         let spread = [10, 60, 400][self.random.below(3) as usize];
         let half = self.random.below(batch + 1);
         for rows in calls {
-            let part = |first: u32, end: u32| Part { layer, first, count: end - first, rows };
-            let parts: Vec<Part> =
-                [part(0, half), part(half, batch)].into_iter().filter(|part| part.count > 0).collect();
+            let range = |first: u32, end: u32| StepRange { layer, first, count: end - first, rows };
+            let split_indices: Vec<StepRange> =
+                [range(0, half), range(half, batch)].into_iter().filter(|range| range.count > 0).collect();
             let mut answer = self.unanswered(layer, rows.count);
-            let mut parts = parts;
-            parts.retain(|_| self.mischief == 0 || !self.random.one_in(40));
-            for part in &parts {
-                let selection = self.selections(part, entries, spread);
-                self.resolve(part, &selection, &mut answer);
+            let mut split_indices = split_indices;
+            split_indices.retain(|_| self.mischief == 0 || !self.random.one_in(40));
+            for range in &split_indices {
+                let selection = self.selections(range, entries, spread);
+                self.resolve(range, &selection, &mut answer);
             }
-            for part in &parts {
-                for pass in 0..shape.passes {
+            for range in &split_indices {
+                for wave in 0..shape.waves {
                     if self.mischief == 0 || !self.random.one_in(15) {
-                        self.gather(part, pass);
+                        self.gather(range, wave);
                     }
                 }
                 if self.mischief == 0 || !self.random.one_in(40) {
-                    self.scatter(part);
+                    self.scatter(range);
                 }
             }
         }

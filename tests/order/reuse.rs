@@ -1,9 +1,10 @@
-//! What a lane gives back and another takes: pages, slot blocks, and the place where the host stages a lane's
-//! arguments. Nothing else orders the two, so each needs an edge, or that the host has seen the first one end.
+//! Resources that a lane releases and another takes: pages, slot blocks, and the place where the host stages a lane's
+//! arguments. Nothing else orders the two lanes, so each reuse needs an edge, or the host must have seen the first use
+//! end.
 
 use forebay::check::watch::Watch;
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Cut, Device, Join, Mapped, Plan, PoolOp, Pools, Raise, Slice, Stream};
+use forebay::device::{Device, Join, Mapped, PoolLayout, PoolOp, Pools, Raise, Slice, Stream, Truncate};
 use forebay::os::{Map, NoFaults, Request};
 use forebay::residency::TableShape;
 use forebay::{Error, Geometry, Kind, Lane, Result, Shape};
@@ -57,14 +58,14 @@ impl Reuse {
             tokens: 2 * TOKENS,
             query_rows: 1,
             scratch: 8,
-            passes: 1,
+            waves: 1,
             scratch_base: 1,
             landing_base: 64,
             budget_base: 128,
             budget_blocks: 2,
         };
         let slabs = vec![watch.allocate(1 << 20).unwrap()];
-        let plan = Plan {
+        let plan = PoolLayout {
             geometry,
             tables: vec![tables],
             slabs,
@@ -94,7 +95,7 @@ impl Reuse {
 
     /// Cuts lane 0 down to page 0.
     fn cut(&self, stream: Stream) -> Result<()> {
-        let cut = Cut { lane: Lane(0), settle: 0, length: TOKENS, pages: &[0] };
+        let cut = Truncate { lane: Lane(0), settle: 0, length: TOKENS, pages: &[0] };
         self.watch.enqueue(self.pools, stream, PoolOp::Truncate(cut))
     }
 
@@ -121,7 +122,7 @@ impl Reuse {
     /// The refusal, which is the watch's first conflict.
     fn refused(&self, refused: Result<()>) -> Error {
         let error = refused.unwrap_err();
-        assert_eq!(error.kind(), Kind::InvalidConfig);
+        assert_eq!(error.kind(), Kind::InvalidState);
         assert_eq!(self.watch.conflict(), Some(error.clone()));
         error
     }
@@ -155,7 +156,7 @@ fn a_page_is_not_written_before_the_lane_that_had_it_has_left() {
 }
 
 #[test]
-fn a_page_is_not_written_before_the_roll_back_that_cuts_it_off_has_ended() {
+fn a_page_is_not_written_before_the_truncation_that_cuts_it_off_has_ended() {
     needs(ORDERED, |reuse| reuse.cut(reuse.first).unwrap(), |reuse| reuse.overwrite(1), "which truncate");
 }
 

@@ -2,10 +2,10 @@
 
 use forebay::check::watch::{Attention, Watch};
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Answer, Device, Part, Parts, Pools, Slice, Stream};
+use forebay::device::{Answer, Device, Pools, Slice, SplitIndices, StepRange, Stream};
 use forebay::overlap::{Engine, EngineCall, Keys, Overlap, OverlapStreams, Work};
 use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Layers, Memory, MicroBatch, Open};
-use forebay::{Result, Row, Sequence, Shape, Slots, Step, WarmUp};
+use forebay::{BatchRow, Result, Sequence, Shape, Slots, Step, WarmUp};
 use std::sync::Arc;
 
 /// Tokens of a prompt.
@@ -29,7 +29,7 @@ pub enum Sharing {
 }
 
 /// Two layers and a draft layer, two micro-batches; budgets below what a step selects.
-pub fn config(passes: u32) -> Config {
+pub fn config(waves: u32) -> Config {
     let shape = Shape {
         layers: 2,
         draft_layers: 1,
@@ -49,7 +49,7 @@ pub fn config(passes: u32) -> Config {
         query_rows: QUERY_ROWS,
         steps_in_flight: 3,
         micro_batches: 2,
-        attention_passes: passes,
+        attention_waves: waves,
         memory,
         ..Config::new(shape, 2 * BATCH + 2, 120, 16)
     }
@@ -61,28 +61,28 @@ pub struct Micro {
     pub streams: OverlapStreams,
     selection: Slice,
     slots: Slice,
-    parts: Parts,
+    split_indices: SplitIndices,
 }
 
 impl Micro {
-    fn new(device: &dyn Device, streams: OverlapStreams, passes: u32) -> Micro {
+    fn new(device: &dyn Device, streams: OverlapStreams, waves: u32) -> Micro {
         let allocate = |words: u32| device.allocate(4 * u64::from(words)).unwrap();
         let rows = BATCH * QUERY_ROWS;
         Micro {
             streams,
             selection: allocate(rows * K),
             slots: allocate(rows * K),
-            parts: Parts {
-                lists: allocate((1 + passes) * rows * K),
-                counts: allocate((1 + passes) * rows),
+            split_indices: SplitIndices {
+                lists: allocate((1 + waves) * rows * K),
+                counts: allocate((1 + waves) * rows),
                 batch: BATCH,
             },
         }
     }
 
     pub fn layers(&self) -> Layers {
-        let Micro { selection, slots, parts, .. } = *self;
-        let buffers = Buffers { selection, slots, parts: Some(parts) };
+        let Micro { selection, slots, split_indices, .. } = *self;
+        let buffers = Buffers { selection, slots, split_indices: Some(split_indices) };
         Layers { streams: self.streams, batch: BATCH, half: HALF, buffers }
     }
 }
@@ -120,14 +120,14 @@ impl Caller {
 
     fn answer(&self, call: &EngineCall) -> Answer {
         let micro = &self.micro[call.micro_batch.index()];
-        Answer { slots: self.of(micro.slots, call), parts: Some(micro.parts) }
+        Answer { slots: self.of(micro.slots, call), split_indices: Some(micro.split_indices) }
     }
 }
 
 impl Engine for Caller {
     fn enqueue(&mut self, call: &EngineCall, stream: Stream) -> Result<()> {
         let EngineCall { micro_batch, layer, first, count, rows, .. } = *call;
-        let part = Part { micro_batch, layer, first, count, rows };
+        let range = StepRange { micro_batch, layer, first, count, rows };
         match call.work {
             Work::Index => {
                 let selection = self.of(self.micro[micro_batch.index()].selection, call);
@@ -136,17 +136,17 @@ impl Engine for Caller {
                 let bytes: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
                 self.host.write(selection, &bytes)
             }
-            Work::Prepare => self.watch.land(self.pools, stream, &part),
+            Work::Prepare => self.watch.land(self.pools, stream, &range),
             Work::Attend(keys) if self.attends => {
                 let reads = match keys {
                     Keys::All => Attention::All,
                     Keys::Resident => Attention::Resident,
-                    Keys::Fetched { pass } => Attention::Fetched { pass },
+                    Keys::Fetched { wave } => Attention::Fetched { wave },
                 };
-                self.watch.attend(self.pools, stream, &part, reads, &self.answer(call))
+                self.watch.attend(self.pools, stream, &range, reads, &self.answer(call))
             }
             Work::Merge if self.attends => {
-                self.watch.attend(self.pools, stream, &part, Attention::Merged, &self.answer(call))
+                self.watch.attend(self.pools, stream, &range, Attention::Merged, &self.answer(call))
             }
             Work::Attend(_) | Work::Project | Work::Merge | Work::Rest => Ok(()),
         }
@@ -155,8 +155,8 @@ impl Engine for Caller {
 
 impl Rig {
     /// A cache with a sequence for each batch row of both micro-batches.
-    pub fn new(passes: u32, sharing: Sharing, without: Option<u64>) -> Rig {
-        Rig::with(config(passes), sharing, without)
+    pub fn new(waves: u32, sharing: Sharing, without: Option<u64>) -> Rig {
+        Rig::with(config(waves), sharing, without)
     }
 
     pub fn with(config: Config, sharing: Sharing, without: Option<u64>) -> Rig {
@@ -165,7 +165,7 @@ impl Rig {
             Some(number) => Watch::without_wait(host.clone(), number),
             None => Watch::new(host.clone()),
         };
-        let passes = config.attention_passes;
+        let waves = config.attention_waves;
         let stream = || watch.stream().unwrap();
         let (gather, scatter) = (stream(), stream());
         let streams = || {
@@ -181,7 +181,7 @@ impl Rig {
                 Sharing::Copies => OverlapStreams { compute, resolve: stream(), gather, scatter },
             }
         };
-        let micro = (0..2).map(|_| Micro::new(&*watch, streams(), passes)).collect();
+        let micro = (0..2).map(|_| Micro::new(&*watch, streams(), waves)).collect();
         let cache = Cache::new(config, watch.clone()).unwrap();
         let (sequences, flights) = (Vec::new(), Vec::new());
         Rig { stream: stream(), watch, host, cache, micro, sequences, flights, attends: true }
@@ -235,10 +235,10 @@ impl Rig {
     }
 
     /// The sequences of a micro-batch.
-    pub fn rows(&self, micro: usize, accepted: u32) -> Vec<Row> {
+    pub fn rows(&self, micro: usize, accepted: u32) -> Vec<BatchRow> {
         let rows = self.sequences.iter().skip(micro * BATCH as usize).take(BATCH as usize);
         let accepted = Accepted::Rows(accepted);
-        rows.map(|sequence| Row { sequence: *sequence, accepted, query_rows: QUERY_ROWS }).collect()
+        rows.map(|sequence| BatchRow { sequence: *sequence, accepted, query_rows: QUERY_ROWS }).collect()
     }
 
     /// Enqueues a step of both micro-batches, the order of each layer given, and leaves it in flight.

@@ -1,18 +1,18 @@
-//! An engine with a real, small attention: everything it does runs in its streams, by `Device::call`.
+//! An engine with a real, small attention: all its work runs in its streams, by `Device::call`.
 //!
-//! Its attention behaves as FlashMLA's does: a part without a valid index answers log-sum-exp +inf and
-//! not-a-numbers, so the merge must take validity from the counts.
+//! Its attention behaves like FlashMLA's: a share without a valid index returns log-sum-exp +inf and not-a-numbers, so
+//! the merge must take validity from the counts.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 
 use forebay::device::clock::ClockDevice;
-use forebay::device::{Device, Event, Parts, Slice, Stream};
+use forebay::device::{Device, Event, Slice, SplitIndices, Stream};
 use forebay::overlap::{Engine, EngineCall, Keys, Overlap, OverlapStreams, Work};
 use forebay::{
-    Accepted, BringUp, Budget, Buffers, Cache, Config, Error, Kind, Layer, Layers, Memory, MicroBatch, Open,
-    Result, Row, Sequence, Shape, Slots, Step, WarmUp,
+    Accepted, BatchRow, BringUp, Budget, Buffers, Cache, Config, Error, Kind, Layer, Layers, Memory,
+    MicroBatch, Open, Result, Sequence, Shape, Slots, Step, WarmUp,
 };
 
 use crate::device::TestDevice;
@@ -31,7 +31,7 @@ pub struct Setting {
     pub half: u32,
     pub query_rows: u32,
     pub budget: u32,
-    pub passes: u32,
+    pub waves: u32,
     /// Sequences of each micro-batch.
     pub real: [u32; 2],
     /// The chance of an entry of a selection to be empty.
@@ -82,7 +82,7 @@ enum What<'a> {
 #[derive(Debug, Default)]
 struct Found {
     /// The valid entries, the log-sum-exp and the output of each part.
-    parts: BTreeMap<Place, Vec<(u32, f32, [f32; WIDTH])>>,
+    split_indices: BTreeMap<Place, Vec<(u32, f32, [f32; WIDTH])>>,
     merged: BTreeMap<Place, Option<[f32; WIDTH]>>,
     /// Rows that a part attended to, resident and fetched.
     attended: [u64; 2],
@@ -119,7 +119,7 @@ fn config(setting: &Setting) -> Config {
     Config {
         slots: Slots::Uniform(setting.budget.next_multiple_of(64) * 2 * BATCH),
         min_budget: setting.budget,
-        attention_passes: setting.passes,
+        attention_waves: setting.waves,
         batch: BATCH,
         query_rows: setting.query_rows,
         micro_batches: 2,
@@ -138,15 +138,18 @@ impl Decode {
         let mut cache = Cache::new(config(&setting), Arc::clone(&device)).unwrap();
         let words = |count: u64| device.allocate(4 * count).unwrap();
         let rows = u64::from(BATCH * setting.query_rows);
-        let lists = 1 + u64::from(setting.passes);
+        let lists = 1 + u64::from(setting.waves);
         let micro = || {
             let stream = || device.stream().unwrap();
             let streams =
                 OverlapStreams { compute: stream(), resolve: stream(), gather: stream(), scatter: stream() };
             let k = K as u64;
-            let parts =
-                Some(Parts { lists: words(lists * rows * k), counts: words(lists * rows), batch: BATCH });
-            let buffers = Buffers { selection: words(rows * k), slots: words(rows * k), parts };
+            let split_indices = Some(SplitIndices {
+                lists: words(lists * rows * k),
+                counts: words(lists * rows),
+                batch: BATCH,
+            });
+            let buffers = Buffers { selection: words(rows * k), slots: words(rows * k), split_indices };
             let layers = Layers { streams, batch: BATCH, half: setting.half, buffers };
             Micro { layers, ended: device.event().unwrap() }
         };
@@ -269,10 +272,10 @@ impl Decode {
         (error, 100 - self.fail.map_or(0, |(left, _)| left))
     }
 
-    /// One layer or pass of prepared steps.
-    pub fn one_layer(&mut self, steps: &mut [Step], (layer, pass): (u32, Option<u32>)) -> Result<()> {
+    /// One layer or draft pass of prepared steps.
+    pub fn one_layer(&mut self, steps: &mut [Step], (layer, draft_pass): (u32, Option<u32>)) -> Result<()> {
         let layers = self.layers(steps);
-        self.enqueue(steps, &layers, What::Layer(Layer(layer), pass), &mut BTreeMap::new())
+        self.enqueue(steps, &layers, What::Layer(Layer(layer), draft_pass), &mut BTreeMap::new())
     }
 
     /// A step that is abandoned at the engine's call number `calls`, finished and not yet retired: what the next
@@ -288,7 +291,7 @@ impl Decode {
             self.device.record(micro.ended, micro.layers.streams.compute).unwrap();
         }
         let first = &self.sequences[0][0];
-        let row = Row { sequence: first.handle, accepted: Accepted::Rows(first.landed), query_rows: 1 };
+        let row = BatchRow { sequence: first.handle, accepted: Accepted::Rows(first.landed), query_rows: 1 };
         let compute = micros[0].layers.streams.compute;
         let refused = self.cache.prepare(MicroBatch(0), self.width, &[row], None, compute).unwrap_err();
         let mut kinds = steps.into_iter().zip(&micros).map(|(step, micro)| {
@@ -363,7 +366,7 @@ impl Decode {
                 sequence.versions.truncate(sequence.length as usize);
                 sequence.versions.resize((sequence.length + sequence.rows) as usize, number);
                 sequence.landed = sequence.rows;
-                rows.push(Row {
+                rows.push(BatchRow {
                     sequence: sequence.handle,
                     accepted: Accepted::Rows(accepted),
                     query_rows: sequence.rows,
@@ -409,16 +412,16 @@ impl Decode {
         let orders = match what {
             What::Step(orders) if self.setting.one_by_one => orders,
             What::Step(orders) => return self.cache.overlap_steps(&mut with, orders, drafts, &mut engine),
-            What::Layer(layer, pass) => {
+            What::Layer(layer, draft_pass) => {
                 let (step, layers) = &mut with[0];
-                return self.cache.overlap(step, layer, pass, Overlap::None, layers, &mut engine);
+                return self.cache.overlap(step, layer, draft_pass, Overlap::None, layers, &mut engine);
             }
         };
         let passes = (0..drafts).map(|pass| (Layer(LAYERS), Some(pass)));
-        for (layer, pass) in (0..LAYERS).map(|layer| (Layer(layer), None)).chain(passes) {
+        for (layer, draft_pass) in (0..LAYERS).map(|layer| (Layer(layer), None)).chain(passes) {
             for (step, layers) in &mut with {
                 let order = orders[layer.index()];
-                self.cache.overlap(step, layer, pass, order, layers, &mut engine)?;
+                self.cache.overlap(step, layer, draft_pass, order, layers, &mut engine)?;
             }
         }
         Ok(())
@@ -459,7 +462,7 @@ impl Decode {
     }
 
     /// Cuts every sequence to what it had accepted.
-    pub fn roll_back(&mut self) {
+    pub fn truncate(&mut self) {
         (self.fail, self.stray) = (None, None);
         *self.found.lock().unwrap() = Found::default();
         for (sequences, micro) in self.sequences.iter_mut().zip(&self.micro) {
@@ -467,7 +470,7 @@ impl Decode {
                 let compute = micro.layers.streams.compute;
                 let length = self.cache.length(sequence.handle).unwrap().committed;
                 assert_eq!(length, sequence.length, "what was accepted before the abandoned step stands");
-                let _ready = self.cache.roll_back(sequence.handle, length, compute).unwrap();
+                let _ready = self.cache.truncate(sequence.handle, length, compute).unwrap();
                 sequence.landed = 0;
             }
         }
@@ -513,8 +516,8 @@ struct Callbacks<'a> {
 
 impl Callbacks<'_> {
     fn place(call: &EngineCall, row: u32, query: u32) -> Place {
-        let pass = if call.layer.0 < LAYERS { 0 } else { call.rows.first };
-        (call.micro_batch.0, call.layer.0, pass, row, query)
+        let draft_pass = if call.layer.0 < LAYERS { 0 } else { call.rows.first };
+        (call.micro_batch.0, call.layer.0, draft_pass, row, query)
     }
 
     /// The batch rows of a call with their query rows.
@@ -592,7 +595,7 @@ impl Callbacks<'_> {
     }
 
     fn attend(&self, call: EngineCall, keys: Keys, stream: Stream) -> Result<()> {
-        let Buffers { slots, parts, .. } = self.micro[call.micro_batch.index()].layers.buffers;
+        let Buffers { slots, split_indices, .. } = self.micro[call.micro_batch.index()].layers.buffers;
         let slab = self.slabs[call.layer.index()];
         let mut reads = Vec::new();
         let width = 4 * K as u64;
@@ -600,14 +603,17 @@ impl Callbacks<'_> {
             let at = u64::from(row * call.rows.count + query - call.rows.first);
             let rows = u64::from(BATCH * call.rows.count);
             let of = |number: u64| -> Result<(Slice, Option<Slice>)> {
-                let parts = parts.ok_or_else(|| Error::new(Kind::Internal, "attend"))?;
+                let split_indices = split_indices.ok_or_else(|| Error::new(Kind::Internal, "attend"))?;
                 let at = number * rows + at;
-                Ok((parts.lists.part(at * width, width)?, Some(parts.counts.part(4 * at, 4)?)))
+                Ok((
+                    split_indices.lists.part(at * width, width)?,
+                    Some(split_indices.counts.part(4 * at, 4)?),
+                ))
             };
             let (list, count) = match keys {
                 Keys::All => (slots.part(at * width, width)?, None),
                 Keys::Resident => of(0)?,
-                Keys::Fetched { pass } => of(1 + u64::from(pass))?,
+                Keys::Fetched { wave } => of(1 + u64::from(wave))?,
             };
             let sequence = &self.sequences[call.micro_batch.index()][row as usize];
             let asked = self::query(sequence.id, call.layer.0.into(), self.number, query.into());
@@ -627,14 +633,14 @@ impl Callbacks<'_> {
                 assert!(bytes.iter().all(|byte| *byte == 0xFF), "an inert row is answered");
             }
             for (place, list, count, asked) in &reads {
-                let part = attend(&memory, slab, (*list, *count), asked);
+                let range = attend(&memory, slab, (*list, *count), asked);
                 let mut found = found.lock().unwrap();
-                found.attended[usize::from(matches!(keys, Keys::Fetched { .. }))] += u64::from(part.0);
+                found.attended[usize::from(matches!(keys, Keys::Fetched { .. }))] += u64::from(range.0);
                 match keys {
                     Keys::All => {
-                        found.merged.insert(*place, (part.0 > 0).then_some(part.2));
+                        found.merged.insert(*place, (range.0 > 0).then_some(range.2));
                     }
-                    _ => found.parts.entry(*place).or_default().push(part),
+                    _ => found.split_indices.entry(*place).or_default().push(range),
                 }
             }
         })
@@ -647,8 +653,8 @@ impl Callbacks<'_> {
         self.run(stream, move || {
             let mut found = found.lock().unwrap();
             for place in &places {
-                let parts = found.parts.remove(place).unwrap_or_default();
-                found.merged.insert(*place, merge(&parts));
+                let split_indices = found.split_indices.remove(place).unwrap_or_default();
+                found.merged.insert(*place, merge(&split_indices));
             }
         })
     }

@@ -1,4 +1,4 @@
-//! Attention as kernels have it: in parts, each with its log-sum-exp, and their merge, in f32.
+//! Attention as kernels compute it: in shares, each with its log-sum-exp, and their merge, in f32.
 
 use crate::device::TestDevice;
 use forebay::device::Slice;

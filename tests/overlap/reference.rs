@@ -1,4 +1,4 @@
-//! The truth: rows and queries as functions of who they are, and attention in one pass in f64.
+//! The reference: rows and queries as functions of their identity, and attention computed at once in f64.
 
 /// Values of a row; each is an f32.
 pub const WIDTH: usize = 8;

@@ -1,10 +1,10 @@
-//! When things happen: one layer's spans on the virtual clock, in each order.
+//! The times of one layer's spans on the virtual clock, in each order.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use forebay::device::clock::{ClockDevice, ClockOptions, Demand, Label, Span};
-use forebay::device::{Device, Parts, Plan, Pools, Stream};
+use forebay::device::{Device, PoolLayout, Pools, SplitIndices, Stream};
 use forebay::overlap::{
     Engine, EngineCall, Keys, Overlap, OverlapStreams, Run, Schedule, Work, enqueue_step,
 };
@@ -27,7 +27,7 @@ impl Engine for Timed<'_> {
             Work::Prepare => ("P", 1e5),
             Work::Attend(Keys::All) => ("A", 1e5),
             Work::Attend(Keys::Resident) => ("A0", 1e5),
-            Work::Attend(Keys::Fetched { pass: 0 }) => ("A1", 1e5),
+            Work::Attend(Keys::Fetched { wave: 0 }) => ("A1", 1e5),
             Work::Attend(Keys::Fetched { .. }) => ("A1b", 1e5),
             Work::Merge => ("M", 1e4),
             Work::Rest => ("rest", 1e4),
@@ -37,21 +37,21 @@ impl Engine for Timed<'_> {
     }
 }
 
-/// One layer's start and end of everything by name; R, G and S by half or pass: "resolve 0", "gather 1".
+/// One layer's start and end of everything by name; R, G and S by half or wave: "resolve 0", "gather 1".
 pub type Times = BTreeMap<String, (f64, f64)>;
 
 /// Runs two micro-batches' step of [`LAYERS`] layers; answers each layer's times, layer by layer, micro-batch
 /// by micro-batch.
-pub fn times(order: Overlap, passes: u32, misses: f64, seed: Option<u64>) -> Vec<Times> {
+pub fn times(order: Overlap, waves: u32, misses: f64, seed: Option<u64>) -> Vec<Times> {
     let clock = ClockDevice::new(ClockOptions { seed, record: true, ..ClockOptions::default() }).unwrap();
     let shape = Shape { layers: LAYERS, top_k: K, ..Shape::DEEPSEEK_V3_2 };
-    let pools = attach(&clock, shape, passes);
+    let pools = attach(&clock, shape, waves);
     let words = |count: u32| clock.allocate(u64::from(4 * count)).unwrap();
     let run = |micro_batch| {
         let stream = || clock.stream().unwrap();
         let streams =
             OverlapStreams { compute: stream(), resolve: stream(), gather: stream(), scatter: stream() };
-        let lists = (1 + passes) * BATCH;
+        let lists = (1 + waves) * BATCH;
         Run {
             moves: true,
             schedule: Schedule::new(&*clock).unwrap(),
@@ -60,11 +60,11 @@ pub fn times(order: Overlap, passes: u32, misses: f64, seed: Option<u64>) -> Vec
             half: BATCH / 2,
             query_rows: 1,
             top_k: K,
-            passes,
+            waves,
             streams,
             selection: words(BATCH * K),
             slots: words(BATCH * K),
-            parts: Some(Parts { lists: words(lists * K), counts: words(lists), batch: BATCH }),
+            split_indices: Some(SplitIndices { lists: words(lists * K), counts: words(lists), batch: BATCH }),
         }
     };
     let runs = [run(MicroBatch(0)), run(MicroBatch(1))];
@@ -74,20 +74,20 @@ pub fn times(order: Overlap, passes: u32, misses: f64, seed: Option<u64>) -> Vec
     by_layer(&clock.spans())
 }
 
-fn attach(clock: &Arc<ClockDevice>, shape: Shape, passes: u32) -> Pools {
+fn attach(clock: &Arc<ClockDevice>, shape: Shape, waves: u32) -> Pools {
     let table = forebay::residency::TableShape {
         lanes: 2 * BATCH,
         tokens: 4096,
         query_rows: 1,
         scratch: K,
-        passes,
+        waves,
         scratch_base: 1,
         landing_base: 2048,
         budget_base: 4096,
         budget_blocks: 64,
     };
     let slab = clock.allocate(1 << 30).unwrap();
-    let plan = Plan {
+    let plan = PoolLayout {
         geometry: Geometry::new(shape).unwrap(),
         tables: vec![table; LAYERS as usize],
         slabs: vec![slab; LAYERS as usize],
@@ -119,7 +119,7 @@ fn by_layer(spans: &[Span]) -> Vec<Times> {
 }
 
 /// The edges of an order: design, "Edges of one layer". The first has ended when the second starts.
-pub fn edges(order: Overlap, passes: u32) -> Vec<(&'static str, &'static str)> {
+pub fn edges(order: Overlap, waves: u32) -> Vec<(&'static str, &'static str)> {
     let mut edges = match order {
         Overlap::None => vec![("I0", "I"), ("I", "resolve 0"), ("resolve 0", "gather 0"), ("gather 0", "P")],
         Overlap::Da => vec![
@@ -147,10 +147,10 @@ pub fn edges(order: Overlap, passes: u32) -> Vec<(&'static str, &'static str)> {
             ("gather 1", "A1"),
         ],
     };
-    match (order, passes) {
+    match (order, waves) {
         (Overlap::None, 1) => edges.extend([("P", "A"), ("A", "rest")]),
         (_, 1) => edges.push(("A1", "M")),
-        // The second pass's rows stand where those of the first did.
+        // The second wave's rows stand where those of the first did.
         (Overlap::Dba, _) => edges.extend([("A1", "gather 2"), ("gather 2", "A1b"), ("A1b", "M")]),
         _ => edges.extend([("A1", "gather 1"), ("gather 1", "A1b"), ("A1b", "M")]),
     }

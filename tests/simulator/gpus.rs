@@ -1,4 +1,4 @@
-//! Other numbers of GPUs than the costs are of: closed forms, order, published times, refusals.
+//! Costs for other numbers of GPUs than the setup's: closed forms, order, published times, errors.
 
 use forebay::Kind;
 use forebay::predict::cost::Load;

@@ -1,11 +1,12 @@
-//! What enqueueing a step takes of the host: the calls are those of the production schedule, and who waits for whom.
+//! The host's time to enqueue a step: the calls are those of the production schedule, and the test checks what waits
+//! for what.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use forebay::device::clock::{ClockDevice, ClockOptions};
 use forebay::device::rates::HostCosts;
-use forebay::device::{Device, Parts, Plan};
+use forebay::device::{Device, PoolLayout, SplitIndices};
 use forebay::overlap::{Engine, EngineCall, Overlap, OverlapStreams, Run, Schedule, enqueue_layer};
 use forebay::predict::setup::{File, Setup};
 use forebay::predict::simulate::{Bound, HostTime};
@@ -32,7 +33,7 @@ fn counted(order: Overlap) -> (u32, u32) {
         false
     });
     let pools = device
-        .attach(Plan {
+        .attach(PoolLayout {
             geometry: Geometry::new(*ess().shape()).unwrap(),
             tables: Vec::new(),
             slabs: Vec::new(),
@@ -56,11 +57,11 @@ fn counted(order: Overlap) -> (u32, u32) {
         half: 2,
         query_rows: 1,
         top_k: ess().shape().top_k,
-        passes: 1,
+        waves: 1,
         streams,
         selection: words(entries),
         slots: words(entries),
-        parts: Some(Parts { lists: words(2 * entries), counts: words(8), batch: 4 }),
+        split_indices: Some(SplitIndices { lists: words(2 * entries), counts: words(8), batch: 4 }),
     };
     enqueue_layer(&*device, pools, &run, Layer(0), None, order, &mut Nothing).unwrap();
     (operations.load(Ordering::Relaxed), device.waits.load(Ordering::Relaxed))

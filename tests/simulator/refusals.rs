@@ -1,4 +1,4 @@
-//! Bad input: one error, and it names the field.
+//! Bad input: one error, which names the field.
 
 use forebay::Kind;
 use forebay::predict::fit::Measurements;
@@ -154,7 +154,7 @@ fn options_that_make_no_sense_are_refused() {
     file.misses = None;
     let mut without = forebay::predict::simulate::Simulator::new(Setup::new(file).unwrap());
     let error = without.run(&POINT, &Options::default()).unwrap_err().to_string();
-    assert!(error.contains("misses: not there"), "{error}");
+    assert!(error.contains("misses: missing"), "{error}");
     // At a ratio of 1 nobody asks.
     without.run(&Point { ratio: 1.0, ..POINT }, &Options::default()).unwrap();
 }
@@ -215,7 +215,7 @@ fn rows_of_overlap_that_tell_nothing_are_refused() {
             let none: Vec<f64> = rows.iter().filter(|row| row.order == "none").map(|row| row.us).collect();
             rows.iter_mut().enumerate().for_each(|(i, row)| row.us = none[i % none.len()]);
         },
-        "overlap: by these times the indexer takes none",
+        "overlap: by these times the indexer takes no time",
     );
 }
 

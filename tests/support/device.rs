@@ -1,9 +1,8 @@
-//! A device for tests, and its memory as it is now: the host device, or the CUDA device on the stand-in driver.
+//! A device for tests, and access to its current memory: the host device, or the CUDA device on the stand-in driver.
 //!
-//! Tests that make their device here run on both: on the host device as they stand, and once more on the CUDA
-//! device where `FOREBAY_TEST_DEVICE` is `cuda` (`make on-cuda`). Where `FOREBAY_TEST_DRIVER` names a driver's library,
-//! such as the system's `libcuda.so.1`, the CUDA device is on that driver, and what needs a stand-in of the test's own
-//! is skipped ([`own_driver`]).
+//! Tests that make their device here run on both: on the host device by default, and on the CUDA device with
+//! `FOREBAY_TEST_DEVICE=cuda` (`make on-cuda`). If `FOREBAY_TEST_DRIVER` names a driver's library, such as the system's
+//! `libcuda.so.1`, the CUDA device uses that driver, and tests that need a stand-in of their own skip ([`own_driver`]).
 
 #[cfg(feature = "cuda")]
 #[allow(clippy::duplicate_mod, reason = "a test may have it from other support too")]

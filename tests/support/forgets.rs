@@ -1,9 +1,9 @@
-//! A device that forgets: calls that it is told to leave out never reach the device behind it, and whoever makes them
-//! hears nothing of it. It stands for what the host cannot know, such as a graph that lacks a layer.
+//! A device that forgets: calls that a test leaves out never reach the wrapped device, and the caller gets no error. It
+//! imitates faults that the host cannot detect, such as a graph that lacks a layer.
 
 use forebay::device::{
-    Backing, Completer, Device, DeviceId, Event, Expected, Graph, Mapped, Part, Plan, PoolOp, Pools, Slice,
-    Stream,
+    Backing, Completer, Device, DeviceId, Event, Expected, Graph, Mapped, PoolLayout, PoolOp, Pools, Slice,
+    StepRange, Stream,
 };
 use forebay::os::Map;
 use forebay::{Lane, Result};
@@ -18,8 +18,8 @@ pub enum Call {
     Scatter,
 }
 
-/// Which calls are left out; of a gather the pass.
-pub type Left = Box<dyn Fn(Call, &Part, u32) -> bool + Send>;
+/// Which calls are left out; of a gather the wave.
+pub type Left = Box<dyn Fn(Call, &StepRange, u32) -> bool + Send>;
 
 /// See the file's head.
 pub struct Forgets {
@@ -53,12 +53,12 @@ impl Forgets {
     }
 
     /// From now on leaves out the calls of which `left` says so.
-    pub fn leave_out(&self, left: impl Fn(Call, &Part, u32) -> bool + Send + 'static) {
+    pub fn leave_out(&self, left: impl Fn(Call, &StepRange, u32) -> bool + Send + 'static) {
         *self.left.lock().unwrap() = Box::new(left);
     }
 
-    fn leaves(&self, call: Call, part: &Part, pass: u32) -> bool {
-        (self.left.lock().unwrap())(call, part, pass)
+    fn leaves(&self, call: Call, range: &StepRange, wave: u32) -> bool {
+        (self.left.lock().unwrap())(call, range, wave)
     }
 }
 
@@ -70,16 +70,16 @@ macro_rules! hand_on {
 }
 
 impl Device for Forgets {
-    fn attach(&self, plan: Plan) -> Result<Pools> {
+    fn attach(&self, plan: PoolLayout) -> Result<Pools> {
         let expected = self.expected.unwrap_or(plan.expected);
-        self.device.attach(Plan { expected, ..plan })
+        self.device.attach(PoolLayout { expected, ..plan })
     }
 
     fn enqueue(&self, pools: Pools, stream: Stream, op: PoolOp<'_>) -> Result<()> {
         let left_out = match &op {
-            PoolOp::Resolve { part, .. } => self.leaves(Call::Resolve, part, 0),
-            PoolOp::Gather { part, pass } => self.leaves(Call::Gather, part, *pass),
-            PoolOp::Scatter(part) => self.leaves(Call::Scatter, part, 0),
+            PoolOp::Resolve { range, .. } => self.leaves(Call::Resolve, range, 0),
+            PoolOp::Gather { range, wave } => self.leaves(Call::Gather, range, *wave),
+            PoolOp::Scatter(range) => self.leaves(Call::Scatter, range, 0),
             _ => false,
         };
         if left_out { Ok(()) } else { self.device.enqueue(pools, stream, op) }

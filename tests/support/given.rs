@@ -1,8 +1,8 @@
-//! The CUDA device on a driver that was given (`FOREBAY_TEST_DRIVER`), which has none of a stand-in's powers.
+//! The CUDA device on a named driver (`FOREBAY_TEST_DRIVER`), which has none of a stand-in's test functions.
 //!
-//! A test's engine is host functions that read and write the device's memory. A driver forbids its calls there: so
-//! each piece of work runs on a thread of its own, for which the function waits. Waits are counted here, and those
-//! that a control leaves out are not passed on.
+//! A test's engine is host functions that read and write the device's memory. A driver forbids its calls in host
+//! functions, so each piece of work runs on a thread of its own, for which the function waits. This module counts
+//! waits, and does not pass on those that a control leaves out.
 
 use std::ops::Range;
 use std::panic::resume_unwind;
@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 
 use forebay::device::cuda::CudaDevice;
 use forebay::device::{
-    Backing, Completer, Device, DeviceId, Event, Graph, Mapped, Plan, PoolOp, Pools, Slice, Stream,
+    Backing, Completer, Device, DeviceId, Event, Graph, Mapped, PoolLayout, PoolOp, Pools, Slice, Stream,
 };
 use forebay::os::Map;
 use forebay::{Lane, Result};
@@ -123,7 +123,7 @@ impl Device for Remote {
     fn complete(&self, stream: Stream, completer: Completer) -> Result<()> {
         self.device.complete(stream, completer)
     }
-    fn attach(&self, plan: Plan) -> Result<Pools> {
+    fn attach(&self, plan: PoolLayout) -> Result<Pools> {
         self.device.attach(plan)
     }
     fn enqueue(&self, pools: Pools, stream: Stream, op: PoolOp<'_>) -> Result<()> {

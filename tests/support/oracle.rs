@@ -1,5 +1,5 @@
-//! The rule once more, as naively as it can be said: a list of positions from oldest to newest, rebuilt
-//! after every step. No slots, no stamps, no maps: another structure than the library's.
+//! The rule in its most naive form: a list of positions from oldest to newest, rebuilt after every step. It has no
+//! slots, stamps or maps, and so shares no structure with the library.
 
 /// One sequence in one layer.
 #[derive(Clone, Debug, Default)]

@@ -1,4 +1,4 @@
-//! What a test says when it cannot run here.
+//! The report of a test that cannot run on this machine.
 #![allow(clippy::expect_used)]
 
 /// Says that the test that calls did not run, without `what`: on standard error, and in `$FOREBAY_SKIPS`.

@@ -1,4 +1,4 @@
-//! The tools of ci/kernels, and what a test says when they are not there.
+//! The tools of ci/kernels, and the report of a test that lacks them.
 
 #[path = "skip.rs"]
 mod skip;

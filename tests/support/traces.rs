@@ -1,4 +1,4 @@
-//! Where recorded traces are, and what a test says when they are not there.
+//! The places of recorded traces, and the report of a test that lacks them.
 
 #[allow(clippy::duplicate_mod, reason = "a test may have it from other support too")]
 #[path = "skip.rs"]

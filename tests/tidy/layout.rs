@@ -1,10 +1,10 @@
-//! Rules about where things may stand: the direction between rooms, and the rooms of atomics and `unsafe`.
+//! Rules about places in the tree: the direction between modules, and where atomics and `unsafe` are allowed.
 
 use crate::source::{Path, has_word, paths, split, test_lines};
 use crate::{Fault, fault};
 
-/// The rooms of `src/`, top to bottom: a room uses itself and the rooms before it (docs/design.md, "The house").
-const ROOMS: &[&str] = &[
+/// The modules of `src/`, top to bottom: a module uses itself and the modules before it (docs/design.md, "Modules").
+const MODULES: &[&str] = &[
     "text",
     "error",
     "fallible",
@@ -29,7 +29,7 @@ const ROOMS: &[&str] = &[
     "check",
 ];
 
-/// Rooms that are one file each: words and small tools, nothing to divide.
+/// Modules that are one file each: words and small tools, nothing to divide.
 const LEAVES: [&str; 7] = ["text", "error", "fallible", "ids", "geometry", "sync", "stats"];
 
 /// The devices; each knows the contract in `device`'s root and none of the others.
@@ -51,12 +51,12 @@ const PRIMITIVES: [&str; 12] = [
     "*",
 ];
 
-/// Where `unsafe` may stand.
-const UNSAFE_ROOMS: [&str; 5] = ["src/os/", "src/device/", "ffi/", "standin/", "cudarc/"];
+/// Where `unsafe` is allowed.
+const UNSAFE_FOLDERS: [&str; 5] = ["src/os/", "src/device/", "ffi/", "standin/", "cudarc/"];
 
-/// Files outside those rooms that cannot do without `unsafe`, each with the reason.
+/// Files outside those folders that need `unsafe`, each with the reason.
 const UNSAFE_FILES: &[&str] = &[
-    // The race that a sanitizer must find.
+    // A race that a sanitizer must find.
     "ci/race.rs",
     // A device around another one: the trait has an unsafe method.
     "src/check/watch/mod.rs",
@@ -74,45 +74,47 @@ const UNSAFE_FILES: &[&str] = &[
 ];
 
 fn place(name: &str) -> Option<usize> {
-    ROOMS.iter().position(|room| *room == name)
+    MODULES.iter().position(|module| *module == name)
 }
 
-/// The room that a file under `src/` belongs to, or the file's own name where it belongs to none.
-fn room_of(file: &str) -> Option<&str> {
+/// The module that a file under `src/` belongs to, or the file's own name where it belongs to none.
+fn module_of(file: &str) -> Option<&str> {
     let inside = file.strip_prefix("src/")?.strip_suffix(".rs")?;
-    let room = inside.split('/').next()?;
-    (room != "lib").then_some(room)
+    let module = inside.split('/').next()?;
+    (module != "lib").then_some(module)
 }
 
-/// A room names only itself and rooms above it, by their full paths.
+/// A module names only itself and modules above it, by their full paths.
 pub fn directions(file: &str, text: &str) -> Vec<Fault> {
-    let Some(room) = room_of(file) else {
+    let Some(module) = module_of(file) else {
         return Vec::new();
     };
-    let Some(own) = place(room) else {
+    let Some(own) = place(module) else {
         return vec![fault(
             file,
             1,
-            format!("`{room}` is no room of the house; see ROOMS in tests/tidy/layout.rs"),
+            format!("`{module}` is no module of the list; see MODULES in tests/tidy/layout.rs"),
         )];
     };
     let mut faults = Vec::new();
-    if LEAVES.contains(&room) && file != format!("src/{room}.rs") {
-        faults.push(fault(file, 1, format!("`{room}` is a room of one file")));
+    if LEAVES.contains(&module) && file != format!("src/{module}.rs") {
+        faults.push(fault(file, 1, format!("`{module}` is a module of one file")));
     }
     for Path { names, line, .. } in paths(file, &split(text).code) {
         let [root, name, ..] = names.as_slice() else {
             continue;
         };
-        if root != "crate" || name == "*" && names.len() == 2 && room_of(file).is_none() {
+        if root != "crate" || name == "*" && names.len() == 2 && module_of(file).is_none() {
             continue;
         }
         match place(name) {
             Some(n) if n <= own => {}
-            Some(_) => faults.push(fault(file, line, format!("`{room}` uses `{name}`, a room below it"))),
-            None => {
-                faults.push(fault(file, line, format!("`crate::{name}` is no room; name the room it is in")))
-            }
+            Some(_) => faults.push(fault(file, line, format!("`{module}` uses `{name}`, a module below it"))),
+            None => faults.push(fault(
+                file,
+                line,
+                format!("`crate::{name}` is no module; name the module it is in"),
+            )),
         }
     }
     faults
@@ -173,7 +175,7 @@ pub fn primitives(file: &str, text: &str) -> Vec<Fault> {
         .collect()
 }
 
-/// `unsafe` stands in its rooms only, and each site says which fact allows it.
+/// `unsafe` is in its folders only, and each site says which fact allows it.
 pub fn unsafety(file: &str, text: &str) -> Vec<Fault> {
     if !file.ends_with(".rs") {
         return Vec::new();
@@ -181,7 +183,8 @@ pub fn unsafety(file: &str, text: &str) -> Vec<Fault> {
     let parts = split(text);
     let comments: Vec<&str> = parts.comments.lines().collect();
     let code: Vec<&str> = parts.code.lines().collect();
-    let allowed = UNSAFE_ROOMS.iter().any(|room| file.starts_with(room)) || UNSAFE_FILES.contains(&file);
+    let allowed =
+        UNSAFE_FOLDERS.iter().any(|folder| file.starts_with(folder)) || UNSAFE_FILES.contains(&file);
     let mut faults = Vec::new();
     for (n, line) in code.iter().enumerate().filter(|(_, line)| has_word(line, "unsafe")) {
         if !allowed {
@@ -216,7 +219,7 @@ const OWN_BYTES: &str = "src/device/cuda/abi.rs";
 
 /// No reference into a mapping is ever made.
 pub fn references(file: &str, text: &str) -> Vec<Fault> {
-    let mapped = ["src/os/", "src/device/", "src/check/"].iter().any(|room| file.starts_with(room));
+    let mapped = ["src/os/", "src/device/", "src/check/"].iter().any(|folder| file.starts_with(folder));
     if !mapped || file == OWN_BYTES {
         return Vec::new();
     }
@@ -266,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_room_below_is_reported_however_it_is_named() {
+    fn a_module_below_is_reported_however_it_is_named() {
         let text = "use crate::error::Error;\n\
                     use crate::{ids::Layer, cache::{Cache, open}};\n\
                     use super::super::step;\n\
@@ -314,16 +317,16 @@ mod tests {
     #[test]
     fn references_into_mappings_are_found() {
         let slice = "fn f() {\n    unsafe { std::slice::from_raw_parts_mut(at, 4) }\n}";
-        for room in ["src/os/map.rs", "src/device/host/pools.rs"] {
-            assert_eq!(lines(&references(room, slice)), [2]);
-            assert_eq!(lines(&references(room, "fn f() { unsafe { std::ptr::copy(a, b, 1) } }")), [1]);
-            assert_eq!(references(room, "// from_raw_parts is not used\nfn f() {}").len(), 0);
+        for module in ["src/os/map.rs", "src/device/host/pools.rs"] {
+            assert_eq!(lines(&references(module, slice)), [2]);
+            assert_eq!(lines(&references(module, "fn f() { unsafe { std::ptr::copy(a, b, 1) } }")), [1]);
+            assert_eq!(references(module, "// from_raw_parts is not used\nfn f() {}").len(), 0);
         }
         assert_eq!(references(OWN_BYTES, slice).len() + references("ffi/src/cast.rs", slice).len(), 0);
     }
 
     #[test]
-    fn unsafe_without_room_or_reason_is_reported() {
+    fn unsafe_without_place_or_reason_is_reported() {
         let bare = "\n\n\n\n\n\n\n\nfn f() { unsafe { g() } }\n";
         assert_eq!(lines(&unsafety("src/step/layer.rs", "fn f() { unsafe { g() } }")), [1]);
         assert_eq!(lines(&unsafety("src/os/map.rs", bare)), [9]);

@@ -1,5 +1,5 @@
-//! Rules about what the pages say: promises and failures name tests that exist, commands and the files that
-//! links lead to exist, and the README's program is the one that the tests run.
+//! Rules about the pages: promises and failures name existing tests, the commands and linked files exist, and the
+//! README's program is the one that the tests run.
 
 use crate::source::{has_word, is_word, split, tokens};
 use crate::{Fault, fault};
@@ -165,7 +165,7 @@ pub fn commands(file: &str, text: &str, makefile: &str) -> Vec<Fault> {
     faults
 }
 
-/// The lines of a page's programs in `language` stand, in their order, in the program that the tests run.
+/// The lines of a page's programs in `language` are, in their order, lines of the program that the tests run.
 pub fn listing(page: (&str, &str), language: &str, program: (&str, &str)) -> Vec<Fault> {
     let mut there = program.1.lines().map(str::trim);
     let mut shown = false;
@@ -217,7 +217,7 @@ mod tests {
 
     fn page(rows: &str) -> String {
         let rest = rows_wanted().filter(|id| !rows.contains(&format!("| {id} |")));
-        let rest: String = rest.map(|id| format!("| {id} | x | later | its room |\n")).collect();
+        let rest: String = rest.map(|id| format!("| {id} | x | later | its module |\n")).collect();
         format!("{rows}{rest}")
     }
 

@@ -1,8 +1,8 @@
 //! Reads Rust text well enough for the rules: which characters are code and which are comments, which
 //! lines only tests compile, and which paths a file names.
 //!
-//! A lexer, not a parser: it knows comments, strings, characters and braces. Macros that build paths out
-//! of pieces are beyond it; none of the rules needs them.
+//! This is a lexer, not a parser: it recognises comments, strings, characters and braces. It does not recognise paths
+//! that macros build out of pieces; none of the rules needs them.
 
 /// A text split by kind. Both fields have the lines and columns of the original, blanks elsewhere.
 pub struct Split {
@@ -83,12 +83,12 @@ pub fn split(text: &str) -> Split {
     Split { code, comments }
 }
 
-/// Whether `c` can stand inside an identifier.
+/// Whether `c` can be part of an identifier.
 pub fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// Whether `word` stands in `line` with no identifier character on either side.
+/// Whether `word` is in `line` with no identifier character on either side.
 pub fn has_word(line: &str, word: &str) -> bool {
     line.match_indices(word).any(|(i, _)| {
         let before = line[..i].chars().next_back();
@@ -97,7 +97,7 @@ pub fn has_word(line: &str, word: &str) -> bool {
     })
 }
 
-/// A token of code with the line (from 1) on which it stands: an identifier, `::`, or one character.
+/// A token of code with its line (from 1): an identifier, `::`, or one character.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Token {
     /// The token's text.

@@ -1,4 +1,4 @@
-//! Rules about the text of a file: its size, its head, and what must not stand in it.
+//! Rules about the text of a file: its size, its head, and texts that it must not contain.
 
 use crate::source::{has_word, is_word, split};
 use crate::{Fault, fault};
@@ -23,7 +23,7 @@ const DEAD_TEXTS: [&str; 6] = [
     concat!("not yet", " implemented"),
 ];
 
-/// Absolute paths of somebody's machine.
+/// Absolute paths of one machine.
 const MACHINE: [&str; 3] = [concat!("/wo", "rk/"), concat!("/ro", "ot/"), concat!("/ho", "me/")];
 
 fn is_source(file: &str) -> bool {

@@ -1,5 +1,5 @@
-//! What is checked after every operation: invariants, gauges and counters against the model, lengths,
-//! digests, and every committed row and index key; and that a refusal changed nothing.
+//! The checks after every operation: invariants, gauges and counters against the model, lengths, digests, and every
+//! committed row and index key; and that a rejected call changed nothing.
 
 use super::engine::{Found, StepDigest, key};
 use super::model::{Seq, State, declared_slots};
@@ -114,8 +114,8 @@ impl World {
                 continue;
             }
             if s.state != State::Filling && s.in_flight == 0 {
-                let sealed = s.names.len() as u32 * self.geometry.page_tokens();
-                let length = Length { committed: s.length(), landed: s.landed.len() as u32, sealed };
+                let published = s.names.len() as u32 * self.geometry.page_tokens();
+                let length = Length { committed: s.length(), landed: s.landed.len() as u32, published };
                 assert_eq!(self.cache.length(s.handle).unwrap(), length);
                 assert_eq!(self.cache.is_running(s.handle).unwrap(), s.state == State::Running);
                 self.log.push(self.digest(s));
@@ -164,7 +164,7 @@ impl World {
         let counters = [stats.steps, stats.hits, stats.misses, stats.scratch, stats.bytes_up];
         let row_bytes = u64::from(self.geometry.row_bytes());
         assert_eq!(counters, [c.steps, c.hits, c.misses, c.scratch, c.misses * row_bytes]);
-        let sharing = |s: &Stats| [s.prompt_tokens, s.shared_tokens, s.sealed_pages, s.evicted_pages];
+        let sharing = |s: &Stats| [s.prompt_tokens, s.shared_tokens, s.published_pages, s.evicted_pages];
         assert_eq!(sharing(&stats), sharing(&c));
     }
 

@@ -1,16 +1,16 @@
-//! An engine around a cache: its streams, its events in the order "none" (I0, I, R, G, P, A; S behind P),
-//! its buffers, and an attention that reads no values but asks each row whether it is the one selected.
+//! An engine around a cache: its streams, its events in the order "none" (I0, I, R, G, P, A; S after P), its buffers,
+//! and an attention that computes no values but checks that each row is the selected one.
 //!
-//! Everything the engine does itself is enqueued by `Device::call`, so that the same code runs inline and,
-//! with a thread a stream, as asynchronously as on a GPU.
+//! `Device::call` enqueues all of the engine's own work, so the same code runs inline and, with a thread per stream, as
+//! asynchronously as on a GPU.
 
 use super::device::{self, TestDevice};
 use super::model::Origin;
 use forebay::check::watch::{Attention, Watch, bytes};
 use forebay::device::clock::{ClockDevice, ClockOptions};
 use forebay::device::host::HostOptions;
-use forebay::device::{Answer, Device, Event, Part, Slice, Stream};
-use forebay::residency::Rows;
+use forebay::device::{Answer, Device, Event, Slice, StepRange, Stream};
+use forebay::residency::QueryRange;
 use forebay::{Buffers, Cache, Config, Geometry, Lane, Layer, LayerCall, Result, Step};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -143,8 +143,8 @@ fn bytes_of(words: &[i32]) -> Vec<u8> {
 /// Writes a row to its slot, run by run.
 fn write_slot(device: &TestDevice, geometry: &Geometry, slab: Slice, slot: u32, row: &[u8]) {
     for piece in geometry.pieces(slot).iter().filter(|piece| piece.bytes > 0) {
-        let part = slab.part(piece.slab, u64::from(piece.bytes)).unwrap();
-        device.write(part, &row[piece.row as usize..][..piece.bytes as usize]).unwrap();
+        let range = slab.part(piece.slab, u64::from(piece.bytes)).unwrap();
+        device.write(range, &row[piece.row as usize..][..piece.bytes as usize]).unwrap();
     }
 }
 
@@ -152,8 +152,8 @@ fn write_slot(device: &TestDevice, geometry: &Geometry, slab: Slice, slot: u32, 
 fn read_slot(device: &TestDevice, geometry: &Geometry, slab: Slice, slot: u32) -> Option<Vec<u8>> {
     let mut row = vec![0; geometry.row_bytes() as usize];
     for piece in geometry.pieces(slot).iter().filter(|piece| piece.bytes > 0) {
-        let part = slab.part(piece.slab, u64::from(piece.bytes)).ok()?;
-        device.read(part, &mut row[piece.row as usize..][..piece.bytes as usize]).unwrap();
+        let range = slab.part(piece.slab, u64::from(piece.bytes)).ok()?;
+        device.read(range, &mut row[piece.row as usize..][..piece.bytes as usize]).unwrap();
     }
     Some(row)
 }
@@ -185,13 +185,13 @@ fn attend(
 }
 
 /// The part of a step that a call works on.
-fn part(step: &Step, call: LayerCall) -> Part {
+fn range(step: &Step, call: LayerCall) -> StepRange {
     let (first, count) = call.batch_rows.unwrap_or((0, step.rows()));
-    let rows = match call.pass {
-        None => Rows { first: 0, count: step.query_rows() },
-        Some(pass) => Rows { first: pass, count: 1 },
+    let rows = match call.draft_pass {
+        None => QueryRange { first: 0, count: step.query_rows() },
+        Some(draft_pass) => QueryRange { first: draft_pass, count: 1 },
     };
-    Part { micro_batch: step.micro_batch(), layer: call.layer, first, count, rows }
+    StepRange { micro_batch: step.micro_batch(), layer: call.layer, first, count, rows }
 }
 
 /// Where the bytes are, and the clock around it, if the setup has one.
@@ -376,8 +376,11 @@ impl Engine {
     pub fn layer(&self, cache: &Cache, step: &Step, work: Work) -> Result<()> {
         let m = &self.micro[step.micro_batch().index()];
         let bytes = 4 * work.selection.len() as u64;
-        let buffers =
-            Buffers { selection: m.selection.part(0, bytes)?, slots: m.slots.part(0, bytes)?, parts: None };
+        let buffers = Buffers {
+            selection: m.selection.part(0, bytes)?,
+            slots: m.slots.part(0, bytes)?,
+            split_indices: None,
+        };
         let (slab, keys) = (cache.slab(work.call.layer)?, cache.index_keys(work.call.layer)?);
         let (geometry, call) = (*cache.geometry(), work.call);
         let work = Arc::new(work);
@@ -401,7 +404,7 @@ impl Engine {
         }
 
         if let Some(watch) = &self.watch {
-            watch.land(cache.pools(), m.engine, &part(step, call))?;
+            watch.land(cache.pools(), m.engine, &range(step, call))?;
         }
         let project = Arc::clone(&work);
         self.call(m.engine, move |device| {
@@ -417,8 +420,8 @@ impl Engine {
         }
 
         if let Some(watch) = &self.watch {
-            let answer = Answer { slots: buffers.slots, parts: None };
-            watch.attend(cache.pools(), m.engine, &part(step, call), Attention::All, &answer)?;
+            let answer = Answer { slots: buffers.slots, split_indices: None };
+            watch.attend(cache.pools(), m.engine, &range(step, call), Attention::All, &answer)?;
         }
         let found = Arc::clone(&self.found);
         self.call(m.engine, move |device| {

@@ -1,5 +1,5 @@
-//! A world around a cache: an engine with its streams, rows that say who they are, and a naive model that
-//! knows what every read must answer. Shared by `tests/world.rs` and the fuzz target `cache_ops`.
+//! A world around a cache: an engine with its streams, rows that identify themselves, and a naive model that predicts
+//! every read. `tests/world.rs` and the fuzz target `cache_ops` share it.
 
 pub mod bodies;
 pub mod check;

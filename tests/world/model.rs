@@ -1,4 +1,4 @@
-//! The naive model: a list of rows a sequence, an oracle a layer, owners of pages by counting.
+//! The naive model: a list of rows per sequence, an oracle per layer, owners of pages by counting.
 
 use super::oracle::Oracle;
 use super::share::{Name, Script};
@@ -57,7 +57,7 @@ pub struct Seq {
     /// Slots whose rows a bounded warm-up has not visited.
     pub unvisited: u64,
     pub rows_a_call: u64,
-    /// Its tokens, if they are known, and its sealed pages: whether it uses what the index holds.
+    /// Its tokens, if they are known, and its published pages: whether it uses what the index holds.
     pub script: Option<Script>,
     pub names: Vec<(Name, bool)>,
     /// Committed rows that are stored for certain.

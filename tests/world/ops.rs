@@ -1,4 +1,4 @@
-//! The operations of a world, and how any string of bytes means some of them.
+//! The operations of a world, and the mapping from any string of bytes to operations.
 
 /// One operation. Numbers are wishes: the interpreter maps them into what makes sense, or, where it is a
 /// wish for something that must be refused, leaves them as they are.
@@ -31,7 +31,7 @@ pub enum Op {
     /// Tries to retire a step that is still open.
     RetireOpen { micro: u8 },
     /// Cuts a sequence, in one of several ways.
-    RollBack { seq: u8, how: u8, by: u8 },
+    Truncate { seq: u8, how: u8, by: u8 },
     /// Forks a sequence that has nothing in flight, else sees it refused.
     Fork { seq: u8, promised: u8, budget: u8, whole: bool },
     /// Closes, whatever is in flight.
@@ -40,8 +40,8 @@ pub enum Op {
     Reap,
     /// As `Start`, with tokens of one of a few scripts.
     StartShared { prompt: u8, promised: u8, budget: u8, script: u8 },
-    /// Seals pages, as far as `by` tokens behind those that are.
-    Seal { seq: u8, by: u8 },
+    /// Publishes pages, as far as `by` tokens behind those that are.
+    Publish { seq: u8, by: u8 },
 }
 
 /// Bytes of an encoded operation.
@@ -66,12 +66,12 @@ impl Op {
             16..=24 => Op::Step { micro: a, rows: b, width: c, seed },
             25..=31 => Op::Retire { which: a },
             32 => Op::RetireOpen { micro: a },
-            33..=35 => Op::RollBack { seq: a, how: b, by: c },
+            33..=35 => Op::Truncate { seq: a, how: b, by: c },
             36 | 37 => Op::Fork { seq: a, promised: b, budget: low, whole },
             38 => Op::Close { seq: a },
             39 => Op::Reap,
             40..=44 => Op::StartShared { prompt: a, promised: b, budget: low, script: high },
-            _ => Op::Seal { seq: a, by: b },
+            _ => Op::Publish { seq: a, by: b },
         }
     }
 }

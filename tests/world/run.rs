@@ -1,5 +1,5 @@
-//! The interpreter: every operation is done to the cache and to the model, and the two must agree, about
-//! refusals too: the kind is the one that the model expects, and nothing has changed.
+//! The interpreter: it applies every operation to the cache and to the model, and the two must agree, about errors too:
+//! the kind is the one that the model expects, and nothing has changed.
 
 use super::check::Outcomes;
 use super::engine::{Engine, key, stamp};
@@ -85,7 +85,7 @@ pub fn config(variant: u8) -> Config {
         index_pages: 38,
         slots: Slots::ByLayer(vec![448, 384, 320]),
         min_budget: 4,
-        attention_passes: 1,
+        attention_waves: 1,
         lanes: 4,
         max_tokens: 160,
         batch: 3,
@@ -193,7 +193,7 @@ impl World {
     /// Does one operation and checks everything.
     pub fn apply(&mut self, op: &Op) {
         self.dead = self.failed();
-        if self.dead && matches!(op, Op::RollBack { .. } | Op::Fork { .. } | Op::JoinMore { .. }) {
+        if self.dead && matches!(op, Op::Truncate { .. } | Op::Fork { .. } | Op::JoinMore { .. }) {
             // Reports were lost, and with them how long the sequences are.
             return;
         }
@@ -234,12 +234,12 @@ impl World {
             }
             Op::Retire { which } => self.retire(which),
             Op::RetireOpen { micro } => self.retire_open(micro),
-            Op::RollBack { seq, how, by } => self.roll_back_op(seq, how, by),
+            Op::Truncate { seq, how, by } => self.truncation_op(seq, how, by),
             Op::Fork { seq, promised, budget, whole } => self.fork(seq, promised, budget, whole),
             Op::StartShared { prompt, promised, budget, script } => {
                 self.start_shared(prompt, promised, budget, script);
             }
-            Op::Seal { seq, by } => self.seal(seq, by),
+            Op::Publish { seq, by } => self.publish(seq, by),
             Op::Close { seq } => self.close_op(seq),
             Op::Reap => {
                 (0..self.seqs.len()).for_each(|seq| self.release_held(seq));
@@ -402,7 +402,7 @@ impl World {
         let count = if count > 240 { 200 } else { u32::from(count) % (left.unwrap_or(0) + 1) };
         let expected = match (left, s.state) {
             (None, _) => Some(Kind::OutOfRange),
-            (_, state) if state != State::Filling => Some(Kind::InvalidConfig),
+            (_, state) if state != State::Filling => Some(Kind::InvalidState),
             (Some(left), _) if count > left => Some(Kind::OutOfRange),
             _ => None,
         };
@@ -425,7 +425,7 @@ impl World {
         let expected = match s.state {
             State::Filling if count > least => Some(Kind::OutOfRange),
             State::Filling => None,
-            _ => Some(Kind::InvalidConfig),
+            _ => Some(Kind::InvalidState),
         };
         let before = self.snapshot();
         let result = self.cache.append_in_place(s.handle, count);
@@ -453,7 +453,7 @@ impl World {
     pub fn join(&mut self, seq: usize, warm: u32, bound: u32, seed: u16) {
         let (s, k) = (&self.seqs[seq], self.config.shape.top_k);
         let complete = s.rows.iter().all(|rows| rows.len() as u32 == s.prompt);
-        let expected = (s.state != State::Filling || !complete).then_some(Kind::InvalidConfig);
+        let expected = (s.state != State::Filling || !complete).then_some(Kind::InvalidState);
         let mut random = Random::new(seed.into());
         // A hint may be wrong: positions at and beyond the length warm nothing.
         let limit = s.prompt + u32::from(random.one_in(3)) * 5;
@@ -501,7 +501,7 @@ impl World {
     fn join_more_op(&mut self, wish: u8) {
         let Some(seq) = self.pick(wish) else { return };
         loop {
-            let expected = (self.seqs[seq].state != State::Joining).then_some(Kind::InvalidConfig);
+            let expected = (self.seqs[seq].state != State::Joining).then_some(Kind::InvalidState);
             let before = self.snapshot();
             let result = self.cache.join_more(self.seqs[seq].handle, self.engine.host);
             let Some(ticket) = self.expect(before, result, expected) else { return };
@@ -537,7 +537,7 @@ impl World {
         }
     }
 
-    fn roll_back_op(&mut self, wish: u8, how: u8, by: u8) {
+    fn truncation_op(&mut self, wish: u8, how: u8, by: u8) {
         let Some(seq) = self.pick(wish) else { return };
         let (s, by) = (&self.seqs[seq], u32::from(by));
         let (handle, length) = (s.handle, s.length());
@@ -560,27 +560,27 @@ impl World {
         let shared: Vec<usize> = (first..self.seqs[seq].pages.len()).filter(|p| others(self, *p)).collect();
         let (state, in_flight) = (self.seqs[seq].state, self.seqs[seq].in_flight);
         let expected = match state {
-            State::Filling | State::Joining => Some(Kind::InvalidConfig),
+            State::Filling | State::Joining => Some(Kind::InvalidState),
             _ if in_flight > 0 => Some(Kind::Busy),
             _ if to > length + landed => Some(Kind::OutOfRange),
             _ if !self.room(shared.len() as u32) => Some(Kind::Exhausted),
             _ => None,
         };
         let before = self.snapshot();
-        let result = self.cache.roll_back(handle, to, self.engine.host);
+        let result = self.cache.truncate(handle, to, self.engine.host);
         let Some(ticket) = self.expect(before, result, expected) else { return };
         self.ended(&ticket);
         self.cut_names(seq, first, &shared);
         let fresh = self.pages.take(shared.len() as u32);
         for (place, fresh) in shared.into_iter().zip(fresh) {
             let old = std::mem::replace(&mut self.seqs[seq].pages[place], fresh);
-            self.note("roll back into a shared page");
+            self.note("truncate into a shared page");
             match place == first && !to.is_multiple_of(page) {
                 true => self.seqs[seq].held = Some(old),
                 false => self.pages.release(old),
             }
         }
-        self.note(if to < length { "roll back deep" } else { "roll back drafts" });
+        self.note(if to < length { "truncate deep" } else { "truncate drafts" });
         let s = &mut self.seqs[seq];
         s.commit(to.saturating_sub(length), Vec::new());
         s.rows.iter_mut().for_each(|rows| rows.truncate(to as usize));
@@ -602,7 +602,7 @@ impl World {
         let admitted = match p.state {
             State::Running if p.in_flight > 0 => Err(Kind::Busy),
             State::Running if p.landed.is_empty() => self.admit(&open, full),
-            _ => Err(Kind::InvalidConfig),
+            _ => Err(Kind::InvalidState),
         };
         let (handle, before) = (p.handle, self.snapshot());
         // The prompt is the parent's, whatever is said here.

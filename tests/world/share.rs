@@ -1,5 +1,5 @@
-//! Sharing: sequences that follow one of a few scripts of tokens, and a naive index of what they have
-//! sealed. A block is named by everything before it, written out; the index is a list in order of use.
+//! Sharing: sequences that follow one of a few scripts of tokens, and a naive index of what they have published. The
+//! key of a block is everything before it, written out; the index is a list in order of use.
 
 use super::model::{Origin, State};
 use super::run::World;
@@ -177,47 +177,47 @@ impl World {
         self.join(seq, 0, 0, 0);
     }
 
-    /// Seals what a sequence has, as far as `by` tokens behind what is sealed.
-    pub fn seal(&mut self, wish: u8, by: u8) {
+    /// Publishes what a sequence has, as far as `by` tokens behind what is published.
+    pub fn publish(&mut self, wish: u8, by: u8) {
         let Some(seq) = self.pick(wish) else { return };
         let page = self.geometry.page_tokens();
         let s = &self.seqs[seq];
-        let (handle, sealed, stored) = (s.handle, s.names.len() as u32, s.stored);
-        let most = super::model::reach(&self.config, s.admitted) - sealed * page;
+        let (handle, published, stored) = (s.handle, s.names.len() as u32, s.stored);
+        let most = super::model::reach(&self.config, s.admitted) - published * page;
         let known = if by > 250 { most + 1 } else { u32::from(by).min(most) };
         let script = s.script.unwrap_or(Script::new(0));
-        let ids = script.ids(sealed * page + known).split_off((sealed * page) as usize);
+        let ids = script.ids(published * page + known).split_off((published * page) as usize);
         let keys = if script.keyed { &KEYS[..(known / page) as usize] } else { &[][..] };
         // Now and then the ids begin elsewhere.
-        let from = if by == 250 { sealed * page + page } else { sealed * page };
+        let from = if by == 250 { published * page + page } else { published * page };
         let expected = match s.state {
-            State::Running if s.script.is_none() => Some(Kind::InvalidConfig),
+            State::Running if s.script.is_none() => Some(Kind::InvalidState),
             State::Running if known > most || by == 250 => Some(Kind::OutOfRange),
             State::Running => None,
-            _ => Some(Kind::InvalidConfig),
+            _ => Some(Kind::InvalidState),
         };
         let before = self.snapshot();
-        let result = self.cache.seal(handle, from, Tokens { ids: &ids, keys });
+        let result = self.cache.publish(handle, from, Tokens { ids: &ids, keys });
         let Some(answer) = self.expect(before, result, expected) else { return };
-        let end = ((sealed * page + known) / page).min(stored / page).max(sealed);
-        assert_eq!(answer, end * page, "sealed {sealed} of {stored} stored, {known} more known");
+        let end = ((published * page + known) / page).min(stored / page).max(published);
+        assert_eq!(answer, end * page, "published {published} of {stored} stored, {known} more known");
         self.find_twins(seq);
-        for n in sealed..end {
+        for n in published..end {
             let s = &self.seqs[seq];
             let (own, name) = (s.pages[n as usize], script.name((n + 1) * page));
             let (what, used) = match self.index.find(&name) {
                 Some(shared) if shared.page == own => {
                     shared.users += 1;
-                    ("seal a page that is shared", true)
+                    ("publish a page that is shared", true)
                 }
-                Some(_) => ("seal a twin", false),
+                Some(_) => ("publish a twin", false),
                 None => {
                     self.enter_index(seq, n, name.clone());
-                    ("seal a page", true)
+                    ("publish a page", true)
                 }
             };
             let born = (n + 1) * page > self.seqs[seq].prompt;
-            self.note(if born && used { "seal a page with decoded rows" } else { what });
+            self.note(if born && used { "publish a page with decoded rows" } else { what });
             self.seqs[seq].names.push((name, used));
         }
     }
@@ -230,7 +230,7 @@ impl World {
         let own = s.pages[n as usize];
         self.index.0.push(Shared { name, page: own, rows, users: 1 });
         self.pages.share(own);
-        self.counted.sealed_pages += 1;
+        self.counted.published_pages += 1;
     }
 
     /// Pages whose twins are gone take their places.
@@ -240,7 +240,7 @@ impl World {
             if !used && self.index.find(&name).is_none() {
                 self.enter_index(seq, n as u32, name);
                 self.seqs[seq].names[n].1 = true;
-                self.note("seal a page whose twin is gone");
+                self.note("publish a page whose twin is gone");
             }
         }
     }
@@ -271,10 +271,10 @@ impl World {
                 let place = self.index.0.iter().position(|shared| shared.name == name).unwrap();
                 let gone = self.index.0.remove(place);
                 self.pages.release(gone.page);
-                self.note("roll back what was sealed");
+                self.note("truncate what was published");
             } else if used {
                 self.index.release(&name);
-                self.note("roll back what others share");
+                self.note("truncate what others share");
             }
         }
     }

@@ -1,12 +1,12 @@
-//! The steps of a world: batches that mix sequences, widths and accepted counts, layers whole, in halves
-//! and in passes, steps that must fail, and prepares that must be refused.
+//! The steps of a world: batches that mix sequences, widths and accepted counts, layers as a whole, in halves and in
+//! waves, steps that must fail, and prepares that must be rejected.
 
 use super::engine::{Work, key};
 use super::model::{Origin, Seq, State, reach};
 use super::ops::Random;
 use super::run::World;
 use forebay::device::Event;
-use forebay::{Accepted, Kind, Layer, LayerCall, MicroBatch, Row, Step};
+use forebay::{Accepted, BatchRow, Kind, Layer, LayerCall, MicroBatch, Step};
 
 /// A row of a step that has not been retired.
 #[derive(Clone, Debug)]
@@ -44,7 +44,7 @@ pub struct Flight {
 struct Ask {
     micro: u32,
     width: u32,
-    rows: Vec<Row>,
+    rows: Vec<BatchRow>,
     tensor: bool,
 }
 
@@ -65,12 +65,12 @@ impl World {
 
     /// The row of a sequence in a step of `width`: a random share of its drafts accepted, told by the host
     /// or by the device.
-    fn wish(&self, seq: usize, width: u32, random: &mut Random) -> (Row, u32) {
+    fn wish(&self, seq: usize, width: u32, random: &mut Random) -> (BatchRow, u32) {
         let s = &self.seqs[seq];
         let accepted = random.below(s.landed.len() as u32 + 1);
         let told = if random.one_in(2) { Accepted::OnDevice } else { Accepted::Rows(accepted) };
         let query_rows = if random.one_in(3) { 1 + random.below(width) } else { width };
-        (Row { sequence: s.handle, accepted: told, query_rows }, accepted)
+        (BatchRow { sequence: s.handle, accepted: told, query_rows }, accepted)
     }
 
     /// Prepares a step, or is refused.
@@ -87,7 +87,7 @@ impl World {
             chosen.retain(|_| place.next().is_some_and(marked));
         }
         chosen.truncate(self.config.batch as usize);
-        let wishes: Vec<(Row, u32)> = chosen.iter().map(|s| self.wish(*s, width, &mut random)).collect();
+        let wishes: Vec<(BatchRow, u32)> = chosen.iter().map(|s| self.wish(*s, width, &mut random)).collect();
         let mut counts: Vec<u32> = wishes.iter().map(|(_, accepted)| *accepted).collect();
         let rows = wishes.into_iter().map(|(row, _)| row).collect();
         let mut ask = Ask { micro, width, rows, tensor: true };
@@ -110,7 +110,7 @@ impl World {
         let dead = self.dead_handle(mask);
         let any = self.pick(mask).map(|s| self.seqs[s].handle);
         let own = ask.rows.first().copied();
-        let fresh = |sequence| Row { sequence, accepted: Accepted::Rows(0), query_rows: 1 };
+        let fresh = |sequence| BatchRow { sequence, accepted: Accepted::Rows(0), query_rows: 1 };
         match random.below(10) {
             0 => ask.rows.insert(0, fresh(dead)),
             1 => ask.rows.insert(0, fresh(any.unwrap_or(dead))),
@@ -150,7 +150,7 @@ impl World {
             };
             let reached = s.length() + accepted + row.query_rows;
             let refused = match () {
-                () if s.state != State::Running => Some(Kind::InvalidConfig),
+                () if s.state != State::Running => Some(Kind::InvalidState),
                 () if s.micro.is_some_and(|own| own != ask.micro) => Some(Kind::InvalidConfig),
                 () if s.in_flight >= self.config.steps_in_flight => Some(Kind::Busy),
                 () if row.query_rows == 0 || row.query_rows > ask.width => Some(Kind::OutOfRange),
@@ -251,7 +251,7 @@ impl World {
         for layer in 0..self.layers() {
             let layer_id = Layer(layer);
             if layer >= self.config.shape.layers {
-                calls.extend((0..ask.width).map(|pass| LayerCall::pass(layer_id, pass)));
+                calls.extend((0..ask.width).map(|pass| LayerCall::draft_pass(layer_id, pass)));
             } else if rows > 1 && random.one_in(3) {
                 let cut = 1 + random.below(rows - 1);
                 let half = |first, count| LayerCall {
@@ -298,7 +298,7 @@ impl World {
     fn work(&mut self, flight: &mut Flight, call: LayerCall, mut beyond: bool) -> Work {
         let layer = call.layer.0;
         let (first, count) = call.batch_rows.unwrap_or((0, flight.rows.len() as u32));
-        let queries = call.pass.map_or(0..flight.step.query_rows(), |pass| pass..pass + 1);
+        let queries = call.draft_pass.map_or(0..flight.step.query_rows(), |pass| pass..pass + 1);
         let mut work = Work {
             step: flight.step.number(),
             call,
@@ -365,7 +365,7 @@ impl World {
         let done = self.engine.finish(&mut self.cache, &mut flight.step, lanes).unwrap();
         let stream = self.engine.stream(flight.micro);
         let again = self.cache.finish(&mut flight.step, stream).unwrap_err();
-        assert_eq!(again.kind(), Kind::InvalidConfig);
+        assert_eq!(again.kind(), Kind::InvalidState);
         // What was given up publishes nothing, and nothing is built on it.
         for row in flight.rows.iter().filter(|_| flight.abandoned) {
             let s = &mut self.seqs[row.seq];
@@ -375,7 +375,7 @@ impl World {
             }
         }
         let late = self.cache.gather(&flight.step, flight.calls[0], 0, stream).unwrap_err();
-        assert_eq!(late.kind(), Kind::InvalidConfig);
+        assert_eq!(late.kind(), Kind::InvalidState);
         flight.done = Some(done);
         self.flights.push(flight);
     }
@@ -385,7 +385,8 @@ impl World {
         let missing = flight.unstored.iter().chain(flight.calls.iter().skip(flight.next));
         let due = missing.filter_map(|call| {
             let (first, count) = call.batch_rows.unwrap_or((0, flight.rows.len() as u32));
-            let is_due = |row: &u32| flight.rows[*row as usize].landed.len() as u32 > call.pass.unwrap_or(0);
+            let is_due =
+                |row: &u32| flight.rows[*row as usize].landed.len() as u32 > call.draft_pass.unwrap_or(0);
             Some((call.layer.0, (first..first + count).find(is_due)?))
         });
         due.min()
@@ -402,7 +403,7 @@ impl World {
             let error = self.cache.finish(&mut flight.step, stream).unwrap_err();
             let named = ["layer", "batch row"].map(|name| error.number(name).unwrap());
             assert_eq!(named, [layer, row].map(u64::from), "{error}");
-            self.expect::<()>(before, Err(error), Some(Kind::InvalidConfig));
+            self.expect::<()>(before, Err(error), Some(Kind::InvalidState));
             if flight.random.one_in(3) {
                 self.cache.abandon(&mut flight.step).unwrap();
                 (flight.abandoned, flight.fails) = (true, true);

@@ -1,5 +1,6 @@
-//! An engine whose streams and memory are cudarc's decodes over forebay: its top-k writes a selection, its projections
-//! write new rows, its attention reads the rows of the slots that it is told, all by cudarc's calls on cudarc's stream.
+//! An engine that keeps its streams and memory in cudarc decodes over forebay: its top-k writes a selection (top-k
+//! indices), its projections write new rows, and its attention reads the rows of the resolved slots, all by cudarc's
+//! calls on cudarc's stream.
 
 use std::sync::Arc;
 
@@ -7,7 +8,7 @@ use cudarc::driver::{CudaContext, CudaStream, DriverError};
 use forebay::device::cuda::CudaOptions;
 use forebay::{
     Accepted, BringUp, Budget, Buffers, Cache, Config, Error, Kind, Layer, LayerCall, Memory, MicroBatch,
-    Open, Result, Row, Sequence, Shape, Streams, WarmUp,
+    Open, Result, BatchRow, Sequence, Shape, Streams, WarmUp,
 };
 use forebay_cudarc::{Bridge, DeviceView, LentSlice};
 
@@ -17,7 +18,7 @@ const PROMPT: u32 = 600;
 const STEPS: u32 = 12;
 const ROW: usize = 656;
 
-/// The first byte of a row, and all others.
+/// The first byte of a row, and all its other bytes.
 fn stamp(layer: u32, position: u32) -> u8 {
     (31 * layer + 7 * position) as u8
 }
@@ -30,7 +31,7 @@ fn outside(operation: &'static str) -> Error {
     Error::new(Kind::Internal, operation).at("a slot outside the slab")
 }
 
-/// The engine, of one sequence.
+/// The engine, with one sequence.
 struct Engine {
     stream: Arc<CudaStream>,
     cache: Cache,
@@ -41,7 +42,7 @@ struct Engine {
 }
 
 impl Engine {
-    /// The row of `position` in every layer's landing slot.
+    /// Returns the row of `position` in every layer's landing slot.
     fn project(&mut self, sequence: Sequence, layer: u32, position: u32) -> Result<()> {
         let at = self.cache.landing_slot(sequence, 0)? as usize * ROW;
         let mut slab = self.slabs[layer as usize].view_mut();
@@ -49,7 +50,7 @@ impl Engine {
         self.stream.memcpy_htod(&[stamp(layer, position); ROW], &mut place).map_err(failed)
     }
 
-    /// Reads every row that is selected where it is said to be: how many there are.
+    /// Reads every selected row in its resolved slot, checks it, and returns the number of rows.
     fn attend(&self, layer: u32, selected: &[i32]) -> Result<u32> {
         let slab = self.slabs[layer as usize].view();
         let slots = self.stream.clone_dtoh(&self.slots.view()).map_err(failed)?;
@@ -65,17 +66,17 @@ impl Engine {
     }
 }
 
-/// Decodes on the device of `context`, by the driver at `library`; says what came of it.
+/// Decodes on the device of `context`, by the driver at `library`; returns a line about the result.
 ///
 /// # Errors
-/// Those of forebay and of the driver; [`Kind::Internal`] where attention would read a wrong row.
+/// The errors of forebay and of the driver; [`Kind::Internal`] if attention would read a wrong row.
 pub fn decode(context: &Arc<CudaContext>, library: Option<String>) -> Result<String> {
     let bridge = Bridge::open(context, CudaOptions { library, ..CudaOptions::default() })?;
     let stream = context.new_stream().map_err(failed)?;
     let ours = bridge.stream(&stream)?;
     let words = || stream.alloc_zeros::<i32>(TOP_K).map_err(failed).and_then(|words| bridge.lend(words));
     let (selection, slots) = (words()?, words()?);
-    let buffers = Buffers { selection: selection.slice(), slots: slots.slice(), parts: None };
+    let buffers = Buffers { selection: selection.slice(), slots: slots.slice(), split_indices: None };
 
     let memory = Memory { huge: false, populate: false, lock: false, node: None };
     let shape = Shape { layers: LAYERS, top_k: TOP_K as u32, ..Shape::DEEPSEEK_V3_2 };
@@ -96,7 +97,7 @@ pub fn decode(context: &Arc<CudaContext>, library: Option<String>) -> Result<Str
     let (mut hits, mut misses, mut read) = (0, 0, 0);
     for number in 0..STEPS {
         let position = PROMPT + number;
-        let row = Row { sequence, accepted: Accepted::Rows(number.min(1)), query_rows: 1 };
+        let row = BatchRow { sequence, accepted: Accepted::Rows(number.min(1)), query_rows: 1 };
         let mut step = engine.cache.prepare(MicroBatch(0), 1, &[row], None, ours)?;
         for layer in 0..LAYERS {
             let call = LayerCall::whole(Layer(layer));
@@ -117,7 +118,7 @@ pub fn decode(context: &Arc<CudaContext>, library: Option<String>) -> Result<Str
     let Engine { mut cache, selection, slots, .. } = engine;
     cache.close(sequence, ours)?;
     cache.shut_down().map_err(|(_, error)| error)?;
-    // SAFETY: the cache that named them has been shut down, and its steps are retired.
+    // SAFETY: the cache that used it has been shut down, and its steps are retired.
     drop(unsafe { (selection.take_back(), slots.take_back()) });
     Ok(format!("{STEPS} steps, {hits} hits, {misses} misses, {read} rows read"))
 }

@@ -1,12 +1,12 @@
-//! A program of an embedder that holds cudarc's streams and memory. Without a driver forebay answers with an error, and
-//! nothing ends the program; see Cargo.toml.
+//! An embedder's program that holds cudarc's streams and memory. Without a driver forebay returns an error, and the
+//! program continues; see Cargo.toml.
 
 use cudarc::driver::CudaContext;
 use forebay::device::cuda::{CudaDevice, CudaOptions};
 
 fn main() {
     println!("beside {}:", std::any::type_name::<CudaContext>());
-    // cudarc ends the program where there is no driver: forebay is asked first.
+    // cudarc ends the program if there is no driver, so the program asks forebay first.
     if let Err(error) = CudaDevice::count(&CudaOptions::default()) {
         return println!("{error}");
     }

@@ -1,5 +1,5 @@
-//! forebay-cudarc on the stand-in driver, which `FOREBAY_STANDIN_LIBRARY` names: what a bridge takes and refuses, and
-//! that nothing of cudarc's goes while forebay may use it.
+//! Tests of forebay-cudarc on the stand-in driver that `FOREBAY_STANDIN_LIBRARY` names: what a bridge accepts and
+//! rejects, and that cudarc frees nothing while forebay may use it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 #[path = "../../../tests/support/skip.rs"]
@@ -13,11 +13,11 @@ use forebay::device::cuda::CudaOptions;
 use forebay::device::{Device, Mapped};
 use forebay_cudarc::Bridge;
 
-/// One test after the other: a captured stream, or a device that ends, is all tests' own.
+/// Runs one test at a time: a captured stream, or the end of a device, affects all tests.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// The driver's library, loaded: cudarc finds what is loaded under the name that it looks for. None without the driver,
-/// and then the test says that it skips.
+/// Loads the driver's library: cudarc finds a library that is already loaded under the name that it looks for. Returns
+/// `None` without the driver, and the test then reports a skip.
 fn driver() -> Option<(MutexGuard<'static, ()>, String)> {
     static LOADED: OnceLock<Option<libloading::Library>> = OnceLock::new();
     let path = std::env::var("FOREBAY_STANDIN_LIBRARY").ok().filter(|path| !path.is_empty());
@@ -53,7 +53,7 @@ fn a_borrowed_stream_is_not_destroyed_before_the_device() {
     let known = bridge.stream(&stream).unwrap();
     assert_eq!(bridge.stream(&stream).unwrap(), known);
     assert_eq!(Arc::strong_count(&stream), 2, "kept once, however often it is borrowed");
-    // Its engine and the bridge let go of it, and somebody calls what makes it unknown; a cache has the device.
+    // The engine and the bridge drop the stream, and a call returns it to the device; a cache still holds the device.
     drop((stream, bridge));
     device.record(device.event().unwrap(), known).unwrap();
     device.return_stream(known).unwrap();
@@ -91,7 +91,7 @@ fn another_context_is_refused_whatever_is_of_it() {
     let Some((_alone, library)) = driver() else { return };
     let context = CudaContext::new(0).unwrap();
     let bridge = bridge(&context, library.clone());
-    // Of the next device as far as cudarc knows; its end would destroy the context, and is left out.
+    // To cudarc this is a context of the next device. Its end would destroy the context, so the test never drops it.
     // SAFETY: a context of this driver; it is never dropped.
     let other = unsafe { CudaContext::from_raw_context(1, context.cu_device(), context.cu_ctx()) }.unwrap();
     std::mem::forget(Arc::clone(&other));
@@ -112,7 +112,7 @@ fn another_context_is_refused_whatever_is_of_it() {
     let memory = other.default_stream().alloc_zeros::<i32>(4).unwrap();
     assert_eq!(bridge.lend(memory).unwrap_err().kind(), Kind::InvalidConfig);
     assert!(bridge.stream(&context.default_stream()).is_ok());
-    assert!(bridge.stream(&context.per_thread_stream()).is_err(), "another one on each thread");
+    assert!(bridge.stream(&context.per_thread_stream()).is_err(), "a different stream on each thread");
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn lent_memory_outlives_who_lent_it_and_the_devices_is_not_freed_by_cudarc() {
     {
         let _gone = lent;
     }
-    // Both are still there: cudarc's memory, which a step may name, and the device's own.
+    // Both still exist: cudarc's memory, which a step may use, and the device's own.
     bridge.device().copy(known, named, room).unwrap();
     stream.synchronize().unwrap();
     let mut bytes = [0; 16];
@@ -173,27 +173,27 @@ fn views_are_of_whole_elements_of_memory_that_the_device_keeps() {
     let whole = bridge.view::<i64>(room.part(4, 8).unwrap(), &stream).unwrap_err();
     assert_eq!(whole.kind(), Kind::InvalidConfig);
     assert_eq!(other.view::<i32>(room, &stream).unwrap_err().kind(), Kind::OutOfRange);
-    // Its owner frees lent memory, and a view of it would outlive that.
+    // The owner of lent memory may free it, and a view would outlive that.
     let lent = bridge.lend(stream.alloc_zeros::<i32>(4).unwrap()).unwrap();
     let error = refused(lent.slice());
     assert!(
         error.kind() == Kind::InvalidConfig && error.to_string().contains("not the device's own"),
         "{error}"
     );
-    // SAFETY: nothing named it.
+    // SAFETY: no operation used it.
     drop(unsafe { lent.take_back() });
-    // Not even where it ends behind memory of the device's, or begins before it.
+    // A slice is rejected even if it ends after the device's memory, or begins before it.
     for (before, bytes) in [(0, 20), (4, 16), (4, 24)] {
         // SAFETY: nothing is enqueued with it.
         let around = unsafe { device.import(room.address() - before, bytes) };
         assert_eq!(refused(around).kind(), Kind::InvalidConfig);
     }
-    // Mapped and registered memory is the device's as well.
+    // Mapped and registered memory belongs to the device as well.
     let backing = device.backing(device.granularity()).unwrap();
     let mapped = Mapped { backing, offset: 0, bytes: device.granularity() };
     assert!(bridge.view::<i32>(device.range(&[mapped]).unwrap(), &stream).is_ok());
     let taken = stream.alloc_zeros::<u8>(4).unwrap().leak();
-    // SAFETY: memory of cudarc's, which is freed with this.
+    // SAFETY: memory of cudarc's, which is freed with this value.
     let none = unsafe { stream.upgrade_device_ptr::<u8>(taken, 0) };
     assert_eq!(bridge.lend(none).unwrap_err().kind(), Kind::InvalidConfig);
     context.check_err().unwrap();

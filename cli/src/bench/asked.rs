@@ -1,4 +1,4 @@
-//! What a group of figures is asked for.
+//! What a group of figures has to measure.
 
 use forebay::Result;
 use indicatif::ProgressBar;
@@ -7,33 +7,33 @@ use super::host_memory::Pool;
 use super::json_lines::Lines;
 use super::result::Figure;
 
-/// How much is measured.
+/// The extent of a run.
 pub struct Asked {
-    /// Steps timed for each figure, behind some that warm up.
+    /// Steps timed for each figure, after some that warm up.
     pub rounds: u32,
-    /// Tiny shapes, for tests and for devices that are no measure.
+    /// Tiny shapes, for tests and for devices whose speed does not matter.
     pub quick: bool,
-    /// Advanced by one for each figure.
+    /// Progress, advanced by one for each figure.
     pub progress: ProgressBar,
     /// Host memory of the rows.
     pub pool: Pool,
-    /// Where an engine's work is to run as persistent kernels, how many multiprocessors these leave free.
+    /// Multiprocessors that persistent kernels leave free, if the engine's work runs as such.
     pub persistent: Option<u32>,
-    /// Gathers go by bulk copies.
+    /// Gathers use bulk copies.
     pub bulk: bool,
-    /// Of gathers, one of so many rows alone.
+    /// Measures a single gather of this many rows.
     pub rows: Option<u32>,
-    /// Of resolves, one of so many sequences alone.
+    /// Measures a single resolve of this many sequences.
     pub batch: Option<u32>,
-    /// Where each goes once it is known.
+    /// The file for figures as they become known.
     pub lines: Lines,
 }
 
 impl Asked {
-    /// The figure, written where one asked for it. Every figure of a group passes here as soon as it is whole.
+    /// Passes on a finished figure, and writes it to the file if one was requested.
     ///
     /// # Errors
-    /// Those of the file.
+    /// Errors of the file.
     pub fn known(&self, figure: Figure) -> Result<Figure> {
         self.lines.figure(&figure).map(|()| figure)
     }

@@ -1,4 +1,4 @@
-//! What a step pays for its misses, and a sequence for its beginning: resolve with gather, and warm-up.
+//! Benchmarks of a step's misses and of a sequence's start: resolve with gather, and warm-up.
 
 use std::sync::Arc;
 
@@ -16,10 +16,10 @@ const ROW: u32 = 656;
 const STRIDE: u32 = 704;
 const PAGE: u32 = 64;
 
-/// The fewest bytes of host memory for a hundred sequences with more rows than slots.
+/// The least bytes of host memory for a hundred sequences with more rows than slots.
 pub const SEQUENCES_LEAST: u64 = 500 << 20;
 
-/// What is to be reached with 410 misses a sequence.
+/// The target with 410 misses a sequence.
 fn target(figure: &Figure, batch: u32, misses: u32, ceilings: &Ceilings) -> Option<Target> {
     match (batch, misses) {
         (1, 410) => Some(Target { text: "under 15 us", met: figure.us < 15.0 }),
@@ -31,11 +31,11 @@ fn target(figure: &Figure, batch: u32, misses: u32, ceilings: &Ceilings) -> Opti
     }
 }
 
-/// Figures of a resolve and the gather behind it: batches of one sequence, of ten and of a hundred, each missing 410
-/// of 2048 rows.
+/// Figures of a resolve and the gather after it, for batches of one sequence, of ten and of a hundred, each with 410
+/// misses among 2048 rows.
 ///
 /// # Errors
-/// Those of the device; [`forebay::Kind::Internal`] for an answer or a row that is not what it must be.
+/// Errors of the device; [`forebay::Kind::Internal`] for a wrong slot or row.
 pub fn resolve_gather(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> Result<Vec<Figure>> {
     let (lanes, k, budget, misses, batches) = match asked.quick {
         true => (4, 64, 160, 13, [1, 2, 4]),
@@ -67,7 +67,7 @@ pub fn resolve_gather(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Aske
     let mut figures = Vec::new();
     for batch in batches {
         let (before, mut times) = (rig.checked, Vec::new());
-        // Two steps more: those warm up.
+        // Two additional steps warm up.
         for step in 0..asked.rounds + 2 {
             let lanes: Vec<u32> = turn.by_ref().take(batch as usize).copied().collect();
             rig.begin(&lanes, 0, 1, |_, _, _| {})?;
@@ -102,20 +102,20 @@ pub fn resolve_gather(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Aske
     Ok(figures)
 }
 
-/// The last selections of a prompt that are replayed.
+/// The last selections of a prompt, which a warm-up replays.
 const SELECTIONS: u32 = 32;
 
 /// Layers of the model.
 const LAYERS: u32 = 61;
 
-/// Rounds of a warm-up, which takes long.
+/// Rounds of a warm-up: few, because one takes long.
 const ROUNDS: u32 = 5;
 
-/// Figures of a warm-up: what becomes resident, then its rows; of a budget that holds the whole prompt, and of one
+/// Figures of a warm-up: the tables first, then the rows; for a budget that holds the whole prompt, and for one
 /// that does not.
 ///
 /// # Errors
-/// Those of the device; [`forebay::Kind::Internal`] for a row or a digest that is not what it must be.
+/// Errors of the device; [`forebay::Kind::Internal`] for a wrong row or digest.
 pub fn warm_up(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> Result<Vec<Figure>> {
     let (prompt, k, bounded) = if asked.quick { (1000, 64, 160) } else { (32_768, 2048, 6881) };
     asked.progress.inc_length(4);
@@ -157,7 +157,7 @@ fn warmed(rig: &mut Rig, whole: bool, ceilings: &Ceilings, asked: &Asked) -> Res
         rig.rejoin(0)?;
         let mut selections = Vec::with_capacity((layers * SELECTIONS * k) as usize);
         for _ in 0..layers {
-            // Of a layer's selections each has a quarter of the rows that any of them may have.
+            // Each selection of a layer has a quarter of the rows that may be selected at all.
             let mut liked = numbers.shuffled(length);
             liked.truncate(4 * k as usize);
             for _ in 0..SELECTIONS {
@@ -191,7 +191,8 @@ fn warmed(rig: &mut Rig, whole: bool, ceilings: &Ceilings, asked: &Asked) -> Res
         }
     }
     let sector = sector(rig.device.facts()?.gpu.is_some());
-    // Of each selection its entries, a look-up for each, and every stamp; of the whole prompt three words a row.
+    // Bytes touched: of each selection its entries, a look-up for each, and every stamp; for the whole prompt three
+    // words a row.
     let look_ups = u64::from(k).min((4 * u64::from(length)).div_ceil(sector)) * sector;
     let of_layer = u64::from(SELECTIONS) * (4 * u64::from(k) + look_ups + 4 * u64::from(budget))
         + if whole { 12 * u64::from(length) } else { 0 };

@@ -1,16 +1,17 @@
-//! Host memory from which rows are gathered, to which they are scattered, and that steps run over.
+//! Host memory for the rows that are gathered and scattered, and for the rows of steps.
 //!
-//! **How much.** Production has hundreds of GB, and a random row then costs a GPU a walk of its page tables: figures
-//! of a pool that all tables of pages fit into say nothing of it. So a GPU's figures come from a fifth of the free
-//! memory, up to 64 GiB, unless `--pool` says how much. It is bound to the GPU's NUMA node where the system tells it,
-//! so what counts as free is what that node has, and an eighth of it stays for tables and for the system: a process
-//! that takes the last of a node is ended. The host's own come from up to 1.5 GiB, more than any cache holds: to a
-//! processor rows are no farther away in more of it, and a first run should not take a server's memory.
+//! **Size.** Production pools have hundreds of GB, where a random row costs a GPU a walk of its page tables. A pool
+//! whose page tables fit into caches would not show that. So a GPU's figures use a fifth of the free memory, up to 64
+//! GiB, unless `--pool` gives a size. The pool is bound to the GPU's NUMA node if the system reports it, so free
+//! memory means that of the node. An eighth of it is left for tables and for the system: the system kills a process
+//! that takes the last memory of a node. The host's own figures use up to 1.5 GiB, more than any cache holds: for a
+//! processor a larger pool makes no row slower, and a first run should not take a server's memory.
 //!
-//! **Filled once.** What a row holds follows from where it stands, so a wrong row shows. All groups of a run share one
-//! mapping, which each group's device registers: 64 GiB are made resident and filled once, by up to 16 threads, and not
-//! in minutes a group. What scatters leave in it stands there for whoever comes next; every comparison reads what is
-//! there. Memory that a driver makes (`--pinned driver`) is one device's, and so made and filled for each group.
+//! **Filled once.** A row's contents follow from its position, so a wrong row is detected. All groups of a run share
+//! one mapping, which each group's device registers. So 64 GiB are populated and filled once, by up to 16 threads,
+//! instead of for minutes in each group. Scatters of one group change the contents for the next; every comparison
+//! reads the present contents. Memory from a driver (`--pinned driver`) belongs to one device, and is made and filled
+//! for each group.
 
 use std::cell::RefCell;
 use std::panic::resume_unwind;
@@ -25,70 +26,70 @@ use forebay::{Error, Kind, Result};
 use super::oracle::mix;
 use crate::input::numa_nodes::node_free;
 
-/// The most that is taken unless somebody asks for more: for a GPU, and for the host.
+/// The default limit: for a GPU, and for the host.
 const MOST: u64 = 64 << 30;
 const MOST_OF_A_HOST: u64 = 3 << 29;
 
-/// Of the free memory, one part in so many.
+/// The default share of the free memory: one part in this many.
 const PART: u64 = 5;
 
-/// Of the free memory, what nobody takes: one part in so many.
+/// The share of the free memory that is never taken: one part in this many.
 const KEPT: u64 = 8;
 
-/// What tiny shapes take.
+/// Bytes for tiny shapes.
 pub const QUICK: u64 = 4 << 20;
 
-/// The fewest bytes for gathers and scatters: a gather's lanes have twice as many tokens as one of them fetches.
+/// The fewest bytes for gathers and scatters: a gather's lanes have twice as many tokens as one gather fetches.
 pub const LEAST: u64 = 192 << 20;
 
-/// Bytes that are filled at a time, and threads that do so.
+/// Bytes filled at a time, and the number of threads.
 const CHUNK: u64 = 1 << 20;
 const THREADS: u32 = 16;
 
-/// For whom memory is taken.
+/// The demand for memory.
 #[derive(Clone, Copy, Debug)]
 pub struct For {
-    /// What was asked for.
+    /// The requested bytes.
     pub asked: Option<u64>,
     /// Tiny shapes.
     pub quick: bool,
     /// A GPU.
     pub gpu: bool,
-    /// The fewest bytes that will do.
+    /// The fewest bytes that suffice.
     pub least: u64,
 }
 
-/// What is free, in bytes.
+/// The free memory in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Free {
-    /// Of the system; 0 is not known.
+    /// Of the system; 0 if unknown.
     pub system: u64,
-    /// Of the NUMA node that memory is bound to, with its number, where the system tells.
+    /// Of the NUMA node that memory is bound to, with its number, if the system reports it.
     pub node: Option<(u32, u64)>,
 }
 
 impl Free {
-    /// For memory of a device as `facts` describes it.
+    /// The free memory for a device with these facts.
     pub fn beside(facts: &Facts) -> Free {
         let node = facts.gpu.as_ref().and_then(|gpu| os::node_beside(&gpu.bus));
         Free { node: node.and_then(|node| Some((node, node_free(node)?))), ..Free::anywhere() }
     }
 
-    /// For memory of any node.
+    /// The free memory of any node.
     fn anywhere() -> Free {
         Free { system: os::memory().1, node: None }
     }
 
-    /// What may be taken of it; 0 is not known.
+    /// The most that may be taken; 0 if unknown.
     fn most(self) -> u64 {
         let known = [self.system, self.node.map_or(0, |(_, bytes)| bytes)];
         let least = known.into_iter().filter(|bytes| *bytes > 0).min().unwrap_or(0);
         least - least / KEPT
     }
 
-    /// Says in an error what there is too little of.
+    /// Adds the free memory to an error.
     fn told(self, error: Error) -> Error {
-        let error = error.with("to be had", self.most());
+        let error = error.with("available", self.most());
         match self.node {
             Some((node, bytes)) if self.system == 0 || bytes < self.system => {
                 error.with("NUMA node", node).with("free there", bytes)
@@ -98,11 +99,11 @@ impl Free {
     }
 }
 
-/// How many bytes are taken, where so many can be had.
+/// The number of bytes to take.
 ///
 /// # Errors
-/// [`Kind::InvalidConfig`] for more than can be had, and fewer than will do; [`Kind::OutOfMemory`] where nobody asked
-/// and a fifth of it is too little.
+/// [`Kind::InvalidConfig`] for a request beyond what is available, or below what suffices; [`Kind::OutOfMemory`] if
+/// there is no request and a fifth of the free memory does not suffice.
 pub fn bytes(wanted: For, free: Free) -> Result<u64> {
     let For { asked, quick, gpu, least } = wanted;
     let wrong = |place: &'static str, kind: Kind| Error::new(kind, "bench").at(place);
@@ -110,59 +111,63 @@ pub fn bytes(wanted: For, free: Free) -> Result<u64> {
     let least = if quick { QUICK } else { least };
     match asked {
         Some(bytes) if most > 0 && bytes > most => {
-            let error = wrong("--pool, beyond the host memory that can be had", Kind::InvalidConfig);
+            let error = wrong("--pool exceeds the available host memory", Kind::InvalidConfig);
             let error = free.told(error.with("bytes", bytes));
-            Err(error.hint("pass less, or free some: an eighth of it stays for tables and for the system"))
+            Err(error.hint("pass less, or free some memory: an eighth is left for tables and the system"))
         }
-        Some(bytes) if bytes < least => Err(wrong("--pool, less than the groups need", Kind::InvalidConfig)
-            .with("bytes", bytes)
-            .with("least", least)
-            .hint("pass more, or name groups that need less by --only")),
+        Some(bytes) if bytes < least => {
+            Err(wrong("--pool is less than the groups need", Kind::InvalidConfig)
+                .with("bytes", bytes)
+                .with("least", least)
+                .hint("pass more, or select groups that need less with --only"))
+        }
         Some(bytes) => Ok(bytes),
         None if quick => Ok(QUICK),
         None => match (most / PART).min(if gpu { MOST } else { MOST_OF_A_HOST }) {
             bytes if bytes >= least => Ok(bytes),
             _ => Err(free
-                .told(wrong("host memory that can be had", Kind::OutOfMemory))
+                .told(wrong("not enough host memory", Kind::OutOfMemory))
                 .with("least", PART * least)
-                .hint("free some, or pass --quick, which shows that all works and says nothing about speed")),
+                .hint(
+                    "free some, or pass --quick, which shows that everything works, and nothing about speed",
+                )),
         },
     }
 }
 
-/// The same for those that take little: the host's, whatever is measured.
+/// The number of bytes for users that take little: the host's memory, whatever device is measured.
 ///
 /// # Errors
-/// As [`bytes`].
+/// Errors of [`bytes`].
 pub fn little(quick: bool) -> Result<u64> {
     bytes(For { asked: None, quick, gpu: false, least: LEAST }, Free::anywhere())
 }
 
-/// Host memory that a device reads and writes, as a total pool has it: huge pages and locked where they can be had.
+/// Host memory that a device reads and writes, mapped like a total pool: huge pages and locked if available.
 #[derive(Clone, Debug)]
 pub struct Memory {
     /// The mapping.
     pub map: Arc<Map>,
-    /// As the device sees it.
+    /// Its address on the device.
     pub slice: Slice,
 }
 
 impl Memory {
-    /// Registered memory, zero.
+    /// Registered memory, all zero.
     ///
     /// # Errors
-    /// As [`Map::new`] and registering.
+    /// Errors of [`Map::new`] and of registering.
     pub fn new(device: &dyn Probe, bytes: u64) -> Result<Memory> {
         let map = Map::new(&host_request(device, bytes)?, &NoFaults)?.0;
         Memory::of(device, Arc::new(map), bytes)
     }
 
-    /// The same with every word different from its neighbours.
+    /// Registered memory in which every word differs from its neighbours.
     ///
     /// # Errors
-    /// Likewise.
+    /// As [`Memory::new`].
     pub fn filled(device: &dyn Probe, bytes: u64) -> Result<Memory> {
-        // Pages are made resident by the threads that fill them, and locked by registering.
+        // The threads that fill the pages populate them, and registering locks them.
         let request = Request { populate: false, lock: false, ..host_request(device, bytes)? };
         let map = match device.host_memory(bytes, request.node)? {
             Some(made) => made,
@@ -179,7 +184,7 @@ impl Memory {
     }
 }
 
-/// Fills a mapping, chunk by chunk, by as many threads as there are: words that differ from all around them.
+/// Fills a mapping in chunks, on all threads, with words that differ from their neighbours.
 fn fill(map: &Map, bytes: u64) -> Result<()> {
     let next = AtomicU64::new(0);
     let work = || -> Result<()> {
@@ -208,32 +213,32 @@ fn fill(map: &Map, bytes: u64) -> Result<()> {
     })
 }
 
-/// The memory of a run's groups. See the module's head.
+/// The memory of a run's groups; see the module's head.
 #[derive(Debug)]
 pub struct Pool {
-    /// How much.
+    /// Its size.
     pub bytes: u64,
-    /// Whether each device makes its own, which no other device takes.
+    /// Whether each device makes its own memory, which no other device can use.
     of_driver: bool,
-    /// Once a group has asked for it.
+    /// The shared mapping, once a group has asked for it.
     map: RefCell<Option<Arc<Map>>>,
 }
 
 impl Pool {
-    /// Of so many bytes, none of which is taken yet.
+    /// A pool of this size; nothing is taken yet.
     pub fn new(bytes: u64) -> Pool {
         Pool { bytes, of_driver: false, map: RefCell::new(None) }
     }
 
-    /// The same of memory that drivers make, if `of_driver`.
+    /// The same, with memory from drivers if `of_driver`.
     pub fn of_driver(self, of_driver: bool) -> Pool {
         Pool { of_driver, ..self }
     }
 
-    /// The memory as a device sees it.
+    /// The memory for a device.
     ///
     /// # Errors
-    /// As [`Memory::filled`].
+    /// Errors of [`Memory::filled`].
     pub fn on(&self, device: &dyn Probe) -> Result<Memory> {
         let known = self.map.borrow().clone();
         if let Some(map) = known {
@@ -246,7 +251,7 @@ impl Pool {
         Ok(memory)
     }
 
-    /// Gives it back, for those that take as much in another way.
+    /// Releases the mapping, for groups that take their memory in another way.
     pub fn give_back(&self) {
         self.map.replace(None);
     }

@@ -7,7 +7,7 @@ use serde::{Serialize, Serializer};
 use super::result::{Figure, Measured, Options, Parameter, gb};
 use crate::present::json::{self, Head};
 
-/// Names with values, in their order.
+/// Names with values, in order.
 struct Named<'a, T>(Vec<(&'a str, T)>);
 
 impl<T: Serialize> Serialize for Named<'_, T> {
@@ -53,7 +53,7 @@ struct GpuEntry<'a> {
     cuda: String,
     capability: String,
     bus: &'a str,
-    /// Queues from host to device: what the environment asks of the driver.
+    /// Hardware queues to the device, as the environment asks the driver.
     connections: String,
 }
 
@@ -85,7 +85,7 @@ struct Entry<'a> {
     checked: u64,
 }
 
-/// What a figure's rows ask of the link, beside the ceilings of both kinds.
+/// What a figure's rows demand of the link, with the ceilings of both kinds.
 #[derive(Serialize)]
 pub struct LinkEntry {
     pub requests_a_row: f64,
@@ -173,7 +173,7 @@ fn figure_entry<'a>(device: &'a str, figure: &'a Figure) -> Any<'a> {
 /// All entries as text: the device, then each figure.
 ///
 /// # Errors
-/// As [`json::list`].
+/// Errors of [`json::list`].
 pub fn text(measured: &Measured) -> Result<Vec<u8>> {
     let mut entries = vec![device_entry(measured)];
     entries.extend(measured.figures.iter().map(|figure| figure_entry(&measured.device, figure)));
@@ -183,7 +183,7 @@ pub fn text(measured: &Measured) -> Result<Vec<u8>> {
 /// The entry of the device as a line.
 ///
 /// # Errors
-/// As [`json::list`].
+/// Errors of [`json::list`].
 pub fn device(measured: &Measured) -> Result<Vec<u8>> {
     json::line(&device_entry(measured))
 }
@@ -191,7 +191,7 @@ pub fn device(measured: &Measured) -> Result<Vec<u8>> {
 /// The entry of a figure as a line.
 ///
 /// # Errors
-/// Likewise.
+/// Errors of [`json::list`].
 pub fn figure(device: &str, figure: &Figure) -> Result<Vec<u8>> {
     json::line(&figure_entry(device, figure))
 }

@@ -1,8 +1,8 @@
-//! Figures in a file from the moment at which each is known: a run that is killed loses the one under way alone, of a
-//! step those of the operating point under way, which are compared with each other and so known together.
+//! Writes each figure to a file as soon as it is known. A run that is killed loses only the current figure, or, in the
+//! group step, those of the current operating point, which are computed together.
 //!
-//! A line of JSON each, the device in front with what it gives at best: the entries of `--json`, in the order in which
-//! they are measured. The file is new and grows by whole lines; one line's write is all that it costs, between figures.
+//! One line of JSON each: first the device with its ceilings, then the entries of `--json` in the order in which they
+//! are measured. The file is new and grows by whole lines. The only cost is one write between figures.
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -15,24 +15,24 @@ use super::json;
 use super::result::{Figure, Measured};
 use crate::present::output;
 
-/// The file, where one was asked for.
+/// The file, if one was requested.
 #[derive(Default)]
 pub struct Lines {
     file: Option<RefCell<Appender>>,
-    /// As the command line names it.
+    /// Its name on the command line.
     device: String,
 }
 
 impl Lines {
-    /// A new file at `path`; without one nothing is written.
+    /// A new file at `path`; without a path nothing is written.
     ///
     /// # Errors
-    /// Those of [`Appender::create`]; [`Kind::InvalidConfig`] for standard output.
+    /// Errors of [`Appender::create`]; [`Kind::InvalidConfig`] for standard output.
     pub fn create(device: String, path: Option<&Path>) -> Result<Lines> {
         if path.is_some_and(output::is_stdout) {
             return Err(Error::new(Kind::InvalidConfig, "bench")
-                .at("--json-lines takes a new file, not standard output")
-                .hint("name a file, or a pipe by --json"));
+                .at("--json-lines needs a new file, not standard output")
+                .hint("pass a file, or use --json for a pipe"));
         }
         let file = path.map(|path| Appender::create(path, Arc::new(NoFaults))).transpose()?;
         Ok(Lines { file: file.map(RefCell::new), device })
@@ -41,7 +41,7 @@ impl Lines {
     /// Writes the device, with its ceilings.
     ///
     /// # Errors
-    /// Those of [`Appender::append`].
+    /// Errors of [`Appender::append`].
     pub fn begin(&self, measured: &Measured) -> Result<()> {
         self.append(|| json::device(measured))
     }
@@ -49,7 +49,7 @@ impl Lines {
     /// Writes a figure.
     ///
     /// # Errors
-    /// Likewise.
+    /// Errors of [`Appender::append`].
     pub fn figure(&self, figure: &Figure) -> Result<()> {
         self.append(|| json::figure(&self.device, figure))
     }

@@ -1,47 +1,47 @@
-//! What a link is asked for when rows move, beside the rows' own bytes: so that the first figures of a GPU tell
-//! whether its link is bound by requests or by bytes.
+//! Counts the link requests of row transfers, so that the first figures of a GPU show whether its link is bound by
+//! requests or by bytes.
 //!
-//! **Counted by shape, not measured.** A warp's load or store names 512 bytes of a call's pieces. What it sends is one
-//! *request* for each line of 128 bytes that it touches, and in it the *sectors* of 32 bytes that its lanes name. A
-//! line that two warps touch is two requests, so it matters where a row's numbers begin: the kernels number rows of
-//! these sizes by their lines of 128 bytes, so that no line is asked for by two warps. Counts are means over all
-//! places at which a row can stand in host memory and in a call. Rows that are not whole sectors move more bytes than
-//! they have, and none is counted that a cache might give twice. What the link adds to a request, headers and the
-//! walks of page tables, is not counted either.
+//! **Counted by shape, not measured.** A load or store of a warp covers 512 bytes of a call's pieces. It sends one
+//! *request* for each line of 128 bytes that it touches, and the request names the *sectors* of 32 bytes that the
+//! lanes use. A line that two warps touch is two requests, so the start of a row's numbering matters: the kernels
+//! number rows of these sizes by their lines of 128 bytes, so that no two warps request the same line. Counts are
+//! means over all alignments of a row in host memory and in a call. Rows that are not whole sectors move more bytes
+//! than they have. Sectors that a cache might serve again are not counted. What the link adds to a request, headers
+//! and the walks of page tables, is not counted either.
 //!
-//! **Ceilings.** One long run over memory asks for whole lines only: so of a ceiling of R bytes a second the requests
-//! are R / 128 a second. A figure near its share of requests and far from that of sectors is bound by requests, and
-//! the other way round. Rows of whole aligned lines cannot tell the two apart, shares of a short call neither: that is
-//! launches and round trips.
+//! **Ceilings.** One long run over memory requests whole lines only, so a ceiling of R bytes a second corresponds to R
+//! / 128 requests a second. A figure near its share of requests and far from its share of sectors is bound by
+//! requests, and vice versa. Rows of whole aligned lines cannot distinguish the two. Neither can the shares of a short
+//! call, which mostly shows launches and round trips.
 
 use std::collections::BTreeSet;
 
 use super::row_shape::RowShape;
 
-/// Bytes of a line, of a sector of it, of a piece of a row, and of the pieces that a warp moves at once.
+/// Bytes of a line, of a sector, of a piece of a row, and of the pieces that a warp moves at once.
 const LINE: u32 = 128;
 const SECTOR: u32 = 32;
 const PIECE: u32 = 16;
 const WARP: u32 = 32 * PIECE;
 
-/// What a row asks of the link, on average.
+/// The mean requests and bytes of a row on the link.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Asks {
-    /// Lines of 128 bytes, one for each warp that touches them.
+    /// Lines of 128 bytes, counted once for each warp that touches them.
     pub requests: f64,
-    /// Bytes of the sectors named in them.
+    /// Bytes of the sectors that the requests name.
     pub bytes: f64,
 }
 
 impl Asks {
-    /// Of a row as the kernels number it.
+    /// The demand of a row as the kernels number it.
     pub fn of(shape: RowShape) -> Asks {
         Asks::numbered(shape, LINE)
     }
 
-    /// Of a row whose numbers begin with lines of so many bytes.
+    /// The demand of a row whose numbering begins with lines of `grain` bytes.
     fn numbered(RowShape { row, stride }: RowShape, grain: u32) -> Asks {
-        // Pages begin with a line, so a row stands at any multiple of what stride and line have in common.
+        // Pages begin with a line, so a row begins at any multiple of the greatest common divisor of stride and line.
         let places = multiples(gcd(stride, LINE), LINE);
         let (mut requests, mut sectors, mut count) = (0, 0, 0);
         for address in places {
@@ -71,10 +71,10 @@ fn multiples(of: u32, end: u32) -> impl Iterator<Item = u32> + Clone {
     (0..end).step_by(of.max(1) as usize)
 }
 
-/// What a figure asks of the link, and at which speeds the link could give it.
+/// A figure's demand on the link, and the rates that the link provides.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
-    /// Of each row.
+    /// The demand of each row.
     pub asks: Asks,
     /// Rows of a call.
     pub rows: u32,
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn a_row_asks_for_its_lines_and_for_those_that_two_warps_share() {
-        // By hand: 656 bytes touch six lines wherever they stand. Of ten lines of 64 bytes in a row one in eight
+        // By hand: 656 bytes touch six lines at any alignment. Of ten lines of 64 bytes in a row one in eight
         // begins a warp, and half of these are in the middle of a line of 128: 10 / 16 more.
         assert_eq!(asks(656, 704, 64), (6.625, 672.0));
         assert_eq!(asks(656, 704, 128), (6.0, 672.0));

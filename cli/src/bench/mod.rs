@@ -1,4 +1,4 @@
-//! `forebay bench`: what a device reaches of its ceilings.
+//! `forebay bench`: measures how close a device comes to its ceilings.
 
 pub mod args;
 mod asked;

@@ -1,12 +1,12 @@
-//! What forebay's own nodes cost by being there: resolve, gather and scatter of every layer, without a step.
+//! Measures the fixed cost of forebay's graph nodes: resolve, gather and scatter of every layer, without a step.
 //!
-//! Where no step was begun they find no rows: a resolve answers that there are none, the others do nothing. What is
-//! timed is the launches then, captured into one graph where the device has graphs, and the edges between them: of one
-//! stream, and of three as a step in the order none has them without the engine's part (a layer's gather behind its
-//! resolve, its scatter behind the gather and beside the next layer's resolve). The ceiling is the same graph of
-//! operations that do nothing at all.
+//! If no step has begun, these operations find no rows: a resolve reports that there are none, the others do nothing.
+//! So the time is that of the launches, captured into one graph if the device has graphs, and of the edges between
+//! them. One variant uses one stream. The other uses three, like a step in the order none without the engine's part: a
+//! layer's gather follows its resolve, its scatter follows the gather and runs alongside the next layer's resolve. The
+//! ceiling is the same graph of operations that do nothing at all.
 //!
-//! It is not what a step shows as forebay's nodes: there the engine's work stands between them, and they resolve.
+//! This is not the figure of forebay's nodes in a step: there they run between the engine's work, and resolve rows.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -24,7 +24,7 @@ use super::rig::{Extents, Places, Rig};
 /// Nodes of a layer.
 const EACH: [Node; 3] = [Node::Resolve, Node::Gather, Node::Scatter];
 
-/// Runs in front of those that are timed.
+/// Runs before the timed ones.
 const WARM_UP: u32 = 2;
 
 /// Bytes of an operation that does nothing.
@@ -37,7 +37,7 @@ enum Node {
     Scatter,
 }
 
-/// The stream of each kind of node, and events for the edges between them. Of one stream they are no edges.
+/// The stream of each kind of node, and the events for the edges between them. A single stream needs no edges.
 struct Lines {
     streams: [Stream; 3],
     resolved: Event,
@@ -46,7 +46,7 @@ struct Lines {
 }
 
 impl Lines {
-    /// On `first` alone, or on two more.
+    /// On `first` alone, or on two more streams.
     fn new(device: &dyn Probe, first: Stream, more: bool) -> Result<Lines> {
         let other = || if more { device.stream() } else { Ok(first) };
         Ok(Lines {
@@ -57,7 +57,7 @@ impl Lines {
         })
     }
 
-    /// Enqueues the nodes of all layers; what comes behind on the first stream comes behind all of them.
+    /// Enqueues the nodes of all layers; later work on the first stream runs after all of them.
     fn enqueue(
         &self,
         device: &dyn Probe,
@@ -80,7 +80,7 @@ impl Lines {
     }
 }
 
-/// Pools whose nodes are enqueued without a step, and memory for operations that do nothing.
+/// Pools whose nodes are enqueued without a step, and memory for the empty operations.
 struct Nodes {
     rig: Rig,
     nothing: [Slice; 2],
@@ -103,7 +103,7 @@ impl Nodes {
             query_rows: 1,
             budget: k,
         };
-        // Nobody reads or writes a row: all layers have the same ones.
+        // No row is read or written, so all layers share their rows.
         let (rows, slab) =
             (Memory::new(&**device, extents.layer_bytes())?, device.allocate(extents.slab_bytes())?);
         let room = device.allocate(2 * NOTHING)?;
@@ -114,18 +114,18 @@ impl Nodes {
         })
     }
 
-    /// Enqueues a layer's node for so many batch rows.
+    /// Enqueues a layer's node for `batch` batch rows.
     fn node(&self, node: Node, layer: u32, stream: Stream, batch: u32) -> Result<()> {
         let (device, pools) = (&self.rig.device, self.rig.pools);
-        let (part, selection, answer) = self.rig.unbegun(layer, batch)?;
+        let (range, selection, answer) = self.rig.unbegun(layer, batch)?;
         match node {
-            Node::Resolve => device.enqueue(pools, stream, PoolOp::Resolve { part, selection, answer }),
-            Node::Gather => device.enqueue(pools, stream, PoolOp::Gather { part, pass: 0 }),
-            Node::Scatter => device.enqueue(pools, stream, PoolOp::Scatter(part)),
+            Node::Resolve => device.enqueue(pools, stream, PoolOp::Resolve { range, selection, answer }),
+            Node::Gather => device.enqueue(pools, stream, PoolOp::Gather { range, wave: 0 }),
+            Node::Scatter => device.enqueue(pools, stream, PoolOp::Scatter(range)),
         }
     }
 
-    /// Times of the device and of the host that launches, of all layers' nodes: as a graph where there are graphs.
+    /// Device and host times of all layers' nodes: as a graph if the device has graphs.
     fn times(
         &self,
         lines: &Lines,
@@ -134,14 +134,14 @@ impl Nodes {
     ) -> Result<[Spread; 2]> {
         let (device, stream) = (&self.rig.device, self.rig.stream());
         let all = || lines.enqueue(&**device, self.rig.extents.layers, node);
-        // What is used for the first time is paid for here, and not while it is captured.
+        // First uses happen here, and not during the capture.
         all()?;
         self.rig.wait()?;
         let graph: Option<Graph> = match self.graphs {
             true => {
                 device.capture(stream)?;
                 let enqueued = all();
-                // The capture ends in any case.
+                // The capture ends even after an error.
                 let graph = device.captured(stream);
                 enqueued?;
                 Some(graph?)
@@ -171,13 +171,13 @@ impl Nodes {
         Ok([Spread::of(times), Spread::of(host)])
     }
 
-    /// Writes answers that no resolve without a step gives.
+    /// Writes values that no resolve without a step returns.
     fn forget(&self, batch: u32) -> Result<()> {
         let (_, _, answer) = self.rig.unbegun(0, batch)?;
         self.rig.device.write(answer.slots, &vec![0; answer.slots.bytes() as usize])
     }
 
-    /// Compares: every entry was answered, and with none. Answers how many.
+    /// Checks that every entry was answered with no slot. Returns the number of entries.
     fn check(&self, batch: u32) -> Result<u64> {
         let (_, _, answer) = self.rig.unbegun(0, batch)?;
         let mut bytes = vec![0; answer.slots.bytes() as usize];
@@ -201,7 +201,7 @@ impl Nodes {
         self.forget(batch)?;
         let [own, host] =
             self.times(&lines, asked.rounds, |node, layer, stream| self.node(node, layer, stream, batch))?;
-        let ceiling = ("as many that do nothing", least.us);
+        let ceiling = ("as many empty operations", least.us);
         let figure = Figure::new("nodes", "nodes", vec![own.us], ceiling, self.check(batch)?)
             .with("nodes", EACH.len() as u32 * rig.extents.layers)
             .with("layers", rig.extents.layers)
@@ -215,13 +215,13 @@ impl Nodes {
     }
 }
 
-/// Figures of the nodes of a step of one sequence and of as many as a batch has.
+/// Figures of the nodes of a step of one sequence, and of a full batch.
 ///
 /// # Errors
-/// Those of the device; [`forebay::Kind::Internal`] for a node that found something.
+/// Errors of the device; [`forebay::Kind::Internal`] for a node that found a row.
 pub fn nodes(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> Result<Vec<Figure>> {
     let mut nodes = Nodes::new(device, asked.quick)?;
-    // Without graphs a stream's operations run in the calls: others would be no other way.
+    // Without graphs a stream's operations run within the calls, so several streams would measure the same.
     let streams: &[u32] = if nodes.graphs { &[1, 3] } else { &[1] };
     asked.progress.inc_length(2 * streams.len() as u64);
     let mut figures = Vec::new();

@@ -1,22 +1,22 @@
-//! The other side of every figure: the rule itself, on the host, doing the same steps, and what it is compared with.
+//! The reference for every figure: the rule on the host, which performs the same steps, and the comparisons with it.
 //!
-//! It runs [`LayerTables`] with the portable scan, so on no device does a figure compare code with itself alone.
-//! Selections are drawn from its state: it knows what is resident, so a step misses exactly as many rows as asked,
-//! step after step, without anything being reset between them; and how long ago each row was selected, so it hits rows
-//! of each age as a model does ([`reuse`]).
+//! It runs [`LayerTables`] with the portable scan, so on every device a figure compares two implementations.
+//! Selections are drawn from its state. It has the list of resident rows, so each step misses exactly as many rows as
+//! requested without a reset in between. It has each row's age since its last selection, so each step hits rows of
+//! each age as often as a model does ([`reuse`]).
 
-use forebay::device::block::LayerCount;
-use forebay::residency::{Fetch, LayerTables, Moved, Portable, Rows, Selected, TableShape, Workspace};
+use forebay::device::descriptor::LayerCount;
+use forebay::residency::{Fetch, LayerTables, Moved, Portable, QueryRange, Selected, TableShape, Workspace};
 use forebay::{Error, Kind, Result};
 
 use super::reuse;
 
-/// A stream of numbers by a fixed seed.
+/// Pseudo-random numbers from a fixed seed.
 #[derive(Debug)]
 pub struct Numbers(u64);
 
 impl Numbers {
-    /// The stream of `seed`.
+    /// The numbers of `seed`.
     pub fn new(seed: u64) -> Numbers {
         Numbers(seed)
     }
@@ -27,7 +27,7 @@ impl Numbers {
         (mix(self.0) >> 32) as usize % end.max(1)
     }
 
-    /// Brings the first `count` of `all` to be drawn from all of them, in random order.
+    /// Shuffles so that the first `count` of `all` are a random sample, in random order.
     pub fn draw<T>(&mut self, all: &mut [T], count: usize) {
         for at in 0..count.min(all.len()) {
             let other = at + self.below(all.len() - at);
@@ -43,62 +43,62 @@ impl Numbers {
     }
 }
 
-/// Mixes a word, so that neighbours differ everywhere.
+/// Mixes a word, so that similar inputs have different outputs.
 pub fn mix(word: u64) -> u64 {
     let word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     word ^ (word >> 31)
 }
 
-/// What one lane selects in one layer.
+/// The selection of one lane in one layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted {
     /// Query rows.
     pub query: u32,
     /// Distinct rows that are not resident.
     pub misses: u32,
-    /// Entries that name resident rows, over all query rows; further entries are -1.
+    /// Entries that name resident rows, over all query rows; the remaining entries are -1.
     pub hits: u32,
 }
 
 impl Wanted {
-    /// Every entry of `query` rows of `k` names a row, a share of them rows that are not resident.
+    /// `query` rows of `k` entries each, all of them valid, of which a share names rows that are not resident.
     pub fn share(k: u32, query: u32, share: f64) -> Wanted {
         let misses = (f64::from(k * query) * share).round() as u32;
         Wanted { query, misses, hits: k * query - misses }
     }
 }
 
-/// The rule's own tables of a rig.
+/// The rule's own tables for a rig.
 #[derive(Debug)]
 pub struct Oracle {
     layers: Vec<LayerTables>,
     work: Workspace,
     k: usize,
     numbers: Numbers,
-    /// Bit per position: drawn for this lane.
+    /// One bit per position: already drawn for this lane.
     drawn: Vec<u64>,
     /// Positions by age.
     residents: [Vec<u32>; reuse::CLASSES],
     room: Vec<Fetch>,
-    /// `[batch][query][k]` answers of the last resolve.
+    /// Result of the last resolve, `[batch][query][k]`.
     pub slots: Vec<i32>,
-    /// By batch row what the last resolve missed.
+    /// By batch row: the misses of the last resolve.
     pub fetches: Vec<Vec<Fetch>>,
-    /// By layer, of the step.
+    /// By layer: the counts of the step.
     pub counts: Vec<LayerCount>,
 }
 
-/// A defect that a comparison has found.
+/// A difference that a comparison found.
 pub fn differs(place: String, wanted: u64, found: u64) -> Error {
     Error::new(Kind::Internal, "bench")
         .at(place)
         .with("wanted", wanted)
         .with("found", found)
-        .hint("no figure of a device that is wrong: run its tests")
+        .hint("the device is wrong, so it gets no figure: run its tests")
 }
 
-/// Answers of a device against the rule's, `[batch][query][k]` of so many entries a batch row.
+/// Compares a device's resolve with the rule's, `[batch][query][k]`, `per_row` entries for each batch row.
 ///
 /// # Errors
 /// [`Kind::Internal`] names the first entry that differs.
@@ -117,7 +117,7 @@ pub fn compare_slots(layer: u32, per_row: usize, found: &[i32], wanted: &[i32]) 
     }
 }
 
-/// One row's bytes against what they must be; `place` says whose they are.
+/// Compares one row's bytes with the expected ones; `place` names the row.
 ///
 /// # Errors
 /// [`Kind::Internal`] names the first byte that differs.
@@ -134,7 +134,7 @@ impl Oracle {
     /// Tables of `layers` layers, for steps of at most `batch` lanes.
     ///
     /// # Errors
-    /// As [`LayerTables::new`].
+    /// Errors of [`LayerTables::new`].
     pub fn new(shape: TableShape, layers: u32, batch: u32, k: u32) -> Result<Oracle> {
         let selected = (shape.query_rows * k) as usize;
         Ok(Oracle {
@@ -156,23 +156,23 @@ impl Oracle {
         self.layers.get_mut(layer as usize).ok_or_else(missing)
     }
 
-    /// As the device's join, in every layer.
+    /// The device's join, in every layer.
     ///
     /// # Errors
-    /// As [`LayerTables::join`].
+    /// Errors of [`LayerTables::join`].
     pub fn join(&mut self, lane: u32, blocks: &[u32], budget: u32, length: u32) -> Result<()> {
         self.layers.iter_mut().try_for_each(|tables| tables.join(lane, blocks, budget, length))
     }
 
-    /// As the device's leave.
+    /// The device's leave.
     pub fn leave(&mut self, lane: u32) {
         self.layers.iter_mut().for_each(|tables| tables.leave(lane));
     }
 
-    /// As the device's warm-up, by `[layers][steps][k]` selections.
+    /// The device's warm-up, by `[layers][steps][k]` selections.
     ///
     /// # Errors
-    /// As [`LayerTables::warm`].
+    /// Errors of [`LayerTables::warm`].
     pub fn warm(&mut self, lane: u32, whole: bool, selections: &[i32]) -> Result<()> {
         let layers = self.layers.len();
         let per_layer = selections.len() / layers.max(1);
@@ -186,10 +186,10 @@ impl Oracle {
         Ok(())
     }
 
-    /// Of a warm-up some `[steps][k]` selections of one layer.
+    /// Part of a warm-up: some `[steps][k]` selections of one layer.
     ///
     /// # Errors
-    /// As [`LayerTables::warm`].
+    /// Errors of [`LayerTables::warm`].
     pub fn warm_layer(&mut self, layer: u32, lane: u32, selections: &[i32]) -> Result<()> {
         self.slots.resize(self.slots.len().max(self.k), 0);
         let Some(tables) = self.layers.get_mut(layer as usize) else { return Ok(()) };
@@ -201,10 +201,10 @@ impl Oracle {
         Ok(())
     }
 
-    /// As the device's beginning of a step; `moved` hears which landed rows took which slots: layer, lane and move.
+    /// The device's begin of a step; calls `moved` with layer, lane and move of each landed row that got a slot.
     ///
     /// # Errors
-    /// As [`LayerTables::commit`].
+    /// Errors of [`LayerTables::commit`].
     pub fn begin(
         &mut self,
         lanes: &[u32],
@@ -221,10 +221,10 @@ impl Oracle {
         Ok(())
     }
 
-    /// Resolves `[lanes][query][k]` positions: answers in `slots`, misses in `fetches`.
+    /// Resolves `[lanes][query][k]` positions: slots in `slots`, misses in `fetches`.
     ///
     /// # Errors
-    /// As [`LayerTables::resolve`]; [`Kind::Internal`] for a selection beyond the length, which nobody draws.
+    /// Errors of [`LayerTables::resolve`]; [`Kind::Internal`] for a selection beyond the length, which is never drawn.
     pub fn resolve(&mut self, layer: u32, lanes: &[u32], query: u32, selection: &[i32]) -> Result<()> {
         let per_row = query as usize * self.k;
         self.slots.clear();
@@ -233,7 +233,7 @@ impl Oracle {
         let (Some(tables), Some(counts)) = (tables, self.counts.get_mut(layer as usize)) else {
             return Err(Error::new(Kind::OutOfRange, "bench").at("layer").with("layer", layer));
         };
-        let rows = Rows { first: 0, count: query };
+        let rows = QueryRange { first: 0, count: query };
         let answers = selection.chunks_exact(per_row).zip(self.slots.chunks_exact_mut(per_row));
         for ((lane, list), (selection, slots)) in lanes.iter().zip(&mut self.fetches).zip(answers) {
             let selected = Selected { selection, slots, fetches: &mut self.room };
@@ -248,12 +248,12 @@ impl Oracle {
         Ok(())
     }
 
-    /// Draws what `lane` selects next in `layer`, `[query][k]`, onto the end of `out`: the misses divided evenly over
-    /// the query rows and all different; the hits of each row all different, and of each age as many as come back by
-    /// [`reuse`]; each row in random order.
+    /// Draws the next selection of `lane` in `layer`, `[query][k]`, and appends it to `out`. The misses are all
+    /// different and divided evenly over the query rows. The hits of each row are all different, and have the ages of
+    /// [`reuse`]. Each row is in random order.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] where fewer rows are resident, or are not, than are wanted.
+    /// [`Kind::InvalidConfig`] if fewer rows are resident, or not resident, than requested.
     pub fn select(&mut self, layer: u32, lane: u32, wanted: Wanted, out: &mut Vec<i32>) -> Result<()> {
         let few = |place: &'static str, rows: u32| {
             Err(Error::new(Kind::InvalidConfig, "bench").at(place).with("rows", rows))
@@ -297,7 +297,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// So many different positions of a lane that are not resident.
+    /// `count` different positions of a lane that are not resident.
     fn draw_missed(&mut self, layer: u32, lane: u32, length: u32, count: u32) -> Result<Vec<u32>> {
         let mut missed = Vec::with_capacity(count as usize);
         let mut drawn = std::mem::take(&mut self.drawn);
@@ -319,7 +319,7 @@ impl Oracle {
         Ok(missed)
     }
 
-    /// As the device's digest of a lane.
+    /// The device's digest of a lane.
     pub fn digest(&self, lane: u32) -> u64 {
         let digests = self.layers.iter().map(|tables| tables.digest(lane)).enumerate();
         digests
@@ -331,7 +331,7 @@ impl Oracle {
         self.layers.first().and_then(|tables| tables.head(lane)).map_or(0, |head| head.length)
     }
 
-    /// What is resident of a lane in a layer: position and slot, in the lane's order.
+    /// The resident rows of a lane in a layer: position and slot, in the lane's order.
     pub fn residents(&self, layer: u32, lane: u32) -> Vec<Fetch> {
         let tables = self.layers.get(layer as usize);
         let of = |tables: &LayerTables| {
@@ -359,7 +359,7 @@ mod tests {
         tokens: 1100,
         query_rows: 4,
         scratch: 64,
-        passes: 1,
+        waves: 1,
         scratch_base: 1,
         landing_base: 192,
         budget_base: 256,

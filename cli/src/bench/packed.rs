@@ -1,18 +1,18 @@
-//! A way towards the copy engine's ceiling: rows are packed by the host and placed by the device.
+//! An alternative gather that aims at the copy engine's ceiling: the host packs rows, and the device places them.
 //!
-//! Threads of the host copy missed rows, with its vector units, side by side into pinned memory; one copy of a
-//! copy engine brings them to the device; there the gather kernel places them, from device memory. Parts of a
-//! call overlap: while one is copied the next is packed and the one before is placed. All three are gathers of
-//! pools as everywhere: those of the host's have the pinned memory as their slab, those of the device have what
-//! was copied as their total pool.
+//! Threads of the host copy missed rows side by side into pinned memory, with vector instructions. One copy of a copy
+//! engine moves them to the device, where the gather kernel places them from device memory. Parts of a call overlap:
+//! while one part is copied, the next is packed and the previous one is placed. All three operations are ordinary
+//! gathers of pools: the pinned memory is the slab of the host's pools, and the copied rows are the total pool of the
+//! device's pools.
 //!
-//! A lane packs up to [`SPAN`] rows. A part whose lane packs fewer is copied whole all the same.
+//! A lane packs up to [`SPAN`] rows. A part whose lane packs fewer is still copied as a whole.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Event, Part, PoolOp, Slice, Stream};
+use forebay::device::{Event, PoolOp, Slice, StepRange, Stream};
 use forebay::measure::Probe;
 use forebay::residency::Fetch;
 use forebay::{Result, SLOT_BLOCK, os};
@@ -31,17 +31,17 @@ const ROWS: u32 = 100_000;
 /// The most threads that pack.
 const THREADS: u32 = 8;
 
-/// Packs and places rows. See the module's head.
+/// Packs and places rows; see the module's head.
 pub struct Packed {
     host: Rig,
     placing: Rig,
-    /// The pinned memory as the device sees it, and where it is copied to.
+    /// The pinned memory as the device addresses it, and its copy on the device.
     staging: Slice,
     copied: Slice,
     copies: Stream,
-    /// A stream of the host's for each thread.
+    /// One stream of the host device for each thread.
     threads: Vec<Stream>,
-    /// By part, then thread: rows are packed; by part: they are copied.
+    /// By part, then thread: the rows are packed; by part: they are copied.
     is_packed: Vec<Vec<Event>>,
     is_copied: Vec<Event>,
     is_placed: Event,
@@ -51,7 +51,7 @@ impl Packed {
     /// Pools on both sides, filled once.
     ///
     /// # Errors
-    /// Those of the devices.
+    /// Errors of the devices.
     pub fn new(device: &Arc<dyn Probe>, shape: RowShape, memory: &Memory, quick: bool) -> Result<Packed> {
         let (span, lanes) = if quick { (64, 4) } else { (SPAN, ROWS.div_ceil(SPAN)) };
         let RowShape { row, stride } = shape;
@@ -81,20 +81,20 @@ impl Packed {
         let copied = device.allocate(staging.slice.bytes())?;
         let first = extents.tables().budget_base / SLOT_BLOCK;
         let own = span / SLOT_BLOCK;
-        // Twice the packed rows, so that there are always as many that are not resident, and a page for the landed.
+        // Twice the packed rows, so that enough rows are not resident at any time, and a page for the landed ones.
         let of_lane = |lane: u32| (0..2 * own + 1).map(move |page| first + lane * own + page % own);
         let placed = Extents { stride: row, length: 2 * span, ..extents };
         let places = Places::Given(copied, (0..lanes).flat_map(of_lane).collect());
         let placing = Rig::new(device, placed, places, quick)?;
 
         let threads = if quick { 2 } else { os::threads().clamp(1, THREADS) };
-        let parts = lanes.div_ceil(threads);
+        let split_indices = lanes.div_ceil(threads);
         let mut packed = Packed {
             threads: (0..threads).map(|_| host.stream()).collect::<Result<_>>()?,
-            is_packed: (0..parts)
+            is_packed: (0..split_indices)
                 .map(|_| (0..threads).map(|_| host.event()).collect())
                 .collect::<Result<_>>()?,
-            is_copied: (0..parts).map(|_| device.event()).collect::<Result<_>>()?,
+            is_copied: (0..split_indices).map(|_| device.event()).collect::<Result<_>>()?,
             is_placed: device.event()?,
             copies: device.stream()?,
             staging: staging.slice,
@@ -106,13 +106,13 @@ impl Packed {
         Ok(packed)
     }
 
-    /// Whether calls of so many rows say something: those that fill a lane at least, and all of which fit.
+    /// Whether calls of `rows` are meaningful: they fill at least one lane, and all of them fit.
     pub fn takes(&self, rows: u32) -> bool {
         let Extents { k, lanes, .. } = self.host.extents;
         (k..=k * lanes).contains(&rows)
     }
 
-    /// Rows, slots and reports that were compared.
+    /// The number of compared rows, slots and reports.
     pub fn checked(&self) -> u64 {
         self.host.checked + self.placing.checked
     }
@@ -120,16 +120,16 @@ impl Packed {
     /// Compares all digests.
     ///
     /// # Errors
-    /// As [`Rig::finish`].
+    /// Errors of [`Rig::finish`].
     pub fn finish(&mut self) -> Result<()> {
         self.host.finish()?;
         self.placing.finish()
     }
 
-    /// Microseconds by the host's clock for so many rows, from the first that is packed to the last that is placed.
+    /// Microseconds of the host's clock for `rows`, from the first that is packed to the last that is placed.
     ///
     /// # Errors
-    /// Those of the devices; [`forebay::Kind::Internal`] for a row that is not what it must be.
+    /// Errors of the devices; [`forebay::Kind::Internal`] for a wrong row.
     pub fn call(&mut self, rows: u32) -> Result<f64> {
         let count = rows.div_ceil(self.host.extents.k);
         let lanes: Vec<u32> = (0..count).collect();
@@ -150,23 +150,24 @@ impl Packed {
         Ok(us)
     }
 
-    /// Packs, copies and places what the first `count` lanes have missed; waits for the last.
+    /// Packs, copies and places the misses of the first `count` lanes; waits for the last.
     fn bring(&self, count: u32) -> Result<()> {
         let (host, device) = (&self.host.device, &self.placing.device);
         let threads = self.threads.len() as u32;
-        let one = |rig: &Rig, first: u32, count: u32| Part { first, count, ..rig.part(0) };
-        let parts = || (0..count).step_by(threads.max(1) as usize).zip(&self.is_packed).zip(&self.is_copied);
-        for ((first, packed), _) in parts() {
+        let one = |rig: &Rig, first: u32, count: u32| StepRange { first, count, ..rig.range(0) };
+        let split_indices =
+            || (0..count).step_by(threads.max(1) as usize).zip(&self.is_packed).zip(&self.is_copied);
+        for ((first, packed), _) in split_indices() {
             for (lane, (stream, event)) in (first..count).zip(self.threads.iter().zip(packed)) {
                 host.enqueue(
                     self.host.pools,
                     *stream,
-                    PoolOp::Gather { part: one(&self.host, lane, 1), pass: 0 },
+                    PoolOp::Gather { range: one(&self.host, lane, 1), wave: 0 },
                 )?;
                 host.record(*event, *stream)?;
             }
         }
-        for ((first, packed), copied) in parts() {
+        for ((first, packed), copied) in split_indices() {
             let lanes = threads.min(count - first);
             packed.iter().take(lanes as usize).try_for_each(|event| host.synchronize(*event))?;
             let (from, bytes) = self.area(first, lanes);
@@ -176,14 +177,14 @@ impl Packed {
             device.enqueue(
                 self.placing.pools,
                 self.placing.stream(),
-                PoolOp::Gather { part: one(&self.placing, first, lanes), pass: 0 },
+                PoolOp::Gather { range: one(&self.placing, first, lanes), wave: 0 },
             )?;
         }
         device.record(self.is_placed, self.placing.stream())?;
         device.synchronize(self.is_placed)
     }
 
-    /// Where some lanes' slots stand in the packed memory, and how many bytes they take.
+    /// The range of some lanes' slots in the packed memory: offset and bytes.
     fn area(&self, first: u32, lanes: u32) -> (u64, u64) {
         let Extents { row, k, .. } = self.host.extents;
         let slot = u64::from(self.host.extents.tables().budget_base + first * k);
@@ -191,7 +192,7 @@ impl Packed {
     }
 
     /// Compares every placed row with the total pool: a placed position names a slot of the packed memory, and the
-    /// host's pools know which row that holds.
+    /// host's pools have the row of that slot.
     fn check_placed(&mut self, lanes: &[u32]) -> Result<()> {
         let span = self.host.extents.k;
         let base = self.host.extents.tables().budget_base;

@@ -1,7 +1,7 @@
-//! The figures of `forebay bench` as a picture: speeds of rows against their ceilings, and bars of what each other
-//! figure reaches of its own.
+//! The figures of `forebay bench` as a picture: row rates next to their ceilings, and for each other figure a bar of
+//! the share of its ceiling that it reaches.
 //!
-//! It is a file of its own, so it brings the page's style along.
+//! The picture is a separate file, so it contains the page's style.
 
 use super::result::{Figure, Measured, gb};
 use super::text::{above, ceilings_line, device_line, groups, parameter, parameters, percent};
@@ -10,28 +10,28 @@ use crate::present::html::scale::{Scale, apart};
 use crate::present::html::svg::{Anchor, Point, Svg, document};
 use crate::present::numbers::number;
 
-/// Units that the picture is wide, and its margin.
+/// Width of the picture in units, and its margin.
 const WIDTH: f64 = 1240.0;
 const MARGIN: f64 = 28.0;
 /// Units between two columns.
 const GAP: f64 = 36.0;
-/// Height of a chart of speeds.
+/// Height of a chart of rates.
 const CHART: f64 = 330.0;
-/// Units from a bar to the next.
+/// Distance between two bars.
 const BAR: f64 = 17.0;
-/// Units from a column's top to its first bar: its heads.
+/// Distance from a column's top to its first bar, for the heads.
 const HEAD: f64 = 24.0;
-/// Units of a digit.
+/// Width of a digit.
 const DIGIT: f64 = 6.4;
-/// Units of a time and a share, behind a bar.
+/// Width of a time and a share after a bar.
 const BEHIND: f64 = 104.0;
-/// The least units of a bar.
+/// The least length of a full bar.
 const SHORT: f64 = 44.0;
 
-/// Parameters that follow from others, or are the run's.
+/// Parameters that follow from others, or that are the same for the whole run.
 const DERIVED: [&str; 2] = ["missed_rows", "pool"];
 
-/// The colours of a chart's lines, in their order.
+/// The colours of a chart's lines, in order.
 const CLASSES: [&str; 5] = ["lru", "optimum", "tokens", "s3", "fifo"];
 
 /// A line of a chart.
@@ -68,7 +68,7 @@ pub fn picture(measured: &Measured, style: &str) -> String {
     }
     let checked: u64 = figures.iter().map(|figure| figure.checked).sum();
     let foot = format!(
-        "Bars end at the ceiling: a launch, and the bytes that must move or be touched, at this machine's speeds{}. \
+        "A full bar is the ceiling: a launch, and the bytes that must move or be touched, at this machine's speeds{}. \
          Compared with the rule on the host: {checked} slots, rows, reports and digests.",
         if above(figures).is_some() { "; caches and short calls can beat it" } else { "" },
     );
@@ -76,12 +76,12 @@ pub fn picture(measured: &Measured, style: &str) -> String {
     document(&svg.finish(), style)
 }
 
-/// Whether figures differ by the rows of a call, so that they are lines.
+/// Whether figures differ by the rows of a call, and so become lines.
 fn is_of_rows(figures: &[Figure]) -> bool {
     figures.iter().all(|figure| figure.bytes.is_some() && figure.number("rows").is_some())
 }
 
-/// The lines of a group: one for each kind of rows, and one for each way that was tried beside it.
+/// The lines of a group: one for each shape of rows, and one for each alternative measured with it.
 fn lines(figures: &[Figure]) -> Vec<Line> {
     let mut lines: Vec<Line> = Vec::new();
     let mut add = |name: String, point: (f64, f64)| match lines.iter_mut().find(|line| line.name == name) {
@@ -105,7 +105,7 @@ fn lines(figures: &[Figure]) -> Vec<Line> {
     lines
 }
 
-/// Speeds by the rows of a call, and the ceilings of the longest call.
+/// Rates by the rows of a call, and the ceilings of the longest call.
 fn chart(svg: &mut Svg, figures: &[Figure], left: f64, top: f64, width: f64) {
     let lines = lines(figures);
     let longest = figures.iter().max_by(|a, b| a.bytes.cmp(&b.bytes));
@@ -159,19 +159,19 @@ fn chart(svg: &mut Svg, figures: &[Figure], left: f64, top: f64, width: f64) {
     }
 }
 
-/// A count in thousands from a thousand on.
+/// A count, in thousands from 1000 on.
 fn thousands(count: f64) -> String {
     if count >= 1000.0 { format!("{}K", short(count / 1000.0)) } else { short(count) }
 }
 
-/// A group as bars, in as many columns as its parameters leave room for.
+/// A group as bars, in as many columns as fit next to its parameters.
 struct Block<'a> {
     figures: &'a [Figure],
-    /// The parameters in which the figures differ, each with the units it takes.
+    /// The parameters in which the figures differ, each with the width it takes.
     differ: Vec<(&'static str, f64)>,
-    /// Those that they share.
+    /// The parameters that they share.
     shared: String,
-    /// Units of the figures' names; 0 where these are all the group's.
+    /// Width of the figures' names; 0 if all have the group's.
     names: f64,
     columns: usize,
 }
@@ -224,7 +224,7 @@ impl<'a> Block<'a> {
         svg.text("name", Anchor::Start, (MARGIN, top + 14.0), &title);
         let after = MARGIN + 8.0 * title.chars().count() as f64;
         svg.text("axis", Anchor::Start, (after, top + 14.0), &self.shared);
-        // A single column is no wider than one of two: its bars are compared as well, and more easily.
+        // A single column is no wider than one of two, so that its bars can be compared with those.
         let columns = self.columns.max(2) as f64;
         let width = (WIDTH - 2.0 * MARGIN - GAP * (columns - 1.0)) / columns;
         for (column, figures) in self.figures.chunks(self.rows().max(1)).enumerate() {
@@ -251,7 +251,7 @@ impl<'a> Block<'a> {
             let values: Vec<String> = self.differ.iter().map(|(name, _)| parameter(figure, name)).collect();
             for (i, ((_, units), value)) in self.differ.iter().zip(&values).enumerate() {
                 x += units;
-                // What is as in the bar above is written faintly.
+                // A value equal to that of the bar above is pale.
                 let class = if before.get(i) == Some(value) { "note" } else { "" };
                 svg.text(class, Anchor::End, (x - 4.0, y), value);
             }

@@ -1,5 +1,5 @@
-//! What a group of figures is: a time between two points of a stream, the least time that it could take, and how
-//! much of its outcome was compared with the rule's.
+//! A figure: a time between two points of a stream, the least time that it could take, and how many outcomes were
+//! compared with the rule's.
 
 use forebay::measure::{Ceilings, Facts};
 
@@ -9,7 +9,7 @@ use crate::present::numbers;
 /// A parameter's value.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Parameter {
-    /// A number without a unit, or with that of its name.
+    /// A number, whose unit is in its name if it has one.
     Number(f64),
     /// A number of bytes.
     Bytes(u64),
@@ -45,12 +45,12 @@ impl std::fmt::Display for Parameter {
     }
 }
 
-/// What is to be reached on a GPU, and whether it was.
+/// A target on a GPU, and whether it was met.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// In words, with its number and unit.
+    /// Its text, with number and unit.
     pub text: &'static str,
-    /// Whether the figure reaches it.
+    /// Whether the figure meets it.
     pub met: bool,
 }
 
@@ -66,7 +66,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Of the times of all rounds; zeros of none. The quartiles are the nearest ones measured.
+    /// Of the times of all rounds; zeros if there are none. Quartiles are the nearest measured times.
     pub fn of(mut times: Vec<f64>) -> Spread {
         times.sort_by(f64::total_cmp);
         let at = |share: f64| {
@@ -89,9 +89,9 @@ impl Spread {
 pub struct Figure {
     /// The group, as `--only` names it.
     pub group: &'static str,
-    /// What is timed, short.
+    /// What is timed, in short.
     pub name: String,
-    /// With which parameters.
+    /// Its parameters.
     pub parameters: Vec<(&'static str, Parameter)>,
     /// Median of the rounds, microseconds.
     pub us: f64,
@@ -99,22 +99,22 @@ pub struct Figure {
     pub us_low: f64,
     /// Upper quartile, microseconds.
     pub us_high: f64,
-    /// Payload, where bytes move.
+    /// Payload bytes, if bytes are moved.
     pub bytes: Option<u64>,
-    /// Which ceiling holds here, and the least time by it, microseconds.
+    /// The name of its ceiling, and the least time by it, in microseconds.
     pub ceiling: (&'static str, f64),
-    /// Other times of the same work, microseconds: other ceilings, other ways.
+    /// Other times of the same work, in microseconds: other ceilings, other methods.
     pub beside: Vec<(&'static str, f64)>,
-    /// What the rows that it moves ask of a GPU's link.
+    /// The demand of its rows on a GPU's link.
     pub link: Option<Link>,
-    /// What is to be reached on a GPU; none where nothing is, or the device is none.
+    /// The target on a GPU; none if there is none, or if the device is not a GPU.
     pub target: Option<Target>,
-    /// Rows, slots and digests that were compared with what they must be.
+    /// Rows, slots and digests that were compared.
     pub checked: u64,
 }
 
 impl Figure {
-    /// A figure of the times of all rounds.
+    /// A figure from the times of all rounds.
     pub fn new(
         group: &'static str,
         name: impl Into<String>,
@@ -139,7 +139,7 @@ impl Figure {
         }
     }
 
-    /// With one more parameter.
+    /// Adds a parameter.
     pub fn with(mut self, name: &'static str, value: impl Into<Parameter>) -> Figure {
         self.parameters.push((name, value.into()));
         self
@@ -153,26 +153,26 @@ impl Figure {
         })
     }
 
-    /// Payload in bytes a second; none where no bytes move.
+    /// Payload in bytes a second; none if no bytes move.
     pub fn rate(&self) -> Option<f64> {
         self.bytes.filter(|_| self.us > 0.0).map(|bytes| bytes as f64 / self.us * 1e6)
     }
 
-    /// The share of the ceiling that is reached: its time over the figure's.
+    /// The share of the ceiling that is reached: the ceiling's time over the figure's.
     pub fn fraction(&self) -> f64 {
         self.share(self.ceiling.1)
     }
 
-    /// The share of another ceiling's time.
+    /// The share of another ceiling.
     pub fn share(&self, least_us: f64) -> f64 {
         if self.us > 0.0 { least_us / self.us } else { 0.0 }
     }
 }
 
-/// How a GPU was opened and what ran beside it; what is none is the device's own choice.
+/// How a GPU was opened, and what ran next to it; none is the device's default.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Options {
-    /// Whose memory the rows stand in.
+    /// The pinned memory of the rows.
     pub pinned: &'static str,
     /// Thread blocks of a gather.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -182,28 +182,28 @@ pub struct Options {
     pub threads: Option<u32>,
     /// Gathers by bulk copies.
     pub bulk: bool,
-    /// Kernels launched early.
+    /// Kernels launched before the preceding ones have ended.
     pub programmatic: bool,
-    /// Steps beside persistent kernels.
+    /// Steps next to persistent kernels.
     pub persistent: bool,
-    /// Multiprocessors that these leave free.
+    /// Multiprocessors that the persistent kernels leave free.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub left_sms: Option<u32>,
 }
 
-/// What was measured.
+/// The measured figures, and the device.
 pub struct Measured {
-    /// As the command line names it.
+    /// Its name on the command line.
     pub device: String,
-    /// Of a GPU.
+    /// The options of a GPU.
     pub options: Option<Options>,
-    /// What it is.
+    /// Its facts.
     pub facts: Facts,
-    /// What it gives at best.
+    /// Its ceilings.
     pub ceilings: Ceilings,
     /// All figures, group by group.
     pub figures: Vec<Figure>,
-    /// Steps timed for each, at most.
+    /// Steps timed for each figure, at most.
     pub rounds: u32,
     /// Tiny shapes.
     pub quick: bool,

@@ -1,13 +1,13 @@
-//! How selections come back to rows: by how many steps ago a row was last selected.
+//! How selections reuse rows: by how many steps ago a row was last selected.
 //!
-//! What a resolve has to do depends on where equally old rows stand. Behind a prompt's selections they stand side by
-//! side, as they were fetched; after some dozen steps of a decode they are all over the lane's slots. So the steps of a
-//! bench select as a model does: of the rows that are resident, those of each age as often as in a recorded trace.
-//! Which of them is chance: a model also prefers neighbours, of which the rule knows nothing.
+//! The work of a resolve depends on the places of equally old rows. After a prompt they are adjacent, as they were
+//! fetched; after some dozen decode steps they are scattered over the lane's slots. So the steps of a benchmark select
+//! as a model does: resident rows of each age as often as in a recorded trace. Within an age the choice is random; a
+//! model also prefers neighbours, which the rule ignores.
 
-/// Up to which age, in steps, and the share of such rows that the next step selects. Of all selections of
-/// `data/demo.topk.zst` (512 of some 6,400 positions, 10 layers) from 64 decode steps on; a test counts them again.
-/// Older rows are as the last ones.
+/// Age limits in steps, each with the share of such rows that the next step selects. Counted over all selections of
+/// `data/demo.topk.zst` (512 of some 6,400 positions, 10 layers) from decode step 64 on; a test counts them again.
+/// Older rows behave like the last class.
 pub const RETURNS: [(u32, f64); CLASSES] = [
     (1, 0.7468),
     (2, 0.3026),
@@ -29,20 +29,20 @@ pub const RETURNS: [(u32, f64); CLASSES] = [
 /// Classes of age.
 pub const CLASSES: usize = 15;
 
-/// Steps of a decode that lanes have behind them, and the same where only the way is tried. After some 30 no row of
-/// what a prompt left is as old as the oldest.
+/// Decode steps of a lane before a measurement, and fewer if only the code path is tested. After some 30 steps no row
+/// of the prompt is as old as the oldest class.
 pub const DECODED: u32 = 64;
 pub const DECODED_QUICK: u32 = 8;
 
-/// Of a decode's selections the share that is not resident: ESS's report at a budget of 6,881.
+/// The share of a decode step's selections that is not resident: ESS's report at a budget of 6,881.
 pub const MISSED: f64 = 0.134;
 
-/// The class of a row that was last selected so many steps before the next one.
+/// The class of a row that was last selected this many steps before the next one.
 pub fn class(age: u32) -> usize {
     RETURNS.iter().position(|(most, _)| age <= *most).unwrap_or(CLASSES - 1)
 }
 
-/// How many of `hits` rows are of each class, of which there are so many rows; never more than these.
+/// Divides `hits` over the classes, given each class's number of rows; a class never gets more than its rows.
 pub fn divided(rows: [usize; CLASSES], hits: usize) -> [usize; CLASSES] {
     let weights = || rows.iter().zip(RETURNS).map(|(rows, (_, share))| *rows as f64 * share);
     let (all, mut left, mut taken) = (weights().sum::<f64>().max(1e-9), hits, [0; CLASSES]);
@@ -50,7 +50,7 @@ pub fn divided(rows: [usize; CLASSES], hits: usize) -> [usize; CLASSES] {
         *taken = ((hits as f64 * weight / all) as usize).min(rows).min(left);
         left -= *taken;
     }
-    // What is lost by rounding, and what a class has no rows for, comes from the newest ones.
+    // The newest rows make up for rounding and for classes with too few rows.
     for (taken, rows) in taken.iter_mut().zip(rows) {
         let more = left.min(rows - *taken);
         *taken += more;
@@ -92,7 +92,7 @@ mod tests {
     fn equally_old_rows_are_all_over_the_slots_behind_a_decode() {
         let (rows, stretches) = ties(DECODED);
         assert!(rows > 30 && stretches * 10 > rows * 9, "{rows} in {stretches}");
-        // The control: behind a prompt they stand side by side.
+        // The control: after a prompt they are adjacent.
         let (rows, stretches) = ties(0);
         assert!(rows > 500 && stretches * 20 < rows, "{rows} in {stretches}");
     }

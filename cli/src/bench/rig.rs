@@ -1,19 +1,20 @@
-//! Pools of one cache, driven by the device's own calls, and the oracle beside them.
+//! Pools of one cache, driven by the device's own calls, with an oracle that performs the same steps.
 //!
-//! Every step is made on both sides, and every answer, every fetched or moved row's bytes and every report is
-//! compared before the next one begins; at the end all digests, and the device's own check of its tables.
+//! Every step runs on both sides, and every slot, the bytes of every fetched or moved row, and every report are
+//! compared before the next step begins; at the end all digests are compared, and the device checks its own tables.
 //!
-//! **Memory.** Host memory is one [`Memory`], filled once: what a row holds follows from where it stands, and the
-//! slab's rows are compared with it. A rig's lanes have their pages all over it, also where they have fewer than it has
-//! room for. A device keeps what a rig took
-//! until it is dropped, so each group of figures has a device of its own.
+//! **Memory.** Host memory is one [`Memory`], filled once: a row's contents follow from its position, and the slab's
+//! rows are compared with it. The pages of a rig's lanes are spread over all of it, even if they do not fill it. A
+//! device keeps what a rig took until it is dropped, so each group of figures has a device of its own.
 
 use std::sync::Arc;
 
-use forebay::device::block::{Entry, LayerCount, Report, step};
-use forebay::device::{Answer, Begin, Expected, Join, Part, Plan, PoolOp, Pools, Slice, Stream, Warm};
+use forebay::device::descriptor::{Entry, LayerCount, Report, step};
+use forebay::device::{
+    Answer, Begin, Expected, Join, PoolLayout, PoolOp, Pools, Slice, StepRange, Stream, Warm,
+};
 use forebay::measure::Probe;
-use forebay::residency::{Fetch, Rows, TableShape};
+use forebay::residency::{Fetch, QueryRange, TableShape};
 use forebay::{Geometry, Lane, Layer, MicroBatch, Result, SLOT_BLOCK, Shape};
 
 use super::host_memory::Memory;
@@ -21,13 +22,13 @@ use super::oracle::{Numbers, Oracle, Wanted, compare_row, compare_slots, differs
 use super::reuse;
 use super::timer::Timer;
 
-/// Bytes that are written at a time.
+/// Bytes written at a time.
 const CHUNK: u64 = 1 << 20;
 
-/// From so many rows on those of a lane are read in one piece.
+/// From this many rows on, a lane's rows are read in one piece.
 const ONE_BY_ONE: usize = 16;
 
-/// What a rig is made of.
+/// The shape of a rig.
 #[derive(Clone, Copy, Debug)]
 pub struct Extents {
     /// Bytes of a row; 4 for tables without rows.
@@ -42,7 +43,7 @@ pub struct Extents {
     pub lanes: u32,
     /// Tokens of the longest sequence.
     pub length: u32,
-    /// A sequence has up to so many fewer.
+    /// Sequences are up to this many tokens shorter.
     pub shorter: u32,
     /// Tokens that a sequence may gain.
     pub growth: u32,
@@ -55,7 +56,7 @@ pub struct Extents {
 }
 
 impl Extents {
-    /// A layer of one lane at a fifth of 32K, for tests of tables without rows.
+    /// One layer of one lane with a budget of a fifth of 32K, for tests of tables without rows.
     #[cfg(test)]
     pub const ONE_LANE: Extents = Extents {
         row: 4,
@@ -96,7 +97,7 @@ impl Extents {
         self.lanes as u64 * self.lane_pages() as u64 * self.page_bytes()
     }
 
-    /// Each layer's share of so many bytes, in whole pages; 0 where they are too few for all layers.
+    /// Each layer's share of `bytes`, in whole pages; 0 if they do not suffice for all layers.
     const fn share(&self, bytes: u64) -> u64 {
         let each = bytes / self.layers as u64 / self.page_bytes() * self.page_bytes();
         if each < self.layer_bytes() { 0 } else { each }
@@ -107,7 +108,7 @@ impl Extents {
         self.tables().slots() as u64 * self.row as u64
     }
 
-    /// A layer's tables: scratch slots as the rule demands.
+    /// A layer's tables, with the scratch slots that the rule requires.
     pub const fn tables(&self) -> TableShape {
         let scratch = (self.query_rows * self.k).saturating_sub(self.budget);
         let landing_base = 1 + self.lanes * scratch;
@@ -117,7 +118,7 @@ impl Extents {
             tokens: self.tokens(),
             query_rows: self.query_rows,
             scratch,
-            passes: 1,
+            waves: 1,
             scratch_base: 1,
             landing_base,
             budget_base,
@@ -138,23 +139,23 @@ impl Extents {
     }
 }
 
-/// Where a rig's rows are.
+/// The memory of a rig's rows.
 #[derive(Debug)]
 pub enum Places {
-    /// Nowhere: tables alone.
+    /// No rows: tables alone.
     Tables,
-    /// In host memory, each lane's pages at random places.
+    /// In host memory, with each lane's pages at random places.
     Host(Memory),
-    /// In host memory, with a slab that is given, the same for all layers; so are the rows of memory for one layer.
+    /// In host memory, with a given slab for all layers; memory for one layer serves all, too.
     HostInto(Memory, Slice),
-    /// In memory that is given, of one layer, with the pages of all lanes.
+    /// In given memory of one layer, with the pages of all lanes.
     Given(Slice, Vec<u32>),
 }
 
 /// See the module's head.
 #[derive(Debug)]
 pub struct Rig {
-    /// What it is made of.
+    /// Its shape.
     pub extents: Extents,
     /// The device.
     pub device: Arc<dyn Probe>,
@@ -162,14 +163,14 @@ pub struct Rig {
     pub pools: Pools,
     /// The stream of its steps.
     pub timer: Timer,
-    /// The same steps by the rule.
+    /// The rule, which performs the same steps.
     pub oracle: Oracle,
-    /// Compared so far.
+    /// The number of comparisons so far.
     pub checked: u64,
     geometry: Geometry,
     tables: TableShape,
     memory: Option<Memory>,
-    /// From a layer's rows to the next one's; 0 where all layers have the same.
+    /// Bytes from a layer's rows to the next layer's; 0 if all layers share their rows.
     layer_bytes: u64,
     slabs: Vec<Slice>,
     pages: Vec<u32>,
@@ -177,7 +178,7 @@ pub struct Rig {
     report: Memory,
     selection: Slice,
     answers: Slice,
-    /// The step's number, its lanes by batch row, its query rows.
+    /// The step's number, its lanes by batch row, and its query rows.
     number: u64,
     lanes: Vec<u32>,
     query: u32,
@@ -187,10 +188,10 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// All lanes joined, nothing resident. `quick` as [`Timer::new`].
+    /// Joins all lanes, with nothing resident. `quick` as for [`Timer::new`].
     ///
     /// # Errors
-    /// Those of the device; [`forebay::Kind::OutOfMemory`].
+    /// Errors of the device; [`forebay::Kind::OutOfMemory`].
     pub fn new(device: &Arc<dyn Probe>, extents: Extents, places: Places, quick: bool) -> Result<Rig> {
         let Extents { layers, lanes, k, query_rows, .. } = extents;
         let (geometry, tables) = (extents.geometry()?, extents.tables());
@@ -205,7 +206,7 @@ impl Rig {
         };
         let layer_bytes = extents.share(rows.bytes());
         let layer_of = |layer: u32| match layer_bytes {
-            // Tables alone need the extent of a layer's rows, and no rows; what is given has a layout of its own.
+            // Tables alone need the extent of a layer's rows, but no rows; given memory has its own layout.
             0 => rows.part(0, rows.bytes()),
             bytes => rows.part(u64::from(layer) * bytes, bytes),
         };
@@ -221,7 +222,7 @@ impl Rig {
             Some(slab) => vec![slab; layers as usize],
             None => (0..layers).map(|_| device.allocate(extents.slab_bytes())).collect::<Result<_>>()?,
         };
-        let plan = Plan {
+        let plan = PoolLayout {
             geometry,
             tables: vec![tables; layers as usize],
             slabs: slabs.clone(),
@@ -260,10 +261,10 @@ impl Rig {
         Ok(rig)
     }
 
-    /// Writes to all slots once, so that no figure pays for memory that is used for the first time.
+    /// Writes to all slots once, so that no figure includes first touches.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     pub fn touch(&self) -> Result<()> {
         let zeros = vec![0; CHUNK as usize];
         for slab in &self.slabs {
@@ -280,15 +281,15 @@ impl Rig {
         self.timer.stream()
     }
 
-    /// Waits for all that was enqueued on the stream.
+    /// Waits for everything enqueued on the stream.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     pub fn wait(&self) -> Result<()> {
         self.timer.wait()
     }
 
-    /// Tokens with which a lane begins.
+    /// The initial tokens of a lane.
     fn begins_with(&self, lane: u32) -> u32 {
         let Extents { length, shorter, .. } = self.extents;
         length - (mix(u64::from(lane)) % u64::from(shorter + 1)) as u32
@@ -311,7 +312,7 @@ impl Rig {
     /// Gives a lane to a new sequence of the same length.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     pub fn rejoin(&mut self, lane: u32) -> Result<()> {
         self.device.enqueue(self.pools, self.stream(), PoolOp::Leave(Lane(lane)))?;
         self.oracle.leave(lane);
@@ -319,11 +320,11 @@ impl Rig {
         self.wait()
     }
 
-    /// Fills every lane's budget in every layer, by selections of random rows, as prompts leave it; then so many
-    /// more, as steps of a decode leave it ([`reuse`]). Brings no bytes: rows that were not fetched are not compared.
+    /// Fills every lane's budget in every layer with selections of random rows, as prompts do; then makes `decoded`
+    /// more as decode steps do ([`reuse`]). Copies no bytes: rows that were not fetched are not compared.
     ///
     /// # Errors
-    /// Those of the device; as [`Oracle::select`].
+    /// Errors of the device, and of [`Oracle::select`].
     pub fn fill(&mut self, decoded: u32) -> Result<()> {
         let Extents { layers, lanes, k, budget, .. } = self.extents;
         let prompt = budget.div_ceil(k);
@@ -358,18 +359,18 @@ impl Rig {
     /// Writes words to device memory, and waits.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     pub fn write_words(&mut self, slice: Slice, words: &[i32]) -> Result<()> {
         self.bytes.clear();
         self.bytes.extend(words.iter().flat_map(|word| word.to_le_bytes()));
         self.device.write(slice, &self.bytes)
     }
 
-    /// Begins a step of `lanes`, of whose rows the first `accepted` of the step before stay, with `query` query rows.
-    /// Answers what commit takes, in microseconds. `moved` hears of every landed row that got a slot.
+    /// Begins a step of `lanes` with `query` query rows; the first `accepted` rows of the previous step stay. Returns
+    /// the time of the commit in microseconds. Calls `moved` for every landed row that got a slot.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     pub fn begin(
         &mut self,
         lanes: &[u32],
@@ -392,34 +393,34 @@ impl Rig {
     }
 
     /// All batch rows of the step in a layer.
-    pub fn part(&self, layer: u32) -> Part {
-        let rows = Rows { first: 0, count: self.query };
+    pub fn range(&self, layer: u32) -> StepRange {
+        let rows = QueryRange { first: 0, count: self.query };
         let count = self.lanes.len() as u32;
-        Part { micro_batch: MicroBatch(0), layer: Layer(layer), first: 0, count, rows }
+        StepRange { micro_batch: MicroBatch(0), layer: Layer(layer), first: 0, count, rows }
     }
 
-    /// Of a layer the first `batch` batch rows, whether or not a step was begun for them: the part, and what its
-    /// resolve reads and writes.
+    /// The first `batch` batch rows of a layer, whether or not a step has begun for them: the step range, and the
+    /// buffers of its resolve.
     ///
     /// # Errors
-    /// More than there are.
-    pub fn unbegun(&self, layer: u32, batch: u32) -> Result<(Part, Slice, Answer)> {
-        let part = Part {
+    /// [`forebay::Kind::Internal`] for more batch rows than there are.
+    pub fn unbegun(&self, layer: u32, batch: u32) -> Result<(StepRange, Slice, Answer)> {
+        let range = StepRange {
             micro_batch: MicroBatch(0),
             layer: Layer(layer),
             first: 0,
             count: batch,
-            rows: Rows { first: 0, count: 1 },
+            rows: QueryRange { first: 0, count: 1 },
         };
         let bytes = 4 * u64::from(batch) * u64::from(self.extents.k);
-        let answer = Answer { slots: self.answers.part(0, bytes)?, parts: None };
-        Ok((part, self.selection.part(0, bytes)?, answer))
+        let answer = Answer { slots: self.answers.part(0, bytes)?, split_indices: None };
+        Ok((range, self.selection.part(0, bytes)?, answer))
     }
 
-    /// Draws what the step's lanes select in a layer, by batch row, and hands it to the device.
+    /// Draws the selections of the step's lanes in a layer, by batch row, and copies them to the device.
     ///
     /// # Errors
-    /// As [`Oracle::select`].
+    /// Errors of [`Oracle::select`].
     pub fn select(&mut self, layer: u32, wanted: impl Fn(usize) -> Wanted) -> Result<()> {
         let mut selected = std::mem::take(&mut self.selected);
         selected.clear();
@@ -429,10 +430,10 @@ impl Rig {
         self.choose(selected)
     }
 
-    /// Hands a selection `[lanes][query][k]` to the device.
+    /// Copies a selection `[lanes][query][k]` to the device.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     pub fn choose(&mut self, selected: Vec<i32>) -> Result<()> {
         let slice = self.selection.part(0, 4 * selected.len() as u64)?;
         self.write_words(slice, &selected)?;
@@ -443,26 +444,30 @@ impl Rig {
     /// Enqueues the layer's resolve.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     pub fn resolve(&self, layer: u32, stream: Stream) -> Result<()> {
         let bytes = 4 * self.selected.len() as u64;
-        let answer = Answer { slots: self.answers.part(0, bytes)?, parts: None };
+        let answer = Answer { slots: self.answers.part(0, bytes)?, split_indices: None };
         let selection = self.selection.part(0, bytes)?;
-        self.device.enqueue(self.pools, stream, PoolOp::Resolve { part: self.part(layer), selection, answer })
+        self.device.enqueue(
+            self.pools,
+            stream,
+            PoolOp::Resolve { range: self.range(layer), selection, answer },
+        )
     }
 
     /// Enqueues the layer's gather.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     pub fn gather(&self, layer: u32, stream: Stream) -> Result<()> {
-        self.device.enqueue(self.pools, stream, PoolOp::Gather { part: self.part(layer), pass: 0 })
+        self.device.enqueue(self.pools, stream, PoolOp::Gather { range: self.range(layer), wave: 0 })
     }
 
-    /// Resolves by the rule, and compares every answer of the device's resolve, which has run.
+    /// Resolves by the rule, and compares every slot with the device's resolve, which has run.
     ///
     /// # Errors
-    /// [`forebay::Kind::Internal`] for one that differs; those of the device.
+    /// [`forebay::Kind::Internal`] for a difference; errors of the device.
     pub fn check_answers(&mut self, layer: u32) -> Result<()> {
         self.oracle.resolve(layer, &self.lanes, self.query, &self.selected)?;
         let mut bytes = std::mem::take(&mut self.bytes);
@@ -475,10 +480,10 @@ impl Rig {
         Ok(())
     }
 
-    /// Compares every row that the layer's gather has brought with the total pool.
+    /// Compares every row that the layer's gather has fetched with the total pool.
     ///
     /// # Errors
-    /// [`forebay::Kind::Internal`] for one that differs; those of the device.
+    /// [`forebay::Kind::Internal`] for a difference; errors of the device.
     pub fn check_rows(&mut self, layer: u32) -> Result<()> {
         let lists = std::mem::take(&mut self.oracle.fetches);
         let compared = self.lanes.iter().zip(&lists).try_fold(0, |sum, (lane, list)| {
@@ -490,10 +495,10 @@ impl Rig {
         Ok(())
     }
 
-    /// Compares rows of a lane's slots with what `wanted` says they hold. Answers how many.
+    /// Compares rows in a lane's slots with the expected contents of `wanted`. Returns how many.
     ///
     /// # Errors
-    /// Likewise.
+    /// [`forebay::Kind::Internal`] for a difference; errors of the device.
     pub fn compare_rows(
         &self,
         layer: u32,
@@ -527,10 +532,10 @@ impl Rig {
         Ok(list.len() as u64)
     }
 
-    /// Slots of a layer's slab, so many from `first` on.
+    /// `count` slots of a layer's slab, from `first` on.
     ///
     /// # Errors
-    /// Those that lie outside.
+    /// [`forebay::Kind::Internal`] for slots outside the slab.
     pub fn slot_rows(&self, layer: u32, first: u32, count: u32) -> Result<Slice> {
         let row = u64::from(self.extents.row);
         match self.slabs.get(layer as usize) {
@@ -544,7 +549,7 @@ impl Rig {
         self.tables.landing_base + lane * self.tables.query_rows
     }
 
-    /// Where a lane's position stands in host memory.
+    /// The place of a lane's position in host memory.
     fn host_offset(&self, layer: u32, lane: u32, position: u32) -> u64 {
         let (page, token) = (position / self.extents.page, position % self.extents.page);
         let place = lane as usize * self.extents.lane_pages() as usize + page as usize;
@@ -555,7 +560,7 @@ impl Rig {
     /// The bytes of a lane's position in the total pool.
     ///
     /// # Errors
-    /// [`forebay::Kind::OutOfRange`] for a rig without one.
+    /// [`forebay::Kind::OutOfRange`] for a rig without a total pool.
     pub fn host_row(&self, layer: u32, lane: u32, position: u32, bytes: &mut [u8]) -> Result<()> {
         match &self.memory {
             Some(memory) => memory.map.copy_out(self.host_offset(layer, lane, position), bytes),
@@ -563,10 +568,10 @@ impl Rig {
         }
     }
 
-    /// Ends the step and compares its report: no error, hits and misses of each layer, lengths.
+    /// Ends the step and compares its report: no error, the hits and misses of each layer, lengths.
     ///
     /// # Errors
-    /// [`forebay::Kind::Internal`] for what differs; those of the device.
+    /// [`forebay::Kind::Internal`] for a difference; errors of the device.
     pub fn end(&mut self) -> Result<()> {
         let Extents { layers, lanes, .. } = self.extents;
         self.device.enqueue(
@@ -608,10 +613,10 @@ impl Rig {
         Ok(())
     }
 
-    /// Compares every lane's digest, and lets the device check its tables.
+    /// Compares every lane's digest, and has the device check its tables.
     ///
     /// # Errors
-    /// [`forebay::Kind::Internal`] for what differs or does not hold.
+    /// [`forebay::Kind::Internal`] for a difference or a failed check.
     pub fn finish(&mut self) -> Result<()> {
         for lane in 0..self.extents.lanes {
             let (found, wanted) = (self.device.digest(self.pools, Lane(lane))?, self.oracle.digest(lane));

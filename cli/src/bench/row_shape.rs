@@ -1,10 +1,10 @@
-//! How rows stand in host memory.
+//! The layout of rows in host memory.
 
-/// How rows stand in host memory.
+/// The layout of rows in host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowShape {
     /// Bytes of a row.
     pub row: u32,
-    /// Bytes from a row to the next.
+    /// Bytes from one row to the next.
     pub stride: u32,
 }

@@ -1,7 +1,7 @@
-//! Gather and scatter: many small rows at once, from few to a hundred thousand in a call.
+//! Benchmarks of gather and scatter: many small rows in one call, from a few to a hundred thousand.
 //!
-//! Rows stand at random places of more host memory than any cache holds, and every call has other ones. Beside
-//! what processors give at best stands what a copy engine gives; [`super::packed`] tries to come near to that.
+//! Rows are at random places of more host memory than any cache holds, and every call has different ones. In addition
+//! to the processors' ceiling, the copy engine's is shown; [`super::packed`] tries to approach it.
 
 use std::sync::Arc;
 
@@ -23,10 +23,10 @@ use super::row_shape::RowShape;
 /// Rows of a call.
 const ROWS: [u32; 10] = [1, 16, 64, 256, 410, 1024, 4096, 16_384, 41_000, 100_000];
 
-/// The same where only the way is tried.
+/// The same if only the code path is tested.
 const QUICK: [u32; 4] = [1, 16, 64, 200];
 
-/// The rows that are moved.
+/// The shapes of moved rows.
 const SHAPES: [RowShape; 4] = [
     RowShape { row: 656, stride: 704 },
     RowShape { row: 656, stride: 768 },
@@ -34,18 +34,18 @@ const SHAPES: [RowShape; 4] = [
     RowShape { row: 1152, stride: 1152 },
 ];
 
-/// Steps in front of those that are timed.
+/// Steps before the timed ones.
 const WARM_UP: u32 = 2;
 
-/// From so many rows on the targets speak of a call.
+/// Targets apply to calls of at least this many rows.
 const MANY: u32 = 4096;
 
-/// The rows of the calls that are made.
+/// The rows of the calls to make.
 fn counts(quick: bool) -> &'static [u32] {
     if quick { &QUICK } else { &ROWS }
 }
 
-/// Pools for gathers, and whose turn it is.
+/// Pools for gathers, and the next lane.
 struct Gather {
     rig: Rig,
     order: Vec<u32>,
@@ -77,23 +77,23 @@ impl Gather {
         Ok(Gather { rig, order: Numbers::new(4).shuffled(lanes), turn: 0 })
     }
 
-    /// Whether a call for so many rows has lanes enough.
+    /// Checks that a call for `rows` has enough lanes.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] where it has not.
+    /// [`Kind::InvalidConfig`] otherwise.
     fn takes(&self, rows: Option<u32>) -> Result<()> {
         let Extents { lanes, k, .. } = self.rig.extents;
         match rows {
             Some(rows) if rows > lanes * k => {
-                let error = Error::new(Kind::InvalidConfig, "bench").at("--rows, more than a call has");
+                let error = Error::new(Kind::InvalidConfig, "bench").at("--rows exceeds the rows of a call");
                 Err(error.with("rows", rows).with("most", lanes * k).hint("pass fewer, or leave --quick out"))
             }
             _ => Ok(()),
         }
     }
 
-    /// Compares all that is resident, which gathers brought: what one of them wrote beside its own slots. Then all
-    /// digests.
+    /// Compares all resident rows, which gathers fetched, to find writes outside a gather's own slots. Then compares
+    /// all digests.
     fn finish(&mut self) -> Result<()> {
         for lane in 0..self.rig.extents.lanes {
             let residents = self.rig.oracle.residents(0, lane);
@@ -103,8 +103,8 @@ impl Gather {
         self.rig.finish()
     }
 
-    /// Microseconds of a call for so many rows that are not resident, of other lanes than the call before where
-    /// there are any.
+    /// Microseconds of a call for `rows` rows that are not resident, of other lanes than the previous call's if there
+    /// are any.
     fn call(&mut self, rows: u32) -> Result<f64> {
         let lanes = rows.div_ceil(self.rig.extents.k);
         let lanes = next(&self.order, &mut self.turn, lanes as usize);
@@ -121,13 +121,13 @@ impl Gather {
     }
 }
 
-/// Pools for scatters: a lane for each row, or for up to four where there are more rows than lanes. A batch has at most
+/// Pools for scatters: one lane for each row, or for up to four if there are more rows than lanes. A batch has at most
 /// 32,767 lanes.
 struct Scatter {
     rig: Rig,
     order: Vec<u32>,
     turn: usize,
-    /// What the landing slots hold.
+    /// The contents of the landing slots.
     landing: Vec<u8>,
     generation: u32,
 }
@@ -148,7 +148,7 @@ impl Scatter {
             layers: 1,
             lanes,
             length: page - LANDING,
-            // A row stands at any place of its page.
+            // A row may be at any place of its page.
             shorter: page - LANDING - 1,
             growth: 0,
             k: 1,
@@ -160,14 +160,14 @@ impl Scatter {
         Ok(Scatter { rig, order: Numbers::new(5).shuffled(lanes), turn: 0, landing, generation: 0 })
     }
 
-    /// Writes other rows into the landing slots of `lanes` than were there before.
+    /// Writes rows into the landing slots of `lanes` that differ from the previous ones.
     fn land(&mut self, lanes: &[u32], query: u32) -> Result<()> {
         self.generation += 1;
         let row = self.rig.extents.row as usize;
         for slot in lanes.iter().flat_map(|lane| (0..query).map(move |query| lane * LANDING + query)) {
             let word = self.generation << 18 ^ slot;
             let landed = self.landing.get_mut(slot as usize * row..).and_then(|rows| rows.get_mut(..row));
-            // Every piece that is moved as one differs, from those of its row and from what stood there before.
+            // Every piece of a row differs from the row's other pieces and from its previous contents.
             for (bytes, piece) in landed.unwrap_or_default().as_chunks_mut().0.iter_mut().zip(0_u32..) {
                 *bytes = word.wrapping_mul(0x9E37_79B1).wrapping_add(piece).to_le_bytes();
             }
@@ -197,7 +197,7 @@ impl Scatter {
         self.land(&lanes, query)?;
         self.rig.begin(&lanes, 0, query, |_, _, _| {})?;
         let us = self.rig.timer.time(|stream| {
-            self.rig.device.enqueue(self.rig.pools, stream, PoolOp::Scatter(self.rig.part(0)))
+            self.rig.device.enqueue(self.rig.pools, stream, PoolOp::Scatter(self.rig.range(0)))
         })?;
         let size = self.rig.extents.row as usize;
         let (mut found, mut compared) = (vec![0; size], 0);
@@ -216,14 +216,14 @@ impl Scatter {
     }
 }
 
-/// The next `count` lanes of an order that begins again at its end.
+/// The next `count` lanes of a cyclic order.
 fn next(order: &[u32], turn: &mut usize, count: usize) -> Vec<u32> {
     let lanes = order.iter().cycle().skip(*turn % order.len().max(1)).take(count).copied().collect();
     *turn += count;
     lanes
 }
 
-/// Times of so many calls behind those that warm up.
+/// Times of `rounds` calls, after those that warm up.
 fn times(rounds: u32, mut call: impl FnMut() -> Result<f64>) -> Result<Vec<f64>> {
     for _ in 0..WARM_UP {
         call()?;
@@ -231,8 +231,8 @@ fn times(rounds: u32, mut call: impl FnMut() -> Result<f64>) -> Result<Vec<f64>>
     (0..rounds).map(|_| call()).collect()
 }
 
-/// Whether the payload's speed is nine tenths of the ceiling's, and above `known`, which another system reached,
-/// where the link gives as much.
+/// Whether the payload's rate is at least 90% of the ceiling's, and above `known`, which another system reached, if
+/// the link allows it.
 fn reaches(rate: Option<f64>, ceiling: f64, known: f64) -> bool {
     rate.is_some_and(|rate| rate >= 0.9 * ceiling && (rate > known || ceiling <= known))
 }
@@ -240,12 +240,12 @@ fn reaches(rate: Option<f64>, ceiling: f64, known: f64) -> bool {
 /// Figures of gathers.
 ///
 /// # Errors
-/// Those of the device; [`forebay::Kind::Internal`] for a row that is not what it must be.
+/// Errors of the device; [`forebay::Kind::Internal`] for a wrong row.
 pub fn gather(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> Result<Vec<Figure>> {
     let memory = asked.pool.on(&**device)?;
     let gpu = device.facts()?.gpu.is_some();
     let mut figures = Vec::new();
-    // For a profiler one alone, and nothing else that launches its kernel.
+    // A profiler needs a single one, without other launches of its kernel.
     let alone = asked.rows.as_ref().map(std::slice::from_ref);
     let (shapes, counts) = match alone {
         Some(rows) => (&SHAPES[..1], rows),
@@ -268,7 +268,7 @@ pub fn gather(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> Re
             let ceiling = ("processors read", least(ceilings.read));
             let mut figure = of_rows("gather", *rows, shape, times, ceiling, bytes, checked)
                 .with("pool", Parameter::Bytes(asked.pool.bytes));
-            // Bulk copies are no loads of warps: what they ask of the link is not counted.
+            // Bulk copies are not loads of warps, so their requests are not counted.
             figure.link = (gpu && !asked.bulk).then(|| link(*rows, shape, ceilings.read, ceilings));
             figure.beside.push(("copy engine", least(ceilings.copy_up)));
             if let Some(packer) = packer.as_mut().filter(|packer| packer.takes(*rows)) {
@@ -295,7 +295,7 @@ pub fn gather(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> Re
 /// Figures of scatters.
 ///
 /// # Errors
-/// Likewise.
+/// As [`gather`].
 pub fn scatter(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> Result<Vec<Figure>> {
     let memory = asked.pool.on(&**device)?;
     let gpu = device.facts()?.gpu.is_some();
@@ -305,7 +305,7 @@ pub fn scatter(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> R
         let mut pools = Scatter::new(device, shape, &memory, asked.quick)?;
         for rows in counts(asked.quick) {
             asked.progress.inc(1);
-            // Less memory has fewer lanes.
+            // Smaller memory has fewer lanes.
             if *rows > pools.rig.extents.lanes * LANDING {
                 continue;
             }
@@ -330,7 +330,7 @@ pub fn scatter(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> R
     Ok(figures)
 }
 
-/// What a call's rows ask of a link that gives so much in one long run.
+/// The demand of a call's rows on a link with this rate in one long run.
 fn link(rows: u32, shape: RowShape, ceiling: f64, ceilings: &Ceilings) -> Link {
     Link { asks: Asks::of(shape), rows, ceiling, launch_us: ceilings.launch_us }
 }
@@ -353,21 +353,20 @@ fn of_rows(
 /// Rounds of each point of [`rates`].
 const RATE_ROUNDS: u32 = 7;
 
-/// The rows of the calls that rates are measured by.
+/// The rows of the calls that [`rates`] measures.
 fn rate_counts(quick: bool) -> impl Iterator<Item = &'static u32> {
     counts(quick).iter().filter(|rows| **rows <= 16_384)
 }
 
-/// How often [`rates`] says that a piece is done.
+/// How often [`rates`] reports progress.
 pub fn rate_pieces(quick: bool) -> u64 {
     2 * rate_counts(quick).count() as u64
 }
 
-/// The speeds of a machine as planning takes them: rows of 656 bytes at a stride of 704, in little memory, and plain
-/// copies.
+/// The rates of a machine for planning: rows of 656 bytes at a stride of 704, in a small pool, and plain copies.
 ///
 /// # Errors
-/// Those of the device; [`forebay::Kind::Internal`] for a row that is not what it must be.
+/// Errors of the device; [`forebay::Kind::Internal`] for a wrong row.
 pub fn rates(device: &Arc<dyn Probe>, ceilings: &Ceilings, quick: bool, done: &dyn Fn()) -> Result<Rates> {
     let memory = Memory::filled(&**device, host_memory::little(quick)?)?;
     let (shape, facts) = (SHAPES[0], device.facts()?);
@@ -383,7 +382,7 @@ pub fn rates(device: &Arc<dyn Probe>, ceilings: &Ceilings, quick: bool, done: &d
     };
     let mut gather = Gather::new(device, shape, &memory, quick)?;
     let gathered = points(&mut |rows| gather.call(rows))?;
-    // Before what it gathered from is written by the other.
+    // Compared before the scatter writes to the memory of the gather.
     gather.finish()?;
     let mut scatter = Scatter::new(device, shape, &memory, quick)?;
     let scattered = points(&mut |rows| scatter.call(rows))?;

@@ -1,9 +1,9 @@
-//! The rule by itself: resolve and commit.
+//! Benchmarks of the rule alone: resolve and commit.
 //!
-//! Their ceiling is what no kernel can do without: one launch, and the bytes that have to be touched at the speed of
-//! the device's memory. A real step has 61 layers of tables, and an engine's weights between them, so the figures go
-//! round several layers, and a GPU's cache is emptied in front of each ([`super::timer`]). A host's caches are not:
-//! what stands in them is read faster than the ceiling says, and there a figure may be above it.
+//! Their ceiling is the least work of any kernel: one launch, and the necessary bytes at the speed of the device's
+//! memory. A real step has 61 layers of tables, with an engine's weights between them. So the figures cycle over
+//! several layers, and a GPU's cache is emptied before each call ([`super::timer`]). A host's caches are not emptied:
+//! cached tables are read faster than the ceiling assumes, so there a figure may exceed it.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use super::{host_memory, reuse};
 /// Bytes of a row in host memory and in a slot.
 const ROW: u32 = 656;
 
-/// What is measured, or the way alone.
+/// The full set of parameters, or a few to test the code path.
 struct Points<'a> {
     batches: &'a [u32],
     queries: &'static [u32],
@@ -54,24 +54,24 @@ impl Points<'_> {
     }
 }
 
-/// Steps of a decode that lanes have behind them when they resolve, so that equally old rows are as scattered as in
+/// Decode steps of the lanes before they resolve, so that equally old rows are as scattered as in
 /// service.
 pub fn decoded(quick: bool) -> u32 {
     if quick { reuse::DECODED_QUICK } else { reuse::DECODED }
 }
 
-/// The bytes in which the device's memory is read: a sector of a GPU, a line of the host.
+/// The unit in which the device's memory is read, in bytes: a sector of a GPU, a line of the host.
 pub fn sector(gpu: bool) -> u64 {
     if gpu { 32 } else { 64 }
 }
 
-/// Bytes that look-ups of so many words at random places of a table of `words` words touch.
+/// Bytes touched by look-ups of `count` words at random places of a table of `words` words.
 fn scattered(count: u64, words: u64, sector: u64) -> u64 {
     count.min((4 * words).div_ceil(sector)) * sector
 }
 
-/// Bytes that a resolve of one lane has to touch: the selection and its answers; a look-up for each entry; the stamp
-/// of every slot read, and those of what was hit written; of each miss an entry of the list, its victim's position and
+/// Bytes that a resolve of one lane must touch: the selection and its slots; a look-up for each entry; the stamp
+/// of every slot read, and the stamps of hits written; for each miss an entry of the list, its victim's position and
 /// stamp, and the two rows' entries in the look-up table.
 fn touched(extents: &Extents, wanted: Wanted, sector: u64) -> u64 {
     let entries = u64::from(wanted.hits + wanted.misses);
@@ -87,12 +87,12 @@ fn touched(extents: &Extents, wanted: Wanted, sector: u64) -> u64 {
         + 2 * scattered(misses, tokens, sector)
 }
 
-/// Least microseconds of one launch and so many bytes of the device's own memory.
+/// The least microseconds of one launch and this many bytes of device memory.
 pub fn least(ceilings: &Ceilings, bytes: u64) -> f64 {
     ceilings.launch_us + bytes as f64 / ceilings.memory * 1e6
 }
 
-/// The figures for 160 sequences.
+/// The targets for 160 sequences.
 fn target(batch: u32, query: u32, budget: u32, share: f64, us: f64) -> Option<Target> {
     match (batch, query, budget) {
         (160, 1, 6881) if share == SHARES[1] => Some(Target { text: "under 15 us", met: us < 15.0 }),
@@ -101,14 +101,14 @@ fn target(batch: u32, query: u32, budget: u32, share: f64, us: f64) -> Option<Ta
     }
 }
 
-/// Figures of resolve: selections of which a share is not resident, into full budgets.
+/// Figures of resolve: selections with a given share of misses, into full budgets.
 ///
 /// # Errors
-/// Those of the device; [`forebay::Kind::Internal`] for an answer that is not what it must be.
+/// Errors of the device; [`forebay::Kind::Internal`] for a wrong slot.
 pub fn resolve(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> Result<Vec<Figure>> {
     let points = Points::of(asked.quick);
     let alone = asked.batch.as_ref().map(std::slice::from_ref);
-    // For a profiler one alone: of one query row, the middle budget and the middle share.
+    // For a profiler only one: one query row, the middle budget and the middle share.
     let (points, shares) = match alone {
         Some(batches) => {
             let (queries, budgets) = (&points.queries[..1], &points.budgets[1..2]);
@@ -162,7 +162,7 @@ fn resolved(
     let (before, wanted) = (rig.checked, Wanted::share(k, query, share));
     let lanes: Vec<u32> = (0..batch).collect();
     let mut times = Vec::new();
-    // One step more: the first one warms up.
+    // An additional step warms up.
     for step in 0..=asked.rounds.div_ceil(layers) {
         rig.begin(&lanes, 0, query, |_, _, _| {})?;
         for layer in 0..layers {
@@ -189,10 +189,10 @@ fn resolved(
     Ok(figure)
 }
 
-/// Pools of 61 layers for commits: as many slots a lane as memory allows, landing slots that hold something.
+/// Pools of 61 layers for commits, with as many slots a lane as memory allows, and landing slots with contents.
 struct Landed {
     rig: Rig,
-    /// What the landing slots of a layer hold; all layers' the same.
+    /// The contents of the landing slots of a layer, the same for all layers.
     rows: Vec<u8>,
 }
 
@@ -225,11 +225,11 @@ impl Landed {
             query_rows,
             budget,
         };
-        // A commit reads no row of the total pool: all lanes share one page of it.
+        // A commit reads no row of the total pool, so all lanes share one page of it.
         let page = device.allocate(u64::from(extents.page * extents.stride))?;
         let pages = vec![0; (lanes * extents.lane_pages()) as usize];
         let mut rig = Rig::new(device, extents, Places::Given(page, pages), asked.quick)?;
-        // A commit looks for the oldest row alone.
+        // A commit only searches the oldest row.
         rig.fill(0)?;
         rig.touch()?;
         let rows: Vec<u8> = (0..u64::from(lanes * query_rows * ROW)).map(|at| mix(at) as u8).collect();
@@ -267,7 +267,7 @@ impl Landed {
 /// Figures of commit: all rows of the step before are accepted, in every layer.
 ///
 /// # Errors
-/// Those of the device; [`forebay::Kind::Internal`] for a row that is not what it must be.
+/// Errors of the device; [`forebay::Kind::Internal`] for a wrong row.
 pub fn commit(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> Result<Vec<Figure>> {
     let points = Points::of(asked.quick);
     asked.progress.inc_length((points.batches.len() * points.queries.len()) as u64);
@@ -278,17 +278,17 @@ pub fn commit(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> Re
     for query in points.queries {
         for batch in points.batches {
             let (before, lanes) = (pools.rig.checked, (0..*batch).collect::<Vec<u32>>());
-            // What an earlier figure's steps landed is rejected; then one step warms up.
+            // The rows that an earlier figure's steps landed are rejected; then one step warms up.
             pools.step(&lanes, 0, *query)?;
             pools.step(&lanes, *query, *query)?;
             let times: Vec<f64> =
                 (0..asked.rounds).map(|_| pools.step(&lanes, *query, *query)).collect::<Result<_>>()?;
-            // Of each lane its head; of each row its bytes, twice, its slot's stamp and position, and its own, its
-            // victim's and its landing slot's entries in the look-up table.
+            // Of each lane its head; of each row its bytes twice, its slot's stamp and position, and the look-up
+            // entries of itself, its victim and its landing slot.
             let of_lane = sector + u64::from(*query) * (2 * u64::from(ROW) + 5 * sector);
             let ceiling = ("launch and memory", least(ceilings, u64::from(layers * batch) * of_lane));
             let figure =
-                Figure::new("commit", "step block + commit", times, ceiling, pools.rig.checked - before)
+                Figure::new("commit", "step descriptor + commit", times, ceiling, pools.rig.checked - before)
                     .with("batch", *batch)
                     .with("query_rows", *query)
                     .with("layers", layers)

@@ -1,9 +1,9 @@
-//! `forebay bench`: what a device reaches of its ceilings, with every outcome compared with the rule's.
+//! `forebay bench`: measures how close a device comes to its ceilings, and compares every outcome with the rule.
 //!
-//! A figure is the time that a stream takes for one of the device's own calls, set beside the least time that this
-//! machine allows for it, measured in the same run ([`Ceilings`]). Each is of steps that differ: other rows, other
-//! lanes, nothing reset in between. The same steps are made by the rule on the host ([`super::oracle`]), and what
-//! differs in a slot, a row or a digest is an error and no figure.
+//! A figure is the time that a stream takes for one of the device's own calls, next to the least time that this
+//! machine allows for it, measured in the same run ([`Ceilings`]). Its steps differ: each has other rows and other
+//! lanes, and nothing is reset in between. The rule on the host performs the same steps ([`super::oracle`]). A slot,
+//! row or digest that differs is an error, and there is no figure.
 
 use std::sync::Arc;
 
@@ -22,11 +22,11 @@ use crate::present::html::page;
 use crate::present::output::{self, Results};
 use crate::present::progress;
 
-/// What makes a group's figures.
+/// The function that measures a group's figures.
 type Figures = fn(&Arc<dyn Probe>, &Ceilings, &Asked) -> Result<Vec<Figure>>;
 
 impl Group {
-    /// What makes its figures.
+    /// The function that measures its figures.
     fn figures(self) -> Figures {
         match self {
             Group::Gather => rows::gather,
@@ -40,7 +40,7 @@ impl Group {
         }
     }
 
-    /// The fewest bytes of host memory that its rows stand in; none for those that take what they need.
+    /// The fewest bytes of host memory for its rows; none for groups that choose how much they need.
     fn least(self) -> u64 {
         match self {
             Group::Gather | Group::Scatter | Group::WarmUp => host_memory::LEAST,
@@ -50,7 +50,7 @@ impl Group {
     }
 }
 
-/// Bytes of a ceiling's run: on a GPU its way from the host is part of it, and inside fast memory much of a short one.
+/// Bytes of a ceiling's run: on a GPU a short run would include its launch, and much of it would fit in caches.
 fn run_bytes() -> u64 {
     (os::memory().1 / 32).clamp(128 << 20, 512 << 20)
 }
@@ -67,41 +67,44 @@ impl Arguments {
         self.target().probe(options)
     }
 
-    /// The groups named, each once, in the order of all.
+    /// The named groups, each once, in the fixed order.
     fn groups(&self) -> Vec<Group> {
         let named = |group: &Group| self.only.is_empty() || self.only.contains(group);
         Group::value_variants().iter().copied().filter(named).collect()
     }
 
-    /// Refuses options that nothing named would use.
+    /// Refuses options that no named group would use.
     fn check(&self) -> Result<()> {
         let wrong = |place: &'static str| Error::new(Kind::InvalidConfig, "bench").at(place);
         let (groups, gpu) = (self.groups(), self.target().name != DeviceName::Host);
         if !gpu && self.persistent {
-            let place =
-                if self.leave_sms.is_some() { "--leave-sms, and no GPU" } else { "--persistent, and no GPU" };
+            let place = if self.leave_sms.is_some() {
+                "--leave-sms without a GPU"
+            } else {
+                "--persistent without a GPU"
+            };
             return Err(wrong(place).hint("pass --device cuda:N with it"));
         }
         let without = [
-            (self.persistent, Group::Step, "--persistent, and no step", "name the group step by --only"),
-            (self.rows.is_some(), Group::Gather, "--rows, and no gather", "name the group gather by --only"),
+            (self.persistent, Group::Step, "--persistent without the group step", "pass --only step"),
+            (self.rows.is_some(), Group::Gather, "--rows without the group gather", "pass --only gather"),
             (
                 self.batch.is_some(),
                 Group::Resolve,
-                "--batch, and no resolve",
-                "name the group resolve by --only",
+                "--batch without the group resolve",
+                "pass --only resolve",
             ),
         ];
         let unused = without.into_iter().find(|(set, group, ..)| *set && !groups.contains(group));
         unused.map_or(Ok(()), |(.., place, hint)| Err(wrong(place).hint(hint)))
     }
 
-    /// Refuses to leave more multiprocessors free than leave one for the work.
+    /// Refuses `--leave-sms` if it leaves no multiprocessor for the work.
     fn check_left(&self, facts: &Facts) -> Result<()> {
         match self.leave_sms {
             Some(left) if left >= facts.processors => {
                 let error = Error::new(Kind::InvalidConfig, "bench")
-                    .at("--leave-sms, and none is left for the work")
+                    .at("--leave-sms leaves no multiprocessor for the work")
                     .with("value", left)
                     .with("multiprocessors", facts.processors);
                 Err(error.hint("pass fewer than the GPU has"))
@@ -120,7 +123,7 @@ impl Arguments {
         Options { pinned, gather_blocks, threads, bulk, programmatic, persistent, left_sms }
     }
 
-    /// The memory of the groups' rows, before any of it is taken.
+    /// The memory of the groups' rows, computed before any of it is taken.
     fn pool(&self, facts: &Facts) -> Result<Pool> {
         let least = self.groups().into_iter().map(Group::least).max().unwrap_or_default();
         let wanted =
@@ -129,8 +132,7 @@ impl Arguments {
         Ok(Pool::new(bytes).of_driver(self.pinned == Pinned::Driver))
     }
 
-    /// Opens the device, and with it what the groups share; the ceilings are measured before the first group takes
-    /// memory.
+    /// Opens the device and what the groups share. The ceilings are measured before the first group takes memory.
     fn begin(&self) -> Result<(Measured, Asked)> {
         self.check()?;
         let (quick, name) = (self.quick, self.target().name.to_string());
@@ -174,7 +176,7 @@ impl Arguments {
 /// `forebay bench`.
 ///
 /// # Errors
-/// Those of opening the device, of memory, of an outcome that differs, and of writing the results.
+/// Errors of opening the device, of memory, of a wrong outcome, and of writing the results.
 pub fn command(arguments: &Arguments) -> Result<()> {
     let Arguments { json, json_lines, picture, .. } = arguments;
     let targets = [

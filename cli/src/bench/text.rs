@@ -1,4 +1,4 @@
-//! Figures for people and as JSON. `docs/json.md` describes the entries.
+//! Figures as text and as JSON. `docs/json.md` describes the entries.
 
 use forebay::measure::{Ceilings, Facts};
 
@@ -33,17 +33,17 @@ pub fn ceilings_line(ceilings: &Ceilings) -> String {
         [copy_up, copy_down, read, write, memory].map(|rate| number(gb(rate)));
     format!(
         "copy engine {copy_up} GB/s up, {copy_down} down; processors read {read}, write {write}; \
-         memory {memory} read and written; a launch {} us",
+         memory {memory} read and written; a launch takes {} us",
         number(launch_us)
     )
 }
 
-/// The figures by groups, and in them by ceilings, in their order.
+/// The figures by group, and within groups by ceiling, in order.
 pub fn groups(figures: &[Figure]) -> Vec<&[Figure]> {
     figures.chunk_by(|a, b| (a.group, a.ceiling.0) == (b.group, b.ceiling.0)).collect()
 }
 
-/// Every name once, in the order in which they come.
+/// Every name once, in order of appearance.
 fn once<'a>(names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     let mut once = Vec::new();
     for name in names {
@@ -65,19 +65,19 @@ pub fn parameters(figures: &[Figure]) -> Vec<&'static str> {
     names
 }
 
-/// A parameter as text; nothing for one that the figure does not have.
+/// A parameter as text; empty if the figure does not have it.
 pub fn parameter(figure: &Figure, name: &str) -> String {
     let found = figure.parameters.iter().find(|(key, _)| *key == name);
     found.map(|(_, value)| harmless(&value.to_string())).unwrap_or_default()
 }
 
-/// A share as percent: of a ceiling that is far away two digits.
+/// A share as percent, with two digits if it is small.
 pub fn percent(share: f64) -> String {
     let percent = 100.0 * share;
     if percent < 9.95 { format!("{percent:.1}%") } else { format!("{percent:.0}%") }
 }
 
-/// Heads of what rows ask of the link: lines of a row, and the shares of what the link gives of them and of sectors.
+/// Heads of the link columns: lines of a row, and the shares of the link's rate for lines and for sectors.
 const LINK_HEADS: [&str; 3] = ["lines a row", "of lines", "of sectors"];
 
 fn link_cells(figure: &Figure) -> [String; 3] {
@@ -86,7 +86,7 @@ fn link_cells(figure: &Figure) -> [String; 3] {
     cells.unwrap_or_default()
 }
 
-/// The memory that all rows of a group stand in; it is no column then.
+/// The pool's size, if all rows of a group have the same; it gets no column then.
 fn pool(figures: &[Figure]) -> Option<String> {
     let pool = parameter(figures.first()?, "pool");
     let same = figures.iter().all(|figure| parameter(figure, "pool") == pool);
@@ -97,7 +97,7 @@ fn of_group(figures: &[Figure], look: Look) -> String {
     let mut names = parameters(figures);
     names.retain(|name| match *name {
         "pool" => pool(figures).is_none(),
-        // As many as sequences, unless the pool is too small.
+        // As many prompts as sequences, unless the pool is too small.
         "prompts" => figures.iter().any(has_few_prompts),
         _ => true,
     });
@@ -144,22 +144,22 @@ fn of_group(figures: &[Figure], look: Look) -> String {
     look.fit(table, &Spare { columns: &["ceiling", "quartiles"], keys, text: Some("target") }) + "\n"
 }
 
-/// Why a share is more than the whole, where one is.
+/// An explanation if a share is above 100%.
 pub fn above(figures: &[Figure]) -> Option<&'static str> {
-    // As much as a share is rounded by.
+    // The rounding of a share.
     let above = |figure: &Figure| figure.fraction() >= 1.005;
     figures.iter().any(above).then_some(
-        "Above 100%: a ceiling is the speed of one long run over memory, or the time of a launch that does nothing; \
-         what stays in caches, or is as short as two launches differ, can beat it.",
+        "Above 100%: a ceiling is the rate of one long run over memory, or the time of a launch that does nothing; \
+         data in caches, or a difference between two launches, can beat it.",
     )
 }
 
-/// What the shares of lines and sectors say, where there are any.
+/// The meaning of the shares of lines and sectors, if there are any.
 fn asked_of_links(figures: &[Figure]) -> Option<&'static str> {
     figures.iter().any(|figure| figure.link.is_some()).then_some(
         "Of lines, of sectors: the least time of a call by its requests for lines of 128 bytes, and by the sectors of \
-         32 bytes named in them, each at the rate of one long run, / the median. The share that is near the whole \
-         says by what the link is bound. Both are counted from the rows' shape.",
+         32 bytes that they name, each at the rate of one long run, / the median. The share near 100% shows what \
+         limits the link. Both are counted from the rows' shape.",
     )
 }
 
@@ -169,26 +169,26 @@ fn has_few_prompts(figure: &Figure) -> bool {
     figure.number("prompts").is_some_and(few)
 }
 
-/// That sequences share prompts, where they do.
+/// A note if sequences share prompts.
 fn few_prompts(figures: &[Figure]) -> Option<&'static str> {
     figures.iter().any(has_few_prompts).then_some(
-        "Fewer prompts than sequences: --pool holds no more of them, and the other sequences are forks, which read the \
+        "Fewer prompts than sequences: --pool holds no more prompts, so the other sequences are forks, which read the \
          same host memory.",
     )
 }
 
-/// What stands below the tables where it is needed.
+/// The notes below the tables.
 fn notes(figures: &[Figure], look: Look) -> String {
     let all = [asked_of_links(figures), few_prompts(figures), above(figures)];
     all.into_iter().flatten().map(|note| look.wrap(note) + "\n").collect()
 }
 
-/// All of it as tables.
+/// The whole report.
 pub fn tables(measured: &Measured, look: Look) -> String {
     let Measured { device, facts, ceilings, figures, rounds, quick, options: _ } = measured;
     let mut out = format!("{}\nCeilings: {}\n", device_line(device, facts), ceilings_line(ceilings));
     if *quick {
-        out += "Quick: tiny shapes, which show that all works and say nothing about speed.\n";
+        out += "Quick: tiny shapes, which show that everything works, and nothing about speed.\n";
     }
     for figures in groups(figures) {
         let Some(first) = figures.first() else { continue };
@@ -199,12 +199,12 @@ pub fn tables(measured: &Measured, look: Look) -> String {
     let checked: u64 = figures.iter().map(|figure| figure.checked).sum();
     let steps = match rounds {
         1 => "1 step".to_owned(),
-        rounds => format!("{rounds} steps that differ, at most"),
+        rounds => format!("at most {rounds} different steps"),
     };
     out += &format!(
         "\nMedian and quartiles of {steps}; times and ceilings in\n\
          microseconds. Of ceiling: its time / the median.\n{}\
-         Compared with the rule and found the same: {checked} slots, rows, reports and\n\
+         Compared with the rule, and equal: {checked} slots, rows, reports and\n\
          digests.\n",
         notes(figures, look),
     );

@@ -1,13 +1,13 @@
-//! How long work takes in its stream.
+//! Measures how long work takes in its stream.
 //!
-//! Behind an idle GPU's first mark an operation is still on its way from the host, so that what is timed is the
-//! launch. Therefore work goes in front: matrix products that last while the host enqueues what is timed, and its
-//! marks. Where the host was late all the same, the work in front of later ones is longer: a clock that rises makes
-//! it short. A host device has inline streams and needs none.
+//! If a GPU is idle at the first mark, the next operation is still on its way from the host, and the launch would be
+//! timed. So other work runs first: matrix products that last while the host enqueues the timed work and its marks. If
+//! the host is late anyway, the products become longer for later measurements, because a rising clock shortens them. A
+//! host device has inline streams and needs none.
 //!
-//! In front of the products a GPU's cache is filled with what nobody needs. Between a layer's resolve and the same
-//! layer's next one an engine reads all its weights, so no table is still there; bench's own tables would be, those
-//! of few sequences above all.
+//! Before the products, a GPU's cache is filled with unused data. Between two resolves of a layer an engine reads all
+//! its weights, so none of the layer's tables stays in the cache. Without this step the benchmark's own tables would,
+//! particularly those of few sequences.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -16,25 +16,25 @@ use forebay::Result;
 use forebay::device::{Event, Slice, Stream};
 use forebay::measure::{Mark, Probe};
 
-/// Microseconds of work in front: the time in which the host enqueues some operations.
+/// Microseconds of preceding work: the time in which the host enqueues some operations.
 const AHEAD_US: f64 = 400.0;
 
-/// How often work in front is timed: the shortest one counts, since an idle GPU's clock is slow at first.
+/// How often the preceding work is timed; the least time counts, since an idle GPU's clock is slow at first.
 const TRIED: u32 = 8;
 
-/// How many times as long work in front becomes at most, where the host is late.
+/// The factor by which the preceding work grows at most if the host is late.
 const LONGER_MAX: u32 = 8;
 
-/// Bytes that are read and as many that are written to empty a GPU's cache: together more than any has.
+/// Bytes that are read, and as many that are written, to empty a GPU's cache: together more than any cache.
 const EVICTED: u64 = 80 << 20;
 
-/// Thread blocks that do so.
+/// Thread blocks of that operation.
 const EVICTING_BLOCKS: u32 = 256;
 
-/// The most rounds of work in front.
+/// The most rounds of preceding work.
 const ROUNDS_MAX: u32 = 1 << 15;
 
-/// Bytes of the operation that does nothing, and how often it is timed.
+/// Bytes of the empty operation, and how often it is timed.
 const NOTHING: u64 = 16;
 const LAUNCHES: u32 = 32;
 
@@ -45,28 +45,28 @@ pub struct Timer {
     stream: Stream,
     from: Mark,
     to: Mark,
-    /// Work in front of what is timed; none on a host.
+    /// Work before the timed one; none on a host.
     ahead: Option<Ahead>,
 }
 
-/// Work in front.
+/// The preceding work.
 #[derive(Debug)]
 struct Ahead {
-    /// Of products: those of the next time, and the most.
+    /// Rounds of products: for the next measurement, and at most.
     rounds: Cell<u32>,
     most: u32,
-    /// Behind them.
+    /// The mark after them.
     done: Event,
-    /// What empties the cache: from one to the other.
+    /// Source and destination of the operation that empties the cache.
     from: Slice,
     to: Slice,
 }
 
 impl Timer {
-    /// On a stream of its own. `quick` goes without work in front.
+    /// Creates a timer on its own stream. `quick` omits the preceding work.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     pub fn new(device: &Arc<dyn Probe>, quick: bool) -> Result<Timer> {
         let stream = device.stream()?;
         let mut timer = Timer {
@@ -98,11 +98,10 @@ impl Timer {
         Ok(timer)
     }
 
-    /// The least microseconds of an operation that does nothing, timed as all figures are: on a GPU without its way
-    /// from the host.
+    /// The least microseconds of an empty operation, timed like all figures: on a GPU without its way from the host.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     pub fn launch_us(&self) -> Result<f64> {
         let room = self.device.allocate(2 * NOTHING)?;
         let (from, to) = (room.part(0, NOTHING)?, room.part(NOTHING, NOTHING)?);
@@ -110,7 +109,7 @@ impl Timer {
         for _ in 0..LAUNCHES {
             least = least.min(self.time(|stream| self.device.carry(stream, from, to, 1))?);
         }
-        // A clock that ticks coarsely may see no time go by.
+        // A coarse clock may show no time at all.
         Ok(least.max(1e-3))
     }
 
@@ -119,10 +118,10 @@ impl Timer {
         self.stream
     }
 
-    /// Microseconds that the stream takes for what `work` enqueues; waits for it.
+    /// Microseconds that the stream takes for the operations of `work`; waits for them.
     ///
     /// # Errors
-    /// Those of the device and of `work`.
+    /// Errors of the device and of `work`.
     pub fn time(&self, work: impl FnOnce(Stream) -> Result<()>) -> Result<f64> {
         if let Some(ahead) = &self.ahead {
             self.device.carry(self.stream, ahead.from, ahead.to, EVICTING_BLOCKS)?;
@@ -140,10 +139,10 @@ impl Timer {
         self.device.elapsed_us(self.from, self.to)
     }
 
-    /// Waits for all that was enqueued on the stream.
+    /// Waits for everything enqueued on the stream.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     pub fn wait(&self) -> Result<()> {
         self.device.stamp(self.to, self.stream)?;
         self.device.elapsed_us(self.to, self.to).map(|_| ())

@@ -1,20 +1,21 @@
-//! Belady's optimum: after each request stay the blocks whose next request comes soonest, of those that were
-//! resident and those that it used.
+//! Belady's optimum: after each request the cache keeps, of the blocks that were resident or that the request used,
+//! those that are requested again soonest.
 //!
-//! **What it is the optimum of.** Every policy starts empty, and after a request holds at most `capacity` of
-//! the blocks that it held before or that the request used. Over all of them this one finds the most blocks
-//! resident, counted over *all* requests, each block alike: the usual exchange. Where ids name
-//! prefixes (Mooncake, sessions), a block is only asked for behind its prefix, so a prefix is never farther than
-//! its continuations; ties go against the block used longest ago, which of two of one prompt is the later. So what
-//! is resident is whole prefixes, every resident block counts under the prefix rule, and the optimum of
-//! single blocks is that of the prefix rule as well. Tested against a search over all choices.
+//! **What it optimises.** Every policy starts empty, and after a request holds at most `capacity` of
+//! the blocks that it held before or that the request used. Among all such policies this one finds the most blocks
+//! resident, counted over *all* requests, each block alike, by the usual exchange argument. If ids name
+//! prefixes (Mooncake, sessions), a block is only requested after its prefix, so a prefix is never farther than
+//! its continuations; ties evict the block used longest ago, which of two blocks of one prompt is the later one. So
+//! whole prefixes are resident, every resident block counts under the prefix rule, and the optimum of
+//! single blocks is that of the prefix rule as well. A search over all choices tests this.
 //!
-//! **What it is not the optimum of.** Of tokens, where the last blocks of prompts are partial. Of the measured
-//! requests alone, when some are skipped: they profit from what is best for all. Of the prefix rule where ids name
-//! pieces (RAGPulse): a resident piece behind a missing one counts for nothing there.
+//! **What it does not optimise.** Tokens, if the last blocks of prompts are partial. The measured
+//! requests alone, if some are skipped: it optimises all requests. The prefix rule if ids name
+//! pieces (RAGPulse): there a resident piece after a missing one does not count.
 //!
-//! **How.** A resident block waits in the queue of its next request; the queue of the farthest request gives up
-//! its first. Blocks that nobody asks for again have a queue of their own, which gives up before all.
+//! **Implementation.** A resident block waits in the queue of its next request; the queue of the farthest request
+//! gives up its first block as a victim. Blocks that are never requested again have a queue of their own, which gives
+//! up blocks before all others.
 
 use std::collections::BinaryHeap;
 
@@ -27,7 +28,7 @@ use crate::study::reserve;
 /// No request, or no block.
 const NONE: u32 = u32::MAX;
 
-/// Blocks that wait for the same request, by the time at which they began to.
+/// Blocks that wait for the same request, in the order in which they began to wait.
 #[derive(Clone, Copy)]
 struct Queue {
     first: u32,
@@ -38,22 +39,22 @@ const EMPTY: Queue = Queue { first: NONE, last: NONE };
 
 pub struct Belady {
     capacity: usize,
-    /// By reference: the next request that has its block, or [`NONE`].
+    /// By reference: the next request with its block, or [`NONE`].
     next: Vec<u32>,
-    /// Requests and references served.
+    /// The number of requests and references processed.
     served: usize,
     references: usize,
     resident: Vec<bool>,
-    /// By block: the one behind it in its queue.
+    /// By block: the next one in its queue.
     behind: Vec<u32>,
-    /// By request, then of the blocks that nobody asks for again.
+    /// By request, and last the queue of blocks that are never requested again.
     queues: Vec<Queue>,
-    /// Requests with a queue; past ones may be among them.
+    /// Requests with a queue, possibly including past ones.
     farthest: BinaryHeap<u32>,
     len: usize,
 }
 
-/// By reference: the next request that has its block.
+/// By reference: the next request with its block.
 fn next_requests(trace: &RequestTrace) -> Result<Vec<u32>> {
     let mut next = reserve::filled(trace.references().len(), NONE)?;
     let mut soonest = reserve::filled(trace.distinct() as usize, NONE)?;
@@ -92,7 +93,7 @@ impl Belady {
         &mut self.queues[nobody.min(request as usize)]
     }
 
-    /// Empties the queue of the request that is served: its blocks are what the request finds resident.
+    /// Empties the queue of the current request: its blocks are the resident ones that the request finds.
     fn release(&mut self) {
         let queue = std::mem::replace(&mut self.queues[self.served], EMPTY);
         let mut block = queue.first;
@@ -103,7 +104,7 @@ impl Belady {
         }
     }
 
-    /// Lets the block wait for a request, behind those that do already.
+    /// Appends the block to a request's queue.
     fn wait(&mut self, block: u32, request: u32) {
         self.resident[block as usize] = true;
         self.len += 1;
@@ -120,7 +121,7 @@ impl Belady {
         }
     }
 
-    /// Drops the block whose next request is farthest.
+    /// Evicts the block whose next request is farthest.
     fn drop_farthest(&mut self) {
         let request = match self.queue(NONE).first {
             NONE => self.farthest.peek().copied().unwrap_or(NONE),

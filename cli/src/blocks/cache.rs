@@ -1,10 +1,10 @@
-//! What a cache of blocks is under every policy.
+//! The interface of a cache of blocks under every policy.
 
 /// A cache under one policy.
 pub trait Cache {
     /// Whether the block is resident.
     fn contains(&self, block: u32) -> bool;
 
-    /// The next request's blocks are used, in the prompt's order. Answers how many blocks went.
+    /// Uses the next request's blocks, in the prompt's order. Returns how many blocks were evicted.
     fn serve(&mut self, blocks: &[u32]) -> u64;
 }

@@ -1,13 +1,13 @@
-//! LRU at every capacity at once.
+//! The miss-ratio curve of a request trace: counts LRU's hits at every capacity in one pass.
 //!
-//! An LRU cache of `n` blocks holds what stands no deeper than `n` in the order of use, whatever `n` is. So a
-//! reference finds its block resident at every capacity from its depth on, and is a hit under the prefix rule
-//! from the largest depth in the run that leads up to it; a block that was never used ends all runs. Two
-//! histograms, of these largest depths and of depths, answer every capacity from 1 on exactly:
+//! An LRU cache of `n` blocks holds the blocks with a stack distance of at most `n`, for any `n`. So a
+//! reference finds its block resident at every capacity from its stack distance on. Under the prefix rule it is a hit
+//! from the largest stack distance in its leading run on; a block that was never used before ends all runs. Two
+//! histograms, of these largest distances and of the distances, answer every capacity from 1 on exactly:
 //!
-//! - hits, and the tokens in them, by the first;
-//! - blocks that enter by the second: the blocks that a request uses, each once, that were not resident. A cache
-//!   that has seen `d` distinct blocks holds `min(n, d)`; what entered and is not there has been evicted.
+//! - hits, and the tokens in them, from the first;
+//! - entering blocks from the second: the blocks that a request uses, each once, that were not resident. A cache
+//!   that has seen `d` distinct blocks holds `min(n, d)`; every other block that entered has been evicted.
 
 use forebay::Result;
 use forebay::study::LruStack;
@@ -16,21 +16,21 @@ use forebay::trace::requests::RequestTrace;
 use super::Outcome;
 use crate::study::reserve;
 
-/// What capacities have, and while counting: by how much more a depth has than the one above it.
+/// The counts at a capacity; while counting, the increase from one distance to the next.
 #[derive(Clone, Copy, Default)]
 struct Sums {
-    /// References whose run is no deeper, and their tokens.
+    /// References whose run has at most this distance, and their tokens.
     hits: i64,
     tokens: i64,
-    /// Blocks of a request, each once, that stood no deeper.
+    /// Blocks of a request, each once, with at most this distance.
     resident: i64,
 }
 
-/// What [`replay`](super::replay) with LRU counts at every capacity.
+/// The counts of [`replay`](super::replay) with LRU at every capacity.
 pub struct BlockCurve {
-    /// By capacity from 0 on; the last one stands for all larger ones.
+    /// By capacity from 0 on; the last entry holds for all larger ones.
     sums: Vec<Sums>,
-    /// What does not depend on the capacity.
+    /// The counts that do not depend on the capacity.
     measured: Outcome,
     /// Blocks of the measured requests, each once a request.
     used: u64,
@@ -39,7 +39,7 @@ pub struct BlockCurve {
 }
 
 impl BlockCurve {
-    /// What a replay with `capacity` blocks, at least 1, counts.
+    /// The counts of a replay with `capacity` blocks, at least 1.
     pub fn at(&self, capacity: u32) -> Outcome {
         let last = self.sums.last().copied().unwrap_or_default();
         let sums = self.sums.get(capacity as usize).copied().unwrap_or(last);
@@ -63,7 +63,7 @@ impl BlockCurve {
     }
 }
 
-/// Counts at every capacity what `replay` counts from request `skip` on. Calls `progress` after every request.
+/// Counts for every capacity what `replay` counts from request `skip` on. Calls `progress` after every request.
 ///
 /// # Errors
 /// [`forebay::Kind::OutOfMemory`].
@@ -84,21 +84,21 @@ pub fn curve(trace: &RequestTrace, skip: usize, progress: impl Fn()) -> Result<B
     Ok(counts.finish([before.unwrap_or(after), after]))
 }
 
-/// Both histograms on the way.
+/// Both histograms during the pass.
 struct Counts {
-    /// By depth.
+    /// By stack distance.
     found: Vec<Sums>,
     measured: Outcome,
     used: u64,
-    /// Depths of one request's pieces.
+    /// Stack distances of one request's pieces.
     depths: Vec<u32>,
-    /// By piece: the last request that had it, plus 1. Empty where ids name prefixes: none repeats one.
+    /// By piece: the last request that had it, plus 1. Empty if ids name prefixes, which a request never repeats.
     last: Vec<u32>,
 }
 
 /// A request's run so far.
 struct Run {
-    /// Its largest depth.
+    /// Its largest stack distance.
     deepest: u32,
     tokens: u64,
     ended: bool,
@@ -117,7 +117,7 @@ impl Counts {
         })
     }
 
-    /// Request `i` arrives and uses its blocks.
+    /// Processes request `i` and its blocks.
     fn request(&mut self, trace: &RequestTrace, i: usize, order: &mut LruStack) {
         let (blocks, input) = (trace.blocks(i), trace.input_tokens(i));
         self.measured.requests += 1;
@@ -147,7 +147,7 @@ impl Counts {
         order.touch(blocks.iter().rev().copied());
     }
 
-    /// Blocks at `depth` and the `count - 1` depths below it.
+    /// Counts blocks at `depth` and at the `count - 1` depths below it.
     fn resident(&mut self, depth: u32, count: u32) {
         if depth > 0 {
             self.found[depth as usize].resident += 1;
@@ -155,13 +155,13 @@ impl Counts {
         }
     }
 
-    /// The same blocks, each of `tokens`, if the run goes on with them; its prompt has `input` tokens.
+    /// Counts the same blocks, each of `tokens`, as part of the run; their prompt has `input` tokens.
     fn hits(&mut self, run: &mut Run, depth: u32, count: u32, tokens: u64, input: u64) {
         run.ended |= depth == 0;
         if run.ended {
             return;
         }
-        // Those above the deepest one so far count from there on.
+        // Blocks above the deepest one so far count from that depth on.
         let above = (run.deepest + 1).saturating_sub(depth).min(count);
         self.add(run.deepest, 1, above, tokens);
         self.add(depth + above, count - above, 1, tokens);
@@ -174,7 +174,7 @@ impl Counts {
         self.found[run.deepest as usize + 1].tokens += beyond as i64;
     }
 
-    /// `each` hits at every one of the `count` depths from `depth` on.
+    /// Adds `each` hits at every one of the `count` depths from `depth` on.
     fn add(&mut self, depth: u32, count: u32, each: u32, tokens: u64) {
         let (hits, tokens) = (i64::from(each), i64::from(each) * tokens as i64);
         let from = &mut self.found[depth as usize];
@@ -183,7 +183,7 @@ impl Counts {
         (to.hits, to.tokens) = (to.hits - hits, to.tokens - tokens);
     }
 
-    /// The curve, where the distinct blocks before and after the measured requests were `seen`.
+    /// The curve, given the distinct blocks `seen` before and after the measured requests.
     fn finish(self, seen: [u32; 2]) -> BlockCurve {
         let Counts { found: mut sums, measured, used, .. } = self;
         let (mut at, mut all) = (Sums::default(), Sums::default());

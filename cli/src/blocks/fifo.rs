@@ -1,9 +1,9 @@
-//! First in, first out: the block leaves that entered longest ago, however often it was used since.
+//! First in, first out: evicts the block that entered first, regardless of later uses.
 //!
-//! A request's blocks that are not resident enter one by one, the prompt's first block first; each takes the
-//! place of the oldest when the cache is full. So one that is resident when the request arrives may go before
-//! its turn comes, and enters again as the newest; and of a prompt longer than the cache the end stays, of no
-//! use to the prefix rule. That is FIFO as published simulators have it (`kvcache-simulator` 0.1.3).
+//! The missing blocks of a request enter one by one, the prompt's first block first; each replaces the
+//! oldest block if the cache is full. So a block that is resident when the request arrives may be evicted before
+//! its turn, and enters again as the newest. Of a prompt longer than the cache the end remains, which is useless
+//! under the prefix rule. Published simulators implement FIFO in this way (`kvcache-simulator` 0.1.3).
 
 use forebay::Result;
 use forebay::trace::requests::RequestTrace;
@@ -27,7 +27,7 @@ impl Fifo {
         Ok(Fifo { queue: reserve::vector(capacity)?, oldest: 0, capacity, resident })
     }
 
-    /// Lets the block in; whether another went.
+    /// Admits the block. Returns whether another was evicted.
     fn enter(&mut self, block: u32) -> bool {
         self.resident[block as usize] = true;
         if self.queue.len() < self.capacity {

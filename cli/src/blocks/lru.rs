@@ -1,4 +1,4 @@
-//! The block used longest ago leaves. A request's blocks are used from the last one to the first.
+//! LRU over blocks: evicts the block used longest ago. A request's blocks are used from the last to the first.
 
 use forebay::total::Recency;
 use forebay::trace::requests::RequestTrace;

@@ -1,17 +1,17 @@
-//! Request traces through a prefix cache of one size, or of every size at once ([`curve()`]).
+//! Replays request traces through a prefix cache of one size, or of every size at once ([`curve()`]).
 //!
-//! A request's hits are its leading run of resident blocks (*prefix rule*). Then its blocks are used, and the
-//! policy says which blocks the cache holds afterwards, at most its capacity:
+//! A request's hits are its leading run of resident blocks (*prefix rule*). Then the request uses its blocks, and the
+//! policy decides which blocks the cache keeps, at most its capacity:
 //!
-//! | policy | in which order blocks are used | who leaves |
+//! | policy | order in which blocks are used | victim |
 //! |---|---|---|
-//! | [`lru`](Policy::Lru) | last one first, so that a prefix outlives what follows it | the block used longest ago |
-//! | [`fifo`](Policy::Fifo) | first one first, as others do it | the block that entered longest ago |
-//! | [`s3-fifo`](Policy::S3Fifo) | last one first | see `crate::study::s3fifo_queues` |
+//! | [`lru`](Policy::Lru) | last to first, so that a prefix outlives its continuations | the block used longest ago |
+//! | [`fifo`](Policy::Fifo) | first to last, as other simulators do | the block that entered first |
+//! | [`s3-fifo`](Policy::S3Fifo) | last to first | see `crate::study::s3fifo_queues` |
 //! | [`belady`](Policy::Belady) | all at once | the block whose next request is farthest, see `belady` |
 //!
-//! A block that was used and is not kept has entered and is evicted, whatever the policy. What a running request
-//! needs beyond the capacity is its own and not counted. Nothing is resident before the first request.
+//! Under every policy a block that was used and is not kept has entered and is evicted. Memory of a running request
+//! beyond the capacity is not counted. Nothing is resident before the first request.
 
 mod belady;
 mod cache;
@@ -26,16 +26,16 @@ use forebay::trace::requests::RequestTrace;
 use self::cache::Cache;
 pub use self::curve::{BlockCurve, curve};
 
-/// Who leaves a full cache.
+/// Eviction policy of a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// The block used longest ago.
+    /// Evicts the block used longest ago.
     Lru,
-    /// The block that entered longest ago.
+    /// Evicts the block that entered first.
     Fifo,
-    /// Blocks used once leave early, those used again later.
+    /// Evicts blocks used once early, and blocks used again later.
     S3Fifo,
-    /// The block whose next request is farthest in the future.
+    /// Evicts the block whose next request is farthest in the future.
     Belady,
 }
 
@@ -43,7 +43,7 @@ impl Policy {
     /// All of them.
     pub const ALL: [Policy; 4] = [Policy::Lru, Policy::Fifo, Policy::S3Fifo, Policy::Belady];
 
-    /// As it is written on the command line and in JSON.
+    /// Its name on the command line and in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Policy::Lru => "lru",
@@ -54,7 +54,7 @@ impl Policy {
     }
 }
 
-/// What a replay counted, over the measured requests.
+/// The counts of a replay over the measured requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// Requests.
@@ -67,11 +67,11 @@ pub struct Outcome {
     pub input_tokens: u64,
     /// Tokens in those runs.
     pub hit_tokens: u64,
-    /// Blocks that went to make room.
+    /// Evicted blocks.
     pub evicted_blocks: u64,
 }
 
-/// Bytes that a replay under `policy` holds beside the trace, at most.
+/// The most bytes that a replay under `policy` holds in addition to the trace.
 pub fn bytes(trace: &RequestTrace, policy: Policy) -> u64 {
     let [blocks, references, requests] =
         [trace.distinct() as usize, trace.references().len(), trace.requests()].map(|count| count as u64);
@@ -83,7 +83,7 @@ pub fn bytes(trace: &RequestTrace, policy: Policy) -> u64 {
     }
 }
 
-/// Bytes that [`curve()`] holds beside the trace, at most.
+/// The most bytes that [`curve()`] holds in addition to the trace.
 pub fn curve_bytes(trace: &RequestTrace) -> u64 {
     72 * u64::from(trace.distinct())
 }
@@ -100,7 +100,7 @@ pub fn replay(
     skip: usize,
     progress: impl Fn(),
 ) -> Result<Outcome> {
-    // More would never be filled.
+    // A larger cache would never fill.
     let capacity = capacity.min(trace.distinct()).max(1);
     Ok(match policy {
         Policy::Lru => count(trace, lru::Lru::new(trace, capacity)?, skip, progress),

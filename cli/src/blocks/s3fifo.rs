@@ -1,6 +1,6 @@
-//! S3-FIFO over blocks, each use of a block an access: a hit, or an entry that drops one block from a full
-//! cache; the queues themselves are [`Queues`]. A request's blocks are used from the last one to the first, so
-//! that of a long prompt that enters at once the end leaves first.
+//! S3-FIFO over blocks; [`Queues`] implements the queues. Each use of a block is an access: a hit, or an entry that
+//! evicts one block from a full cache. A request's blocks are used from the last to the first, so that the end of a
+//! long prompt that enters at once is evicted first.
 
 use forebay::Result;
 use forebay::trace::requests::RequestTrace;

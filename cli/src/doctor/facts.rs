@@ -1,4 +1,4 @@
-//! What was found as numbers, for programs: findings are texts for people.
+//! The findings as numbers, for programs; the texts of findings are for people.
 
 use forebay::measure::Facts;
 use forebay::os::MemoryState;
@@ -9,7 +9,7 @@ use super::memory::Lockable;
 use crate::input::numa_nodes::Nodes;
 use crate::input::system_files::Files;
 
-/// A GPU; what is not known is null.
+/// A GPU; unknown values are null.
 #[derive(Serialize)]
 pub struct GpuEntry {
     name: String,
@@ -25,7 +25,7 @@ pub struct GpuEntry {
 }
 
 impl GpuEntry {
-    /// Of what the device said, and of what the system says of its place.
+    /// From the device's facts, and from the system's files on its bus and node.
     pub fn of(facts: &Facts, link: &Link, numa_node: Option<u32>) -> GpuEntry {
         let dotted = |(major, minor): (u32, u32)| format!("{major}.{minor}");
         let gpu = facts.gpu.as_ref();
@@ -44,7 +44,7 @@ impl GpuEntry {
     }
 }
 
-/// The machine: bytes, and counts of pages and nodes; what is not known, or has no limit, is null.
+/// The machine: bytes, and counts of pages and nodes; values that are unknown or have no limit are null.
 #[derive(Serialize)]
 pub struct MachineEntry {
     memory_total: Option<u64>,
@@ -57,7 +57,7 @@ pub struct MachineEntry {
 }
 
 impl MachineEntry {
-    /// As the files say.
+    /// Reads the files.
     pub fn read(files: &Files, nodes: &Nodes) -> MachineEntry {
         let state = MemoryState::under(files.root());
         MachineEntry {

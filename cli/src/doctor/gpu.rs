@@ -1,4 +1,4 @@
-//! One device: what it is, where it stands, what it can do and how fast its link is.
+//! Findings about one device: what it is, its node, its abilities, and the speed of its link.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,37 +14,37 @@ use crate::input::system_files::Files;
 use crate::present::numbers::{counted, size};
 use crate::present::output::harmless;
 
-/// What an ability is for: its name, how its absence is to be taken, what follows where it is there and where not.
+/// An ability: its name, the state if it is missing, the consequence if it is there, and if it is missing.
 const ABILITIES: [(&str, State, &str, &str); 6] = [
     (
         "virtual memory",
         State::Problem,
-        "scratch slots of all layers share their pages",
-        "no sparse pool can be made",
+        "the scratch slots of all layers share memory",
+        "no sparse pool can be created",
     ),
     (
         "memory descriptors",
         State::Note,
         "other processes of this host can map the memory",
-        "memory stays with this process",
+        "other processes cannot map the memory",
     ),
     (
         "fabric handles",
         State::Note,
         "other hosts of the fabric can map the memory",
-        "memory stays on this host",
+        "other hosts cannot map the memory",
     ),
     (
         "host memory of the driver's",
         State::Note,
-        "rows can stand in pages of 2 MiB, if a device is asked: page tables of 4 KiB a GiB",
-        "rows stand in registered memory, which the GPU reaches in pages of 4 KiB",
+        "rows can use pages of 2 MiB, if requested: page tables of 4 KiB a GiB",
+        "rows use registered memory, which the GPU maps in pages of 4 KiB",
     ),
     (
         "graphs",
         State::Warning,
-        "a step is launched as one",
-        "every operation of a step is launched by itself",
+        "a step is launched by one call",
+        "every operation of a step is launched separately",
     ),
     (
         "conditional nodes",
@@ -54,13 +54,13 @@ const ABILITIES: [(&str, State, &str, &str); 6] = [
     ),
 ];
 
-/// The CUDA of the oldest driver that programmatic launches are to be had with.
+/// The oldest CUDA version of a driver that supports programmatic launches.
 const EARLY_LAUNCH_DRIVER: (u32, u32) = (12, 3);
 
-/// A copy engine that reaches less of its link is slowed by something.
+/// Below this share of its link's speed something slows a copy engine down.
 const LITTLE_OF_LINK: f64 = 0.7;
 
-/// A gather or scatter that reaches less of its ceiling wants other parameters.
+/// Below this share of its ceiling a gather or scatter needs other parameters.
 const LITTLE_OF_CEILING: f64 = 0.75;
 
 /// What the device is.
@@ -70,7 +70,7 @@ pub fn identity(facts: &Facts) -> Vec<Finding> {
         return vec![Finding::ok(
             "device",
             value,
-            "the host device: the embedded default and what others are compared with",
+            "the host device: the default, and the reference for others",
         )];
     };
     let value =
@@ -83,7 +83,7 @@ pub fn identity(facts: &Facts) -> Vec<Finding> {
     found.push(Finding::ok("device memory", value, "weights, slots and index keys share it").but_if(
         free < total / 4 * 3,
         State::Note,
-        "see with nvidia-smi which processes hold the rest",
+        "see which processes hold the rest: nvidia-smi",
     ));
     found
 }
@@ -100,7 +100,7 @@ fn capability(gpu: &GpuFacts) -> Finding {
     Finding::ok("compute capability", format!("{major}.{minor}"), means)
 }
 
-/// What the device may be able to do.
+/// The device's abilities.
 pub fn abilities(abilities: &[Ability]) -> Vec<Finding> {
     let finding = |ability: &Ability| {
         let known = ABILITIES.iter().find(|(name, ..)| *name == ability.name);
@@ -116,22 +116,20 @@ pub fn abilities(abilities: &[Ability]) -> Vec<Finding> {
     abilities.iter().map(finding).collect()
 }
 
-/// What the driver does about priorities in graphs, whoever made them (CUDA Programming Guide, 5.2.3.5).
+/// The driver's variable for the priorities of all graphs (CUDA Programming Guide, 5.2.3.5).
 pub const PRIORITIES: &str = "CUDA_GRAPHS_USE_NODE_PRIORITY";
 
-/// Whether a captured step's gathers go before the engine's kernels: `said` is what [`PRIORITIES`] says here. Graphs of
-/// forebay's own ask for it, and so does torch from 2.10 on (pytorch#167346).
+/// Whether the gathers of a captured step precede the engine's kernels. `said` is the value of [`PRIORITIES`] here.
+/// Forebay's own graphs request it, and so does torch from 2.10 on (pytorch#167346).
 pub fn priorities(said: Option<&str>) -> Finding {
     const NAME: &str = "priorities in graphs";
     let value = said.map_or("not set".to_owned(), |said| format!("{PRIORITIES}={}", harmless(said)));
     match said {
         Some("1") => {
-            Finding::ok(NAME, value, "the gathers of a captured step go before the engine's kernels")
+            Finding::ok(NAME, value, "the gathers of a captured step run before the engine's kernels")
         }
-        Some("0") => {
-            Finding::ok(NAME, value, "the gathers of a captured step wait behind the engine's kernels")
-                .but(State::Warning, format!("set {PRIORITIES}=1 for the engine, or unset it"))
-        }
+        Some("0") => Finding::ok(NAME, value, "the gathers of a captured step wait for the engine's kernels")
+            .but(State::Warning, format!("set {PRIORITIES}=1 for the engine, or unset it")),
         _ => {
             Finding::ok(NAME, value, "a step captured by torch before 2.10 loses the priority of its gathers")
                 .but(State::Note, format!("with such a torch set {PRIORITIES}=1 for the engine"))
@@ -139,10 +137,10 @@ pub fn priorities(said: Option<&str>) -> Finding {
     }
 }
 
-/// Bytes of host memory that are registered to see whether they can be.
+/// Bytes of host memory that are registered as a trial.
 const PINNED: u64 = 64 << 20;
 
-/// Whether the driver pins host memory as a total pool is taken, and how fast, in one piece. The device keeps it.
+/// Whether the driver can pin memory of the total pool's kind in one piece, and how fast. The device keeps it.
 pub fn pinned(device: &dyn Probe) -> Finding {
     const NAME: &str = "pinned memory, tried";
     let request = Request { bytes: PINNED, huge: true, populate: true, lock: true, node: None, shared: true };
@@ -155,33 +153,33 @@ pub fn pinned(device: &dyn Probe) -> Finding {
         Ok(seconds) => {
             let rate = gb(PINNED as f64 / seconds.max(1e-9));
             let value = format!("{} at {rate}", size(PINNED as f64));
-            Finding::ok(NAME, value, "the driver pins shared memory, and kernels reach it")
+            Finding::ok(NAME, value, "the driver can pin shared memory, and kernels can read it")
         }
         Err(error) => Finding::refused(NAME, State::Problem, "refused", &error),
     }
 }
 
-/// What registered host memory costs the GPU, of its own memory: for a GiB, and for all that the machine could give.
+/// The GPU memory that page tables of registered host memory take: for one GiB, and for all available memory.
 pub fn page_tables(state: &MemoryState) -> Finding {
     let of = |bytes: u64| size(Footprint::page_tables(bytes) as f64);
     let most = state.available.map_or(String::new(), |most| {
-        format!("; of all that is available here, {}, {}", size(most as f64), of(most))
+        format!("; for all available memory, {}, {}", size(most as f64), of(most))
     });
-    let means = format!("the GPU reaches them in pages of 4 KiB; forebay plan counts it{most}");
+    let means = format!("the GPU maps them in pages of 4 KiB; forebay plan counts it{most}");
     Finding::ok("page tables of pinned rows", format!("{} of the GPU's memory a GiB", of(1 << 30)), means)
 }
 
-/// The file that says beside which node a GPU is.
+/// The file that names the GPU's node.
 fn node_file(bus: &str) -> String {
     format!("sys/bus/pci/devices/{bus}/numa_node")
 }
 
-/// The node beside the GPU, if the system tells and has it.
+/// The GPU's node, if the system reports it and has it.
 pub fn node<'a>(bus: &str, files: &Files, nodes: &'a Nodes) -> Option<&'a Node> {
     nodes.node(files.word(&node_file(bus))?.parse().ok()?)
 }
 
-/// Where the GPU stands: the nodes beside it.
+/// The GPU's NUMA node, and the findings about it.
 pub fn place(bus: &str, files: &Files, nodes: &Nodes) -> Vec<Finding> {
     const NAME: &str = "NUMA node";
     let file = node_file(bus);
@@ -190,12 +188,12 @@ pub fn place(bus: &str, files: &Files, nodes: &Nodes) -> Vec<Finding> {
     };
     let several = nodes.all.as_ref().is_some_and(|all| all.len() > 1);
     let Ok(number) = u32::try_from(number) else {
-        let unsaid = Finding::ok(NAME, "not told", "the firmware does not say beside which node the GPU is");
+        let unsaid = Finding::ok(NAME, "not reported", "the firmware does not report the GPU's node");
         let fix = "see nvidia-smi topo -m, and bind the pool to that node (Memory::node)";
         return vec![unsaid.but_if(several, State::Note, fix)];
     };
     let Some(node) = nodes.node(number) else {
-        let means = "a node that is not online";
+        let means = "this node is not online";
         return vec![
             Finding::ok(NAME, number.to_string(), means)
                 .but(State::Note, "look from outside the container, if this is one"),
@@ -204,7 +202,7 @@ pub fn place(bus: &str, files: &Files, nodes: &Nodes) -> Vec<Finding> {
     let (mut found, mut here) =
         (Vec::new(), Finding::ok(NAME, number.to_string(), "bind the pool to it (Memory::node)"));
     if nodes.may_take.as_ref().is_some_and(|may| !may.contains(&number)) {
-        here.means = "this process may take no memory of the node: rows cross to the other socket".to_owned();
+        here.means = "this process may not use the node's memory: rows cross to another socket".to_owned();
         here = here.but(State::Warning, format!("put node {number} in cpuset.mems (docker: --cpuset-mems)"));
     }
     found.push(here);
@@ -213,7 +211,7 @@ pub fn place(bus: &str, files: &Files, nodes: &Nodes) -> Vec<Finding> {
     found
 }
 
-/// What a pool on the node can be taken from.
+/// The memory that a pool on the node can use.
 fn memory_beside(node: &Node, files: &Files, nodes: &Nodes) -> Vec<Finding> {
     let (number, mut found) = (node.number, Vec::new());
     let page = MemoryState::under(files.root()).huge_page;
@@ -221,16 +219,19 @@ fn memory_beside(node: &Node, files: &Files, nodes: &Nodes) -> Vec<Finding> {
     if let (Some(free), Some(total)) = (node.free, node.total) {
         let free = free.saturating_add(held);
         let value = format!("{} free of {}", size(free as f64), size(total as f64));
-        let fix = format!("see with numastat -m what holds node {number}, or plan a smaller pool");
+        let fix = format!("see what holds memory of node {number} (numastat -m), or plan a smaller pool");
         found.push(
-            Finding::ok("memory beside the GPU", value, "a pool that is larger crosses to another node")
-                .but_if(free < total / 8, State::Warning, fix),
+            Finding::ok("memory beside the GPU", value, "a larger pool would cross to another node").but_if(
+                free < total / 8,
+                State::Warning,
+                fix,
+            ),
         );
     }
     let of_all: u64 = nodes.all.iter().flatten().map(|node| node.huge_free).sum();
     if of_all > 0 {
         let value = format!("{} free, {}", node.huge_free, size(held as f64));
-        let means = "of all reserved ones only these serve a pool that is bound to the node";
+        let means = "a pool that is bound to the node can use only these";
         let kib = page / 1024;
         let fix = format!(
             "reserve them there: echo N > \
@@ -245,38 +246,38 @@ fn memory_beside(node: &Node, files: &Files, nodes: &Nodes) -> Vec<Finding> {
     found
 }
 
-/// Where the threads that serve the GPU may run.
+/// The node's threads that this process may use.
 fn threads_beside(node: &Node, nodes: &Nodes) -> Option<Finding> {
     let (beside, may) = (node.processors.as_ref()?, nodes.may_run.as_ref()?);
     let count = beside.iter().filter(|number| may.contains(number)).count();
     let value = format!("{count} of {}", beside.len());
     let number = node.number;
     let fix = format!("start on node {number}: numactl --cpunodebind={number} (docker: --cpuset-cpus)");
-    let means = "this process may run on so many of the node's threads";
+    let means = "threads of the node on which this process may run";
     let none = count == 0 && !beside.is_empty();
     Some(Finding::ok("threads beside the GPU", value, means).but_if(none, State::Warning, fix))
 }
 
-/// From where the link was measured: what could not be had of the node beside the GPU.
+/// The thread and memory that measured the link, and why they were not of the GPU's node.
 pub fn measured_from(node: Option<&Node>, lost: &[Fallback], nodes: &Nodes, device: &str) -> Option<Finding> {
     const NAME: &str = "measured from";
     let several = nodes.all.as_ref().is_some_and(|all| all.len() > 1);
     let Some(number) = node.map(|node| node.number) else {
         let fix = format!(
-            "measure from each: numactl --cpunodebind=N --membind=N forebay doctor --device {device}; the fastest is \
-             beside it"
+            "measure from each node: numactl --cpunodebind=N --membind=N forebay doctor --device {device}; the fastest \
+             is the GPU's node"
         );
         let unknown =
-            Finding::ok(NAME, "any node", "the GPU's node is not known: rates may be those of a far one");
+            Finding::ok(NAME, "any node", "the GPU's node is unknown: rates may be those of a distant node");
         return several.then(|| unknown.but(State::Note, fix));
     };
     if lost.is_empty() {
-        let means = "a thread of the GPU's node, with memory of that node as far as there is any";
+        let means = "a thread of the GPU's node, with memory of that node as far as available";
         return Some(Finding::ok(NAME, format!("node {number}"), means));
     }
     let causes: Vec<String> = lost.iter().map(|lost| format!("{}: {}", lost.what, lost.cause)).collect();
     let fix = format!(
-        "let this process run on node {number} and take its memory: \
+        "allow this process to run on node {number} and to use its memory: \
          docker --cap-add SYS_NICE, --cpuset-cpus, --cpuset-mems"
     );
     let far = Finding::ok(NAME, format!("not wholly node {number}"), causes.join("; "));
@@ -292,17 +293,17 @@ fn share(of: f64, most: f64) -> String {
     format!("{:.0}%", 100.0 * of / most)
 }
 
-/// What was measured. `peak` is what the link carries, bytes a second, where that is known.
+/// The measured rates. `peak` is the link's capacity in bytes a second, if it is known.
 pub fn speeds(measured: &Ceilings, rates: Option<&Rates>, peak: Option<f64>, device: &str) -> Vec<Finding> {
     let of_link = |speed: f64| match peak {
-        Some(peak) => format!("{} of what the link carries ({})", share(speed, peak), gb(peak)),
+        Some(peak) => format!("{} of the link's capacity ({})", share(speed, peak), gb(peak)),
         None => "one large block".to_owned(),
     };
     let copy = |name: &str, speed: f64| {
         Finding::ok(name, gb(speed), of_link(speed)).but_if(
             peak.is_some_and(|peak| speed < LITTLE_OF_LINK * peak),
             State::Warning,
-            "run again with nothing else on the link; if it stays so, boot with iommu=pt (transfers pass the IOMMU)",
+            "run again with nothing else on the link; if that does not help, boot with iommu=pt (skips the IOMMU)",
         )
     };
     let Ceilings { copy_up, copy_down, both_up, both_down, read, write, read_blocks, launch_us, .. } =
@@ -312,16 +313,20 @@ pub fn speeds(measured: &Ceilings, rates: Option<&Rates>, peak: Option<f64>, dev
     let mut found = vec![
         copy("copies up", copy_up),
         copy("copies down", copy_down),
-        Finding::ok("copies both ways", both, format!("{} of both alone", share(both_up + both_down, alone))),
+        Finding::ok(
+            "copies both ways",
+            both,
+            format!("{} of the two alone", share(both_up + both_down, alone)),
+        ),
         Finding::ok(
             "reads of host memory",
             gb(read),
             format!(
-                "by processors, one long run: a gather's ceiling; {} reach nine tenths of it",
+                "one long run of processors: a gather's ceiling; {} reach nine tenths of it",
                 counted(read_blocks, "block")
             ),
         ),
-        Finding::ok("writes of host memory", gb(write), "by processors, one long run: a scatter's ceiling"),
+        Finding::ok("writes of host memory", gb(write), "one long run of processors: a scatter's ceiling"),
     ];
     if let Some(rates) = rates {
         let [gather, scatter] = rows_fixes(device, read_blocks);
@@ -331,32 +336,33 @@ pub fn speeds(measured: &Ceilings, rates: Option<&Rates>, peak: Option<f64>, dev
     found.push(Finding::ok(
         "launch",
         format!("{launch_us:.1} us"),
-        "an operation that does nothing, from before it to behind it",
+        "an operation that does nothing, from its start to its end",
     ));
     found
 }
 
-/// What to do about gathers and scatters that reach little, by commands of the device: only a GPU has blocks.
+/// What to do about slow gathers and scatters, as commands for the device; only a GPU has thread blocks.
 fn rows_fixes(device: &str, blocks: u32) -> [String; 2] {
     let bench = |group: &str| format!("forebay bench --device {device} --only {group}");
     match device {
-        "host" => ["gather", "scatter"]
-            .map(|group| format!("end what else uses memory, then see where time goes: {}", bench(group))),
+        "host" => ["gather", "scatter"].map(|group| {
+            format!("end other programs that use memory, then see where the time goes: {}", bench(group))
+        }),
         _ => [
-            format!("see whether more blocks serve: {} --gather-blocks {blocks}", bench("gather")),
-            format!("see whether other threads serve: {} --threads 512", bench("scatter")),
+            format!("see whether more blocks help: {} --gather-blocks {blocks}", bench("gather")),
+            format!("see whether more threads help: {} --threads 512", bench("scatter")),
         ],
     }
 }
 
-/// Of the most rows that were measured.
+/// The rate with the most rows that were measured.
 fn rows(name: &str, rates: &RowRates, ceiling: f64, fix: &str) -> Finding {
     let Some(most) = rates.points.last() else {
         return Finding::ok(name, "unknown", "not measured").but(State::Note, "run without --no-rates");
     };
     let value = format!("{} of {} x {} B", gb(most.bytes_per_s), most.rows, rates.row_bytes);
     let caches = match most.bytes_per_s > ceiling {
-        true => ", which is one long run over memory: caches hold some of these rows",
+        true => ", which is one long run over memory; caches hold some of these rows",
         false => "",
     };
     let means = format!("{} of its ceiling{caches}", share(most.bytes_per_s, ceiling));
@@ -386,7 +392,7 @@ mod tests {
                 found.means.starts_with(without) && found.means.contains("cuTry: CUDA_ERROR_X"),
                 "{found:?}"
             );
-            assert!(!found.means.contains("take another"), "what to do stands once: {found:?}");
+            assert!(!found.means.contains("take another"), "what to do appears once: {found:?}");
         }
         let unknown = &abilities(&[ability("time travel", "wait")])[0];
         assert_eq!((unknown.name.as_str(), unknown.state), ("time travel", State::Note));
@@ -414,7 +420,7 @@ mod tests {
         let state = MemoryState { available: Some(300 << 30), ..MemoryState::default() };
         let found = page_tables(&state);
         assert_eq!(found.value, "2.00 MiB of the GPU's memory a GiB");
-        assert!(found.means.ends_with("of all that is available here, 300 GiB, 600 MiB"), "{}", found.means);
+        assert!(found.means.ends_with("for all available memory, 300 GiB, 600 MiB"), "{}", found.means);
         assert!(page_tables(&MemoryState::default()).means.ends_with("counts it"));
     }
 
@@ -463,9 +469,9 @@ mod tests {
         let scatter = ("scatter of rows".to_owned(), State::Note);
         let down = ("copies down".to_owned(), State::Warning);
         assert_eq!(states(speeds(&ceilings, Some(&rates), Some(63e9), "cuda:0")), [down, scatter.clone()]);
-        // An unknown link is judged by nobody.
+        // An unknown link is not judged.
         assert_eq!(states(speeds(&ceilings, Some(&rates), None, "cuda:0")), [scatter]);
-        // Rates that could not be had take nothing from what the link gave.
+        // Missing rates do not remove the findings of the link.
         assert_eq!(speeds(&ceilings, None, None, "cuda:0").len(), 6);
         let none = Rates { gather: RowRates { row_bytes: 656, points: vec![] }, ..rates };
         assert_eq!(states(speeds(&ceilings, Some(&none), None, "cuda:0")).len(), 2);

@@ -34,7 +34,7 @@ fn entry(checked: &Checked) -> Entry<'_> {
     }
 }
 
-/// All entries as JSON, with a line's end.
+/// All entries as JSON, with a line end.
 ///
 /// # Errors
 /// [`forebay::Kind::Internal`]: plain numbers and texts always have a JSON form.

@@ -1,6 +1,6 @@
-//! The PCIe link of a GPU, as the system tells it: what it could be, what it is now, and what its slot gives.
+//! The PCIe link of a GPU as the system reports it: what it could be, what it is now, and what its slot provides.
 //!
-//! An idle link sleeps at a lower speed, so its speed is only to be judged while or just after something ran.
+//! An idle link drops to a lower speed, so its speed means something only during or just after a transfer.
 
 use super::finding::{Finding, State};
 use crate::input::system_files::Files;
@@ -15,7 +15,7 @@ struct Lanes {
 }
 
 impl Lanes {
-    /// Of a folder of the bus, `current` or `max`; none where it does not say, or says nonsense.
+    /// The values of a folder of the bus, `current` or `max`; none if they are missing or make no sense.
     fn read(files: &Files, folder: &str, which: &str) -> Option<Lanes> {
         let speed = files.word(&format!("{folder}/{which}_link_speed"))?;
         let generation = match speed.split_whitespace().next()? {
@@ -28,16 +28,16 @@ impl Lanes {
             _ => return None,
         };
         let width = files.word(&format!("{folder}/{which}_link_width"))?.parse().ok()?;
-        // Wider links are not made: the system writes 63 or 255 for an unknown width.
+        // Wider links do not exist: the system writes 63 or 255 for an unknown width.
         (1..=32).contains(&width).then_some(Lanes { generation, width })
     }
 
-    /// What both can do.
+    /// The best that both ends support.
     fn least(self, other: Lanes) -> Lanes {
         Lanes { generation: self.generation.min(other.generation), width: self.width.min(other.width) }
     }
 
-    /// Bytes a second in one direction, before the packets' heads: transfers a second by the code of the generation.
+    /// Bytes a second in one direction, before packet headers: transfers a second after the generation's line code.
     fn bytes_per_s(self) -> f64 {
         let lane = match self.generation {
             1 => 2.5e9 * 0.8,
@@ -57,7 +57,7 @@ impl std::fmt::Display for Lanes {
     }
 }
 
-/// A GPU's link; what is not known is none.
+/// A GPU's link; unknown values are none.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct Link {
     now: Option<Lanes>,
@@ -66,24 +66,24 @@ pub struct Link {
 }
 
 impl Link {
-    /// As the files say now, of the GPU at `bus`.
+    /// The values of the files now, for the GPU at `bus`.
     pub fn read(files: &Files, bus: &str) -> Link {
         let folder = format!("sys/bus/pci/devices/{bus}");
         Link {
             now: Lanes::read(files, &folder, "current"),
             most: Lanes::read(files, &folder, "max"),
-            // The folder is a link into the tree of bridges: above it is the port that it is plugged into.
+            // The folder is a link into the tree of bridges; its parent is the port that the GPU is plugged into.
             slot: Lanes::read(files, &format!("{folder}/.."), "max"),
         }
     }
 
-    /// What it carries in one direction, bytes a second, as it is now. None where copies, which reached `copied`,
-    /// were faster: then it sleeps again, or is not the way that they took.
+    /// The link's present capacity in one direction, bytes a second. None if copies, which reached `copied`, were
+    /// faster: then the link is idle again, or copies take another way.
     pub fn peak(&self, copied: Option<f64>) -> Option<f64> {
         self.now.map(Lanes::bytes_per_s).filter(|peak| copied.is_none_or(|copied| copied <= *peak))
     }
 
-    /// Of a link over which copies ran just before, and reached `copied` bytes a second; or none did.
+    /// The finding for a link over which copies have just reached `copied` bytes a second, or none ran.
     pub fn findings(&self, bus: &str, copied: Option<f64>) -> Vec<Finding> {
         const NAME: &str = "PCIe link";
         let (Some(now), Some(most)) = (self.now, self.most) else {
@@ -91,25 +91,27 @@ impl Link {
         };
         let value = format!("{now} now, {most} at most");
         let peak = format!("{:.0} GB/s in one direction", now.bytes_per_s() / 1e9);
-        // What the slot does not give is the slot's finding.
+        // A speed that the slot does not support is the slot's finding.
         let could = self.slot.map_or(most, |slot| slot.least(most));
         let link = |means: String| Finding::ok(NAME, value, means);
         let link = if now.width < could.width && self.peak(copied).is_some() {
-            link(format!("{peak}: lanes are missing")).but(
+            link(format!("{peak}: it uses fewer lanes than it could")).but(
                 State::Warning,
                 "reseat the card, or take a slot with all its lanes: see risers and the mainboard's bifurcation",
             )
         } else if now.generation >= could.generation && self.peak(copied).is_some() {
             link(peak)
         } else if self.peak(copied).is_none() {
-            link(format!("{peak}, and copies were faster: it sleeps again, or they go another way (NVLink)"))
+            link(format!(
+                "{peak}, but copies were faster: it is idle again, or copies use another link (NVLink)"
+            ))
         } else if copied.is_some() {
             link(format!("{peak}: slower than it could be, though it was just in use")).but(
                 State::Warning,
-                "see riser, firmware (link speed, ASPM) and lspci -vv: they say where the link stops",
+                "check riser, firmware (link speed, ASPM) and lspci -vv for what limits the link",
             )
         } else {
-            link("links sleep at a lower speed when idle".to_owned())
+            link("idle links drop to a lower speed".to_owned())
                 .but(State::Note, "run without --no-rates, which wakes it")
         };
         let slot = self.slot.filter(|_| could != most).map(|slot| {
@@ -129,7 +131,7 @@ mod tests {
         let lanes = |generation| Lanes { generation, width: 16 };
         let link = Link { now: Some(lanes(1)), most: Some(lanes(5)), slot: None };
         for (copied, state, text) in [
-            (None, State::Note, "sleep at a lower speed when idle"),
+            (None, State::Note, "drop to a lower speed"),
             (Some(3e9), State::Warning, "just in use"),
             (Some(50e9), State::Ok, "copies were faster"),
         ] {

@@ -1,4 +1,4 @@
-//! The machine without its GPUs: kernel, processors, memory, nodes.
+//! Findings about the machine without its GPUs: kernel, processors, memory, nodes.
 
 use forebay::os::{self, NoFaults};
 
@@ -8,10 +8,10 @@ use crate::input::numa_nodes::Nodes;
 use crate::input::system_files::{Files, field, list};
 use crate::present::numbers::counted;
 
-/// The first Linux that populates memory by one call.
+/// The first Linux that can populate memory by one call.
 const POPULATES: (u32, u32) = (5, 14);
 
-/// What the host device's fastest resolve needs, as Linux names it.
+/// The instructions of the host device's fastest resolve, as Linux names them.
 const AVX512: [&str; 3] = ["avx512f", "avx512bw", "avx512_vbmi2"];
 
 /// Everything about the machine.
@@ -19,7 +19,7 @@ pub fn findings(files: &Files, placed: &Nodes) -> Vec<Finding> {
     let mut found = vec![kernel(files)];
     found.extend(processors(files));
     found.extend(memory::findings(files));
-    // Whether memory can be bound at all is in question, where there is a choice: any node that may be used shows it.
+    // With several nodes it matters whether memory can be bound; a trial on any permitted node shows it.
     let online = os::nodes(&NoFaults);
     let may = |node: &&u32| placed.may_take.as_ref().is_none_or(|may| may.contains(node));
     let node = online.iter().find(may).copied().filter(|_| online.len() > 1);
@@ -37,8 +37,7 @@ fn kernel(files: &Files) -> Finding {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
     match (numbers.next(), numbers.next()) {
         (Some(Ok(major)), Some(Ok(minor))) => {
-            Finding::ok(NAME, release.clone(), "a pool's pages are taken by one call")
-                .but_if_older(major, minor)
+            Finding::ok(NAME, release.clone(), "one call populates a pool").but_if_older(major, minor)
         }
         _ => Finding::unknown(NAME, FILE),
     }
@@ -49,7 +48,7 @@ impl Finding {
         if (major, minor) >= POPULATES {
             return self;
         }
-        let means = "a pool's pages are taken one by one: construction is slower".to_owned();
+        let means = "a pool is populated page by page: creating it is slower".to_owned();
         Finding { means, ..self }.but(State::Note, "use Linux 5.14 or newer")
     }
 }
@@ -79,16 +78,12 @@ fn processors(files: &Files) -> [Finding; 2] {
     let vectors = match flags {
         None => Finding::unknown("AVX-512", FILE),
         Some(flags) if AVX512.iter().all(|wanted| flags.contains(wanted)) => {
-            Finding::ok("AVX-512", "with VBMI2", "the host device resolves by it")
+            Finding::ok("AVX-512", "with VBMI2", "the host device's resolve uses it")
         }
         Some(flags) => {
             let value = if flags.contains(&"avx512f") { "without VBMI2" } else { "none" };
-            Finding::ok(
-                "AVX-512",
-                value,
-                "the host device resolves without it, more slowly; a GPU does not care",
-            )
-            .but(State::Note, "for the host device take a processor with AVX-512 VBMI2")
+            Finding::ok("AVX-512", value, "the host device's resolve is slower without it; no effect on GPUs")
+                .but(State::Note, "for the host device use a processor with AVX-512 VBMI2")
         }
     };
     [model, vectors]

@@ -1,5 +1,5 @@
-//! Host memory: how much there is, how much may be locked, on which pages, and whether a mapping such as the
-//! total pool's comes out as it was wanted.
+//! Findings about host memory: its size, how much may be locked, its page sizes, and whether a trial mapping of the
+//! total pool's kind gets what it asks for.
 
 use forebay::os::{Fallback, Faults, Map, MemoryState, Request};
 
@@ -12,27 +12,27 @@ const IPC_LOCK: u32 = 14;
 
 const GIB: u64 = 1 << 30;
 
-/// Bytes of the mapping that is tried: a few huge pages, and little beside what a machine has.
+/// Bytes of the trial mapping: a few huge pages, little compared with the memory of a machine.
 const TRIED: u64 = 64 << 20;
 
 const MEMLOCK_FIX: &str = "raise it for the service: LimitMEMLOCK=infinity (systemd), --ulimit memlock=-1 (docker), \
      memlock in /etc/security/limits.conf and a new login (ulimit -l shows it)";
 
-/// How much this process may lock.
+/// How much memory this process may lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lockable {
-    /// The system does not say.
+    /// Unknown: the system does not report it.
     Unknown,
     /// No limit.
     Any,
-    /// A limit in bytes that a capability lifts.
+    /// A limit in bytes that the process's capability overrides.
     Lifted(u64),
-    /// A limit in bytes that binds.
+    /// A limit in bytes that applies.
     Bytes(u64),
 }
 
 impl Lockable {
-    /// The limit in bytes that binds, if one does.
+    /// The limit in bytes, if one applies.
     pub fn binds(self) -> Option<u64> {
         match self {
             Lockable::Bytes(limit) => Some(limit),
@@ -40,7 +40,7 @@ impl Lockable {
         }
     }
 
-    /// As the files say.
+    /// Reads the files.
     pub fn read(files: &Files) -> Lockable {
         let limits = files.text("proc/self/limits").unwrap_or_default();
         let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"));
@@ -62,7 +62,7 @@ fn bytes(bytes: u64) -> String {
     size(bytes as f64)
 }
 
-/// Everything about memory but its nodes.
+/// All findings about memory except its nodes.
 pub fn findings(files: &Files) -> Vec<Finding> {
     let state = MemoryState::under(files.root());
     let meminfo = files.text("proc/meminfo").unwrap_or_default();
@@ -76,12 +76,12 @@ pub fn findings(files: &Files) -> Vec<Finding> {
     found
 }
 
-/// Bytes of reserved huge pages that nobody has.
+/// Bytes of free reserved huge pages.
 fn reserved(state: &MemoryState) -> u64 {
     state.huge_free.saturating_mul(state.huge_page)
 }
 
-/// Bytes that pools can be taken from. The system does not count reserved huge pages as available.
+/// Bytes that pools can use. The system does not count reserved huge pages as available.
 fn room_bytes(state: &MemoryState) -> Option<u64> {
     state.available.map(|available| available.saturating_add(reserved(state)))
 }
@@ -96,10 +96,10 @@ fn room(state: &MemoryState) -> Finding {
         held => format!(", {} on reserved huge pages", bytes(held)),
     };
     let value = format!("{} available of {}{huge}", bytes(available), bytes(total));
-    Finding::ok(NAME, value, "the total pool is taken from it").but_if(
+    Finding::ok(NAME, value, "the total pool takes its memory from it").but_if(
         room < total / 8,
         State::Warning,
-        "end what else holds memory, or plan a smaller pool (forebay plan --host SIZE)",
+        "end other programs that hold memory, or plan a smaller pool (forebay plan --host SIZE)",
     )
 }
 
@@ -110,12 +110,12 @@ fn limit(files: &Files, state: &MemoryState) -> Finding {
     if let Some(limit) = state.limit.filter(binds) {
         return Finding::ok(NAME, bytes(limit), "the control group allows less than the machine has").but(
             State::Note,
-            "raise the container's or service's memory limit: the total pool counts in it",
+            "raise the container's or service's memory limit: the total pool counts towards it",
         );
     }
     if let Some(limit) = first_version(files, &groups).filter(binds) {
-        return Finding::ok(NAME, bytes(limit), "a control group of version 1: forebay does not look at it")
-            .but(State::Warning, "keep the pool well below it: who exceeds it is ended");
+        return Finding::ok(NAME, bytes(limit), "a control group of version 1, which forebay does not check")
+            .but(State::Warning, "keep the pool well below it: the system kills a process that exceeds it");
     }
     match groups.is_empty() {
         true => Finding::unknown(NAME, "proc/self/cgroup"),
@@ -123,14 +123,14 @@ fn limit(files: &Files, state: &MemoryState) -> Finding {
     }
 }
 
-/// The least limit that control groups of version 1 set, in bytes, by what `/proc/self/cgroup` says.
+/// The lowest limit of version 1 control groups, in bytes, according to `/proc/self/cgroup`.
 fn first_version(files: &Files, groups: &str) -> Option<u64> {
     let named = |line: &str| {
         let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
         controllers.split(',').any(|name| name == "memory").then(|| path.to_owned())
     };
     let path = groups.lines().find_map(named)?;
-    // In a container the group may be mounted as if it were the root.
+    // In a container the group may be mounted as the root.
     let stat = |path: &str| files.text(&format!("sys/fs/cgroup/memory{path}/memory.stat"));
     let stat = stat(path.trim_end_matches('/')).or_else(|| stat(""))?;
     stat.lines().find_map(|line| line.strip_prefix("hierarchical_memory_limit ")?.trim().parse().ok())
@@ -147,8 +147,7 @@ fn lock(lockable: Lockable, room: Option<u64>) -> Finding {
             "a pool of any size is locked",
         ),
         Lockable::Bytes(limit) => {
-            let means =
-                "a larger pool is not locked: but for what a GPU's driver pins, pages may be swapped out";
+            let means = "a larger pool is not locked, so pages that no GPU driver pins may be swapped out";
             Finding::ok(NAME, bytes(limit), means).but_if(
                 room.is_none_or(|room| limit < room),
                 State::Warning,
@@ -158,20 +157,20 @@ fn lock(lockable: Lockable, room: Option<u64>) -> Finding {
     }
 }
 
-/// How much could be pinned now: a GPU's driver pins by itself, and asks no limit of locked memory.
+/// How much could be pinned now. A GPU's driver pins memory itself and ignores the limit on locked memory.
 fn pinnable(state: &MemoryState) -> Finding {
     const NAME: &str = "memory to pin now";
     match room_bytes(state) {
         Some(room) => Finding::ok(
             NAME,
             bytes(room),
-            "all there is: the locked-memory limit does not bind a GPU's driver",
+            "all available memory: the locked-memory limit does not apply to a GPU's driver",
         ),
         None => Finding::unknown(NAME, "proc/meminfo"),
     }
 }
 
-/// What pages the total pool gets: it is shared memory, on reserved huge pages of the default size first.
+/// The pages of the total pool: it is shared memory, on reserved huge pages of the default size if possible.
 fn shared_pages(files: &Files, meminfo: &str, state: &MemoryState) -> Finding {
     const NAME: &str = "huge pages for the pool";
     const SWITCH: &str = "sys/kernel/mm/transparent_hugepage/shmem_enabled";
@@ -180,14 +179,14 @@ fn shared_pages(files: &Files, meminfo: &str, state: &MemoryState) -> Finding {
     };
     let page = bytes(state.huge_page);
     let reserve = match state.huge_page < GIB {
-        true => format!("reserve as many as the pool has: sysctl vm.nr_hugepages=N (of {page} each)"),
-        // Later the system finds hardly any that long.
-        false => format!("reserve as many as the pool has when it boots: hugepages=N (of {page} each)"),
+        true => format!("reserve as many as the pool needs: sysctl vm.nr_hugepages=N (of {page} each)"),
+        // On a running system such large free areas are rare.
+        false => format!("reserve as many as the pool needs at boot: hugepages=N (of {page} each)"),
     };
     let (free, held) = (state.huge_free, reserved(state));
     if free > 0 {
         let value = format!("{free} of {total} free, of {page}");
-        return Finding::ok(NAME, value, format!("a pool of up to {} lies on them", bytes(held))).but_if(
+        return Finding::ok(NAME, value, format!("a pool of up to {} uses them", bytes(held))).but_if(
             held < state.available.unwrap_or(0) / 8,
             State::Note,
             reserve,
@@ -195,25 +194,25 @@ fn shared_pages(files: &Files, meminfo: &str, state: &MemoryState) -> Finding {
     }
     let reserved = match total {
         0 => "none reserved".to_owned(),
-        total => format!("all {total} reserved ones taken"),
+        total => format!("all {total} reserved ones in use"),
     };
     let switch = files.word(SWITCH);
     match switch.as_deref().and_then(chosen) {
         Some(switch @ ("always" | "within_size" | "advise" | "force")) => {
             let value = format!("{reserved}; transparent ones: {switch}");
-            Finding::ok(NAME, value, "the pool lies on huge pages as far as the system finds any")
+            Finding::ok(NAME, value, "the pool uses huge pages as far as the system finds free ones")
                 .but(State::Note, reserve)
         }
         switch => {
             let value = format!("{reserved}; transparent ones: {}", switch.unwrap_or("unknown"));
             let fix = format!("{reserve}, or: echo advise > /{SWITCH}");
-            Finding::ok(NAME, value, "the pool lies on pages of 4 KiB: slower to pin and to translate")
+            Finding::ok(NAME, value, "the pool uses pages of 4 KiB, which are slower to pin and to translate")
                 .but(State::Warning, fix)
         }
     }
 }
 
-/// Pages of another size, which are reserved for somebody else or by mistake.
+/// Pages of another size, reserved for other programs or by mistake.
 fn other_pages(files: &Files, state: &MemoryState) -> Option<Finding> {
     const FOLDER: &str = "sys/kernel/mm/hugepages";
     let held: Vec<(String, u64, u64)> = files
@@ -229,17 +228,15 @@ fn other_pages(files: &Files, state: &MemoryState) -> Option<Finding> {
     let (name, ..) = held.first()?;
     let value: Vec<String> =
         held.iter().map(|(_, size, count)| format!("{count} of {}", bytes(*size))).collect();
-    let means = format!(
-        "forebay takes those of the default size, {}: this memory is lost to it",
-        bytes(state.huge_page)
-    );
+    let means =
+        format!("forebay uses pages of the default size, {}, and cannot use these", bytes(state.huge_page));
     let fix = format!(
-        "give them back: echo 0 > /{FOLDER}/{name}/nr_hugepages; or boot with their size as default_hugepagesz"
+        "release them: echo 0 > /{FOLDER}/{name}/nr_hugepages; or boot with their size as default_hugepagesz"
     );
     Some(Finding::ok("other huge pages", value.join(", "), means).but(State::Note, fix))
 }
 
-/// Of memory that is not shared: what a pool falls back to where shared memory is refused.
+/// Huge pages of private memory, the fallback if shared memory is refused.
 fn private_pages(files: &Files) -> Finding {
     const NAME: &str = "transparent huge pages";
     const SWITCH: &str = "sys/kernel/mm/transparent_hugepage/enabled";
@@ -248,13 +245,13 @@ fn private_pages(files: &Files) -> Finding {
         Some(switch @ ("always" | "madvise")) => {
             Finding::ok(NAME, switch, "private memory that asks for huge pages gets them")
         }
-        Some(switch) => Finding::ok(NAME, switch, "private memory lies on pages of 4 KiB")
+        Some(switch) => Finding::ok(NAME, switch, "private memory uses pages of 4 KiB")
             .but(State::Note, format!("echo madvise > /{SWITCH}")),
         None => Finding::unknown(NAME, SWITCH),
     }
 }
 
-/// Takes a small mapping as the total pool is taken, and says what could not be had.
+/// Makes a small mapping in the way of the total pool, and reports the options that the system refused.
 pub fn tried(node: Option<u32>, faults: &dyn Faults) -> Vec<Finding> {
     const NAME: &str = "a mapping, tried";
     let wanted = Request { bytes: TRIED, huge: true, populate: true, lock: true, node, shared: true };
@@ -266,12 +263,12 @@ pub fn tried(node: Option<u32>, faults: &dyn Faults) -> Vec<Finding> {
         }
     };
     let value = format!("{} on pages of {}", bytes(map.len()), bytes(map.page_bytes()));
-    let mut found = vec![Finding::ok(NAME, value, "taken as the total pool is, and given back")];
+    let mut found = vec![Finding::ok(NAME, value, "mapped like the total pool, and released")];
     found.extend(lost.iter().filter_map(fallback));
     found
 }
 
-/// What was done without. That no huge pages are reserved is a finding of its own already.
+/// An option that the system refused. Missing reserved huge pages have a finding of their own.
 fn fallback(lost: &Fallback) -> Option<Finding> {
     let (name, means, fix) = match lost.what {
         Fallback::SHARED_MEMORY => (
@@ -284,8 +281,8 @@ fn fallback(lost: &Fallback) -> Option<Finding> {
         }
         Fallback::NUMA_BINDING => (
             "NUMA binding, tried",
-            "the pool lies on whatever node the system takes it from",
-            "let the container call mbind: --cap-add SYS_NICE (docker), and nodes that cpuset.mems names",
+            "the system chooses the pool's node",
+            "let the container call mbind: --cap-add SYS_NICE (docker), and list the nodes in cpuset.mems",
         ),
         _ if lost.cause.contains("reserved huge pages wanted")
             || lost.cause.contains("no huge page size") =>
@@ -294,8 +291,8 @@ fn fallback(lost: &Fallback) -> Option<Finding> {
         }
         _ => (
             "reserved huge pages, tried",
-            "the pool lies on pages of 4 KiB, though huge ones are free",
-            "see the container's hugetlb limit, and on which nodes they are reserved",
+            "the pool uses pages of 4 KiB, though huge pages are free",
+            "check the container's hugetlb limit, and the nodes on which they are reserved",
         ),
     };
     Some(Finding::ok(name, lost.cause.clone(), means).but(State::Warning, fix))

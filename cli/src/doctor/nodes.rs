@@ -4,7 +4,7 @@ use super::finding::{Finding, State};
 use crate::input::numa_nodes::{Node, Nodes};
 use crate::present::numbers::size;
 
-/// Of the machine: all nodes in one line.
+/// One finding for all nodes of the machine.
 pub fn finding(nodes: &Nodes) -> Finding {
     const NAME: &str = "NUMA nodes";
     let Some(all) = &nodes.all else {
@@ -18,16 +18,16 @@ pub fn finding(nodes: &Nodes) -> Finding {
         None => Vec::new(),
     };
     let value = match all.len() {
-        1 => return Finding::ok(NAME, format!("1, {least} free"), "nothing to place"),
+        1 => return Finding::ok(NAME, format!("1, {least} free"), "all memory is on one node"),
         count => format!("{count}, {least} to {most} free on each"),
     };
     let means = match forbidden.as_slice() {
-        [] => "a pool goes beside its GPU".to_owned(),
-        some => format!("this process may take no memory of node {}", some.join(", ")),
+        [] => "a pool belongs on its GPU's node".to_owned(),
+        some => format!("this process may not use the memory of node {}", some.join(", ")),
     };
     Finding::ok(NAME, value, means).but_if(
         !forbidden.is_empty(),
         State::Note,
-        "widen cpuset.mems (docker: --cpuset-mems), if a GPU is beside those nodes",
+        "widen cpuset.mems (docker: --cpuset-mems), if a GPU is on those nodes",
     )
 }

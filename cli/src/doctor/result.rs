@@ -1,4 +1,4 @@
-//! What was found of a device, or of the machine.
+//! What was found about a device, or about the machine.
 
 use forebay::device::rates::Rates;
 use forebay::measure::Ceilings;
@@ -7,24 +7,24 @@ use serde::Serialize;
 use super::facts::{GpuEntry, MachineEntry};
 use super::finding::Finding;
 
-/// What is measured of a device.
+/// The measured rates of a device.
 pub struct Measured {
     pub ceilings: Ceilings,
-    /// None where times were such that no speed follows.
+    /// None if the times allow no rate.
     pub rates: Option<Rates>,
 }
 
 /// A device, or the machine.
 pub struct Checked {
-    /// As `--device` names it.
+    /// Its name in `--device`.
     pub device: String,
     pub facts: FactsEntry,
-    /// In the order in which they are shown.
+    /// In the order of the report.
     pub findings: Vec<Finding>,
     pub measured: Option<Measured>,
 }
 
-/// Numbers of it, where there are any.
+/// Its facts as numbers, if there are any.
 #[derive(Serialize)]
 #[serde(untagged)]
 pub enum FactsEntry {

@@ -1,10 +1,8 @@
-//! `forebay doctor`: what this machine and its GPUs can do for a cache, what stands in the way, and what to do
-//! about it.
+//! `forebay doctor`: reports what this machine and its GPUs can do for a cache, what is missing, and how to fix it.
 //!
-//! Nothing that is found is an error: a machine without a GPU, a refused call or a file that is not there are
-//! findings. What does not work is a problem, and the command's status is 1 then, as of a test that fails. It changes
-//! nothing; for a moment it takes a small mapping as the total pool would take it, and, to measure a device, a few
-//! large ones.
+//! No finding is an error: a machine without a GPU, a refused call and a missing file are findings. Something that
+//! does not work is a problem, and makes the command's status 1, like a failing test. The command changes nothing. For
+//! a moment it makes a small mapping in the way of the total pool and, to measure a device, a few large ones.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -32,17 +30,17 @@ use crate::input::system_files::Files;
 use crate::present::output::{self, Results};
 use crate::present::progress;
 
-/// The status where something does not work.
+/// The exit status if something does not work.
 const PROBLEMS: u8 = 1;
 
-/// Bytes of a run, and rounds: long enough that beginnings do not count.
+/// Bytes of a run, and rounds: long enough that start-up does not count.
 const RUN: (u64, u32) = (256 << 20, 8);
 const QUICK: (u64, u32) = (1 << 16, 1);
 
-/// How often the bar is drawn while nothing else moves it.
+/// How often the bar is redrawn while no piece of work ends.
 const TICK: Duration = Duration::from_millis(200);
 
-/// PCI's number of NVIDIA, and the class of whatever shows or computes pictures.
+/// PCI's number of NVIDIA, and the class of display and 3D controllers.
 const NVIDIA: &str = "0x10de";
 const DISPLAY: &str = "0x03";
 
@@ -55,7 +53,7 @@ impl Arguments {
         self.target(DeviceName::Cuda(number)).probe(ProbeOptions::of("doctor"))
     }
 
-    /// How many GPUs the driver counts.
+    /// The driver's number of GPUs.
     #[cfg(feature = "cuda")]
     fn count(&self) -> Result<u32> {
         CudaDevice::count(&CudaOptions { library: self.driver.clone(), ..CudaOptions::default() })
@@ -66,13 +64,13 @@ impl Arguments {
         self.open(0).map(|_| 0)
     }
 
-    /// Whether a GPU is wanted or there, so that a missing driver is in the way.
+    /// Whether a GPU is requested or present, which makes a missing driver a problem.
     fn wants_driver(&self, files: &Files) -> bool {
         on_bus(files) > 0 || self.device.is_some() || self.driver.is_some()
     }
 }
 
-/// How many GPUs of NVIDIA's the bus has.
+/// The number of NVIDIA GPUs on the bus.
 fn on_bus(files: &Files) -> usize {
     let is = |device: &str, file: &str, start: &str| {
         files
@@ -83,7 +81,7 @@ fn on_bus(files: &Files) -> usize {
     devices.iter().filter(|device| is(device, "vendor", NVIDIA) && is(device, "class", DISPLAY)).count()
 }
 
-/// A place on the bus as the system names its folder: four digits of the domain, where tools may write eight.
+/// A bus address in the form of the system's folders: four digits of the domain, where tools may write eight.
 fn folder_of(bus: &str) -> &str {
     let cut = bus.len().saturating_sub("0000:00:00.0".len());
     match bus.split_at_checked(cut) {
@@ -92,7 +90,7 @@ fn folder_of(bus: &str) -> &str {
     }
 }
 
-/// The release of the driver that the system runs: the first word of its line with two or three numbers.
+/// The release of the running driver: the first word of its line with two or three numbers.
 fn release(files: &Files) -> Option<String> {
     let text = files.text("proc/driver/nvidia/version")?;
     let numbers = |word: &&str| {
@@ -102,7 +100,7 @@ fn release(files: &Files) -> Option<String> {
     text.lines().next()?.split_whitespace().find(numbers).map(str::to_owned)
 }
 
-/// Rates of which speeds follow. On a busy machine more rows may seem to take no longer: then it is measured again.
+/// Measured rates. On a busy machine more rows may seem to take no longer; then they are measured again.
 fn sound_rates(
     device: &Arc<dyn Probe>,
     ceilings: &Ceilings,
@@ -118,11 +116,11 @@ fn sound_rates(
     once().or_else(again).or_else(again)
 }
 
-/// Measures a device; a refusal becomes a finding, and takes nothing from what was measured before it.
+/// Measures a device; a refusal becomes a finding and keeps everything measured before it.
 fn measured(device: &Arc<dyn Probe>, name: &str, quick: bool, found: &mut Vec<Finding>) -> Option<Measured> {
     let (bytes, rounds) = if quick { QUICK } else { RUN };
     let bar = progress::bar(&format!("measuring {name}"), 1 + rows::rate_pieces(quick));
-    // The ceilings are one piece of some seconds: meanwhile the time that has passed goes on.
+    // The ceilings are one piece of some seconds; meanwhile the bar shows the elapsed time.
     bar.enable_steady_tick(TICK);
     let measure = || -> Result<(Ceilings, Result<Rates>)> {
         let ceilings = Ceilings::measure(&**device, bytes, rounds)?;
@@ -141,13 +139,13 @@ fn not_measured(error: &Error) -> Finding {
     match error.kind() {
         Kind::InvalidConfig => finding.but(State::Warning, "run again while nothing else uses the machine"),
         Kind::OutOfMemory => {
-            finding.but(State::Warning, "free some gigabytes of it, of host and device; then run again")
+            finding.but(State::Warning, "free some gigabytes of host and device memory, then run again")
         }
         _ => finding,
     }
 }
 
-/// Measures a GPU by a thread beside it, with memory from beside it; says what of that could not be had.
+/// Measures a GPU from a thread and memory of its node; reports which parts of that were not possible.
 fn measured_near(
     node: Option<&Node>,
     measure: impl FnOnce() -> Option<Measured> + Send,
@@ -177,7 +175,7 @@ fn gpu(
         true => (None, Vec::new()),
         false => measured_near(node, || measured(device, &name, arguments.quick, &mut rates_found)),
     };
-    // The link is read now, when it has just been used.
+    // The link is read now, just after its use.
     let link = Link::read(around.files, bus);
     let copied = measured.as_ref().map(|measured| measured.ceilings.copy_up.max(measured.ceilings.copy_down));
     let mut findings = gpu::identity(facts);
@@ -196,13 +194,13 @@ fn gpu(
     Checked { device: name, facts, findings, measured }
 }
 
-/// What is around a device.
+/// The surroundings of a device.
 struct Around<'a> {
     files: &'a Files,
     nodes: &'a Nodes,
 }
 
-/// The GPUs that were asked for, and what is to be said of the driver and of their number.
+/// The requested GPUs, and the findings about the driver and the number of GPUs.
 fn gpus(arguments: &Arguments, around: &Around) -> Result<(Vec<Checked>, Vec<Finding>)> {
     let count = match arguments.count() {
         Ok(count) => count,
@@ -212,7 +210,7 @@ fn gpus(arguments: &Arguments, around: &Around) -> Result<(Vec<Checked>, Vec<Fin
             let none = Finding::ok(
                 "GPUs",
                 "0",
-                "forebay runs on the host device: replay, plan and simulate need no GPU",
+                "forebay uses the host device: replay, plan and simulate need no GPU",
             );
             return Ok((Vec::new(), vec![driver, none.but(state, "see the driver")]));
         }
@@ -243,7 +241,7 @@ fn gpus(arguments: &Arguments, around: &Around) -> Result<(Vec<Checked>, Vec<Fin
     Ok((checked, vec![driver, counted(count, on_bus(around.files))]))
 }
 
-/// Where the kernel has a driver and its library is not found, a container may lack it.
+/// Adds a hint for containers: if the kernel has a driver whose library is missing, the container may lack it.
 fn in_container(finding: Finding, files: &Files) -> Finding {
     if release(files).is_none() {
         return finding;
@@ -252,7 +250,7 @@ fn in_container(finding: Finding, files: &Files) -> Finding {
     Finding { fix, ..finding }
 }
 
-/// The driver's number of GPUs, beside the bus's.
+/// Compares the driver's number of GPUs with the bus's.
 fn counted(count: u32, on_bus: usize) -> Finding {
     if count as usize >= on_bus {
         return Finding::ok("GPUs", count.to_string(), "as the driver counts them");
@@ -260,15 +258,15 @@ fn counted(count: u32, on_bus: usize) -> Finding {
     Finding::ok(
         "GPUs",
         format!("{count} of {on_bus}"),
-        "the machine has more than the driver gives this process",
+        "the machine has more GPUs than the driver shows to this process",
     )
-    .but(State::Note, "see CUDA_VISIBLE_DEVICES and docker --gpus, if that was not meant")
+    .but(State::Note, "if that was not intended, check CUDA_VISIBLE_DEVICES and docker --gpus")
 }
 
 /// The host as a device.
 fn host(arguments: &Arguments) -> Result<(Vec<Finding>, Option<Measured>)> {
     let device = {
-        // Both directions at once need a thread each.
+        // Both directions at once need one thread each.
         let options = ProbeOptions { threaded: true, ..ProbeOptions::of("doctor") };
         arguments.target(DeviceName::Host).probe(options)?
     };
@@ -283,11 +281,11 @@ fn host(arguments: &Arguments) -> Result<(Vec<Finding>, Option<Measured>)> {
     Ok((findings, measured))
 }
 
-/// `forebay doctor`: its status says whether there are problems.
+/// `forebay doctor`; its status reports whether there are problems.
 ///
 /// # Errors
-/// [`Kind::InvalidConfig`] for a GPU whose number the driver does not count, or a driver and no GPU;
-/// [`Kind::Io`] for a folder that is not there, and of writing.
+/// [`Kind::InvalidConfig`] for a GPU number that the driver does not have, or a driver without a GPU;
+/// [`Kind::Io`] for a missing folder, and for errors of writing.
 pub fn command(arguments: &Arguments) -> Result<ExitCode> {
     if let Some(root) = arguments.root.as_deref().filter(|root| !root.is_dir()) {
         return Err(no_folder(root));

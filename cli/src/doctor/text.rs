@@ -1,4 +1,4 @@
-//! The findings for people: a table for each device, then what to fix, the most pressing first.
+//! The findings as text: a table for each device, then what to fix, most severe first.
 
 use std::io::{IsTerminal, stdout};
 
@@ -8,7 +8,7 @@ use crate::present::numbers::counted;
 use crate::present::output::harmless;
 use crate::present::terminal::{self, Look, Spare};
 
-/// Whether states are coloured: on a terminal, or where that is forced, unless nobody wants colours.
+/// Whether states are coloured: on a terminal or if forced, unless NO_COLOR is set.
 pub fn coloured() -> bool {
     let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     let forced = std::env::var_os("CLICOLOR_FORCE").is_some_and(|value| !value.is_empty() && value != "0");
@@ -18,7 +18,7 @@ pub fn coloured() -> bool {
 /// The most characters of a line, however wide the report may be.
 const PROSE: usize = 120;
 
-/// How a terminal is told the colour of a state.
+/// The terminal code for the colour of a state.
 fn colour(state: State) -> &'static str {
     match state {
         State::Ok => "32",
@@ -28,7 +28,7 @@ fn colour(state: State) -> &'static str {
     }
 }
 
-/// All of it.
+/// The whole report.
 pub fn report(devices: &[Checked], look: Look, colours: bool) -> String {
     let mut out = String::new();
     for device in devices {
@@ -43,7 +43,7 @@ pub fn report(devices: &[Checked], look: Look, colours: bool) -> String {
     out + &fixes(devices, look, colours)
 }
 
-/// The lines of a device's table, each with the state that it begins with.
+/// The lines of a device's table, each with the state at its beginning.
 fn lines(findings: &[Finding], look: Look) -> Vec<(String, Option<State>)> {
     let mut table = look.table();
     table.set_header(["state", "finding", "found, and what it means"]);
@@ -65,7 +65,7 @@ fn lines(findings: &[Finding], look: Look) -> Vec<(String, Option<State>)> {
     text.lines().map(str::to_owned).zip(states).collect()
 }
 
-/// The line with its first word, the state, in its colour.
+/// The line with its first word, the state, in colour.
 fn painted(line: &str, state: Option<State>) -> String {
     let word = state.map(|state| (state, state.word()));
     match word.and_then(|(state, word)| Some((state, line.split_once(word)?, word))) {
@@ -79,7 +79,7 @@ fn painted(line: &str, state: Option<State>) -> String {
 /// Characters before a fix.
 const FIX: usize = 11;
 
-/// What to fix; one paragraph for what several devices share.
+/// What to fix; one paragraph for each fix, which several devices may share.
 fn fixes(devices: &[Checked], look: Look, colours: bool) -> String {
     let mut wanting: Vec<(&Finding, Vec<&str>)> = Vec::new();
     for device in devices {
@@ -96,7 +96,7 @@ fn fixes(devices: &[Checked], look: Look, colours: bool) -> String {
     if wanting.is_empty() {
         return "Nothing to fix.\n".to_owned();
     }
-    // Stable: of one state in the order of the tables.
+    // A stable sort: findings of one state keep the order of the tables.
     wanting.sort_by_key(|(finding, _)| std::cmp::Reverse(finding.state));
     let count = |state: State| wanting.iter().filter(|(finding, _)| finding.state == state).count() as u32;
     let of = |state: State| counted(count(state), state.word());

@@ -55,7 +55,7 @@ fn entry(fitted: &Fitted) -> Entry<'_> {
     }
 }
 
-/// The entry as JSON, with a line's end.
+/// The entry as JSON, with a line end.
 ///
 /// # Errors
 /// [`forebay::Kind::Internal`]: plain numbers and texts always have a JSON form.

@@ -1,4 +1,4 @@
-//! `forebay fit`: a setup from measurements, and what it leaves unexplained, row by row.
+//! `forebay fit`: makes a setup from measurements, and reports the residual of each measured row.
 
 use std::path::Path;
 
@@ -15,15 +15,15 @@ use crate::input::file_kind::{self, FileKind};
 use crate::present::json::escaped;
 use crate::present::output::{self, Input, Results, echo};
 
-/// Rates of a link, and whether they are those of a GPU that `forebay doctor` measured.
+/// Rates of a link, and the GPU of the `forebay doctor` run that measured them.
 struct LinkRates {
     rates: Rates,
-    /// The GPU.
+    /// The GPU; none if the file names none.
     measured_on: Option<String>,
 }
 
 impl LinkRates {
-    /// Puts them in place of the measurements' own, and says what was measured.
+    /// Replaces the measurements' own rates, and records where the new ones come from.
     fn into_setup(self, measured: &mut Measurements) {
         let file = &mut measured.setup;
         measured.rates = None;
@@ -40,8 +40,8 @@ impl LinkRates {
     }
 }
 
-/// The link's rates: alone, as the field of an object, or of the first object of a list that has it, as
-/// `forebay doctor` writes them. Those of its host device are of memory, not of a GPU's link.
+/// The link's rates: alone, as a field of an object, or from the first object of a list that has them, as
+/// `forebay doctor` writes them. The rates of its host device are of memory, not of a GPU's link.
 fn rates(path: &Path) -> Result<LinkRates> {
     let bad = |what: String| {
         Error::new(Kind::BadFormat, "read rates")
@@ -64,7 +64,7 @@ fn rates(path: &Path) -> Result<LinkRates> {
     Ok(LinkRates { rates, measured_on })
 }
 
-/// The GPU that an entry of `forebay doctor` is of, in words.
+/// The GPU of an entry of `forebay doctor`, in words.
 fn measured_on(entry: &Value) -> Option<String> {
     let text = |of: &Value| of.as_str().map(output::harmless);
     let device = entry.get("device").and_then(text).filter(|device| device.starts_with("cuda"))?;
@@ -76,7 +76,7 @@ fn measured_on(entry: &Value) -> Option<String> {
 /// `forebay fit`.
 ///
 /// # Errors
-/// Those of reading the measurements and rates, of measurements that cannot be met, and of writing the setup.
+/// Errors of reading the measurements and rates, of measurements that no setup can meet, and of writing the setup.
 pub fn command(arguments: &Arguments) -> Result<()> {
     let targets = [("--output", arguments.output.as_deref()), ("--json", arguments.json.as_deref())];
     let path = &arguments.measurements;

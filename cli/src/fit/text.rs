@@ -1,4 +1,4 @@
-//! A fit for people.
+//! A fit as text.
 
 use forebay::predict::fit::Fitted;
 use forebay::predict::provenance::Provenance;
@@ -42,7 +42,7 @@ pub fn report(fitted: &Fitted, look: Look) -> String {
     out += &look.fit(residuals, &Spare { text: Some("row"), ..Spare::default() });
     out += &format!(
         "\n\nWhole steps: mean error {:.1}%, at most {:.1}%.\n\
-         These rows were fitted. docs/simulator.md has those that were not.\n",
+         The rows above were fitted. docs/simulator.md compares rows that were not.\n",
         100.0 * mean,
         100.0 * most
     );

@@ -1,9 +1,9 @@
-//! How much memory a replay may hold, asked before any of it is taken.
+//! The limit on the memory of a replay, checked before the replay takes any of it.
 //!
-//! A replay may hold its decoded trace and [`BESIDE`], or what `--memory` says. What it will hold is computed from the
-//! trace's header before the trace is decoded, so a file of a few hundred bytes that declares thousands of layers
-//! is refused at once, with both numbers, and not when the machine has no more. Of what has no such header (a
-//! recording, a request trace) it is asked as it is read, before each growth.
+//! A replay may hold its decoded trace and [`BESIDE`] in addition, or as much as `--memory` allows. The need is
+//! computed from the trace's header before the trace is decoded. So a file of a few hundred bytes that declares
+//! thousands of layers is refused at once, with both numbers, and not when the machine runs out of memory. Inputs
+//! without such a header (recordings, request traces) are checked while they are read, before each growth.
 
 use std::path::Path;
 
@@ -14,34 +14,34 @@ use super::sizes;
 use crate::present::numbers;
 use crate::present::output::echo;
 
-/// What a replay may hold beside its decoded trace where nothing is said.
+/// Bytes that a replay may hold in addition to its decoded trace by default.
 pub const BESIDE: u64 = 500 * 1000 * 1000;
 
-/// The program itself, the stacks of its threads, what its allocator keeps, and what is written.
+/// The program itself, the stacks of its threads, the memory that its allocator keeps, and the output.
 const PROGRAM: u64 = 48 << 20;
 
-/// What a replay may hold.
+/// The memory option of a replay.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub struct MemoryArguments {
-    /// The most memory that a replay may hold, such as 8GiB; what needs more is refused before it is taken [default:
-    /// the decoded trace and 500MB].
+    /// The most memory that a replay may hold, such as 8GiB. A replay that needs more is refused before it takes any
+    /// [default: the decoded trace and 500MB].
     #[arg(long, value_name = "SIZE", value_parser = sizes::some_bytes)]
     pub memory: Option<u64>,
 }
 
-/// Whose memory is looked at.
+/// What kind of replay needs the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Replayed {
-    /// Selections, at sizes of pools that were named.
+    /// Selection traces, at named pool sizes.
     Selections,
-    /// Selections, where a plan or a simulation needs their misses.
+    /// Selection traces whose misses a plan or a simulation needs.
     Misses,
-    /// Requests.
+    /// Request traces.
     Requests,
 }
 
 impl Replayed {
-    /// What helps.
+    /// The hint of the error.
     const fn hint(self) -> &'static str {
         match self {
             Replayed::Selections => {
@@ -56,20 +56,20 @@ impl Replayed {
     }
 }
 
-/// What the replay of one kind of trace may hold.
+/// The allowance of a replay of one kind of trace.
 #[derive(Clone, Copy, Debug)]
 pub struct Allowance {
-    /// Of what.
+    /// The kind of replay.
     pub of: Replayed,
-    /// What `--memory` says.
+    /// The value of `--memory`.
     pub memory: Option<u64>,
 }
 
 impl Allowance {
-    /// Refuses a replay that holds `beside` bytes beside a decoded trace of `trace` bytes where fewer are allowed.
+    /// Refuses a replay whose need, `beside` bytes and a decoded trace of `trace` bytes, exceeds the allowance.
     ///
     /// # Errors
-    /// [`Kind::OutOfMemory`] names both numbers and the option, and no file yet.
+    /// [`Kind::OutOfMemory`] names both numbers and the option, but not the file.
     pub fn check(&self, trace: u64, beside: u64) -> Result<()> {
         let needs = trace.saturating_add(beside).saturating_add(PROGRAM);
         let allowed = self.memory.unwrap_or(trace.saturating_add(BESIDE));
@@ -78,14 +78,14 @@ impl Allowance {
         }
         let [needs, allowed] = [needs, allowed].map(|bytes| numbers::size(bytes as f64));
         Err(Error::new(Kind::OutOfMemory, "replay")
-            .at(format!("needs {needs} of memory, allowed are {allowed}"))
+            .at(format!("needs {needs} of memory, but the limit is {allowed}"))
             .hint(self.of.hint()))
     }
 
-    /// The same of the trace at `path`.
+    /// As [`Allowance::check`], for the trace at `path`.
     ///
     /// # Errors
-    /// Likewise, with the file.
+    /// As [`Allowance::check`], with the file's name.
     pub fn check_of(&self, path: &Path, trace: u64, beside: u64) -> Result<()> {
         self.check(trace, beside).map_err(|e| {
             let place = format!("{}: {}", echo(path.display()), e.place());
@@ -93,7 +93,7 @@ impl Allowance {
         })
     }
 
-    /// Whether a request trace that is being read may take as much.
+    /// Whether a request trace may take as many bytes while it is read.
     ///
     /// # Errors
     /// As [`Allowance::check`].

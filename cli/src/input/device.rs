@@ -1,4 +1,4 @@
-//! The devices that replay: this machine's memory and processors, or a GPU.
+//! Opens the device that a command names: this machine's memory and processors, or a GPU.
 
 use std::sync::Arc;
 
@@ -10,13 +10,13 @@ use forebay::device::host::{HostDevice, HostOptions};
 use forebay::measure::Probe;
 use forebay::{Error, Kind, Result};
 
-/// A device as the command line names it.
+/// A device name on the command line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceName {
     /// This machine's memory and processors.
     #[default]
     Host,
-    /// The GPU of this number, as the driver counts them.
+    /// The GPU with this number in the driver's order.
     Cuda(u32),
 }
 
@@ -27,7 +27,7 @@ impl DeviceName {
         match (text, text.strip_prefix("cuda:").and_then(number)) {
             ("host", _) => Ok(DeviceName::Host),
             (_, Some(number)) => Ok(DeviceName::Cuda(number)),
-            _ => Err("neither host, nor cuda:N with a GPU's number, as cuda:0".to_owned()),
+            _ => Err("neither host nor cuda:N with a GPU's number, such as cuda:0".to_owned()),
         }
     }
 }
@@ -41,7 +41,7 @@ impl std::fmt::Display for DeviceName {
     }
 }
 
-/// Where the pools of a replay live.
+/// The device of a replay's pools.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Target {
     /// The device.
@@ -50,26 +50,26 @@ pub struct Target {
     pub driver: Option<String>,
 }
 
-/// How a device that is measured is opened.
+/// How a device is opened for measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct ProbeOptions {
-    /// Who asks: errors name it.
+    /// The operation that errors name.
     pub operation: &'static str,
-    /// On the host a thread for each stream; otherwise streams are inline.
+    /// Host: a thread for each stream; otherwise streams are inline.
     pub threaded: bool,
-    /// Thread blocks of a GPU's gather; none for the device's own choice.
+    /// Thread blocks of a GPU's gather; none for the device's default.
     pub gather_blocks: Option<u32>,
-    /// Threads of a GPU's block; none for the device's own choice.
+    /// Threads of a GPU's block; none for the device's default.
     pub threads: Option<u32>,
-    /// A GPU gathers by bulk copies.
+    /// GPU: gathers by bulk copies.
     pub bulk: bool,
-    /// A GPU launches kernels before those in front of them have ended.
+    /// GPU: launches kernels before the preceding ones have ended.
     pub programmatic: bool,
-    /// Whose memory the rows of a GPU's caches stand in.
+    /// The owner of the pinned memory that holds the rows of a GPU's caches.
     pub pinned: Pinned,
 }
 
-/// Whose memory the rows of a GPU's caches stand in.
+/// The owner of the pinned memory that holds the rows of a GPU's caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Pinned {
     /// The system's, registered with the driver.
@@ -79,7 +79,7 @@ pub enum Pinned {
 }
 
 impl ProbeOptions {
-    /// A device as it is without options, for `operation`.
+    /// The defaults, for `operation`.
     pub fn of(operation: &'static str) -> ProbeOptions {
         ProbeOptions {
             operation,
@@ -92,7 +92,7 @@ impl ProbeOptions {
         }
     }
 
-    /// The first option that only a GPU has.
+    /// The first given option that only a GPU supports.
     fn of_a_gpu(&self) -> Option<&'static str> {
         let options = [
             ("--gather-blocks", self.gather_blocks.is_some()),
@@ -106,14 +106,14 @@ impl ProbeOptions {
 }
 
 impl Target {
-    /// A device of one replay's own, which gives back what the replay took.
+    /// Opens a device for one replay, which releases what the replay took when it is dropped.
     ///
     /// # Errors
-    /// Why there is no such device.
+    /// The reason why the device cannot be opened.
     pub fn open(&self) -> Result<Arc<dyn Device>> {
         match self.name {
             DeviceName::Host if self.driver.is_some() => {
-                let error = Error::new(Kind::InvalidConfig, "replay").at("--driver, and no GPU");
+                let error = Error::new(Kind::InvalidConfig, "replay").at("--driver without a GPU");
                 Err(error.hint("pass --device cuda:N with it"))
             }
             DeviceName::Host => Ok(HostDevice::new(HostOptions::default())),
@@ -129,14 +129,14 @@ impl Target {
         }
     }
 
-    /// A device to be measured, which gives back what was taken when it is dropped.
+    /// Opens a device for measurement, which releases what was taken when it is dropped.
     ///
     /// # Errors
-    /// Why there is no such device; [`Kind::InvalidConfig`] for options that it does not have.
+    /// The reason why the device cannot be opened; [`Kind::InvalidConfig`] for options that it does not support.
     pub fn probe(&self, options: ProbeOptions) -> Result<Arc<dyn Probe>> {
         let only_gpu = |option: &str| {
             let error = Error::new(Kind::InvalidConfig, options.operation);
-            Err(error.at(format!("{option}, and no GPU")).hint("pass --device cuda:N with it"))
+            Err(error.at(format!("{option} without a GPU")).hint("pass --device cuda:N with it"))
         };
         match self.name {
             DeviceName::Host if self.driver.is_some() => only_gpu("--driver"),
@@ -169,7 +169,7 @@ impl Target {
                 let error = Error::new(Kind::InvalidConfig, options.operation);
                 Err(error
                     .at("--device names a GPU, and this build has no CUDA device")
-                    .hint("build with the feature cuda, or take the host"))
+                    .hint("build with the feature cuda, or use the host"))
             }
         }
     }

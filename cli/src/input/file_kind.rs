@@ -1,7 +1,7 @@
-//! Files of another kind than the one that is wanted: what a file seems to be by its beginning, and which command takes
-//! it. It is looked at before it is read, so that a setup among traces is called a setup, not a damaged trace.
+//! Recognises files of the wrong kind: from its beginning, what a file seems to be, and which command takes it. A file
+//! is checked before it is read, so that a setup among traces is called a setup, not a damaged trace.
 //!
-//! What is not recognised is left to its reader, as is what cannot be read twice.
+//! Files that are not recognised, or that cannot be read twice, are left to their reader.
 
 use std::fs::File;
 use std::io::Read;
@@ -12,32 +12,32 @@ use forebay::{Error, Kind, Result};
 
 use crate::present::output::echo;
 
-/// How much of a file is looked at.
+/// The bytes of a file's beginning that are checked.
 const START: u64 = 64 << 10;
 
-/// What a file is.
+/// The kind of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileKind {
-    /// Recorded selections.
+    /// A selection trace.
     Selections,
-    /// Recorded requests.
+    /// A request trace.
     Requests,
-    /// What a step costs.
+    /// A setup: the costs of a step.
     Setup,
-    /// What setups are fitted to.
+    /// Measurements, to which setups are fitted.
     Measurements,
-    /// What a command of forebay wrote as JSON.
+    /// JSON that a command of forebay wrote.
     Results,
-    /// The order of each layer.
+    /// An overlap table: the order of each layer.
     OverlapTable,
-    /// A report.
+    /// A report as a page.
     Page,
     /// A picture.
     Picture,
 }
 
 impl FileKind {
-    /// What it is called.
+    /// The kind's name in errors.
     const fn name(self) -> &'static str {
         match self {
             FileKind::Selections => "a selection trace",
@@ -51,22 +51,24 @@ impl FileKind {
         }
     }
 
-    /// Who takes it.
+    /// The command that takes it.
     const fn taken_by(self) -> &'static str {
         match self {
             FileKind::Selections => "pass it to forebay replay, or as --trace to plan and simulate",
             FileKind::Requests => "pass it to forebay replay",
             FileKind::Setup => "pass it as --setup to forebay plan or forebay simulate",
             FileKind::Measurements => "pass it to forebay fit, which makes a setup of it",
-            FileKind::Results => "no input: of forebay doctor's, forebay fit takes the rates as --rates",
+            FileKind::Results => {
+                "of such results, only those of forebay doctor are an input: forebay fit --rates"
+            }
             FileKind::OverlapTable => "pass it as --table to forebay simulate",
             FileKind::Page | FileKind::Picture => "open it in a browser",
         }
     }
 
-    /// What the file at `path` seems to be; none where nothing says so.
+    /// What the file at `path` seems to be; none if nothing identifies it.
     pub fn of(path: &Path) -> Option<FileKind> {
-        // What is no regular file may be readable once only.
+        // A file that is not regular may be readable only once.
         if !std::fs::metadata(path).ok()?.is_file() {
             return None;
         }
@@ -77,7 +79,7 @@ impl FileKind {
         let lower = text.get(..16).unwrap_or(text).to_ascii_lowercase();
         let has = |key: &str| text.contains(&format!("\"{key}\""));
         match () {
-            // Measurements hold the setup that is fitted.
+            // Measurements contain the setup that is fitted, so they are checked first.
             () if text.starts_with('{') && has("forebay_measurements") => Some(FileKind::Measurements),
             () if text.starts_with('{') && has("forebay_setup") => Some(FileKind::Setup),
             () if text.starts_with('[') && has("schema") && has("forebay") && has("kind") => {
@@ -88,7 +90,7 @@ impl FileKind {
             () if lower.starts_with("<svg") => Some(FileKind::Picture),
             () => match requests::is_request_trace(path).ok()?? {
                 false => Some(FileKind::Selections),
-                // A brace alone begins much else.
+                // Many other texts begin with a brace, too.
                 true if !text.starts_with('{') || of_requests(text) => Some(FileKind::Requests),
                 true => None,
             },
@@ -96,20 +98,20 @@ impl FileKind {
     }
 }
 
-/// Whether the first line names what requests have.
+/// Whether the first line has the field names of requests.
 fn of_requests(text: &str) -> bool {
     let line = text.lines().next().unwrap_or_default();
     ["hash_ids", "input_length", "requests"].iter().any(|key| line.contains(&format!("\"{key}\"")))
 }
 
-/// Refuses a file that is recognised as another kind than those that are taken here.
+/// Refuses a file that is recognised as another kind than the wanted ones.
 ///
 /// # Errors
-/// [`Kind::BadFormat`] says what the file is, what is wanted, and who takes it.
+/// [`Kind::BadFormat`] names the kind of the file, the wanted kind, and the command that takes the file.
 pub fn expect(operation: &'static str, path: &Path, wanted: &[FileKind], what: &str) -> Result<()> {
     match FileKind::of(path) {
         Some(kind) if !wanted.contains(&kind) => {
-            let place = format!("{} is {}, and {what} is wanted", echo(path.display()), kind.name());
+            let place = format!("{} is {}, but {what} is wanted", echo(path.display()), kind.name());
             Err(Error::new(Kind::BadFormat, operation).at(place).hint(kind.taken_by()))
         }
         _ => Ok(()),

@@ -11,14 +11,14 @@ use super::misses::{MissArguments, Source};
 use super::sizes;
 use crate::present::output::{self, Input, echo};
 
-/// An engine on a machine, and what its model misses.
+/// The setup, and the misses of its model.
 #[derive(clap::Args)]
 pub struct Machine {
-    /// A built-in setup, or a setup file: what an engine's step costs (docs/simulator.md).
+    /// A built-in setup, or a setup file, with the costs of an engine's step (docs/simulator.md).
     #[arg(long, value_name = "NAME|FILE")]
     pub setup: Option<String>,
     /// Links instead of the setup's: pcie4, pcie5, pcie6, c2c, or the rate at which single rows are gathered, such
-    /// as 37GB/s; several are set side by side.
+    /// as 37GB/s; several are compared.
     #[arg(long, value_name = "NAME|RATE", value_delimiter = ',', requires = "setup")]
     link: Vec<String>,
     #[command(flatten)]
@@ -26,9 +26,9 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// The files that are named.
+    /// The named files.
     pub fn inputs(&self) -> Vec<Input<'_>> {
-        // A built-in setup's name is no file's.
+        // The name of a built-in setup is not a file.
         let setup = self.setup.as_deref().filter(|name| Setup::named(name).is_none());
         setup.map(|name| ("setup", Path::new(name))).into_iter().chain(self.misses.inputs()).collect()
     }
@@ -36,9 +36,9 @@ impl Machine {
 
 /// A link, its name, and the simulator of the setup on it.
 pub struct Linked {
-    /// As it was named; none for the setup's own.
+    /// As named; none for the setup's own.
     pub link: Option<String>,
-    /// Remembers what layers cost.
+    /// The simulator, which caches the costs of layers.
     pub simulator: Simulator,
 }
 
@@ -52,13 +52,13 @@ pub fn accepts(operation: &'static str, given: &[f64], mtps: &[u32]) -> Result<V
         [one] => Ok(vec![*one; mtps.len()]),
         many if many.len() == mtps.len() => Ok(many.to_vec()),
         many => Err(Error::new(Kind::InvalidConfig, operation)
-            .at("--accept is neither one value nor one for each --mtp")
+            .at("--accept needs one value, or one for each --mtp")
             .with("accept", many.len() as u64)
             .with("mtp", mtps.len() as u64)),
     }
 }
 
-/// The setup on a link by its name; or on its own but for the rate at which single rows are gathered.
+/// The setup on a named link, or on its own link with another rate at which single rows are gathered.
 fn on_link(setup: &Setup, text: &str) -> Result<Setup> {
     let Some(rate) = text.strip_suffix("GB/s") else { return setup.on_link(Link::Preset(text.to_owned())) };
     let wrong = || Error::new(Kind::InvalidConfig, "read link").at(format!("--link {}", echo(text)));
@@ -67,7 +67,7 @@ fn on_link(setup: &Setup, text: &str) -> Result<Setup> {
     setup.on_gather(rate * 1e9)
 }
 
-/// Reads a setup by its name or from its file, an error naming it.
+/// Reads a setup by its name or from its file; errors name it.
 pub fn read_setup(name: &str) -> Result<Setup> {
     if let Some(setup) = Setup::named(name) {
         return setup;
@@ -76,12 +76,8 @@ pub fn read_setup(name: &str) -> Result<Setup> {
     if !path.exists() {
         let names: Vec<&str> = Setup::names().collect();
         return Err(Error::new(Kind::InvalidConfig, "read setup")
-            .at(format!(
-                "--setup {}: no file, and no built-in setup of that name ({})",
-                echo(name),
-                names.join(", ")
-            ))
-            .hint("name a built-in setup or a file"));
+            .at(format!("--setup {}: neither a file nor a built-in setup ({})", echo(name), names.join(", ")))
+            .hint("pass a built-in setup or a file"));
     }
     file_kind::expect("read setup", path, &[FileKind::Setup], "a setup")?;
     let text = output::read_text(path)?;
@@ -92,20 +88,20 @@ impl Machine {
     /// The setup on every link.
     ///
     /// # Errors
-    /// Those of reading it, and of an unknown link.
+    /// Errors of reading it, and of an unknown link.
     pub fn simulators(&self) -> Result<Vec<Linked>> {
         let name = self.setup.as_deref().ok_or_else(|| {
             Error::new(Kind::InvalidConfig, "simulate")
                 .at("--setup is not given")
-                .hint("pass --setup with the name of a built-in setup, such as ess, or a file")
+                .hint("pass --setup with a built-in setup, such as ess, or a file")
         })?;
         self.of(&read_setup(name)?)
     }
 
-    /// Simulators of the setup on every link, on `gpus` GPUs where they are not the setup's.
+    /// Simulators of the setup on every link, on `gpus` GPUs if they are not the setup's.
     ///
     /// # Errors
-    /// Likewise, and those of GPUs that cannot be priced.
+    /// As [`Machine::simulators`], and errors of GPUs that cannot be priced.
     pub fn on_gpus(&self, gpus: Option<u32>) -> Result<Vec<Linked>> {
         let own = self.simulators()?;
         let Some(gpus) = gpus else { return Ok(own) };
@@ -119,7 +115,7 @@ impl Machine {
     /// Simulators of `setup` on every link.
     ///
     /// # Errors
-    /// Those of an unknown link.
+    /// Errors of an unknown link.
     pub fn of(&self, setup: &Setup) -> Result<Vec<Linked>> {
         if self.link.is_empty() {
             return Ok(vec![Linked { link: None, simulator: Simulator::new(setup.clone()) }]);
@@ -131,15 +127,15 @@ impl Machine {
         self.link.iter().map(on).collect()
     }
 
-    /// How many links are set side by side.
+    /// How many links are compared.
     pub fn links(&self) -> usize {
         self.link.len().max(1)
     }
 
-    /// Where misses come from.
+    /// The source of misses.
     ///
     /// # Errors
-    /// Those of reading them.
+    /// Errors of reading it.
     pub fn source(&self, setup: &Setup) -> Result<Source> {
         self.misses.source(setup)
     }

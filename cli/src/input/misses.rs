@@ -1,4 +1,4 @@
-//! Where a simulation's misses come from: the setup, a file, or a trace that is replayed by the production pools.
+//! The source of a simulation's misses: the setup, a file, or a trace that the production pools replay.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -17,21 +17,21 @@ use crate::present::output::{self, Input, echo};
 use crate::study::lru_stack;
 use crate::study::pools::Setting;
 
-/// Prompt steps replayed before the first decode step, or all that the trace has.
+/// Prompt steps replayed before the first decode step, if the trace has as many.
 const WARMUP: u32 = 32;
 
-/// The options that name them.
+/// The options that name the source.
 #[derive(clap::Args)]
 pub struct MissArguments {
-    /// Misses instead of the setup's, from a JSON file: a curve, a table by layer, or a replay's steps, as the field
-    /// `misses` of a setup.
+    /// Takes misses from a JSON file instead of the setup: a curve, a table by layer, or a replay's steps, in the form
+    /// of a setup's field `misses`.
     #[arg(long, value_name = "FILE", conflicts_with = "trace", requires = "setup")]
     misses: Option<PathBuf>,
-    /// Misses of a selection trace, replayed by the production pools at each ratio and --mtp asked for. A layer of
-    /// the model takes the trace's layer at the same depth.
+    /// Takes misses from a selection trace, which the production pools replay at each ratio and --mtp. A layer of
+    /// the model takes the misses of the trace's layer at the same relative depth.
     #[arg(long, value_name = "FILE", requires = "setup")]
     trace: Option<PathBuf>,
-    /// With --trace: the most memory of this machine that its replay may hold, such as 8GiB [default: the decoded
+    /// With --trace: the most memory that its replay may hold on this machine, such as 8GiB [default: the decoded
     /// trace and 500MB].
     #[arg(long, value_name = "SIZE", requires = "trace", value_parser = sizes::some_bytes)]
     memory: Option<u64>,
@@ -43,11 +43,11 @@ pub enum Source {
     Setup,
     /// A file's.
     File(PathBuf, Misses),
-    /// A trace's, counted where they are asked for, once.
+    /// A trace's, counted once when they are first needed.
     Trace(Box<Traced>),
 }
 
-/// A trace and what was counted.
+/// A trace and its counts.
 pub struct Traced {
     path: PathBuf,
     recorded: Recorded,
@@ -58,16 +58,16 @@ pub struct Traced {
 }
 
 impl MissArguments {
-    /// The files that are named.
+    /// The named files.
     pub fn inputs(&self) -> impl Iterator<Item = Input<'_>> {
         let misses = self.misses.as_deref().map(|path| ("misses", path));
         misses.into_iter().chain(self.trace.as_deref().map(|path| ("trace", path)))
     }
 
-    /// Reads what is named.
+    /// Reads the named source.
     ///
     /// # Errors
-    /// Those of reading it; of numbers that do not fit the setup's layers.
+    /// Errors of reading it, and of numbers that do not fit the setup's layers.
     pub fn source(&self, setup: &Setup) -> Result<Source> {
         if let Some(path) = &self.misses {
             file_kind::expect("read misses", path, &[], "the field misses of a setup")?;
@@ -75,7 +75,7 @@ impl MissArguments {
             let misses: Misses = serde_json::from_str(&text).map_err(|error| {
                 Error::new(Kind::BadFormat, "read misses")
                     .at(format!("{}: {}", echo(path.display()), echo(error)))
-                    .hint("docs/setup-format.md says what the field misses holds")
+                    .hint("docs/setup-format.md describes the field misses")
             })?;
             misses.check(setup.shape()).map_err(|error| output::within(error, path))?;
             return Ok(Source::File(path.clone(), misses));
@@ -83,7 +83,7 @@ impl MissArguments {
         let Some(path) = &self.trace else { return Ok(Source::Setup) };
         file_kind::expect("--trace", path, &[FileKind::Selections], "a selection trace")?;
         let allowance = Allowance { of: Replayed::Misses, memory: self.memory };
-        // What its replays hold depends on ratios and query rows, and is asked for each of them.
+        // The memory of its replays depends on ratios and query rows, and is checked for each of them.
         let recorded = selection_trace::read(path, &allowance, |_, _| Ok(0))?;
         let path = path.clone();
         Ok(Source::Trace(Box::new(Traced { path, recorded, allowance, known: HashMap::new() })))
@@ -98,7 +98,7 @@ impl Source {
     /// The misses at a ratio and a number of query rows; none for the setup's own.
     ///
     /// # Errors
-    /// Those of a replay.
+    /// Errors of a replay.
     pub fn at(&mut self, setup: &Setup, ratio: f64, mtp: u32) -> Result<Option<Misses>> {
         match self {
             Source::Setup => Ok(None),
@@ -107,7 +107,7 @@ impl Source {
         }
     }
 
-    /// What figures of `setup` with these misses rest on.
+    /// The provenance of figures of `setup` with these misses.
     pub fn provenance(&self, setup: &Setup) -> Provenance {
         let provenance = Provenance::of(setup);
         match self {
@@ -119,12 +119,12 @@ impl Source {
         }
     }
 
-    /// Whether they are counted at one ratio at a time.
+    /// Whether the misses are counted for each ratio separately.
     pub const fn is_trace(&self) -> bool {
         matches!(self, Source::Trace(_))
     }
 
-    /// What a reader should know about them, where `contexts` are asked for.
+    /// What a reader should know about the misses at `contexts`.
     pub fn note(&self, setup: &Setup, mut contexts: impl Iterator<Item = u32>) -> Option<String> {
         let Source::Trace(traced) = self else { return None };
         let (header, shape) = (&traced.recorded.header, setup.shape());
@@ -149,7 +149,7 @@ impl Source {
 }
 
 impl Traced {
-    /// Tokens of the trace's context at its end, which a ratio is a share of, as of a planned sequence.
+    /// Tokens of the trace's context at its end. A ratio is a share of it, as it is for a planned sequence.
     fn end(&self) -> u32 {
         let header = &self.recorded.header;
         header.decode_start.saturating_add(header.decode_steps())
@@ -163,9 +163,12 @@ impl Traced {
         let Recorded { header, trace } = &self.recorded;
         let steps = header.decode_steps() / mtp;
         if steps == 0 {
-            return Err(refused(&self.path, "one step of --mtp takes more than the trace's decode steps")
-                .with("mtp", mtp)
-                .with("decode_steps", header.decode_steps()));
+            return Err(refused(
+                &self.path,
+                "one step of --mtp query rows needs more decode steps than the trace has",
+            )
+            .with("mtp", mtp)
+            .with("decode_steps", header.decode_steps()));
         }
         let setting = Setting { slots, warmup: WARMUP.min(header.warm_steps), mtp, steps };
         let named = |error| selection_trace::named(error, &self.path);
@@ -178,7 +181,7 @@ impl Traced {
         Ok(means)
     }
 
-    /// The model's layers, each with the misses of the trace's layer at its depth.
+    /// The model's layers, each with the misses of the trace's layer at the same relative depth.
     fn table(&mut self, setup: &Setup, ratio: f64, mtp: u32) -> Result<Misses> {
         let slots = ((ratio * f64::from(self.end()) + 0.5).floor() as u32).max(1);
         let counted = self.count(setup, slots, mtp)?;
@@ -188,7 +191,7 @@ impl Traced {
             counted.get(depth as usize).copied().unwrap_or(0.0)
         });
         let rows = rows.collect();
-        // How much of what a step misses one query row reads: counted as well, not assumed.
+        // The share of a step's misses that one query row reads is counted as well, not assumed.
         let alone: f64 = if mtp > 1 { self.count(setup, slots, 1)?.iter().sum() } else { 0.0 };
         let together: f64 = counted.iter().sum();
         let power = (together / alone).ln() / f64::from(mtp).ln();

@@ -1,5 +1,5 @@
-//! What several commands take from a command line and its files: sizes, devices, kinds of files, traces, misses, and
-//! how much memory all that may hold.
+//! Input that several commands share, from a command line and its files: sizes, devices, kinds of files, traces,
+//! misses, and how much memory they may use.
 
 pub mod allowance;
 pub mod device;

@@ -1,4 +1,4 @@
-//! NUMA: which nodes there are, what is free on them, and on which of them this process may be.
+//! NUMA findings: the nodes, their free memory, and the nodes that this process may use.
 
 use super::system_files::{Files, count, field, kib, list};
 
@@ -9,29 +9,29 @@ const FOLDER: &str = "sys/devices/system/node";
 pub struct Node {
     /// Its number.
     pub number: u32,
-    /// Its processors; none where that is not known.
+    /// Its processors; none if they are unknown.
     pub processors: Option<Vec<u32>>,
     /// Bytes of its memory.
     pub total: Option<u64>,
-    /// Bytes that are free or hold files; not those of reserved huge pages.
+    /// Bytes that are free or hold files, without those of reserved huge pages.
     pub free: Option<u64>,
-    /// Reserved huge pages that nobody has.
+    /// Free reserved huge pages.
     pub huge_free: u64,
 }
 
-/// All nodes, and where this process may be: none where that is not known.
+/// All nodes, and the parts that this process may use: none if unknown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nodes {
     /// By ascending number.
     pub all: Option<Vec<Node>>,
-    /// Processors that this process may run on.
+    /// Processors on which this process may run.
     pub may_run: Option<Vec<u32>>,
-    /// Nodes whose memory it may take.
+    /// Nodes whose memory it may use.
     pub may_take: Option<Vec<u32>>,
 }
 
 impl Nodes {
-    /// As the files say.
+    /// Reads the files.
     pub fn read(files: &Files) -> Nodes {
         let status = files.text("proc/self/status").unwrap_or_default();
         let allowed = |name| field(&status, name).and_then(list);
@@ -58,13 +58,13 @@ impl Nodes {
         }
     }
 
-    /// The node of a number, if there is one.
+    /// The node with this number, if there is one.
     pub fn node(&self, number: u32) -> Option<&Node> {
         self.all.as_ref()?.iter().find(|node| node.number == number)
     }
 }
 
-/// Bytes that a NUMA node of this machine has free; none where the system does not tell.
+/// Free bytes of a NUMA node of this machine; none if the system does not report them.
 pub fn node_free(node: u32) -> Option<u64> {
     Nodes::read(&Files::under(None)).node(node)?.free
 }

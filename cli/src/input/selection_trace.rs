@@ -1,4 +1,5 @@
-//! Selection traces as replays read them: no longer than they are, and not before it is known that they may be held.
+//! Selection traces as replays read them: with unused positions removed, and only after the memory for them is
+//! allowed.
 
 use std::path::Path;
 
@@ -8,11 +9,11 @@ use forebay::{Error, Kind, Result};
 use super::allowance::Allowance;
 use crate::present::output::echo;
 
-/// A selection trace, and its header as it was recorded: sizes and reports go by that one.
+/// A selection trace for replays, and the header as recorded; sizes and reports use the recorded one.
 pub struct Recorded {
     /// As recorded.
     pub header: Header,
-    /// What is replayed; its prompt may be shorter.
+    /// The replayed trace; its prompt may be shorter.
     pub trace: SelectionTrace,
 }
 
@@ -21,26 +22,26 @@ fn decoded(header: &Header) -> u64 {
     4 * header.members()
 }
 
-/// Whether tables over the whole context would hold more than the trace does.
+/// Whether tables over the whole context would hold more than the trace.
 fn is_sparse(header: &Header) -> bool {
     u64::from(header.layers) * u64::from(header.context) > header.members()
 }
 
-/// Reads a trace for replays: over the positions that it names, where tables over its whole context would hold more
-/// than it does. The counts are the same.
+/// Reads a trace for replays. If tables over its whole context would hold more than the trace does, only the positions
+/// that it names remain. The counts are the same.
 ///
-/// `needs` says from headers, the recorded one and that of what is replayed, what the replay holds beside the trace.
-/// Whether it may is looked at before the trace is decoded where the header tells, and before a recording grows.
+/// `needs` computes from two headers, the recorded and the replayed one, how much the replay holds in addition to the
+/// trace. The limit is checked before the trace is decoded if the header suffices, and before a recording grows.
 ///
 /// # Errors
-/// Those of [`SelectionTrace::read`], of `needs`, and of the allowance.
+/// Errors of [`SelectionTrace::read`], of `needs`, and of the allowance.
 pub fn read(
     path: &Path,
     allowance: &Allowance,
     needs: impl Fn(&Header, &Header) -> Result<u64>,
 ) -> Result<Recorded> {
     let ask = |promise: Promise<'_>| match promise {
-        // How many positions are named is not known yet.
+        // The number of named positions is not known yet.
         Promise::Trace(header) if is_sparse(header) => allowance.check(decoded(header), 0),
         Promise::Trace(header) => allowance.check(decoded(header), needs(header, header)?),
         Promise::Recording(positions) => allowance.check(4 * positions, 0),
@@ -52,7 +53,7 @@ pub fn read(
     Ok(Recorded { header, trace })
 }
 
-/// The error with the trace's name, and what helps against pools that are too large.
+/// The error with the trace's name, and a hint for pools that are too large.
 pub fn named(e: Error, path: &Path) -> Error {
     let too_large = matches!(e.kind(), Kind::OutOfMemory | Kind::Overflow);
     let place = match e.place() {

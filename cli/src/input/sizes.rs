@@ -1,5 +1,5 @@
-//! Numbers as people write them on a command line: `32K` tokens, `80GiB`, `0.31`, `auto`. Strict: what is not
-//! exactly one of these is refused, because a size that was misread plans for another machine.
+//! Parses numbers on the command line: `32K` tokens, `80GiB`, `0.31`, `auto`. Parsing is strict: anything else is
+//! refused, because a misread size would plan for another machine.
 
 use forebay::Shape;
 use forebay::predict::plan::{Batch, Ratio};
@@ -9,7 +9,7 @@ use crate::present::numbers;
 
 type Parsed<T> = std::result::Result<T, String>;
 
-/// The largest size that is taken for meant: 1 EiB.
+/// The largest size that is accepted: 1 EiB.
 const BYTES_MAX: f64 = (1_u64 << 60) as f64;
 
 const UNITS: [(&str, f64); 8] = [
@@ -23,14 +23,14 @@ const UNITS: [(&str, f64); 8] = [
     ("TB", 1e12),
 ];
 
-/// Digits, with or without a point between digits: no sign, no exponent, no word.
+/// Digits, with at most one point between digits: no sign, no exponent, no word.
 fn decimal(text: &str) -> Option<f64> {
     let (whole, part) = text.split_once('.').unwrap_or((text, "0"));
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     (digits(whole) && digits(part)).then(|| text.parse().ok())?
 }
 
-/// Whether sizes are told in powers of 1024 or of 1000: as the caller wrote his own.
+/// Whether sizes are shown in powers of 1024 or of 1000: as the caller wrote them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// KiB, MiB, GiB.
@@ -57,7 +57,7 @@ impl Unit {
     }
 }
 
-/// A size as it was given: shown again, it is the same.
+/// A size as it was given; it is shown in the same form.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Size {
     /// In bytes.
@@ -66,7 +66,7 @@ pub struct Size {
 }
 
 impl Size {
-    /// The units that it was given in.
+    /// The units in which it was given.
     pub fn unit(&self) -> Unit {
         if self.text.contains('i') || self.bytes == 0 { Unit::Binary } else { Unit::Decimal }
     }
@@ -81,7 +81,7 @@ impl std::fmt::Display for Size {
     }
 }
 
-/// A size with a unit, and how it was written.
+/// A size with a unit, and the form in which it was written.
 ///
 /// # Errors
 /// As [`bytes`].
@@ -89,7 +89,7 @@ pub fn size(text: &str) -> Parsed<Size> {
     Ok(Size { bytes: bytes(text)?, text: text.to_owned() })
 }
 
-/// Likewise, of more than nothing.
+/// As [`size`], but above 0.
 ///
 /// # Errors
 /// As [`some_bytes`].
@@ -100,7 +100,7 @@ pub fn some_size(text: &str) -> Parsed<Size> {
 /// Bytes with a unit: `80GiB`, `141GB`, `1.5TiB`; `0` needs none.
 ///
 /// # Errors
-/// The sentence that says what is wanted.
+/// A sentence that says what is wanted.
 pub fn bytes(text: &str) -> Parsed<u64> {
     if text == "0" {
         return Ok(0);
@@ -113,13 +113,13 @@ pub fn bytes(text: &str) -> Parsed<u64> {
     }
 }
 
-/// Bytes, more than none.
+/// Bytes, more than 0.
 ///
 /// # Errors
-/// Likewise.
+/// As [`bytes`].
 pub fn some_bytes(text: &str) -> Parsed<u64> {
     match bytes(text)? {
-        0 => Err("no memory at all".to_owned()),
+        0 => Err("must be more than 0 bytes".to_owned()),
         bytes => Ok(bytes),
     }
 }
@@ -127,7 +127,7 @@ pub fn some_bytes(text: &str) -> Parsed<u64> {
 /// Tokens: `4096`, `32K` (of 1024), `1M`.
 ///
 /// # Errors
-/// Likewise.
+/// As [`bytes`].
 pub fn tokens(text: &str) -> Parsed<u32> {
     let (number, factor) = match text.strip_suffix(['K', 'M']) {
         Some(number) if text.ends_with('K') => (number, 1 << 10),
@@ -145,7 +145,7 @@ pub fn tokens(text: &str) -> Parsed<u32> {
 /// A number of at least 1.
 ///
 /// # Errors
-/// Likewise.
+/// As [`bytes`].
 pub fn count(text: &str) -> Parsed<u32> {
     let plain = text.bytes().all(|b| b.is_ascii_digit());
     match text.parse::<u32>() {
@@ -157,7 +157,7 @@ pub fn count(text: &str) -> Parsed<u32> {
 /// A number of GPUs that serve together.
 ///
 /// # Errors
-/// Likewise.
+/// As [`bytes`].
 pub fn gpus(text: &str) -> Parsed<u32> {
     match count(text) {
         Ok(gpus) if gpus <= GPUS_MAX => Ok(gpus),
@@ -168,32 +168,32 @@ pub fn gpus(text: &str) -> Parsed<u32> {
 /// A number of sequences, or `max`.
 ///
 /// # Errors
-/// Likewise.
+/// As [`bytes`].
 pub fn batch(text: &str) -> Parsed<Batch> {
     match text {
         "max" => Ok(Batch::Most),
-        number => count(number).map(Batch::Sequences).map_err(|error| format!("{error}, and not max")),
+        number => count(number).map(Batch::Sequences).map_err(|error| format!("{error}, or max")),
     }
 }
 
 /// A share above 0 and at most 1, or `auto`.
 ///
 /// # Errors
-/// Likewise.
+/// As [`bytes`].
 pub fn ratio(text: &str) -> Parsed<Ratio> {
     if text == "auto" {
         return Ok(Ratio::Auto);
     }
     match decimal(text) {
         Some(ratio) if ratio > 0.0 && ratio <= 1.0 => Ok(Ratio::Share(ratio)),
-        _ => Err("not a ratio above 0 and at most 1, and not auto".to_owned()),
+        _ => Err("not a ratio above 0 and at most 1, or auto".to_owned()),
     }
 }
 
 /// A number above 0.
 ///
 /// # Errors
-/// Likewise.
+/// As [`bytes`].
 pub fn positive(text: &str) -> Parsed<f64> {
     match decimal(text) {
         Some(value) if value > 0.0 && value <= 1e6 => Ok(value),
@@ -201,19 +201,19 @@ pub fn positive(text: &str) -> Parsed<f64> {
     }
 }
 
-/// A model by its name.
+/// A model preset.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Model {
-    /// As the command line names it.
+    /// Its name on the command line.
     pub name: &'static str,
-    /// Its cache.
+    /// Its geometry.
     pub shape: Shape,
 }
 
 /// A preset.
 ///
 /// # Errors
-/// Likewise.
+/// As [`bytes`].
 pub fn model(text: &str) -> Parsed<Model> {
     let found = Shape::PRESETS.iter().find(|(name, _)| *name == text);
     found.map(|(name, shape)| Model { name, shape: *shape }).ok_or_else(|| {
@@ -222,7 +222,7 @@ pub fn model(text: &str) -> Parsed<Model> {
     })
 }
 
-/// Whose rows are moved when nobody is named.
+/// The model that sets the row size by default.
 pub const MODEL: &str = "deepseek-v3.2";
 
 #[cfg(test)]

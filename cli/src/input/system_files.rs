@@ -1,29 +1,29 @@
-//! What the system says about itself in `/proc` and `/sys`.
+//! Reads what the system reports about itself in `/proc` and `/sys`.
 //!
-//! Any of these files may be missing, unreadable or, in a container, somebody's invention: nothing that is read
-//! here is an error, and nothing is trusted to be short or to be text. Another folder may stand before both, so
-//! that tests can describe any machine.
+//! Any of these files may be missing, unreadable or, in a container, made up. So nothing that is read here is an
+//! error, and nothing is assumed to be short or to be text. Tests put another root folder before both paths to
+//! describe any machine.
 
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// The most bytes of a file that are read: a kilobyte or two for each of a thousand processors.
+/// The most bytes of a file that are read: one or two kilobytes for each of a thousand processors.
 const MOST: u64 = 4 << 20;
 
-/// Where the files are.
+/// The root of the files.
 #[derive(Clone, Debug)]
 pub struct Files {
     root: PathBuf,
 }
 
 impl Files {
-    /// Those of this machine, or under another folder.
+    /// The files of this machine, or under another root.
     pub fn under(root: Option<&Path>) -> Files {
         Files { root: root.unwrap_or(Path::new("/")).to_owned() }
     }
 
-    /// The folder in which `proc` and `sys` stand.
+    /// The folder that contains `proc` and `sys`.
     pub fn root(&self) -> &Path {
         &self.root
     }
@@ -35,12 +35,12 @@ impl Files {
         String::from_utf8(bytes).ok()
     }
 
-    /// A file's text without the spaces around it; none of an empty one.
+    /// A file's text without surrounding spaces; none if it is empty.
     pub fn word(&self, path: &str) -> Option<String> {
         self.text(path).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
     }
 
-    /// The names in a folder, ascending; none where there is no such folder.
+    /// The names in a folder, ascending; none if there is no such folder.
     pub fn names(&self, path: &str) -> Vec<String> {
         let entries = std::fs::read_dir(self.root.join(path)).into_iter().flatten().flatten();
         let mut names: Vec<String> =
@@ -50,13 +50,13 @@ impl Files {
     }
 }
 
-/// What stands behind `name` and a colon, at the first line that has it: of `/proc/meminfo` and its like.
+/// The text after `name` and a colon in the first line that has it, in `/proc/meminfo` and similar files.
 pub fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines()
         .find_map(|line| Some(line.trim_start().strip_prefix(name)?.trim_start().strip_prefix(':')?.trim()))
 }
 
-/// Such a field as a number of bytes, said in kB.
+/// Such a field as a number of bytes, given in kB.
 pub fn kib(text: &str, name: &str) -> Option<u64> {
     field(text, name)?.strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
@@ -66,15 +66,15 @@ pub fn count(text: &str, name: &str) -> Option<u64> {
     field(text, name)?.parse().ok()
 }
 
-/// The word in brackets: what a switch is set to.
+/// The word in brackets: the current value of a switch.
 pub fn chosen(text: &str) -> Option<&str> {
     text.split_once('[')?.1.split_once(']').map(|(word, _)| word)
 }
 
-/// The most that a list of processors or nodes names.
+/// The most entries of a list of processors or nodes.
 const LONGEST: usize = 1 << 16;
 
-/// A list such as `0-3,8`, ascending as it is written. None for anything else; an empty one is a list.
+/// A list such as `0-3,8`, ascending as written. None for any other text; an empty list is a list.
 pub fn list(text: &str) -> Option<Vec<u32>> {
     let mut numbers = Vec::new();
     for part in text.trim().split(',').filter(|part| !part.is_empty()) {

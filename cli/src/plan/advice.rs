@@ -1,8 +1,8 @@
-//! What a plan comes to, in one sentence: offload or not, at which batch and ratio, what that gains, and what it costs
-//! each sequence.
+//! The recommendation of a plan in one sentence: whether to offload, at which batch and ratio, the gain, and the cost
+//! for each sequence.
 //!
-//! A gain below [`GAIN_LEAST`] and a ratio above [`RATIO_MOST`] are advice against it: neither is worth host memory and
-//! another moving part, and no simulation is that exact.
+//! A gain below [`GAIN_LEAST`] or a ratio above [`RATIO_MOST`] leads to advice against offload. Neither justifies the
+//! host memory and the additional component, and no simulation is that exact.
 
 use forebay::Error;
 use forebay::predict::plan::{Note, Planned};
@@ -14,19 +14,19 @@ use super::result::{Gain, Point, Slow};
 use crate::present::numbers::{grouped, number, ratio, signed_percent, tokens};
 use crate::present::output::harmless;
 
-/// The least gain that is worth it, as a share of what there is without.
+/// The least gain that justifies offload, as a share of the yield without it.
 const GAIN_LEAST: f64 = 0.03;
 
-/// A ratio above it leaves nearly all rows where they were.
+/// Above this ratio nearly all rows stay on the device.
 const RATIO_MOST: f64 = 0.98;
 
-/// Memory that differs by less is the same GPU's: 141 GB are 131.3 GiB.
+/// Memory sizes that differ by less than this share count as the same GPU: 141 GB are 131.3 GiB.
 const MEMORY_NEAR: f64 = 0.01;
 
-/// What to do about the plans of one setting.
+/// The advice for the plans of one setting.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Advice {
-    /// Whether to offload; none where that is not known.
+    /// Whether to offload; none if unknown.
     pub offload: Option<bool>,
     /// The sentence, with its full stop.
     pub sentence: String,
@@ -47,7 +47,7 @@ fn gpus(deployed: &Deployed) -> String {
     if deployed.gpus == 1 { "the GPU".to_owned() } else { format!("the {} GPUs", deployed.gpus) }
 }
 
-/// What does not fit, and where.
+/// What does not fit, and where it does not fit.
 fn beyond(point: &Point, error: &Error) -> String {
     let bytes = |name| error.number(name).map(|bytes| point.memory.size(bytes as f64));
     let (Some(batch), Some(wanted), Some(available)) =
@@ -66,8 +66,8 @@ fn sequences(count: u32) -> String {
     if count == 1 { "1 sequence".to_owned() } else { format!("{count} sequences") }
 }
 
-/// What the figures count that a reader would not expect: weights that were given, another memory than that of the GPU
-/// whose times they are. Empty where there is neither.
+/// What the figures include that a reader would not expect: given weights, or memory of another size than that of the
+/// GPU whose times were measured. Empty if neither applies.
 fn counted(point: &Point) -> String {
     let memory = &point.memory;
     let weights = memory.weights.as_ref().map(|given| match given.bytes {
@@ -81,7 +81,7 @@ fn counted(point: &Point) -> String {
     if words.is_empty() { String::new() } else { format!("; it counts {}", words.join(" and ")) }
 }
 
-/// How sure the times are: they are computed, and from what.
+/// How reliable the times are: they are computed, and this says from what.
 fn source(point: &Point) -> String {
     let Some(on) = &point.on else { return counted(point) };
     let Provenance { setup, measured, measured_parts, deployment: of, .. } = &on.provenance;
@@ -98,8 +98,8 @@ fn source(point: &Point) -> String {
     format!("; computed from setup {setup}{extrapolated}, {sure}{}", counted(point))
 }
 
-/// What to do about plans of one setting, which differ in batch and ratio alone. Slower than `least_otps` tokens a
-/// second for each sequence is no answer; 0 asks for no speed.
+/// The advice for plans of one setting, which differ in batch and ratio alone. A plan slower than `least_otps` tokens
+/// a second for each sequence is not considered; 0 sets no minimum.
 pub fn of(points: &[&Point], least_otps: f64) -> Advice {
     let fits = |point: &&&Point| point.planned.is_ok();
     let Some(first) = points.iter().find(fits) else {
@@ -115,7 +115,7 @@ pub fn of(points: &[&Point], least_otps: f64) -> Advice {
     }
 }
 
-/// A plan, and what it yields.
+/// A plan and its yield.
 type Known<'a> = (&'a Point, &'a Planned, &'a Gain);
 
 fn known<'a>(points: &[&'a Point]) -> impl Iterator<Item = Known<'a>> {
@@ -126,13 +126,13 @@ fn by_yield(a: &Known<'_>, b: &Known<'_>) -> std::cmp::Ordering {
     a.2.outcome.throughput.total_cmp(&b.2.outcome.throughput)
 }
 
-/// The plan whose figures stand for a setting: of those that are fast enough the one that yields most.
+/// The plan that represents a setting: of those that are fast enough, the one with the highest yield.
 pub fn shown<'a>(points: &[&'a Point], least_otps: f64) -> Option<Known<'a>> {
     let fast = known(points).filter(|it| it.2.outcome.otps >= least_otps).max_by(by_yield);
     fast.or_else(|| known(points).max_by(by_yield))
 }
 
-/// Of plans whose times nobody asked for.
+/// The advice for plans without a setup, whose times are not simulated.
 fn by_memory(points: &[&Point]) -> Advice {
     let fits = points.iter().filter_map(|point| Some((*point, point.planned.as_ref().ok()?)));
     let Some((point, planned)) = fits.max_by_key(|(_, planned)| planned.batch) else {
@@ -155,7 +155,7 @@ fn by_memory(points: &[&Point]) -> Advice {
         None,
         format!(
             "With offload {} hold {} sequences of {} instead of {}, at batch {} on each GPU and ratio {}, with {} of \
-             host memory on each node; whether that pays only --setup tells{counted}.",
+             host memory on each node; pass --setup to find out whether that pays{counted}.",
             gpus(deployed),
             grouped(deployed.sequences(planned.batch) as f64),
             tokens(point.demand.context),
@@ -185,7 +185,7 @@ fn resident(planned: &Planned) -> String {
     }
 }
 
-/// Of the best plan that offloads and is fast enough.
+/// The advice from the best plan that offloads and is fast enough.
 fn judged(point: &Point, planned: &Planned, gain: &Gain) -> Advice {
     let deployed = &point.deployed;
     let of = format!("batch {} on each GPU and ratio {}", planned.batch, ratio(planned.ratio));
@@ -241,7 +241,7 @@ fn judged(point: &Point, planned: &Planned, gain: &Gain) -> Advice {
     )
 }
 
-/// Which batches are too slow: those that were named, or all.
+/// Which batches are too slow: the named ones, or all.
 fn too_slow(named: &[Known<'_>], asked: &str) -> String {
     match named {
         [] => format!("no batch with it decodes {asked} tokens a second for each sequence"),
@@ -259,7 +259,7 @@ fn too_slow(named: &[Known<'_>], asked: &str) -> String {
     }
 }
 
-/// Where no plan both offloads and is fast enough.
+/// The advice if no plan both offloads and is fast enough.
 fn without(points: &[&Point], known: Option<(&Point, &Planned, &Gain)>, least_otps: f64) -> Advice {
     if let Some((point, alone)) = points.iter().find_map(|point| Some((*point, point.alone?))) {
         return Advice::against(&format!(
@@ -272,9 +272,9 @@ fn without(points: &[&Point], known: Option<(&Point, &Planned, &Gain)>, least_ot
     let Some((point, planned, gain)) = known else {
         let why = points.iter().find_map(|point| point.unknown.as_ref());
         let why = why.map_or(String::new(), |error| format!(": {}", error.place()));
-        return Advice::to(None, format!("Not known: what these plans yield could not be simulated{why}."));
+        return Advice::to(None, format!("Unknown: the yield of these plans could not be simulated{why}."));
     };
-    // A search keeps no plan that is too slow: these are of batches that were named.
+    // A search drops every plan that is too slow, so these plans have named batches.
     let named: Vec<Known<'_>> = self::known(points).filter(|(_, planned, _)| planned.offloads()).collect();
     let slow = if named.is_empty() { gain.slow } else { Slow::All };
     let asked = number(least_otps);

@@ -11,7 +11,7 @@ use crate::input::sizes::{self, Model, Size};
 use crate::present::terminal::LookArguments;
 
 const AFTER_HELP: &str = "\
-A node of 8 H200 serves DeepSeek-V3.2 at 64K. Does offload pay, at which batch and ratio, and what does it gain?
+A node of 8 H200 serves DeepSeek-V3.2 at 64K. Does offload pay, at which batch and ratio, and how much?
 
   forebay plan --setup ess --gpus 8 --gpu 141GB --workspace 8GB \\
       --context 64K --mtp 2 --accept 1.7
@@ -31,30 +31,30 @@ pub struct Arguments {
     /// Memory of one GPU.
     #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = sizes::some_size, required = true)]
     pub gpu: Vec<Size>,
-    /// GPUs that serve together: whole nodes, or a part of one. A node has as many as the setup says, or 8
+    /// GPUs that serve together: whole nodes, or a part of one. The setup says how many GPUs a node has, 8 without one
     /// [default: the setup's, or 8].
     #[arg(long, value_name = "N", value_parser = sizes::gpus, allow_negative_numbers = true)]
     pub gpus: Option<u32>,
-    /// How attention is divided over a node's GPUs: by sequences (dp), or by heads (tp), where each GPU has the cache
-    /// of all sequences [default: dp].
+    /// How attention is divided over a node's GPUs: by sequences (dp), or by heads (tp). With tp each GPU holds the
+    /// cache of all sequences [default: dp].
     #[arg(long, value_enum)]
     pub attention: Option<AttentionName>,
-    /// Weights on each GPU; 0 for none [default: as the model's published checkpoint divides over --gpus].
+    /// Weights on each GPU; 0 for none [default: the model's published checkpoint, divided over --gpus].
     #[arg(long, value_name = "SIZE", value_parser = sizes::size)]
     pub weights: Option<Size>,
-    /// Activations on that GPU [default: 0].
+    /// Activations on each GPU [default: 0].
     #[arg(long, value_name = "SIZE", value_parser = sizes::size)]
     pub activations: Option<Size>,
-    /// What else the engine takes of that GPU: workspace, graphs, communication buffers [default: 0].
+    /// Other memory that the engine takes on each GPU: workspace, graphs, communication buffers [default: 0].
     #[arg(long, value_name = "SIZE", value_parser = sizes::size)]
     pub workspace: Option<Size>,
-    /// Host memory for one GPU's total pool [default: as much as it takes].
+    /// Host memory for one GPU's total pool [default: as much as the pool needs].
     #[arg(long, value_name = "SIZE", value_parser = sizes::some_size)]
     pub host: Option<Size>,
-    /// Bytes from one row to the next in host memory [default: the model's, the next multiple of 64].
+    /// Bytes from one row to the next in host memory [default: the model's row, rounded up to a multiple of 64].
     #[arg(long, value_name = "BYTES", value_parser = sizes::count, allow_negative_numbers = true)]
     pub host_stride: Option<u32>,
-    /// Tokens of a sequence at its end: prompt and what it may decode.
+    /// Tokens of a sequence at its end: the prompt and the tokens that it may decode.
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = sizes::tokens, required = true)]
     pub context: Vec<u32>,
     /// Tokens of the longest sequence that the model takes, at most the setup's [default: the setup's, or the
@@ -65,8 +65,8 @@ pub struct Arguments {
     #[arg(long, value_name = "N|max", value_delimiter = ',', value_parser = sizes::batch,
           allow_negative_numbers = true)]
     pub batch: Vec<Batch>,
-    /// Slots per sequence and layer as a share of the context at its end, 0 < R <= 1, or auto for the largest that
-    /// fits [default: auto].
+    /// Slots per sequence and layer as a share of the context at its end, 0 < R <= 1, or auto for the largest ratio
+    /// that fits [default: auto].
     #[arg(long, value_name = "R|auto", value_delimiter = ',', value_parser = sizes::ratio,
           allow_negative_numbers = true)]
     pub ratio: Vec<Ratio>,
@@ -77,35 +77,35 @@ pub struct Arguments {
     /// Micro-batches that the batch is divided into; with --setup 1 or 2 [default: as the setup says, or 2].
     #[arg(long, value_name = "N", value_parser = sizes::count, allow_negative_numbers = true)]
     pub micro_batches: Option<u32>,
-    /// Slots that a sequence keeps in each layer when as many sequences as possible are wanted [default: 6400].
+    /// Slots that each sequence keeps in each layer when the plan maximises sequences [default: 6400].
     #[arg(long, value_name = "N", value_parser = sizes::count, allow_negative_numbers = true)]
     pub least_slots: Option<u32>,
-    /// Whether residency tables, and the GPU's page tables of host memory, take part in what has to fit
+    /// Whether residency tables, and the GPU's page tables of host memory, count as memory that has to fit
     /// [default: counted].
     #[arg(long, value_enum)]
     pub tables: Option<Tables>,
-    /// Tokens that a step yields for each sequence, from 1 to --mtp: one for all, or one for each --mtp
+    /// Tokens that a step yields for each sequence, from 1 to --mtp: one value for all, or one for each --mtp
     /// [default: 1].
     #[arg(long, value_name = "A", value_delimiter = ',', value_parser = sizes::positive, requires = "setup",
           allow_negative_numbers = true)]
     pub accept: Vec<f64>,
-    /// The fewest tokens a second that each sequence has to decode: slower batches are not advised [default: any].
+    /// The fewest tokens a second that each sequence must decode: slower batches are not recommended [default: any].
     #[arg(long, value_name = "N", value_parser = sizes::positive, requires = "setup",
           allow_negative_numbers = true)]
     pub min_otps: Option<f64>,
     #[command(flatten)]
     pub machine: Machine,
-    /// Writes a report with pictures instead of tables: one HTML file; `-` is standard output.
+    /// Writes a report with pictures instead of tables as one HTML file; `-` prints it.
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
-    /// Writes the result as JSON, whole or not at all; `-` is standard output, without the tables.
+    /// Writes the result as JSON, atomically; `-` prints it instead of the tables.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     #[command(flatten)]
     pub look: LookArguments,
 }
 
-/// What becomes of the residency tables and of the GPU's page tables of host memory.
+/// How the residency tables and the GPU's page tables of host memory count.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Tables {
     /// They have to fit with everything else.

@@ -1,10 +1,10 @@
-//! The GPUs that serve a model together: what one GPU's plan makes of all of them, and of a node.
+//! The GPUs that serve a model together: turns the plan of one GPU into figures for all of them, and for a node.
 
 use clap::ValueEnum;
 use forebay::predict::simulate;
 use forebay::predict::weights::Attention;
 
-/// How attention is divided, by its name.
+/// The name of the way in which attention is divided.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum AttentionName {
     /// By sequences.
@@ -13,26 +13,26 @@ pub enum AttentionName {
     Tp,
 }
 
-/// The GPUs that serve together, and what stands on them beside the cache.
+/// The GPUs that serve together, and the memory that other things take on them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Deployed {
-    /// How many.
+    /// The number of GPUs.
     pub gpus: u32,
-    /// How many a whole node has.
+    /// The number of GPUs of a whole node.
     pub node: u32,
-    /// How attention is divided over a node of them.
+    /// How attention is divided over a node.
     pub attention: Attention,
-    /// Whose published weights; none where they were given.
+    /// The checkpoint that the weights come from; none if they were given.
     pub checkpoint: Option<String>,
 }
 
 impl Deployed {
-    /// GPUs of one node, where there are so many.
+    /// GPUs of one node, or all if there are fewer.
     pub fn node_gpus(&self) -> u32 {
         self.gpus.min(self.node)
     }
 
-    /// How many times the sequences of one GPU's plan are served.
+    /// How many distinct sets of sequences the GPUs serve, each as large as one GPU's plan.
     pub fn groups(&self) -> u64 {
         match self.attention {
             Attention::Data => u64::from(self.gpus),
@@ -40,12 +40,12 @@ impl Deployed {
         }
     }
 
-    /// Sequences of all GPUs, where one GPU's plan has so many.
+    /// Sequences of all GPUs, if one GPU's plan has `batch`.
     pub fn sequences(&self, batch: u32) -> u64 {
         self.groups() * u64::from(batch)
     }
 
-    /// Tokens a second of one GPU, where the simulator tells those of 8.
+    /// Tokens a second of one GPU, from the simulator's figure for 8.
     pub fn of_gpu(throughput: f64) -> f64 {
         throughput / simulate::NODE_GPUS
     }

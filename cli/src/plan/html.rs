@@ -1,4 +1,4 @@
-//! The pictures of a planned sweep: the ratio by batch and, with a setup, what each batch yields.
+//! The pictures of a planned sweep: the ratio by batch and, with a setup, the yield of each batch.
 
 use forebay::predict::plan::Note;
 
@@ -13,8 +13,8 @@ use crate::present::html::series::{BATCH, Series, grouped, over};
 use crate::present::numbers::{counted, grouped as thousands, number, signed_percent};
 use crate::present::provenance;
 
-/// A batch of a plan's line: its name, that without the link, which no ratio depends on, the batch, the ratio,
-/// tokens a second where they are known.
+/// A batch of a plan's line: its name, its name without the link (which no ratio depends on), the batch, the ratio,
+/// and tokens a second if known.
 struct Dot {
     name: String,
     plain: String,
@@ -23,7 +23,7 @@ struct Dot {
     throughput: Option<f64>,
 }
 
-/// What tells the lines apart: whatever differs beside the batch.
+/// What identifies a line: everything that differs apart from the batch.
 fn line(point: &Point, settings: &Settings, with_link: bool) -> String {
     let words = if with_link { settings.name(point) } else { settings.name_without_link(point) };
     let by_roofline = settings.mixed && point.on.as_ref().is_some_and(|on| on.by_roofline);
@@ -31,7 +31,7 @@ fn line(point: &Point, settings: &Settings, with_link: bool) -> String {
     if by_roofline { format!("{words} (by roofline)") } else { words }
 }
 
-/// Every batch that is known something of.
+/// Every batch with known figures.
 fn dots(all: &[Point], settings: &Settings) -> Vec<Dot> {
     let mut dots = Vec::new();
     for point in all {
@@ -114,7 +114,7 @@ fn card(
     Card { name: name.to_owned(), sentence, pictures: vec![picture], table, wide: false }
 }
 
-/// Throughput of a node by batch, and the line that offload has to beat.
+/// Throughput of a node by batch, and the throughput without offload.
 fn yields(all: &[Point], settings: &Settings, dots: &[Dot]) -> Option<Card> {
     let deployed = &all.first()?.deployed;
     let known: Vec<&Dot> = dots.iter().filter(|dot| dot.throughput.is_some()).collect();
@@ -127,7 +127,7 @@ fn yields(all: &[Point], settings: &Settings, dots: &[Dot]) -> Option<Card> {
         .filter_map(|point| point.gain.as_ref()?.without)
         .map(|it| deployed.of_node(it.throughput))
         .collect();
-    // One line for all, where all have the same to beat.
+    // One reference line if it is the same for all.
     let same =
         floors.first().copied().filter(|first| floors.iter().all(|floor| (floor / first - 1.0).abs() < 1e-3));
     let without = same.map_or(String::new(), |floor| format!(" Without offload: {floor:.0}."));
@@ -146,7 +146,7 @@ fn yields(all: &[Point], settings: &Settings, dots: &[Dot]) -> Option<Card> {
     Some(card("Throughput by batch", sentence, &axis, &series, rule, table(all, settings)))
 }
 
-/// Every note, and how many of the plans it is of.
+/// Every note, and the number of plans it applies to.
 fn facts(all: &[Point]) -> Vec<String> {
     let planned: Vec<_> = all.iter().filter_map(|point| point.planned.as_ref().ok()).collect();
     let mut counts: Vec<(Note, usize)> = Vec::new();
@@ -163,7 +163,7 @@ fn facts(all: &[Point]) -> Vec<String> {
     counts.iter().map(words).chain(none).collect()
 }
 
-/// The figures at the head: what there is without offload, what with it, and what that takes.
+/// The figures at the top: the throughput without offload, with it, and what offload needs.
 fn tiles(all: &[Point], only: Option<&[&Point]>, least_otps: f64) -> Vec<Tile> {
     let fits = || all.iter().filter_map(|point| Some((point, point.planned.as_ref().ok()?)));
     if let Some((point, planned, gain)) = only.and_then(|plans| advice::shown(plans, least_otps)) {
@@ -250,7 +250,8 @@ pub fn page(all: &[Point], least_otps: f64) -> String {
     let rooflines = format!("Some lines are {BY_ROOFLINE}.");
     warnings.extend(settings.mixed.then_some(rooflines.as_str()));
     let advised = Advised::of(all, least_otps);
-    // One setting is one sentence, the page's headline; of several each has its own, above everything else.
+    // The sentence of a single setting is the page's headline; with several settings each has its own, above
+    // everything else.
     let only = advised.only();
     let headline = only.map_or("What fits, and does it pay?", |(_, advice)| &advice.sentence);
     let several = advised.all().filter(|_| only.is_none());
@@ -268,11 +269,11 @@ pub fn page(all: &[Point], least_otps: f64) -> String {
         command: "plan",
         question: headline,
         things: "models",
-        intro: "How many sequences share a GPU, what of their rows it holds, and what that yields.",
+        intro: "How many sequences share a GPU, how many of their rows it holds, and the throughput.",
     };
     let notes = [
-        "Ratio: slots of a sequence and layer as a share of its context at its end, prompt and promised tokens. Rows \
-         beyond them stand in host memory."
+        "Ratio: slots of a sequence and layer as a share of its context at its end, prompt and promised tokens. Other \
+         rows are in host memory."
             .to_owned(),
         "Tokens a second: by the production schedule on a virtual clock, with the setup's costs. OTPS: output tokens \
          a second of each sequence."

@@ -1,4 +1,4 @@
-//! Plans as JSON: one entry for each. `docs/json.md` describes it.
+//! Plans as JSON: one entry for each plan, as `docs/json.md` describes.
 
 use forebay::predict::plan::{Batch, Demand, Note, Planned, Ratio};
 use forebay::predict::provenance::Provenance;
@@ -58,14 +58,14 @@ fn deployment(point: &Point) -> Gpus<'_> {
     }
 }
 
-/// What to do where the entry is one of several batches and ratios.
+/// The advice, if the entry is one of several batches and ratios.
 #[derive(Serialize)]
 struct Advice<'a> {
     offload: Option<bool>,
     sentence: &'a str,
 }
 
-/// Numbers, or the words that stand for what was looked for.
+/// Numbers, or the words `max` and `auto` for a search.
 #[derive(Serialize)]
 struct Asked {
     batch: serde_json::Value,
@@ -137,7 +137,7 @@ struct Fits {
     offload: bool,
     bytes: u64,
     available_bytes: u64,
-    bytes_by_part: Parts,
+    bytes_by_part: SplitIndices,
     host_bytes: u64,
     host_bytes_node: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -149,7 +149,7 @@ struct Fits {
 }
 
 #[derive(Serialize)]
-struct Parts {
+struct SplitIndices {
     index_keys: u64,
     slots: u64,
     landing: u64,
@@ -161,7 +161,7 @@ struct Parts {
     host_step_blocks: u64,
 }
 
-/// Rows of the total pool in host memory, and another stride for them.
+/// Rows of the total pool in host memory, and an alternative stride for them.
 #[derive(Serialize)]
 struct Strides {
     #[serde(flatten)]
@@ -200,7 +200,7 @@ fn fits(planned: &Planned, point: &Point) -> Fits {
         offload: planned.offloads(),
         bytes: if counted { bytes.device() } else { bytes.data() },
         available_bytes: planned.available,
-        bytes_by_part: Parts {
+        bytes_by_part: SplitIndices {
             index_keys: bytes.index_keys,
             slots: bytes.slots,
             landing: bytes.landing,
@@ -209,7 +209,7 @@ fn fits(planned: &Planned, point: &Point) -> Fits {
             tables: bytes.tables,
             host_page_tables: bytes.host_page_tables,
             host_rows: bytes.rows,
-            host_step_blocks: bytes.step_blocks,
+            host_step_blocks: bytes.step_descriptors,
         },
         host_bytes: bytes.host(),
         host_bytes_node: bytes.host().saturating_mul(u64::from(point.deployed.node_gpus())),
@@ -258,7 +258,7 @@ fn yields(gain: &Gain, point: &Point) -> Yields {
     }
 }
 
-/// All entries as text, with a line's end.
+/// All entries as text, with a line end.
 ///
 /// # Errors
 /// [`forebay::Kind::Internal`]: plain numbers and texts always have a JSON form.

@@ -1,4 +1,4 @@
-//! What plans are: what was asked, what fits, and what it yields.
+//! A plan: the request, what fits, and its yield.
 
 use std::rc::Rc;
 
@@ -11,22 +11,22 @@ use forebay::{Error, Result};
 use super::deployment::Deployed;
 use crate::input::sizes::Size;
 
-/// What was said of a GPU's memory and of the host's, as it was said.
+/// The given sizes of a GPU's memory and of the host's, in the form in which they were given.
 pub struct Memory {
-    /// Of one GPU. All that is computed comes back in its unit.
+    /// Memory of one GPU. All computed sizes are shown in its unit.
     pub gpu: Size,
-    /// Weights, where they are not the checkpoint's.
+    /// Weights, if they are not the checkpoint's.
     pub weights: Option<Size>,
     /// Activations.
     pub activations: Option<Size>,
-    /// Whatever else the engine takes.
+    /// Other memory that the engine takes.
     pub workspace: Option<Size>,
     /// Host memory for one GPU's total pool.
     pub host: Option<Size>,
 }
 
 impl Memory {
-    /// A size that was computed.
+    /// A computed size.
     pub fn size(&self, bytes: f64) -> String {
         self.gpu.unit().size(bytes)
     }
@@ -34,28 +34,28 @@ impl Memory {
 
 /// One plan of the sweep.
 pub struct Point {
-    /// Whose cache.
+    /// The model.
     pub model: String,
-    /// On which GPUs.
+    /// The GPUs.
     pub deployed: Deployed,
-    /// What was asked.
+    /// The demand.
     pub demand: Demand,
-    /// What of it was said of memory.
+    /// The given sizes of memory.
     pub memory: Rc<Memory>,
-    /// What it was to be simulated on.
+    /// The setup that it is to be simulated on; none without one.
     pub on: Option<On>,
     /// The plan, or why there is none.
     pub planned: Result<Planned>,
-    /// Why what it yields is not known.
+    /// Why its yield is not known.
     pub unknown: Option<Error>,
-    /// What it yields, with a setup.
+    /// Its yield, with a setup.
     pub gain: Option<Gain>,
-    /// Where no batch is fast enough: tokens a second of one sequence alone.
+    /// Tokens a second of a single sequence, if no batch is fast enough.
     pub alone: Option<f64>,
 }
 
 impl Point {
-    /// The plan stands; what it yields is not known.
+    /// Keeps the plan, with an unknown yield.
     pub fn unknown_by(mut self, error: Error) -> Point {
         if let Ok(planned) = &mut self.planned {
             planned.notes.push(Note::Unknown);
@@ -64,7 +64,7 @@ impl Point {
         self
     }
 
-    /// The link, where one was named.
+    /// The link, if one was named.
     pub fn link(&self) -> Option<&str> {
         self.on.as_ref()?.link.as_deref()
     }
@@ -74,14 +74,14 @@ impl Point {
         self.memory.size(planned.bytes.host() as f64 * f64::from(self.deployed.node_gpus()))
     }
 
-    /// Whether it offloads, and that yields more than none would.
+    /// Whether it offloads, and thereby yields more than the best plan without offload.
     pub fn pays(&self) -> bool {
         let offloads = self.planned.as_ref().is_ok_and(Planned::offloads);
         let more = |gain: &Gain| gain.outcome.throughput > gain.without.map_or(0.0, |it| it.throughput);
         offloads && self.gain.as_ref().is_some_and(more)
     }
 
-    /// Tokens a second beyond those without offload, as a share of them.
+    /// The gain in tokens a second over no offload, as a share.
     pub fn gain(&self) -> Option<f64> {
         let gain = self.gain.as_ref()?;
         let without = gain.without.filter(|without| without.throughput > 0.0)?;
@@ -89,45 +89,45 @@ impl Point {
     }
 }
 
-/// What plans are simulated on.
+/// The setup, on one link, that plans are simulated on.
 #[derive(Clone)]
 pub struct On {
-    /// What its figures rest on.
+    /// The provenance of its figures.
     pub provenance: Provenance,
-    /// The link, where one was named.
+    /// The link, if one was named.
     pub link: Option<String>,
     /// Tokens that a step yields for each sequence.
     pub accept: f64,
-    /// Bytes of memory of the GPU that the costs are of.
+    /// Bytes of memory of the GPU whose costs the setup holds.
     pub gpu: f64,
-    /// Whether no cost of the setup was measured with this model.
+    /// Whether all costs of the setup come from a roofline, and none was measured with this model.
     pub by_roofline: bool,
     /// What a reader should know about the misses.
     pub misses_note: Option<String>,
 }
 
-/// What the speed that each sequence has to have rules out of the batches with offload.
+/// Which batches with offload the minimum speed rules out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Slow {
-    /// None that matters.
+    /// No batch that matters.
     Nothing,
-    /// Those that yield more than there is without; others are fast enough.
+    /// The batches that yield more than no offload; others are fast enough.
     More,
     /// All of them.
     All,
 }
 
-/// What a plan yields.
+/// The yield of a plan.
 #[derive(Clone)]
 pub struct Gain {
     /// The plan's step.
     pub outcome: Outcome,
-    /// The same without offload.
+    /// The step without offload.
     pub without: Option<Baseline>,
     /// Which batches with offload were too slow.
     pub slow: Slow,
-    /// The smallest batch from which offload pays, where the best one was looked for: none where it never does.
+    /// The smallest batch from which offload pays, if the best one was searched: none if offload never pays.
     pub pays_from: Option<Option<u32>>,
-    /// By batch, where the best one was looked for: ratio, and tokens a second.
+    /// For each batch, if the best one was searched: ratio, and tokens a second.
     pub curve: Vec<(u32, f64, f64)>,
 }

@@ -1,8 +1,8 @@
-//! `forebay plan`: what fits on a GPU, at which ratio, how many sequences that makes, and whether to offload.
+//! `forebay plan`: computes what fits on a GPU, at which ratio, for how many sequences, and whether to offload.
 //!
-//! Plans are of one GPU of a deployment ([`Deployed`]); what all its GPUs and a node of them make of it follows.
-//! Lists make a sweep: one plan for each combination. Of a sweep, a plan that does not fit is a line that says so; a
-//! plan that makes no sense, and a single one that does not fit, are errors.
+//! A plan is for one GPU of a deployment ([`Deployed`]); the figures of all its GPUs and of a node follow from it.
+//! Lists of values make a sweep: one plan for each combination. A plan of a sweep that does not fit becomes a line
+//! that says so. An invalid plan is an error, and so is a single plan that does not fit.
 
 use std::rc::Rc;
 
@@ -27,14 +27,14 @@ use crate::study::mean_step;
 /// The most plans of one sweep.
 const POINTS: usize = 100_000;
 
-/// Whose cache is planned.
+/// The model whose cache is planned.
 struct Subject {
-    /// The preset's name; of a setup with a shape of its own the setup's.
+    /// The preset's name, or the setup's if the setup has a geometry of its own.
     name: String,
     shape: Shape,
     longest: Option<u32>,
     setup: Option<Setup>,
-    /// Its published checkpoint, where there is one.
+    /// Its published checkpoint; none if there is none.
     checkpoint: Option<Checkpoint>,
 }
 
@@ -45,7 +45,7 @@ impl Subject {
         Ok(Subject { name: model.name.to_owned(), shape: model.shape, longest, setup: None, checkpoint })
     }
 
-    /// The model of a setup, which the simulator follows no farther than the setup says.
+    /// The model of a setup. The longest context is limited to the setup's.
     fn of(setup: Setup, longest: Option<u32>) -> Result<Subject> {
         let most = setup.dims().context_max;
         if let Some(longest) = longest.filter(|longest| *longest > most) {
@@ -67,32 +67,32 @@ impl Subject {
         })
     }
 
-    /// Bytes of weights on each GPU, as the published checkpoint divides.
+    /// Bytes of weights on each GPU, from the published checkpoint.
     fn weights(&self, deployed: &Deployed, query_rows: u32) -> Result<u64> {
         let drafts = query_rows > 1 || self.shape.draft_layers > 0;
         let Some(checkpoint) = &self.checkpoint else {
             return Err(Error::new(Kind::InvalidConfig, "plan")
-                .at(format!("--weights is not given, and no size of {} is published", self.name))
-                .hint("pass --weights with what is on each GPU, or 0"));
+                .at(format!("--weights is not given, and no checkpoint of {} is known", self.name))
+                .hint("pass --weights with the bytes on each GPU, or 0"));
         };
         Ok(checkpoint.on_gpu(deployed.gpus, deployed.attention, drafts))
     }
 }
 
-/// What is asked.
+/// What one plan of the sweep is asked for.
 struct Job {
     memory: Rc<Memory>,
     demand: Demand,
     accept: f64,
 }
 
-/// The values, or the one that stands for none.
+/// The values, or the default if there are none.
 fn or<T: Clone>(values: &[T], otherwise: T) -> Vec<T> {
     if values.is_empty() { vec![otherwise] } else { values.to_vec() }
 }
 
 impl Arguments {
-    /// Whose caches are planned. A setup's model is the one that is not named.
+    /// The models whose caches are planned. Without a named model it is the setup's.
     fn subjects(&self) -> Result<Vec<Subject>> {
         let Some(name) = &self.machine.setup else {
             let preset =
@@ -102,16 +102,16 @@ impl Arguments {
         };
         if self.attention == Some(AttentionName::Tp) {
             return Err(Error::new(Kind::InvalidConfig, "plan")
-                .at("--attention tp: setups say what a step costs with dp attention")
+                .at("--attention tp: the costs of a setup are for dp attention")
                 .hint("plan without --setup, or with --attention dp"));
         }
         let setup = machine::read_setup(name)?;
         if self.micro_batches.is_some_and(|micro_batches| micro_batches > 2) {
             return Err(Error::new(Kind::InvalidConfig, "plan")
-                .at("--micro-batches: a step is simulated as one or as two")
+                .at("--micro-batches: the simulator runs a step as one or two micro-batches")
                 .hint("pass 1 or 2, or plan without --setup"));
         }
-        // Costs are of the setup's GPUs; on others the library prices what changes, or refuses.
+        // The setup's costs are for its own GPUs. For others the library prices the differences, or refuses.
         let on_gpus = |setup: Setup| match self.gpus {
             Some(gpus) => setup.on_gpus(gpus),
             None => Ok(setup),
@@ -123,7 +123,7 @@ impl Arguments {
         self.model.iter().map(of).collect()
     }
 
-    /// The GPUs that serve a subject together.
+    /// The GPUs that serve a model together.
     fn deployed(&self, subject: &Subject) -> Result<Deployed> {
         let fitted = subject.setup.as_ref().map(|setup| &setup.file().deployment);
         let checkpoint = subject.checkpoint.as_ref().filter(|_| self.weights.is_none());
@@ -132,9 +132,9 @@ impl Arguments {
         if !weights::is_deployment(gpus, node) {
             return Err(Error::new(Kind::InvalidConfig, "plan")
                 .at(format!(
-                    "--gpus {gpus}: neither whole nodes of {node} GPUs, nor a part of one that divides it"
+                    "--gpus {gpus}: not a multiple of a node's {node} GPUs, and not a divisor of them"
                 ))
-                .hint("name whole nodes, or half of one, a quarter and so on"));
+                .hint("pass whole nodes, or half of one, a quarter and so on"));
         }
         Ok(Deployed {
             gpus,
@@ -147,7 +147,7 @@ impl Arguments {
         })
     }
 
-    /// What is said of memory, on one of the GPUs.
+    /// The given sizes of memory, for one of the GPUs.
     fn memory(&self, gpu: &Size) -> Rc<Memory> {
         Rc::new(Memory {
             gpu: gpu.clone(),
@@ -158,7 +158,7 @@ impl Arguments {
         })
     }
 
-    /// Every combination of one subject, of so many, in the order of the command line.
+    /// Every combination for one model, up to a limit, in the order of the command line.
     fn jobs(&self, subject: &Subject, subjects: usize) -> Result<Vec<Job>> {
         let mtps = or(&self.mtp, 1);
         let accepts = machine::accepts("plan", &self.accept, &mtps)?;
@@ -167,9 +167,9 @@ impl Arguments {
         let points = lists.iter().try_fold(1_usize, |all, list| all.checked_mul(*list));
         if points.is_none_or(|points| points > POINTS) {
             return Err(Error::new(Kind::InvalidConfig, "plan")
-                .at("more combinations than one sweep takes")
+                .at("the sweep has too many combinations")
                 .with("most", POINTS as u64)
-                .hint("name fewer values"));
+                .hint("pass fewer values"));
         }
         let deployed = self.deployed(subject)?;
         let mut jobs = Vec::new();
@@ -213,7 +213,7 @@ impl Arguments {
     }
 }
 
-/// As many as the setup ever runs at that context, and of a known batch as many as it runs of that.
+/// The number of micro-batches: as many as the setup ever runs at that context, or as it runs at a given batch.
 fn micro_batches(subject: &Subject, context: u32, batch: Batch) -> u32 {
     let Some(setup) = &subject.setup else { return 2 };
     let batch = match batch {
@@ -223,7 +223,7 @@ fn micro_batches(subject: &Subject, context: u32, batch: Batch) -> u32 {
     if setup.two_batch(batch, context) { 2 } else { 1 }
 }
 
-/// Plans, without a word on time.
+/// Makes the plans, without their times.
 fn plain(subject: &Subject, deployed: &Deployed, job: &Job) -> Result<Point> {
     Ok(Point {
         model: subject.name.clone(),
@@ -238,7 +238,7 @@ fn plain(subject: &Subject, deployed: &Deployed, job: &Job) -> Result<Point> {
     })
 }
 
-/// A plan that does not fit is an answer; one that makes no sense is an error.
+/// A plan that does not fit is a result; an invalid one is an error.
 fn fit<T>(planned: Result<T>) -> Result<Result<T>> {
     match planned {
         Err(error) if error.kind() != Kind::OutOfMemory => Err(error),
@@ -246,7 +246,7 @@ fn fit<T>(planned: Result<T>) -> Result<Result<T>> {
     }
 }
 
-/// Plans and simulates. What is not known leaves the plan without its time.
+/// Makes and simulates the plans. If the yield is unknown, the plan remains without a time.
 fn priced(
     arguments: &Arguments,
     subject: &Subject,
@@ -260,7 +260,7 @@ fn priced(
     let simulator = &mut linked.simulator;
     let mut point =
         Point { on: Some(On { accept: *accept, ..on.clone() }), ..plain(subject, deployed, job)? };
-    // A replayed trace counts at one ratio; of a search for the best batch the ratio is not known before.
+    // A replayed trace counts at one ratio, and a search for the best batch does not know the ratio in advance.
     let Ok(frame) = &point.planned else { return Ok(point) };
     let setup = simulator.setup();
     let misses = match source.at(setup, frame.ratio, demand.query_rows) {
@@ -288,7 +288,7 @@ fn priced(
                 _ if worth.more_too_slow => Slow::More,
                 _ => Slow::Nothing,
             };
-            // Where the search ended early, batches that would pay may lie beyond.
+            // If the search ended early, larger batches might pay.
             let ended = |most: &Priced| most.planned.notes.contains(&Note::Untried);
             pays_from = match worth.pays_from {
                 None if most.as_ref().is_some_and(ended) => None,
@@ -304,7 +304,7 @@ fn priced(
             point.planned = Ok(planned);
             point.gain = Some(Gain { outcome, without, slow, pays_from, curve });
         }
-        // Not even one sequence is fast enough, so that no batch is.
+        // Not even one sequence is fast enough, so no batch is.
         Ok(None) => {
             if let Ok(planned) = &mut point.planned {
                 planned.notes.push(Note::TooSlow);
@@ -316,7 +316,7 @@ fn priced(
     Ok(point)
 }
 
-/// All plans of one subject.
+/// All plans of one model.
 fn planned(
     arguments: &Arguments,
     subject: &Subject,
@@ -345,7 +345,7 @@ fn planned(
     Ok(())
 }
 
-/// Plans every combination. One that does not fit is an error only where nothing fits.
+/// Plans every combination. A plan that does not fit is an error only if none fits.
 fn sweep(arguments: &Arguments) -> Result<Vec<Point>> {
     let subjects = arguments.subjects()?;
     let mut points = Vec::new();
@@ -370,7 +370,7 @@ fn sweep(arguments: &Arguments) -> Result<Vec<Point>> {
 /// `forebay plan`.
 ///
 /// # Errors
-/// Those of the library's plan, of a sweep that is too large, and of writing the result.
+/// Errors of the library's plan, of a sweep that is too large, and of writing the result.
 pub fn command(arguments: &Arguments) -> Result<()> {
     let targets = [("--json", arguments.json.as_deref()), ("--html", arguments.html.as_deref())];
     output::check_targets("plan", &targets, &arguments.machine.inputs())?;

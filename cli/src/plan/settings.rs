@@ -1,6 +1,8 @@
-//! The settings of a sweep of plans: what differs among them beside batch and ratio, and what to do in each.
+//! The settings of a sweep of plans: the values that differ among them apart from batch and ratio, and the advice for
+//! each setting.
 //!
-//! What differs is looked for once, so that all of a sweep costs as much as its plans together and not their square.
+//! The differing values are determined once, so that a sweep costs as much as its plans together, and not their
+//! square.
 
 use std::collections::HashMap;
 
@@ -9,7 +11,7 @@ use super::result::Point;
 use crate::present::numbers::tokens;
 use crate::present::output::harmless;
 
-/// What tells the plans of a sweep apart.
+/// The values that distinguish the plans of a sweep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
     model: bool,
@@ -17,12 +19,12 @@ pub struct Settings {
     gpu: bool,
     context: bool,
     query_rows: bool,
-    /// Whether a roofline's costs stand among measured ones.
+    /// Whether the sweep mixes costs from a roofline with measured ones.
     pub mixed: bool,
 }
 
 impl Settings {
-    /// Of these plans.
+    /// The settings of these plans.
     pub fn of(points: &[Point]) -> Settings {
         let Some(first) = points.first() else { return Settings::default() };
         let differ = |same: &dyn Fn(&Point) -> bool| !points.iter().all(same);
@@ -38,12 +40,12 @@ impl Settings {
         }
     }
 
-    /// The setting of a plan in words: empty where there is one only.
+    /// The setting of a plan in words; empty if there is only one.
     pub fn name(&self, point: &Point) -> String {
         self.words(point, self.link)
     }
 
-    /// The same without its link, which no ratio depends on.
+    /// The setting without its link, which no ratio depends on.
     pub fn name_without_link(&self, point: &Point) -> String {
         self.words(point, false)
     }
@@ -62,15 +64,16 @@ impl Settings {
     }
 }
 
-/// For each setting what to do there.
+/// The advice for each setting.
 pub struct Advised<'a> {
     settings: Vec<(String, Vec<&'a Point>, Advice)>,
-    /// By plan: its setting.
+    /// The setting of each plan.
     of: Vec<usize>,
 }
 
 impl<'a> Advised<'a> {
-    /// Of these plans. Slower than `least_otps` tokens a second for each sequence is no answer; 0 asks for no speed.
+    /// The advice for these plans. A plan slower than `least_otps` tokens a second for each sequence is not
+    /// considered; 0 sets no minimum.
     pub fn of(points: &'a [Point], least_otps: f64) -> Advised<'a> {
         let told = Settings::of(points);
         let mut known: HashMap<String, usize> = HashMap::new();
@@ -92,17 +95,17 @@ impl<'a> Advised<'a> {
         Advised { settings: settings.into_iter().map(advised).collect(), of }
     }
 
-    /// The settings by name, which of a single one is empty, and what to do there.
+    /// Each setting's name (empty if there is only one), and its advice.
     pub fn all(&self) -> impl Iterator<Item = (&str, &Advice)> {
         self.settings.iter().map(|(name, _, advice)| (name.as_str(), advice))
     }
 
-    /// What to do in the setting of the plan that stands at `place`.
+    /// The advice for the setting of the plan at index `place`.
     pub fn of_point(&self, place: usize) -> Option<&Advice> {
         self.of.get(place).and_then(|setting| self.settings.get(*setting)).map(|(_, _, advice)| advice)
     }
 
-    /// The plans of the only setting, and what to do there; none where there are several.
+    /// The plans of the only setting, and its advice; none if there are several.
     pub fn only(&self) -> Option<(&[&'a Point], &Advice)> {
         match &self.settings[..] {
             [(_, plans, advice)] => Some((plans, advice)),

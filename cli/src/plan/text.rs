@@ -1,4 +1,4 @@
-//! Plans for people: what was given, a line for each plan, what to know about them, and what to do.
+//! Plans as text: the given values, a line for each plan, notes, and the advice.
 
 use forebay::Geometry;
 use forebay::predict::plan::{Demand, Note, Planned};
@@ -14,7 +14,7 @@ use crate::present::provenance;
 use crate::present::terminal::{Look, Spare, align_right};
 use crate::simulate::result::exposed_share;
 
-/// The rank of columns that a table can do without best.
+/// The rank of columns that a table drops first.
 const WIDE: u8 = 9;
 
 /// The whole report.
@@ -45,27 +45,27 @@ pub fn report(points: &[Point], least_otps: f64, look: Look) -> String {
     out
 }
 
-/// What the columns mean.
+/// The meanings of the columns.
 fn definitions(priced: bool) -> String {
     let own = if priced {
-        "OTPS: output tokens a second of each sequence. Gain: tokens a second beyond those of the most sequences with \
-         all rows on the device. Exposed: what the step takes beyond the same step without misses, as a share. Pays \
-         from: the smallest batch with offload that yields more than the most without."
+        "OTPS: output tokens a second of each sequence. Gain: tokens a second above those of the most sequences with \
+         all rows on the device. Exposed: how much longer the step takes than without misses, as a share of the step. \
+         Pays from: the smallest batch with offload that yields more than the largest without."
     } else {
-        "Most: the most with as few slots as --least-slots says. Other: landing and scratch slots, and what whole \
-         mappings leave unused."
+        "Most: the most sequences with --least-slots slots each. Other: landing and scratch slots, and memory that \
+         whole mappings leave unused."
     };
     format!(
         "Ratio: slots of a sequence and layer as a share of its context at its end, prompt and promised tokens. Whole: \
-         the most sequences with all rows on the device: up to there nothing needs to be offloaded. {own}"
+         the most sequences with all rows on the device; up to it offload is not needed. {own}"
     )
 }
 
-/// The mark of a plan whose costs are a roofline's, and what is to be known about it.
+/// The mark of a plan whose costs come from a roofline, and its meaning.
 const ROOFLINE: char = 'r';
-pub const BY_ROOFLINE: &str = "by roofline: not to be compared with fitted rows";
+pub const BY_ROOFLINE: &str = "by roofline: not comparable with fitted rows";
 
-/// What is to be known about the misses, each sentence once.
+/// Notes about the misses, each sentence once.
 pub fn misses_notes(points: &[Point]) -> Vec<&str> {
     let mut once = Vec::new();
     for note in points.iter().filter_map(|point| point.on.as_ref()?.misses_note.as_deref()) {
@@ -76,7 +76,7 @@ pub fn misses_notes(points: &[Point]) -> Vec<&str> {
     once
 }
 
-/// A note's mark: the letter that stands behind its lines.
+/// A note's mark: the letter at the end of its lines.
 fn letter(note: Note) -> char {
     match note {
         Note::AllResident => 'a',
@@ -99,7 +99,7 @@ fn capital(text: &str) -> String {
     letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
 }
 
-/// Every note of any plan, once, in the order they come up.
+/// The notes of all plans, each once, in order of appearance.
 fn notes(points: &[Point]) -> Vec<Note> {
     let mut once = Vec::new();
     for note in
@@ -120,27 +120,27 @@ pub fn attention(deployed: &Deployed) -> &'static str {
     }
 }
 
-/// Where the weights come from.
+/// The source of the weights.
 pub fn weights(point: &Point) -> String {
     match &point.deployed.checkpoint {
         Some(checkpoint) => {
             let each = point.memory.size(point.demand.weights as f64);
             let rest = match point.deployed.attention {
-                Attention::Data => "all else on each",
-                Attention::Tensor => "all else divided by heads over a node",
+                Attention::Data => "everything else on each",
+                Attention::Tensor => "everything else divided by heads over a node",
             };
             format!(
-                "Weights: {each} on each GPU, as {checkpoint} is published; experts divided over all GPUs, {rest}"
+                "Weights: {each} on each GPU, from the checkpoint {checkpoint}; experts divided over all GPUs, {rest}"
             )
         }
         None => {
             let given = point.memory.weights.as_ref().map_or("none".to_owned(), ToString::to_string);
-            format!("Weights: {given} on each GPU, as --weights says")
+            format!("Weights: {given} on each GPU, from --weights")
         }
     }
 }
 
-/// What all plans share, line by line.
+/// The values that all plans share, line by line.
 pub fn given(first: &Point, points: &[Point]) -> Vec<String> {
     let Demand { gpu, weights: on_gpu, activations, workspace, .. } = first.demand;
     let memory = &first.memory;
@@ -176,9 +176,12 @@ pub fn given(first: &Point, points: &[Point]) -> Vec<String> {
     };
     if one && same(|point| point.demand.weights) {
         let left = gpu.saturating_sub(on_gpu).saturating_sub(activations).saturating_sub(workspace);
-        lines.push(format!("Beside them {beside}: {} of each GPU for the cache", memory.size(left as f64)));
+        lines.push(format!(
+            "Other memory on each GPU: {beside}; {} remain for the cache",
+            memory.size(left as f64)
+        ));
     } else {
-        lines.push(format!("Beside the weights {beside} on each GPU"));
+        lines.push(format!("Other memory on each GPU: {beside}"));
     }
     if let Some(on) = &first.on {
         let link = match (points.iter().all(|point| point.link() == first.link()), first.link()) {
@@ -194,7 +197,7 @@ pub fn given(first: &Point, points: &[Point]) -> Vec<String> {
     lines
 }
 
-/// What was asked of all plans alike, and what memory takes part.
+/// The values that were asked of all plans alike, and the memory that is counted.
 fn asked(first: &Point, points: &[Point]) -> Vec<String> {
     let same = |get: fn(&Point) -> u64| points.iter().all(|point| get(point) == get(first));
     let one = same(|point| point.demand.gpu);
@@ -206,8 +209,8 @@ fn asked(first: &Point, points: &[Point]) -> Vec<String> {
     let both: Vec<String> = context.into_iter().chain(mtp).collect();
     lines.extend((!both.is_empty()).then(|| both.join(". ")));
     let host = first.memory.host.as_ref();
-    let host = host.map_or("as much as it takes".to_owned(), |given| format!("{given} a GPU"));
-    let tables = if first.demand.count_tables { "counted" } else { "beside" };
+    let host = host.map_or("as much as the pool needs".to_owned(), |given| format!("{given} a GPU"));
+    let tables = if first.demand.count_tables { "counted" } else { "only reported" };
     let mut micro_batches: Vec<u32> = points.iter().map(|point| point.demand.micro_batches).collect();
     micro_batches.sort_unstable();
     micro_batches.dedup();
@@ -221,7 +224,7 @@ fn asked(first: &Point, points: &[Point]) -> Vec<String> {
         && same(|point| point.demand.weights)
     {
         lines.push(format!(
-            "Index keys stay on the device whole: at most {} live tokens a GPU, {} sequences, whatever the ratio",
+            "All index keys stay on the device: at most {} live tokens a GPU, {} sequences, at any ratio",
             grouped(*tokens as f64),
             tokens / u64::from(first.demand.context.max(1)),
         ));
@@ -229,7 +232,7 @@ fn asked(first: &Point, points: &[Point]) -> Vec<String> {
     lines
 }
 
-/// The stride of rows in host memory, and what another one would cost: of plans of one model that offload.
+/// The stride of rows in host memory, and the cost of an alternative, for plans of one model that offload.
 fn strides(first: &Point, points: &[Point]) -> Option<String> {
     let offloads = |point: &&Point| point.planned.as_ref().is_ok_and(Planned::offloads);
     let shape = first.demand.shape;
@@ -244,8 +247,8 @@ fn strides(first: &Point, points: &[Point]) -> Option<String> {
         _ => String::new(),
     };
     Some(format!(
-        "Host stride: {} bytes, {} requests of 128 bytes a row. At {} (--host-stride): {} requests, {} of rows' host \
-         memory{size}",
+        "Host stride: {} bytes, {} requests of 128 bytes a row. At {} (--host-stride): {} requests, {} of the rows' \
+         host memory{size}",
         own.bytes,
         number(own.requests),
         other.bytes,
@@ -266,7 +269,7 @@ fn plans(points: &[Point], look: Look) -> String {
     let mut add = |head: &'static str, rank: u8, cell: &dyn Fn(&Point) -> String| {
         columns.push((head, rank, points.iter().map(cell).collect()));
     };
-    // Ranks: 0 always stands; of the others those of the highest go first where a line is too short.
+    // Ranks: 0 is always shown; of the others, the highest are dropped first if a line is too long.
     if differ(&|point| point.model.clone()) {
         add("model", 0, &|point| harmless(&point.model));
     }
@@ -303,7 +306,7 @@ fn plans(points: &[Point], look: Look) -> String {
     drawn(&columns, marked, look)
 }
 
-/// The table of these columns: heads, ranks and cells. Marks stand last, to the left as names do.
+/// The table of these columns: heads, ranks and cells. Marks come last, and are aligned to the left as names are.
 fn drawn(columns: &[(&str, u8, Vec<String>)], marked: bool, look: Look) -> String {
     let mut table = look.table();
     table.set_header(columns.iter().map(|(head, ..)| *head));
@@ -317,15 +320,15 @@ fn drawn(columns: &[(&str, u8, Vec<String>)], marked: bool, look: Look) -> Strin
     spared.retain(|(rank, _)| *rank > 0);
     spared.sort_by_key(|(rank, _)| std::cmp::Reverse(*rank));
     let spared: Vec<&str> = spared.iter().map(|(_, head)| head.as_str()).collect();
-    // What tells lines apart, up to the batch.
+    // The columns that identify a line, up to the batch.
     let keys = columns.iter().position(|(head, ..)| head.starts_with("batch")).map_or(0, |batch| batch + 1);
     look.fit(table, &Spare { columns: &spared, keys, text: None })
 }
 
-/// Who takes columns: head, rank, and what stands in it.
+/// Adds a column: head, rank, and the text of a plan's cell.
 type Add<'a> = dyn FnMut(&'static str, u8, &dyn Fn(&Point) -> String) + 'a;
 
-/// What the cache takes of a GPU, and of a node's host.
+/// Columns for the cache's memory on a GPU, and on the host.
 fn of_memory(add: &mut Add<'_>, rank: u8) {
     add("cache,\na GPU", rank, &|point| {
         fitting(point, |planned| {
@@ -370,7 +373,7 @@ fn of_time(add: &mut Add<'_>) {
     });
 }
 
-/// Columns of plans alone.
+/// Columns of plans without a setup.
 fn of_bytes(add: &mut Add<'_>) {
     let bytes = |get: fn(&Planned) -> u64| {
         move |point: &Point| fitting(point, |it| point.memory.size(get(it) as f64))
@@ -392,7 +395,7 @@ fn of_bytes(add: &mut Add<'_>) {
     add("most,\na GPU", 2, &|point| fitting(point, |planned| planned.most_batch.to_string()));
 }
 
-/// Sequences of a GPU; of a plan that does not fit those that were too many.
+/// Sequences of a GPU; for a plan that does not fit, the batch that was too large.
 fn batch(point: &Point) -> String {
     match &point.planned {
         Ok(planned) => planned.batch.to_string(),
@@ -400,7 +403,7 @@ fn batch(point: &Point) -> String {
     }
 }
 
-/// A plan's cell; nothing where it does not fit.
+/// A plan's cell; empty if it does not fit.
 fn fitting(point: &Point, cell: impl Fn(&Planned) -> String) -> String {
     point.planned.as_ref().map_or(String::new(), cell)
 }

@@ -1,18 +1,17 @@
-//! Belady's optimum: the row leaves whose next selection is farthest, first of all one that has none.
+//! Belady's optimum: evicts the row whose next selection is farthest, first of all a row without one.
 //!
-//! It is the least number of misses that any policy can have in a pool that takes every miss into a slot, as
-//! `policy` says: before each step, let C be the resident rows, U the selected ones. The misses are |U \ C|;
-//! what is resident after the step is any P with U in P, P in C + U, and |P| <= slots; what is resident
-//! before the next one is any subset of P and the rows born, again of at most `slots`. So a born row is kept only
-//! when it is wanted before what it would replace, and a row that was fetched for the last time leaves
-//! with the next births. Misses of warm-up steps are not counted: a row that the warm-up selects once more may go
-//! at once, and the others are kept by the decode step that selects them next. The rows that are kept in each
-//! choice are those selected soonest; that no other choice does better is the usual exchange, and is tested
-//! against a search over all choices.
+//! It has the fewest misses of all policies whose pool takes every miss into a slot, as described in `policy`. Before
+//! each step, let C be the resident rows and U the selected ones. The misses are |U \ C|; the rows resident after the
+//! step are any P with U in P, P in C + U, and |P| <= slots; the rows resident before the next one are any subset of P
+//! and the rows born, again of at most `slots`. So a born row is kept only if it is needed before the row that it
+//! would replace, and a row that was fetched for the last time is evicted with the next births. Misses of warm-up
+//! steps are not counted: a row that the warm-up selects once more may be evicted at once, and the others are kept by
+//! the decode step that selects them next. Each choice keeps the rows that are selected soonest; that no other choice
+//! is better follows from the usual exchange argument, and is tested against a search over all choices.
 //!
-//! Where a step's rows alone exceed the slots, P is any part of U of that size: unlike the other policies, the
-//! optimum may let a hit go for a row that it fetched. It would need a copy after the step, so there it is a
-//! bound rather than something to build.
+//! If a step's rows alone exceed the slots, P is any part of U of that size: unlike the other policies, the
+//! optimum may evict a hit in favour of a row that it fetched. That would need a copy after the step, so there it is a
+//! bound rather than a policy to build.
 
 use forebay::Result;
 
@@ -20,7 +19,7 @@ use super::pool::Selected;
 use super::ranked::Rank;
 use crate::study::reserve;
 
-/// Rows by the step that selects them next, soonest last out.
+/// Rows by the step that selects them next, farthest first.
 pub struct Belady {
     /// By position.
     next: Vec<u32>,

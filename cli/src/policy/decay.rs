@@ -1,15 +1,15 @@
-//! Two fading counts: a row is worth what it was selected lately, and a little of what it was selected before
-//! that. The outcome of a search for a rule that misses at least a tenth less than LRU and that a kernel could
+//! Two fading counts: a row's rank is the number of its recent selections, plus a smaller weight for earlier ones. The
+//! result of a search for a rule that misses at least a tenth less than LRU and that a kernel could
 //! still run (`docs/policies.md`).
 //!
-//! Every selection adds one to both counts of a row, a birth two: it has had no chance to be selected. One
-//! count halves in 4 steps, the other in 32; whoever has the smallest `5 x fast + slow` leaves. LRU forgets
-//! how often; counting without fading, which is ruinous on these traces, never forgets.
+//! Every selection adds one to both counts of a row, a birth adds two, because a new row had no chance to be selected.
+//! One count halves in 4 steps, the other in 32; the row with the smallest `5 x fast + slow` is evicted. LRU ignores
+//! how often a row was selected; counting without fading, which is very bad on these traces, never forgets.
 //!
 //! A kernel needs three words for each slot (two counts, the step of the last selection) and the scan that LRU
-//! needs: counts fade when they are read, in integers, so every device comes to the same residency. With
-//! [`Memory::Tokens`] the words stand for each token of the context instead, also while its row is not
-//! resident: 12 bytes for each token and layer beside the 132 of an index key.
+//! needs. Counts fade when they are read, in integers, so every device computes the same residency. With
+//! [`Memory::Tokens`] each token of the context has the words instead, even while its row is not
+//! resident: 12 bytes for each token and layer, in addition to the 132 of an index key.
 
 use forebay::Result;
 
@@ -17,10 +17,10 @@ use super::pool::Selected;
 use super::ranked::Rank;
 use crate::study::reserve;
 
-/// Where counts are kept.
+/// Where counts are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Memory {
-    /// With the slot: a row that leaves is forgotten.
+    /// With the slot: eviction discards a row's counts.
     Slots,
     /// With the token: a row that returns has its counts back.
     Tokens,
@@ -33,19 +33,19 @@ const ONE: u32 = 1 << 16;
 const FAST: u32 = 4;
 const SLOW: u32 = 32;
 
-/// What the fast count weighs beside the slow one.
+/// The weight of the fast count; the slow one has 1.
 const WEIGHT: u64 = 5;
 
-/// What is known of a row.
+/// The counts of a row.
 #[derive(Clone, Copy, Default)]
 struct Counts {
     fast: u32,
     slow: u32,
-    /// The step in which they were right.
+    /// The step at which they were computed.
     step: u32,
 }
 
-/// `count` after `steps`: halved for each `half` of them, the rest of the way in a straight line.
+/// `count` after `steps`: halved for each `half` of them, interpolated linearly in between.
 fn faded(count: u32, steps: u32, half: u32) -> u32 {
     let (halvings, rest) = (steps / half, steps % half);
     let left = count.checked_shr(halvings).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! First in, first out: a row leaves in the order in which it came, however often it was hit.
+//! First in, first out: evicts rows in the order of their arrival, regardless of hits.
 
 use forebay::Result;
 
@@ -6,10 +6,10 @@ use super::pool::Selected;
 use super::ranked::Rank;
 use crate::study::reserve;
 
-/// Rows by the step that fetched or bore them, those born in a step after those that it fetched, then by
+/// Rows by the step that fetched or bore them; rows born in a step follow those that it fetched, then by
 /// position.
 pub struct Fifo {
-    /// By position: twice the step, plus 1 where the row was born in it.
+    /// By position: twice the step, plus 1 if the row was born in it.
     entered: Vec<u64>,
 }
 

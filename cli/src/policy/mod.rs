@@ -1,22 +1,21 @@
-//! Policies for study: other rules than the production one, over the same steps.
+//! Policies for study: other eviction rules than the production one, over the same steps.
 //!
-//! `forebay replay --policy` sets them beside LRU, which runs through the production pools. No device runs
-//! anything that stands here; the question is only how many rows another rule would have fetched.
+//! `forebay replay --policy` compares them with LRU, which runs through the production pools. No device runs
+//! these policies; they only count how many rows another rule would have fetched.
 //!
-//! **Steps** are those of a replay. First `warmup` prompt steps, in which nothing is born; then decode steps
-//! of `mtp` query rows, selections united, an incomplete last group dropped. A row that a step selects and
-//! that was resident when the step began is a hit, any other a miss; a row born in the step is neither. After
-//! the step, before the next one, its rows are born.
+//! **Steps** are those of a replay. First `warmup` prompt steps, in which nothing is born; then decode steps of `mtp`
+//! query rows, with their selections united; an incomplete last group is dropped. A row that a step selects and that
+//! was resident when the step began is a hit, any other selected row a miss; a row born in the step is neither. The
+//! rows of a step are born after it, before the next one.
 //!
-//! **A pool** of `slots` rows per layer is empty at the beginning. A step may drop rows that it does not
-//! select, never one that it does; it takes every miss into a slot. When its rows alone exceed the slots,
-//! all hits stay, nothing else does, and the policy says which misses take the slots left (the others are
-//! read from scratch and forgotten); only the optimum may let a hit go as well (`belady`). Between steps the
-//! policy chooses freely among resident and born rows; that a born row stays out costs nothing. Rows come back
-//! only by being missed.
+//! **A pool** of `slots` rows per layer is empty at the beginning. A step may evict rows that it does not select, and
+//! no others; it takes every miss into a slot. If its rows alone exceed the slots, all hits stay, all other rows are
+//! evicted, and the policy decides which misses take the remaining slots (the others are read from scratch slots and
+//! forgotten); only the optimum may evict a hit as well (`belady`). Between steps the policy chooses freely among
+//! resident and born rows; leaving out a born row costs nothing. A row returns only by a miss.
 //!
-//! **How**: layer by layer; a layer's steps are united and sorted once for all sizes and policies, each
-//! selection with the step that selects the row next ([`Selected::next`], which only the optimum looks at). A
+//! **Implementation**: layer by layer. A layer's steps are united and sorted once for all sizes and policies, each
+//! selection with the step that selects the row next ([`Selected::next`], which only the optimum uses). A
 //! ranked pool finds victims by one scan over its slots, as a kernel would.
 
 pub mod belady;
@@ -43,22 +42,22 @@ use crate::study::threads;
 /// The policies of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Policy {
-    /// The least recently selected row leaves: the production rule.
+    /// Evicts the least recently selected row: the production rule.
     Lru,
-    /// The row leaves that has been resident longest.
+    /// Evicts the row that has been resident longest.
     Fifo,
-    /// Three queues: rows fetched once leave early, those hit again later.
+    /// Evicts rows fetched once early, and rows hit again later, with three queues.
     S3Fifo,
-    /// The row leaves whose counts of selections, fading by steps, are least.
+    /// Evicts the row with the least fading counts of selections.
     Decay,
-    /// The same with counts that outlive a row's stay.
+    /// The same, with counts that survive a row's eviction.
     DecayTokens,
-    /// The optimum: the row leaves whose next selection is farthest in the future.
+    /// The optimum: evicts the row whose next selection is farthest in the future.
     Belady,
 }
 
 impl Policy {
-    /// As it is written on the command line and in JSON.
+    /// Its name on the command line and in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Policy::Lru => "lru",
@@ -70,8 +69,8 @@ impl Policy {
         }
     }
 
-    /// Whether it looks at every slot in every step, because what it ranks rows by fades: the others' work is in
-    /// proportion to what steps select.
+    /// Whether it scans every slot in every step, because its ranks fade. The work of the other policies is
+    /// proportional to the steps' selections.
     pub const fn fades(self) -> bool {
         matches!(self, Policy::Decay | Policy::DecayTokens)
     }
@@ -98,12 +97,12 @@ impl Policy {
     }
 }
 
-/// Runs one layer's steps through `pool`: its hits, and its misses by decode step.
+/// Runs one layer's steps through `pool`. Returns its hits, and its misses by decode step.
 pub fn run(steps: &Steps, setting: Setting, pool: &mut dyn Pool) -> (u64, Vec<u64>) {
     run_watched(steps, setting, pool, |_, _| ())
 }
 
-/// The same. Calls `watch` with each decode step, counted from the first warm-up step, and the pool before it.
+/// As [`run`]. Calls `watch` with each decode step, counted from the first warm-up step, and the pool before it.
 pub fn run_watched(
     steps: &Steps,
     setting: Setting,
@@ -131,16 +130,16 @@ pub fn run_watched(
 /// One replay under one policy.
 #[derive(Clone, Copy, Debug)]
 pub struct Job<'a> {
-    /// Who leaves a full pool.
+    /// The eviction policy.
     pub policy: Policy,
-    /// What is replayed.
+    /// The replayed setting.
     pub setting: Setting,
-    /// Slots by layer; the setting's in every layer where there are none.
+    /// Slots of each layer; if empty, every layer has the setting's.
     pub slots: Option<&'a [u32]>,
 }
 
 impl Job<'_> {
-    /// An empty pool of a layer, whose steps are `steps`.
+    /// An empty pool of a layer with these steps.
     ///
     /// # Errors
     /// [`forebay::Kind::OutOfMemory`].
@@ -150,7 +149,7 @@ impl Job<'_> {
         self.policy.pool(slots, steps.positions(), steps.mean_rows())
     }
 
-    /// Slots that it passes over in all steps of all layers, where its policy does.
+    /// Slots that it scans in all steps of all layers, if its policy does.
     fn scanned(&self, header: &Header) -> u64 {
         if !self.policy.fades() {
             return 0;
@@ -166,10 +165,10 @@ impl Job<'_> {
     }
 }
 
-/// Slots that fading policies may pass over, all sizes, layers and steps together.
+/// The most slots that fading policies may scan, all sizes, layers and steps together.
 pub const FADING_MAX: u64 = 1 << 37;
 
-/// Slots that fading policies pass over in these jobs.
+/// Slots that fading policies scan in these jobs.
 pub fn fading(header: &Header, jobs: &[Job<'_>]) -> u64 {
     jobs.iter().map(|job| job.scanned(header)).fold(0, u64::saturating_add)
 }
@@ -177,20 +176,20 @@ pub fn fading(header: &Header, jobs: &[Job<'_>]) -> u64 {
 /// Refuses fading policies over more slots than [`FADING_MAX`].
 ///
 /// # Errors
-/// [`Kind::OutOfRange`] says how many they are.
+/// [`Kind::OutOfRange`] with their number.
 pub fn check_fading(header: &Header, jobs: &[Job<'_>]) -> Result<()> {
     let scanned = fading(header, jobs);
     if scanned <= FADING_MAX {
         return Ok(());
     }
     Err(Error::new(Kind::OutOfRange, "study policies")
-        .at("decay and decay-tokens look at every slot in every step, and these are too many")
-        .with("slots looked at", scanned)
+        .at("decay and decay-tokens scan every slot in every step, which is too many here")
+        .with("slots scanned", scanned)
         .with("most", FADING_MAX)
         .hint("pass a smaller --slots or --prompt-share, other policies, or a trace of fewer steps"))
 }
 
-/// Bytes that one pool holds for each position, and a layer's steps for each member, at most.
+/// The most bytes that one pool holds for each position, and a layer's steps for each member.
 const POSITION: u64 = 64;
 const MEMBER: u64 = 8;
 
@@ -205,7 +204,7 @@ pub fn positions(header: &Header, rows: u32) -> u64 {
     u64::from(header.decode_start) + u64::from(rows)
 }
 
-/// Replays the trace under every job, which agree on `mtp` and may differ in slots, warm-up and steps; layers on
+/// Replays the trace for every job; jobs share `mtp` and may differ in slots, warm-up and steps. Layers run on
 /// all cores. Calls `progress` with the steps of each job and layer.
 ///
 /// # Errors

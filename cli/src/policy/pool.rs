@@ -1,15 +1,15 @@
-//! What a pool under a policy is, and what it is told of a selected row.
+//! The interface of a pool under a policy, and what it learns about a selected row.
 
-/// The step that never comes: of a row that is not selected again.
+/// The next step of a row that is not selected again.
 pub const NEVER: u32 = u32::MAX;
 
-/// A row, as a step selects it or a commit bears it.
+/// A row that a step selects or a commit bears.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Selected {
     /// Its position.
     pub position: u32,
-    /// The next step, counted from the first warm-up step, that selects it; [`NEVER`] if none does, or a warm-up
-    /// step does first, whose misses are not counted.
+    /// The next step, counted from the first warm-up step, that selects it; [`NEVER`] if there is none, or if a
+    /// warm-up step comes first, whose misses are not counted.
     pub next: u32,
 }
 
@@ -18,9 +18,9 @@ pub trait Pool {
     /// Whether the row is resident.
     fn holds(&self, position: u32) -> bool;
 
-    /// Step `step` selects `rows`, ascending by position. Returns how many were missed.
+    /// Step `step` selects `rows`, ascending by position. Returns the number of misses.
     fn select(&mut self, step: u32, rows: &[Selected]) -> u32;
 
-    /// `rows`, ascending, were born in step `step`, the last one selected for.
+    /// `rows`, ascending, were born in step `step`, the last one passed to `select`.
     fn bear(&mut self, step: u32, rows: &[Selected]);
 }

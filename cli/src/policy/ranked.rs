@@ -1,10 +1,10 @@
-//! Pools whose rows stand in a total order: whoever ranks lowest leaves.
+//! Pools whose rows have a total order: the row with the lowest rank is evicted.
 //!
-//! A policy says what a row's rank is; the pool keeps the rows that rank highest and knows whom a step may
-//! drop. Ranks may change with every step, so nothing is kept sorted: victims are found by one scan over the
-//! slots, which is what a kernel would do. That is in proportion to the slots. Where these are many times what a step
-//! selects, and ranks change with selections and births only, rows stand in a heap instead, and a step's work is
-//! in proportion to its rows: the same rows leave, because no two rank alike.
+//! A policy defines a row's rank; the pool keeps the rows with the highest ranks, and tracks which rows a step may
+//! evict. Ranks may change with every step, so nothing is kept sorted: one scan over the slots finds the victims, as
+//! in a kernel. Its cost is proportional to the slots. If there are many times more slots than a step selects, and
+//! ranks change only with selections and births, the rows are in a heap instead, and the work of a step is
+//! proportional to its rows. The victims are the same, because no two ranks are equal.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -19,17 +19,17 @@ pub trait Rank {
     /// Whether ranks change without a selection or a birth of their row.
     const FADES: bool = false;
 
-    /// Whether every hit stays when a step's rows alone exceed the slots, as a kernel needs that reads the
+    /// Whether every hit stays if a step's rows alone exceed the slots, as a kernel requires that reads the
     /// slots in the same step.
     const HITS_STAY: bool = true;
 
-    /// The step selects the row, which is resident if `hit` and is fetched otherwise.
+    /// The step selects the row, which is resident if `hit`, and fetched otherwise.
     fn select(&mut self, step: u32, row: Selected, hit: bool);
 
     /// The row was born in the step.
     fn bear(&mut self, step: u32, row: Selected);
 
-    /// The row's rank now. Of equal ones the lower position leaves first.
+    /// The row's present rank. Among equal ranks the lowest position is evicted first.
     fn rank(&self, position: u32) -> u64;
 }
 
@@ -48,13 +48,13 @@ pub struct Ranked<R> {
     place: Vec<u32>,
     /// Positions missed in the step.
     missed: Vec<u32>,
-    /// Rank, position: who may leave.
+    /// Rank and position of rows that may be evicted.
     candidates: Vec<(u64, u32)>,
-    /// Rank, position of resident rows, the lowest on top; old ranks and rows that left as well.
+    /// Rank and position of resident rows, the lowest on top; old ranks and evicted rows remain in it.
     heap: Option<BinaryHeap<Reverse<(u64, u32)>>>,
 }
 
-/// Slots that are passed over for each row that a step selects, rather than kept in a heap.
+/// A pool uses a heap if it has this many times more slots than a step selects rows.
 const SCANNED: usize = 64;
 
 impl<R: Rank> Ranked<R> {
@@ -67,12 +67,12 @@ impl<R: Rank> Ranked<R> {
         Ok(Ranked {
             rank,
             slots,
-            // As long as it gets before the old half of it goes.
+            // The capacity that it reaches before its stale half is removed.
             heap: sorted
                 .then(|| reserve::vector(2 * positions + SCANNED + 1))
                 .transpose()?
                 .map(BinaryHeap::from),
-            // A step's rows and those born may stand beside those that are about to leave.
+            // A step's rows and new rows may coexist with those about to be evicted.
             resident: reserve::vector(positions)?,
             selected: reserve::filled(positions, 0)?,
             place: reserve::filled(positions, ABSENT)?,
@@ -87,11 +87,11 @@ impl<R: Rank> Ranked<R> {
         self.note(position);
     }
 
-    /// A resident row has come, or has another rank.
+    /// Records a new resident row, or a new rank of one.
     fn note(&mut self, position: u32) {
         let Some(heap) = &mut self.heap else { return };
         heap.push(Reverse((self.rank.rank(position), position)));
-        // Half of it is old: once for as many rows as it holds.
+        // Half of it is stale; the rebuild happens once for as many rows as it holds.
         if heap.len() > 2 * self.resident.len() + SCANNED {
             let all = self.resident.iter().map(|position| Reverse((self.rank.rank(*position), *position)));
             let mut kept = std::mem::take(heap).into_vec();
@@ -101,7 +101,7 @@ impl<R: Rank> Ranked<R> {
         }
     }
 
-    /// Drops the `count` lowest of the resident rows for which `may_leave` holds, or all of them: from the heap.
+    /// Evicts, from the heap, the `count` lowest of the resident rows for which `may_leave` holds, or all of them.
     fn pop_lowest(&mut self, count: usize, may_leave: impl Fn(&Self, u32) -> bool) {
         let (mut gone, mut kept) = (0, std::mem::take(&mut self.candidates));
         kept.clear();
@@ -130,7 +130,7 @@ impl<R: Rank> Ranked<R> {
         }
     }
 
-    /// Moves the `count` lowest candidates to the front, all if there are fewer.
+    /// Moves the `count` lowest candidates to the beginning, all if there are fewer.
     fn lowest(&mut self, count: usize) -> usize {
         let count = count.min(self.candidates.len());
         if count > 0 {
@@ -139,7 +139,7 @@ impl<R: Rank> Ranked<R> {
         count
     }
 
-    /// Drops the `count` lowest of the resident rows for which `may_leave` holds, or all of them.
+    /// Evicts the `count` lowest of the resident rows for which `may_leave` holds, or all of them.
     fn drop_lowest(&mut self, count: usize, may_leave: impl Fn(&Self, u32) -> bool) {
         if count == 0 {
             return;
@@ -181,7 +181,7 @@ impl<R: Rank> Pool for Ranked<R> {
         self.drop_lowest(excess, |pool, position| pool.selected[position as usize] != step + 1);
         let surplus = (self.resident.len() + misses).saturating_sub(self.slots);
         if surplus > 0 && R::HITS_STAY {
-            // The step's rows alone exceed the slots: of the fetched ones the lowest stay out.
+            // The step's rows alone exceed the slots: the lowest fetched ones get none.
             self.candidates.clear();
             self.candidates.extend(self.missed.iter().map(|p| (self.rank.rank(*p), *p)));
             self.lowest(surplus);
@@ -206,10 +206,10 @@ impl<R: Rank> Pool for Ranked<R> {
     }
 }
 
-/// The production rule: rows by the step that selected or bore them last, those born in a step after those
+/// The production rule: rows by the step that selected or bore them last; rows born in a step follow those
 /// that it selected, then by position.
 pub struct Lru {
-    /// By position: twice the step, plus 1 where the row was born in it.
+    /// By position: twice the step, plus 1 if the row was born in it.
     stamps: Vec<u64>,
 }
 

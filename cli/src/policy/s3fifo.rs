@@ -1,4 +1,4 @@
-//! S3-FIFO over steps; the queues themselves are [`Queues`].
+//! S3-FIFO over steps; [`Queues`] implements the queues.
 //!
 //! A row selected twice in a step is hit once; a row that the step selects stays; born rows enter the small
 //! queue; a step whose rows exceed the slots keeps its hits and the misses at the highest positions.
@@ -32,7 +32,7 @@ impl S3Fifo {
         })
     }
 
-    /// How many rows are too many with `more`.
+    /// How many rows exceed the slots with `more`.
     fn surplus(&self, more: usize) -> usize {
         (self.queues.len() + more).saturating_sub(self.slots)
     }

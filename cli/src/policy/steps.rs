@@ -1,5 +1,4 @@
-//! One layer's steps as pools see them: selections united by decode step, and for every row when it is
-//! selected next.
+//! One layer's steps as pools process them: selections united by decode step, and the next selection of every row.
 
 use forebay::Result;
 use forebay::trace::SelectionTrace;
@@ -64,7 +63,7 @@ impl Steps {
         for (step, bound) in bounds.windows(2).enumerate().rev() {
             for row in &mut rows[bound[0]..bound[1]] {
                 row.next = std::mem::replace(&mut next[row.position as usize], step as u32);
-                // What the warm-up selects once more comes back at no cost, so nothing wants it before.
+                // A row that the warm-up selects once more returns at no cost, so it is not needed before.
                 if row.next < warm {
                     row.next = NEVER;
                 }
@@ -86,7 +85,7 @@ impl Steps {
         self.positions
     }
 
-    /// Rows of a step, in the mean over all.
+    /// The mean number of rows of a step.
     pub fn mean_rows(&self) -> u32 {
         self.rows.len().div_ceil((self.bounds.len() - 1).max(1)) as u32
     }

@@ -7,7 +7,7 @@ use serde::Serialize;
 /// The version of the entries (`docs/versions.md`).
 const SCHEMA: u32 = 1;
 
-/// What every entry begins with.
+/// The beginning of every entry.
 #[derive(Serialize)]
 pub struct Head {
     schema: u32,
@@ -16,13 +16,13 @@ pub struct Head {
 }
 
 impl Head {
-    /// Of an entry of `kind`.
+    /// The beginning of an entry of `kind`.
     pub fn new(kind: &'static str) -> Head {
         Head { schema: SCHEMA, forebay: env!("CARGO_PKG_VERSION"), kind }
     }
 }
 
-/// A list of entries as text, with a line's end.
+/// A list of entries as text, with a line end.
 ///
 /// # Errors
 /// [`Kind::Internal`]: plain numbers and texts always have a JSON form.
@@ -30,10 +30,10 @@ pub fn list<T: Serialize>(entries: &[T]) -> Result<Vec<u8>> {
     ended(serde_json::to_vec_pretty(entries))
 }
 
-/// An entry as a line of its own.
+/// An entry as one line.
 ///
 /// # Errors
-/// Likewise.
+/// As [`list`].
 pub fn line<T: Serialize>(entry: &T) -> Result<Vec<u8>> {
     ended(serde_json::to_vec(entry))
 }
@@ -44,8 +44,8 @@ fn ended(text: serde_json::Result<Vec<u8>>) -> Result<Vec<u8>> {
     Ok(escaped(text))
 }
 
-/// The JSON text, with an escape for each character that steers a terminal: they stand in strings alone, and mean the
-/// same there. The controls below U+0020 have escapes already, or are the text's own lines.
+/// The JSON text with each character that steers a terminal escaped. Such characters occur in strings alone, where the
+/// escape has the same meaning. Controls below U+0020 are escaped already, or are the text's own line ends.
 pub fn escaped(text: Vec<u8>) -> Vec<u8> {
     let steering = |c: char| c > '\u{1f}' && steers(c);
     match std::str::from_utf8(&text) {

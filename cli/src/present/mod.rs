@@ -1,5 +1,5 @@
-//! What several commands show things with: numbers, tables and lines of a terminal, JSON, pages and pictures, progress,
-//! and the files that results go to. It knows no command.
+//! Output that several commands share: numbers, tables and lines of a terminal, JSON, pages and pictures, progress, and
+//! the files for results. It imports no command.
 
 pub mod html;
 pub mod json;

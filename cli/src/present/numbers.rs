@@ -6,7 +6,7 @@ pub fn counted(count: impl Into<u64>, thing: &str) -> String {
     format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
 }
 
-/// Three decimals, or two significant digits where those would say too little.
+/// Three decimals, or two significant digits if those would be too coarse.
 pub fn ratio(value: f64) -> String {
     let decimals = if value < 0.001 { 1 - value.log10().floor() as i32 } else { 3 };
     format!("{value:.*}", usize::try_from(decimals).unwrap_or(3))
@@ -21,14 +21,14 @@ pub fn number(value: f64) -> String {
     }
 }
 
-/// So many decimals. What rounds to nothing has no sign, all else keeps its own.
+/// A fixed number of decimals. A value that rounds to 0 has no sign.
 pub fn fixed(value: f64, decimals: usize) -> String {
     let text = format!("{value:.decimals$}");
     let nothing = text.bytes().all(|digit| matches!(digit, b'-' | b'0' | b'.'));
     if nothing { text.trim_start_matches('-').to_owned() } else { text }
 }
 
-/// A difference, always with its sign; none where it rounds to nothing.
+/// A difference with its sign; no sign if it rounds to 0.
 pub fn signed(text: &str) -> String {
     let nothing = !text.bytes().any(|digit| matches!(digit, b'1'..=b'9'));
     if nothing || text.starts_with('-') { text.to_owned() } else { format!("+{text}") }
@@ -46,7 +46,7 @@ pub fn size(bytes: f64) -> String {
     format!("{} GiB", number(value))
 }
 
-/// A number with its thousands apart.
+/// A number with thousands separators.
 pub fn grouped(value: f64) -> String {
     let digits = format!("{value:.0}");
     let whole = digits.trim_start_matches('-');
@@ -60,13 +60,13 @@ pub fn grouped(value: f64) -> String {
     if digits.len() > whole.len() { format!("-{out}") } else { out }
 }
 
-/// A share as percent with its sign, with a decimal where it is small.
+/// A share as a signed percentage, with one decimal if it is small.
 pub fn signed_percent(share: f64) -> String {
     let percent = 100.0 * share;
     if percent.abs() < 9.95 { format!("{percent:+.1}%") } else { format!("{percent:+.0}%") }
 }
 
-/// Tokens in 1024s where they are.
+/// Tokens in units of 1024 if they are a multiple.
 pub fn tokens(tokens: u32) -> String {
     if tokens.is_multiple_of(1024) { format!("{}K", tokens / 1024) } else { tokens.to_string() }
 }

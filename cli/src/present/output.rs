@@ -1,4 +1,4 @@
-//! Where results and errors go: standard output, a file, standard error. None of it panics.
+//! Writes results and errors to standard output, files and standard error. Nothing here panics.
 
 use std::io::{self, Read, Write};
 use std::os::unix::fs::FileTypeExt;
@@ -12,7 +12,7 @@ use forebay::{Error, Kind, Result, text};
 /// The exit status for bad input and for output that cannot be written.
 pub const BAD_INPUT: u8 = 2;
 
-/// A reader that went away asked for no more: that is no error.
+/// Treats a closed pipe as success: its reader wanted no more.
 pub fn forgive_closed_pipe(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
@@ -23,15 +23,15 @@ pub fn forgive_closed_pipe(result: io::Result<()>) -> io::Result<()> {
 /// Writes all of `text` to standard output.
 ///
 /// # Errors
-/// [`Kind::Io`], but not for a closed pipe.
+/// [`Kind::Io`], except for a closed pipe.
 pub fn print(text: &[u8]) -> Result<()> {
     let mut out = io::stdout().lock();
     forgive_closed_pipe(out.write_all(text).and_then(|()| out.flush()))
         .map_err(|e| Error::new(Kind::Io, "print").at(format!("standard output: {}", os::io_text(&e))))
 }
 
-/// What a command has made, once all its work has succeeded. Files are written first, each whole or not at all, and
-/// standard output last: where a file cannot be written nothing was printed.
+/// The results of a command, after all its work has succeeded. Files are written first, each atomically, and standard
+/// output last: if a file cannot be written, nothing has been printed.
 #[derive(Default)]
 pub struct Results<'a> {
     files: Vec<(&'a Path, Vec<u8>)>,
@@ -47,17 +47,17 @@ impl<'a> Results<'a> {
         }
     }
 
-    /// Whether one of the results was named to be standard output.
+    /// Whether one of the results goes to standard output.
     pub fn take_stdout(&self) -> bool {
         !self.printed.is_empty()
     }
 
-    /// A report for people.
+    /// A text report.
     pub fn print(&mut self, text: impl Into<Vec<u8>>) {
         self.printed.push(text.into());
     }
 
-    /// Puts everything where it belongs.
+    /// Writes all results.
     ///
     /// # Errors
     /// [`Kind::Io`] names the file.
@@ -70,22 +70,22 @@ impl<'a> Results<'a> {
 /// Standard output, as a path.
 const STDOUT: &str = "/proc/self/fd/1";
 
-/// Whether `--json` or `--html` names standard output: `-`, or by another name what it leads to.
+/// Whether `--json` or `--html` names standard output: as `-`, or by another name of the same file.
 pub fn is_stdout(path: &Path) -> bool {
     path.as_os_str() == "-" || os::identity(STDOUT).is_some_and(|stdout| os::identity(path) == Some(stdout))
 }
 
-/// The most bytes of a text file that is read whole: a setup, misses, measurements.
+/// The most bytes of a text file that is read at once: a setup, misses, measurements.
 const TEXT_MAX: u64 = 16 << 20;
 
-/// Bytes that parsing takes for each byte of such a text, at most: a list of empty lists, in buffers that double.
+/// The most bytes that parsing takes for each byte of such a text: a list of empty lists, in buffers that double.
 const PARSED: usize = 64;
 
 /// The text of a small file.
 ///
 /// # Errors
-/// [`Kind::Io`] names the file; [`Kind::BadFormat`] for one that is no text, or too large to be meant;
-/// [`Kind::OutOfMemory`] where there is none to parse it: the JSON reader would end the process.
+/// [`Kind::Io`] names the file; [`Kind::BadFormat`] for a file that is not text, or too large;
+/// [`Kind::OutOfMemory`] if memory for parsing is missing, as the JSON reader would abort the process.
 pub fn read_text(path: &Path) -> Result<String> {
     let io = |e: &io::Error| {
         Error::new(Kind::Io, "read").at(format!("{}: {}", echo(path.display()), os::io_text(e)))
@@ -96,17 +96,17 @@ pub fn read_text(path: &Path) -> Result<String> {
     let bad =
         |what: &str| Error::new(Kind::BadFormat, "read").at(format!("{}: {what}", echo(path.display())));
     if bytes.len() as u64 > TEXT_MAX {
-        return Err(bad("longer than such a file is").with("most bytes", TEXT_MAX));
+        return Err(bad("too long for such a file").with("most bytes", TEXT_MAX));
     }
     let room = PARSED * bytes.len();
     Vec::<u8>::new().try_reserve_exact(room).map_err(|_| {
-        let place = format!("{}: parsing it", echo(path.display()));
+        let place = format!("{}: while parsing it", echo(path.display()));
         Error::new(Kind::OutOfMemory, "read").at(place).with("bytes", room as u64).hint("free memory")
     })?;
-    String::from_utf8(bytes).map_err(|_| bad("no UTF-8 text"))
+    String::from_utf8(bytes).map_err(|_| bad("not UTF-8 text"))
 }
 
-/// The error with the file in which it was found.
+/// Adds the file to an error found in it.
 pub fn within(error: Error, path: &Path) -> Error {
     let place = match error.place() {
         "" => echo(path.display()),
@@ -115,15 +115,15 @@ pub fn within(error: Error, path: &Path) -> Error {
     error.at(place)
 }
 
-/// Which file a target means.
+/// The identity of the file that a target names.
 fn meant(path: &Path) -> Option<Identity> {
     os::identity(if path.as_os_str() == "-" { Path::new(STDOUT) } else { path })
 }
 
-/// What an input is called, and its path.
+/// The name and path of an input.
 pub type Input<'a> = (&'static str, &'a Path);
 
-/// Refuses two results in one file, and a result in the place of an input: by whatever names.
+/// Refuses two results in one file, and a result that would replace an input, under any of their names.
 ///
 /// # Errors
 /// [`Kind::InvalidConfig`] names both.
@@ -133,7 +133,7 @@ pub fn check_targets(
     inputs: &[Input<'_>],
 ) -> Result<()> {
     let refused = |place: String| Error::new(Kind::InvalidConfig, operation).at(place);
-    // Whoever reads and writes one device, such as a terminal, replaces nothing.
+    // A device that is both read and written, such as a terminal, is not replaced.
     let replaceable =
         |path: &Path| std::fs::metadata(path).is_ok_and(|file| file.is_file() || file.file_type().is_fifo());
     let mut known: Vec<(&str, &Path, Option<Identity>)> = Vec::with_capacity(targets.len());
@@ -159,28 +159,28 @@ pub fn check_targets(
     Ok(())
 }
 
-/// One line on standard error. Where that is closed there is nobody to tell.
+/// Prints an error as one line on standard error; does nothing if that is closed.
 pub fn complain(error: &Error) {
     let _ = writeln!(io::stderr(), "error: {error}");
 }
 
-/// What is wrong with the command line, in one line on standard error: the first paragraph of clap's answer, and what
-/// it thinks was meant.
+/// Prints what is wrong with the command line as one line on standard error: the first paragraph of clap's answer, and
+/// its suggestion.
 pub fn complain_of_arguments(error: &clap::Error) {
     let text = shortened(error);
     let paragraph: Vec<&str> = text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
     let tips = text.lines().filter_map(|line| line.trim().strip_prefix("tip: "));
-    // A tip that names the argument again would show more of a long one than an error does.
+    // A tip that repeats the argument would show more of a long one than an error does.
     let again = echoes(error).any(|argument| argument.len() > text::ECHO / 4);
     let meant: String = tips.filter(|_| !again).map(|tip| format!("; {tip}")).collect();
     let _ = writeln!(io::stderr(), "{} (see --help)", harmless(&(paragraph.join(" ") + &meant)));
 }
 
-/// Clap's answer, with no more of an argument than an error shows.
+/// Clap's answer, with arguments as short as an error shows them.
 fn shortened(error: &clap::Error) -> String {
     let mut text = error.to_string();
     for argument in echoes(error) {
-        // What is no line's end in the argument is none in the answer.
+        // A line end in the argument must not end a line of the answer.
         let shown = echo(argument);
         if *argument != shown {
             text = text.replace(argument.as_str(), &shown);
@@ -189,7 +189,7 @@ fn shortened(error: &clap::Error) -> String {
     text
 }
 
-/// The texts that clap's answer was given.
+/// The arguments that clap's answer contains.
 fn echoes(error: &clap::Error) -> impl Iterator<Item = &String> {
     error.context().flat_map(|(_, value)| match value {
         ContextValue::String(one) => std::slice::from_ref(one),
@@ -198,7 +198,7 @@ fn echoes(error: &clap::Error) -> impl Iterator<Item = &String> {
     })
 }
 
-/// Whether the terminal's locale can show more than ASCII.
+/// Whether the locale of the terminal is UTF-8.
 pub fn speaks_utf8() -> bool {
     let locale = ["LC_ALL", "LC_CTYPE", "LANG"]
         .into_iter()

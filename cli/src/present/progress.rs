@@ -1,8 +1,8 @@
-//! How long a command still takes.
+//! Estimates the time that a command still takes.
 //!
-//! Pieces of work are counted so that they cost much the same (measured on the trace in `data/`: a step of a layer
-//! under the slowest policy takes about twice as long as under the fastest). So what is left takes as long as what is
-//! done took, piece by piece, over the whole run: a mean of late pieces alone would follow each policy and each pause.
+//! Work is counted in pieces of similar cost. (Measured on the trace in `data/`: a step of a layer under the slowest
+//! policy takes about twice as long as under the fastest.) The estimate assumes that the remaining pieces take as long
+//! on average as all pieces so far; the mean of recent pieces alone would follow each policy and each pause.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -11,13 +11,13 @@ use std::time::Duration;
 use forebay::text::harmless;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressState, ProgressStyle};
 
-/// What is left of work of which so many pieces took so long; none before anything is done.
+/// The time left after `done` of `all` pieces; none before a piece is done.
 pub fn left(elapsed: Duration, done: u64, all: u64) -> Option<Duration> {
     let pieces = all.saturating_sub(done) as f64 / done as f64;
     Duration::try_from_secs_f64(elapsed.as_secs_f64() * pieces).ok().filter(|_| done > 0)
 }
 
-/// As people say it.
+/// The time in words.
 fn words(left: Duration) -> String {
     match left.as_secs() {
         seconds @ 0..60 => format!("{seconds} s"),
@@ -26,14 +26,14 @@ fn words(left: Duration) -> String {
     }
 }
 
-/// A bar of this template, in which `{left}` says what is left.
+/// A bar with this template, in which `{left}` is the estimate.
 ///
 /// # Errors
-/// Those of the template.
+/// Errors of the template.
 pub fn style(template: &str) -> Result<ProgressStyle, indicatif::style::TemplateError> {
     let key = |state: &ProgressState, out: &mut dyn Write| {
         let left = state.len().and_then(|all| left(state.elapsed(), state.pos(), all));
-        // A bar that cannot be written shows less.
+        // A failed write only shows less.
         let _ = match left {
             Some(left) => write!(out, "about {} left", words(left)),
             None => write!(out, "{} s so far", state.elapsed().as_secs()),
@@ -42,7 +42,7 @@ pub fn style(template: &str) -> Result<ProgressStyle, indicatif::style::Template
     Ok(ProgressStyle::with_template(template)?.with_key("left", key).progress_chars("=> "))
 }
 
-/// A bar on standard error, for so many pieces of work; hidden where that is no terminal.
+/// A progress bar on standard error for `pieces` of work; hidden if that is no terminal.
 pub fn bar(name: &str, pieces: u64) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(pieces), ProgressDrawTarget::stderr())
         .with_finish(ProgressFinish::AndClear);
@@ -52,7 +52,7 @@ pub fn bar(name: &str, pieces: u64) -> ProgressBar {
     bar.with_prefix(harmless(name))
 }
 
-/// A bar on standard error, for so many steps of one layer each; hidden where that is no terminal.
+/// A progress bar on standard error over steps of one layer each; hidden if that is no terminal.
 pub fn of_trace(path: &Path, steps: u64) -> ProgressBar {
     bar(&path.display().to_string(), steps)
 }

@@ -1,4 +1,4 @@
-//! What computed figures rest on, as reports show it: the same sentences in texts and pages.
+//! The sources of computed figures, in the same sentences for text and HTML reports.
 
 use std::collections::HashSet;
 
@@ -6,22 +6,22 @@ use forebay::predict::provenance::Provenance;
 
 use super::output::harmless;
 
-/// The sentences of a report's figures, each once, in their order, as a terminal may see them.
+/// The sentences of a report's figures, each once, in order, safe for a terminal.
 pub fn sentences<'a>(all: impl Iterator<Item = &'a Provenance>) -> Vec<String> {
     each_once(all.map(|provenance| harmless(&provenance.sentence())))
 }
 
-/// What was assumed for a report's figures, each once, in their order.
+/// The assumptions of a report's figures, each once, in order.
 pub fn assumptions<'a>(all: impl Iterator<Item = &'a Provenance>) -> Vec<String> {
     each_once(all.flat_map(|provenance| &provenance.assumptions).map(|assumption| harmless(assumption)))
 }
 
-/// What a text report opens with.
+/// The opening of a text report.
 pub fn header<'a>(all: impl Iterator<Item = &'a Provenance>) -> String {
     sentences(all).into_iter().map(|sentence| sentence + "\n").collect()
 }
 
-/// What it ends with.
+/// The end of a text report.
 pub fn footer<'a>(all: impl Iterator<Item = &'a Provenance>) -> String {
     assumptions(all).into_iter().map(|assumption| format!("Assumed: {assumption}.\n")).collect()
 }

@@ -1,8 +1,8 @@
-//! How wide a report is, and what its tables and lines do about it.
+//! The width of a report, and how tables and lines fit it.
 //!
-//! A report is as wide as the terminal that shows it, and [`COLUMNS`] wide where standard output is none; with `--wide`
-//! it is as wide as its tables. A table that is too wide leaves out the columns that its caller can spare, and says
-//! which; one that still is too wide stands in parts below each other, the first columns in each. Nothing is cut off.
+//! A report is as wide as the terminal that shows it, or [`COLUMNS`] if standard output is no terminal; with `--wide`
+//! it is as wide as its tables. A table that is too wide omits the columns that its caller can spare, and names them.
+//! A table that is still too wide is split into parts below each other, each with the key columns. Nothing is cut off.
 
 use std::io::{IsTerminal, stdout};
 
@@ -10,26 +10,26 @@ use comfy_table::{CellAlignment, ColumnConstraint, LineStyle, Table, Width, pres
 
 use super::output;
 
-/// The width of what is no terminal.
+/// The width if standard output is no terminal.
 pub const COLUMNS: usize = 80;
 
-/// What stands between two columns.
+/// Spaces between two columns.
 pub const GAP: usize = 2;
 
-/// The least that a column of text is broken into lines of.
+/// The least width to which a column of text is wrapped.
 pub const TEXT: usize = 24;
 
 /// The option of every command that prints tables.
 #[derive(clap::Args)]
 pub struct LookArguments {
-    /// Tables with all their columns, however wide. Without it they fit the terminal, or 80 columns where the output
-    /// goes elsewhere.
+    /// Prints tables with all their columns, however wide. Without it tables fit the terminal, or 80 columns if the
+    /// output goes elsewhere.
     #[arg(long)]
     wide: bool,
 }
 
 impl LookArguments {
-    /// How a report on standard output looks.
+    /// The look of a report on standard output.
     pub fn look(&self) -> Look {
         Look { utf8: output::speaks_utf8(), width: (!self.wide).then(width) }
     }
@@ -38,32 +38,32 @@ impl LookArguments {
 /// Columns of the terminal on standard output.
 pub fn width() -> usize {
     let terminal = stdout().is_terminal().then(terminal_size::terminal_size).flatten();
-    // A terminal of no width does not know its own.
+    // A terminal that reports a width of 0 does not know its own.
     terminal.map(|(width, _)| usize::from(width.0)).filter(|width| *width > 0).unwrap_or(COLUMNS)
 }
 
-/// What a table does without where it is too wide.
+/// What a table that is too wide may omit.
 #[derive(Clone, Copy, Default)]
 pub struct Spare<'a> {
-    /// Columns that are left out one after another until the table fits, by how their headings begin.
+    /// Columns that are omitted one after another until the table fits, by the beginning of their headings.
     pub columns: &'a [&'a str],
-    /// How many columns at the left tell the lines apart: every part has them.
+    /// How many columns at the left identify a line: every part has them.
     pub keys: usize,
-    /// The column whose text may be broken into lines, by how its heading begins.
+    /// The column whose text may be wrapped, by the beginning of its heading.
     pub text: Option<&'a str>,
 }
 
-/// How a report looks.
+/// The look of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Look {
     /// Whether lines and bars may be drawn with more than ASCII.
     pub utf8: bool,
-    /// The most characters of a line; none for as many as it takes.
+    /// The most characters of a line; none for no limit.
     pub width: Option<usize>,
 }
 
 impl Look {
-    /// An empty table in the style of all.
+    /// An empty table in the common style.
     pub fn table(&self) -> Table {
         let mut table = Table::new();
         let rule = if self.utf8 { '─' } else { '-' };
@@ -71,7 +71,7 @@ impl Look {
         table
     }
 
-    /// The table's lines, none of them wider than the report, without an end of the last.
+    /// The table's lines, none of them wider than the report, without a final line end.
     pub fn fit(&self, mut table: Table, spare: &Spare<'_>) -> String {
         let widths: Vec<usize> = table.column_max_content_widths().into_iter().map(usize::from).collect();
         let heads = headings(&table, widths.len());
@@ -122,7 +122,7 @@ impl Look {
         out
     }
 
-    /// The text, lines that are too long broken between words. What follows is indented as its line is.
+    /// The text with long lines wrapped between words. Continuation lines keep the line's indentation.
     pub fn wrap(&self, text: &str) -> String {
         let Some(width) = self.width else { return text.to_owned() };
         let broken = text.split('\n').map(|line| {
@@ -136,7 +136,7 @@ impl Look {
     }
 }
 
-/// A text in lines of whole words, at most so wide and each so far indented; a longer word has a line of its own.
+/// The words of a text in lines of at most `width` characters, each indented; a longer word gets a line of its own.
 pub fn lines(text: &str, width: usize, indent: usize) -> Vec<String> {
     let (mut lines, indent): (Vec<String>, _) = (Vec::new(), " ".repeat(indent));
     let mut length = 0;
@@ -157,7 +157,7 @@ pub fn lines(text: &str, width: usize, indent: usize) -> Vec<String> {
     lines
 }
 
-/// The headings, each in one line.
+/// The headings, each on one line.
 fn headings(table: &Table, columns: usize) -> Vec<String> {
     let cells =
         table.header().map(|row| row.cell_iter().map(|cell| cell.content().replace('\n', " ")).collect());
@@ -166,7 +166,7 @@ fn headings(table: &Table, columns: usize) -> Vec<String> {
     heads
 }
 
-/// The table with these columns alone, and the text of one broken into lines of a width.
+/// The table with only these columns, and the text of one wrapped to a width.
 fn part(table: &mut Table, columns: &[usize], text: Option<(usize, usize)>) -> String {
     let last = columns.last().copied();
     for (index, column) in table.column_iter_mut().enumerate() {
@@ -182,7 +182,7 @@ fn part(table: &mut Table, columns: &[usize], text: Option<(usize, usize)>) -> S
     table.trim_fmt()
 }
 
-/// Numbers stand to the right, names and bars to the left.
+/// Aligns numbers to the right; names and bars stay at the left.
 pub fn align_right(table: &mut Table, is_number: impl Fn(usize) -> bool) {
     for (i, column) in table.column_iter_mut().enumerate() {
         if is_number(i) {
@@ -197,7 +197,7 @@ pub const BAR: usize = 16;
 /// A bar's last character, by eighths.
 const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
 
-/// `value` as a bar beside the longest one, which has so many characters.
+/// `value` as a bar in proportion to the longest one.
 pub fn bar(value: f64, longest: f64, characters: usize, utf8: bool) -> String {
     if longest <= 0.0 {
         return String::new();
@@ -256,7 +256,7 @@ mod tests {
         assert!(widest(&parts) <= 30 && parts.matches("a name").count() == 2, "{parts}");
         assert!(parts.contains("first") && parts.contains("second") && parts.contains("third"), "{parts}");
         assert!(!parts.contains("--wide"), "{parts}");
-        // A column that is wider than the page stands alone, and ends.
+        // A column that is wider than the page is alone in its part.
         let narrow = at(5).fit(sample(at(5)), &Spare { keys: 1, ..Spare::default() });
         assert_eq!(narrow.matches("a name").count(), 3, "{narrow}");
     }

@@ -15,18 +15,18 @@ use crate::present::output::echo;
 use crate::present::terminal::LookArguments;
 use crate::study::pools::Setting;
 
-/// Prompt steps replayed first when `--warmup` is not given; all where the trace has fewer.
+/// Prompt steps replayed first without `--warmup`; all if the trace has fewer.
 const WARMUP: u32 = 32;
 
-/// The sizes that a curve is printed at when none are named.
+/// The sizes at which a curve is printed if none are named.
 pub const CURVE_SHARES: [f64; 13] = [0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0];
 
-/// The sizes replayed when none are named.
+/// The sizes replayed if none are named.
 const SHARES: [f64; 3] = [0.1, 0.2, 0.3];
 
 const AFTER_HELP: &str = "\
-A hit is a selected row that was resident when its step began; a miss had to be fetched from host memory. \
-Rows born in a step count as neither. Miss ratio: misses / (hits + misses).
+A hit is a selected row that was resident when its step began; a miss is fetched from host memory. \
+Rows that a step writes are neither hits nor misses. Miss ratio: misses / (hits + misses).
 
 JSON: a list, one entry for each trace, size and policy, or for each trace and capacity. `steps` counts decode \
 steps of --mtp query rows each.
@@ -44,41 +44,41 @@ pub struct Arguments {
     /// plain or zstd.
     #[arg(required = true, value_name = "TRACE")]
     pub traces: Vec<PathBuf>,
-    /// Slots per sequence and layer as a share of the prompt, the tokens at decode start, 0 < S <= 1; several,
-    /// separated by commas [default: 0.1,0.2,0.3]. (The ratio of plan and simulate is of the whole context.)
+    /// Slots per sequence and layer as a share of the prompt (the tokens at decode start), 0 < S <= 1; several,
+    /// separated by commas [default: 0.1,0.2,0.3]. (The ratio of plan and simulate is a share of the whole context.)
     #[arg(long, value_name = "S", value_delimiter = ',', value_parser = share, allow_negative_numbers = true)]
     pub prompt_share: Vec<f64>,
     /// Slots per sequence and layer; several, separated by commas.
     #[arg(long, value_name = "N", value_delimiter = ',', conflicts_with = "prompt_share",
           value_parser = at_least_one, allow_negative_numbers = true)]
     pub slots: Vec<u32>,
-    /// Prompt steps replayed before the first decode step; 0 starts cold [default: 32, or all warm steps of
-    /// a trace with fewer].
+    /// Prompt steps replayed before the first decode step; 0 starts cold [default: 32, or all if the trace has
+    /// fewer].
     #[arg(long, value_name = "W", value_parser = whole, allow_negative_numbers = true)]
     pub warmup: Option<u32>,
     /// Query rows per decode step: 1 without drafts [default: 1].
     #[arg(long, value_name = "Q", value_parser = at_least_one, allow_negative_numbers = true)]
     pub mtp: Option<u32>,
-    /// Misses, or hits by capacity, at every size in one pass, exact; prints them at the sizes named, writes all
+    /// Counts misses, or hits by capacity, at every size in one exact pass. Prints the named sizes, and writes all
     /// of them as JSON [default: prompt shares from 0.05 to 1].
     #[arg(long)]
     pub curve: bool,
-    /// Who leaves a full pool or cache; several, separated by commas, are set side by side. All but lru are for
-    /// study; decay and decay-tokens are for selection traces [default: lru].
+    /// Eviction policy; several, separated by commas, are compared. All but lru are for study; decay and
+    /// decay-tokens work on selection traces only [default: lru].
     #[arg(long, value_enum, value_delimiter = ',')]
     pub policy: Vec<Policy>,
-    /// How the slots of all layers together are divided; by-layer, from lru's curves, is set beside uniform
+    /// How the slots are divided over the layers; by-layer, from lru's miss-ratio curves, is compared with uniform
     /// [default: uniform].
     #[arg(long, value_enum)]
     pub split: Option<Split>,
-    /// Counts what prefetching each layer's rows would cover and cost: inter-layer brings those that the
-    /// layer before it in the trace selected in the same step.
+    /// Counts what prefetching each layer's rows would cover and cost: inter-layer fetches the rows that the
+    /// preceding layer in the trace selected in the same step.
     #[arg(long, value_enum)]
     pub prefetch: Option<Prefetch>,
-    /// Whose rows are moved: sets the bytes of one row [default: deepseek-v3.2].
+    /// The model that sets the bytes of one row [default: deepseek-v3.2].
     #[arg(long, value_name = "NAME", value_parser = presets())]
     pub model: Option<String>,
-    /// Where the pools live: host, or cuda:N for the GPU of that number [default: host].
+    /// The device of the pools: host, or cuda:N for GPU N [default: host].
     #[arg(long, value_name = "DEVICE", value_parser = DeviceName::parse)]
     pub device: Option<DeviceName>,
     /// The driver's library, for tests.
@@ -88,7 +88,7 @@ pub struct Arguments {
     pub memory: MemoryArguments,
     #[command(flatten)]
     pub requests: RequestArguments,
-    /// Writes the result as JSON, whole or not at all; `-` is standard output, without the tables.
+    /// Writes the result as JSON, atomically; `-` prints it instead of the tables.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     #[command(flatten)]
@@ -102,7 +102,7 @@ impl Arguments {
         self.mtp.unwrap_or(1)
     }
 
-    /// The policies named, each once, in the order named.
+    /// The named policies, each once, in the order named.
     pub fn policies(&self) -> Vec<Policy> {
         let mut once = Vec::new();
         for policy in if self.policy.is_empty() { &[Policy::Lru] } else { &self.policy[..] } {
@@ -117,7 +117,7 @@ impl Arguments {
         Target { name: self.device.unwrap_or_default(), driver: self.driver.clone() }
     }
 
-    /// An option that was given and is counted by the host alone, whichever device replays.
+    /// A given option that only the host counts, whichever device replays.
     pub fn for_the_host(&self) -> Option<&'static str> {
         let given = [
             ("--policy", self.policies() != [Policy::Lru]),
@@ -128,12 +128,12 @@ impl Arguments {
         given.iter().find(|(_, given)| *given).map(|(name, _)| *name)
     }
 
-    /// How many sizes were named.
+    /// The number of named sizes.
     pub fn sizes(&self) -> usize {
         self.prompt_share.len() + self.slots.len()
     }
 
-    /// An option that was given and means nothing for request traces.
+    /// A given option that does not apply to request traces.
     pub fn for_selections(&self) -> Option<&'static str> {
         let given = [
             ("--prompt-share", !self.prompt_share.is_empty()),
@@ -151,19 +151,19 @@ impl Arguments {
     }
 }
 
-/// How a total of slots is divided over the layers.
+/// How the slots are divided over the layers.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Split {
-    /// As many in every layer.
+    /// The same number in every layer.
     Uniform,
-    /// By what each layer gains, from the layers' curves.
+    /// By the gain of each layer, from the layers' curves.
     ByLayer,
 }
 
-/// Which rows a layer gets before its selection is known.
+/// Which rows are prefetched into a layer before its selection is known.
 #[derive(Clone, Copy, ValueEnum)]
 pub enum Prefetch {
-    /// Those that the layer before it selected.
+    /// The rows that the preceding layer selected.
     InterLayer,
 }
 
@@ -192,7 +192,7 @@ fn presets() -> PossibleValuesParser {
     PossibleValuesParser::new(Shape::PRESETS.map(|(name, _)| name))
 }
 
-/// The setting and prompt share of every size asked for, checked against the trace.
+/// The setting and prompt share of every requested size, checked against the trace.
 pub fn settings(header: &Header, path: &Path, arguments: &Arguments) -> Result<Vec<(Setting, f64)>> {
     let invalid = |what: &str| {
         Error::new(Kind::InvalidConfig, "replay").at(format!("{}: {what}", echo(path.display())))
@@ -212,7 +212,7 @@ pub fn settings(header: &Header, path: &Path, arguments: &Arguments) -> Result<V
     }
     let steps = header.decode_steps() / arguments.mtp();
     if steps == 0 {
-        return Err(invalid("one step of --mtp takes more than the trace's decode steps")
+        return Err(invalid("one step of --mtp query rows needs more decode steps than the trace has")
             .with("mtp", arguments.mtp())
             .with("decode_steps", header.decode_steps())
             .hint("pass --mtp up to decode_steps"));
@@ -237,7 +237,7 @@ pub fn settings(header: &Header, path: &Path, arguments: &Arguments) -> Result<V
         }
         if slots == 0 {
             let hint = match header.decode_start {
-                0 => "pass --slots: a share of an empty prompt is nothing",
+                0 => "pass --slots: a share of an empty prompt is 0",
                 _ => "pass a larger share, or --slots",
             };
             return Err(invalid(&format!("--prompt-share {share} leaves no slot"))
@@ -249,15 +249,15 @@ pub fn settings(header: &Header, path: &Path, arguments: &Arguments) -> Result<V
     Ok(all)
 }
 
-/// The arguments that only the report has.
+/// The arguments of the report alone.
 #[derive(clap::Args)]
 pub struct HtmlArguments {
-    /// Writes a report with pictures instead of tables: one HTML file, whole or not at all; `-` is standard
-    /// output. Compares all policies at several sizes; --prompt-share or --slots names the one shown by layer and step
+    /// Writes a report with pictures instead of tables as one HTML file, atomically; `-` prints it. It
+    /// compares all policies at several sizes; --prompt-share or --slots sets the size shown by layer and step
     /// [default: 0.2].
     #[arg(long, value_name = "FILE", conflicts_with_all = ["curve", "policy", "split", "prefetch"])]
     pub html: Option<PathBuf>,
-    /// With --html: gigabytes a second (1e9) of the link to the device [default: 37, measured by ESS for
+    /// With --html: the rate of the link to the device in gigabytes a second (1e9) [default: 37, measured by ESS for
     /// gathering single rows].
     #[arg(long, value_name = "GB/S", requires = "html", value_parser = rate, allow_negative_numbers = true)]
     pub link_rate: Option<f64>,

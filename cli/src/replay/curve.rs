@@ -1,7 +1,7 @@
-//! `forebay replay --curve`: misses at every size, for people and as JSON.
+//! `forebay replay --curve`: misses at every size, as text and as JSON.
 //!
-//! Sizes that hold every step's selected rows come from the curves. A smaller one that was asked for is
-//! replayed through the pools by itself, and marked.
+//! Sizes that hold every step's selected rows are read from the curves. A smaller size that was asked for is replayed
+//! through the pools by itself, and marked.
 
 use std::path::{Path, PathBuf};
 
@@ -29,7 +29,7 @@ struct Point {
     slots: u32,
     hits: u64,
     misses: u64,
-    /// Replayed by itself: the curve does not hold there.
+    /// Replayed by itself, because the curve is not exact at this size.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     replayed: bool,
 }
@@ -38,10 +38,10 @@ struct Point {
 struct Curved {
     path: PathBuf,
     header: Header,
-    /// What all sizes have in common; its slots are the first size's.
+    /// The setting that all sizes share; its slots are the first size's.
     setting: Setting,
     curves: Curves,
-    /// The sizes asked for, each with its prompt share.
+    /// The requested sizes, each with its prompt share.
     asked: Vec<(f64, Point)>,
 }
 
@@ -55,7 +55,7 @@ struct Entry<'a> {
     curve: Points<'a>,
 }
 
-/// The points of a trace, written as they are counted: only their text is ever whole.
+/// The points of a trace, written as they are counted, so only their text is ever in memory as a whole.
 struct Points<'a>(&'a Curved);
 
 impl Serialize for Points<'_> {
@@ -65,13 +65,13 @@ impl Serialize for Points<'_> {
 }
 
 impl Curved {
-    /// The point of `slots` on the curve.
+    /// The curve's point at `slots`.
     fn point(&self, slots: u32) -> Point {
         let (hits, misses) = self.curves.total(slots);
         Point { slots, hits, misses, replayed: false }
     }
 
-    /// Sizes below the curve that were asked for, ascending.
+    /// Requested sizes below the curve, ascending.
     fn replayed(&self) -> Vec<Point> {
         let asked = self.asked.iter().map(|(_, point)| *point);
         let mut points: Vec<Point> = asked.filter(|point| point.replayed).collect();
@@ -80,7 +80,7 @@ impl Curved {
         points
     }
 
-    /// The curve's first size, and every larger one that misses less than the one before it.
+    /// The curve's first size, and every larger size with fewer misses than the one before it.
     fn steps(&self) -> impl Iterator<Item = Point> {
         let (first, last) = (self.curves.exact_from(), self.curves.flat_from());
         let mut before = None;
@@ -104,8 +104,8 @@ impl Curved {
 /// Bytes of a point's text.
 const POINT: u64 = 128;
 
-/// Bytes that [`curved`] holds beside the trace: the curves and their text, and a pool of the largest size that they
-/// may not hold.
+/// Bytes that [`curved`] holds in addition to the trace: the curves and their text, and a pool of the largest size
+/// that the curves may not cover.
 fn needs(
     header: &Header,
     path: &Path,
@@ -123,7 +123,7 @@ fn needs(
     Ok(curve::bytes(header, *setting) + pools.map_err(|e| selection_trace::named(e, path))?)
 }
 
-/// Curves of the trace at `path`, and replays of the sizes asked for that they do not hold.
+/// Curves of the trace at `path`, and replays of the requested sizes that the curves do not cover.
 fn curved(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Curved> {
     let allowance = Allowance { of: Replayed::Selections, memory: arguments.memory.memory };
     let Recorded { header, trace } = selection_trace::read(path, &allowance, |recorded, header| {
@@ -146,7 +146,7 @@ fn curved(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Curved> {
         } else {
             let outcome = lru_stack::replay(&trace, shape, setting, || bar.inc(layers));
             let layers = match outcome {
-                // One that nobody named, in a trace too long for so small a pool.
+                // A default size, in a trace too long for so small a pool.
                 Err(error) if error.kind() == Kind::OutOfRange && arguments.sizes() == 0 => continue,
                 outcome => outcome.map_err(|e| selection_trace::named(e, path))?.layers,
             };
@@ -198,23 +198,23 @@ fn text(traces: &[Curved], row: &RowSize, look: Look) -> String {
         out += "\n\n";
         out += &table(curved, row, look);
         out +=
-            &format!("\n\nOne pass counts every size from {} on, exactly.", numbers::counted(exact, "slot"));
+            &format!("\n\nOne pass counts every size from {} up exactly.", numbers::counted(exact, "slot"));
         if curved.asked.iter().any(|(_, point)| point.replayed) {
             out += " A size with * cannot hold the rows of every step and was replayed by itself.";
         }
         out += &format!(
-            "\nBeyond {} nothing is gained: the {rest} misses left are of rows neither selected nor born before.\n\n",
+            "\nMore than {} gain nothing: the other {rest} misses are rows neither selected nor written before.\n\n",
             numbers::counted(flat, "slot"),
         );
     }
     out + "Hit: a selected row that was resident when its step began. Miss: one fetched\n\
-         from host memory. Rows born in a step are neither. A step's query rows are\n\
+         from host memory. Rows written in a step are neither. A step's query rows are\n\
          united first. Miss ratio: misses / (hits + misses). To the device: misses x row\n\
          bytes. Means are over all decode steps. --json writes all sizes.\n\
          Prompt share: slots over the tokens at decode start.\n"
 }
 
-/// All entries as JSON, with a line's end.
+/// All entries as JSON, with a line end.
 fn json(traces: &[Curved]) -> Result<Vec<u8>> {
     let entries: Vec<Entry<'_>> = traces.iter().map(Curved::entry).collect();
     json::list(&entries)
@@ -223,7 +223,7 @@ fn json(traces: &[Curved]) -> Result<Vec<u8>> {
 /// `forebay replay --curve`, into `results`.
 ///
 /// # Errors
-/// Those of reading a trace, and of settings that do not fit it.
+/// Errors of reading a trace, and of settings that do not fit it.
 pub fn command<'a>(
     arguments: &'a Arguments,
     shape: &Shape,

@@ -1,4 +1,4 @@
-//! The result of a replay as JSON: one entry for each trace, size and policy. `docs/json.md` describes it.
+//! The result of a replay as JSON: one entry for each trace, size and policy, as `docs/json.md` describes.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::present::json::{Head, list};
 use crate::study::pools::Setting;
 use crate::study::prefetch::Prefetched;
 
-/// What every entry of a selection trace begins with.
+/// The fields that every entry of a selection trace begins with.
 #[derive(Serialize)]
 pub struct Heading<'a> {
     #[serde(flatten)]
@@ -166,7 +166,7 @@ fn entry<'a>(trace: &'a Replayed, replay: &'a Replay, row: &'a RowSize) -> Entry
     }
 }
 
-/// All entries as text, with a line's end.
+/// All entries as text, with a line end.
 ///
 /// # Errors
 /// [`Kind::Internal`]: plain numbers and texts always have a JSON form.

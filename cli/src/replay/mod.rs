@@ -1,4 +1,4 @@
-//! `forebay replay`: traces through pools and caches of several sizes.
+//! `forebay replay`: replays traces through pools and caches of several sizes.
 
 pub mod args;
 mod curve;

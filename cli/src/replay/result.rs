@@ -8,10 +8,10 @@ use crate::policy::Policy;
 use crate::study::pools::Setting;
 use crate::study::prefetch::Prefetched;
 
-/// Decode steps whose misses are reported by themselves: what a sequence pays when it starts.
+/// Decode steps whose misses are reported separately: the start-up cost of a sequence.
 pub const FIRST_STEPS: u32 = 8;
 
-/// What one layer's pool answered.
+/// The counts of one layer's pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
     /// Selected rows that were resident.
@@ -20,27 +20,27 @@ pub struct Count {
     pub misses: u64,
 }
 
-/// A total of slots that was divided by what each layer gains.
+/// Slots that were divided by the gain of each layer.
 pub struct Divided {
-    /// Slots by layer.
+    /// Slots of each layer.
     pub slots: Vec<u32>,
-    /// Misses of all layers when each has as many.
+    /// Misses of all layers with a uniform split.
     pub uniform_misses: u64,
 }
 
-/// A trace's replay at one size, with everything that the reports say about it.
+/// A trace's replay at one size, with everything that the reports show.
 pub struct Replay {
-    /// What was replayed.
+    /// The replayed setting.
     pub setting: Setting,
-    /// Who left a full pool.
+    /// The eviction policy.
     pub policy: Policy,
-    /// How the slots of all layers were divided, where they were; the setting's are the mean then.
+    /// The slots of each layer, if they were divided; the setting's are the mean then.
     pub divided: Option<Divided>,
-    /// Slots as a share of the prompt, as asked for.
+    /// Slots as a share of the prompt, as requested.
     pub prompt_share: f64,
     /// Hits and misses of every layer, over all decode steps.
     pub layers: Vec<Count>,
-    /// What a prefetch brings each layer, where it was asked for.
+    /// What a prefetch fetches for each layer, if requested.
     pub prefetched: Option<Vec<Prefetched>>,
     /// Misses of each of the first [`FIRST_STEPS`] decode steps, all layers together.
     pub first: Vec<u64>,
@@ -57,7 +57,7 @@ impl Replay {
         })
     }
 
-    /// The share of the uniform split's misses that dividing the slots saves.
+    /// The share of the uniform split's misses that dividing the slots avoids.
     pub fn gain(&self) -> Option<f64> {
         let before = self.divided.as_ref()?.uniform_misses as f64;
         Some((before - self.total().misses as f64) / before.max(1.0))
@@ -77,15 +77,15 @@ impl Replay {
 
 /// All replays of one trace.
 pub struct Replayed {
-    /// The file, as it was named.
+    /// The file, as named.
     pub path: PathBuf,
-    /// What the trace says about itself.
+    /// The trace's header.
     pub header: Header,
-    /// One replay for each size and policy, by size.
+    /// One replay for each size and policy, ordered by size.
     pub replays: Vec<Replay>,
 }
 
-/// Bytes of one row, and of whose.
+/// The bytes of one row, and the model that they come from.
 pub struct RowSize {
     /// The preset's name.
     pub model: String,
@@ -93,12 +93,12 @@ pub struct RowSize {
     pub bytes: u32,
 }
 
-/// Misses as a share of what was looked up; 0 when nothing was.
+/// Misses as a share of all lookups; 0 if there were none.
 pub fn miss_ratio(count: Count) -> f64 {
     count.misses as f64 / (count.hits + count.misses).max(1) as f64
 }
 
-/// Bytes brought to the device and stored back, over all decode steps and layers.
+/// Bytes copied to the device and stored to the host, over all decode steps and layers.
 pub fn bytes(replay: &Replay, row: &RowSize) -> (u64, u64) {
     let setting = &replay.setting;
     let born = u64::from(setting.steps) * u64::from(setting.mtp) * replay.layers.len() as u64;

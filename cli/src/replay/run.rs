@@ -1,9 +1,9 @@
-//! `forebay replay`: selection traces through pools of several sizes; request traces go to
-//! [`crate::replay::requests::run`].
+//! `forebay replay`: replays selection traces through pools of several sizes; [`crate::replay::requests::run`] handles
+//! request traces.
 //!
-//! A trace is read once and replayed at every size asked for. First the last `--warmup` prompt steps, in
-//! which nothing is born; then decode steps of `--mtp` consecutive positions each, selections united,
-//! every draft accepted; an incomplete last group is dropped. Nothing is resident before the first step.
+//! A trace is read once and replayed at every requested size. First the last `--warmup` prompt steps are replayed, in
+//! which no row is born; then decode steps of `--mtp` consecutive positions each. The selections of a step are united,
+//! and every draft is accepted; an incomplete last group is dropped. Nothing is resident before the first step.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -47,7 +47,7 @@ fn replay(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Replayed>
     Ok(Replayed { path: path.to_owned(), header, replays })
 }
 
-/// Refuses what reads a trace twice, where that can be read once: the report and the JSON each read their own.
+/// Refuses to read a trace twice that can be read only once: report and JSON each read their own.
 fn check_twice(arguments: &Arguments) -> Result<()> {
     let both = arguments.report.html.is_some() && arguments.json.is_some();
     let once = |path: &&PathBuf| std::fs::metadata(path).is_ok_and(|file| !file.is_file() && !file.is_dir());
@@ -55,39 +55,39 @@ fn check_twice(arguments: &Arguments) -> Result<()> {
         None => Ok(()),
         Some(path) => Err(Error::new(Kind::InvalidConfig, "replay")
             .at(format!(
-                "--html and --json read a trace twice, and {} is no regular file",
+                "--html and --json read a trace twice, but {} is not a regular file",
                 echo(path.display())
             ))
-            .hint("leave one of the two out, or name a file")),
+            .hint("leave one of the two out, or pass a file")),
     }
 }
 
-/// The device that is asked for, which can do what else is asked for.
+/// The requested device, which supports the other requested options.
 fn open(arguments: &Arguments) -> Result<Arc<dyn Device>> {
     let target = arguments.target();
     match arguments.for_the_host() {
         Some(option) if target.name != DeviceName::Host => Err(Error::new(Kind::InvalidConfig, "replay")
-            .at(format!("{option} is counted by the host, and --device names a GPU, which replays lru"))
+            .at(format!("{option} works on the host only, but --device names a GPU, which replays lru"))
             .hint("leave one of the two out")),
         _ => target.open(),
     }
 }
 
-/// Refuses what a curve cannot say beside `--curve`.
+/// Refuses options that `--curve` cannot count.
 fn check_curve(arguments: &Arguments) -> Result<()> {
     if arguments.policies() != [Policy::Lru] {
         return Err(Error::new(Kind::InvalidConfig, "replay")
-            .at("--curve counts the rule of the production pools, and --policy names another")
-            .hint("replay the other policies at sizes of their own, without --curve"));
+            .at("--curve counts the production rule, lru, but --policy names another")
+            .hint("replay the other policies at named sizes, without --curve"));
     }
     if arguments.split == Some(Split::ByLayer) {
         return Err(Error::new(Kind::InvalidConfig, "replay")
-            .at("--split by-layer replays the sizes named, --curve counts all")
+            .at("--split by-layer replays named sizes, but --curve counts all")
             .hint("pass one of the two"));
     }
     if arguments.prefetch.is_some() {
         return Err(Error::new(Kind::InvalidConfig, "replay")
-            .at("--prefetch looks into pools of the sizes named, and --curve has none")
+            .at("--prefetch needs pools of named sizes, but --curve builds none")
             .hint("pass one of the two"));
     }
     Ok(())
@@ -96,7 +96,7 @@ fn check_curve(arguments: &Arguments) -> Result<()> {
 /// `forebay replay`.
 ///
 /// # Errors
-/// Those of reading a trace, of settings that do not fit it, and of writing the result.
+/// Errors of reading a trace, of settings that do not fit it, and of writing the result.
 pub fn command(arguments: &Arguments) -> Result<()> {
     let model = arguments.model.as_deref().unwrap_or(MODEL);
     let shape =
@@ -148,7 +148,7 @@ fn of_selections<'a>(
     row: &RowSize,
     results: &mut Results<'a>,
 ) -> Result<()> {
-    // Open from here to the end, so that the replays' own devices find the GPU's context there.
+    // Stays open to the end, so that the replays' own devices share the GPU's context.
     let _device = open(arguments)?;
     let html = arguments.report.html.as_deref();
     if let Some(target) = html {

@@ -1,7 +1,7 @@
-//! A selection trace at every size, under every policy and split asked for, on all cores.
+//! Replays a selection trace at every size, under every requested policy and split, on all cores.
 //!
-//! LRU runs through the production pools, a job a thread; the other policies and the prefetch are simulated
-//! layer by layer, a layer a thread. Every number is a sum over layers or steps in a fixed order, so the
+//! LRU runs through the production pools, one job a thread. The other policies and the prefetch are simulated
+//! layer by layer, one layer a thread. Every count is a sum over layers or steps in a fixed order, so the
 //! result does not depend on the threads.
 
 use forebay::trace::{Header, SelectionTrace};
@@ -17,15 +17,15 @@ use crate::study::pools::{self, Outcome, Setting};
 use crate::study::prefetch::{self, Prefetched};
 use crate::study::{split, threads};
 
-/// What is asked of every size.
+/// What is counted at every size.
 pub struct Study {
-    /// Each once.
+    /// The policies, each once.
     pub policies: Vec<Policy>,
-    /// The slots divided by gain beside the uniform split.
+    /// Whether to compare slots divided by gain with the uniform split.
     pub by_layer: bool,
-    /// What an inter-layer prefetch would bring.
+    /// The inter-layer prefetch to count.
     pub prefetch: bool,
-    /// Where the pools live.
+    /// The device of the pools.
     pub target: Target,
 }
 
@@ -34,20 +34,20 @@ struct Job {
     policy: Policy,
     setting: Setting,
     prompt_share: f64,
-    /// Slots by layer, where they are divided by gain.
+    /// Slots of each layer, if they are divided by gain.
     divided: Option<Vec<u32>>,
 }
 
-/// The first steps by themselves: a short replay, which starts cold.
+/// The first steps separately: a short replay that starts cold.
 fn beginning(setting: Setting) -> Setting {
     Setting { warmup: 0, steps: setting.steps.min(FIRST_STEPS), ..setting }
 }
 
-/// A whole replay and its cold beginning.
+/// A whole replay, and its first steps from a cold start.
 type Outcomes = (Outcome, Outcome);
 
 impl Study {
-    /// Steps of one layer that [`Study::run`] takes, by which its bar is measured.
+    /// The steps of one layer that [`Study::run`] processes, which its bar counts.
     pub fn work(&self, trace: &SelectionTrace, settings: &[(Setting, f64)]) -> u64 {
         let Some((setting, _)) = settings.first() else { return 0 };
         let (whole, cold) = (u64::from(setting.steps), u64::from(beginning(*setting).steps));
@@ -56,10 +56,10 @@ impl Study {
         (jobs * a_job + if self.by_layer { whole } else { 0 }) * u64::from(trace.header().layers)
     }
 
-    /// Bytes that [`Study::run`] holds at its peak, beside the trace.
+    /// The peak memory of [`Study::run`] in bytes, in addition to the trace.
     ///
     /// # Errors
-    /// Those of pools that cannot be.
+    /// Errors of invalid pools.
     pub fn needs(&self, header: &Header, shape: &Shape, settings: &[(Setting, f64)]) -> Result<u64> {
         let Some((setting, _)) = settings.first() else { return Ok(0) };
         let layers = header.layers as usize;
@@ -72,7 +72,7 @@ impl Study {
             let jobs = settings.len() * if self.by_layer { 2 } else { 1 };
             needs = needs.max(threads::held(jobs, self.of_lru(header, shape, settings)?));
         }
-        // Divided slots are as many in all: the same work once more.
+        // Divided slots have the same total: the same work again.
         let times = if self.by_layer { 2 } else { 1 };
         let of = |policy: &Policy| {
             let policy = *policy;
@@ -97,8 +97,8 @@ impl Study {
             DeviceName::Host => lru_stack::needs(header, shape, setting),
             DeviceName::Cuda(_) => pools::needs(header, shape, setting, &vec![setting.slots; layers]),
         };
-        // How many slots a layer will have is not known yet: as many in all, and no more than can be filled. They are
-        // counted as the uniform ones are.
+        // The slots of each layer are not known yet. Their total is, and no layer gets more than it can fill, so they
+        // are counted like uniform ones.
         let divided = |setting: Setting| {
             let uniform = vec![setting.slots; layers];
             let most = setting.slots.saturating_mul(header.layers);
@@ -113,11 +113,11 @@ impl Study {
         })
     }
 
-    /// Every replay, by size, then by policy, then by split. The prompt was recorded with `prompt` tokens: what is
-    /// replayed may be shorter.
+    /// Runs every replay, in order of size, policy and split. The prompt was recorded with `prompt` tokens; the
+    /// replayed one may be shorter.
     ///
     /// # Errors
-    /// [`forebay::Kind::OutOfMemory`]; anything else is a defect.
+    /// [`forebay::Kind::OutOfMemory`]; any other error is a defect.
     pub fn run(
         &self,
         trace: &SelectionTrace,
@@ -175,7 +175,7 @@ impl Study {
         Ok(jobs)
     }
 
-    /// The jobs of the production rule, in their order.
+    /// The jobs of the production rule, in order.
     fn produce(
         &self,
         trace: &SelectionTrace,
@@ -191,7 +191,8 @@ impl Study {
             let Job { setting, divided, .. } = jobs[index];
             let slots = divided.clone().unwrap_or_else(|| vec![setting.slots; layers as usize]);
             let step = || bar.inc(u64::from(layers));
-            // The beginning as the whole, divided slots as uniform ones: what is held was reckoned for that.
+            // The first steps use the implementation of the whole replay, divided slots that of uniform ones: the
+            // memory was computed for it.
             let how = How::of(trace.header(), *setting, &vec![setting.slots; layers as usize]);
             let run = |setting| match self.target.name {
                 DeviceName::Host => lru_stack::replay_by_layer(how, trace, shape, setting, &slots, step),
@@ -205,13 +206,13 @@ impl Study {
 }
 
 impl Job {
-    /// As a simulator runs it.
+    /// The job as a simulator runs it.
     fn simulated(&self, setting: Setting) -> policy::Job<'_> {
         policy::Job { policy: self.policy, setting, slots: self.divided.as_deref() }
     }
 }
 
-/// The jobs of the other policies, in their order.
+/// The jobs of the other policies, in order.
 fn simulate(trace: &SelectionTrace, jobs: &[Job], bar: &ProgressBar) -> Result<Vec<Outcomes>> {
     let jobs = jobs.iter().filter(|job| job.policy != Policy::Lru);
     let both: Vec<_> =
@@ -220,7 +221,7 @@ fn simulate(trace: &SelectionTrace, jobs: &[Job], bar: &ProgressBar) -> Result<V
     Ok(std::iter::from_fn(|| outcomes.next().zip(outcomes.next())).collect())
 }
 
-/// What a prefetch brings each layer of each job.
+/// The prefetch counts of each layer of each job.
 fn prefetch(trace: &SelectionTrace, jobs: &[Job], bar: &ProgressBar) -> Result<Vec<Vec<Prefetched>>> {
     let jobs: Vec<_> = jobs.iter().map(|job| job.simulated(job.setting)).collect();
     prefetch::inter_layer(trace, &jobs, |steps| bar.inc(steps))

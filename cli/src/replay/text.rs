@@ -1,7 +1,7 @@
-//! The result of a replay for people: a heading, one line for each size and policy, misses by layer, definitions.
+//! The result of a replay as text: a heading, one line for each size and policy, misses by layer, definitions.
 //!
-//! Plain text without colours. Lines and bars are drawn with Unicode where the locale has it, with ASCII elsewhere; how
-//! wide all of it is, [`crate::present::terminal`] says.
+//! Plain text without colours. Lines and bars are drawn with Unicode if the locale has it, otherwise with ASCII;
+//! [`crate::present::terminal`] decides the width.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ use crate::present::terminal::{BAR, Look, Spare, align_right, bar};
 use crate::study::pools::Setting;
 use crate::study::prefetch::Prefetched;
 
-/// Characters that the longest bar has at least: of a shorter one nothing is seen.
+/// The least length of the longest bar: a shorter one shows nothing.
 const SHORT_BAR: usize = 6;
 
 /// The whole report.
@@ -31,34 +31,34 @@ pub fn report(traces: &[Replayed], row: &RowSize, look: Look) -> String {
         out += "\n\n";
     }
     if traces.iter().flat_map(|trace| &trace.replays).any(|r| r.divided.is_some()) {
-        out += "By layer: the slots of all layers together, divided by what each gains, as its\n\
-             curve under lru says. A layer has at least the slots that one of its steps may\n\
-             need, or the split stays uniform.\n";
+        out += "By layer: the same total of slots, divided by what each layer gains by its lru\n\
+             miss-ratio curve. A layer has at least the slots that one of its steps may\n\
+             need; if the total is too small for that, the split stays uniform.\n";
     }
     if traces.iter().flat_map(|trace| &trace.replays).any(|r| r.prefetched.is_some()) {
         out += "Prefetched: rows that a layer lacks and the layer before it selected in the\n\
-             same step, brought beside the pool. Covered: misses among them. Extra: the\n\
-             others. Misses are counted as without prefetching.\n";
+             same step, fetched into a separate buffer. Covered: misses among them. Extra:\n\
+             the others. Misses are counted as without prefetching.\n";
         for trace in traces.iter().filter(|trace| apart(&trace.header.layer_ids)) {
             let path = harmless(&trace.path.display().to_string());
             out += &format!(
-                "The layers of {path} are not neighbours in the model: nearer ones may agree more.\n"
+                "The layers of {path} are not adjacent in the model: adjacent layers may agree more.\n"
             );
         }
     }
     out + "Hit: a selected row that was resident when its step began. Miss: one fetched\n\
-         from host memory. Rows born in a step are neither. A step's query rows are\n\
+         from host memory. Rows written in a step are neither. A step's query rows are\n\
          united first. Miss ratio: misses / (hits + misses). To the device: misses x row\n\
-         bytes. To the host: rows born x row bytes. Means are over all decode steps.\n\
+         bytes. To the host: rows written x row bytes. Means are over all decode steps.\n\
          Prompt share: slots over the tokens at decode start.\n"
 }
 
-/// Whether a model has other layers between these.
+/// Whether the model has other layers between these.
 fn apart(ids: &[u32]) -> bool {
     ids.array_windows().any(|[a, b]| a.checked_add(1) != Some(*b))
 }
 
-/// How large the trace is, and what of it was replayed.
+/// The size of the trace, and the replayed part of it.
 pub fn extent(header: &Header, setting: &Setting) -> String {
     let warm_up = match setting.warmup {
         0 => "no warm-up".to_owned(),
@@ -75,18 +75,18 @@ pub fn extent(header: &Header, setting: &Setting) -> String {
     )
 }
 
-/// What was replayed.
+/// The replayed traces.
 pub fn heading(path: &Path, header: &Header, setting: Setting, row: &RowSize) -> String {
     let or_unnamed = |text: &str| if text.is_empty() { "unnamed".to_owned() } else { harmless(text) };
     let unfinished = header.unfinished.map_or(String::new(), |bytes| {
         let bytes = counted(bytes, "byte");
-        format!("The recording was not finished: {bytes} behind its last whole group left off.\n")
+        format!("The recording was not finished: {bytes} after its last whole group were left out.\n")
     });
     format!(
         "{}: {}\n{unfinished}\
          Selections of {} on {}\n\
          {}\n\
-         Bytes moved assume rows of {} ({} bytes); the misses are the recorded model's, not that one's.",
+         Bytes moved assume rows of {} ({} bytes); the misses are those of the recorded model.",
         harmless(&path.display().to_string()),
         or_unnamed(&header.label),
         or_unnamed(&header.model),
@@ -97,8 +97,8 @@ pub fn heading(path: &Path, header: &Header, setting: Setting, row: &RowSize) ->
     )
 }
 
-/// What a replay is told apart by, beside its size: its policy and split, or the split alone where the policy is
-/// the same in all.
+/// What identifies a replay in addition to its size: its policy and split, or the split alone if all have the same
+/// policy.
 fn name(replay: &Replay, all: &[Replay]) -> String {
     let divided = replay.divided.is_some();
     if !is_split(all) || all.iter().any(|r| r.policy != replay.policy) {
@@ -111,7 +111,7 @@ fn is_split(all: &[Replay]) -> bool {
     all.iter().any(|r| r.divided.is_some())
 }
 
-/// `least..most` of the slots by layer, or the slots of each.
+/// `least..most` of the slots by layer, or the uniform slots.
 fn slots(replay: &Replay) -> String {
     let divided = replay.divided.as_ref().map(|divided| divided.slots.iter());
     match divided.and_then(|slots| slots.clone().min().zip(slots.max())) {
@@ -185,8 +185,8 @@ fn cells(replay: &Replay, row: &RowSize, decode_start: u32) -> [String; 8] {
     ]
 }
 
-/// Misses per step, a line for each layer, a number for each size and policy, and a bar where all are of one
-/// policy and split; the slots beside them where they were divided.
+/// Misses per step: a line for each layer, a number for each size and policy, and a bar if all have one policy and
+/// split; with the slots next to them if they were divided.
 fn layers(trace: &Replayed, look: Look) -> String {
     let mut table = look.table();
     let alike = !is_split(&trace.replays) && trace.replays.iter().all(|r| r.policy == Policy::Lru);
@@ -219,17 +219,17 @@ fn layers(trace: &Replayed, look: Look) -> String {
     look.fit(table, &Spare { keys: 1, ..Spare::default() })
 }
 
-/// Characters of the longest bar, so that a number and a bar of every size stand in one line; none where they cannot.
+/// The longest bar's characters, such that a number and a bar of every size fit in one line; none if they cannot.
 fn bar_length(trace: &Replayed, look: Look) -> usize {
     let Some(width) = look.width else { return BAR };
-    // Each is at most as wide as its heading, or a number of four digits; two characters stand between columns.
+    // Each is at most as wide as its heading, or a number of four digits; two spaces separate columns.
     let number = |r: &Replay| counted(r.setting.slots, "slot").len().max(6) + 4;
     let taken = "layer".len() + trace.replays.iter().map(number).sum::<usize>();
     let each = width.saturating_sub(taken) / trace.replays.len().max(1);
     if each < SHORT_BAR { 0 } else { each.min(BAR) }
 }
 
-/// Slots as a share of the prompt; nothing where they exceed it.
+/// Slots as a share of the prompt; empty if they exceed it.
 fn share(replay: &Replay, decode_start: u32) -> String {
     if replay.setting.slots > decode_start {
         return "-".to_owned();

@@ -12,10 +12,10 @@ use crate::input::sizes::{self, Size};
 use crate::present::terminal::LookArguments;
 
 const AFTER_HELP: &str = "\
-Lists, separated by commas, make a sweep: one step for each combination. Of misses by step every step is run, all in \
-one order by layer: the figures are their mean, and pictures show the longest.
-Throughput is of 8 GPUs, in tokens a second; OTPS of one sequence. Exposed: what the step takes beyond \
-the same step without misses.";
+Lists, separated by commas, make a sweep: one step for each combination. With misses by step, every step is run, all \
+in one order by layer; the figures are their mean, and pictures show the longest.
+Throughput is tokens a second of 8 GPUs; OTPS is output tokens a second of one sequence. Exposed: how much longer the \
+step takes than without misses.";
 
 /// The arguments of `forebay simulate`.
 #[derive(clap::Args)]
@@ -23,15 +23,16 @@ the same step without misses.";
 pub struct Arguments {
     #[command(flatten)]
     pub machine: Machine,
-    /// GPUs that the experts are divided over, instead of the setup's: a node is 8. Other than those of the setup's
-    /// costs are extrapolated, and marked so (docs/simulator.md).
+    /// GPUs that the experts are divided over, instead of the setup's: a node is 8. For other numbers than the
+    /// setup's, costs are extrapolated, and marked as such (docs/simulator.md).
     #[arg(long, value_name = "N", value_parser = sizes::count, allow_negative_numbers = true)]
     pub gpus: Option<u32>,
-    /// Prints what forebay's own kernels should take of a GPU, before any is measured, and by which terms, instead of a
+    /// Prints how long forebay's own kernels should take on a GPU, term by term, before any is measured, instead of a
     /// step (docs/gpu-notes.md).
     #[arg(long, conflicts_with_all = ["setup", "context", "batch", "html", "timeline", "perfetto", "write_table"])]
     pub kernels: bool,
-    /// Another price of --kernels, such as read_gb_s=25 or round_trip_us=1.2..1.8; a wrong name is told all of them.
+    /// Sets a price of --kernels, such as read_gb_s=25 or round_trip_us=1.2..1.8; the error for a wrong name lists
+    /// all.
     #[arg(long, value_name = "NAME=PRICE", requires = "kernels")]
     pub assume: Vec<String>,
     /// Tokens of each sequence at its end.
@@ -42,7 +43,7 @@ pub struct Arguments {
     #[arg(long, value_name = "Q", value_delimiter = ',', value_parser = sizes::count,
           allow_negative_numbers = true)]
     pub mtp: Vec<u32>,
-    /// Tokens that a step yields for each sequence, from 1 to --mtp: one for all, or one for each --mtp
+    /// Tokens that a step yields for each sequence, from 1 to --mtp: one value for all, or one for each --mtp
     /// [default: 1].
     #[arg(long, value_name = "A", value_delimiter = ',', value_parser = sizes::positive,
           allow_negative_numbers = true)]
@@ -51,58 +52,58 @@ pub struct Arguments {
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = sizes::count,
           required_unless_present = "kernels", allow_negative_numbers = true)]
     pub batch: Vec<u32>,
-    /// Slots per sequence and layer as a share of the context at its end, 0 < R <= 1, or auto for the largest
+    /// Slots per sequence and layer as a share of the context at its end, 0 < R <= 1, or auto for the largest ratio
     /// that fits --cache [default: auto].
     #[arg(long, value_name = "R|auto", value_delimiter = ',', value_parser = sizes::ratio,
           allow_negative_numbers = true)]
     pub ratio: Vec<Ratio>,
-    /// Memory of one GPU for index keys and rows, without residency tables: what --ratio auto fills.
+    /// Memory of one GPU for index keys and rows, without residency tables; --ratio auto fills it.
     #[arg(long, value_name = "SIZE", value_parser = sizes::some_size)]
     pub cache: Option<Size>,
-    /// What hides the gather; best takes for each layer the order of least time. Several are set side by side
-    /// [default: best].
+    /// The order of a layer's work, which decides what hides the gather; best takes for each layer the fastest order.
+    /// Several are compared [default: best].
     #[arg(long, value_enum, value_delimiter = ',')]
     pub overlap: Vec<Choice>,
-    /// Runs each layer in the order that this overlap table says, instead of a choice.
+    /// Runs each layer in the order of this overlap table, instead of choosing orders.
     #[arg(long, value_name = "FILE", conflicts_with = "overlap")]
     pub table: Option<PathBuf>,
-    /// Writes the order of each layer as an overlap table, which an engine loads. Of a single point.
+    /// Writes the order of each layer as an overlap table for an engine. For a single point.
     #[arg(long, value_name = "FILE")]
     pub write_table: Option<PathBuf>,
     /// Whether the batch runs as two micro-batches [default: as the setup says].
     #[arg(long, value_enum)]
     pub two_batch: Option<Switch>,
-    /// Gives each micro-batch a compute stream of its own: one computes while the other waits for rows.
+    /// Gives each micro-batch a compute stream of its own, so that one computes while the other waits for rows.
     #[arg(long)]
     pub fill: bool,
-    /// Gigabytes a second (1e9) that cross the link to the device beside the step: warm-up.
+    /// Gigabytes a second (1e9) of other traffic on the link to the device during the step: warm-up.
     #[arg(long, value_name = "GB/S", value_parser = sizes::positive, allow_negative_numbers = true)]
     pub traffic_up: Option<f64>,
-    /// Gigabytes a second that cross it to the host: transfer.
+    /// Gigabytes a second of other traffic on the link to the host during the step: transfer.
     #[arg(long, value_name = "GB/S", value_parser = sizes::positive, allow_negative_numbers = true)]
     pub traffic_down: Option<f64>,
-    /// Draws the step, a lane for each stream: an SVG picture. Of a single point.
+    /// Draws the step as an SVG picture, with a lane for each stream. For a single point.
     #[arg(long, value_name = "FILE")]
     pub timeline: Option<PathBuf>,
-    /// The layer that --timeline, or --html of a single point, shows enlarged, with its neighbours [default: the one
+    /// The layer that --timeline, or --html of a single point, enlarges, with its neighbours [default: the layer
     /// with most exposed time].
     #[arg(long, value_name = "LAYER")]
     pub layer: Option<u32>,
-    /// Writes the step as trace events in JSON, for Perfetto. Of a single point.
+    /// Writes the step as trace events in JSON, for Perfetto. For a single point.
     #[arg(long, value_name = "FILE")]
     pub perfetto: Option<PathBuf>,
-    /// Writes a report with pictures instead of tables: one HTML file; `-` is standard output. Of a single point it
+    /// Writes a report with pictures instead of tables as one HTML file; `-` prints it. For a single point it
     /// shows the step's timeline.
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
-    /// Writes the result as JSON, whole or not at all; `-` is standard output, without the tables.
+    /// Writes the result as JSON, atomically; `-` prints it instead of the tables.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     #[command(flatten)]
     pub look: LookArguments,
 }
 
-/// An order, or the choice by layer.
+/// An order, or a choice by layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Choice {
     /// Nothing hides it: the order that engines run today.
@@ -113,16 +114,16 @@ pub enum Choice {
     Dba,
     /// For each layer the order of least time.
     Best,
-    /// As --table says.
+    /// The orders of --table.
     #[value(skip)]
     Table,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Switch {
-    /// It does.
+    /// Two micro-batches.
     On,
-    /// It does not.
+    /// One batch.
     Off,
 }
 

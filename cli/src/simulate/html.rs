@@ -1,5 +1,5 @@
-//! The pictures of a sweep: throughput by batch, and what of a step is exposed, a line for each setting. Of one point
-//! alone there is no line: its step's timeline is shown.
+//! The pictures of a sweep: throughput by batch, and the exposed share of a step, with a line for each setting. A
+//! single point has no line: the page shows its step's timeline instead.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::RangeInclusive;
@@ -21,7 +21,7 @@ use crate::present::numbers::{grouped as apart, number, tokens};
 use crate::present::output::harmless;
 use crate::present::provenance;
 
-/// A ratio as it was asked for.
+/// A ratio as requested.
 fn asked(simulated: &Simulated) -> String {
     match simulated.asked {
         Ratio::Share(share) => format!("ratio {}", ratio(share)),
@@ -29,7 +29,7 @@ fn asked(simulated: &Simulated) -> String {
     }
 }
 
-/// Whether ratios alone differ where batches could: then lines go over the ratio.
+/// Whether ratios differ and batches do not: then lines go over the ratio.
 fn by_ratio(all: &[Simulated]) -> bool {
     let first = all.first();
     let one = all.iter().all(|s| Some(s.outcome.point.batch) == first.map(|f| f.outcome.point.batch));
@@ -37,7 +37,7 @@ fn by_ratio(all: &[Simulated]) -> bool {
     one && several && all.iter().all(|s| s.asked != Ratio::Auto)
 }
 
-/// What tells the lines of a sweep apart: whatever differs beside what they go over. Looked for once for all of them.
+/// What identifies a line of a sweep: everything that differs apart from its x axis. Computed once for all lines.
 struct Told {
     over_ratio: bool,
     link: bool,
@@ -45,7 +45,7 @@ struct Told {
     mtp: bool,
     asked: bool,
     choice: bool,
-    /// Query rows whose acceptance differs: drafts have their own otherwise, which needs no name.
+    /// Query rows whose acceptance differs; otherwise a number of drafts has only one acceptance, which needs no name.
     accepts: HashSet<u32>,
 }
 
@@ -85,14 +85,14 @@ impl Told {
     }
 }
 
-/// What each layer of a step exposes.
+/// The exposed time of each layer of a step.
 fn by_layer(simulated: &Simulated) -> Card {
     let outcome = &simulated.outcome;
     let worst = worst_layer(outcome);
     let most = outcome.exposed_us.iter().copied().fold(0.0, f64::max);
     let sentence = format!(
-        "At batch {} and ratio {}: layer {worst} exposes most, {} µs. A column is waits for rows, and what attention \
-         in parts costs more than in one.",
+        "At batch {} and ratio {}: layer {worst} exposes most, {} µs. A column is the wait for rows, plus the extra \
+         cost of split attention.",
         outcome.point.batch,
         ratio(outcome.point.ratio),
         number(most),
@@ -141,7 +141,7 @@ fn table(all: &[Simulated]) -> Table {
     Table { head: head.map(str::to_owned).into(), rows: all.iter().map(row).collect() }
 }
 
-/// Tokens a second if nothing were missed: what a larger batch would buy if memory had no end.
+/// Tokens a second without misses: the throughput of the batch with unlimited device memory.
 fn unhindered(simulated: &Simulated) -> f64 {
     let outcome = &simulated.outcome;
     let without = outcome.step_ms - outcome.exposed_ms;
@@ -171,7 +171,7 @@ fn cards(all: &[Simulated], best: &Simulated) -> Vec<Card> {
     let worst = all.iter().map(|s| exposed_share(&s.outcome)).fold(0.0, f64::max);
     let point = &best.outcome.point;
     let most = format!(
-        "Most tokens a second, {:.0} of 8 GPUs, at batch {} and ratio {}, {} tokens, mtp {}{}, order {}{}.",
+        "Most tokens a second: {:.0} of 8 GPUs, at batch {} and ratio {}, {} tokens, mtp {}{}, order {}{}.",
         best.outcome.throughput,
         point.batch,
         ratio(point.ratio),
@@ -199,12 +199,12 @@ fn step(simulated: &Simulated, layers: RangeInclusive<u32>) -> Card {
     Card { name: "The step by streams".to_owned(), sentence, pictures, table, wide: true }
 }
 
-/// What was computed from what, how many points, and what of a replay's steps.
+/// The source of the figures, the number of points, and a replay's steps.
 fn facts(all: &[Simulated]) -> Vec<String> {
     let longest = all.iter().filter_map(|s| s.worst.as_ref());
     let longest = longest.max_by(|a, b| a.outcome.step_ms.total_cmp(&b.outcome.step_ms)).map(|worst| {
         format!(
-            "Each point is the mean of {} steps, all in one order by layer. The longest step of any takes {} ms.",
+            "Each point is the mean of {} steps, all in the same order by layer. The longest step of all takes {} ms.",
             worst.steps,
             number(worst.outcome.step_ms)
         )
@@ -217,7 +217,7 @@ fn facts(all: &[Simulated]) -> Vec<String> {
     source.into_iter().chain([points]).chain(longest).collect()
 }
 
-/// What stands above all figures: GPUs that the costs are not of, misses of another model.
+/// Warnings above all figures: GPUs other than those of the costs, misses of another model.
 fn warning(best: &Simulated, note: Option<&str>) -> Option<String> {
     let of = best.provenance.deployment;
     let extrapolated =
@@ -252,7 +252,7 @@ pub fn simulated(all: &[Simulated], note: Option<&str>, layers: RangeInclusive<u
             _ => cards(all, best),
         },
     };
-    // One point is one sentence; of a sweep none says all.
+    // A single point is described by one sentence; a sweep is not.
     let headline = match all {
         [_] => format!(
             "A step of {} ms, {} of it exposed: {} tokens a second of 8 GPUs, computed from setup {}.",
@@ -267,13 +267,13 @@ pub fn simulated(all: &[Simulated], note: Option<&str>, layers: RangeInclusive<u
         command: "simulate",
         question: &headline,
         things: "setups",
-        intro: "Steps of the production schedule on a virtual clock, with the setup's costs. What a step waits for \
-                rows, and what that leaves of the throughput that a larger batch buys.",
+        intro: "Steps of the production schedule on a virtual clock, with the setup's costs. They show how long a step \
+                waits for rows, and how much of a larger batch's throughput remains.",
     };
     let notes = [
-        "Exposed: what a step takes beyond the same step without misses in the order none.".to_owned(),
-        "Misses: rows that a sequence fetches in a layer, mean over the layers. Without: as if none were missed, \
-         which takes memory for all rows."
+        "Exposed: how much longer a step takes than without misses in the order none.".to_owned(),
+        "Misses: rows that a sequence fetches in a layer, mean over the layers. Without: with no misses, \
+         which needs memory for all rows."
             .to_owned(),
     ];
     let assumed = provenance::assumptions(all.iter().map(|simulated| &simulated.provenance));

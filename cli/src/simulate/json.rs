@@ -42,7 +42,7 @@ struct Entry<'a> {
     per_layer: Vec<PerLayer>,
 }
 
-/// What enqueueing a step takes of the host.
+/// The host time that enqueueing a step takes.
 #[derive(Serialize)]
 struct Host {
     captured_us: f64,
@@ -50,7 +50,7 @@ struct Host {
     bound_by: &'static str,
 }
 
-/// A replay's steps.
+/// The steps of a replay.
 #[derive(Serialize)]
 struct Steps {
     count: u32,
@@ -115,7 +115,7 @@ fn entry<'a>(simulated: &'a Simulated, misses_note: Option<&'a str>) -> Entry<'a
     }
 }
 
-/// All entries as text, with a line's end.
+/// All entries as text, with a line end.
 ///
 /// # Errors
 /// [`forebay::Kind::Internal`]: plain numbers and texts always have a JSON form.

@@ -1,4 +1,4 @@
-//! `forebay simulate --kernels`: what each figure of a GPU should come out as, before it is measured.
+//! `forebay simulate --kernels`: the expected value of each GPU figure, before it is measured.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use crate::present::json::{self, Head};
 use crate::present::output::{Results, echo};
 use crate::present::terminal::{Look, Spare};
 
-/// A price or a figure as JSON has it: the least and the most.
+/// A price or a figure as JSON: its least and its greatest value.
 #[derive(Serialize)]
 struct Range {
     low: f64,
@@ -73,11 +73,11 @@ enum Line {
     Figure(Box<Entry>),
 }
 
-/// A price as the command line has it: NAME=VALUE or NAME=LOW..HIGH.
+/// A price on the command line: NAME=VALUE or NAME=LOW..HIGH.
 fn assumed(costs: &mut KernelCosts, text: &str) -> Result<()> {
     let wrong = || {
         let error = Error::new(Kind::InvalidConfig, "simulate").at(format!("--assume {}", echo(text)));
-        error.hint("pass a name and a number, or the least and the most: round_trip_us=1.2..1.8")
+        error.hint("pass NAME=VALUE or NAME=LOW..HIGH, such as round_trip_us=1.2..1.8")
     };
     let (name, value) = text.split_once('=').ok_or_else(wrong)?;
     let (low, high) = value.split_once("..").unwrap_or((value, value));
@@ -128,15 +128,15 @@ fn text(costs: &KernelCosts, figures: &[Figure], look: Look) -> String {
     let table = look.fit(table, &Spare { columns: &["unit"], keys: 0, text: Some("figure") });
     format!(
         "What forebay's kernels should take of a GPU. Nothing here was measured: sums of prices, from the least to the \
-         most.\n\n{prices}\n\n{table}\n\nBefore: as the kernels were when they were first read for a GPU. Times of \
-         kernels are without their own launch. The sums, now:\n{terms}\n"
+         greatest.\n\n{prices}\n\n{table}\n\nBefore: the kernels as they were first analysed for a GPU. Times of \
+         kernels exclude their own launch. The sums of the present kernels:\n{terms}\n"
     )
 }
 
 /// `forebay simulate --kernels`.
 ///
 /// # Errors
-/// [`Kind::InvalidConfig`] for a price that is none; those of writing the result.
+/// [`Kind::InvalidConfig`] for an invalid price; errors of writing the result.
 pub fn command(assume: &[String], json: Option<&Path>, look: Look) -> Result<()> {
     let mut costs = KernelCosts::default();
     assume.iter().try_for_each(|price| assumed(&mut costs, price))?;
@@ -155,7 +155,7 @@ pub fn command(assume: &[String], json: Option<&Path>, look: Look) -> Result<()>
 mod tests {
     use super::*;
 
-    /// Every line of the table stands on the page, and every price.
+    /// The page has every line of the table, and every price.
     #[test]
     fn the_pages_predictions_are_what_the_command_says() {
         let page = include_str!("../../../docs/gpu-notes.md");

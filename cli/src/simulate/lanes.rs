@@ -1,8 +1,8 @@
-//! A simulated step as lanes, and as a file that Perfetto and Chromium's tracing page open.
+//! A simulated step as lanes, and as a file for Perfetto and Chromium's tracing page.
 //!
-//! The file is the Trace Event Format in JSON: one complete event (`X`) a span, microseconds, a thread a stream. Spans
-//! of one stream follow each other, so nothing overlaps on a track; times are cut to whole nanoseconds before their
-//! difference is taken, so that rounding cannot make them overlap either.
+//! The file has the Trace Event Format in JSON: one complete event (`X`) for each span, in microseconds, and one
+//! thread for each stream. Spans of one stream follow each other, so nothing overlaps on a track. Times are truncated
+//! to whole nanoseconds before they are subtracted, so that rounding cannot cause an overlap.
 
 use forebay::device::Stream;
 use forebay::device::clock::Span;
@@ -11,18 +11,18 @@ use serde::Serialize;
 
 use crate::present::json;
 
-/// The spans of one stream, in time.
+/// The spans of one stream, in order of time.
 pub struct Lane {
-    /// What runs there.
+    /// The stream's name.
     pub name: String,
     /// Its spans.
     pub spans: Vec<Span>,
 }
 
-/// Names that make a stream one of forebay's own, or the background's.
+/// Names that make a stream one of forebay's own, or one of background traffic.
 const OWN: [&str; 5] = ["resolve", "gather", "scatter", "traffic up", "traffic down"];
 
-/// The spans by stream; streams in which nothing takes time are left out.
+/// The spans of each stream; streams in which nothing takes time are omitted.
 pub fn lanes(spans: &[Span]) -> Vec<Lane> {
     let mut streams: Vec<Stream> = Vec::new();
     for span in spans.iter().filter(|span| span.end_ns > span.start_ns) {
@@ -45,7 +45,7 @@ pub fn lanes(spans: &[Span]) -> Vec<Lane> {
     lanes
 }
 
-/// What a stream is for: forebay's own work, or the engine's; and whose, where there are two micro-batches.
+/// The name of a stream: forebay's own work or the engine's, and the micro-batch if there are two.
 fn name(spans: &[Span], several: bool) -> String {
     let own = OWN.iter().find(|own| spans.iter().any(|span| span.name == **own));
     let engine = spans.iter().any(|span| !OWN.contains(&span.name));

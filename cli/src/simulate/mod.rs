@@ -1,4 +1,4 @@
-//! `forebay simulate`: what a step takes at an operating point.
+//! `forebay simulate`: how long a step takes at an operating point.
 
 pub mod args;
 mod html;

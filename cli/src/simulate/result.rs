@@ -1,4 +1,4 @@
-//! What a simulated step is.
+//! A simulated step.
 
 use forebay::overlap::Overlap;
 use forebay::predict::plan::Ratio;
@@ -10,21 +10,21 @@ use crate::study::mean_step::Worst;
 
 /// A point of the sweep, simulated.
 pub struct Simulated {
-    /// What it was computed from.
+    /// The provenance of its figures.
     pub provenance: Provenance,
-    /// The link, where one was named.
+    /// The link, if one was named.
     pub link: Option<String>,
     /// Which orders were allowed.
     pub choice: &'static str,
-    /// The ratio as it was asked for.
+    /// The ratio as requested.
     pub asked: Ratio,
     /// Whether each micro-batch had a compute stream of its own.
     pub fill: bool,
-    /// Gigabytes a second beside the step, up and down.
+    /// Gigabytes a second of other traffic, up and down.
     pub traffic: [Option<f64>; 2],
-    /// The step; of a replay's steps their mean.
+    /// The step; the mean of a replay's steps.
     pub outcome: Outcome,
-    /// Of a replay's steps the longest.
+    /// The longest of a replay's steps.
     pub worst: Option<Worst>,
 }
 
@@ -51,7 +51,7 @@ pub fn worst_layer(outcome: &Outcome) -> u32 {
     layers.max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(layer, _)| layer)
 }
 
-/// Layers by order.
+/// The number of layers in each order.
 #[derive(Serialize)]
 pub struct Counts {
     pub none: u32,

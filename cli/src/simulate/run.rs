@@ -1,7 +1,8 @@
-//! `forebay simulate`: what a step takes at an operating point, by the production schedule on a virtual clock.
+//! `forebay simulate`: computes the time of a step at an operating point, with the production schedule on a virtual
+//! clock.
 //!
-//! Lists make a sweep: one step for each combination. Misses are the setup's, a file's, or counted by replaying a
-//! trace through the production pools at each ratio asked for.
+//! Lists of values make a sweep: one step for each combination. Misses come from the setup, from a file, or from a
+//! replay of a trace through the production pools at each requested ratio.
 
 use std::ops::RangeInclusive;
 use std::path::Path;
@@ -27,7 +28,7 @@ use crate::study::mean_step::{self, Run};
 /// The most points of one sweep.
 const POINTS: usize = 100_000;
 
-/// An error says which point of a sweep it is of.
+/// Adds to an error the point of the sweep.
 fn of_point(error: Error, point: &Point) -> Error {
     let ratio = if point.ratio.is_finite() { format!("{:.4}", point.ratio) } else { "auto".to_owned() };
     let Point { context, batch, mtp, .. } = point;
@@ -35,7 +36,7 @@ fn of_point(error: Error, point: &Point) -> Error {
     error.at(place)
 }
 
-/// A point that is to be simulated.
+/// A point to simulate.
 struct Job {
     point: Point,
     asked: Ratio,
@@ -59,9 +60,9 @@ impl Arguments {
         let points = lists.iter().try_fold(1_usize, |all, list| all.checked_mul(*list));
         if points.is_none_or(|points| points > POINTS) {
             return Err(Error::new(Kind::InvalidConfig, "simulate")
-                .at("more combinations than one sweep takes")
+                .at("the sweep has too many combinations")
                 .with("most", POINTS as u64)
-                .hint("name fewer values"));
+                .hint("pass fewer values"));
         }
         let mut jobs = Vec::new();
         for context in &self.context {
@@ -132,7 +133,7 @@ impl Arguments {
         }
     }
 
-    /// Traffic that the link cannot carry would queue without an end.
+    /// Refuses traffic that the link cannot carry: its queue would grow without bound.
     fn check_traffic(&self, setup: &Setup) -> Result<()> {
         let rates = setup.rates();
         let both = [
@@ -142,12 +143,12 @@ impl Arguments {
         match both.iter().find(|(_, asked, most)| asked.is_some_and(|asked| asked * 1e9 > *most)) {
             Some((option, _, most)) => Err(Error::new(Kind::InvalidConfig, "simulate")
                 .at(format!("{option}: more than the link's {} GB/s", most / 1e9))
-                .hint("pass what crosses the link beside the step, at most what it carries")),
+                .hint("pass the other traffic of the link, at most what it carries")),
             None => Ok(()),
         }
     }
 
-    /// Pictures of one step need one step.
+    /// Refuses pictures of several steps: a picture shows one.
     fn check_single(&self, jobs: usize) -> Result<()> {
         let targets = [
             ("--timeline", self.timeline.is_some()),
@@ -157,9 +158,9 @@ impl Arguments {
         ];
         match targets.iter().find(|(_, given)| *given) {
             Some((option, _)) if jobs != 1 => Err(Error::new(Kind::InvalidConfig, "simulate")
-                .at(format!("{option} is of one step, and this is a sweep"))
+                .at(format!("{option} shows one step, but this is a sweep"))
                 .with("points", jobs as u64)
-                .hint("name one value of each option")),
+                .hint("pass one value of each option")),
             _ => Ok(()),
         }
     }
@@ -180,7 +181,7 @@ impl Arguments {
         )
     }
 
-    /// The layers that are shown enlarged.
+    /// The layers that are enlarged.
     fn enlarged(&self, outcome: &Outcome) -> Result<RangeInclusive<u32>> {
         let layers = outcome.overlap.len() as u32;
         if let Some(layer) = self.layer.filter(|layer| *layer >= layers) {
@@ -215,8 +216,8 @@ impl Arguments {
     }
 }
 
-/// Whether the model's published weights leave the cache its memory, in steps of `query_rows`. On GPUs that the setup's
-/// costs are not of nobody has looked before.
+/// Checks that the model's published weights leave room for the cache, in steps of `query_rows`. For other GPUs than
+/// the setup's, nothing has checked that before.
 fn check_memory(setup: &Setup, query_rows: u32, cache: Option<&Size>) -> Result<()> {
     let (served, memory) = (setup.served(), setup.file().gpu.memory_gib * f64::from(1 << 30));
     let Some(weights) = setup.weights(query_rows)?.filter(|_| served.extrapolated) else { return Ok(()) };
@@ -228,7 +229,7 @@ fn check_memory(setup: &Setup, query_rows: u32, cache: Option<&Size>) -> Result<
     let and = cache.map_or(String::new(), |cache| format!("--cache {cache} and "));
     Err(Error::new(Kind::OutOfRange, "price GPUs")
         .at(format!("{and}{weights} of weights on each of {} GPUs are more than its {memory}", served.gpus))
-        .hint(if cache.is_some() { "name a smaller cache, or more GPUs" } else { "name more GPUs" }))
+        .hint(if cache.is_some() { "pass a smaller cache, or more GPUs" } else { "pass more GPUs" }))
 }
 
 fn read_table(path: &Path) -> Result<Table> {
@@ -236,7 +237,7 @@ fn read_table(path: &Path) -> Result<Table> {
     Table::from_text(&output::read_text(path)?).map_err(|error| output::within(error, path))
 }
 
-/// What was simulated, and what is to be known about it.
+/// The simulated points, and notes about them.
 struct Sweep {
     all: Vec<Simulated>,
     note: Option<String>,
@@ -285,7 +286,7 @@ fn sweep(arguments: &Arguments) -> Result<Sweep> {
 /// `forebay simulate`.
 ///
 /// # Errors
-/// Those of reading setup, misses and trace, of a point that the setup does not reach, and of writing the result.
+/// Errors of reading setup, misses and trace, of a point that the setup does not reach, and of writing the result.
 pub fn command(arguments: &Arguments) -> Result<()> {
     arguments.check_targets()?;
     if arguments.kernels {

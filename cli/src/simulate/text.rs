@@ -1,4 +1,4 @@
-//! Simulated steps for people and as JSON. `docs/json.md` describes the entries.
+//! Simulated steps as text and as JSON. `docs/json.md` describes the entries.
 
 use forebay::predict::simulate::{Bound, Outcome};
 
@@ -8,7 +8,7 @@ use crate::present::provenance;
 use crate::present::terminal::{Look, Spare, align_right};
 use crate::study::mean_step::Worst;
 
-/// What else was asked for: streams of their own, traffic.
+/// Other requested conditions: separate compute streams, traffic.
 pub fn beside(simulated: &Simulated) -> String {
     let mut words = String::new();
     if simulated.fill {
@@ -20,7 +20,7 @@ pub fn beside(simulated: &Simulated) -> String {
     words
 }
 
-/// What was simulated, in one line.
+/// The simulated point in one line.
 pub fn title(simulated: &Simulated) -> String {
     let point = &simulated.outcome.point;
     let link = simulated.link.as_ref().map_or(String::new(), |link| format!(" on {link}"));
@@ -42,7 +42,7 @@ pub fn title(simulated: &Simulated) -> String {
     )
 }
 
-/// What came out, in one line.
+/// The result in one line.
 pub fn line(outcome: &Outcome) -> String {
     let Counts { none, da, dba } = counts(outcome);
     format!(
@@ -64,7 +64,7 @@ pub fn report(all: &[Simulated], note: Option<&str>, look: Look) -> String {
         out += &note.map_or(String::new(), |note| format!("{note}\n"));
         if let Some(worst) = all.iter().find_map(|simulated| simulated.worst.as_ref()) {
             out += &format!(
-                "Misses by step: the mean of {}, all in one order by layer.\n",
+                "Misses by step: mean of {}, all in the same order by layer.\n",
                 counted(worst.steps, "step")
             );
         }
@@ -74,18 +74,18 @@ pub fn report(all: &[Simulated], note: Option<&str>, look: Look) -> String {
     out += "\n";
     out += &host(all);
     out += "\n\nRatio: slots of a sequence and layer as a share of its context at its end. Misses: rows that a \
-            sequence fetches a layer, mean. Exposed: what the step takes beyond the same step without misses. \
+            sequence fetches a layer, mean. Exposed: how much longer the step takes than without misses. \
             Tokens/s: of 8 GPUs. OTPS: output tokens a second of one sequence. Layers: how many run in each order.\n";
     out + &provenance::footer(all.iter().map(|simulated| &simulated.provenance))
 }
 
-/// What the host takes, and which steps wait for it.
+/// The host time of steps, and the steps that wait for the host.
 fn host(all: &[Simulated]) -> String {
     let most = |of: fn(&Outcome) -> f64| all.iter().map(|one| of(&one.outcome)).fold(0.0, f64::max) / 1e3;
     let (captured, uncaptured) = (most(|one| one.host.captured_us), most(|one| one.host.uncaptured_us));
     let mut out = format!(
-        "\nHost: forebay's calls take one core up to {} ms a step with its layers captured, {} ms without, beside an \
-         engine's own launches.",
+        "\nHost: forebay's calls take up to {} ms of one core a step with captured layers, {} ms without, in \
+         addition to an engine's own launches.",
         number(captured),
         number(uncaptured)
     );
@@ -98,7 +98,7 @@ fn host(all: &[Simulated]) -> String {
         }
     }
     if all.iter().all(|one| one.outcome.host.bound(one.outcome.step_ms) == Bound::Device) {
-        out += " No step waits for it.";
+        out += " No step waits for the host.";
     }
     out + "\n"
 }
@@ -153,6 +153,6 @@ fn steps(all: &[Simulated], look: Look) -> String {
     }
     let names = usize::from(links) + usize::from(orders);
     align_right(&mut table, |column| column >= names);
-    // The context, query rows, acceptance, batch and ratio tell lines apart, too.
+    // The context, query rows, acceptance, batch and ratio identify lines as well.
     look.fit(table, &Spare { columns: &["share", "layers", "misses", "OTPS"], keys: names + 5, text: None })
 }

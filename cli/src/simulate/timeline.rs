@@ -1,8 +1,7 @@
 //! A simulated step as a picture: a lane for each stream, the whole step above, some layers of it enlarged below.
 //!
-//! As a file of its own it brings the page's style along; on a page it goes without its captions.
-//! Works that are narrower than a line are drawn all
-//! the same: what is not there must not look like what is too short.
+//! A separate file contains the page's style; on a page the picture has no captions. Works that are narrower than a
+//! line are drawn anyway, so that a short work does not look like a missing one.
 
 use std::ops::RangeInclusive;
 
@@ -11,22 +10,22 @@ use crate::present::html::numbers::{short, time};
 use crate::present::html::scale::{Scale, Spread};
 use crate::present::html::svg::{Anchor, Svg, document};
 
-/// Units that the picture is wide.
+/// Width of the picture in units.
 const WIDTH: f64 = 1200.0;
-/// Left of the lanes: their names.
+/// Width of the lanes' names at the left.
 const LEFT: f64 = 176.0;
 const RIGHT: f64 = WIDTH - 24.0;
-/// Units from a lane of the overview to the next, and of the enlarged part.
+/// Distance between lanes in the overview, and in the enlarged part.
 const THIN: f64 = 20.0;
 const THICK: f64 = 44.0;
 
-/// What is said above the picture, and which layers are enlarged.
+/// The captions of the picture, and the layers that are enlarged.
 pub struct Caption<'a> {
     /// What was simulated.
     pub title: &'a str,
-    /// What came out.
+    /// The result.
     pub line: &'a str,
-    /// What it was computed from.
+    /// The source of the figures.
     pub source: &'a str,
     /// The enlarged layers.
     pub layers: RangeInclusive<u32>,
@@ -49,7 +48,7 @@ fn class(name: &str) -> &'static str {
     }
 }
 
-/// The stretch of time that the layers take, in nanoseconds.
+/// The period of the layers, in nanoseconds.
 fn stretch(lanes: &[Lane], layers: &RangeInclusive<u32>) -> (f64, f64) {
     let spans = lanes.iter().flat_map(|lane| &lane.spans);
     let spans = spans.filter(|span| span.layer.is_some_and(|layer| layers.contains(&layer.0)));
@@ -68,12 +67,12 @@ pub fn picture(lanes: &[Lane], caption: &Caption<'_>, style: &str) -> String {
     document(&drawing(lanes, caption, CAPTIONS), style)
 }
 
-/// The same on a page, which says what it is.
+/// The picture for a page, which has captions of its own.
 pub fn inline(lanes: &[Lane], caption: &Caption<'_>) -> String {
     drawing(lanes, caption, 0.0)
 }
 
-/// Units that the captions above take.
+/// Height of the captions.
 const CAPTIONS: f64 = 90.0;
 
 fn drawing(lanes: &[Lane], caption: &Caption<'_>, captions: f64) -> String {
@@ -167,7 +166,7 @@ impl Strip<'_> {
     }
 }
 
-/// The colours that occur, each with the works that have it.
+/// The colours that occur, each with its works.
 fn legend(svg: &mut Svg, lanes: &[Lane], y: f64) {
     let mut entries: Vec<(&str, Vec<&str>)> = Vec::new();
     for span in lanes.iter().flat_map(|lane| &lane.spans).filter(|span| span.end_ns > span.start_ns) {

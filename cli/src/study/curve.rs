@@ -1,60 +1,61 @@
-//! A selection trace at every size at once: each layer's depths, counted in one pass.
+//! Miss-ratio curves of a selection trace: one pass counts each layer's stack distances, which gives the misses at
+//! every pool size.
 //!
-//! The steps are those of a replay: warm-up, then groups of query rows with every draft accepted. No pool
-//! is built. Layers are taken one after the other, because what one of them needs fits into a cache.
+//! The steps are those of a replay: warm-up, then groups of query rows with every draft accepted. No pool is built.
+//! Layers are processed one after the other, because the working set of one layer fits into a CPU cache.
 
 use forebay::Result;
-use forebay::study::{Curve, Depths};
+use forebay::study::{MissRatioCurve, StackDistances};
 use forebay::trace::{Header, SelectionTrace};
 
 use super::pools::Setting;
 
-/// The curves of a trace's layers.
+/// The miss-ratio curves of a trace's layers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Curves {
-    /// By layer.
-    pub layers: Vec<Curve>,
+    /// One curve for each layer.
+    pub layers: Vec<MissRatioCurve>,
 }
 
 impl Curves {
-    /// Hits and misses of all layers together, each with `slots`.
+    /// Hits and misses of all layers together if each has `slots`.
     pub fn total(&self, slots: u32) -> (u64, u64) {
         self.layers
             .iter()
             .fold((0, 0), |(hits, misses), curve| (hits + curve.hits(slots), misses + curve.misses(slots)))
     }
 
-    /// The smallest size that the curves of all layers are exact for.
+    /// The smallest size for which the curves of all layers are exact.
     pub fn exact_from(&self) -> u32 {
-        self.layers.iter().map(Curve::exact_from).max().unwrap_or(1)
+        self.layers.iter().map(MissRatioCurve::exact_from).max().unwrap_or(1)
     }
 
-    /// The smallest size beyond which no layer misses less.
+    /// The smallest size beyond which no layer has fewer misses.
     pub fn flat_from(&self) -> u32 {
-        self.layers.iter().map(Curve::flat_from).max().unwrap_or(0)
+        self.layers.iter().map(MissRatioCurve::flat_from).max().unwrap_or(0)
     }
 }
 
-/// Bytes that the depths of a layer hold for each token, and each layer's curve.
+/// Bytes for each token that the stack-distance counts of a layer hold, and bytes of each layer's curve.
 const DEPTHS: u64 = 48;
 const CURVE: u64 = 8;
 
-/// Bytes that [`curves`] holds, and what it returns.
+/// The bytes that [`curves`] holds, including its result.
 pub fn bytes(header: &Header, setting: Setting) -> u64 {
     let tokens = u64::from(header.decode_start) + u64::from(setting.steps) * u64::from(setting.mtp);
     tokens * (DEPTHS + CURVE * u64::from(header.layers))
 }
 
-/// Counts the depths of every layer's steps as `setting` says, whatever its slots. Calls `progress` after
+/// Counts the stack distances of every layer's steps as `setting` says; its slots are ignored. Calls `progress` after
 /// every layer.
 ///
 /// # Errors
-/// [`forebay::Kind::OutOfMemory`]; anything else is a defect.
+/// [`forebay::Kind::OutOfMemory`]; any other error is a defect.
 pub fn curves(trace: &SelectionTrace, setting: Setting, mut progress: impl FnMut()) -> Result<Curves> {
     let Setting { warmup, mtp, steps, .. } = setting;
     let header = trace.header();
     let start = header.decode_start;
-    let mut depths = Depths::new(start + steps * mtp, start)?;
+    let mut depths = StackDistances::new(start + steps * mtp, start)?;
     let (mut layers, mut union) = (Vec::new(), Vec::new());
     for layer in 0..header.layers {
         for step in header.warm_steps - warmup..header.warm_steps {

@@ -1,12 +1,12 @@
-//! The production rule without its pools, for sizes whose scans would take longer than the trace is.
+//! The production rule without its pools, for sizes whose scans would take longer than the rest of the replay.
 //!
-//! A pool passes over all slots of a sequence in every step: a vector's work for the budgets that engines have, and
-//! hours for millions of slots of which each step selects one. Where a pool holds what each step selects, it holds the
-//! newest rows of one order (`forebay::study::Depths` says why), so a selected row is resident exactly when it
-//! stands no deeper than there are slots. Hits and misses of every step are those of the pools, to the last one; the
-//! work is in proportion to the selections, whatever the slots.
+//! A pool scans all slots of a sequence in every step. That is fast at the budgets of engines, and takes hours for
+//! millions of slots of which each step selects one. A pool that can hold every step's selection holds the newest rows
+//! of one order (`forebay::study::StackDistances` explains why), so a selected row is resident exactly if its stack
+//! distance is at most the number of slots. Hits and misses of every step equal those of the pools; the work is
+//! proportional to the selections, at any number of slots.
 //!
-//! What it does not do: pools that are smaller than a step's selection, whose rule knows no common order.
+//! It does not cover pools that are smaller than a step's selection, which keep no common order.
 
 use forebay::study::LruStack;
 use forebay::trace::{Header, SelectionTrace};
@@ -15,16 +15,16 @@ use forebay::{Error, Kind, Result, Shape};
 use super::pools::{self, Outcome, Setting};
 use super::reserve;
 
-/// Slots that the pools of one replay of one size may pass over, all steps and layers together.
+/// The most slots that the pools of one replay of one size may scan, all steps and layers together.
 pub const SCANNED_MAX: u64 = 1 << 34;
 
-/// Positions of which a step passes over the marks in the time of one slot.
+/// Positions whose marks a step scans in the time of one slot.
 const MARKS: u64 = 16;
 
-/// Bytes that the stack holds for each token.
+/// Bytes that the LRU stack holds for each token.
 const TOKEN: u64 = 48;
 
-/// Slots that pools would pass over, and marks of positions in their time.
+/// Slots that pools would scan, with the marks of positions converted by time.
 fn scanned(header: &Header, setting: Setting, slots: &[u32]) -> u64 {
     let tokens = u64::from(header.decode_start) + u64::from(setting.steps) * u64::from(setting.mtp);
     let slots: u64 = slots.iter().map(|slots| u64::from(*slots).min(tokens)).sum();
@@ -32,24 +32,24 @@ fn scanned(header: &Header, setting: Setting, slots: &[u32]) -> u64 {
     (u64::from(setting.steps) + u64::from(setting.warmup)).saturating_mul(slots + marks)
 }
 
-/// What replays a trace.
+/// The implementation that replays a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum How {
     /// The production pools.
     Pools,
-    /// The order that they keep, where they would pass over more than [`SCANNED_MAX`] slots.
+    /// The LRU stack, if the pools would scan more than [`SCANNED_MAX`] slots.
     Stack,
 }
 
 impl How {
-    /// For a replay of this setting, with slots by layer.
+    /// The implementation for a replay of this setting, with slots by layer.
     pub fn of(header: &Header, setting: Setting, slots: &[u32]) -> How {
         if scanned(header, setting, slots) <= SCANNED_MAX { How::Pools } else { How::Stack }
     }
 }
 
-/// Whether pools of so many slots a layer can surely be counted: those that hold what any step may select, and small
-/// ones of traces that are short enough. Of others the replay tells.
+/// Refuses pools of `slots` a layer that cannot be counted for sure. Pools that hold any step's selection can, and so
+/// can small pools of traces that are short enough. For others the replay finds out.
 pub fn can_count(header: &Header, setting: Setting) -> bool {
     let slots = vec![setting.slots; header.layers as usize];
     let least = u64::from(header.k) * u64::from(setting.mtp);
@@ -58,16 +58,16 @@ pub fn can_count(header: &Header, setting: Setting) -> bool {
 
 fn too_few(rows: u64, slots: u32) -> Error {
     Error::new(Kind::OutOfRange, "replay")
-        .at("a step selects more rows than there are slots, in a trace too long for such pools")
+        .at("a step may select more rows than there are slots, and the trace is too long for such pools")
         .with("rows", rows)
         .with("slots", slots)
         .hint("ask for more slots, or cut the trace to fewer steps")
 }
 
-/// Bytes that a replay of this setting holds beside the trace, with as many slots in each layer.
+/// Bytes that a replay of this setting holds in addition to the trace, with the same number of slots in each layer.
 ///
 /// # Errors
-/// Those of pools that cannot be.
+/// Errors of invalid pools.
 pub fn needs(header: &Header, shape: &Shape, setting: Setting) -> Result<u64> {
     let slots = vec![setting.slots; header.layers as usize];
     if How::of(header, setting, &slots) == How::Pools {
@@ -77,7 +77,7 @@ pub fn needs(header: &Header, shape: &Shape, setting: Setting) -> Result<u64> {
     Ok(TOKEN * tokens + 16 * u64::from(header.k) * u64::from(setting.mtp))
 }
 
-/// Replays the trace on the host with as many slots in each layer. Calls `progress` once for each step.
+/// Replays the trace on the host with the same number of slots in each layer. Calls `progress` once for each step.
 ///
 /// # Errors
 /// As [`replay_by_layer`].
@@ -97,7 +97,7 @@ pub fn replay(
 /// Replays the trace on the host with slots by layer. Calls `progress` once for each step.
 ///
 /// # Errors
-/// [`Kind::OutOfRange`] where a step selects more rows than a stack has slots; [`Kind::OutOfMemory`]; anything else is
+/// [`Kind::OutOfRange`] if a step selects more rows than a stack has slots; [`Kind::OutOfMemory`]; any other error is
 /// a defect.
 pub fn replay_by_layer(
     how: How,
@@ -113,7 +113,7 @@ pub fn replay_by_layer(
     }
 }
 
-/// One layer on its way.
+/// The state of one layer.
 struct Lane<'a> {
     order: LruStack,
     rows: Vec<u32>,
@@ -122,7 +122,7 @@ struct Lane<'a> {
 }
 
 impl Lane<'_> {
-    /// The committed rows of a step, below `length`, ascending and each once.
+    /// The committed rows of a step, below `length`, ascending and without duplicates.
     fn select<'s>(&mut self, sets: impl Iterator<Item = &'s [u32]>, length: u32) -> Result<()> {
         self.rows.clear();
         for set in sets {
@@ -137,7 +137,7 @@ impl Lane<'_> {
         }
     }
 
-    /// Counts the rows selected: how many are missed.
+    /// Counts the misses among the selected rows.
     fn count(&mut self) -> u64 {
         let (mut hits, slots) = (0, self.slots);
         self.order.depths(&self.rows, |depth| hits += u64::from(depth > 0 && depth <= slots));
@@ -151,7 +151,7 @@ impl Lane<'_> {
     }
 }
 
-/// What the pools count, without them.
+/// Counts what the pools would count, without them.
 fn stacked(
     trace: &SelectionTrace,
     setting: Setting,
@@ -180,7 +180,7 @@ fn stacked(
             lane.select((first..first + mtp).map(|step| trace.selection(step, layer)), length)?;
             *missed += lane.count();
             lane.touch();
-            // Layers come one after another, steps are counted of all of them together.
+            // Layers run one after another; steps are counted over all of them.
             done += 1;
             if done == layers {
                 done = 0;

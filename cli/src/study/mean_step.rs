@@ -1,31 +1,32 @@
-//! A point on a replay's steps: every step is run, in one order by layer, and their mean is what the point takes.
+//! Simulates a point on a replay's steps: every step is run, in one order by layer, and their mean is the point's
+//! result.
 //!
-//! An engine loads one table of orders, so the order is chosen once, for the mean misses of each layer: a choice for
-//! each step would know what the step misses before it begins.
+//! An engine loads one table of orders, so the order is chosen once, for the mean misses of each layer. A choice for
+//! each step would need the step's misses before it begins.
 
 use forebay::Result;
 use forebay::predict::misses::{self, Misses};
 use forebay::predict::simulate::{NODE_GPUS, Options, Order, Outcome, Point, Simulator};
 
-/// What a point takes.
+/// The result of a point.
 pub struct Run {
     /// The step, or the mean of all steps.
     pub outcome: Outcome,
-    /// Of a replay's steps the longest.
+    /// The longest of a replay's steps.
     pub worst: Option<Worst>,
 }
 
 /// The longest of a replay's steps.
 pub struct Worst {
-    /// Which one it is, from 0.
+    /// Its index, from 0.
     pub step: u32,
-    /// How many were run.
+    /// The number of steps that were run.
     pub steps: u32,
-    /// What it takes.
+    /// Its outcome.
     pub outcome: Outcome,
 }
 
-/// The means by layer of a replay's steps; other misses have one answer as they are.
+/// The means by layer of a replay's steps; other misses are used unchanged.
 pub fn mean(misses: &Misses) -> Option<Misses> {
     let Misses::Steps(steps) = misses else { return None };
     let layers = steps.rows.first().map_or(0, Vec::len);
@@ -43,7 +44,7 @@ pub fn mean(misses: &Misses) -> Option<Misses> {
 /// Simulates a point: one step, or all of a replay's.
 ///
 /// # Errors
-/// Those of [`Simulator::run`].
+/// Errors of [`Simulator::run`].
 pub fn run(simulator: &mut Simulator, point: &Point, mut options: Options) -> Result<Run> {
     let own = options.misses.as_ref().or(simulator.setup().file().misses.as_ref());
     let several = match own {

@@ -1,5 +1,5 @@
-//! What several commands compute with: a trace through pools or through one order, at one size or at all, and the means
-//! of a replay's steps.
+//! Computations that several commands share: a trace replayed through pools or counted for one order, at one size or at
+//! every size, and the means of a replay's steps.
 
 pub mod curve;
 pub mod lru_stack;

@@ -1,15 +1,15 @@
-//! A selection trace through the production pools: open, warm up, decode step by step, close.
+//! Replays a selection trace through the production pools: open, warm up, decode step by step, close.
 //!
-//! The rows themselves stay where they are: a replay asks what would move, not for the bytes, and no gather is
-//! enqueued. What is resident does not depend on the size of a row, so rows are as small as they may be, four bytes,
-//! and the total pool is a little address space that nothing touches. Everything else is what an engine runs.
+//! The rows themselves are not moved: a replay counts what would move and enqueues no gather. Residency does not
+//! depend on the size of a row, so rows have the minimum size, four bytes, and the total pool is a small address range
+//! that nothing touches. Everything else is the code that an engine runs.
 //!
 //! **Memory** grows with the trace, whatever context it declares: `crate::input::selection_trace` leaves out the
-//! positions that no set names where there are more of them than the trace has members. [`needs`] says what a replay
-//! will hold.
+//! positions that no set names if there are more of them than the trace has members. [`needs`] computes how much a
+//! replay will hold.
 //!
-//! The trace is not copied as a whole. In host memory that the device reads stand the selections of one step, and
-//! all the warm steps asked for, because a warm-up reads them together.
+//! The trace is not copied as a whole. Host memory that the device reads holds the selections of one step, and the
+//! selections of all requested warm steps, because a warm-up reads them together.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use forebay::device::{Device, Slice};
 use forebay::os::{Map, NoFaults, Request};
 use forebay::trace::{Header, SelectionTrace};
 use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Layer, LayerCall, Memory, MicroBatch};
-use forebay::{Open, Result, Row, SLOT_BLOCK, Shape, Slots, WarmUp};
+use forebay::{BatchRow, Open, Result, SLOT_BLOCK, Shape, Slots, WarmUp};
 
 /// One replay of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,26 +33,26 @@ pub struct Setting {
     pub steps: u32,
 }
 
-/// What one replay has found.
+/// The counts of one replay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// By layer: hits and misses over all steps.
+    /// Hits and misses of each layer over all steps.
     pub layers: Vec<(u64, u64)>,
-    /// By step: misses of all layers.
+    /// Misses of each step over all layers.
     pub steps: Vec<u64>,
 }
 
-/// Bytes that a replay on the host takes for each page, of the total pool's book-keeping.
+/// Bytes of the total pool's bookkeeping that a replay on the host takes for each page.
 const PAGE: u64 = 256;
 
-/// Bytes that the host's workspaces take for each position of a step, and for each slot of a layer.
+/// Bytes of the host's workspaces for each position of a step, and for each slot of a layer.
 const SELECTED: u64 = 64;
 const SLOT: u64 = 16;
 
-/// Bytes that [`replay_by_layer`] holds beside the trace.
+/// Bytes that [`replay_by_layer`] holds in addition to the trace.
 ///
 /// # Errors
-/// Those of the pools that need no memory.
+/// Errors of the pools that occur without taking memory.
 pub fn needs(header: &Header, shape: &Shape, setting: Setting, slots: &[u32]) -> Result<u64> {
     let Setting { warmup, mtp, .. } = setting;
     let slots = filled(header, setting, slots);
@@ -62,10 +62,10 @@ pub fn needs(header: &Header, shape: &Shape, setting: Setting, slots: &[u32]) ->
     let staged = 4 * k * u64::from(header.layers) * (u64::from(mtp) + u64::from(warmup));
     let most = u64::from(slots.iter().max().copied().unwrap_or(0));
     let work = SELECTED * k * u64::from(mtp) + SLOT * most + PAGE * u64::from(config.host_pages);
-    Ok(footprint.tables + footprint.step_blocks + staged + work)
+    Ok(footprint.tables + footprint.step_descriptors + staged + work)
 }
 
-/// The slots that a sequence can fill: no more than it has tokens.
+/// The slots that a sequence can fill: at most one for each of its tokens.
 fn filled(header: &Header, setting: Setting, slots: &[u32]) -> Vec<u32> {
     let most = header.decode_start + setting.steps * setting.mtp;
     slots.iter().map(|slots| (*slots).min(most)).collect()
@@ -74,7 +74,7 @@ fn filled(header: &Header, setting: Setting, slots: &[u32]) -> Vec<u32> {
 /// Replays the trace on a host device as `setting` says, with pages of `shape`. Calls `progress` after every step.
 ///
 /// # Errors
-/// [`forebay::Kind::OutOfMemory`]; anything else is a defect.
+/// [`forebay::Kind::OutOfMemory`]; any other error is a defect.
 pub fn replay(
     trace: &SelectionTrace,
     shape: &Shape,
@@ -85,10 +85,10 @@ pub fn replay(
     replay_by_layer(trace, shape, setting, &vec![setting.slots; layers], progress)
 }
 
-/// The same with slots by layer, whatever the setting's.
+/// As [`replay`], with slots by layer instead of the setting's.
 ///
 /// # Errors
-/// Likewise.
+/// As [`replay`].
 pub fn replay_by_layer(
     trace: &SelectionTrace,
     shape: &Shape,
@@ -99,10 +99,10 @@ pub fn replay_by_layer(
     replay_on(HostDevice::new(HostOptions::default()), trace, shape, setting, slots, progress)
 }
 
-/// The same on `device`, which nothing else uses: what a replay takes of it is given back with it.
+/// As [`replay_by_layer`] on `device`, which nothing else uses. The device releases what a replay took.
 ///
 /// # Errors
-/// Likewise, and [`forebay::Kind::DeviceFailed`].
+/// As [`replay`], and [`forebay::Kind::DeviceFailed`].
 pub fn replay_on(
     device: Arc<dyn Device>,
     trace: &SelectionTrace,
@@ -133,7 +133,7 @@ pub fn replay_on(
     let mut outcome = Outcome { layers: vec![(0, 0); header.layers as usize], steps: Vec::new() };
     for group in 0..steps {
         let accepted = Accepted::Rows(if group == 0 { 0 } else { mtp });
-        let query_rows = Row { sequence, accepted, query_rows: mtp };
+        let query_rows = BatchRow { sequence, accepted, query_rows: mtp };
         let mut step = cache.prepare(MicroBatch(0), mtp, &[query_rows], None, stream)?;
         for layer in 0..header.layers {
             let first = u64::from(layer) * u64::from(mtp);
@@ -142,11 +142,11 @@ pub fn replay_on(
                 staging.write(first + u64::from(query), positions)?;
             }
             let selection = staging.rows(first, u64::from(mtp))?;
-            let buffers = Buffers { selection, slots: slots_out, parts: None };
+            let buffers = Buffers { selection, slots: slots_out, split_indices: None };
             cache.resolve(&step, LayerCall::whole(Layer(layer)), stream, buffers)?;
         }
         cache.finish(&mut step, stream)?;
-        // Behind this nothing reads what is staged any more, and the step can be retired.
+        // After this wait nothing reads the staged selections any more, and the step can be retired.
         device.record(ended, stream)?;
         device.synchronize(ended)?;
         let retired = cache.retire(step, stream).map_err(|unretired| unretired.error)?;
@@ -175,7 +175,7 @@ fn config(header: &Header, shape: &Shape, setting: Setting, slots: &[u32]) -> Co
         device_block_align: 1,
         ..*shape
     };
-    // The last step's rows are in flight beyond the tokens that are promised.
+    // The last step's rows are in flight beyond the promised tokens.
     let tokens = header.decode_start + (steps + 1) * mtp;
     let least = slots.iter().min().copied().unwrap_or(0);
     let blocks = |slots: &u32| slots.div_ceil(SLOT_BLOCK).saturating_mul(SLOT_BLOCK);
@@ -204,7 +204,7 @@ fn warm_steps(trace: &SelectionTrace, device: &dyn Device, steps: u32) -> Result
     Ok(staging)
 }
 
-/// Selections of query rows, in host memory that the device reads: k words each.
+/// Selections of query rows in host memory that the device reads: k words each.
 struct Staging {
     map: Arc<Map>,
     slice: Slice,
@@ -222,7 +222,7 @@ impl Staging {
         Ok(Staging { map, slice, row })
     }
 
-    /// Positions as i32 words; what a short selection leaves over is -1.
+    /// Positions as i32 words; the rest of a short selection is -1.
     fn write(&self, row: u64, positions: &[u32]) -> Result<()> {
         let (start, bytes) = (row * self.row, positions.len() as u64 * 4);
         self.map.copy_in_words(start, positions)?;

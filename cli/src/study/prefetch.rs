@@ -1,15 +1,16 @@
-//! `--prefetch inter-layer`: what it would cover to bring, before a layer's selection is known, the rows that
-//! the layer before it selected.
+//! `--prefetch inter-layer`: counts what a prefetch would cover that fetches, before a layer's selection is known, the
+//! rows that the preceding layer selected.
 //!
-//! In each decode step, before a layer resolves, the rows that the neighbour selected in this step and that
-//! are not resident in the layer are fetched into a buffer of the step. The buffer belongs to no pool, evicts
-//! nothing and ends with the step, so residency and misses stay those of the plain replay. A row of it that the
-//! layer then selects is one of those misses, its transfer hidden behind the neighbour's work: *covered*. Any
-//! other was brought for nobody: *extra*. Rows born in the step are in no selection here; warm-up is not a decode
-//! step and prefetches nothing.
+//! In each decode step, before a layer resolves, the prefetch fetches the rows that the neighbour selected in this
+//! step and that are not resident in the layer. They go into a buffer of the step. The buffer belongs to no pool,
+//! evicts nothing and ends with the step, so residency and misses are those of the plain replay. If the layer then
+//! selects a row of the buffer, that miss is *covered*: its transfer is hidden behind the neighbour's work. Any other
+//! row of the buffer is *extra*. Rows born in the step are in no selection here. Warm-up is not a decode step and
+//! prefetches nothing.
 //!
-//! The neighbour is the layer before it *in the trace*, which in the model may be some layers away; the first
-//! layer has none. Production does none of this (`docs/policies.md` has the figures).
+//! The neighbour is the preceding layer *in the trace*, which may be some layers away in the model; the first layer
+//! has none. Production does no such prefetch (`docs/policies.md` has the figures). layer has none. Production does
+//! none of this (`docs/policies.md` has the figures).
 
 use forebay::Result;
 use forebay::trace::{Header, SelectionTrace};
@@ -20,14 +21,14 @@ use crate::policy::pool::{Pool, Selected};
 use crate::policy::steps::Steps;
 use crate::policy::{self, Job, run_watched};
 
-/// What a prefetch brought to one layer, over all decode steps.
+/// What a prefetch fetches for one layer, over all decode steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Prefetched {
     /// Misses that it covers.
     pub covered: u64,
-    /// Rows that nobody selected.
+    /// Fetched rows that the layer did not select.
     pub extra: u64,
-    /// The most of those in one step of one layer.
+    /// The most extra rows in one step of one layer.
     pub extra_most: u64,
 }
 
@@ -42,14 +43,13 @@ impl Prefetched {
     }
 }
 
-/// Bytes that one layer's work holds: the steps of two layers, and a pool.
+/// Bytes that the work on one layer holds: the steps of two layers, and a pool.
 pub fn bytes(header: &Header, setting: Setting) -> u64 {
     2 * policy::bytes(header, setting.steps * setting.mtp)
 }
 
-/// Replays the trace under every job and counts by job and layer what a prefetch brings; the jobs agree on
-/// warm-up, `mtp` and steps. Calls `progress` with the steps of
-/// each job and layer.
+/// Replays the trace for every job and counts, by job and layer, what a prefetch fetches. All jobs share warm-up,
+/// `mtp` and steps. Calls `progress` with the steps of each job and layer.
 ///
 /// # Errors
 /// [`forebay::Kind::OutOfMemory`].
@@ -83,7 +83,7 @@ pub fn inter_layer(
     Ok((0..jobs.len()).map(|job| layers.iter().map(|layer| layer[job]).collect()).collect())
 }
 
-/// Of the neighbour's rows that the pool lacks: how many the layer selects, and how many it does not. Both
+/// Among the neighbour's rows that the pool lacks: how many the layer selects, and how many it does not. Both
 /// selections ascend.
 fn count(neighbour: &[Selected], own: &[Selected], pool: &dyn Pool) -> (u64, u64) {
     let mut own = own.iter().peekable();

@@ -1,4 +1,4 @@
-//! Memory for a study's tables, or the error that says it is not there.
+//! Fallible allocation for a study's tables: vectors and queues, or an out-of-memory error.
 
 use std::collections::VecDeque;
 
@@ -9,14 +9,14 @@ fn too_much<T>(count: usize) -> Error {
     Error::new(Kind::OutOfMemory, "study policies").at("tables").with("bytes", bytes)
 }
 
-/// An empty vector with room for `count`.
+/// An empty vector with capacity for `count`.
 pub fn vector<T>(count: usize) -> Result<Vec<T>> {
     let mut room = Vec::new();
     room.try_reserve_exact(count).map_err(|_| too_much::<T>(count))?;
     Ok(room)
 }
 
-/// An empty queue with room for `count`.
+/// An empty queue with capacity for `count`.
 pub fn queue<T>(count: usize) -> Result<VecDeque<T>> {
     let mut room = VecDeque::new();
     room.try_reserve_exact(count).map_err(|_| too_much::<T>(count))?;
@@ -30,7 +30,7 @@ pub fn filled<T: Clone>(count: usize, value: T) -> Result<Vec<T>> {
     Ok(all)
 }
 
-/// Room for `more` in a vector that grows.
+/// Reserves `more` in a growing vector.
 pub fn grow<T>(all: &mut Vec<T>, more: usize) -> Result<()> {
     all.try_reserve(more).map_err(|_| too_much::<T>(all.len().saturating_add(more)))
 }

@@ -1,12 +1,13 @@
-//! The queues of S3-FIFO (Yang et al., SOSP 2023) over numbers: a small queue in front, a main queue, and a
-//! memory of who left the small one.
+//! The queues of S3-FIFO (Yang et al., SOSP 2023) over numbers: a small queue, a main queue, and a memory of numbers
+//! evicted from the small one.
 //!
-//! What is missed enters the small queue, or the main one if it is among the last that left the small one
-//! (as many as the main queue is meant to hold). Hits only count, up to 3. While the small queue holds a tenth
-//! of the slots it gives up its oldest: to the main queue if it was hit twice or more, else out. Otherwise
-//! the main queue's oldest leaves, or returns to the front with one hit less while it has any.
+//! A missed number enters the small queue, or the main one if it is among the last numbers evicted from the small one
+//! (as many as the main queue is meant to hold). Hits only count, up to 3. While the small queue holds at least a
+//! tenth of the slots, it gives up its oldest number: to the main queue if that was hit twice or more, otherwise it is
+//! evicted. Otherwise the main queue gives up its oldest: it is evicted, or, if it has hits, returns to the newest end
+//! with one hit less.
 //!
-//! What must stay is passed over: without hits it keeps its place at the old end, with hits it moves as any
+//! A number that must stay is skipped: without hits it keeps its place at the old end, with hits it moves as any
 //! other.
 
 use std::collections::VecDeque;
@@ -23,12 +24,12 @@ enum Place {
     Main,
 }
 
-/// What is known of a number.
+/// The state of a number.
 #[derive(Clone, Copy)]
 struct Known {
     place: Place,
     hits: u8,
-    /// How many had left the small queue for good when it did, itself included; 0 if it is not one.
+    /// Evictions from the small queue up to and including this number's; 0 if it has none.
     left: u64,
 }
 
@@ -36,12 +37,12 @@ struct Known {
 pub struct Queues {
     slots: usize,
     known: Vec<Known>,
-    /// Oldest in front.
+    /// Oldest first.
     small: VecDeque<u32>,
     main: VecDeque<u32>,
-    /// Numbers of each queue that must stay, met on the way to a victim.
+    /// Numbers of each queue that must stay, met in the search for a victim.
     passed: [Vec<u32>; 2],
-    /// How many have left the small queue for good.
+    /// Evictions from the small queue.
     left: u64,
 }
 
@@ -77,7 +78,7 @@ impl Queues {
         self.known[number as usize].place != Place::Out
     }
 
-    /// Counts a hit, if the number is resident. Whether it is.
+    /// Counts a hit if the number is resident. Returns whether it is.
     pub fn hit(&mut self, number: u32) -> bool {
         let known = &mut self.known[number as usize];
         let resident = known.place != Place::Out;
@@ -87,7 +88,7 @@ impl Queues {
         resident
     }
 
-    /// Lets a number in that is not resident. There is a slot.
+    /// Admits a number that is not resident. A slot is free.
     pub fn enter(&mut self, number: u32) {
         let remembered = (self.slots - self.small_slots()) as u64;
         let known = &mut self.known[number as usize];
@@ -102,7 +103,7 @@ impl Queues {
         }
     }
 
-    /// Drops `count` of the numbers that need not stay, or all of them.
+    /// Evicts `count` of the numbers that need not stay, or all of them.
     pub fn evict(&mut self, mut count: usize, stays: impl Fn(u32) -> bool) {
         while count > 0 {
             let small = self.small.len() + self.passed[0].len() >= self.small_slots();
@@ -119,7 +120,7 @@ impl Queues {
         main.drain(..).rev().for_each(|number| self.main.push_front(number));
     }
 
-    /// Takes the small queue's oldest. Whether it left.
+    /// Takes the small queue's oldest. Returns whether it was evicted.
     fn pass_small(&mut self, stays: impl Fn(u32) -> bool) -> bool {
         let Some(number) = self.small.pop_front() else { return false };
         let known = &mut self.known[number as usize];
@@ -137,7 +138,7 @@ impl Queues {
         true
     }
 
-    /// Takes the main queue's oldest. Whether it left.
+    /// Takes the main queue's oldest. Returns whether it was evicted.
     fn pass_main(&mut self, stays: impl Fn(u32) -> bool) -> bool {
         let Some(number) = self.main.pop_front() else { return false };
         let known = &mut self.known[number as usize];

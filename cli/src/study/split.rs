@@ -1,39 +1,39 @@
-//! `--split by-layer`: one total of slots, divided over the layers by what each gains.
+//! `--split by-layer`: divides one total of slots over the layers by what each gains.
 //!
-//! Layers differ: some select the same rows step after step, others roam. A uniform split gives both the same
-//! slots. Here the layers' curves ([`crate::study::curve`]) say what one more slot saves in which layer, and the
-//! total goes where it saves most.
+//! Layers differ: some select the same rows step after step, others select ever-changing rows. A uniform split gives
+//! both the same slots. Here the layers' miss-ratio curves ([`crate::study::curve`]) say how many misses another slot
+//! avoids in each layer, and the slots go where they avoid most.
 //!
 //! # How
 //!
-//! Every layer begins with the slots that one of its steps may need ([`Curve::exact_from`]): below them its curve
-//! says nothing. What is left is given out greedily over the *lower convex hulls* of the curves. A curve need not
-//! be convex: a layer that cycles over n rows gains nothing before the n-th slot and everything with it, and
-//! a greedy choice by single slots would never give it the first. A hull's segment is such a jump as a whole:
-//! so many slots, so many misses fewer. Along one hull segments get flatter, so the steepest of all layers comes
-//! next, and any layer's come in their order.
+//! Every layer begins with the slots that one of its steps may need ([`MissRatioCurve::exact_from`]): its curve is not
+//! exact below them. The remaining slots are given out greedily over the *lower convex hulls* of the curves. A curve
+//! need not be convex: a layer that cycles over n rows gains nothing before the n-th slot and everything with it, and
+//! a greedy choice of single slots would never give it the first. A segment of the hull is such a jump as a whole: a
+//! number of slots, and the misses that they avoid together. Along one hull segments get flatter, so the steepest
+//! segment of all layers comes next, and the segments of any layer come in order.
 //!
-//! **Why that is best.** No curve lies below its hull, so no division misses less than the hulls' least sum at
-//! its total. Hulls are convex, and a sum of convex functions is least under a total when each unit goes where
-//! the slope is steepest: that is the greedy choice. Where it ends with whole segments every layer stands
-//! at a corner of its hull, where curve and hull are one: no division of that total misses less.
+//! **Why that is optimal.** No curve lies below its hull, so no division misses less than the hulls' least sum at
+//! its total. Hulls are convex, and a sum of convex functions under a fixed total is least if each unit goes where
+//! the slope is steepest: that is the greedy choice. If it ends with whole segments, every layer is at a corner of its
+//! hull, where curve and hull are equal, and no division of that total misses less.
 //!
-//! **The last segment** may be longer than the slots left. It is not cut, because the curve above the cut lies
-//! higher than the hull. The layer's hull over the slots left takes its place, and the choice goes on until no
-//! layer gains anything. So the result may miss more than the best division, by less than the segment that did
-//! not fit saves. It never misses more than the uniform split, which is taken where it is better.
+//! **The last segment** may be longer than the slots left. It is not cut, because the curve lies above the hull there.
+//! The layer's hull over the slots left replaces it, and the choice continues until no layer gains anything. So the
+//! result may miss more than the best division, by less than what the segment that did not fit would have avoided. It
+//! never misses more than the uniform split, which is taken if it is better.
 //!
-//! Slots that no layer gains from are given to none. Of equal slopes the lower layer comes first.
+//! Slots from which no layer gains are not given out. Among equal slopes the lower layer comes first.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-use forebay::study::Curve;
+use forebay::study::MissRatioCurve;
 use forebay::{Error, Kind, Result};
 
 use super::curve::Curves;
 
-/// So many slots more, so many misses fewer: a piece of a layer's hull.
+/// A piece of a layer's hull: a number of slots, and the misses that they avoid.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Segment {
     slots: u32,
@@ -42,7 +42,7 @@ struct Segment {
 }
 
 impl Ord for Segment {
-    /// By slope, then by layer from the last to the first.
+    /// Ordered by slope, then by layer from the last to the first.
     fn cmp(&self, other: &Segment) -> Ordering {
         let across = |a: &Segment, b: &Segment| u128::from(a.gain) * u128::from(b.slots);
         across(self, other).cmp(&across(other, self)).then(other.layer.cmp(&self.layer))
@@ -55,9 +55,9 @@ impl PartialOrd for Segment {
     }
 }
 
-/// A layer on the way.
+/// The state of a layer during the division.
 struct Hull<'a> {
-    curve: &'a Curve,
+    curve: &'a MissRatioCurve,
     layer: usize,
     held: u32,
     /// Corners beyond `held` whose segments gain something, the nearest last.
@@ -111,9 +111,9 @@ pub fn misses(curves: &Curves, slots: &[u32]) -> u64 {
     curves.layers.iter().zip(slots).map(|(curve, slots)| curve.misses(*slots)).sum()
 }
 
-/// `slots` in each layer, divided over the layers by what each gains; no layer gets more than `most`, the tokens
-/// of the longest sequence. Where the total cannot give every layer the slots that its curve is exact from, no
-/// curve says how to divide it and every layer gets `slots`.
+/// Divides `slots` a layer over the layers by what each gains; no layer gets more than `most`, the tokens of the
+/// longest sequence. If the total cannot give every layer the slots from which its curve is exact, the curves cannot
+/// divide it, and every layer gets `slots`.
 ///
 /// # Errors
 /// [`Kind::OutOfMemory`].

@@ -1,4 +1,4 @@
-//! Pieces of work that do not depend on each other, on all cores.
+//! Runs independent pieces of work on all cores.
 
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,14 +9,14 @@ use forebay::Result;
 /// The most threads.
 const MOST: usize = 8;
 
-/// The most bytes that all pieces of work at a time hold together, where one of them alone holds less.
+/// The most bytes that all concurrent pieces of work hold together, unless a single one holds more.
 const BYTES: u64 = 320 << 20;
 
-/// The results of `work` for every index below `count`, by index, whichever thread had it. A piece of work holds
-/// about `bytes`: large ones are done by fewer threads, so that memory stays bounded.
+/// The results of `work` for every index below `count`, in order of index. A piece of work holds about `bytes`: fewer
+/// threads run large pieces, so that memory stays bounded.
 ///
 /// # Errors
-/// The one of the lowest index among those that failed; what had not begun by then is left out.
+/// The error of the lowest index among the failures; pieces that had not begun by then do not run.
 pub fn each<T: Send>(count: usize, bytes: u64, work: impl Fn(usize) -> Result<T> + Sync) -> Result<Vec<T>> {
     let next = AtomicUsize::new(0);
     let worker = || {
@@ -35,7 +35,7 @@ pub fn each<T: Send>(count: usize, bytes: u64, work: impl Fn(usize) -> Result<T>
     };
     let cores = thread::available_parallelism().map_or(1, usize::from).min(count).min(threads(bytes));
     let mut done = thread::scope(|scope| {
-        // A thread that the system refuses is done without: this one works as well.
+        // If the system refuses a thread, the work goes on without it: this thread works as well.
         let helpers: Vec<_> =
             (1..cores).filter_map(|_| thread::Builder::new().spawn_scoped(scope, worker).ok()).collect();
         let mut done = worker();
@@ -48,12 +48,12 @@ pub fn each<T: Send>(count: usize, bytes: u64, work: impl Fn(usize) -> Result<T>
     done.into_iter().map(|(_, result)| result).collect()
 }
 
-/// How many may work at a time that hold `bytes` each.
+/// How many pieces that hold `bytes` each may run at a time.
 fn threads(bytes: u64) -> usize {
     (BYTES / bytes.max(1)).clamp(1, MOST as u64) as usize
 }
 
-/// The most bytes that all pieces of work of [`each`] hold at a time.
+/// The most bytes that the concurrent pieces of [`each`] hold.
 pub fn held(count: usize, bytes: u64) -> u64 {
     bytes.saturating_mul(threads(bytes).min(count) as u64)
 }

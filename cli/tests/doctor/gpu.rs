@@ -64,8 +64,8 @@ fn captures_that_lose_their_priorities_are_said() {
         ["doctor", "--json", "-", "--no-rates", "--driver", driver.library(), "--root", machine.root()];
     for (said, state, parts) in [
         (None, "note", &["not set", "torch before 2.10", "CUDA_GRAPHS_USE_NODE_PRIORITY=1"][..]),
-        (Some("1"), "ok", &["go before"]),
-        (Some("0"), "warning", &["wait behind", "unset it"]),
+        (Some("1"), "ok", &["run before"]),
+        (Some("0"), "warning", &["wait for", "unset it"]),
         (Some("yes\u{1b}"), "note", &["torch before 2.10"]),
     ] {
         let mut command = forebay(&line);
@@ -83,9 +83,9 @@ fn a_link_that_gives_less_than_it_could_is_told_from_one_that_sleeps() {
     let Some(driver) = driver() else { return };
     let machine = Machine::sound("gpu-link");
     machine.link("current", "8.0 GT/s PCIe", "8");
-    is(&gpu(&driver, &machine), "PCIe link", "warning", &["gen 3 x8 now", "8 GB/s", "lanes are missing"]);
+    is(&gpu(&driver, &machine), "PCIe link", "warning", &["gen 3 x8 now", "8 GB/s", "fewer lanes"]);
     machine.link("current", "2.5 GT/s PCIe", "16");
-    is(&gpu(&driver, &machine), "PCIe link", "note", &["sleep", "--no-rates"]);
+    is(&gpu(&driver, &machine), "PCIe link", "note", &["lower speed", "--no-rates"]);
     // The system's ways to say that it does not know.
     for (speed, width) in [("Unknown", "16"), ("32.0 GT/s PCIe", "63"), ("32.0 GT/s PCIe", "x")] {
         machine.link("current", speed, width);
@@ -160,7 +160,7 @@ fn a_process_that_is_kept_from_the_gpus_node_is_warned() {
     is(&found, "memory beside the GPU", "warning", &["20.0 GiB free of 512 GiB", "numastat"]);
     is(&found, "threads beside the GPU", "warning", &["0 of 4", "--cpunodebind=1"]);
     machine.gpu("numa_node", "-1");
-    is(&gpu(&driver, &machine), "NUMA node", "note", &["not told", "topo"]);
+    is(&gpu(&driver, &machine), "NUMA node", "note", &["not reported", "topo"]);
     machine.gpu("numa_node", "7");
     is(&gpu(&driver, &machine), "NUMA node", "note", &["not online"]);
     machine.gpu("numa_node", "garbage");

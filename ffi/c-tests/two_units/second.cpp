@@ -1,4 +1,4 @@
-// The header in the other unit, behind what C++ programs include first.
+// The header in the other unit, after the headers that C++ programs include first.
 
 #include <cstddef>
 #include <cstdint>

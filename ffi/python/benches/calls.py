@@ -1,9 +1,9 @@
-"""What a layer call costs through C and through Python, for a whole batch, in one run.
+"""The cost of a layer call through C and through Python, for a whole batch, in one run.
 
     python ffi/python/benches/calls.py
 
 The C figure is the same work through one call for all layers (`Step.layers`, in which the library loops), divided by
-the layers: what is left beside it is Python's. The resolve is of few positions, so that the call is what is measured.
+the number of layers: the difference is Python's. The resolve has few positions, so the bench measures the call itself.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import numpy as np
 import forebay
 
 LAYERS, ROWS, TOP_K = 61, 16, 64
-# Steps a repetition, and repetitions, of which the best is shown.
+# The steps of a repetition, and the repetitions, of which the bench prints the best.
 STEPS, RUNS = (2, 1) if "--short" in sys.argv else (5, 100)
 
 
 def spent(run: Callable[[Any], None], cache: forebay.Cache, sequences: list[Any], first: bool) -> float:
-    """Seconds a layer call of a few steps."""
+    """Returns the seconds of a layer call, over a few steps."""
     spent = 0.0
     for at in range(STEPS):
         step = cache.prepare([(sequence, 0 if first and at == 0 else 1, 1) for sequence in sequences])
@@ -34,7 +34,7 @@ def spent(run: Callable[[Any], None], cache: forebay.Cache, sequences: list[Any]
 
 
 def main() -> None:
-    """Prints a line for each way."""
+    """Prints one line for each way."""
     shape = forebay.Shape(layers=LAYERS, row_bytes=(656, 0), top_k=TOP_K)
     promised = 4 * STEPS * (RUNS + 1)
     selection = np.full((LAYERS, ROWS, 1, TOP_K), -1, np.int32)
@@ -77,7 +77,7 @@ def main() -> None:
                     step.layer(layer, *tensors)
 
             ways.append(("torch tensors, checked each time", by_torch))
-        # In turn, so that what else the machine does falls on all alike.
+        # In turn, so that other load of the machine affects all alike.
         best = [float("inf")] * len(ways)
         for turn in range(RUNS):
             for at, (_, run) in enumerate(ways):

@@ -1,5 +1,5 @@
-"""What the bench of a GPU has beside forebay: arrays, streams, captures and times. With torch on a GPU, and on a driver
-whose device memory the host reads: both have the same methods."""
+"""The parts of the GPU bench outside forebay: arrays, streams, captures and times. One class has torch on a GPU, the
+other a driver whose device memory the host reads; both have the same methods."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 import forebay
 
-# Cycles of the GPU in which what is timed is enqueued: about 2 ms, and 20 ms for a graph of thousands of nodes.
+# The GPU cycles during which timed work is enqueued: about 2 ms, and 20 ms for a graph of thousands of nodes.
 AHEAD, FAR_AHEAD = 4_000_000, 40_000_000
 
 
@@ -61,7 +61,7 @@ class Torch:
     def new_stream(self) -> Any:
         made = self.torch.cuda.Stream(self.gpu)
         with self.torch.cuda.stream(made):
-            # What cuBLAS takes for a stream is taken now, and not in a capture.
+            # cuBLAS takes its memory for a stream now, and not in a capture.
             self.torch.matmul(self.one, self.one, out=self.out)
         self.torch.cuda.synchronize()
         return made
@@ -86,13 +86,13 @@ class Torch:
         return bool(self.torch.equal(found, self.array(rows)))
 
     def compute(self, products: int, stream: int) -> None:
-        """An engine's work."""
+        """Enqueues the engine's work."""
         with self.on(stream):
             for _ in range(products):
                 self.torch.matmul(self.one, self.one, out=self.out)
 
     def captured(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        """What `work` answers, and a function that replays what it has enqueued."""
+        """Returns the result of `work`, and a function that replays the work it enqueued."""
         graph = self.torch.cuda.CUDAGraph()
         with self.torch.cuda.graph(graph, stream=self.stream):
             made = work()
@@ -163,7 +163,7 @@ class Standin:
 
     def call(self, name: str, *arguments: Any) -> None:
         if code := getattr(self.library, name)(*arguments):
-            stop(f"{name} answered {code}")
+            stop(f"{name} returned {code}")
 
     def device(self) -> forebay.CudaDevice:
         return forebay.CudaDevice(self.number, library=self.path, gather_blocks=self.blocks)
@@ -204,10 +204,10 @@ class Standin:
         return np.array_equal(np.where(at[..., None] < 0, 0, whole[np.maximum(at, 0)]), rows)
 
     def compute(self, products: int, stream: int) -> None:
-        """Nothing: it runs no kernels but forebay's."""
+        """Does nothing: this driver runs only forebay's kernels."""
 
     def captured(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        """What `work` answers, and a function that replays what it has enqueued."""
+        """Returns the result of `work`, and a function that replays the work it enqueued."""
         compute, graph, executable = ctypes.c_void_p(self.stream.cuda_stream), ctypes.c_void_p(), ctypes.c_void_p()
         self.call("cuStreamBeginCapture_v2", compute, 0)
         made = work()

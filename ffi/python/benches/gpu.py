@@ -3,11 +3,12 @@ once, a captured step, and what a layer call costs.
 
     python ffi/python/benches/gpu.py [--quick] [--rounds N] [--only GROUP,...] [--json FILE]
 
-Times of the GPU are between two events of one stream, with work in front of them, so that Python is never waited for;
-the median of the rounds. Each stands beside what the machine reaches in the same run: one large copy between pinned
-memory and the GPU by torch, or an operation that does nothing. In every step counts are compared with a host device's,
-and with the misses that a figure is named by; in the first and the last of a figure's, rows at the slots with those
-that were stored, and in the second what the first scattered; at the end digests. A difference ends the run.
+Times of the GPU are between two events of one stream. Work before the first event keeps the stream busy, so that it
+never waits for Python. A figure is the median of the rounds, next to the machine's best in the same run: one large copy
+between pinned memory and the GPU by torch, or an operation that does nothing. In every step the bench compares counts
+with those of a host device and with the misses in the figure's name. In a figure's first and last step it compares the
+rows at the slots with the stored rows, in the second the rows that the first scattered, and at the end digests. A
+difference ends the run.
 
 `--driver FILE` takes a driver whose device memory the host reads, the stand-in of forebay's tests, and no torch: the
 same calls and comparisons on tiny shapes. Its times mean nothing.
@@ -35,8 +36,8 @@ from engines import FAR_AHEAD, Place, Standin, Torch, stop
 Ids = NDArray[np.int32]
 PROMISED = 8
 GROUPS = ("gather", "scatter", "resolve", "resolve-gather", "step", "call")
-# An engine's work in a layer, in matrix products: even, since work may come in halves. None for a merge: what forebay
-# exposes is asked for.
+# An engine's work in a layer, in matrix products: even numbers, because work may come in halves. A merge has none,
+# because the bench measures the work that forebay exposes.
 PRODUCTS = {"project": 2, "index": 6, "prepare": 4, "attend": 8, "merge": 0, "rest": 20}
 
 
@@ -57,7 +58,7 @@ class Figure:
     checked: int = 0
 
     def entry(self, device: str) -> dict[str, Any]:
-        """Of the JSON."""
+        """Returns the entry as JSON."""
         us = statistics.median(self.times)
         low, high = np.quantile(self.times, [0.25, 0.75])
         made = {
@@ -72,10 +73,10 @@ class Figure:
 
 
 class Rig:
-    """A cache on the GPU whose sequences select windows of a shuffled context, beside a host device's that is asked the
-    same.
+    """A cache on the GPU whose sequences select windows of a shuffled context, and one on a host device with the same
+    calls.
 
-    A window moves on by `misses` positions a step, which were never selected or are long gone: so many are missed.
+    A window moves on by `misses` positions per step. These were never selected or are long evicted, so they all miss.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Rig:
     ) -> None:  # fmt: skip
         self.place, self.lanes, self.misses, self.query_rows = place, lanes, misses, query_rows
         self.tokens, self.top_k, self.chosen, self.turn, self.checked = tokens, top_k, chosen or top_k, 0, 0
-        # Of each sequence's last step.
+        # The accepted rows of each sequence's last step.
         self.accepted = 0
         shape = forebay.Shape(layers=layers, row_bytes=(row, 0), top_k=top_k, host_stride=stride)
         sizes: dict[str, Any] = {"lanes": lanes, "max_tokens": tokens + PROMISED, "slots": slots}
@@ -111,13 +112,13 @@ class Rig:
         return sequence
 
     def stamped(self, rows: NDArray[np.uint8], lane: int, layer: int) -> NDArray[np.uint8]:
-        """Rows of a lane's in a layer."""
+        """Returns the rows of a lane in a layer."""
         made = rows.copy()
         made[..., :4] = np.array([lane, layer], np.uint16).view(np.uint8)
         return made
 
     def picks(self) -> Ids:
-        """The next step's selection, the same in every layer."""
+        """Returns the next step's selection, the same in every layer."""
         made = np.full((self.lanes, self.query_rows, self.top_k), -1, np.int32)
         for query in range(self.query_rows):
             first = self.turn * self.misses + query * self.misses // self.query_rows
@@ -127,12 +128,12 @@ class Rig:
         return made
 
     def begin(self) -> forebay.Step:
-        """A step on the GPU."""
+        """Begins a step on the GPU."""
         rows = [(sequence, self.accepted, self.query_rows) for sequence in self.sequences]
         return self.cache.prepare(rows, query_rows=self.query_rows, stream=self.place.stream)
 
     def end(self, step: forebay.Step, picks: Ids) -> None:
-        """Ends it; the host device's step has the same counts."""
+        """Ends the step; the host device's step must have the same counts."""
         found = step.retire(wait=True)
         rows = [(twin, self.accepted, self.query_rows) for twin in self.twins]
         own, self.accepted = self.twin.prepare(rows, query_rows=self.query_rows), 0
@@ -141,13 +142,13 @@ class Rig:
             own.layer(layer, picks, slots)
         if not (found.counts == own.retire().counts).all():
             stop(f"step {self.turn}: hits and misses are {found.counts.tolist()}, not the host device's")
-        # What a figure's bytes are counted by; the first step misses all, and `calls` asks for the same again.
+        # A figure's bytes are computed from these misses; the first step misses all, and `calls` repeats its selection.
         if self.turn > 1 and (found.counts[:, 1] != self.lanes * self.misses).any():
             stop(f"step {self.turn}: {found.counts[:, 1].tolist()} misses by layer, not {self.lanes * self.misses}")
         self.checked += found.counts.size
 
     def check_rows(self, slots: Any, picks: Ids, layer: int = 0) -> None:
-        """The rows at the slots are those that were stored."""
+        """Checks that the rows at the slots are the stored ones."""
         if self.rows is None:
             return
         truth = np.stack([self.stamped(self.rows[picks[lane]], lane, layer) for lane in range(self.lanes)])
@@ -157,25 +158,25 @@ class Rig:
         self.checked += picks.size
 
     def land(self) -> NDArray[np.uint8]:
-        """A step's new rows, of the engine's: where scatter reads them."""
+        """Writes a step's new rows, as the engine does, to where scatter reads them."""
         rows = np.random.default_rng(2).integers(0, 256, (self.lanes, self.cache.shape.row_bytes[0]), np.uint8)
         slab, source = self.place.view(self.cache.slab(0)), self.place.array(rows)
         for lane, sequence in enumerate(self.sequences):
             block, at = divmod(sequence.landing_slot(0), 64)
             self.place.copy(slab[block][at], source[lane], self.place.stream.cuda_stream)
-        # It waits, and what is copied from ends here.
+        # This call waits, because the source of the copy is freed here.
         self.place.numpy(source)
         return rows
 
     def check_landed(self, rows: NDArray[np.uint8]) -> None:
-        """What was scattered is in host memory, since the step behind it accepts it."""
+        """Checks that scattered rows are in host memory, once the step after them has accepted them."""
         for sequence, row in zip(self.sequences, rows, strict=True):
             if sequence.read_row(0, self.tokens).tobytes() != row.tobytes():
                 stop(f"step {self.turn}: a new row is not stored as the engine wrote it")
         self.checked += self.lanes
 
     def close(self) -> int:
-        """Compares digests, ends, and says how much was compared."""
+        """Compares digests, closes the cache, and reports how much was compared."""
         for sequence, twin in zip(self.sequences, self.twins, strict=True):
             if sequence.digest() != twin.digest():
                 stop("residency differs from the host device's")
@@ -214,7 +215,7 @@ class Rig:
 
 @dataclass(frozen=True)
 class Run:
-    """What was asked for, and what the machine reaches."""
+    """The options, and the machine's best rates."""
 
     place: Place
     ceilings: dict[str, float]
@@ -223,7 +224,7 @@ class Run:
 
 
 def moves(run: Run) -> Iterable[Figure]:
-    """Gather of rows that are all missed, and scatter of a batch's new rows."""
+    """Measures a gather of rows that all miss, and a scatter of a batch's new rows."""
     top_k, tokens = (32, 128) if run.quick else (2048, 8192)
     few = [(1, 64), (1, 512), (1, 2048), (2, 2048), (8, 2048), (32, 2048)]
     for row, stride in ((656, 704), (656, 656), (1152, 1152)):
@@ -248,7 +249,7 @@ def moves(run: Run) -> Iterable[Figure]:
 
 
 def rule(run: Run) -> Iterable[Figure]:
-    """Resolve alone, of rows without bytes."""
+    """Measures resolve alone, of rows without bytes."""
     if run.quick:
         cases, top_k, tokens = [(1, 1, 48, 0.134), (3, 2, 80, 0.3)], 32, 256
     else:
@@ -272,7 +273,7 @@ def rule(run: Run) -> Iterable[Figure]:
 
 
 def both(run: Run) -> Iterable[Figure]:
-    """Resolve and gather at once, as a layer has them."""
+    """Measures resolve and gather together, as a layer runs them."""
     cases, top_k, tokens, slots = [(1, 410), (8, 190), (100, 410)], 2048, 16384, 6881
     if run.quick:
         cases, top_k, tokens, slots = [(1, 6), (3, 6)], 32, 192, 80
@@ -298,20 +299,20 @@ class Captured:
         self.selection, self.slots, *parts = (place.array(np.full(shape, -1, np.int32)) for shape in shapes)
         self.asked = place.array(np.full(whole, -1, np.int32))
         self.buffers = forebay.Buffers(rig.cache, self.selection, self.slots, *parts)
-        # The device's own, which come first where the engine's work has all multiprocessors.
+        # The device's own streams, which have priority when the engine's work fills all multiprocessors.
         self.streams: dict[str, Any] = {name: rig.devices[0].stream() for name in ("resolve", "gather", "scatter")}
 
     def enqueue(self, call: forebay.EngineCall) -> None:
-        """The engine's part of a layer."""
+        """Enqueues the engine's part of a layer."""
         products = PRODUCTS[call.work] * self.scale * call.count // self.rig.lanes
-        # Attention in two parts is as long as in one.
+        # Split attention takes as long as attention in one call.
         self.place.compute(products // (1 if call.keys in (None, "all") else 2), call.stream)
         if call.work == "index":
             for row in range(call.first, call.first + call.count):
                 self.place.copy(self.selection[row], self.asked[row], call.stream)
 
     def alone(self) -> Callable[[], None]:
-        """The engine's work without forebay's: the least that a step can take."""
+        """Captures the engine's work without forebay's, the least that a step can take; returns its replay."""
         stream, lanes = self.place.stream.cuda_stream, self.rig.lanes
 
         def work() -> None:
@@ -349,8 +350,9 @@ class Captured:
 
 
 def steps(run: Run) -> Iterable[Figure]:
-    """A captured step, with the engine's work alone and in each order."""
-    # As many bytes in a layer's time as where ESS is measured (160 x 190 rows in 100 ms / 61), with fewer sequences.
+    """Measures a captured step: the engine's work alone, and the step in each order."""
+    # A layer moves as many bytes in its time as in ESS's measurement (160 x 190 rows in 100 ms / 61), with fewer
+    # sequences.
     lanes, layers, top_k, tokens, slots, misses, layer_us = 16, 61, 2048, 8192, 4096, 520, 450.0
     if run.quick:
         lanes, layers, top_k, tokens, slots, misses = 2, 3, 32, 192, 80, 6
@@ -372,7 +374,7 @@ def steps(run: Run) -> Iterable[Figure]:
 
 
 def calls(run: Run) -> Iterable[Figure]:
-    """What a layer call takes of the host, for a whole batch on a GPU's stream."""
+    """Measures the host time of a layer call, for a whole batch on a GPU's stream."""
     lanes, layers = (2, 4) if run.quick else (16, 61)
     rig = Rig(run.place, lanes=lanes, layers=layers, tokens=128, slots=128, top_k=64, misses=4, chosen=16, rows=False)
     picks = rig.picks()
@@ -421,7 +423,7 @@ PARTS = {
 
 
 def place_of(chosen: argparse.Namespace) -> Place:
-    """Where it runs."""
+    """Returns the device to measure."""
     if chosen.driver is None:
         try:
             import torch
@@ -437,7 +439,7 @@ def place_of(chosen: argparse.Namespace) -> Place:
 
 
 def options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(prog="gpu.py", description=__doc__.partition("\n\n")[0], allow_abbrev=False)
     parser.add_argument("--quick", action="store_true", help="tiny shapes")
     parser.add_argument("--rounds", type=int, default=None, metavar="N", help="steps of each figure (default: 20)")
@@ -460,7 +462,7 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def line(entry: dict[str, Any], means_something: bool) -> str:
-    """An entry for the screen."""
+    """Returns an entry as text for the screen."""
     told = ", ".join(f"{name} {value}" for name, value in entry["parameters"].items())
     rate = f", {entry['gb_s']:.1f} GB/s" if "gb_s" in entry else ""
     said = f"{entry['group']:14} {entry['name']}, {told}: {entry['us']:.1f} us"
@@ -472,7 +474,7 @@ def line(entry: dict[str, Any], means_something: bool) -> str:
 
 
 def save(path: str | None, entries: list[dict[str, Any]]) -> None:
-    """Writes what there is so far: a run may be cut off."""
+    """Writes the entries so far, because a run may be cut off."""
     if path is not None and path != "-":
         try:
             with open(path, "w", encoding="utf-8") as file:

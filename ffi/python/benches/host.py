@@ -1,10 +1,10 @@
-"""What a step's own calls take through Python, on the CUDA device over a driver whose calls do nothing
-(benches/support/idle.c, as the bench `host` has it): 61 layers, batch 160, two query rows.
+"""The cost of a step's own calls through Python, on the CUDA device over a driver whose calls do nothing
+(benches/support/idle.c, which the bench `host` uses too): 61 layers, batch 160, two query rows.
 
     python ffi/python/benches/host.py
 
-No kernel runs and no driver works, so that what is measured is the package's and the library's: prepare, finish and
-retire of a step; a layer's calls of two micro-batches of 80; all layers in one call, with an engine that does nothing.
+No kernel runs and no driver works, so the bench measures the package and the library only: prepare, finish and retire
+of a step; a layer's calls of two micro-batches of 80; all layers in one call, with an engine that does nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RUNS = 300
 
 
 class OnDevice:
-    """Memory that the idle driver takes for the device's: nobody reads it."""
+    """Memory that the idle driver uses as the device's; no kernel reads it."""
 
     def __init__(self, *shape: int) -> None:
         self.shape, self._memory = shape, np.zeros(shape, np.int32)
@@ -37,7 +37,7 @@ class OnDevice:
 
 
 def nothing(call: forebay.EngineCall) -> None:
-    """The engine's work."""
+    """The engine's work: none."""
 
 
 class Rig:
@@ -77,26 +77,26 @@ class Rig:
             )
 
     def begin(self) -> list[forebay.Step]:
-        """A step of each micro-batch, prepared."""
+        """Prepares a step of each micro-batch."""
         return [
             self.cache.prepare(rows, query_rows=QUERY_ROWS, micro_batch=at, stream=self.compute[at])
             for at, rows in enumerate(self.rows)
         ]
 
     def called(self, steps: list[forebay.Step]) -> None:
-        """All layers, by a call for R and G and one for S."""
+        """Enqueues all layers, by one call for R and G and one for S each."""
         for layer in range(LAYERS):
             for step, buffers in zip(steps, self.buffers):
                 step.layer(layer, buffers)
                 step.scatter(layer)
 
     def overlapped(self, order: str) -> Callable[[list[forebay.Step]], None]:
-        """All layers in one call, in an order."""
+        """Enqueues all layers in one call, in an order."""
         by_layer = [order] * LAYERS
         return lambda steps: self.cache.overlap_steps(steps, self.layers, by_layer, nothing)
 
     def end(self, steps: list[forebay.Step]) -> None:
-        """The steps, finished and retired."""
+        """Finishes and retires the steps."""
         for step in steps:
             step.finish()
         for step in steps:
@@ -108,7 +108,7 @@ def median(seconds: list[float]) -> float:
 
 
 def measure(rig: Rig, layers: Callable[[list[forebay.Step]], None]) -> tuple[float, float]:
-    """Microseconds of a step's own calls, and of its layers: medians."""
+    """Returns the microseconds of a step's own calls, and of its layers: medians."""
     own, between = [], []
     for _ in range(RUNS):
         began = time.perf_counter()
@@ -124,7 +124,7 @@ def measure(rig: Rig, layers: Callable[[list[forebay.Step]], None]) -> tuple[flo
 
 
 def main() -> None:
-    """Prints a line for each figure."""
+    """Prints one line per figure."""
     source = Path(__file__).resolve().parents[3] / "benches" / "support" / "idle.c"
     with tempfile.TemporaryDirectory() as folder:
         driver = str(Path(folder) / "libidle.so")

@@ -1,9 +1,9 @@
-"""A selection trace replayed from Python, beside `forebay replay` of the same trace with the same options, in one run.
+"""Replays a selection trace from Python and by `forebay replay`, with the same options, in one run.
 
     python ffi/python/benches/replay.py target/release/forebay data/demo.topk.zst
 
-Counts must be the command's; throughput is to be 70% of its at least. Reading the trace is not measured: the command's
-time is what further sizes add to its run.
+Counts must equal the command's, and throughput must reach 70% of its. The bench does not measure the reading of the
+trace: the command's time is the time that further sizes add to its run.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ import numpy as np
 
 import forebay
 
-# Rows as the command replays them where it is not told otherwise: sizes do not matter, nothing is moved.
+# The settings of rows that the command uses by default: sizes do not matter, because no row moves.
 ROW_BYTES = (656, 0)
-# Runs of each side, and sizes beside the first.
+# The runs of each side, and the sizes in addition to the first.
 RUNS, FURTHER = 5, 8
 
 
 class Outcome(NamedTuple):
-    """What a replay has found."""
+    """The result of a replay."""
 
-    # By layer, over all steps.
+    # By layer, the sum over all steps.
     hits: list[int]
     misses: list[int]
     steps: int
-    # Of the decode steps.
+    # The seconds of the decode steps.
     seconds: float
 
 
 def slots_of(share: float, decode_start: int) -> int:
-    """Slots of a sequence in each layer, as `--prompt-share` means them."""
+    """Returns the slots of a sequence in each layer, by the definition of `--prompt-share`."""
     return int(share * decode_start + 0.5)
 
 
 def replay(trace: forebay.SelectionTrace, *, slots: int, warmup: int = 32, mtp: int = 1) -> Outcome:
-    """Replays a trace through the production code, cold but for the last `warmup` prompt positions."""
+    """Replays a trace through the production code, cold except for the last `warmup` prompt positions."""
     header = trace.header
     steps = (header.steps - header.warm_steps) // mtp
     warmup = min(warmup, header.warm_steps)
@@ -86,7 +86,7 @@ def replay(trace: forebay.SelectionTrace, *, slots: int, warmup: int = 32, mtp: 
 
 
 def by_command(command: str, trace: str, shares: list[float], mtp: int) -> tuple[list[list[int]], float]:
-    """Hits, then misses by layer of the first size as the command finds them, and the seconds of the whole run."""
+    """Returns the command's hits, then misses by layer of the first size, and the seconds of the whole run."""
     listed = ",".join(f"{share:.4f}" for share in shares)
     arguments = [command, "replay", trace, "--prompt-share", listed, "--mtp", str(mtp), "--json", "-"]
     began = time.perf_counter()
@@ -97,14 +97,14 @@ def by_command(command: str, trace: str, shares: list[float], mtp: int) -> tuple
 
 
 def main() -> None:
-    """Prints a line for each setting. Both sides run on one processor; of each the best run counts."""
+    """Prints one line per setting. Both sides run on one processor; the best run of each counts."""
     command, path = sys.argv[1], sys.argv[2]
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     trace = forebay.SelectionTrace(path)
     print(f"{Path(path).name}: {trace.header.layers} layers, k {trace.header.k}")
     for share, mtp in ((0.1, 1), (0.2, 2), (0.3, 4)):
         slots = slots_of(share, trace.header.decode_start)
-        # What further sizes cost is replay alone: the start and the reading are the same.
+        # Further sizes add replay time only: the start and the reading are the same.
         more = [share + 0.0002 * at for at in range(1 + FURTHER)]
         python, one, several = [], [], []
         for _ in range(RUNS):

@@ -1,11 +1,11 @@
-"""Where an engine's rows are, and who computes attention over them.
+"""Where an engine's rows are, and what computes attention over them.
 
     Numpy    on the host device
-    Standin  on the CUDA device of a driver whose device memory the host reads: the stand-in of forebay's tests
-    Torch    on a GPU, whose slabs torch reads where they are
+    Standin  on the CUDA device of a driver whose device memory the host can read: the stand-in of forebay's tests
+    Torch    on a GPU, with torch over forebay's slabs
 
-`engine.Resident` and `offloaded.Offloaded` are given one of these, both the same: what is compared to the last bit has
-the same kernels on both sides. All of the model but attention is NumPy's everywhere.
+`engine.Resident` and `offloaded.Offloaded` both get one of these, the same one: a bitwise comparison needs the same
+kernels on both sides. NumPy computes all of the model except attention, everywhere.
 """
 
 from __future__ import annotations
@@ -20,51 +20,53 @@ from numpy.typing import NDArray
 from smollm2 import Floats, Ids, attend
 
 Array = Any
-"""Of NumPy, or of torch on the GPU."""
+"""An array of NumPy, or of torch on the GPU."""
 
 
 class Arrays(Protocol):
-    """What differs from place to place. An index is what NumPy takes for one, of NumPy's arrays."""
+    """The operations that differ between the places. An index is one that NumPy takes, made of NumPy arrays."""
 
     def device(self, overlapped: bool) -> forebay.Device:
-        """A device for a cache; ``overlapped``: with streams that run beside each other."""
+        """A device for a cache; ``overlapped``: with streams that run concurrently."""
 
     def stream(self, device: forebay.Device) -> Any:
-        """A stream of the engine's, for work beside other streams'."""
+        """A stream of the engine for concurrent work."""
 
     def view(self, memory: Any, kind: type[np.generic]) -> Array:
-        """The device's memory as numbers, where it is."""
+        """A view of the device's memory as numbers."""
 
     def numbers(self, device: forebay.Device, shape: tuple[int, ...]) -> tuple[Any, Array]:
-        """An int32 array on the device, -1 everywhere, as forebay takes it and as the engine does: one memory."""
+        """An int32 array on the device, -1 everywhere, once as forebay takes it and once as the engine does. Both share
+        the memory.
+        """
 
     def zeros(self, shape: tuple[int, ...]) -> Array:
-        """An array of the engine's own, float32."""
+        """A float32 array of the engine."""
 
     def put(self, array: Array, index: Any, values: NDArray[Any]) -> None:
-        """Writes, in the order of the stream."""
+        """Writes values in the order of the stream."""
 
     def own(self, values: Ids) -> Array:
-        """Numbers of the host's, for `rows`."""
+        """Numbers of the host as `rows` takes them."""
 
     def rows(self, array: Array, major: Array, minor: Array) -> Array:
-        """Rows at pairs of indices, one after another."""
+        """The rows at pairs of indices, one after another."""
 
     def numpy(self, array: Array) -> NDArray[Any]:
-        """A copy on the host, or what is there anyway."""
+        """A copy on the host; on the host device the array itself."""
 
     def attend(self, queries: Floats, keys: Array, values: Array, valid: Array) -> tuple[Floats, Floats]:
         """As `smollm2.attend`."""
 
     def ready(self, device: forebay.Device, stream: Any) -> None:
-        """Before the host reads or writes what ``stream`` does too, where nothing else waits."""
+        """Called before the host reads or writes memory that ``stream`` uses too. Waits if nothing else does."""
 
     def run(self, device: forebay.Device, stream: int, work: Callable[[], object]) -> None:
-        """A part of the engine's work, in the order of ``stream``."""
+        """Runs a piece of the engine's work, in the order of ``stream``."""
 
 
 class Numpy:
-    """Rows in the host's memory."""
+    """Rows in host memory."""
 
     def device(self, overlapped: bool) -> forebay.Device:
         """See `Arrays`: streams are threads, or there are none."""
@@ -108,7 +110,7 @@ class Numpy:
         return attend(queries, keys, values, valid)
 
     def ready(self, device: forebay.Device, stream: Any) -> None:
-        """See `Arrays`: without threads all has ended, with threads this is one."""
+        """See `Arrays`: without threads all work has ended, and with threads this call runs on the stream's thread."""
 
     def run(self, device: forebay.Device, stream: int, work: Callable[[], object]) -> None:
         """See `Arrays`: on the stream's thread."""
@@ -116,7 +118,7 @@ class Numpy:
 
 
 class Standin(Numpy):
-    """Rows in device memory that the host reads by its address."""
+    """Rows in device memory that the host can read by its address."""
 
     def __init__(self, number: int, driver: Path) -> None:
         self.number, self.driver = number, driver
@@ -141,7 +143,7 @@ class Standin(Numpy):
         device.wait(stream)
 
     def run(self, device: forebay.Device, stream: int, work: Callable[[], object]) -> None:
-        """See `Arrays`: now, behind all that is enqueued there."""
+        """See `Arrays`: immediately, after the work that is enqueued there."""
         device.wait(stream)
         work()
 
@@ -164,18 +166,18 @@ class _Numbers:
 
 
 class Torch:
-    """Rows in a GPU's memory. Attention is torch's, on both sides of a comparison, in float32: matrix products of equal
-    shapes on one stream have equal bits.
+    """Rows in a GPU's memory. Torch computes attention on both sides of a comparison, in float32: matrix products of
+    equal shapes on one stream have equal bits.
 
-    Torch's deterministic mode is left alone. With it torch writes some rows of a slab, whose runs have gaps, by copying
-    the slab out and all of it back, over what forebay writes there meanwhile.
+    This class does not switch on torch's deterministic mode. In that mode torch writes some rows of a slab, whose runs
+    have gaps, by copying the slab out and all of it back, and so overwrites what forebay writes there meanwhile.
     """
 
     def __init__(self, number: int) -> None:
         """Imports torch.
 
         Raises:
-            ImportError, RuntimeError: there is no torch, or it has no such GPU.
+            ImportError, RuntimeError: torch is not installed, or it has no such GPU.
         """
         import torch
 
@@ -200,7 +202,7 @@ class Torch:
     def numbers(self, device: forebay.Device, shape: tuple[int, ...]) -> tuple[Any, Array]:
         """See `Arrays`."""
         made = self.torch.full(shape, -1, dtype=self.torch.int32, device=self.gpu)
-        # On whichever stream it is used.
+        # It may be used on any stream.
         self.torch.cuda.synchronize()
         return made, made
 
@@ -226,7 +228,7 @@ class Torch:
         return copied
 
     def attend(self, queries: Floats, keys: Array, values: Array, valid: Array) -> tuple[Floats, Floats]:
-        """See `Arrays`: the sums of `smollm2.attend`, by torch's kernels."""
+        """See `Arrays`: the sums of `smollm2.attend`, with torch's kernels."""
         torch, (count, heads, head) = self.torch, queries.shape
         groups = keys.shape[-1] // head
         grouped = self._given(queries).reshape(count, groups, heads // groups, head)
@@ -238,7 +240,7 @@ class Torch:
         total = weights.sum(dim=-1, keepdim=True)
         summed = weights @ values.reshape(split).permute(0, 2, 1, 3)
         attended = summed / total.masked_fill(total == 0, 1)
-        # Minus infinity where nothing is valid.
+        # Minus infinity if no entry is valid.
         log = top + total.log()
         return self.numpy(attended.reshape(count, heads, head)), self.numpy(log.reshape(count, heads))
 
@@ -246,7 +248,7 @@ class Torch:
         """See `Arrays`: torch's copies are in the order of the stream."""
 
     def run(self, device: forebay.Device, stream: int, work: Callable[[], object]) -> None:
-        """See `Arrays`: enqueued now, on the stream; what NumPy computes waits for what it reads."""
+        """See `Arrays`: enqueued immediately on the stream; NumPy's computations wait for what they read."""
         with self.torch.cuda.stream(self.torch.cuda.ExternalStream(stream, device=self.gpu)):
             work()
 
@@ -254,17 +256,18 @@ class Torch:
         return self.torch.from_numpy(np.array(values)).to(self.gpu)
 
     def _index(self, index: Any) -> Any:
-        """Indices on the GPU; numbers and slices as they are."""
+        """Indices on the GPU; numbers and slices unchanged."""
         several = index if isinstance(index, tuple) else (index,)
         found = tuple(self._given(one) if isinstance(one, np.ndarray) else one for one in several)
         return tuple(one.long() if hasattr(one, "long") else one for one in found)
 
 
 def arrays(device: str, driver: Path | None = None) -> Arrays:
-    """Of a device that is named as on the command line: ``host``, ``cuda:0``.
+    """The arrays of a device, named as on the command line: ``host``, ``cuda:0``.
 
     Raises:
-        ValueError: no such name. ImportError, RuntimeError: there is no torch, or no such GPU.
+        ValueError: no such name.
+        ImportError, RuntimeError: torch is not installed, or there is no such GPU.
     """
     if device == "host":
         return Numpy()

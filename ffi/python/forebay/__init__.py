@@ -1,20 +1,20 @@
-"""The KV and latent cache of large-language-model serving.
+"""forebay: the KV and latent cache of large-language-model serving.
 
-The device holds the rows that the next step will read, pinned host memory holds all of them, and the library decides
-what moves, when, and behind which computation it hides.
+The device holds the rows that the next step is likely to read, pinned host memory holds all of them, and the library
+decides what moves and when, by exact LRU, step by step. It hides the copies behind computation.
 
     device -> cache -> sequence (open, append, join) -> step (prepare, layer, scatter, retire) -> close
 
-A cache is driven by one thread at a time: another one's call raises Busy. Calls release the interpreter's lock.
-Different caches may be used by different threads. Tensors are NumPy's, torch's, or any that speak DLPack or an array
-interface; nothing is copied, and what does not fit is refused before anything is written. Nothing here waits for a
-device but `Device.wait`, `Step.retire(wait=True)` and closing a cache.
+One thread at a time drives a cache: another thread's call raises Busy. Calls release the interpreter's lock. Different
+threads may use different caches. A tensor is NumPy's, torch's, or any object with DLPack or an array interface. The
+package copies no tensor, and rejects a tensor that does not fit before it writes anything. Only `Device.wait`,
+`Step.retire(wait=True)` and closing a cache wait for a device.
 
-`forebay.flashmla` has index tensors and block tables for attention kernels, `forebay.prometheus` a collector.
+`forebay.flashmla` makes index tensors and block tables for attention kernels; `forebay.prometheus` is a collector.
 """
 
 from ._library import version as _version
-# First: the modules below name the cache, and it names them.
+# First, because the modules below and the cache import each other.
 from .cache import Cache, Stats
 from .arrays import Tensor
 from .choice import Bucket, Choice, Chooser, Hysteresis, Prices, Table
@@ -32,11 +32,13 @@ from .errors import (
     Internal,
     InvalidArgument,
     InvalidConfig,
+    InvalidState,
     Io,
     OsRefused,
     OutOfMemory,
     OutOfRange,
     Overflow,
+    Unsupported,
 )
 from .overlap import Captured, EngineCall, Layers
 from .plan import Planned, plan
@@ -50,7 +52,7 @@ __all__ = [
     "BadFormat", "BadVersion", "Bucket", "Buffers", "Busy", "Cache", "Cancelled", "Captured", "Choice", "Chooser",
     "Closed", "CudaDevice", "CudaMemory", "Device", "DeviceFailed", "EngineCall", "Exhausted", "Footprint",
     "ForebayError", "Header", "HostDevice", "Hysteresis", "Info", "Internal", "InvalidArgument", "InvalidConfig",
-    "Io", "LayerCount", "Layers", "Length", "OsRefused", "OutOfMemory", "OutOfRange", "Overflow", "Page", "Planned",
-    "Prices", "RequestWriter", "Retired", "SelectionTrace", "Sequence", "Shape", "Stats", "Step", "Stream", "Table",
-    "Tensor", "Ticket", "TraceRecorder", "TraceWriter", "footprint", "plan",
+    "InvalidState", "Io", "LayerCount", "Layers", "Length", "OsRefused", "OutOfMemory", "OutOfRange", "Overflow",
+    "Page", "Planned", "Prices", "RequestWriter", "Retired", "SelectionTrace", "Sequence", "Shape", "Stats", "Step",
+    "Stream", "Table", "Tensor", "Ticket", "TraceRecorder", "TraceWriter", "Unsupported", "footprint", "plan",
 ]  # fmt: skip

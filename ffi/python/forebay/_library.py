@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from . import errors
 
-# Calls are whole beside other threads by the interpreter's lock: lists and dicts are changed without another.
+# The interpreter's lock makes single operations on lists and dicts atomic, and the package uses no other lock for them.
 if not getattr(sys, "_is_gil_enabled", lambda: True)():
     raise ImportError(
         "forebay needs the interpreter's lock: a free-threaded Python is not supported; use the ordinary build, or"
@@ -48,7 +48,7 @@ _error_text = lib.fb_error_text
 
 
 def fail(status: int, handle: Any) -> NoReturn:
-    """Raises the last failed call's error on `handle`."""
+    """Raises the error of the last failed call on `handle`."""
     text = ffi.new("char[]", _TEXT_BYTES)
     message = ""
     if _error_text(handle, text, _TEXT_BYTES) == 0:
@@ -57,7 +57,7 @@ def fail(status: int, handle: Any) -> NoReturn:
 
 
 def _refusal(status: int, handle: Any) -> str:
-    """What a handle says that did not let a call in: it leaves no text."""
+    """The message for a handle that refused a call, which leaves no text."""
     name = ffi.typeof(handle).item.cname.rpartition("fb_")[2]
     why = {
         lib.FB_CLOSED: "it was closed, or belongs to the process that this one was forked from: make a new one",
@@ -85,8 +85,9 @@ def new_text() -> Any:
 
 
 def cell(owner: object, kind: str, destroy: Any) -> tuple[Any, Any]:
-    """Where a call puts the handle that it makes, and what ends that: it ends with `owner`, also where an exception
-    came behind the call and nobody has seen the handle."""
+    """The destination of a handle that a call makes, and its finalizer. The handle ends with `owner`, even if an
+    exception occurred after the call and no code has seen the handle.
+    """
     made = ffi.new(kind)
     return made, weakref.finalize(owner, _end_cell, made, destroy)
 
@@ -102,7 +103,7 @@ def status_text(status: int) -> str:
 
 
 def sized(name: str) -> Any:
-    """A struct that begins with its size, else zero."""
+    """A struct that begins with its size; all other fields are zero."""
     known = _sized.get(name)
     if known is None:
         known = _sized[name] = (ffi.typeof(f"{name} *"), ffi.sizeof(name))
@@ -112,10 +113,10 @@ def sized(name: str) -> Any:
 
 
 def set_field(config: Any, name: str, value: Any, argument: str | None = None) -> bool:
-    """Writes a number into a struct. Returns whether the field is a whole number, which takes no other.
+    """Writes a number into a struct. Returns whether the field takes whole numbers only.
 
     Raises:
-        InvalidArgument: a value that the field does not hold.
+        InvalidArgument: a value that the field cannot hold.
     """
     kind = dict(ffi.typeof(config).item.fields)[name].type
     whole = kind.kind == "primitive" and kind.cname not in ("double", "float")
@@ -131,7 +132,7 @@ def path_bytes(path: str | os.PathLike[str]) -> bytes:
     """A path as C takes it.
 
     Raises:
-        InvalidArgument: it is none.
+        InvalidArgument: it is no path.
     """
     try:
         given = os.fsencode(path)
@@ -143,10 +144,10 @@ def path_bytes(path: str | os.PathLike[str]) -> bytes:
 
 
 def text_bytes(text: str | bytes, name: str) -> bytes:
-    """A text as C takes it, which would end it at a zero byte.
+    """A text as C takes it, which must have no zero byte.
 
     Raises:
-        InvalidArgument: it is none, or has such a byte.
+        InvalidArgument: it is no text, or has such a byte.
     """
     if not isinstance(text, (str, bytes)):
         raise errors.InvalidArgument(name, type(text).__name__, "a text")

@@ -1,4 +1,4 @@
-"""What a tensor is to a type checker: any of the kinds that `forebay.tensors` reads."""
+"""The type of tensors for a type checker: any of the kinds that `forebay.tensors` reads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class HasDlpack(Protocol):
-    """DLPack, as the array API has it."""
+    """DLPack, as the array API defines it."""
 
     def __dlpack__(self) -> Any: ...
 
@@ -30,7 +30,7 @@ class HasCudaArrayInterface(Protocol):
 
 
 class HasDataPointer(Protocol):
-    """What looks like a torch tensor."""
+    """An object with the interface of a torch tensor."""
 
     dtype: Any
     shape: Any

@@ -1,12 +1,13 @@
-"""The cache: one of one model on one device, driven by one thread at a time.
+"""The cache of one model on one device. One thread at a time drives it.
 
-Sequences and steps that a program forgets are not lost: their ends are noted when the garbage collector comes by, and
-made up for by the next `open`, `prepare`, `roll_back`, `fork`, `reap` or `close`; a forgotten cache ends its steps and
-sequences by itself, in whichever order all of them go, as soon as that waits for nothing. In a forked child everything
-of the parent's is closed already: the library says so, and ends nothing.
+A sequence or step that the program forgets is not lost. The garbage collector only notes its end, and the next `open`,
+`prepare`, `truncate`, `fork`, `join`, `reap` or `close` completes it. A forgotten cache ends its steps and sequences by
+itself, in any order, as soon as that needs no waiting. In a forked child everything of the parent is already closed:
+the library reports it as closed and ends nothing.
 
-What enqueued work names (selections, slots, warm-ups) belongs to the cache's record from before the call that hands it
-over until that work has ended, whatever becomes of the call, the step or the ticket: see `forebay.keep`.
+The tensors that enqueued work uses (selections, slots, warm-ups) belong to the cache's record, from before the call
+that hands them over until that work has ended, whatever happens to the call, the step or the ticket: see
+`forebay.keep`.
 """
 
 from __future__ import annotations
@@ -32,24 +33,24 @@ from .shape import Shape
 from .step import Step
 from .tensors import HOST, index, words
 
-# How many lines of fallbacks are read at most, and their length.
+# The most lines of fallbacks that are read, and their length.
 _FALLBACKS_MOST = 1 << 12
 _LINE_BYTES = 512
 _ON_DEVICE = lib.FB_ACCEPTED_ON_DEVICE
 
 
 class Stats(NamedTuple):
-    """What a cache has and does. Gauges describe now, counters only grow."""
+    """Statistics of a cache. A gauge describes the present; a counter only grows."""
 
-    # Gauge: sequences that are open, or closed while work that names them is in flight.
+    # Gauge: sequences that are open, or closed while work that uses them is in flight.
     sequences: int
     # Gauge: steps between prepare and retire.
     steps_in_flight: int
-    # Gauge: free pages of the total pool; unused_pages are not among them.
+    # Gauge: free pages of the total pool, not counting `unused_pages`.
     free_host_pages: int
     # Gauge: free pages of index keys.
     free_index_pages: int
-    # Gauge: shared pages that no sequence uses: what admission can take beside the free ones.
+    # Gauge: published pages that no sequence uses. Admission can evict and reuse them.
     unused_pages: int
     # Gauge: free slots of the layer that has the fewest.
     free_slots: int
@@ -61,54 +62,58 @@ class Stats(NamedTuple):
     hits: int
     # Counter: rows fetched, all layers.
     misses: int
-    # Counter: of these, rows in scratch slots.
+    # Counter: misses whose rows were fetched into scratch slots.
     scratch: int
-    # Counter: bytes of rows that misses asked for, host to device.
+    # Counter: bytes of the rows that missed, host to device.
     bytes_up: int
-    # Counter: prompt tokens that were looked up for sharing.
+    # Counter: prompt tokens that were looked up among published pages.
     prompt_tokens: int
-    # Counter: of these, tokens in pages that were taken over.
+    # Counter: prompt tokens found in published pages, whose pages the new sequence shares.
     shared_tokens: int
-    # Counter: pages that were sealed for others to find.
-    sealed_pages: int
-    # Counter: of these, pages that went to make room.
+    # Counter: pages that were published for other sequences to find.
+    published_pages: int
+    # Counter: published pages that were evicted to make room.
     evicted_pages: int
 
 
 class Cache:
     """One model's cache on one device; a context manager that closes itself.
 
-    A device keeps what its caches have taken until it ends: caches one after the other want a device each.
+    A device keeps the memory that its caches have taken until the device ends, so successive caches need a device each.
 
     Args:
-        device: where its sparse pool is.
-        shape: the model's cache.
-        lanes: sequences that may be open.
-        max_tokens: tokens of the longest sequence: prompt and promised.
-        slots: slots of one sequence in each layer; or one number a layer, draft layers last, which is what `open`
-            takes for a sequence that it is not told otherwise for.
-        query_rows: query rows that a sequence may have in a step: 1 + drafts.
-        batch: rows of a batch; None: `lanes`.
-        steps_in_flight: steps of one sequence that may be in flight; None: 2.
-        micro_batches: whose steps may be open at the same time; None: 1.
+        device: the device of the slabs.
+        shape: the model's shape.
+        lanes: the most sequences that may be open at once.
+        max_tokens: tokens of the longest sequence: prompt plus promised tokens.
+        slots: slots of one sequence in each layer; or one number for each layer, draft layers last, which `open` then
+            uses by default.
+        query_rows: the most query rows of a sequence in one step: 1 + drafts.
+        batch: the most batch rows of a step; None: `lanes`.
+        steps_in_flight: the most steps of one sequence in flight; None: 2.
+        micro_batches: micro-batches that may each have a step open at the same time; None: 1.
         host_pages, index_pages: pages of the total pool and of index keys; None: enough for every lane.
-        pool_slots: slots of each layer's pool, all sequences; or one number a layer; None: enough for every lane.
-        min_budget: fewest slots that a sequence may have in a layer; None: the fewest of `slots`.
-        attention_passes: passes of attention that take the scratch slots in turn; None: 1.
-        residency_only: rows have no bytes and nothing is gathered: for replays. The total pool takes addresses alone
-            then, whatever `populate` and `lock` ask for; on a CUDA device, which pins it, all of it.
-        huge_pages, populate, lock: how the total pool's memory is taken; `fallbacks` lists what was not to be had.
-        numa_node: of the total pool; None: any.
-        overcommit: takes more of the machine's memory than it says that it has (`MemAvailable`, and what its control
-            group leaves). Without it that is refused before anything is taken: the system's own answer is the end of
-            some process.
+        pool_slots: slots of each layer's pool, for all sequences together; or one number for each layer; None: enough
+            for every lane.
+        min_budget: the fewest slots that a sequence may have in a layer; None: the fewest of `slots`.
+        attention_waves: attention waves that share the scratch slots in turn; None: 1. With more, attention must be
+            split.
+        residency_only: rows have no bytes and nothing is gathered, for replays. The total pool then takes addresses but
+            no memory, whatever `populate` and `lock` say. A CUDA device pins the pool, and so takes all of its memory.
+        huge_pages, populate, lock: how the total pool takes its memory; `fallbacks` lists the options that the system
+            refused.
+        numa_node: the NUMA node of the total pool; None: any.
+        overcommit: takes more memory than the machine reports as available (`MemAvailable`, and what its control group
+            leaves). Without it such a cache is refused before it takes anything; otherwise the system would kill a
+            process.
 
     Raises:
-        InvalidConfig, Overflow: a field is named. OutOfMemory: the size is named, beside what there is.
+        InvalidConfig, Overflow: the message names the field.
+        OutOfMemory: the message names the wanted and the available size.
 
     Attributes:
         device, shape: as given.
-        info: sizes that follow, as the library has them.
+        info: the configuration and the sizes that follow from it, as the library has them.
         batch, query_rows: as given.
     """
 
@@ -128,7 +133,7 @@ class Cache:
         index_pages: int | None = None,
         pool_slots: int | Many[int] | None = None,
         min_budget: int | None = None,
-        attention_passes: int | None = None,
+        attention_waves: int | None = None,
         residency_only: bool = False,
         huge_pages: bool = True,
         populate: bool = True,
@@ -152,7 +157,7 @@ class Cache:
                 "host_pages": host_pages,
                 "index_pages": index_pages,
                 "min_budget": min_budget,
-                "attention_passes": attention_passes,
+                "attention_waves": attention_waves,
                 "residency_only": 1 if residency_only else None,
                 "numa_node": None if numa_node is None else index(numa_node, "numa_node", 0xFFFFFFFE) + 1,
             },
@@ -166,14 +171,14 @@ class Cache:
         end_left()
         self._record, text = CacheHandle(device._handle), new_text()
         self._closer = weakref.finalize(self, give_up, self._record)
-        # The interpreter's end waits: `CacheHandle.at_exit`.
+        # At the interpreter's end `CacheHandle.at_exit` waits.
         self._closer.atexit = False
         try:
             self._record.enter()
             made = self._record.made
             check_created(lib.fb_cache_create(device._open(), config, text, len(text), made), text)
         except BaseException:
-            # Also one that was made while an exception was pending.
+            # This also ends a handle that was made while an exception was pending.
             self._record.end(wait=False)
             raise
         self._pointer = made[0]
@@ -203,24 +208,25 @@ class Cache:
 
         Args:
             prompt: tokens of the prompt.
-            promised: tokens that it may decode.
-            ratio: slots in each layer as a share of prompt and promised tokens. Not beside `slots`.
-            slots: in each layer; or one number a layer; None: as the cache was declared.
-            bring_up: "whole" (every row when it joins, if all fit its slots) or "nothing".
-            tokens: the prompt's token ids, as far as they may be shared: pages that were sealed with the same
-                tokens, keys and salt are taken over; `Sequence.shared` says how many tokens.
-            keys: 16 bytes or None for each full page of `tokens`, for what ids do not say.
-            salt: tells apart what equal tokens do not: tenants, adapters.
+            promised: tokens that it may decode after the prompt.
+            ratio: slots in each layer as a share of prompt plus promised tokens. Give it or `slots`, not both.
+            slots: slots in each layer; or one number for each layer; None: as the cache was configured.
+            bring_up: "whole" (the join loads every row, if all fit its slots) or "nothing".
+            tokens: the prompt's token ids, as far as they may be shared. The sequence shares the leading pages that
+                were published with the same tokens, keys and salt; `Sequence.shared` is the number of their tokens.
+            keys: 16 bytes or None for each full page of `tokens`, for content that ids do not identify.
+            salt: separates equal tokens of different tenants or adapters.
 
         Raises:
-            Exhausted: names the pool that has too little left. InvalidConfig, OutOfRange: a field is named.
+            Exhausted: names the pool that has too little left.
+            InvalidConfig, OutOfRange: the message names the field.
         """
         self._record.make_up()
         config, _table = self._open_config(prompt, promised, ratio, slots, bring_up)
         shared = ffi.new("uint32_t *")
         if tokens is None:
             if keys is not None or salt:
-                raise InvalidArgument("tokens", "None beside keys or a salt", "the prompt's token ids")
+                raise InvalidArgument("tokens", "None together with keys or a salt", "the prompt's token ids")
             return self._opened(lambda number: lib.fb_open(self._pointer, config, number), shared)
         named, _keep = tokens_of(tokens, keys)
         salt = _salt(salt)
@@ -229,7 +235,7 @@ class Cache:
         )
 
     def _opened(self, call: Callable[[Any], Any], shared: Any = (0,)) -> Sequence:
-        """The sequence that a call opens; it is closed again if an exception comes between."""
+        """The sequence that a call opens. It is closed again if an exception occurs in between."""
         number = ffi.new("uint64_t *")
         try:
             check(call(number), self._pointer)
@@ -258,10 +264,11 @@ class Cache:
         return config, by_layer
 
     def find_shared(self, tokens: Any, *, keys: TokenKeys = None, salt: bytes = b"") -> int:
-        """How many tokens `open` would take over now. Changes nothing.
+        """How many tokens `open` would share now. It changes nothing.
 
         Raises:
-            InvalidArgument: tokens, keys or salt are none. Closed, Busy.
+            InvalidArgument: values that are not tokens, keys or a salt.
+            Closed, Busy.
         """
         named, _keep = tokens_of(tokens, keys)
         salt = _salt(salt)
@@ -278,18 +285,20 @@ class Cache:
         accepted: Tensor | None = None,
         micro_batch: int = 0,
     ) -> Step:
-        """Begins a step: enqueues the wait for the work before it, and the commit of its sequences' accepted rows.
+        """Begins a step: enqueues the wait for earlier work, and the commit of its sequences' accepted rows.
 
         Args:
-            rows: of the batch: the sequence; how many rows of its previous step were accepted, 0 before its first
-                step, None where `accepted` says it; its query rows in this step.
-            query_rows: of each row: the width of the step; None: the most in `rows`.
-            stream: see the device. The step's other calls take it too, where they are given none.
+            rows: for each batch row: the sequence; how many rows of its previous step were accepted (0 before its first
+                step, None if `accepted` has the number); its query rows in this step.
+            query_rows: the width of the step; None: the most query rows in `rows`.
+            stream: see the device. The step's other calls use it too, unless they get their own.
             accepted: int32 or uint32 [batch of the cache], on the device, read in the stream's order.
-            micro_batch: which.
+            micro_batch: the micro-batch of the step.
 
         Raises:
-            Busy: every step is in flight: retire one. InvalidConfig, OutOfRange, Closed: the row is named.
+            Busy: every step is in flight; retire one.
+            InvalidState: a sequence has not joined, or its step failed.
+            InvalidConfig, OutOfRange, Closed: the message names the row.
         """
         self._record.make_up()
         try:
@@ -318,9 +327,9 @@ class Cache:
             raise
 
     def _packed(self, given: list[tuple[Sequence, int | None, int]]) -> tuple[Any, int] | None:
-        """The rows of a batch as the library has them, and the widest; None where one is wrong.
+        """The rows of a batch as the library has them, and the widest; None if one of them is wrong.
 
-        A step has hundreds of rows and each is looked at in each step: they are packed by one call.
+        Every step looks at each of its hundreds of rows, so one call packs all of them.
         """
         words: list[Any] = []
         widest = 0
@@ -331,13 +340,13 @@ class Cache:
                 words += (sequence._number, _ON_DEVICE if taken is None else taken, width)
                 if width > widest:
                     widest = width
-            return ffi.from_buffer("fb_row[]", struct.pack("QII" * len(given), *words)), widest
+            return ffi.from_buffer("fb_batch_row[]", struct.pack("QII" * len(given), *words)), widest
         except (TypeError, ValueError, struct.error):
             return None
 
     def _checked(self, given: list[tuple[Sequence, int | None, int]]) -> tuple[Any, int]:
-        """The same, an error naming the row."""
-        table = ffi.new("fb_row[]", len(given))
+        """The same, with an error that names the row."""
+        table = ffi.new("fb_batch_row[]", len(given))
         widest = 0
         for index, row in enumerate(given):
             try:
@@ -361,13 +370,14 @@ class Cache:
         return words(accepted, "accepted", (self.batch,), self.device.place, False)
 
     def reap(self, stream: Any = None) -> int:
-        """Takes up what has ended since: releases closed sequences, and what was forgotten.
+        """Releases what ended work still holds: closed sequences, and whatever the program forgot.
 
         Returns:
-            How many closed sequences still wait.
+            The number of closed sequences that still wait.
 
         Raises:
-            InvalidArgument: the stream. Busy, Closed.
+            InvalidArgument: the stream.
+            Busy, Closed.
         """
         self._record.make_up()
         waiting = ffi.new("uint32_t *")
@@ -375,14 +385,15 @@ class Cache:
         return int(waiting[0])
 
     def slab(self, layer: int, run: int = 0) -> Any:
-        """What attention reads of a layer: uint8 `[blocks, 64, row_bytes[run]]`, slot s at `[s // 64, s % 64]`.
+        """A layer's slab, which attention reads: uint8 `[blocks, 64, row_bytes[run]]`, slot s at `[s // 64, s % 64]`.
 
-        A NumPy view on the host device, writable; on CUDA a `CudaMemory`, of which `torch.from_dlpack` and
-        `cupy.asarray` take views. It keeps the memory alive, also when the cache is closed. Attention reads it, and
-        the engine writes a step's new rows to their landing slots; nothing else may be written.
+        On the host device it is a writable NumPy view; on CUDA it is a `CudaMemory`, of which `torch.from_dlpack` and
+        `cupy.asarray` take views. It keeps the memory alive, even when the cache is closed. Attention reads it, and the
+        engine writes a step's new rows to their landing slots. Write nothing else.
 
         Raises:
-            OutOfRange: no such layer. InvalidArgument: no such run.
+            OutOfRange: no such layer.
+            InvalidArgument: no such run.
         """
         widths = self.shape.row_bytes
         if index(run, "run") > 1 or not widths[run]:
@@ -397,11 +408,12 @@ class Cache:
         return self.device.view(start, shape, strides)
 
     def rows(self, layer: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """A layer's rows in the total pool, for who writes prompt rows in place (`Sequence.append_in_place`).
+        """A layer's rows in the total pool. A prefill or a transfer may write prompt rows there
+        (`Sequence.append_in_place`).
 
-        A writable view of host memory, whatever the device, uint8 `[pages, page_tokens, host_stride]`: a row's
-        first `row_bytes` bytes are its own. `Sequence.pages` says which pages; shared ones may not be written. It keeps
-        the memory alive, as `slab`.
+        It is a writable view of host memory on every device, uint8 `[pages, page_tokens, host_stride]`; the row itself
+        is the first `row_bytes` bytes. `Sequence.pages` lists a sequence's pages; do not write shared ones. The view
+        keeps the memory alive, as `slab` does.
 
         Raises:
             OutOfRange: no such layer.
@@ -426,17 +438,18 @@ class Cache:
         return self.device.view(int(ffi.cast("uintptr_t", address[0])), shape)
 
     def stats(self) -> Stats:
-        """Counters and gauges, now. May be called beside another thread's calls that only read.
+        """The present counters and gauges. Other threads may call it together with calls that only read.
 
         Raises:
-            Busy: beside one that does not. Closed.
+            Busy: a call that changes the cache is running.
+            Closed.
         """
         stats = sized("fb_stats")
         check(lib.fb_cache_stats(self._pointer, stats), self._pointer)
         return Stats(*(int(getattr(stats, name)) for name in Stats._fields))
 
     def fallbacks(self) -> list[str]:
-        """What the memory had to do without, a line each; empty: everything could be had.
+        """The memory options that the system refused, one line each; empty if it granted all of them.
 
         Raises:
             Busy, Closed.
@@ -455,7 +468,7 @@ class Cache:
         """Calls `left` with the statistics whenever a step is retired, on the thread that retires it.
 
         Raises:
-            InvalidArgument: `left` is not to be called.
+            InvalidArgument: `left` is not callable.
         """
         if not callable(left):
             raise InvalidArgument("left", type(left).__name__, "a callable that takes Stats")
@@ -471,19 +484,20 @@ class Cache:
         *,
         draft_pass: int | None = None,
     ) -> None:
-        """Enqueues one layer of a step, or one pass of a draft layer, in the order "none", "da" or "dba".
+        """Enqueues one layer of a step, or one draft pass, in the order "none", "da" or "dba".
 
         Args:
-            step: open.
-            layer: which.
-            order: what hides the gather.
+            step: an open step.
+            layer: the layer.
+            order: the overlap order, which decides what hides the gather.
             layers: streams and buffers, the same for all layers of a step.
-            enqueue: the engine's work, see `EngineCall`. It must not call into this cache.
-            draft_pass: of a draft layer.
+            enqueue: the engine's callback, see `EngineCall`. It must not call into this cache.
+            draft_pass: the number of the draft pass, for a draft layer.
 
         Raises:
-            InvalidArgument, InvalidConfig, OutOfRange: nothing was enqueued. What `enqueue` raises comes out of here,
-            and the step is abandoned: finish and retire it, then roll its sequences back or close them.
+            InvalidArgument, InvalidConfig, InvalidState, OutOfRange: nothing was enqueued. An exception of `enqueue`
+                passes through this call and abandons the step: finish and retire it, then truncate or close its
+                sequences.
         """
         overlap.overlap(self, step, layer, order, layers, enqueue, draft_pass)
 
@@ -496,16 +510,16 @@ class Cache:
         *,
         draft_passes: int = 0,
     ) -> None:
-        """Enqueues all layers of open steps, at most one of each micro-batch: each layer once, then the draft layers'
-        passes, the steps in turn.
+        """Enqueues all layers of open steps, at most one step of each micro-batch: each layer once, then the draft
+        passes, alternating between the steps.
 
         Args:
-            steps, layers: as many of one as of the other.
+            steps, layers: lists of the same length.
             by_layer: the order of every layer, draft layers last.
-            enqueue, draft_passes: as of `overlap`.
+            enqueue, draft_passes: as in `overlap`; the number of draft passes.
 
         Raises:
-            As `overlap`; all the steps are abandoned then.
+            As `overlap`; an exception of `enqueue` abandons all the steps.
         """
         overlap.overlap_steps(self, steps, layers, by_layer, enqueue, draft_passes)
 
@@ -519,35 +533,40 @@ class Cache:
         draft_passes: int = 0,
         into: bool = False,
     ) -> Captured:
-        """Captures all layers of a bucket as one graph, to be launched for any steps that fit it.
+        """Captures all layers of a bucket as one graph, which can be launched for any steps that fit it.
 
         Args:
-            micro_batches: whose steps run in the graph: streams, batch rows of the bucket, buffers.
-            query_rows: of the steps.
-            by_layer, draft_passes: as of `overlap_steps`.
-            enqueue: called while it is captured, and never again.
-            into: the engine's own capture is under way on the first compute stream: everything is enqueued there.
+            micro_batches: for each micro-batch in the graph: streams, the bucket's batch rows, buffers.
+            query_rows: query rows of the steps.
+            by_layer, draft_passes: as in `overlap_steps`.
+            enqueue: the engine's callback; the capture calls it, a launch never does.
+            into: the engine's own capture is in progress on the first compute stream, and everything is enqueued there.
 
         Raises:
-            InvalidConfig: the device captures nothing, or the config does not fit.
+            Unsupported: the device cannot capture.
+            InvalidState: with `into`, no capture is in progress on the first compute stream.
+            InvalidConfig, OutOfRange: the configuration does not fit the cache.
+            Busy: a step of these micro-batches is open.
         """
         return overlap.capture(self, micro_batches, query_rows, by_layer, enqueue, draft_passes, into)
 
     def validate(self) -> None:
-        """Checks every invariant of every pool and table: for tests, between steps.
+        """Checks every invariant of every pool and table, for tests, between steps.
 
         Raises:
-            Internal: names the broken one. Busy, Closed.
+            Internal: names the broken invariant.
+            Busy, Closed.
         """
         check(lib.fb_cache_validate(self._pointer), self._pointer)
 
     def close(self) -> None:
-        """Ends it with all its steps and sequences; idempotent. Waits for what is enqueued, where that runs later.
+        """Ends the cache with all its steps and sequences; idempotent. Waits for enqueued work on a device that runs it
+        later.
 
-        Its memory, the total pool's too, stays with the device until that ends: views may still read it.
+        Its memory, including the total pool, remains with the device until that ends, because views may still read it.
 
         Raises:
-            Busy: another call is inside the cache, of another thread or around a callback; it stays open as it is.
+            Busy: another call is inside the cache, on another thread or around a callback; the cache stays open.
         """
         if self._closer.alive:
             if not self._record.end(wait=True):

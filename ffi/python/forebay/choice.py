@@ -1,4 +1,4 @@
-"""Choice tables: which order each layer runs in, and when to take another."""
+"""Choice tables: the overlap order of each layer, and when to move to another table."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Table:
 
     @staticmethod
     def from_text(text: str) -> Table:
-        """Reads what `to_text` or `forebay simulate` wrote.
+        """Reads a text of `to_text` or `forebay simulate`.
 
         Raises:
-            BadFormat, BadVersion: the line is named.
+            BadFormat, BadVersion: the message names the line.
         """
         reason, version, layers = new_text(), ffi.new("uint32_t *"), ffi.new("uint32_t *")
         given, room = text_bytes(text, "text"), 0
@@ -49,7 +49,7 @@ class Table:
         """A text that `from_text` reads.
 
         Raises:
-            InvalidArgument: an order or a version that is none.
+            InvalidArgument: an invalid order or version.
         """
         table, _orders = self._declare()
         length, reason = ffi.new("size_t *"), new_text()
@@ -66,11 +66,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Prices:
-    """What orders cost: nanoseconds that each exposes a layer, by misses a batch row.
+    """The price of each order: the nanoseconds of a layer's gather that it leaves exposed, by misses of a batch row.
 
     Attributes:
-        misses: counts of misses a batch row, ascending from 0: `[n]`.
-        exposed: nanoseconds, `[layers][none, da, dba][n]`, finite and not negative; one layer for all alike.
+        misses: numbers of misses of a batch row, ascending from 0: `[n]`.
+        exposed: nanoseconds, `[layers][none, da, dba][n]`, finite and not negative; one layer if all layers are alike.
     """
 
     misses: Many[float]
@@ -92,9 +92,9 @@ class Bucket:
     """A captured batch size.
 
     Attributes:
-        batch: rows that it was captured for.
-        tables: captured at the start; the first one is used first.
-        prices: what orders cost at this size.
+        batch: the batch rows that it was captured for.
+        tables: the tables captured at the start; the chooser starts with the first one.
+        prices: the price of each order at this size.
     """
 
     batch: int
@@ -104,13 +104,13 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Hysteresis:
-    """When a chooser moves to another table.
+    """The conditions under which a chooser moves to another table.
 
     Attributes:
-        smoothing: the weight of a new step's misses against what was known before, above 0 and at most 1.
-        share: of the exposed time that another table must save, 0 to 1,
-        least_ns: and so many nanoseconds a step,
-        steps: in so many steps, one behind the other.
+        smoothing: the weight of a new step's misses in the running average, above 0 and at most 1.
+        share: the share of the exposed time that another table must save, 0 to 1.
+        least_ns: the nanoseconds a step that another table must save as well.
+        steps: the number of consecutive steps in which it must save both.
     """
 
     smoothing: float
@@ -121,27 +121,29 @@ class Hysteresis:
 
 @dataclass(frozen=True)
 class Choice:
-    """What the next step is to run."""
+    """What the next step runs."""
 
-    # Which bucket, and which of its tables: `Chooser.table`.
+    # The index of the bucket.
     bucket: int
+    # The index of the table in that bucket: `Chooser.table`.
     index: int
+    # The version of the table.
     version: int
-    # This call has changed the table: capture it before it is used.
+    # Whether this call has changed the table: capture it before you use it.
     changed: bool
 
 
 @dataclass
 class Chooser:
-    """Chooses a table for each step, from counters of earlier steps.
+    """Chooses a table for each step, from the counters of earlier steps.
 
     Args:
         buckets: the captured batch sizes, ascending.
-        tables_max: tables of one bucket that may be captured at the same time.
-        hysteresis: None: a tenth and 50 us saved, in 32 steps.
+        tables_max: the most tables of one bucket that may be captured at the same time.
+        hysteresis: when to move; None: after 32 steps that each save a tenth and 50 us.
 
     Raises:
-        InvalidConfig: names what does not fit.
+        InvalidConfig: names the value that does not fit.
     """
 
     buckets: Many[Bucket]
@@ -181,14 +183,14 @@ class Chooser:
     __hash__ = object.__hash__
 
     def choose(self, counts: Many[LayerCount], rows: int, next_rows: int) -> Choice:
-        """Takes up a retired step of `rows` batch rows, and chooses for a step of `next_rows`.
+        """Adds the counters of a retired step of `rows` batch rows, and chooses the table for a step of `next_rows`.
 
         Args:
             counts: `Retired.layers`.
 
         Raises:
             OutOfRange: counts of other layers, a step without rows, or more rows than the largest bucket.
-            InvalidArgument: names what is no number.
+            InvalidArgument: names the value that is no number.
         """
         try:
             given = ffi.new("fb_layer_count[]", [tuple(count) for count in counts])
@@ -203,7 +205,7 @@ class Chooser:
         """The table that a choice names.
 
         Raises:
-            OutOfRange: there is none.
+            OutOfRange: no such table.
         """
         layers, version = ffi.new("uint32_t *"), ffi.new("uint32_t *")
         bucket, index = tensors.index(bucket, "bucket"), tensors.index(index, "index")
@@ -222,10 +224,10 @@ def _doubles(values: Any, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 def best(prices: Prices, misses: Many[float]) -> tuple[str, ...]:
-    """The order that exposes each layer least at so many misses a batch row: one number a layer.
+    """For each layer, the order that leaves the least of the gather exposed at that layer's misses of a batch row.
 
     Raises:
-        InvalidConfig, InvalidArgument: prices or misses that are no such numbers.
+        InvalidConfig, InvalidArgument: invalid prices or misses.
     """
     if not isinstance(prices, Prices):
         raise InvalidArgument("prices", type(prices).__name__, "Prices")

@@ -1,4 +1,4 @@
-"""What a cache is declared with, and the sizes that follow."""
+"""The configuration of a cache, and the sizes that follow from it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from .errors import InvalidArgument, counted
 from .shape import Shape
 from .tensors import index
 
-# Of which 0 means nothing of it, and not a default.
+# Fields in which 0 is a value, and not the default.
 _MAY_BE_NOTHING = (
     "promised", "prompt", "micro_batch", "weights", "activations", "workspace", "number", "share", "least_ns",
 )  # fmt: skip
-# Of a cache, which have no default.
+# Fields of a cache without a default.
 _REQUIRED = ("lanes", "max_tokens", "query_rows")
 _FROM_ONE = "a whole number from 1 on"
 # Slots of a block of a slab.
@@ -22,50 +22,56 @@ SLOT_BLOCK = 64
 
 
 class Info(NamedTuple):
-    """What a cache is: what it was declared with and what follows from that."""
+    """The configuration of a cache and the sizes that follow from it."""
 
-    # Layers, draft layers included, and how many of them draft: the last ones.
+    # Layers, draft layers included.
     layers: int
+    # Layers that draft tokens: the last ones.
     draft_layers: int
-    # Bytes of a row, both runs, and of the first run.
+    # Bytes of a row, both runs together.
     row_bytes: int
+    # Bytes of the first run.
     first_run_bytes: int
     # Bytes from one row to the next in host memory.
     host_stride: int
     # Bytes of a block of 64 slots in a slab, padding included.
     block_bytes: int
-    # Bytes of one index key; 0 without.
+    # Bytes of one index key; 0 for a model without them.
     index_key_bytes: int
     # Tokens of a page.
     page_tokens: int
     # Positions that one query row selects in one layer.
     top_k: int
-    # Sequences that may be open.
+    # The most sequences that may be open at once.
     lanes: int
-    # Tokens of the longest sequence.
+    # Tokens of the longest sequence: prompt plus promised tokens.
     max_tokens: int
-    # Rows of a batch, and query rows of each.
+    # The most batch rows of a step.
     batch: int
+    # The most query rows of a sequence in one step.
     query_rows: int
-    # Steps of one sequence that may be in flight, and micro-batches whose steps may be open.
+    # The most steps of one sequence in flight.
     steps_in_flight: int
+    # Micro-batches that may each have a step open at the same time.
     micro_batches: int
-    # Passes of attention over what a step fetches, where attention runs in parts.
-    attention_passes: int
+    # Attention waves of split attention.
+    attention_waves: int
     # The fewest slots that a sequence may have in a layer.
     min_budget: int
-    # Pages of the total pool, and of index keys.
+    # Pages of the total pool.
     host_pages: int
+    # Pages of index keys.
     index_pages: int
     # 1 if rows have no bytes.
     residency_only: int
 
 
 def set_fields(config: Any, values: dict[str, Any], required: Many[str] = ()) -> None:
-    """Writes numbers into a config; None is left to its default, if it has one, which C asks for by 0: that is refused.
+    """Writes numbers into a config. None selects the default, if the field has one. In C 0 selects the default, so a 0
+    is refused here.
 
     Raises:
-        InvalidArgument: a value that the field does not hold.
+        InvalidArgument: a value that the field cannot hold.
     """
     for name, value in values.items():
         if value is None:
@@ -84,18 +90,21 @@ class Footprint(NamedTuple):
 
     # Device: index keys of every page, all layers.
     index_keys: int
-    # Device: the slots that budgets are made of; landing slots; scratch slots, once for all layers.
+    # Device: the slot blocks that budgets are made of, all layers.
     slots: int
+    # Device: landing slots, all layers.
     landing: int
+    # Device: scratch slots, once for all layers.
     scratch: int
-    # Device: what whole mappings leave unused.
+    # Device: bytes that whole mappings leave unused.
     padding: int
-    # Device: residency tables, page tables, lists of fetches and step blocks.
+    # Device: residency tables, page tables, fetch lists and step descriptors.
     tables: int
-    # Host: the rows of the total pool; the ring of step blocks, and what a GPU's joins are staged in.
+    # Host: the rows of the total pool.
     rows: int
-    step_blocks: int
-    # Device: the GPU's own page tables of the host memory that it reaches, 8 bytes for 4 KiB of registered memory.
+    # Host: the ring of step descriptors, and the staging memory of a GPU's joins and truncations.
+    step_descriptors: int
+    # Device: the GPU's own page tables for registered host memory, 8 bytes for each 4 KiB.
     host_page_tables: int
 
 
@@ -108,10 +117,11 @@ def footprint(
     pool_slots: int | Many[int] | None = None,
     **numbers: int | None,
 ) -> Footprint:
-    """What a `Cache` of these arguments takes on a GPU, which maps memory in multiples of 2 MiB. Takes nothing.
+    """Computes what a `Cache` of these arguments takes on a GPU, which maps memory in multiples of 2 MiB. Takes
+    nothing.
 
     Raises:
-        InvalidConfig, Overflow: a field is named.
+        InvalidConfig, Overflow: the message names the field.
     """
     numbers = {"lanes": lanes, "max_tokens": max_tokens, "query_rows": 1, **numbers}
     config, _slots, _pools = declare(shape, slots, pool_slots, numbers)
@@ -123,7 +133,7 @@ def footprint(
 def declare(
     shape: Shape, slots: int | Many[int], pool_slots: int | Many[int] | None, numbers: dict[str, int | None]
 ) -> tuple[Any, Many[int] | None, Any]:
-    """An fb_cache_config, slots by layer if there are any, and what must live as long as the config."""
+    """An fb_cache_config, the slots by layer if there are any, and the objects that must live as long as the config."""
     if not isinstance(shape, Shape):
         raise InvalidArgument("shape", type(shape).__name__, "a Shape")
     config = sized("fb_cache_config")
@@ -143,7 +153,7 @@ def declare(
 
 
 def one_or_by_layer(slots: int | Many[int], layers: int, name: str) -> tuple[int | None, list[int] | None]:
-    """One number, NumPy's too, or one a layer.
+    """One number (NumPy's too), or one number for each layer.
 
     Raises:
         InvalidArgument: it is neither.
@@ -155,7 +165,7 @@ def one_or_by_layer(slots: int | Many[int], layers: int, name: str) -> tuple[int
 
 
 def by_layer_of(slots: Many[int], layers: int, name: str) -> Any:
-    """One number a layer, as C takes them.
+    """One number for each layer, as C takes them.
 
     Raises:
         InvalidArgument: it is something else.

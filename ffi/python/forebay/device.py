@@ -1,12 +1,11 @@
 """Devices and their streams.
 
-A device takes memory for its caches and gives streams. The host device is complete: what runs without a GPU. Closing
-one ends it for new caches; its memory goes when its last cache and the last view of its memory have gone, in whichever
-order they go.
+A device takes memory for its caches and provides streams. The host device is complete: it runs everything without a
+GPU. Closing a device ends it for new caches; its memory is freed when its last cache and the last view of its memory
+are gone, in any order.
 
-The garbage collector may end caches and devices on any thread, also on one of a device's: it never waits. What it
-cannot end without waiting is left, and ended by a later creation, `wait` or `close` of any cache or device, or at the
-interpreter's end.
+The garbage collector may end caches and devices on any thread, even a device's own, so it never waits. What it cannot
+end without waiting, a later creation, `wait` or `close` of any cache or device ends, or the end of the interpreter.
 """
 
 from __future__ import annotations
@@ -36,31 +35,32 @@ _Self = TypeVar("_Self", bound="Device")
 _BYTES_MAX = 0xFFFFFFFFFFFFFFFF
 _HOST_MEMORY = {"registered": lib.FB_HOST_MEMORY_REGISTERED, "driver": lib.FB_HOST_MEMORY_DRIVER}
 
-# Handles of caches and devices that have not ended, in the order of their creation; and those among them that nobody
-# has any more.
+# Handles of caches and devices that have not ended, in the order of their creation. `_left` has those of them that no
+# object uses any more.
 alive: dict[Any, None] = {}
 # The device object among the users of its handle.
 _OBJECT = "the device object"
 _left: deque[Any] = deque()
-# Not empty: the interpreter ends, and no callback may begin.
+# Not empty: the interpreter is ending, and no callback may begin.
 ending: list[bool] = []
 
 
 def give_up(handle: Any) -> None:
-    """Ends a handle that nobody has any more; where work runs later, which this would wait for, it is left."""
+    """Ends a handle that no object uses any more. If ending would wait for running work, the handle is left for later.
+    """
     if handle.later or not handle.end(wait=False):
         _left.append(handle)
 
 
 def end_left() -> None:
-    """Ends what was left, as far as it can end now."""
+    """Ends the handles left for later, as far as that is possible now."""
     for handle in _left.copy():
-        # It is noted until it has ended: an exception between does not lose it.
+        # The note stays until the handle has ended, so an exception in between does not lose it.
         if handle.end(wait=False):
             try:
                 _left.remove(handle)
             except ValueError:
-                # Another thread was here.
+                # Another thread has removed it.
                 continue
 
 
@@ -73,25 +73,25 @@ def _end_all() -> None:
 
 
 class DeviceHandle:
-    """The C handle, and how many still need it: the device object, caches, views of its memory.
+    """The C handle, and its users: the device object, caches, views of its memory.
 
-    The garbage collector may end these in any order; the last one to leave ends the handle.
+    The garbage collector may end these in any order; the last user to leave ends the handle.
     """
 
     def __init__(self, later: bool) -> None:
-        # Where the library puts the handle.
+        # The library writes the handle here.
         self.made = ffi.new("fb_device **")
         self.later = later
         self.streams: dict[int, Any] = {0: NULL}
-        # Calls that are enqueued or run, what they raised by stream, and the C function that runs them.
+        # Calls that are enqueued or running, their exceptions by stream, and the C function that runs them.
         self.calls: dict[int, tuple[Callable[[], object], int]] = {}
         self.failed: dict[int, list[BaseException]] = {}
         self.call = _caller(self.calls, self.failed)
-        # Whether a thread of the device's may be in Python.
+        # Whether a thread of the device may be running Python code.
         self.called = False
-        # Whether the device object is one of its users, which the interpreter's end does not wait for.
+        # Whether the device object is one of its users. The interpreter's end does not wait for that user.
         self.owned = True
-        # A dict, since its calls are whole beside other threads and the garbage collector.
+        # A dict, whose operations are atomic with other threads and the garbage collector.
         self._users: dict[object, None] = {_OBJECT: None}
 
     @property
@@ -100,13 +100,13 @@ class DeviceHandle:
         return self.made[0]
 
     def enter(self, user: object) -> None:
-        """One more needs it."""
+        """Adds a user."""
         if not self._users:
             raise Closed("device: it was closed")
         self._users[user] = None
 
     def used_by(self, owner: object, end: Callable[..., object], *given: Any) -> Any:
-        """`owner` needs it as long as it lives; then `end` is called, and the device left."""
+        """Makes `owner` a user for its lifetime; afterwards calls `end` and leaves the device."""
         user = object()
         ends = weakref.finalize(owner, self._left_by, user, end, given)
         self.enter(user)
@@ -117,31 +117,33 @@ class DeviceHandle:
         self.leave(user)
 
     def disown(self) -> None:
-        """The device object goes."""
+        """Removes the device object from the users."""
         self.owned = False
         self.leave(_OBJECT)
 
     def leave(self, user: object) -> None:
-        """One less; the last one gives it up. May be called again."""
+        """Removes a user; the last one gives up the handle. May be called again."""
         self._users.pop(user, None)
         if not self._users:
             give_up(self)
 
     def end(self, wait: bool) -> bool:
-        """Ends it, after what is enqueued; whether it has ended. With a call of Python's there, only if `wait`."""
+        """Ends the handle after the enqueued work; returns whether it has ended. While a Python call is enqueued, it
+        does so only if `wait`.
+        """
         if self not in alive:
             return True
         if self.calls and not wait:
             return False
         if self.pointer == NULL:
-            # It was not made.
+            # The creation failed.
             alive.pop(self, None)
             return True
         status = int(lib.fb_device_destroy(self.pointer))
         if status == lib.FB_BUSY:
             return False
         alive.pop(self, None)
-        # A forked child, for which it was closed, has raised nothing.
+        # In a forked child, where the status is FB_CLOSED, no call has raised anything.
         for error in itertools.chain.from_iterable(self.failed.values() if status == 0 else ()):
             warnings.warn(f"a call on a stream of a device has raised {error!r}", RuntimeWarning, stacklevel=2)
         self.failed.clear()
@@ -155,7 +157,7 @@ class DeviceHandle:
             lib.fb_stream_wait(self.pointer, stream)
 
     def at_exit(self) -> None:
-        """Calls of Python's run to their end while there is an interpreter; a device that is still viewed stays."""
+        """Lets Python calls finish while the interpreter exists; a device with views stays."""
         if self.called:
             self.wait()
         if len(self._users) <= self.owned:
@@ -163,13 +165,13 @@ class DeviceHandle:
 
 
 class Memory:
-    """Memory of a device that keeps it alive: what views of it have as their base."""
+    """Memory of a device that keeps the device alive: the base object of views."""
 
     def __init__(
         self, handle: DeviceHandle, address: int, place: Place, shape: tuple[int, ...], strides: tuple[int, ...] | None
     ) -> None:
         self._end = handle.used_by(self, _nothing)
-        # What still reads it at the interpreter's end is not cut off.
+        # Objects that still read the memory at the interpreter's end may continue.
         self._end.atexit = False
         self.address, self.place, self.shape, self.strides = address, place, shape, strides
 
@@ -185,7 +187,7 @@ class Memory:
 
 
 class HostMemory(Memory):
-    """What `numpy.asarray` takes a view of."""
+    """Host memory of which `numpy.asarray` takes a view."""
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
@@ -193,14 +195,15 @@ class HostMemory(Memory):
 
 
 class CudaMemory(Memory):
-    """What `torch.from_dlpack`, `cupy.from_dlpack`, `cupy.asarray` and others take a view of: uint8. A view keeps it.
+    """CUDA memory of which `torch.from_dlpack`, `cupy.from_dlpack`, `cupy.asarray` and others take a view: uint8. A
+    view keeps it alive.
 
-    `torch.as_tensor` takes one only where it is told the device (`device="cuda:0"`); else it copies to the host.
-    Nothing is ordered by taking a view: who reads on a stream has ordered it behind the work that writes.
+    `torch.as_tensor` takes a view only with `device="cuda:0"`; without it, it copies to the host. Taking a view orders
+    nothing: order the reading stream after the work that writes.
 
     Attributes:
-        address: of the first byte, on the device.
-        place: which device.
+        address: the address of the first byte, on the device.
+        place: the device.
         shape: extents, in bytes on the last axis.
         strides: bytes; None: without gaps.
     """
@@ -212,10 +215,10 @@ class CudaMemory(Memory):
     def __dlpack__(
         self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: bool | None = None
     ) -> Any:
-        """A DLPack tensor of it, ordered by nothing.
+        """A DLPack tensor of the memory. It orders nothing.
 
         Raises:
-            BufferError: a copy, or another device, was asked for.
+            BufferError: a copy, or another device, was requested.
         """
         if copy or (dl_device is not None and tuple(map(int, dl_device)) != self.__dlpack_device__()):
             raise BufferError(f"memory of {self.place} is given out where it is, and not copied")
@@ -232,7 +235,7 @@ class CudaMemory(Memory):
 
 
 class _Addressed:
-    """Device memory as NumPy is told of it, to make a capsule: nobody may read the array."""
+    """Device memory described to NumPy, to make a capsule. Nothing may read this array."""
 
     def __init__(self, memory: CudaMemory) -> None:
         self.memory = memory
@@ -243,11 +246,11 @@ class _Addressed:
 
 
 class Stream:
-    """A stream of a device's own: `device.stream()`. It lives as long as the device.
+    """A stream that belongs to a device: `device.stream()`. It lives as long as the device.
 
     Attributes:
-        device: whose it is.
-        address: what the C interface calls it.
+        device: the stream's device.
+        address: the stream in the C interface.
     """
 
     def __init__(self, device: Device, pointer: Any) -> None:
@@ -256,7 +259,7 @@ class Stream:
         self._pointer = pointer
 
     def wait(self) -> None:
-        """Blocks until what is enqueued has ended."""
+        """Blocks until everything now enqueued has ended."""
         self.device.wait(self)
 
     def call(self, work: Callable[[], object]) -> None:
@@ -265,23 +268,23 @@ class Stream:
 
 
 class Device:
-    """What host and CUDA devices have in common; a context manager that closes itself."""
+    """The common part of host and CUDA devices; a context manager that closes itself."""
 
     place: Place = HOST
-    # Whether work enqueued may still run when the call that enqueued it has returned.
+    # Whether enqueued work may still run after the enqueueing call has returned.
     later: bool = False
 
     def __init__(self, config: Any) -> None:
         end_left()
         self._handle, text = DeviceHandle(self.later), new_text()
         self._closer = weakref.finalize(self, self._handle.disown)
-        # The interpreter's end waits: `_end_all`.
+        # At the interpreter's end `_end_all` waits.
         self._closer.atexit = False
         try:
             alive[self._handle] = None
             check_created(lib.fb_device_create(config, text, len(text), self._handle.made), text)
         except BaseException:
-            # Also one that was made while an exception was pending.
+            # This also ends a handle that was made while an exception was pending.
             self._closer()
             raise
         self._streams = self._handle.streams
@@ -301,10 +304,11 @@ class Device:
         return stream
 
     def wait(self, stream: Any = None) -> None:
-        """Blocks until what is enqueued on `stream` has ended.
+        """Blocks until everything now enqueued on `stream` has ended.
 
         Raises:
-            DeviceFailed: the device has failed. Whatever a `call` that was enqueued on `stream` has raised.
+            DeviceFailed: the device has failed.
+            The exception of a `call` that was enqueued on `stream`.
         """
         pointer, on = self._open(), self.stream_of(stream)
         check(lib.fb_stream_wait(pointer, on), pointer)
@@ -314,11 +318,12 @@ class Device:
             raise raised.pop(0)
 
     def call(self, work: Callable[[], object], stream: Any = None) -> None:
-        """Enqueues a call of `work`, without arguments, for a thread of the device's. It must not call into CUDA or
-        into a cache. What it raises comes out of the next `wait` for that stream.
+        """Enqueues a call of `work`, without arguments, on a thread of the device. It must not call into CUDA or into a
+        cache. The next `wait` for that stream raises its exception.
 
         Raises:
-            InvalidArgument: `work` is not to be called. DeviceFailed: the device has failed.
+            InvalidArgument: `work` is not callable.
+            DeviceFailed: the device has failed.
         """
         if not callable(work):
             raise InvalidArgument("work", type(work).__name__, "a callable without arguments")
@@ -329,7 +334,7 @@ class Device:
         try:
             status = lib.fb_stream_call(pointer, on, self._handle.call, ffi.cast("void *", key))
         finally:
-            # It has run, also where an exception has come between.
+            # The work has run, even if an exception occurred in between.
             if not self.later:
                 self._handle.calls.pop(key, None)
         if status:
@@ -337,25 +342,28 @@ class Device:
         check(status, pointer)
 
     def order(self, before: Any, after: Any) -> None:
-        """Orders two streams: what is enqueued on `after` from now on runs behind what is enqueued on `before` now.
+        """Orders two streams: work enqueued on `after` from now on runs after the work that is now enqueued on
+        `before`.
 
         Raises:
-            InvalidArgument: no stream of this device. DeviceFailed: the device has failed.
+            InvalidArgument: a value that is no stream of this device.
+            DeviceFailed: the device has failed.
         """
         pointer = self._open()
         check(lib.fb_stream_order(pointer, self.stream_of(before), self.stream_of(after)), pointer)
 
     def return_stream(self, stream: Any) -> None:
-        """Gives a stream of the engine's back, before the engine destroys it: waits for what is enqueued on it. Steps
-        that were prepared or finished on it are retired before.
+        """Returns a stream of the engine, before the engine destroys it: waits for the work enqueued on it. First
+        retire the steps that were prepared or finished on it.
 
         Raises:
-            InvalidArgument: none that was named here, or the device's own. InvalidConfig: it is being captured.
+            InvalidArgument: a stream that was not used here before, or the device's own.
+            InvalidState: the stream is being captured.
         """
         pointer, on = self._open(), self._streams.get(self._borrowed(stream), NULL)
         if on == NULL:
             raise InvalidArgument("stream", _stream_text(stream), "a stream of the engine's that was named before")
-        # Unknown before the call: a name that is given again is borrowed again, where it had not been returned.
+        # Forgotten before the call: if a program names the stream again, it is borrowed again.
         self._streams.pop(_address_of(on), None)
         status = lib.fb_stream_return(pointer, on)
         if status:
@@ -363,14 +371,14 @@ class Device:
         check(status, pointer)
 
     def _borrowed(self, stream: Any) -> int:
-        """The address of a stream of the engine's; 0: it is none."""
+        """The address of a stream of the engine; 0 if it is none."""
         return 0
 
     def close(self) -> None:
-        """Ends it for new caches; idempotent. Waits for what was enqueued by `call`. Memory, that of closed caches
-        too, goes with the last cache and the last view.
+        """Ends the device for new caches; idempotent. Waits for the work of `call`. Its memory, including that of
+        closed caches, is freed with the last cache and the last view.
 
-        What a `call` has raised and no `wait` has shown is a RuntimeWarning.
+        An exception of a `call` that no `wait` has raised becomes a RuntimeWarning.
         """
         if self._closer.alive:
             if self._handle.called:
@@ -398,14 +406,15 @@ class Device:
         return self._handle.pointer
 
     def view(self, address: int, shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> Any:
-        """A view of the device's memory that keeps it alive: a uint8 array of the host's, `CudaMemory` on CUDA."""
+        """A view of the device's memory that keeps it alive: a uint8 array on the host device, `CudaMemory` on CUDA."""
         raise NotImplementedError
 
     def allocate(self, shape: tuple[int, ...] | int) -> Any:
-        """Memory of the device's, zeroed, which it keeps until it ends: a view as of a slab, uint8 of `shape`.
+        """Allocates zeroed memory that the device keeps until it ends; returns a view like a slab's, uint8 of `shape`.
 
         Raises:
-            OutOfMemory: the device has no more. InvalidArgument.
+            OutOfMemory: the device has no more memory.
+            InvalidArgument.
         """
         axes = shape if isinstance(shape, (tuple, list)) else (shape,)
         extents = tuple(index(extent, "shape", _BYTES_MAX) for extent in axes)
@@ -414,7 +423,7 @@ class Device:
         return self.view(int(ffi.cast("uintptr_t", made[0])), extents)
 
     def stream_of(self, stream: Any) -> Any:
-        """The C interface's stream for what a caller gave as one.
+        """The C interface's stream for a caller's stream.
 
         Raises:
             InvalidArgument: it is no stream of this device.
@@ -423,14 +432,14 @@ class Device:
 
 
 class HostDevice(Device):
-    """Host memory as the device: complete, the oracle of all others.
+    """Host memory as the device: complete, and the oracle of all other devices.
 
     Args:
-        threads: each stream is a thread; else work runs in the call that enqueues it.
-        memory: bound on the device's memory, bytes; None: none.
+        threads: each stream is a thread; otherwise work runs in the call that enqueues it.
+        memory: the most bytes of device memory; None: no bound.
 
     Raises:
-        OutOfMemory, OsRefused: what could not be had.
+        OutOfMemory, OsRefused: the system refused memory or a thread.
     """
 
     def __init__(self, *, threads: bool = False, memory: int | None = None) -> None:
@@ -456,21 +465,22 @@ class HostDevice(Device):
 class CudaDevice(Device):
     """A CUDA device, in its primary context, which torch uses too. Streams are the engine's.
 
-    A stream is a `torch.cuda.Stream`, any object with `__cuda_stream__`, a `CUstream` as an int, or a `Stream` of
-    this device; None is torch's current stream of the device where torch is in use, else the legacy default stream.
-    Each is made known to the library when it is first named, and must live as long as the device, or until
-    `return_stream`.
+    A stream is a `torch.cuda.Stream`, any object with `__cuda_stream__`, a `CUstream` as an int, or a `Stream` of this
+    device. None is torch's current stream of the device if torch is in use, and the legacy default stream otherwise.
+    The package borrows each stream at its first use; it must live as long as the device, or until `return_stream`.
 
     Args:
-        number: which one.
+        number: the device's number.
         library: the driver's path; None: libcuda.so.1 as the loader finds it.
-        gather_blocks: thread blocks of a gather; None: the library's choice, 4.
-        threads: threads of a block; None: the library's choice.
-        host_memory: whose memory rows stand in: "registered", the system's, or "driver", which the driver makes; None:
-            the library's choice, "registered". For "driver" the driver must be of CUDA 12.2 or newer.
+        gather_blocks: thread blocks of a gather; None: the library's default, 4.
+        threads: threads of a block; None: the library's default.
+        host_memory: the memory of the total pool: "registered", the system's, or "driver", allocated by the driver;
+            None: the library's default, "registered". "driver" needs a driver of CUDA 12.2 or newer.
 
     Raises:
-        InvalidArgument: a word that is none of these. DeviceFailed, OsRefused: no driver, or no such device.
+        InvalidArgument: another word for `host_memory`.
+        Unsupported: the device or its driver lacks what forebay or an option needs.
+        DeviceFailed, OsRefused, InvalidConfig: no driver, or no such device.
     """
 
     later = True
@@ -496,7 +506,7 @@ class CudaDevice(Device):
         config.library = path
         self.place = Place("cuda", number)
         super().__init__(config)
-        # The legacy default stream, which is the one of calls that are given none, is borrowed like any other.
+        # Calls without a stream use the legacy default stream, which is borrowed like any other.
         pointer = self._open()
         check(lib.fb_stream_borrow(pointer, NULL), pointer)
 
@@ -545,7 +555,7 @@ def _stream_text(stream: Any) -> str:
 
 
 def _nothing() -> None:
-    """Of a view: what ends with it is the device's."""
+    """The end of a view: the device ends the memory itself."""
 
 
 def _address_of(stream: Any) -> int:
@@ -553,7 +563,8 @@ def _address_of(stream: Any) -> int:
 
 
 def _caller(calls: dict[int, tuple[Callable[[], object], int]], failed: dict[int, list[BaseException]]) -> Any:
-    """The C function that runs one of `calls`. It refers to no device: a device that goes leaves it nothing to run."""
+    """The C function that runs one of `calls`. It refers to no device: after a device has ended it has nothing to run.
+    """
 
     def run(key: Any) -> None:
         number = int(ffi.cast("uintptr_t", key))

@@ -1,8 +1,8 @@
-"""Reads where a DLPack tensor stands, without taking it over; and gives memory of a CUDA device out as one.
+"""Reads the address of a DLPack tensor without consuming it, and exports memory of a CUDA device as a DLPack tensor.
 
-A capsule that is read is left to its owner: as long as it is held and not consumed, the tensor behind it lives, and
-when it goes its producer frees what it made for it. One that is given is NumPy's, told to be on the device: NumPy keeps
-the memory for it until its consumer lets it go. Layouts: DLPack 1.0's `dlpack.h` (DLTensor, DLManagedTensor,
+A capsule that is read stays its owner's: as long as it is held and not consumed, its tensor lives, and when it is
+deleted its producer frees what it made for it. An exported capsule is made by NumPy and marked as CUDA memory: NumPy
+keeps the memory for it until its consumer releases it. Layouts: DLPack 1.0's `dlpack.h` (DLTensor, DLManagedTensor,
 DLManagedTensorVersioned).
 """
 
@@ -62,11 +62,11 @@ _pointer_of.restype, _pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, 
 
 
 class Placed(NamedTuple):
-    """Where a tensor stands."""
+    """The address and properties of a tensor."""
 
     address: int
     shape: tuple[int, ...]
-    # In elements.
+    # Strides in elements.
     strides: tuple[int, ...]
     dtype: str
     bits: int
@@ -77,10 +77,10 @@ class Placed(NamedTuple):
 
 
 def read(value: Any) -> Placed:
-    """Asks `value` for its tensor, ordered by nothing: the caller has ordered it.
+    """Asks `value` for its tensor, without ordering: the caller has ordered it.
 
     Raises:
-        ValueError: what came is no DLPack tensor that is understood.
+        ValueError: the result is no DLPack tensor that this module understands.
     """
     kind, number = value.__dlpack_device__()
     ordered = {"stream": _UNORDERED} if _DEVICES.get(int(kind)) == "cuda" else {}
@@ -108,7 +108,7 @@ def read(value: Any) -> Placed:
 
 
 def on_cuda(array: np.ndarray[Any, Any], number: int) -> Any:
-    """A capsule of an array over an address of CUDA device `number`, which NumPy does not read for it."""
+    """A capsule of an array at an address of CUDA device `number`. NumPy does not read the array for it."""
     capsule = array.__dlpack__()
     tensor, _ = _inside(capsule)
     tensor.device.kind, tensor.device.number = CUDA, number
@@ -116,7 +116,7 @@ def on_cuda(array: np.ndarray[Any, Any], number: int) -> Any:
 
 
 def _inside(capsule: Any) -> tuple[_Tensor, bool]:
-    """The tensor where it stands in its capsule, and whether it is read-only.
+    """The tensor inside a capsule, and whether it is read-only.
 
     Raises:
         ValueError: it is no such capsule.
@@ -128,7 +128,7 @@ def _inside(capsule: Any) -> tuple[_Tensor, bool]:
             raise ValueError(f"a DLPack tensor of version {versioned.version.major}")
         return versioned.tensor, bool(versioned.flags & _READ_ONLY)
     if name == b"dltensor":
-        # The tensor stands first in DLManagedTensor.
+        # The tensor is the first field of DLManagedTensor.
         return _Tensor.from_address(_pointer_of(capsule, name)), False
     raise ValueError(f"a capsule named {name!r}")
 

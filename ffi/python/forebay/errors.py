@@ -1,31 +1,31 @@
-"""Exceptions: one class for each kind of error of the library, and one for arguments that Python checks.
+"""Exceptions: one class for each kind of error of the library, and one for arguments that the package itself checks.
 
-Every one has `kind` (its class's name), `status` (the C interface's number of the kind) and its message, which says
-what failed, at which place, and what to do.
+Each exception has `kind` (the name of its class), `status` (the C interface's number of the kind) and a message. The
+message says what failed, where, and what to do.
 """
 
 from __future__ import annotations
 
 
 class ForebayError(Exception):
-    """The base of all; itself, a status that this version does not know."""
+    """The base class of all errors. The class itself is used for a status that this version does not have."""
 
     status: int = 0
 
     @property
     def kind(self) -> str:
-        """The name of the kind, e.g. "Exhausted"."""
+        """The name of the kind, for example "Exhausted"."""
         return type(self).__name__
 
 
 class InvalidConfig(ForebayError, ValueError):
-    """A declared value makes no sense, alone or beside another."""
+    """A configuration value is invalid, alone or in combination with another."""
 
     status = 1
 
 
 class InvalidArgument(InvalidConfig, TypeError):
-    """An argument has another type, dtype, shape, layout, device or stream than expected. Nothing was done.
+    """An argument has another type, dtype, shape, layout, device or stream than expected. The call has done nothing.
 
     Attributes:
         argument: the argument's name.
@@ -40,14 +40,14 @@ class InvalidArgument(InvalidConfig, TypeError):
 
 
 def _again(kind: type[InvalidArgument], args: tuple[object, ...], state: dict[str, object]) -> InvalidArgument:
-    """What pickle calls: the message is made already."""
+    """Called by pickle: the message is already complete."""
     error = kind.__new__(kind, *args)
     error.__dict__.update(state)
     return error
 
 
 def counted(count: int, one: str, more: str | None = None) -> str:
-    """"1 row", "2 rows"."""
+    """For example "1 row", "2 rows"."""
     return f"{count} {one if count == 1 else more or one + 's'}"
 
 
@@ -70,43 +70,43 @@ class OsRefused(ForebayError):
 
 
 class Exhausted(ForebayError):
-    """A pool sized at creation has too little left."""
+    """A pool whose size was fixed at creation has too little left."""
 
     status = 5
 
 
 class Busy(ForebayError):
-    """The thing is in use, by work in flight or by another thread; ask again when that has ended."""
+    """Work in flight or another thread is using the object. Call again when it has ended."""
 
     status = 6
 
 
 class Closed(ForebayError):
-    """The cache, device, sequence or step has ended, or belongs to the process that this one was forked from."""
+    """The cache, device, sequence or step has ended, or belongs to the process from which this one was forked."""
 
     status = 7
 
 
 class OutOfRange(ForebayError, ValueError):
-    """A position, layer, slot or count lies outside what was declared."""
+    """A position, layer, slot or count is outside the configured range."""
 
     status = 8
 
 
 class DeviceFailed(ForebayError):
-    """The device failed, or a step's selections were wrong: do not publish its tokens."""
+    """The device failed, or a step's selections were invalid. Discard the tokens of that step."""
 
     status = 9
 
 
 class BadFormat(ForebayError):
-    """A file is not what its format demands."""
+    """A file does not follow its format."""
 
     status = 10
 
 
 class BadVersion(ForebayError):
-    """A version that this build does not read."""
+    """This build does not read this version of the format."""
 
     status = 11
 
@@ -118,15 +118,27 @@ class Io(ForebayError, OSError):
 
 
 class Cancelled(ForebayError):
-    """The work was cancelled before it ended, or a step was not enqueued whole."""
+    """The work was cancelled before it ended, or a layer of the step was only partly enqueued."""
 
     status = 13
 
 
 class Internal(ForebayError):
-    """The library broke one of its own rules: always a defect of forebay."""
+    """The library broke one of its own rules. This is always a defect of forebay."""
 
     status = 14
+
+
+class InvalidState(ForebayError, RuntimeError):
+    """The call does not fit the current state of the sequence, step or stream."""
+
+    status = 15
+
+
+class Unsupported(ForebayError, RuntimeError):
+    """The device or its driver lacks the requested feature."""
+
+    status = 16
 
 
 KINDS: dict[int, type[ForebayError]] = {
@@ -146,12 +158,14 @@ KINDS: dict[int, type[ForebayError]] = {
         Io,
         Cancelled,
         Internal,
+        InvalidState,
+        Unsupported,
     )
 }
 
 
 def error_of(status: int, message: str) -> ForebayError:
-    """The exception for a status of the C interface that is not 0."""
+    """The exception for a status of the C interface other than 0."""
     kind = KINDS.get(status, ForebayError)
     error = kind(message)
     error.status = status

@@ -1,11 +1,11 @@
 """Arguments of FlashMLA's sparse decode, and block tables.
 
-From FlashMLA (its README and interface, as of 2026-04): `indices` is int32 `[batch, seq_q, topk]`, -1 for none, and
-an index is block x page size + offset; the cache is `[blocks, 64, 1, row]`; on SM90 topk is a multiple of 64, and the
-FP8 row is exactly 656 bytes. From forebay: a slab is `[blocks, 64, row]` and slot s stands at block s // 64, offset
-s % 64, so that a step's `slots` are FlashMLA's indices as they are; nothing is computed for it.
+From FlashMLA (its README and interface, as of 2026-04): `indices` is int32 `[batch, seq_q, topk]`, -1 for none, and an
+index is block x page size + offset; the cache is `[blocks, 64, 1, row]`; on SM90 topk is a multiple of 64, and the FP8
+row is exactly 656 bytes. From forebay: a slab is `[blocks, 64, row]` and slot s is at block s // 64, offset s % 64. So
+a step's `slots` are FlashMLA's indices without any conversion.
 
-Block tables are for kernels that read index keys by pages (DeepGEMM's paged MQA logits and the like).
+Block tables are for kernels that read index keys by pages (DeepGEMM's paged MQA logits and similar ones).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def indices(slots: Any) -> Any:
         slots: int32 `[rows, query rows, top_k]`, as `Step.layer` fills it.
 
     Raises:
-        InvalidArgument: no int32 of three axes, or a top_k that is no multiple of 64: give the cache a shape whose
-            `top_k` is one, and -1 for what is not selected.
+        InvalidArgument: not int32, not three axes, or a top_k that is no multiple of 64. Then give the cache a shape
+            with such a `top_k`, and fill selections with -1.
     """
     found = look(slots, "slots")
     if found.dtype != "int32" or len(found.shape) != 3 or found.shape[2] % TOPK_MULTIPLE:
@@ -44,27 +44,28 @@ def indices(slots: Any) -> Any:
     return slots
 
 
-def part_indices(buffers: Buffers, part: int) -> Any:
-    """FlashMLA's `indices` for a part of attention: list 0 is what was resident, list 1 + p what pass p fetched.
+def split_indices(buffers: Buffers, which: int) -> Any:
+    """FlashMLA's `indices` for one list of split attention: list 0 has the resident rows, list 1 + w those of attention
+    wave w.
 
     The kernel runs the full width and gives no meaning to a row without a valid index (its LSE is +inf): take a row's
-    validity from `buffers.counts[part]` when the parts are merged.
+    validity from `buffers.counts[which]` when the results are merged.
 
     Raises:
-        InvalidArgument: buffers without lists, or no such part.
+        InvalidArgument: buffers without lists, or no such list.
     """
-    if buffers.lists is None or not 0 <= index(part, "part") <= buffers.cache.info.attention_passes:
-        expected = f"0 to {buffers.cache.info.attention_passes}, of buffers with lists"
-        raise InvalidArgument("part", repr(part), expected)
-    return indices(buffers.lists[part])
+    if buffers.lists is None or not 0 <= index(which, "which") <= buffers.cache.info.attention_waves:
+        expected = f"0 to {buffers.cache.info.attention_waves}, of buffers with lists"
+        raise InvalidArgument("which", repr(which), expected)
+    return indices(buffers.lists[which])
 
 
 def kv_cache(cache: Cache, layer: int) -> Any:
-    """A layer's slab as FlashMLA takes it: uint8 `[blocks, 64, 1, row bytes]`, a view as of `Cache.slab`. It is the
-    same for the cache's life: take it once.
+    """A layer's slab as FlashMLA takes it: uint8 `[blocks, 64, 1, row bytes]`, a view as of `Cache.slab`. It stays the
+    same for the cache's life, so take it once.
 
-    On CUDA: `torch.from_dlpack(kv_cache(cache, layer)).view(torch.float8_e4m3fn)`, or `torch.bfloat16` for rows of
-    1152 bytes.
+    On CUDA: `torch.from_dlpack(kv_cache(cache, layer)).view(torch.float8_e4m3fn)`, or `torch.bfloat16` for rows of 1152
+    bytes.
 
     Raises:
         InvalidArgument: rows of other sizes, in two runs, or padded blocks.
@@ -81,16 +82,17 @@ def kv_cache(cache: Cache, layer: int) -> Any:
 def block_table(
     sequences: Many[Sequence], *, pages: int | None = None, fill: int = 0, out: Any = None
 ) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """Index-key pages of sequences: int32 `[sequences, pages]`, page p of a sequence for tokens from p x page_tokens.
+    """The index-key pages of sequences: int32 `[sequences, pages]`, where page p of a sequence has the tokens from p x
+    page_tokens on.
 
-    It changes when a sequence is opened or rolled back, not from step to step: a sequence has all its pages from the
-    start, so an engine makes it when its batch changes.
+    A sequence has all its pages from the start. So the table changes when a sequence is opened or truncated, not from
+    step to step, and an engine makes it when its batch changes.
 
     Args:
-        sequences: of the batch, in its order.
-        pages: width; None: the longest sequence's.
-        fill: stands behind a sequence's last page. 0 is a page that may be read and is not used.
-        out: where it goes, int32 of that shape or wider; what is wider is filled.
+        sequences: the batch's sequences, in its order.
+        pages: width; None: that of the longest sequence.
+        fill: the value after a sequence's last page. 0 is a page that may be read and is not used.
+        out: the destination, int32 of that shape or wider; additional columns are filled.
 
     Raises:
         InvalidArgument: a sequence with more pages than the width, or an `out` that does not fit.

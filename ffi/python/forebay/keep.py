@@ -1,20 +1,21 @@
-"""What enqueued work names is kept from before the call that hands it over until that work has ended.
+"""What enqueued work uses stays alive from before the call that hands it over until that work has ended.
 
-An exception may come between any two steps of the interpreter. A KeyboardInterrupt that is pending is raised as soon as
-a call of C has returned, before its status is looked at: who holds a tensor only behind the call has freed by then what
-a stream still reads or writes. So the order is the same for every call of the package that hands memory over:
+An exception may occur between any two steps of the interpreter. A pending KeyboardInterrupt is raised as soon as a C
+call has returned, before anything looks at its status. A program that stored a tensor only after the call would by then
+have freed memory that a stream still reads or writes. So every call of the package that hands memory over follows the
+same order:
 
-| when | what |
+| when | what happens |
 |---|---|
-| before the call | the cache's record keeps it: `InFlight.held` for a step, `CacheHandle.joins` for a warm-up |
-| the call was not let in (`Kept.refused`) | it is given back: nobody has looked at it |
-| any other refusal, or an exception | it stays: some of the work may have been enqueued |
-| the step or ticket has ended | it goes |
-| a join that was refused before was tried again, and that has ended | it goes |
-| the sequence of a refused join was closed, and the cache has reaped it | it goes |
+| before the call | the cache's record keeps the tensor: `InFlight.held` for a step, `CacheHandle.joins` for a warm-up |
+| the call was not admitted (`Kept.refused`) | the record releases it: the call read nothing |
+| any other refusal, or an exception | the record keeps it: part of the work may have been enqueued |
+| the step or ticket has ended | the record releases it |
+| a refused join was repeated, and that has ended | the record releases it |
+| the sequence of a refused join was closed, and the cache has reaped it | the record releases it |
 
-What a call makes in C has its place before the call too (`_library.cell`): a handle that came is ended with its
-owner, whether or not the owner's caller has seen it.
+An object that a call makes in C has its place before the call too (`_library.cell`): a returned handle is ended with
+its owner, whether or not the owner's caller has seen it.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from typing import Any, List
 
 from ._library import lib
 
-# Another call is inside the cache, or there is no such step: answered before anything is looked at.
+# Another call is inside the cache, or there is no such step: returned before anything is read.
 NOT_LET_IN = (lib.FB_BUSY, lib.FB_CLOSED)
 
 
 class Kept(List[Any]):
-    """What the work of one step names: `append` it before the call."""
+    """What the work of one step uses: `append` it before the call."""
 
     __slots__ = ()
 
     def refused(self, thing: object, status: int) -> None:
-        """Gives back what was kept for a call that answered `status`, if that says that nothing was enqueued."""
+        """Releases what was kept for a call that returned `status`, if that status means that nothing was enqueued."""
         if status in NOT_LET_IN:
             for at in reversed(range(len(self))):
                 if self[at] is thing:

@@ -1,7 +1,7 @@
 """A step's layers in an order that hides the gather, and captured steps.
 
-The engine's work is a Python callable: the library calls it once for each part of a layer, inside the call, and
-enqueues resolve, gather and scatter between. Where the orders come from: `forebay.choice`.
+The engine's work is a Python callable. The library calls it once for each piece of a layer, inside the call, and
+enqueues resolve, gather and scatter in between. `forebay.choice` has the tables of orders.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ ORDER_NAMES = tuple(ORDERS)
 _WORKS = ("project", "index", "prepare", "attend", "merge", "rest")
 _KEYS = ("all", "resident", "fetched")
 
-# The first torch whose graphs keep the priorities of what was captured (pytorch#167346), and what decides for every
-# graph of a process (CUDA Programming Guide, 5.2.3.5).
+# The first torch whose graphs keep the priorities of the captured streams (pytorch#167346), and the variable that
+# decides for every graph of a process (CUDA Programming Guide, 5.2.3.5).
 _TORCH_KEEPS = (2, 10)
 _VARIABLE = "CUDA_GRAPHS_USE_NODE_PRIORITY"
 _warned = False
@@ -35,49 +35,54 @@ _warned = False
 
 @dataclass(slots=True)
 class EngineCall:
-    """A part of a layer that is the engine's, to be enqueued on `stream`.
+    """A piece of a layer that the engine enqueues on `stream`.
 
     | work | what |
     |---|---|
-    | project | the projections that the indexer needs, and the write of the index keys |
+    | project | the projections for the indexer, and the write of the index keys |
     | index | logits and top-k of the call's batch rows, which write their selection |
     | prepare | the preparation of attention, which writes the new rows to their landing slots |
-    | attend | attention over `keys`: "all" (`slots`), "resident" (list 0), "fetched" (list 1 + attention_pass) |
-    | merge | merges attention's parts by their log-sum-exp |
-    | rest | what follows attention: output projection, experts, communication |
+    | attend | attention over `keys`: "all" (`slots`), "resident" (list 0), "fetched" (list 1 + attention_wave) |
+    | merge | the merge of split attention's results by their log-sum-exp |
+    | rest | the rest of the layer after attention: output projection, experts, communication |
     """
 
+    # The work, from the table.
     work: str
-    # Of "attend"; else None.
+    # For "attend": the keys; otherwise None.
     keys: str | None
-    # Of "fetched".
-    attention_pass: int
+    # For "fetched": the attention wave that fetched the rows.
+    attention_wave: int
+    # The micro-batch.
     micro_batch: int
+    # The layer.
     layer: int
-    # The first batch row, and how many: half of the batch for the parts of DBA's indexer, else all.
+    # The first batch row.
     first: int
+    # The number of batch rows: half of the batch for each half of DBA's indexer, otherwise all.
     count: int
-    # The first query row of each batch row, and how many: 1 in a draft layer's pass.
+    # The first query row of each batch row.
     first_query_row: int
+    # The number of query rows of each batch row: 1 in a draft pass.
     query_rows: int
-    # The stream, as the C interface calls it: a CUstream on CUDA.
+    # The stream in the C interface: a CUstream on CUDA.
     stream: int
 
 
 class Layers:
-    """Where the layers of a step are enqueued, and what they share.
+    """The streams and buffers of a step's layers.
 
     Args:
-        buffers: the selection, which the "index" work writes, and the answer; with lists where an order is not "none".
+        buffers: the selection, which the "index" work writes, and the slots; with lists if any order is not "none".
         compute: the engine's stream, on which the step was prepared.
-        resolve, gather, scatter: streams; each may be the same as another. None: as `compute`.
-        batch: rows that are enqueued, at most the buffers'; 0: the step's. More in a capture, whose other rows are
-            inert.
-        half: the first batch row of DBA's second half; 0: one half.
-        micro_batch: in a capture; else 0.
+        resolve, gather, scatter: streams, which may be equal; None: `compute`.
+        batch: batch rows to enqueue, at most the buffers'; 0: the step's. In a capture there may be more than the
+            step's; the additional rows do nothing.
+        half: the first batch row of DBA's second half; 0: the batch is not divided.
+        micro_batch: the micro-batch in a capture; otherwise 0.
 
     Raises:
-        InvalidArgument: names what is no number, stream or buffers, and a batch that the buffers have no rows for.
+        InvalidArgument: names the value that is no number, stream or buffers, or a batch larger than the buffers.
     """
 
     def __init__(
@@ -112,7 +117,7 @@ class Layers:
 
 
 class _Engine:
-    """A callable as C calls it. What it raises is kept and raised again when the call into the library has ended."""
+    """A callable as C calls it. Its exception is kept and raised again after the call into the library has ended."""
 
     def __init__(self, enqueue: Callable[[EngineCall], object]) -> None:
         if not callable(enqueue):
@@ -130,7 +135,7 @@ class _Engine:
             EngineCall(
                 _WORKS[call.work],
                 _KEYS[call.keys] if call.work == lib.FB_WORK_ATTEND else None,
-                call.attention_pass,
+                call.attention_wave,
                 call.micro_batch,
                 call.layer,
                 call.first,
@@ -143,18 +148,17 @@ class _Engine:
         return 0
 
     def _raised(self, _kind: object, error: BaseException, _trace: object) -> None:
-        """Called by cffi with whatever came out of `_called`, an interrupt anywhere in it too: C is between here and
-        who is to have it."""
+        """Called by cffi with any exception of `_called`, including an interrupt: C is between it and the caller."""
         self.error = error
 
     def check(self, status: int, pointer: Any) -> None:
-        """Raises what the callable raised, else what the library answered."""
+        """Raises the callable's exception, or else the library's error."""
         error, self.error = self.error, None
         try:
             if error is not None:
                 raise error
         finally:
-            # Its traceback has this frame, and so all that the caller had.
+            # Its traceback refers to this frame, and so to all objects of the caller.
             del error
         check(status, pointer)
 
@@ -163,7 +167,7 @@ def order_of(name: str, argument: str) -> int:
     """The number of an order.
 
     Raises:
-        InvalidArgument: it is none.
+        InvalidArgument: no such order.
     """
     if not isinstance(name, str) or name not in ORDERS:
         raise InvalidArgument(argument, repr(name), " or ".join(map(repr, ORDERS)))
@@ -171,7 +175,7 @@ def order_of(name: str, argument: str) -> int:
 
 
 def orders_of(names: Many[str], layers: int | None, argument: str = "by_layer") -> Any:
-    """Orders by layer, as C takes them; None is as many as there are."""
+    """Orders by layer, as C takes them; None accepts any number of them."""
     if len(several(names, argument)) != (len(names) if layers is None else layers):
         raise InvalidArgument(argument, repr(names), f"{counted(layers or 0, 'order')}, one a layer, draft layers last")
     return ffi.new("uint32_t[]", [order_of(name, f"{argument}[{at}]") for at, name in enumerate(names)])
@@ -218,33 +222,35 @@ def overlap_steps(
 
 
 class Captured:
-    """Captured layers of a bucket: `Cache.capture` gives it. Giving it up waits for nothing."""
+    """The captured layers of a bucket: `Cache.capture` makes it. Closing it waits for nothing."""
 
     def __init__(self, cache: _cache.Cache, held: Any) -> None:
         self.cache = cache
-        # Before it is captured: what comes is ended with this, and its device not before.
+        # Made before the capture: the handle ends with this object, and the device not before it.
         self._held = held
         self._made = ffi.new("fb_captured **")
         self._end = cache.device._handle.used_by(self, _end_captured, self._made)
 
     def close(self) -> None:
-        """Gives it up; idempotent. Launches under way still run."""
+        """Destroys the captured layers; idempotent. Launches in progress still run."""
         self._end()
 
     def launch(self, steps: Many[Step]) -> None:
-        """Launches it for open steps, one of each micro-batch, in their order.
+        """Launches the graph for open steps, one of each micro-batch, in their order.
 
         Raises:
-            InvalidConfig, OutOfRange, Closed: steps that do not fit the capture, or a graph of the engine's own:
-                nothing was launched. What the device refuses abandons the steps.
+            InvalidState: the engine owns the graph, or a step is finished or already launched. Nothing was launched.
+            InvalidConfig, OutOfRange, Closed: the steps do not fit the capture. Nothing was launched. If the device
+                refuses something afterwards, the steps are abandoned.
         """
         self._for(lib.fb_launch, steps)
 
     def launched(self, steps: Many[Step]) -> None:
-        """The engine has launched a graph of its own that was captured around it, for these steps.
+        """Tells the cache that the engine has launched its own graph, captured around this one, for these steps.
 
         Raises:
-            InvalidConfig, OutOfRange, Closed: steps that do not fit the capture, or one that was not captured `into`.
+            InvalidState: it was not captured `into` the engine's graph, or a step is finished or already launched.
+            InvalidConfig, OutOfRange, Closed: the steps do not fit the capture.
         """
         self._for(lib.fb_launched, steps)
 
@@ -290,7 +296,7 @@ def capture(
 
 
 def _warn_of_priorities() -> None:
-    """Says once that torch, whose capture is under way, will make a graph without the priorities of its nodes."""
+    """Warns once that torch, whose capture is in progress, will make a graph without the priorities of its nodes."""
     global _warned
     torch, said = sys.modules.get("torch"), os.environ.get(_VARIABLE)
     if _warned or torch is None or said == "1" or not torch.cuda.is_initialized():
@@ -301,7 +307,7 @@ def _warn_of_priorities() -> None:
         _warned = True
         why = f"{_VARIABLE} is 0" if said == "0" else f"torch {torch.__version__} makes its graphs so"
         warnings.warn(
-            f"the captured step loses its priorities, and its gathers wait behind the engine's kernels: {why}. Set "
+            f"the captured step loses its priorities, and its gathers wait for the engine's kernels: {why}. Set "
             f"{_VARIABLE}=1 in the environment before CUDA is used" + (", or take torch 2.10 or later" if old else ""),
             RuntimeWarning,
             stacklevel=4,
@@ -314,7 +320,7 @@ def _end_captured(made: Any) -> None:
 
 
 def _check_steps(cache: _cache.Cache, steps: Many[Step], layers: Many[Layers] | None) -> None:
-    """Steps of this cache, and layers whose buffers have room for each."""
+    """Checks for steps of this cache, and for layers whose buffers have room for each."""
     for at, step in enumerate(several(steps, "steps")):
         if type(step) is not Step or step.cache is not cache:
             raise InvalidArgument(f"steps[{at}]", repr(step), "a step of this cache")
@@ -333,7 +339,7 @@ def _check_layers(cache: _cache.Cache, one: Layers, name: str) -> None:
 
 
 def several(value: Many[_Item], name: str) -> Many[_Item]:
-    """A sequence, whose length is known before it is read."""
+    """A sequence, which has a length."""
     if isinstance(value, (str, bytes)) or not (hasattr(value, "__len__") and hasattr(value, "__getitem__")):
         raise InvalidArgument(name, type(value).__name__, "a list or a tuple")
     return value

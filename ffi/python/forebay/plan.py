@@ -1,4 +1,4 @@
-"""What fits a GPU, before memory is bought: `forebay plan` as a call."""
+"""The planner: what fits on a GPU, before a cache is made. It is `forebay plan` as a call."""
 
 from __future__ import annotations
 
@@ -13,39 +13,51 @@ _NOTES = 32
 
 
 class Planned(NamedTuple):
-    """A plan. Bytes unless said otherwise."""
+    """A plan. Sizes are bytes."""
 
-    # Sequences, slots of each in each layer, and these as a share of the context.
+    # The number of sequences.
     batch: int
+    # Slots of each sequence in each layer.
     slots: int
+    # Slots as a share of the context.
     ratio: float
-    # Whether rows stand in host memory; else all of them stay on the device.
+    # Whether rows are in host memory; otherwise all of them stay on the device.
     offloads: bool
-    # What a reader should know, in sentences.
+    # Notes about the plan, in sentences.
     notes: tuple[str, ...]
-    # The most sequences with all rows on the device, and with `least_slots` slots each.
+    # The largest batch with all rows on the device.
     resident_batch: int
+    # The largest batch with `least_slots` slots for each sequence, or `resident_batch` if that is more.
     most_batch: int
-    # What weights, activations and workspace leave of the GPU.
+    # Bytes of the GPU that remain after weights, activations and workspace.
     available: int
-    # Tokens that index keys leave room for, whatever the ratio; 0 without them.
+    # The most live tokens for which index keys leave room, at any ratio; 0 without index keys.
     live_tokens: int
-    # On the device.
+    # Device: index keys.
     index_key_bytes: int
+    # Device: the slots that budgets are made of.
     slot_bytes: int
+    # Device: landing slots.
     landing_bytes: int
+    # Device: scratch slots.
     scratch_bytes: int
+    # Device: bytes that whole mappings leave unused.
     padding_bytes: int
+    # Device: residency tables, page tables, fetch lists and step descriptors.
     table_bytes: int
-    # Pinned on the host.
+    # Pinned host memory: rows.
     row_bytes: int
-    step_block_bytes: int
-    # What `Cache` takes; 0 without offload.
+    # Pinned host memory: step descriptors.
+    step_descriptor_bytes: int
+    # For `Cache`: pages of the total pool; 0 without offload.
     host_pages: int
+    # For `Cache`: pages of index keys; 0 without offload.
     index_pages: int
+    # For `Cache`: slots of each layer's pool; 0 without offload.
     pool_slots: int
+    # For `Cache`: batch rows of one micro-batch; 0 without offload.
     batch_rows: int
-    # On the device too: the GPU's own page tables of the pinned host memory.
+    # Device: the GPU's own page tables of the pinned host memory.
     host_page_table_bytes: int
 
 
@@ -71,18 +83,21 @@ def plan(
     """Plans sequences of `context` tokens on a GPU of `gpu` bytes.
 
     Args:
-        batch: sequences that share it; None: as many as fit.
-        ratio: slots as a share of the context; None: the largest that fits, or the one that leaves `least_slots`.
-        weights, activations, workspace: bytes on it that are not the cache's.
-        host: bytes of host memory; None: as many as it takes.
-        query_rows, steps_in_flight, micro_batches: as of `Cache`.
-        least_slots: the fewest that a sequence is left with when as many as possible are wanted; None: 6400.
-        longest: tokens that the model was made for; None: not checked.
-        grain: bytes of the device's mappings; None: 2 MiB.
-        tables_beside: leaves residency tables, and the GPU's page tables of host memory, out of what has to fit.
+        batch: sequences that share the GPU; None: as many as fit.
+        ratio: slots as a share of the context; None: the largest that fits, or, if `batch` is None, the one that leaves
+            `least_slots`.
+        weights, activations, workspace: bytes of the GPU that are not the cache's.
+        host: bytes of host memory; None: as many as the plan needs.
+        query_rows, steps_in_flight, micro_batches: as in `Cache`.
+        least_slots: the fewest slots of a sequence when the plan fits as many sequences as possible; None: 6400.
+        longest: tokens of the longest sequence that the model supports; None: not checked.
+        grain: bytes of the device's mapping granularity; None: 2 MiB.
+        tables_beside: leaves residency tables, and the GPU's page tables of host memory, out of the sum that has to
+            fit.
 
     Raises:
-        OutOfMemory: names what does not fit, wanted and available. InvalidConfig: a field is named.
+        OutOfMemory: names what does not fit, with the wanted and the available bytes.
+        InvalidConfig: the message names the field.
     """
     if not isinstance(shape, Shape):
         raise InvalidArgument("shape", type(shape).__name__, "a Shape")

@@ -1,9 +1,9 @@
-"""A collector for `prometheus_client`: what a cache has and does.
+"""A collector for `prometheus_client`: the statistics of caches.
 
-A scrape comes on a thread of its own, and a cache is one thread's, whose calls would be Busy beside the scrape's: so
-the thread that drives the cache leaves the numbers, whenever it retires a step, and a scrape reads what was left last.
-What changes between steps shows at the next one, or by `Collector.take`. `prometheus_client` is imported when a
-collector is made.
+A scrape runs on a thread of its own, and one thread drives a cache, whose calls would raise Busy during the scrape's
+calls. So the driving thread stores the numbers whenever it retires a step, and a scrape reads the last stored numbers.
+Changes between steps appear at the next step, or by `Collector.take`. `prometheus_client` is imported when a collector
+is made.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from .cache import Cache, Stats
 from .errors import InvalidArgument
 
 _GAUGES = {
-    "sequences": "Sequences that are open, or closed while work that names them is in flight",
+    "sequences": "Sequences that are open, or closed while work that uses them is in flight",
     "steps_in_flight": "Steps between prepare and retire",
     "free_host_pages": "Free pages of the total pool",
     "free_index_pages": "Free pages of index keys",
-    "unused_pages": "Shared pages that no sequence uses",
+    "unused_pages": "Published pages that no sequence uses",
     "free_slots": "Free slots of the layer that has the fewest",
     "free_lanes": "Free lanes",
 }
@@ -28,11 +28,11 @@ _COUNTERS = {
     "hits": "Distinct selected rows that were resident",
     "misses": "Rows fetched",
     "scratch": "Rows fetched into scratch slots",
-    "bytes_up": "Bytes of rows that misses asked for, host to device",
-    "prompt_tokens": "Prompt tokens that were looked up for sharing",
-    "shared_tokens": "Prompt tokens in pages that were taken over",
-    "sealed_pages": "Pages that were sealed for others to find",
-    "evicted_pages": "Sealed pages that went to make room",
+    "bytes_up": "Bytes of the rows that missed, host to device",
+    "prompt_tokens": "Prompt tokens that were looked up among published pages",
+    "shared_tokens": "Prompt tokens found in published pages",
+    "published_pages": "Pages that were published for other sequences to find",
+    "evicted_pages": "Published pages that were evicted to make room",
 }
 
 
@@ -40,7 +40,7 @@ class Collector:
     """Gauges and counters `forebay_*` of caches, with the label `cache`.
 
     Args:
-        registry: where it registers itself; None: nowhere, `register` it yourself.
+        registry: the registry in which it registers itself; None: the program calls `register` itself.
     """
 
     def __init__(self, registry: Any = None) -> None:
@@ -53,11 +53,12 @@ class Collector:
             registry.register(self)
 
     def add(self, name: str, cache: Cache) -> None:
-        """Takes up a cache under a name, in place of another one. It does not keep the cache; one that was closed is
-        left out."""
+        """Adds a cache under a name, in place of an earlier one. The collector does not keep the cache alive, and
+        leaves out a closed one.
+        """
         reference = weakref.ref(cache)
         self._caches[name], self._last[name] = reference, cache.stats()
-        # The cache keeps its watcher, which keeps neither of the two.
+        # The cache keeps its watcher alive, and the watcher keeps neither cache nor collector alive.
         collector = weakref.ref(self)
 
         def left(stats: Stats) -> None:
@@ -68,10 +69,12 @@ class Collector:
         cache.watch(left)
 
     def take(self, name: str) -> None:
-        """Takes a cache's numbers now, on the thread that drives it: behind admissions while nothing is decoded.
+        """Stores a cache's numbers now, on the thread that drives the cache, for example after admissions while nothing
+        is decoded.
 
         Raises:
-            InvalidArgument: no such cache. Closed, Busy: as of `Cache.stats`.
+            InvalidArgument: no such cache.
+            Closed, Busy: as `Cache.stats`.
         """
         reference = self._caches.get(name)
         cache = None if reference is None else reference()
@@ -85,13 +88,13 @@ class Collector:
         self._last.pop(name, None)
 
     def describe(self) -> list[Any]:
-        """Nothing, so that registering it collects nothing."""
+        """Returns nothing, so that registering the collector collects nothing."""
         return []
 
     def collect(self) -> Iterator[Any]:
-        """What `prometheus_client` calls at a scrape."""
+        """Called by `prometheus_client` at a scrape."""
         gauge, counter = self._families
-        # Others add and remove meanwhile.
+        # Other threads may add and remove caches meanwhile.
         there, last = tuple(self._caches.items()), dict(self._last)
         alive = {name: last[name] for name, cache in there if name in last and _is_open(cache())}
         for family, fields in ((gauge, _GAUGES), (counter, _COUNTERS)):

@@ -1,7 +1,7 @@
-"""A cache's record: its C handle, what must end before that, and what its enqueued work names.
+"""A cache's record: its C handle, the objects that must end before it, and the tensors that its enqueued work uses.
 
-It outlives the cache's object, and knows of a step from before that is prepared: whatever exception comes, what a
-stream still uses is kept here (`forebay.keep`).
+The record outlives the cache object, and has each step from before the step is prepared. Whatever exception occurs, the
+record keeps what a stream still uses (`forebay.keep`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .keep import Kept
 if TYPE_CHECKING:
     from .sequence import Ticket
 
-# How long the interpreter's end waits for another thread's call: 2 seconds.
+# The interpreter's end waits 2 seconds for another thread's call.
 _TURNS_AT_EXIT, _TURN_AT_EXIT = 200, 0.01
 
 
@@ -29,33 +29,33 @@ class InFlight:
     __slots__ = ("number", "stream", "finishing", "finished", "held")
 
     def __init__(self, stream: Any) -> None:
-        # Where the library puts its number, and 0 when it has ended.
+        # The library writes the step's number here, and 0 when the step has ended.
         self.number = ffi.new("fb_step *")
-        # That it was prepared on, then that it was finished on.
+        # The stream on which it was prepared, later the one on which it was finished.
         self.stream = stream
-        # Whether finish was called, and whether it is known to have ended well.
+        # Whether finish was called, and whether it returned success.
         self.finishing = self.finished = False
-        # What its enqueued work names.
+        # The tensors that its enqueued work uses.
         self.held = Kept()
 
 
 class CacheHandle:
-    """The C handle, what must end before it, and what its enqueued work names."""
+    """The C handle, the objects that must end before it, and the tensors that its enqueued work uses."""
 
     def __init__(self, device: DeviceHandle) -> None:
-        # Where the library puts the handle.
+        # The library writes the handle here.
         self.made = ffi.new("fb_cache **")
         self.device, self.later = device, device.later
         self.sequences: set[int] = set()
         # In the order in which they were prepared.
         self.steps: dict[InFlight, None] = {}
-        # Warm-ups of joins with their sequences' numbers, by the tickets that tell when they are read.
+        # Warm-ups of joins with their sequences' numbers. The key is the ticket that ends when they have been read.
         self.joins: dict[Ticket, tuple[int, Any]] = {}
-        # Sequences and steps that were forgotten.
+        # Sequences and steps that the program forgot.
         self.forgotten: deque[int | InFlight] = deque()
 
     def enter(self) -> None:
-        """Before the handle is made: the device is needed, and the interpreter's end ends it."""
+        """Called before the handle is made: the handle needs the device, and the end of the interpreter ends it."""
         alive[self] = None
         self.device.enter(self)
 
@@ -65,7 +65,7 @@ class CacheHandle:
         return self.made[0]
 
     def forget_sequence(self, number: int) -> None:
-        """Called by the garbage collector, maybe inside another call: it only takes a note."""
+        """Called by the garbage collector, perhaps inside another call, so it only makes a note."""
         self.forgotten.append(number)
 
     def forget_step(self, step: InFlight) -> None:
@@ -73,11 +73,11 @@ class CacheHandle:
         self.forgotten.append(step)
 
     def make_up(self) -> None:
-        """Ends what was forgotten, as far as it can end now, and lets go of what is no longer read."""
+        """Ends forgotten objects, as far as they can end now, and releases tensors that nothing reads any more."""
         for ticket, (number, _held) in list(self.joins.items()):
             if ticket.outcome != "pending":
-                # A join that was tried again stands behind what the device took of those that it refused. They go
-                # first: an exception between leaves the ticket, which lets go of the rest.
+                # A repeated join runs after the work that the device took of the refused ones. Those are removed first:
+                # an exception in between leaves the ticket, which then releases the rest.
                 for other in self.refused(number):
                     self.joins.pop(other, None)
                 self.joins.pop(ticket, None)
@@ -86,22 +86,22 @@ class CacheHandle:
                 one = self.forgotten[0]
             except IndexError:
                 return
-            # The note goes when it has ended: an exception between does not lose it.
+            # The note is removed when the object has ended, so an exception in between does not lose it.
             ended = self.end_step(one) if isinstance(one, InFlight) else self._end_sequence(one)
             try:
                 self.forgotten.remove(one)
             except ValueError:
-                # Another thread was here.
+                # Another thread has removed it.
                 continue
             if not ended:
                 self.forgotten.append(one)
 
     def refused(self, number: int) -> list[Any]:
-        """Joins of a sequence that have no ticket: no call gave one, or none has come back yet."""
+        """Joins of a sequence without a ticket: the call made none, or it has not returned yet."""
         return [ticket for ticket, (of, _held) in list(self.joins.items()) if of == number and not ticket._is_made]
 
     def reap(self, stream: Any, waiting: Any) -> int:
-        """`fb_cache_reap`: its status. Where no closed sequence waits any more, no work of one is left."""
+        """Calls `fb_cache_reap` and returns its status. When no closed sequence waits any more, none has work left."""
         closed = [ticket for ticket, (of, _held) in list(self.joins.items()) if of not in self.sequences]
         status = int(lib.fb_cache_reap(self.pointer, stream, waiting))
         if status == 0 and waiting[0] == 0:
@@ -110,19 +110,21 @@ class CacheHandle:
         return status
 
     def _end_sequence(self, number: int) -> bool:
-        """Closes a sequence; whether it is closed."""
+        """Closes a sequence; returns whether it is closed."""
         if number in self.sequences:
             if lib.fb_close(self.pointer, number, NULL) not in (0, lib.FB_CLOSED):
-                # It stands as it did: what it was given may be read yet.
+                # It is unchanged, and the device may still read its tensors.
                 return False
             self.sequences.discard(number)
         return True
 
     def end_step(self, step: InFlight) -> bool:
-        """Gives a step up; whether it has ended. One that has no number was not prepared, or has been retired."""
+        """Gives up a step; returns whether it has ended. A step without a number was not prepared, or is already
+        retired.
+        """
         number = step.number[0]
         if step in self.steps and number:
-            # One that was returned orders nothing any more.
+            # A stream that was returned orders nothing any more.
             stream = step.stream if int(ffi.cast("uintptr_t", step.stream)) in self.device.streams else NULL
             if not step.finished:
                 lib.fb_abandon(self.pointer, number)
@@ -134,12 +136,13 @@ class CacheHandle:
         return True
 
     def end(self, wait: bool) -> bool:
-        """Ends steps and sequences, then the cache; whether it has ended. Waits for what is enqueued, if it may. Where
-        another call is inside the cache, nothing is done."""
+        """Ends steps and sequences, then the cache; returns whether it has ended. Waits for enqueued work, if allowed.
+        If another call is inside the cache, it does nothing.
+        """
         if self not in alive:
             return True
         if self.pointer == NULL:
-            # It was not made.
+            # The creation failed.
             self.device.leave(self)
             alive.pop(self, None)
             return True
@@ -151,7 +154,7 @@ class CacheHandle:
             status = self._destroy()
         if status == lib.FB_BUSY:
             return False
-        # Each of these may be done again, where an exception has come between.
+        # Each of these can be repeated after an exception in between.
         self.steps.clear()
         self.joins.clear()
         self.sequences.clear()
@@ -170,10 +173,11 @@ class CacheHandle:
         return int(lib.fb_cache_destroy(self.pointer))
 
     def at_exit(self) -> None:
-        """Called at the interpreter's end. A daemon thread may be inside the cache: it is waited for, since a thread
-        that comes back into an interpreter that has ended is stopped where it stands, callbacks of the library's
-        among it; these are refused from now on. Where it does not come out, what the cache's work names stays for
-        the rest of the process."""
+        """Called at the end of the interpreter. A daemon thread may be inside the cache, and a thread that returns to
+        an ended interpreter is stopped there, even in a callback of the library. So this waits for the thread, and
+        refuses further callbacks. If the thread does not return, the tensors of the cache's work stay alive for the
+        rest of the process.
+        """
         for _ in range(_TURNS_AT_EXIT):
             if self.end(wait=True):
                 return

@@ -1,4 +1,4 @@
-"""A sequence: from its prompt to its end."""
+"""A sequence, from its prompt to its end."""
 
 from __future__ import annotations
 
@@ -23,48 +23,48 @@ _BYTES_MAX = 0xFFFFFFFFFFFFFFFF
 
 
 class Length(NamedTuple):
-    """How long a sequence is, tokens."""
+    """The lengths of a sequence, in tokens."""
 
-    # Committed, as far as retired steps and host-issued work tell.
+    # Committed, as far as the host can see from retired steps and from work that the library enqueued.
     committed: int
-    # Rows that the last retired step wrote behind them, to be accepted or rejected.
+    # Rows that the last retired step wrote after them, neither accepted nor rejected yet.
     landed: int
-    # In sealed pages.
-    sealed: int
+    # Tokens in published pages.
+    published: int
     # Whether it has joined and may take part in steps.
     running: bool
 
 
 class Page(NamedTuple):
-    """Where a page of a sequence stands: its rows in the total pool, its index keys on the device."""
+    """A page of a sequence: its page of rows in the total pool, and its page of index keys on the device."""
 
     host: int
     index_keys: int
 
 
 class Ticket:
-    """The one completion of work that the library has enqueued."""
+    """The completion of work that the library has enqueued."""
 
     def __init__(self) -> None:
-        # Made before the call that gives it: see `forebay.keep`.
+        # Made before the call that fills it: see `forebay.keep`.
         self._made, self._end = cell(self, "fb_ticket **", lib.fb_ticket_destroy)
 
     @property
     def _is_made(self) -> bool:
-        """Whether the call has given it; else nobody can tell whether that call enqueues something."""
+        """Whether the call has given the ticket; until then it is unknown whether that call enqueues anything."""
         return bool(self._made[0] != NULL)
 
     @property
     def outcome(self) -> str:
-        """"pending", "done", "failed" or "cancelled"; once it is not pending it stays so."""
+        """"pending", "done", "failed" or "cancelled". It does not change again once it is not pending."""
         return self._ask()[0]
 
     @property
     def done(self) -> bool:
-        """Whether it has ended well.
+        """Whether the work has succeeded.
 
         Raises:
-            ForebayError: it has ended otherwise, of the failure's kind.
+            ForebayError: the work failed or was cancelled; the class is that of the failure.
         """
         outcome, status = self._ask()
         if outcome in ("failed", "cancelled"):
@@ -86,11 +86,11 @@ class Ticket:
 
 
 class Sequence:
-    """A sequence of a cache; a context manager that closes itself. `Cache.open` and `fork` give it.
+    """A sequence of a cache; a context manager that closes itself. `Cache.open` and `fork` make it.
 
     Attributes:
-        cache: whose it is.
-        shared: tokens of its prompt that were taken over from sealed pages: `append` goes on behind them.
+        cache: the sequence's cache.
+        shared: tokens of its prompt in shared published pages; `append` continues after them.
     """
 
     def __init__(self, cache: _cache.Cache, number: int, shared: int = 0) -> None:
@@ -101,19 +101,19 @@ class Sequence:
         record = cache._record
         record.sequences.add(number)
         self._forget = weakref.finalize(self, record.forget_sequence, number)
-        # What is open at the interpreter's end its cache ends.
+        # At the interpreter's end its cache ends it.
         self._forget.atexit = False
 
     def append(self, layer: int, rows: Tensor) -> None:
-        """Appends prompt rows in one layer; layers fill independently, each in order.
+        """Appends prompt rows to one layer. Layers fill independently, each in token order.
 
         Args:
-            layer: which.
-            rows: `[count, ...]` of any dtype, whose rows have as many bytes as the cache's, run 0 then run 1; in host
-                memory, C-contiguous.
+            layer: the layer.
+            rows: `[count, ...]` of any dtype, whose rows have as many bytes as the cache's rows, run 0 then run 1; in
+                host memory, C-contiguous.
 
         Raises:
-            InvalidArgument, OutOfRange, InvalidConfig (it has joined), Closed: nothing is written then.
+            InvalidArgument, OutOfRange, InvalidState (the sequence has joined), Closed: nothing is written.
         """
         found = self._rows(rows)
         address, which = ffi.cast("void *", found.address), index(layer, "layer")
@@ -131,30 +131,35 @@ class Sequence:
         return checked(rows, "rows", None, found.shape, HOST, False)
 
     def append_in_place(self, count: int) -> None:
-        """Declares that `count` prompt rows of every layer are in their place already, or not needed.
+        """Declares that `count` prompt rows of every layer are already in the total pool, or that their bytes are not
+        needed.
 
         Raises:
-            OutOfRange: beyond the prompt. InvalidConfig: it has joined. InvalidArgument, Closed.
+            OutOfRange: rows beyond the prompt.
+            InvalidState: the sequence has joined.
+            InvalidArgument, Closed.
         """
         check(lib.fb_append_in_place(self._pointer, self._number, index(count, "count")), self._pointer)
 
     def join(self, stream: Any = None, *, warm_up: Tensor | None = None, bytes_a_call: int = 0) -> Ticket:
-        """Enters its lane once every layer has its whole prompt: brings up what it was opened for, replays `warm_up`,
-        and gathers the rows that are resident then, up to `bytes_a_call`; `join_more` gathers the rest.
+        """Joins the sequence to its lane, once every layer has its whole prompt.
 
-        All of it is enqueued on `stream`. Steps wait for it by themselves, on whichever stream: nobody has to look at
-        the ticket, which tells when it has ended and how.
+        It loads rows as `bring_up` said at the opening, replays `warm_up`, and gathers the rows that are then resident,
+        up to `bytes_a_call`; `join_more` gathers the rest. All of it is enqueued on `stream`. Steps on any stream wait
+        for it without further calls. A program need not use the ticket, which reports the end of the work and its
+        outcome.
 
         Args:
-            stream: see the device. Behind whatever writes `warm_up`, and the prompt's rows where a prefill on the
-                device writes them in place.
-            warm_up: what the last prompt positions selected, oldest first: int32 `[layers, steps, top_k]` on the
-                device, -1 for none; it is kept alive, and must stay as it is, until the ticket has ended. It is a
-                hint: a position at or beyond the prompt's length warms nothing.
-            bytes_a_call: the most bytes that one call gathers, 0 for no bound.
+            stream: see the device. It must be ordered after the work that writes `warm_up`, and after a prefill that
+                writes the prompt's rows in place on the device.
+            warm_up: the selections of the last prompt positions, oldest first: int32 `[layers, steps, top_k]` on the
+                device, -1 for none. The cache keeps it alive until the ticket has ended; do not change it before. It is
+                a hint: a position at or beyond the prompt's length loads nothing.
+            bytes_a_call: the most bytes that one call gathers; 0 for no bound.
 
         Raises:
-            InvalidConfig: a layer's prompt is incomplete, or it has joined. InvalidArgument, Closed.
+            InvalidState: a layer's prompt is incomplete, or the sequence has already joined.
+            InvalidArgument, Closed.
         """
         on = self.cache.device.stream_of(stream)
         self.cache._record.make_up()
@@ -170,22 +175,24 @@ class Sequence:
         return ticket
 
     def _hold(self, *things: Any) -> Ticket:
-        """The ticket of a join that is to be called, which keeps what that is given until it has ended; and what
-        earlier joins were given that the device refused half-way."""
+        """Makes the ticket of a join before the call. The ticket keeps the given tensors until it has ended, and those
+        of earlier joins that the device refused half-way.
+        """
         ticket, record = Ticket(), self.cache._record
         if self.cache.device.later and (any(thing is not None for thing in things) or record.refused(self._number)):
             record.joins[ticket] = (self._number, things)
         return ticket
 
     def _joined(self, ticket: Ticket, status: int) -> None:
-        """Raises a refusal of a join. One that was let in may have been taken in part, whatever the refusal says: a
-        driver answers in many words. So the ticket keeps what it was given until the join was tried again, or the
-        sequence closed, and that has ended (`CacheHandle.make_up`, `reap`)."""
+        """Raises a refusal of a join. The device may have taken part of an admitted join, whatever the refusal says. So
+        the ticket keeps its tensors until the join was repeated, or the sequence closed, and that has ended
+        (`CacheHandle.make_up`, `reap`).
+        """
         joins = self.cache._record.joins
         if status and (status in NOT_LET_IN or self._has_joined()):
             joins.pop(ticket, None)
         elif ticket in joins:
-            # One that is tried again and again with the same warm-up keeps it once.
+            # A join that is repeated with the same warm-up keeps it once.
             for other, (number, held) in list(joins.items()):
                 same = held[:1] and joins[ticket][1][:1] and held[0] is joins[ticket][1][0]
                 if other is not ticket and number == self._number and same and not other._is_made:
@@ -194,7 +201,7 @@ class Sequence:
             fail(status, self._pointer)
 
     def _has_joined(self) -> bool:
-        """Whether it had joined before: then a join is refused in front of everything else."""
+        """Whether the sequence had joined before; such a join is refused before anything else happens."""
         length = sized("fb_sequence_length")
         return lib.fb_length(self._pointer, self._number, length) == 0 and bool(length.running)
 
@@ -205,10 +212,13 @@ class Sequence:
         return words(warm_up, "warm_up", (info.layers, steps, info.top_k), place, False), steps
 
     def join_more(self, stream: Any = None) -> Ticket:
-        """Gathers the next stretch of a bounded warm-up. It may decode once none is left: `length.running`.
+        """Gathers the next portion of a bounded warm-up. After the last portion the sequence may decode:
+        `length.running`.
 
         Raises:
-            InvalidConfig: it is not joining. InvalidArgument: the stream. Closed.
+            InvalidState: the sequence is not joining.
+            InvalidArgument: the stream.
+            Closed.
         """
         on, ticket = self.cache.device.stream_of(stream), self._hold()
         self._joined(ticket, lib.fb_join_more(self._pointer, self._number, on, ticket._made))
@@ -223,20 +233,22 @@ class Sequence:
         bring_up: str = "whole",
         stream: Any = None,
     ) -> tuple[Sequence, Ticket]:
-        """A sequence that begins as a copy of this one: this one's committed tokens are its prompt.
+        """Opens a sequence that begins as a copy of this one, whose committed tokens are its prompt.
 
-        Full pages are shared, the partial one is copied on `stream`. Slots are not: the child begins with what
-        `bring_up` says. It has joined already: steps wait for it by themselves, on whichever stream, and the ticket
-        tells when it is ready. Its parent may decode on, or be closed, at once.
+        The two share full pages; the partial page is copied on `stream`. They do not share slots: the child begins with
+        the rows that `bring_up` loads. The child has already joined: steps on any stream wait for the copy without
+        further calls, and the ticket reports when the child is ready. The parent may decode, or be closed, immediately.
 
         Args:
-            promised, ratio, slots, bring_up: as of `Cache.open`, for the child.
-            stream: see the device. The copy stands behind the parent's earlier work, on whichever stream that was.
+            promised, ratio, slots, bring_up: as in `Cache.open`, for the child.
+            stream: see the device. The copy is ordered after the parent's earlier work on any stream.
 
         Raises:
-            Busy: work of this one is in flight. InvalidConfig: it has rows neither accepted nor rejected (`roll_back`
-            to the length that is meant), or has not joined. Otherwise as `Cache.open`: Exhausted names the pool that
-            has too little left, and nothing is taken. InvalidArgument, Closed.
+            Busy: work of this sequence is in flight.
+            InvalidState: it has rows that are neither accepted nor rejected (`truncate` it to the intended length), or
+                has not joined.
+            Exhausted: names the pool that has too little left; nothing is taken.
+            InvalidArgument, InvalidConfig, OutOfRange, Closed: as `Cache.open`.
         """
         config, _table = self.cache._open_config(0, promised, ratio, slots, bring_up)
         self.cache._record.make_up()
@@ -246,50 +258,55 @@ class Sequence:
         )
         return child, ticket
 
-    def roll_back(self, length: int, stream: Any = None) -> Ticket:
-        """Cuts it to `length` tokens; what is beyond is gone from every layer. Clears a failed step.
+    def truncate(self, length: int, stream: Any = None) -> Ticket:
+        """Truncates the sequence to `length` tokens, in every layer, and clears a failed step.
 
         Raises:
-            Busy: work of it is in flight. OutOfRange: beyond committed and landed rows. Closed.
+            Busy: work of the sequence is in flight.
+            OutOfRange: a length beyond the committed and landed rows.
+            InvalidState: the sequence has not joined.
+            Closed.
         """
         self.cache._record.make_up()
         ticket, on, kept = Ticket(), self.cache.device.stream_of(stream), index(length, "length")
-        check(lib.fb_roll_back(self._pointer, self._number, kept, on, ticket._made), self._pointer)
+        check(lib.fb_truncate(self._pointer, self._number, kept, on, ticket._made), self._pointer)
         return ticket
 
-    def seal(self, start: int, tokens: Any, *, keys: TokenKeys = None) -> int:
-        """Seals full pages behind the `start` tokens that are sealed, so that others find them.
+    def publish(self, start: int, tokens: Any, *, keys: TokenKeys = None) -> int:
+        """Publishes full pages after the first `start` tokens, so that other sequences find them by block hash.
 
         Args:
-            start: `length.sealed`.
-            tokens: ids from there on, as far as they are known.
-            keys: as of `Cache.open`.
+            start: `length.published`.
+            tokens: the token ids from there on, as far as they are known.
+            keys: as in `Cache.open`.
 
         Returns:
-            Tokens that are sealed now.
+            Tokens that are published now.
 
         Raises:
-            OutOfRange: `start` is not where the sealed tokens end, or tokens beyond the committed ones.
-            InvalidConfig: the cache shares nothing, or it has not joined. InvalidArgument, Closed.
+            OutOfRange: `start` is not the number of published tokens, or `tokens` exceed what was admitted.
+            InvalidState: the sequence was opened without `tokens`, or is not running.
+            Busy: work that the library enqueued for it is in flight.
+            InvalidArgument, Closed.
         """
         named, _keep = tokens_of(tokens, keys)
-        sealed = ffi.new("uint32_t *")
-        check(lib.fb_seal(self._pointer, self._number, index(start, "start"), named, sealed), self._pointer)
-        return int(sealed[0])
+        published = ffi.new("uint32_t *")
+        check(lib.fb_publish(self._pointer, self._number, index(start, "start"), named, published), self._pointer)
+        return int(published[0])
 
     @property
     def length(self) -> Length:
-        """How long it is.
+        """The lengths of the sequence.
 
         Raises:
             Closed.
         """
         length = sized("fb_sequence_length")
         check(lib.fb_length(self._pointer, self._number, length), self._pointer)
-        return Length(length.committed, length.landed, length.sealed, bool(length.running))
+        return Length(length.committed, length.landed, length.published, bool(length.running))
 
     def pages(self) -> list[Page]:
-        """Its pages, in order: what an indexer's block table is made of (`block_table`).
+        """The sequence's pages, in token order: the entries of an indexer's block table (`block_table`).
 
         Raises:
             Closed.
@@ -301,20 +318,22 @@ class Sequence:
         return [Page(pages[index].host, pages[index].index_keys) for index in range(count[0])]
 
     def landing_slot(self, query_row: int) -> int:
-        """The slot that the new row of a step's query row is to be written to, the same in every layer's slab.
+        """The slot to which the engine writes the new row of a query row. It is the same in every layer's slab.
 
         Raises:
-            OutOfRange: no such query row. InvalidArgument, Closed.
+            OutOfRange: no such query row.
+            InvalidArgument, Closed.
         """
         slot = ffi.new("uint32_t *")
         check(lib.fb_landing_slot(self._pointer, self._number, index(query_row, "query_row"), slot), self._pointer)
         return int(slot[0])
 
     def read_row(self, layer: int, position: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """A copy of one row of the total pool as it is now: uint8 `[row bytes]`.
+        """A copy of one row of the total pool with its present content: uint8 `[row bytes]`.
 
         Raises:
-            OutOfRange: no such layer or position. InvalidArgument, Closed.
+            OutOfRange: no such layer or position.
+            InvalidArgument, Closed.
         """
         row = np.empty(self.cache.info.row_bytes, np.uint8)
         which, at, room = index(layer, "layer"), index(position, "position"), ffi.from_buffer("uint8_t[]", row, True)
@@ -322,23 +341,27 @@ class Sequence:
         return row
 
     def digest(self) -> int:
-        """The residency digest, all layers: equal on every rank that was given the same selections, step by step, since
-        it joined. On a GPU it waits for the device: between steps. What to do with ranks that differ stands in
-        docs/integration.md (Ranks).
+        """The residency digest over all layers. Ranks that got the same selections in every step since the join have
+        equal digests.
+
+        On a GPU the call waits for the device, so call it between steps. docs/integration.md (Ranks) says what to do
+        when ranks differ.
 
         Raises:
-            Busy: work of it is in flight. Closed.
+            Busy: work of the sequence is in flight.
+            Closed.
         """
         digest = ffi.new("uint64_t *")
         check(lib.fb_digest(self._pointer, self._number, digest), self._pointer)
         return int(digest[0])
 
     def close(self, stream: Any = None) -> None:
-        """Ends it, also as an abort; idempotent. What it holds comes back when its last step is retired. In a forked
-        child it is closed already.
+        """Ends the sequence, also as an abort; idempotent. Its pages, slots and lane become free when its last step is
+        retired. In a forked child it is already closed.
 
         Raises:
-            Busy: another call is inside its cache; it stays open. InvalidArgument: the stream.
+            Busy: another call is inside its cache; the sequence stays open.
+            InvalidArgument: the stream.
         """
         if not self._forget.alive:
             return
@@ -351,7 +374,7 @@ class Sequence:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed, or its cache."""
+        """Whether the sequence or its cache was closed."""
         return not self._forget.alive or self.cache.closed
 
     def __enter__(self) -> Sequence:
@@ -367,10 +390,10 @@ class Sequence:
 
 
 def tokens_of(tokens: Any, keys: TokenKeys) -> tuple[Any, tuple[Any, ...]]:
-    """An fb_tokens, and what must live as long.
+    """An fb_tokens, and the objects that must live as long.
 
     Raises:
-        InvalidArgument: no token ids, or keys that are neither None nor 16 bytes.
+        InvalidArgument: values that are not token ids, or keys that are neither None nor 16 bytes.
     """
     try:
         ids = np.asarray(tokens)

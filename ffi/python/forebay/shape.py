@@ -1,4 +1,4 @@
-"""The declared shape of a model's cache."""
+"""The shape of a model's cache."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from .errors import InvalidArgument
 
 @dataclass(frozen=True)
 class Shape:
-    """What an engine declares about its model; nothing is guessed from a tensor. All sizes are bytes.
+    """What an engine tells forebay about its model; nothing is guessed from a tensor. All sizes are bytes.
 
     Attributes:
-        layers: layers that every decode step passes once.
+        layers: layers that every decode step runs once.
         row_bytes: bytes of a row's runs (K and V, or one latent and 0). Multiples of 4.
         top_k: positions that one query row selects in one layer.
-        draft_layers: further layers that draft tokens.
-        index_key_bytes: of one index key on the device; 0: the model has no indexer.
+        draft_layers: additional layers that draft tokens.
+        index_key_bytes: bytes of one index key on the device; 0: the model has no indexer.
         page_tokens: tokens of a page, a power of two from 16 to 1024.
-        host_stride: from one row to the next in host memory; 0: the next multiple of 64.
-        device_block_align: a device block of 64 slots is padded to a multiple of this; 0: none.
+        host_stride: bytes from one row to the next in host memory; 0: the row's bytes rounded up to a multiple of 64.
+        device_block_align: a device block of 64 slots is padded to a multiple of this; 0: no padding.
     """
 
     layers: int
@@ -36,10 +36,10 @@ class Shape:
 
     @staticmethod
     def preset(name: str, **changes: Any) -> Shape:
-        """A known model's shape, e.g. "deepseek-v3.2", with fields changed as given.
+        """A known model's shape, for example "deepseek-v3.2", with the given changes.
 
         Raises:
-            InvalidConfig: no such preset. InvalidArgument: changes that are no fields.
+            InvalidArgument: no such preset, or changes that are no fields.
         """
         unknown = [field for field in changes if field not in _FIELDS]
         if unknown:
@@ -53,7 +53,7 @@ class Shape:
 
     @property
     def all_layers(self) -> int:
-        """Layers with those that draft: what `layer` arguments count, draft layers last."""
+        """Layers including draft layers: the range of `layer` arguments, draft layers last."""
         return self.layers + self.draft_layers
 
     def declare(self, config: Any) -> None:

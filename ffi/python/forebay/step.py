@@ -1,10 +1,11 @@
 """A step: one forward pass of decode, from `Cache.prepare` to `retire`.
 
-A layer call costs a few microseconds for a whole batch, checks included. Where an engine uses the same buffers for
-every layer and step, `Buffers` checks them once, and a call with them costs less.
+A layer call costs a few microseconds for a whole batch, including its checks. An engine that uses the same buffers for
+every layer and step can check them once with `Buffers`; a call with them costs less.
 
-Tensors of enqueued work are kept alive until the step has ended, where the device works later than the call: by the
-cache, from before the call, also if the call is interrupted or the step forgotten (`forebay.keep`).
+Where the device works after a call returns, the cache keeps the tensors of enqueued work alive until the step has
+ended. It does so from before the call, even if the call is interrupted or the program forgets the step
+(`forebay.keep`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 from . import cache as _cache
 from ._library import NULL, check, fail, ffi, lib, sized
 from .arrays import Tensor
-from .errors import Busy, Closed, InvalidArgument, InvalidConfig, counted
+from .errors import Busy, Closed, InvalidArgument, InvalidState, counted
 from .record import InFlight
 from .tensors import index, look, words
 
@@ -26,26 +27,26 @@ _new, _cast, _from_buffer = ffi.new, ffi.cast, ffi.from_buffer
 
 
 class LayerCount(NamedTuple):
-    """What a layer of a step has done."""
+    """The counts of one layer of a step."""
 
     # Distinct selected rows that were resident.
     hits: int
     # Rows fetched.
     misses: int
-    # Of these, rows in scratch slots.
+    # Misses whose rows were fetched into scratch slots.
     scratch: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Retired:
-    """What a step has done.
+    """What a step did.
 
     Attributes:
-        step: its number in its cache, from 1.
+        step: the step's number in its cache, from 1.
         hits: distinct selected rows that were resident, all layers.
         misses: rows fetched, all layers.
-        counts: uint32 `[layers, 3]`, draft layers last: hits, misses, and of these the rows in scratch slots.
-        lengths: uint32 `[rows]`: tokens of each batch row's sequence committed when the step began.
+        counts: uint32 `[layers, 3]`, draft layers last: hits, misses, and misses whose rows went to scratch slots.
+        lengths: uint32 `[rows]`: the committed tokens of each batch row's sequence when the step began.
     """
 
     step: int
@@ -56,27 +57,27 @@ class Retired:
 
     @property
     def layers(self) -> list[LayerCount]:
-        """The counts by layer, draft layers last."""
+        """The counts of each layer, draft layers last."""
         return [LayerCount(*counts) for counts in self.counts.tolist()]
 
 
 class Buffers:
-    """A step's selection and answer, checked once, for any step and layer of the cache.
+    """The selection (top-k indices) and slots of a step, checked once, for any step and layer of the cache.
 
     Args:
-        cache: whose steps.
-        selection: int32 `[rows, query rows, top_k]` on the cache's device: token positions, -1 for none. Engines write
-            it in the order of the streams.
+        cache: the cache of the steps.
+        selection: int32 `[rows, query rows, top_k]` on the cache's device: token positions, -1 for none. The engine
+            writes it in the order of the streams.
         slots: the same shape: receives the slots in the layer's slab, -1 for none.
-        lists: int32 `[1 + attention passes, rows, query rows, top_k]`, where attention runs in parts: list 0 has the
-            slots of what was resident, list 1 + p of what pass p fetched, compact, -1 beyond the count.
-        counts: int32 `[1 + attention passes, rows, query rows]`: how long each list is.
+        lists: int32 `[1 + attention_waves, rows, query rows, top_k]`, for split attention. List 0 has the slots of the
+            resident rows, list 1 + w the slots that attention wave w fetched. Valid entries come first, then -1.
+        counts: int32 `[1 + attention_waves, rows, query rows]`: the number of valid entries of each list.
 
     Raises:
-        InvalidArgument: a tensor of another dtype, shape, layout or device; lists without counts.
+        InvalidArgument: a tensor of another dtype, shape, layout or device, or lists without counts.
 
     Attributes:
-        selection, slots, lists, counts: as given; they live as long as this does.
+        selection, slots, lists, counts: as given; they live as long as this object.
         rows, query_rows: of the batch.
     """
 
@@ -101,28 +102,28 @@ class Buffers:
         if (lists is None) != (counts is None):
             raise InvalidArgument("lists", "one of lists and counts", "both or none")
         if lists is not None:
-            parts = 1 + cache.info.attention_passes
-            self._lists = words(lists, "lists", (parts, *whole), place, True)
+            several = 1 + cache.info.attention_waves
+            self._lists = words(lists, "lists", (several, *whole), place, True)
             self._counts = ffi.cast(
-                "uint32_t *", words(counts, "counts", (parts, self.rows, self.query_rows), place, True)
+                "uint32_t *", words(counts, "counts", (several, self.rows, self.query_rows), place, True)
             )
         self.cache = cache
-        # As the caller has them, with whatever methods these have.
+        # The caller's own objects, with their methods.
         self.selection: Any = selection
         self.slots: Any = slots
         self.lists: Any = lists
         self.counts: Any = counts
 
     @classmethod
-    def empty(cls, cache: _cache.Cache, rows: int, query_rows: int, *, parts: bool = False) -> Buffers:
-        """Buffers of NumPy arrays for a host device, with lists and counts if `parts`; nothing is selected yet."""
+    def empty(cls, cache: _cache.Cache, rows: int, query_rows: int, *, split: bool = False) -> Buffers:
+        """Makes buffers of NumPy arrays for a host device, with lists and counts if `split`. Nothing is selected."""
         whole = (rows, query_rows, cache.info.top_k)
         selection, slots = np.full(whole, -1, np.int32), np.full(whole, -1, np.int32)
-        if not parts:
+        if not split:
             return cls(cache, selection, slots)
-        passes = 1 + cache.info.attention_passes
-        lists = np.full((passes, *whole), -1, np.int32)
-        return cls(cache, selection, slots, lists, np.zeros((passes, rows, query_rows), np.int32))
+        several = 1 + cache.info.attention_waves
+        lists = np.full((several, *whole), -1, np.int32)
+        return cls(cache, selection, slots, lists, np.zeros((several, rows, query_rows), np.int32))
 
     def declare(self, buffers: Any) -> None:
         """Writes them into an fb_buffers."""
@@ -132,18 +133,19 @@ class Buffers:
 
 
 class Step:
-    """A step of a cache: open until finished, in flight until retired. `Cache.prepare` gives it.
+    """A step of a cache: open until it is finished, in flight until it is retired. `Cache.prepare` makes it.
 
-    As a context manager it is abandoned if its body raises, else finished; it is retired if its work has ended then
-    (always, on a host device without threads), and `retired` says what it did. A step that still runs then is ended by
-    `retire`, or forgotten, by a later call on the cache.
+    As a context manager it abandons the step if the body raises, and finishes it otherwise. If its work has ended by
+    then (always, on a host device without threads) it also retires the step, and `retired` has the result. Otherwise
+    the program calls `retire`; a later call on the cache retires a forgotten step.
 
-    `layer` counts draft layers behind the others. `stream` is the one that it was prepared on, where none is given.
+    `layer` counts draft layers after the others. Without a `stream` a call uses the stream on which the step was
+    prepared.
 
     Attributes:
-        cache: whose it is.
-        rows, query_rows: of its batch.
-        retired: what it has done, once it is retired.
+        cache: the step's cache.
+        rows, query_rows: of the step's batch.
+        retired: what the step did, once it is retired.
     """
 
     __slots__ = (
@@ -154,29 +156,30 @@ class Step:
     def __init__(self, cache: _cache.Cache, in_flight: InFlight, rows: int, query_rows: int) -> None:
         self.cache, self.rows, self.query_rows = cache, rows, query_rows
         self.retired: Retired | None = None
-        # Once it is prepared, until it is retired.
+        # Not 0 from prepare to retire.
         self._number = 0
         self._pointer, self._stream = cache._pointer, in_flight.stream
         self._shape = (rows, query_rows, cache.info.top_k)
         self._place, self._later = cache.device.place, cache.device.later
-        # The cache's record has it too: it outlives the step.
+        # The cache's record has it too, and outlives the step.
         self._in_flight, self._held = in_flight, in_flight.held
         self._finished = False
 
     def layer(self, layer: int, selection: Tensor | Buffers, slots: Tensor | None = None, stream: Any = None) -> None:
-        """Resolves a layer's selection and gathers what it misses: attention may read `slots` behind it, and before the
-        next layer's call, which takes the same scratch slots.
+        """Resolves a layer's selection (top-k indices) and gathers the rows that miss.
+
+        Attention may read `slots` after this call, and before the next layer's call, which uses the same scratch slots.
 
         Args:
-            layer: which.
+            layer: the layer.
             selection: int32 `[rows, query rows, top_k]` on the cache's device: token positions, -1 for none; or
-                `Buffers`, and no `slots`.
+                `Buffers`, without `slots`.
             slots: the same shape: receives the slots in the layer's slab, -1 for none.
             stream: see the class.
 
         Raises:
-            InvalidArgument, OutOfRange: nothing was enqueued and nothing is written. A position at or beyond the
-            sequence's length shows in `retire`: DeviceFailed.
+            InvalidArgument, OutOfRange, InvalidState (the step is finished): nothing was enqueued and nothing is
+                written. If a position is at or beyond the sequence's length, `retire` raises DeviceFailed.
         """
         on = self._stream if stream is None else self.cache.device.stream_of(stream)
         if type(selection) is Buffers:
@@ -199,19 +202,19 @@ class Step:
             self._refused(held, status)
 
     def layers(self, selection: Tensor, slots: Tensor, stream: Any = None) -> None:
-        """`layer` of every layer in one call, for replays and tests that know the selections beforehand.
+        """Calls `layer` for every layer, for replays and tests that have all selections beforehand.
 
-        Layers share the scratch slots, in which rows beyond a sequence's slots are: behind this call they hold rows of
-        the last layer alone. So it is refused where an earlier layer might need one. None is needed where each
-        sequence of the step has `query rows x top_k` slots in every layer, or as many as tokens; nor in a cache that
+        Layers share the scratch slots, which hold the rows beyond a sequence's slots. After this call they hold rows of
+        the last layer only, so the call is rejected if an earlier layer might need one. No layer needs one if each
+        sequence of the step has `query rows x top_k` slots in every layer, or as many slots as tokens, or if the cache
         is `residency_only`.
 
         Args:
             selection, slots: int32 `[layers, rows, query rows, top_k]`, draft layers last.
 
         Raises:
-            As `layer`. InvalidConfig: scratch slots might be needed: call `layer` for each, attention of one before the
-            next. Nothing was enqueued then.
+            InvalidConfig: an earlier layer might need scratch slots. Call `layer` for each layer, with its attention
+                before the next. Nothing was enqueued. Other errors: as `layer`.
         """
         on = self._stream if stream is None else self.cache.device.stream_of(stream)
         shape = (self.cache.info.layers, *self._shape)
@@ -234,21 +237,21 @@ class Step:
         draft_pass: int | None = None,
         stream: Any = None,
     ) -> None:
-        """R of a layer, or of batch rows `first` to `first + count` (0: all from `first`), or of a draft layer's pass.
+        """R of a layer, for batch rows `first` to `first + count` (0: all from `first` on), or of a draft pass.
 
-        The buffers begin with the first of these rows.
-        `gather` must follow, ordered behind it, before attention and before the next resolve of these rows.
+        The buffers begin with the first of these rows. Enqueue `gather` after it, before attention and before the next
+        resolve of these rows.
 
         Raises:
-            As `layer`. InvalidConfig: it is not these rows' turn.
+            As `layer`.
         """
         on = self._stream if stream is None else self.cache.device.stream_of(stream)
         self._fits(buffers, (count or self.rows - first) if first or count else self.rows)
-        part, given = self._part(layer, first, count, draft_pass), sized("fb_buffers")
+        taken, given = self._range(layer, first, count, draft_pass), sized("fb_buffers")
         buffers.declare(given)
         if self._later:
             self._held.append(buffers)
-        status = lib.fb_resolve(self._pointer, self._number, part, given, on)
+        status = lib.fb_resolve(self._pointer, self._number, taken, given, on)
         if status:
             self._refused(buffers, status)
 
@@ -256,43 +259,50 @@ class Step:
         self,
         layer: int,
         *,
-        attention_pass: int = 0,
+        attention_wave: int = 0,
         first: int = 0,
         count: int = 0,
         draft_pass: int | None = None,
         stream: Any = None,
     ) -> None:
-        """G: fetches what the last resolve of these rows missed, or what a pass of attention reads of it.
+        """G: fetches the rows that the last resolve of these rows missed, or the share of one attention wave.
 
         Raises:
-            InvalidConfig: they were not resolved. OutOfRange: no such layer, rows or pass. InvalidArgument, Closed.
+            OutOfRange: no such layer, rows or wave.
+            InvalidState: the step is finished.
+            InvalidArgument, Closed.
         """
         on = self._stream if stream is None else self.cache.device.stream_of(stream)
-        part = self._part(layer, first, count, draft_pass)
-        which = index(attention_pass, "attention_pass")
-        check(lib.fb_gather(self._pointer, self._number, part, which, on), self._pointer)
+        taken = self._range(layer, first, count, draft_pass)
+        which = index(attention_wave, "attention_wave")
+        check(lib.fb_gather(self._pointer, self._number, taken, which, on), self._pointer)
 
     def scatter(
         self, layer: int, *, first: int = 0, count: int = 0, draft_pass: int | None = None, stream: Any = None
     ) -> None:
-        """S: stores the layer's new rows in the total pool, once they stand in their landing slots.
+        """S: stores the layer's new rows in the total pool, after the engine has written them to their landing slots.
 
         Raises:
-            OutOfRange: no such layer, rows or pass. InvalidConfig: they were stored. InvalidArgument, Closed.
+            OutOfRange: no such layer, rows or draft pass.
+            InvalidState: the step is finished.
+            InvalidArgument, Closed.
         """
         on = self._stream if stream is None else self.cache.device.stream_of(stream)
         if first or count or draft_pass is not None:
-            part = self._part(layer, first, count, draft_pass)
-            check(lib.fb_scatter_part(self._pointer, self._number, part, on), self._pointer)
+            taken = self._range(layer, first, count, draft_pass)
+            check(lib.fb_scatter_range(self._pointer, self._number, taken, on), self._pointer)
         else:
             check(lib.fb_scatter(self._pointer, self._number, index(layer, "layer"), on), self._pointer)
 
     def finish(self, stream: Any = None) -> None:
-        """Ends its enqueueing; `stream` is behind all of its work.
+        """Ends the enqueueing of the step; `stream` is ordered after all of its work.
 
         Raises:
-            InvalidConfig: it is finished; or a call is missing, with its layer, batch row and query row: nothing was
-            enqueued then, and the step is open, to be completed or abandoned. InvalidArgument: the stream. Closed.
+            InvalidState: the step is already finished, or a call is missing. The message names the call, layer, batch
+                row and query row. Nothing was enqueued then, and the step stays open: make the call or abandon the
+                step.
+            InvalidArgument: the stream.
+            Closed.
         """
         on = self._stream if stream is None else self.cache.device.stream_of(stream)
         one = self._in_flight
@@ -304,25 +314,28 @@ class Step:
         self._finished = one.finished = True
 
     def abandon(self) -> None:
-        """Gives it up: it is still to be finished and retired, which raises Cancelled; its sequences need
-        `roll_back` or `close`.
+        """Gives up the step. It must still be finished and retired; `retire` then raises Cancelled, and its sequences
+        need `truncate` or `close`.
 
         Raises:
+            InvalidState: the step is finished.
             Closed.
         """
         check(lib.fb_abandon(self._pointer, self._number), self._pointer)
 
     def retire(self, stream: Any = None, *, wait: bool = False) -> Retired:
-        """Ends it, when its work has ended; finishes it first on the stream that it was prepared on, where that was
-        not done.
+        """Ends the step when its work has ended. An open step is finished first, on the stream on which it was
+        prepared.
 
         Args:
-            stream: that later work of its sequences is ordered on.
-            wait: first waits until the stream that it was finished on has ended its work.
+            stream: the stream on which later work of its sequences is ordered.
+            wait: first wait until the stream on which the step was finished has ended its work.
 
         Raises:
-            Busy: it runs. DeviceFailed, Cancelled: none of its tokens may be published, and its sequences need
-            `roll_back` or `close`; it has ended all the same. Closed: it was retired.
+            Busy: the step is still running.
+            DeviceFailed, Cancelled: discard the step's tokens; its sequences need `truncate` or `close`. The step has
+                ended all the same.
+            Closed: the step was already retired.
         """
         on = self._stream if stream is None else self.cache.device.stream_of(stream)
         if not self._number:
@@ -347,17 +360,17 @@ class Step:
         return self.retired
 
     def _finish_once(self) -> None:
-        """Finishes it, unless a call of `finish` that was interrupted has done so."""
+        """Finishes the step, unless an interrupted call of `finish` has already done so."""
         began, stream = self._in_flight.finishing, self._in_flight.stream
         try:
             self.finish()
-        except InvalidConfig:
+        except InvalidState:
             if not began:
                 raise
             self._in_flight.stream = stream
 
     def _refused(self, held: object, status: int) -> NoReturn:
-        """Raises a refusal; what the call was given is let go where it surely enqueued nothing."""
+        """Raises a refusal. It releases the call's tensors if the call certainly enqueued nothing."""
         self._held.refused(held, status)
         fail(status, self._pointer)
 
@@ -370,11 +383,11 @@ class Step:
         check(lib.fb_retired_lengths(self._pointer, tokens, self.rows, count), self._pointer)
         return counts, lengths
 
-    def _part(self, layer: int, first: int, count: int, draft_pass: int | None) -> Any:
-        part = sized("fb_part")
-        part.layer, part.first, part.count = index(layer, "layer"), index(first, "first"), index(count, "count")
-        setattr(part, "pass", 0 if draft_pass is None else index(draft_pass, "draft_pass") + 1)
-        return part
+    def _range(self, layer: int, first: int, count: int, draft_pass: int | None) -> Any:
+        given = sized("fb_step_range")
+        given.layer, given.first, given.count = index(layer, "layer"), index(first, "first"), index(count, "count")
+        given.draft_pass = 0 if draft_pass is None else index(draft_pass, "draft_pass") + 1
+        return given
 
     def _fits(self, buffers: Buffers, rows: int | None = None) -> None:
         if type(buffers) is not Buffers or buffers.cache is not self.cache:
@@ -403,7 +416,7 @@ class Step:
         except Busy:
             return
         except Closed:
-            # With its cache, or in a forked child.
+            # Its cache was closed, or this is a forked child.
             self._number = 0
 
     def __del__(self) -> None:

@@ -1,12 +1,12 @@
-"""Arguments that are tensors, from what a caller has to an address, and numbers: checked.
+"""Checked arguments: a caller's tensor becomes an address, and numbers are checked.
 
-Taken as they are, never copied: NumPy arrays, torch tensors and what looks like them (`data_ptr`, `dtype`, `shape`,
-`stride`, `device`), objects with `__array_interface__` or `__cuda_array_interface__`, and DLPack. Nothing is imported
-for it but NumPy. A NumPy array or torch tensor of the expected dtype, shape and device passes by a short path; all
-else is looked at whole, and refused with what it is and what was expected.
+The package accepts tensors without copying them: NumPy arrays, torch tensors and similar objects (`data_ptr`, `dtype`,
+`shape`, `stride`, `device`), objects with `__array_interface__` or `__cuda_array_interface__`, and DLPack. It imports
+only NumPy for this. A NumPy array or torch tensor of the expected dtype, shape and device takes a short path. Any other
+value is inspected fully, and a rejection says what it is and what was expected.
 
-On CUDA nothing is ordered here: whoever passes a tensor has ordered its stream behind the work that writes it, as for a
-kernel of the engine's own. DLPack's producers are told so; the array interface's "stream" is ignored.
+On CUDA this module orders nothing: the caller has ordered the stream after the work that writes the tensor, as for a
+kernel of the engine. DLPack producers are told to order nothing; the array interface's "stream" is ignored.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ HOST = Place("cpu", 0)
 _WORD = np.dtype(np.int32)
 _INDEX_MAX = 0xFFFFFFFF
 _from_buffer, _cast = ffi.from_buffer, ffi.cast
-# Types that are parsed once.
+# Types, parsed once.
 _WORDS, _WORD_POINTER = ffi.typeof("int32_t[]"), ffi.typeof("int32_t *")
 _NUMPY_ERRORS = (BufferError, ValueError, TypeError)
-# How objects of torch's dtype and device classes read, found once each: (name, bits), Place.
+# The meaning of torch's dtype and device objects, looked up once each: (name, bits), Place.
 _dtypes: dict[Any, tuple[str, int]] = {}
 _places: dict[Any, Place] = {}
 
 
 def index(value: Any, name: str, most: int = _INDEX_MAX, least: int = 0) -> int:
-    """A number from `least` to `most`: as C's uint32_t holds it.
+    """A number from `least` to `most`; by default what C's uint32_t holds.
 
     Raises:
-        InvalidArgument: it is none.
+        InvalidArgument: it is no such number.
     """
     try:
         number = operator.index(value)
@@ -61,8 +61,8 @@ def index(value: Any, name: str, most: int = _INDEX_MAX, least: int = 0) -> int:
 
 
 def words(value: Any, name: str, shape: tuple[int, ...], place: Place, writable: bool) -> Any:
-    """The address, as `int32_t *`, of an int32 tensor of `shape` in `place`, C-contiguous. What was made to find it
-    lives as long as the answer; `value` is the caller's to keep.
+    """The address, as `int32_t *`, of an int32 tensor of `shape` in `place`, C-contiguous. Temporary objects live as
+    long as the result; the caller keeps `value` alive.
 
     Raises:
         InvalidArgument: it is something else.
@@ -91,7 +91,7 @@ def words(value: Any, name: str, shape: tuple[int, ...], place: Place, writable:
 
 
 def _let_go(owner: object, _address: Any) -> None:
-    """What an address's end calls: it has kept `owner`."""
+    """Called at the end of an address, which has kept `owner`."""
 
 
 def checked(
@@ -102,10 +102,10 @@ def checked(
     place: Place,
     writable: bool,
 ) -> Placed:
-    """Looks at a tensor whole. `dtype` None is any; None in `shape` is any extent.
+    """Inspects a tensor fully. `dtype` None accepts any; None in `shape` accepts any extent.
 
     Raises:
-        InvalidArgument: it is not as expected; says what it is.
+        InvalidArgument: the tensor differs from the expectation; the message says what it is.
     """
     found = look(value, name)
     expected = f"{describe(dtype, shape)}, C-contiguous, in {place}{', writable' if writable else ''}"
@@ -146,7 +146,7 @@ def describe(dtype: str | None, shape: tuple[int | None, ...]) -> str:
 
 
 def look(value: Any, name: str) -> Placed:
-    """Where a tensor stands and what it is.
+    """The address and properties of a tensor.
 
     Raises:
         InvalidArgument: it is no tensor.
@@ -197,7 +197,7 @@ def _torch(value: Any, name: str) -> Placed:
         if place is None:
             place = _places[value.device] = _place_of(value.device)
         address = int(value.data_ptr())
-        # torch conjugates and negates when the tensor is read, not where it stands.
+        # torch conjugates and negates when the tensor is read, and does not change its memory.
         lazy = [how for how in ("is_conj", "is_neg") if hasattr(value, how) and getattr(value, how)()]
     except (AttributeError, TypeError, RuntimeError) as error:
         raise InvalidArgument(name, f"{type(value).__name__} ({error})", "a dense tensor with memory") from error
@@ -251,7 +251,7 @@ def _cuda(value: Any, interface: Any, name: str) -> Placed:
 
 
 def _number_of(value: Any) -> int:
-    """The array interface does not say which device it is on; objects do, in one of these ways."""
+    """The device of an array-interface object. The interface does not name it; objects do, in one of these ways."""
     if hasattr(value, "__dlpack_device__"):
         return int(value.__dlpack_device__()[1])
     device = getattr(value, "device", 0)

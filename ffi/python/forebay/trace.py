@@ -1,6 +1,6 @@
 """Selection traces and request traces: writing them while an engine runs, and reading selections back.
 
-Format of selection traces: `docs/trace-format.md`.
+`docs/trace-format.md` describes the format of selection traces.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Self = TypeVar("_Self", bound="_Writer")
 
 
 class _Writer:
-    """What both writers have in common; a context manager that finishes itself."""
+    """The common part of both writers; a context manager that finishes itself."""
 
     def __init__(self, kind: str, destroy: Any, create: Callable[[Any, int, Any], Any]) -> None:
         made, self._closer = cell(self, kind, destroy)
@@ -39,11 +39,12 @@ class _Writer:
         return self._pointer
 
     def close(self) -> None:
-        """Ends it without finishing, if it is not finished; idempotent. All that was recorded is in the file."""
+        """Ends the writer without finishing, if it is not finished; idempotent. All that was recorded is in the file.
+        """
         self._closer()
 
     def finish(self) -> int:
-        """Ends it; how much was recorded."""
+        """Finishes the file; returns how much was recorded."""
         raise NotImplementedError
 
     def __enter__(self: _Self) -> _Self:
@@ -58,22 +59,23 @@ class _Writer:
 
 
 class TraceWriter(_Writer):
-    """Records what one sequence selects, position by position, into a file that must not be there.
+    """Records the selections of one sequence, position by position, into a file that must not exist.
 
     Args:
-        path: of the file.
-        layers: recorded layers.
+        path: the file.
+        layers: the number of recorded layers.
         k: positions that one query selects.
-        first_position: of the first recorded step.
-        decode_start: of the first decode step; None: `first_position`.
-        context: tokens of the longest context; None: what was recorded.
+        first_position: the position of the first recorded step.
+        decode_start: the position of the first decode step; None: `first_position`.
+        context: tokens of the longest context; None: as many as were recorded.
         layer_ids: the model's own numbers of the layers, ascending; None: 0, 1, 2 and so on.
-        shares: for each layer the place of the layer whose sets it shares; None: its own.
-        label, model, arch, score, mode, text: what readers show.
+        shares: for each layer the index of the layer whose sets it shares; None: every layer has its own.
+        label, model, arch, score, mode, text: descriptions that readers show.
         group_steps, group_bytes: when groups are written; None: 64 steps, 256 KiB.
 
     Raises:
-        Io: the file is there, or cannot be made. InvalidConfig, OutOfRange: a field is named.
+        Io: the file exists, or cannot be created.
+        InvalidConfig, OutOfRange: the message names the field.
     """
 
     def __init__(
@@ -125,28 +127,29 @@ class TraceWriter(_Writer):
         self._shape = (len(_own(layers, shares)), k)
 
     def record(self, position: int, selected: Tensor) -> None:
-        """Records what the query at `position` selected, once it is accepted; positions come one by one.
+        """Records the selection of the query at `position`, once it is accepted. Record the positions in order.
 
         Args:
             selected: int32 `[layers with sets of their own, k]` in host memory, in any order, -1 for none.
 
         Raises:
-            OutOfRange: a position that does not follow, or sets that are none: nothing is recorded.
+            OutOfRange: a position out of order, or invalid sets: nothing is recorded.
         """
         pointer, numbers = self._open(), words(selected, "selected", self._shape, HOST, False)
         at, count = index(position, "position"), self._shape[0] * self._shape[1]
         check(lib.fb_trace_record(pointer, at, numbers, count), pointer)
 
     def flush(self) -> None:
-        """Writes the steps that are held: they survive the process.
+        """Writes the buffered steps: they survive the process.
 
         Raises:
-            Io: it cannot be written. Closed: it was finished.
+            Io: the file cannot be written.
+            Closed: the recording was finished.
         """
         check(lib.fb_trace_flush(self._open()), self._pointer)
 
     def sync(self) -> None:
-        """Flushes, and stores the file on the disk.
+        """Flushes, and syncs the file to disk.
 
         Raises:
             As `flush`.
@@ -154,10 +157,10 @@ class TraceWriter(_Writer):
         check(lib.fb_trace_sync(self._open()), self._pointer)
 
     def finish(self) -> int:
-        """Writes the end and stores the file; how many steps were recorded.
+        """Writes the end and syncs the file; returns the number of recorded steps.
 
         Raises:
-            As `flush`; it is closed then too.
+            As `flush`; the writer is closed all the same.
         """
         pointer, steps = self._open(), ffi.new("uint32_t *")
         status = lib.fb_trace_finish(pointer, steps)
@@ -169,10 +172,10 @@ class TraceWriter(_Writer):
 
 
 class RequestWriter(_Writer):
-    """Records requests as they arrive, into lines that every tool of the field reads.
+    """Records requests as they arrive, as lines of Mooncake's format for request traces.
 
     Args:
-        path: of the file, which must not be there.
+        path: the file, which must not exist.
         block_tokens: tokens of a block.
     """
 
@@ -182,18 +185,19 @@ class RequestWriter(_Writer):
         super().__init__("fb_requests **", lib.fb_requests_destroy, create)
 
     def record(self, *, milliseconds: int, input_tokens: int, blocks: Many[int], output_tokens: int = 0) -> None:
-        """Records one request; they come in the order of their arrival.
+        """Records one request. Record requests in the order of their arrival.
 
         Args:
-            milliseconds: since the recording's start.
-            input_tokens: of the prompt.
-            blocks: ids of the prompt's blocks from its beginning; an id names the block and all before it.
-            output_tokens: generated; 0 where that is not known yet.
+            milliseconds: the arrival since the start of the recording.
+            input_tokens: tokens of the prompt.
+            blocks: ids of the prompt's blocks from its beginning; an id identifies the block and everything before it.
+            output_tokens: generated tokens; 0 if the number is not known yet.
 
         Raises:
-            OutOfRange: an arrival before the last one, more blocks than the prompt has, or one that repeats: nothing is
-                recorded.
-            InvalidArgument: names what is no number. Io, Closed: as of `flush`.
+            OutOfRange: an arrival before the previous one, more blocks than the prompt has, or a repeated block:
+                nothing is recorded.
+            InvalidArgument: names the value that is no number.
+            Io, Closed: as `flush`.
         """
         pointer, arrival = self._open(), sized("fb_arrival")
         for name, value in (
@@ -207,15 +211,16 @@ class RequestWriter(_Writer):
         check(lib.fb_requests_record(pointer, arrival), pointer)
 
     def flush(self) -> None:
-        """Writes the lines that are held: they survive the process.
+        """Writes the buffered lines: they survive the process.
 
         Raises:
-            Io: it cannot be written. Closed: it was finished.
+            Io: the file cannot be written.
+            Closed: the trace was finished.
         """
         check(lib.fb_requests_flush(self._open()), self._pointer)
 
     def sync(self) -> None:
-        """Flushes, and stores the file on the disk.
+        """Flushes, and syncs the file to disk.
 
         Raises:
             As `flush`.
@@ -223,10 +228,10 @@ class RequestWriter(_Writer):
         check(lib.fb_requests_sync(self._open()), self._pointer)
 
     def finish(self) -> int:
-        """Stores the file; how many requests were recorded.
+        """Syncs the file; returns the number of recorded requests.
 
         Raises:
-            As `flush`; it is closed then too.
+            As `flush`; the writer is closed all the same.
         """
         pointer, count = self._open(), ffi.new("uint64_t *")
         status = lib.fb_requests_finish(pointer, count)
@@ -238,39 +243,41 @@ class RequestWriter(_Writer):
 
 
 class Header(NamedTuple):
-    """What a selection trace says about itself."""
+    """The numbers in a selection trace's header."""
 
-    # Recorded layers.
+    # The number of recorded layers.
     layers: int
-    # Positions that one query selects; fewer while the context is shorter.
+    # Positions that one query selects. It selects fewer while the context is shorter.
     k: int
-    # Recorded positions, those of the prompt included.
+    # The number of recorded positions, including those of the prompt.
     steps: int
-    # How many of the first steps belong to the prompt.
+    # The number of leading steps that belong to the prompt.
     warm_steps: int
-    # Position of the query of step 0, and of the first decode step.
+    # The position of the query of step 0.
     first_position: int
+    # The position of the first decode step.
     decode_start: int
     # Tokens of the context.
     context: int
-    # 1 for a recording that was not finished, and bytes behind its last whole group.
+    # 1 for a recording that was not finished.
     unfinished: int
+    # In an unfinished recording: the bytes after its last complete group, which the reader dropped.
     left_off_bytes: int
-    # All selected positions together.
+    # The number of selected positions in all steps and layers together.
     members: int
 
 
 class SelectionTrace:
-    """A selection trace or recording, packed or not, whole in memory. Any number of threads may read it.
+    """A selection trace or recording, compressed or not, fully in memory. Any number of threads may read it.
 
     Args:
-        path: of the file.
+        path: the file.
 
     Raises:
-        Io, BadFormat, BadVersion: the file is named, and the place in it.
+        Io, BadFormat, BadVersion: the message names the file and the place in it.
 
     Attributes:
-        header: what it says about itself.
+        header: the numbers in its header.
         layer_ids: the model's own numbers of its layers.
     """
 
@@ -299,13 +306,13 @@ class SelectionTrace:
         return str(ffi.string(text).decode("utf-8", "replace"))
 
     def read(self, first_step: int, steps: int, out: Tensor | None = None) -> np.ndarray[Any, np.dtype[np.int32]]:
-        """What `steps` steps selected: int32 `[steps, layers, k]`, ascending in each set, -1 behind its last one.
+        """The selections of `steps` steps: int32 `[steps, layers, k]`, ascending in each set, then -1.
 
         Args:
-            out: where they go; None: a new array.
+            out: the destination; None: a new array.
 
         Raises:
-            OutOfRange: steps that are not there.
+            InvalidArgument: steps that the trace does not have.
         """
         first_step, steps = _whole(first_step, "first_step"), _whole(steps, "steps")
         if steps < 0 or first_step < 0 or first_step + steps > self.header.steps:
@@ -320,21 +327,21 @@ class SelectionTrace:
 
 
 class TraceRecorder:
-    """Records the selections of a batch, a file for each sequence.
+    """Records the selections of a batch, one file for each sequence.
 
-    In each step: `select` with what each layer selected; once it is known which rows are accepted, `accept`. Only
-    accepted positions are recorded, so a rejected draft leaves nothing. A layer that shares another's sets is not
-    recorded: what it selects need not be told.
+    In each step call `select` with each layer's selection, and `accept` once the accepted rows are known. Only accepted
+    positions are recorded, so a rejected draft leaves nothing. A layer that shares another's sets is not recorded and
+    needs no `select`.
 
     Args:
-        folder: of the files `<name>.topk`, which must not be there.
+        folder: the folder of the files `<name>.topk`, which must not exist.
         layers, k: of the selections.
-        batch, query_rows: at most.
-        shares: as of `TraceWriter`.
+        batch, query_rows: the most of each.
+        shares: as in `TraceWriter`.
         describe: further arguments of each `TraceWriter`.
 
     Raises:
-        InvalidArgument: names what is no number.
+        InvalidArgument: names the value that is no number.
     """
 
     def __init__(
@@ -356,14 +363,15 @@ class TraceRecorder:
         if shares is not None and len(shares) != layers:
             raise InvalidArgument("shares", repr(shares), f"{counted(layers, 'number')}, one a layer")
         self._own = _own(layers, shares)
-        # By layer: the rows and query rows that it selected for in this step.
+        # For each layer the rows and query rows of its selection in this step.
         self._told = np.zeros((layers, 2), np.intp)
 
     def start(self, name: Hashable, first_position: int) -> Path:
-        """Begins a sequence's file, whose first recorded query is at `first_position`; its path.
+        """Begins a sequence's file, whose first recorded query is at `first_position`; returns its path.
 
         Raises:
-            InvalidArgument: a name that is in use, or that is no file's. Io: the file is there, or cannot be made.
+            InvalidArgument: a name that is in use, or that cannot be a file's name.
+            Io: the file exists, or cannot be created.
         """
         file = f"{name}.topk"
         if name in self._writers or "/" in file:
@@ -373,8 +381,8 @@ class TraceRecorder:
         return path
 
     def select(self, layer: int, selection: Tensor) -> None:
-        """Takes a copy of what a layer of this step selected: int32 `[rows, query rows, k]` or `[rows, k]`, in host
-        memory, -1 for none.
+        """Copies the selection of a layer of this step: int32 `[rows, query rows, k]` or `[rows, k]`, in host memory,
+        -1 for none.
 
         Raises:
             InvalidArgument: no such layer, or a tensor of another dtype, shape, layout or device.
@@ -393,12 +401,13 @@ class TraceRecorder:
         self._told[layer] = whole[:2]
 
     def accept(self, rows: Many[tuple[Hashable, int, int] | None]) -> None:
-        """Records the step: for each row of its batch the sequence's name, the position of its first query row, and
-        how many of its query rows are accepted; None for a row that is not recorded.
+        """Records the step. Each batch row has the sequence's name, the position of its first query row, and the number
+        of its accepted query rows; None for a row that is not recorded.
 
         Raises:
-            InvalidArgument: a row that is not as above, or that not every layer has selected for since the last
-                `accept`: nothing is recorded. OutOfRange: a position that does not follow, or sets that are none.
+            InvalidArgument: a malformed row, or one without a selection of every layer since the last `accept`: nothing
+                is recorded.
+            OutOfRange: a position out of order, or invalid sets.
         """
         if len(rows) > self._selected.shape[0]:
             raise InvalidArgument("rows", counted(len(rows), "row"), f"at most {self._selected.shape[0]}")
@@ -430,7 +439,7 @@ class TraceRecorder:
         return InvalidArgument(f"rows[{row}]", repr(accepted), "(a started name, position, accepted rows)")
 
     def finish(self, name: Hashable) -> int:
-        """Ends a sequence's file; how many positions it has."""
+        """Finishes a sequence's file; returns the number of its positions."""
         writer = self._writers.pop(name, None)
         if writer is None:
             raise InvalidArgument("name", repr(name), "one that was started")
@@ -451,7 +460,7 @@ class TraceRecorder:
 
 
 def _own(layers: int, shares: Many[int] | None) -> list[int]:
-    """The layers that have sets of their own, which are those that are recorded."""
+    """The layers with sets of their own, which are recorded."""
     return [layer for layer in range(layers) if shares is None or shares[layer] == layer]
 
 

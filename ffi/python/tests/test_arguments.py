@@ -120,7 +120,7 @@ def test_whatever_speaks_a_protocol_is_taken_and_written(make: Make, wrap: Calla
             step.layer(0, form(some(7, 9)), form(slots))
             whole(step, 0)
         answers.append(slots.tolist())
-        sequence.roll_back(40)
+        sequence.truncate(40)
     assert answers[0] == answers[1] == answers[2]
     assert -77 not in answers[0][0][0]
 
@@ -240,7 +240,7 @@ def test_rows_are_checked_by_their_bytes(make: Make) -> None:
         sequence.append(1, Tensor(good, Dtype("uint8", 1)))
         sequence.append(2, good)
         sequence.join()
-        with pytest.raises(forebay.InvalidConfig):
+        with pytest.raises(forebay.InvalidState):
             sequence.append(0, good[:1])
         with pytest.raises(forebay.OutOfRange):
             sequence.read_row(0, 1000)
@@ -287,13 +287,13 @@ def test_a_number_that_is_none_is_named(make: Make, wrong: Any) -> None:
         ("layer", lambda: step.scatter(wrong)),
         ("layer", lambda: step.gather(wrong)),
         ("first", lambda: step.gather(0, first=wrong)),
-        ("attention_pass", lambda: step.gather(0, attention_pass=wrong)),
+        ("attention_wave", lambda: step.gather(0, attention_wave=wrong)),
         ("layer", lambda: cache.slab(wrong)),
         ("layer", lambda: cache.index_keys(wrong)),
         ("layer", lambda: sequence.append(wrong, rows_of(0, 0, 1))),
         ("count", lambda: sequence.append_in_place(wrong)),
-        ("length", lambda: sequence.roll_back(wrong)),
-        ("start", lambda: sequence.seal(wrong, [])),
+        ("length", lambda: sequence.truncate(wrong)),
+        ("start", lambda: sequence.publish(wrong, [])),
         ("query_row", lambda: sequence.landing_slot(wrong)),
         ("layer", lambda: sequence.read_row(wrong, 0)),
         ("position", lambda: sequence.read_row(0, wrong)),
@@ -444,7 +444,7 @@ def test_numbers_salts_and_callables_are_named(make: Make, threads: bool) -> Non
         ("salt", lambda: cache.find_shared([1, 2], salt=bytearray(b"tenant"))),  # type: ignore[arg-type]
         ("keys", lambda: cache.find_shared([1, 2], keys=5)),  # type: ignore[arg-type]
         ("bytes_a_call", lambda: sequence.join(bytes_a_call=-1)),
-        ("start", lambda: sequence.seal(-1, [1])),
+        ("start", lambda: sequence.publish(-1, [1])),
         ("left", lambda: cache.watch(3)),  # type: ignore[arg-type]
         ("work", lambda: device.call(3)),  # type: ignore[arg-type]
         ("shape", lambda: device.allocate(-1)),

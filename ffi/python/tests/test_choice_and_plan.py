@@ -84,7 +84,7 @@ def test_a_plan_says_what_fits() -> None:
     device = plan.index_key_bytes + plan.slot_bytes + plan.landing_bytes + plan.scratch_bytes
     tables = plan.table_bytes + plan.host_page_table_bytes
     assert device + plan.padding_bytes + tables <= plan.available
-    assert plan.host_page_table_bytes == 8 * -(-(plan.row_bytes + plan.step_block_bytes) // 4096)
+    assert plan.host_page_table_bytes == 8 * -(-(plan.row_bytes + plan.step_descriptor_bytes) // 4096)
     assert plan.host_pages > 0 and plan.row_bytes > 0
     small = forebay.plan(shape, gpu=80 << 30, context=1024, weights=1 << 30, batch=1)
     assert not small.offloads and any("does not pay" in note for note in small.notes)

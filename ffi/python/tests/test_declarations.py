@@ -33,7 +33,7 @@ def test_the_committed_header_is_read_whole() -> None:
     named = {line.split("(")[0].split()[-1] for line in calls}
     assert len(named) > 20
     assert all(name in text for name in named)
-    assert ffi.sizeof("fb_row") == 16
+    assert ffi.sizeof("fb_batch_row") == 16
 
 
 def test_conditions_are_those_of_c11() -> None:

@@ -117,7 +117,7 @@ def test_ways_of_calling_a_layer_come_to_the_same(make: Make) -> None:
             step.layers(np.stack([selection] * LAYERS), all_slots)
             slots = all_slots[-1]
         else:
-            buffers = forebay.Buffers.empty(cache, 1, 1, parts=True)
+            buffers = forebay.Buffers.empty(cache, 1, 1, split=True)
             buffers.selection[:] = selection
             for layer in range(LAYERS):
                 step.resolve(layer, buffers)
@@ -169,7 +169,7 @@ def test_a_step_is_a_context_manager(make: Make) -> None:
     # The step was abandoned: nothing follows it but a roll-back.
     with pytest.raises(forebay.ForebayError):
         cache.prepare([(sequence, 0, 1)])
-    sequence.roll_back(40)
+    sequence.truncate(40)
     with cache.prepare([(sequence, 0, 1)]) as step:
         whole(step)
     assert cache.stats().steps_in_flight == 0
@@ -184,7 +184,7 @@ def test_a_position_beyond_the_length_fails_the_step_and_is_named(make: Make) ->
     with pytest.raises(forebay.DeviceFailed, match="999|40") as caught:
         step.retire()
     assert (caught.value.kind, caught.value.status) == ("DeviceFailed", 9)
-    sequence.roll_back(40)
+    sequence.truncate(40)
     with cache.prepare([(sequence, 0, 1)]) as step:
         step.layer(1, some(3), empty())
         whole(step, 1)

@@ -26,7 +26,7 @@ def drive():
         for layer in range(LAYERS):
             {call}
         step.retire(wait=True)
-        sequence.roll_back(40)
+        sequence.truncate(40)
         turns.release()
 def quietly():
     try:

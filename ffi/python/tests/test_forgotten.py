@@ -60,7 +60,7 @@ def begin(make: Make, called: Call) -> tuple[forebay.Cache, list[forebay.Sequenc
 def test_a_forgotten_call_is_named_and_made_up_for(make: Make, called: Call, says: str) -> None:
     cache, sequences, step = begin(make, called)
     for end in (step.finish, step.retire):
-        with pytest.raises(forebay.InvalidConfig, match=says):
+        with pytest.raises(forebay.InvalidState, match=says):
             end()
     assert cache.stats().steps_in_flight == 1
     if called is no_gather:
@@ -87,7 +87,7 @@ def test_a_step_with_a_forgotten_call_is_abandoned_and_a_roll_back_heals_it(
     with pytest.raises(forebay.ForebayError):
         cache.prepare([(sequences[0], 0, 1)])
     for sequence in sequences:
-        sequence.roll_back(40)
+        sequence.truncate(40)
     with cache.prepare([(sequence, 0, 1) for sequence in sequences]) as after:
         whole(after)
     cache.validate()
@@ -101,8 +101,8 @@ def test_an_exception_of_the_body_abandons_the_step_and_comes_out_as_it_is(make:
             step.layer(0, some(1), empty())
             raise KeyError("the engine's own")
     assert cache.stats().steps_in_flight == 0
-    sequence.roll_back(40)
-    with pytest.raises(forebay.InvalidConfig, match="a scatter was not enqueued .layer 0"):
+    sequence.truncate(40)
+    with pytest.raises(forebay.InvalidState, match="a scatter was not enqueued .layer 0"):
         with cache.prepare([(sequence, 0, 1)]) as step:
             step.layer(0, some(1), empty())
     # It is open still.
@@ -124,7 +124,7 @@ class Rig:
         self.cache = make(device, shape=shape, query_rows=QUERY, huge_pages=False, **changes)
         self.sequences = [joined(self.cache, 40, 64, bring_up="nothing") for _ in range(2)]
         self.stream: Any = device.stream() if isinstance(device, forebay.CudaDevice) else None
-        parts = 1 + self.cache.info.attention_passes
+        parts = 1 + self.cache.info.attention_waves
         selection, slots = self.words(2, QUERY, TOP_K), self.words(2, QUERY, TOP_K)
         lists, counts = self.words(parts, 2, QUERY, TOP_K), self.words(parts, 2, QUERY)
         self.host(selection)[:] = np.arange(TOP_K)
@@ -153,22 +153,22 @@ class Rig:
     def refused(self, step: forebay.Step, says: str) -> None:
         """Twice, by each of the calls that finish; nothing of it ends."""
         for end in (step.finish, step.retire):
-            with pytest.raises(forebay.InvalidConfig, match=f"{says}.*; enqueue it, or abandon the step"):
+            with pytest.raises(forebay.InvalidState, match=f"{says}.*; enqueue it, or abandon the step"):
                 end()
         assert self.cache.stats().steps_in_flight == 1
 
     def give_up(self, step: forebay.Step) -> None:
         step.abandon()
-        with pytest.raises(forebay.Cancelled, match="roll its sequences back"):
+        with pytest.raises(forebay.Cancelled, match="truncate its sequences"):
             step.retire(wait=True)
         self.healed()
 
     def healed(self) -> None:
         """A step of what has failed is refused; a roll-back heals it."""
-        with pytest.raises(forebay.InvalidConfig, match="a step of the sequence failed"):
+        with pytest.raises(forebay.InvalidState, match="a step of the sequence failed"):
             self.cache.prepare([(self.sequences[0], 0, 1)], stream=self.stream)
         for sequence in self.sequences:
-            sequence.roll_back(sequence.length.committed, self.stream)
+            sequence.truncate(sequence.length.committed, self.stream)
         self.device.wait(self.stream)
 
 
@@ -178,7 +178,7 @@ def due(halves: bool) -> Iterator[list[Made]]:
         for draft_pass in range(QUERY) if layer == DRAFT else (None,):
             for rows in ({"first": 0, "count": 1}, {"first": 1, "count": 1}) if halves else ({},):
                 of = {"layer": layer, "draft_pass": draft_pass, **rows}
-                gathers: list[Made] = [("gather", {**of, "attention_pass": number}) for number in range(PASSES)]
+                gathers: list[Made] = [("gather", {**of, "attention_wave": number}) for number in range(PASSES)]
                 yield [("resolve", of), *gathers, ("scatter", of)]
 
 
@@ -189,7 +189,7 @@ def missing(made: Made, widths: tuple[int, ...]) -> str | None:
     first, count = of.get("first", 0), of.get("count", 2)
     rows = [row for row in range(first, first + count) if query < widths[row]]
     place = f"layer {of['layer']}, batch row {rows[0]}, query row {query}" if rows else ""
-    place += f", pass {of['attention_pass']}\\)" if call == "gather" else "\\)"
+    place += f", wave {of['attention_wave']}\\)" if call == "gather" else "\\)"
     return f"a {call} was not enqueued .{place}" if rows else None
 
 
@@ -204,8 +204,8 @@ def device(request: pytest.FixtureRequest) -> forebay.Device:
 @pytest.mark.parametrize("halves", [False, True])
 def test_each_call_of_a_model_that_drafts_is_missed(make: Make, device: forebay.Device, halves: bool) -> None:
     """In two passes of attention, with a batch row that has fewer query rows: what it has not is not due."""
-    rig = Rig(make, device, slots=TOP_K, attention_passes=PASSES)
-    assert rig.cache.info.attention_passes == PASSES
+    rig = Rig(make, device, slots=TOP_K, attention_waves=PASSES)
+    assert rig.cache.info.attention_waves == PASSES
     # A gather that had nothing to fetch can be made up for at any time.
     rig.host(rig.buffers.selection)[:] = -1
     refusals = 0
@@ -356,7 +356,7 @@ def test_a_graph_of_the_engines_that_was_not_launched_fails_its_step(
             assert step.retire(wait=True).step > 0
             continue
         layer, query = min(without, DRAFT), max(without - DRAFT, 0)
-        says = f"a query row was never resolved .batch row 0, layer {layer}, value {query}.; roll its sequences back"
+        says = f"a query row was never resolved .batch row 0, layer {layer}, value {query}.; truncate its sequences"
         with pytest.raises(forebay.DeviceFailed, match=says):
             step.retire(wait=True)
         rig.healed()

@@ -201,7 +201,7 @@ class Both:
         del text.writers[length:]
         text.landed = 0
         for side, sequence in enumerate(text.both):
-            sequence.roll_back(length, (None, self.stream)[side])
+            sequence.truncate(length, (None, self.stream)[side])
         # A fork and a digest are refused while it runs.
         self.gpu.wait(self.stream)
 
@@ -297,7 +297,7 @@ def test_steps_that_the_engine_captures_come_to_what_the_host_device_does(place:
         told = both.on_host(host, texts, widths, picks)
         place.write(both.asked, np.concatenate([picks, padding], axis=1))
         place.write(both.told, np.full_like(place.read(both.told), -77))
-        with pytest.raises(forebay.InvalidConfig):
+        with pytest.raises(forebay.InvalidState):
             captured.launch([gpu])
         replay()
         captured.launched([gpu])
@@ -406,7 +406,7 @@ def test_a_position_beyond_the_length_fails_the_step_and_a_roll_back_heals_it(pl
         wrong.retire(wait=True)
     with pytest.raises(forebay.ForebayError):
         both.caches[1].prepare([(text.both[1], 0, 1)], stream=both.stream)
-    text.both[1].roll_back(text.length, both.stream)
+    text.both[1].truncate(text.length, both.stream)
     # What the host device did not do: resident rows differ from here on, what is read does not.
     host, gpu = both.begin([text], [0], [1])
     picks = both.choose(chance, [text], [1])
@@ -468,7 +468,7 @@ def test_the_callers_context_is_as_it_was_after_every_call(place: Place, monkeyp
     for kind, names in (
         (forebay.Device, ("call", "order", "wait", "allocate", "stream")),
         (forebay.Cache, ("open", "prepare", "slab", "stats", "validate", "capture", "reap", "rows")),
-        (forebay.Sequence, ("append", "join", "roll_back", "fork", "digest", "close", "landing_slot", "read_row")),
+        (forebay.Sequence, ("append", "join", "truncate", "fork", "digest", "close", "landing_slot", "read_row")),
         (forebay.Step, ("layer", "resolve", "gather", "scatter", "finish", "retire")),
     ):
         for name in names:

@@ -55,13 +55,13 @@ def test_what_flashmla_does_not_take_is_refused(make: Make) -> None:
     cache = make()
     with pytest.raises(forebay.InvalidArgument, match="656"):
         flashmla.kv_cache(cache, 0)
-    with pytest.raises(forebay.InvalidArgument, match="part"):
-        flashmla.part_indices(forebay.Buffers.empty(cache, 1, 1), 0)
+    with pytest.raises(forebay.InvalidArgument, match="which"):
+        flashmla.split_indices(forebay.Buffers.empty(cache, 1, 1), 0)
     wide = make(shape=FP8, slots=128)
-    buffers = forebay.Buffers.empty(wide, 1, 1, parts=True)
-    assert flashmla.part_indices(buffers, 1).shape == (1, 1, 64)
-    with pytest.raises(forebay.InvalidArgument, match="part"):
-        flashmla.part_indices(buffers, 2)
+    buffers = forebay.Buffers.empty(wide, 1, 1, split=True)
+    assert flashmla.split_indices(buffers, 1).shape == (1, 1, 64)
+    with pytest.raises(forebay.InvalidArgument, match="which"):
+        flashmla.split_indices(buffers, 2)
 
 
 def test_block_tables_name_the_pages_of_index_keys(make: Make) -> None:

@@ -123,7 +123,7 @@ class World:
         return self.ground.array((*layers, 1, 1, TOP_K), UNTOUCHED)
 
     def buffers(self) -> forebay.Buffers:
-        parts = 1 + self.cache.info.attention_passes
+        parts = 1 + self.cache.info.attention_waves
         lists = self.ground.array((parts, 1, 1, TOP_K), UNTOUCHED)
         return forebay.Buffers(
             self.cache, self.selection(), self.answer(), lists, self.ground.array((parts, 1, 1), UNTOUCHED)
@@ -418,7 +418,7 @@ def launch_at_each_point(both: Captures, monkeypatch: pytest.MonkeyPatch) -> Non
         cache.reap()
         assert named() is None
         for one in both.sequences[1]:
-            one.roll_back(40)
+            one.truncate(40)
         at += 1
     assert at > 10
 

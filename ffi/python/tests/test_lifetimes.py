@@ -300,7 +300,7 @@ def decode(sequence):
     with cache.prepare([(sequence, 0, 1)]) as step:
         whole(step)
 decode(two)
-one.roll_back(40)
+one.truncate(40)
 decode(one)
 assert cache.stats().steps_in_flight == 0
 print("done")
@@ -349,7 +349,7 @@ sequence = joined(cache)
 with cache.prepare([(sequence, 0, 1)]) as step:
     step.layer(0, some(1, 2), empty())
     whole(step, 0)
-sequence.roll_back(40)
+sequence.truncate(40)
 child, ticket = sequence.fork()
 del sequence, step
 cache.close()

@@ -142,7 +142,7 @@ def check_rows(cache: Offloaded, resident: Resident) -> None:
 
 def beyond(cache: Offloaded, query_rows: int) -> int:
     """Scratch slots of a sequence: for the rows of a step that its budget does not hold."""
-    return -(-max(query_rows * TOP_K - cache.budget, 0) // cache.cache.info.attention_passes)
+    return -(-max(query_rows * TOP_K - cache.budget, 0) // cache.cache.info.attention_waves)
 
 
 def check_memory(cache: Offloaded, asked: list[Request], query_rows: int, ratio: float) -> None:
@@ -253,14 +253,14 @@ def test_attention_in_parts_comes_to_the_same_but_for_rounding(order: str, passe
     asked = requests(batch)
     ratio = RATIO if passes == 1 else 0.6 * TOP_K / CONTEXT
     sizes: dict[str, Any] = {"top_k": TOP_K, "query_rows": 2, "ratio": ratio, "order": order}
-    with Offloaded(model(), asked, attention_passes=passes, **sizes) as cache:
+    with Offloaded(model(), asked, attention_waves=passes, **sizes) as cache:
         # More than one pass only where the budget does not hold what a step selects.
-        assert cache.cache.info.attention_passes == passes
+        assert cache.cache.info.attention_waves == passes
         assert passes == 1 or cache.budget < TOP_K
         resident = Resident(model(), asked, top_k=TOP_K, query_rows=2)
         found = decode_both(cache, resident, asked, 2, read=True, exact=False)
         report(f"order {order}, {passes} passes", cache, found)
-        # What has ended has given everything back but sealed pages.
+        # What has ended has given everything back but published pages.
         cache.cache.reap(cache.streams[0])
         stats = cache.cache.stats()
         assert all(sequence.closed for sequence in cache.sequences)
@@ -321,7 +321,7 @@ def test_control_a_step_whose_misses_were_not_gathered_gives_no_tokens(monkeypat
     asked = requests(1)
     with Offloaded(model(), asked, top_k=TOP_K, ratio=RATIO, order="passes") as cache:
         monkeypatch.setattr(forebay.Step, "gather", lambda *_, **__: None)
-        with pytest.raises(forebay.InvalidConfig, match="a gather was not enqueued"):
+        with pytest.raises(forebay.InvalidState, match="a gather was not enqueued"):
             for _ in Decoder(cache, asked, read=True):
                 pass
 

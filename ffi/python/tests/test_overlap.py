@@ -37,7 +37,7 @@ class Engine:
             for row in rows:
                 slots = self.buffers.slots[row, 0].tolist()
                 if call.keys != "all":
-                    part = 0 if call.keys == "resident" else 1 + call.attention_pass
+                    part = 0 if call.keys == "resident" else 1 + call.attention_wave
                     count = int(self.buffers.counts[part, row, 0])
                     slots = self.buffers.lists[part, row, 0].tolist()[:count]
                 found = [self.cache_slab[call.layer][slot // 64, slot % 64].tobytes() for slot in slots]
@@ -56,7 +56,7 @@ class Engine:
 def begin(make: Make, *, rows: int = 2) -> tuple[forebay.Cache, Engine, forebay.Layers]:
     cache = make()
     sequences = [joined(cache, bring_up="nothing") for _ in range(rows)]
-    buffers = forebay.Buffers.empty(cache, rows, 1, parts=True)
+    buffers = forebay.Buffers.empty(cache, rows, 1, split=True)
     engine = Engine(cache, sequences, buffers)
     engine.ready()
     return cache, engine, forebay.Layers(buffers, half=1)
@@ -113,7 +113,7 @@ def test_what_the_callable_raises_comes_out_and_the_step_is_abandoned(make: Make
     with pytest.raises(forebay.Cancelled):
         step.retire()
     for sequence in engine.sequences:
-        assert sequence.roll_back(40).done
+        assert sequence.truncate(40).done
     step = cache.prepare([(s, 0, 1) for s in engine.sequences])
     cache.overlap_steps([step], [layers], ["da"] * LAYERS, engine)
     step.retire()
@@ -177,8 +177,8 @@ def test_more_rows_than_the_buffers_have_are_refused(make: Make) -> None:
 
 def test_what_a_capture_is_given_is_named(make: Make) -> None:
     cache, engine, layers = begin(make)
-    other = forebay.Layers(forebay.Buffers.empty(make(), 2, 1, parts=True), batch=2)
-    two = forebay.Layers(forebay.Buffers.empty(cache, 2, 2, parts=True), batch=2)
+    other = forebay.Layers(forebay.Buffers.empty(make(), 2, 1, split=True), batch=2)
+    two = forebay.Layers(forebay.Buffers.empty(cache, 2, 2, split=True), batch=2)
     for given, says in (
         ([3], r"micro_batches\[0\]"),
         (layers, "micro_batches"),

@@ -88,7 +88,7 @@ def test_tensors_of_a_step_that_is_given_up_live_until_it_has_ended(
     cache.reap()
     assert all(one() is not None for one in named) and cache.stats().steps_in_flight == 1
     gate.open()
-    sequence.roll_back(40)
+    sequence.truncate(40)
     gc.collect()
     assert all(one() is None for one in named) and cache.stats().steps_in_flight == 0
 
@@ -100,9 +100,9 @@ def test_steps_whose_bodies_raise_do_not_pile_up(make: Make, hold: Hold) -> None
         with pytest.raises(KeyError), cache.prepare([(sequence, 0, 1)]):
             raise KeyError
         with pytest.raises(forebay.Busy):
-            sequence.roll_back(40)
+            sequence.truncate(40)
         gate.open()
-        sequence.roll_back(40)
+        sequence.truncate(40)
         device.wait()
 
 
@@ -180,7 +180,7 @@ def test_a_warm_up_that_was_refused_is_let_go_at_once_or_with_its_sequence(
         assert len(cache._record.joins) == 2
     # A refusal that was let in does not say whether something was enqueued.
     let_in = why in ("incomplete", "stream")
-    assert found and all(kind is kinds.get(why, forebay.InvalidConfig) for _named, kind in found)
+    assert found and all(kind is kinds.get(why, forebay.InvalidState) for _named, kind in found)
     assert all((named() is not None) == let_in for named, _kind in found)
     if let_in:
         monkeypatch.undo()
@@ -192,7 +192,7 @@ def test_a_warm_up_that_was_refused_is_let_go_at_once_or_with_its_sequence(
     assert not cache._record.joins
 
 
-@pytest.mark.parametrize(("code", "refusal"), [(2, forebay.OutOfMemory), (900, forebay.InvalidConfig)])
+@pytest.mark.parametrize(("code", "refusal"), [(2, forebay.OutOfMemory), (900, forebay.InvalidState)])
 @pytest.mark.parametrize("retried", [True, False])
 def test_a_warm_up_that_the_device_refused_is_let_go_when_nothing_can_read_it(
     make: Make,
@@ -222,7 +222,7 @@ def test_a_warm_up_that_the_device_refused_is_let_go_when_nothing_can_read_it(
         if retried:
             try:
                 sequence.join(other)
-            except forebay.InvalidConfig:
+            except forebay.InvalidState:
                 # It had come as far as the rows.
                 sequence.join_more(other)
         else:

@@ -84,7 +84,7 @@ def test_decodes_as_with_every_row_resident(
 ) -> None:
     asked, sizes = requests(batch), {"top_k": TOP_K, "query_rows": query_rows, "arrays": place}
     ratio = RATIO if passes == 1 else 0.08
-    with Offloaded(model(), asked, ratio=ratio, order=order, attention_passes=passes, **sizes) as cache:
+    with Offloaded(model(), asked, ratio=ratio, order=order, attention_waves=passes, **sizes) as cache:
         # Others find the first half of the prompt.
         assert [one.shared for one in cache.sequences] == [0] + [CONTEXT // 2 // BLOCK * BLOCK] * (batch - 1)
         resident = Resident(model(), asked, **sizes)
@@ -131,7 +131,7 @@ def test_control_rows_that_were_not_gathered_are_missed(place: Any, monkeypatch:
     asked = requests(1)
     with Offloaded(model(), asked, top_k=TOP_K, ratio=RATIO, order="passes", arrays=place) as cache:
         monkeypatch.setattr(forebay.Step, "gather", lambda *_, **__: None)
-        with pytest.raises(forebay.InvalidConfig, match="a gather was not enqueued"):
+        with pytest.raises(forebay.InvalidState, match="a gather was not enqueued"):
             for _ in Decoder(cache, asked, read=True):
                 pass
 

@@ -80,14 +80,14 @@ def test_a_fork_goes_its_own_way(make: Make) -> None:
     assert ticket.done and child.length.committed == 40
     assert parent.pages()[0] == child.pages()[0] and parent.pages()[2] != child.pages()[2]
     decode(cache, child, 0, 40)
-    child.roll_back(41)
+    child.truncate(41)
     assert bytes(child.read_row(0, 40)) == bytes(row_of(0, 40))
     assert parent.length.committed == 40
     with pytest.raises(forebay.OutOfRange):
-        child.roll_back(42)
+        child.truncate(42)
     with pytest.raises(forebay.InvalidArgument, match="length"):
-        child.roll_back(-1)
-    child.roll_back(20)
+        child.truncate(-1)
+    child.truncate(20)
     assert child.length.committed == 20
     cache.validate()
 
@@ -100,8 +100,8 @@ def test_a_prefix_is_shared_by_content(make: Make) -> None:
     for layer in range(LAYERS):
         first.append(layer, rows_of(layer, 0, 40))
     first.join()
-    assert first.seal(0, ids.tolist()) == 32
-    assert first.length.sealed == 32
+    assert first.publish(0, ids.tolist()) == 32
+    assert first.length.published == 32
     assert cache.find_shared(ids, salt=b"tenant") == 32
     assert cache.find_shared(ids) == 0
     second = cache.open(prompt=40, tokens=ids, salt=b"tenant")
@@ -116,7 +116,7 @@ def test_a_prefix_is_shared_by_content(make: Make) -> None:
     for layer in range(LAYERS):
         image.append(layer, rows_of(layer, 0, 40))
     image.join()
-    assert image.seal(0, ids, keys=keys) == 32
+    assert image.publish(0, ids, keys=keys) == 32
     assert cache.find_shared(ids, keys=keys) == 32
     assert cache.find_shared(ids, keys=[b"fedcba9876543210", None]) == 0
     with pytest.raises(forebay.InvalidArgument, match=r"keys\[0\]"):
@@ -127,7 +127,7 @@ def test_a_prefix_is_shared_by_content(make: Make) -> None:
     with pytest.raises(forebay.OutOfRange):
         cache.open(prompt=10, tokens=ids)
     stats = cache.stats()
-    assert (stats.shared_tokens, stats.sealed_pages) == (32, 4)
+    assert (stats.shared_tokens, stats.published_pages) == (32, 4)
 
 
 def test_a_warm_up_brings_up_what_was_selected(make: Make) -> None:
@@ -194,6 +194,6 @@ def test_a_bad_declaration_names_its_field(shape: forebay.Shape) -> None:
         forebay.Shape.preset("gpt")
     footprint = forebay.footprint(shape, lanes=2, max_tokens=64, slots=16)
     assert footprint.rows > 0 and footprint.index_keys > 0
-    assert footprint.host_page_tables == 8 * -(-(footprint.rows + footprint.step_blocks) // 4096)
+    assert footprint.host_page_tables == 8 * -(-(footprint.rows + footprint.step_descriptors) // 4096)
     with pytest.raises(forebay.ForebayError):
         forebay.footprint(shape, lanes=0, max_tokens=64, slots=16)

@@ -34,8 +34,8 @@ fn a_footprint_is_what_the_cache_takes() {
         let pages = u64::from(3 * (200_u32.div_ceil(PAGE) + 1));
         assert_eq!(footprint.rows, pages * u64::from(PAGE * ROW * LAYERS));
         assert_eq!(footprint.index_keys, pages * u64::from(PAGE * 8 * LAYERS));
-        assert!(footprint.tables > 0 && footprint.landing > 0 && footprint.step_blocks > 0);
-        let host = footprint.rows + footprint.step_blocks;
+        assert!(footprint.tables > 0 && footprint.landing > 0 && footprint.step_descriptors > 0);
+        let host = footprint.rows + footprint.step_descriptors;
         assert_eq!(footprint.host_page_tables, 8 * host.div_ceil(4096));
         let mapped = footprint.slots + footprint.landing + footprint.scratch + footprint.padding;
         assert_eq!(mapped % (2 << 20), 0);
@@ -59,7 +59,7 @@ fn what_a_cache_is_and_has_can_be_asked() {
         assert_eq!(fb_cache_info(cache, &raw mut info), FbOk);
         assert_eq!((info.layers, info.draft_layers, info.row_bytes, info.host_stride), (2, 1, ROW, 64));
         assert_eq!((info.block_bytes, info.top_k, info.query_rows, info.batch), (4096, TOP_K, 2, 2));
-        assert_eq!((info.attention_passes, info.page_tokens, info.lanes), (1, PAGE, 3));
+        assert_eq!((info.attention_waves, info.page_tokens, info.lanes), (1, PAGE, 3));
         let sequence = fill(cache, 20, 10);
         assert_eq!(fb_cache_stats(cache, &raw mut stats), FbOk);
         assert_eq!((stats.sequences, stats.free_lanes), (1, 2));
@@ -171,14 +171,14 @@ fn a_cache_in_which_a_call_panicked_can_only_be_destroyed() {
 #[test]
 fn layers_of_several_attention_passes_go_by_parts() {
     let device = host();
-    let scarce = FbCacheConfig { attention_passes: 2, query_rows: 40, min_budget: 4, slots: 4, ..declared() };
+    let scarce = FbCacheConfig { attention_waves: 2, query_rows: 40, min_budget: 4, slots: 4, ..declared() };
     let cache = make_cache(device, &scarce);
     let mut info: FbInfo = sized();
     // SAFETY: it states its size.
     assert_eq!(unsafe { fb_cache_info(cache, &raw mut info) }, FbOk);
-    assert_eq!(info.attention_passes, 2);
+    assert_eq!(info.attention_waves, 2);
     let sequence = join(cache, 20, 10);
-    let row = FbRow { sequence, accepted: 0, query_rows: 1 };
+    let row = FbBatchRow { sequence, accepted: 0, query_rows: 1 };
     let config = FbStepConfig { rows: &raw const row, row_count: 1, query_rows: 1, ..sized() };
     let (selection, mut slots) = ([-1; (LAYERS * TOP_K) as usize], [-7; (LAYERS * TOP_K) as usize]);
     let (mut step, from, to, stream) = (0, selection.as_ptr(), slots.as_mut_ptr(), null_mut());
@@ -188,7 +188,7 @@ fn layers_of_several_attention_passes_go_by_parts() {
         for refused in [fb_layer(cache, step, 0, from, to, stream), fb_layers(cache, step, from, to, stream)]
         {
             assert_eq!(refused, FbInvalidConfig);
-            assert!(text_of(cache).contains("attention_passes 2"), "{}", text_of(cache));
+            assert!(text_of(cache).contains("attention_waves 2"), "{}", text_of(cache));
         }
         assert_eq!(fb_abandon(cache, step), FbOk);
         assert_eq!(fb_finish(cache, step, stream), FbOk);

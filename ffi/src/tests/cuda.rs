@@ -85,7 +85,7 @@ fn a_step_runs_on_the_engines_stream_and_everything_is_given_back() {
     let (selection, slots) = (allocate(device, words), allocate(device, words));
     let picks: [u8; 16] = [7, 0, 0, 0, 93, 0, 0, 0, 255, 255, 255, 255, 7, 0, 0, 0];
     assert!(driver.write(selection.addr() as u64, &picks));
-    let row = FbRow { sequence, accepted: 0, query_rows: 1 };
+    let row = FbBatchRow { sequence, accepted: 0, query_rows: 1 };
     let config = FbStepConfig { rows: &raw const row, row_count: 1, query_rows: 1, ..sized() };
     let (mut ticket, mut step) = (null_mut(), 0);
     // SAFETY: all are there and as long as stated; buffers are the device's.

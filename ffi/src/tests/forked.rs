@@ -63,7 +63,7 @@ fn overlap_in_a_child(answer: u32, gives: bool) {
     let device = host();
     let cache = make_cache(device, &declared());
     let sequence = join(cache, 20, 10);
-    let row = FbRow { sequence, accepted: 0, query_rows: 1 };
+    let row = FbBatchRow { sequence, accepted: 0, query_rows: 1 };
     let config = FbStepConfig { rows: &raw const row, row_count: 1, query_rows: 1, ..sized() };
     let (mut step, mut landing, mut slab, mut bytes) = (0, 0, null_mut(), 0);
     let (selection, mut slots) = ([0, -1, -1, -1], [-7; TOP_K as usize]);

@@ -1,6 +1,6 @@
 //! The calls as C makes them, in Rust: what needs a device, a cache and sequences together.
 //!
-//! The programs in `c-tests` see the same from outside; here stand the cases that need many small set-ups.
+//! The programs in `c-tests` see the same from outside; here are the cases that need many small set-ups.
 
 mod cache;
 #[cfg(feature = "cuda")]
@@ -152,7 +152,7 @@ fn read_row(cache: *const FbCache, sequence: u64, layer: u32, position: u32) -> 
 
 /// A step of one sequence, one query row, on one stream: selects position 0 in every layer. Answers its slots.
 fn step(cache: *mut FbCache, sequence: u64, accepted: u32, stream: *mut c_void) -> Vec<i32> {
-    let row = FbRow { sequence, accepted, query_rows: 1 };
+    let row = FbBatchRow { sequence, accepted, query_rows: 1 };
     let config = FbStepConfig { rows: &raw const row, row_count: 1, query_rows: 1, ..sized() };
     let (mut step, mut answers) = (0, Vec::new());
     let selection = [0, -1, -1, -1];
@@ -209,7 +209,7 @@ fn structs_hold_no_padding() {
         (size_of::<FbPage>(), 0, 2),
         (size_of::<FbTokens>(), 3, 2),
         (size_of::<FbKey>(), 2, 1),
-        (size_of::<FbRow>(), 1, 2),
+        (size_of::<FbBatchRow>(), 1, 2),
         (size_of::<FbStepConfig>(), 3, 4),
         (size_of::<FbRetired>(), 4, 0),
     ] {

@@ -11,7 +11,7 @@ fn a_sequence_grows_is_cut_and_forked() {
     let cache = make_cache(device, &declared());
     let sequence = join(cache, 40, 40);
     let length = length_of(cache, sequence);
-    assert_eq!((length.committed, length.landed, length.sealed, length.running), (40, 0, 0, 1));
+    assert_eq!((length.committed, length.landed, length.published, length.running), (40, 0, 0, 1));
     step(cache, sequence, 0, null_mut());
     assert_eq!(length_of(cache, sequence).landed, 1);
     let (mut ticket, mut child, mut pages, mut count) = (null_mut(), 0, [zeroed::<FbPage>(); 2], 0);
@@ -20,9 +20,9 @@ fn a_sequence_grows_is_cut_and_forked() {
     unsafe {
         // A row is neither accepted nor rejected.
         let refused = fb_fork(cache, sequence, &raw const fork, null_mut(), &raw mut child, &raw mut ticket);
-        assert_eq!((refused, child, ticket.is_null()), (FbInvalidConfig, 0, true));
-        assert_eq!(fb_roll_back(cache, sequence, 42, null_mut(), &raw mut ticket), FbOutOfRange);
-        assert_eq!(fb_roll_back(cache, sequence, 35, null_mut(), &raw mut ticket), FbOk);
+        assert_eq!((refused, child, ticket.is_null()), (FbInvalidState, 0, true));
+        assert_eq!(fb_truncate(cache, sequence, 42, null_mut(), &raw mut ticket), FbOutOfRange);
+        assert_eq!(fb_truncate(cache, sequence, 35, null_mut(), &raw mut ticket), FbOk);
         assert_eq!(outcome(ticket), (FB_TICKET_DONE, FbOk as u32));
         assert_eq!(fb_ticket_destroy(ticket), FbOk);
         assert_eq!(fb_ticket_destroy(ticket), FbClosed);
@@ -67,7 +67,7 @@ fn a_warm_up_within_a_bound_is_joined_by_stretches() {
         }
         let reserved = FbWarmUp { reserved: 1, ..warm };
         assert_eq!(fb_join(cache, sequence, &raw const reserved, null_mut(), null_mut()), FbInvalidConfig);
-        assert_eq!(fb_join_more(cache, sequence, null_mut(), null_mut()), FbInvalidConfig);
+        assert_eq!(fb_join_more(cache, sequence, null_mut(), null_mut()), FbInvalidState);
         let joined = fb_join(cache, sequence, &raw const warm, null_mut(), null_mut());
         assert_eq!(joined, FbOk, "{}", text_of(cache));
         while length_of(cache, sequence).running == 0 {
@@ -122,7 +122,7 @@ fn numbers_of_another_cache_and_of_a_closed_sequence_name_nothing() {
     unsafe {
         for wrong in [theirs, 0, u64::MAX, mine ^ 1, mine ^ 1 << 40] {
             assert_eq!(fb_landing_slot(cache, wrong, 0, &raw mut slot), FbClosed);
-            assert_eq!(fb_roll_back(cache, wrong, 1, null_mut(), null_mut()), FbClosed);
+            assert_eq!(fb_truncate(cache, wrong, 1, null_mut(), null_mut()), FbClosed);
             assert_eq!(fb_close(cache, wrong, null_mut()), FbClosed);
         }
         close(cache, mine);
@@ -262,7 +262,7 @@ fn texts_name_the_argument_and_the_callers_number() {
     let device = host();
     let cache = make_cache(device, &declared());
     let sequence = join(cache, 20, 10);
-    let (mut count, row) = (0, FbRow { sequence: 77, accepted: 0, query_rows: 1 });
+    let (mut count, row) = (0, FbBatchRow { sequence: 77, accepted: 0, query_rows: 1 });
     let config = FbStepConfig { rows: &raw const row, row_count: 1, query_rows: 1, ..sized() };
     let mut pages = [FbPage { host: 0, index_keys: 0 }; 1];
     // SAFETY: null is refused, and all else is there.

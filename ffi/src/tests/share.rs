@@ -42,27 +42,27 @@ fn find(cache: *const FbCache, prompt: &FbTokens, salt: &[u8]) -> u32 {
 }
 
 #[test]
-fn a_sealed_prefix_is_found_under_its_salt_and_keys_only() {
+fn a_published_prefix_is_found_under_its_salt_and_keys_only() {
     let device = host();
     let cache = make_cache(device, &declared());
     let plain = tokens(&IDS, &[]);
     let (status, sequence, shared) = open(cache, &plain, b"tenant");
     assert_eq!((status, shared), (FbOk, 0), "{}", text_of(cache));
     append(cache, sequence, 0..48);
-    let mut sealed = 77;
+    let mut published = 77;
     // SAFETY: all are there.
     unsafe {
-        assert_eq!(fb_seal(cache, sequence, 0, &raw const plain, &raw mut sealed), FbInvalidConfig);
+        assert_eq!(fb_publish(cache, sequence, 0, &raw const plain, &raw mut published), FbInvalidState);
         assert_eq!(fb_join(cache, sequence, null(), null_mut(), null_mut()), FbOk);
-        assert_eq!(fb_seal(cache, sequence, 16, &raw const plain, &raw mut sealed), FbOutOfRange);
-        assert_eq!(sealed, 77);
+        assert_eq!(fb_publish(cache, sequence, 16, &raw const plain, &raw mut published), FbOutOfRange);
+        assert_eq!(published, 77);
         assert_eq!(
-            fb_seal(cache, sequence, 0, &raw const plain, &raw mut sealed),
+            fb_publish(cache, sequence, 0, &raw const plain, &raw mut published),
             FbOk,
             "{}",
             text_of(cache)
         );
-        assert_eq!((sealed, length_of(cache, sequence).sealed), (48, 48));
+        assert_eq!((published, length_of(cache, sequence).published), (48, 48));
     }
     assert_eq!((find(cache, &plain, b"tenant"), find(cache, &plain, b"other")), (48, 0));
     assert_eq!(find(cache, &tokens(&IDS[..40], &[]), b"tenant"), 32);
@@ -79,7 +79,7 @@ fn a_sealed_prefix_is_found_under_its_salt_and_keys_only() {
     let mut stats: FbStats = sized();
     // SAFETY: it states its size.
     assert_eq!(unsafe { fb_cache_stats(cache, &raw mut stats) }, FbOk);
-    assert_eq!((stats.sealed_pages, stats.shared_tokens, stats.prompt_tokens), (3, 32, 95));
+    assert_eq!((stats.published_pages, stats.shared_tokens, stats.prompt_tokens), (3, 32, 95));
     close(cache, sequence);
     close(cache, second);
     destroy(cache, device);

@@ -28,7 +28,7 @@ fn what_callers_must_state_stays() {
         (required::<FbTokens>(), 20),
         (required::<FbStepConfig>(), 24),
         (required::<FbRetired>(), 32),
-        (required::<FbPart>(), 12),
+        (required::<FbStepRange>(), 12),
         (required::<FbBuffers>(), 24),
         (required::<FbEngine>(), 24),
         (required::<FbOverlapConfig>(), 88),

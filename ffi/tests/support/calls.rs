@@ -10,11 +10,11 @@ use std::ptr::{null, null_mut};
 use super::cache::{self, FbCache, FbStats};
 use super::config::{self, FbCacheConfig};
 use super::device::{self, FbDevice, FbDeviceConfig};
-use super::layer::{self, FbBuffers, FbPart};
+use super::layer::{self, FbBuffers, FbStepRange};
 use super::sequence::{self, FbOpenConfig, FbPage, FbSequenceLength, FbWarmUp};
 use super::share::{self, FbTokens};
 use super::status::FbStatus;
-use super::step::{self, FbRow, FbStepConfig};
+use super::step::{self, FbBatchRow, FbStepConfig};
 
 const LAYERS: u32 = 3;
 const ROW: usize = 32;
@@ -140,7 +140,7 @@ impl World {
         [
             now.sequences,
             now.steps_in_flight,
-            // Sealed pages that no sequence uses make room for others.
+            // Published pages that no sequence uses make room for others.
             now.free_host_pages + now.unused_pages,
             now.free_index_pages + now.unused_pages,
             now.free_slots,
@@ -230,7 +230,7 @@ impl World {
     fn prepare(&mut self, numbers: &mut Numbers<'_>) {
         let Some(free) = self.steps.iter().position(|step| *step == 0) else { return };
         let width = numbers.below(QUERY as u32).wrapping_add(1);
-        let row = |numbers: &mut Numbers<'_>, sequence| FbRow {
+        let row = |numbers: &mut Numbers<'_>, sequence| FbBatchRow {
             sequence,
             accepted: numbers.below(2),
             query_rows: if numbers.byte() < 240 { width } else { numbers.number() },
@@ -257,7 +257,7 @@ impl World {
             let finished = step::fb_finish(self.cache, self.steps[place], null_mut());
             sound(finished, "finish");
             // Something was not enqueued.
-            if finished == FbStatus::FbInvalidConfig {
+            if finished == FbStatus::FbInvalidState {
                 sound(step::fb_abandon(self.cache, self.steps[place]), "abandon");
                 sound(step::fb_finish(self.cache, self.steps[place], null_mut()), "finish");
             }
@@ -285,16 +285,16 @@ impl World {
                     sequence::fb_join(cache, sequence, &warm_up, stream, null_mut())
                 }
                 3 => sequence::fb_join_more(cache, sequence, stream, null_mut()),
-                4 => sequence::fb_roll_back(cache, sequence, numbers.below(64), stream, null_mut()),
+                4 => sequence::fb_truncate(cache, sequence, numbers.below(64), stream, null_mut()),
                 5 => {
                     let config = self.open_config(numbers);
                     let child = self.open_place(numbers);
                     sequence::fb_fork(cache, sequence, &config, stream, child, null_mut())
                 }
                 6 => {
-                    let (tokens, mut sealed) = (self.tokens(numbers), 0);
+                    let (tokens, mut published) = (self.tokens(numbers), 0);
                     let from = if numbers.byte() < 160 { 0 } else { numbers.below(6).wrapping_mul(16) };
-                    share::fb_seal(cache, sequence, from, &tokens, &mut sealed)
+                    share::fb_publish(cache, sequence, from, &tokens, &mut published)
                 }
                 _ => {
                     self.close(sequence);
@@ -310,11 +310,11 @@ impl World {
         let place = numbers.byte() as usize % self.steps.len();
         let (cache, step, stream) = (self.cache, self.steps[place], null_mut::<c_void>());
         let (selection, slots) = (self.selection.as_ptr(), self.slots.as_mut_ptr());
-        let part = sized!(FbPart {
+        let range = sized!(FbStepRange {
             layer: numbers.below(LAYERS),
             first: numbers.below(LANES as u32),
             count: numbers.below(LANES as u32),
-            pass: if numbers.byte() < 240 { 0 } else { numbers.number() },
+            draft_pass: if numbers.byte() < 240 { 0 } else { numbers.number() },
         });
         let buffers = sized!(FbBuffers { selection, slots });
         // SAFETY: sizes are stated; both buffers have a whole step's words.
@@ -331,9 +331,9 @@ impl World {
                     FbStatus::FbOk
                 }
                 3 => layer::fb_scatter(cache, step, numbers.below(LAYERS), stream),
-                4 => layer::fb_resolve(cache, step, &part, &buffers, stream),
-                5 => layer::fb_gather(cache, step, &part, numbers.below(2), stream),
-                6 => layer::fb_scatter_part(cache, step, &part, stream),
+                4 => layer::fb_resolve(cache, step, &range, &buffers, stream),
+                5 => layer::fb_gather(cache, step, &range, numbers.below(2), stream),
+                6 => layer::fb_scatter_range(cache, step, &range, stream),
                 7 => step::fb_abandon(cache, step),
                 8 => step::fb_finish(cache, step, stream),
                 _ => step::fb_retire(cache, &mut self.steps[place], stream, null_mut()),

@@ -34,7 +34,7 @@ fn random_bytes_decode_and_share() {
     for _ in 0..300 {
         let bytes: Vec<u8> = (0..600).map(|_| byte()).collect();
         let done = calls::ffi_calls(&bytes);
-        let counts = [done.steps, done.hits, done.misses, done.sealed_pages, done.shared_tokens];
+        let counts = [done.steps, done.hits, done.misses, done.published_pages, done.shared_tokens];
         reached.iter_mut().zip(counts).for_each(|(all, count)| *all += count);
     }
     assert!(reached.iter().all(|count| *count > 0), "{reached:?}");

@@ -1,59 +1,58 @@
-//! A device around a device that checks the order of everything that is enqueued.
+//! A device that wraps another device and checks the order of everything that is enqueued.
 //!
-//! Each call is passed on as it is, and an [`Order`] is told what it touches. A call that may run beside
-//! one that it conflicts with is refused with the order's error, whichever way the device underneath would have
-//! run the two: an inline host device, which never runs anything in the wrong order, does for the check.
+//! It passes each call on unchanged, and reports to an [`Order`] what the call touches. A call that can run at the
+//! same time as one that it conflicts with is rejected with the order's error, even if the wrapped device would have
+//! run the two in the right order. So an inline host device is enough for the check.
 //!
-//! **What is told apart.** By lane and layer, what a step reads, what it brings up and what it writes: rows
-//! that are resident, slots that are being fetched, landing slots (each query row's), rows of the total pool
-//! and those that the step adds to it. By lane the tables, the page table, and the scratch slots, which all
-//! layers share. By micro-batch the step's block, its counts, and each batch row's list of fetches. Beyond
-//! that, bytes: selections, answers, index lists, accepted counts, pinned blocks and reports, each by its
-//! address; those of a range by their place in its backing, which other ranges may have too. Which lanes a step
-//! has is read from its pinned block, when it begins.
+//! **What it distinguishes.** For each lane and layer: resident rows, slots being fetched, landing slots (for each
+//! query row), rows of the total pool, and those that the step adds to it. For each lane: the tables, the page table,
+//! and the scratch slots, which all layers share. For each micro-batch: the step descriptor, its counts, and each
+//! batch row's list of fetches. Everything else is bytes by address: selections, slots, index lists, accepted counts,
+//! pinned descriptors and reports. Bytes of a mapped range count by their place in its backing, which other ranges
+//! may share. It reads a step's lanes from its pinned descriptor when the step begins.
 //!
-//! What is given out again: pages and slot blocks are what a lane holds from its join until its leave, or the
-//! roll-back that cuts a page off, has ended. So a copy into a page that was given back, and a join with blocks
-//! that were, has to be behind that; likewise the next join or roll-back of a lane, which the host stages,
-//! behind the last one that was staged for it: the host must have seen that end.
+//! **Reuse.** A lane holds pages and slot blocks from its join until its leave, or the truncation that removes a
+//! page, has ended. So a copy into a freed page, or a join with freed slot blocks, must come after that. Likewise the
+//! next join or truncation of a lane, whose lists the host stages, must come after the last one that was staged for
+//! it: the host must have seen that one end.
 //!
 //! | operation | reads | writes |
 //! |---|---|---|
-//! | begin | pinned block, accepted counts | block, counts, all of its lanes |
-//! | resolve | block, selection, head | answer, lists of fetches, tables, which slots are resident or fetched |
-//! | gather | block, list, rows of the total pool | fetched and scratch slots |
-//! | scatter | block, head, landing slots | the step's rows of the total pool |
-//! | report | block, lists | counts, report |
+//! | begin | pinned descriptor, accepted counts | step descriptor, counts, all of its lanes |
+//! | resolve | step descriptor, selection, head | answer, lists of fetches, tables, resident and fetched slots |
+//! | gather | step descriptor, list, rows of the total pool | fetched and scratch slots |
+//! | scatter | step descriptor, head, landing slots | the step's rows of the total pool |
+//! | report | step descriptor, lists | counts, report |
 //! | join | staged arguments, pages | all of the lane, its slot blocks |
-//! | truncate | staged arguments, pages that it had and has | all of the lane |
+//! | truncate | staged arguments, its old and new pages | all of the lane |
 //! | leave | pages, slot blocks | all of the lane |
-//! | warm | selections | all of the lane, but for its page table |
+//! | warm | selections | all of the lane except its page table |
 //! | raise | rows of the total pool | resident rows |
-//! | copy | from | to; where they are pages of the total pool, the rows of the lane that has them alone |
+//! | copy | source | target; in pages of the total pool, the rows of the lane that owns the page alone |
 //!
-//! The engine's own launches are invisible to a device. What they touch is declared beside them:
-//! [`Watch::index`], [`Watch::land`], [`Watch::attend`], and [`Watch::engine`] for anything else.
+//! A device does not see the engine's own launches. The engine declares what they touch: [`Watch::index`],
+//! [`Watch::land`], [`Watch::attend`], and [`Watch::engine`] for anything else.
 //!
-//! **What it proves.** Of the calls that were made: that each two that touch the same of the above, one of
-//! them writing, run in one order, however fast each stream is. So one run of a schedule stands for all its
-//! timings; of other batches and lengths it says nothing, but schedules do not depend on them.
+//! **What it proves.** For the calls that were made: any two that touch the same memory of the above, at least one of
+//! them writing, run in one fixed order, at any speeds of the streams. So one run of a schedule covers all its
+//! timings. It says nothing of other batches and lengths, but schedules do not depend on them.
 //!
-//! Beside the order, that each landing slot is written ([`Watch::land`]) between its step's begin and the scatter that
-//! stores it: no device can see that a scatter came too early.
+//! It also checks that each landing slot is written ([`Watch::land`]) between its step's begin and the scatter that
+//! stores it, because no device can see that a scatter came too early.
 //!
-//! **What it does not.** Inside of one operation, and of what the engine does not declare, it knows
-//! nothing. The host is taken to have seen what [`Device::query`] and [`Device::synchronize`] told it, not
-//! what a ticket did: who polls tickets calls [`Watch::ended`]. Lanes stand for their pages: two lanes that
-//! share pages share nothing here, since nobody writes a shared page; that is for the tests of the cache to
-//! check. Nor does it see what the host writes by itself to the total pool.
+//! **What it does not see.** It sees nothing inside an operation, and no engine work that is not declared. It assumes
+//! that the host has seen what [`Device::query`] and [`Device::synchronize`] reported, but not what a ticket
+//! reported: a caller that polls tickets calls [`Watch::ended`]. A lane stands for its pages: two lanes that share
+//! pages share nothing here, since shared pages are never written; the cache's tests check that. It does not see the
+//! host's own writes to the total pool.
 
 mod touched;
 
 use crate::check::order::{Access, Order};
-use crate::device::block::step;
+use crate::device::descriptor::step;
 use crate::device::{
-    Answer, Backing, Completer, Cut, Device, DeviceId, Event, Join, Mapped, Part, Plan, PoolOp, Pools, Slice,
-    Stream,
+    Answer, Backing, Completer, Device, DeviceId, Event, Join, Mapped, PoolLayout, PoolOp, Pools, Slice,
+    StepRange, Stream, Truncate,
 };
 use crate::error::{Error, Kind, Result};
 use crate::ids::Lane;
@@ -63,34 +62,34 @@ use crate::sync::{Arc, Mutex};
 pub use touched::bytes;
 use touched::{FETCHED, Mappings, RESIDENT, SCRATCH, STAGED, Watched};
 
-/// What attention reads of a layer's selected rows.
+/// The part of a layer's selected rows that attention reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attention {
-    /// All of them, by the answer's slots.
+    /// All of them, through the answer's slots.
     All,
-    /// What was resident or is born in this step, by list 0.
+    /// The rows that were resident or are new in this step, through list 0.
     Resident,
-    /// What pass `pass` fetched, by list `1 + pass`.
+    /// The rows that wave `wave` fetched, through list `1 + wave`.
     Fetched {
-        /// The pass.
-        pass: u32,
+        /// The wave.
+        wave: u32,
     },
-    /// Nothing: the counts that a merge takes validity from.
+    /// No rows: only the counts that the merge reads.
     Merged,
 }
 
 /// A wait that was left out: see [`Watch::without_wait`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeftOut {
-    /// The stream that was to wait.
+    /// The stream that would have waited.
     pub stream: Stream,
-    /// For what.
+    /// The event that it would have waited for.
     pub event: Event,
-    /// Whether it would have ordered anything that nothing else did.
+    /// Whether the wait would have ordered anything new.
     pub ordering: bool,
 }
 
-/// See the module's head.
+/// The watching device. See the [module](self) page.
 #[derive(Debug)]
 pub struct Watch {
     device: Arc<dyn Device>,
@@ -130,7 +129,8 @@ impl State {
     fn stays(&mut self, stream: Stream) -> Result<()> {
         match self.confined {
             Some(only) if only != stream => {
-                let error = Error::new(Kind::InvalidConfig, "enqueue").at("not the stream that was given");
+                let error = Error::new(Kind::InvalidConfig, "enqueue")
+                    .at("not the stream that was given to this callback");
                 let error = error.with("stream", stream.0).with("given", only.0);
                 self.strayed.get_or_insert_with(|| error.clone());
                 Err(error)
@@ -146,7 +146,7 @@ impl State {
         })
     }
 
-    /// The host stages what an operation on a lane takes over when it runs; answers that it reads it.
+    /// Notes that the host stages the lists of an operation on a lane; returns the operation's read of them.
     fn stage(&mut self, pools: Pools, lane: Lane) -> Result<Access> {
         let space = self.pools(pools)?.space(STAGED, lane.0);
         let verdict = self.order.host("staging", &[Access::write(space, 0, 1)]);
@@ -154,14 +154,14 @@ impl State {
         Ok(Access::read(space, 0, 1))
     }
 
-    /// The lanes of a pinned block's rows.
+    /// The lanes in a pinned step descriptor.
     fn lanes_of(&self, block: &Slice, batch: u32) -> Result<Vec<u32>> {
         let place = self.maps.iter().find_map(|(slice, map)| {
             let offset = block.address().checked_sub(slice.address())?;
             (offset + block.bytes() <= slice.bytes()).then_some((offset, map))
         });
-        let (offset, map) =
-            place.ok_or_else(|| unknown("the step block is not in registered memory", block.address()))?;
+        let (offset, map) = place
+            .ok_or_else(|| unknown("the step descriptor is not in registered memory", block.address()))?;
         let mut words = vec![0; step::words(batch)];
         map.copy_out_words(offset, &mut words)?;
         let (_, rows) = step::header(&words);
@@ -170,13 +170,13 @@ impl State {
 }
 
 impl Watch {
-    /// Watches `device`, from its beginning on.
+    /// Watches `device`, which has no work enqueued yet.
     pub fn new(device: Arc<dyn Device>) -> Arc<Watch> {
         Watch::with(device, None)
     }
 
-    /// For controls: as if the caller had left out its wait of this number, counted from 0 over all streams.
-    /// The device still waits; the order is not told.
+    /// As [`Watch::new`], but hides the wait of this number, counted from 0 over all streams, from the order. The
+    /// device still waits. Tests use it to show that a missing wait is found.
     pub fn without_wait(device: Arc<dyn Device>, number: u64) -> Arc<Watch> {
         Watch::with(device, Some(number))
     }
@@ -208,22 +208,22 @@ impl Watch {
         self.state.lock().waits
     }
 
-    /// The wait that was left out, once the schedule has come to it.
+    /// The hidden wait, once the schedule has reached it.
     pub fn left_out(&self) -> Option<LeftOut> {
         self.state.lock().left_out
     }
 
-    /// Stretches that the order remembers: bounded, however many steps there were.
+    /// The number of stretches that the order remembers: bounded, however many steps there were.
     pub fn remembered(&self) -> usize {
         self.state.lock().order.remembered()
     }
 
-    /// The host has learned, by a ticket, that what was enqueued on `stream` by now has ended.
+    /// Notes that the host has learned, by a ticket, that everything enqueued on `stream` so far has ended.
     pub fn ended(&self, stream: Stream) {
         self.state.lock().order.ended(stream);
     }
 
-    /// The engine's own work, enqueued now: what it touches that other operations touch too.
+    /// Declares engine work that is enqueued now: the memory that it shares with other operations.
     ///
     /// # Errors
     /// As [`Order::access`]; [`Kind::InvalidConfig`] on another stream than the one that the work was
@@ -236,7 +236,7 @@ impl Watch {
         state.judged(verdict)
     }
 
-    /// I: writes a selection.
+    /// Declares I, the indexer: it writes a selection.
     ///
     /// # Errors
     /// As [`Watch::engine`].
@@ -244,25 +244,25 @@ impl Watch {
         self.engine(stream, "indexer", &[bytes(selection, true)])
     }
 
-    /// P: writes the landing slots of a part's query rows. Whoever declares this once is taken to declare it always: a
-    /// scatter in front of it stores what an earlier step has left there, and is an error.
+    /// Declares P, the projection: it writes the landing slots of the query rows of `range`. An engine that declares
+    /// this once must always declare it: a scatter before it stores an earlier step's data, and is an error.
     ///
     /// # Errors
-    /// As [`Watch::engine`]; [`Kind::InvalidConfig`] behind the scatter that stores them; [`Kind::OutOfRange`] for
+    /// As [`Watch::engine`]; [`Kind::InvalidState`] after the scatter that stores them; [`Kind::OutOfRange`] for
     /// unknown pools.
-    pub fn land(&self, pools: Pools, stream: Stream, part: &Part) -> Result<()> {
+    pub fn land(&self, pools: Pools, stream: Stream, range: &StepRange) -> Result<()> {
         let mut list = Vec::new();
         {
             let mut state = self.state.lock();
             let watched = state.pools_mut(pools)?;
-            watched.landing(part, true, true, &mut list);
-            let verdict = watched.lands(part);
+            watched.landing(range, true, true, &mut list);
+            let verdict = watched.lands(range);
             state.judged(verdict)?;
         }
         self.engine(stream, "preparation", &list)
     }
 
-    /// A: reads a part's answer and the slots that it names.
+    /// Declares A, attention: it reads the answer of `range` and the slots that the answer names.
     ///
     /// # Errors
     /// As [`Watch::land`].
@@ -270,7 +270,7 @@ impl Watch {
         &self,
         pools: Pools,
         stream: Stream,
-        part: &Part,
+        range: &StepRange,
         reads: Attention,
         answer: &Answer,
     ) -> Result<()> {
@@ -283,9 +283,9 @@ impl Watch {
                     ("attention", &[(RESIDENT, false), (FETCHED, false), (SCRATCH, false)], (0, 0))
                 }
                 Attention::Resident => ("attention over what was resident", &[(RESIDENT, false)], (0, 1)),
-                Attention::Fetched { pass } => {
-                    let index = 1 + u64::from(pass);
-                    let names: &[_] = match pass {
+                Attention::Fetched { wave } => {
+                    let index = 1 + u64::from(wave);
+                    let names: &[_] = match wave {
                         0 => &[(FETCHED, false), (SCRATCH, false)],
                         _ => &[(SCRATCH, false)],
                     };
@@ -293,23 +293,23 @@ impl Watch {
                 }
                 Attention::Merged => ("merge", &[], (0, 0)),
             };
-            list.extend(watched.part(part, names));
+            list.extend(watched.range(range, names));
             if matches!(reads, Attention::All | Attention::Resident) {
-                watched.landing(part, false, false, &mut list);
+                watched.landing(range, false, false, &mut list);
             }
             match reads {
                 Attention::All => list.push(bytes(&answer.slots, false)),
-                Attention::Merged => {
-                    list.extend(answer.parts.iter().map(|parts| bytes(&parts.counts, false)))
-                }
-                _ => watched.parts(part, answer, lists, false, &mut list),
+                Attention::Merged => list.extend(
+                    answer.split_indices.iter().map(|split_indices| bytes(&split_indices.counts, false)),
+                ),
+                _ => watched.split_indices(range, answer, lists, false, &mut list),
             }
             what
         };
         self.engine(stream, what, &list)
     }
 
-    /// Checks an operation, hands it on, and counts it as enqueued if the device took it.
+    /// Checks an operation, passes it on, and counts it as enqueued if the device accepted it.
     fn pass(
         &self,
         stream: Stream,
@@ -333,7 +333,7 @@ impl Watch {
     }
 }
 
-/// Methods that enqueue nothing, handed on as they are.
+/// Methods that enqueue nothing, passed on unchanged.
 macro_rules! hand_on {
     ($($name:ident($($argument:ident: $of:ty),*) -> $answer:ty;)*) => {
         $(fn $name(&self, $($argument: $of),*) -> $answer { self.device.$name($($argument),*) })*
@@ -367,7 +367,7 @@ impl Device for Watch {
         Ok(slice)
     }
 
-    // SAFETY: the caller vouches for the bytes, as the trait demands; they are only handed on.
+    // SAFETY: the caller vouches for the bytes, as the trait demands; they are only passed on.
     unsafe fn import(&self, address: u64, bytes: u64) -> Slice {
         // SAFETY: as above.
         unsafe { self.device.import(address, bytes) }
@@ -431,11 +431,11 @@ impl Device for Watch {
         self.device.complete(stream, completer)
     }
 
-    fn attach(&self, plan: Plan) -> Result<Pools> {
+    fn attach(&self, plan: PoolLayout) -> Result<Pools> {
         let mut watched = Watched::new(&plan);
         let pools = self.device.attach(plan)?;
         let mut state = self.state.lock();
-        // A device numbers its pools from 0, and this one has seen them all.
+        // A device numbers its pools from 0, and this wrapper has seen all of them.
         watched.id = pools.of(state.device)? as u32;
         state.pools.push(watched);
         Ok(pools)
@@ -445,18 +445,18 @@ impl Device for Watch {
         let mut lanes = Vec::new();
         let accesses = |state: &mut State| {
             if let PoolOp::Begin(begin) = &op {
-                // The host wrote the block before it called.
+                // The host wrote the descriptor before the call.
                 let block = state.mappings.behind(vec![bytes(&begin.block, true)]);
                 let verdict = state.order.host("prepare", &block);
                 state.judged(verdict)?;
                 lanes = state.lanes_of(&begin.block, state.pools(pools)?.batch)?;
             }
             let mut list = state.pools(pools)?.touched(&op, &lanes);
-            if let PoolOp::Join(Join { lane, .. }) | PoolOp::Truncate(Cut { lane, .. }) = &op {
+            if let PoolOp::Join(Join { lane, .. }) | PoolOp::Truncate(Truncate { lane, .. }) = &op {
                 list.push(state.stage(pools, *lane)?);
             }
-            if let PoolOp::Scatter(part) = &op {
-                let verdict = state.pools_mut(pools)?.stores(part);
+            if let PoolOp::Scatter(range) = &op {
+                let verdict = state.pools_mut(pools)?.stores(range);
                 state.judged(verdict)?;
             }
             Ok(list)

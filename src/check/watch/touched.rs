@@ -1,14 +1,14 @@
-//! What the operations on one cache's pools touch, as ranges of an order.
+//! The memory that the operations on one cache's pools touch, as ranges for the order.
 
 use std::collections::BTreeMap;
 
 use crate::check::order::{Access, Range, Space};
-use crate::device::{Answer, Mapped, Part, Plan, PoolOp, Slice};
+use crate::device::{Answer, Mapped, PoolLayout, PoolOp, Slice, StepRange};
 use crate::error::{Error, Kind, Result};
 use crate::geometry::Geometry;
 use crate::ids::{Lane, MicroBatch};
 
-/// Positions of a lane's committed and landed rows, as scatter needs them.
+/// The positions of a lane's committed and landed rows, which a scatter reads.
 const HEAD: &str = "head of pools, lane";
 const TABLES: &str = "tables of pools, lane";
 pub(super) const RESIDENT: &str = "resident slots of pools, lane";
@@ -20,15 +20,15 @@ const ADDED: &str = "rows added to the total pool of pools, lane";
 const PAGE_TABLE: &str = "page table of pools, lane";
 const PAGES: &str = "pages of the total pool of pools";
 const SLOT_BLOCKS: &str = "slot blocks of pools, layer";
-/// What the host keeps for a join or a roll-back until it runs.
+/// The lists that the host keeps for a join or a truncation until it runs.
 pub(super) const STAGED: &str = "staged arguments of pools, lane";
-const BLOCK: &str = "step block of pools, micro-batch";
+const BLOCK: &str = "step descriptor of pools, micro-batch";
 const COUNTS: &str = "counts of pools, micro-batch";
 const LISTS: &str = "lists of fetches of pools, micro-batch";
 const BYTES: &str = "bytes at addresses of";
 const BACKED: &str = "bytes of backing";
 
-/// One cache's extents, and what its steps and lanes are made of now.
+/// One cache's sizes, and the present state of its steps and lanes.
 #[derive(Debug)]
 pub(super) struct Watched {
     pub(super) id: u32,
@@ -36,36 +36,36 @@ pub(super) struct Watched {
     rows: Vec<Slice>,
     pub(super) layers: u64,
     query_rows: u64,
-    /// By layer the index lists of attention in parts.
+    /// For each layer, the index lists of split attention.
     lists: Vec<u64>,
     pub(super) batch: u32,
-    /// By micro-batch the lanes of its batch rows.
+    /// For each micro-batch, the lanes of its batch rows.
     steps: Vec<Vec<u32>>,
-    /// By lane its pages.
+    /// For each lane, its pages.
     pages: Vec<Vec<u32>>,
-    /// By lane and layer its slot blocks.
+    /// For each lane and layer, its slot blocks.
     slot_blocks: Vec<Vec<Vec<u32>>>,
-    /// The engine declares what it writes to landing slots.
+    /// Whether the engine declares its writes to landing slots.
     declares: bool,
-    /// By lane, layer and query row what its step has come to.
+    /// For each lane, layer and query row, the state of its landing slot.
     landing: BTreeMap<[u64; 3], Landing>,
 }
 
-/// What became of a landing slot since its lane's step began.
+/// The state of a landing slot since its lane's step began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Landing {
     Written,
     Stored,
 }
 
-/// That an operation reads or writes a slice, for [`Watch::engine`](crate::check::watch::Watch::engine).
+/// An operation's read or write of a slice, for [`Watch::engine`](crate::check::watch::Watch::engine).
 pub fn bytes(slice: &Slice, write: bool) -> Access {
     let (from, to) = (slice.address(), slice.address().saturating_add(slice.bytes()));
     let access = if write { Access::write } else { Access::read };
     access(Space::new(BYTES, [slice.device().number(), 0]), from, to)
 }
 
-/// A stretch of addresses behind which a backing stands.
+/// A stretch of addresses that maps a backing.
 #[derive(Debug)]
 struct Piece {
     addresses: Range,
@@ -73,17 +73,16 @@ struct Piece {
     offset: u64,
 }
 
-/// What stands behind the addresses of ranges, by the first address: two ranges over one backing are the same
-/// bytes.
+/// The backings of mapped ranges, by the first address. Two ranges over one backing are the same bytes.
 #[derive(Debug, Default)]
 pub(super) struct Mappings(BTreeMap<u64, Piece>);
 
 impl Mappings {
-    /// Of a range that a device has made of `pieces`.
+    /// Adds a range that a device has mapped from `pieces`.
     pub(super) fn add(&mut self, range: &Slice, pieces: &[Mapped]) {
         let mut from = range.address();
         for Mapped { backing, offset, bytes } in pieces {
-            // The device has mapped it, and so it is its own.
+            // The device has mapped it, so the backing is the device's.
             let Ok(index) = backing.of(range.device()) else { continue };
             let to = from.saturating_add(*bytes);
             let addresses = Range { space: Space::new(BYTES, [range.device().number(), 0]), from, to };
@@ -93,7 +92,7 @@ impl Mappings {
         }
     }
 
-    /// The same accesses, those of a range's addresses as bytes of its backings.
+    /// The accesses, with addresses of a range replaced by bytes of its backings.
     pub(super) fn behind(&self, accesses: Vec<Access>) -> Vec<Access> {
         if self.0.is_empty() {
             return accesses;
@@ -122,12 +121,12 @@ impl Mappings {
 }
 
 fn misplaced(place: &'static str, [lane, layer, query]: [u64; 3]) -> Error {
-    let error = Error::new(Kind::InvalidConfig, "scatter").at(place);
+    let error = Error::new(Kind::InvalidState, "scatter").at(place);
     error.with("lane", lane).with("layer", layer).with("query row", query)
 }
 
 impl Watched {
-    pub(super) fn new(plan: &Plan) -> Watched {
+    pub(super) fn new(plan: &PoolLayout) -> Watched {
         let lanes = plan.tables.first().map_or(0, |tables| tables.lanes);
         Watched {
             id: 0,
@@ -135,7 +134,7 @@ impl Watched {
             rows: plan.rows.clone(),
             layers: plan.tables.len() as u64,
             query_rows: plan.tables.first().map_or(0, |tables| tables.query_rows).into(),
-            lists: plan.tables.iter().map(|tables| 1 + u64::from(tables.passes)).collect(),
+            lists: plan.tables.iter().map(|tables| 1 + u64::from(tables.waves)).collect(),
             batch: plan.batch,
             steps: vec![Vec::new(); plan.micro_batches as usize],
             pages: vec![Vec::new(); lanes as usize],
@@ -145,7 +144,7 @@ impl Watched {
         }
     }
 
-    /// What an operation touches; of a step that begins, whose lanes are `lanes`.
+    /// The accesses of an operation. For a begin, `lanes` are the step's lanes.
     pub(super) fn touched(&self, op: &PoolOp<'_>, lanes: &[u32]) -> Vec<Access> {
         match op {
             PoolOp::Join(join) => {
@@ -153,7 +152,7 @@ impl Watched {
                 self.slot_blocks(join.blocks, true, &mut list);
                 list
             }
-            PoolOp::Truncate(cut) => self.lane_and_pages(cut.lane.0, cut.pages),
+            PoolOp::Truncate(truncate) => self.lane_and_pages(truncate.lane.0, truncate.pages),
             PoolOp::Leave(lane) => self.leaving(*lane),
             PoolOp::Warm(warm) => {
                 let mut list = Vec::new();
@@ -177,25 +176,25 @@ impl Watched {
                 lanes.iter().for_each(|lane| self.lane(*lane, &mut list));
                 list
             }
-            PoolOp::Resolve { part, selection, answer } => {
+            PoolOp::Resolve { range, selection, answer } => {
                 let decided = [(HEAD, false), (TABLES, true), (RESIDENT, true), (FETCHED, true)];
-                let mut list = self.part(part, &decided);
+                let mut list = self.range(range, &decided);
                 list.extend([bytes(selection, false), bytes(&answer.slots, true)]);
-                list.extend([self.block(part), self.fetches(part), self.counts(part)]);
-                self.parts(part, answer, (0, u64::MAX), true, &mut list);
+                list.extend([self.block(range), self.fetches(range), self.counts(range)]);
+                self.split_indices(range, answer, (0, u64::MAX), true, &mut list);
                 list
             }
-            PoolOp::Gather { part, pass } => {
+            PoolOp::Gather { range, wave } => {
                 let touched = [(STORED, false), (PAGE_TABLE, false), (SCRATCH, true), (FETCHED, true)];
-                // Passes behind the first one fetch to scratch slots alone.
-                let mut list = self.part(part, if *pass == 0 { &touched } else { &touched[..3] });
-                list.extend([self.block(part), self.fetches(part), self.counts(part)]);
+                // Waves after the first fetch only to scratch slots.
+                let mut list = self.range(range, if *wave == 0 { &touched } else { &touched[..3] });
+                list.extend([self.block(range), self.fetches(range), self.counts(range)]);
                 list
             }
-            PoolOp::Scatter(part) => {
-                let mut list = self.part(part, &[(HEAD, false), (PAGE_TABLE, false), (ADDED, true)]);
-                self.landing(part, true, false, &mut list);
-                list.push(self.block(part));
+            PoolOp::Scatter(range) => {
+                let mut list = self.range(range, &[(HEAD, false), (PAGE_TABLE, false), (ADDED, true)]);
+                self.landing(range, true, false, &mut list);
+                list.push(self.block(range));
                 list
             }
             PoolOp::Report { micro_batch, slot } => {
@@ -210,11 +209,11 @@ impl Watched {
         }
     }
 
-    /// An operation is enqueued: what its lane holds from now on, and which lanes a step that begins has.
+    /// Notes an enqueued operation: what its lane holds from now on, and the lanes of a step that begins.
     pub(super) fn enqueued(&mut self, op: &PoolOp<'_>, lanes: Vec<u32>) {
         match op {
             PoolOp::Join(join) => self.holds(join.lane, join.pages, Some(join.blocks)),
-            PoolOp::Truncate(cut) => self.holds(cut.lane, cut.pages, None),
+            PoolOp::Truncate(truncate) => self.holds(truncate.lane, truncate.pages, None),
             PoolOp::Leave(lane) => self.holds(*lane, &[], Some(&[])),
             PoolOp::Begin(begin) => self.begins(begin.micro_batch, lanes),
             _ => {}
@@ -232,7 +231,7 @@ impl Watched {
         }
     }
 
-    /// A step of these lanes begins.
+    /// Notes that a step of these lanes begins.
     fn begins(&mut self, micro: MicroBatch, lanes: Vec<u32>) {
         self.landing.retain(|place, _| !lanes.iter().any(|lane| u64::from(*lane) == place[0]));
         if let Some(step) = self.steps.get_mut(micro.index()) {
@@ -240,41 +239,41 @@ impl Watched {
         }
     }
 
-    /// The landing slots of a part, by lane, layer and query row.
-    fn places(&self, part: &Part) -> Vec<[u64; 3]> {
-        let rows = part.rows.first..part.rows.first + part.rows.count;
-        let places = |lane| rows.clone().map(move |query| [lane, part.layer.0, query].map(u64::from));
-        self.lanes(part).flat_map(places).collect()
+    /// The landing slots of `range`, by lane, layer and query row.
+    fn places(&self, range: &StepRange) -> Vec<[u64; 3]> {
+        let rows = range.rows.first..range.rows.first + range.rows.count;
+        let places = |lane| rows.clone().map(move |query| [lane, range.layer.0, query].map(u64::from));
+        self.lanes(range).flat_map(places).collect()
     }
 
-    /// The engine writes a part's landing slots.
+    /// Notes that the engine writes the landing slots of `range`.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] where a scatter has been enqueued that was to store them.
-    pub(super) fn lands(&mut self, part: &Part) -> Result<()> {
+    /// [`Kind::InvalidState`] if the scatter that stores them is already enqueued.
+    pub(super) fn lands(&mut self, range: &StepRange) -> Result<()> {
         self.declares = true;
         let mut stored = None;
-        for place in self.places(part) {
+        for place in self.places(range) {
             let before = self.landing.insert(place, Landing::Written);
             stored = stored.or_else(|| before.filter(|before| *before == Landing::Stored).map(|_| place));
         }
         stored.map_or(Ok(()), |place| {
-            Err(misplaced("a landing slot is written behind the scatter that stores it", place))
+            Err(misplaced("a landing slot is written after the scatter that stores it", place))
         })
     }
 
-    /// A scatter of a part is enqueued.
+    /// Notes that a scatter of `range` is enqueued.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] where an engine that declares what it writes has not written a landing slot since its
-    /// step began: what is stored is an earlier step's.
-    pub(super) fn stores(&mut self, part: &Part) -> Result<()> {
-        let places = self.places(part);
+    /// [`Kind::InvalidState`] if the engine declares its writes and has not written a landing slot since its step
+    /// began: the scatter would store an earlier step's data.
+    pub(super) fn stores(&mut self, range: &StepRange) -> Result<()> {
+        let places = self.places(range);
         let unwritten =
             places.iter().find(|place| self.declares && !self.landing.contains_key(*place)).copied();
         self.landing.extend(places.into_iter().map(|place| (place, Landing::Stored)));
         unwritten.map_or(Ok(()), |place| {
-            Err(misplaced("a scatter stands in front of the write of its landing slots", place))
+            Err(misplaced("a scatter comes before the write of its landing slots", place))
         })
     }
 
@@ -282,7 +281,7 @@ impl Watched {
         Space::new(name, [self.id, number])
     }
 
-    /// All of a lane, but for its page table.
+    /// Everything of a lane except its page table.
     fn lane(&self, lane: u32, list: &mut Vec<Access>) {
         for name in [HEAD, TABLES, RESIDENT, FETCHED, STORED, ADDED] {
             list.push(Access::write(self.space(name, lane), 0, self.layers));
@@ -291,12 +290,12 @@ impl Watched {
         list.push(Access::write(self.space(SCRATCH, lane), 0, 1));
     }
 
-    /// All of a lane, the pages that it had, and those that it has from now on.
+    /// Everything of a lane, the pages that it had, and those that it has from now on.
     fn lane_and_pages(&self, lane: u32, pages: &[u32]) -> Vec<Access> {
         let mut list = Vec::with_capacity(pages.len() + 9);
         self.lane(lane, &mut list);
         list.push(Access::write(self.space(PAGE_TABLE, lane), 0, 1));
-        // Whoever writes next to a page that the lane gives back has to be behind this.
+        // The next writer of a page that the lane frees must come after this.
         for page in self.pages.get(lane as usize).into_iter().flatten().chain(pages) {
             let first = u64::from(*page) * self.layers;
             list.push(Access::read(self.space(PAGES, 0), first, first + self.layers));
@@ -304,7 +303,7 @@ impl Watched {
         list
     }
 
-    /// Slot blocks by layer, as a lane takes them (`write`) or gives them back.
+    /// Slot blocks by layer, as a lane takes them (`write`) or frees them.
     fn slot_blocks(&self, blocks: &[Vec<u32>], write: bool, list: &mut Vec<Access>) {
         let access = if write { Access::write } else { Access::read };
         for (layer, blocks) in (0..).zip(blocks) {
@@ -313,7 +312,7 @@ impl Watched {
         }
     }
 
-    /// All of a lane that leaves.
+    /// Everything of a lane that leaves.
     fn leaving(&self, lane: Lane) -> Vec<Access> {
         let mut list = self.lane_and_pages(lane.0, &[]);
         if let Some(blocks) = self.slot_blocks.get(lane.index()) {
@@ -322,11 +321,11 @@ impl Watched {
         list
     }
 
-    /// What a part touches of each of its lanes.
-    pub(super) fn part(&self, part: &Part, names: &[(&'static str, bool)]) -> Vec<Access> {
+    /// The accesses of `range` to each of its lanes.
+    pub(super) fn range(&self, range: &StepRange, names: &[(&'static str, bool)]) -> Vec<Access> {
         let mut list = Vec::new();
-        let layer = u64::from(part.layer.0);
-        for lane in self.lanes(part) {
+        let layer = u64::from(range.layer.0);
+        for lane in self.lanes(range) {
             for (name, write) in names {
                 let access = if *write { Access::write } else { Access::read };
                 let (from, to) = match *name {
@@ -339,65 +338,65 @@ impl Watched {
         list
     }
 
-    fn lanes(&self, part: &Part) -> impl Iterator<Item = u32> + '_ {
-        let lanes = self.steps.get(part.micro_batch.index()).map_or(&[][..], Vec::as_slice);
-        lanes.iter().skip(part.first as usize).take(part.count as usize).copied()
+    fn lanes(&self, range: &StepRange) -> impl Iterator<Item = u32> + '_ {
+        let lanes = self.steps.get(range.micro_batch.index()).map_or(&[][..], Vec::as_slice);
+        lanes.iter().skip(range.first as usize).take(range.count as usize).copied()
     }
 
-    /// The landing slots of a part's query rows, from its first one on or from the step's.
-    pub(super) fn landing(&self, part: &Part, from_first: bool, write: bool, list: &mut Vec<Access>) {
-        let start = u64::from(part.layer.0) * self.query_rows;
-        let first = if from_first { u64::from(part.rows.first) } else { 0 };
-        let end = u64::from(part.rows.first) + u64::from(part.rows.count);
-        for lane in self.lanes(part) {
+    /// The landing slots of the query rows of `range`, from its first query row on or from the step's first.
+    pub(super) fn landing(&self, range: &StepRange, from_first: bool, write: bool, list: &mut Vec<Access>) {
+        let start = u64::from(range.layer.0) * self.query_rows;
+        let first = if from_first { u64::from(range.rows.first) } else { 0 };
+        let end = u64::from(range.rows.first) + u64::from(range.rows.count);
+        for lane in self.lanes(range) {
             let access = if write { Access::write } else { Access::read };
             list.push(access(self.space(LANDING, lane), start + first, start + end));
         }
     }
 
-    /// Its step's block, from which an operation reads its lanes.
-    fn block(&self, part: &Part) -> Access {
-        Access::read(self.space(BLOCK, part.micro_batch.0), 0, 1)
+    /// The step descriptor, from which an operation reads its lanes.
+    fn block(&self, range: &StepRange) -> Access {
+        Access::read(self.space(BLOCK, range.micro_batch.0), 0, 1)
     }
 
-    /// A part's lists of fetches.
-    fn fetches(&self, part: &Part) -> Access {
-        let (first, count) = (u64::from(part.first), u64::from(part.count));
-        Access::write(self.space(LISTS, part.micro_batch.0), first, first + count)
+    /// The lists of fetches of `range`.
+    fn fetches(&self, range: &StepRange) -> Access {
+        let (first, count) = (u64::from(range.first), u64::from(range.count));
+        Access::write(self.space(LISTS, range.micro_batch.0), first, first + count)
     }
 
     /// Counters of a step are added to, in any order.
-    fn counts(&self, part: &Part) -> Access {
-        Access::read(self.space(COUNTS, part.micro_batch.0), 0, 1)
+    fn counts(&self, range: &StepRange) -> Access {
+        Access::read(self.space(COUNTS, range.micro_batch.0), 0, 1)
     }
 
-    /// A part's batch rows of index lists `from..to`, with their counts.
-    pub(super) fn parts(
+    /// The batch rows of `range` in index lists `from..to`, with their counts.
+    pub(super) fn split_indices(
         &self,
-        part: &Part,
+        range: &StepRange,
         answer: &Answer,
         lists: (u64, u64),
         write: bool,
         list: &mut Vec<Access>,
     ) {
-        let Some(parts) = &answer.parts else { return };
-        let all = self.lists.get(part.layer.index()).copied().unwrap_or(1);
-        for slice in [&parts.lists, &parts.counts] {
-            let words = match slice == &parts.lists {
+        let Some(split_indices) = &answer.split_indices else { return };
+        let all = self.lists.get(range.layer.index()).copied().unwrap_or(1);
+        for slice in [&split_indices.lists, &split_indices.counts] {
+            let words = match slice == &split_indices.lists {
                 true => u64::from(self.geometry.shape().top_k),
                 false => 1,
             };
-            let row = 4 * words * u64::from(part.rows.count);
-            let one = row * u64::from(parts.batch);
+            let row = 4 * words * u64::from(range.rows.count);
+            let one = row * u64::from(split_indices.batch);
             for index in lists.0..lists.1.min(all) {
-                let at = index * one + u64::from(part.first) * row;
-                let rows = slice.part(at, u64::from(part.count) * row);
+                let at = index * one + u64::from(range.first) * row;
+                let rows = slice.part(at, u64::from(range.count) * row);
                 list.extend(rows.iter().map(|rows| bytes(rows, write)));
             }
         }
     }
 
-    /// Pages of one layer's rows that a slice lies in; nothing for other memory.
+    /// The pages of one layer's rows that contain a slice; `None` for other memory.
     fn pages_of(&self, slice: &Slice) -> Option<(u64, std::ops::RangeInclusive<u64>)> {
         let inside = |rows: &Slice| {
             let offset = slice.address().checked_sub(rows.address())?;
@@ -409,7 +408,7 @@ impl Watched {
         Some((layer as u64, offset / size..=(offset + slice.bytes() - 1) / size))
     }
 
-    /// What a copy touches of the total pool.
+    /// The accesses of a copy to the total pool.
     pub(super) fn copied(&self, slice: &Slice, write: bool, list: &mut Vec<Access>) {
         let access = if write { Access::write } else { Access::read };
         let Some((layer, pages)) = self.pages_of(slice) else { return };

@@ -1,29 +1,29 @@
-//! Chance: what a seed does to time.
+//! Random timing from a seed: delays, durations and orders of operations.
 //!
-//! A schedule is right when every order that its edges allow gives the same bytes. So with a seed each
-//! operation is put off and drawn out by times that mostly are short and sometimes longer than everything
-//! else together, streams differ in how slow they are, an effect comes at its operation's start or at its
-//! end, the host's looks fall anywhere, and now and then the host itself is slow to enqueue. What is drawn for
-//! an operation depends on the seed, the stream and the number in the stream alone, what is drawn for the host
-//! on how often it has called: the same calls run the same way again.
+//! A schedule is correct when every order that its edges allow gives the same bytes. So with a seed, each operation
+//! is delayed and prolonged by times that are mostly short and sometimes longer than everything else together.
+//! Streams differ in speed. An effect happens at its operation's start or at its end. The host's polls take random
+//! times, and now and then the host is slow to enqueue. The draw for an operation depends only on the seed, the
+//! stream and the operation's number in the stream; the draw for the host depends on how often it has called. So the
+//! same calls run the same way again.
 
-/// What is drawn for one operation.
+/// The random draw for one operation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Draw {
     /// Nanoseconds before it starts.
     pub(super) before_ns: f64,
-    /// Nanoseconds that it takes longer.
+    /// Nanoseconds added to its duration.
     pub(super) during_ns: f64,
-    /// Its effect comes at its start.
+    /// Whether its effect happens at its start instead of its end.
     pub(super) early: bool,
 }
 
 impl Draw {
-    /// What there is without a seed.
+    /// The draw without a seed.
     pub(super) const NONE: Draw = Draw { before_ns: 0.0, during_ns: 0.0, early: false };
 }
 
-/// Which draw a word is for: words of one seed are independent.
+/// The purposes of draws; draws of one seed for different purposes are independent.
 const POLL: u64 = u64::MAX;
 const PACE: u64 = u64::MAX - 1;
 const CALL: u64 = u64::MAX - 2;
@@ -40,7 +40,7 @@ fn word(seed: u64, stream: u64, number: u64) -> u64 {
     mix(stream ^ number.wrapping_mul(0xD134_2543_DE82_EF95))
 }
 
-/// Nanoseconds: often none, often a few, now and then a time in which others do all they have to do.
+/// A delay in nanoseconds: often zero, often short, and now and then long enough for all other streams to finish.
 fn time(word: u64) -> f64 {
     let most = match word % 16 {
         0..=5 => return 0.0,
@@ -51,19 +51,19 @@ fn time(word: u64) -> f64 {
     most * ((word >> 32) as f64 / 4_294_967_296.0)
 }
 
-/// What is drawn for operation `number` of a stream.
+/// The draw for operation `number` of a stream.
 pub(super) fn operation(seed: u64, stream: u64, number: u64) -> Draw {
     let drawn = word(seed, stream, number);
     let pace = [0.1, 1.0, 1.0, 20.0][word(seed, stream, PACE) as usize % 4];
     Draw { before_ns: pace * time(drawn), during_ns: pace * time(mix(drawn)), early: drawn >> 16 & 1 == 1 }
 }
 
-/// Nanoseconds that pass while the host looks at an event for the `number`-th time.
+/// The nanoseconds that pass while the host polls an event for the `number`-th time.
 pub(super) fn poll(seed: u64, number: u64) -> f64 {
     time(word(seed, POLL, number))
 }
 
-/// Nanoseconds that pass before the host enqueues for the `number`-th time; mostly none.
+/// The nanoseconds that pass before the host enqueues for the `number`-th time; mostly zero.
 pub(super) fn enqueueing(seed: u64, number: u64) -> f64 {
     let drawn = word(seed, CALL, number);
     if drawn.is_multiple_of(4) { time(mix(drawn)) } else { 0.0 }

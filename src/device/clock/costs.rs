@@ -1,30 +1,29 @@
-//! What things cost: the table that a clock device runs by.
+//! The cost table of a clock device.
 //!
-//! An operation first waits its launch gap, then takes a fixed time, then works at the rate that the machine
-//! leaves it. The rate depends on what else runs: shares of the SMs that add up to more than 1 slow down
-//! everyone who has a share, in proportion; transfers in one direction divide the link. Rates of this table
-//! are those of an operation that runs alone.
+//! An operation first waits its launch gap, then takes a fixed time, then works at a rate that depends on what else
+//! runs. If the SM shares of running operations add up to more than 1, all of them slow down in proportion. Transfers
+//! in one direction divide the link's rate. The table's rates are those of an operation that runs alone.
 
 use super::kernels::{Design, KernelCosts};
 use crate::error::{Error, Kind, Result};
 
-/// Nanoseconds in a second: rates are given by second, times in nanoseconds.
+/// Nanoseconds in a second: rates are per second, times in nanoseconds.
 const NS: f64 = 1e9;
 
-/// Nanoseconds of a cost, and of an operation that runs alone: eleven days. Thousands of such still add up to a
-/// time that a nanosecond moves on.
+/// The largest cost in nanoseconds, also of an operation that runs alone: eleven days. Sums of thousands of these
+/// still resolve one nanosecond in an f64.
 const MOST_NS: f64 = 1e15;
 
-/// Bytes per second.
+/// The allowed rates in bytes per second.
 const RATES: std::ops::RangeInclusive<f64> = 1.0..=1e18;
 
-/// Rows that a batch row misses.
+/// The most rows that a batch row can miss.
 const MOST_MISSES: f64 = 1e9;
 
-/// The part of its rate that a direction keeps at least.
+/// The smallest allowed [`Link::duplex`].
 const LEAST_DUPLEX: f64 = 1e-3;
 
-/// Which way bytes cross the link.
+/// The direction in which bytes cross the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// Host to device.
@@ -33,10 +32,10 @@ pub enum Direction {
     ToHost,
 }
 
-/// What a piece of an engine's work demands.
+/// The cost of a piece of an engine's work.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Demand {
-    /// Nanoseconds when nothing else wants the SMs.
+    /// Nanoseconds when nothing else uses the SMs.
     pub ns: f64,
     /// Share of the SMs, 0 to 1.
     pub sm: f64,
@@ -49,28 +48,28 @@ pub struct Link {
     pub to_device: f64,
     /// Bytes per second, device to host.
     pub to_host: f64,
-    /// The part of its rate that a direction keeps while the other one carries bytes too, 0.001 to 1.
+    /// The fraction of its rate that a direction keeps while the other direction is busy too, 0.001 to 1.
     pub duplex: f64,
-    /// Operations that the copy engines of one direction run at once; others wait in the order in which
-    /// they became ready.
+    /// The number of copies that the copy engines of one direction run at once. Further copies wait in the order in
+    /// which they became ready.
     pub copy_engines: u32,
 }
 
-/// A kernel whose time grows with the rows that it looks at.
+/// The cost of a kernel whose time grows with the rows that it examines.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Kernel {
-    /// Nanoseconds whatever the rows.
+    /// Fixed nanoseconds, independent of the rows.
     pub fixed_ns: f64,
-    /// Nanoseconds a row.
+    /// Nanoseconds per row.
     pub row_ns: f64,
     /// Share of the SMs while it works through the rows, 0 to 1.
     pub sm: f64,
 }
 
-/// A kernel that moves rows over the link.
+/// The cost of a kernel that moves rows over the link.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Mover {
-    /// Nanoseconds whatever the rows.
+    /// Fixed nanoseconds, independent of the rows.
     pub fixed_ns: f64,
     /// Bytes per second when it has the link and its SMs to itself; at most the link's.
     pub rate: f64,
@@ -81,40 +80,38 @@ pub struct Mover {
 /// The costs of forebay's own operations, and of the machine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Costs {
-    /// Nanoseconds from the moment when everything before an operation has ended until it starts.
+    /// Nanoseconds from the end of everything that an operation waits for until it starts.
     pub launch_ns: f64,
-    /// Nanoseconds that a host's look at an event takes: how far [`crate::device::Device::query`] moves the
-    /// clock on.
+    /// Nanoseconds by which one [`crate::device::Device::query`] advances the clock.
     pub poll_ns: f64,
     /// The link.
     pub link: Link,
     /// Bytes per second of copies within the device, reads and writes together.
     pub device_copy: f64,
-    /// Nanoseconds of a copy by a copy engine whatever its bytes.
+    /// Fixed nanoseconds of a copy by a copy engine.
     pub copy_ns: f64,
     /// R; a row is a query row of a batch row.
     pub resolve: Kernel,
-    /// Batch rows whose R run beside each other, and take the time of one; so many more take it once more. None: their
-    /// rows take their time one behind the other, as a line through measured times has them.
+    /// The number of batch rows that R processes at once, in the time of one; every further group of this size takes
+    /// that time again. `None`: rows take their time one after another, as a line through measured times has it.
     pub resolve_wave: Option<u32>,
-    /// The beginning of a step: load and commit; a row is a batch row in one layer.
+    /// The beginning of a step, load and commit; a row is a batch row in one layer.
     pub begin: Kernel,
     /// The report at a step's end; a row is a layer.
     pub report: Kernel,
-    /// Join, truncate, leave; a row is a layer.
+    /// Join, truncate and leave; a row is a layer.
     pub lane: Kernel,
     /// A warm-up's residency; a row is one step's selection in one layer.
     pub warm: Kernel,
-    /// G, and what a warm-up brings up.
+    /// G, and the gather of a warm-up.
     pub gather: Mover,
     /// S.
     pub scatter: Mover,
 }
 
 impl Default for Costs {
-    /// One H200-class card on PCIe 5: its kernels by what they are made of
-    /// ([`KernelCosts`](super::KernelCosts)), the other numbers round guesses of the right size. A setup replaces
-    /// them all.
+    /// An H200-class GPU on PCIe 5. Its kernels' costs come from their terms ([`KernelCosts`](super::KernelCosts));
+    /// the other numbers are round guesses of the right magnitude. A setup replaces all of them.
     fn default() -> Self {
         KernelCosts::default().of_clock(&Design::NOW)
     }
@@ -124,7 +121,7 @@ impl Default for Costs {
 type Named = (&'static str, f64);
 
 fn refuse(place: &'static str, value: f64) -> Error {
-    // The message shows the number as it is; the field of numbers holds whole ones only.
+    // The text shows the number itself, because the error's number fields hold integers only.
     Error::new(Kind::InvalidConfig, "costs").at(format!("{place} {value}"))
 }
 
@@ -150,7 +147,7 @@ impl Costs {
             .chain(kernels.iter().flat_map(|(k, n)| [(n[0], k.fixed_ns), (n[1], k.row_ns)]))
             .chain(movers.iter().map(|(m, n)| (n[0], m.fixed_ns)));
         first(times, is_time)?;
-        // A poll that takes no time would never see an end.
+        // A poll must take time: otherwise a polling loop would never end.
         first([("poll_ns", self.poll_ns)], |ns| is_time(ns) && ns >= 1.0)?;
         let rates = [
             ("link.to_device", self.link.to_device),
@@ -184,7 +181,7 @@ fn is_time(ns: f64) -> bool {
 }
 
 /// # Errors
-/// [`Kind::InvalidConfig`] for rows of a batch row that nothing can miss.
+/// [`Kind::InvalidConfig`] for an impossible number of missed rows.
 pub(super) fn check_misses(rows: f64) -> Result<()> {
     first([("misses", rows)], |rows| (0.0..=MOST_MISSES).contains(&rows))
 }
@@ -200,19 +197,19 @@ fn first(numbers: impl IntoIterator<Item = Named>, good: impl Fn(f64) -> bool) -
     }
 }
 
-/// What one operation demands of the machine.
+/// One operation's demand on the machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Work {
-    /// Nanoseconds that depend on nothing.
+    /// Fixed nanoseconds.
     pub(super) fixed_ns: f64,
-    /// Nanoseconds of the rest, alone on the machine; 0 leaves the link alone to bound a transfer.
+    /// Nanoseconds of the rest when alone on the machine; 0 if only the link bounds a transfer.
     pub(super) ns: f64,
     /// Share of the SMs during the rest.
     pub(super) sm: f64,
     /// Bytes that the rest moves over the link.
     pub(super) bytes: f64,
     pub(super) direction: Option<Direction>,
-    /// It is one of those that the direction's copy engines take one after the other.
+    /// Whether it needs one of the direction's copy engines.
     pub(super) copy_engine: bool,
 }
 
@@ -228,13 +225,13 @@ impl Work {
         Work { fixed_ns: kernel.fixed_ns, ns: kernel.row_ns * rows, sm: kernel.sm, ..Work::default() }
     }
 
-    /// R of so many batch rows.
+    /// R of `batch_rows` batch rows.
     pub(super) fn resolve(costs: &Costs, batch_rows: u32, query_rows: u32) -> Work {
         let Costs { resolve, resolve_wave, .. } = costs;
         let Some(wave) = resolve_wave else {
             return Work::kernel(resolve, f64::from(batch_rows) * f64::from(query_rows));
         };
-        // What follows the first wave begins as it ends, and takes as long as all of it.
+        // Each further wave begins when the previous one ends, and takes as long as the first.
         let (waves, one) = (f64::from(batch_rows.div_ceil(*wave)), Work::kernel(resolve, query_rows.into()));
         Work { ns: one.ns * waves + one.fixed_ns * (waves - 1.0).max(0.0), ..one }
     }
@@ -256,20 +253,20 @@ impl Work {
         Work { fixed_ns: costs.copy_ns, bytes, direction, copy_engine: true, ..Work::default() }
     }
 
-    /// A copy within the device.
+    /// A copy inside device memory.
     pub(super) fn inside(costs: &Costs, bytes: f64) -> Work {
         Work { fixed_ns: costs.copy_ns, ns: 2.0 * bytes / costs.device_copy * NS, ..Work::default() }
     }
 
     /// # Errors
-    /// [`Kind::InvalidConfig`] when it takes too long even alone: sums of such times would be none.
+    /// [`Kind::InvalidConfig`] when it takes too long even alone: sums of such times would lose precision.
     pub(super) fn check(self, costs: &Costs) -> Result<Work> {
         let link = self.direction.map_or(0.0, |direction| self.bytes / costs.link_rate(direction));
         first([("operation.ns", self.fixed_ns + self.ns.max(link))], is_time)?;
         Ok(self)
     }
 
-    /// Whether there is anything beyond the fixed time.
+    /// Whether there is work after the fixed time.
     pub(super) fn has_rest(&self) -> bool {
         self.ns > 0.0 || self.bytes > 0.0
     }

@@ -1,4 +1,4 @@
-//! What operations do: on the device beneath, when their time has come.
+//! Effects of operations: what runs on the device beneath at an operation's virtual time.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -14,7 +14,7 @@ pub(super) enum Effect {
         from: Slice,
         to: Slice,
     },
-    /// On pools of the device beneath.
+    /// An operation on pools of the device beneath.
     Pool(Pools, PoolOp<'static>),
 }
 
@@ -34,7 +34,7 @@ impl std::fmt::Debug for Effect {
 pub(super) struct Beneath {
     pub(super) device: Arc<dyn Device>,
     stream: Stream,
-    /// Never recorded, and so complete: a look at it tells whether the device has failed.
+    /// An event that was never recorded and so is complete: querying it reports whether the device has failed.
     sound: Event,
 }
 
@@ -53,13 +53,13 @@ impl Beneath {
         self.check()
     }
 
-    /// Whether the device has failed.
+    /// Returns an error if the device has failed.
     fn check(&self) -> Result<()> {
         self.device.query(self.sound).map(|_| ())
     }
 }
 
-/// Runs an engine's callback; one that panics has failed.
+/// Runs an engine's callback; a panic counts as a failure.
 pub(super) fn call(work: &(dyn Fn() + Send + Sync)) -> Result<(), Kind> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|_| Kind::Internal)
 }

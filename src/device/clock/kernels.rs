@@ -1,30 +1,31 @@
-//! What forebay's own kernels cost by what they are made of: launches, loads that depend on each other, requests of
-//! lines over the link, bytes in flight, barriers, passes over a lane's slots.
+//! The cost of forebay's kernels as a sum of terms: launches, dependent loads, line requests over the link, bytes in
+//! flight, barriers, and passes over a lane's slots.
 //!
-//! **What it is for.** No kernel has been timed yet. A prediction as prose cannot be refuted; a sum of named terms can,
-//! term by term. So each kernel is counted from its source ([`Design`]), each term has a price with a source
-//! ([`KernelCosts`]), and both are ranges: what comes out is from the least to the most. The clock's default
-//! [`Costs`](super::Costs) are the middles of these ranges, so that a clock's times lie within them, and `forebay
-//! simulate --kernels` prints the table.
+//! **What it is for.** No kernel has been timed yet. A sum of named terms can be checked term by term against a
+//! measurement; a single estimate cannot. So the terms of each kernel are counted in its source ([`Design`]), and
+//! each term has a price with a source ([`KernelCosts`]). Both are ranges, and so is the result. The clock's default
+//! [`Costs`](super::Costs) are the middles of these ranges, so the clock's times lie within them. `forebay simulate
+//! --kernels` prints the table.
 //!
-//! **What it does not know**: queues in front of L2, page walks of the GPU over host memory, other kernels on the same
-//! multiprocessors. Chains are those of the slowest thread; what other threads do beside it costs nothing.
+//! **What it leaves out**: queues before L2, page walks of the GPU over host memory, and other kernels on the same
+//! multiprocessors. A chain of loads is that of the slowest thread; work of other threads at the same time costs
+//! nothing.
 
 use super::costs::{Costs, Kernel, Link, Mover};
 use crate::device::pieces::{LINE, Pieces};
 use crate::error::{Error, Kind, Result};
 
-/// From the least to the most.
+/// A range of values.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Between {
-    /// The least.
+    /// The lower end.
     pub low: f64,
-    /// The most.
+    /// The upper end.
     pub high: f64,
 }
 
 impl Between {
-    /// A number that is known.
+    /// A range of one known number.
     pub const fn just(value: f64) -> Between {
         Between { low: value, high: value }
     }
@@ -33,12 +34,12 @@ impl Between {
         Between { low, high }
     }
 
-    /// So many of them.
+    /// The range times `count`.
     pub const fn times(self, count: f64) -> Between {
         Between { low: self.low * count, high: self.high * count }
     }
 
-    /// One behind the other.
+    /// The sum of two ranges.
     pub const fn plus(self, other: Between) -> Between {
         Between { low: self.low + other.low, high: self.high + other.high }
     }
@@ -49,14 +50,14 @@ impl Between {
     }
 }
 
-/// So many of something that has a price.
+/// One term of a cost: a count times a price.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cost {
-    /// What.
+    /// The term's name.
     pub name: &'static str,
-    /// How many.
+    /// The count.
     pub count: f64,
-    /// Microseconds of each.
+    /// The price of each, in microseconds.
     pub us: Between,
 }
 
@@ -66,31 +67,32 @@ impl Cost {
     }
 }
 
-/// Their sum in microseconds.
+/// The sum of the terms in microseconds.
 pub fn sum(costs: &[Cost]) -> Between {
     costs.iter().fold(Between::default(), |all, cost| all.plus(cost.us.times(cost.count)))
 }
 
-/// The prices. Each has a name, by which it can be changed, and a source.
+/// The price of each term. Each price has a name, by which [`KernelCosts::set`] changes it, and a source.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct KernelCosts {
-    /// GB/s at which processors read host memory.
+    /// GB/s at which the multiprocessors read host memory.
     pub read_gb_s: Between,
-    /// GB/s at which they write it.
+    /// GB/s at which the multiprocessors write host memory.
     pub write_gb_s: Between,
-    /// Microseconds from a read of host memory to its answer.
+    /// Microseconds of one read of host memory (round trip).
     pub round_trip_us: Between,
-    /// Microseconds of a load that the next one waits for: from L2, or from device memory once weights swept it.
+    /// Microseconds of a load that the next one depends on: from L2, or from device memory after weights have evicted
+    /// it from L2.
     pub load_us: Between,
-    /// Microseconds of a turn of a loop over slots, whose load is waited for: from L2, where the lane's tables are.
+    /// Microseconds of one turn of a loop over slots that waits for its load, from L2, where the lane's tables are.
     pub turn_us: Between,
-    /// Microseconds of a turn of which nothing is loaded: an atomic in shared memory.
+    /// Microseconds of one turn that loads nothing: an atomic in shared memory.
     pub shared_us: Between,
-    /// Microseconds of a barrier of a block.
+    /// Microseconds of a barrier of a thread block.
     pub barrier_us: Between,
     /// Microseconds from a kernel's end to the beginning of the next one of its stream.
     pub launch_us: Between,
-    /// The same in a graph.
+    /// Microseconds from a kernel's end to the beginning of the next one inside a graph.
     pub node_us: Between,
     /// Multiprocessors.
     pub processors: Between,
@@ -101,7 +103,7 @@ pub const SOURCES: [(&str, &str); 10] = [
     ("read_gb_s", "NVIDIA/nvbandwidth#24, of an H100: 35.2 GB/s"),
     ("write_gb_s", "NVIDIA/nvbandwidth#24"),
     ("round_trip_us", "assumed: PCIe 5 and the host's memory"),
-    ("load_us", "assumed: L2 0.3 us, device memory 0.6 us behind a sweep of L2"),
+    ("load_us", "assumed: L2 0.3 us, device memory 0.6 us after a sweep of L2"),
     ("turn_us", "assumed: L2 and an atomic, by the machine code's loop"),
     ("shared_us", "assumed: 35 to 50 cycles"),
     ("barrier_us", "assumed: 35 to 50 cycles of 16 warps"),
@@ -111,7 +113,7 @@ pub const SOURCES: [(&str, &str); 10] = [
 ];
 
 impl Default for KernelCosts {
-    /// What is assumed of an H200 behind PCIe 5 x16: [`SOURCES`].
+    /// The assumed prices of an H200 on PCIe 5 x16: [`SOURCES`].
     fn default() -> Self {
         KernelCosts {
             read_gb_s: Between::just(35.2),
@@ -128,26 +130,27 @@ impl Default for KernelCosts {
     }
 }
 
-/// What kernels are made of, as counted from their sources.
+/// The structure of the kernels, as counted in their sources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Design {
-    /// Loads that depend on each other before a resolve looks its first selection up, before a gather loads its first
-    /// row, and before a scatter loads its first.
+    /// The number of dependent loads before a resolve looks up its first selection, before a gather loads its first
+    /// row, and before a scatter loads its first row.
     pub heads: [u32; 3],
-    /// Turns of a loop over slots whose loads are under way at once.
+    /// Turns of a loop over slots whose loads are in flight at once.
     pub ahead: u32,
-    /// Where equally old slots are chosen among, their positions are loaded once; otherwise in each pass.
+    /// Whether the positions of equally old slots are loaded once; otherwise every pass over them loads them.
     pub positions_kept: bool,
-    /// A lane's slot blocks stand in shared memory; otherwise each look at a slot loads its block first.
+    /// Whether a lane's slot blocks are in shared memory; otherwise each look at a slot first loads its block's
+    /// number.
     pub blocks_shared: bool,
-    /// Pieces of a row are numbered by its own lines, where these are not too many; otherwise from its first byte.
+    /// Whether pieces of a row are numbered by its lines, where that leaves few gaps; otherwise from its first byte.
     pub by_lines: bool,
-    /// Blocks of a gather, unless an engine asks for others.
+    /// Default thread blocks of a gather.
     pub gather_blocks: u32,
 }
 
 impl Design {
-    /// As it was when it was first read for a GPU: `Pools`, `Layer` and `Micro` looked up in device memory.
+    /// The design before the first review for GPUs: `Pools`, `Layer` and `Micro` are looked up in device memory.
     pub const BEFORE: Design = Design {
         heads: [5, 5, 5],
         ahead: 1,
@@ -156,7 +159,8 @@ impl Design {
         by_lines: false,
         gather_blocks: 16,
     };
-    /// As it is: these by value, and host offsets in the list of what is fetched.
+    /// The present design: `Pools`, `Layer` and `Micro` are passed by value, and the list of rows to fetch holds host
+    /// offsets.
     pub const NOW: Design = Design {
         heads: [3, 2, 3],
         ahead: 4,
@@ -166,10 +170,10 @@ impl Design {
         gather_blocks: 4,
     };
 
-    /// Requests of lines over the link that a gather makes for a row of `row` bytes that stands `stride` from the next.
+    /// Line requests over the link that a gather makes for a row of `row` bytes at a stride of `stride` bytes.
     pub fn requests(&self, row: u32, stride: u32) -> f64 {
         let now = Pieces::of(row, stride, 0, 0);
-        // Whole sectors, where rows begin with one.
+        // Rows that begin at a sector take whole sectors.
         let sectors = match stride.is_multiple_of(SECTOR) {
             true => row.next_multiple_of(SECTOR),
             false => row,
@@ -180,12 +184,12 @@ impl Design {
     }
 }
 
-/// A resolve of one lane; all lanes are alike and run beside each other.
+/// The size of a resolve of one lane. All lanes are alike and run in parallel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resolve {
     /// Query rows.
     pub query_rows: u32,
-    /// Positions that each selects.
+    /// Positions that each query row selects.
     pub top_k: u32,
     /// Slots of the lane.
     pub budget: u32,
@@ -196,17 +200,17 @@ pub struct Resolve {
 /// Threads of a block.
 const THREADS: u32 = 512;
 const WARPS: u32 = THREADS / 32;
-/// Look-ups, and loads of stamps, that a thread has under way at once in either design.
+/// Look-ups, and loads of stamps, that a thread has in flight at once in either design.
 const AHEAD: u32 = 4;
 /// Bytes of a piece.
 const PIECE: u32 = 16;
 /// The sectors that a line comes in.
 const SECTOR: u32 = 64;
-/// Bytes that a block has under way.
+/// Bytes that a block has in flight.
 pub const BLOCK_BYTES: f64 = (THREADS * PIECE * AHEAD) as f64;
-/// Passes of histograms over the ties, and the one by ballots behind them.
+/// Histogram passes over the ties, and the pass by ballots after them.
 const TIE_PASSES: f64 = 3.0;
-/// Barriers of a resolve, and of each pass over ties.
+/// Barriers of a resolve, and of each pass over the ties.
 const BARRIERS: f64 = 14.0;
 const TIE_BARRIERS: f64 = 3.0;
 /// Barriers of a gather before its first row: the scan of its batch rows, and the staged rows.
@@ -230,7 +234,7 @@ impl KernelCosts {
         })
     }
 
-    /// The price of a name, to show it.
+    /// The price of this name, for display.
     pub fn get(&self, name: &str) -> Option<Between> {
         let mut own = *self;
         own.named(name).map(|price| *price)
@@ -239,7 +243,7 @@ impl KernelCosts {
     /// Changes a price.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] for a name that is none, numbers that are not above 0, or a least above the most.
+    /// [`Kind::InvalidConfig`] for an unknown name, a bound that is not above 0, or a lower end above the upper end.
     pub fn set(&mut self, name: &str, price: Between) -> Result<()> {
         let wrong = |place: String| Error::new(Kind::InvalidConfig, "kernel costs").at(place);
         let good = |value: f64| (1e-6..=1e9).contains(&value);
@@ -256,14 +260,14 @@ impl KernelCosts {
         Ok(())
     }
 
-    /// A resolve: where its time goes.
+    /// The terms of a resolve.
     pub fn resolve(&self, design: &Design, of: &Resolve) -> Vec<Cost> {
         let slots = of.budget.div_ceil(64) * 64;
         let per_slot = if design.blocks_shared { 1 } else { 2 };
         let look_ups = of.query_rows * of.top_k.div_ceil(AHEAD * THREADS);
-        // The first round's selection is in the head.
+        // The head includes the first round's selection.
         let looked = 2 * look_ups - 1;
-        // Slot blocks come to shared memory by one load.
+        // One load brings the slot blocks to shared memory.
         let split = per_slot * (slots / 32).div_ceil(AHEAD * WARPS) + u32::from(design.blocks_shared);
         let [head, ..] = design.heads;
         let mut costs = vec![
@@ -291,7 +295,7 @@ impl KernelCosts {
         costs
     }
 
-    /// A gather of so many rows of `row` bytes that stand `stride` apart on the host: where its time goes.
+    /// The terms of a gather of `rows` rows of `row` bytes at a stride of `stride` bytes on the host.
     pub fn gather(&self, design: &Design, rows: f64, row: u32, stride: u32) -> Vec<Cost> {
         let [_, head, _] = design.heads;
         let rate = self.payload(design, row, stride);
@@ -305,24 +309,24 @@ impl KernelCosts {
         ]
     }
 
-    /// GB/s of rows that a gather brings while it is under way: the least if the link's limit is requests, each of a
-    /// line, the most if it is bytes.
+    /// The row GB/s of a gather in progress: the lower end if the link is bound by requests, each of a line, the
+    /// upper end if by bytes.
     pub fn payload(&self, design: &Design, row: u32, stride: u32) -> Between {
         let by_requests = design.requests(row, stride) * f64::from(LINE);
         let Between { low, high } = self.read_gb_s;
         Between::of(low * f64::from(row) / by_requests, high * f64::from(row) / fetched(row, stride))
     }
 
-    /// GB/s of rows that a scatter stores: the least if each line that it touches takes a whole one, the most if
-    /// sectors.
+    /// The row GB/s of a scatter in progress: the lower end if each touched line is written whole, the upper end if
+    /// by sectors.
     pub fn stored(&self, row: u32, stride: u32) -> Between {
         let lines = Design::NOW.requests(row, stride) * f64::from(LINE);
         let Between { low, high } = self.write_gb_s;
         Between::of(low * f64::from(row) / lines, high * f64::from(row) / fetched(row, stride))
     }
 
-    /// The default costs of a clock: the middles, for rows of 656 bytes at a stride of 704 and lanes that miss 13.4%,
-    /// and round guesses of what is no kernel of this table.
+    /// The clock's default costs: the middles, for rows of 656 bytes at a stride of 704 and lanes that miss 13.4%;
+    /// round guesses for operations that this table does not cover.
     pub(super) fn of_clock(&self, design: &Design) -> Costs {
         let ns = |us: Between| us.middle() * 1e3;
         let [_, gather, scatter] = design.heads.map(f64::from);
@@ -343,11 +347,11 @@ impl KernelCosts {
             link: Link { to_device: 55e9, to_host: 55e9, duplex: 0.9, copy_engines: 1 },
             device_copy: 2e12,
             copy_ns: 1_000.0,
-            // A query row more is what it takes beyond the first.
+            // The cost of each query row after the first.
             resolve: kernel(one - (two - one), two - one),
             // Two blocks share a multiprocessor.
             resolve_wave: Some((2.0 * self.processors.middle()) as u32),
-            // The block comes from host memory; a commit's head and an heir's slot and stamp follow.
+            // The descriptor comes from host memory; then come a commit's head and the next victim's slot and stamp.
             begin: kernel(ns(self.round_trip_us.plus(self.load_us.times(4.0))), 1.0),
             report: kernel(ns(self.load_us.times(2.0)), 5.0),
             lane: kernel(3_000.0, 20.0),
@@ -358,7 +362,7 @@ impl KernelCosts {
     }
 }
 
-/// Bytes that cross the link for a row: sectors of 64 bytes that it touches, mean over where rows stand.
+/// Bytes that cross the link for a row: its touched sectors of 64 bytes, as a mean over the rows' places.
 pub fn fetched(row: u32, stride: u32) -> f64 {
     let phases = (0..SECTOR / PIECE).map(|at| at * stride % SECTOR);
     let sectors: u32 = phases.map(|phase| (phase + row).div_ceil(SECTOR)).sum();

@@ -1,25 +1,23 @@
 //! The clock device: streams, events, copy engines, SMs and a link on a virtual clock.
 //!
-//! The schedules of `step` and `overlap` enqueue on it as on any device, so what it says about time it says
-//! about the schedule that runs in production. It does not compute faster or slower than the machine: it
-//! reckons, from a table of costs, and the same calls give the same times on every machine.
+//! The schedules of `step` and `overlap` enqueue on it as on any device, so its times describe the schedule that runs
+//! in production. It computes times from a table of costs: the same calls give the same times on every machine.
 //!
-//! **Two uses.** [`ClockDevice::new`] has no memory: addresses are numbers, nothing is copied, a plan of any
-//! size is taken. It is the simulator's device. [`ClockDevice::over`] lets each operation take effect on a
-//! device beneath, whose streams run an operation where it is enqueued, when its time has come: with a seed
-//! operations are delayed, drawn out and reordered as far as streams and events allow, so that a missing or
-//! wrong edge gives wrong bytes for some seed, and for that seed every time.
+//! **Two uses.** [`ClockDevice::new`] has no memory: addresses are numbers, nothing is copied, and a layout of any
+//! size is accepted. The simulator uses it. [`ClockDevice::over`] also runs each operation on an inline device
+//! beneath, at the operation's virtual time. With a seed, operations are delayed, prolonged and reordered as far as
+//! streams and events allow. So a missing or wrong edge gives wrong bytes for some seed, and for that seed every
+//! time.
 //!
-//! **When things run.** Time goes on when the host waits ([`Device::synchronize`], [`ClockDevice::run`]), when it
-//! looks ([`Device::query`]: a little), when a stream's queue is full, and when the device is dropped. Without a
-//! seed enqueueing runs nothing: the host is as far ahead as it can be. With one the host is slow now and then,
-//! and what is enqueued runs meanwhile, so that what the host itself does too late shows as well. A look at a
-//! ticket moves nothing: who waits for one in a loop has to look at an event too.
+//! **When things run.** Time advances when the host waits ([`Device::synchronize`], [`ClockDevice::run`]), a little
+//! when it polls ([`Device::query`]), when a stream's queue is full, and when the device is dropped. Without a seed,
+//! enqueueing runs nothing: the host is as far ahead as possible. With a seed the host is sometimes slow, and
+//! enqueued work runs meanwhile, so that a late action of the host shows as well. Polling a ticket does not advance
+//! time: a loop that waits for a ticket must also query an event.
 //!
-//! **What it does not do.** It does not know what a resolve would find, so the rows that a gather moves are
-//! declared ([`ClockDevice::set_misses`]). It does not check that operations are ordered
-//! (`check` does), nor run two at the same instant: an effect is whole, at its operation's start or
-//! at its end.
+//! **What it does not do.** It does not compute what a resolve would find, so the caller declares the rows that a
+//! gather moves ([`ClockDevice::set_misses`]). It does not check that operations are ordered (`check` does). It never
+//! runs two operations at the same instant: an effect happens in one piece, at its operation's start or end.
 
 mod chance;
 mod checks;
@@ -47,34 +45,34 @@ pub use kernels::{BLOCK_BYTES, Between, Cost, Design, KernelCosts, Resolve, SOUR
 use timeline::{Due, Machine, Next, Operation, Timeline, Until};
 pub use timeline::{Label, Span};
 
-/// How a clock device runs.
+/// The options of a clock device.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ClockOptions {
-    /// Delays and orders by chance; without a seed, exact costs.
+    /// The seed of random delays and orders. `None`: exact costs.
     pub seed: Option<u64>,
-    /// Fails the operation of this number, in the order of the clock from 0, and with it the device. Engines'
-    /// calls, records, waits and tickets do not count.
+    /// Makes the operation of this number fail, and the device with it. Operations count from 0 in the clock's order;
+    /// engines' calls, records, waits and tickets do not count.
     pub fail_operation: Option<u64>,
-    /// What things cost.
+    /// The cost table.
     pub costs: Costs,
     /// Keeps the span of every operation.
     pub record: bool,
 }
 
-/// Things that a stream's queue holds. By chance it is the queue of a driver, which makes the host wait;
-/// exactly, it is as long as any step.
+/// The capacity of a stream's queue. With a seed it is that of a driver's queue, which makes the host wait; without a
+/// seed it exceeds any step.
 const QUEUE: [usize; 2] = [1 << 10, 1 << 20];
 
-/// See the module's head.
+/// The clock device. See the [module](self) page.
 #[derive(Debug)]
 pub struct ClockDevice {
-    /// The device's beneath, where there is one: its slices are its own.
+    /// The id of the device beneath, if there is one, so that its slices are this device's too.
     id: DeviceId,
     seed: Option<u64>,
     costs: Costs,
     beneath: Option<Beneath>,
     state: Mutex<State>,
-    /// Signals that nobody moves the clock any more.
+    /// Signals that no thread is advancing the clock any more.
     idle: Condvar,
 }
 
@@ -82,28 +80,28 @@ pub struct ClockDevice {
 struct State {
     timeline: Timeline<Box<Effect>>,
     pools: Vec<Extents>,
-    /// By layer the rows that a batch row misses.
+    /// For each layer, the rows that a batch row misses.
     misses: Vec<f64>,
     /// The first failure.
     failure: Option<Kind>,
-    /// By stream how many operations have been enqueued, and how often the host has looked.
+    /// For each stream, how many operations were enqueued; and how often the host has polled.
     enqueued: Vec<u64>,
     polls: u64,
-    /// How often it has enqueued something.
+    /// How often the host has enqueued an operation.
     calls: u64,
-    /// Waits that have been enqueued, and those that are left out.
+    /// The number of waits enqueued so far, and the numbers of those to leave out.
     waits: u64,
     without: Range<u64>,
-    /// Nobody but this stream takes operations; and the first refusal since.
+    /// The only stream that accepts operations, if set; and the first rejection since.
     confined: Option<Stream>,
     refusal: Option<Error>,
-    /// Who moves the clock on.
+    /// The thread that advances the clock.
     driver: Option<thread::ThreadId>,
-    /// Where the next memory of a device without memory stands.
+    /// The next free address of a device without memory.
     next_address: u64,
     /// Bytes of its backings.
     backings: Vec<u64>,
-    /// What stands in host memory: address and end.
+    /// Slices in host memory: address and end.
     host: Vec<(u64, u64)>,
 }
 
@@ -111,24 +109,24 @@ fn unknown(what: &'static str, handle: u64) -> Error {
     Error::new(Kind::OutOfRange, NAME).at(what).with("handle", handle)
 }
 
-/// What cannot be waited for, because nothing that is left can run.
+/// The error of a wait that can never end, because no remaining operation can run.
 fn stuck() -> Error {
     Error::new(Kind::Busy, "clock device")
-        .at("what is waited for stands behind a stream that is held")
-        .hint("let the stream go first")
+        .at("the record waited for comes after a hold, or is on a stream that waits for one")
+        .hint("release the stream with let_go first")
 }
 
 impl ClockDevice {
     /// A device without memory, at time 0.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] names the cost that makes no sense.
+    /// [`Kind::InvalidConfig`] names the cost that is out of range.
     pub fn new(options: ClockOptions) -> Result<Arc<ClockDevice>> {
         Self::with(options, None)
     }
 
-    /// A device whose operations take effect on `device`, which must run an operation in the call that
-    /// enqueues it, and is driven by nobody else. Memory and slices are that device's.
+    /// A clock device whose operations also run on `device`. That device must run an operation in the call that
+    /// enqueues it, and nothing else may use it. Memory and slices are that device's.
     ///
     /// # Errors
     /// As [`ClockDevice::new`]; those of [`Device::stream`] and [`Device::event`].
@@ -167,17 +165,17 @@ impl ClockDevice {
         Ok(Arc::new(ClockDevice { id, seed, costs, beneath, state, idle }))
     }
 
-    // ---- what only a clock has -----------------------------------------------------------------------
+    // ---- beyond the trait ----------------------------------------------------------------------------
 
-    /// Enqueues an engine's work.
+    /// Enqueues a stand-in for an engine's work.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] for a demand that makes no sense, or of more than 1e15 ns; those of [`Device::record`].
+    /// [`Kind::InvalidConfig`] for a demand out of range, or of more than 1e15 ns; those of [`Device::record`].
     pub fn compute(&self, stream: Stream, label: Label, demand: Demand) -> Result<()> {
         self.append(stream, label, Work::demand(demand)?, None)
     }
 
-    /// Enqueues a copy of `bytes` by a copy engine: traffic that is not a step's.
+    /// Enqueues a copy of `bytes` by a copy engine, for traffic outside of steps.
     ///
     /// # Errors
     /// [`Kind::InvalidConfig`] for bytes that take more than 1e15 ns; those of [`Device::record`].
@@ -185,11 +183,11 @@ impl ClockDevice {
         self.append(stream, label, Work::copy(&self.costs, direction, bytes as f64), None)
     }
 
-    /// Declares how many rows one batch row misses when it is resolved in `layer`, on average: what a gather
-    /// moves that is enqueued from now on. None before the first call.
+    /// Declares the mean number of rows that one batch row misses in `layer`. Gathers that are enqueued from now on
+    /// move so many. It is 0 before the first call.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] for a number that is negative, none, or above 1e9.
+    /// [`Kind::InvalidConfig`] for a negative number, NaN, or one above 1e9.
     pub fn set_misses(&self, layer: Layer, rows: f64) -> Result<()> {
         costs::check_misses(rows)?;
         let misses = &mut self.state.lock().misses;
@@ -200,7 +198,7 @@ impl ClockDevice {
         Ok(())
     }
 
-    /// Runs everything that is enqueued. Answers the time, in nanoseconds.
+    /// Runs everything that is enqueued. Returns the time in nanoseconds.
     ///
     /// # Errors
     /// [`Kind::Busy`] when a stream is held, [`Kind::DeviceFailed`] when the device has failed.
@@ -209,9 +207,9 @@ impl ClockDevice {
         state.check().map(|()| state.timeline.now())
     }
 
-    /// Runs everything, then begins anew at time 0: no event is recorded, no span kept, no miss declared, and
-    /// chance begins again. Streams, events, memory and pools stay; the operation that fails and the waits that
-    /// are left out stay as they were set, and are counted from 0 again.
+    /// Runs everything, then restarts at time 0: records, spans and declared misses are cleared, and the seed's draws
+    /// start again. Streams, events, memory and pools stay. The numbers of the failing operation and of the left-out
+    /// waits stay set, and count from 0 again.
     ///
     /// # Errors
     /// As [`ClockDevice::run`].
@@ -230,36 +228,35 @@ impl ClockDevice {
         self.state.lock().timeline.now()
     }
 
-    /// When the last record of `event` was reached, in nanoseconds; none if it has not been, or was never
-    /// recorded.
+    /// The time at which the last record of `event` was reached, in nanoseconds. `None` if it has not been reached,
+    /// or was never recorded.
     pub fn reached(&self, event: Event) -> Option<f64> {
         let state = self.state.lock();
         state.timeline.find_event(event).and_then(|event| state.timeline.reached_ns(event))
     }
 
-    /// The spans of all operations that have ended, in the order of their ends; none unless
-    /// [`ClockOptions::record`] was set.
+    /// The spans of all ended operations, in the order of their ends. Empty unless [`ClockOptions::record`] is set.
     pub fn spans(&self) -> Vec<Span> {
         self.state.lock().timeline.spans().to_vec()
     }
 
-    /// Operations that have taken effect: what [`ClockOptions::fail_operation`] counts.
+    /// The number of operations that have taken effect, in the count of [`ClockOptions::fail_operation`].
     pub fn operations(&self) -> u64 {
         self.state.lock().timeline.counted()
     }
 
-    /// For controls: leaves out the waits of these numbers, counted from 0 over all streams, as if the
-    /// schedule had forgotten them.
+    /// Leaves out the waits of these numbers, counted from 0 over all streams, as if the schedule had forgotten them.
+    /// Tests use it to show that a missing wait is found.
     pub fn without_waits(&self, numbers: Range<u64>) {
         self.state.lock().without = numbers;
     }
 
-    /// Waits that have been enqueued, those that were left out among them.
+    /// The number of waits enqueued so far, including those left out.
     pub fn waits(&self) -> u64 {
         self.state.lock().waits
     }
 
-    /// Holds a stream at its end: what is enqueued on it from now on waits until it is let go.
+    /// Holds a stream at its current end: operations enqueued from now on wait for [`ClockDevice::let_go`].
     ///
     /// # Errors
     /// Those of [`Device::record`].
@@ -270,7 +267,7 @@ impl ClockDevice {
         Ok(())
     }
 
-    /// Lets a stream go on past every [`ClockDevice::hold`].
+    /// Lets a stream continue past every [`ClockDevice::hold`] so far.
     ///
     /// # Errors
     /// Those of [`Device::record`].
@@ -296,7 +293,7 @@ impl ClockDevice {
         }
         let place = state.stream(stream)?;
         let mut until = (state.timeline.queued(place) >= most).then_some(Until::Room(stream, most));
-        // A callback enqueues while time stands still.
+        // Time does not advance while a callback enqueues.
         if let (Some(seed), None, None) = (self.seed, until, state.driver) {
             state.calls += 1;
             let passes = chance::enqueueing(seed, state.calls);
@@ -332,7 +329,7 @@ impl ClockDevice {
         state.timeline.operation(stream, operation);
     }
 
-    /// Enqueues what takes no time.
+    /// Enqueues an item that takes no time.
     fn point(&self, stream: Stream, effect: Effect) -> Result<()> {
         let (mut state, place) = self.room(stream)?;
         let draw = self.draw(&mut state, place);
@@ -357,11 +354,11 @@ impl ClockDevice {
 
     // ---- running -------------------------------------------------------------------------------------
 
-    /// Moves the clock on until `until` is met. Effects happen here, on the caller's thread, with no lock
-    /// held, because a callback may use the device.
+    /// Advances the clock until `until` is met. Effects happen here, on the caller's thread, with no lock held,
+    /// because a callback may use the device.
     fn drive(&self, until: Until) -> Result<MutexGuard<'_, State>> {
         let me = thread::current().id();
-        // Stands before the lock, and so is dropped behind it.
+        // Declared before the lock, so that it is dropped after the lock.
         let mut driving = Driving(None);
         let mut state = self.state.lock();
         while let Some(driver) = state.driver {
@@ -416,7 +413,7 @@ impl ClockDevice {
                 Ok(())
             }
             (Effect::Call(work), ..) => call(&*work),
-            // After a failure memory stays as it is.
+            // After a failure memory no longer changes.
             (_, None, _) | (_, _, Some(_)) => Ok(()),
             (Effect::Copy { from, to }, Some(beneath), None) => beneath.copy(from, to).map_err(kind_of),
             (Effect::Pool(pools, op), Some(beneath), None) => {
@@ -432,8 +429,8 @@ impl ClockDevice {
     }
 }
 
-/// Who moves the clock on, until that has come to its end. If an effect panics instead, the device has failed, and
-/// whoever waits goes on to see it.
+/// Marks the thread that is advancing the clock. If an effect panics, dropping this makes the device fail, and
+/// waiting threads continue and see the failure.
 struct Driving<'a>(Option<&'a ClockDevice>);
 
 impl Drop for Driving<'_> {
@@ -446,7 +443,7 @@ impl Drop for Driving<'_> {
     }
 }
 
-/// What failed: a device that has failed says which kind was the first.
+/// The kind of a failure; a failed device reports the kind of its first failure.
 fn kind_of(error: Error) -> Kind {
     let first = error.number("kind").and_then(|code| Kind::ALL.into_iter().find(|k| *k as u64 == code));
     first.unwrap_or(error.kind())
@@ -470,7 +467,7 @@ impl State {
         self.timeline.find_event(event).ok_or_else(|| unknown("event", event.0))
     }
 
-    /// Whether an address stands in host memory.
+    /// Whether an address is in host memory.
     fn is_host(&self, address: u64) -> bool {
         self.host.iter().any(|(start, end)| (*start..*end).contains(&address))
     }
@@ -480,7 +477,7 @@ impl Drop for ClockDevice {
     fn drop(&mut self) {
         let streams = self.state.lock().enqueued.len();
         (0..streams as u64).for_each(|stream| drop(self.let_go(Stream(stream))));
-        // What is queued still runs: tickets end, and what they guard is given back.
+        // Queued operations still run, so that tickets end and the memory that they guard is released.
         drop(self.drive(Until::Idle));
     }
 }

@@ -1,4 +1,4 @@
-//! The operations of the trait: checked, priced, enqueued.
+//! The clock device's [`Device`] implementation: it checks each operation, prices it, and enqueues it.
 
 use crate::device::clock::checks::{Extents, bad};
 use crate::device::clock::costs::{Direction, Work};
@@ -6,18 +6,19 @@ use crate::device::clock::effect::Effect;
 use crate::device::clock::timeline::{Label, Until};
 use crate::device::clock::{ClockDevice, State, chance, unknown};
 use crate::device::{
-    Backing, Completer, Device, DeviceId, Event, Mapped, Part, Plan, PoolOp, Pools, Slice, Stream, Warm,
+    Backing, Completer, Device, DeviceId, Event, Mapped, PoolLayout, PoolOp, Pools, Slice, StepRange, Stream,
+    Warm,
 };
 use crate::error::{Error, Kind, Result};
 use crate::ids::Lane;
 use crate::os::Map;
 use crate::sync::{Arc, MutexGuard};
 
-/// Where memory of a device without memory begins: no slice is empty of address.
+/// The first address of a device without memory; non-zero, so that no slice has a null address.
 const LINE: u64 = 4096;
 
 impl ClockDevice {
-    /// Takes addresses.
+    /// Reserves a range of addresses.
     fn place(&self, bytes: u64) -> Result<Slice> {
         let mut state = self.state.lock();
         let address = state.next_address;
@@ -27,11 +28,11 @@ impl ClockDevice {
         Ok(self.id.slice(address, bytes))
     }
 
-    /// What an operation on pools costs, by what each batch row misses in a layer.
+    /// The cost of an operation on pools, given each batch row's misses in each layer.
     fn price(&self, extents: &Extents, misses: &[f64], op: &PoolOp<'_>) -> Work {
         let costs = &self.costs;
         let (layers, batch) = (f64::from(extents.checks.layers), f64::from(extents.checks.batch));
-        let rows = |part: &Part| f64::from(part.count) * f64::from(part.rows.count);
+        let rows = |range: &StepRange| f64::from(range.count) * f64::from(range.rows.count);
         match op {
             PoolOp::Join(_) | PoolOp::Truncate(_) | PoolOp::Leave(_) => Work::kernel(&costs.lane, layers),
             PoolOp::Warm(Warm { steps, whole, .. }) => {
@@ -42,29 +43,29 @@ impl ClockDevice {
                 Work::rows(&costs.gather, Direction::ToDevice, bytes)
             }
             PoolOp::Begin(_) => Work::kernel(&costs.begin, batch * layers),
-            PoolOp::Resolve { part, .. } => Work::resolve(costs, part.count, part.rows.count),
-            PoolOp::Gather { part, pass } => {
-                let rows = misses.get(part.layer.index()).map_or(0.0, |rows| rows * f64::from(part.count));
-                // The first pass moves what was declared; further ones are there, and move nothing.
-                let bytes = if *pass == 0 { rows * extents.row_bytes } else { 0.0 };
+            PoolOp::Resolve { range, .. } => Work::resolve(costs, range.count, range.rows.count),
+            PoolOp::Gather { range, wave } => {
+                let rows = misses.get(range.layer.index()).map_or(0.0, |rows| rows * f64::from(range.count));
+                // The first wave moves the declared rows; later waves run, but move nothing.
+                let bytes = if *wave == 0 { rows * extents.row_bytes } else { 0.0 };
                 Work::rows(&costs.gather, Direction::ToDevice, bytes)
             }
-            PoolOp::Scatter(part) => {
-                Work::rows(&costs.scatter, Direction::ToHost, rows(part) * extents.row_bytes)
+            PoolOp::Scatter(range) => {
+                Work::rows(&costs.scatter, Direction::ToHost, rows(range) * extents.row_bytes)
             }
             PoolOp::Report { .. } => Work::kernel(&costs.report, layers),
         }
     }
 }
 
-/// What a timeline says of an operation on pools.
+/// The timeline's label of an operation on pools.
 fn label_of(op: &PoolOp<'_>) -> Label {
     let micro_batch = match op {
         PoolOp::Begin(begin) => Some(begin.micro_batch),
         PoolOp::Report { micro_batch, .. } => Some(*micro_batch),
-        _ => op.part().map(|part| part.micro_batch),
+        _ => op.range().map(|range| range.micro_batch),
     };
-    Label { name: op.name(), layer: op.part().map(|part| part.layer), micro_batch }
+    Label { name: op.name(), layer: op.range().map(|range| range.layer), micro_batch }
 }
 
 impl Device for ClockDevice {
@@ -176,13 +177,13 @@ impl Device for ClockDevice {
         state.polls += 1;
         let passes = self.seed.map_or(self.costs.poll_ns, |seed| chance::poll(seed, state.polls));
         let until = Until::Time(state.timeline.now() + passes);
-        // A callback that looks sees what is, and moves nothing.
+        // A callback that polls sees the present state and does not advance time.
         let inside = state.driver.is_some_and(|driver| driver == crate::sync::thread::current().id());
         if !inside {
             drop(state);
             state = self.drive(until)?;
         }
-        // A failed device goes on reaching its events; until then operations may still be running.
+        // A failed device still reaches its events. Before that, operations may still be running.
         if !state.timeline.is_complete(place) {
             return Ok(false);
         }
@@ -208,7 +209,7 @@ impl Device for ClockDevice {
         drop(sides);
         let work = match (from_host, to_host) {
             (true, false) => Work::copy(&self.costs, Direction::ToDevice, bytes),
-            // Within the host a copy goes through the device, and down again.
+            // A copy inside host memory goes to the device and back.
             (_, true) => Work::copy(&self.costs, Direction::ToHost, bytes),
             (false, false) => Work::inside(&self.costs, bytes),
         };
@@ -233,15 +234,14 @@ impl Device for ClockDevice {
         state.refusal.take().map_or(Ok(()), Err)
     }
 
-    fn attach(&self, plan: Plan) -> Result<Pools> {
+    fn attach(&self, plan: PoolLayout) -> Result<Pools> {
         let extents = Extents::new(&plan, self.id, self.beneath.is_some())?;
         let attached = self.beneath.as_ref().map(|beneath| beneath.device.attach(plan)).transpose()?;
         let mut state = self.state.lock();
         let pools = self.id.pools(state.pools.len());
         if attached.is_some_and(|attached| attached != pools) {
-            return Err(
-                Error::new(Kind::InvalidConfig, "attach").at("the device beneath has pools of others")
-            );
+            return Err(Error::new(Kind::InvalidConfig, "attach")
+                .at("the device beneath has pools that this clock device did not attach"));
         }
         state.pools.push(extents);
         Ok(pools)
@@ -252,7 +252,7 @@ impl Device for ClockDevice {
         let State { pools: all, misses, .. } = &mut *state;
         let index = pools.of(self.id())?;
         let extents = all.get_mut(index).ok_or_else(|| unknown("pools", index as u64))?;
-        // Priced before it is staged: a cost that makes no sense changes nothing.
+        // Price it before staging it: an invalid cost then changes nothing.
         extents.checks.check(&op)?;
         let work = self.price(extents, misses, &op).check(&self.costs)?;
         extents.stage(&op);

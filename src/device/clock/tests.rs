@@ -1,10 +1,10 @@
 //! The clock against closed forms.
 
 use super::*;
-use crate::device::{Answer, Completer, Outcome, Part, Plan, PoolOp, Slice, Ticket};
+use crate::device::{Answer, Completer, Outcome, PoolLayout, PoolOp, Slice, StepRange, Ticket};
 use crate::geometry::{Geometry, Shape};
 use crate::ids::{Lane, MicroBatch};
-use crate::residency::{Rows, TableShape};
+use crate::residency::{QueryRange, TableShape};
 
 mod oracle;
 
@@ -57,20 +57,20 @@ fn edge(device: &ClockDevice, from: Stream, to: Stream) {
 }
 
 /// A cache of V3.2's rows with `layers` layers and a batch of 8.
-fn plan(device: &ClockDevice, layers: u32) -> Plan {
+fn plan(device: &ClockDevice, layers: u32) -> PoolLayout {
     let shape = Shape { layers, draft_layers: 0, ..Shape::DEEPSEEK_V3_2 };
     let tables = TableShape {
         lanes: 8,
         tokens: 1024,
         query_rows: 4,
-        passes: 1,
+        waves: 1,
         scratch: 0,
         scratch_base: 1,
         landing_base: 64,
         budget_base: 128,
         budget_blocks: 1,
     };
-    Plan {
+    PoolLayout {
         geometry: Geometry::new(shape).unwrap(),
         tables: vec![tables; layers as usize],
         slabs: vec![device.allocate(1 << 40).unwrap(); layers as usize],
@@ -82,8 +82,14 @@ fn plan(device: &ClockDevice, layers: u32) -> Plan {
     }
 }
 
-fn part(layer: u32, first: u32, count: u32) -> Part {
-    Part { micro_batch: MicroBatch(1), layer: Layer(layer), first, count, rows: Rows { first: 0, count: 2 } }
+fn range(layer: u32, first: u32, count: u32) -> StepRange {
+    StepRange {
+        micro_batch: MicroBatch(1),
+        layer: Layer(layer),
+        first,
+        count,
+        rows: QueryRange { first: 0, count: 2 },
+    }
 }
 
 #[test]
@@ -159,12 +165,12 @@ fn a_record_in_a_fast_stream_does_not_end_a_wait_for_one_in_a_slow_stream() {
 fn works_that_want_more_than_all_sms_slow_each_other_in_proportion() {
     let device = exact(costs());
     let [a, b, c] = streams(&device);
-    // 0.9 + 0.6 = 1.5: both go at two thirds; what wants none is not slowed.
+    // 0.9 + 0.6 = 1.5: both run at two thirds of their speed; work without SMs is not slowed.
     compute(&device, a, 20.0, 0.9);
     compute(&device, b, 40.0, 0.6);
     compute(&device, c, 10.0, 0.0);
     assert_eq!(device.run().unwrap(), 50.0);
-    // Until 30 both have had 20; then b has its 20 left to itself.
+    // Until 30 both have done 20; then b does its remaining 20 alone.
     let ends: Vec<f64> = times(&device).iter().map(|t| t.1).collect();
     assert_eq!(ends, [10.0, 30.0, 50.0]);
 }
@@ -177,13 +183,13 @@ fn gathers_divide_the_link_and_give_it_back() {
     // A row is 656 bytes: 656 ns alone.
     device.set_misses(Layer(0), 1.0).unwrap();
     device.set_misses(Layer(1), 2.5).unwrap();
-    device.enqueue(pools, a, PoolOp::Gather { part: part(0, 0, 2), pass: 0 }).unwrap();
-    device.enqueue(pools, b, PoolOp::Gather { part: part(1, 2, 4), pass: 0 }).unwrap();
+    device.enqueue(pools, a, PoolOp::Gather { range: range(0, 0, 2), wave: 0 }).unwrap();
+    device.enqueue(pools, b, PoolOp::Gather { range: range(1, 2, 4), wave: 0 }).unwrap();
     // The other direction is another link.
-    device.enqueue(pools, a, PoolOp::Scatter(part(0, 0, 1))).unwrap();
-    device.enqueue(pools, a, PoolOp::Gather { part: part(0, 0, 2), pass: 1 }).unwrap();
+    device.enqueue(pools, a, PoolOp::Scatter(range(0, 0, 1))).unwrap();
+    device.enqueue(pools, a, PoolOp::Gather { range: range(0, 0, 2), wave: 1 }).unwrap();
     device.run().unwrap();
-    // 2 rows beside 10: at 4 rows' time the 2 are there, then 8 remain.
+    // 2 rows alongside 10: after the time of 4 rows the 2 are done, and 8 remain.
     let row = 656.0;
     let (first, second) = (4.0 * row, 12.0 * row);
     assert_eq!(
@@ -205,7 +211,7 @@ fn a_gather_that_cannot_use_its_half_of_the_link_leaves_the_rest_to_others() {
     let [a, b] = streams(&device);
     let pools = device.attach(plan(&device, 1)).unwrap();
     device.set_misses(Layer(0), 1.0).unwrap();
-    device.enqueue(pools, a, PoolOp::Gather { part: part(0, 0, 1), pass: 0 }).unwrap();
+    device.enqueue(pools, a, PoolOp::Gather { range: range(0, 0, 1), wave: 0 }).unwrap();
     device.traffic(b, named("weights"), Direction::ToDevice, 3 * 656).unwrap();
     assert_eq!(device.run().unwrap(), 4.0 * 656.0);
     assert_eq!(times(&device), [(0.0, 4.0 * 656.0); 2]);
@@ -231,7 +237,7 @@ fn a_copy_engine_takes_copies_in_the_order_of_becoming_ready() {
     compute(&device, b, 2.0, 0.0);
     compute(&device, c, 1.0, 0.0);
     copy(a, 10);
-    // b's was enqueued first, c's is ready first; a's second one is behind both.
+    // b's was enqueued first, c's is ready first; a's second one comes after both.
     copy(b, 40);
     copy(c, 20);
     copy(a, 10);
@@ -251,7 +257,7 @@ fn two_copy_engines_divide_the_link() {
     copy(c, 20);
     copy(a, 10);
     assert_eq!(device.run().unwrap(), 80.0);
-    // c begins when a is done, a's second one when c is; b goes at half the rate all the time.
+    // c begins when a is done, a's second one when c is; b runs at half the rate all the time.
     assert_eq!(times(&device), [(0.0, 20.0), (20.0, 60.0), (60.0, 80.0), (0.0, 80.0)]);
 }
 
@@ -429,23 +435,27 @@ fn misuse_is_an_error_that_names_the_field() {
         assert_eq!(kind(device.enqueue(unknown, stream, PoolOp::Leave(Lane(0)))), Kind::OutOfRange);
     }
     assert_eq!(
-        kind(device.enqueue(pools, Stream(1), PoolOp::Gather { part: part(0, 0, 1), pass: 0 })),
+        kind(device.enqueue(pools, Stream(1), PoolOp::Gather { range: range(0, 0, 1), wave: 0 })),
         Kind::OutOfRange
     );
     assert_eq!(
-        kind(device.enqueue(pools, stream, PoolOp::Gather { part: part(2, 0, 1), pass: 0 })),
+        kind(device.enqueue(pools, stream, PoolOp::Gather { range: range(2, 0, 1), wave: 0 })),
         Kind::OutOfRange
     );
     assert_eq!(
-        kind(device.enqueue(pools, stream, PoolOp::Gather { part: part(0, 5, 4), pass: 0 })),
+        kind(device.enqueue(pools, stream, PoolOp::Gather { range: range(0, 5, 4), wave: 0 })),
         Kind::OutOfRange
     );
     assert_eq!(kind(device.enqueue(pools, stream, PoolOp::Leave(Lane(8)))), Kind::OutOfRange);
     assert_eq!(kind(device.record(Event(0), stream)), Kind::OutOfRange);
     let [ours, theirs]: [Slice; 2] = [&device, &other].map(|device| device.allocate(64).unwrap());
-    let answer = Answer { slots: theirs, parts: None };
+    let answer = Answer { slots: theirs, split_indices: None };
     assert_eq!(
-        kind(device.enqueue(pools, stream, PoolOp::Resolve { part: part(0, 0, 1), selection: ours, answer })),
+        kind(device.enqueue(
+            pools,
+            stream,
+            PoolOp::Resolve { range: range(0, 0, 1), selection: ours, answer }
+        )),
         Kind::OutOfRange
     );
     assert_eq!(kind(device.copy(stream, ours, theirs)), Kind::OutOfRange);

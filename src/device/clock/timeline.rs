@@ -1,22 +1,22 @@
-//! Virtual time: what runs when, on streams, copy engines, a link and SMs that are shared.
+//! The virtual timeline: streams, copy engines, and a link and SMs that operations share.
 //!
-//! A discrete-event simulation with processor sharing. Each stream runs one operation at a time, which goes
+//! It is a discrete-event simulation with processor sharing. Each stream runs one operation at a time, which goes
 //! through these states:
 //!
 //! | state | until |
 //! |---|---|
 //! | gap | its launch gap is over |
-//! | queued | a copy engine of its direction is free; in the order of becoming ready. Copies alone |
+//! | queued | a copy engine of its direction is free; in the order of becoming ready (copies only) |
 //! | fixed | its fixed time is over |
-//! | rest | its demand is served, at a rate that changes whenever what else runs does |
+//! | rest | its demand is served, at a rate that changes whenever the set of running operations does |
 //!
-//! Rates: a demand for SMs is served at `1 / max(1, sum of the shares)` of its full speed. Who moves bytes
-//! gets an equal part of the direction's rate, and what those leave who cannot use theirs.
+//! **Rates.** A demand for SMs is served at `1 / max(1, sum of the shares)` of its full speed. Each transfer gets an
+//! equal part of the direction's rate, and shares what other transfers cannot use.
 //!
-//! Nothing here depends on anything but the order of the calls: things that happen at the same time happen
-//! in the order of their streams. Effects are handed to the caller, who makes them happen outside, one at a
-//! time, before time goes on. An operation that was enqueued when the clock had gone on starts no earlier
-//! than that. Nothing allocates once the queues have grown to what is enqueued between two runs.
+//! **Determinism.** The result depends only on the order of the calls: simultaneous events are processed in the order
+//! of their streams. The timeline hands effects to the caller, which runs them outside, one at a time, before time
+//! advances. An operation that is enqueued after the clock has advanced starts no earlier than the present time.
+//! Nothing allocates once the queues have grown to their largest size.
 
 use std::collections::VecDeque;
 
@@ -24,53 +24,53 @@ use crate::device::clock::costs::{Direction, Work};
 use crate::device::{Event, Stream};
 use crate::ids::{Layer, MicroBatch};
 
-/// What a span of time is called.
+/// The label of a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Label {
-    /// What runs.
+    /// The operation's name.
     pub name: &'static str,
-    /// The layer it is for.
+    /// The operation's layer, if it has one.
     pub layer: Option<Layer>,
-    /// The micro-batch it is for.
+    /// The operation's micro-batch, if it has one.
     pub micro_batch: Option<MicroBatch>,
 }
 
 /// An operation's time on the virtual clock.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Span {
-    /// Where it ran.
+    /// The stream on which it ran.
     pub stream: Stream,
-    /// What ran.
+    /// The operation's name.
     pub name: &'static str,
-    /// The layer it was for.
+    /// The operation's layer, if it has one.
     pub layer: Option<Layer>,
-    /// The micro-batch it was for.
+    /// The operation's micro-batch, if it has one.
     pub micro_batch: Option<MicroBatch>,
-    /// Nanoseconds at its start, behind the launch gap.
+    /// Nanoseconds at its start, after the launch gap.
     pub start_ns: f64,
     /// Nanoseconds at its end.
     pub end_ns: f64,
 }
 
-/// An operation on its way.
+/// An operation in a stream's queue.
 #[derive(Clone, Debug)]
 pub(super) struct Operation<E> {
     pub(super) label: Label,
     pub(super) work: Work,
     /// Nanoseconds between the end of what it follows and its start.
     pub(super) gap_ns: f64,
-    /// Its effect happens when it starts, otherwise when it ends.
+    /// Whether its effect happens at its start; otherwise at its end.
     pub(super) early: bool,
-    /// It counts, and is noted: a mere point in a stream does not.
+    /// Whether it counts and is recorded; a mere point in a stream is not.
     pub(super) counts: bool,
     pub(super) effect: Option<E>,
 }
 
-/// An effect that is due. Time stands still until the caller has dealt with it.
+/// An effect that is due. Time does not advance until the caller has run it.
 #[derive(Debug)]
 pub(super) struct Due<E> {
     pub(super) effect: Option<E>,
-    /// It is the operation that was to fail.
+    /// Whether this is the operation that is meant to fail.
     pub(super) fails: bool,
 }
 
@@ -79,7 +79,7 @@ pub(super) struct Due<E> {
 pub(super) enum Until {
     /// Nothing is left.
     Idle,
-    /// This time.
+    /// The clock has reached this time.
     Time(f64),
     /// This record of an event has been reached.
     Reached(Event, u64),
@@ -91,7 +91,7 @@ pub(super) enum Until {
 pub(super) enum Next<E> {
     Due(Due<E>),
     Met,
-    /// What is left waits for a stream that is held.
+    /// The remaining operations wait for a stream that is held.
     Stuck,
 }
 
@@ -105,9 +105,9 @@ enum Thing<E> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Nothing runs: the queue says what comes next.
+    /// Nothing runs; the queue has the next item.
     Free,
-    /// A wait or a hold stands at the queue's head.
+    /// A wait or a hold is at the queue's head.
     Blocked,
     Gap,
     Queued,
@@ -121,11 +121,11 @@ struct Line<E> {
     state: State,
     current: Option<Operation<E>>,
     start: f64,
-    /// Part of the rest that was left at `since`, and parts per nanosecond from then on.
+    /// The fraction of the rest that was left at `since`, and its rate per nanosecond from then on.
     left: f64,
     since: f64,
     rate: f64,
-    /// Holds that were enqueued, and those let go.
+    /// The number of holds enqueued, and of those released.
     holds: u64,
     let_go: u64,
 }
@@ -136,7 +136,7 @@ struct EventState {
     /// All records up to this one have been reached, and those in `ahead`.
     reached: u64,
     ahead: Vec<u64>,
-    /// When the last record was reached.
+    /// The time at which the last record was reached.
     last_ns: Option<f64>,
 }
 
@@ -168,12 +168,12 @@ struct CopyEngines {
     queue: VecDeque<usize>,
 }
 
-/// What the machine has.
+/// The machine's resources.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Machine {
     /// Bytes per nanosecond, to the device and to the host.
     pub(super) link: [f64; 2],
-    /// What a direction keeps of its rate while the other is busy.
+    /// The fraction of its rate that a direction keeps while the other is busy.
     pub(super) duplex: f64,
     /// Copy engines of each direction.
     pub(super) copy_engines: u32,
@@ -185,20 +185,20 @@ pub(super) struct Timeline<E> {
     machine: Machine,
     now: f64,
     lines: Vec<Line<E>>,
-    /// When each stream's timer runs out or its rest is served; infinite while neither is under way.
+    /// For each stream, the time at which its timer ends or its rest is served; infinite if it has neither.
     finish: Vec<f64>,
-    /// Streams whose queue is to be looked at.
+    /// Streams whose queue has to be examined.
     ready: Vec<usize>,
     /// Streams in [`State::Rest`].
     working: Vec<usize>,
-    /// Room to reckon rates in.
+    /// Working memory for computing rates.
     moving: Vec<Moving>,
     /// Streams whose head is a wait, and for what.
     waiting: Vec<(usize, usize, u64)>,
     events: Vec<EventState>,
     copy_engines: [CopyEngines; 2],
     due: VecDeque<Due<E>>,
-    /// What works has changed since the rates were reckoned.
+    /// Whether the set of working streams has changed since the rates were computed.
     stale: bool,
     counted: u64,
     fail: u64,
@@ -248,7 +248,7 @@ impl<E> Timeline<E> {
         self.now
     }
 
-    /// Operations that have had their effect.
+    /// The number of operations that have taken effect.
     pub(super) fn counted(&self) -> u64 {
         self.counted
     }
@@ -278,12 +278,12 @@ impl<E> Timeline<E> {
         Event(self.events.len() as u64 - 1)
     }
 
-    /// The place of a stream that this clock gave.
+    /// The index of a stream of this clock.
     pub(super) fn find_stream(&self, stream: Stream) -> Option<usize> {
         usize::try_from(stream.0).ok().filter(|place| *place < self.lines.len())
     }
 
-    /// The place of an event that this clock gave.
+    /// The index of an event of this clock.
     pub(super) fn find_event(&self, event: Event) -> Option<usize> {
         usize::try_from(event.0).ok().filter(|place| *place < self.events.len())
     }
@@ -299,12 +299,12 @@ impl<E> Timeline<E> {
         event.has(event.recorded)
     }
 
-    /// When the last record was reached.
+    /// The time at which the last record was reached.
     pub(super) fn reached_ns(&self, event: usize) -> Option<f64> {
         self.events[event].last_ns
     }
 
-    /// Things in a stream's queue, the one that runs not among them.
+    /// The number of items in a stream's queue, without the running one.
     pub(super) fn queued(&self, stream: usize) -> usize {
         self.lines[stream].queue.len()
     }
@@ -325,14 +325,14 @@ impl<E> Timeline<E> {
         self.push(stream, Thing::Wait(event, self.events[event].recorded));
     }
 
-    /// Holds a stream at this point until it is let go.
+    /// Holds a stream at this point until [`Timeline::let_go`].
     pub(super) fn hold(&mut self, stream: usize) {
         self.lines[stream].holds += 1;
         let number = self.lines[stream].holds;
         self.push(stream, Thing::Hold(number));
     }
 
-    /// Lets a stream go past every hold that was enqueued so far.
+    /// Lets a stream continue past every hold that was enqueued so far.
     pub(super) fn let_go(&mut self, stream: usize) {
         let line = &mut self.lines[stream];
         line.let_go = line.holds;
@@ -341,8 +341,8 @@ impl<E> Timeline<E> {
         }
     }
 
-    /// Back to time 0, with no event recorded, no operation counted and no span kept. What is enqueued must
-    /// have run.
+    /// Resets to time 0, with no event recorded, no operation counted and no span kept. Everything enqueued must have
+    /// run.
     pub(super) fn reset(&mut self) {
         (self.now, self.counted) = (0.0, 0);
         for event in &mut self.events {
@@ -360,7 +360,7 @@ impl<E> Timeline<E> {
         }
     }
 
-    /// Nothing runs on a stream any more: what is next in its queue may.
+    /// Marks a stream as idle, so that its next item may run.
     fn free(&mut self, stream: usize) {
         let line = &mut self.lines[stream];
         line.state = State::Free;
@@ -408,13 +408,13 @@ impl<E> Timeline<E> {
         }
     }
 
-    /// The first of the streams to be looked at.
+    /// The first stream whose queue has to be examined.
     fn take_ready(&mut self) -> Option<usize> {
         let place = (0..self.ready.len()).min_by_key(|place| self.ready[*place])?;
         Some(self.ready.swap_remove(place))
     }
 
-    /// The first stream of those that have something to finish soonest.
+    /// The stream whose timer or rest ends first, and when.
     fn first_to_finish(&self) -> (usize, f64) {
         let mut first = (0, NEVER);
         for (stream, time) in self.finish.iter().enumerate() {
@@ -425,7 +425,7 @@ impl<E> Timeline<E> {
         first
     }
 
-    /// Goes through a free stream's queue to the next operation, or to what stops it.
+    /// Advances through an idle stream's queue to the next operation, or to an item that blocks it.
     fn advance(&mut self, stream: usize) {
         while let Some(thing) = self.lines[stream].queue.pop_front() {
             match thing {
@@ -475,7 +475,7 @@ impl<E> Timeline<E> {
         self.finish[stream] = self.now + ns;
     }
 
-    /// A stream's timer has run out, or its rest has been served.
+    /// Moves an operation on: its timer has ended, or its rest has been served.
     fn go_on(&mut self, stream: usize) {
         match self.lines[stream].state {
             State::Gap => self.begin(stream),
@@ -484,7 +484,7 @@ impl<E> Timeline<E> {
         }
     }
 
-    /// Behind the gap: a copy needs an engine.
+    /// After the gap: a copy needs a copy engine.
     fn begin(&mut self, stream: usize) {
         let Some(operation) = &self.lines[stream].current else { return };
         if let (true, Some(direction)) = (operation.work.copy_engine, operation.work.direction) {
@@ -557,7 +557,7 @@ impl<E> Timeline<E> {
         }
     }
 
-    /// Reckons the rates of everything that works, and when it will be done.
+    /// Computes the rates of all working streams, and when each will be done.
     fn share_out(&mut self) {
         self.stale = false;
         self.working.sort_unstable();
@@ -580,7 +580,7 @@ impl<E> Timeline<E> {
         let both = users.iter().all(|users| *users > 0.0);
         let keep = if both { self.machine.duplex } else { 1.0 };
         let mut left = self.machine.link.map(|rate| keep * rate);
-        // Those who can use least come first: what they leave is divided among the others.
+        // Those that can use least come first: the rate that they leave is divided among the others.
         self.moving.sort_unstable_by(|a, b| a.most.total_cmp(&b.most).then(a.stream.cmp(&b.stream)));
         for place in 0..self.moving.len() {
             let Moving { stream, side, bytes, most } = self.moving[place];
@@ -596,8 +596,8 @@ impl<E> Timeline<E> {
         self.lines[stream].current.as_ref().map(|operation| operation.work)
     }
 
-    /// Serves a stream's rest at `rate` parts per nanosecond from now on. One whose rate stays goes on
-    /// undisturbed, so that no rounding adds up.
+    /// Serves a stream's rest at `rate` per nanosecond from now on. An unchanged rate is left alone, so that rounding
+    /// errors do not add up.
     fn set_rate(&mut self, stream: usize, rate: f64) {
         let line = &mut self.lines[stream];
         if line.rate.to_bits() != rate.to_bits() {

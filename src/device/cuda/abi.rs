@@ -1,34 +1,34 @@
-//! What host and kernels exchange: `kernels/abi.h`, word for word.
+//! The structs that host and kernels exchange, as in `kernels/abi.h`, word for word.
 //!
-//! Sizes are checked here when this is compiled, and there when the kernels are; a test reads the header and
-//! compares each field's name, place and size.
+//! Sizes are checked at compile time here and in the kernels. A test reads the header and compares each field's name,
+//! offset and size.
 
 use crate::residency::LaneHead;
 
 /// An address as the device sees it.
 pub(super) type Address = u64;
 
-/// Beyond a lane's pages in its page table.
+/// The value of page-table entries beyond a lane's pages.
 pub(super) const NO_PAGE: u32 = u32::MAX;
-/// Where a staged page table begins, in words.
+/// The offset of a staged page table, in words.
 pub(super) const STAGED_PAGES: usize = 2;
-/// Pairs of panels that are multiplied as an engine's work, and steps of each.
+/// Pairs of panels that the compute work multiplies, and steps of each.
 #[cfg(feature = "measure")]
 pub(super) const WORK_PANELS: usize = 16;
 #[cfg(feature = "measure")]
 pub(super) const WORK_STEPS: usize = 8;
-/// Where the room is that a resolve or a warm-up works in.
+/// The places of a resolve's or a warm-up's working memory.
 pub(super) const IN_MEMORY: u32 = 0;
 pub(super) const SETS: u32 = 1;
 pub(super) const SETS_AND_BLOCKS: u32 = 2;
-/// What a report asks of a step.
+/// The work that a report demands of a step.
 pub(super) const DUE_RESOLVED: u32 = 1;
 pub(super) const DUE_GATHERED: u32 = 2;
 pub(super) const DUE_SCATTERED: u32 = 4;
 /// The stamp of a slot that no lane has.
 pub(super) const UNUSED_STAMP: u32 = 0x7FFF_FFFF;
 
-/// Declares structs as C lays them out, each of so many bytes, and what a test needs to compare them.
+/// Declares structs in C layout with their sizes, and the tables that a test needs to compare them with the header.
 macro_rules! words {
     ($($(#[$doc:meta])* $name:ident: $bytes:literal { $($field:ident: $type:ty),* $(,)? })*) => {
         $(
@@ -43,7 +43,7 @@ macro_rules! words {
             unsafe impl Plain for $name {}
         )*
 
-        /// Of each struct the fields, with their offsets and sizes in bytes.
+        /// For each struct its fields, with their offsets and sizes in bytes.
         #[cfg(test)]
         fn layouts() -> Vec<(&'static str, Vec<(&'static str, usize, usize)>)> {
             vec![$((stringify!($name), vec![$(
@@ -53,7 +53,7 @@ macro_rules! words {
     };
 }
 
-/// Values that may be copied to a device byte by byte: no padding, no pointers of the host's.
+/// Values that can be copied to a device byte by byte: no padding and no host pointers.
 ///
 /// # Safety
 /// No byte of the type is padding.
@@ -73,7 +73,7 @@ words! {
         tokens: u32,
         query_rows: u32,
         scratch: u32,
-        passes: u32,
+        waves: u32,
         scratch_base: u32,
         landing_base: u32,
         budget_base: u32,
@@ -88,20 +88,20 @@ words! {
     /// A row that a step fetches.
     Fetch: 16 { host: Address, position: u32, slot: u32 }
 
-    /// What the last resolve of a batch row missed.
+    /// The rows that a batch row's last resolve missed.
     List: 40 {
         step: u64,
         count: u32,
         scratch: u32,
         share: u32,
-        passed: u32,
+        gathered: u32,
         lane: u32,
         layer: u32,
         first: u32,
         rows: u32,
     }
 
-    /// What the operations of a micro-batch share.
+    /// The state that a micro-batch's operations share.
     Micro: 80 {
         block: Address,
         counts: Address,
@@ -175,7 +175,7 @@ words! {
         count: u32,
         row_first: u32,
         row_count: u32,
-        pass: u32,
+        wave: u32,
     }
 
     /// Of `forebay_scatter`.
@@ -282,7 +282,7 @@ mod tests {
             let fields: Vec<_> = fields.into_iter().map(|(f, at, size)| (f.to_owned(), at, size)).collect();
             assert_eq!(fields, in_header(name), "{name}");
         }
-        let head = ["length", "landed", "budget", "blocks", "stamp", "front", "heir"];
+        let head = ["length", "landed", "budget", "blocks", "stamp", "min_stamp", "next_victim"];
         let names: Vec<_> = in_header("LaneHead").into_iter().map(|(name, ..)| name).collect();
         assert_eq!(names, head);
     }
@@ -323,6 +323,6 @@ mod tests {
             assert!(HEADER.contains(&text), "{text}");
         }
         assert_eq!((crate::residency::ABSENT, crate::residency::EMPTY), (0, u32::MAX));
-        assert_eq!(crate::device::block::NOTHING_WRONG, u64::MAX);
+        assert_eq!(crate::device::descriptor::NOTHING_WRONG, u64::MAX);
     }
 }

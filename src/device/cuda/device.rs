@@ -1,5 +1,5 @@
-//! The CUDA device's side of [`Device`]: each call checks, enters the context, and hands over to the room that
-//! knows how.
+//! The CUDA device's [`Device`] implementation: each call checks its arguments, enters the context, and hands over to
+//! the module that does the work.
 
 use super::*;
 
@@ -30,8 +30,8 @@ impl Device for CudaDevice {
             true => Stretch::of(map, inner.chunk),
             false if map.is_given() => {
                 return Err(Error::new(Kind::InvalidConfig, "register host memory")
-                    .at("memory that another device made: no other reaches it")
-                    .hint("share the system's memory between devices, which each of them registers"));
+                    .at("memory that another device made, which this device cannot reach")
+                    .hint("share the system's memory between devices, and register it with each"));
             }
             false => {
                 let taken = inner.told(Registration::new(&inner.context, map, inner.chunk))?;
@@ -146,9 +146,9 @@ impl Device for CudaDevice {
         let each = |visit: &mut dyn FnMut(u64, u64, bool) -> Result<()>| {
             pieces(&stretches, source, target, from.bytes(), visit)
         };
-        // All of it is checked before any of it is enqueued.
+        // Check all pieces before enqueueing any.
         each(&mut |at, bytes, host| match host && !whole(at, bytes) {
-            true => Err(bad("copy of host memory that is no words of 4 bytes", bytes)),
+            true => Err(bad("copy of host memory that is not in words of 4 bytes", bytes)),
             false => Ok(()),
         })?;
         each(&mut |at, bytes, host| {
@@ -174,7 +174,7 @@ impl Device for CudaDevice {
         let checked = inner.graphs.lock().check_capture(id);
         checked?;
         let enqueued = inner.calls.captured(work);
-        // A capture ends on the thread on which it began, which this is: it is still under way.
+        // A capture ends on the thread on which it began, which is this one, so it is still in progress.
         if inner.host_function("call", raw, enqueued)? {
             inner.graphs.lock().hold(id, enqueued.number);
         }
@@ -189,14 +189,14 @@ impl Device for CudaDevice {
             return Ok(());
         }
         if inner.capture_of("complete", raw)?.is_some() {
-            return Err(Error::new(Kind::InvalidConfig, "complete")
+            return Err(Error::new(Kind::InvalidState, "complete")
                 .at("the stream is being captured")
-                .hint("a ticket ends once and a graph runs often: complete behind its launch"));
+                .hint("a ticket ends once and a graph runs often: complete the ticket after the launch"));
         }
         inner.host_function("complete", raw, inner.calls.complete(completer)).map(|_| ())
     }
 
-    fn attach(&self, plan: Plan) -> Result<Pools> {
+    fn attach(&self, plan: PoolLayout) -> Result<Pools> {
         let inner = &*self.inner;
         let pools = CudaPools::new(plan, inner.id, &inner.context, &inner.worker, inner.launches);
         let pools = inner.told(pools)?;
@@ -207,7 +207,7 @@ impl Device for CudaDevice {
 
     fn enqueue(&self, pools: Pools, stream: Stream, op: PoolOp<'_>) -> Result<()> {
         let inner = &*self.inner;
-        // What is refused leaves what was staged before as it is.
+        // Check before staging: a rejected call leaves the staged lists as they were.
         let raw = inner.known(stream)?;
         let pools = inner.pool(pools)?;
         pools.extents.check(&op)?;
@@ -215,7 +215,7 @@ impl Device for CudaDevice {
             && inner.health.failed().is_none()
             && inner.capture_of("warm", raw)?.is_some()
         {
-            return Err(Error::new(Kind::InvalidConfig, "warm")
+            return Err(Error::new(Kind::InvalidState, "warm")
                 .at("the stream is being captured")
                 .hint("warm up outside of captures"));
         }
@@ -240,7 +240,7 @@ impl Device for CudaDevice {
         let made = inner.told(ended).and_then(|ended| {
             let made = Executable::new(&inner.context, &inner.worker, &ended);
             let made = made.map_err(|refusal| inner.refused("capture", refusal));
-            // On a device that failed meanwhile, not all of it was captured.
+            // If the device failed meanwhile, the capture is incomplete.
             let made = made.and_then(|executable| inner.check().map(|()| executable));
             made.inspect_err(|_| ended.calls.iter().for_each(|slot| inner.calls.clear(*slot)))
         });

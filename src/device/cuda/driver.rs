@@ -1,23 +1,23 @@
-//! NVIDIA's driver, loaded while the program runs, and the context that its calls need.
+//! NVIDIA's driver, loaded at run time, and the context that its calls need.
 //!
-//! **What may be missing** is found here, before anything is enqueued, and each is an error that says what to do:
-//! the library itself, a stub of it that stands first on the path, a release that is too old, a symbol, a device,
-//! or something that the device must be able to do.
+//! **What may be missing** is found at load time, and each gap is an error that says what to do: the library itself,
+//! a stub library first on the path, a release that is too old, a symbol, a device, or a required ability of the
+//! device.
 //!
-//! **Results are integers.** A newer driver answers codes that this source does not know: none of them can become
-//! an invalid value of an enumeration. A [`Refusal`] carries the driver's own name for its code.
+//! **Results are integers.** A newer driver returns codes that this source does not have, and none of them can become
+//! an invalid enum value. A [`Refusal`] carries the driver's own name for its code.
 //!
-//! **Handles** are the driver's pointers as `u64`. Each that is passed to the driver was given by it and was not
-//! given back: the types of this folder that own one pass it on and give it back in their `Drop`. What is
-//! passed by reference is alive during the call; the driver keeps none of it.
+//! **Handles** are the driver's pointers as `u64`. Each handle passed to the driver came from it and is still valid:
+//! a type of this folder owns it and gives it back in its `Drop`. Arguments passed by reference live through the
+//! call, and the driver keeps no reference.
 //!
-//! **The context** is the device's primary one, which an engine's own runtime uses too. Its flags are never set
-//! and it is never reset. A caller may have any context current, of any owner, or none: [`Context::enter`] puts
-//! ours on top of its stack, and the guard takes it off again. Some calls may not run while a thread captures a
-//! stream in the global mode; [`Context::relaxed`] lets them.
+//! **The context** is the device's primary context, which the engine's runtime uses too. This module never sets its
+//! flags and never resets it. A caller may have any context current, or none: [`Context::enter`] pushes ours on the
+//! thread's stack, and the guard pops it. Some calls are forbidden while any thread captures a stream in global mode;
+//! [`Context::relaxed`] permits them.
 //!
-//! **Giving back** has nobody to tell. A call that is refused is made once more, unless the context is lost: then it
-//! may have been done all the same, and a handle that is gone may by now be somebody else's.
+//! **Giving back** has no caller that could take an error. A refused call is made once more, unless the context is
+//! lost: then the first call may have succeeded, and the handle may already belong to another owner.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::marker::PhantomData;
@@ -30,57 +30,57 @@ use crate::os::{Faults, Library};
 /// A pointer of the driver's, or an address of the device's.
 pub(super) type Handle = u64;
 
-/// Runs on a thread of the driver's.
+/// A function that the driver calls on a thread of its own.
 pub(super) type HostFunction = extern "C" fn(*mut c_void);
 
-/// The oldest driver that serves, as the driver says it.
+/// The oldest driver that is supported, in the driver's own numbering.
 const OLDEST_DRIVER: i32 = 12_000;
-/// The oldest device that serves.
+/// The oldest compute capability that is supported.
 const OLDEST_DEVICE: (u32, u32) = (8, 0);
-/// What kernels take a warp to be.
+/// The warp size that the kernels assume.
 const WARP: i32 = 32;
 
-/// Results that are told apart.
+/// Result codes that the device distinguishes.
 pub(super) mod code {
     pub const INVALID_VALUE: i32 = 1;
     pub const OUT_OF_MEMORY: i32 = 2;
     pub const STUB_LIBRARY: i32 = 34;
     pub const NO_DEVICE: i32 = 100;
-    /// An event that was never recorded, where a time is asked for.
+    /// A time was asked of an event that was never recorded.
     pub const INVALID_HANDLE: i32 = 400;
     pub const NOT_SUPPORTED: i32 = 801;
     pub const NOT_READY: i32 = 600;
-    /// The stream is in a state in which it cannot be captured: it is being captured.
+    /// The stream cannot be captured, because it is already being captured.
     pub const ILLEGAL_STATE: i32 = 401;
     pub const ALREADY_REGISTERED: i32 = 712;
-    /// The first and the last of what a capture forbids.
+    /// The codes of calls that a capture forbids.
     pub const CAPTURE: std::ops::RangeInclusive<i32> = 900..=908;
     pub const CAPTURE_WRONG_THREAD: i32 = 908;
 
-    /// Whether a result says that the context is lost: everything behind it fails.
+    /// Whether a code means that the context is lost, so that every later call fails.
     pub const fn is_sticky(code: i32) -> bool {
         // The driver is unloading; memory or a link is broken; a kernel faulted, or the context is gone.
         matches!(code, 4 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721)
     }
 
-    /// Whether a result says that the system has what was asked for, and does not give it: an operation of its own
-    /// failed, or is not permitted or not supported here.
+    /// Whether a code means that the system refuses something that it has: an operating-system call failed, or is not
+    /// permitted or not supported here.
     pub const fn is_withheld(code: i32) -> bool {
         matches!(code, 304 | 800 | NOT_SUPPORTED)
     }
 
-    /// Whether an error says that the context is lost: those of a refusal carry its code.
+    /// Whether an error means that the context is lost. Errors made from a refusal carry its code.
     pub fn is_lost(error: &crate::error::Error) -> bool {
         let code = error.number("code").and_then(|code| i32::try_from(code).ok());
         error.kind() == crate::error::Kind::DeviceFailed && code.is_some_and(is_sticky)
     }
 }
 
-/// Numbers of the driver's header.
+/// Constants of the driver's header.
 pub(super) mod flag {
     pub const HOST_PORTABLE_MAPPED: u32 = 1 | 2;
     pub const STREAM_NON_BLOCKING: u32 = 1;
-    /// Handles that the driver gives a meaning: the legacy stream, whose other name is 0, and the calling thread's.
+    /// Handles with a special meaning: the legacy stream, which is also handle 0, and the per-thread stream.
     pub const STREAM_LEGACY: super::Handle = 1;
     pub const STREAM_PER_THREAD: super::Handle = 2;
     pub const EVENT_DEFAULT: u32 = 0;
@@ -95,15 +95,15 @@ pub(super) mod flag {
     pub const HANDLE_FABRIC: u32 = 8;
     pub const ACCESS_READ_WRITE: u32 = 3;
     pub const LAUNCH_PROGRAMMATIC: u32 = 6;
-    /// Threads of a block that a function can be launched with.
+    /// The most threads per block that a function can be launched with.
     pub const FUNCTION_THREADS: i32 = 0;
-    /// Bytes of shared memory that a function has of its own.
+    /// A function's static shared memory in bytes.
     pub const FUNCTION_SHARED: i32 = 1;
-    /// Bytes of shared memory that it can be launched with besides.
+    /// The most dynamic shared memory that a function can be launched with, in bytes.
     pub const FUNCTION_MORE_SHARED: i32 = 8;
 }
 
-/// Numbers of what a device is asked.
+/// Numbers of device attributes.
 pub(super) mod attribute {
     pub const WARP_SIZE: i32 = 10;
     pub const CAN_MAP_HOST_MEMORY: i32 = 19;
@@ -112,7 +112,7 @@ pub(super) mod attribute {
     pub const CAPABILITY_MINOR: i32 = 76;
     pub const VIRTUAL_MEMORY: i32 = 102;
     pub const DESCRIPTOR_HANDLES: i32 = 103;
-    /// The NUMA node beside the device; -1 where the system has none.
+    /// The device's NUMA node; -1 where the system has none.
     pub const HOST_NUMA_ID: i32 = 134;
     pub const HOST_NUMA_MEMORY: i32 = 141;
     pub const SHARED_BYTES: i32 = 97;
@@ -120,7 +120,7 @@ pub(super) mod attribute {
     pub const COPY_ENGINES: i32 = 40;
 }
 
-/// Where memory is.
+/// A memory location.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct Location {
@@ -128,7 +128,7 @@ pub(super) struct Location {
     pub ordinal: i32,
 }
 
-/// What physical memory should be: the driver's `CUmemAllocationProp`.
+/// The properties of physical memory: the driver's `CUmemAllocationProp`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct Property {
@@ -170,27 +170,27 @@ pub(super) struct LaunchConfig {
 const _: () = assert!(size_of::<Property>() == 32 && size_of::<Access>() == 12);
 const _: () = assert!(size_of::<LaunchAttribute>() == 72 && size_of::<LaunchConfig>() == 56);
 
-/// What the driver answered instead of doing it.
+/// A driver call's refusal.
 #[derive(Clone, Debug)]
 pub(super) struct Refusal {
     function: &'static str,
     pub code: i32,
-    /// The driver's name for the code; empty for what is no error.
+    /// The driver's name for the code; empty if the code is no error.
     name: String,
 }
 
-/// The answer of a driver's call.
+/// The result of a driver call.
 pub(super) type Answer<T = ()> = std::result::Result<T, Refusal>;
 
 impl Refusal {
-    /// As an error of `operation`.
+    /// The refusal as an error of `operation`.
     pub fn error(self, operation: &'static str) -> Error {
         let place = format!("{}: {}", self.function, self.name);
         let number = self.code.unsigned_abs();
         match self.code {
             code::OUT_OF_MEMORY => Error::new(Kind::OutOfMemory, operation).at(place),
             c if code::CAPTURE.contains(&c) => {
-                Error::new(Kind::InvalidConfig, operation).at(place).with("code", number).hint(
+                Error::new(Kind::InvalidState, operation).at(place).with("code", number).hint(
                     "a captured stream takes a step's launches alone, from one thread, and joins its forks",
                 )
             }
@@ -199,8 +199,9 @@ impl Refusal {
     }
 }
 
-/// The driver's functions: each is named once, with the type of its symbol. Its method answers a [`Refusal`] for
-/// every result but 0. Those behind a `?` may be missing: an answer of theirs, and no reason not to load the driver.
+/// The driver's functions, each declared once with its symbol's type. Each method returns a [`Refusal`] for every
+/// result but 0. Functions marked `?` may be missing: calling them then returns a refusal, and loading the driver
+/// succeeds.
 macro_rules! functions {
     ($($name:ident = $symbol:literal ($($arg:ident: $type:ty),*);)*
      $(? $may:ident = $lacked:literal ($($one:ident: $of:ty),*);)*) => {
@@ -211,9 +212,9 @@ macro_rules! functions {
             /// The driver's name for a result.
             name_of: unsafe extern "C" fn(i32, &mut *const c_char) -> i32,
             $($may: Option<unsafe extern "C" fn($($of),*) -> i32>,)*
-            /// The newest CUDA that it knows, as it says it: 1000 x major + 10 x minor.
+            /// The newest CUDA version that it supports: 1000 x major + 10 x minor.
             pub version: i32,
-            /// The library, if it is to go with this.
+            /// The library, if it is unloaded with this.
             _library: Option<Library>,
         }
 
@@ -324,7 +325,7 @@ functions! {
     );
 }
 
-/// The operation that errors of loading name.
+/// The operation's name in errors of loading.
 const OPERATION: &str = "CUDA driver";
 
 const NEWER: &str = "install NVIDIA's driver of release 525 or newer, or use the host device";
@@ -340,7 +341,7 @@ fn missing(e: &Error) -> Error {
 fn stub(library: &str) -> Error {
     lacking(
         Kind::OsRefused,
-        format!("{library} is a stub to link with, no driver"),
+        format!("{library} is a stub for linking, not a driver"),
         "take the toolkit's folder of stubs off the library path, or name the driver's own libcuda.so.1",
     )
 }
@@ -364,11 +365,10 @@ impl Driver {
     /// a zero byte.
     pub fn load(options: &CudaOptions) -> Result<Driver> {
         let (name, faults) = (options.library.as_deref().unwrap_or("libcuda.so.1"), &*options.faults);
-        // SAFETY: the system's driver, or a library that the caller named as one: its code runs by the caller's
-        // will.
+        // SAFETY: the system's driver, or a library that the caller named as the driver, and so lets run its code.
         let library = unsafe { Library::open(name, faults) }.map_err(|e| missing(&e))?;
-        // The version comes first: an old driver lacks symbols, and is better told so than which.
-        // SAFETY: the driver's header gives this symbol this type.
+        // Check the version first: for an old driver, "too old" helps the reader more than the name of a missing
+        // symbol.
         let version: unsafe extern "C" fn(&mut i32) -> i32 =
             unsafe { find(&library, "cuDriverGetVersion", faults)? };
         let mut found = 0;
@@ -388,10 +388,10 @@ impl Driver {
         Ok(driver)
     }
 
-    /// How many devices there are.
+    /// The number of devices.
     ///
     /// # Errors
-    /// [`Kind::OsRefused`] where there is none; [`Kind::DeviceFailed`].
+    /// [`Kind::OsRefused`] if there is none; [`Kind::DeviceFailed`].
     pub fn devices(&self) -> Result<u32> {
         let mut count = 0;
         match self.device_count(&mut count) {
@@ -417,7 +417,7 @@ impl Driver {
     fn judge(&self, function: &'static str, code: i32) -> Answer {
         match code {
             0 => Ok(()),
-            // Asked for on the step path, and no error.
+            // Not an error, and frequent on the step path, so the name is not looked up.
             code::NOT_READY => Err(Refusal { function, code, name: String::new() }),
             _ => Err(Refusal { function, code, name: self.name_of(code) }),
         }
@@ -431,7 +431,7 @@ impl Driver {
         if answer != 0 || text.is_null() {
             return format!("unknown code {code}");
         }
-        // SAFETY: the driver answers with a text of its own, which lives as long as it is loaded.
+        // SAFETY: the driver returns a text of its own, which lives as long as the driver is loaded.
         unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
     }
 }
@@ -454,18 +454,18 @@ pub(super) struct Context {
     pub handle: Handle,
     /// Compute capability.
     pub capability: (u32, u32),
-    /// Bytes of shared memory that a block can have that asks for them.
+    /// The most shared memory that a block can opt in to, in bytes.
     pub shared_bytes: u32,
-    /// Whether memory can be had by other processes.
+    /// Whether device memory can be exported to other processes by descriptors.
     pub descriptors: bool,
 }
 
 impl Context {
-    /// Retains the primary context of device `ordinal`, which must be able to do what is needed here.
+    /// Retains the primary context of device `ordinal`, after checking that the device has the required abilities.
     ///
     /// # Errors
-    /// [`Kind::OsRefused`] where there is no device at all; [`Kind::InvalidConfig`] where there is none of
-    /// this number, or where it will not do; [`Kind::DeviceFailed`], [`Kind::OutOfMemory`].
+    /// [`Kind::OsRefused`] if there is no device at all; [`Kind::InvalidConfig`] if there is none of this number;
+    /// [`Kind::Unsupported`] if it lacks a required ability; [`Kind::DeviceFailed`], [`Kind::OutOfMemory`].
     pub fn retain(driver: Driver, ordinal: u32) -> Result<Context> {
         let failed = |refusal: Refusal| refusal.error(OPERATION);
         let count = driver.devices()?;
@@ -498,23 +498,23 @@ impl Context {
         self.handle == handle
     }
 
-    /// Which driver it is of: the same number for one library, and another for each that is loaded beside it.
+    /// An id of the driver library: equal for contexts of one library, different for each further library.
     pub fn library(&self) -> usize {
         self.driver.host_register as usize
     }
 
-    /// The newest CUDA that the driver knows.
+    /// The newest CUDA version that the driver supports.
     pub fn version(&self) -> i32 {
         self.driver.version
     }
 
-    /// What the driver says of an attribute of the device.
+    /// Reads an attribute of the device.
     pub fn ask(&self, attribute: i32) -> Answer<i32> {
         let mut value = 0;
         self.driver.attribute(&mut value, attribute, self.device).map(|()| value)
     }
 
-    /// Where this device's memory is.
+    /// The location of this device's memory.
     pub fn location(&self) -> Location {
         Location { kind: flag::LOCATION_DEVICE, ordinal: self.ordinal as i32 }
     }
@@ -525,7 +525,7 @@ impl Context {
         Ok(Current { context: self, mode: None, here: PhantomData })
     }
 
-    /// As [`Context::enter`]; what is called under the guard is no part of any capture, nor does it break one.
+    /// As [`Context::enter`]; calls under the guard are not part of any capture and do not break one.
     pub fn relaxed(&self) -> Answer<Current<'_>> {
         let mut current = self.enter()?;
         let mut mode = flag::CAPTURE_RELAXED;
@@ -534,13 +534,13 @@ impl Context {
         Ok(current)
     }
 
-    /// Gives something back; see the module's head.
+    /// Makes a call that gives something back; see the module's head.
     pub fn give_back(&self, call: impl Fn(&Driver) -> Answer) {
         twice(|| self.relaxed().and_then(|current| call(&current)));
     }
 }
 
-/// Makes a call that gives something back, and once more where it was refused for sure.
+/// Makes a call that gives something back, and repeats it once if it was certainly refused.
 fn twice(call: impl Fn() -> Answer) {
     let _ = call().or_else(|refusal| if code::is_sticky(refusal.code) { Err(refusal) } else { call() });
 }
@@ -551,13 +551,13 @@ impl Drop for Context {
     }
 }
 
-/// While it lives, the device's context is the thread's current one.
+/// A guard: while it lives, the device's context is the thread's current one.
 #[derive(Debug)]
 pub(super) struct Current<'a> {
     context: &'a Context,
     /// The thread's capture mode before.
     mode: Option<i32>,
-    /// What is current is the thread's own matter.
+    /// Not `Send`: the current context belongs to the thread.
     here: PhantomData<*const ()>,
 }
 
@@ -573,28 +573,28 @@ impl Drop for Current<'_> {
     fn drop(&mut self) {
         let driver = &self.context.driver;
         if let Some(mode) = self.mode {
-            // Done twice it is as done once.
+            // Setting it twice does no harm.
             let set = || driver.exchange_capture_mode(&mut { mode });
             let _ = set().or_else(|_| set());
         }
-        // Never twice: the second one could take the caller's own off.
+        // Never repeated: a second pop could remove the caller's own context.
         let _ = driver.context_pop(&mut 0);
     }
 }
 
-/// Whether a device of these attributes can do what is needed; answers its compute capability.
+/// Checks that a device with these attributes has the required abilities; returns its compute capability.
 fn suits(ask: impl Fn(i32) -> Result<i32>) -> Result<(u32, u32)> {
     const OTHER: &str = "choose another device";
     let major = ask(attribute::CAPABILITY_MAJOR)?.unsigned_abs();
     let capability = (major, ask(attribute::CAPABILITY_MINOR)?.unsigned_abs());
     if capability < OLDEST_DEVICE {
-        return Err(lacking(Kind::InvalidConfig, "compute capability below 8.0", OTHER)
+        return Err(lacking(Kind::Unsupported, "compute capability below 8.0", OTHER)
             .with("major", capability.0)
             .with("minor", capability.1));
     }
     let warp = ask(attribute::WARP_SIZE)?;
     if warp != WARP {
-        return Err(lacking(Kind::InvalidConfig, "threads of a warp", OTHER)
+        return Err(lacking(Kind::Unsupported, "threads of a warp", OTHER)
             .with("found", warp.unsigned_abs())
             .with("wanted", WARP.unsigned_abs()));
     }
@@ -604,7 +604,7 @@ fn suits(ask: impl Fn(i32) -> Result<i32>) -> Result<(u32, u32)> {
         (attribute::VIRTUAL_MEMORY, "the device has no virtual memory management"),
     ] {
         if ask(attribute)? == 0 {
-            return Err(lacking(Kind::InvalidConfig, what, OTHER));
+            return Err(lacking(Kind::Unsupported, what, OTHER));
         }
     }
     Ok(capability)
@@ -614,7 +614,7 @@ fn suits(ask: impl Fn(i32) -> Result<i32>) -> Result<(u32, u32)> {
 mod tests {
     use super::*;
 
-    /// What a device would say that can do everything, but for one attribute.
+    /// The attributes of a device that has every ability except one.
     fn but(missing: i32, value: i32) -> impl Fn(i32) -> Result<i32> {
         move |attribute| {
             Ok(match attribute {
@@ -638,14 +638,14 @@ mod tests {
             (attribute::VIRTUAL_MEMORY, 0, "the device has no virtual memory management"),
         ] {
             let refused = suits(but(attribute, value)).unwrap_err();
-            assert_eq!((refused.kind(), refused.place()), (Kind::InvalidConfig, place));
+            assert_eq!((refused.kind(), refused.place()), (Kind::Unsupported, place));
         }
     }
 
     #[test]
     fn a_result_is_an_error_of_its_kind_with_the_drivers_name() {
         let of = |code, name: &str| Refusal { function: "cuX", code, name: name.to_owned() }.error("test");
-        let kinds = [(2, Kind::OutOfMemory), (900, Kind::InvalidConfig), (908, Kind::InvalidConfig)];
+        let kinds = [(2, Kind::OutOfMemory), (900, Kind::InvalidState), (908, Kind::InvalidState)];
         for (code, kind) in kinds.into_iter().chain([1, 700, 909, 999, -1].map(|c| (c, Kind::DeviceFailed))) {
             let error = of(code, "NAME");
             assert_eq!((error.kind(), error.place()), (kind, "cuX: NAME"), "{code}");

@@ -1,22 +1,23 @@
-//! Captured work: from the beginning of a capture to the last launch of its graph.
+//! Captured graphs: their states from the beginning of a capture to the end of the last launch.
 //!
-//! | state | who moves it on |
+//! | state | ends with |
 //! |---|---|
 //! | capturing | [`Graphs::end`]: it becomes a graph, or it was broken and is gone |
 //! | graph | [`Graphs::release`]: it can no longer be launched |
 //! | retiring | its last launch has ended: it is discarded by the next capture or release, or with the device |
 //!
-//! A capture is the thread's own: what other threads do neither joins nor breaks it. Every refusal of an enqueue
-//! reaches the caller with the driver's code, and a broken capture ends with an error and without a graph,
-//! which is what tells it from a step that silently lacks an operation.
+//! A capture belongs to its thread: work of other threads neither joins nor breaks it. Every refused enqueue returns
+//! the driver's code to the caller. A broken capture ends with an error and without a graph, so it cannot be mistaken
+//! for a step that lacks an operation.
 //!
-//! Launches of one graph run one after the other, so the end of the last one is the end of all: an event behind it,
-//! recorded when the graph is released, tells when its work may go. While that stream is itself being
-//! captured nothing can be recorded, and the graph is kept until the device closes. A launch discards nothing: it is
-//! a step's.
+//! Launches of one graph run one after another, so the end of the last launch is the end of all. A release records an
+//! event after the last launch; once it is reached, the graph's work can be dropped. While that stream is itself
+//! being captured, nothing can be recorded, and the graph is kept until the device closes. A launch discards nothing,
+//! because it is on the path of a step.
 //!
-//! **Work goes elsewhere.** What is captured is an engine's, and may itself own a graph: [`Graphs`] answers the slots
-//! whose work may go, and the caller empties them without its lock. What takes long is done without it too.
+//! **Dropping work.** Captured callbacks belong to an engine and may themselves own a graph. So [`Graphs`] only
+//! returns the slots whose work can be dropped, and the caller empties them without holding the lock of [`Graphs`].
+//! Slow calls are also made without it.
 
 use super::driver::{Answer, Context, Current, Handle, Refusal, code, flag};
 use super::memory::Worker;
@@ -28,15 +29,15 @@ use crate::sync::Arc;
 /// A stream's state of capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Capturing {
-    /// What is enqueued runs.
+    /// Enqueued work runs.
     No,
-    /// It is recorded, by the capture of this number.
+    /// Enqueued work is recorded by the capture of this id.
     Active(u64),
-    /// Something has broken it.
+    /// The capture is broken.
     Broken,
 }
 
-/// What the driver says of a stream.
+/// The driver's capture state of a stream.
 pub(super) fn capturing(current: &Current<'_>, stream: Handle) -> Answer<Capturing> {
     let (mut status, mut id) = (0, 0);
     current.capture_info(stream, &mut status, &mut id, 0, 0, 0)?;
@@ -47,21 +48,21 @@ pub(super) fn capturing(current: &Current<'_>, stream: Handle) -> Answer<Capturi
     })
 }
 
-/// A capture that was begun here and not yet ended.
+/// A capture in progress that was begun by this device.
 #[derive(Debug)]
 struct Capture {
     origin: Stream,
     id: u64,
-    /// Slots of the work that it holds.
+    /// The slots of its captured callbacks.
     calls: Vec<usize>,
 }
 
-/// What a capture came to.
+/// The result of a capture.
 #[derive(Debug)]
 pub(super) struct Ended {
-    /// The graph as it was captured, to be given to [`Executable::new`], or what broke it.
+    /// The captured graph, for [`Executable::new`], or the refusal that broke the capture.
     pub graph: Answer<Handle>,
-    /// Slots of the work in it.
+    /// The slots of its captured callbacks.
     pub calls: Vec<usize>,
 }
 
@@ -71,16 +72,16 @@ pub(super) struct Executable {
     context: Arc<Context>,
     raw: Handle,
     calls: Vec<usize>,
-    /// Made with the graph, so that a release takes nothing.
+    /// Made with the graph, so that a release allocates nothing.
     end: OwnEvent,
-    /// Where it was launched last, as far as that is not known to have ended.
+    /// The stream of its last launch, unless that is known to have ended.
     last: Option<Handle>,
-    /// Whether the event stands behind the last launch.
+    /// Whether the event was recorded after the last launch.
     recorded: bool,
 }
 
 impl Executable {
-    /// Makes a captured graph ready: its first launch, too, finds it on the device.
+    /// Instantiates and uploads a captured graph, so that even its first launch finds it on the device.
     pub fn new(context: &Arc<Context>, worker: &Worker, ended: &Ended) -> Answer<Executable> {
         let graph = Captured { context, raw: ended.graph.clone()? };
         Executable::of(context, worker, &graph, ended.calls.clone())
@@ -94,7 +95,7 @@ impl Executable {
     ) -> Answer<Executable> {
         let end = OwnEvent::new(context)?;
         let mut raw = 0;
-        // Each kernel has the priority of the stream that it was captured on, and not that of the launch's stream.
+        // Each kernel keeps the priority of the stream on which it was captured, not that of the launch's stream.
         context.relaxed()?.graph_instantiate(&mut raw, graph.raw, flag::GRAPH_NODE_PRIORITIES)?;
         let context = Arc::clone(context);
         let executable = Executable { context, raw, calls, end, last: None, recorded: false };
@@ -102,11 +103,11 @@ impl Executable {
         Ok(executable)
     }
 
-    /// Whether no launch of it runs any more.
+    /// Whether all its launches have ended.
     fn has_ended(&self) -> Answer<bool> {
         match self.last {
             None => Ok(true),
-            // What could not be recorded is never seen to end.
+            // Without a recorded event its end is never known.
             Some(_) if !self.recorded => Ok(false),
             Some(_) => match self.context.relaxed()?.event_query(self.end.raw) {
                 Err(refusal) if refusal.code == code::NOT_READY => Ok(false),
@@ -122,7 +123,7 @@ impl Drop for Executable {
     }
 }
 
-/// A graph as it was captured or made: needed until it can be launched.
+/// A captured graph, kept until it has been instantiated.
 struct Captured<'a> {
     context: &'a Context,
     raw: Handle,
@@ -140,10 +141,10 @@ impl Drop for Captured<'_> {
 #[derive(Debug, Default)]
 pub(super) struct Graphs {
     captures: Vec<Capture>,
-    /// In the order of their numbers; those that were released are gone, and their numbers with them.
+    /// Graphs by ascending number. Released graphs are removed, and their numbers are not reused.
     graphs: Vec<(u32, Executable)>,
     next: u32,
-    /// Released, and perhaps still running.
+    /// Released graphs that may still be running.
     retiring: Vec<Executable>,
 }
 
@@ -152,7 +153,7 @@ fn failed(refusal: Refusal) -> Error {
 }
 
 fn not_begun() -> Error {
-    Error::new(Kind::InvalidConfig, "capture")
+    Error::new(Kind::InvalidState, "capture")
         .at("no capture began on this stream")
         .hint("end a capture on the stream on which it began")
 }
@@ -178,7 +179,7 @@ impl Graphs {
                 Ok(())
             }
             other => {
-                // Without its number the capture cannot be told from others.
+                // Without its id the capture cannot be distinguished from others.
                 drop(Captured { context, raw: end(&current, stream).unwrap_or(0) });
                 other.map_err(failed)?;
                 Err(not_begun())
@@ -186,17 +187,17 @@ impl Graphs {
         }
     }
 
-    /// Whether the capture of number `id` was begun here.
+    /// Checks that capture `id` was begun by this device.
     pub fn check_capture(&self, id: u64) -> Result<()> {
         match self.captures.iter().any(|capture| capture.id == id) {
             true => Ok(()),
-            false => Err(Error::new(Kind::InvalidConfig, "call")
+            false => Err(Error::new(Kind::InvalidState, "call")
                 .at("the stream is captured by another owner, whose graph would outlive the work")
                 .hint("capture with this device, or enqueue the work outside of the capture")),
         }
     }
 
-    /// Adds a slot to the capture of number `id`.
+    /// Adds a callback's slot to capture `id`.
     pub fn hold(&mut self, id: u64, slot: usize) {
         if let Some(capture) = self.captures.iter_mut().find(|capture| capture.id == id) {
             capture.calls.push(slot);
@@ -207,10 +208,10 @@ impl Graphs {
     pub fn end(&mut self, context: &Context, stream: Stream) -> Result<Ended> {
         let at = self.captures.iter().position(|capture| capture.origin == stream).ok_or_else(not_begun)?;
         let graph = match context.relaxed().and_then(|current| end(&current, stream)) {
-            // The capture goes on: only its own thread may end it.
+            // The capture continues: only its own thread may end it.
             Err(refusal) if refusal.code == code::CAPTURE_WRONG_THREAD => return Err(failed(refusal)),
             Err(refusal) => {
-                // It may not have ended; where it has, the driver says so, and nothing is lost.
+                // Try to end it again. If it has already ended, the driver only returns an error.
                 let ended = context.relaxed().and_then(|current| end(&current, stream));
                 drop(Captured { context, raw: ended.unwrap_or(0) });
                 Err(refusal)
@@ -220,7 +221,7 @@ impl Graphs {
         Ok(Ended { graph, calls: self.captures.swap_remove(at).calls })
     }
 
-    /// Adds a graph; answers its number.
+    /// Adds a graph; returns its number.
     pub fn add(&mut self, executable: Executable) -> u32 {
         let number = self.next;
         self.next += 1;
@@ -228,7 +229,7 @@ impl Graphs {
         number
     }
 
-    /// Ends what is still being captured: nothing will come of it.
+    /// Ends all captures in progress and discards them.
     pub fn abandon(&mut self, context: &Context) {
         for capture in self.captures.drain(..) {
             let ended = context.relaxed().and_then(|current| end(&current, capture.origin));
@@ -236,13 +237,13 @@ impl Graphs {
         }
     }
 
-    /// Where the graph of a number stands.
+    /// The index of the graph with this number.
     pub fn find(&self, number: usize) -> Option<usize> {
         self.graphs.binary_search_by_key(&number, |(number, _)| *number as usize).ok()
     }
 
-    /// Launches the graph that stands at `at`. A launch that were captured would be part of another graph, which
-    /// this one's work does not know of: it is refused.
+    /// Launches the graph at index `at`. A launch inside a capture is rejected: it would become part of another
+    /// graph, which does not keep this graph's work alive.
     pub fn launch(&mut self, context: &Context, at: usize, stream: Handle) -> Result<Answer> {
         let Some((_, executable)) = self.graphs.get_mut(at) else { return Ok(Ok(())) };
         let current = match context.enter() {
@@ -252,7 +253,7 @@ impl Graphs {
         match capturing(&current, stream) {
             Ok(Capturing::No) => {}
             Ok(_) => {
-                return Err(Error::new(Kind::InvalidConfig, "launch")
+                return Err(Error::new(Kind::InvalidState, "launch")
                     .at("the stream is being captured")
                     .hint("launch a graph outside of captures"));
             }
@@ -265,8 +266,8 @@ impl Graphs {
         Ok(launched)
     }
 
-    /// Gives up the graph that stands at `at`: [`Graphs::reap`] discards it when its launches have ended. What
-    /// the driver refuses keeps it until the device closes.
+    /// Releases the graph at index `at`: [`Graphs::reap`] discards it when its launches have ended. If the driver
+    /// refuses the event, the graph is kept until the device closes.
     pub fn release(&mut self, context: &Context, at: usize) -> Answer {
         let (_, mut executable) = self.graphs.remove(at);
         let recorded = match executable.last {
@@ -281,7 +282,8 @@ impl Graphs {
         recorded.map(|_| ())
     }
 
-    /// Discards what has ended; answers the slots of its work, and what the driver refused.
+    /// Discards the released graphs that have ended; returns the slots of their callbacks, and any refusal of the
+    /// driver.
     pub fn reap(&mut self) -> (Vec<usize>, Answer) {
         let (mut slots, mut heard) = (Vec::new(), Ok(()));
         self.retiring.retain(|executable| match executable.has_ended() {
@@ -298,7 +300,7 @@ impl Graphs {
         (slots, heard)
     }
 
-    /// Nothing runs on `stream` any more, and nothing may be recorded on it.
+    /// Forgets a drained stream, on which nothing may be recorded any more.
     pub fn forget(&mut self, stream: Handle) {
         let retiring = self.retiring.iter_mut();
         for executable in self.graphs.iter_mut().map(|(_, executable)| executable).chain(retiring) {
@@ -307,7 +309,7 @@ impl Graphs {
     }
 }
 
-/// Captures a fill, launches it, and looks whether it was done.
+/// Captures a memory fill, launches it, and checks the result.
 #[cfg(feature = "measure")]
 pub(super) fn try_graph(context: &Arc<Context>, worker: &Worker) -> Result<()> {
     use super::{memory::Allocation, stream::KnownStream};
@@ -331,7 +333,7 @@ pub(super) fn try_graph(context: &Arc<Context>, worker: &Worker) -> Result<()> {
     }
 }
 
-/// Makes the handle of a conditional node, which goes with its graph.
+/// Makes the handle of a conditional node, which is freed with its graph.
 #[cfg(feature = "measure")]
 pub(super) fn try_conditional(context: &Context) -> Answer {
     let current = context.relaxed()?;
@@ -341,7 +343,7 @@ pub(super) fn try_conditional(context: &Context) -> Answer {
     current.graph_conditional(&mut 0, graph.raw, context.handle, 0, 0)
 }
 
-/// Ends a capture; answers its graph.
+/// Ends a capture; returns its graph.
 fn end(current: &Current<'_>, stream: Stream) -> Answer<Handle> {
     let mut raw = 0;
     current.capture_end(stream.0, &mut raw)?;

@@ -1,20 +1,21 @@
-//! Pinned host memory that the driver makes: physical memory on a NUMA node of the host, mapped for device and host.
+//! Pinned host memory that the driver allocates: physical memory on a NUMA node of the host, mapped for device and
+//! host.
 //!
-//! **What for.** A GPU reaches registered memory in pages of 4 KiB: its page tables take 2 MiB of its memory for each
-//! GiB, and rows at random miss its translation caches. This memory has the driver's granularity, 2 MiB on GPUs of
-//! today, for host and device alike. Whether that makes gathers faster has not been measured: registered memory stays
-//! what a device takes unless it is asked for this.
+//! **What it is for.** A GPU reaches registered memory in pages of 4 KiB: its page tables take 2 MiB of its memory
+//! for each GiB, and random rows miss its translation caches. Memory from the driver has the driver's granularity, 2
+//! MiB on present GPUs, for host and device alike. Whether that makes gathers faster has not been measured, so
+//! registered memory is the default.
 //!
-//! **Where.** On the node that is named, or on the one that the driver says is beside the device; on node 0 where the
-//! system has none, as the driver's header asks. The location "node of the current thread" is no place to make memory
-//! at: the driver refuses it.
+//! **Where.** On the given node, or on the node that the driver reports as nearest to the device; on node 0 where the
+//! system has no nodes, as the driver's header asks. The location "node of the current thread" cannot be used: the
+//! driver refuses to create memory there.
 //!
-//! **Access** is given to the device and to the host, each by a call of its own. No other device has it: where devices
-//! cannot reach each other, drivers refuse to give two of them access to the same memory (NCCL's issue 1838).
+//! **Access** is granted to the device and to the host, by one call each. No other device gets access: where devices
+//! cannot reach each other, drivers refuse to grant two of them access to the same memory (NCCL issue 1838).
 //!
-//! **What may refuse it**: a driver below CUDA 12.2, a device that says it has no such memory, a container that may not
-//! bind memory to nodes, a node without memory or processors. Each is an error; nothing falls back by itself, so that
-//! what was measured is what was asked for.
+//! **Reasons for an error**: a driver below CUDA 12.2, a device without such memory, a container that may not bind
+//! memory to nodes, a node without memory or processors. There is no silent fallback, so that a measurement is of the
+//! memory that was asked for.
 
 use std::ptr::NonNull;
 
@@ -26,25 +27,25 @@ use crate::sync::Arc;
 
 const OPERATION: &str = "make host memory";
 
-/// The oldest driver that makes memory on a node of the host.
+/// The oldest driver that allocates memory on a host node.
 const OLDEST_DRIVER: i32 = 12_020;
 
-/// The oldest driver that surely knows whether a device has it; an older one is tried.
+/// The oldest driver that reliably reports whether a device has such memory; with an older one the allocation is
+/// tried.
 const ASKED_DRIVER: i32 = 12_090;
 
-/// What to do without it.
-pub(super) const INSTEAD: &str =
-    "register the system's memory instead, as is done unless the driver's is asked for";
+/// The hint of its errors.
+pub(super) const INSTEAD: &str = "register the system's memory instead, which is the default";
 
-/// The same, where physical memory was refused.
+/// The hint where physical memory was refused.
 const BOUND: &str =
     "register the system's memory, or let the process take memory of the node (docker: --cap-add SYS_NICE)";
 
-/// Whether the driver and the device have such memory at all.
+/// Checks that the driver and the device support such memory.
 pub(super) fn check(context: &Context) -> Result<()> {
     let version = context.version();
     if version < OLDEST_DRIVER {
-        return Err(Error::new(Kind::OsRefused, OPERATION)
+        return Err(Error::new(Kind::Unsupported, OPERATION)
             .at("the driver is too old to make host memory")
             .with("found", version.unsigned_abs())
             .with("wanted", OLDEST_DRIVER.unsigned_abs())
@@ -54,19 +55,19 @@ pub(super) fn check(context: &Context) -> Result<()> {
     if version < ASKED_DRIVER || has().map_err(|refusal| refusal.error(OPERATION))? {
         return Ok(());
     }
-    Err(Error::new(Kind::InvalidConfig, OPERATION)
+    Err(Error::new(Kind::Unsupported, OPERATION)
         .at("the device has no host memory of the driver's")
         .hint(INSTEAD))
 }
 
-/// What a mapping is made of, in the order in which it goes.
+/// The parts of a mapping, in the order in which they are freed.
 #[derive(Debug)]
 struct Hosted {
     _range: Range,
     _pieces: Vec<(Physical, u64)>,
 }
 
-/// Makes at least `bytes` bytes, in pieces of at most `chunk` bytes that follow each other, and writes zeros.
+/// Allocates at least `bytes` bytes, in consecutive pieces of at most `chunk` bytes, and writes zeros.
 pub(super) fn make(
     context: &Arc<Context>,
     worker: &Worker,
@@ -95,12 +96,12 @@ pub(super) fn make(
     Ok(unsafe { Map::given(start, rounded, page, owner) })
 }
 
-/// Where the memory is to be.
+/// The location for the memory.
 fn place(context: &Context, node: Option<u32>) -> Result<Location> {
     let ordinal = match node {
         Some(node) => i32::try_from(node).map_err(|_| {
             let error = Error::new(Kind::InvalidConfig, OPERATION).at("no such node").with("node", node);
-            error.hint("name a NUMA node of the system's, or none for the one beside the device")
+            error.hint("name a NUMA node of the system, or none for the node nearest to the device")
         })?,
         None => {
             let beside = context.ask(attribute::HOST_NUMA_ID);
@@ -110,7 +111,7 @@ fn place(context: &Context, node: Option<u32>) -> Result<Location> {
     Ok(Location { kind: flag::LOCATION_HOST_NUMA, ordinal })
 }
 
-/// So many bytes of physical memory, with the bytes of each piece.
+/// Allocates `bytes` bytes of physical memory in pieces, with each piece's size.
 fn pieces(context: &Arc<Context>, wanted: &Property, bytes: u64, chunk: u64) -> Answer<Vec<(Physical, u64)>> {
     let mut pieces = Vec::new();
     let mut left = bytes;
@@ -122,7 +123,7 @@ fn pieces(context: &Arc<Context>, wanted: &Property, bytes: u64, chunk: u64) -> 
     Ok(pieces)
 }
 
-/// The pieces one behind the other, for device and host.
+/// Maps the pieces one after another, for device and host.
 fn mapped(context: &Arc<Context>, place: Location, pieces: &[(Physical, u64)]) -> Answer<Range> {
     let parts: Vec<_> = pieces.iter().map(|(piece, bytes)| (piece, 0, *bytes)).collect();
     let range = Range::over(context, &parts)?;
@@ -131,8 +132,8 @@ fn mapped(context: &Arc<Context>, place: Location, pieces: &[(Physical, u64)]) -
     Ok(range)
 }
 
-/// Why there is none on the node: that there is no such node, or that a container may not bind memory to it, a driver
-/// calls an invalid value.
+/// The error for a failed allocation. Drivers report a missing node, or a container that may not bind memory to it,
+/// as an invalid value.
 fn not_made(refusal: Refusal, instead: &'static str) -> Error {
     match refusal.code {
         code::INVALID_VALUE => withheld(&refusal.error(OPERATION), instead),
@@ -140,7 +141,8 @@ fn not_made(refusal: Refusal, instead: &'static str) -> Error {
     }
 }
 
-/// What the driver does not give is the system's affair, not the device's; a lost context stays one.
+/// The error for a refusal. It counts as the system's ([`Kind::OsRefused`]), not the device's, unless the context is
+/// lost.
 fn refused(refusal: Refusal, instead: &'static str) -> Error {
     let is_withheld = code::is_withheld(refusal.code);
     let error = refusal.error(OPERATION);

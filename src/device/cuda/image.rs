@@ -1,12 +1,12 @@
-//! The compiled kernels that the library carries, and which of them a device runs.
+//! The compiled kernels in the library, and the choice of the image that a device runs.
 //!
-//! A cubin runs on devices of its major version whose minor version is not less; what is so for GPUs on a card
-//! does not hold for those on a board (8.7, 11.0), so the devices are named one by one. Every other device gets
-//! PTX for 8.0, which its driver compiles when the module is loaded; one older than 8.0 refuses it.
+//! A cubin runs on discrete GPUs of its major version with an equal or higher minor version. Integrated GPUs (8.7,
+//! 11.0) are exceptions, so each supported capability is listed by itself. Every other device gets PTX for 8.0, which
+//! its driver compiles when the module is loaded; a device older than 8.0 rejects it.
 //!
-//! `make kernels` makes the files, and `kernels/built/manifest.txt` says of what.
+//! `make kernels` builds the files, and `kernels/built/manifest.txt` records the sources and compilers.
 
-/// Bytes at an address that a driver can read an image's words from.
+/// Bytes aligned for a driver that reads an image by words.
 #[repr(C, align(16))]
 struct Aligned<T: ?Sized>(T);
 
@@ -15,10 +15,10 @@ static SM_90: &Aligned<[u8]> = &Aligned(*include_bytes!("kernels/built/forebay_s
 static SM_100: &Aligned<[u8]> = &Aligned(*include_bytes!("kernels/built/forebay_sm100.cubin"));
 static SM_120: &Aligned<[u8]> = &Aligned(*include_bytes!("kernels/built/forebay_sm120.cubin"));
 
-/// The driver reads PTX up to its zero.
+/// The PTX with the final zero byte that the driver needs.
 static PTX: &str = concat!(include_str!("kernels/built/forebay.ptx"), "\0");
 
-/// What `cuModuleLoadData` takes on a device of compute capability `capability` (major, minor).
+/// The image for `cuModuleLoadData` on a device of compute capability `capability` (major, minor).
 pub(super) fn image(capability: (u32, u32)) -> &'static [u8] {
     match capability {
         (8, 0 | 6 | 9) => &SM_80.0,
@@ -33,14 +33,14 @@ pub(super) fn image(capability: (u32, u32)) -> &'static [u8] {
 mod tests {
     use super::*;
 
-    /// What the image is compiled for: a cubin's is in its header's flags, the PTX's in its text.
+    /// The capability that the image is compiled for: in a cubin's header flags, or in the PTX text.
     fn target(capability: (u32, u32)) -> String {
         let image = image(capability);
         match image.strip_prefix(b"\x7FELF") {
             Some(_) => {
                 assert_eq!(image.as_ptr() as usize % 16, 0, "unaligned");
-                // A 64-bit file for machine 190, CUDA. The architecture is in the flags: from the eighth version
-                // of the format on in their second byte, before in the first.
+                // A 64-bit file for machine 190, CUDA. The architecture is in the flags: in their second byte from
+                // version 8 of the format on, in the first byte before.
                 assert_eq!((image[4], image[18]), (2, 190));
                 format!("sm_{}", if image[8] < 8 { image[48] } else { image[49] })
             }

@@ -1,14 +1,14 @@
-//! Memory of the device, and memory of the host that it reaches. Each type owns what it took and gives it back
-//! when it is dropped, so that a construction that fails half-way leaves nothing behind.
+//! Device memory, and host memory that the device reaches. Each type owns its memory and frees it when dropped, so
+//! that a failed construction leaks nothing.
 //!
-//! **All calls here block the host**, some of them until the device is idle: they are for construction and the end,
-//! never for a step. They run with the thread's capture mode relaxed, so that an engine's thread may be capturing
-//! at the same time.
+//! **All calls here block the host**, some of them until the device is idle. They are for construction and the end,
+//! never for a step. They run with the thread's capture mode relaxed, so that an engine's thread may be capturing at
+//! the same time.
 //!
-//! **Memory is zero when it is handed out.** The zeros are written on a stream of the device's own and waited for:
-//! whoever uses the memory first, on whichever stream, finds them there, and nothing is written after him.
+//! **Memory is zeroed before it is returned.** The zeros are written on a stream of the device's own, and the call
+//! waits for them. So the first user, on any stream, finds zeros, and no late write overwrites its data.
 //!
-//! Host memory that the driver did not take itself is in `registration`.
+//! Host memory that the driver did not allocate is in `registration`.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -19,11 +19,11 @@ use crate::error::{Error, Kind, Result};
 use crate::os::move_bytes;
 use crate::sync::{Arc, Mutex};
 
-/// A stream that only this device knows, for what the host waits for.
+/// The device's private stream for work that the host waits for.
 #[derive(Debug)]
 pub(super) struct Worker {
     context: Arc<Context>,
-    /// One at a time: what a caller waits for is its own.
+    /// Locked during each use, so that a caller waits only for its own work.
     stream: Mutex<Handle>,
 }
 
@@ -40,7 +40,7 @@ impl Worker {
         let stream = self.stream.lock();
         let current = self.context.relaxed()?;
         let enqueued = work(&current, *stream);
-        // What was enqueued before a refusal still uses the caller's memory.
+        // Work enqueued before a refusal still uses the caller's memory, so wait for it.
         let ended = current.stream_synchronize(*stream);
         enqueued.and(ended)
     }
@@ -98,11 +98,11 @@ impl Drop for Allocation {
     }
 }
 
-/// Host memory that the driver took and pinned, zero at first.
+/// Pinned host memory that the driver allocated, zero at first.
 #[derive(Debug)]
 pub(super) struct Pinned {
     context: Arc<Context>,
-    /// As the host sees it; the device does at the same address.
+    /// The address, the same for host and device.
     address: Handle,
     words: usize,
 }
@@ -152,12 +152,11 @@ pub(super) struct Physical {
     context: Arc<Context>,
     memory: Handle,
     bytes: u64,
-    /// Whether a descriptor of it can be had.
+    /// Whether it can be exported as a descriptor.
     shared: bool,
 }
 
-/// What physical memory should be: on this device, and to be had by other processes through a descriptor where the
-/// device says that it has such.
+/// The properties of physical memory: on this device, and exportable as a descriptor if the device reports support.
 pub(super) fn property(context: &Context) -> Property {
     Property {
         kind: flag::MEMORY_PINNED,
@@ -175,14 +174,14 @@ pub(super) fn granularity(context: &Context, of: &Property) -> Answer<u64> {
 }
 
 impl Physical {
-    /// Takes `bytes` as they are, a multiple of the granularity, and writes nothing.
+    /// Allocates `bytes`, a multiple of the granularity, without zeroing.
     pub fn plain(context: &Arc<Context>, bytes: u64, wanted: &Property) -> Answer<Physical> {
         let mut memory = 0;
         context.relaxed()?.memory_create(&mut memory, bytes, wanted, 0)?;
         Ok(Physical { context: Arc::clone(context), memory, bytes, shared: wanted.handles != 0 })
     }
 
-    /// Takes `bytes`, rounded up to `grain`, and writes zeros.
+    /// Allocates `bytes`, rounded up to `grain`, and writes zeros.
     pub fn new(context: &Arc<Context>, worker: &Worker, bytes: u64, grain: u64) -> Result<Physical> {
         const OPERATION: &str = "allocate physical memory";
         let failed = |refusal: Refusal| refusal.error(OPERATION).with("wanted", bytes);
@@ -192,7 +191,8 @@ impl Physical {
         };
         let wanted = property(context);
         let taken = match Physical::plain(context, rounded, &wanted) {
-            // Devices name handles that a system does not let them make: then memory for this process alone.
+            // A device may report handles that the system does not permit: then allocate memory for this process
+            // alone.
             Err(refusal) if wanted.handles != 0 && code::is_withheld(refusal.code) => {
                 Physical::plain(context, rounded, &Property { handles: 0, ..wanted })
             }
@@ -204,12 +204,12 @@ impl Physical {
         Ok(taken)
     }
 
-    /// A descriptor by which another process, or another device, takes the same memory.
+    /// A descriptor with which another process or device can import the same memory.
     pub fn export(&self) -> Result<OwnedFd> {
         const OPERATION: &str = "export device memory";
         if !self.shared {
-            return Err(Error::new(Kind::InvalidConfig, OPERATION)
-                .at("the device's memory has no descriptors")
+            return Err(Error::new(Kind::Unsupported, OPERATION)
+                .at("the device cannot export its memory as a descriptor")
                 .hint("share memory between devices that have them"));
         }
         let mut handle = [0; 8];
@@ -218,13 +218,13 @@ impl Physical {
             .relaxed()
             .and_then(|c| c.memory_export(&mut handle, self.memory, flag::HANDLE_DESCRIPTOR, 0));
         exported.map_err(|refusal| refusal.error(OPERATION))?;
-        // A descriptor is an integer: the first four bytes, on a machine whose lower bytes come first.
+        // The descriptor is an integer in the first four bytes of the handle (little-endian).
         let [first, ..] = handle;
         // SAFETY: the driver opened this descriptor for the caller, who closes it.
         Ok(unsafe { OwnedFd::from_raw_fd(first as i32) })
     }
 
-    /// The memory behind a descriptor that [`Physical::export`] gave, here or in another process.
+    /// Imports the memory of a descriptor from [`Physical::export`], of this process or another.
     pub fn import(context: &Arc<Context>, descriptor: &OwnedFd, bytes: u64, grain: u64) -> Result<Physical> {
         const OPERATION: &str = "import device memory";
         if bytes == 0 || !bytes.is_multiple_of(grain) {
@@ -240,7 +240,7 @@ impl Physical {
     }
 }
 
-/// Takes memory that other hosts of a fabric could take, and gives it back: whether it is to be had.
+/// Allocates memory with a fabric handle and frees it again, to try whether that works.
 #[cfg(feature = "measure")]
 pub(super) fn try_fabric(context: &Arc<Context>) -> Answer {
     let wanted = Property { handles: flag::HANDLE_FABRIC, ..property(context) };
@@ -254,19 +254,19 @@ pub(super) fn try_fabric(context: &Arc<Context>) -> Answer {
 
 impl Drop for Physical {
     fn drop(&mut self) {
-        // What is still mapped somewhere lives until it is unmapped.
+        // Memory that is still mapped lives until it is unmapped.
         self.context.give_back(|driver| driver.memory_release(self.memory));
     }
 }
 
-/// Addresses over pieces of physical memory.
+/// One address range over pieces of physical memory.
 #[derive(Debug)]
 pub(super) struct Range {
     context: Arc<Context>,
     pub address: Handle,
-    /// Of all addresses that are reserved.
+    /// The bytes of the reserved addresses.
     pub bytes: u64,
-    /// Of each piece that is mapped, in their order.
+    /// The bytes of each mapped piece, in order.
     mapped: Vec<u64>,
 }
 
@@ -328,7 +328,7 @@ impl Range {
             range.mapped.push(*bytes);
             at += bytes;
         }
-        // One call for all pieces: it is this one that costs.
+        // One call for all pieces, because this call is the slow one.
         let access = Access { location: context.location(), flags: flag::ACCESS_READ_WRITE };
         current.set_access(address, bytes, &access, 1)?;
         Ok(range)

@@ -1,25 +1,23 @@
-//! The CUDA device: an NVIDIA GPU through its driver, which is loaded while the program runs.
+//! The CUDA device: an NVIDIA GPU through its driver, which is loaded at run time.
 //!
-//! The tables are those of `residency`, in the GPU's memory, and the kernels of `kernels/` decide by its rule: at every
-//! step they hold what the host device holds, word for word.
+//! The GPU's memory holds the tables of `residency`, and the kernels of `kernels/` decide by the same LRU rule. After
+//! every step they hold what the host device's tables hold, word for word.
 //!
-//! **Beside an engine.** The GPU's primary context is shared with the engine's runtime. Streams are the engine's
-//! own, made known once by [`CudaDevice::borrow_stream`]; whatever context a calling thread has current it has
-//! again when the call returns. After construction nothing waits for the device and nothing is allocated, but by
-//! the calls that say so: memory, graphs, [`Device::digest`], [`Device::validate`], and what is for tests.
+//! **Alongside an engine.** The device shares the GPU's primary context with the engine's runtime. It works on the
+//! engine's own streams, each registered once with [`CudaDevice::borrow_stream`]. Each call restores the thread's
+//! current context before it returns. After construction no call waits for the device or allocates, except those
+//! documented to do so: memory, graphs, [`Device::digest`], [`Device::validate`], and the calls for tests.
 //!
-//! **Order** is the streams' and the caller's events'; the one event of the device's own keeps warm-ups of
-//! different streams apart, see `pools`. What is captured carries its arguments by value.
+//! **Order.** Streams and the caller's events order all work. The device has one event of its own, which keeps
+//! warm-ups of different streams apart (`pools`). Captured launches carry their arguments by value.
 //!
-//! **Failure.** A call that the driver refuses says so, with the driver's name for the code, and whatever it was
-//! to enqueue is not. Two things fail the device for good, as any later query tells: the driver reports the context
-//! lost, to whichever call hears of it first, or work of the host's panicked. From then on, that call included,
-//! enqueueing does nothing, and says nothing. Where the context is lost, events count as reached and all tickets
-//! are ended, since the driver will run no more functions; work that was to be called and was not reached is
-//! dropped.
+//! **Failure.** When the driver refuses a call, the call returns an error with the driver's name for the code, and
+//! nothing is enqueued. Two things make the device fail for good, and every later query reports them: the driver
+//! reports that the context is lost, to whichever call sees it first; or host work panicked. From that call on,
+//! enqueueing does nothing and returns no error. If the context is lost, all events count as reached and all tickets
+//! end, since the driver will run no more host functions. Work that was waiting to be called is dropped.
 //!
-//! **The end.** Dropping the device waits for what was enqueued on its streams and on those it borrowed, and
-//! gives everything back.
+//! **The end.** Dropping the device waits for the work on its own and on borrowed streams, then frees everything.
 
 mod abi;
 mod device;
@@ -43,7 +41,7 @@ use std::os::fd::OwnedFd;
 
 use crate::device::rates::GATHER_BLOCKS;
 use crate::device::{
-    Backing, Completer, Device, DeviceId, Event, Graph, Mapped, Plan, PoolOp, Pools, Slice, Stream,
+    Backing, Completer, Device, DeviceId, Event, Graph, Mapped, PoolLayout, PoolOp, Pools, Slice, Stream,
 };
 use crate::error::{Error, Kind, Result};
 use crate::ids::{Lane, Layer};
@@ -62,55 +60,57 @@ use stream::{Calls, Enqueued, Health, KnownStream, OwnEvent};
 
 pub use pools::TableCopy;
 
-/// The operation that errors of this device name.
+/// The device's name in errors.
 const NAME: &str = "CUDA device";
 
-/// The oldest driver whose captured graphs keep the edges of early launches.
+/// The oldest driver whose captured graphs keep the edges of early launches (programmatic dependent launch).
 const EARLY_LAUNCH_DRIVER: i32 = 12_030;
 
-/// Threads of a block that kernels are compiled for at most.
+/// The most threads per block that the kernels are compiled for.
 const THREADS_MAX: u32 = 512;
 
-/// Whose memory the rows of a cache stand in.
+/// The source of the host memory for a cache's rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HostMemory {
-    /// The system's, registered with the driver. The GPU reaches it in pages of 4 KiB.
+    /// The system's memory, registered with the driver. The GPU reaches it in pages of 4 KiB.
     #[default]
     Registered,
-    /// The driver's own, made on a NUMA node of the host, which the GPU reaches in pages of 2 MiB: its page tables take
-    /// next to nothing of the GPU. With a driver of CUDA 12.2 or newer. Other processes, and other devices of this one,
-    /// cannot have it. Which of the two is faster at a pool's real size has not been measured.
+    /// The driver's own memory on a NUMA node of the host. The GPU reaches it in pages of 2 MiB, so its page tables
+    /// take almost none of the GPU's memory. It needs a driver of CUDA 12.2 or newer. Other processes, and other
+    /// devices of this process, cannot use it. Which of the two is faster at a pool's real size has not been
+    /// measured.
     Driver,
 }
 
-/// Which device, and how it is used.
+/// The options of a CUDA device.
 #[derive(Clone)]
 pub struct CudaOptions {
-    /// The device's number, as the driver counts them, from 0.
+    /// The device's number in the driver's order, from 0.
     pub device: u32,
-    /// The driver's library, by path or name; none for `libcuda.so.1`.
+    /// The driver's library, by path or name; `None` for `libcuda.so.1`.
     pub library: Option<String>,
-    /// Whether the library is unloaded with the last device that uses it: for tests, which load many. What a
-    /// driver has started may still run.
+    /// Whether the library is unloaded with the last device that uses it. For tests, which load many; otherwise
+    /// threads that a driver has started may still run its code.
     pub unload: bool,
-    /// Faults for tests of what a system may lack.
+    /// Injected faults, for tests.
     pub faults: Arc<dyn Faults>,
-    /// Host memory is registered in pieces of at most so many bytes, rounded down to pages: drivers refuse very
-    /// large ones.
+    /// The most bytes of host memory in one registration, rounded down to pages. Drivers refuse very large
+    /// registrations.
     pub registration_chunk: u64,
-    /// Whose memory the rows of a cache stand in.
+    /// The source of the host memory for a cache's rows.
     pub host_memory: HostMemory,
-    /// Thread blocks of a gather: a bound on the multiprocessors that it takes from what runs beside it;
-    /// [`GATHER_BLOCKS`] by default.
+    /// Thread blocks of a gather: a limit on the multiprocessors that it takes from other work; [`GATHER_BLOCKS`] by
+    /// default.
     pub gather_blocks: u32,
     /// Threads of a block: a multiple of 32 up to 512.
     pub threads: u32,
-    /// Kernels are launched before those in front of them have ended, and wait for them on the device: 9.0 and
-    /// later, with a driver of CUDA 12.3 or newer, as captured graphs keep such an edge only from there on. It acts
-    /// where one of our kernels follows another on the same stream: in the order `none`. In DA and DBA an event
-    /// stands between resolve and gather, and an event's edge begins nothing early.
+    /// Programmatic dependent launch: a kernel is launched before the previous one has ended, and waits for it on the
+    /// device. It needs compute capability 9.0 and a driver of CUDA 12.3, because older drivers lose such edges in
+    /// captured graphs. It only helps where one of forebay's kernels follows another on the same stream, which is the
+    /// order `none`. In DA and DBA there is an event between resolve and gather, and no kernel starts early across an
+    /// event.
     pub programmatic: bool,
-    /// Gathers by bulk copies: 9.0 and later.
+    /// Gathers with bulk copies; compute capability 9.0 or later.
     pub bulk: bool,
 }
 
@@ -147,13 +147,13 @@ impl std::fmt::Debug for CudaOptions {
     }
 }
 
-/// See the module's head.
+/// The CUDA device. See the [module](self) page.
 #[derive(Debug)]
 pub struct CudaDevice {
     inner: Arc<Inner>,
 }
 
-/// Fields are given back in their order, behind the drained streams.
+/// Fields are freed in their order, after the streams were drained.
 #[derive(Debug)]
 struct Inner {
     id: DeviceId,
@@ -165,11 +165,11 @@ struct Inner {
     graphs: Mutex<Graphs>,
     pools: Mutex<Vec<Arc<CudaPools>>>,
     memory: Mutex<Memory>,
-    /// Of the registrations in it: replaced by each that is added.
+    /// The stretches of the registrations; replaced whenever one is added.
     stretches: Mutex<Arc<Vec<Stretch>>>,
     events: Mutex<Vec<OwnEvent>>,
     streams: Mutex<Vec<KnownStream>>,
-    /// What only tools take.
+    /// The memory that only tools allocate.
     #[cfg(feature = "measure")]
     marks: Mutex<Vec<OwnEvent>>,
     #[cfg(feature = "measure")]
@@ -178,15 +178,15 @@ struct Inner {
     module: Module,
     worker: Worker,
     context: Arc<Context>,
-    /// What is not this device's and has to outlive it.
+    /// Values of other owners that must outlive the device.
     kept: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
 }
 
-/// Everything that stays taken while the device lives.
+/// The memory that lives as long as the device.
 #[derive(Debug, Default)]
 struct Memory {
     registered: Vec<Registration>,
-    /// Host memory that was made here.
+    /// Host memory that this device's driver made.
     hosted: Vec<Arc<Map>>,
     ranges: Vec<Range>,
     backings: Vec<Physical>,
@@ -198,32 +198,32 @@ fn bad(place: &'static str, value: impl Into<u64>) -> Error {
 }
 
 impl CudaDevice {
-    /// How many devices the driver has. Of the options only the library matters.
+    /// The number of devices of the driver. Only the option `library` matters.
     ///
     /// # Errors
-    /// [`Kind::OsRefused`] when the driver, a part of it or any device is missing or the driver is too old;
-    /// [`Kind::DeviceFailed`]. Each says what to do.
+    /// [`Kind::OsRefused`] when there is no driver or no device, or the driver lacks a symbol or is too old;
+    /// [`Kind::DeviceFailed`]. Each error says what to do.
     pub fn count(options: &CudaOptions) -> Result<u32> {
         Driver::load(options)?.devices()
     }
 
-    /// Loads the driver and the kernels, and retains the device's primary context. No memory is taken yet.
+    /// Loads the driver and the kernels, and retains the device's primary context. It allocates no memory yet.
     ///
     /// # Errors
-    /// [`Kind::OsRefused`] when the driver, a part of it or any device is missing or the driver is too old, also for
-    /// an option; [`Kind::InvalidConfig`] for an option that makes no sense, or a device that is not there or will not
-    /// do; [`Kind::DeviceFailed`], [`Kind::OutOfMemory`]. Each says what to do.
+    /// [`Kind::OsRefused`] when there is no driver or no device, or the driver lacks a symbol or is too old, also for
+    /// an option; [`Kind::InvalidConfig`] for an invalid option or device number; [`Kind::Unsupported`] if the device
+    /// lacks a required ability; [`Kind::DeviceFailed`], [`Kind::OutOfMemory`]. Each error says what to do.
     pub fn new(options: CudaOptions) -> Result<Arc<CudaDevice>> {
         check_options(&options)?;
         let driver = Driver::load(&options)?;
         check_driver(&options, driver.version)?;
         let context = Arc::new(Context::retain(driver, options.device)?);
         if (options.programmatic || options.bulk) && !Module::is_new(&context) {
-            return Err(Error::new(Kind::InvalidConfig, NAME)
-                .at("programmatic launches or bulk copies without kernels of this device's own, 9.0 or later")
+            return Err(Error::new(Kind::Unsupported, NAME)
+                .at("programmatic launches or bulk copies on a device without kernels for 9.0 or later")
                 .with("major", context.capability.0)
                 .with("minor", context.capability.1)
-                .hint("do without them on this device"));
+                .hint("turn both off for this device"));
         }
         let failed = |refusal: Refusal| refusal.error(NAME);
         if options.host_memory == HostMemory::Driver {
@@ -264,15 +264,15 @@ impl CudaDevice {
         Ok(Arc::new(CudaDevice { inner: Arc::new(inner) }))
     }
 
-    /// Makes an engine's stream known, by the value of its `CUstream`; both names of the legacy stream are one. It is
-    /// not synchronised and not destroyed.
+    /// Registers an engine's stream by its `CUstream`. Both names of the legacy stream are one stream. The device
+    /// neither synchronises nor destroys it.
     ///
     /// # Errors
     /// [`Kind::InvalidConfig`] for a stream of another context, or the per-thread stream; [`Kind::DeviceFailed`].
     ///
     /// # Safety
-    /// It is a stream of this process, and stays one until [`CudaDevice::return_stream`] or until this device has
-    /// been dropped; then it is not being captured.
+    /// It is a stream of this process, and stays valid until [`CudaDevice::return_stream`] or until this device has
+    /// been dropped. It is not being captured at that time.
     pub unsafe fn borrow_stream(&self, raw: u64) -> Result<Stream> {
         let inner = &*self.inner;
         let raw = if raw == flag::STREAM_LEGACY { 0 } else { raw };
@@ -286,12 +286,12 @@ impl CudaDevice {
         Ok(Stream(raw))
     }
 
-    /// Gives a borrowed stream back: waits for what was enqueued on it, and knows it no more. Its owner may destroy it
-    /// then. Not to be called by work that runs on it, nor while others enqueue on it.
+    /// Gives a borrowed stream back: waits for the work enqueued on it, and forgets it. Its owner may destroy it
+    /// then. Work that runs on the stream must not call this, and no thread may enqueue on the stream meanwhile.
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`] for a stream that is not borrowed, [`Kind::InvalidConfig`] for one that is being captured;
-    /// [`Kind::DeviceFailed`]. It is still known then.
+    /// [`Kind::OutOfRange`] for a stream that is not borrowed; [`Kind::InvalidState`] for one that is being captured;
+    /// [`Kind::DeviceFailed`]. The stream stays registered then.
     pub fn return_stream(&self, stream: Stream) -> Result<()> {
         const OPERATION: &str = "return stream";
         let inner = &*self.inner;
@@ -302,12 +302,12 @@ impl CudaDevice {
         let found = find(&inner.streams.lock());
         found?;
         if inner.capture_of(OPERATION, stream.0)?.is_some() {
-            return Err(Error::new(Kind::InvalidConfig, OPERATION)
+            return Err(Error::new(Kind::InvalidState, OPERATION)
                 .at("the stream is being captured")
                 .hint("end the capture first"));
         }
         let waited = inner.context.relaxed().and_then(|current| current.stream_synchronize(stream.0));
-        // On a lost context nothing runs any more.
+        // With a lost context, no work runs any more.
         inner.heard(OPERATION, waited)?;
         inner.graphs.lock().forget(stream.0);
         let mut streams = inner.streams.lock();
@@ -316,14 +316,14 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// Keeps a value until this device has ended, behind the wait for all that was enqueued: the owner of a borrowed
-    /// stream, say. A value that holds this device keeps it for ever.
+    /// Keeps a value until this device has ended and all enqueued work was waited for, such as the owner of a
+    /// borrowed stream. A value that holds this device keeps it alive forever.
     pub fn keep(&self, value: Arc<dyn Any + Send + Sync>) {
         self.inner.kept.lock().push(value);
     }
 
-    /// Whether a slice is of memory that this device keeps until it ends: what was allocated, mapped or registered
-    /// here, and not what was imported.
+    /// Whether a slice is in memory that this device keeps until it ends: memory allocated, mapped or registered
+    /// here, but not imported memory.
     pub fn keeps(&self, slice: &Slice) -> bool {
         if self.inner.id.check(slice).is_err() {
             return false;
@@ -339,12 +339,12 @@ impl CudaDevice {
         own || self.inner.stretches().iter().any(|stretch| within(stretch.start, stretch.bytes))
     }
 
-    /// A descriptor of physical memory, for [`CudaDevice::import_backing`] on another device or in another process.
-    /// It keeps the memory: close it once it has been imported.
+    /// Exports physical memory as a descriptor, for [`CudaDevice::import_backing`] on another device or in another
+    /// process. An open descriptor keeps the memory alive: close it once it has been imported.
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`] for a backing that is not there, [`Kind::InvalidConfig`] on a device whose memory has no
-    /// descriptors; [`Kind::DeviceFailed`].
+    /// [`Kind::OutOfRange`] for an unknown backing; [`Kind::Unsupported`] on a device that cannot export its memory;
+    /// [`Kind::DeviceFailed`].
     pub fn export(&self, backing: Backing) -> Result<OwnedFd> {
         let memory = self.inner.memory.lock();
         let index = backing.of(self.inner.id)?;
@@ -354,11 +354,11 @@ impl CudaDevice {
         self.inner.told(exported)
     }
 
-    /// The physical memory behind a descriptor, of which there are `bytes` bytes.
+    /// Imports `bytes` bytes of physical memory from a descriptor.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] for bytes that are no multiple of [`Device::granularity`]; [`Kind::DeviceFailed`] for
-    /// what is no such descriptor.
+    /// [`Kind::InvalidConfig`] for bytes that are not a multiple of [`Device::granularity`]; [`Kind::DeviceFailed`]
+    /// for any other descriptor.
     pub fn import_backing(&self, descriptor: &OwnedFd, bytes: u64) -> Result<Backing> {
         let inner = &*self.inner;
         let physical = inner.told(Physical::import(&inner.context, descriptor, bytes, inner.grain))?;
@@ -367,7 +367,7 @@ impl CudaDevice {
         Ok(inner.id.backing(memory.backings.len() - 1))
     }
 
-    /// Reads bytes as the device sees them, as they are now, and waits for the copy. For tests and tools.
+    /// Reads bytes of device memory as they are now, and waits for the copy. For tests and tools.
     ///
     /// # Errors
     /// [`Kind::OutOfRange`] for a slice of another device or of another length; [`Kind::DeviceFailed`].
@@ -377,7 +377,7 @@ impl CudaDevice {
         self.transfer("read device memory", from, to, slice.bytes())
     }
 
-    /// Writes bytes as the device sees them, now, and waits for the copy. For tests and tools.
+    /// Writes bytes of device memory now, and waits for the copy. For tests and tools.
     ///
     /// # Errors
     /// As [`CudaDevice::read`].
@@ -400,8 +400,8 @@ impl CudaDevice {
         })
     }
 
-    /// Writes the digest of a lane, as [`Device::digest`] answers it, to `to` (8 bytes) in the stream's order. For
-    /// ranks that compare themselves without waiting.
+    /// Enqueues a write of a lane's digest ([`Device::digest`]) to `to` (8 bytes). For ranks that compare their
+    /// digests without waiting.
     ///
     /// # Errors
     /// [`Kind::OutOfRange`]; as any enqueueing.
@@ -415,7 +415,7 @@ impl CudaDevice {
         self.inner.enqueue_pool("digest", stream, |e| pools.digest(e, lane, to.address()))
     }
 
-    /// The words of a layer's tables, as they are now; waits for the copies. For tests and comparisons.
+    /// Copies a layer's tables as they are now, and waits for the copies. For tests and comparisons.
     ///
     /// # Errors
     /// [`Kind::OutOfRange`], [`Kind::DeviceFailed`].
@@ -441,10 +441,10 @@ fn check_options(options: &CudaOptions) -> Result<()> {
     Ok(())
 }
 
-/// What of the options needs a newer driver than the device does.
+/// Checks the options that need a newer driver than the device does.
 fn check_driver(options: &CudaOptions, version: i32) -> Result<()> {
     if options.programmatic && version < EARLY_LAUNCH_DRIVER {
-        return Err(Error::new(Kind::OsRefused, NAME)
+        return Err(Error::new(Kind::Unsupported, NAME)
             .at("the driver is too old for early launches (programmatic)")
             .with("found", version.unsigned_abs())
             .with("wanted", EARLY_LAUNCH_DRIVER.unsigned_abs())
@@ -454,7 +454,7 @@ fn check_driver(options: &CudaOptions, version: i32) -> Result<()> {
 }
 
 impl Inner {
-    /// What is handed out for number `index`: of this device alone, as the upper half tells.
+    /// The handle for number `index`; its upper half identifies this device.
     fn handle(&self, index: usize) -> u64 {
         u64::from(self.id.number()) << 32 | u64::from(index as u32)
     }
@@ -465,12 +465,12 @@ impl Inner {
         if own { Ok(handle as u32 as usize) } else { Err(bad(place, handle)) }
     }
 
-    /// Where registered memory is, as of now.
+    /// The present stretches of registered memory.
     fn stretches(&self) -> Arc<Vec<Stretch>> {
         Arc::clone(&self.stretches.lock())
     }
 
-    /// Keeps a stream that was made.
+    /// Keeps a new stream.
     fn keep(&self, made: Driven<KnownStream>) -> Result<Stream> {
         let own = made.map_err(|refusal| self.refused("new stream", refusal))?;
         let stream = Stream(own.raw);
@@ -498,7 +498,7 @@ impl Inner {
         all.get(index).map(Arc::clone).ok_or_else(|| bad("pools", index as u64))
     }
 
-    /// The device has failed: says so.
+    /// Returns an error if the device has failed.
     fn check(&self) -> Result<()> {
         match self.health.failed() {
             None => Ok(()),
@@ -508,13 +508,13 @@ impl Inner {
         }
     }
 
-    /// The context is lost: nothing that was enqueued will be heard of again.
+    /// Handles a lost context: no enqueued work will complete any more.
     fn lose(&self) {
         self.health.fail(Kind::DeviceFailed);
         self.calls.fail(Kind::DeviceFailed);
     }
 
-    /// What the driver refused, as an error.
+    /// The error for a refusal of the driver; notes a lost context.
     fn refused(&self, operation: &'static str, refusal: Refusal) -> Error {
         if code::is_sticky(refusal.code) {
             self.lose();
@@ -522,14 +522,14 @@ impl Inner {
         refusal.error(operation)
     }
 
-    /// As [`Inner::refused`], of what goes on all the same.
+    /// As [`Inner::refused`], for a refusal after which the call continues.
     fn noted(&self, operation: &'static str, answer: Driven) {
         if let Err(refusal) = answer {
             drop(self.refused(operation, refusal));
         }
     }
 
-    /// As [`Inner::refused`], of what has already been made an error. No lock is held: work may be dropped.
+    /// As [`Inner::refused`], for a refusal that is already an error. No lock is held, since work may be dropped.
     fn told<T>(&self, answer: Result<T>) -> Result<T> {
         if answer.as_ref().is_err_and(code::is_lost) {
             self.lose();
@@ -537,14 +537,14 @@ impl Inner {
         answer
     }
 
-    /// Discards the graphs that were released and have ended.
+    /// Discards released graphs that have ended.
     fn reap(&self) {
         let (slots, heard) = self.graphs.lock().reap();
         slots.iter().for_each(|slot| self.calls.clear(*slot));
         self.noted("release", heard);
     }
 
-    /// Enqueues on a known stream; on a device that has failed there is nothing to do.
+    /// Enqueues on a registered stream; does nothing on a failed device.
     fn enqueue(
         &self,
         operation: &'static str,
@@ -554,7 +554,7 @@ impl Inner {
         self.enqueue_known(operation, self.known(stream)?, work)
     }
 
-    /// The same on a stream that was looked up.
+    /// As above, on a stream that was already looked up.
     fn enqueue_known(
         &self,
         operation: &'static str,
@@ -567,8 +567,8 @@ impl Inner {
         self.heard(operation, self.context.enter().and_then(|current| work(&current, raw))).map(|_| ())
     }
 
-    /// What the driver says to an enqueueing: whether something is enqueued. A lost context is as if the work had
-    /// been enqueued and failed: the next query tells, so that no call ends half-way.
+    /// Handles the driver's result of an enqueue call; returns whether work was enqueued. A lost context counts as if
+    /// the work had been enqueued and failed: the next query reports it, so that no call stops half-way.
     fn heard(&self, operation: &'static str, enqueued: Driven) -> Result<bool> {
         match enqueued {
             Ok(()) => Ok(true),
@@ -592,7 +592,7 @@ impl Inner {
         })
     }
 
-    /// What a stream's capture is, when something is to run on the host in the stream's order.
+    /// The capture state of a stream on which a host function is to be enqueued.
     fn capture_of(&self, operation: &'static str, stream: Handle) -> Result<Option<u64>> {
         match self.context.enter().and_then(|current| capturing(&current, stream)) {
             Err(refusal) if code::is_sticky(refusal.code) => {
@@ -602,14 +602,14 @@ impl Inner {
             Err(refusal) => Err(refusal.error(operation)),
             Ok(Capturing::No) => Ok(None),
             Ok(Capturing::Active(id)) => Ok(Some(id)),
-            Ok(Capturing::Broken) => Err(Error::new(Kind::InvalidConfig, operation)
+            Ok(Capturing::Broken) => Err(Error::new(Kind::InvalidState, operation)
                 .at("the stream's capture is broken")
-                .hint("end the capture and begin it anew")),
+                .hint("end the capture and begin a new one")),
         }
     }
 
-    /// Enqueues a function of the host's: whether it is. Where that is refused, or the context is lost, its work is
-    /// given back.
+    /// Enqueues a host function; returns whether it was enqueued. If the driver refuses, or the context is lost, the
+    /// function's work is dropped.
     fn host_function(&self, operation: &'static str, raw: Handle, work: Enqueued) -> Result<bool> {
         let enter = self.context.enter();
         let enqueued = enter.and_then(|current| current.host_function(raw, work.function, work.data));
@@ -622,15 +622,15 @@ impl Inner {
         enqueued
     }
 
-    /// What the driver says of an event.
+    /// The driver's state of an event.
     fn synchronized(&self, answer: Driven) -> Result<bool> {
         match answer {
             Ok(()) => self.check().map(|()| true),
             Err(refusal) if refusal.code == code::NOT_READY => Ok(false),
             Err(refusal) if code::CAPTURE.contains(&refusal.code) => Err(refusal.error("query")),
-            // Nothing is known of the event: it may be asked again.
+            // The event's state is unknown, and the caller may query again.
             Err(refusal) if refusal.code == code::OUT_OF_MEMORY => Err(refusal.error("query")),
-            // An event answers with what failed before it, whatever that was.
+            // An event reports any earlier failure, whatever it was.
             Err(refusal) => {
                 self.lose();
                 Err(Error::new(Kind::DeviceFailed, "query").at(refusal.error("query").place().to_owned()))
@@ -638,13 +638,13 @@ impl Inner {
         }
     }
 
-    /// Waits until nothing that was enqueued here runs any more; answers whether that is sure.
+    /// Waits until none of the device's enqueued work runs any more; returns whether that is certain.
     fn drain(&self) -> bool {
-        // A lost context says so here, even where no stream is left.
+        // This reports a lost context even if no stream is left.
         let sound = self.worker.run(|_, _| Ok(())).is_ok();
         let Ok(current) = self.context.relaxed() else { return false };
         let streams = self.streams.lock();
-        // Each is waited for, even behind one that cannot be.
+        // Wait for each stream, even after one failed.
         let refused = streams.iter().filter(|stream| current.stream_synchronize(stream.raw).is_err());
         refused.count() == 0 && sound
     }
@@ -661,7 +661,8 @@ impl Drop for Inner {
 
 impl Drop for CudaDevice {
     fn drop(&mut self) {
-        // Work that was the last to hold the device ends on a thread of the driver's, which may not call the driver.
+        // Work that was the last owner of the device is dropped on a thread of the driver, which may not call the
+        // driver.
         if self.inner.calls.is_running_here() {
             let inner = Arc::clone(&self.inner);
             let closing = thread::Builder::new().name("forebay-close".to_owned()).spawn(move || {
@@ -670,7 +671,7 @@ impl Drop for CudaDevice {
                 }
             });
             if closing.is_err() {
-                // Without a thread to close it on, the device stays as it is.
+                // Without a thread to close it on, the device is leaked.
                 std::mem::forget(Arc::clone(&self.inner));
             }
         }

@@ -1,7 +1,7 @@
-//! The kernels of a device: loaded once, each looked up at construction, so that a launch cannot lack one.
+//! The kernels of a device: loaded once and all looked up at construction, so that no launch lacks one.
 //!
-//! A driver may put off loading a kernel until it is first launched, and that may wait for the device or break a
-//! capture. Asking for what a kernel can be launched with has it loaded at construction.
+//! A driver may defer loading a kernel until its first launch, and the load may wait for the device or break a
+//! capture. Querying a kernel's launch limits at construction forces the load.
 
 use std::ffi::CStr;
 
@@ -10,7 +10,7 @@ use super::image::image;
 use crate::error::{Error, Kind, Result};
 use crate::sync::{Arc, Mutex};
 
-/// The operation that errors of this file name.
+/// The operation's name in errors of this file.
 const OPERATION: &str = "load kernels";
 
 /// Names each kernel once.
@@ -42,8 +42,8 @@ kernels! {
     Work = c"forebay_work",
 }
 
-/// The room to work in of a resolve and a warm-up is taken from a block's shared memory up to so many bytes, and as
-/// the device allows: what 256K tokens take. Two such blocks fit the 228 KiB of an SM of compute capability 9.0.
+/// A resolve and a warm-up take their working memory from a block's shared memory, up to this many bytes and as far
+/// as the device allows: enough for 256K tokens. Two such blocks fit the 228 KiB of an SM of compute capability 9.0.
 const SHARED_MAX: u32 = 96 << 10;
 
 /// The loaded kernels.
@@ -52,25 +52,25 @@ pub(super) struct Module {
     context: Arc<Context>,
     raw: Handle,
     functions: [Handle; KERNELS.len()],
-    /// Of [`Kernel::Work`]; 0 until somebody asks for it.
+    /// The function of [`Kernel::Work`]; 0 until it is first used.
     work: Mutex<Handle>,
-    /// The most bytes of shared memory that a resolve and a warm-up can be launched with.
+    /// The most dynamic shared memory that a resolve and a warm-up can be launched with, in bytes.
     pub shared_bytes: u32,
 }
 
 impl Module {
-    /// Whether the device gets kernels that were compiled for 9.0 or later: those wait by themselves for the kernel
-    /// that they were launched before the end of, and know bulk copies. Kernels compiled for less, which newer devices
-    /// may get too, do not.
+    /// Whether the device gets kernels compiled for 9.0 or later. These wait by themselves for the end of the
+    /// previous kernel (programmatic dependent launch), and use bulk copies. Kernels compiled for less, which newer
+    /// devices may also get, do neither.
     pub fn is_new(context: &Context) -> bool {
         context.capability >= (9, 0) && image(context.capability).starts_with(b"\x7FELF")
     }
 
-    /// Loads the kernels that fit the device; those of bulk copies, which newer devices have, only if `bulk`. What
-    /// only tools use is left to [`Module::load_work`].
+    /// Loads the kernels for the device; those with bulk copies only if `bulk`. [`Module::load_work`] loads the
+    /// kernel that only tools use.
     ///
     /// # Errors
-    /// What the driver says; [`Kind::InvalidConfig`] where a kernel takes fewer than `threads` threads.
+    /// The driver's errors; [`Kind::InvalidConfig`] if a kernel takes fewer than `threads` threads.
     pub fn load(context: &Arc<Context>, threads: u32, bulk: bool) -> Result<Module> {
         let current = context.relaxed().map_err(|refusal| failed(refusal, None))?;
         let mut raw = 0;
@@ -98,8 +98,8 @@ impl Module {
         Ok(module)
     }
 
-    /// Loads [`Kernel::Work`]; answers the bytes of shared memory that it can be launched with, of which a
-    /// multiprocessor has no more than a block's.
+    /// Loads [`Kernel::Work`]; returns the most shared memory that it can be launched with, in bytes. That is also
+    /// all that a multiprocessor has for one block.
     ///
     /// # Errors
     /// As [`Module::load`].
@@ -130,7 +130,7 @@ impl Drop for Module {
     }
 }
 
-/// Finds a kernel, and has it loaded.
+/// Finds a kernel, and forces its load.
 fn look_up(current: &Current<'_>, module: Handle, name: &CStr, threads: u32) -> Result<Handle> {
     let (mut function, mut most) = (0, 0);
     current
@@ -146,8 +146,8 @@ fn look_up(current: &Current<'_>, module: Handle, name: &CStr, threads: u32) -> 
     Ok(function)
 }
 
-/// Has a kernel take as many bytes of shared memory at launch as it may, of the `most` that a block can have and up to
-/// `limit`; answers how many.
+/// Lets a kernel take as much shared memory at launch as possible, of the `most` that a block can have and up to
+/// `limit`; returns the bytes.
 fn ask_for_shared(current: &Current<'_>, most: u32, limit: u32, function: Handle) -> Answer<u32> {
     let mut own = 0;
     current.function_attribute(&mut own, flag::FUNCTION_SHARED, function)?;

@@ -1,16 +1,16 @@
-//! A cache's tables and lists in device memory, and the launches that work on them.
+//! A cache's tables and lists in device memory, and the kernel launches that work on them.
 //!
-//! All of it is one allocation, laid out here and described to the kernels by `abi`: each layer's tables as they
-//! stand in `residency`, each micro-batch's block, counts and lists. What a join or a truncation takes over stands in
-//! pinned memory, a lane's place each, which a kernel reads where it is.
+//! They are one allocation, laid out here and described to the kernels by `abi`: each layer's tables in the format of
+//! `residency`, and each micro-batch's step descriptor, counts and lists. The lists of a join or a truncation are in
+//! pinned host memory, one place per lane, where a kernel reads them.
 //!
-//! A launch is checked before it is enqueued, and carries all that it needs by value, what describes the cache
-//! included: a captured one can be launched again and again, and a kernel asks device memory for data alone. Numbers
-//! that only the device knows are believed by no kernel: they are compared with the extents before anything is
-//! addressed with them.
+//! Each launch is checked before it is enqueued and carries its arguments by value, including the description of the
+//! cache. So a captured launch can run any number of times, and a kernel reads only data from device memory. Kernels
+//! trust no number that only the device has: they compare it with the cache's sizes before they address memory with
+//! it.
 //!
-//! **Warm-ups** of all lanes share one room to work in. Those of different streams are run one behind the
-//! other by an event of the device's own, which no capture may wait for: on a captured stream they are refused.
+//! **Warm-ups** of all lanes share one working memory. An event of the device's own runs warm-ups of different
+//! streams one after another. No capture may wait for that event, so a captured stream rejects warm-ups.
 
 use super::NAME;
 use super::abi::{
@@ -23,7 +23,8 @@ use super::stream::OwnEvent;
 use crate::device::checks::{Asker, Extents};
 use crate::device::pieces::Pieces;
 use crate::device::{
-    Answer as Lists, Begin, Cut, DeviceId, Expected, Part, Plan, PoolOp, Raise, Slice, Warm, block,
+    Answer as Lists, Begin, DeviceId, Expected, PoolLayout, PoolOp, Raise, Slice, StepRange, Truncate, Warm,
+    descriptor,
 };
 use crate::error::{Error, Kind, Result};
 use crate::geometry::{Geometry, SLOT_BLOCK};
@@ -31,19 +32,19 @@ use crate::ids::{Lane, MicroBatch};
 use crate::residency::{EMPTY, LaneHead, LayerTables, TableShape, TableWords};
 use crate::sync::{Arc, Mutex};
 
-/// A resolve counts the entries of a query row's index lists in so many bits.
+/// The most selected positions of a query row: a resolve counts index-list entries in 16 bits.
 const TOP_K_MAX: u32 = 65_535;
-/// Where tables and lists begin: what the driver aligns allocations to.
+/// The alignment of tables and lists, which is that of the driver's allocations.
 const ALIGN: u64 = 256;
-/// Blocks of a join for each layer, of a scatter, and of a copy between host memory and host memory.
+/// Blocks of a join for each layer, of a scatter, and of a copy inside host memory.
 const JOIN_BLOCKS: u32 = 8;
 const SCATTER_BLOCKS: u32 = 8;
 const COPY_BLOCKS: u32 = 8;
-/// Blocks of a commit for each layer, and threads of a block: a lane's few new rows occupy no more.
+/// Blocks of a commit for each layer, and threads of a block: enough for a lane's few new rows.
 const COMMIT_BLOCKS: u32 = 32;
 const COMMIT_THREADS: u32 = 128;
 
-/// How kernels are launched.
+/// The launch options of kernels.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Launches {
     pub threads: u32,
@@ -52,7 +53,7 @@ pub(super) struct Launches {
     pub bulk: bool,
 }
 
-/// A launch: which kernel, how many blocks, how many threads of each at most, how many bytes of shared memory.
+/// A launch: the kernel, its blocks, the most threads of each, and the bytes of shared memory.
 #[derive(Clone, Copy, Debug)]
 struct Launch {
     kernel: Kernel,
@@ -68,7 +69,7 @@ impl Launch {
 }
 
 impl Launches {
-    /// Enqueues a kernel; without blocks there is nothing to do.
+    /// Enqueues a kernel; does nothing if there are no blocks.
     fn launch<T: abi::Plain>(
         &self,
         current: &Current<'_>,
@@ -94,18 +95,18 @@ impl Launches {
         current.launch(&config, module.function(launch.kernel), &parameters, 0)
     }
 
-    /// Copies between two pieces of host memory that the device reaches: the driver's own copy would block the host.
+    /// Copies between two pieces of host memory that the device reaches. The driver's own copy would block the host.
     pub fn copy(&self, c: &Current<'_>, m: &Module, stream: Handle, args: &abi::CopyArgs) -> Answer {
         let blocks = (args.bytes / 16).div_ceil(u64::from(self.threads)).clamp(1, COPY_BLOCKS.into()) as u32;
         self.carry(&Enqueueing { current: c, module: m, stream }, blocks, args)
     }
 
-    /// Copies between any two pieces of memory, by so many blocks.
+    /// Copies between any two pieces of memory, with `blocks` blocks.
     pub fn carry(&self, e: &Enqueueing<'_>, blocks: u32, args: &abi::CopyArgs) -> Answer {
         self.launch(e.current, e.module, e.stream, Launch::new(Kernel::Copy, blocks, 1), args)
     }
 
-    /// Multiplies matrices, by so many blocks with so many bytes of shared memory each.
+    /// Multiplies matrices, with the given blocks and bytes of shared memory per block.
     #[cfg(feature = "measure")]
     pub fn work(&self, e: &Enqueueing<'_>, blocks: u32, shared_bytes: u32, args: &abi::WorkArgs) -> Answer {
         let launch = Launch { shared_bytes, ..Launch::new(Kernel::Work, blocks, 1) };
@@ -131,7 +132,7 @@ pub struct TableCopy {
 }
 
 impl TableCopy {
-    /// The words, as the tables of a device on the host give them.
+    /// The words, in the form in which the host device's tables return them.
     pub fn words(&self) -> TableWords<'_> {
         TableWords {
             heads: &self.heads,
@@ -148,29 +149,29 @@ impl TableCopy {
 pub(super) struct CudaPools {
     pub extents: Extents,
     tables: Vec<TableShape>,
-    /// What kernels are told, by value: none of it changes.
+    /// The kernels' arguments that never change.
     layers: Vec<abi::Layer>,
     micro: Vec<abi::Micro>,
     words: abi::Pools,
-    /// A sum that a digest adds up.
+    /// The device word in which a digest is summed.
     digest: Handle,
     launches: Launches,
-    /// A lane's place in `staged`, and each layer's blocks in it, in words.
+    /// The size of a lane's place in `staged`, and of each layer's blocks in it, in words.
     lane_words: usize,
     staged_blocks: u32,
     staged: Pinned,
-    /// Behind the last warm-up; held while one is enqueued.
+    /// The event after the last warm-up; locked while one is enqueued.
     warmed: Mutex<OwnEvent>,
     _memory: Allocation,
 }
 
-/// Places in one allocation, one after another.
+/// Allots consecutive places in one allocation.
 struct Room {
     next: u64,
 }
 
 impl Room {
-    /// A place of `count` times `each` bytes.
+    /// Allots `count` times `each` bytes.
     fn take(&mut self, count: u64, each: usize) -> Result<Handle> {
         let too_much = || Error::new(Kind::Overflow, "attach").at("bytes of tables and lists");
         let place = self.next;
@@ -181,7 +182,7 @@ impl Room {
     }
 }
 
-/// Where everything stands.
+/// The address of each table and list.
 struct Layout {
     layers: Vec<abi::Layer>,
     micro: Vec<abi::Micro>,
@@ -192,9 +193,9 @@ struct Layout {
 
 impl Layout {
     /// Lays everything out from address `base` on.
-    fn new(plan: &Plan, base: u64) -> Result<Layout> {
+    fn new(plan: &PoolLayout, base: u64) -> Result<Layout> {
         let (g, mut room) = (&plan.geometry, Room { next: base });
-        let none = || Error::new(Kind::InvalidConfig, "attach").at("layers of the plan");
+        let none = || Error::new(Kind::InvalidConfig, "attach").at("layers of the pool layout");
         let first = plan.tables.first().copied().ok_or_else(none)?;
         let (batch, layer_count) = (u64::from(plan.batch), u64::from(g.layers()));
         let top_k = g.shape().top_k;
@@ -211,7 +212,7 @@ impl Layout {
         let mut micro = Vec::new();
         for _ in 0..plan.micro_batches {
             micro.push(abi::Micro {
-                block: room.take(block::step::words(plan.batch) as u64, 4)?,
+                block: room.take(descriptor::step::words(plan.batch) as u64, 4)?,
                 counts: room.take(3 * layer_count, 4)?,
                 lengths: room.take(batch, 4)?,
                 sticky: room.take(1, 8)?,
@@ -279,7 +280,7 @@ fn layer(
         tokens: shape.tokens,
         query_rows: shape.query_rows,
         scratch: shape.scratch,
-        passes: shape.passes,
+        waves: shape.waves,
         scratch_base: shape.scratch_base,
         landing_base: shape.landing_base,
         budget_base: shape.budget_base,
@@ -292,16 +293,16 @@ fn layer(
     })
 }
 
-/// Pages of a layer's rows that a lane may have.
-fn host_pages(plan: &Plan) -> u32 {
+/// The host pages of a layer's rows.
+fn host_pages(plan: &PoolLayout) -> u32 {
     let pages = plan.rows.first().map_or(0, Slice::bytes) / plan.geometry.host_page_bytes();
     u32::try_from(pages).unwrap_or(NO_PAGE)
 }
 
 impl CudaPools {
-    /// Takes the memory and writes what an empty cache is.
+    /// Allocates the memory and writes the tables of an empty cache.
     pub fn new(
-        plan: Plan,
+        plan: PoolLayout,
         device: DeviceId,
         context: &Arc<Context>,
         worker: &Worker,
@@ -341,7 +342,7 @@ impl CudaPools {
         })
     }
 
-    /// Writes what a join or a truncation will take over to the lane's place.
+    /// Writes the lists of a join or a truncation to the lane's place.
     pub fn stage(&self, op: &PoolOp<'_>) {
         match op {
             PoolOp::Join(join) => {
@@ -353,7 +354,7 @@ impl CudaPools {
                     self.staged.write(blocks + layer * self.staged_blocks as usize, own);
                 }
             }
-            PoolOp::Truncate(cut) => self.stage_pages(cut.lane, cut.length, cut.pages),
+            PoolOp::Truncate(truncate) => self.stage_pages(truncate.lane, truncate.length, truncate.pages),
             _ => {}
         }
     }
@@ -368,11 +369,11 @@ impl CudaPools {
         self.staged.write(at + STAGED_PAGES, pages);
     }
 
-    /// Enqueues an operation, which was checked and staged.
+    /// Enqueues an operation that was checked and staged.
     pub fn run(&self, e: &Enqueueing<'_>, op: &PoolOp<'_>) -> Answer {
         match op {
             PoolOp::Join(join) => self.join(e, join.lane),
-            PoolOp::Truncate(cut) => self.truncate(e, cut),
+            PoolOp::Truncate(truncate) => self.truncate(e, truncate),
             PoolOp::Leave(lane) => {
                 let args = abi::LeaveArgs { pools: self.words, lane: lane.0, unused: 0 };
                 self.launch(e, Launch::new(Kernel::Leave, self.words.layer_count, 1), &args)
@@ -380,9 +381,9 @@ impl CudaPools {
             PoolOp::Warm(warm) => self.warm(e, warm),
             PoolOp::Raise(raise) => self.raise(e, raise),
             PoolOp::Begin(begin) => self.begin(e, begin),
-            PoolOp::Resolve { part, selection, answer } => self.resolve(e, part, selection, answer),
-            PoolOp::Gather { part, pass } => self.gather(e, part, *pass),
-            PoolOp::Scatter(part) => self.scatter(e, part),
+            PoolOp::Resolve { range, selection, answer } => self.resolve(e, range, selection, answer),
+            PoolOp::Gather { range, wave } => self.gather(e, range, *wave),
+            PoolOp::Scatter(range) => self.scatter(e, range),
             PoolOp::Report { micro_batch, slot } => {
                 let args = abi::ReportArgs {
                     pools: self.words,
@@ -417,13 +418,13 @@ impl CudaPools {
         self.launch(e, Launch::new(Kernel::Join, self.words.layer_count, JOIN_BLOCKS), &args)
     }
 
-    fn truncate(&self, e: &Enqueueing<'_>, cut: &Cut<'_>) -> Answer {
+    fn truncate(&self, e: &Enqueueing<'_>, truncate: &Truncate<'_>) -> Answer {
         let args = abi::TruncateArgs {
             pools: self.words,
-            staged: self.staged.at(self.place(cut.lane)),
-            lane: cut.lane.0,
-            settle: cut.settle,
-            length: cut.length,
+            staged: self.staged.at(self.place(truncate.lane)),
+            lane: truncate.lane.0,
+            settle: truncate.settle,
+            length: truncate.length,
             unused: 0,
         };
         self.launch(e, Launch::new(Kernel::Truncate, self.words.layer_count, 1), &args)
@@ -441,7 +442,7 @@ impl CudaPools {
         };
         let launch = Launch::new(Kernel::Warm, self.words.layer_count, 1);
         let launch = Launch { shared_bytes, ..launch };
-        // What it lists, and the room to work in where it is global, are all lanes'.
+        // All lanes share the list of fetches, and the working memory if it is in global memory.
         let warmed = self.warmed.lock();
         e.current.stream_wait(e.stream, warmed.raw, 0)?;
         self.launch(e, launch, &args)?;
@@ -464,8 +465,8 @@ impl CudaPools {
         self.launch(e, Launch { most_threads: COMMIT_THREADS, ..launch }, &commit)
     }
 
-    /// Where the room is that a resolve works in, and its bytes of a block's shared memory: the sets go before the
-    /// lane's blocks, which are asked for more seldom.
+    /// The place of a resolve's working memory, and its bytes of shared memory. The sets take precedence over the
+    /// lane's slot blocks, which are read less often.
     fn room(&self, e: &Enqueueing<'_>) -> (u32, u32) {
         let sets = u64::from(self.words.work_words) * 4;
         let all = sets + u64::from(self.words.set_words / 2) * 4;
@@ -476,65 +477,65 @@ impl CudaPools {
         }
     }
 
-    fn resolve(&self, e: &Enqueueing<'_>, part: &Part, selection: &Slice, answer: &Lists) -> Answer {
+    fn resolve(&self, e: &Enqueueing<'_>, range: &StepRange, selection: &Slice, answer: &Lists) -> Answer {
         let (shared, shared_bytes) = self.room(e);
         let args = abi::ResolveArgs {
             pools: self.words,
-            layer: self.layer(part.layer.index()),
-            micro: self.micro(part.micro_batch),
+            layer: self.layer(range.layer.index()),
+            micro: self.micro(range.micro_batch),
             selection: selection.address(),
             slots: answer.slots.address(),
-            lists: answer.parts.map_or(0, |parts| parts.lists.address()),
-            counts: answer.parts.map_or(0, |parts| parts.counts.address()),
-            number: part.layer.0,
-            first: part.first,
-            count: part.count,
-            row_first: part.rows.first,
-            row_count: part.rows.count,
-            lists_batch: answer.parts.map_or(0, |parts| parts.batch),
+            lists: answer.split_indices.map_or(0, |split_indices| split_indices.lists.address()),
+            counts: answer.split_indices.map_or(0, |split_indices| split_indices.counts.address()),
+            number: range.layer.0,
+            first: range.first,
+            count: range.count,
+            row_first: range.rows.first,
+            row_count: range.rows.count,
+            lists_batch: answer.split_indices.map_or(0, |split_indices| split_indices.batch),
             shared,
             unused: 0,
         };
-        let launch = Launch::new(Kernel::Resolve, part.count, 1);
+        let launch = Launch::new(Kernel::Resolve, range.count, 1);
         self.launch(e, Launch { shared_bytes, ..launch }, &args)
     }
 
-    fn gather(&self, e: &Enqueueing<'_>, part: &Part, pass: u32) -> Answer {
+    fn gather(&self, e: &Enqueueing<'_>, range: &StepRange, wave: u32) -> Answer {
         let args = abi::GatherArgs {
             pools: self.words,
-            layer: self.layer(part.layer.index()),
-            micro: self.micro(part.micro_batch),
-            number: part.layer.0,
-            first: part.first,
-            count: part.count,
-            row_first: part.rows.first,
-            row_count: part.rows.count,
-            pass,
+            layer: self.layer(range.layer.index()),
+            micro: self.micro(range.micro_batch),
+            number: range.layer.0,
+            first: range.first,
+            count: range.count,
+            row_first: range.rows.first,
+            row_count: range.rows.count,
+            wave,
         };
         let kernel = if self.launches.bulk { Kernel::GatherBulk } else { Kernel::Gather };
-        let rows = u64::from(part.count) * u64::from(self.words.selected);
+        let rows = u64::from(range.count) * u64::from(self.words.selected);
         self.launch(e, Launch::new(kernel, self.blocks_for(rows), 1), &args)
     }
 
-    /// Blocks that move so many rows, a warp a row, up to those that a gather may take.
+    /// Blocks to move `rows` rows with a warp each, at most those of a gather.
     fn blocks_for(&self, rows: u64) -> u32 {
         let most = u64::from(self.launches.gather_blocks);
         rows.div_ceil(u64::from(self.launches.threads / u32::BITS)).min(most) as u32
     }
 
-    fn scatter(&self, e: &Enqueueing<'_>, part: &Part) -> Answer {
+    fn scatter(&self, e: &Enqueueing<'_>, range: &StepRange) -> Answer {
         let args = abi::ScatterArgs {
             pools: self.words,
-            layer: self.layer(part.layer.index()),
-            micro: self.micro(part.micro_batch),
-            number: part.layer.0,
-            first: part.first,
-            count: part.count,
-            row_first: part.rows.first,
-            row_count: part.rows.count,
+            layer: self.layer(range.layer.index()),
+            micro: self.micro(range.micro_batch),
+            number: range.layer.0,
+            first: range.first,
+            count: range.count,
+            row_first: range.rows.first,
+            row_count: range.rows.count,
             unused: 0,
         };
-        let rows = u64::from(part.count) * u64::from(part.rows.count);
+        let rows = u64::from(range.count) * u64::from(range.rows.count);
         let blocks = self.blocks_for(rows).min(SCATTER_BLOCKS);
         self.launch(e, Launch::new(Kernel::Scatter, blocks, 1), &args)
     }
@@ -569,8 +570,8 @@ impl CudaPools {
         };
         let heads = words(at.heads, lanes * size_of::<LaneHead>() / 4)?;
         let head = |words: &[u32]| match *words {
-            [length, landed, budget, blocks, stamp, front, heir] => {
-                LaneHead { length, landed, budget, blocks, stamp, front, heir }
+            [length, landed, budget, blocks, stamp, min_stamp, next_victim] => {
+                LaneHead { length, landed, budget, blocks, stamp, min_stamp, next_victim }
             }
             _ => LaneHead::default(),
         };
@@ -593,7 +594,7 @@ impl CudaPools {
     }
 }
 
-/// Where something is enqueued.
+/// The target of a launch: context, stream and options.
 #[derive(Debug)]
 pub(super) struct Enqueueing<'a> {
     pub current: &'a Current<'a>,
@@ -601,7 +602,7 @@ pub(super) struct Enqueueing<'a> {
     pub stream: Handle,
 }
 
-/// Writes what an empty cache is to memory that is zero.
+/// Writes the tables of an empty cache to zeroed memory.
 fn fill(layout: &Layout, tables: &[TableShape], worker: &Worker) -> Answer {
     worker.run(|current, stream| {
         let fill = |address, value, count: u64| match count {
@@ -616,7 +617,7 @@ fn fill(layout: &Layout, tables: &[TableShape], worker: &Worker) -> Answer {
         fill(pools.pages, NO_PAGE, u64::from(pools.lanes) * u64::from(pools.lane_pages))
     })?;
     for micro in &layout.micro {
-        worker.upload(micro.sticky, bytes_of(&[block::NOTHING_WRONG]))?;
+        worker.upload(micro.sticky, bytes_of(&[descriptor::NOTHING_WRONG]))?;
     }
     worker.upload(layout.pools.layers, bytes_of(&layout.layers))
 }

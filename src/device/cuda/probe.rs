@@ -1,17 +1,18 @@
-//! What tools ask of a GPU: [`Probe`]. A cache uses none of it, and pays nothing for it: the kernel of
-//! [`Probe::compute`] is looked up, and its operands are taken, at the first use.
+//! [`Probe`] for a GPU. A cache uses none of it and pays nothing for it: the kernel of [`Probe::compute`] is loaded,
+//! and its operands are allocated, at the first use.
 //!
-//! **Abilities are tried**, each by doing it once and giving everything back: drivers advertise fabric handles where
+//! **Abilities are tried**, each by using it once and freeing everything. Drivers advertise fabric handles even where
 //! none can be made.
 //!
-//! **Times** are those of the GPU's own clock, half a microsecond apart or less, from events that keep them; the
-//! device's other events do not.
+//! **Times** come from the GPU's own clock, with a resolution of half a microsecond or better, through events with
+//! timing. The device's other events have none.
 //!
-//! **Work** is that of `kernels/work.cuh`. A round has as many panels as the GPU runs blocks at once. With a block for
-//! each, none is longer than a few microseconds: as beside an engine's products, a gather gets its turns when blocks
-//! end. A persistent launch has a block a multiprocessor for all rounds, with all shared memory that a block can have:
-//! so there is one on each. From compute capability 8.0 on 1 KB is reserved for every block, which is then left for no
-//! other: no kernel at all finds room beside it. Before 8.0 one that takes no shared memory may; a gather takes some.
+//! **Work** is the kernel of `kernels/work.cuh`. A round has as many panels as the GPU runs blocks at once. With one
+//! block per panel, no block runs longer than a few microseconds. As with an engine's products, a gather then gets
+//! multiprocessors whenever blocks end. A persistent launch has one block per multiprocessor for all rounds, each
+//! with all shared memory that a block can have, so only one fits on a multiprocessor. From compute capability 8.0
+//! on, every block reserves 1 KB of shared memory, so no other kernel can run next to it. Before 8.0 a kernel without
+//! shared memory can; a gather uses some.
 
 use std::ffi::CStr;
 
@@ -19,21 +20,21 @@ use super::driver::attribute;
 use super::*;
 use crate::device::probe::{Ability, Facts, GpuFacts, Mark, Probe};
 
-/// Threads of a multiprocessor that run the work: as many as have registers for it.
+/// Threads of a multiprocessor that run the work: as many as the registers allow.
 const WORK_THREADS: u32 = 2 * THREADS_MAX;
 /// Elements of all operands, and bytes of all results, as `abi.h` has them.
 const OPERANDS: usize = abi::WORK_PANELS * abi::WORK_STEPS * 2 * 4 * 2 * 32 * 8;
 const RESULT_BYTES: u64 = abi::WORK_PANELS as u64 * THREADS_MAX as u64 * 16;
 
-/// What the work needs beside its kernel.
+/// The memory that the work needs.
 #[derive(Debug)]
 pub(super) struct Work {
-    /// Operands, then results: given back with the device.
+    /// Operands, then results: freed with the device.
     _room: Allocation,
     extent: Extent,
 }
 
-/// What launches of the work are made of.
+/// The sizes of the work's launches.
 #[derive(Clone, Copy, Debug)]
 struct Extent {
     operands: u64,
@@ -68,8 +69,8 @@ impl Work {
     }
 }
 
-/// A whole number of 1 to 255 of either sign, as bf16, which holds it exactly: the upper half of an f32. Numbers at
-/// random, since a multiplier's speed depends on what it multiplies.
+/// A random whole number from 1 to 255 of either sign, as bf16, which represents it exactly (the upper half of an
+/// f32). The numbers are random because a multiplier's speed depends on its operands.
 fn operand(index: usize) -> u16 {
     let word = (index as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     let word = (word ^ word >> 29).wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 32;
@@ -78,13 +79,13 @@ fn operand(index: usize) -> u16 {
     (value.to_bits() >> 16) as u16
 }
 
-/// The driver's text, up to its zero.
+/// The driver's text, up to its zero byte.
 fn text(bytes: &[u8]) -> String {
     CStr::from_bytes_until_nul(bytes).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
 impl Inner {
-    /// What the driver says of an attribute of the device.
+    /// Reads an attribute of the device.
     fn ask(&self, attribute: i32) -> Driven<u32> {
         let mut value = 0;
         self.context.relaxed()?.attribute(&mut value, attribute, self.context.device)?;
@@ -113,7 +114,7 @@ impl Inner {
         })
     }
 
-    /// Of the work, whose operands are taken at the first use.
+    /// The sizes of the work. Allocates the operands at the first use.
     fn work_extent(&self) -> Result<Extent> {
         let mut held = self.work.lock();
         if let Some(work) = &*held {
@@ -128,7 +129,7 @@ impl Inner {
         self.told(made)
     }
 
-    /// So many rounds of the work: a block a panel, or one for each multiprocessor but `left` of them.
+    /// Enqueues `rounds` rounds of the work: one block per panel, or one for each multiprocessor but `left` of them.
     fn multiply(&self, stream: Stream, rounds: u32, left: Option<u32>) -> Result<()> {
         self.known(stream)?;
         if self.health.failed().is_some() {
@@ -197,7 +198,7 @@ impl Probe for CudaDevice {
             (
                 "conditional nodes",
                 driven(graph::try_conditional(context)),
-                "install NVIDIA's driver of release 545 or newer; without them attention in parts has one width",
+                "install NVIDIA's driver of release 545 or newer; without them split attention has one width",
             ),
         ]
         .map(|(name, tried, hint)| {
@@ -227,9 +228,9 @@ impl Probe for CudaDevice {
         let inner = &*self.inner;
         let (mark, raw) = (inner.mark(mark)?, inner.known(stream)?);
         if inner.health.failed().is_none() && inner.capture_of(OPERATION, raw)?.is_some() {
-            return Err(Error::new(Kind::InvalidConfig, OPERATION)
+            return Err(Error::new(Kind::InvalidState, OPERATION)
                 .at("the stream is being captured")
-                .hint("stamp in front of a graph's launch and behind it"));
+                .hint("stamp before a graph's launch and after it"));
         }
         inner.enqueue(OPERATION, stream, |current, stream| current.event_record(mark, stream))
     }
@@ -245,13 +246,13 @@ impl Probe for CudaDevice {
         let asked = inner.context.relaxed().and_then(|c| c.event_elapsed(&mut milliseconds, first, last));
         match asked {
             Ok(()) => Ok(f64::from(milliseconds.max(0.0)) * 1e3),
-            // They are events of this device, and keep times.
+            // Both are events of this device with timing.
             Err(refusal) if refusal.code == code::INVALID_HANDLE => {
                 let error = Error::new(Kind::OutOfRange, NAME).at("a mark that was never stamped");
                 Err(error
                     .with("from", from.0)
                     .with("to", to.0)
-                    .hint("stamp both before the time is asked for"))
+                    .hint("stamp both marks before you read the time"))
             }
             Err(refusal) => Err(inner.refused("elapsed time", refusal)),
         }
@@ -271,7 +272,7 @@ impl Probe for CudaDevice {
         inner.id.check(&to)?;
         let all = from.address() | to.address() | from.bytes();
         if from.bytes() != to.bytes() || !all.is_multiple_of(16) {
-            return Err(bad("run of another length, or of no multiple of 16 bytes", to.bytes()));
+            return Err(bad("run of another length, or not a multiple of 16 bytes", to.bytes()));
         }
         if blocks == 0 || blocks > i32::MAX as u32 {
             return Err(bad("blocks of a run", blocks));
@@ -298,8 +299,8 @@ mod tests {
 
     const SIDE: usize = 128;
 
-    /// A device on the driver that was given, or on a stand-in: what the tensor cores make of the operands is known
-    /// of a GPU alone.
+    /// A device on the given driver, or on a stand-in. Only a real GPU shows what the tensor cores compute from the
+    /// operands.
     fn device(threads: u32) -> Option<(Arc<CudaDevice>, Option<Standin>)> {
         let options = CudaOptions { threads, ..CudaOptions::default() };
         if let Ok(library) = std::env::var("FOREBAY_TEST_DRIVER") {
@@ -332,7 +333,7 @@ mod tests {
         matrix
     }
 
-    /// What a thread should have written: of its warp's 32 x 32 sums its own, added up.
+    /// The sum that a thread should have written: its own part of its warp's 32 x 32 sums, added up.
     fn expected(left: &[[f32; SIDE]], right: &[[f32; SIDE]], thread: usize) -> [f32; 4] {
         let (warp, lane) = (thread / 32, thread % 32);
         let mut folded = [0.0; 4];
@@ -352,7 +353,7 @@ mod tests {
         device.synchronize(event).unwrap();
     }
 
-    /// Whether the results of these pairs are what the operands say.
+    /// Whether the results of these pairs match the operands.
     fn is_product(device: &CudaDevice, pairs: &[usize]) -> bool {
         let inner = &*device.inner;
         let args = inner.work.lock().as_ref().unwrap().extent.args(0);
@@ -390,7 +391,7 @@ mod tests {
         }
     }
 
-    /// Writes zeros where results were.
+    /// Zeroes the results.
     fn forget(device: &CudaDevice) {
         let args = device.inner.work.lock().as_ref().unwrap().extent.args(0);
         let zero = |current: &Current<'_>, raw| current.fill_bytes(args.results, 0, RESULT_BYTES, raw);
@@ -402,7 +403,7 @@ mod tests {
         let Some((device, _standin)) = device(512) else { return };
         let stream = device.stream().unwrap();
         let processors = device.facts().unwrap().processors;
-        // Enough rounds that all pairs have their turn.
+        // Enough rounds to use all pairs.
         let rounds = 16_u32.div_ceil(device.inner.work_extent().unwrap().round);
         for left in [0, processors - 1] {
             device.compute_persistent(stream, rounds, left).unwrap();

@@ -1,17 +1,18 @@
-//! Host memory that is registered with the driver: pinned, and seen by the device where the host sees it.
+//! Host memory that is registered with the driver: pinned, and reached by the device at the host's address.
 //!
-//! **Once a process.** A driver refuses to register memory twice, whichever device asks, and what one device registered
-//! all of them reach. So two devices of a process that register the same mapping share one registration: the first
-//! makes it, each finds its own view of it, and the last to go gives it back. What somebody else registered, an engine
-//! or another library, stays an error, and so does a mapping that overlaps a registered one without being it.
+//! **Once a process.** A driver refuses to register memory twice, whichever device asks, and all devices reach what
+//! one of them registered. So devices of a process that register the same mapping share one registration: the first
+//! makes it, each has its own view of it, and the last to go removes it. Memory that an engine or another library
+//! registered is still an error, and so is a mapping that overlaps a registered one without being equal to it.
 //!
-//! **Contexts.** A driver may take a registration down with the context in which it was made. That context is retained
-//! until the last user has gone, so devices may be dropped in any order. The last one gives the memory back in it.
+//! **Contexts.** A driver may remove a registration with the context in which it was made. So that context is
+//! retained until the last user has gone, and devices may be dropped in any order. The last one removes the
+//! registration in that context.
 //!
-//! **In chunks**, because drivers refuse very large registrations; a chunk ends on a page border. Devices that share a
-//! registration share the chunks of whoever made it. A copy may not reach over the end of a chunk, which the driver
-//! takes for one allocation: [`pieces`] divides it. Kernels may, as addresses go on. Whoever copies looks at a
-//! [`Stretch`] of each registration, so that he does not wait for somebody who takes memory.
+//! **In chunks**, because drivers refuse very large registrations. A chunk ends on a page border. Devices that share
+//! a registration share its chunks. The driver takes a chunk for one allocation, so no driver copy may cross the end
+//! of a chunk; [`pieces`] divides copies. Kernels may cross it, because the addresses continue. A copy looks only at
+//! a [`Stretch`] of each registration, so that it does not wait for a thread that is registering memory.
 //!
 //! **Waiting.** Registering takes about a second for 10 GB. A second device that wants the same memory waits for the
 //! first; one that wants other memory does not.
@@ -37,7 +38,7 @@ pub(super) fn same_address(current: &Current<'_>, address: Handle) -> Result<()>
     }
 }
 
-/// Where registered host memory is, and the bytes of its chunks.
+/// The addresses of registered host memory, and the bytes of its chunks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stretch {
     pub start: Handle,
@@ -46,20 +47,20 @@ pub(super) struct Stretch {
 }
 
 impl Stretch {
-    /// Of memory that is divided into chunks of at most `chunk` bytes: whole pages, at least one.
+    /// The stretch of a mapping, divided into chunks of at most `chunk` bytes: whole pages, at least one.
     pub fn of(map: &Map, chunk: u64) -> Stretch {
         let page = map.page_bytes();
         let chunk = (chunk / page).max(1) * page;
         Stretch { start: map.as_ptr() as Handle, bytes: map.len(), chunk }
     }
 
-    /// Whether `address` is inside, and then how many bytes are left of its chunk.
+    /// The bytes left of the chunk that contains `address`; `None` if it is outside.
     fn left(&self, address: Handle) -> Option<u64> {
         let at = address.checked_sub(self.start).filter(|at| *at < self.bytes)?;
         Some((self.chunk - at % self.chunk).min(self.bytes - at))
     }
 
-    /// Where each chunk is, and its bytes.
+    /// Each chunk's address and bytes.
     pub fn chunks(self) -> impl Iterator<Item = (Handle, u64)> {
         let count = self.bytes.div_ceil(self.chunk);
         (0..count).map(move |number| {
@@ -72,16 +73,16 @@ impl Stretch {
 /// Chunks that are registered, until they are dropped.
 #[derive(Debug)]
 struct Chunks {
-    /// In which they were registered, and are given back.
+    /// The context in which they were registered and will be removed.
     context: Arc<Context>,
     stretch: Stretch,
-    /// How many are.
+    /// The number of registered chunks.
     count: usize,
     _map: Arc<Map>,
 }
 
 impl Chunks {
-    /// Registers `map` in the current context, which is `context`; or nothing of it.
+    /// Registers all of `map` in the current context, which is `context`, or nothing of it.
     fn register(
         current: &Current<'_>,
         context: &Arc<Context>,
@@ -125,15 +126,15 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Users {
     count: u32,
-    /// Where somebody uses them.
+    /// The chunks, while any device uses them.
     chunks: Option<Chunks>,
 }
 
-/// All that are registered. An entry that nobody holds but the list is of the past.
+/// All registrations. An entry that only this list holds is obsolete.
 static ALL: Mutex<Vec<Arc<Shared>>> = Mutex::new(Vec::new());
 
 impl Shared {
-    /// The entry of a mapping, for all who ask for it at the same time.
+    /// The entry of a mapping, shared by all callers that ask for it at the same time.
     fn find(of: (usize, Handle, u64)) -> Arc<Shared> {
         let mut all = ALL.lock();
         all.retain(|shared| Arc::strong_count(shared) > 1);
@@ -146,7 +147,7 @@ impl Shared {
     }
 }
 
-/// A device's use of host memory that is registered.
+/// A device's use of registered host memory.
 #[derive(Debug)]
 pub(super) struct Registration {
     shared: Arc<Shared>,
@@ -166,7 +167,7 @@ impl Registration {
         };
         let stretch = chunks.stretch;
         let seen = stretch.chunks().try_for_each(|(address, _)| same_address(&current, address));
-        // What nobody uses is given back here.
+        // A registration without users is removed here.
         if seen.is_ok() || users.count > 0 {
             users.chunks = Some(chunks);
         }

@@ -1,21 +1,21 @@
-//! Streams, events, and what runs on the host in a stream's order.
+//! Streams, events, and host functions that run in a stream's order.
 //!
-//! **Streams** are the engine's, borrowed, or ours, which do not wait for the legacy stream and have the greatest
-//! priority there is: of two kernels that wait for multiprocessors a GPU runs the blocks of the older one first, so
-//! that a gather behind a large product would begin when that one ends; with a greater priority it gets the
-//! multiprocessors on which blocks end. Either way a handle is the driver's own, and one that was not made known is
-//! refused before the driver sees it.
+//! **Streams** are the engine's, borrowed, or ours. Ours do not wait for the legacy stream and have the highest
+//! priority. When two kernels wait for multiprocessors, a GPU runs the blocks of the older kernel first, so a gather
+//! after a large product would begin only when the product ends. With a higher priority the gather gets
+//! multiprocessors as soon as blocks end. Handles are the driver's own; a handle that was not registered here is
+//! rejected before the driver sees it.
 //!
-//! **Work that is dropped** is an engine's, and may call the device: no lock is held then.
+//! **Dropping work.** Dropped callbacks belong to an engine and may call the device, so no lock is held meanwhile.
 //!
-//! **Calls.** The driver runs a function with one word of data. The word is the address of a [`Slot`], which stands
-//! where it is for as long as the driver may come back: slots are never moved, and given back only when the streams
-//! have been drained. A slot holds work that runs once, which empties it, or the work of a captured graph, which
-//! stays for as long as the graph. Where a stream fails the driver runs no more functions: the tickets whose
-//! completers stand in slots are then ended from here, each by whoever takes it out, and so once.
+//! **Calls.** The driver runs a host function with one word of data: the address of a [`Slot`]. Slots are never
+//! moved, and are freed only when the streams have been drained, so the address stays valid as long as the driver may
+//! call. A slot holds work that runs once and is then removed, or the work of a captured graph, which stays as long
+//! as the graph. When a stream fails, the driver runs no more functions; the tickets whose completers are in slots
+//! are then ended from here. Each completer is taken out under the slot's lock, and so ends once.
 //!
-//! A function of the driver's may not call the driver. So work that ran is not dropped where it ran when it may be
-//! the last owner of the device: [`Calls::is_running_here`] tells, and the device is then closed on another thread.
+//! A host function may not call the driver. So when work that ran may be the last owner of the device, it is not
+//! dropped on that thread: [`Calls::is_running_here`] reports the case, and the device is closed on another thread.
 
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -25,7 +25,7 @@ use crate::device::Completer;
 use crate::error::{Error, Kind, Result};
 use crate::sync::{Arc, AtomicU32, Mutex, Ordering, thread};
 
-/// A stream that the device knows.
+/// A stream that is registered with the device.
 #[derive(Debug)]
 pub(super) struct KnownStream {
     context: Arc<Context>,
@@ -34,14 +34,14 @@ pub(super) struct KnownStream {
 }
 
 impl KnownStream {
-    /// One whose work goes before that of other streams.
+    /// A stream of our own, whose work takes precedence over that of other streams.
     pub fn own(context: &Arc<Context>) -> Answer<KnownStream> {
         let (mut least, mut greatest) = (0, 0);
         context.relaxed()?.priorities(&mut least, &mut greatest)?;
         KnownStream::with(context, greatest)
     }
 
-    /// One as an engine creates it.
+    /// A stream as an engine creates it.
     #[cfg(feature = "measure")]
     pub fn usual(context: &Arc<Context>) -> Answer<KnownStream> {
         KnownStream::with(context, 0)
@@ -57,7 +57,7 @@ impl KnownStream {
         const OPERATION: &str = "borrow stream";
         if raw == flag::STREAM_PER_THREAD {
             return Err(Error::new(Kind::InvalidConfig, OPERATION)
-                .at("the per-thread stream is another one on each thread")
+                .at("the per-thread stream is a different stream on each thread")
                 .hint("pass a stream that was created, or the legacy stream"));
         }
         let mut owner = 0;
@@ -80,7 +80,7 @@ impl Drop for KnownStream {
     }
 }
 
-/// An event; without times, which would cost a flush, unless they are asked for.
+/// An event; without timing, which would cost a flush, unless it is asked for.
 #[derive(Debug)]
 pub(super) struct OwnEvent {
     context: Arc<Context>,
@@ -92,7 +92,7 @@ impl OwnEvent {
         OwnEvent::with(context, flag::EVENT_DISABLE_TIMING)
     }
 
-    /// One that keeps the time at which it is reached.
+    /// An event that keeps the time at which it is reached.
     #[cfg(feature = "measure")]
     pub fn timed(context: &Arc<Context>) -> Answer<OwnEvent> {
         OwnEvent::with(context, flag::EVENT_DEFAULT)
@@ -111,7 +111,7 @@ impl Drop for OwnEvent {
     }
 }
 
-/// Whether the device has failed, and by what.
+/// Whether the device has failed, and how.
 #[derive(Debug, Default)]
 pub(super) struct Health {
     /// The kind of the first failure; 0 while the device is sound.
@@ -132,7 +132,7 @@ impl Health {
     }
 }
 
-/// What a slot runs.
+/// The work of a slot.
 enum Work {
     Nothing,
     Once(Arc<dyn Fn() + Send + Sync>),
@@ -140,18 +140,18 @@ enum Work {
     Complete(Completer),
 }
 
-/// Where the work of one enqueued function stands.
+/// The storage of one enqueued host function's work.
 pub(super) struct Slot {
     work: Mutex<Work>,
     number: usize,
     shared: Arc<Shared>,
 }
 
-/// What slots share: it outlives the device where a function may still come.
+/// The state that slots share. It outlives the device while the driver may still call.
 #[derive(Debug)]
 struct Shared {
     health: Arc<Health>,
-    /// Numbers of slots that hold nothing.
+    /// The numbers of empty slots.
     free: Mutex<Vec<usize>>,
     /// Threads that run work now.
     running: Mutex<Vec<thread::ThreadId>>,
@@ -161,18 +161,18 @@ struct Shared {
 #[derive(Debug)]
 pub(super) struct Calls {
     shared: Arc<Shared>,
-    /// Behind each pointer a slot of its own, from `Box::into_raw`.
+    /// Each pointer is from `Box::into_raw` and owns its slot.
     slots: Mutex<Vec<SlotPointer>>,
 }
 
-/// A slot's address: it does not move when others come.
+/// A slot's address, which stays the same when slots are added.
 #[derive(Clone, Copy, Debug)]
 struct SlotPointer(*const Slot);
 
-// SAFETY: a slot is only looked at through its lock and what is shared, which any thread may.
+// SAFETY: a slot is only accessed through its lock and shared state, which any thread may use.
 unsafe impl Send for SlotPointer {}
 
-/// A function that is to be enqueued: what the driver is to be given.
+/// A host function to enqueue: the arguments for the driver.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Enqueued {
     pub function: HostFunction,
@@ -192,7 +192,7 @@ impl Calls {
         self.take(Work::Once(work))
     }
 
-    /// Work of a graph, to run at each launch until [`Calls::clear`].
+    /// Work of a graph, which runs at each launch until [`Calls::clear`].
     pub fn captured(&self, work: Arc<dyn Fn() + Send + Sync>) -> Enqueued {
         self.take(Work::Captured(work))
     }
@@ -217,12 +217,12 @@ impl Calls {
                 slot
             }
         };
-        // SAFETY: slots live until `close`, which nothing calls beside this.
+        // SAFETY: slots live until `close`, which does not run at the same time.
         *unsafe { &*slot.0 }.work.lock() = work;
         Enqueued { function: run, data: slot.0.cast_mut().cast(), number }
     }
 
-    /// Empties a slot whose function will not run, or not again.
+    /// Empties a slot whose function will not run any more.
     pub fn clear(&self, number: usize) {
         let slots = self.slots.lock();
         if let Some(slot) = slots.get(number) {
@@ -233,7 +233,7 @@ impl Calls {
         }
     }
 
-    /// Ends what was enqueued on a device that has failed, and so was not.
+    /// Ends the ticket of a function that was not enqueued because the device has failed.
     pub fn fail_one(&self, number: usize, kind: Kind) {
         let slot = self.slots.lock().get(number).copied();
         // SAFETY: as above.
@@ -242,8 +242,8 @@ impl Calls {
         }
     }
 
-    /// The context is lost: no function will run any more. Every ticket ends here, and work that was not reached
-    /// is dropped.
+    /// Handles a lost context, in which no function will run any more: ends every ticket, and drops the work that was
+    /// not reached.
     pub fn fail(&self, kind: Kind) {
         let slots: Vec<SlotPointer> = self.slots.lock().clone();
         for slot in slots {
@@ -255,17 +255,18 @@ impl Calls {
         }
     }
 
-    /// Whether the calling thread is one of the driver's, inside of work.
+    /// Whether the calling thread is a driver's thread that is running work.
     pub fn is_running_here(&self) -> bool {
         let here = thread::current().id();
         self.shared.running.lock().contains(&here)
     }
 
-    /// Gives all slots back. No function may come any more; where that is not sure they are left where they are.
+    /// Frees all slots. No function may be called any more; if that is uncertain (`drained` is false), the slots are
+    /// leaked.
     pub fn close(&self, drained: bool) {
         let slots = std::mem::take(&mut *self.slots.lock());
         for slot in slots {
-            // SAFETY: taken out of the list, so given back once; until then it is alive.
+            // SAFETY: taken out of the list, so freed once; until then it is alive.
             let work = unsafe { &*slot.0 }.empty(|_| true);
             drop(work);
             if drained {
@@ -283,7 +284,7 @@ impl std::fmt::Debug for Slot {
 }
 
 impl Slot {
-    /// Takes the work out, if it is such, and makes the slot free; a free one stays as it is.
+    /// Takes the work out if it matches, and makes the slot free. A free slot stays as it is.
     fn empty(&self, such: impl FnOnce(&Work) -> bool) -> Work {
         let mut held = self.work.lock();
         let work = if such(&held) { std::mem::replace(&mut *held, Work::Nothing) } else { Work::Nothing };
@@ -313,7 +314,7 @@ impl Slot {
     }
 }
 
-/// What the driver calls.
+/// The function that the driver calls.
 extern "C" fn run(data: *mut c_void) {
     // SAFETY: the data of every function that is enqueued is a slot, and slots stay until streams are drained.
     let slot = unsafe { &*data.cast_const().cast::<Slot>() };

@@ -1,5 +1,5 @@
-//! The device beside an engine, which these tests play by the driver's own calls: contexts, streams and captures
-//! of its own, and memory that it uses as no device should.
+//! The device alongside an engine, which these tests imitate with the driver's own calls: contexts, streams and
+//! captures of its own, and memory used as no device should.
 
 #[path = "../../../tests/support/skip.rs"]
 pub(super) mod skip;
@@ -8,7 +8,7 @@ use super::driver::flag;
 use super::*;
 use forebay_standin::{Calls as Api, Driver as Beneath, Given, Options, Resources, Standin};
 
-/// The driver that was given, or a stand-in of two devices; none where there is no compiler to make one.
+/// The given driver, or a stand-in with two devices; `None` where there is no compiler to build one.
 fn driver(options: Options) -> Option<Beneath> {
     let driver = Beneath::new(Options { devices: 2, ..options }).unwrap();
     if driver.is_none() {
@@ -17,7 +17,7 @@ fn driver(options: Options) -> Option<Beneath> {
     driver
 }
 
-/// A stand-in of the test's own, which `does` what no other driver does.
+/// A stand-in of the test's own, which `does` something that no other driver does.
 fn own(options: Options, does: &str) -> Option<Standin> {
     if !skip::own_driver(does) {
         return None;
@@ -32,7 +32,7 @@ fn device(library: &str) -> Result<Arc<CudaDevice>> {
     CudaDevice::new(if given { usual } else { CudaOptions { unload: true, threads: 64, ..usual } })
 }
 
-/// What an engine does by itself; pointers are to locals, handles those that the driver gave.
+/// The driver calls of an engine. Pointers are to locals, and handles come from the driver.
 struct Engine<'a> {
     api: &'a Api,
     context: u64,
@@ -89,14 +89,14 @@ impl<'a> Engine<'a> {
         done(unsafe { self.api.stream_synchronize(stream) });
     }
 
-    /// Begins a capture that other threads' calls can break, as engines do unless they are told otherwise.
+    /// Begins a capture that other threads' calls can break, which is an engine's default.
     fn capture(&self, stream: u64) {
         const GLOBAL: i32 = 0;
         // SAFETY: see `Engine`.
         done(unsafe { self.api.stream_begin_capture(stream, GLOBAL) });
     }
 
-    /// Ends a capture; answers its code.
+    /// Ends a capture; returns its code.
     fn captured(&self, stream: u64) -> i32 {
         let mut graph = 0;
         // SAFETY: see `Engine`.
@@ -110,7 +110,7 @@ impl<'a> Engine<'a> {
     }
 }
 
-/// Calls of each kind, what they answer being looked at elsewhere.
+/// Makes calls of each kind; other tests check their results.
 fn some_calls(device: &CudaDevice) -> Vec<Result<()>> {
     let slice = device.allocate(64);
     let streams = [device.stream(), device.stream()];
@@ -299,12 +299,12 @@ fn a_capture_of_the_engines_takes_launches_and_no_calls() {
     engine.capture(raw);
     device.copy(stream, slice.part(0, 8).unwrap(), slice.part(8, 8).unwrap()).unwrap();
     let refused = device.call(stream, Arc::new(|| ())).unwrap_err();
-    assert_eq!(refused.kind(), Kind::InvalidConfig);
+    assert_eq!(refused.kind(), Kind::InvalidState);
     let (ticket, completer) = crate::device::Ticket::new();
-    assert_eq!(device.complete(stream, completer).unwrap_err().kind(), Kind::InvalidConfig);
+    assert_eq!(device.complete(stream, completer).unwrap_err().kind(), Kind::InvalidState);
     assert!(ticket.poll().is_some());
     assert_eq!(device.capture(stream).unwrap_err().kind(), Kind::Busy);
-    assert_eq!(device.captured(stream).unwrap_err().kind(), Kind::InvalidConfig, "it is the engine's");
+    assert_eq!(device.captured(stream).unwrap_err().kind(), Kind::InvalidState, "it is the engine's");
     assert_eq!(engine.captured(raw), 0, "none of it has broken the capture");
 }
 
@@ -353,7 +353,7 @@ fn an_engine_that_passes_no_address_or_an_odd_one_is_refused() {
     let device = device(standin.library()).unwrap();
     let asker = crate::device::checks::Asker { name: NAME, device: device.id(), exact: true, top_k_max: 8 };
     let geometry = crate::geometry::Geometry::new(crate::geometry::Shape::DEEPSEEK_V3_2).unwrap();
-    let plan = Plan {
+    let plan = PoolLayout {
         geometry,
         tables: vec![],
         slabs: vec![],
@@ -379,7 +379,7 @@ fn a_selection_that_the_kernels_cannot_count_is_refused() {
     let refused = |top_k| {
         let geometry = Geometry::new(Shape { top_k, ..Shape::DEEPSEEK_V3_2 }).unwrap();
         let [slabs, rows] = [vec![], vec![]];
-        let plan = Plan {
+        let plan = PoolLayout {
             geometry,
             tables: vec![],
             slabs,
@@ -392,7 +392,7 @@ fn a_selection_that_the_kernels_cannot_count_is_refused() {
         device.attach(plan).unwrap_err().place().to_owned()
     };
     assert_eq!(refused(65_536), "selected positions of a query row");
-    assert_eq!(refused(65_535), "layers of the plan");
+    assert_eq!(refused(65_535), "layers of the pool layout");
 }
 
 #[test]
@@ -408,7 +408,7 @@ fn a_stream_that_was_given_back_may_be_destroyed_before_the_device() {
     let graphs = [0; 2].map(|_| {
         device.capture(stream).unwrap();
         device.copy(stream, near, other).unwrap();
-        assert_eq!(device.return_stream(stream).unwrap_err().kind(), Kind::InvalidConfig, "captured");
+        assert_eq!(device.return_stream(stream).unwrap_err().kind(), Kind::InvalidState, "captured");
         let graph = device.captured(stream).unwrap();
         device.launch(graph, stream).unwrap();
         graph
@@ -423,7 +423,7 @@ fn a_stream_that_was_given_back_may_be_destroyed_before_the_device() {
     assert_eq!(device.return_stream(own).unwrap_err().kind(), Kind::OutOfRange, "not borrowed");
     device.return_stream(stream).unwrap();
     assert_eq!(Arc::strong_count(&count), 1, "what was enqueued has ended");
-    // SAFETY: the engine's own stream, which nobody knows any more.
+    // SAFETY: the engine's own stream, which no device has registered any more.
     done(unsafe { standin.api().stream_destroy(raw) });
     for refused in [device.return_stream(stream), device.record(event, stream)] {
         assert_eq!(refused.unwrap_err().kind(), Kind::OutOfRange);
@@ -477,7 +477,7 @@ fn the_drivers_library_stays_when_the_last_device_goes() {
     drop(CudaDevice::new(stays).unwrap());
     drop(standin);
     assert!(loaded());
-    // The control: one that no device had stay is gone.
+    // The control: a library that no device kept loaded is gone.
     let Some(standin) = own(Options::default(), "can be unloaded") else { return };
     let path = std::ffi::CString::new(standin.library()).unwrap();
     drop(device(standin.library()).unwrap());
@@ -499,7 +499,7 @@ fn memory_that_is_registered_already_is_told_so() {
         shared: false,
     };
     let map = Arc::new(Map::new(&request, &NoFaults).unwrap().0);
-    // By somebody else: the driver's own call, of a part of the mapping.
+    // Registered by another owner: the driver's own call, of a part of the mapping.
     let (engine, address) = (Engine::new(standin.api(), 0), map.as_ptr() as u64);
     // SAFETY: the mapping lives until the test ends.
     done(unsafe { engine.api.mem_host_register(address, 4096, flag::HOST_PORTABLE_MAPPED) });

@@ -1,13 +1,11 @@
-//! Row copies: many short rows at scattered addresses, as fast as the machine's vector units and memory
-//! allow.
+//! Row copies: many short rows at scattered addresses, as fast as the machine's vector units and memory allow.
 //!
-//! A row is 10 to 20 cache lines at an address that no hardware prefetcher can guess, so the loop asks
-//! for the lines of rows further down the list while it copies. The machine's widest vectors are chosen
-//! once, when the device is made.
+//! A row is 10 to 20 cache lines at an address that no hardware prefetcher can predict, so the loop prefetches the
+//! lines of later rows while it copies. The device picks the machine's widest vectors once, when it is made.
 //!
-//! **Races.** Streams are ordered by the caller's edges, and one that was forgotten lets a copy race a write. So bytes
-//! are moved by instructions that the compiler takes as they are: such a copy tears at worst, while a load or a store
-//! of the language would have no defined meaning then.
+//! **Races.** The caller's edges order streams, and a forgotten edge lets a copy race with a write. So bytes are
+//! moved by inline assembly: a racing copy then tears at worst, while a racing load or store in Rust would be
+//! undefined behaviour.
 
 use std::arch::asm;
 use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch, _mm_sfence, _mm256_zeroupper};
@@ -15,21 +13,21 @@ use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch, _mm_sfence, _mm256_zeroupper}
 #[cfg(tsan)]
 use crate::sync::{AtomicU32, Ordering};
 
-/// One copy: from, to. Both address `bytes` bytes of the call it is part of.
+/// One copy, from source to target. The call that it belongs to gives the length.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pair {
     pub(super) from: u64,
     pub(super) to: u64,
 }
 
-/// How many pairs are listed for a call of [`Copier::copy`] at most: a list short enough for the stack.
+/// The most pairs of one [`Copier::copy`] call: a list short enough for the stack.
 pub(super) const PAIRS: usize = 128;
 
-/// Rows whose lines are asked for ahead of the copy: line by line while lines are copied, since a row's
-/// worth at once is more than a core keeps under way.
+/// The number of rows that are prefetched ahead of the copy. Their lines are prefetched one by one while lines are
+/// copied, because all lines of a row at once are more than a core keeps in flight.
 pub(super) const AHEAD: usize = 8;
 
-/// The widest vectors of this machine.
+/// The vector width that copies use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Copier {
     Avx512,
@@ -51,19 +49,19 @@ impl Copier {
         all
     }
 
-    /// The widest.
+    /// The copier with the widest vectors of this machine.
     pub(super) fn widest() -> Copier {
         Copier::all().first().copied().unwrap_or(Copier::Sse2)
     }
 
-    /// Copies `bytes` bytes, a multiple of 4, for each of the first `rows` pairs. The lines of those that
-    /// follow are asked for where they come up, so that a long list can be copied part by part.
+    /// Copies `bytes` bytes, a multiple of 4, for each of the first `rows` pairs. The pairs after them are only
+    /// prefetched, so that a caller can copy a long list in portions.
     ///
-    /// With `lines`, targets have whole cache lines to themselves: what is left of a row's last line may
-    /// be set to zero, and lines are written past the caches where the machine can, so that none is read
-    /// only to be overwritten.
+    /// With `lines`, each target owns all cache lines that it touches. The copy may set the rest of a row's last line
+    /// to zero, and writes lines past the caches where the machine can, so that no line is read only to be
+    /// overwritten.
     ///
-    /// After copies with `lines`, [`Copier::settle`] comes before anyone learns that the rows are there.
+    /// After copies with `lines`, call [`Copier::settle`] before another thread may learn that the rows are there.
     ///
     /// # Safety
     /// Each pair addresses `bytes` readable and `bytes` writable bytes that do not overlap, and this
@@ -87,7 +85,7 @@ impl Copier {
         }
     }
 
-    /// Orders what was written past the caches, which is weakly ordered, before all that is written later.
+    /// Orders the writes past the caches, which are weakly ordered, before all later writes.
     pub(super) fn settle(self) {
         if self == Copier::Avx512 {
             // SAFETY: every x86-64 machine has this instruction.
@@ -96,7 +94,7 @@ impl Copier {
     }
 }
 
-/// Word by word, each atomic: what ThreadSanitizer compares with the accesses that the compiler makes.
+/// Copies word by word with atomics, which ThreadSanitizer can compare with the accesses that the compiler makes.
 ///
 /// # Safety
 /// As [`Copier::copy`].
@@ -120,7 +118,7 @@ unsafe fn stream_avx512(pairs: &[Pair], rows: usize, bytes: usize) {
     let mask = ((1_u32 << tail) - 1) as u16;
     for (index, pair) in pairs.iter().take(rows).enumerate() {
         let later = pairs.get(index + AHEAD).unwrap_or(pair);
-        // The target's page, whose address the machine would else look up while the copy waits.
+        // Prefetch the target too: otherwise the copy waits while the machine translates its page address.
         ask(later.to);
         let (from, to) = (pair.from as *const u8, pair.to as *mut u8);
         // SAFETY: reads stay below `bytes`, masked lanes are not read; writes stay in the target's lines,
@@ -139,7 +137,7 @@ unsafe fn stream_avx512(pairs: &[Pair], rows: usize, bytes: usize) {
     _mm256_zeroupper();
 }
 
-/// A move of some bytes by a load and a store that the compiler does not look into.
+/// Moves some bytes by a load and a store in inline assembly, which the compiler cannot reason about.
 macro_rules! moves {
     ($($(#[$note:meta])* $name:ident, $feature:literal, $class:ident, $load:literal, $store:literal;)*) => {$(
         $(#[$note])*
@@ -177,7 +175,7 @@ moves! {
     stream_line, "avx512f", zmm_reg, "vmovdqu64 {held}, [{from}]", "vmovntdq [{to}], {held}";
 }
 
-/// Moves the words whose bits are set, of up to 16.
+/// Moves those of up to 16 words whose mask bits are set.
 ///
 /// # Safety
 /// Both addresses are valid for these words.
@@ -198,10 +196,10 @@ unsafe fn move_words(mask: u16, from: *const u8, to: *mut u8) {
     }
 }
 
-/// Moves the words whose bits are set to a line, past the caches; the line's others become 0.
+/// Moves the words whose mask bits are set to a line, past the caches. The line's other words become 0.
 ///
 /// # Safety
-/// `from` is valid for these words, `to` for a line, on which it stands.
+/// `from` is valid for these words. `to` is aligned to a line and valid for it.
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn stream_words(mask: u16, from: *const u8, to: *mut u8) {
@@ -219,14 +217,14 @@ unsafe fn stream_words(mask: u16, from: *const u8, to: *mut u8) {
     }
 }
 
-/// Asks for the line of an address.
+/// Prefetches the line of an address.
 #[inline(always)]
 pub(super) fn ask(address: u64) {
     // SAFETY: a prefetch reads nothing and cannot fault, whatever the address.
     unsafe { _mm_prefetch::<_MM_HINT_T0>(address as *const i8) };
 }
 
-/// Asks for every line of a row.
+/// Prefetches every line of a row.
 #[inline(always)]
 fn prefetch(pair: Option<&Pair>, bytes: usize) {
     if let Some(pair) = pair {

@@ -1,82 +1,82 @@
-//! What a resolve leaves for attention and for the gather: index lists, and lists of rows to fetch.
+//! The output of a resolve: index lists for attention, and lists of rows to fetch for the gather.
 
-use crate::device::block::Cause;
+use crate::device::descriptor::Cause;
 use crate::device::host::pools::{HostPools, NAME};
 use crate::device::host::words::Words;
-use crate::device::{Part, Parts};
+use crate::device::{SplitIndices, StepRange};
 use crate::error::Result;
 use crate::fallible::filled;
-use crate::residency::{Counts, Fetch, Rows, TableShape};
+use crate::residency::{Counts, Fetch, QueryRange, TableShape};
 
-/// What a batch row's last resolve missed. The part says whose misses these are: a gather for another
-/// layer, or without a resolve in its step, must not copy rows into slots that were never meant for them;
-/// and a list that nobody gathers must not pass for resident rows.
+/// The rows that a batch row's last resolve missed. `range` and the step say which call they belong to. A gather for
+/// another layer, or without a resolve in its step, must not copy rows into slots that were meant for others; and a
+/// list that was never gathered must not count as resident rows.
 #[derive(Debug)]
 pub(super) struct List {
     pub(super) fetches: Vec<Fetch>,
     count: usize,
-    /// Of these, rows in scratch slots: they come first.
+    /// The number of rows in scratch slots, which come first in the list.
     scratch: usize,
-    /// Scratch slots of a lane: so many of them a pass.
+    /// Scratch slots of a lane: the rows in scratch slots that one wave fetches.
     share: usize,
-    /// Passes gathered.
-    pub(super) passed: usize,
+    /// The number of waves that were gathered.
+    pub(super) gathered: usize,
     pub(super) lane: u32,
     pub(super) layer: usize,
-    rows: Rows,
+    rows: QueryRange,
     step: u64,
 }
 
 impl List {
-    /// Nothing is missed; room for `selected` rows.
+    /// An empty list with room for `selected` rows.
     pub(super) fn with_room(selected: usize) -> Result<List> {
         let fetches = filled(selected, Fetch { position: 0, slot: 0 }, NAME, "a batch row's list")?;
-        let rows = Rows { first: 0, count: 0 };
-        Ok(List { fetches, count: 0, scratch: 0, share: 0, passed: 0, lane: 0, layer: 0, rows, step: 0 })
+        let rows = QueryRange { first: 0, count: 0 };
+        Ok(List { fetches, count: 0, scratch: 0, share: 0, gathered: 0, lane: 0, layer: 0, rows, step: 0 })
     }
 
-    /// A resolve of `part` begins, of which nothing is missed yet.
-    pub(super) fn begin(&mut self, part: &Part, step: u64) {
-        (self.count, self.scratch, self.passed) = (0, 0, 0);
-        (self.layer, self.rows, self.step) = (part.layer.index(), part.rows, step);
+    /// Starts the list of a resolve of `range`, with no misses yet.
+    pub(super) fn begin(&mut self, range: &StepRange, step: u64) {
+        (self.count, self.scratch, self.gathered) = (0, 0, 0);
+        (self.layer, self.rows, self.step) = (range.layer.index(), range.rows, step);
     }
 
-    /// So many of the rows to fetch are valid.
+    /// Sets the number of rows to fetch.
     pub(super) fn missed(&mut self, counts: &Counts, shape: &TableShape) {
         self.count = counts.misses as usize;
         (self.scratch, self.share) = (counts.scratch as usize, shape.scratch as usize);
     }
 
-    /// The rows to fetch, and how many of them, the first, are in scratch slots.
+    /// The rows to fetch, and how many of them are in scratch slots (these come first).
     pub(super) fn fetched(&self) -> (&[Fetch], usize) {
         (&self.fetches[..self.count], self.scratch)
     }
 
-    pub(super) fn is_of(&self, part: &Part, step: u64) -> bool {
-        (self.layer, self.rows, self.step) == (part.layer.index(), part.rows, step)
+    pub(super) fn is_of(&self, range: &StepRange, step: u64) -> bool {
+        (self.layer, self.rows, self.step) == (range.layer.index(), range.rows, step)
     }
 
-    /// What is wrong when nothing more is gathered of `step`, if anything is.
+    /// The error of step `step` if it ends now, if its rows were not all gathered.
     pub(super) fn missing(&self, step: u64) -> Option<Cause> {
-        let passes = self.scratch.div_ceil(self.share.max(1)).max(1);
-        (self.step == step && self.count > 0 && self.passed < passes).then(|| self.ungathered())
+        let waves = self.scratch.div_ceil(self.share.max(1)).max(1);
+        (self.step == step && self.count > 0 && self.gathered < waves).then(|| self.ungathered())
     }
 
-    /// The first pass fetches all rows that stay.
+    /// The error of a list that was not fully gathered. The first wave fetches all rows that stay resident.
     pub(super) fn ungathered(&self) -> Cause {
-        if self.passed == 0 { Cause::NotGathered } else { Cause::PassNotGathered }
+        if self.gathered == 0 { Cause::NotGathered } else { Cause::WaveNotGathered }
     }
 
-    /// What pass `pass` fetches: its share of those in scratch slots, and the first one all others.
-    pub(super) fn of_pass(&self, pass: usize) -> [&[Fetch]; 2] {
-        let share = pass.saturating_mul(self.share).min(self.scratch);
+    /// The rows that wave `wave` fetches: its share of the rows in scratch slots and, in the first wave, all others.
+    pub(super) fn of_wave(&self, wave: usize) -> [&[Fetch]; 2] {
+        let share = wave.saturating_mul(self.share).min(self.scratch);
         let away = &self.fetches[share..share.saturating_add(self.share).min(self.scratch)];
-        let kept = if pass == 0 { self.scratch..self.count } else { 0..0 };
+        let kept = if wave == 0 { self.scratch..self.count } else { 0..0 };
         [away, &self.fetches[kept]]
     }
 }
 
-/// The index lists of a step's rows, see [`Parts`].
+/// The index lists of a step's batch rows, see [`SplitIndices`].
 pub(super) struct Lists<'a> {
     entries: Words<'a, i32>,
     counts: Words<'a, u32>,
@@ -87,19 +87,19 @@ pub(super) struct Lists<'a> {
 }
 
 impl<'a> Lists<'a> {
-    /// Of a call for `part`.
-    pub(super) fn new(pools: &'a HostPools, part: &Part, parts: Parts) -> Lists<'a> {
+    /// The lists of a call for `range`.
+    pub(super) fn new(pools: &'a HostPools, range: &StepRange, split_indices: SplitIndices) -> Lists<'a> {
         Lists {
-            entries: pools.words(parts.lists),
-            counts: pools.words(parts.counts),
-            lists: 1 + pools.plan.tables[part.layer.index()].passes as usize,
-            batch: parts.batch as usize,
-            rows: part.rows.count as usize,
+            entries: pools.words(split_indices.lists),
+            counts: pools.words(split_indices.counts),
+            lists: 1 + pools.plan.tables[range.layer.index()].waves as usize,
+            batch: split_indices.batch as usize,
+            rows: range.rows.count as usize,
             k: pools.plan.geometry.shape().top_k as usize,
         }
     }
 
-    /// A batch row has no valid entries.
+    /// Clears a batch row's lists.
     pub(super) fn clear(&self, row: usize) {
         for number in 0..self.lists {
             let first = (number * self.batch + row) * self.rows;
@@ -108,8 +108,8 @@ impl<'a> Lists<'a> {
         }
     }
 
-    /// Appends a slot to a list of a query row. What somebody else makes of its count meanwhile names no word beyond
-    /// the lists.
+    /// Appends a slot to a list of a query row. Even if another thread changes the count meanwhile, no write reaches
+    /// beyond the lists.
     pub(super) fn push(&self, row: usize, query: usize, number: usize, slot: i32) {
         let at = (number * self.batch + row) * self.rows + query;
         let count = self.counts.get(at).unwrap_or(0);

@@ -1,33 +1,34 @@
-//! Which query rows of a step were resolved and which scattered, layer by layer: what its report asks for.
+//! Marks for each query row of a step, by layer: whether it was resolved and whether it was scattered. The report
+//! checks them.
 //!
-//! A bit each, for the batch rows of one step; a batch row's words stand together, so that a step of few rows in a
-//! large batch clears and asks for few.
+//! Each mark is one bit. A batch row's words are contiguous, so a step of few rows in a large batch clears and checks
+//! few words.
 
-use crate::device::block::{Cause, Entry};
+use crate::device::descriptor::{Cause, Entry};
 use crate::device::host::pools::NAME;
 use crate::error::Result;
 use crate::fallible::filled;
-use crate::residency::Rows;
+use crate::residency::QueryRange;
 
-/// What was done of a query row.
+/// The work that was done for a query row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mark {
     Resolved = 0,
     Scattered = 1,
 }
 
-/// See the file's head.
+/// The marks of one step.
 #[derive(Debug)]
 pub(super) struct Marks {
     layers: usize,
     query_rows: u32,
-    /// Words of a layer's query rows.
+    /// Words for the query rows of one layer.
     words: usize,
     /// `[batch][layers][2][words]`.
     bits: Vec<u32>,
 }
 
-/// The bits of a word, the first of which is query row `32 * word`, that stand for query rows below `count`.
+/// The bits of word `word` for query rows below `count`; bit 0 is query row `32 * word`.
 fn below(word: u32, count: u32) -> u32 {
     match count.saturating_sub(word.saturating_mul(u32::BITS)) {
         left @ 0..u32::BITS => (1 << left) - 1,
@@ -47,14 +48,14 @@ impl Marks {
         row * self.layers * 2 * self.words
     }
 
-    /// A step of so many batch rows begins.
+    /// Clears the marks for a step of `rows` batch rows.
     pub(super) fn begin(&mut self, rows: usize) {
         let words = self.start(rows).min(self.bits.len());
         self.bits[..words].fill(0);
     }
 
-    /// Notes what was done of a batch row's query rows.
-    pub(super) fn note(&mut self, mark: Mark, row: usize, layer: usize, rows: Rows) {
+    /// Marks a batch row's query rows.
+    pub(super) fn note(&mut self, mark: Mark, row: usize, layer: usize, rows: QueryRange) {
         let from = self.start(row) + (layer * 2 + mark as usize) * self.words;
         let (first, end) = (rows.first, rows.first + rows.count);
         for (word, bits) in (0..).zip(&mut self.bits[from..from + self.words]) {
@@ -62,7 +63,7 @@ impl Marks {
         }
     }
 
-    /// The first layer in which something is missing of a batch row, what, and of which query row.
+    /// The first layer in which a batch row lacks a mark, the error, and the query row.
     pub(super) fn missing(&self, row: usize, entry: Entry, scatter: bool) -> Option<(usize, Cause, u32)> {
         let rows = entry.query_rows.min(self.query_rows);
         let layers = self.bits[self.start(row)..self.start(row + 1)].chunks_exact(2 * self.words);
@@ -77,7 +78,7 @@ impl Marks {
     }
 }
 
-/// The first of `rows` query rows of which a mark's words have no bit.
+/// The first of `rows` query rows without a mark.
 fn first_without(marks: &[u32], rows: u32) -> Option<u32> {
     (0..).zip(marks).find_map(|(word, done)| {
         let left = below(word, rows) & !done;
@@ -102,7 +103,7 @@ mod tests {
     fn a_row_is_missing_until_each_of_its_query_rows_was_done_in_every_layer() {
         let entry = Entry { query_rows: 70, ..Entry::default() };
         let mut marks = Marks::new(2, 3, 100).unwrap();
-        let rows = |first, count| Rows { first, count };
+        let rows = |first, count| QueryRange { first, count };
         for mark in [Mark::Resolved, Mark::Scattered] {
             let cause = [Cause::NotResolved, Cause::NotScattered][mark as usize];
             assert_eq!(marks.missing(1, entry, true), Some((0, cause, 0)));
@@ -118,7 +119,7 @@ mod tests {
             assert_eq!(marks.missing(1, entry, false), None);
         }
         assert_eq!(marks.missing(1, entry, true), None);
-        // Query rows that a batch row has not are not asked for.
+        // Query rows beyond a batch row's own need no mark.
         assert_eq!(marks.missing(2, Entry::default(), true), None);
         marks.begin(1);
         assert_eq!(

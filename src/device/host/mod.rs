@@ -1,17 +1,16 @@
-//! The host device: real memory, threads as streams, the rule as it stands in `residency`.
+//! The host device: real memory, threads as streams, and the LRU rule of `residency` run as written there.
 //!
-//! It is what runs without a GPU, what every other device is compared with, and what the replay uses. It
-//! is complete: ranges map the same memory at several addresses, streams run on threads of their own,
-//! rows are copied by the machine's vector units.
+//! It runs without a GPU, serves as the reference for every other device, and runs trace replays. It implements the
+//! whole trait except graphs: ranges map the same memory at several addresses, streams run on their own threads, and
+//! the machine's vector units copy rows.
 //!
-//! **Two ways to run.** [`HostOptions::threaded`] gives each stream a thread, so that a missing edge shows
-//! as it would on a GPU. Without it a stream is *inline*: an operation runs in the call that enqueues it,
-//! which is one valid order of the same operations, needs no hand-over between threads, and is what one
-//! owner on one thread wants.
+//! **Two ways to run.** [`HostOptions::threaded`] gives each stream a thread, so that a missing edge shows as it
+//! would on a GPU. Otherwise a stream is *inline*: each operation runs in the call that enqueues it. That is one
+//! valid order of the same operations, needs no hand-over between threads, and suits a single thread that owns the
+//! device.
 //!
-//! **What it does not do.** It does not model time (the clock device does), and it keeps no more order
-//! between streams than a GPU does: operations that touch the same bytes without an edge between them are
-//! a defect of the caller's schedule.
+//! **What it does not do.** It does not model time; the clock device does. It orders streams no more than a GPU does:
+//! two operations that touch the same bytes without an edge are a defect of the caller's schedule.
 
 mod copy;
 mod lists;
@@ -27,7 +26,7 @@ mod vector;
 mod words;
 
 use crate::device::{
-    Backing, Completer, Device, DeviceId, Event, Mapped, Plan, PoolOp, Pools, Slice, Stream,
+    Backing, Completer, Device, DeviceId, Event, Mapped, PoolLayout, PoolOp, Pools, Slice, Stream,
 };
 use crate::error::{Error, Kind, Result};
 use crate::ids::Lane;
@@ -39,26 +38,26 @@ use pools::{HostPools, NAME};
 use stream::SharedEvent;
 #[cfg(not(loom))]
 use stream::{EventState, Queue};
-/// What streams share with the host, for the models of `tests/loom.rs`.
+/// The parts that streams share with the host, for the models of `tests/loom.rs`.
 #[cfg(loom)]
 pub use {
     pages::PageTables,
     stream::{EventState, Queue},
 };
 
-/// How a host device runs.
+/// The options of a host device.
 #[derive(Clone, Copy, Debug)]
 pub struct HostOptions {
-    /// A thread for each stream; otherwise streams are inline.
+    /// Gives each stream a thread. Otherwise streams are inline.
     pub threaded: bool,
-    /// Operations that a threaded stream's queue holds; enqueueing waits when it is full.
+    /// The capacity of a threaded stream's queue, in operations. Enqueueing waits while the queue is full.
     pub queue: usize,
-    /// Uses plain Rust where the machine's vector units would serve: for comparison.
+    /// Uses plain Rust instead of the machine's vector units, for comparison.
     pub portable: bool,
-    /// Fails the operation of this number (memory, copies and the rule's operations count, from 0), and
-    /// with it the device: for tests of what a failure leaves behind.
+    /// Makes the operation of this number fail, and the device with it, so that tests see the state after a failure.
+    /// Memory, copies and pool operations count, from 0.
     pub fail_operation: Option<u64>,
-    /// Bytes of device memory that may be taken; none for as many as this machine has. A GPU has fewer.
+    /// The limit of device memory in bytes, since a GPU has less than the host. `None`: as much as the machine has.
     pub memory: Option<u64>,
 }
 
@@ -68,7 +67,7 @@ impl Default for HostOptions {
     }
 }
 
-/// See the module's head.
+/// The host device. See the [module](self) page.
 #[derive(Debug)]
 pub struct HostDevice {
     shared: Arc<Shared>,
@@ -80,14 +79,14 @@ pub struct HostDevice {
     queue: usize,
 }
 
-/// A stream: its queue and thread, or nothing for an inline one.
+/// A stream: its queue and thread, or neither if it is inline.
 #[derive(Debug)]
 struct StreamState {
     queue: Option<Arc<Queue<Op>>>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
-/// What streams and the host share.
+/// The state that streams and the host share.
 #[derive(Debug)]
 struct Shared {
     id: DeviceId,
@@ -102,10 +101,10 @@ struct Shared {
     portable: bool,
 }
 
-/// Everything that stays mapped while the device lives.
+/// The memory that stays mapped while the device lives.
 #[derive(Debug, Default)]
 struct Memory {
-    /// Bytes that may still be taken, of what [`HostOptions::memory`] says.
+    /// The bytes left of [`HostOptions::memory`].
     left: Option<u64>,
     maps: Vec<Arc<Map>>,
     backings: Vec<Arc<Map>>,
@@ -159,7 +158,7 @@ impl Shared {
         }
     }
 
-    /// Counts an operation; answers whether it may run.
+    /// Counts an operation; returns whether it may run.
     fn admit(&self) -> bool {
         let number = self.operations.fetch_add(1, Ordering::Relaxed);
         if number == self.fail_operation {
@@ -168,7 +167,7 @@ impl Shared {
         self.failed().is_none()
     }
 
-    /// Runs one operation. After a failure memory stays as it is, but records, waits and tickets go on.
+    /// Runs one operation. After a failure memory no longer changes, but records, waits and tickets continue.
     fn run(&self, op: Op) {
         match op {
             Op::Record(event, number) => event.reach(number),
@@ -227,7 +226,7 @@ impl HostDevice {
         })
     }
 
-    /// Counts device memory against what may be taken.
+    /// Counts device memory against the limit.
     fn take(&self, bytes: u64) -> Result<()> {
         let mut memory = self.shared.memory.lock();
         let Some(left) = memory.left else { return Ok(()) };
@@ -238,15 +237,15 @@ impl HostDevice {
         Ok(())
     }
 
-    /// How many operations have been counted: what [`HostOptions::fail_operation`] counts.
+    /// The number of operations so far, in the count of [`HostOptions::fail_operation`].
     pub fn operations(&self) -> u64 {
         self.shared.operations.load(Ordering::Relaxed)
     }
 
-    /// Reads bytes as the device sees them, as they are now. For tests and for engines on this device.
+    /// Reads bytes of device memory as they are now. For tests and for engines on this device.
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`] for a slice of another device or of another length than `bytes`.
+    /// [`Kind::OutOfRange`] for a slice of another device or of a length other than that of `bytes`.
     pub fn read(&self, slice: Slice, bytes: &mut [u8]) -> Result<()> {
         self.check_host(&slice, bytes.len())?;
         // SAFETY: the slice is this device's, as long as `bytes`, and its memory lives as long as `self`.
@@ -254,7 +253,7 @@ impl HostDevice {
         Ok(())
     }
 
-    /// Writes bytes as the device sees them, now.
+    /// Writes bytes of device memory now.
     ///
     /// # Errors
     /// As [`HostDevice::read`].
@@ -270,7 +269,7 @@ impl HostDevice {
         if slice.bytes() == bytes as u64 { Ok(()) } else { Err(unknown("slice length", slice.bytes())) }
     }
 
-    /// A stream's queue; none for an inline one.
+    /// A stream's queue; `None` for an inline stream.
     fn queue_of(&self, stream: Stream) -> Result<Option<Arc<Queue<Op>>>> {
         let streams = self.streams.lock();
         let found = usize::try_from(stream.0).ok().and_then(|i| streams.get(i));
@@ -307,13 +306,14 @@ impl HostDevice {
 impl Drop for HostDevice {
     fn drop(&mut self) {
         let mut streams = self.streams.lock();
-        // Every queue is closed before any thread is joined: what is queued still runs, so that a wait in
-        // one stream finds its record in another.
+        // Close every queue before joining any thread. Queued operations still run, so that a wait in one stream
+        // finds its record in another.
         for queue in streams.iter().filter_map(|s| s.queue.as_ref()) {
             queue.close();
         }
         for stream in streams.drain(..) {
-            // Work that held the device drops it on its own stream, which ends by itself behind it.
+            // Work that held the device drops it on its own stream. That stream's thread cannot join itself; it ends
+            // after this.
             if let Some(thread) = stream.thread.filter(|t| t.thread().id() != thread::current().id()) {
                 // A stream whose work panicked has already failed the device; nothing is left to do.
                 let _ = thread.join();
@@ -325,7 +325,7 @@ impl Drop for HostDevice {
 impl Device for HostDevice {
     fn allocate(&self, bytes: u64) -> Result<Slice> {
         self.take(bytes)?;
-        // Huge pages are a hint here: this device's memory is ordinary memory, and does without.
+        // Huge pages are only a hint here: this device's memory is ordinary memory and works without them.
         let request = Request { bytes, huge: true, populate: false, lock: false, node: None, shared: false };
         let (map, _) = Map::new(&request, &NoFaults)?;
         self.keep(Arc::new(map)).part(0, bytes)
@@ -388,7 +388,7 @@ impl Device for HostDevice {
             let (shared, taken) = (Arc::clone(&self.shared), Arc::clone(&ops));
             let spawned = thread::Builder::new().name(format!("forebay-{}", number.0)).spawn(move || {
                 while let Some(op) = taken.pop() {
-                    // A panic in an engine's callback must not leave others waiting for this stream.
+                    // A panic in an engine's callback must not leave other threads waiting for this stream.
                     let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| shared.run(op)));
                     if ran.is_err() {
                         shared.fail(Kind::Internal);
@@ -411,7 +411,7 @@ impl Device for HostDevice {
 
     fn record(&self, event: Event, stream: Stream) -> Result<()> {
         let event = self.shared.event(event)?;
-        // A record that is counted must be reached: the stream is looked up before.
+        // A counted record must be reached, so look the stream up first.
         let queue = self.queue_of(stream)?;
         let number = event.record();
         self.push(queue, Op::Record(event, number))
@@ -424,7 +424,7 @@ impl Device for HostDevice {
     }
 
     fn query(&self, event: Event) -> Result<bool> {
-        // A failed device goes on reaching its events; until then operations may still be running.
+        // A failed device still reaches its events. Before that, operations may still be running.
         if !self.shared.event(event)?.is_complete() {
             return Ok(false);
         }
@@ -455,7 +455,7 @@ impl Device for HostDevice {
         self.append(stream, Op::Complete(completer))
     }
 
-    fn attach(&self, plan: Plan) -> Result<Pools> {
+    fn attach(&self, plan: PoolLayout) -> Result<Pools> {
         let pools = HostPools::new(plan, self.shared.id, self.shared.copier, self.shared.portable)?;
         let mut all = self.shared.pools.lock();
         all.push(Arc::new(pools));
@@ -463,7 +463,7 @@ impl Device for HostDevice {
     }
 
     fn enqueue(&self, pools: Pools, stream: Stream, op: PoolOp<'_>) -> Result<()> {
-        // What is refused leaves what was staged before as it is.
+        // Check before staging: a rejected call leaves the staged lists as they were.
         let queue = self.queue_of(stream)?;
         let pools = self.pool(pools)?;
         pools.stage(&op)?;

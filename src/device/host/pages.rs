@@ -1,9 +1,9 @@
-//! The lanes' page tables on host memory.
+//! The lanes' page tables in host memory.
 //!
-//! Who reads a table is ordered after who wrote it by the caller's edges, as with all device memory, so no
-//! lock guards one: a locked instruction for each row would let no look-up overlap another, and of a
-//! scatter that was half the time. Entries are atomic, so that a missing edge gives a page that was checked
-//! once, of this sequence or another, and no torn or wild one.
+//! The caller's edges order a table's readers after its writer, as with all device memory, so no lock guards a table.
+//! A locked instruction per row would keep look-ups from overlapping, and took half the time of a scatter. Entries
+//! are atomic: if an edge is missing, a reader gets a page that was range-checked, of this sequence or another, and
+//! never a torn value.
 
 use crate::device::host::pools::NAME;
 use crate::error::Result;
@@ -11,14 +11,14 @@ use crate::fallible::vector;
 use crate::ids::Lane;
 use crate::sync::{AtomicU32, Ordering};
 
-/// What a table holds beyond the sequence's pages.
+/// The value of entries beyond the sequence's pages.
 const NO_PAGE: u32 = u32::MAX;
 
 /// The host page of each page of each lane's sequence.
 #[derive(Debug)]
 pub struct PageTables {
     entries: Vec<AtomicU32>,
-    /// Entries a lane.
+    /// Entries of each lane's table.
     size: usize,
 }
 
@@ -31,7 +31,7 @@ impl PageTables {
         Ok(PageTables { entries, size: size as usize })
     }
 
-    /// Makes `pages` a lane's table; what is beyond its size, or that of the lanes, is left out.
+    /// Makes `pages` a lane's table. Pages beyond its size, and lanes out of range, are ignored.
     pub fn take(&self, lane: Lane, pages: &[u32]) {
         let table = self.entries.iter().skip(lane.index() * self.size).take(self.size);
         for (entry, page) in table.zip(pages.iter().chain(std::iter::repeat(&NO_PAGE))) {
@@ -39,7 +39,7 @@ impl PageTables {
         }
     }
 
-    /// The host page of a lane's page `index`; nothing beyond the sequence's end.
+    /// The host page of a lane's page `index`; `None` beyond the sequence's end.
     #[inline(always)]
     pub fn page(&self, lane: Lane, index: usize) -> Option<u32> {
         let entry = self.entries.get(lane.index() * self.size + index).filter(|_| index < self.size)?;

@@ -1,13 +1,13 @@
-//! The operations of a step on host memory: the rule from `residency`, the bytes by `copy`.
+//! The operations of a step on host memory: the LRU rule from `residency`, the row copies by `copy`.
 //!
-//! What the tables decide is under locks, layer by layer. A gather is not: it takes only its batch rows'
-//! lists, so that one half's gather runs beside the other half's resolve. The copies of a commit, a scatter
-//! and a warm-up are short or rare, and run under their layer's lock. Page tables are under none (`pages`).
+//! **Locks.** Decisions on a layer's tables run under that layer's lock. A gather takes only its batch rows' lists,
+//! so that one half's gather runs alongside the other half's resolve. The copies of a commit, a scatter and a warm-up
+//! are short or rare, and run under their layer's lock. Page tables have no lock (`pages`).
 
-use crate::device::block::{
+use crate::device::checks::{Asker, Extents};
+use crate::device::descriptor::{
     self, ACCEPTED_ON_DEVICE, Cause, Entry, LayerCount, NOTHING_WRONG, Report, Sticky,
 };
-use crate::device::checks::{Asker, Extents};
 use crate::device::host::copy::{AHEAD, Copier, PAIRS, Pair, ask};
 use crate::device::host::lists::List;
 use crate::device::host::marks::{Mark, Marks};
@@ -15,7 +15,7 @@ use crate::device::host::pages::PageTables;
 use crate::device::host::vector::Avx512;
 use crate::device::host::words::{Word, Words};
 use crate::device::op::Staged;
-use crate::device::{Cut, DeviceId, Expected, Join, Part, Plan, PoolOp, Raise, Slice, Warm};
+use crate::device::{DeviceId, Expected, Join, PoolLayout, PoolOp, Raise, Slice, StepRange, Truncate, Warm};
 use crate::error::{Error, Kind, Result};
 use crate::fallible::{filled, vector};
 use crate::geometry::{Geometry, LINE};
@@ -28,7 +28,7 @@ pub(super) const NAME: &str = "host device";
 /// The tables and lists of one cache.
 #[derive(Debug)]
 pub(super) struct HostPools {
-    pub(super) plan: Plan,
+    pub(super) plan: PoolLayout,
     extents: Extents,
     pub(super) layers: Vec<Mutex<LayerTables>>,
     lanes: Vec<LaneState>,
@@ -39,58 +39,58 @@ pub(super) struct HostPools {
     avx512: Option<Avx512>,
 }
 
-/// Whether a lane is sound, and what the host has staged for the operation that will take it over. The host
-/// leaves the staged data alone until that operation has run.
+/// A lane's state, and the lists that the host staged for the next operation on it. The host leaves the lists
+/// unchanged until that operation has run.
 #[derive(Debug)]
 struct LaneState {
     trust: Mutex<Trust>,
     staged: Mutex<Staged>,
 }
 
-/// Whether a lane's steps may go on. A failed step fails those enqueued behind it, until a roll-back.
+/// Whether a lane's steps may continue. A failed step fails the lane's later steps, until the sequence is truncated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Trust {
     #[default]
     Sound,
-    /// A step failed; what is resident is right.
+    /// A step failed; the resident rows are correct.
     Failed,
-    /// Rows are resident that were never gathered: a roll-back empties the lane.
+    /// The tables list rows that were never gathered; a truncation empties the lane.
     Bytes,
 }
 
-/// What a micro-batch's operations share.
+/// The state that a micro-batch's operations share.
 #[derive(Debug)]
 pub(super) struct MicroState {
     pub(super) record: Mutex<Record>,
-    /// The step of the record, and its rows.
+    /// The step's number.
     pub(super) step: AtomicU64,
     pub(super) rows: AtomicU32,
-    /// What the last resolve of each batch row missed.
+    /// For each batch row, the rows that its last resolve missed.
     pub(super) lists: Vec<Mutex<List>>,
 }
 
 #[derive(Debug)]
 pub(super) struct Record {
-    /// The step block on the device.
+    /// The step descriptor on the device.
     pub(super) block: Vec<u32>,
     pub(super) report: Report,
-    /// The report as it is written.
+    /// Room to compose the report in.
     words: Vec<u32>,
-    /// The slots that a batch row is answered with in a layer.
+    /// The slots of a batch row's selection in the layer under work.
     pub(super) slots: Vec<i32>,
-    /// The least of the step's sticky words.
+    /// The smallest of the step's sticky words.
     pub(super) sticky: u64,
-    /// What was done of each query row.
+    /// The work done for each query row.
     pub(super) marks: Marks,
-    /// By batch row: an earlier step of its lane had failed when this one began.
+    /// For each batch row, whether an earlier step of its lane had failed when this step began.
     failed: Vec<bool>,
-    /// By lane: the step names it.
+    /// For each lane, whether the step names it.
     named: Vec<bool>,
     pub(super) work: Workspace,
     pub(super) divider: Divider,
 }
 
-/// What a lane accepts of the rows that it has landed, and how many it lands next.
+/// The landed rows that a lane accepts, and the rows that it lands in this step.
 #[derive(Clone, Copy, Debug)]
 struct Accept {
     lane: u32,
@@ -98,7 +98,7 @@ struct Accept {
     next: u32,
 }
 
-/// Room to work in for warm-ups, which run outside any micro-batch.
+/// Working memory of warm-ups, which run outside any micro-batch.
 #[derive(Debug)]
 struct Room {
     work: Workspace,
@@ -110,7 +110,7 @@ fn bad(place: &'static str, value: impl Into<u64>) -> Error {
     Error::new(Kind::OutOfRange, NAME).at(place).with("value", value)
 }
 
-/// One of each number below `count`, or why there is no room for all of them.
+/// One item for each number below `count`, or the first error.
 fn collected<T>(count: u32, make: impl FnMut(u32) -> Result<T>) -> Result<Vec<T>> {
     let mut all = vector(count as usize, NAME, "attach")?;
     for one in (0..count).map(make) {
@@ -119,13 +119,13 @@ fn collected<T>(count: u32, make: impl FnMut(u32) -> Result<T>) -> Result<Vec<T>
     Ok(all)
 }
 
-/// Rows to copy, a stack's worth at a time.
+/// Rows to copy, in portions that fit the stack.
 pub(super) struct Copies<'a> {
     geometry: &'a Geometry,
     copier: Copier,
     pairs: [[Pair; PAIRS]; 2],
     count: usize,
-    /// Rows go down to the total pool, whose padded rows may be written whole.
+    /// Rows go to the total pool, whose padded rows may be written whole.
     down: bool,
 }
 
@@ -140,12 +140,12 @@ impl<'a> Copies<'a> {
         self.pairs[1][self.count] = runs[1];
         self.count += 1;
         if self.count == PAIRS {
-            // The last rows stay: they are asked for now, and copied after those that follow are too.
+            // Keep the last rows: they are prefetched now, and copied after more rows have been listed.
             self.copy(PAIRS - AHEAD);
         }
     }
 
-    /// Copies what is left.
+    /// Copies the remaining rows.
     pub(super) fn flush(&mut self) {
         self.copy(self.count);
     }
@@ -177,7 +177,7 @@ impl Drop for Copies<'_> {
 }
 
 impl HostPools {
-    pub(super) fn new(plan: Plan, device: DeviceId, copier: Copier, portable: bool) -> Result<Self> {
+    pub(super) fn new(plan: PoolLayout, device: DeviceId, copier: Copier, portable: bool) -> Result<Self> {
         let asker = Asker { name: NAME, device, exact: true, top_k_max: u32::MAX };
         let extents = Extents::new(&plan, asker)?;
         let g = &plan.geometry;
@@ -194,7 +194,7 @@ impl HostPools {
                 step: AtomicU64::new(0),
                 rows: AtomicU32::new(0),
                 record: Mutex::new(Record {
-                    block: vec![0; block::step::words(plan.batch)],
+                    block: vec![0; descriptor::step::words(plan.batch)],
                     report: Report::with_room(g.layers(), plan.batch),
                     words: vec![0; Report::words(g.layers(), plan.batch)],
                     slots: filled(selected as usize, -1, NAME, "a batch row's slots")?,
@@ -236,11 +236,11 @@ impl HostPools {
         })
     }
 
-    /// Checks an operation, and keeps what it borrows until it runs.
+    /// Checks an operation, and copies the lists that it borrows.
     pub(super) fn stage(&self, op: &PoolOp<'_>) -> Result<()> {
         self.extents.check(op)?;
         match op {
-            PoolOp::Join(Join { lane, .. }) | PoolOp::Truncate(Cut { lane, .. }) => {
+            PoolOp::Join(Join { lane, .. }) | PoolOp::Truncate(Truncate { lane, .. }) => {
                 self.lane(*lane)?.staged.lock().take(op);
             }
             _ => {}
@@ -267,7 +267,7 @@ impl HostPools {
     fn run_with<S: Scan>(&self, scan: &S, op: &PoolOp<'_>) -> Result<()> {
         match *op {
             PoolOp::Join(join) => self.join(join.lane, join.length),
-            PoolOp::Truncate(cut) => self.truncate(scan, &cut),
+            PoolOp::Truncate(truncate) => self.truncate(scan, &truncate),
             PoolOp::Leave(lane) => {
                 self.layers.iter().for_each(|layer| layer.lock().leave(lane.0));
                 Ok(())
@@ -278,14 +278,14 @@ impl HostPools {
                 self.load(begin.micro_batch, begin.block)?;
                 self.commit(scan, begin.micro_batch, begin.accepted)
             }
-            PoolOp::Resolve { part, selection, answer } => self.resolve(scan, &part, selection, answer),
-            PoolOp::Gather { part, pass } => self.gather(&part, pass),
-            PoolOp::Scatter(part) => self.scatter(&part),
+            PoolOp::Resolve { range, selection, answer } => self.resolve(scan, &range, selection, answer),
+            PoolOp::Gather { range, wave } => self.gather(&range, wave),
+            PoolOp::Scatter(range) => self.scatter(&range),
             PoolOp::Report { micro_batch, slot } => self.report(micro_batch, slot),
         }
     }
 
-    /// The words of a slice of an operation that was checked.
+    /// The words of a slice of a checked operation.
     pub(super) fn words<T: Word>(&self, slice: Slice) -> Words<'_, T> {
         // SAFETY: the slice is this device's, aligned and not at address 0, which was checked when it was enqueued, and
         // its memory lives as long as the device; the copier is one of `Copier::all`.
@@ -304,8 +304,8 @@ impl HostPools {
         Ok(())
     }
 
-    fn truncate<S: Scan>(&self, scan: &S, cut: &Cut<'_>) -> Result<()> {
-        let Cut { lane, settle, length, .. } = *cut;
+    fn truncate<S: Scan>(&self, scan: &S, truncate: &Truncate<'_>) -> Result<()> {
+        let Truncate { lane, settle, length, .. } = *truncate;
         let state = self.lane(lane)?;
         let trust = std::mem::take(&mut *state.trust.lock());
         let mut copies = Copies::new(&self.plan.geometry, self.copier);
@@ -336,7 +336,7 @@ impl HostPools {
                 let Some(selections) = &selections else { break };
                 let selection = &selections.part(step * slots.len(), slots.len());
                 let selected = Selected { selection, slots, fetches };
-                // A warm-up is a hint: a position beyond the length warms nothing.
+                // A warm-up is a hint: positions beyond the length load nothing.
                 tables.warm(scan, warm.lane.0, selected, work)?;
             }
         }
@@ -369,9 +369,9 @@ impl HostPools {
         let state = self.micro(micro)?;
         let mut record = state.record.lock();
         self.words(block).load(0, &mut record.block);
-        let (step, rows) = block::step::header(&record.block);
+        let (step, rows) = descriptor::step::header(&record.block);
         if rows > self.plan.batch as usize {
-            return Err(bad("rows of a step block", rows as u64));
+            return Err(bad("rows of a step descriptor", rows as u64));
         }
         record.report.step = step;
         record.sticky = NOTHING_WRONG;
@@ -379,17 +379,17 @@ impl HostPools {
         record.report.layers.fill(LayerCount::default());
         record.marks.begin(rows);
         self.know_lanes(&mut record, rows)?;
-        let (_, rows) = block::step::header(&record.block);
+        let (_, rows) = descriptor::step::header(&record.block);
         state.step.store(step, Ordering::Release);
         state.rows.store(rows as u32, Ordering::Release);
         Ok(())
     }
 
-    /// Whether the lanes of a step may go on. No row of a block is done that names a lane twice, or one that is
-    /// not there: its step fails, and its lanes.
+    /// Checks the lanes of a step. A descriptor that names a lane twice, or a lane that does not exist, makes its
+    /// step and its lanes fail; such rows are not processed.
     fn know_lanes(&self, record: &mut Record, rows: usize) -> Result<()> {
         let Record { block, report, sticky, failed, named, .. } = record;
-        let lane = |row: usize| block::step::entry(block, row).lane;
+        let lane = |row: usize| descriptor::step::entry(block, row).lane;
         named.fill(false);
         let wrong = (0..rows).find(|row| match named.get_mut(lane(*row) as usize) {
             None => true,
@@ -412,7 +412,7 @@ impl HostPools {
                     report.lengths.push(head.unwrap_or_default().length);
                 }
                 drop(tables);
-                block::step::empty(block);
+                descriptor::step::empty(block);
             }
         }
         Ok(())
@@ -441,19 +441,19 @@ impl HostPools {
         let mut record = self.micro(micro)?.record.lock();
         let Record { block, report, sticky, failed, .. } = &mut *record;
         let counts = accepted.map(|slice| self.words::<u32>(slice));
-        let (_, rows) = block::step::header(block);
+        let (_, rows) = descriptor::step::header(block);
         let mut copies = Copies::new(&self.plan.geometry, self.copier);
         for (index, layer) in self.layers.iter().enumerate() {
             let mut tables = layer.lock();
             for row in 0..rows {
-                let Entry { lane, accepted, query_rows } = block::step::entry(block, row);
+                let Entry { lane, accepted, query_rows } = descriptor::step::entry(block, row);
                 let accepted = match accepted {
                     ACCEPTED_ON_DEVICE => counts.and_then(|counts| counts.get(row)).unwrap_or(u32::MAX),
                     count => count,
                 };
                 let landed = tables.head(lane).map_or(0, |h| h.landed);
-                // A count that cannot be is not believed, and of a failed step nothing is accepted: this
-                // step fails too, the tables stay sound, the same in all layers.
+                // Ignore an impossible count, and accept nothing after a failed step: this step fails too, and the
+                // tables stay valid and equal in all layers.
                 let failed = failed[row];
                 let (cause, believed) = match accepted <= landed {
                     _ if failed => (Cause::Earlier, 0),
@@ -475,7 +475,7 @@ impl HostPools {
         Ok(())
     }
 
-    /// Notes an error of a step, `committed` or of its commit, and that its lane must not go on.
+    /// Records an error of a step, `committed` or of its commit, and stops its lane.
     pub(super) fn blame(&self, word: &mut u64, lane: u32, committed: bool, sticky: Sticky) {
         *word = sticky.word(committed).min(*word);
         if let Ok(state) = self.lane(Lane(lane)) {
@@ -488,14 +488,15 @@ impl HostPools {
         }
     }
 
-    /// Rows of a lane are resident by the tables whose bytes are not there.
+    /// Marks a lane whose tables list rows that have no bytes.
     pub(super) fn lack_bytes(&self, lane: u32) {
         if let Ok(state) = self.lane(Lane(lane)) {
             *state.trust.lock() = Trust::Bytes;
         }
     }
 
-    /// From where to where a row's runs go: up to its slot, or `down` from it. Nowhere if the lane has no page for it.
+    /// The source and target of a row's runs: up to its slot, or `down` from it. `None` if the lane has no page for
+    /// the row.
     #[inline(always)]
     pub(super) fn pairs(&self, layer: usize, lane: Lane, fetch: Fetch, down: bool) -> Option<[Pair; 2]> {
         let g = &self.plan.geometry;
@@ -509,25 +510,25 @@ impl HostPools {
         }))
     }
 
-    fn scatter(&self, part: &Part) -> Result<()> {
-        let mut record = self.micro(part.micro_batch)?.record.lock();
+    fn scatter(&self, range: &StepRange) -> Result<()> {
+        let mut record = self.micro(range.micro_batch)?.record.lock();
         let Record { block, sticky: word, marks, .. } = &mut *record;
-        let (_, real) = block::step::header(block);
-        let layer = part.layer.index();
+        let (_, real) = descriptor::step::header(block);
+        let layer = range.layer.index();
         let tables = self.layers[layer].lock();
         let mut copies = Copies::new(&self.plan.geometry, self.copier);
         copies.down = true;
-        let rows = part.first as usize..((part.first + part.count) as usize).min(real);
-        // Each head may be a cache miss: all are asked for before the first is waited for.
+        let rows = range.first as usize..((range.first + range.count) as usize).min(real);
+        // Each head may be a cache miss: prefetch all of them first.
         for row in rows.clone() {
-            if let Some(head) = tables.head(block::step::entry(block, row).lane) {
+            if let Some(head) = tables.head(descriptor::step::entry(block, row).lane) {
                 ask(std::ptr::from_ref(head) as u64);
             }
         }
         for row in rows {
-            let lane = block::step::entry(block, row).lane;
-            marks.note(Mark::Scattered, row, layer, part.rows);
-            for query in part.rows.first..part.rows.first + part.rows.count {
+            let lane = descriptor::step::entry(block, row).lane;
+            marks.note(Mark::Scattered, row, layer, range.rows);
+            for query in range.rows.first..range.rows.first + range.rows.count {
                 let Some(landing) = tables.landing(lane, query) else { continue };
                 if let Some(runs) = self.pairs(layer, Lane(lane), landing, true) {
                     copies.add(runs);
@@ -545,11 +546,11 @@ impl HostPools {
         let state = self.micro(micro)?;
         let mut record = state.record.lock();
         let Record { block, report, words, sticky: word, marks, .. } = &mut *record;
-        let (step, rows) = block::step::header(block);
+        let (step, rows) = descriptor::step::header(block);
         let expected = self.plan.expected;
         for (row, list) in state.lists[..rows].iter().enumerate() {
             let list = list.lock();
-            let entry = block::step::entry(block, row);
+            let entry = descriptor::step::entry(block, row);
             let mut blame = |layer: usize, cause, value| {
                 let sticky = Sticky { row: row as u32, layer: layer as u32, cause, value };
                 self.blame(word, entry.lane, true, sticky);
@@ -565,8 +566,9 @@ impl HostPools {
         report.sticky = Sticky::of_word(*word);
         report.encode(words);
         self.words(slot).store(0, words);
-        // What is enqueued before the next step begins, as a graph launched without one, has no rows.
-        block::step::empty(block);
+        // Operations that are enqueued before the next step begins, such as a graph launched without a step, find no
+        // rows.
+        descriptor::step::empty(block);
         state.rows.store(0, Ordering::Release);
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! The host device measured: times by the system's clock, runs of bytes by one memcpy, products in plain Rust.
+//! [`Probe`] for the host device: times by the system's clock, long runs by one memcpy, matrix products in plain
+//! Rust.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -10,7 +11,7 @@ use crate::error::Result;
 use crate::os;
 use crate::sync::{Arc, Mutex};
 
-/// A mark: behind which event its time is known.
+/// A mark: the event after which its time is known.
 #[derive(Clone, Debug)]
 pub(super) struct Stamped {
     reached: Event,
@@ -96,7 +97,7 @@ impl Probe for HostDevice {
         let all = from.address() | to.address() | from.bytes();
         match all.is_multiple_of(16) {
             true => self.copy(stream, from, to),
-            false => Err(unknown("run of no multiple of 16 bytes", from.bytes())),
+            false => Err(unknown("run that is not a multiple of 16 bytes", from.bytes())),
         }
     }
 

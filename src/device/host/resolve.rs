@@ -1,29 +1,30 @@
-//! Resolve and gather on host memory: what a step selects becomes slots, and what was missed is fetched into them.
+//! Resolve and gather on host memory: they translate a step's selections (top-k indices) into slots and fetch the
+//! missed rows.
 //!
-//! The rule decides on copies: it reads a batch row's selection from device memory once, part by part, into its own
-//! room, and its slots are copied out, so that nothing which another stream may write is ever looked at twice
+//! **Races.** The rule works on copies. It reads a batch row's selection from device memory once, in portions, into
+//! memory of its own, and copies the slots out at the end. So it never reads twice what another stream may be writing
 //! (`words`).
 //!
-//! A resolve holds its micro-batch's record, its layer's tables, and one row's list after the other; a gather holds
-//! one row's list at a time and nothing else, and lets go of it before it blames. So one half's gather runs beside the
-//! other half's resolve.
+//! **Locks.** A resolve holds its micro-batch's record, its layer's tables, and one row's list at a time. A gather
+//! holds one row's list at a time and nothing else, and releases it before it records an error. So one half's gather
+//! runs alongside the other half's resolve.
 
-use crate::device::block::{self, Cause, Sticky};
+use crate::device::descriptor::{self, Cause, Sticky};
 use crate::device::host::lists::{List, Lists};
 use crate::device::host::marks::Mark;
 use crate::device::host::pools::{Copies, HostPools, Record};
 use crate::device::host::words::Words;
-use crate::device::{Answer, Expected, Part, Slice};
+use crate::device::{Answer, Expected, Slice, StepRange};
 use crate::error::Result;
 use crate::ids::Lane;
-use crate::residency::{Answered, LayerTables, Rows, Scan, Selected};
+use crate::residency::{Answered, LayerTables, QueryRange, Scan, Selected};
 use crate::sync::Ordering;
 
-/// A resolve under way: what its rows share.
+/// The state that the rows of one resolve share.
 struct Resolving<'a, S> {
     pools: &'a HostPools,
     scan: &'a S,
-    part: &'a Part,
+    range: &'a StepRange,
     selections: Words<'a, i32>,
     record: &'a mut Record,
     tables: &'a mut LayerTables,
@@ -31,26 +32,26 @@ struct Resolving<'a, S> {
 }
 
 impl<S: Scan> Resolving<'_, S> {
-    /// Resolves the call's row of this number, which is batch row `row`, into the record's slots.
+    /// Resolves row `index` of the call, which is batch row `row`, into the record's slots.
     fn row(&mut self, index: usize, row: usize, list: &mut List) -> Result<()> {
-        let (pools, part, layer) = (self.pools, self.part, self.part.layer.index());
+        let (pools, range, layer) = (self.pools, self.range, self.range.layer.index());
         let k = pools.plan.geometry.shape().top_k as usize;
         let Record { block, report, sticky: word, marks, work, divider, slots, .. } = &mut *self.record;
         let sticky = |cause, value| Sticky { row: row as u32, layer: layer as u32, cause, value };
         let missing = list.missing(report.step).filter(|_| pools.plan.expected != Expected::Resolved);
-        list.begin(part, report.step);
+        list.begin(range, report.step);
         if let Some(lists) = &self.lists {
             lists.clear(row);
         }
-        let per_row = part.rows.count as usize * k;
-        let entry = (row < block::step::header(block).1).then(|| block::step::entry(block, row));
-        // A sequence may have fewer query rows than the step is wide: the others are inert.
+        let per_row = range.rows.count as usize * k;
+        let entry = (row < descriptor::step::header(block).1).then(|| descriptor::step::entry(block, row));
+        // A sequence may have fewer query rows than the step's width: the others do nothing.
         let query_rows = entry.map_or(0, |entry| entry.query_rows);
-        let count = query_rows.saturating_sub(part.rows.first).min(part.rows.count);
+        let count = query_rows.saturating_sub(range.rows.first).min(range.rows.count);
         let (slots, inert) = slots[..per_row].split_at_mut(count as usize * k);
         inert.fill(-1);
         let Some(entry) = entry else { return Ok(()) };
-        marks.note(Mark::Resolved, row, layer, part.rows);
+        marks.note(Mark::Resolved, row, layer, range.rows);
         if let Some(cause) = missing {
             pools.blame(word, entry.lane, true, sticky(cause, layer as u32));
         }
@@ -59,7 +60,7 @@ impl<S: Scan> Resolving<'_, S> {
             return Ok(());
         }
         let selection = &self.selections.part(index * per_row, slots.len());
-        let rows = Rows { first: part.rows.first, count };
+        let rows = QueryRange { first: range.rows.first, count };
         let selected = Selected { selection, slots: &mut *slots, fetches: &mut list.fetches };
         let Ok(done) = self.tables.resolve(self.scan, entry.lane, rows, selected, work) else {
             slots.fill(-1);
@@ -86,58 +87,58 @@ impl HostPools {
     pub(super) fn resolve<S: Scan>(
         &self,
         scan: &S,
-        part: &Part,
+        range: &StepRange,
         selections: Slice,
         answer: Answer,
     ) -> Result<()> {
-        let state = self.micro(part.micro_batch)?;
-        let per_row = part.rows.count as usize * self.plan.geometry.shape().top_k as usize;
+        let state = self.micro(range.micro_batch)?;
+        let per_row = range.rows.count as usize * self.plan.geometry.shape().top_k as usize;
         let (selections, answers) = (self.words(selections), self.words(answer.slots));
-        let (mut record, mut tables) = (state.record.lock(), self.layers[part.layer.index()].lock());
-        let lists = answer.parts.map(|parts| Lists::new(self, part, parts));
+        let (mut record, mut tables) = (state.record.lock(), self.layers[range.layer.index()].lock());
+        let lists = answer.split_indices.map(|split_indices| Lists::new(self, range, split_indices));
         let (record, tables) = (&mut *record, &mut *tables);
-        let mut call = Resolving { pools: self, scan, part, selections, record, tables, lists };
-        for (index, row) in (part.first as usize..(part.first + part.count) as usize).enumerate() {
+        let mut call = Resolving { pools: self, scan, range, selections, record, tables, lists };
+        for (index, row) in (range.first as usize..(range.first + range.count) as usize).enumerate() {
             call.row(index, row, &mut state.lists[row].lock())?;
             answers.store(index * per_row, &call.record.slots[..per_row]);
         }
         Ok(())
     }
 
-    /// Takes no lock but its rows': beside it, other rows of the layer are resolved.
-    pub(super) fn gather(&self, part: &Part, pass: u32) -> Result<()> {
-        let state = self.micro(part.micro_batch)?;
+    /// Takes only its rows' locks, so other rows of the layer can be resolved meanwhile.
+    pub(super) fn gather(&self, range: &StepRange, wave: u32) -> Result<()> {
+        let state = self.micro(range.micro_batch)?;
         let step = state.step.load(Ordering::Acquire);
         let real = state.rows.load(Ordering::Acquire);
-        let pass = pass as usize;
+        let wave = wave as usize;
         let mut copies = Copies::new(&self.plan.geometry, self.copier);
-        for row in part.first..(part.first + part.count).min(real) {
+        for row in range.first..(range.first + range.count).min(real) {
             let mut list = state.lists[row as usize].lock();
-            let cause = match list.is_of(part, step) {
+            let cause = match list.is_of(range, step) {
                 false => Some(Cause::NotGathered),
-                true => (pass > list.passed).then(|| list.ungathered()),
+                true => (wave > list.gathered).then(|| list.ungathered()),
             };
             if let Some(cause) = cause {
                 drop(list);
                 let mut record = state.record.lock();
-                let lane = block::step::entry(&record.block, row as usize).lane;
-                let sticky = Sticky { row, layer: part.layer.0, cause, value: part.layer.0 };
+                let lane = descriptor::step::entry(&record.block, row as usize).lane;
+                let sticky = Sticky { row, layer: range.layer.0, cause, value: range.layer.0 };
                 self.blame(&mut record.sticky, lane, true, sticky);
                 continue;
             }
             // The first position whose row the lane has no page for.
             let mut lost: Option<u32> = None;
-            for fetch in list.of_pass(pass).into_iter().flatten() {
-                match self.pairs(part.layer.index(), Lane(list.lane), *fetch, false) {
+            for fetch in list.of_wave(wave).into_iter().flatten() {
+                match self.pairs(range.layer.index(), Lane(list.lane), *fetch, false) {
                     Some(runs) => copies.add(runs),
                     None => lost = Some(lost.map_or(fetch.position, |first| first.min(fetch.position))),
                 }
             }
-            list.passed = list.passed.max(pass + 1);
+            list.gathered = list.gathered.max(wave + 1);
             let lane = list.lane;
             drop(list);
             if let Some(value) = lost {
-                let sticky = Sticky { row, layer: part.layer.0, cause: Cause::Tables, value };
+                let sticky = Sticky { row, layer: range.layer.0, cause: Cause::Tables, value };
                 self.blame(&mut state.record.lock().sticky, lane, true, sticky);
                 self.lack_bytes(lane);
             }

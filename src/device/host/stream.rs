@@ -1,13 +1,13 @@
-//! Streams and events of the host device: a thread a stream, or none at all.
+//! Streams and events of the host device: one thread per stream, or inline streams without threads.
 //!
-//! A threaded stream is a queue of operations that its thread runs in order. The queue is taken at
-//! construction; when it is full, enqueueing waits for room, as a driver's launch queue does. An inline
-//! stream runs each operation in the call that enqueues it: the same order, no threads, and the fastest
-//! way to use the device from one thread (the replay does).
+//! A threaded stream is a queue of operations that its thread runs in order. The queue is allocated at construction.
+//! While it is full, enqueueing waits for room, as with a driver's launch queue. An inline stream runs each operation
+//! in the call that enqueues it: the same order, no threads, and the fastest way to use the device from one thread
+//! (trace replay does).
 //!
-//! An event counts its records and remembers which have been reached. A wait is for the last record
-//! enqueued before it, and for that one alone: an event can be used again while somebody still waits for an
-//! older record, and a record in a fast stream does not end a wait for one in a slow stream.
+//! An event counts its records and remembers which of them were reached. A wait refers to the last record enqueued
+//! before it, and only to that. So an event can be recorded again while another thread waits for an older record, and
+//! a record in a fast stream does not end a wait for one in a slow stream.
 
 use std::collections::VecDeque;
 
@@ -23,11 +23,11 @@ pub struct EventState {
 #[derive(Debug)]
 struct EventCounts {
     recorded: u64,
-    /// All records up to this one have been reached,
+    /// All records up to this one have been reached.
     reached: u64,
-    /// and these beyond it. Records of one stream come in order, so these are few.
+    /// Later records that have been reached. Records of one stream arrive in order, so these are few.
     ahead: Vec<u64>,
-    /// Threads in `wait`: without one, reaching a record needs no system call.
+    /// The number of threads in `wait`. If it is 0, reaching a record needs no system call.
     waiting: u32,
 }
 
@@ -38,13 +38,13 @@ impl EventCounts {
 }
 
 impl EventState {
-    /// An event that was never recorded, and so is complete.
+    /// An event that was never recorded and so counts as complete.
     pub fn new() -> Self {
         let counts = EventCounts { recorded: 0, reached: 0, ahead: Vec::with_capacity(16), waiting: 0 };
         EventState { counts: Mutex::new(counts), changed: Condvar::new() }
     }
 
-    /// Counts a record that is about to be enqueued; answers its number.
+    /// Counts a record that is about to be enqueued; returns its number.
     pub fn record(&self) -> u64 {
         let mut counts = self.counts.lock();
         counts.recorded += 1;
@@ -56,7 +56,7 @@ impl EventState {
         self.counts.lock().recorded
     }
 
-    /// The stream has reached record `number`.
+    /// Notes that the stream has reached record `number`.
     pub fn reach(&self, number: u64) {
         let mut counts = self.counts.lock();
         counts.ahead.push(number);
@@ -101,14 +101,14 @@ struct QueueState<T> {
 }
 
 impl<T> Queue<T> {
-    /// A queue with `room` places, all of them allocated now.
+    /// A queue with `room` places, all allocated at once.
     pub fn new(room: usize) -> Self {
         let room = room.max(1);
         let state = QueueState { waiting: VecDeque::with_capacity(room), room, closed: false };
         Queue { state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Appends `item`, waiting for room; gives it back when the queue is closed.
+    /// Appends `item`, waiting for room. Returns the item as an error when the queue is closed.
     pub fn push(&self, item: T) -> Result<(), T> {
         let mut state = self.state.lock();
         while state.waiting.len() >= state.room && !state.closed {
@@ -122,7 +122,7 @@ impl<T> Queue<T> {
         Ok(())
     }
 
-    /// The oldest item, waiting for one; nothing once the queue is closed and empty.
+    /// Removes the oldest item, waiting for one. Returns `None` once the queue is closed and empty.
     pub fn pop(&self) -> Option<T> {
         let mut state = self.state.lock();
         loop {
@@ -137,12 +137,12 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Lets the other side finish what is queued, and nothing more.
+    /// Closes the queue: the queued items are still processed, and no new ones are accepted.
     pub fn close(&self) {
         self.state.lock().closed = true;
         self.changed.notify_all();
     }
 }
 
-/// An event that others hold on to.
+/// A shared event.
 pub(crate) type SharedEvent = Arc<EventState>;

@@ -1,7 +1,7 @@
-//! The residency scans on AVX-512: the same answers as [`crate::residency::Portable`], to the last bit.
+//! The residency scans on AVX-512: bit for bit the same results as [`crate::residency::Portable`].
 //!
-//! Looking a position up stays one load: gathers of sixteen words are slower than the loads they stand for
-//! (Zen 5). All else runs over vectors, and lists a set by compressing the numbers 0 to 63 with its word.
+//! A position is looked up by a scalar load, because a gather of sixteen words is slower than sixteen loads (Zen 5).
+//! All other loops run over vectors, and list a set by compressing the numbers 0 to 63 with its word.
 
 use std::arch::x86_64::*;
 
@@ -12,13 +12,12 @@ use crate::residency::{
 
 const BLOCK: usize = SLOT_BLOCK as usize;
 
-/// The proof that this machine has the instructions; made by [`Avx512::detect`] alone.
+/// Proof that this machine has the instructions. Only [`Avx512::detect`] makes it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Avx512(());
 
 impl Avx512 {
-    /// The proof, if the machine has AVX-512 with byte masks and byte compression (Ice Lake, Zen 4 and what
-    /// came after them).
+    /// Returns the proof if the machine has AVX-512 with byte masks and byte compression (Ice Lake, Zen 4 and later).
     pub(crate) fn detect() -> Option<Avx512> {
         let has = is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")
@@ -80,8 +79,8 @@ impl Scan for Avx512 {
     }
 }
 
-/// Writes the `lanes` of `values`, closed up, to `out[at..]`. Answers how many. A whole store is several
-/// times faster than a masked compressing one; what it writes past them is written again.
+/// Writes the `lanes` of `values`, compressed, to `out[at..]`, and returns how many. A full store is several times
+/// faster than a masked compressing store; the words that it writes beyond the end are overwritten later.
 ///
 /// # Safety
 /// `out` has at least `at + 16` words.
@@ -116,15 +115,15 @@ fn vectors(words: &[u32; BLOCK]) -> [__m512i; 4] {
     [0, 16, 32, 48].map(|at| unsafe { _mm512_loadu_si512(words.as_ptr().add(at).cast()) })
 }
 
-/// Four masks of 16 as the word of a block.
+/// Packs four masks of 16 bits into the word of a block.
 #[inline]
 fn joined(masks: [__mmask16; 4]) -> u64 {
     let [a, b, c, d] = masks.map(u64::from);
     (a | b << 16) | (c | d << 16) << 32
 }
 
-/// Looks positions up and stamps what was found. For no more than the plain instructions, lest it be made
-/// of gathers, which are slower here.
+/// Looks positions up and stamps the slots found. Compiled for the baseline instructions, so that the compiler does
+/// not make gathers of it, which are slower here.
 #[inline(never)]
 fn look_up(touch: &mut Touch<'_>) {
     let (map, now) = (touch.map, touch.now);
@@ -168,7 +167,7 @@ unsafe fn touch_avx512(mut touch: Touch<'_>) -> Touched {
         let inside = _mm512_mask_cmplt_epu32_mask(there, positions, end);
         let absent = _mm512_mask_testn_epi32_mask(inside, found, found);
         let indices = _mm512_add_epi32(sixteen(), _mm512_set1_epi32(from as i32 + at as i32));
-        // SAFETY: at most `at` indices were written before, and a block's room lies behind the last.
+        // SAFETY: at most `at` indices were written before, and a block's room follows the last.
         count += unsafe { compress(absent, indices, entries, count) };
         if inside != there {
             all_inside = false;
@@ -294,8 +293,8 @@ fn count_to(values: &[u32], bound: u32) -> usize {
     count
 }
 
-/// Writes the places of the ones of `bits`, counted from `first`, to `out[at..]`, as far as there is room for
-/// whole vectors. Answers where the next ones go.
+/// Writes the positions of the set bits of `bits`, counted from `first`, to `out[at..]`, as far as there is room for
+/// whole vectors. Returns the place of the next ones.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi2,popcnt")]
 fn spread(first: u32, bits: u64, out: &mut [u32], at: usize) -> usize {
@@ -314,7 +313,7 @@ fn spread(first: u32, bits: u64, out: &mut [u32], at: usize) -> usize {
     let Some(out) = out.get_mut(at..at + BLOCK) else { return at };
     let mut places = _mm512_maskz_compress_epi8(bits, numbers);
     let (ones, first) = (bits.count_ones() as usize, _mm512_set1_epi32(first as i32));
-    // Most words have fewer than 17 ones: one round.
+    // Most words have fewer than 17 set bits, and so need one round.
     for out in out.chunks_exact_mut(16).take(ones.div_ceil(16).max(1)) {
         let next = _mm512_add_epi32(first, _mm512_cvtepu8_epi32(_mm512_castsi512_si128(places)));
         // SAFETY: the chunk is 16 words.
@@ -360,14 +359,14 @@ mod tests {
 
     use super::*;
     use crate::residency::{
-        Beyond, EMPTY, Fetch, LayerTables, Resolved, Rows, Selected, TableShape, Workspace,
+        Beyond, EMPTY, Fetch, LayerTables, QueryRange, Resolved, Selected, TableShape, Workspace,
     };
     use std::collections::BTreeMap;
 
     const SLOTS: usize = 6 * BLOCK;
     const TOKENS: usize = 4_500;
 
-    /// Every scan by `scan`, over what the seed makes: all that they write and answer.
+    /// Runs every scan of `scan` on data from the seed; returns all that they write and return.
     fn scans<S: Scan>(scan: &S, seed: u64, length: u32, k: usize) -> String {
         let mut state = seed;
         let mut next = |end: u64| {
@@ -425,7 +424,7 @@ mod tests {
         format!("{looked:?} {:?}", (counts, split, older, tied, first, found, ties, left))
     }
 
-    /// Steps of two query rows by `scan`, each of them read in three parts: all that they answer.
+    /// Runs steps of two query rows with `scan`, each read in three portions; returns all their results.
     fn steps<S: Scan>(scan: &S, mut seed: u64) -> String {
         const K: usize = 600;
         let mut next = |end: i32| {
@@ -437,7 +436,7 @@ mod tests {
             tokens: 3_000,
             query_rows: 2,
             scratch: 2 * K as u32,
-            passes: 1,
+            waves: 1,
             scratch_base: 64,
             landing_base: 1_280,
             budget_base: 1_344,
@@ -451,10 +450,11 @@ mod tests {
         let mut told = String::new();
         for step in 0..4 {
             tables.commit(scan, 0, 2.min(step), 2, |_| {}).unwrap();
-            // Some stand in several parts, some are none, some beyond the length.
+            // Some positions occur in several portions, some are -1, some are beyond the length.
             let picks: Vec<i32> = (0..2 * K).map(|_| next(2_100) - 50).map(|p| p.max(-1)).collect();
             let selected = Selected { selection: &picks[..], slots: &mut slots, fetches: &mut fetches };
-            let done = tables.resolve(scan, 0, Rows { first: 0, count: 2 }, selected, &mut work).unwrap();
+            let done =
+                tables.resolve(scan, 0, QueryRange { first: 0, count: 2 }, selected, &mut work).unwrap();
             let length = 2_000 + (0..=step).map(|step| 2.min(step)).sum::<u32>();
             naive(&picks, K, length, &done, &slots, &fetches);
             assert_eq!(work.selection(), picks);
@@ -464,7 +464,8 @@ mod tests {
         told
     }
 
-    /// What a step must answer whatever it finds resident: one slot for each position, and what it fetches once.
+    /// The properties of every step's result, whatever is resident: one slot for each position, and each fetched row
+    /// once.
     fn naive(picks: &[i32], k: usize, length: u32, done: &Resolved, slots: &[i32], fetches: &[Fetch]) {
         let inside = |(entry, position): &(usize, i32)| {
             *position >= 0 && (*position as u32) < length + 1 + (*entry / k) as u32

@@ -1,11 +1,11 @@
-//! Words of device memory, as the operations of the host device reach them.
+//! Race-tolerant access to words of device memory, for the operations of the host device.
 //!
-//! Another stream's thread may be writing them: the caller's edges keep it away, and a forgotten edge is the defect
-//! that this device is there to show. So no reference into device memory is ever made, and no load or store of the
-//! language touches it: words are moved by instructions that the compiler takes as they are, lists by the row copies'
-//! ([`Copier`]), single words by their own. A race then gives words of before or of after, and is nothing worse.
-//! What works on a list has a copy of it in memory of the device's own. Under `--cfg tsan` all of these are relaxed
-//! atomics, so that ThreadSanitizer tells whatever else reaches such memory (`ci/tsan`).
+//! Another stream's thread may be writing the words. The caller's edges prevent that, and this device exists to show
+//! a forgotten edge. So no Rust reference into device memory is ever made, and no Rust load or store touches it.
+//! Inline assembly moves the words: lists by the row copies ([`Copier`]), single words by their own instructions. A
+//! race then yields words from before or after the write, and nothing worse. Code that works on a list copies it to
+//! the device's own memory first. Under `--cfg tsan` all these accesses are relaxed atomics, so that ThreadSanitizer
+//! reports any other access to such memory (`ci/tsan`).
 
 #[cfg(not(tsan))]
 use std::arch::asm;
@@ -17,12 +17,12 @@ use crate::residency::Selection;
 #[cfg(tsan)]
 use crate::sync::{AtomicU32, Ordering};
 
-/// What device memory is read as: any four bytes are one.
+/// A type that device memory is read as. Any four bytes are a valid value.
 pub(super) trait Word: Copy {
-    /// Of its bits.
+    /// The value with these bits.
     fn of(bits: u32) -> Self;
 
-    /// Its bits.
+    /// The bits of the value.
     fn bits(self) -> u32;
 }
 
@@ -55,7 +55,7 @@ pub(super) struct Words<'a, T> {
     lives: PhantomData<&'a T>,
 }
 
-/// Words that are set to one value at a time.
+/// The number of words that a fill writes at a time.
 const FILL: usize = 64;
 
 impl<T: Word> Words<'_, T> {
@@ -69,19 +69,19 @@ impl<T: Word> Words<'_, T> {
         Words { address: slice.address(), count, copier, lives: PhantomData }
     }
 
-    /// The address of word `first`, and how many of `wanted` words there are from it on.
+    /// The address of word `first`, and how many of the `wanted` words exist from there on.
     fn there(&self, first: usize, wanted: usize) -> (u64, usize) {
         let offset = (first as u64).wrapping_mul(4);
         (self.address.wrapping_add(offset), wanted.min(self.count.saturating_sub(first)))
     }
 
-    /// Those of `count` words from `first` on that there are.
+    /// Those of the `count` words from `first` on that exist.
     pub(super) fn part(&self, first: usize, count: usize) -> Self {
         let (address, count) = self.there(first, count);
         Words { address, count, ..*self }
     }
 
-    /// Fills `to` with the words from `first` on, as far as there are any.
+    /// Fills `to` with the words from `first` on, as far as they exist.
     pub(super) fn load(&self, first: usize, to: &mut [T]) {
         let (from, count) = self.there(first, to.len());
         let pair = Pair { from, to: to.as_mut_ptr() as u64 };
@@ -91,7 +91,7 @@ impl<T: Word> Words<'_, T> {
         unsafe { self.copier.copy(&[pair], 1, 4 * count, false) };
     }
 
-    /// Writes `from` to the words from `first` on, as far as there are any.
+    /// Writes `from` to the words from `first` on, as far as they exist.
     pub(super) fn store(&self, first: usize, from: &[T]) {
         let (to, count) = self.there(first, from.len());
         let pair = Pair { from: from.as_ptr() as u64, to };
@@ -100,7 +100,7 @@ impl<T: Word> Words<'_, T> {
         unsafe { self.copier.copy(&[pair], 1, 4 * count, false) };
     }
 
-    /// Sets `count` words from `first` on, as far as there are any.
+    /// Sets `count` words from `first` on, as far as they exist.
     pub(super) fn fill(&self, first: usize, count: usize, value: T) {
         let same = [value; FILL];
         for at in (0..count).step_by(FILL) {
@@ -108,14 +108,14 @@ impl<T: Word> Words<'_, T> {
         }
     }
 
-    /// A word, if it is there.
+    /// The word at `index`, if it exists.
     pub(super) fn get(&self, index: usize) -> Option<T> {
         let (address, count) = self.there(index, 1);
         // SAFETY: the word is there and aligned.
         (count == 1).then(|| T::of(unsafe { read_word(address) }))
     }
 
-    /// Sets a word, if it is there.
+    /// Sets the word at `index`, if it exists.
     pub(super) fn set(&self, index: usize, value: T) {
         let (address, count) = self.there(index, 1);
         if count == 1 {
@@ -130,15 +130,15 @@ impl Selection for Words<'_, i32> {
         self.count
     }
 
-    /// Asks for as many that follow: what stands behind the last word is mostly the next batch row's.
+    /// Also prefetches as many words after them: the next batch row's words usually follow.
     fn read(&self, first: usize, to: &mut [i32]) {
         self.load(first, to);
         ask_all(self.there(first + to.len(), 0).0, to.len());
     }
 }
 
-/// Asks for the lines of `count` words, which need not be there. Where a list is copied to is asked for first: stores
-/// wait for their lines one after the other.
+/// Prefetches the lines of `count` words, which need not exist. The target of a list's copy is prefetched first,
+/// because stores wait for their lines one after another.
 #[inline(always)]
 fn ask_all(address: u64, count: usize) {
     let lines = (address % 64 + 4 * count as u64).div_ceil(64);
@@ -146,7 +146,7 @@ fn ask_all(address: u64, count: usize) {
 }
 
 /// # Safety
-/// A word stands at the address, aligned.
+/// The address is aligned and holds a word.
 #[inline(always)]
 unsafe fn read_word(address: u64) -> u32 {
     #[cfg(tsan)]

@@ -22,7 +22,7 @@ fn works(map: &Map) {
     assert_eq!(back, [0, 1, 2, 3, 4]);
 }
 
-/// The fallbacks called `what` when `call` is refused with `errno`; the map works all the same.
+/// The fallbacks called `what` when `call` is refused with `errno`; the map works nevertheless.
 fn lost(request: &Request, what: &str, call: Call, errno: i32) -> (Map, Vec<Fallback>) {
     let (map, mut lost) = Map::new(request, &Inject::call(call, errno)).unwrap();
     works(&map);
@@ -66,7 +66,7 @@ fn without_huge_pages_base_pages_are_taken() {
     assert_eq!(lost[0].cause, "madvise for huge pages: Invalid argument");
 }
 
-/// The system is told to have huge pages, so that the calls for them are made whether it has or not.
+/// The fault reports huge pages, so that the calls for them are made on any system.
 #[test]
 fn huge_pages_that_cannot_be_had_are_given_back_with_the_cause() {
     let state = MemoryState { huge_page: 2 * MIB, huge_free: 9, ..MemoryState::default() };

@@ -1,4 +1,4 @@
-//! The engine of the simulator: callbacks that enqueue a setup's costs.
+//! The engine of the simulator: callbacks that enqueue works at a setup's costs.
 
 use super::world::Batch;
 use crate::device::clock::{ClockDevice, Demand, Label};
@@ -8,21 +8,21 @@ use crate::overlap::{Engine, EngineCall, Keys, Work};
 use crate::predict::cost::Load;
 use crate::predict::setup::{Setup, Term};
 
-/// What a price was asked for: the term, batch rows, query rows, width.
+/// The key of a price: the term, batch rows, query rows, width.
 type Asked = (Term, u32, u32, u32);
 
-/// Charges what the setup says.
+/// Charges the setup's costs.
 pub struct Costed<'a> {
     clock: &'a ClockDevice,
     setup: &'a Setup,
     batch: &'a Batch,
-    /// By layer the rows that a request misses, and the share of them that one query row reads.
+    /// By layer, the rows that a request misses, and the share of them that one query row reads.
     misses: &'a [f64],
     share: f64,
-    /// By micro-batch the events that end its layers, and how many have ended.
+    /// By micro-batch, the events that end its layers, and how many have ended.
     ends: &'a [Vec<Event>],
     ended: [usize; 2],
-    /// Prices already asked for: a handful, all layers are alike.
+    /// Prices computed so far: only a few, because layers are alike.
     known: Vec<(Asked, f64)>,
     /// Microseconds of all works together.
     pub busy_us: f64,
@@ -56,10 +56,10 @@ impl<'a> Costed<'a> {
         Ok(us)
     }
 
-    /// The width that a call of attention is captured for.
+    /// The width for which a call of attention is captured.
     fn width(&self, call: &EngineCall, keys: Keys) -> f64 {
         let k = self.setup.shape().top_k;
-        // Draft layers' passes have one query row, and their misses are declared for one.
+        // Draft passes have one query row, and their misses are given for one.
         let share = if call.rows.count == self.batch.query_rows { self.share } else { 1.0 };
         let misses = self.misses.get(call.layer.index()).map_or(0.0, |rows| rows * share);
         let (resident, fetched) = self.setup.file().captured.widths(k, misses);

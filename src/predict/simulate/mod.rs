@@ -1,23 +1,23 @@
-//! The simulator: the production schedule of a whole step on the virtual clock, with a setup's costs.
+//! The simulator: runs the production schedule of a whole step on the virtual clock, with a setup's costs.
 //!
-//! A step is enqueued by [`enqueue_step`](crate::overlap::enqueue_step), as an engine's is, on a
-//! [`ClockDevice`](crate::device::clock::ClockDevice) without memory. The engine's callbacks enqueue what the
-//! setup says that each work costs; gathers take what the link takes for the rows that each layer misses.
-//! Nothing about overlap is computed here: what is hidden is what the schedule's edges hide.
+//! [`enqueue_step`](crate::overlap::enqueue_step) enqueues a step, as in an engine, on a
+//! [`ClockDevice`](crate::device::clock::ClockDevice) without memory. The engine's callbacks enqueue works at the
+//! setup's costs; a gather takes the link's time for the rows that its layer misses. The simulator computes nothing
+//! about overlap itself: the schedule's edges decide what is hidden.
 //!
-//! **Exposed time** is what a step takes beyond the same step with no misses in the order none: waits for
-//! rows, and what attention in parts costs more than attention in one.
+//! **Exposed time** is how much longer a step takes than the same step without misses in the order none: waits for
+//! rows, and the extra cost of split attention.
 //!
 //! **Two micro-batches** share one compute stream, as engines launch them: layer by layer, one after the
-//! other, each the other's cover for the exchange of experts' tokens, which then is not charged. With
+//! other. Each hides the other's exchange of experts' tokens, which then is not charged. With
 //! [`Options::fill`] each has a compute stream of its own, and one computes while the other waits for rows.
 //!
-//! **The host** enqueues a step while the device runs the one before, so its time counts only where it is the longer of
-//! the two ([`HostTime`]): it is no part of the step's.
+//! **The host** enqueues a step while the device runs the previous one, so its time matters only if it is longer than
+//! the device's ([`HostTime`]). It is not part of the step's time.
 //!
 //! **Order by layer** is the order of least time, found by running one layer on the clock for each order and
-//! some numbers of misses. [`Simulator::run`] then simulates the step whole, [`Simulator::estimate`] adds up
-//! those prices: faster, the same to a percent, without spans.
+//! some numbers of misses. [`Simulator::run`] then simulates the whole step. [`Simulator::estimate`] adds up
+//! those prices instead: it is faster, agrees to a percent, and has no spans.
 
 mod engine;
 mod host;
@@ -56,19 +56,19 @@ pub struct Point {
     pub ratio: f64,
 }
 
-/// The order of each layer.
+/// The choice of each layer's order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Order {
-    /// For each layer the one of least time.
+    /// For each layer the order of least time.
     #[default]
     ByLayer,
-    /// The same for all.
+    /// The same order for all layers.
     All(Overlap),
-    /// As given, one for each layer, draft layers last.
+    /// A given order for each layer, draft layers last.
     Table(Vec<Overlap>),
 }
 
-/// Bytes that cross the link beside the step: warm-up, transfer.
+/// Other traffic on the link during the step: warm-up, transfer.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Traffic {
     /// Host to device, bytes a second.
@@ -84,50 +84,52 @@ impl Traffic {
             [("to_device", self.to_device, rates.copy_up), ("to_host", self.to_host, rates.copy_down)]
         {
             if !(0.0..=most).contains(&rate) {
-                return Err(bad(format!("traffic.{name}: {rate} bytes a second, the link copies {most}")));
+                return Err(bad(format!(
+                    "traffic.{name}: {rate} bytes a second, but the link copies {most}"
+                )));
             }
         }
         Ok(())
     }
 }
 
-/// How a step is simulated.
+/// The options of a simulated step.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// The order of each layer.
+    /// The choice of each layer's order.
     pub order: Order,
-    /// Two micro-batches; none takes the setup's word.
+    /// Two micro-batches; none for the setup's rule.
     pub two_batch: Option<bool>,
-    /// Micro-batches have compute streams of their own.
+    /// Gives each micro-batch a compute stream of its own.
     pub fill: bool,
-    /// What else crosses the link.
+    /// Other traffic on the link.
     pub traffic: Traffic,
-    /// Misses, instead of the setup's.
+    /// Misses that replace the setup's.
     pub misses: Option<Misses>,
     /// The step of a replay's misses.
     pub step: u32,
-    /// Keep the spans.
+    /// Keeps the spans.
     pub spans: bool,
 }
 
-/// What a step takes.
+/// The result of a simulated step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
     /// The point.
     pub point: Point,
     /// Milliseconds of the step.
     pub step_ms: f64,
-    /// Milliseconds beyond the same step without misses in the order none.
+    /// Milliseconds more than the same step without misses in the order none.
     pub exposed_ms: f64,
-    /// Of these the milliseconds that are not works of the engine at their full speed: waits for rows, and, where
-    /// a gather takes SMs, what works run slower beside it. The others are what attention in parts costs more.
+    /// The milliseconds of these that are not works of the engine at full speed: waits for rows, and, if
+    /// a gather takes SMs, the slowdown of concurrent works. The others are the extra cost of split attention.
     pub wait_ms: f64,
-    /// By layer, draft layers last where they have a pass, the exposed microseconds; 0 or below where an order
+    /// By layer, draft layers with a pass last, the exposed microseconds; 0 or negative if an order
     /// hides more than the order none would without misses.
     pub exposed_us: Vec<f64>,
     /// By layer the rows that a request misses.
     pub misses: Vec<f64>,
-    /// By layer the order that was taken.
+    /// By layer, the chosen order.
     pub overlap: Vec<Overlap>,
     /// Layers in the orders of [`Overlap::ALL`].
     pub counts: [u32; 3],
@@ -137,14 +139,14 @@ pub struct Outcome {
     pub otps: f64,
     /// Whether two micro-batches ran.
     pub two_batch: bool,
-    /// What enqueueing the step takes of the host.
+    /// The host time of enqueueing the step.
     pub host: HostTime,
-    /// The timeline of the step, where it was asked for.
+    /// The timeline of the step, if requested.
     pub spans: Vec<Span>,
 }
 
-/// GPUs of a node, for [`Outcome::throughput`]: throughputs of all setups are told alike. A setup's
-/// `deployment.node_gpus` concerns the exchange.
+/// GPUs of a node for [`Outcome::throughput`], the same for all setups. A setup's
+/// `deployment.node_gpus` is for the exchange.
 pub const NODE_GPUS: f64 = 8.0;
 
 /// The most requests and query rows of a simulated step.
@@ -156,21 +158,21 @@ fn bad(place: impl Into<String>) -> Error {
 }
 
 impl Point {
-    /// Whether the point can be simulated on `setup`.
+    /// Checks that the point can be simulated on `setup`.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] names the field; [`Kind::OutOfRange`] for a larger batch than is simulated.
+    /// [`Kind::InvalidConfig`] names the field; [`Kind::OutOfRange`] for a larger batch than the simulator supports.
     pub fn check(&self, setup: &Setup) -> Result<()> {
         let most = setup.dims().context_max;
         if self.context == 0 || self.context > most {
-            let hint = "the context is what the model was made for, at most";
+            let hint = "the context may be at most the model's longest";
             return Err(bad("context").with("tokens", self.context).with("most", most).hint(hint));
         }
         if self.batch == 0 {
             return Err(bad("batch").with("requests", 0_u32).with("most", BATCH_MAX));
         }
         if self.batch > BATCH_MAX {
-            let hint = "ask for a smaller batch";
+            let hint = "use a smaller batch";
             return Err(outside("batch").with("requests", self.batch).with("most", BATCH_MAX).hint(hint));
         }
         if self.mtp == 0 || self.mtp > MTP_MAX {
@@ -186,11 +188,11 @@ impl Point {
     }
 }
 
-/// Simulates steps of one setup, and remembers what layers cost.
+/// Simulates steps of one setup, and caches the costs of layers.
 #[derive(Debug)]
 pub struct Simulator {
     setup: Setup,
-    /// Layers without misses, in the order none, by what the batch is.
+    /// Layers without misses in the order none, by the kind of batch.
     baselines: HashMap<Batch, Times>,
     prices: HashMap<Priced, Price>,
 }
@@ -209,14 +211,14 @@ impl Simulator {
     /// Simulates one whole step.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] names the field of the point or of the setup; [`Kind::OutOfRange`] what the setup
-    /// does not reach: costs or misses there are not known.
+    /// [`Kind::InvalidConfig`] names the field of the point or of the setup; [`Kind::OutOfRange`] names what the setup
+    /// does not reach: the costs or misses there are unknown.
     pub fn run(&mut self, point: &Point, options: &Options) -> Result<Outcome> {
         let (batch, misses) = self.prepare(point, options)?;
         let overlap = self.orders(&batch, &misses, options)?;
         let baseline = self.baseline(&batch)?;
         options.traffic.check(&self.setup)?;
-        // Traffic that ends before the step would be traffic beside a part of it.
+        // Traffic must last as long as the step; otherwise it would affect only a part of it.
         let mut enough_ns = 2.0 * baseline.total_ns;
         let times = loop {
             let mut world = World::new(&self.setup, &batch, options.spans)?;
@@ -242,11 +244,11 @@ impl Simulator {
     /// Estimates one step from the prices of its layers.
     ///
     /// # Errors
-    /// As [`Simulator::run`]; [`Kind::InvalidConfig`] for traffic and for micro-batches that fill each other's
-    /// waits, which only a whole step meets.
+    /// Errors of [`Simulator::run`]; [`Kind::InvalidConfig`] for traffic and for micro-batches that fill each other's
+    /// waits, which only a whole step models.
     pub fn estimate(&mut self, point: &Point, options: &Options) -> Result<Outcome> {
         if options.traffic != Traffic::default() || options.spans || options.fill {
-            return Err(bad("options: traffic, spans and fill are a whole step's; an estimate has none"));
+            return Err(bad("options: traffic, spans and fill need a whole step; an estimate has none"));
         }
         let (batch, misses) = self.prepare(point, options)?;
         let overlap = self.orders(&batch, &misses, options)?;
@@ -266,11 +268,11 @@ impl Simulator {
         Ok(outcome(&self.setup, point, &batch, sums, misses.rows, overlap, Vec::new()))
     }
 
-    /// Microseconds that one layer takes in an order, all its micro-batches together, when each request
-    /// misses `misses` rows in it. For [`fit`](super::fit) and for tables of orders.
+    /// Microseconds of one layer in an order, all its micro-batches together, if each request misses `misses` rows in
+    /// it. For [`fit`](super::fit) and for tables of orders.
     ///
     /// # Errors
-    /// As [`Simulator::run`].
+    /// Errors of [`Simulator::run`].
     pub fn layer_us(&mut self, point: &Point, options: &Options, misses: f64, order: Overlap) -> Result<f64> {
         point.check(&self.setup)?;
         let batch = self.batch(point, options);
@@ -278,7 +280,7 @@ impl Simulator {
         price::layer(&self.setup, &batch, share, misses, order).map(|price| price.ns / 1e3)
     }
 
-    /// What runs, and what it misses.
+    /// The step's content and its misses.
     fn prepare(&self, point: &Point, options: &Options) -> Result<(Batch, Missing)> {
         point.check(&self.setup)?;
         let batch = self.batch(point, options);
@@ -300,7 +302,7 @@ impl Simulator {
         if rows.len() != shape.layers as usize {
             return Err(bad("misses: not one number for each layer").with("numbers", rows.len() as u64));
         }
-        // A draft layer's pass is one query row of an average layer.
+        // A draft pass is one query row of an average layer.
         let mean = rows.iter().sum::<f64>() / rows.len().max(1) as f64;
         rows.iter_mut().for_each(|rows| *rows = rows.min(most));
         let draft = (mean * share).min(shape.top_k.into());
@@ -335,10 +337,10 @@ impl Simulator {
         }
     }
 
-    /// Layers that run: draft layers only where there is something to draft.
+    /// Layers that run: draft layers only if there are drafts.
     fn layers(&self, batch: &Batch) -> usize {
         let shape = self.setup.shape();
-        (shape.layers + if world::passes(batch) > 0 { shape.draft_layers } else { 0 }) as usize
+        (shape.layers + if world::draft_passes(batch) > 0 { shape.draft_layers } else { 0 }) as usize
     }
 
     fn baseline(&mut self, batch: &Batch) -> Result<Times> {
@@ -353,7 +355,7 @@ impl Simulator {
     }
 
     fn orders(&mut self, batch: &Batch, misses: &Missing, options: &Options) -> Result<Vec<Overlap>> {
-        // A table may be of draft layers too that have no pass at this point.
+        // A table may include draft layers that have no pass at this point.
         let all = (self.setup.shape().layers + self.setup.shape().draft_layers) as usize;
         match &options.order {
             Order::All(order) => Ok(vec![*order; misses.rows.len()]),
@@ -374,12 +376,12 @@ impl Simulator {
         }
     }
 
-    /// What runs in a layer, the share of a request's misses that a query row reads there, and how often: a
-    /// draft layer has passes of one query row.
+    /// The step's content for one layer, the share of a request's misses that a query row reads there, and its passes:
+    /// a draft layer has draft passes of one query row.
     fn layer_batch(&self, batch: &Batch, share: f64, layer: usize) -> (Batch, f64, f64) {
         match layer < self.setup.shape().layers as usize {
             true => (*batch, share, 1.0),
-            false => (Batch { query_rows: 1, ..*batch }, 1.0, f64::from(world::passes(batch))),
+            false => (Batch { query_rows: 1, ..*batch }, 1.0, f64::from(world::draft_passes(batch))),
         }
     }
 }
@@ -390,7 +392,7 @@ struct Missing {
     share: f64,
 }
 
-/// A step's times.
+/// The times of a step.
 struct Sums {
     step_ms: f64,
     exposed_ms: f64,

@@ -1,4 +1,4 @@
-//! What one layer costs in each order, by the rows it misses: run on the clock, kept, interpolated.
+//! The prices of one layer in each order, by its misses: run on the clock, cached, interpolated.
 
 use super::Simulator;
 use super::world::{Batch, World};
@@ -6,23 +6,23 @@ use crate::error::Result;
 use crate::overlap::Overlap;
 use crate::predict::setup::Setup;
 
-/// Rows a request that layers are priced at, dense where the orders cross; between them the price is
-/// interpolated. The grid of a point is [`grid`].
+/// Rows a request at which layers are priced, dense where the orders cross; in between the price is
+/// interpolated. [`grid`] gives the points for an operating point.
 const GRID: [f64; 24] = [
     0.0, 8.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 128.0, 160.0, 192.0, 224.0, 256.0, 320.0, 384.0, 448.0,
     512.0, 640.0, 768.0, 1024.0, 1536.0, 2048.0, 4096.0, 8192.0,
 ];
 
-/// The points below `most` rows, which is what a request can miss in a layer, and `most` itself.
+/// The points below `most` rows, the most that a request can miss in a layer, and `most` itself.
 pub fn grid(most: f64) -> impl Iterator<Item = f64> + Clone {
     GRID.into_iter().filter(move |rows| *rows < most).chain([most])
 }
 
-/// Layers of a run where micro-batches fill each other's waits: enough that the first and the last, which
-/// have no neighbour, count little.
+/// Layers of a run if micro-batches fill each other's waits: enough that the first and the last, which
+/// have no neighbour, hardly matter.
 const FILL_LAYERS: u32 = 8;
 
-/// A price's place.
+/// The key of a price.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Priced {
     batch: Batch,
@@ -33,12 +33,12 @@ pub struct Priced {
     rows: u64,
 }
 
-/// What one layer costs, all micro-batches together.
+/// The price of one layer, all micro-batches together.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Price {
     /// Nanoseconds.
     pub ns: f64,
-    /// What the engine computes of them.
+    /// The nanoseconds of these in which the engine computes.
     pub busy_ns: f64,
 }
 
@@ -60,7 +60,7 @@ pub fn layer(setup: &Setup, batch: &Batch, share: f64, misses: f64, order: Overl
 }
 
 impl Simulator {
-    /// The price of one layer that misses `rows` a request.
+    /// The price of one layer with `rows` misses a request.
     pub(super) fn price(&mut self, batch: &Batch, share: f64, rows: f64, order: Overlap) -> Result<Price> {
         let most = f64::from(self.setup.shape().top_k) * f64::from(batch.query_rows);
         let grid = grid(most);
@@ -85,7 +85,7 @@ impl Simulator {
         Ok(price)
     }
 
-    /// The order of least time and its price; of equals the simpler one.
+    /// The order of least time and its price; among equals the simpler one.
     pub(super) fn best(&mut self, batch: &Batch, share: f64, rows: f64) -> Result<(Overlap, Price)> {
         let mut best = (Overlap::None, self.price(batch, share, rows, Overlap::None)?);
         for order in [Overlap::Da, Overlap::Dba] {

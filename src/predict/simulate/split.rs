@@ -1,12 +1,11 @@
-//! A total of slots divided over the layers, so that the step takes the least time.
+//! Divides a total of slots over the layers so that the step takes the least time.
 //!
-//! Layers miss unlike: with the same slots one misses ten times what another does, and an order hides a
-//! certain number of misses for nothing. So slots are taken where misses are hidden anyway and given where
-//! they are waited for: every layer begins with the fewest slots that the misses are known for, and the next
-//! pieces go to the layer whose time each of them shortens most, until the total is given out. A layer's time
-//! by its slots has plateaus, where an order hides all there is and costs what it costs; so a gain is looked
-//! for up to the whole context, along the lower convex hull. Where the same slots for all are better still,
-//! that is the answer.
+//! Layers differ in their misses: with the same slots one misses ten times as many rows as another, and an order hides
+//! a certain number of misses at no cost. So slots move from layers whose misses are hidden anyway to layers that wait
+//! for them. Every layer begins with the fewest slots for which the misses are known. The next pieces go to the layer
+//! whose time each of them shortens most, until the total is given out. A layer's time as a function of its slots has
+//! plateaus, where an order hides all misses at its fixed cost; so the search for a gain extends to the whole context,
+//! along the lower convex hull. If a uniform division is better, it is the result.
 
 use super::{Options, Point, Simulator, bad};
 use crate::error::Result;
@@ -21,16 +20,16 @@ pub struct Split {
     pub misses: Misses,
 }
 
-/// The piece that is given out at a time, as a ratio.
+/// The size of a piece, as a ratio.
 const PIECE: f64 = 1.0 / 256.0;
 
-/// A layer's slots over context when it has so many pieces beyond `first`; the last piece may be a part of one.
+/// A layer's slots over context with `pieces` pieces beyond `first`; the last piece may be partial.
 fn ratio_of(first: f64, pieces: usize) -> f64 {
     (first + pieces as f64 * PIECE).min(1.0)
 }
 
-/// The next corner of the lower convex hull of `times` behind `given` pieces, at most `most` ahead: how many
-/// pieces it is ahead, and what each of them gains. None where nothing is gained.
+/// The next corner of the lower convex hull of `times` after `given` pieces, at most `most` ahead: its distance in
+/// pieces, and the gain of each piece. None if nothing is gained.
 fn corner(times: &[f64], given: usize, most: usize) -> Option<(usize, f64)> {
     let (now, ahead) = (times.get(given)?, times.get(given + 1..)?);
     let gains = ahead.iter().take(most).zip(1_usize..);
@@ -38,14 +37,14 @@ fn corner(times: &[f64], given: usize, most: usize) -> Option<(usize, f64)> {
     gains.filter(|(_, gain)| *gain > 0.0).max_by(|a, b| a.1.total_cmp(&b.1))
 }
 
-/// Gives `left` pieces out to layers whose times by pieces are `times`; how many each has.
+/// Gives `left` pieces to layers whose times by pieces are `times`; returns the pieces of each.
 fn deal(times: &[Vec<f64>], mut left: usize) -> Vec<usize> {
     let mut given = vec![0; times.len()];
     let mut corners: Vec<_> = times.iter().map(|times| corner(times, 0, left)).collect();
     while left > 0 {
         let gains = corners.iter().enumerate().filter_map(|(layer, c)| c.map(|(n, gain)| (layer, n, gain)));
         let Some((layer, pieces, _)) = gains.max_by(|a, b| a.2.total_cmp(&b.2)) else { break };
-        // What was found when more was left may be out of reach now.
+        // A corner found when more was left may be out of reach now.
         if pieces <= left {
             given[layer] += pieces;
             left -= pieces;
@@ -55,7 +54,7 @@ fn deal(times: &[Vec<f64>], mut left: usize) -> Vec<usize> {
     given
 }
 
-/// Gives what is left of `total` to the layers in turn, each up to the whole context.
+/// Gives the rest of `total` to the layers in turn, each up to the whole context.
 fn fill(ratios: &mut [f64], total: f64) {
     let mut left = total - ratios.iter().sum::<f64>();
     for ratio in ratios {
@@ -66,18 +65,18 @@ fn fill(ratios: &mut [f64], total: f64) {
 }
 
 impl Simulator {
-    /// Divides `point`'s slots over the layers, all of them; never to a longer step than the same for each.
+    /// Divides all of `point`'s slots over the layers; the step is never longer than with a uniform division.
     ///
     /// # Errors
-    /// As [`Simulator::run`]; [`crate::Kind::InvalidConfig`] for misses that are not a curve's, or a setup with
+    /// Errors of [`Simulator::run`]; [`crate::Kind::InvalidConfig`] for misses that are not a curve, or a setup with
     /// draft layers.
     pub fn split(&mut self, point: &Point, options: &Options) -> Result<Split> {
         point.check(&self.setup)?;
         let Misses::Curve(curve) = self.misses(options)?.clone() else {
-            return Err(bad("misses: only a curve says what other slots would miss"));
+            return Err(bad("misses: a split needs a curve, which has the misses of other slots"));
         };
         if self.setup.shape().draft_layers > 0 {
-            return Err(bad("model.draft_layers: a split is of the layers that a curve has"));
+            return Err(bad("model.draft_layers: a split needs a setup without draft layers"));
         }
         let first = curve.least(point.context);
         if point.ratio < first || point.ratio >= 1.0 {
@@ -113,7 +112,7 @@ impl Simulator {
         Ok(misses.by_layer(&place)?.into_iter().map(|rows| rows.min(most)).collect())
     }
 
-    /// By layer, then by pieces beyond `first`, the time of the layer's best order.
+    /// By layer, then by pieces beyond `first`: the time of the layer's best order.
     fn times_by_pieces(&mut self, point: &Point, options: &Options, first: f64) -> Result<Vec<Vec<f64>>> {
         let (batch, share) = (self.batch(point, options), self.share(point, options));
         let misses = self.misses(options)?.clone();

@@ -1,11 +1,11 @@
-//! One step on the clock: streams, buffers that are only numbers, the schedule, and when each layer ended.
+//! One step on the clock: streams, buffers that are only addresses, the schedule, and the end of each layer.
 
 use super::engine::{Costed, layer_us};
 use super::{Traffic, bad};
 use crate::device::clock::{
     ClockDevice, ClockOptions, Costs, Demand, Direction, Kernel, Label, Link, Mover, Span,
 };
-use crate::device::{Begin, Device, Event, Parts, Plan, PoolOp, Pools, Slice};
+use crate::device::{Begin, Device, Event, PoolLayout, PoolOp, Pools, Slice, SplitIndices};
 use crate::error::Result;
 use crate::geometry::{Geometry, Shape};
 use crate::ids::{Layer, MicroBatch};
@@ -14,7 +14,7 @@ use crate::predict::cost::Load;
 use crate::predict::setup::{Setup, Term};
 use crate::sync::Arc;
 
-/// What runs in a step.
+/// The content of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Batch {
     /// Batch rows of the micro-batches; the second may have none.
@@ -33,24 +33,24 @@ impl Batch {
         if self.rows[1] > 0 { 2 } else { 1 }
     }
 
-    /// Whether the exchange of experts' tokens is charged: no other micro-batch hides it.
+    /// Whether the exchange of experts' tokens is charged, because no other micro-batch hides it.
     pub fn exchanges(&self) -> bool {
         self.micro_batches() == 1
     }
 }
 
-/// What paces background traffic; it is no work, and in no timeline.
+/// The pacing of background traffic, which is not a work and not in a timeline.
 const PACE: &str = "pace";
 
 /// The most pieces of background traffic in one direction.
 const PIECES_MAX: f64 = 262_144.0;
 
-/// When things ended.
+/// End times.
 #[derive(Clone, Debug, Default)]
 pub struct Times {
     /// The whole step.
     pub total_ns: f64,
-    /// What the engine computes of it.
+    /// The part in which the engine computes.
     pub busy_ns: f64,
     /// From one layer's end to the next's; a draft layer's passes together.
     pub layers_ns: Vec<f64>,
@@ -66,12 +66,12 @@ pub struct World {
     shape: Shape,
     runs: Vec<Run>,
     block: Slice,
-    /// By micro-batch, in the order in which layers and passes run: their ends.
+    /// By micro-batch, the ends of its layers and passes, in the order in which they run.
     ends: Vec<Vec<Event>>,
     done: Event,
 }
 
-/// The clock's costs of a setup.
+/// The clock's costs from a setup.
 pub fn costs(setup: &Setup) -> Costs {
     let (rates, own) = (setup.rates(), &setup.file().operations);
     let (up, down) = (rates.gather.line(), rates.scatter.line());
@@ -79,7 +79,7 @@ pub fn costs(setup: &Setup) -> Costs {
     let kernel = |us, row_us: f64| Kernel { fixed_ns: fixed(us), row_ns: row_us * 1e3, sm: 0.0 };
     let mover = |(line_ns, rate), sm| Mover { fixed_ns: fixed(own.move_us) + line_ns, rate, sm };
     Costs {
-        // An engine's works have their launches in them.
+        // An engine's works include their launches.
         launch_ns: 0.0,
         link: Link {
             to_device: rates.copy_up.max(up.1),
@@ -105,19 +105,19 @@ impl World {
         World::build(setup, batch, *setup.shape(), record)
     }
 
-    /// For a step of some layers alone.
+    /// For a step of some layers only.
     pub fn of_layers(setup: &Setup, batch: &Batch, layers: u32) -> Result<World> {
         World::build(setup, batch, Shape { layers, draft_layers: 0, ..*setup.shape() }, false)
     }
 
     fn build(setup: &Setup, batch: &Batch, mut shape: Shape, record: bool) -> Result<World> {
-        if passes(batch) == 0 {
+        if draft_passes(batch) == 0 {
             shape.draft_layers = 0;
         }
         let device =
             ClockDevice::new(ClockOptions { costs: costs(setup), record, ..ClockOptions::default() })?;
         let micro_batches = batch.micro_batches();
-        let pools = device.attach(Plan {
+        let pools = device.attach(PoolLayout {
             geometry: Geometry::new(shape)?,
             tables: Vec::new(),
             slabs: Vec::new(),
@@ -135,7 +135,7 @@ impl World {
             let streams = OverlapStreams { compute, resolve, gather, scatter };
             runs.push(run_of(&*device, batch, rows, i as u32, shape.top_k, streams)?);
         }
-        let passes = passes(batch) as usize * shape.draft_layers as usize;
+        let passes = draft_passes(batch) as usize * shape.draft_layers as usize;
         let ends = (0..micro_batches).map(|_| {
             (0..shape.layers as usize + passes).map(|_| device.event()).collect::<Result<Vec<Event>>>()
         });
@@ -144,7 +144,7 @@ impl World {
         Ok(World { pools, batch: *batch, shape, runs, block, ends, done, device })
     }
 
-    /// Copies beside the step for `enough_ns`, at rates that the link has.
+    /// Copies during the step for `enough_ns`, at rates that the link supports.
     pub fn background(&mut self, traffic: Traffic, enough_ns: f64) -> Result<()> {
         let Traffic { to_device, to_host } = traffic;
         for (name, direction, rate) in
@@ -158,11 +158,11 @@ impl World {
             let label = |name| Label { name, layer: None, micro_batch: None };
             let pieces = (enough_ns / every_ns).ceil();
             if pieces > PIECES_MAX {
-                return Err(bad("traffic: more beside the step than is simulated")
+                return Err(bad("traffic: more than the simulator supports during a step")
                     .with("MiB", pieces as u64)
                     .with("most", PIECES_MAX as u64));
             }
-            // A pacing stream says when each piece may start, so that a slow piece does not delay the next.
+            // A pacing stream decides when each piece may start, so that a slow piece does not delay the next.
             let (pace, go) = (self.device.stream()?, self.device.event()?);
             for _ in 0..pieces as u64 {
                 self.device.compute(pace, label(PACE), Demand { ns: every_ns, sm: 0.0 })?;
@@ -187,13 +187,13 @@ impl World {
         if self.batch.fill
             && let Some(second) = self.runs.get(1)
         {
-            // Half a layer behind, so that the two do not wait at the same time.
+            // Half a layer later, so that the two do not wait at the same time.
             let ns = layer_us(setup, &self.batch, self.batch.rows[0])? * 1e3 / 2.0;
             let label = Label { name: "stagger", layer: None, micro_batch: Some(second.micro_batch) };
             self.device.compute(second.streams.compute, label, Demand { ns, sm: 0.0 })?;
         }
         let mut engine = Costed::new(&self.device, setup, &self.batch, misses, share, &self.ends);
-        let (draft_layers, draft_passes) = (self.shape.draft_layers, passes(&self.batch));
+        let (draft_layers, draft_passes) = (self.shape.draft_layers, draft_passes(&self.batch));
         enqueue_step(device, self.pools, &self.runs, orders, draft_layers, draft_passes, &mut engine)?;
         let busy_ns = engine.busy_us * 1e3;
         self.finish(setup)?;
@@ -201,7 +201,7 @@ impl World {
         Ok(self.times(busy_ns))
     }
 
-    /// What follows the layers, once a step, behind all micro-batches.
+    /// The works that follow the layers, once a step, after all micro-batches.
     fn finish(&self, setup: &Setup) -> Result<()> {
         let device = &*self.device;
         let Some(main) = self.runs.first() else { return Ok(()) };
@@ -235,7 +235,7 @@ impl World {
         let count = self.ends.first().map_or(0, Vec::len);
         for i in 0..count {
             let end = self.ends.iter().map(|ends| reached(ends[i])).fold(0.0, f64::max);
-            // Passes come one after the other, each over all draft layers.
+            // Draft passes run one after the other, each over all draft layers.
             let layer = if i < once { i } else { once + (i - once) % (layers - once) };
             layers_ns[layer] += end - before;
             before = end;
@@ -245,8 +245,8 @@ impl World {
     }
 }
 
-/// Passes of the draft layers: one for each draft.
-pub fn passes(batch: &Batch) -> u32 {
+/// Draft passes: one for each draft.
+pub fn draft_passes(batch: &Batch) -> u32 {
     batch.query_rows.saturating_sub(1)
 }
 
@@ -268,11 +268,11 @@ fn run_of(
         half: rows.div_ceil(2),
         query_rows: batch.query_rows,
         top_k,
-        passes: 1,
+        waves: 1,
         streams,
         selection: device.allocate(list)?,
         slots: device.allocate(list)?,
-        parts: Some(Parts {
+        split_indices: Some(SplitIndices {
             lists: device.allocate(2 * list)?,
             counts: device.allocate(2 * counts)?,
             batch: rows,

@@ -1,17 +1,17 @@
-//! Two sets of positions as bits: what differs between them comes out ascending, and nothing is sorted.
+//! Two sets of positions as bits: their differences come out in ascending order without sorting.
 
 use super::super::header::CONTEXT_MAX;
 use crate::error::{Error, Kind, Result};
 
-/// Positions of a word.
+/// Positions in a word.
 const WORD: u32 = u64::BITS;
 
-/// Words for every position that there can be.
+/// Words for every possible position.
 const WORDS: usize = (CONTEXT_MAX / WORD) as usize;
 
-/// The old set and the new one. Empty between two sets.
+/// The old set and the new one. Both are empty between two calls.
 pub(super) struct Bits {
-    /// Up to the positions reached, with room for all: the system gives pages for those.
+    /// Up to the highest position reached, with capacity for all; the system provides pages as they are used.
     words: Vec<[u64; 2]>,
 }
 
@@ -24,8 +24,8 @@ impl Bits {
         Ok(Bits { words: room(WORDS)? })
     }
 
-    /// Puts in the old set and the new one; the new one's positions, each once and as long as there is room,
-    /// go to `list` too. Fails with one above `most`, with the sets put in as far as they were read.
+    /// Inserts the old set and the new one. The new one's distinct positions are also appended to `list`, as far as
+    /// there is capacity. Fails with the first position above `most`; both sets then hold what was read before it.
     pub fn fill(
         &mut self,
         old: &[u32],
@@ -57,8 +57,8 @@ impl Bits {
         Ok(())
     }
 
-    /// Takes both sets out, none of whose positions is above `most`: which positions only the new one has,
-    /// which ranks of the old one the new one lacks, and how many the new one has.
+    /// Removes both sets, which have no position above `most`. Returns which positions only the new one has,
+    /// which ranks of the old one the new one lacks, and the size of the new one.
     pub fn difference(&mut self, most: u32, added: &mut Vec<u32>, dropped: &mut Vec<u32>) -> usize {
         added.clear();
         dropped.clear();
@@ -74,7 +74,7 @@ impl Bits {
     }
 }
 
-/// The ones of a word, from the lowest.
+/// The set bits of a word, from the lowest.
 fn ones(mut word: u64, mut each: impl FnMut(u32)) {
     while word != 0 {
         each(word.trailing_zeros());
@@ -86,7 +86,7 @@ pub(super) fn no_memory() -> Error {
     Error::new(Kind::OutOfMemory, "record").at("the buffers").hint("record smaller groups, or free memory")
 }
 
-/// An empty list with room for `most`.
+/// An empty list with capacity for `most`.
 pub(super) fn room<T>(most: usize) -> Result<Vec<T>> {
     let mut list = Vec::new();
     list.try_reserve_exact(most).map_err(|_| no_memory().with("wanted", most as u64))?;

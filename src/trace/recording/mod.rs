@@ -1,7 +1,7 @@
-//! Traces that grow while an engine serves: recorded step by step, readable whatever happens to the recorder.
+//! Traces that grow while an engine serves: recorded step by step, and readable even if the recorder fails.
 //!
-//! A finished trace says how many steps it has before the first of them. A recorder cannot know, so its
-//! format, TOPKTRC2, is a chain of pieces, each good by itself:
+//! A finished trace states its number of steps at the beginning. A recorder does not know that number, so its
+//! format, TOPKTRC2, is a chain of pieces, each valid by itself:
 //!
 //! ```text
 //! frame     "TOPKTRC2", u32 length of the header, the header (JSON), see [`Recording`]
@@ -9,27 +9,25 @@
 //! end       u32 all steps, u32 0
 //! ```
 //!
-//! The first piece is a zstd frame, and so is every group and the end, each with a checksum and behind a
-//! *mark*: a skippable frame of 16 bytes that tells the next frame's length. Whatever unpacks zstd unpacks
-//! the whole. A set is the difference from the set of the step before, also across groups.
+//! The first piece is a zstd frame, and so is every group and the end, each with a checksum and preceded by a *mark*:
+//! a skippable frame of 16 bytes with the next frame's length. Any zstd tool can unpack the whole. A set is coded as
+//! the difference from the set of the previous step, also across groups.
 //!
-//! **What a crash costs.** A group goes to the file in one append when it is full ([`Frames`]) or flushed. A
-//! file that ends anywhere is read up to its last whole group, and [`Header::unfinished`](super::Header)
-//! counts the bytes behind it. The marks make a cut certain: a length is written twice, so damage cannot
-//! pass for a longer frame that swallows its followers. Damage, of a mark or of a frame, is left off only
-//! where no mark follows it; with one behind it, it is an error. So is a frame that is as it was written (its
-//! checksum is right) and contradicts what stands before it, wherever it stands.
+//! **What a crash costs.** A group goes to the file in one append when it is full ([`Frames`]) or flushed. A truncated
+//! file is read up to its last whole group, and [`Header::unfinished`](super::Header) counts the bytes after it. The
+//! marks make truncation certain: a length is written twice, so damage cannot look like a longer frame that covers the
+//! following ones. A damaged mark or frame is ignored only if no mark follows it; otherwise it is an error. A frame
+//! with a valid checksum that contradicts the pieces before it is always an error.
 //!
-//! **What it costs to record.** Memory is taken at creation: two steps' sets, one group's bytes packed and
-//! not, one bit for every position there can be (twice); only the compressor takes its tables with the first
-//! groups. A step costs some passes over k numbers and the context's bits in each layer, and writes nothing
+//! **What recording costs.** Memory is taken at creation: two steps' sets, one group's bytes, packed and
+//! unpacked, and two bits for every possible position; only the compressor allocates its tables with the first
+//! groups. A step costs a few passes over k numbers and the context's bits in each layer, and writes nothing
 //! until a group is full.
 //!
-//! **What it does not do.** It records one sequence a file, and accepted positions only: selections of drafts
-//! are recorded once the draft is accepted, and dropped otherwise. A batch, `[batch][k]` a layer, is taken apart
-//! by the engine: each sequence's rows, layer behind layer, go to its own writer. A full file is not continued
-//! by itself: the next one begins with warm steps of its own. Requests are recorded by
-//! [`RequestWriter`](super::requests::RequestWriter).
+//! **What it does not do.** It records one sequence in each file, and accepted positions only: selections of drafts
+//! are recorded once the draft is accepted, and dropped otherwise. The engine splits a batch, `[batch][k]` a layer:
+//! each sequence's rows, layer after layer, go to its own writer. A full file is not continued automatically: the next
+//! one begins with its own warm steps. [`RequestWriter`](super::requests::RequestWriter) records requests.
 
 mod bits;
 mod reader;
@@ -47,13 +45,13 @@ use crate::error::{Error, Kind, Result};
 /// The name of the format.
 pub(super) const RECORDING: &str = "TOPKTRC2";
 
-/// How a mark begins: the magic of a skippable frame, and its length, 8.
+/// The beginning of a mark: the magic of a skippable frame, and its length, 8.
 const MARK: [u8; 8] = [0x5A, 0x2A, 0x4D, 0x18, 8, 0, 0, 0];
 
 /// Bytes of a mark.
 const MARK_BYTES: usize = 16;
 
-/// The mark before a frame of `length` bytes: the length, and the same with every bit turned.
+/// The mark before a frame of `length` bytes: the length, and its bitwise complement.
 fn mark(length: u32) -> [u8; MARK_BYTES] {
     let mut mark = [0; MARK_BYTES];
     let bytes = MARK.into_iter().chain(length.to_le_bytes()).chain((!length).to_le_bytes());
@@ -61,18 +59,18 @@ fn mark(length: u32) -> [u8; MARK_BYTES] {
     mark
 }
 
-/// What a recording says about itself at its beginning. The numbers are checked, the texts are shown and
-/// nothing else. Made by [`Recording::default`], field by field: more may come.
+/// The description at the beginning of a recording. The numbers are checked; the texts are only shown. Created by
+/// [`Recording::default`] and set field by field, because fields may be added.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Recording {
     /// Recorded layers, 1 to [`LAYERS_MAX`](super::LAYERS_MAX).
     pub layers: u32,
-    /// The model's own numbers of the recorded layers, ascending; 0, 1, 2... when empty.
+    /// The model's own numbers of the recorded layers, ascending; 0, 1, 2... if empty.
     #[serde(default)]
     pub layer_ids: Vec<u32>,
-    /// For each layer the place (from 0) of the layer whose sets it shares, its own where it has sets; when
-    /// empty, every layer has its own. A set stands before the layers that share it.
+    /// For each layer the index (from 0) of the layer whose sets it shares, its own if it has sets; if
+    /// empty, every layer has its own. A layer with sets comes before the layers that share them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub shares: Vec<u32>,
     /// Positions that one query selects, 1 to [`K_MAX`](super::K_MAX); fewer while the context is shorter.
@@ -81,7 +79,7 @@ pub struct Recording {
     pub first_position: u32,
     /// Position of the first decode step; the steps before it are warm ones of the prompt.
     pub decode_start: u32,
-    /// The longest context in tokens; what was recorded, where nothing is said.
+    /// The longest context in tokens; by default the recorded positions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context: Option<u32>,
     /// A short name of the recording.
@@ -93,13 +91,13 @@ pub struct Recording {
     /// Its architecture.
     #[serde(default)]
     pub arch: String,
-    /// What the selector ranks positions by.
+    /// The score by which the selector ranks positions.
     #[serde(default)]
     pub score: String,
-    /// How the steps come about: teacher-forced, sampled.
+    /// How the steps are generated: teacher-forced, sampled.
     #[serde(default)]
     pub mode: String,
-    /// Which text the model reads.
+    /// The text that the model reads.
     #[serde(default)]
     pub text: String,
 }
@@ -112,7 +110,7 @@ impl Recording {
         Ok(recording)
     }
 
-    /// The header of a trace of the first `steps` steps. Where that is less than the prompt's, all are warm.
+    /// The header of a trace of the first `steps` steps. If these end within the prompt, all are warm.
     fn header(&self, steps: u32) -> Header {
         let warm_steps = self.decode_start.saturating_sub(self.first_position).min(steps);
         let end = self.first_position.saturating_add(steps);
@@ -139,12 +137,12 @@ impl Recording {
         }
     }
 
-    /// Whether a recording can begin like this.
+    /// Checks that a recording can begin with this description.
     fn check(&self) -> Result<()> {
         let bad = |place| Err(Error::new(Kind::BadFormat, "read trace").at(place));
         self.header(1).check(u64::MAX)?;
         if self.decode_start < self.first_position || self.decode_start > self.end() {
-            return bad("header: decode_start lies before first_position, or behind the context");
+            return bad("header: decode_start is before first_position, or beyond the context");
         }
         if self.shares.is_empty() {
             return Ok(());
@@ -155,11 +153,11 @@ impl Recording {
         let own = |place: u32| self.shares.get(place as usize) == Some(&place);
         match (0_u32..).zip(&self.shares).all(|(layer, from)| *from <= layer && own(*from)) {
             true => Ok(()),
-            false => bad("header: a layer shares the sets of one that has none, or stands behind it"),
+            false => bad("header: a layer shares the sets of a later layer, or of one without sets"),
         }
     }
 
-    /// The layer whose sets `layer` has.
+    /// The layer whose sets `layer` uses.
     fn source(&self, layer: u32) -> u32 {
         self.shares.get(layer as usize).copied().unwrap_or(layer)
     }
@@ -169,26 +167,26 @@ impl Recording {
         (0..self.layers).filter(|layer| self.source(*layer) == *layer).count() as u32
     }
 
-    /// Positions from which on nothing is recorded.
+    /// The position from which on nothing is recorded.
     fn end(&self) -> u32 {
         self.context.unwrap_or(super::CONTEXT_MAX)
     }
 }
 
-/// When a group is closed: what a crash can cost, and what is held in memory until then. Made by
-/// [`Frames::default`], field by field: more may come.
+/// When a group is closed, which limits the loss in a crash, and the memory held until then. Created by
+/// [`Frames::default`] and set field by field, because fields may be added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Frames {
-    /// Steps of a group at most; at least 1.
+    /// The most steps of a group; at least 1.
     pub steps: u32,
-    /// A group is closed by the step that brings it to so many bytes, unpacked; at least 1, at most
+    /// The unpacked size in bytes at which a step closes the group; at least 1, at most
     /// [`Frames::BYTES_MAX`].
     pub bytes: u32,
 }
 
 impl Frames {
-    /// The most that [`Frames::bytes`] may say: 256 MiB.
+    /// The largest [`Frames::bytes`]: 256 MiB.
     pub const BYTES_MAX: u32 = 1 << 28;
 }
 

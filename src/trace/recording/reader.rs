@@ -1,4 +1,4 @@
-//! A recording back to a trace, up to its last whole group.
+//! Decodes a recording into a trace, up to its last whole group.
 
 use std::io::{BufRead, Read};
 
@@ -8,10 +8,10 @@ use super::super::source::{Source, malformed, unreadable};
 use super::{Frames, MARK, MARK_BYTES, Recording, mark};
 use crate::error::{Error, Kind, Result};
 
-/// The most bytes that are left off where damage begins with a mark, or behind the damage of a frame.
+/// The most bytes that are ignored after a damaged mark, or after a damaged frame.
 const LOST_MAX: u64 = 1 << 26;
 
-/// What stands behind the groups read so far.
+/// The piece that follows the groups read so far.
 enum Piece {
     /// One more group.
     Group,
@@ -19,7 +19,7 @@ enum Piece {
     End,
 }
 
-/// The groups of a recording, as far as they were read.
+/// The groups of a recording read so far.
 struct Groups<'a> {
     recording: &'a Recording,
     body: Body,
@@ -30,7 +30,7 @@ struct Groups<'a> {
 
 impl<'a> Groups<'a> {
     fn new(recording: &'a Recording, members_max: u64, ask: &'a Ask<'a>) -> Self {
-        // Memory grows with what was decoded; the steps that there may be only bound it.
+        // Memory grows with the decoded steps; the possible number of steps only limits it.
         let most = recording.end().saturating_sub(recording.first_position);
         Groups { recording, body: Body::new(recording.header(most), members_max), steps: 0, members_max, ask }
     }
@@ -40,7 +40,7 @@ impl<'a> Groups<'a> {
         let place = source.offset();
         let (passed, count) = (source.u32()?, source.u32()?);
         if passed != self.steps {
-            return Err(malformed("a group, or the end, counts other steps before it than there are", place)
+            return Err(malformed("a group, or the end, has a wrong count of the steps before it", place)
                 .with("value", passed)
                 .with("steps", self.steps));
         }
@@ -80,7 +80,7 @@ impl<'a> Groups<'a> {
         Ok(())
     }
 
-    /// The trace, `unfinished` where the end is not there.
+    /// The trace; `unfinished` if the end is missing.
     fn trace(self, unfinished: Option<u64>) -> Result<SelectionTrace> {
         if self.steps == 0 {
             let e = Error::new(Kind::BadFormat, "read trace")
@@ -95,8 +95,7 @@ impl<'a> Groups<'a> {
     }
 }
 
-/// Reads the groups of an unpacked recording. Nothing protects them, so nothing less than a finished one is
-/// taken.
+/// Reads the groups of an unpacked recording. It has no checksums, so it must be finished.
 pub(in crate::trace) fn plain(
     source: &mut Source<'_>,
     recording: &Recording,
@@ -111,7 +110,7 @@ pub(in crate::trace) fn plain(
     }
 }
 
-/// Reads the marks and frames behind the first one, which held `unpacked` bytes.
+/// Reads the marks and frames after the first one, which held `unpacked` bytes.
 pub(in crate::trace) fn packed<R: BufRead>(
     file: &mut R,
     mut unpacked: u64,
@@ -153,7 +152,7 @@ pub(in crate::trace) fn packed<R: BufRead>(
     }
 }
 
-/// Reads to the end: how many bytes there were.
+/// Reads to the end. Returns the number of bytes.
 fn skip(bytes: &mut impl Read, unpacked: u64) -> Result<u64> {
     std::io::copy(bytes, &mut std::io::sink()).map_err(|e| unreadable(&e, unpacked))
 }
@@ -165,8 +164,8 @@ fn marked(bytes: &[u8]) -> Option<u32> {
     (bytes == mark(length)).then_some(length)
 }
 
-/// Reads what stands behind the last good piece, `window` its first bytes: how many bytes that are, unless
-/// there is a mark among them, or there are more than [`LOST_MAX`].
+/// Reads the bytes after the last good piece, which begin with `window`. Returns their number, unless
+/// they contain a mark, or there are more than [`LOST_MAX`].
 fn lost(file: &mut impl BufRead, mut window: Vec<u8>, unpacked: u64) -> Result<Option<u64>> {
     let mut count = window.len() as u64;
     while count <= LOST_MAX {
@@ -185,21 +184,21 @@ fn lost(file: &mut impl BufRead, mut window: Vec<u8>, unpacked: u64) -> Result<O
     Ok(None)
 }
 
-/// The error of a file that is wrong behind `steps` good ones.
+/// The error of a file that is wrong after `steps` good steps.
 fn behind(e: Error, steps: u32) -> Error {
     match e.kind() {
         Kind::BadFormat => e
             .with("whole steps before", steps)
-            .hint("the file was changed since it was recorded: take a copy that was not"),
+            .hint("the file was changed after it was recorded: use an unchanged copy"),
         _ => e,
     }
 }
 
-/// What makes a frame other than the recorder wrote it: cut, or against its checksum. A frame that is as it
-/// was written and says what cannot be is an error of its own.
+/// Damage after the recorder wrote a frame: a truncated frame, or a wrong checksum. A frame with a valid checksum and
+/// contradictory content is a separate error.
 struct Damage(Error);
 
-/// Decodes the one frame that `part` is.
+/// Decodes the single frame of `part`.
 fn frame<R: BufRead>(
     part: &mut std::io::Take<&mut R>,
     unpacked: &mut u64,
@@ -216,7 +215,7 @@ fn frame<R: BufRead>(
     if piece.as_ref().is_err_and(|e| matches!(e.kind(), Kind::Io | Kind::OutOfMemory)) {
         return piece.map(Ok);
     }
-    // Only at its end the checksum is compared. A frame that goes on and on is no group of a recorder's.
+    // The checksum is compared at the end of a frame. A frame that goes on and on is not a recorder's group.
     let ended = match source.skip(u64::from(Frames::BYTES_MAX)) {
         Ok(ended) => ended,
         Err(e) if e.kind() == Kind::BadFormat => return Ok(Err(Damage(e))),

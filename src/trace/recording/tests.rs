@@ -229,7 +229,7 @@ fn bursts_of_damage_and_cuts_never_make_a_wrong_set() {
         if let Ok(read) = SelectionTrace::from_bytes(&damaged) {
             assert!(begins(&read, &trace), "bytes {from} to {to}: a wrong set");
             taken += 1;
-            // What stands before the damage and the cut is there.
+            // The part before the damage and the cut is there.
             let kept = damaged.len().min(from);
             whole += u32::from(read.header().unfinished.is_none());
             let good = borders(&file).into_iter().filter(|border| *border <= kept).count() as u32;
@@ -256,13 +256,13 @@ fn damage_before_a_good_group_is_never_a_cut() {
     assert_eq!(chain(&[1, 2, 3]).unwrap().header().steps, 21, "the control");
     for order in [&[1, 3, 4][..], &[1, 1, 2], &[2, 1, 3], &[2, 3]] {
         let e = chain(order).unwrap_err();
-        assert!(e.place().contains("counts other steps"), "{e}");
+        assert!(e.place().contains("wrong count of the steps"), "{e}");
         assert_eq!(e.number("whole steps before"), Some(if order[0] == 1 { 7 } else { 0 }));
     }
     let mut zeros = file.clone();
     zeros[borders[2]..borders[2] + MARK_BYTES].fill(0);
     let e = SelectionTrace::from_bytes(&zeros).unwrap_err();
-    assert!(e.place().contains("neither a group") && e.to_string().contains("take a copy"), "{e}");
+    assert!(e.place().contains("neither a group") && e.to_string().contains("use an unchanged copy"), "{e}");
     assert_eq!(e.number("whole steps before"), Some(14));
 }
 
@@ -372,8 +372,8 @@ fn a_whole_frame_that_says_what_cannot_be_is_an_error_also_at_the_end() {
     let behind = |second: &[u8]| SelectionTrace::from_bytes(&[&first, second].concat());
     assert_eq!(behind(&framed(&packed(&idle(1, 3)))).unwrap().header().steps, 4, "the control");
     for (second, what) in [
-        (idle(2, 1), "counts other steps"),
-        (idle(3, 0), "counts other steps"),
+        (idle(2, 1), "wrong count of the steps"),
+        (idle(3, 0), "wrong count of the steps"),
         (idle(1, 4), "beyond the context"),
         (vec![1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0], "wrong size"),
         (vec![1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 1, 0, 3, 0], "in the set already"),
@@ -663,7 +663,7 @@ fn a_group_that_holds_what_no_trace_can_is_refused() {
     let end = [2, 0, 0, 0, 0, 0, 0, 0];
     assert_eq!(plain(&[&group[..], &end].concat()).unwrap().header().steps, 2);
     let place = |groups: &[u8]| plain(groups).unwrap_err().place().to_owned();
-    assert!(place(&end).contains("counts other steps"));
+    assert!(place(&end).contains("wrong count of the steps"));
     assert!(place(&[0; 8]).contains("no whole group"));
     let mut three = group.to_vec();
     three[4] = 3;

@@ -1,4 +1,4 @@
-//! Selections as they are made, into a file that is good at every moment.
+//! Records selections as they are made, into a file that is readable at every moment.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use super::{Frames, RECORDING, Recording, mark};
 use crate::error::{Error, Kind, Result};
 use crate::os::{Appender, Faults, NoFaults};
 
-/// zstd's fastest: on these differences the higher levels take longer and gain nothing.
+/// zstd's fastest level: on these differences higher levels take longer and gain nothing.
 const LEVEL: i32 = 1;
 
 /// The most bytes of one member in the two lists of a set: positions are below 2^24 and ranks below 2^16.
@@ -30,28 +30,28 @@ fn wrong(place: &'static str) -> Error {
     Error::new(Kind::OutOfRange, "record").at(place)
 }
 
-/// Records the selections of one sequence; see the module's head. Dropped without [`finish`](Self::finish) it
-/// leaves a recording that is not finished, with all its steps.
+/// Records the selections of one sequence; see the module's head. If it is dropped without [`finish`](Self::finish),
+/// the recording is unfinished, but has all its steps.
 pub struct TraceWriter {
     file: Appender,
     recording: Recording,
-    /// What a reader makes of it, without steps.
+    /// The header that a reader will see, without steps.
     header: Header,
     frames: Frames,
     own_layers: usize,
-    /// Positions of all sets that there can be.
+    /// Possible positions of all sets.
     most: u64,
     steps: u32,
-    /// Those of them that are in the file.
+    /// The steps of these that are in the file.
     stored: u32,
-    /// The sets of the last step, by layer, as they were emitted.
+    /// The sets of the last step, by layer, in the kernel's order.
     before: Vec<u32>,
-    /// Those of the step at hand.
+    /// The sets of the current step.
     now: Vec<u32>,
     bits: Bits,
     added: Vec<u32>,
     dropped: Vec<u32>,
-    /// The group at hand, its own count of steps left open.
+    /// The current group, with its own count of steps still open.
     group: Vec<u8>,
     group_steps: u32,
     packed: Vec<u8>,
@@ -59,19 +59,19 @@ pub struct TraceWriter {
 }
 
 impl TraceWriter {
-    /// Creates the file at `path`, which must not be there, and writes the recording's beginning.
+    /// Creates the file at `path`, which must not exist, and writes the recording's beginning.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] names what `recording` or `frames` contradict; [`Kind::Io`] with the path;
-    /// [`Kind::OutOfMemory`]. No file is left.
+    /// [`Kind::InvalidConfig`] names an invalid field of `recording` or `frames`; [`Kind::Io`] with the path;
+    /// [`Kind::OutOfMemory`]. No file remains.
     pub fn create(path: impl AsRef<Path>, recording: &Recording, frames: Frames) -> Result<TraceWriter> {
         TraceWriter::with_faults(path, recording, frames, Arc::new(NoFaults))
     }
 
-    /// As [`TraceWriter::create`], every call to the system asking `faults` first.
+    /// As [`TraceWriter::create`]; `faults` is asked before every system call.
     ///
     /// # Errors
-    /// As there.
+    /// As [`TraceWriter::create`].
     pub fn with_faults(
         path: impl AsRef<Path>,
         recording: &Recording,
@@ -121,20 +121,19 @@ impl TraceWriter {
         }
     }
 
-    /// Records what the query at `position` selected: for each layer that has sets of its own, in order, `k`
-    /// positions as a kernel emits them: in any order, -1 where there is none. Positions come one by one,
+    /// Records the selection of the query at `position`: for each layer with sets of its own, in order, `k`
+    /// positions as a kernel returns them, in any order, with -1 for no position. Positions are recorded one by one,
     /// from `first_position` on, once they are accepted.
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`] for a position out of order or beyond the context, for another count than
-    /// `layers` x `k`, and for a layer whose distinct positions are not min(k, position + 1), or that names
-    /// one beyond its query's own: nothing is recorded, and the next call may be right.
-    /// [`Kind::Exhausted`] when the recording is as large as a reader takes; [`Kind::Io`] when a group could
-    /// not be written, or [`Kind::OutOfMemory`] when it could not be packed: its steps are lost, the file ends
-    /// with the group before, and every later call fails.
+    /// [`Kind::OutOfRange`] for a position out of order or beyond the context, for a length other than `layers` x `k`,
+    /// and for a layer whose distinct positions are not min(k, position + 1) or include one beyond its query's own.
+    /// Then nothing is recorded, and the next call may succeed. [`Kind::Exhausted`] if the recording has reached the
+    /// largest size that a reader accepts. [`Kind::Io`] if a group could not be written, or [`Kind::OutOfMemory`] if
+    /// it could not be packed: its steps are lost, the file ends with the previous group, and every later call fails.
     pub fn record(&mut self, position: u32, selected: &[i32]) -> Result<()> {
         self.file.check()?;
-        let size = self.expect(position, selected.len())?;
+        let size = self.check_step(position, selected.len())?;
         let start = self.group.len();
         let encoded = self.encode(position, size, selected);
         if encoded.is_err() {
@@ -150,10 +149,10 @@ impl TraceWriter {
         Ok(())
     }
 
-    /// Writes the steps that are held, as a group of their own. What is written survives the process.
+    /// Writes the held steps as a group. Written groups survive the process.
     ///
     /// # Errors
-    /// [`Kind::Io`], as of [`TraceWriter::record`].
+    /// [`Kind::Io`], as for [`TraceWriter::record`].
     pub fn flush(&mut self) -> Result<()> {
         self.file.check()?;
         if self.group_steps == 0 {
@@ -166,8 +165,8 @@ impl TraceWriter {
         written
     }
 
-    /// [Flushes](TraceWriter::flush), and stores the file on the disk: it survives a loss of power. So does its
-    /// name in the folder, where that can be opened and stored; one that cannot is no failure.
+    /// [Flushes](TraceWriter::flush), and syncs the file to disk, so that it survives a loss of power. The folder is
+    /// synced as well; if it cannot be opened or synced, that is not an error.
     ///
     /// # Errors
     /// [`Kind::Io`].
@@ -176,11 +175,11 @@ impl TraceWriter {
         self.file.sync()
     }
 
-    /// Ends the recording: writes what is held and the end, and stores the file. Returns the steps recorded;
-    /// a recording without any is one that no reader takes.
+    /// Ends the recording: writes the held steps and the end, and syncs the file. Returns the number of recorded
+    /// steps; no reader accepts a recording without steps.
     ///
     /// # Errors
-    /// [`Kind::Io`]; the file is then readable as far as it was written, and not finished.
+    /// [`Kind::Io`]; the file is then readable as far as it was written, but unfinished.
     pub fn finish(mut self) -> Result<u32> {
         self.flush()?;
         // An empty group is the end.
@@ -189,7 +188,7 @@ impl TraceWriter {
         Ok(self.steps)
     }
 
-    /// Steps recorded, those still held included; after a failure those that are in the file.
+    /// Recorded steps, including those still held; after a failure, those that are in the file.
     pub fn steps(&self) -> u32 {
         self.file.check().map_or(self.stored, |()| self.steps)
     }
@@ -199,16 +198,16 @@ impl TraceWriter {
         self.file.length()
     }
 
-    /// Bytes of memory held: taken at creation and never more. The compressor's own are not among them, which
-    /// it takes with the first groups, up to some MB.
+    /// Bytes of memory held: taken at creation and never more. The compressor's own memory is not included; it
+    /// allocates up to some MB with the first groups.
     pub fn memory(&self) -> u64 {
         let numbers = [&self.before, &self.now, &self.added, &self.dropped];
         let numbers: usize = numbers.iter().map(|n| n.capacity() * size_of::<u32>()).sum();
         (numbers + self.group.capacity() + self.packed.capacity()) as u64 + Bits::BYTES
     }
 
-    /// Size of a set of the step at `position`, when that is the next and `count` positions come with it.
-    fn expect(&self, position: u32, count: usize) -> Result<usize> {
+    /// The size of a set of the step at `position`, if that is the next and `count` positions come with it.
+    fn check_step(&self, position: u32, count: usize) -> Result<usize> {
         let wanted = self.recording.first_position.saturating_add(self.steps);
         if position != wanted {
             return Err(wrong("the position is not the next one")
@@ -230,7 +229,7 @@ impl TraceWriter {
         }
         if self.header.members_before(self.steps + 1) > self.most {
             return Err(Error::new(Kind::Exhausted, "record")
-                .at("the recording is as large as a reader takes")
+                .at("the recording has reached the largest size that a reader accepts")
                 .with("steps", self.steps)
                 .with("positions", self.most)
                 .hint("finish it and begin another file"));
@@ -238,15 +237,15 @@ impl TraceWriter {
         Ok(k.min(position as usize + 1))
     }
 
-    /// Appends the step to the group, as differences from the step before.
+    /// Appends the step to the group, as differences from the previous step.
     fn encode(&mut self, position: u32, size: usize, selected: &[i32]) -> Result<()> {
-        // Sets grow by one a step until they hold k; before the first step there are none.
+        // Sets grow by one position a step until they have k; before the first step they are empty.
         let old_size = self.before.len() / self.own_layers;
         self.now.clear();
         for (layer, emitted) in selected.chunks_exact(self.recording.k as usize).enumerate() {
             let old = self.before.get(layer * old_size..(layer + 1) * old_size).unwrap_or_default();
             let start = self.now.len();
-            // A negative number other than -1 comes out above every position.
+            // A negative number other than -1 becomes larger than every position.
             let emitted = emitted.iter().filter(|p| **p != -1).map(|p| p.cast_unsigned());
             let beyond = self.bits.fill(old, emitted, position, &mut self.now).err();
             let distinct = self.bits.difference(position, &mut self.added, &mut self.dropped);
@@ -273,7 +272,7 @@ impl TraceWriter {
         Ok(())
     }
 
-    /// Begins a group, its own count of steps 0 so far.
+    /// Begins a group, with its own count of steps at 0.
     fn open_group(&mut self) {
         self.group_steps = 0;
         self.group.clear();
@@ -303,19 +302,19 @@ impl TraceWriter {
         Ok(())
     }
 
-    /// Writes the group, or the end, behind its mark.
+    /// Writes the group, or the end, after its mark.
     fn pack(&mut self) -> Result<()> {
         let group = std::mem::take(&mut self.group);
         let packed = self.compress(&group);
         self.group = group;
-        // Groups count the steps before them, so none may be left out.
+        // Groups count the steps before them, so none may be missing.
         packed.map_err(|e| self.file.fail(e))?;
         self.file.append(&[&mark(self.packed.len() as u32), &self.packed])?;
         self.stored = self.steps;
         Ok(())
     }
 
-    /// Takes the file away again.
+    /// Deletes the file.
     fn discard(&mut self) {
         self.group_steps = 0;
         self.file.remove();
@@ -324,7 +323,7 @@ impl TraceWriter {
 
 impl Drop for TraceWriter {
     fn drop(&mut self) {
-        // There is nobody to tell, and the file is good as it stands.
+        // An error cannot be returned here, and the file is valid up to the last group.
         let _ = self.flush();
     }
 }

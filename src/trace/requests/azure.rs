@@ -1,13 +1,13 @@
-//! One line of the Azure CSV: `TIMESTAMP,ContextTokens,GeneratedTokens`.
+//! Parses one line of the Azure CSV: `TIMESTAMP,ContextTokens,GeneratedTokens`.
 
 use super::input::Line;
 use super::parse::whole;
 use crate::error::Result;
 
-/// What the first line begins with.
+/// The beginning of the first line.
 pub(in crate::trace) const HEADER: &[u8] = b"TIMESTAMP,";
 
-/// The whole first line, its line's end left out.
+/// The whole first line, without its line end.
 const COLUMNS: &[u8] = b"TIMESTAMP,ContextTokens,GeneratedTokens";
 
 /// Refuses a header with other columns.
@@ -23,7 +23,7 @@ pub(super) fn row(line: Line<'_>) -> Result<(f64, u32, u32)> {
     let text = std::str::from_utf8(line.bytes)
         .map_err(|e| line.wrong("the line is not UTF-8", e.valid_up_to() + 1))?
         .trim_ascii_end();
-    // A fourth piece is all that stands behind the third comma.
+    // A fourth piece is everything after the third comma.
     let mut pieces = text.splitn(4, ',');
     let fields = [pieces.next(), pieces.next(), pieces.next(), pieces.next()];
     let (time, input, output) = match fields {
@@ -40,7 +40,7 @@ pub(super) fn row(line: Line<'_>) -> Result<(f64, u32, u32)> {
         let number = whole(field.as_bytes()).and_then(|number| u32::try_from(number).ok());
         number.ok_or_else(|| match field.is_empty() && !line.whole {
             true => line.cut(line.column(field)),
-            false => line.wrong("a length is no whole number below 2^32", line.column(field)),
+            false => line.wrong("a length is not a whole number below 2^32", line.column(field)),
         })
     };
     let seconds = seconds(time).ok_or_else(|| {
@@ -49,7 +49,7 @@ pub(super) fn row(line: Line<'_>) -> Result<(f64, u32, u32)> {
     Ok((seconds, tokens(input)?, tokens(output)?))
 }
 
-/// Seconds since the year 0 of `2023-11-16 18:17:03.9799600`; the zone may be written, and is UTC.
+/// Seconds since the year 0 of `2023-11-16 18:17:03.9799600`; a zone may follow, and must be UTC.
 fn seconds(text: &str) -> Option<f64> {
     let text = text.strip_suffix("+00:00").unwrap_or(text);
     let (date, time) = text.split_once(' ')?;
@@ -71,14 +71,14 @@ fn seconds(text: &str) -> Option<f64> {
         return None;
     }
     let fraction: f64 = format!("0.{fraction}").parse().ok()?;
-    // Days by the Gregorian calendar, counted from a first of March so that the leap day comes last.
+    // Days of the Gregorian calendar, counted from a first of March so that the leap day comes last.
     let (y, m) = if month > 2 { (year, month - 3) } else { (year.checked_sub(1)?, month + 9) };
     let days = 365 * y + y / 4 - y / 100 + y / 400 + (153 * m + 2) / 5 + day;
     let whole = (u64::from(days) * 24 + u64::from(hour)) * 3600 + u64::from(minute * 60 + second);
     Some(whole as f64 + fraction)
 }
 
-/// Days of a month, by the Gregorian calendar.
+/// Days of a month in the Gregorian calendar.
 fn days_of(year: u32, month: u32) -> u32 {
     let leap = year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
     match month {

@@ -1,9 +1,9 @@
-//! A text trace as a stream of lines: plain or zstd, told apart by the first bytes.
+//! A text trace as a stream of lines, plain or zstd, distinguished by the first bytes.
 //!
-//! One line stands in memory at a time, at most [`LINE_MAX`] bytes of it; the limit is checked while the
-//! line is read, so neither a line without an end nor a frame that unfolds to terabytes can take more. Of lines there
-//! are no more than [`CONTENT_MAX`] bytes, and no more than [`BLANK_MAX`] blank ones, so that a small file which
-//! unfolds without end is refused after a bounded time.
+//! One line is in memory at a time, at most [`LINE_MAX`] bytes of it. The limit is checked while the line is read, so
+//! neither a line without an end nor a frame that unpacks to terabytes can take more. The lines have at most
+//! [`CONTENT_MAX`] bytes, and at most [`BLANK_MAX`] of them are blank, so a small file that unpacks without end is
+//! refused after a limited time.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -18,20 +18,20 @@ use crate::error::{Error, Kind, Result};
 /// The longest line in bytes: 64 MiB. Sessions of coding agents have lines of some 4 MB.
 pub const LINE_MAX: usize = 1 << 26;
 
-/// The most bytes of a text trace without its compression: 8 GiB. As many references as a trace may have take less.
+/// The most bytes of an uncompressed text trace: 8 GiB. The most references that a trace may have take less.
 pub const CONTENT_MAX: u64 = 1 << 33;
 
 /// The most blank lines of a text trace: 2^20.
 pub const BLANK_MAX: u64 = 1 << 20;
 
-/// Lines of so many bytes are parsed without a question whether there is memory for it.
+/// Lines up to this many bytes are parsed without checking for free memory.
 const SHORT: usize = 1 << 16;
 
-/// What parsing takes at most, by bytes of a line: text without its escapes, and an error that repeats it with
-/// them, each in a buffer that has doubled.
+/// The most bytes that parsing takes for each byte of a line: the text without its escapes, and an error that repeats
+/// it with them, each in a buffer that has doubled.
 const PARSED: usize = 16;
 
-/// What some programs write before a text in UTF-8. It says nothing and is passed over.
+/// The byte order mark that some programs write before UTF-8; it is skipped.
 pub(in crate::trace) const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
 /// Bytes read at a time.
@@ -41,17 +41,17 @@ pub(super) fn malformed(what: impl Into<std::borrow::Cow<'static, str>>) -> Erro
     Error::new(Kind::BadFormat, "read trace").at(what)
 }
 
-/// Opens a file; the content without its compression.
+/// Opens a file. Returns the uncompressed content.
 pub(in crate::trace) fn open(path: &Path) -> Result<Box<dyn BufRead>> {
     let file = File::open(path).map_err(|e| unreadable_file(&e))?;
     Stamp::of(&file)?;
     unpacked(BufReader::with_capacity(BUFFER, file))
 }
 
-/// What `read` makes of the file's content without its compression.
+/// Calls `read` with the file's uncompressed content.
 ///
 /// # Errors
-/// Those of `read`; [`Kind::Io`] where the file was changed meanwhile.
+/// Errors of `read`; [`Kind::Io`] if the file was changed meanwhile.
 pub(super) fn whole<T>(path: &Path, read: impl FnOnce(Box<dyn BufRead>) -> Result<T>) -> Result<T> {
     let io = |e: io::Error| unreadable_file(&e);
     let file = File::open(path).map_err(io)?;
@@ -60,12 +60,12 @@ pub(super) fn whole<T>(path: &Path, read: impl FnOnce(Box<dyn BufRead>) -> Resul
     let result = unpacked(BufReader::with_capacity(BUFFER, file)).and_then(read);
     match result {
         Err(e) if e.kind() != Kind::BadFormat => Err(e),
-        // That the file changed is why it could not be read.
+        // A change of the file explains the failure.
         result => stamp.check(&same).and(result),
     }
 }
 
-/// The content of `file` without its compression.
+/// The uncompressed content of `file`.
 pub(super) fn unpacked<'a>(mut file: impl BufRead + 'a) -> Result<Box<dyn BufRead + 'a>> {
     let mut start = Vec::with_capacity(ZSTD_MAGIC.len());
     (&mut file).take(ZSTD_MAGIC.len() as u64).read_to_end(&mut start).map_err(|e| unreadable(&e, 0))?;
@@ -82,7 +82,7 @@ pub(super) fn unpacked<'a>(mut file: impl BufRead + 'a) -> Result<Box<dyn BufRea
     Ok(Box::new(BufReader::with_capacity(BUFFER, frames)))
 }
 
-/// Passes over white space, at most [`LINE_MAX`] bytes of it.
+/// Skips white space, at most [`LINE_MAX`] bytes of it.
 pub(super) fn pass_blanks(input: &mut dyn BufRead) -> Result<()> {
     let mut passed = 0;
     loop {
@@ -101,22 +101,22 @@ pub(super) fn pass_blanks(input: &mut dyn BufRead) -> Result<()> {
         if passed > LINE_MAX {
             return Err(malformed("the file begins with too many blanks")
                 .with("most", LINE_MAX as u64)
-                .hint("take the blank lines out"));
+                .hint("remove the blank lines"));
         }
     }
 }
 
-/// Characters of the JSON reader's words in an error.
+/// The most characters of the JSON reader's message in an error.
 const WORDS: usize = 120;
 
-/// A line, and where it stands.
+/// A line and its place.
 #[derive(Clone, Copy)]
 pub(super) struct Line<'a> {
-    /// Its bytes, without the line's end.
+    /// Its bytes, without the line end.
     pub bytes: &'a [u8],
-    /// From 1.
+    /// Its number, from 1.
     pub number: u64,
-    /// Whether the file goes on behind it, or it ended with a line's end.
+    /// Whether the file continues after it, or ended with a line end.
     pub whole: bool,
 }
 
@@ -131,7 +131,7 @@ impl Line<'_> {
         (part.as_ptr() as usize).wrapping_sub(self.bytes.as_ptr() as usize).wrapping_add(1)
     }
 
-    /// Whether there is memory to parse it. The JSON reader ends the process where there is none.
+    /// Checks that there is memory to parse it. Without memory the JSON reader aborts the process.
     pub fn room(self) -> Result<Self> {
         if self.bytes.len() > SHORT {
             let mut room: Vec<u8> = Vec::new();
@@ -147,18 +147,18 @@ impl Line<'_> {
         Ok(self)
     }
 
-    /// The trace ends in this line.
+    /// The error of a trace that ends in this line.
     pub fn cut(&self, column: usize) -> Error {
         self.wrong("the trace ends in the middle of a line", column)
-            .hint("take the last line off, or get it whole")
+            .hint("remove the last line, or get the complete file")
     }
 
-    /// What the JSON reader found wrong.
+    /// The JSON reader's error.
     pub fn json(&self, e: &serde_json::Error) -> Error {
         self.json_behind(e, 0)
     }
 
-    /// What the JSON reader found wrong in a piece of the line, behind `passed` bytes of it.
+    /// The JSON reader's error in a piece of the line that begins after `passed` bytes.
     pub fn json_behind(&self, e: &serde_json::Error, passed: usize) -> Error {
         let column = passed + e.column();
         if e.is_eof() && !self.whole {
@@ -166,14 +166,14 @@ impl Line<'_> {
         }
         let text = e.to_string();
         let words = text.rsplit_once(" at line ").map_or(text.as_str(), |(words, _)| words);
-        // It repeats the value that it did not expect, however long that is.
+        // The message repeats the value that it did not expect, however long that is.
         let cut = words.char_indices().nth(WORDS).map_or(words, |(end, _)| &words[..end]);
         let more = if cut.len() < words.len() { "..." } else { "" };
         self.wrong(format!("{cut}{more}"), column)
     }
 }
 
-/// The lines of a content, blank ones left out.
+/// The lines of a content, without blank ones.
 pub(super) struct Lines<'a> {
     input: Box<dyn BufRead + 'a>,
     line: Vec<u8>,
@@ -212,12 +212,12 @@ impl<'a> Lines<'a> {
                 return Err(malformed("too many blank lines")
                     .with("line", self.number)
                     .with("most", BLANK_MAX)
-                    .hint("take the blank lines out"));
+                    .hint("remove the blank lines"));
             }
         }
     }
 
-    /// Reads one line: whether there was any, and whether a line's end closed it.
+    /// Reads one line. Returns whether there was one, and whether a line end closed it.
     fn read(&mut self) -> Result<(bool, bool)> {
         self.line.clear();
         self.number += 1;

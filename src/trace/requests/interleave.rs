@@ -1,27 +1,28 @@
-//! Sessions beside each other: the requests of a trace in the order of their times.
+//! Interleaves sessions: puts the requests of a trace in the order of their times.
 //!
-//! A session's times are its own, from its first request on, so all sessions begin together. Of equal times the
-//! earlier session's request comes first, and within a session the order is the file's. Blocks are numbered
-//! anew, in the order of first sight.
+//! A session's times begin with its first request, so all sessions begin together. Among equal times the
+//! earlier session's request comes first, and within a session the order is the file's. Blocks are renumbered
+//! in order of first appearance.
 //!
-//! Beside the trace this takes, while it runs, 24 bytes for each request (its time, its place, its record again), 4 for
-//! each distinct block, and the references a second time. It is asked for before any of it is taken.
+//! While it runs, it takes 24 bytes for each request (its time, its place, a copy of its record), 4 for
+//! each distinct block, and a copy of the references, in addition to the trace. The memory is requested before any is
+//! taken.
 
 use super::ledger::{Ledger, Part};
 use super::{Record, no_room};
 use crate::error::Result;
 
-/// A block that was not seen yet.
+/// A block that has not appeared yet.
 const UNSEEN: u32 = u32::MAX;
 
-/// Bytes that [`interleave`] takes, beside the trace and the times.
+/// Bytes that [`interleave`] takes in addition to the trace and the times.
 fn needs(requests: usize, references: usize, distinct: u32) -> u64 {
     let [requests, references] = [requests, references].map(|count| count as u64);
     let words = requests + references + u64::from(distinct);
     4 * words + size_of::<Record>() as u64 * requests
 }
 
-/// Puts the requests in the order of `seconds`. Answers whether these tell an order: all alike they tell none.
+/// Puts the requests in the order of `seconds`. Returns false if all times are equal and give no order.
 pub(super) fn interleave(
     records: &mut Vec<Record>,
     blocks: &mut Vec<u32>,

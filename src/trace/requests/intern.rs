@@ -1,7 +1,7 @@
-//! Block ids to dense numbers: 0, 1, 2... in the order of first sight.
+//! Maps block ids to dense numbers: 0, 1, 2... in order of first appearance.
 //!
-//! A replay's tables are then plain arrays. Small ids, which all published traces have, go through a table
-//! and not a hash; ids that hold only within one line get a new scope for each line, at no cost.
+//! A replay's tables are then plain arrays. Small ids, as in all published traces, use a table
+//! instead of a hash map. Ids that are valid within one line only get a new scope for each line, at no cost.
 
 use std::collections::HashMap;
 
@@ -9,10 +9,10 @@ use super::ledger::{Ledger, Part, doubled};
 use super::no_room;
 use crate::error::Result;
 
-/// Ids below this go through the table: 12 bytes each, as far as ids reach.
+/// Ids below this use the table: 12 bytes each, up to the largest id.
 const TABLE_MAX: u64 = 1 << 22;
 
-/// What is known of an id.
+/// The state of an id.
 #[derive(Clone, Copy, Default)]
 struct Known {
     scope: u32,
@@ -20,7 +20,7 @@ struct Known {
     request: u32,
 }
 
-/// See the module's head.
+/// The map; see the module's head.
 pub(super) struct Interner {
     table: Vec<Known>,
     others: HashMap<u64, Known>,
@@ -32,9 +32,9 @@ pub(super) struct Interner {
 /// An id's dense number.
 pub(super) struct Named {
     pub dense: u32,
-    /// It was never seen before.
+    /// Its first appearance.
     pub new: bool,
-    /// It was seen in this very request.
+    /// Already seen in the same request.
     pub again: bool,
 }
 
@@ -43,27 +43,27 @@ impl Interner {
         Interner { table: Vec::new(), others: HashMap::new(), scope: 1, request: 0, count: 0 }
     }
 
-    /// From here on the same ids name other blocks. A trace has fewer scopes than requests.
+    /// Begins a scope in which the same ids name other blocks. A trace has fewer scopes than requests.
     pub fn next_scope(&mut self) {
         self.scope += 1;
-        // Clearing costs the room, and one long scope must not make all short ones behind it dear.
+        // Clearing costs time for the capacity, so one long scope must not slow down all short ones after it.
         match self.others.capacity() > 1024 && self.others.len() < self.others.capacity() / 8 {
             true => self.others = HashMap::new(),
             false => self.others.clear(),
         }
     }
 
-    /// From here on an id is not a repetition.
+    /// Begins a request: ids before it do not count as repetitions.
     pub fn next_request(&mut self) {
         self.request += 1;
     }
 
-    /// Distinct blocks so far.
+    /// The number of distinct blocks so far.
     pub fn count(&self) -> u32 {
         self.count
     }
 
-    /// Tells the ledger what a table will hold that is about to grow.
+    /// Reports to the ledger the size of a table that is about to grow.
     fn tell(&self, ledger: &Ledger<'_>, table: usize, others: u64) -> Result<()> {
         ledger.set(Part::Ids, (table * size_of::<Known>()) as u64 + others)
     }
@@ -71,7 +71,7 @@ impl Interner {
     /// The number of `id` in this scope.
     ///
     /// # Errors
-    /// [`Kind::OutOfMemory`](crate::error::Kind) for one more; those of the ledger.
+    /// [`Kind::OutOfMemory`](crate::error::Kind) for a new id; errors of the ledger.
     pub fn name(&mut self, id: u64, ledger: &Ledger<'_>) -> Result<Named> {
         let full = |_| no_room("the distinct ids");
         let entry = size_of::<(u64, Known)>();

@@ -1,7 +1,7 @@
-//! What reading a request trace holds, told to the caller before it is taken.
+//! Accounts for the memory of reading a request trace, and asks the caller before it is taken.
 //!
-//! Nobody knows how large a trace is before its last line. So whoever is about to let a table grow says how large it
-//! will be, the caller is asked, and its error ends the reading. Vectors and maps double, so it is asked rarely.
+//! The size of a trace is unknown before its last line. So each table reports its new size before it grows; the caller
+//! is asked, and its error ends the reading. Vectors and maps double, so it is asked rarely.
 
 use std::cell::Cell;
 
@@ -10,13 +10,13 @@ use crate::error::Result;
 /// Bytes that reading a request trace holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Taken {
-    /// For the trace: its requests, their blocks, lengths of pieces.
+    /// Of the trace: its requests, their blocks, lengths of pieces.
     pub trace: u64,
-    /// Beside it, and only while it is read: tables of ids and side files, times, and what interleaving holds twice.
+    /// Of the reading alone: tables of ids and side files, times, and copies for interleaving.
     pub beside: u64,
 }
 
-/// Something that grows.
+/// A structure that grows.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Part {
     Requests,
@@ -34,7 +34,7 @@ pub(super) struct Ledger<'a> {
     ask: &'a dyn Fn(Taken) -> Result<()>,
 }
 
-/// Parts that are the trace's; those behind them are beside it.
+/// The first parts belong to the trace; the others only to the reading.
 const OF_TRACE: usize = 3;
 
 impl<'a> Ledger<'a> {
@@ -62,8 +62,8 @@ impl<'a> Ledger<'a> {
     }
 }
 
-/// Bytes of a hash map of entries of `size` bytes that is full and about to double: both tables, each with a byte of
-/// its own for every place, of which seven eighths may be taken.
+/// Bytes of a full hash map of entries of `size` bytes that is about to double: both tables, with an additional byte
+/// for every place, of which seven eighths may be used.
 pub(super) fn doubled(capacity: usize, size: usize) -> u64 {
     let places = (capacity + 1).max(4).saturating_mul(8).div_ceil(7).next_power_of_two();
     (places + places / 2) as u64 * (size + 1) as u64

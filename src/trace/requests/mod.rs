@@ -1,32 +1,32 @@
-//! Request traces: which blocks of tokens the prompts of a service consisted of, in order of arrival. Four
-//! formats are read, one is [written](RequestWriter).
+//! Request traces: which blocks of tokens the prompts of a service consisted of, in order of arrival. The module reads
+//! four formats and [writes](RequestWriter) one.
 //!
-//! They are read as they are published, plain or as zstd, told apart by content:
+//! It reads them as published, plain or as zstd, distinguished by content:
 //!
 //! | format | a line | block ids |
 //! |---|---|---|
 //! | Mooncake JSONL | a request | prefix blocks of 512 tokens, or of the lines' `block_size`, comparable everywhere |
 //! | sessions of kv-cache-tester | a session with `requests` | prefix blocks of `block_size` tokens, local to a line |
-//! | RAGPulse JSONL | a request | pieces of text, five lists in prompt order; lengths stand in side files |
+//! | RAGPulse JSONL | a request | pieces of text, five lists in prompt order; lengths are in side files |
 //! | Azure CSV | a request | none: lengths only |
 //!
 //! A *prefix block* id names the block and everything before it, so it cannot repeat inside a request. A
-//! RAGPulse id names a piece by its content: it may be there twice, and the same piece behind another one is
-//! the same id. In a session, an element of type "subagent" holds requests of its own. By default they are
-//! left out, as the published counts leave them out; the element itself counts as a request without blocks.
+//! RAGPulse id names a piece by its content: it may appear twice, and the same piece after another one has
+//! the same id. In a session, an element of type "subagent" contains requests of its own. By default they are
+//! left out, as in the published counts; the element itself counts as a request without blocks.
 //!
-//! Times of a session are its own. A [`RequestTrace`] interleaves sessions by them, as if all began together;
-//! [`Options::one_after_another`] leaves them as the file has them.
+//! Times of a session are relative. A [`RequestTrace`] interleaves sessions by time, as if all began together;
+//! [`Options::one_after_another`] keeps the file's order.
 //!
-//! **Streams.** [`each_request`] holds one line (at most [`LINE_MAX`] bytes) and a table of the distinct
-//! ids; [`RequestTrace`] keeps 4 bytes for each reference and 12 for each request. At most
-//! [`REFERENCES_MAX`] references, [`REQUESTS_MAX`] requests, [`BLANK_MAX`] blank lines and [`CONTENT_MAX`] bytes,
-//! counted without compression, are read: the time that a file takes is bounded, however far it unfolds.
+//! **Limits.** [`each_request`] holds one line (at most [`LINE_MAX`] bytes) and a table of the distinct ids;
+//! [`RequestTrace`] keeps 4 bytes for each reference and 12 for each request. It reads at most [`REFERENCES_MAX`]
+//! references, [`REQUESTS_MAX`] requests, [`BLANK_MAX`] blank lines and [`CONTENT_MAX`] uncompressed bytes, so the
+//! time for a file is limited, however far it unpacks.
 //!
-//! **What is refused**, with line and column: a line that is not the format's, more ids than the length
-//! allows, an id that repeats inside a request, a timestamp earlier than the one before, a trace that ends
+//! **What is refused**, with line and column: a line in another format, more ids than the length
+//! allows, an id that repeats inside a request, a timestamp earlier than the previous one, a trace that ends
 //! in the middle of a line, a line that is too long. RAGPulse as published has repetitions and one late
-//! timestamp: there they are counted in [`Notes`] and the file's order holds.
+//! timestamp: in that format they are counted in [`Notes`], and the file's order is kept.
 
 mod azure;
 mod input;
@@ -60,17 +60,17 @@ pub const REFERENCES_MAX: u64 = 1 << 28;
 /// The most requests of a trace: 2^25, some tens of seconds of reading where they name no blocks.
 pub const REQUESTS_MAX: u64 = 1 << 25;
 
-/// The most pieces that side files may name: 2^24.
+/// The most pieces in side files: 2^24.
 const PIECES_MAX: u64 = 1 << 24;
 
-/// Bytes behind white space that a file is told by.
+/// Bytes after white space by which a file is recognised.
 const START: usize = 64;
 
 /// The formats of request traces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Format {
-    /// Mooncake JSONL, and what is written like it.
+    /// Mooncake JSONL, and other files in that format.
     Mooncake,
     /// Session lines of kv-cache-tester.
     Sessions,
@@ -95,18 +95,18 @@ impl Format {
 /// How a trace is read.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Tokens of a block of a Mooncake trace; 512 when nothing is said. The other formats say it themselves.
+    /// Tokens of a block of a Mooncake trace; 512 if nothing is said. The other formats state it themselves.
     pub block_tokens: Option<u32>,
-    /// Whether the requests of sub-agents count, at the place of their element.
+    /// Whether the requests of sub-agents are included, at the place of their element.
     pub subagents: bool,
-    /// RAGPulse's side files, which tell the pieces' lengths in tokens.
+    /// RAGPulse's side files, with the pieces' lengths in tokens.
     pub piece_lengths: Vec<PathBuf>,
-    /// Whether a [`RequestTrace`] has sessions one after another, as the file does, instead of interleaved by their
-    /// times. [`each_request`] gives them as the file does, whatever stands here.
+    /// Whether a [`RequestTrace`] keeps sessions one after another, as in the file, instead of interleaving them by
+    /// time. [`each_request`] always keeps the file's order.
     pub one_after_another: bool,
 }
 
-/// What a reader saw beside requests.
+/// Counts of a reader other than requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Notes {
@@ -114,13 +114,13 @@ pub struct Notes {
     pub sessions: u64,
     /// Elements that are sub-agents.
     pub subagents: u64,
-    /// The requests inside them, read or left out.
+    /// The requests inside them, included or not.
     pub subagent_requests: u64,
     /// References to a piece that the same request referred to before (RAGPulse).
     pub repeats: u64,
     /// Requests with such references.
     pub repeating_requests: u64,
-    /// Requests with a timestamp before that of the one before (RAGPulse).
+    /// Requests with a timestamp before the previous one's (RAGPulse).
     pub late: u64,
 }
 
@@ -133,13 +133,13 @@ pub struct Request<'a> {
     pub input_tokens: u32,
     /// Tokens generated.
     pub output_tokens: u32,
-    /// The prompt's blocks from its beginning, as dense numbers: 0, 1, 2... in the order of first sight.
+    /// The prompt's blocks from its beginning, as dense numbers: 0, 1, 2... in order of first appearance.
     pub blocks: &'a [u32],
-    /// The session that it is of, from 1; 0 in formats without sessions.
+    /// The session that it belongs to, from 1; 0 in formats without sessions.
     pub session: u32,
 }
 
-/// What is known of a trace as a whole, once it was read.
+/// The properties of a whole trace, after it was read.
 struct Whole {
     format: Format,
     block_tokens: Option<u32>,
@@ -148,11 +148,11 @@ struct Whole {
     notes: Notes,
 }
 
-/// Whether the file at `path` is a selection trace or else a request trace, by its first bytes; `None` when
+/// Whether the file at `path` is a selection trace or a request trace, by its first bytes; `None` if
 /// it is neither.
 ///
 /// # Errors
-/// [`Kind::Io`] when it cannot be read, [`Kind::BadFormat`] for a damaged frame and for gzip.
+/// [`Kind::Io`] if it cannot be read, [`Kind::BadFormat`] for a damaged frame and for gzip.
 pub fn is_request_trace(path: &Path) -> Result<Option<bool>> {
     let look = || {
         let mut input = open(path)?;
@@ -185,11 +185,11 @@ fn named(e: Error, path: &Path) -> Error {
     e.at(place)
 }
 
-/// Gives every request of the file at `path` to `sink`, in order; an error of the sink ends it.
+/// Passes every request of the file at `path` to `sink`, in order; an error of the sink ends the reading.
 ///
 /// # Errors
-/// [`Kind::Io`] when a file cannot be read; [`Kind::BadFormat`] with line and column (see the module's
-/// head); [`Kind::Overflow`] for a trace beyond the limits; the sink's own.
+/// [`Kind::Io`] if a file cannot be read; [`Kind::BadFormat`] with line and column (see the module's
+/// head); [`Kind::Overflow`] for a trace beyond the limits; errors of the sink.
 pub fn each_request(
     path: &Path,
     options: &Options,
@@ -201,7 +201,7 @@ pub fn each_request(
     whole.map(|whole| whole.notes).map_err(|e| named(e, path))
 }
 
-/// The lengths in all side files, by id.
+/// The lengths from all side files, by id.
 fn piece_lengths(paths: &[PathBuf], ledger: &Ledger<'_>) -> Result<HashMap<u64, u32>> {
     let mut lengths = HashMap::new();
     for path in paths {
@@ -210,7 +210,7 @@ fn piece_lengths(paths: &[PathBuf], ledger: &Ledger<'_>) -> Result<HashMap<u64, 
     Ok(lengths)
 }
 
-/// Adds the lengths in one side file.
+/// Adds the lengths from one side file.
 fn pieces(input: Box<dyn BufRead>, lengths: &mut HashMap<u64, u32>, ledger: &Ledger<'_>) -> Result<()> {
     let mut lines = Lines::new(input);
     let mut any = false;
@@ -224,7 +224,7 @@ fn pieces(input: Box<dyn BufRead>, lengths: &mut HashMap<u64, u32>, ledger: &Led
         }
         lengths.try_reserve(1).map_err(|_| no_room("the pieces' lengths"))?;
         if lengths.insert(id, tokens).is_some_and(|known| known != tokens) {
-            return Err(line.wrong("another length was told for this piece", 1).with("id", id));
+            return Err(line.wrong("the side files give this piece two lengths", 1).with("id", id));
         }
         any = true;
     }
@@ -234,12 +234,12 @@ fn pieces(input: Box<dyn BufRead>, lengths: &mut HashMap<u64, u32>, ledger: &Led
     }
 }
 
-/// No memory for `what`.
+/// The error for missing memory for `what`.
 fn no_room(what: &'static str) -> Error {
     Error::new(Kind::OutOfMemory, "read trace").at(what).hint("free memory")
 }
 
-/// Reads an unpacked content to its end.
+/// Reads an uncompressed content to its end.
 fn stream(
     input: Box<dyn BufRead + '_>,
     options: &Options,
@@ -267,7 +267,7 @@ fn stream(
     let format = format.ok_or_else(|| {
         Error::new(Kind::BadFormat, "read trace")
             .at("the file has no line that is not blank")
-            .hint("nothing was recorded in this file, or it was cut: name another")
+            .hint("nothing was recorded in this file, or it was truncated: pass another file")
     })?;
     check(options, format)?;
     Ok(Whole {
@@ -279,11 +279,11 @@ fn stream(
     })
 }
 
-/// Refuses options that are another format's.
+/// Refuses options of other formats.
 fn check(options: &Options, format: Format) -> Result<()> {
     let wrong = |what| Err(Error::new(Kind::InvalidConfig, "read trace").at(what).hint("leave it out"));
     if options.block_tokens == Some(0) {
-        return wrong("a block of no tokens");
+        return wrong("a block of 0 tokens");
     }
     if options.block_tokens.is_some() && format != Format::Mooncake {
         return wrong("--block-tokens is for Mooncake traces");
@@ -300,7 +300,7 @@ fn check(options: &Options, format: Format) -> Result<()> {
     Ok(())
 }
 
-/// What is kept of a request: where its blocks end, and its lengths.
+/// A stored request: the end of its blocks, and its lengths.
 #[derive(Clone, Copy, Debug)]
 struct Record {
     end: u32,
@@ -308,7 +308,7 @@ struct Record {
     output_tokens: u32,
 }
 
-/// A request trace in memory, ids made dense.
+/// A request trace in memory, with dense ids.
 #[derive(Debug)]
 pub struct RequestTrace {
     format: Format,
@@ -325,15 +325,16 @@ impl RequestTrace {
     /// Reads the file at `path`.
     ///
     /// # Errors
-    /// As [`each_request`], and [`Kind::OutOfMemory`].
+    /// Errors of [`each_request`], and [`Kind::OutOfMemory`].
     pub fn read(path: &Path, options: &Options) -> Result<RequestTrace> {
         RequestTrace::read_asking(path, options, |_| Ok(()))
     }
 
-    /// As [`RequestTrace::read`], and asks each time before more memory is taken. An error of `ask` ends the reading.
+    /// As [`RequestTrace::read`]; calls `ask` each time before more memory is taken. An error of `ask` ends the
+    /// reading.
     ///
     /// # Errors
-    /// As [`RequestTrace::read`], and those of `ask`, with the file.
+    /// Errors of [`RequestTrace::read`], and those of `ask`, with the file.
     pub fn read_asking(
         path: &Path,
         options: &Options,
@@ -344,7 +345,7 @@ impl RequestTrace {
         input::whole(path, |input| collect(input, options, lengths, &ledger)).map_err(|e| named(e, path))
     }
 
-    /// Reads a trace from the bytes of a file. Any bytes are allowed and none make it panic.
+    /// Reads a trace from the bytes of a file. Any bytes are allowed, and none cause a panic.
     ///
     /// # Errors
     /// As [`RequestTrace::read`].
@@ -354,34 +355,34 @@ impl RequestTrace {
         collect(unpacked(bytes)?, options, lengths, &ledger)
     }
 
-    /// Bytes that the trace holds.
+    /// Bytes of memory that the trace holds.
     pub fn bytes(&self) -> u64 {
         let words = self.blocks.capacity() + self.piece_tokens.capacity();
         (4 * words + size_of::<Record>() * self.records.capacity()) as u64
     }
 
-    /// In which format it was written.
+    /// The format of the file.
     pub fn format(&self) -> Format {
         self.format
     }
 
-    /// Tokens of a block; `None` where blocks have lengths of their own, or none are named.
+    /// Tokens of a block; `None` if blocks have individual lengths, or none are named.
     pub fn block_tokens(&self) -> Option<u32> {
         self.block_tokens
     }
 
-    /// Distinct blocks; every block of a request is below it.
+    /// The number of distinct blocks; every block of a request is below it.
     pub fn distinct(&self) -> u32 {
         self.distinct
     }
 
-    /// What the reader saw beside requests.
+    /// The reader's counts other than requests.
     pub fn notes(&self) -> Notes {
         self.notes
     }
 
-    /// Whether sessions stand beside each other, in the order of their requests' times; else one after another,
-    /// because that was asked for or because all times are alike.
+    /// Whether sessions are interleaved, in the order of their requests' times; otherwise they follow one another,
+    /// because that was requested or because all times are equal.
     pub fn interleaved(&self) -> bool {
         self.interleaved
     }
@@ -413,13 +414,13 @@ impl RequestTrace {
         self.records.get(i).map_or(0, |record| u64::from(record.output_tokens))
     }
 
-    /// Whether lengths of blocks are known.
+    /// Whether the lengths of blocks are known.
     pub fn knows_block_lengths(&self) -> bool {
         self.block_tokens.is_some() || !self.piece_tokens.is_empty()
     }
 
     /// Tokens in the first `run` blocks of request `i`, at most its prompt's (the last block may be
-    /// partial); 0 where lengths of blocks are not known.
+    /// partial); 0 if the lengths of blocks are unknown.
     pub fn tokens_of_run(&self, i: usize, run: usize) -> u64 {
         let tokens = match self.block_tokens {
             Some(tokens) => run as u64 * u64::from(tokens),
@@ -428,14 +429,14 @@ impl RequestTrace {
         tokens.min(self.input_tokens(i))
     }
 
-    /// Tokens of a whole block; 0 where lengths of blocks are not known.
+    /// Tokens of a whole block; 0 if the lengths of blocks are unknown.
     pub fn tokens_of_block(&self, block: u32) -> u64 {
         let piece = || self.piece_tokens.get(block as usize).copied();
         u64::from(self.block_tokens.or_else(piece).unwrap_or(0))
     }
 }
 
-/// Reads all of an unpacked content into memory.
+/// Reads all of an uncompressed content into memory.
 fn collect(
     input: Box<dyn BufRead + '_>,
     options: &Options,
@@ -461,7 +462,7 @@ fn collect(
         Ok(())
     })?;
     let Whole { format, block_tokens, piece_tokens, distinct, notes } = whole;
-    // The parser is gone, and what it held.
+    // The parser and its memory are gone.
     ledger.set(Part::Ids, 0).and_then(|()| ledger.set(Part::Lengths, 0))?;
     let interleaved = interleave::interleave(&mut records, &mut blocks, distinct, &seconds, ledger)?;
     Ok(RequestTrace { format, block_tokens, piece_tokens, distinct, notes, records, blocks, interleaved })

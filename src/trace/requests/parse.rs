@@ -1,7 +1,7 @@
-//! One line of each JSON format to requests.
+//! Parses one line of each JSON format into requests.
 //!
-//! The values that are judged are first taken as raw pieces of the line, so that an error names the column
-//! of the very value that is wrong.
+//! Values that are checked are first taken as raw pieces of the line, so that an error names the column
+//! of the wrong value.
 
 use std::collections::HashMap;
 
@@ -14,10 +14,10 @@ use super::ledger::{Ledger, Part};
 use super::{Format, Notes, Options, REFERENCES_MAX, REQUESTS_MAX, Request, no_room};
 use crate::error::{Error, Kind, Result};
 
-/// Tokens of a Mooncake block where neither its lines nor the caller say anything else.
+/// Tokens of a Mooncake block if neither its lines nor the caller set it.
 pub(super) const MOONCAKE_BLOCK: u32 = 512;
 
-/// Where requests go.
+/// The destination of requests.
 pub(super) type Sink<'a> = dyn FnMut(Request<'_>) -> Result<()> + 'a;
 
 #[derive(Deserialize)]
@@ -26,7 +26,7 @@ struct Mooncake<'a> {
     timestamp: &'a RawValue,
     input_length: u32,
     output_length: u32,
-    /// Said by recorders whose blocks have other than 512 tokens.
+    /// Set by recorders whose blocks do not have 512 tokens.
     block_size: Option<u32>,
     #[serde(borrow)]
     hash_ids: &'a RawValue,
@@ -42,7 +42,7 @@ struct RagPulse<'a> {
     hash_ids: Parts<'a>,
 }
 
-/// The pieces of a prompt, in the order in which it is put together.
+/// The pieces of a prompt, in prompt order.
 #[derive(Deserialize)]
 struct Parts<'a> {
     #[serde(borrow)]
@@ -57,7 +57,7 @@ struct Parts<'a> {
     user_input: &'a RawValue,
 }
 
-/// What the first line of a JSON trace is told by.
+/// The fields that distinguish the first line of a JSON trace.
 #[derive(Deserialize)]
 struct Keys<'a> {
     requests: Option<serde::de::IgnoredAny>,
@@ -79,7 +79,7 @@ struct PieceLength {
     token_length: u32,
 }
 
-/// The format of a JSON trace, by its first line.
+/// The format of a JSON trace, from its first line.
 pub(super) fn recognise(line: Line<'_>) -> Result<Format> {
     let keys: Keys<'_> = serde_json::from_slice(line.bytes).map_err(|e| line.json(&e))?;
     match keys {
@@ -96,20 +96,20 @@ pub(super) fn piece_length(line: Line<'_>) -> Result<(u64, u32)> {
     Ok((piece.id, piece.token_length))
 }
 
-/// What is kept from line to line.
+/// The state that is kept from line to line.
 pub(super) struct Parser<'a> {
     pub(super) options: &'a Options,
-    /// Tokens of the pieces that the side files name.
+    /// Tokens of the pieces in the side files.
     lengths: HashMap<u64, u32>,
     ledger: &'a Ledger<'a>,
     pub interner: Interner,
     /// Tokens of a block, once known.
     pub block_tokens: Option<u32>,
-    /// What the first line of a Mooncake trace said of them.
+    /// The block size in the first line of a Mooncake trace.
     told: Option<u32>,
-    /// Whether neither the lines nor the caller say it, and published traces' is taken.
+    /// Whether neither the lines nor the caller set it, so the published traces' size is used.
     unsaid: bool,
-    /// Tokens of each distinct piece, where side files were given.
+    /// Tokens of each distinct piece, if side files were given.
     pub piece_tokens: Vec<u32>,
     pub notes: Notes,
     blocks: Vec<u32>,
@@ -157,7 +157,7 @@ impl<'a> Parser<'a> {
         self.end(time, read.input_length, read.output_length, sink)
     }
 
-    /// Tokens of a block, by the lines, by the caller, or as published.
+    /// Tokens of a block: from the lines, from the caller, or as published.
     fn mooncake_block(&mut self, line: Line<'_>, told: Option<u32>) -> Result<u32> {
         let known = match self.block_tokens {
             None => {
@@ -176,7 +176,7 @@ impl<'a> Parser<'a> {
         Ok(*self.block_tokens.insert(known))
     }
 
-    /// The pieces of RAGPulse are named by content, not by what stands before them: one may be there twice.
+    /// RAGPulse names pieces by content, not by their prefix, so a piece may appear twice.
     fn ragpulse(&mut self, line: Line<'_>, sink: &mut Sink<'_>) -> Result<()> {
         let read: RagPulse<'_> = serde_json::from_slice(line.bytes).map_err(|e| line.json(&e))?;
         let time = seconds(line, read.timestamp)?;
@@ -211,7 +211,7 @@ impl<'a> Parser<'a> {
         self.end(time, input, output, sink)
     }
 
-    /// Requests stand in the order of their times.
+    /// Checks that requests are in the order of their times.
     pub(super) fn in_order(&mut self, line: Line<'_>, time: f64, column: usize) -> Result<()> {
         if time < self.last {
             return Err(line
@@ -233,7 +233,7 @@ impl<'a> Parser<'a> {
     }
 
     pub(super) fn end(&mut self, time: f64, input: u32, output: u32, sink: &mut Sink<'_>) -> Result<()> {
-        // REQUESTS_MAX bounds sessions too.
+        // REQUESTS_MAX limits sessions, too.
         let session = self.notes.sessions as u32;
         sink(Request {
             seconds: time,
@@ -244,12 +244,12 @@ impl<'a> Parser<'a> {
         })
     }
 
-    /// Appends the ids of a JSON list. `most` ids are allowed in the request.
+    /// Appends the ids of a JSON list; the request may have at most `most` ids.
     pub(super) fn list(&mut self, line: Line<'_>, list: &RawValue, most: u64) -> Result<()> {
         let start = line.column(list.get());
         let text = list.get().as_bytes();
         let inner = text.strip_prefix(b"[").and_then(|t| t.strip_suffix(b"]"));
-        let inner = inner.ok_or_else(|| line.wrong("the block ids are no list", start))?;
+        let inner = inner.ok_or_else(|| line.wrong("the block ids are not a list", start))?;
         if inner.trim_ascii().is_empty() {
             return Ok(());
         }
@@ -258,7 +258,7 @@ impl<'a> Parser<'a> {
             let column = start + at + (item.len() - item.trim_ascii_start().len());
             at += item.len() + 1;
             let id = whole(item.trim_ascii())
-                .ok_or_else(|| line.wrong("a block id is no whole number from 0 to 2^64 - 1", column))?;
+                .ok_or_else(|| line.wrong("a block id is not a whole number from 0 to 2^64 - 1", column))?;
             if self.blocks.len() as u64 >= most {
                 return Err(line
                     .wrong("more block ids than the length allows", column)
@@ -287,9 +287,9 @@ impl<'a> Parser<'a> {
         }
         if named.new && !self.lengths.is_empty() {
             let tokens = self.lengths.get(&id).ok_or_else(|| {
-                line.wrong("no side file tells this piece's length", column)
+                line.wrong("no side file has this piece's length", column)
                     .with("id", id)
-                    .hint("name all five side files in --block-lengths, or none")
+                    .hint("pass all five side files in --block-lengths, or none")
             })?;
             self.ledger.grow(Part::PieceTokens, &self.piece_tokens, 1)?;
             self.piece_tokens.try_reserve(1).map_err(|_| no_room("the pieces' lengths"))?;
@@ -309,7 +309,7 @@ pub(super) fn too_much(what: &'static str, line: Line<'_>, most: u64) -> Error {
         .hint("cut the trace into parts")
 }
 
-/// Decimal digits to a number.
+/// Parses decimal digits.
 pub(super) fn whole(digits: &[u8]) -> Option<u64> {
     if digits.is_empty() {
         return None;
@@ -320,17 +320,17 @@ pub(super) fn whole(digits: &[u8]) -> Option<u64> {
     })
 }
 
-/// A time, written as a number or as a string of one.
+/// A time, written as a number or as a string with one.
 pub(super) fn seconds(line: Line<'_>, raw: &RawValue) -> Result<f64> {
     let text = raw.get();
     let digits = text.strip_prefix('"').and_then(|t| t.strip_suffix('"')).unwrap_or(text);
     match digits.parse::<f64>() {
-        // Rust would take a sign before it too.
+        // Rust would accept a sign before it, too.
         Ok(value)
             if digits.starts_with(|c: char| c.is_ascii_digit()) && value.is_finite() && value >= 0.0 =>
         {
             Ok(value)
         }
-        _ => Err(line.wrong("the timestamp is no number of at least 0", line.column(text))),
+        _ => Err(line.wrong("the timestamp is not a number of at least 0", line.column(text))),
     }
 }

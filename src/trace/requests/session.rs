@@ -1,7 +1,7 @@
-//! A line of kv-cache-tester: a session, its requests judged one by one as they are read.
+//! Parses a line of kv-cache-tester: a session, whose requests are checked one by one as they are read.
 //!
-//! Lines are long and their requests many, so none is kept. Where the block size and the scope of ids stand
-//! before the requests, as in what is published, one pass over the line does; else the requests wait as a
+//! Lines are long and have many requests, so no request is stored. If the block size and the scope of ids come
+//! before the requests, as in the published traces, one pass over the line suffices; otherwise the requests wait as a
 //! piece of the line.
 
 use std::fmt;
@@ -40,8 +40,8 @@ enum Field {
     Other,
 }
 
-/// Gives every element of a list to a function. An error of ours ends the reading by one of serde's, which
-/// cannot carry it: it is put aside.
+/// Passes every element of a list to a function. Our error ends the reading through an error of serde's, which
+/// cannot carry it, so it is stored separately.
 struct Each<'f, F> {
     take: F,
     failed: &'f mut Option<Error>,
@@ -88,7 +88,7 @@ fn each<'de>(
     read.map_err(|e| line.json_behind(&e, line.column(list.get()) - 1))
 }
 
-/// What is known of a session while its line is read.
+/// The state of a session while its line is read.
 struct Session<'s, 'p, 'l> {
     parser: &'s mut Parser<'p>,
     line: Line<'l>,
@@ -147,7 +147,7 @@ impl<'de> Visitor<'de> for Session<'_, '_, 'de> {
 }
 
 impl Parser<'_> {
-    /// A session: times and ids are its own.
+    /// A session, with its own times and ids.
     pub(super) fn session<'l>(&mut self, line: Line<'l>, sink: &mut Sink<'_>) -> Result<()> {
         let mut failed = None;
         let mut json = serde_json::Deserializer::from_slice(line.bytes);
@@ -192,7 +192,7 @@ impl Parser<'_> {
         }
     }
 
-    /// A sub-agent works beside its session, so its times may overlap the elements that follow it.
+    /// A sub-agent runs concurrently with its session, so its times may overlap the elements that follow it.
     fn subagent<'l>(
         &mut self,
         line: Line<'l>,

@@ -1,4 +1,4 @@
-//! Every format read, every contradiction refused where it stands.
+//! Every format read, every contradiction refused at its place.
 
 use super::*;
 
@@ -55,10 +55,10 @@ fn a_contradiction_is_named_with_line_and_column() {
     for ids in ["[-1]", "[1.5]", "[\"1\"]", "[[1]]", "[18446744073709551616]", "[null]"] {
         let text = mooncake(5, 512, ids);
         let (what, line, at) = fault(&text);
-        assert!(what.starts_with("a block id is no whole number"), "{what}");
+        assert!(what.starts_with("a block id is not a whole number"), "{what}");
         assert_eq!((line, at), (1, column(&text, ids) + 1));
     }
-    assert_eq!(fault(&mooncake(1, 1, "3")).0, "the block ids are no list");
+    assert_eq!(fault(&mooncake(1, 1, "3")).0, "the block ids are not a list");
     let (what, line, _) = fault(&(good.clone() + "{\"timestamp\": 9}\n"));
     assert_eq!((what.as_str(), line), ("missing field `input_length`", 2));
     assert_eq!(fault("{\"a\": 1}\n").1, 1);
@@ -175,7 +175,7 @@ fn azure_has_lengths_and_no_blocks() {
     assert_eq!(fault(&text.replace("04.0", "03.0")).1, 3);
     assert_eq!(fault(&text[..text.len() - 3]).0, "the trace ends in the middle of a line");
     for length in ["x", "+4808", "-1", "4294967296", ""] {
-        let place = ("a length is no whole number below 2^32".to_owned(), 2, 29);
+        let place = ("a length is not a whole number below 2^32".to_owned(), 2, 29);
         assert_eq!(fault(&text.replace("4808", length)), place);
     }
     let (what, line, column) = fault(&text.replace("11-16 18:17:04", "02-31 18:17:04"));
@@ -209,10 +209,10 @@ fn what_stands_before_or_behind_a_session_s_requests_makes_no_difference() {
     }
     assert_eq!(of(&moved(&(size.to_owned() + global), "")).unwrap().2, 2);
     assert_eq!(of(&moved(global, r#""block_size":64,"#)).unwrap().2, 2);
-    // Errors stand where they are, in one pass and in two.
+    // Errors name the same place in one pass and in two.
     for text in [SESSIONS.to_owned(), moved(size, "")] {
         for (from, to, what) in [
-            ("\"hash_ids\":[5]", "\"hash_ids\":5", "the block ids are no list"),
+            ("\"hash_ids\":[5]", "\"hash_ids\":5", "the block ids are not a list"),
             ("\"hash_ids\":[5]", "\"x\":5", "a request without `hash_ids`"),
             ("{\"t\":2.0,\"in\":64,\"out\":1", "{\"t\":2.0,\"in\":-4,\"out\":1", "invalid value"),
         ] {

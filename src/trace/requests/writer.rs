@@ -1,9 +1,9 @@
-//! Requests as they arrive, into Mooncake lines, which every tool of the field reads.
+//! Records requests as they arrive, as Mooncake lines, which the common tools read.
 //!
-//! Lines go out whole, several in one append, and after a failure the file ends with the last one written
-//! whole. Only a process killed inside a write may leave a part of a line, which a reader refuses: it is to
-//! be taken off. What else a reader would refuse is refused here, before it is written. A line names
-//! `block_size` where a block has other than 512 tokens.
+//! Whole lines are written, several in one append, and after a failure the file ends with the last line written
+//! whole. Only a process killed during a write may leave a part of a line. A reader refuses it, and it has to
+//! be removed. All other input that a reader would refuse is refused before it is written. A line has
+//! `block_size` if a block does not have 512 tokens.
 
 use std::io::Write;
 use std::path::Path;
@@ -14,34 +14,34 @@ use super::{LINE_MAX, REFERENCES_MAX, REQUESTS_MAX};
 use crate::error::{Error, Kind, Result};
 use crate::os::{Appender, Faults, NoFaults};
 
-/// Lines are held until they are so many bytes.
+/// Lines are held until they reach this many bytes.
 const BATCH: usize = 1 << 16;
 
-/// The most bytes of a block id and the comma behind it, and of all else in a line.
+/// The most bytes of a block id and its comma, and of the rest of a line.
 const ID_BYTES: usize = 22;
 const LINE_BYTES: usize = 160;
 
-/// The latest time: what a JSON number surely holds.
+/// The latest time that a JSON number represents exactly.
 const MILLISECONDS_MAX: u64 = 1 << 53;
 
 /// A request as it arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrival<'a> {
-    /// When, in milliseconds since the recording's start.
+    /// Arrival, in milliseconds since the recording's start.
     pub milliseconds: u64,
     /// Tokens of the prompt.
     pub input_tokens: u32,
-    /// Tokens generated; 0 where that is not known when the request is recorded.
+    /// Tokens generated; 0 if unknown when the request is recorded.
     pub output_tokens: u32,
-    /// Ids of the prompt's blocks from its beginning, the last block perhaps partial. An id names the block
-    /// and all before it.
+    /// Ids of the prompt's blocks from its beginning; the last block may be partial. An id names the block
+    /// and everything before it.
     pub blocks: &'a [u64],
 }
 
-/// Records the requests of a service. Dropped without [`finish`](Self::finish) it leaves all its lines, which
-/// are a whole trace too.
+/// Records the requests of a service. If it is dropped without [`finish`](Self::finish), all its lines are written and
+/// form a valid trace.
 ///
-/// Held in memory: 64 KiB of lines, and 30 bytes for each block of the longest request.
+/// It holds 64 KiB of lines, and 30 bytes for each block of the longest request.
 pub struct RequestWriter {
     file: Appender,
     block_tokens: u32,
@@ -49,7 +49,7 @@ pub struct RequestWriter {
     sorted: Vec<u64>,
     last: u64,
     requests: u64,
-    /// Those of them that are in the file.
+    /// The requests of these that are in the file.
     stored: u64,
     references: u64,
 }
@@ -59,18 +59,18 @@ fn wrong(place: &'static str) -> Error {
 }
 
 impl RequestWriter {
-    /// Creates the file at `path`, which must not be there, for blocks of `block_tokens` tokens.
+    /// Creates the file at `path`, which must not exist, for blocks of `block_tokens` tokens.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] for blocks of no tokens; [`Kind::Io`] with the path.
+    /// [`Kind::InvalidConfig`] for blocks of 0 tokens; [`Kind::Io`] with the path.
     pub fn create(path: impl AsRef<Path>, block_tokens: u32) -> Result<RequestWriter> {
         RequestWriter::with_faults(path, block_tokens, Arc::new(NoFaults))
     }
 
-    /// As [`RequestWriter::create`], every call to the system asking `faults` first.
+    /// As [`RequestWriter::create`]; `faults` is asked before every system call.
     ///
     /// # Errors
-    /// As there.
+    /// As [`RequestWriter::create`].
     pub fn with_faults(
         path: impl AsRef<Path>,
         block_tokens: u32,
@@ -91,17 +91,17 @@ impl RequestWriter {
         })
     }
 
-    /// Records one request. Requests come in the order of their arrival: an engine that wants their true
-    /// output length and ends them in another order keeps them until their turn.
+    /// Records one request. Requests are recorded in order of arrival: an engine that records the final
+    /// output length, and finishes requests in another order, must hold them until their turn.
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`] for an earlier time than the last, more blocks than the prompt has, a block that
-    /// repeats, a line that no reader takes: nothing is recorded, and the next call may be right.
-    /// [`Kind::Exhausted`] when the trace is as large as a reader takes; [`Kind::Io`] when lines could not be
-    /// written: those held are lost, the file ends with the line before, and every later call fails.
+    /// [`Kind::OutOfRange`] for an earlier time than the last, more blocks than the prompt has, a block that repeats,
+    /// and a line that no reader accepts. Then nothing is recorded, and the next call may succeed. [`Kind::Exhausted`]
+    /// if the trace has reached the largest size that a reader accepts. [`Kind::Io`] if lines could not be written:
+    /// the held lines are lost, the file ends with the previous line, and every later call fails.
     pub fn record(&mut self, request: &Arrival<'_>) -> Result<()> {
         self.file.check()?;
-        self.expect(request)?;
+        self.check_order(request)?;
         let full = |_| Error::new(Kind::OutOfMemory, "record").at("a line").hint("free memory");
         self.held.try_reserve_exact(LINE_BYTES + ID_BYTES * request.blocks.len()).map_err(full)?;
         let start = self.held.len();
@@ -109,7 +109,7 @@ impl RequestWriter {
         let length = self.held.len() - start;
         if written.is_err() || length > LINE_MAX {
             self.held.truncate(start);
-            return Err(wrong("the line is longer than a reader takes").with("bytes", length as u64));
+            return Err(wrong("the line is longer than a reader accepts").with("bytes", length as u64));
         }
         self.last = request.milliseconds;
         self.requests += 1;
@@ -120,10 +120,10 @@ impl RequestWriter {
         Ok(())
     }
 
-    /// Writes the lines that are held. What is written survives the process.
+    /// Writes the held lines. Written lines survive the process.
     ///
     /// # Errors
-    /// [`Kind::Io`], as of [`RequestWriter::record`].
+    /// [`Kind::Io`], as for [`RequestWriter::record`].
     pub fn flush(&mut self) -> Result<()> {
         let written = self.file.append(&[&self.held]);
         self.held.clear();
@@ -132,8 +132,8 @@ impl RequestWriter {
         Ok(())
     }
 
-    /// [Flushes](RequestWriter::flush), and stores the file on the disk: it survives a loss of power. So does its
-    /// name in the folder, where that can be opened and stored; one that cannot is no failure.
+    /// [Flushes](RequestWriter::flush), and syncs the file to disk, so that it survives a loss of power. The folder is
+    /// synced as well; if it cannot be opened or synced, that is not an error.
     ///
     /// # Errors
     /// [`Kind::Io`].
@@ -142,8 +142,8 @@ impl RequestWriter {
         self.file.sync()
     }
 
-    /// Ends the trace: writes what is held and stores the file. Returns the requests recorded; where there
-    /// were none, the file is empty, and no reader takes it.
+    /// Ends the trace: writes the held lines and syncs the file. Returns the number of recorded requests; without
+    /// requests the file is empty, and no reader accepts it.
     ///
     /// # Errors
     /// [`Kind::Io`].
@@ -152,13 +152,13 @@ impl RequestWriter {
         Ok(self.requests)
     }
 
-    /// Requests recorded, those still held included; after a failure those that are in the file.
+    /// Recorded requests, including those still held; after a failure, those that are in the file.
     pub fn requests(&self) -> u64 {
         self.file.check().map_or(self.stored, |()| self.requests)
     }
 
-    /// What a reader would refuse.
-    fn expect(&mut self, request: &Arrival<'_>) -> Result<()> {
+    /// Refuses what a reader would refuse.
+    fn check_order(&mut self, request: &Arrival<'_>) -> Result<()> {
         let Arrival { milliseconds, input_tokens, blocks, .. } = *request;
         if milliseconds < self.last || milliseconds > MILLISECONDS_MAX {
             return Err(wrong("the time is earlier than the one before, or too late")
@@ -184,7 +184,7 @@ impl RequestWriter {
         }
         if self.requests >= REQUESTS_MAX || self.references + blocks.len() as u64 > REFERENCES_MAX {
             return Err(Error::new(Kind::Exhausted, "record")
-                .at("the trace is as large as a reader takes")
+                .at("the trace has reached the largest size that a reader accepts")
                 .with("requests", self.requests)
                 .with("blocks", self.references)
                 .hint("finish it and begin another file"));
@@ -192,7 +192,7 @@ impl RequestWriter {
         Ok(())
     }
 
-    /// Appends the line to those held.
+    /// Appends the line to the held ones.
     fn line(&mut self, request: &Arrival<'_>) -> std::io::Result<()> {
         let Arrival { milliseconds, input_tokens, output_tokens, blocks } = *request;
         let out = &mut self.held;
@@ -212,7 +212,7 @@ impl RequestWriter {
 
 impl Drop for RequestWriter {
     fn drop(&mut self) {
-        // There is nobody to tell, and the file is good as it stands.
+        // An error cannot be returned here, and the file is valid up to the last line written.
         let _ = self.flush();
     }
 }
@@ -297,7 +297,7 @@ mod tests {
         }
         let long: Vec<u64> = (0..LINE_MAX as u64 / 20).map(|b| u64::MAX - b).collect();
         let e = writer.record(&arrival(5, u32::MAX, &long)).unwrap_err();
-        assert!(e.place().contains("longer than a reader takes"), "{e}");
+        assert!(e.place().contains("longer than a reader accepts"), "{e}");
         drop(writer);
         let trace = RequestTrace::read(&path.0, &Options::default()).unwrap();
         assert_eq!((trace.requests(), trace.references()), (1, &[0, 1, 2][..]));

@@ -1,4 +1,4 @@
-// What the kernel of kernel.cpp takes, and which bad access is planted in it.
+// The argument of kernel.cpp's kernel, with the bad access that a test plants in it.
 #pragma once
 
 enum Plant : unsigned { NONE, DYNAMIC, STATIC, FRAME };

@@ -1,10 +1,10 @@
-// A kernel with what kernels have: dynamic and static shared memory, barriers, warp operations, arrays of a
-// thread's own on the stack of its fibre.
+// A kernel with the features of forebay's kernels: dynamic and static shared memory, barriers, warp operations, and
+// arrays that a thread keeps on the stack of its fibre.
 #include "cpu.h"
 
 #include "fold.h"
 
-// The sum of `count` words, a block's part at a time; as many threads as dynamic shared words.
+// Sums `count` words, a block's share at a time, with one thread per dynamic shared word.
 FOREBAY_KERNEL(asan_fold, FoldArgs, 256, 1) {
     FOREBAY_DYNAMIC_SHARED(unsigned, words);
     __shared__ unsigned sums[8];

@@ -1,7 +1,7 @@
 // Drives the driver and the kernels in one program that the compiler has sanitized.
 //
-// `clean` does what forebay does, and some of what it must not do and is refused; nothing may be reported. The
-// other words each plant one bad access, which must be.
+// `clean` does what forebay does, and some things that the driver refuses; the sanitizers must report nothing. Each
+// other argument plants one bad access, which they must report.
 
 #include <cstdio>
 #include <cstdlib>
@@ -58,7 +58,7 @@ CUresult add(CUdeviceptr to, CUdeviceptr from, unsigned count, CUstream stream) 
     return cuLaunchKernel(function, 2, 1, 1, 64, 1, 1, 0, stream, params, nullptr);
 }
 
-// Sums 1000 ones, in blocks whose threads meet at barriers; what came out.
+// Sums 1000 ones, in blocks whose threads meet at barriers; returns the result.
 unsigned fold(Plant plant) {
     constexpr unsigned COUNT = 1000;
     CUstream stream;
@@ -149,7 +149,7 @@ void violations() {
     CHECK(cuStreamSynchronize(pair.first) == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     CHECK(add(memory, memory, 100, pair.first) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
     CHECK(cuStreamEndCapture(pair.first, &graph) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
-    // A capture whose streams and events go before it ends.
+    // A capture whose streams and events are destroyed before it ends.
     DO(cuStreamBeginCapture_v2(pair.first, CU_STREAM_CAPTURE_MODE_GLOBAL));
     DO(cuEventRecord(pair.fork, pair.first));
     DO(cuStreamWaitEvent(pair.second, pair.fork, 0));
@@ -189,7 +189,7 @@ void unmap(CUdeviceptr range, CUmemGenericAllocationHandle handle) {
     DO(cuMemRelease(handle));
 }
 
-// A handle made here, exported, imported under a second address, and by a child.
+// A handle made here, exported, and imported under a second address and by a child process.
 void imports() {
     CUmemAllocationProp properties{};
     properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -279,7 +279,7 @@ void beyond() {
     (void)cuCtxSynchronize();
 }
 
-// A graph whose kernel names memory that was freed.
+// A graph whose kernel uses memory that was freed.
 void freed() {
     Pair pair = make_pair();
     CUdeviceptr memory;
@@ -291,7 +291,7 @@ void freed() {
     (void)cuCtxSynchronize();
 }
 
-// A kernel that reads a word off its line.
+// A kernel that reads a misaligned word.
 void misaligned() {
     CUdeviceptr memory;
     DO(cuMemAlloc_v2(&memory, 400));

@@ -1,4 +1,4 @@
-//! Captures: what becomes a node, and what each violation answers, then and later.
+//! Captures: which calls become nodes, and what each violation returns, at once and later.
 
 use crate::support::{GLOBAL, Gpu, NON_BLOCKING, RELAXED, THREAD_LOCAL, code, made, standin};
 use forebay_standin::Options;
@@ -10,7 +10,7 @@ fn begin(gpu: &Gpu<'_>, stream: u64, mode: i32) {
     assert_eq!(code!(gpu, stream_begin_capture(stream, mode)), 0);
 }
 
-/// The code of an end, and whether a graph came out of it.
+/// Returns the code of the end of a capture, and whether a graph came out of it.
 fn end(gpu: &Gpu<'_>, stream: u64) -> (i32, u64) {
     let mut graph = 1;
     let code = code!(gpu, stream_end_capture(stream, &mut graph));
@@ -43,7 +43,7 @@ fn captured_work_does_not_run_until_its_graph_is_launched() {
     assert_eq!(gpu.word(memory), 3);
 }
 
-/// Runs `wrong` in a capture of mode `mode`: its code, and that the capture is broken from then on.
+/// Runs `wrong` in a capture of mode `mode`. Returns its code, and checks that the capture is invalid from then on.
 fn breaks(mode: i32, expected: i32, wrong: impl Fn(&Gpu<'_>, u64, u64) -> i32) {
     let Some(standin) = standin(Options::default()) else { return };
     let gpu = Gpu::new(&standin);
@@ -58,7 +58,7 @@ fn breaks(mode: i32, expected: i32, wrong: impl Fn(&Gpu<'_>, u64, u64) -> i32) {
     assert_eq!(code!(gpu, event_record(event, stream)), INVALIDATED);
     assert_eq!(code!(gpu, stream_query(stream)), INVALIDATED);
     assert_eq!(end(&gpu, stream), (INVALIDATED, 0));
-    // The stream is a stream again.
+    // The stream works outside a capture again.
     gpu.fill(memory, 4, 1, stream);
     assert_eq!(gpu.word(memory), 4);
 }
@@ -317,7 +317,7 @@ fn a_handle_of_a_conditional_node_goes_with_its_graph_and_needs_its_node() {
         let made = code!(gpu, graph_conditional_handle_create(&mut handle, graph, gpu.context, 0, 0));
         assert_eq!(made, if conditional_nodes { 0 } else { 801 });
         assert_eq!(code!(gpu, graph_conditional_handle_create(&mut handle, 7, gpu.context, 0, 0)), 1);
-        // Without its node a handle makes the graph one that cannot be launched.
+        // A handle without its node makes a graph that cannot be launched.
         let made = code!(gpu, graph_instantiate(&mut exec, graph, 0));
         assert_eq!(made, i32::from(conditional_nodes));
         assert_eq!(code!(gpu, graph_destroy(graph)), 0);

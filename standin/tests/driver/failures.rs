@@ -1,4 +1,4 @@
-//! What must hold before a call does anything, and failures on request.
+//! What every call checks before it does anything, and failures that a test plans.
 
 use std::ffi::CStr;
 

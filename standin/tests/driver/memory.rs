@@ -1,4 +1,4 @@
-//! Memory: limits, registrations, ranges, what a copy may touch, and that nothing is left over.
+//! Memory: limits, registrations, ranges, which bytes a copy may touch, and that no resource is left over.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::Command;
@@ -270,7 +270,7 @@ fn everything_given_back_is_counted() {
     assert_eq!(standin.held_resources(), Resources::default());
 }
 
-/// Set where this test runs as the process that imports.
+/// Set if this test runs as the process that imports.
 const IMPORTER: &str = "STANDIN_TEST_DESCRIPTOR";
 
 #[test]
@@ -294,7 +294,7 @@ fn memory_crosses_into_another_process() {
     assert_eq!(code!(gpu, mem_export((&raw mut descriptor).cast(), handle, 1, 0)), 0);
     // SAFETY: the export made a descriptor for the caller.
     let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
-    // The child gets a copy that lives through exec.
+    // The child gets a copy that survives exec.
     // SAFETY: an open descriptor.
     let inherited = unsafe { OwnedFd::from_raw_fd(libc::dup(descriptor.as_raw_fd())) };
     let child = Command::new(std::env::current_exe().unwrap())

@@ -1,4 +1,4 @@
-//! What runs, and when: without a seed at once, with one late and in an order of its own.
+//! What runs, and when: without a seed at once; with one late and in an order that the seed picks.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use crate::support::{Add, Gpu, code, made, seeded, standin};
 use forebay_standin::{Calls, Options};
 
-/// Seeds within which a missing edge has to be found.
+/// The number of seeds within which a missing edge must show.
 const SEEDS: u64 = 40;
 
 #[test]
@@ -39,7 +39,7 @@ fn with_a_seed_nothing_has_to_run_before_somebody_looks() {
     assert!(late > 10, "{late} of 20");
 }
 
-/// One stream fills, another copies once it has waited; what the copy found.
+/// One stream fills, another waits and then copies. Returns what the copy read.
 fn fill_then_copy(gpu: &Gpu<'_>) -> u32 {
     let (first, second, event) = (gpu.stream(), gpu.stream(), gpu.event());
     let memory = gpu.memory(4096);
@@ -66,7 +66,7 @@ fn an_edge_orders_two_streams_and_its_absence_shows() {
     assert!(wrong > 0);
 }
 
-/// The same in a graph of two branches, the first of which is joined by `event`.
+/// The same in a graph of two branches; `event` joins the first one.
 fn branches(gpu: &Gpu<'_>) -> u32 {
     let (first, second) = (gpu.stream(), gpu.stream());
     let (fork, join) = (gpu.event(), gpu.event());
@@ -159,7 +159,7 @@ fn launches_of_one_graph_run_one_after_the_other_also_in_two_streams() {
         let function = gpu.function(gpu.module());
         gpu.fill(memory, 0, 2, first);
         assert_eq!(code!(gpu, stream_synchronize(first)), 0);
-        // Adds one to a word by way of another: two launches that mix lose one of the ones.
+        // Adds one to a word by way of another word: two launches that mix lose an increment.
         let exec = gpu.exec(first, || {
             assert_eq!(gpu.add(function, Add { to: memory + 4, from: memory, count: 1, value: 1 }, first), 0);
             gpu.copy(memory, memory + 4, 4, first);
@@ -260,7 +260,7 @@ fn what_a_destroyed_stream_holds_still_runs() {
     }
 }
 
-/// What a host function notes: how often it ran, and what a driver call in it answered.
+/// What a host function records: how often it ran, and what a driver call in it returned.
 struct Seen<'a> {
     api: &'a Calls,
     ran: AtomicU32,

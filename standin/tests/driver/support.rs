@@ -1,4 +1,4 @@
-//! A driver with a current context, and the calls of tests as functions that return what they make.
+//! A driver with a current context, and the tests' calls as functions that return what they create.
 
 use std::ffi::c_void;
 
@@ -11,7 +11,7 @@ pub const GLOBAL: i32 = 0;
 pub const THREAD_LOCAL: i32 = 1;
 pub const RELAXED: i32 = 2;
 
-/// What `standin_add` takes.
+/// The argument of `standin_add`.
 #[repr(C)]
 pub struct Add {
     pub to: u64,
@@ -20,10 +20,10 @@ pub struct Add {
     pub value: u32,
 }
 
-/// PTX as far as the stand-in looks at it.
+/// A PTX text with the parts that the stand-in inspects.
 const IMAGE: &[u8] = b".version 8.0\n.target sm_80\n.visible .entry standin_add()\n\0";
 
-/// A driver. Without g++ the test skips, and says so.
+/// Returns a driver. Without g++ the test skips and reports it.
 pub fn standin(options: Options) -> Option<Standin> {
     let standin = Standin::new(options);
     if standin.is_none() {
@@ -43,7 +43,7 @@ pub struct Gpu<'a> {
     pub context: u64,
 }
 
-/// Asserts success, and gives what the call wrote.
+/// Asserts success, and returns what the call wrote.
 macro_rules! made {
     ($gpu:expr, $name:ident($($arg:expr),*)) => {{
         let mut made = 0;
@@ -53,7 +53,7 @@ macro_rules! made {
     }};
 }
 
-/// The code that a call without pointers answers.
+/// Returns the code of a call without pointers.
 macro_rules! code {
     ($gpu:expr, $name:ident($($arg:expr),*)) => {
         // SAFETY: words, and addresses that the driver checks.
@@ -115,7 +115,7 @@ impl<'a> Gpu<'a> {
         made!(self, module_get_function(module, c"standin_add".as_ptr()))
     }
 
-    /// Launches `standin_add`; the code.
+    /// Launches `standin_add` and returns the code.
     pub fn add(&self, function: u64, mut args: Add, stream: u64) -> i32 {
         let mut params = [(&raw mut args).cast::<c_void>()];
         // SAFETY: one parameter, of the size that the kernel takes.
@@ -149,7 +149,8 @@ impl<'a> Gpu<'a> {
         code!(self, mem_set_access(address, bytes, &READ_WRITE, 1))
     }
 
-    /// Captures what `work` enqueues on `stream` and what waits for it; the graph made ready to launch.
+    /// Captures what `work` enqueues on `stream` and on the streams that wait for it; returns the graph, ready to
+    /// launch.
     pub fn exec(&self, stream: u64, work: impl FnOnce()) -> u64 {
         assert_eq!(code!(self, stream_begin_capture(stream, THREAD_LOCAL)), 0);
         work();

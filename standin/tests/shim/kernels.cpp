@@ -1,4 +1,4 @@
-// Kernels that show what the CPU's header does: a program that runs one of them and prints what came of it.
+// Kernels that show what the CPU's header detects: a program that runs one of them and prints the result.
 #include "cpu.h"
 
 struct Args {
@@ -6,7 +6,7 @@ struct Args {
     unsigned flag;
 };
 
-// A neighbour's word is read before it is surely there, unless the flag asks for the barrier.
+// Reads a neighbour's word before it is surely written, unless the flag asks for the barrier.
 FOREBAY_KERNEL(race, Args, 128, 1) {
     __shared__ unsigned words[128];
     words[threadIdx.x] = threadIdx.x;
@@ -14,7 +14,7 @@ FOREBAY_KERNEL(race, Args, 128, 1) {
     atomicAdd(args.out, unsigned{words[(threadIdx.x + 40) % blockDim.x] == (threadIdx.x + 40) % blockDim.x});
 }
 
-// A warp's lanes exchange through shared memory, with or without the warp's barrier.
+// The lanes of a warp exchange words through shared memory, with or without the warp's barrier.
 FOREBAY_KERNEL(warp_race, Args, 128, 1) {
     __shared__ unsigned words[128];
     words[threadIdx.x] = threadIdx.x;
@@ -22,7 +22,7 @@ FOREBAY_KERNEL(warp_race, Args, 128, 1) {
     atomicAdd(args.out, unsigned{words[threadIdx.x ^ 5] == (threadIdx.x ^ 5)});
 }
 
-// Of two blocks the later one wins: which one that is, the seed decides.
+// The later of two blocks wins; the seed decides which one that is.
 FOREBAY_KERNEL(blocks_race, Args, 128, 1) {
     if (threadIdx.x == 0) *args.out = blockIdx.x;
 }
@@ -57,7 +57,7 @@ FOREBAY_KERNEL(beyond_shared, Args, 128, 1) {
 }
 
 FOREBAY_KERNEL(deep, Args, 128, 1) {
-    // More than a stack holds.
+    // More than a stack has room for.
     volatile char room[1 << 20];
     for (unsigned i = 0; i < sizeof room; i += 512) room[sizeof room - 1 - i] = static_cast<char>(i);
     *args.out = static_cast<unsigned>(room[77]);
@@ -83,7 +83,7 @@ FOREBAY_KERNEL(operations, Args, 128, 1) {
     EXPECT(__reduce_add_sync(all, lane) == 496 && __reduce_max_sync(all, lane) == 31);
     EXPECT(__reduce_min_sync(all, lane + 4) == 4 && __reduce_or_sync(all, 1u << lane) == all);
     EXPECT(__reduce_and_sync(all, ~(1u << lane)) == 0);
-    // Two groups of lanes meet apart, and in different places.
+    // Two groups of lanes meet separately, at different places.
     if (lane < 8) {
         EXPECT(__ballot_sync(0xFFu, lane & 1) == 0xAAu && __reduce_add_sync(0xFFu, lane) == 28);
     } else {

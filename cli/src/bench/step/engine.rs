@@ -1,13 +1,13 @@
-//! The stand-in for an engine: rounds of matrix products on the compute stream, as long as a setup says that each
+//! The stand-in for an engine: rounds of matrix products on the compute stream, for as long as a setup says that each
 //! work of a layer takes.
 //!
-//! How long a round takes is measured in the same run, and that so many rounds take so many times as long is checked
-//! ([`Line`]). The lengths are those of the setup, all by one factor longer or shorter, so that a step takes what was
-//! asked for; the works stand to each other as in the setup. A work of a few rounds is no whole number of them: its
-//! layers take turns in one more and one less, so that in all of them it is as long as it should be. One that the setup
-//! gives any time is one round at least, since an engine's shortest call is a launch too; the setup's merge has none.
-//! What a work reads and writes is not imitated, but for
-//! top-k's answer: [`Work::Index`] copies the selection that was prepared for the layer to where a top-k writes it.
+//! The time of a round is measured in the same run, and a check confirms that times are proportional to rounds
+//! ([`Line`]). The lengths are those of the setup, all scaled by one factor, so that a step has the requested length
+//! and the works keep their proportions. A short work is not a whole number of rounds: its layers alternate between
+//! one more and one less, so that the total over all layers is right. Every work with any time in the setup is at
+//! least one round, since an engine's shortest call is a launch, too; the setup's merge has no time. The memory
+//! accesses of a work are not imitated, except for top-k's result: [`Work::Index`] copies the selection prepared for
+//! the layer to the place where a top-k writes it.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use forebay::measure::Probe;
 use forebay::overlap::{Engine, EngineCall, Keys, Work};
 use forebay::predict::cost::Load;
 use forebay::predict::setup::{Setup, Term};
-use forebay::residency::Rows;
+use forebay::residency::QueryRange;
 use forebay::{Error, Kind, Layer, MicroBatch, Result};
 
 use super::point::Point;
@@ -24,12 +24,12 @@ use super::selections::{PATTERNS, Picks};
 #[cfg(doc)]
 use crate::bench::asked::Asked;
 
-/// What so many rounds take: a fixed time and a time a round, microseconds.
+/// The time of rounds: a fixed time, and a time for each round, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Line {
-    /// Whatever the rounds.
+    /// The fixed time.
     pub fixed_us: f64,
-    /// Each round.
+    /// The time of each round.
     pub round_us: f64,
     /// The largest deviation of a measured time from the line, as a share of that time.
     pub off: f64,
@@ -37,16 +37,16 @@ pub struct Line {
 
 /// More rounds than any work has.
 const ROUNDS_MAX: f64 = 1e6;
-/// More rounds than a work that is still short has.
+/// More rounds than a short work has.
 const ROUNDS_TRIED: u32 = 1 << 16;
 
 impl Line {
-    /// The line of least squares through times in microseconds by rounds, the longest last. Squares of shares: a work
-    /// of microseconds is to be as right as one of milliseconds. Where times do not grow with the rounds, as on a
-    /// machine that others use, it is the one through the last time, and says how far off it is.
+    /// The least-squares line through times in microseconds by rounds, the longest last. It minimises squares of
+    /// relative errors, so that a work of microseconds is as exact as one of milliseconds. If times do not grow with
+    /// the rounds, as on a busy machine, it is the line through the last time, with its deviation.
     ///
     /// # Errors
-    /// [`Kind::DeviceFailed`] where no time goes by.
+    /// [`Kind::DeviceFailed`] if the products take no time.
     pub fn through(points: &[(u32, f64)]) -> Result<Line> {
         let weighed = |of: &dyn Fn(f64, f64) -> f64| -> f64 {
             points.iter().map(|(rounds, us)| of(f64::from(*rounds), *us) / us.max(1e-3).powi(2)).sum()
@@ -62,18 +62,18 @@ impl Line {
             Some((rounds, us)) if *us > 0.0 && *rounds > 0 => {
                 Line { fixed_us: 0.0, round_us: us / f64::from(*rounds), off: 0.0 }
             }
-            _ => return Err(Error::new(Kind::DeviceFailed, "bench step").at("products that take no time")),
+            _ => return Err(Error::new(Kind::DeviceFailed, "bench step").at("matrix products took no time")),
         };
         let off = |(rounds, us): &(u32, f64)| (line.us(*rounds) - us).abs() / us.max(1e-9);
         Ok(Line { off: points.iter().map(off).fold(0.0, f64::max), ..line })
     }
 
-    /// What so many rounds take.
+    /// The time of this many rounds.
     pub fn us(&self, rounds: u32) -> f64 {
         self.fixed_us + self.round_us * f64::from(rounds)
     }
 
-    /// The rounds that take nearest to `us`; none for a work shorter than a round.
+    /// The rounds whose time is nearest to `us`; none for a work shorter than a round.
     pub fn rounds(&self, us: f64) -> u32 {
         self.exactly(us).round() as u32
     }
@@ -82,7 +82,7 @@ impl Line {
         ((us - self.fixed_us.max(0.0)) / self.round_us).clamp(0.0, ROUNDS_MAX)
     }
 
-    /// The rounds of a layer's work of `us`, so that so many layers together have those nearest to their time; at least
+    /// The rounds of a layer's work of `us`, such that `layers` layers together come nearest to their time; at least
     /// one, unless the work takes no time.
     pub fn rounds_of(&self, us: f64, layer: Layer) -> u32 {
         if us <= 0.0 {
@@ -93,38 +93,38 @@ impl Line {
     }
 }
 
-/// Measures the line, up to works of about `most_us`; `time` says what so many rounds take.
+/// Measures the line, up to works of about `most_us`; `time` measures a number of rounds.
 ///
 /// # Errors
-/// Those of `time` and of [`Line::through`].
+/// Errors of `time` and of [`Line::through`].
 pub fn calibrate(most_us: f64, time: impl Fn(u32) -> Result<f64>) -> Result<Line> {
-    // What disturbs a time makes it longer.
+    // Disturbances only make a time longer.
     let least = |rounds: u32, times: u32| -> Result<f64> {
         (0..times).try_fold(f64::INFINITY, |least, _| Ok(time(rounds)?.min(least)))
     };
-    // The first use of the products pays for their memory.
+    // The first use of the products includes the setup of their memory.
     least(1, 2)?;
     let mut rounds = 1;
     while rounds < ROUNDS_TRIED && least(rounds, 1)? < most_us / 8.0 {
         rounds *= 2;
     }
-    // From one round on: a line through long works alone says nothing of what short ones take beside their rounds.
+    // Starts at one round: a line through long works alone would not show the fixed time of short ones.
     let timed =
         std::iter::successors(Some(1), |timed| Some(2 * timed)).take_while(|timed| *timed <= 8 * rounds);
     Line::through(&timed.map(|rounds| Ok((rounds, least(rounds, 5)?))).collect::<Result<Vec<_>>>()?)
 }
 
-/// How long the works of one operating point take.
+/// The lengths of the works of one operating point.
 #[derive(Clone, Debug)]
 pub struct Lengths {
     setup: Setup,
     point: Point,
-    /// The setup's times by this factor.
+    /// The factor on the setup's times.
     pub scale: f64,
 }
 
 impl Lengths {
-    /// As long as the step without misses is to take.
+    /// The lengths for a step without misses of the requested time.
     ///
     /// # Errors
     /// [`Kind::OutOfRange`] for a point that the setup does not reach.
@@ -138,20 +138,20 @@ impl Lengths {
         Ok(lengths)
     }
 
-    /// Makes the works longer or shorter, after steps that took these times, microseconds. What disturbs a time makes
-    /// it longer, and works that are fitted to it too short: the least one counts.
+    /// Scales the works after steps that took these times in microseconds. Disturbances only make a time longer, and
+    /// works fitted to a long time would be too short, so the least time counts.
     pub fn fit(&mut self, times: &[f64]) {
         let least = times.iter().copied().fold(f64::INFINITY, f64::min);
         self.scale *= (self.point.step_us / least.max(1.0)).clamp(0.25, 4.0);
     }
 
-    /// Microseconds of a work over so many batch rows.
+    /// Microseconds of a work over this many batch rows.
     ///
     /// # Errors
-    /// As [`Lengths::new`].
+    /// Errors of [`Lengths::new`].
     pub fn us(&self, work: Work, rows: u32) -> Result<f64> {
         let Point { top_k, query_rows, context, misses, .. } = self.point;
-        // The setup's widths are those of its model's k.
+        // The setup's selection widths are those of its model's k.
         let k = self.setup.shape().top_k;
         let wide = f64::from(k) / f64::from(top_k);
         let share = self.setup.misses()?.share(query_rows);
@@ -172,10 +172,10 @@ impl Lengths {
     }
 }
 
-/// Rounds of products in blocks of microseconds, or by a persistent kernel that leaves so many multiprocessors free.
+/// Rounds of products in blocks of microseconds, or by a persistent kernel that leaves some multiprocessors free.
 ///
 /// # Errors
-/// What the device says.
+/// Errors of the device.
 pub fn products(device: &dyn Probe, stream: Stream, rounds: u32, persistent: Option<u32>) -> Result<()> {
     match persistent {
         None => device.compute(stream, rounds),
@@ -183,44 +183,44 @@ pub fn products(device: &dyn Probe, stream: Stream, rounds: u32, persistent: Opt
     }
 }
 
-/// The works of a layer where attention runs in one, in their order.
+/// The works of a layer with unsplit attention, in order.
 const RESIDENT: [Work; 5] = [Work::Project, Work::Index, Work::Prepare, Work::Attend(Keys::All), Work::Rest];
 
 /// See the module's head.
 #[derive(Debug)]
 pub struct Works {
-    /// Where it runs.
+    /// The device.
     pub device: Arc<dyn Probe>,
-    /// How long rounds take; nothing for an engine that only selects.
+    /// The times of rounds; none for an engine that only selects.
     pub line: Option<Line>,
-    /// How long works are.
+    /// The lengths of works.
     pub lengths: Lengths,
-    /// By pattern, the prepared selections, of which each layer's is copied
+    /// By pattern, the prepared selections; each layer copies its own.
     pub staging: Slice,
-    /// to here.
+    /// The destination of that copy.
     pub selection: Slice,
     /// As [`Asked::persistent`].
     pub persistent: Option<u32>,
 }
 
 impl Works {
-    /// Bytes of a pattern's part of the staging place.
+    /// Bytes of a pattern's part of the staging buffer.
     pub fn part_bytes(staging: &Slice) -> u64 {
         staging.bytes() / u64::from(PATTERNS)
     }
 
-    /// So many rounds of products.
+    /// Enqueues this many rounds of products.
     ///
     /// # Errors
-    /// What the device says.
+    /// Errors of the device.
     pub fn products(&self, stream: Stream, rounds: u32) -> Result<()> {
         products(&*self.device, stream, rounds, self.persistent)
     }
 
-    /// The copy that a top-k's writes are, for some batch rows.
+    /// The copy that stands for a top-k's writes, for some batch rows.
     ///
     /// # Errors
-    /// What the device says.
+    /// Errors of the device.
     pub fn select(&self, layer: Layer, first: u32, count: u32, stream: Stream) -> Result<()> {
         let Point { top_k, query_rows, .. } = self.lengths.point;
         let row = 4 * u64::from(top_k) * u64::from(query_rows);
@@ -229,15 +229,15 @@ impl Works {
         self.device.copy(stream, self.staging.part(pattern + at, bytes)?, self.selection.part(at, bytes)?)
     }
 
-    /// A step of the engine's alone: what it enqueues where everything is resident, and nothing of forebay's.
+    /// A step of the engine alone: its operations with everything resident, and none of forebay's.
     ///
     /// # Errors
-    /// What the device says.
+    /// Errors of the device.
     pub fn alone(&mut self, stream: Stream) -> Result<()> {
         let Point { batch, query_rows, layers, .. } = self.lengths.point;
         for layer in (0..layers).map(Layer) {
             for work in RESIDENT {
-                let rows = Rows { first: 0, count: query_rows };
+                let rows = QueryRange { first: 0, count: query_rows };
                 let call =
                     EngineCall { work, micro_batch: MicroBatch(0), layer, first: 0, count: batch, rows };
                 self.enqueue(&call, stream)?;
@@ -332,7 +332,7 @@ mod tests {
             assert!((us(Work::Attend(Keys::All)) / lengths.scale - of_setup).abs() < 1e-9);
             // 109 of 190 misses by each query row: two widths of 64.
             let fetched = setup.us(Term::Attend, &load(128.0)).unwrap();
-            let ours = us(Work::Attend(Keys::Fetched { pass: 0 })) / lengths.scale;
+            let ours = us(Work::Attend(Keys::Fetched { wave: 0 })) / lengths.scale;
             assert!((ours - fetched).abs() < 1e-9);
         }
     }

@@ -1,4 +1,4 @@
-//! Figures of what was measured: which times are compared with which.
+//! Turns the measurements of a step into figures: which times are compared with which.
 
 use forebay::overlap::Overlap;
 
@@ -10,10 +10,10 @@ use super::point::{Aim, LAYER_US, SHARE};
 use crate::bench::result::{Figure, Parameter, Spread, Target};
 
 const GROUP: &str = "step";
-/// What forebay's own nodes may take of a step on a GPU, microseconds.
+/// The target for forebay's own nodes in a step on a GPU, microseconds.
 const NODES_US: f64 = 150.0;
 
-/// So far the engine's work may be from as long as it was asked to be, as a share.
+/// The largest deviation of the engine's work from its requested length, as a share.
 const LENGTH_OFF: f64 = 0.05;
 
 fn median(times: impl Iterator<Item = f64>) -> f64 {
@@ -34,7 +34,7 @@ fn resident(measured: &Measured) -> &[Took] {
     measured.orders.first().map_or(&[], |ordered| &ordered.resident)
 }
 
-/// By round, what an order exposes of a step.
+/// By round, the exposed time of a step in an order.
 fn exposed(measured: &Measured, ordered: &Ordered) -> Vec<f64> {
     added(us(&ordered.missing), us(resident(measured)))
 }
@@ -44,15 +44,14 @@ fn ahead(measured: &Measured, ordered: &Ordered) -> bool {
     ordered.missing.iter().chain(resident(measured)).all(|took| took.ahead)
 }
 
-/// Four digits behind the point: more says nothing.
+/// Rounds to four decimals: more are not significant.
 fn rounded(value: f64) -> f64 {
     (value * 1e4).round() / 1e4
 }
 
-/// All figures of a point; with what is to be reached, where `aims` says so.
+/// All figures of a point, with targets if `aims` is set.
 pub fn figures(measured: &Measured, aims: bool) -> Vec<Figure> {
-    // With fewer sequences, or beside persistent kernels, it is another point than the one at which something is to be
-    // reached.
+    // With fewer sequences, or next to persistent kernels, it is not the point of the target.
     let aims = aims && measured.asked == measured.point.batch && measured.persistent.is_none();
     let mut figures = vec![engine(measured)];
     figures.extend(measured.orders.iter().map(|ordered| step(measured, ordered)));
@@ -63,7 +62,7 @@ pub fn figures(measured: &Measured, aims: bool) -> Vec<Figure> {
     figures
 }
 
-/// The engine's longest works: what they took, and what the line says.
+/// The engine's longest works: their measured times, and those of the line.
 pub fn work(line: &Line, times: Vec<f64>, rounds: u32) -> Figure {
     let figure = Figure::new(GROUP, "rounds of products", times, ("by the line", line.us(rounds)), 0);
     let figure = figure.with("rounds", rounds).with("round_us", rounded(line.round_us));
@@ -127,8 +126,8 @@ fn step(measured: &Measured, ordered: &Ordered) -> Figure {
     figure
 }
 
-/// Of the orders that may be chosen, the one that exposes least. Where so much of a step is to be hidden, none hides
-/// nothing and is no choice.
+/// Among the orders that may be chosen, the one with the least exposed time. If this much of a step is to be hidden,
+/// none hides nothing and is not considered.
 fn best(measured: &Measured, aims: bool) -> Option<Figure> {
     let point = &measured.point;
     let may = |ordered: &&Ordered| point.aim != Aim::Share || ordered.order != Overlap::None;
@@ -142,7 +141,7 @@ fn best(measured: &Measured, aims: bool) -> Option<Figure> {
         figure = figure.with("order_by_the_simulator", order.name());
     }
     let us = exposes(best);
-    // Of work of another length, or steps that wait for the host, nothing is known.
+    // For works of another length, or steps that wait for the host, the target is undecided.
     let alone = median(measured.alone.iter().map(|(us, _)| *us));
     let counts = ahead(measured, best) && (alone / point.step_us - 1.0).abs() <= LENGTH_OFF;
     figure.target = match point.aim {
@@ -160,13 +159,13 @@ fn best(measured: &Measured, aims: bool) -> Option<Figure> {
     Some(figure)
 }
 
-/// Operations of a step on the compute stream: load, commit, report, and each layer's R and G. Its S runs beside.
+/// Operations of a step on the compute stream: load, commit, report, and each layer's R and G. Its S runs on another.
 pub const fn operations(layers: u32) -> u32 {
     3 + 2 * layers
 }
 
-/// What forebay's own operations cost where they find nothing to fetch: between an engine's works that only select,
-/// since the difference of two long steps says little of what is a thousandth of them.
+/// The cost of forebay's own operations when they find nothing to fetch. Measured with an engine that only selects:
+/// the difference of two long steps cannot resolve a thousandth of them.
 fn nodes(measured: &Measured, aims: bool) -> Figure {
     let operations = operations(measured.point.layers);
     let Selecting { steps, alone, empty_us } = &measured.selecting;
@@ -183,7 +182,7 @@ fn nodes(measured: &Measured, aims: bool) -> Figure {
     figure.with("operations", operations)
 }
 
-/// What a step's calls take on the host.
+/// The host's time of a step's calls.
 fn host(measured: &Measured) -> Figure {
     let layers = |steps: &[Took]| steps.iter().map(|took| took.layers_host_us).collect();
     let engine = median(measured.alone.iter().map(|(_, host_us)| *host_us));
@@ -197,7 +196,7 @@ fn host(measured: &Measured) -> Figure {
     figure
 }
 
-/// What enqueueing a step's layers call by call takes on the host.
+/// The host's time to enqueue a step's layers call by call.
 fn calls(measured: &Measured) -> Figure {
     let times = measured.calls.iter().map(|took| took.layers_host_us).collect();
     let once = median(resident(measured).iter().map(|took| took.layers_host_us));
@@ -207,7 +206,7 @@ fn calls(measured: &Measured) -> Figure {
     figure
 }
 
-/// The engine's work with a gather beside it, and a gather that comes when the work has begun.
+/// The engine's work with a gather beside it, and a gather that begins after the work.
 fn beside(measured: &Measured) -> Option<[Figure; 2]> {
     let point = &measured.point;
     let of = |turn: Turn| measured.beside.iter().filter(move |layer| layer.turn == turn);

@@ -1,12 +1,12 @@
-//! What a gather takes from the engine's work beside it: the same work alone, and while a layer's rows are fetched.
+//! Measures how a gather slows the engine's work: the work alone, and while a layer's rows are fetched.
 //!
-//! In one step, whose layers are enqueued call by call, layers take turns: the gather runs alone, and the work behind
-//! it; both begin at once, behind the layer's resolve, on two streams; the work begins, and the gather a launch behind
-//! it. That launch does nothing and is timed with the gather: a work that keeps the gather waiting keeps it waiting as
-//! well. The work is three quarters as long as the gather, so it ends first: all of it has the gather beside it. Beside
-//! short blocks a gather comes to run as they end, whoever began. A persistent kernel keeps its multiprocessors: the
-//! gather behind it waits for its end, unless some are left free, and a gather in front of it keeps its blocks from
-//! theirs.
+//! In one step, whose layers are enqueued call by call, layers alternate between three variants. The gather runs
+//! alone, and the work after it. Both begin at once, after the layer's resolve, on two streams. The work begins, and
+//! the gather follows after a launch that does nothing and is timed with the gather, so a work that delays the gather
+//! delays that launch as well. The work is three quarters as long as the gather, so the gather runs during all of it.
+//! If the work has short blocks, a gather gets processors as these end, whichever began first. A persistent kernel
+//! keeps its multiprocessors: a later gather waits for its end unless some are left free, and an earlier gather keeps
+//! the kernel's blocks waiting.
 
 use forebay::device::{Event, Slice, Stream};
 use forebay::measure::Mark;
@@ -16,20 +16,20 @@ use super::engine::{Line, Works};
 use super::machine::Machine;
 use super::selections::Picks;
 
-/// Of a gather's time, the engine's work beside it.
+/// The length of the engine's work beside it, as a share of a gather's time.
 const WORK: f64 = 0.75;
 
-/// Bytes of an operation that does nothing.
+/// Bytes of an empty operation.
 const NOTHING: u64 = 16;
 
-/// Which of gather and work comes first.
+/// The order of gather and work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// The gather, and the work behind its end.
+    /// The gather, and the work after its end.
     Alone,
     /// Both at once.
     Both,
-    /// The work, and the gather when it has begun.
+    /// The work, and the gather once the work has begun.
     Behind,
 }
 
@@ -46,7 +46,7 @@ impl Turn {
 /// Times of one layer, microseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Layered {
-    /// How it ran.
+    /// The order.
     pub turn: Turn,
     /// The engine's work.
     pub work_us: f64,
@@ -54,20 +54,20 @@ pub struct Layered {
     pub gather_us: f64,
 }
 
-/// Marks and events of the layers, made once.
+/// Marks and events of the layers, created once.
 #[derive(Debug)]
 pub struct Beside {
     marks: Vec<[Mark; 4]>,
     edges: [Event; 2],
-    /// Of an operation that does nothing: from here to there.
+    /// Source and destination of an empty operation.
     nothing: [Slice; 2],
 }
 
 impl Beside {
-    /// For so many layers.
+    /// For `layers` layers.
     ///
     /// # Errors
-    /// What the device says.
+    /// Errors of the device.
     pub fn new(machine: &Machine, layers: u32) -> Result<Beside> {
         let device = &machine.device;
         let marks = || Ok([device.mark()?, device.mark()?, device.mark()?, device.mark()?]);
@@ -77,10 +77,10 @@ impl Beside {
         Ok(Beside { marks, edges: [device.event()?, device.event()?], nothing })
     }
 
-    /// One step, each of its layers timed; `gather_us` is what a gather takes, as far as it is known.
+    /// Times each layer of one step; `gather_us` is the gather's time, as far as it is known.
     ///
     /// # Errors
-    /// As [`Machine::step`].
+    /// Errors of [`Machine::step`].
     pub fn step(
         &self,
         machine: &mut Machine,
@@ -109,7 +109,7 @@ impl Beside {
         layers.collect()
     }
 
-    /// A layer behind its resolve: the gather with the work beside it, behind it or in front, then the scatter.
+    /// A layer after its resolve: the gather, with the work during, after or before it, then the scatter.
     fn layer(
         &self,
         machine: &Machine,
@@ -148,8 +148,8 @@ impl Beside {
             }
             Turn::Behind => {
                 works()?;
-                // As long as a launch takes, in which the work's blocks are handed out. Where these leave it no room,
-                // it waits for their end: that is part of what the gather waits for.
+                // The delay of one launch, in which the work's blocks are assigned. If they leave it no room, it waits
+                // for their end, which counts as part of the gather's wait.
                 gathers(&|| device.carry(streams.gather, self.nothing[0], self.nothing[1], 1))?;
             }
         }

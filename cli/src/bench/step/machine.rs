@@ -1,26 +1,26 @@
-//! A cache with its sequences, and one step of them: timed, then compared with the rule.
+//! A cache with its sequences, and one step of them, which is timed and then compared with the rule.
 //!
-//! Each sequence has a prompt of its own, written row by row, so that the rows of a step stand all over the total
-//! pool, as in service. Where the pool is too small for that it has as many prompts as fit, one at least, and the
-//! other sequences are forks of these in turn: no fewer sequences and no shorter ones, which would be another
-//! operating point; slots and tables on the device are as many either way, and forks fetch other rows of their prompt
-//! ([`super::selections`]). Every step's rows are accepted, so each step commits what the last one has landed.
+//! Each sequence has its own prompt, written row by row, so that the rows of a step are scattered over the total pool,
+//! as in service. If the pool is too small, it has as many prompts as fit, at least one, and the other sequences are
+//! forks of these in turn. Fewer or shorter sequences would be another operating point; forks need as many slots and
+//! tables on the device, and fetch other rows of their prompt ([`super::selections`]). Every step's rows are accepted,
+//! so each step commits what the previous one has landed.
 //!
-//! **Time** is taken on the compute stream, from before the step's begin to behind its end. Some of the engine's work
-//! runs in front of it, so that the host is ahead of the device, as between the steps of an engine that serves.
+//! **Time** is measured on the compute stream, from before the step's begin to after its end. Some of the engine's
+//! work runs first, so that the host is ahead of the device, as between the steps of an engine in service.
 //!
 //! **Compared with the rule**: hits and misses of every layer of every step; on demand every sequence's digest, and
-//! rows in the slots that a step was answered, with what was written to the total pool.
+//! the rows in a step's slots with the bytes that were written to the total pool.
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use forebay::device::{Device, Event, Outcome, Parts, Slice, Stream, Ticket};
+use forebay::device::{Device, Event, Outcome, Slice, SplitIndices, Stream, Ticket};
 use forebay::measure::{Mark, Probe, host_request};
 use forebay::overlap::{Overlap, OverlapStreams};
 use forebay::{
-    Accepted, BringUp, Budget, Buffers, Cache, Captured, Config, Error, Geometry, Kind, Layer, LayerCall,
-    Layers, Memory, MicroBatch, Open, Result, Row, Sequence, Step,
+    Accepted, BatchRow, BringUp, Budget, Buffers, Cache, Captured, Config, Error, Geometry, Kind, Layer,
+    LayerCall, Layers, Memory, MicroBatch, Open, Result, Sequence, Step,
 };
 
 use super::engine::{Works, products};
@@ -29,22 +29,22 @@ use super::selections::{PATTERNS, Picks, Rule};
 #[cfg(doc)]
 use crate::bench::asked::Asked;
 
-/// Layers whose rows are looked at, at most.
+/// The most layers whose rows are checked.
 const SAMPLED: u32 = 8;
-/// Of a query row's answer, one entry in so many is looked at beside those that were fetched.
+/// Besides fetched rows, one of this many entries of a query row's slots is checked.
 const EVERY: usize = 64;
-/// Of a sequence's fetched rows, so many are looked at.
+/// Fetched rows of a sequence that are checked.
 const FETCHED: usize = 24;
 
 /// How a step's layers are enqueued.
 pub enum Way<'a> {
     /// By one launch.
     Launch(&'a Captured),
-    /// Call by call.
+    /// One call for each operation.
     Calls(&'a [Overlap], &'a mut Works),
 }
 
-/// What a step took, microseconds.
+/// The times of a step, in microseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Took {
     /// On the device, the whole step.
@@ -53,36 +53,37 @@ pub struct Took {
     pub begin_us: f64,
     /// On the device, its end.
     pub end_us: f64,
-    /// On the host, the call that prepares it.
+    /// On the host, the call of prepare.
     pub prepare_host_us: f64,
     /// On the host, launching its layers or enqueueing them.
     pub layers_host_us: f64,
-    /// On the host, the calls that finish and retire it.
+    /// On the host, the calls of finish and retire.
     pub finish_host_us: f64,
-    /// Whether all of it was enqueued before the device had ended what runs in front: else it waited for the host.
+    /// Whether everything was enqueued before the device had ended the run-up; otherwise the device waited for the
+    /// host.
     pub ahead: bool,
 }
 
 /// See the module's head.
 #[derive(Debug)]
 pub struct Machine {
-    /// Where it runs.
+    /// The device.
     pub device: Arc<dyn Probe>,
     /// The cache.
     pub cache: Cache,
-    /// Streams and buffers, of all sequences.
+    /// Streams and buffers of all sequences.
     pub layers: Layers,
-    /// By pattern the prepared selections.
+    /// By pattern, the prepared selections.
     pub staging: Slice,
-    /// What must come of the steps.
+    /// The expected outcome of the steps.
     pub rule: Rule,
-    /// What was compared so far.
+    /// The number of comparisons so far.
     pub checked: u64,
-    /// Rounds of the engine's work in front of what is timed, and their microseconds, as far as they are known.
+    /// Rounds of the engine's work in the run-up, and their microseconds, as far as they are known.
     pub run_up: (u32, f64),
-    /// As [`Asked::persistent`]: of the same kernels as the work that the rounds were counted by.
+    /// As [`Asked::persistent`]: the same kernels as for the work that the rounds were calibrated with.
     pub persistent: Option<u32>,
-    /// Different prompts: sequence i has that of i modulo so many.
+    /// Different prompts: sequence i has the prompt of i modulo this number.
     pub prompts: u32,
     /// Bytes of the total pool.
     pub pool: u64,
@@ -91,17 +92,17 @@ pub struct Machine {
     ended: Event,
 }
 
-/// What is compared and is not what it must be.
+/// A comparison that failed.
 fn wrong(place: &'static str) -> Error {
     Error::new(Kind::Internal, "bench step").at(place)
 }
 
-/// Microseconds since.
+/// Microseconds since the instant.
 pub fn since(begin: Instant) -> f64 {
     begin.elapsed().as_nanos() as f64 / 1e3
 }
 
-/// The bytes of a prompt's row, whole words: they tell prompt, layer and position.
+/// The bytes of a prompt's row, in whole words: they identify prompt, layer and position.
 fn row_bytes(prompt: u32, layer: u32, position: u32, row: &mut [u8]) {
     let place = u64::from(prompt) << 48 | u64::from(layer) << 32 | u64::from(position);
     let mut seed = place.wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -117,7 +118,7 @@ fn page_bytes(point: &Point) -> Result<u64> {
     Ok(Geometry::new(point.shape())?.host_page_bytes() * u64::from(point.layers))
 }
 
-/// How many prompts of their own a pool of so many bytes holds, beside the sequences' tails; and pages in all.
+/// How many prompts fit in a pool of this size in addition to the sequences' tails; and the pages in all.
 fn prompts(point: &Point, promised: u32, pool: u64) -> Result<(u32, u32)> {
     let page_tokens = point.shape().page_tokens;
     let prompt = point.context / page_tokens;
@@ -127,7 +128,7 @@ fn prompts(point: &Point, promised: u32, pool: u64) -> Result<(u32, u32)> {
     Ok((prompts, prompts * prompt + tails))
 }
 
-/// The configuration of a point's cache with so many host pages, whose rows stand on `node`.
+/// The configuration of a point's cache with this many host pages, with its rows on `node`.
 fn config(point: &Point, promised: u32, pages: u32, node: Option<u32>) -> Config {
     let shape = point.shape();
     let memory = Memory { huge: true, populate: true, lock: false, node };
@@ -141,13 +142,13 @@ fn config(point: &Point, promised: u32, pages: u32, node: Option<u32>) -> Config
     Config { host_pages: pages, index_pages: pages, ..all }
 }
 
-/// The point with as many sequences as fit the device's free memory.
+/// The point with as many sequences as fit in the device's free memory.
 fn fitting(device: &dyn Probe, mut point: Point, promised: u32, pool: u64) -> Result<Point> {
     let free = device.facts()?.memory_free;
     while point.batch > 1 && free > 0 {
         let (_, pages) = prompts(&point, promised, pool)?;
         let needed = config(&point, promised, pages, None).footprint(device.granularity())?.device();
-        // A tenth for buffers, graphs and what the driver keeps.
+        // A tenth is left for buffers, graphs and the driver.
         if needed <= free / 10 * 9 {
             break;
         }
@@ -157,11 +158,11 @@ fn fitting(device: &dyn Probe, mut point: Point, promised: u32, pool: u64) -> Re
 }
 
 impl Machine {
-    /// Opens and joins the sequences of a point, or as many as the device has memory for, with as many prompts as a
-    /// total pool of `pool` bytes holds. Nothing is resident.
+    /// Opens and joins the sequences of a point, or as many as fit in the device's memory, with as many prompts as fit
+    /// in a total pool of `pool` bytes. Nothing is resident.
     ///
     /// # Errors
-    /// What cache and device say.
+    /// Errors of cache and device.
     pub fn open(
         device: &Arc<dyn Probe>,
         point: &Point,
@@ -171,12 +172,12 @@ impl Machine {
     ) -> Result<Machine> {
         let point = fitting(&**device, point.clone(), promised, pool)?;
         let (prompts, pages) = prompts(&point, promised, pool)?;
-        // As the ceilings' memory: beside the GPU, where the system tells its node.
+        // Like the ceilings' memory: on the GPU's node, if the system reports it.
         let node = host_request(&**device, 0)?.node;
         let config = config(&point, promised, pages, node);
         let mut cache = Cache::new(config, Arc::clone(device) as Arc<dyn Device>)?;
         let stream = || device.stream();
-        // As beside an engine: the side streams go before its own.
+        // As with an engine: the side streams have priority over its own.
         let compute = device.engine_stream()?;
         let streams = OverlapStreams { compute, resolve: stream()?, gather: stream()?, scatter: stream()? };
         let ended = device.event()?;
@@ -197,8 +198,13 @@ impl Machine {
         let entries = u64::from(point.batch) * u64::from(point.query_rows) * u64::from(point.top_k);
         let words = |count: u64| device.allocate(4 * count);
         let counts = u64::from(point.batch * point.query_rows);
-        let parts = Parts { lists: words(2 * entries)?, counts: words(2 * counts)?, batch: point.batch };
-        let buffers = Buffers { selection: words(entries)?, slots: words(entries)?, parts: Some(parts) };
+        let split_indices =
+            SplitIndices { lists: words(2 * entries)?, counts: words(2 * counts)?, batch: point.batch };
+        let buffers = Buffers {
+            selection: words(entries)?,
+            slots: words(entries)?,
+            split_indices: Some(split_indices),
+        };
         let marks = [device.mark()?, device.mark()?, device.mark()?, device.mark()?];
         Ok(Machine {
             staging: words(u64::from(PATTERNS) * entries)?,
@@ -227,27 +233,27 @@ impl Machine {
         Layers { batch, half: batch / 2, ..self.layers }
     }
 
-    /// Puts a step's selections where the layers' are copied from.
+    /// Copies a step's selections to the buffers that the layers copy from.
     fn stage(&self, picks: &Picks) -> Result<()> {
-        let part = Works::part_bytes(&self.staging);
+        let range = Works::part_bytes(&self.staging);
         for (pattern, selection) in (0..).zip(&picks.selections) {
             let bytes: Vec<u8> = selection.iter().flat_map(|position| position.to_le_bytes()).collect();
-            self.device.write(self.staging.part(pattern * part, bytes.len() as u64)?, &bytes)?;
+            self.device.write(self.staging.part(pattern * range, bytes.len() as u64)?, &bytes)?;
         }
         Ok(())
     }
 
     fn prepare(&mut self, picks: &Picks, stream: Stream) -> Result<Step> {
-        let rows = self.sequences.iter().zip(&picks.accepted).map(|(sequence, accepted)| Row {
+        let rows = self.sequences.iter().zip(&picks.accepted).map(|(sequence, accepted)| BatchRow {
             sequence: *sequence,
             accepted: Accepted::Rows(*accepted),
             query_rows: picks.query_rows,
         });
-        let rows: Vec<Row> = rows.take(picks.batch as usize).collect();
+        let rows: Vec<BatchRow> = rows.take(picks.batch as usize).collect();
         self.cache.prepare(MicroBatch(0), picks.query_rows, &rows, None, stream)
     }
 
-    /// Some of the engine's work, so that the host is ahead of the device.
+    /// The run-up: some of the engine's work, so that the host is ahead of the device.
     pub fn run_up(&self) -> Result<()> {
         match self.run_up.0 {
             0 => Ok(()),
@@ -255,10 +261,10 @@ impl Machine {
         }
     }
 
-    /// What `enqueue` takes on the compute stream, and on the host, behind a run-up.
+    /// The time of `enqueue` on the compute stream, and on the host, after a run-up.
     ///
     /// # Errors
-    /// What it says.
+    /// Its errors.
     pub fn timed(&self, enqueue: impl FnOnce(Stream) -> Result<()>) -> Result<(f64, f64)> {
         let (compute, [from, to, ..]) = (self.layers.streams.compute, self.marks);
         self.run_up()?;
@@ -273,7 +279,7 @@ impl Machine {
     /// One step, timed and compared with the rule.
     ///
     /// # Errors
-    /// What cache and device say; [`Kind::Internal`] for other hits or misses than the rule's.
+    /// Errors of cache and device; [`Kind::Internal`] for other hits or misses than the rule's.
     pub fn step(&mut self, picks: &Picks, way: Way<'_>) -> Result<Took> {
         self.stage(picks)?;
         let (compute, [begin, prepared, done, end]) = (self.layers.streams.compute, self.marks);
@@ -311,7 +317,7 @@ impl Machine {
         })
     }
 
-    /// Waits for a step's end and compares its counts; answers what retiring it took on the host.
+    /// Waits for a step's end and compares its counts; returns the host's time of retire.
     fn retire(&mut self, step: Step, picks: &Picks) -> Result<f64> {
         let compute = self.layers.streams.compute;
         self.device.record(self.ended, compute)?;
@@ -334,10 +340,10 @@ impl Machine {
         Ok(host_us)
     }
 
-    /// Fills the slots: steps that miss all they select, until nothing is left of what was empty.
+    /// Fills the slots with steps that miss all they select, until no slot is empty.
     ///
     /// # Errors
-    /// As [`Machine::step`].
+    /// Errors of [`Machine::step`].
     pub fn fill(&mut self, works: &mut Works) -> Result<()> {
         let config = self.cache.config();
         let (query_rows, budget) = (config.query_rows, config.min_budget);
@@ -365,19 +371,19 @@ impl Machine {
         Ok(())
     }
 
-    /// One layer of an open step without the engine's work: the selection, R, and G where it is asked for.
+    /// One layer of an open step without the engine's work: the selection, R, and G if requested.
     ///
     /// # Errors
-    /// What cache and device say.
+    /// Errors of cache and device.
     pub fn resolve(&self, step: &Step, layer: Layer, works: &Works, slots: Slice, rows: u32) -> Result<()> {
         let compute = self.layers.streams.compute;
         works.select(layer, 0, rows, compute)?;
         let selection = self.layers.buffers.selection.part(0, slots.bytes())?;
-        let buffers = Buffers { selection, slots, parts: None };
+        let buffers = Buffers { selection, slots, split_indices: None };
         self.cache.resolve(step, LayerCall::whole(layer), compute, buffers)
     }
 
-    /// A row as the total pool has it, of a sequence by its number.
+    /// A row of the total pool, of a sequence by its number.
     #[cfg(test)]
     pub fn row(&mut self, sequence: usize, layer: Layer, position: u32) -> Result<Vec<u8>> {
         let mut bytes = vec![0; self.cache.geometry().row_bytes() as usize];
@@ -388,34 +394,34 @@ impl Machine {
     /// Begins a step whose layers the caller enqueues on the compute stream; [`Machine::ends`] comes next.
     ///
     /// # Errors
-    /// What cache and device say.
+    /// Errors of cache and device.
     pub fn begins(&mut self, picks: &Picks) -> Result<Step> {
         self.stage(picks)?;
         self.run_up()?;
         self.prepare(picks, self.layers.streams.compute)
     }
 
-    /// Ends it, and compares its counts.
+    /// Ends the step, and compares its counts.
     ///
     /// # Errors
-    /// As [`Machine::step`].
+    /// Errors of [`Machine::step`].
     pub fn ends(&mut self, mut step: Step, picks: &Picks) -> Result<()> {
         self.cache.finish(&mut step, self.layers.streams.compute)?;
         self.retire(step, picks).map(|_| ())
     }
 
-    /// One step, not timed, behind which rows are read from the slots that some layers were answered and compared with
-    /// what was written to the total pool: rows that this step fetched, and rows that stood there before.
+    /// One step, not timed, after which rows are read from the slots of some layers and compared with the bytes
+    /// written to the total pool: rows that this step fetched, and rows that were resident before.
     ///
     /// # Errors
-    /// As [`Machine::step`]; [`Kind::Internal`] names layer, position and slot of a wrong row.
+    /// Errors of [`Machine::step`]; [`Kind::Internal`] names layer, position and slot of a wrong row.
     pub fn check_rows(&mut self, picks: &Picks, works: &Works, answers: Slice) -> Result<()> {
         let (layers, bytes) = (self.cache.geometry().layers(), 4 * picks.selections[0].len() as u64);
         let every = layers.div_ceil(SAMPLED);
         let step = self.begins(picks)?;
         let compute = self.layers.streams.compute;
         for layer in (0..layers).map(Layer) {
-            // The last place is for answers that nobody reads.
+            // The last place is for slots that are not checked.
             let place = if layer.0.is_multiple_of(every) { layer.0 / every } else { SAMPLED };
             let slots = answers.part(u64::from(place) * (answers.bytes() / u64::from(SAMPLED + 1)), bytes)?;
             self.resolve(&step, layer, works, slots, picks.batch)?;
@@ -430,10 +436,10 @@ impl Machine {
         Ok(())
     }
 
-    /// Room for the answers of [`Machine::check_rows`].
+    /// Memory for the slots that [`Machine::check_rows`] reads.
     ///
     /// # Errors
-    /// What the device says.
+    /// Errors of the device.
     pub fn answers(&self) -> Result<Slice> {
         self.device.allocate(u64::from(SAMPLED + 1) * self.layers.buffers.slots.bytes())
     }
@@ -476,10 +482,10 @@ impl Machine {
             return Err(at("a row of the total pool is not what was written there"));
         }
         let slab = self.cache.slab(layer)?;
-        let slot = u32::try_from(slot).map_err(|_| at("a selected row was answered with no slot"))?;
+        let slot = u32::try_from(slot).map_err(|_| at("a selected row got no slot"))?;
         for piece in geometry.pieces(slot).into_iter().filter(|piece| piece.bytes > 0) {
-            let part = &mut found[piece.row as usize..][..piece.bytes as usize];
-            self.device.read(slab.part(piece.slab, piece.bytes.into())?, part)?;
+            let range = &mut found[piece.row as usize..][..piece.bytes as usize];
+            self.device.read(slab.part(piece.slab, piece.bytes.into())?, range)?;
         }
         if found != wanted {
             return Err(at("the row in a slot is not that of its position"));
@@ -489,13 +495,13 @@ impl Machine {
     }
 }
 
-/// Steps that miss all they select, until a budget is full.
+/// Steps that miss everything they select, until a budget is full.
 pub const fn fills(budget: u32, selected: u32) -> u32 {
     budget.div_ceil(selected) + 1
 }
 
-/// Opens as many sequences as there are prompts, writes these, and forks the others from them in turn; `wait` waits for
-/// what was enqueued and says how a ticket ended.
+/// Opens one sequence for each prompt, writes the prompts, and forks the other sequences from them in turn; `wait`
+/// waits for enqueued work and returns how its ticket ended.
 fn sequences(
     cache: &mut Cache,
     point: &Point,

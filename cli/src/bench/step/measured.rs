@@ -1,4 +1,4 @@
-//! What was measured at an operating point.
+//! The measurements at an operating point.
 
 use forebay::overlap::Overlap;
 
@@ -14,23 +14,23 @@ pub struct Ordered {
     pub resident: Vec<Took>,
 }
 
-/// What was measured at one point.
+/// The measurements at one point.
 #[derive(Debug)]
 pub struct Measured {
     pub point: Point,
-    /// The engine alone, and what launching it took on the host.
+    /// The engine alone, with the host's time of its launch.
     pub alone: Vec<(f64, f64)>,
     pub orders: Vec<Ordered>,
-    /// Steps whose layers were enqueued call by call, for an engine that only selects.
+    /// Steps whose layers were enqueued call by call, with an engine that only selects.
     pub calls: Vec<Took>,
     pub selecting: Selecting,
     pub beside: Vec<Layered>,
-    /// By order, what the simulator says that a layer exposes, microseconds.
+    /// By order, the simulator's exposed time of a layer in microseconds.
     pub predicted: Option<Vec<(Overlap, f64)>>,
-    /// What was compared with the rule meanwhile.
+    /// Comparisons with the rule during the measurements.
     pub checked: u64,
     pub captured: bool,
-    /// Sequences that were asked for; the point has fewer where no more fit the device.
+    /// The requested sequences; the point has fewer if no more fit on the device.
     pub asked: u32,
     /// Different prompts of all sequences, and the bytes of the total pool.
     pub prompts: u32,
@@ -39,13 +39,13 @@ pub struct Measured {
     pub persistent: Option<u32>,
 }
 
-/// Of an engine that only selects.
+/// Times with an engine that only selects.
 #[derive(Debug)]
 pub struct Selecting {
     /// Resident steps in the order none.
     pub steps: Vec<Took>,
     /// The engine alone, microseconds.
     pub alone: Vec<f64>,
-    /// As many operations that do nothing as forebay has, behind each other, microseconds.
+    /// As many empty operations as forebay has, one after the other, in microseconds.
     pub empty_us: f64,
 }

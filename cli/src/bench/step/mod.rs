@@ -1,27 +1,28 @@
-//! A decode step through the facade, captured where the device has graphs, with a stand-in for the engine's work: what
-//! the orders none, DA and DBA expose of the gather.
+//! Benchmarks of a decode step through the facade, captured if the device has graphs, with a stand-in for the engine's
+//! work: how much of the gather the orders none, DA and DBA expose.
 //!
 //! # What is measured
-//! Steps of one cache, one behind the other, in rounds in which every kind of step has its turn:
+//! Steps of one cache, one after the other, in rounds that contain every kind of step:
 //!
-//! | step | is |
+//! | step | content |
 //! |---|---|
-//! | engine alone | the engine's work where everything is resident, and no node of forebay's |
-//! | resident | the same work by the schedule, in the order none: R, G and S are there and find nothing to fetch |
-//! | none, DA, DBA | steps that miss as many rows a sequence and layer as the operating point says |
+//! | engine alone | the engine's work with everything resident, and none of forebay's nodes |
+//! | resident | the same work by the schedule, in the order none: R, G and S run and find nothing to fetch |
+//! | none, DA, DBA | steps with the operating point's misses a sequence and layer |
 //!
-//! - **exposed**: such a step minus the resident one of the same round. It is all that misses cost: waits for rows,
-//!   the engine's work running slower while rows are fetched beside it, and what attention in parts costs more.
-//! - **forebay's nodes**: the resident step minus the engine alone, both of an engine that only selects: what
-//!   operations cost that find nothing to do. Between works of 100 ms they would be lost in what these vary by.
-//! - **the work beside a gather**: how much slower the engine's work runs while rows are fetched. That is
-//!   interference, whatever the order of a layer; exposed time holds some of it, and does not say how much.
+//! - **exposed**: such a step minus the resident one of the same round. It is the whole cost of misses: waits for
+//!   rows, the slowdown of the engine's work while rows are fetched alongside it, and the extra cost of split
+//!   attention.
+//! - **forebay's nodes**: the resident step minus the engine alone, both with an engine that only selects: the cost of
+//!   operations that find nothing to do. Between works of 100 ms it would vanish in their variation.
+//! - **the work beside a gather**: the slowdown of the engine's work while rows are fetched. This
+//!   interference does not depend on the order of a layer; exposed time contains part of it, but not separately.
 //!
-//! # What it cannot tell
-//! The stand-in multiplies matrices: it takes the processors, but not the device's memory as attention does, so a
-//! gather takes less from it, or more, than from an engine. Its works are as long as a setup says, whichever kernels
-//! those are. All layers miss alike, so the best table by layer is the best of the three orders. Where a host device
-//! runs the steps, they are enqueued call by call on threads: it has no graphs.
+//! # What it cannot show
+//! The stand-in multiplies matrices. It occupies the processors, but not the device's memory as attention does, so a
+//! gather slows it down less, or more, than an engine. Its works are as long as a setup says, whichever kernels those
+//! are. All layers have the same misses, so the best table by layer is the best of the three orders. If a host device
+//! runs the steps, they are enqueued call by call on threads, because it has no graphs.
 //!
 //! # Where things are
 //! [`point`]: operating points; [`selections`]: selections and the rule; [`engine`]: the engine; [`machine`]: a step,
@@ -56,32 +57,32 @@ use super::asked::Asked;
 use super::result::{Figure, Spread};
 use super::rows::rates;
 
-/// The setup whose works the engine's are.
+/// The setup whose works the stand-in imitates.
 const SETUP: &str = "ess";
-/// Of the engine's work, what runs in front of a timed step, microseconds: the host enqueues a step in less.
+/// Microseconds of the engine's work that run before a timed step; the host enqueues a step in less time.
 const RUN_UP_US: f64 = 6000.0;
-/// The same in rounds, where it is not known yet what one takes.
+/// The same in rounds, before the time of a round is known.
 const RUN_UP_ROUNDS: u32 = 64;
-/// Up to works of so many microseconds it is checked that rounds take so many times as long.
+/// Works up to this many microseconds are checked to be proportional to their rounds.
 const LONGEST_US: f64 = 2000.0;
-/// Steps of work beside gathers, behind one that finds out what a gather takes.
+/// Steps of work beside gathers, after one that measures the gather.
 const BESIDE: u32 = 3;
-/// A gather shorter than this is nothing to run work beside on a GPU, microseconds.
+/// On a GPU, a gather shorter than this many microseconds is too short to run work beside it.
 const GATHER_LEAST_US: f64 = 100.0;
-/// Sequences of the smallest batch whose gathers have work beside them.
+/// Gathers of smaller batches, in sequences, have no work beside them.
 const BATCH_LEAST: u32 = 4;
 
-/// What all points share.
+/// The data that all points share.
 struct Study<'a> {
     device: Arc<dyn Probe>,
     asked: &'a Asked,
     setup: Setup,
     gpu: bool,
-    /// Of this machine in this run; none where the simulator has nothing to say of its points.
+    /// The link's rates in this run; none if the simulator cannot predict its points.
     rates: Option<Rates>,
 }
 
-/// Work on the compute stream, captured where that is possible.
+/// Work on the compute stream, captured if possible.
 struct Alone {
     device: Arc<dyn Probe>,
     graph: Option<Graph>,
@@ -90,7 +91,7 @@ struct Alone {
 impl Drop for Alone {
     fn drop(&mut self) {
         if let Some(graph) = self.graph {
-            // Made by this device, and given up once.
+            // This device made it, and it is released once.
             let _ = self.device.release(graph);
         }
     }
@@ -104,14 +105,14 @@ impl Alone {
         }
         device.capture(compute)?;
         let enqueued = work(compute);
-        // The capture ends in any case.
+        // The capture ends even after an error.
         let graph = device.captured(compute);
         let alone = Alone { device: Arc::clone(&device), graph: graph.as_ref().ok().copied() };
         enqueued.and(graph)?;
         Ok(alone)
     }
 
-    /// Microseconds of the work, and on the host those of its launch; `work` is what was captured.
+    /// Device microseconds of the work, and host microseconds of its launch; `work` enqueues what was captured.
     fn run(&self, machine: &Machine, work: impl FnOnce(Stream) -> Result<()>) -> Result<(f64, f64)> {
         machine.timed(|compute| match self.graph {
             Some(graph) => self.device.launch(graph, compute),
@@ -120,11 +121,11 @@ impl Alone {
     }
 }
 
-/// The figures of the group; of the host on a device whose streams have threads, since orders hide something only
-/// where streams run beside each other.
+/// The figures of the group. The host is measured only if its streams have threads: an order can hide something only
+/// if streams run concurrently.
 ///
 /// # Errors
-/// What cache and device say; [`Kind::Internal`] where an outcome is not the rule's.
+/// Errors of cache and device; [`Kind::Internal`] if an outcome differs from the rule's.
 pub fn figures(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> Result<Vec<Figure>> {
     let gpu = device.facts()?.gpu.is_some();
     let setup = Setup::named(SETUP).ok_or_else(|| Error::new(Kind::Internal, "bench step").at(SETUP))??;
@@ -137,7 +138,7 @@ pub fn figures(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> R
     Ok(by_ceiling(figures.collect::<Result<Vec<_>>>()?.concat()))
 }
 
-/// All points' figures of one kind behind each other, so that they stand in one table.
+/// All points' figures, sorted by kind so that each kind forms one table.
 fn by_ceiling(mut figures: Vec<Figure>) -> Vec<Figure> {
     let all: Vec<&str> = figures.iter().map(|figure| figure.ceiling.0).collect();
     figures.sort_by_key(|figure| all.iter().position(|ceiling| *ceiling == figure.ceiling.0));
@@ -145,14 +146,14 @@ fn by_ceiling(mut figures: Vec<Figure>) -> Vec<Figure> {
 }
 
 impl Study<'_> {
-    /// Rounds that are timed, behind one that is not.
+    /// Timed rounds, after one that is not timed.
     fn rounds(&self) -> u32 {
         self.asked.rounds.max(1)
     }
 
-    /// Steps that a cache of these points makes, at most.
+    /// The most steps that a cache of these points makes.
     fn steps(&self, points: &[Point]) -> u32 {
-        // Every kind of step, in each round and the one before; checks and works beside gathers.
+        // Every kind of step in each round and in the first one, checks, and works beside gathers.
         let each = (self.rounds() + 1) * (2 * Overlap::ALL.len() as u32 + 2) + BESIDE + 2;
         let fill = points.first().map_or(0, |point| fills(point.budget, point.top_k));
         fill + each * points.len() as u32
@@ -170,7 +171,7 @@ impl Study<'_> {
             let work = |stream| products(&*self.device, stream, rounds, self.asked.persistent);
             machine.timed(work).map(|(us, _)| us)
         };
-        // The host must be ahead here too: a launch that the device waits for is no part of a work.
+        // The host must be ahead here, too: a launch that the device waits for is not part of a work.
         machine.run_up.0 = if self.asked.quick { 0 } else { RUN_UP_ROUNDS };
         let line = calibrate(longest, |rounds| time(&machine, rounds))?;
         let rounds = line.rounds(longest).max(1);
@@ -208,8 +209,8 @@ impl Study<'_> {
         })
     }
 
-    /// The engine's works as long together as they were asked to be: what they take beside their rounds, and a clock
-    /// that falls under load, is made up for once it has been measured.
+    /// Adjusts the engine's works to the requested total: their fixed times, and a clock that drops under load, are
+    /// compensated once they have been measured.
     fn engine(&self, machine: &Machine, point: &Point, line: Line) -> Result<(Works, Alone)> {
         let mut works = self.works(machine, point, Some(line))?;
         for _ in 0..2 {
@@ -223,8 +224,8 @@ impl Study<'_> {
         Ok((works, alone))
     }
 
-    /// Steps of an engine that only selects, in the order none and with nothing to fetch, beside the engine alone and
-    /// operations that do nothing.
+    /// Steps in the order none without misses, next to the engine alone and to empty operations, all with an engine
+    /// that only selects.
     fn selecting(&self, machine: &mut Machine, point: &Point) -> Result<Selecting> {
         let mut works = self.works(machine, point, None)?;
         let by_layer = vec![Overlap::None; point.layers as usize];
@@ -279,7 +280,7 @@ impl Study<'_> {
     fn measure(&self, machine: &mut Machine, point: &Point, line: Line) -> Result<Measured> {
         let (mut works, engine) = self.engine(machine, point, line)?;
         let scale = works.lengths.scale;
-        // With one sequence DBA has no halves: it is DA.
+        // One sequence has no halves, so DBA is DA.
         let orders = Overlap::ALL.into_iter().filter(|order| *order != Overlap::Dba || point.batch > 1);
         let mut kinds = Vec::new();
         for order in orders {
@@ -311,7 +312,7 @@ impl Study<'_> {
             calls: self.calls(machine, point)?,
             selecting: self.selecting(machine, point)?,
             beside: self.beside(machine, point, line)?,
-            // Rates that no simulator takes leave a figure without its prediction.
+            // If the simulator refuses the rates, the figure has no prediction.
             predicted: rates.and_then(|rates| predicted::exposed(&self.setup, rates, point, scale).ok()),
             checked: 0,
             captured: self.gpu,
@@ -322,8 +323,8 @@ impl Study<'_> {
         })
     }
 
-    /// Resident steps whose layers are enqueued call by call, of an engine that only selects: a queue of works that
-    /// the device has not come to would make the host wait.
+    /// Resident steps whose layers are enqueued call by call, with an engine that only selects: otherwise a queue of
+    /// pending works would make the host wait.
     fn calls(&self, machine: &mut Machine, point: &Point) -> Result<Vec<Took>> {
         let orders = vec![Overlap::None; point.layers as usize];
         let mut works = self.works(machine, point, None)?;

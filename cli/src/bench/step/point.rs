@@ -1,4 +1,4 @@
-//! Operating points: what a step is asked to be.
+//! Operating points: the parameters of a measured step.
 
 use forebay::Shape;
 
@@ -21,26 +21,26 @@ pub struct Point {
     pub top_k: u32,
     /// Rows that a sequence misses in a layer.
     pub misses: u32,
-    /// What the engine's work of a step is to take where everything is resident, microseconds.
+    /// The target length of the engine's work of a step with everything resident, in microseconds.
     pub step_us: f64,
-    /// What is to be reached on a GPU.
+    /// The target on a GPU.
     pub aim: Aim,
 }
 
-/// What is to be reached on a GPU by the best order.
+/// The target on a GPU for the best order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Aim {
-    /// Nothing: no measure.
+    /// None: the point is no measure.
     None,
-    /// Of the resident step's time so much at most is added.
+    /// At most this share of the resident step's time is added.
     Share,
-    /// So much at most is added a layer.
+    /// At most this many microseconds a layer are added.
     Layer,
 }
 
-/// Of a step's time, what may be exposed.
+/// The share of a step's time that may be exposed.
 pub const SHARE: f64 = 0.015;
-/// Of a layer's time, what may be exposed, microseconds.
+/// The microseconds of a layer that may be exposed.
 pub const LAYER_US: f64 = 7.0;
 
 impl Point {
@@ -81,7 +81,7 @@ impl Point {
         ..Point::ESS
     };
 
-    /// For devices that are no measure.
+    /// For devices whose speed does not matter.
     const QUICK: Point = Point {
         layers: 3,
         batch: 4,
@@ -94,7 +94,7 @@ impl Point {
         aim: Aim::None,
     };
 
-    /// The points of a device, in groups that share one cache; each group's first one is its largest.
+    /// The points of a device, in groups that share one cache; each group's first point is its largest.
     pub fn groups(gpu: bool, quick: bool) -> Vec<Vec<Point>> {
         let of = |first: Point, batches: &[u32], query_rows: &[u32]| -> Vec<Point> {
             let each = batches.iter().flat_map(|batch| query_rows.iter().map(move |rows| (*batch, *rows)));
@@ -110,13 +110,13 @@ impl Point {
         }
     }
 
-    /// What a cache of the point's size stores.
+    /// The geometry of a cache of the point's size.
     pub fn shape(&self) -> Shape {
-        // No index keys: the stand-in for an engine has no indexer.
+        // No index keys: the stand-in has no indexer.
         Shape { layers: self.layers, top_k: self.top_k, index_key_bytes: 0, ..Shape::DEEPSEEK_V3_2 }
     }
 
-    /// Of the sequences of a cache of the point's size, which may decode `promised` tokens.
+    /// The limits for the sequences of a cache of the point's size, which may decode `promised` tokens.
     pub fn extent(&self, promised: u32, share: f64) -> Extent {
         Extent {
             lanes: self.batch,

@@ -1,8 +1,8 @@
-//! What the simulator says of an operating point, at the rates of this run.
+//! The simulator's prediction for an operating point, at the rates of this run.
 //!
-//! The engine's works are the setup's by a factor, which the simulator does not know. So the link is made as much
-//! faster or slower instead, and all times are multiplied by the factor: the same thing, since a step is nothing but
-//! times.
+//! The engine's works are the setup's, scaled by a factor, which the simulator does not support. Instead, the link is
+//! made faster or slower by that factor, and all times are multiplied by it. The result is the same, because a step
+//! consists only of times.
 
 use forebay::Result;
 use forebay::device::rates::{Rates, RowRate, RowRates};
@@ -13,10 +13,10 @@ use forebay::predict::simulate::{Options, Point as Place, Simulator};
 
 use super::point::Point;
 
-/// Microseconds that each order exposes a layer, beyond the same layer without misses in the order none.
+/// Microseconds of a layer that each order exposes, compared with the same layer without misses in the order none.
 ///
 /// # Errors
-/// What the simulator does not reach.
+/// Errors of the simulator for points that it does not reach.
 pub fn exposed(setup: &Setup, rates: &Rates, point: &Point, scale: f64) -> Result<Vec<(Overlap, f64)>> {
     let setup = setup.on_link(Link::Rates(scaled(rates, scale)))?;
     let misses = Misses::Table(Table {
@@ -36,13 +36,13 @@ pub fn exposed(setup: &Setup, rates: &Rates, point: &Point, scale: f64) -> Resul
     Ok(Overlap::ALL.map(|order| (order, added_us(&prices, order, point.misses) * scale)).into())
 }
 
-/// What an order adds to a layer without misses in the order none.
+/// The time that an order adds to a layer without misses in the order none.
 fn added_us(prices: &Prices, order: Overlap, misses: u32) -> f64 {
     let ns = prices.exposed(0, order, f64::from(misses)) - prices.exposed(0, Overlap::None, 0.0);
     ns / 1e3
 }
 
-/// The link that is as fast beside the setup's works as the measured one beside works `scale` times as long.
+/// A link that relates to the setup's works as the measured one to works `scale` times as long.
 fn scaled(rates: &Rates, scale: f64) -> Rates {
     let faster = |rows: &RowRates| RowRates {
         row_bytes: rows.row_bytes,

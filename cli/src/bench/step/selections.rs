@@ -1,34 +1,34 @@
-//! What the steps select, and what the rule makes of it: the side that the device's outcome is compared with.
+//! The selections of the steps, and the rule's outcome for them, with which the device's outcome is compared.
 //!
-//! A step's selection is made so that it misses as many rows as was asked: the others are drawn from those that the
-//! sequence selected last, which no budget of more rows has given up, and the missed ones are fresh. The rule of
-//! [`forebay::residency`] runs over it on the host and says what is hit, and what every sequence's digest is.
+//! A step's selection misses exactly as many rows as requested. The hits are drawn from the rows that the
+//! sequence selected last, which no larger budget has evicted; the misses are fresh rows. The rule of
+//! [`forebay::residency`] runs over it on the host and computes hits, and every sequence's digest.
 //!
-//! **Sequences may share a prompt**, where the host's memory does not hold one for each. So that they do not find in a
-//! cache what another sequence has just fetched, each takes its fresh rows from a stretch of its own of one
-//! shuffled order of the prompt, and goes on from there: in one step hardly a row is fetched twice, and a sequence
-//! comes back to a row when it has long been given up.
+//! **Sequences may share a prompt** if the host's memory cannot hold one for each. So that a sequence does not find in
+//! a cache the rows that another has just fetched, each sequence takes its fresh rows from its own stretch of one
+//! shuffled order of the prompt. So hardly any row is fetched twice in one step, and a sequence returns to a row only
+//! long after its eviction.
 //!
-//! **Layers** take turns in [`PATTERNS`] patterns, each with draws of its own: a step's selections are a few tables
-//! instead of 61, and a layer that is answered for another one shows in the digests and in the rows.
+//! **Layers** take turns in [`PATTERNS`] patterns, each with its own draws: a step's selections are a few tables
+//! instead of 61, and a layer that gets another one's result is found by the digests and the rows.
 
-use forebay::residency::{Counts, Fetch, LayerTables, Portable, Rows, Selected, TableShape, Workspace};
+use forebay::residency::{Counts, Fetch, LayerTables, Portable, QueryRange, Selected, TableShape, Workspace};
 use forebay::{Error, Kind, Result, SLOT_BLOCK};
 
 /// Patterns that the layers take turns in.
 pub const PATTERNS: u32 = 4;
 
-/// Of each query row's selection, the part that the step's other query rows do not select: one in so many.
+/// One of this many rows of a query row's selection is not selected by the step's other query rows.
 const OWN: u32 = 8;
 
-/// What the sequences of a rule are.
+/// The sequences of a rule.
 #[derive(Clone, Copy, Debug)]
 pub struct Extent {
     /// Sequences.
     pub lanes: u32,
     /// Tokens of the prompt.
     pub prompt: u32,
-    /// Tokens that a sequence may reach, the rows in flight included.
+    /// Tokens that a sequence may reach, including the rows in flight.
     pub tokens: u32,
     /// Slots of a sequence and layer.
     pub budget: u32,
@@ -36,35 +36,35 @@ pub struct Extent {
     pub query_rows: u32,
     /// Positions that a query row selects.
     pub top_k: u32,
-    /// Of what a step of the widest kind misses, the share that one of its query rows selects.
+    /// The share of the widest step's misses that one of its query rows selects.
     pub share: f64,
 }
 
-/// One step's selections and what must come of them.
+/// One step's selections and their expected outcome.
 #[derive(Clone, Debug)]
 pub struct Picks {
-    /// Sequences, the first ones.
+    /// The first sequences, by number.
     pub batch: u32,
     /// Query rows.
     pub query_rows: u32,
     /// By pattern `[batch][query rows][k]`.
     pub selections: Vec<Vec<i32>>,
-    /// By pattern `[batch][misses]`: the positions to be fetched.
+    /// By pattern `[batch][misses]`: the positions to fetch.
     pub missed: Vec<Vec<i32>>,
-    /// By pattern, of all batch rows.
+    /// By pattern: counts of all batch rows.
     pub counts: Vec<Counts>,
-    /// By batch row the rows of the sequence's last step, all of which are accepted.
+    /// By batch row: the rows of the sequence's last step, all of which are accepted.
     pub accepted: Vec<u32>,
 }
 
 impl Picks {
-    /// Which pattern a layer has.
+    /// The pattern of a layer.
     pub const fn pattern(layer: u32) -> usize {
         (layer % PATTERNS) as usize
     }
 }
 
-/// Numbers by chance, the same in every run (xorshift).
+/// Pseudo-random numbers, the same in every run (xorshift).
 #[derive(Debug)]
 struct Chance(u64);
 
@@ -84,7 +84,7 @@ impl Chance {
     }
 }
 
-/// What one sequence has selected last in one pattern.
+/// The last selections of one sequence in one pattern.
 #[derive(Clone, Debug, Default)]
 struct Recent {
     /// Positions that are certainly resident.
@@ -107,7 +107,7 @@ struct Pattern {
 pub struct Rule {
     extent: Extent,
     patterns: Vec<Pattern>,
-    /// By sequence, the rows of its last step.
+    /// By sequence: the rows of its last step.
     landed: Vec<u32>,
     chance: Chance,
     work: Workspace,
@@ -119,7 +119,7 @@ fn broken(place: &'static str) -> Error {
     Error::new(Kind::Internal, "bench step").at(place)
 }
 
-/// How many distinct rows a step selects, and of them how many each query row selects alone.
+/// How many distinct rows a step selects, and how many of them only one query row selects.
 fn distinct(top_k: u32, query_rows: u32) -> (u32, u32) {
     let own = if query_rows > 1 { top_k / OWN } else { 0 };
     (top_k - own + query_rows * own, own)
@@ -129,14 +129,14 @@ impl Rule {
     /// Sequences that have just joined, with nothing resident.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] for a budget that does not hold what a step selects, and a prompt that has too few rows
-    /// to fetch afresh.
+    /// [`Kind::InvalidConfig`] for a budget that does not hold a step's selection, and for a prompt with too few rows
+    /// for fresh misses.
     pub fn new(extent: Extent) -> Result<Rule> {
         let Extent { lanes, prompt, tokens, budget, query_rows, top_k, .. } = extent;
         let (most, _) = distinct(top_k, query_rows);
         if budget < most + SLOT_BLOCK || prompt < 2 * budget {
             return Err(Error::new(Kind::InvalidConfig, "bench step")
-                .at("budget beside what a step selects, or the prompt beside the budget")
+                .at("the budget is too small for a step's selection, or the prompt for the budget")
                 .with("budget", budget)
                 .with("selected", most)
                 .with("prompt", prompt));
@@ -147,7 +147,7 @@ impl Rule {
             tokens,
             query_rows,
             scratch: 0,
-            passes: 1,
+            waves: 1,
             scratch_base: 1,
             landing_base: 1,
             budget_base: (1 + lanes * query_rows).next_multiple_of(SLOT_BLOCK),
@@ -179,15 +179,15 @@ impl Rule {
         })
     }
 
-    /// How many distinct rows a step selects: what it misses where nothing is resident.
+    /// How many distinct rows a step selects: its misses if nothing is resident.
     pub fn selected(&self, query_rows: u32) -> u32 {
         distinct(self.extent.top_k, query_rows).0
     }
 
-    /// The next step of the first `batch` sequences, which misses `misses` rows a sequence and layer.
+    /// The next step of the first `batch` sequences, with `misses` misses a sequence and layer.
     ///
     /// # Errors
-    /// [`Kind::Internal`] where the rule does not find what the selection was made for.
+    /// [`Kind::Internal`] if the rule's outcome is not the intended one.
     pub fn next(&mut self, batch: u32, query_rows: u32, misses: u32) -> Result<Picks> {
         let lanes = batch as usize;
         let accepted = self.landed.get(..lanes).ok_or_else(|| broken("sequences"))?.to_vec();
@@ -215,7 +215,7 @@ impl Rule {
         Ok(picks)
     }
 
-    /// One sequence in one pattern: adds its selection, and answers what the rule finds, and what is fetched.
+    /// One sequence in one pattern: adds its selection, and returns the rule's counts and the fetched rows.
     fn lane(
         &mut self,
         pattern: usize,
@@ -245,7 +245,7 @@ impl Rule {
             slots: &mut self.slots[..count],
             fetches: &mut self.fetches[..count],
         };
-        let rows = Rows { first: 0, count: query_rows };
+        let rows = QueryRange { first: 0, count: query_rows };
         let found = tables.resolve(&Portable, lane as u32, rows, selected, &mut self.work)?;
         let wanted = Counts { hits: hits as u32, misses, scratch: 0 };
         if found.counts != wanted || found.beyond.is_some() {
@@ -258,7 +258,7 @@ impl Rule {
         Ok((found.counts, fresh))
     }
 
-    /// The digest that the sequence in a lane must have, of so many layers.
+    /// The expected digest of the sequence in a lane, over this many layers.
     pub fn digest(&self, lane: u32, layers: u32) -> u64 {
         (0..layers).fold(0, |sum: u64, layer| {
             let digest = self.patterns[Picks::pattern(layer)].tables.digest(lane);
@@ -289,30 +289,30 @@ fn fresh(
     if fresh.len() == count { Ok(fresh) } else { Err(broken("too few rows of the prompt are not resident")) }
 }
 
-/// Of a step's misses, those that all of its query rows select; the rest is divided evenly.
+/// The part of a step's misses that all of its query rows select; the rest is divided evenly.
 fn shared_misses(k: u32, query_rows: u32, own: u32, misses: u32, share: f64) -> u32 {
     if query_rows < 2 {
         return misses;
     }
     let alone = (1.0 - share) * f64::from(misses) / f64::from(query_rows - 1);
-    // No more than are selected alone, and no fewer than leave room for the others.
+    // At most the rows selected alone, and enough to leave room for the others.
     let least = misses.saturating_sub(k - own).div_ceil(query_rows);
     let alone = (alone.round().max(0.0) as u32).min(own).min(misses / query_rows).max(least);
     misses - query_rows * alone
 }
 
-/// A step's rows, to be dealt to its query rows.
+/// A step's rows, to be distributed to its query rows.
 struct Spread<'a> {
     k: u32,
     own: u32,
     hits: &'a [i32],
     fresh: &'a [i32],
-    /// The fresh ones that all query rows select.
+    /// The fresh rows that all query rows select.
     shared: u32,
 }
 
 impl Spread<'_> {
-    /// Adds one query row's selection, in no order, as a top-k gives it.
+    /// Adds one query row's selection, unordered, as a top-k returns it.
     fn row(&self, row: u32, chance: &mut Chance, selections: &mut Vec<i32>) {
         let first = selections.len();
         let shared_hits = (self.k - self.own - self.shared) as usize;

@@ -1,51 +1,50 @@
-//! The kinds of pictures: lines, columns, bars, heat maps, each from plain numbers.
+//! The kinds of pictures: lines, columns, bars, heat maps, each drawn from plain numbers.
 //!
-//! All are [`WIDTH`] units wide, so that texts of all pictures of a page have one size, and a phone shows them
-//! large enough to read. Lines are named at their ends. A heat map is one path for each shade, whatever the
-//! number of its cells.
+//! All are [`WIDTH`] units wide, so that the texts of all pictures of a page have the same size and are legible on a
+//! phone. Lines have their names at their ends. A heat map is one path for each shade, for any number of cells.
 
 use std::fmt::Write;
 
 use super::scale::{Scale, Spread, apart};
 use super::svg::{Anchor, Point, Svg, at, through};
 
-/// Units from the left edge of a picture to its right edge.
+/// Width of a picture in units.
 pub const WIDTH: f64 = 460.0;
 
-/// Units between two lines of text.
+/// Distance between two lines of text.
 pub const LINE: f64 = 15.0;
 
 /// Shades of a heat map, classes `q0` to `q9`.
 const SHADES: usize = 10;
 
-/// The first shade on which the light digits are easier to read, by day; by night the dark ones.
+/// The first shade on which light digits are easier to read in light mode, and dark digits in dark mode.
 pub const STRONG: usize = 6;
 
-/// The room in which data stands.
+/// The area of the data.
 #[derive(Clone, Copy)]
 pub struct Plot {
-    /// Its left edge; what writes the vertical axis stands left of it.
+    /// Its left edge; the labels of the vertical axis are left of it.
     pub left: f64,
     /// Its right edge.
     pub right: f64,
     /// Its upper edge.
     pub top: f64,
-    /// Its lower edge; the horizontal axis is written below.
+    /// Its lower edge; the labels of the horizontal axis are below.
     pub bottom: f64,
 }
 
-/// An axis and how it is written.
+/// An axis and its labels.
 pub struct Axis<'a> {
-    /// Where values stand.
+    /// The positions of values.
     pub scale: &'a Scale,
-    /// What they are, with their unit.
+    /// Its name, with the unit.
     pub name: &'a str,
     /// A value as text.
     pub write: fn(f64) -> String,
 }
 
 impl Plot {
-    /// Of a picture `height` units high that keeps `right` units free for labels.
+    /// The plot of a picture `height` units high that keeps `right` units free for labels.
     pub fn new(height: f64, right: f64) -> Plot {
         Plot { left: 42.0, right: WIDTH - right, top: 26.0, bottom: height - 38.0 }
     }
@@ -65,7 +64,7 @@ impl Plot {
             let text = (x.write)(*tick);
             let half = width(&text) / 2.0;
             svg.line("base", (place, self.bottom), (place, self.bottom + 4.0));
-            // A tick without room keeps its mark and goes without its number.
+            // A tick without room keeps its mark and loses its number.
             if place - half > free {
                 svg.text("", Anchor::Middle, (place, self.bottom + 17.0), &text);
                 free = place + half + 4.0;
@@ -75,22 +74,22 @@ impl Plot {
     }
 }
 
-/// About how wide a text is.
+/// The approximate width of a text.
 fn width(text: &str) -> f64 {
     text.chars().count() as f64 * 9.6
 }
 
 /// A line and its name.
 pub struct Line {
-    /// Written at its end, in its colour.
+    /// Its name, at its end and in its colour.
     pub name: String,
     /// Its colour: a class of the style sheet.
     pub class: &'static str,
-    /// Its points, ascending in x; a single one bears a name and no line.
+    /// Its points, ascending in x; a single point has a name and no line.
     pub points: Vec<(f64, f64)>,
 }
 
-/// Draws lines and, right of the plot, their names, moved apart where they would touch. The first lies on top.
+/// Draws lines, with their names right of the plot, moved apart if they would touch. The first line is on top.
 pub fn lines(svg: &mut Svg, plot: &Plot, x: &Scale, y: &Scale, lines: &[Line]) {
     let placed: Vec<Vec<Point>> = lines
         .iter()
@@ -118,7 +117,7 @@ pub fn lines(svg: &mut Svg, plot: &Plot, x: &Scale, y: &Scale, lines: &[Line]) {
     }
 }
 
-/// Values at equal distances, each from the base up: hints say what each is. `marked` stands out.
+/// Values at equal distances, each as a column from the base, with a hint. `marked` is highlighted.
 pub fn columns(svg: &mut Svg, plot: &Plot, y: &Scale, values: &[(f64, String)], marked: Option<usize>) {
     let step = (plot.right - plot.left) / values.len().max(1) as f64;
     let gap = (step * 0.22).min(4.0);
@@ -127,13 +126,13 @@ pub fn columns(svg: &mut Svg, plot: &Plot, y: &Scale, values: &[(f64, String)], 
         let class = if marked == Some(i) { "bar mark" } else { "bar" };
         svg.rect(class, (left, top), step - gap, plot.bottom - top, hint);
         if values.len() <= 128 {
-            // The whole height answers a pointer, also above a low column.
+            // The whole height responds to a pointer, also above a low column.
             svg.rect("touch", (left, plot.top), step - gap, plot.bottom - plot.top, hint);
         }
     }
 }
 
-/// A number of names below as many places at equal distances as have room.
+/// Names below `count` places at equal distances, as many as have room.
 pub fn names_below(svg: &mut Svg, plot: &Plot, names: &[u32], axis: &str) {
     let step = (plot.right - plot.left) / names.len().max(1) as f64;
     let longest = names.iter().map(|name| width(&name.to_string())).fold(0.0, f64::max);
@@ -145,7 +144,7 @@ pub fn names_below(svg: &mut Svg, plot: &Plot, names: &[u32], axis: &str) {
     svg.text("axis", Anchor::End, (plot.right, plot.bottom + 34.0), axis);
 }
 
-/// Of `count` places `step` apart, every how many can bear a label that needs `room`.
+/// Of `count` places `step` apart, every how many have room for a label of width `room`.
 fn every_with_room(count: usize, step: f64, room: f64) -> usize {
     let fits = |every: &usize| *every as f64 * step >= room;
     let round = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000];
@@ -154,24 +153,24 @@ fn every_with_room(count: usize, step: f64, room: f64) -> usize {
 
 /// One bar of a list.
 pub struct Bar {
-    /// Before it.
+    /// The text before it.
     pub name: String,
     /// Its length.
     pub value: f64,
-    /// A value marked across it, if any.
+    /// A mark across it, if any.
     pub mark: Option<f64>,
-    /// Behind it.
+    /// The text after it.
     pub text: String,
     /// Its colour.
     pub class: &'static str,
 }
 
-/// Units that a list of bars is high.
+/// Height of a list of bars.
 pub fn bars_height(count: usize) -> f64 {
     26.0 + 26.0 * count as f64
 }
 
-/// A list of bars, each with its name before and its text behind; `head` stands above.
+/// A list of bars, each with its name before it and its text after it, below `head`.
 pub fn bars(svg: &mut Svg, bars: &[Bar], head: &str) {
     let left = bars.iter().map(|bar| width(&bar.name)).fold(0.0, f64::max) + 8.0;
     let right = bars.iter().map(|bar| width(&bar.text)).fold(0.0, f64::max) + 10.0;
@@ -193,7 +192,7 @@ pub fn bars(svg: &mut Svg, bars: &[Bar], head: &str) {
 }
 
 /// A list of ranges on a logarithmic axis, each from a bar's mark to its value, with its name before and its text
-/// behind; `head` stands above. A value of 0 stands at the axis' beginning.
+/// after it, below `head`. A value of 0 is drawn at the beginning of the axis.
 pub fn ranges(svg: &mut Svg, bars: &[Bar], head: &str) {
     let left = bars.iter().map(|bar| width(&bar.name)).fold(0.0, f64::max) + 8.0;
     let right = bars.iter().map(|bar| width(&bar.text)).fold(0.0, f64::max) + 10.0;
@@ -215,14 +214,14 @@ pub fn ranges(svg: &mut Svg, bars: &[Bar], head: &str) {
     }
 }
 
-/// The dots of points that were computed, where a line between them is only drawn.
+/// Dots at the computed points of a line.
 pub fn dots(svg: &mut Svg, class: &str, x: &Scale, y: &Scale, points: &[(f64, f64)]) {
     for (a, b) in points {
         svg.dot(&format!("fill {class}"), (x.place(*a), y.place(*b)), 2.6, "");
     }
 }
 
-/// Values in rows and columns; what is no number stays empty.
+/// Values in rows and columns; a cell without a number stays empty.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Grid {
     /// Values of a row.
@@ -237,7 +236,7 @@ impl Grid {
         self.values.chunks(self.columns.max(1))
     }
 
-    /// The least and the largest number; none where there is no number.
+    /// The least and the greatest number; none if there are no numbers.
     pub fn range(&self) -> Option<(f64, f64)> {
         let numbers = self.values.iter().copied().filter(|value| value.is_finite());
         numbers.fold(None, |range, value| match range {
@@ -263,7 +262,7 @@ pub fn heat(svg: &mut Svg, plot: &Plot, grid: &Grid, least: f64, most: f64) {
             }
             let (left, right) = (plot.left + wide * first as f64, plot.left + wide * c as f64);
             if let Some(path) = shade.and_then(|shade| shades.get_mut(shade)) {
-                // Every edge is the same rounded number on both of its sides.
+                // Both cells at an edge use the same rounded number.
                 let _ = write!(path, "M{} {}H{}V{}H{}z", at(left), at(top), at(right), at(bottom), at(left));
             }
         }
@@ -273,7 +272,7 @@ pub fn heat(svg: &mut Svg, plot: &Plot, grid: &Grid, least: f64, most: f64) {
     }
 }
 
-/// Which shade a value has; none for what is no number.
+/// The shade of a value; none if it is not a number.
 fn shade(value: f64, least: f64, most: f64) -> Option<usize> {
     let share = (value - least) / (most - least);
     value
@@ -282,7 +281,7 @@ fn shade(value: f64, least: f64, most: f64) -> Option<usize> {
         .map(|share| ((share * SHADES as f64) as usize).min(SHADES - 1))
 }
 
-/// The shades with the values at their ends, right above the plot.
+/// The scale of shades with the values at its ends, above the plot at the right.
 pub fn key(svg: &mut Svg, plot: &Plot, least: &str, most: &str) {
     let (wide, top) = (11.0, 3.0);
     let right = plot.right - width(most) - 17.0;
@@ -294,7 +293,7 @@ pub fn key(svg: &mut Svg, plot: &Plot, least: &str, most: &str) {
     svg.text("", Anchor::Start, (right + 5.0, 12.0), most);
 }
 
-/// Names left of the rows of a heat map, as many as have room, and a touchable strip with a hint for each row.
+/// Names left of the rows of a heat map, as many as have room, and a hint for each row.
 pub fn rows(svg: &mut Svg, plot: &Plot, names: &[u32], hints: &[String]) {
     let step = (plot.bottom - plot.top) / names.len().max(1) as f64;
     let every = every_with_room(names.len(), step, LINE);
@@ -309,7 +308,7 @@ pub fn rows(svg: &mut Svg, plot: &Plot, names: &[u32], hints: &[String]) {
     }
 }
 
-/// Texts right of the rows of a heat map, as many as have room, under a name.
+/// Texts right of the rows of a heat map, as many as have room, below a heading.
 pub fn row_ends(svg: &mut Svg, plot: &Plot, name: &str, texts: &[String]) {
     let step = (plot.bottom - plot.top) / texts.len().max(1) as f64;
     let every = every_with_room(texts.len(), step, LINE);
@@ -354,5 +353,5 @@ pub fn rows_height(rows: usize) -> f64 {
     rows * (300.0 / rows).clamp(3.0, 26.0)
 }
 
-/// Units that the pictures by size are high.
+/// Height of the pictures by size.
 pub const HERO: f64 = 290.0;

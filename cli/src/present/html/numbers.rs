@@ -1,4 +1,4 @@
-//! Numbers as the report writes them, and what little is computed on the way there.
+//! Formats the report's numbers, and computes a few simple figures.
 
 use super::page::Tile;
 use crate::present::numbers::{self, number};
@@ -13,7 +13,7 @@ pub fn time(seconds: f64) -> String {
     }
 }
 
-/// A share as percent, two digits at least. Less than nothing keeps its sign.
+/// A share as percent with at least two digits. A negative share keeps its sign.
 pub fn percent(share: f64) -> String {
     if share < -0.000_05 {
         return format!("-{}", percent(-share));
@@ -22,25 +22,25 @@ pub fn percent(share: f64) -> String {
         p if p < 0.005 => "0%".to_owned(),
         p if p < 1.0 => format!("{p:.2}%"),
         p if p < 10.0 => format!("{p:.1}%"),
-        // Nearly all is not all.
+        // A share just below 100% must not show as 100%.
         p if (99.5..99.95).contains(&p) => format!("{p:.1}%"),
         p if (99.95..100.0).contains(&p) => ">99.9%".to_owned(),
         p => format!("{p:.0}%"),
     }
 }
 
-/// The part of a whole; 0 of nothing.
+/// A share of a whole; 0 of nothing.
 pub fn share(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { part / whole } else { 0.0 }
 }
 
-/// A number without zeros that say nothing.
+/// A number without trailing zeros.
 pub fn short(value: f64) -> String {
-    // Adding nothing takes the sign of what rounds to nothing.
+    // Adding 0 removes the sign of -0.
     format!("{}", (value * 1e6).round() / 1e6 + 0.0)
 }
 
-/// A ratio to three decimals, or two digits where those would say too little; without a row of zeros.
+/// A ratio to three decimals, or two digits if those would be too coarse; without trailing zeros.
 pub fn ratio(value: f64) -> String {
     if value > 0.0 && value < 1e-6 {
         return format!("{value:.0e}");
@@ -51,14 +51,14 @@ pub fn ratio(value: f64) -> String {
     }
 }
 
-/// The mean of the numbers among the values; 0 of none.
+/// The mean of the numbers among the values; 0 if there are none.
 pub fn mean(values: impl IntoIterator<Item = f64>) -> f64 {
     let numbers = values.into_iter().filter(|value| value.is_finite());
     let (sum, count) = numbers.fold((0.0, 0u32), |(sum, count), value| (sum + value, count + 1));
     sum / f64::from(count.max(1))
 }
 
-/// The middle of the values.
+/// The median of the values.
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -70,7 +70,7 @@ pub fn median(values: &[f64]) -> f64 {
     }
 }
 
-/// A figure at a section's head.
+/// A figure at the top of a section.
 pub fn tile(value: String, what: &str, more: String) -> Tile {
     Tile { value, what: what.to_owned(), more }
 }

@@ -1,7 +1,7 @@
-//! The page around the pictures: one HTML file that needs no other, runs no script and asks nobody for anything.
+//! The page around the pictures: one self-contained HTML file that runs no script and makes no request.
 //!
-//! The policy in its head forbids all of that too, whatever a trace's label may hold. Texts given here are plain;
-//! they are escaped on their way in. Pictures are markup, made by [`super::svg`].
+//! The content security policy in its head forbids both, whatever a trace's label contains. Texts passed to this
+//! module are plain and are escaped here. Pictures are markup, made by [`super::svg`].
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -10,19 +10,19 @@ use super::svg::escape;
 
 pub const STYLE: &str = include_str!("style.css");
 
-/// What nothing on the page may do: everything, but for its own style.
+/// Forbids everything except the page's own style.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
 
-/// A headline of more bytes than this is a sentence, and is set smaller.
+/// A longer headline, in bytes, is a sentence and is set smaller.
 const SENTENCE: usize = 60;
 
-/// A figure at the head of a section.
+/// A figure at the top of a section.
 pub struct Tile {
-    /// Large.
+    /// The value, in large type.
     pub value: String,
-    /// What it is.
+    /// Its name.
     pub what: String,
-    /// What it is to be seen beside.
+    /// Its context.
     pub more: String,
 }
 
@@ -35,35 +35,35 @@ pub struct Table {
     pub rows: Vec<Vec<String>>,
 }
 
-/// Pictures, and the sentence that says what to see in them.
+/// Pictures, and a sentence that says what they show.
 pub struct Card {
-    /// What is shown.
+    /// The title.
     pub name: String,
-    /// What to see.
+    /// The sentence.
     pub sentence: String,
     /// Markup, one picture each.
     pub pictures: Vec<String>,
     /// The numbers.
     pub table: Table,
-    /// Whether it takes the whole width, pictures side by side.
+    /// Whether it takes the whole width, with its pictures side by side.
     pub wide: bool,
 }
 
-/// What the page says about one trace.
+/// The section of one trace.
 pub struct Section {
     /// Its name.
     pub title: String,
-    /// A warning that stands above all figures, if one is due.
+    /// A warning above all figures, if needed.
     pub warning: Option<String>,
-    /// Lines on what was replayed.
+    /// Lines about the replay.
     pub facts: Vec<String>,
-    /// The figures that matter most.
+    /// The most important figures.
     pub tiles: Vec<Tile>,
     /// The pictures.
     pub cards: Vec<Card>,
 }
 
-/// Adds the path to titles that several sections have.
+/// Adds the path to titles that several sections share.
 pub fn tell_apart(sections: &mut [Section], paths: &[PathBuf]) {
     let titles: Vec<String> = sections.iter().map(|section| section.title.clone()).collect();
     for (section, path) in sections.iter_mut().zip(paths) {
@@ -75,15 +75,15 @@ pub fn tell_apart(sections: &mut [Section], paths: &[PathBuf]) {
     }
 }
 
-/// What a page opens with.
+/// The top of a page.
 pub struct Head<'a> {
-    /// Which command wrote it.
+    /// The command that wrote it.
     pub command: &'a str,
-    /// The question that it answers, or the answer in a sentence.
+    /// The question that the page answers, or the answer in a sentence.
     pub question: &'a str,
-    /// What its sections are, where there are several.
+    /// The word for its sections, if there are several.
     pub things: &'a str,
-    /// What to expect.
+    /// What the page shows.
     pub intro: &'a str,
 }
 

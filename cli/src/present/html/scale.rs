@@ -1,11 +1,11 @@
-//! Where a value stands on an axis, and which values are written beside it.
+//! Maps values to positions on an axis, and selects the values that label it.
 
 /// How values are spread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spread {
-    /// Equal differences stand equally far apart.
+    /// Linear: equal differences have equal distances.
     Even,
-    /// Equal factors do; values are above 0.
+    /// Logarithmic: equal ratios have equal distances; values are above 0.
     Factors,
 }
 
@@ -17,7 +17,7 @@ pub struct Scale {
     most: f64,
     from: f64,
     to: f64,
-    /// The values written beside it, ascending.
+    /// The labelled values, ascending.
     pub ticks: Vec<f64>,
 }
 
@@ -54,12 +54,12 @@ impl Scale {
         Scale { spread: Spread::Factors, least: low, most: high, from, to, ticks }
     }
 
-    /// Whether `value` lies on the axis.
+    /// Whether `value` is on the axis.
     pub fn holds(&self, value: f64) -> bool {
         (self.least..=self.most).contains(&value)
     }
 
-    /// Where `value` stands; values beyond an end stand there.
+    /// The position of `value`; values beyond an end are placed there.
     pub fn place(&self, value: f64) -> f64 {
         let (value, least, most) = match self.spread {
             Spread::Even => (value, self.least, self.most),
@@ -78,13 +78,13 @@ fn round_up(value: f64) -> f64 {
     mantissa.unwrap_or(10.0) * power
 }
 
-/// Labels on one side of a picture, moved apart until they stand `gap` from each other, within `low` to `high`
-/// where they fit; each stays as near as it can to where it belongs.
+/// Labels on one side of a picture, moved apart until they are `gap` from each other, within `low` to `high`
+/// if they fit; each stays as near as possible to its place.
 pub fn apart(places: &[f64], gap: f64, low: f64, high: f64) -> Vec<f64> {
     let mut order: Vec<usize> = (0..places.len()).collect();
     let place = |i: usize| places.get(i).copied().unwrap_or(low);
     order.sort_by(|a, b| place(*a).total_cmp(&place(*b)));
-    // Runs of labels that touch: each is centred on the mean of where its labels belong.
+    // Runs of labels that touch: each is centred on the mean of its labels' places.
     let mut runs: Vec<(f64, usize)> = Vec::new();
     let top = |(mean, count): (f64, usize)| {
         let height = gap * (count - 1) as f64;
@@ -112,7 +112,7 @@ pub fn apart(places: &[f64], gap: f64, low: f64, high: f64) -> Vec<f64> {
     moved
 }
 
-/// About `count` sizes from `least` to `most`, both among them, with equal factors between them.
+/// About `count` sizes from `least` to `most`, including both, with equal ratios between them.
 pub fn geometric(least: u32, most: u32, count: u32) -> Vec<u32> {
     let (least, most) = (least.max(1), most.max(least).max(1));
     let factor = (f64::from(most) / f64::from(least)).powf(1.0 / f64::from(count.max(1)));

@@ -1,4 +1,4 @@
-//! Lines of a sweep: one for each setting, over what the settings have in common.
+//! Lines of a sweep: one for each setting, over the axis that the settings share.
 
 use std::collections::HashMap;
 
@@ -7,13 +7,13 @@ use super::numbers::short;
 use super::scale::Scale;
 use super::svg::{Anchor, Svg};
 
-/// Units that a picture is high.
+/// Height of a picture.
 pub const HEIGHT: f64 = 290.0;
 
-/// A line of more points than this goes without its dots.
+/// A line with more points than this has no dots.
 const DOTS: usize = 20;
 
-/// The colours of lines, in their order; then dashed.
+/// The colours of lines, in order; the later ones are dashed.
 const CLASSES: [&str; 16] = [
     "lru",
     "optimum",
@@ -33,10 +33,10 @@ const CLASSES: [&str; 16] = [
     "cold dash",
 ];
 
-/// A line's name and its points, as they were computed.
+/// A line's name and its computed points.
 pub type Series = (String, Vec<(f64, f64)>);
 
-/// A number on an axis, round thousands as such.
+/// A number on an axis, with round thousands abbreviated.
 pub fn thousands(value: f64) -> String {
     if value >= 10_000.0 && value % 100.0 == 0.0 {
         format!("{}K", short(value / 1000.0))
@@ -48,7 +48,7 @@ pub fn thousands(value: f64) -> String {
 /// The name of an axis of batches.
 pub const BATCH: &str = "sequences on one GPU";
 
-/// Lines over the batch, or what else the name of the x axis says.
+/// Lines over the batch, or over the quantity that names the x axis.
 pub fn over(
     title: &str,
     sentence: &str,
@@ -60,7 +60,7 @@ pub fn over(
     let points = || series.iter().flat_map(|(_, points)| points);
     let most = points().map(|point| point.1).chain(rule.map(|rule| rule.0)).fold(0.0, f64::max);
     let widest = points().map(|point| point.0).fold(0.0, f64::max);
-    // One line needs no name; the longest of several needs room.
+    // A single line needs no name; of several the longest needs room.
     let named = |name: &String| if series.len() > 1 { name.clone() } else { String::new() };
     let longest = series.iter().map(|(name, _)| named(name).chars().count()).max().unwrap_or(0);
     let plot = Plot::new(HEIGHT, (24.0 + 7.4 * longest as f64).min(WIDTH / 2.0));
@@ -73,7 +73,7 @@ pub fn over(
     plot.frame(&mut svg, &axis(&x, x_name), &axis(&y, y_name));
     if let Some((value, name)) = rule {
         svg.line("rule", (left, y.place(value)), (right, y.place(value)));
-        // At its end: what is drawn over it begins there, and rises.
+        // At its end, where other lines begin and rise.
         svg.text("note", Anchor::End, (right - 6.0, y.place(value) - 5.0), name);
     }
     let lines: Vec<Line> = series
@@ -88,7 +88,7 @@ pub fn over(
     svg.finish()
 }
 
-/// The points with their groups' names, in the order in which groups come up.
+/// The points with their groups' names, in order of appearance.
 pub fn grouped<T>(all: &[T], name: impl Fn(&T) -> String, point: impl Fn(&T) -> (f64, f64)) -> Vec<Series> {
     let mut series: Vec<Series> = Vec::new();
     let mut known: HashMap<String, usize> = HashMap::new();

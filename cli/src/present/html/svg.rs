@@ -1,13 +1,13 @@
-//! Elements of an inline picture, and the one way in which text of a file enters the page.
+//! Elements of an inline picture, and the only way for text from files to enter the page.
 //!
-//! Every text passes [`escape`]: names and labels come from trace files, which may be anybody's. Colours are
-//! classes, never values, so that the page's style sheet decides what they are by light and by dark.
+//! Every text passes [`escape`]: names and labels come from trace files, which anyone may have written. Colours are
+//! classes, never values, so that the page's style sheet sets them for light and dark mode.
 
 use std::fmt::{Display, Write};
 
 use forebay::text::steers;
 
-/// Text as HTML shows it: no markup, and nothing that steers what shows it: an attribute's end, a line's, or the
+/// Text as HTML shows it: without markup, and without characters that end an attribute or a line, or change the
 /// direction of writing.
 pub fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
@@ -25,14 +25,14 @@ pub fn escape(text: &str) -> String {
     out
 }
 
-/// A coordinate with at most one decimal; anything that is no number is 0.
+/// A coordinate with at most one decimal; 0 if it is not a number.
 pub fn at(value: f64) -> String {
     let value = if value.is_finite() { (value * 10.0).round() / 10.0 } else { 0.0 };
-    // -0 would be written with its sign.
+    // -0 would keep its sign.
     format!("{}", value + 0.0)
 }
 
-/// Where a text stands beside its point.
+/// The side of its point on which a text is placed.
 #[derive(Clone, Copy)]
 pub enum Anchor {
     /// To the right of it.
@@ -53,17 +53,17 @@ impl Anchor {
     }
 }
 
-/// A place in a picture: x from its left, y from its top.
+/// A position in a picture: x from its left, y from its top.
 pub type Point = (f64, f64);
 
-/// A picture in the making.
+/// A picture under construction.
 pub struct Svg {
     out: String,
 }
 
 impl Svg {
-    /// A picture of `width` by `height` units, which scales to the room it gets. `title` and `description` are
-    /// for those who hear it.
+    /// A picture of `width` by `height` units, which scales to the available room. `title` and `description` are
+    /// for screen readers.
     pub fn new(width: f64, height: f64, title: &str, description: &str) -> Svg {
         let out = format!(
             "<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{}\"><desc>{}</desc>",
@@ -97,7 +97,7 @@ impl Svg {
         self.path(class, &through(points), hint);
     }
 
-    /// Any path; `hint` is shown where a pointer rests.
+    /// Any path; `hint` is shown under a pointer.
     pub fn path(&mut self, class: &str, d: &str, hint: &str) {
         if d.is_empty() {
             return;
@@ -106,7 +106,7 @@ impl Svg {
         self.close("path", hint);
     }
 
-    /// A rectangle from its upper left corner; nothing where it has no extent.
+    /// A rectangle from its upper left corner; nothing if it has no extent.
     pub fn rect(&mut self, class: &str, corner: Point, width: f64, height: f64, hint: &str) {
         if !(width > 0.0 && height > 0.0) {
             return;
@@ -141,7 +141,7 @@ impl Svg {
         }
     }
 
-    /// A line of text; nothing for none.
+    /// A line of text; nothing if it is empty.
     pub fn text(&mut self, class: &str, anchor: Anchor, point: Point, text: &str) {
         if text.is_empty() {
             return;
@@ -154,7 +154,7 @@ impl Svg {
         }
     }
 
-    /// The picture's text.
+    /// The picture's markup.
     pub fn finish(mut self) -> String {
         self.out.push_str("</svg>");
         self.out
@@ -178,11 +178,11 @@ pub fn through(points: &[Point]) -> String {
     d
 }
 
-/// A picture as a file of its own: what it is, and its style.
+/// A picture as a separate file, with its description and style.
 pub fn document(svg: &str, style: &str) -> String {
     let own = ".head { font-size: 19px; font-weight: 650; } .track { fill: var(--grid); }\n\
                svg { background: var(--paper); font-family: system-ui, sans-serif; }\n";
-    // The opening tag has no `>` but its last: texts in it are escaped.
+    // The opening tag contains no other `>`: texts in it are escaped.
     match svg.split_once('>') {
         Some((opening, rest)) => format!(
             "{opening} xmlns=\"http://www.w3.org/2000/svg\"><style><![CDATA[\n{style}{own}]]></style>{rest}\n"

@@ -1,8 +1,8 @@
-//! What a report says about a selection trace, as numbers: everything is counted here, nothing is drawn.
+//! Counts all figures of a report about a selection trace; draws nothing.
 //!
-//! LRU's misses come from the production pools and from the curve, which is exact; below the curve's least size
-//! the pools are run size by size. The other policies run at the sizes of [`SHARES`]. Memory beside the trace: for
-//! each core one layer's steps, or one pool.
+//! LRU's misses come from the production pools and from the miss-ratio curve, which is exact; below the curve's least
+//! size the pools replay size by size. The other policies run at the sizes of [`SHARES`]. Memory in addition to the
+//! trace: one layer's steps, or one pool, for each core.
 
 use std::path::Path;
 
@@ -22,23 +22,23 @@ use crate::study::curve::{self, Curves};
 use crate::study::pools::{Outcome, Setting};
 use crate::study::{lru_stack, split, threads};
 
-/// The size whose misses are shown by layer and by step when none is named.
+/// The size for misses by layer and by step if none is named.
 const SHARE: f64 = 0.2;
 
-/// Where the other policies are set beside LRU.
+/// The sizes at which the other policies are compared with LRU.
 pub const SHARES: [f64; 9] = [0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6];
 
-/// Points of LRU's line, about.
+/// The approximate number of points of LRU's line.
 const POINTS: u32 = 80;
 
-/// The policies set beside LRU.
+/// The policies that are compared with LRU.
 const STUDIED: [Policy; 5] =
     [Policy::DecayTokens, Policy::Decay, Policy::Belady, Policy::Fifo, Policy::S3Fifo];
 
 /// Columns of the heat map over steps, at most.
 const STRETCHES: usize = 90;
 
-/// Layers of the heat maps, at most: evenly picked where there are more.
+/// The most layers of the heat maps; of more layers an even selection is shown.
 const LAYERS: u32 = 128;
 
 /// Misses of all layers at one size.
@@ -48,11 +48,11 @@ pub struct Size {
     pub prompt_share: f64,
     /// Slots per layer.
     pub slots: u32,
-    /// Over all decode steps.
+    /// Misses over all decode steps.
     pub misses: u64,
 }
 
-/// The slots of all layers divided by what each gains.
+/// Slots divided over the layers by what each gains.
 #[derive(Clone, Debug, Default)]
 pub struct Divided {
     /// By layer at the size shown: slots, misses with the same slots in every layer, misses with these.
@@ -63,9 +63,9 @@ pub struct Divided {
 
 /// Everything that the report says about a trace.
 pub struct Figures {
-    /// The file, as it was named.
+    /// The file, as named.
     pub path: String,
-    /// What the trace says about itself.
+    /// The trace's header.
     pub header: Header,
     /// The size shown by layer and by step.
     pub setting: Setting,
@@ -79,19 +79,19 @@ pub struct Figures {
     pub cold: Vec<u64>,
     /// LRU by size, ascending.
     pub lru: Vec<Size>,
-    /// The other policies by size, ascending; without those that fade where they would take too long.
+    /// The other policies by size, ascending; without fading ones if these would take too long.
     pub policies: Vec<(Policy, Vec<Size>)>,
     /// The least size at which LRU misses no more than the optimum at the size shown.
     pub reached: Option<Size>,
-    /// The least slots that the curves hold for.
+    /// The least number of slots at which the curves are exact.
     pub exact_from: u32,
-    /// Slots by layer; nothing where the size shown is below the curves.
+    /// Slots of each layer; none if the size shown is below the curves.
     pub divided: Option<Divided>,
-    /// The layers of the heat maps, by their place in the trace.
+    /// The layers of the heat maps, by index in the trace.
     pub shown: Vec<u32>,
-    /// A layer against itself one position before; nothing where no position has one before it.
+    /// The similarity of a layer to itself one position earlier; none if no position has a predecessor.
     pub within: Option<Within>,
-    /// Layers against each other.
+    /// The similarity of layers to each other.
     pub between: Grid,
 }
 
@@ -101,7 +101,7 @@ impl Figures {
         count as f64 / f64::from(self.setting.steps) / self.layers.len().max(1) as f64
     }
 
-    /// Tokens of the sequence when its last step ends: more slots would never be filled.
+    /// Tokens of the sequence at the end of its last step, and so the most slots that it can fill.
     pub fn tokens(&self) -> u32 {
         self.header.decode_start + self.setting.steps * self.setting.mtp
     }
@@ -128,7 +128,7 @@ enum Answer {
     Similar(Option<Within>, Grid),
 }
 
-/// The size that the pictures by layer and by step show.
+/// The size for the pictures by layer and by step.
 fn shown(header: &Header, path: &Path, arguments: &Arguments) -> Result<(Setting, f64)> {
     let settings = args::settings(header, path, arguments)?;
     let usual = settings.iter().find(|(_, share)| *share == SHARE);
@@ -136,13 +136,15 @@ fn shown(header: &Header, path: &Path, arguments: &Arguments) -> Result<(Setting
         (0, _, Some(usual)) => Ok(*usual),
         (_, [one], _) => Ok(*one),
         _ => Err(Error::new(Kind::InvalidConfig, "replay")
-            .at("--html shows one size by layer and by step, and several are named")
+            .at("--html shows one size by layer and by step, but several are named")
             .with("sizes", arguments.sizes() as u64)
-            .hint("name one with --prompt-share or --slots; the report has the misses of every size anyway")),
+            .hint(
+                "pass one with --prompt-share or --slots; the report shows the misses of every size anyway",
+            )),
     }
 }
 
-/// The sizes at which policies are compared, the one shown among them, ascending.
+/// The sizes at which policies are compared, including the one shown, ascending.
 fn sizes(prompt: u32, slots: u32, share: f64) -> Vec<(u32, f64)> {
     let prompt = f64::from(prompt);
     let mut sizes: Vec<(u32, f64)> =
@@ -154,12 +156,12 @@ fn sizes(prompt: u32, slots: u32, share: f64) -> Vec<(u32, f64)> {
     sizes
 }
 
-/// Layers evenly picked, by their place.
+/// An even selection of layers, by index.
 fn picked(layers: u32) -> Vec<u32> {
     (0..layers).step_by(layers.div_ceil(LAYERS).max(1) as usize).collect()
 }
 
-/// Bytes that one of the jobs holds, at most: a pool, the curves, or marks for each position.
+/// The most bytes that a job holds: a pool, the curves, or marks for each position.
 fn needs(header: &Header, shape: &Shape, jobs: &[Job], setting: Setting) -> Result<u64> {
     let settings = jobs.iter().filter_map(|job| if let Job::Pools(at) = job { Some(*at) } else { None });
     settings
@@ -167,14 +169,14 @@ fn needs(header: &Header, shape: &Shape, jobs: &[Job], setting: Setting) -> Resu
         .try_fold(curve::bytes(header, setting), |most, one| one.map(|one| most.max(one)))
 }
 
-/// The sizes at which policies are compared, of a prompt as it was recorded, and what is done about them beside the
-/// other policies. Small sizes that nobody named are left out where the trace is too long for such pools.
+/// The sizes at which policies are compared, for a prompt as recorded, and what is counted besides the policies. Small
+/// sizes that were not named are left out if the trace is too long for such pools.
 fn jobs(header: &Header, prompt: u32, setting: Setting, share: f64) -> (Vec<(u32, f64)>, Vec<Job>) {
     let mut sizes = sizes(prompt, setting.slots, share);
     sizes.retain(|(slots, _)| {
         *slots == setting.slots || lru_stack::can_count(header, Setting { slots: *slots, ..setting })
     });
-    // Below the most rows that one step selects the curve does not hold; above k x mtp it surely does.
+    // The curve is not exact below the most rows that a step selects; above k x mtp it always is.
     let least = u64::from(header.k) * u64::from(setting.mtp);
     let at_sizes = sizes.iter().map(|(slots, _)| Setting { slots: *slots, ..setting });
     let low = at_sizes.filter(|s| u64::from(s.slots) < least && *s != setting);
@@ -184,7 +186,7 @@ fn jobs(header: &Header, prompt: u32, setting: Setting, share: f64) -> (Vec<(u32
     (sizes, jobs)
 }
 
-/// Bytes that [`gather`] holds at its peak, beside the trace.
+/// The peak memory of [`gather`] in bytes, in addition to the trace.
 fn peak(recorded: &Header, header: &Header, shape: &Shape, setting: Setting, share: f64) -> Result<u64> {
     let (_, jobs) = jobs(header, recorded.decode_start, setting, share);
     let one = needs(header, shape, &jobs, setting)?;
@@ -195,7 +197,7 @@ fn peak(recorded: &Header, header: &Header, shape: &Shape, setting: Setting, sha
 /// Counts everything about the trace at `path`.
 ///
 /// # Errors
-/// Those of reading the trace, of a size that does not fit it, and [`Kind::OutOfMemory`].
+/// Errors of reading the trace, of a size that does not fit it, and [`Kind::OutOfMemory`].
 pub fn gather(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Figures> {
     let allowance = Allowance { of: Replayed::Selections, memory: arguments.memory.memory };
     let Recorded { header, trace } = selection_trace::read(path, &allowance, |recorded, header| {
@@ -259,7 +261,7 @@ fn total(outcome: &Outcome) -> u64 {
 }
 
 impl Figures {
-    /// Before anything is counted.
+    /// The figures before anything is counted.
     fn nothing(path: &Path, header: Header, setting: Setting, prompt_share: f64, shown: Vec<u32>) -> Figures {
         Figures {
             path: path.display().to_string(),
@@ -280,7 +282,7 @@ impl Figures {
         }
     }
 
-    /// Puts an answer in its place.
+    /// Stores a job's result.
     fn take(&mut self, answer: Answer, sizes: &[(u32, f64)]) -> Result<()> {
         let prompt = self.header.decode_start;
         let size = |slots: u32, misses| {
@@ -335,7 +337,7 @@ impl Figures {
     }
 }
 
-/// The least slots that the curves hold for at which no more than `misses` are missed.
+/// The least number of slots at which the curves are exact and miss at most `misses`.
 fn reached(curves: &Curves, misses: u64) -> Option<u32> {
     let (mut least, mut enough) = (curves.exact_from(), curves.flat_from().max(curves.exact_from()));
     if curves.total(enough).1 > misses {

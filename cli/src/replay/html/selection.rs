@@ -1,7 +1,7 @@
 //! The section of a selection trace: its head, and the pictures of misses by size, policy, layer and step.
 //!
-//! Every sentence is made of the trace's own figures. Where a figure does not exist (nothing was missed, one layer,
-//! one step) the sentence says that instead, and a picture without data is left out.
+//! Every sentence is made from the trace's own figures. If a figure does not exist (nothing was missed, one layer,
+//! one step), the sentence says that instead, and a picture without data is left out.
 
 use forebay::trace::Header;
 
@@ -18,7 +18,7 @@ use crate::present::numbers::{counted, number, size};
 use crate::replay::result::{Count, FIRST_STEPS, RowSize, miss_ratio};
 use crate::replay::text::extent;
 
-/// The largest share of LRU's misses that is drawn, in percent, where rules miss more than LRU.
+/// The largest share of LRU's misses that is drawn, in percent, for policies that miss more than LRU.
 const FRAME: f64 = 120.0;
 
 /// Sizes written below them.
@@ -41,13 +41,13 @@ pub fn section(view: &View<'_>) -> Section {
     }
 }
 
-/// Whether the model that a trace names is the preset's: its name begins with the preset's as a whole, whatever the
-/// width of a number in it. `deepseek-v3` is not the beginning of `DeepSeek-V3.2`, whose version goes on.
+/// Whether a trace's model is the preset's: its name begins with the preset's, up to the end of a number.
+/// `deepseek-v3` is not the beginning of `DeepSeek-V3.2`, whose version continues.
 fn is_model(model: &str, preset: &str) -> bool {
     let plain = |text: &str| -> Vec<char> {
         text.chars().filter(char::is_ascii_alphanumeric).map(|c| c.to_ascii_lowercase()).collect()
     };
-    // An organisation may stand before the name.
+    // The name may begin with an organisation.
     let is_word = |text: &str| text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_'));
     let model = model.split_once('/').filter(|(owner, _)| is_word(owner)).map_or(model, |(_, name)| name);
     let name = ["-bf16", "-int8"].iter().fold(preset, |name, width| name.strip_suffix(width).unwrap_or(name));
@@ -59,21 +59,21 @@ fn is_model(model: &str, preset: &str) -> bool {
     let rest = letters.map(|(i, _)| i).nth(name.len()).map_or("", |next| model.get(next..).unwrap_or(""));
     let joined = model.len() - rest.len();
     let between = model.get(..joined).and_then(|text| text.chars().next_back());
-    // Right behind the name, or behind a point: `V3x`, `V3.2`.
+    // Directly after the name, or after a point: `V3x`, `V3.2`.
     let goes_on = rest.starts_with(|c: char| c.is_ascii_digit()) && matches!(between, Some('.' | '_'));
     let runs_on = !rest.is_empty() && between.is_some_and(|c| c.is_ascii_alphanumeric());
     !goes_on && !runs_on
 }
 
-/// Whose misses these are, unless it is the model whose rows are moved.
+/// Names the recorded model, unless it is the one whose row size is used.
 fn warning(header: &Header, row: &RowSize) -> Option<String> {
     if is_model(&header.model, &row.model) {
         return None;
     }
     let model = if header.model.is_empty() { "a model that the trace does not name" } else { &header.model };
     Some(format!(
-        "Proxy for {}: recorded from {model}. The misses are the recorded model's, not {}'s; only the bytes of a \
-         row are.",
+        "Proxy for {}: recorded from {model}. The misses are the recorded model's, not {}'s; only the row size is \
+         that model's.",
         row.model, row.model
     ))
 }
@@ -95,7 +95,7 @@ fn facts(view: &View<'_>) -> Vec<String> {
     ];
     if !view.figures.policies.iter().any(|(policy, _)| policy.fades()) {
         facts.push(
-            "decay and decay-tokens are left out: they look at every slot in every step, and here these are too many."
+            "decay and decay-tokens are left out: they scan every slot in every step, which would take too long here."
                 .to_owned(),
         );
     }
@@ -103,7 +103,7 @@ fn facts(view: &View<'_>) -> Vec<String> {
         let bytes = counted(bytes, "byte");
         facts.insert(
             0,
-            format!("The recording was not finished: {bytes} behind its last whole group are left off."),
+            format!("The recording was not finished: {bytes} after its last whole group were left out."),
         );
     }
     if !header.score.is_empty() || !header.mode.is_empty() {
@@ -158,7 +158,7 @@ fn tiles(view: &View<'_>) -> Vec<Tile> {
     ]
 }
 
-/// How a policy is called and coloured.
+/// A policy's name and colour.
 fn style(policy: Policy) -> (&'static str, &'static str) {
     match policy {
         Policy::Belady => ("optimum", "optimum"),
@@ -176,19 +176,19 @@ fn policy_or_working_set(view: &View<'_>) -> String {
     }
     let of = share(optimum as f64, lru as f64);
     let reached = match view.figures.reached {
-        _ if optimum >= lru => "There is nothing for another rule to gain.".to_owned(),
+        _ if optimum >= lru => "No other policy can miss less.".to_owned(),
         Some(Size { slots, prompt_share, .. }) => format!(
             "LRU needs prompt share {}{} ({}) to miss as little.",
             ratio(prompt_share),
-            // Below there the curves say nothing.
+            // Below that size the curves are not exact.
             if slots > view.figures.exact_from { "" } else { " at most" },
             counted(slots, "slot"),
         ),
-        None => "No size makes LRU miss as little.".to_owned(),
+        None => "LRU misses more at every size.".to_owned(),
     };
     format!(
-        "At {}, LRU misses {} rows a step and layer, the optimum {}: {} of the misses are the working set's, {} the \
-         policy's. {reached}",
+        "At {}, LRU misses {} rows a step and layer, the optimum {}: {} of the misses are due to the working set, {} \
+         to the policy. {reached}",
         view.here(),
         mean(lru),
         mean(optimum),
@@ -214,13 +214,13 @@ fn by_size(view: &View<'_>) -> Card {
     Card { name, sentence, pictures, table: sizes_table(figures), wide: true }
 }
 
-/// Writes a pool's size below a plot, with a dashed line at the one shown.
+/// Labels the axis of pool sizes below a plot, with a dashed line at the one shown.
 fn size_frame(svg: &mut Svg, plot: &Plot, x: &Scale, y: &Axis<'_>, shown: f64) {
     plot.frame(svg, &Axis { scale: x, name: "slots / prompt (log)", write: short }, y);
     svg.line("rule", (x.place(shown), plot.top), (x.place(shown), plot.bottom));
 }
 
-/// LRU and the optimum; nothing where neither misses anything.
+/// LRU and the optimum; none if neither misses anything.
 fn misses_by_size(figures: &Figures, plot: &Plot, x: &Scale, sentence: &str) -> Option<String> {
     let points = |sizes: &[Size]| -> Vec<(f64, f64)> {
         let inside = sizes.iter().filter(|s| x.holds(s.prompt_share) && s.misses > 0);
@@ -249,7 +249,7 @@ fn misses_by_size(figures: &Figures, plot: &Plot, x: &Scale, sentence: &str) -> 
     Some(svg.finish())
 }
 
-/// Every policy's misses as a share of LRU's, of those that are near; nothing where LRU misses nothing.
+/// Each policy's misses as a share of LRU's, if close enough; none if LRU misses nothing.
 fn shares_by_size(figures: &Figures, plot: &Plot, x: &Scale) -> Option<String> {
     let of_lru = |size: &Size| {
         let lru = figures.lru.iter().find(|lru| lru.slots == size.slots).map_or(0, |lru| lru.misses);
@@ -267,7 +267,7 @@ fn shares_by_size(figures: &Figures, plot: &Plot, x: &Scale) -> Option<String> {
     lines.insert(0, Line { name: "lru".to_owned(), class: "lru", points: flat.unwrap_or_default() });
     let values = || lines.iter().flat_map(|line| line.points.iter().map(|(_, share)| *share));
     values().next()?;
-    // One rule far above LRU would press the others onto one another: it leaves the frame.
+    // A policy far above LRU would squeeze the others together, so its line leaves the frame.
     let most = if values().all(|share| share <= 100.0) { 100.0 } else { FRAME };
     let least = (values().fold(most - 20.0, f64::min) / 20.0).floor() * 20.0;
     let ticks: Vec<f64> = (0..=6).map(|i| f64::from(i) * 20.0).collect();
@@ -280,8 +280,8 @@ fn shares_by_size(figures: &Figures, plot: &Plot, x: &Scale) -> Option<String> {
     Some(svg.finish())
 }
 
-/// The pieces of a line that are not above `most`. The last bears the name; a line that ends above is named there,
-/// with what it comes to.
+/// The pieces of a line up to `most`. The last piece has the name; a line that ends above is named there, with its
+/// value.
 fn inside(line: Line, most: f64) -> Vec<Line> {
     let Line { name, class, points } = line;
     let piece = |points| Line { name: String::new(), class, points };
@@ -308,7 +308,7 @@ fn inside(line: Line, most: f64) -> Vec<Line> {
     pieces
 }
 
-/// Every policy at every size compared, and LRU up to the whole context.
+/// Every policy at every compared size, and LRU up to the whole context.
 fn sizes_table(figures: &Figures) -> Table {
     let mut head = vec!["prompt share".to_owned(), "slots".to_owned(), "lru".to_owned()];
     head.extend(figures.policies.iter().map(|(policy, _)| style(*policy).0.to_owned()));
@@ -355,14 +355,14 @@ fn by_policy(view: &View<'_>) -> Card {
             let gain = (lru - misses) as f64;
             let open = lru.saturating_sub(view.missed(Policy::Belady)) as f64;
             format!(
-                "Of the rules that know no future, {} misses least: {} less than LRU, {} of the way to the \
+                "Of the policies that do not know the future, {} misses least: {} less than LRU, {} of the way to the \
                  optimum. Production runs LRU.",
                 policy.name(),
                 percent(share(gain, lru as f64)),
                 percent(share(gain, open)),
             )
         }
-        _ => "None of the other rules that know no future misses less than LRU.".to_owned(),
+        _ => "No other policy that does not know the future misses less than LRU.".to_owned(),
     };
     let bars: Vec<Bar> = all
         .iter()
@@ -407,7 +407,7 @@ fn by_layer(view: &View<'_>) -> Card {
     } else if means.len() == 1 {
         format!("The only layer recorded, {}, misses {} rows a step.", id(0), number(most))
     } else if number(most) == number(least) {
-        format!("All layers miss alike: {} rows a step.", number(most))
+        format!("All layers miss the same: {} rows a step.", number(most))
     } else {
         let times = if middle > 0.0 {
             format!(", {:.1} times the median layer", most / middle)
@@ -415,7 +415,7 @@ fn by_layer(view: &View<'_>) -> Card {
             String::new()
         };
         format!(
-            "Layer {} misses most, {} rows a step{times}; layer {} least, {}. The worst layer alone makes {} of all \
+            "Layer {} misses most, {} rows a step{times}; layer {} least, {}. The worst layer alone has {} of all \
              misses.",
             id(worst),
             number(most),
@@ -458,7 +458,7 @@ fn by_layer(view: &View<'_>) -> Card {
     }
 }
 
-/// Bytes to the device by size, and the time that they take.
+/// Bytes to the device by size, and the time to transfer them.
 fn moved(view: &View<'_>) -> Card {
     let figures = view.figures;
     let optimum = figures.policies.iter().find(|(policy, _)| *policy == Policy::Belady);
@@ -489,8 +489,8 @@ fn moved(view: &View<'_>) -> Card {
     let born = f64::from(figures.setting.mtp) * figures.layers.len() as f64 * f64::from(view.row.bytes);
     let layers = figures.layers.len().max(1) as f64;
     let sentence = format!(
-        "At {} a step of one sequence brings {} to the device, {} at {}: {} a layer to hide. The optimum would \
-         bring {}. Back to the host go {} a step: the rows born.",
+        "At {} a step of one sequence copies {} to the device, {} at {}: {} a layer to hide. The optimum would \
+         copy {}. Each step stores {} to the host: the new rows.",
         view.here(),
         size(bytes),
         view.time(bytes),

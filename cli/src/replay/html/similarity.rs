@@ -1,25 +1,25 @@
-//! How much selections have in common: of one layer from position to position, and of two layers at the same.
+//! Counts how much selections overlap: of one layer from position to position, and of two layers at the same position.
 //!
-//! Both are shares of a selection. Decode steps are counted by position, whatever the query rows of a step.
+//! Both figures are shares of a selection. Decode steps are counted by position, for any number of query rows.
 
 use forebay::trace::SelectionTrace;
 
 use crate::present::html::chart::Grid;
 
-/// Positions that are looked at for similarity between layers, at most: evenly spread over the decode steps.
+/// The most positions sampled for the similarity of layers, evenly spread over the decode steps.
 const SAMPLES: u32 = 512;
 
-/// A layer against itself one position before.
+/// The similarity of a layer to itself one position earlier.
 #[derive(Default)]
 pub struct Within {
-    /// By layer and stretch of positions: the mean share that had been selected one position before.
+    /// By layer and stretch of positions: the mean share that was also selected one position earlier.
     pub grid: Grid,
     /// By layer: the mean over all positions.
     pub means: Vec<f64>,
 }
 
-/// Of the layers given, in at most `columns` stretches of nearly equal length; nothing where no decode position
-/// has one before it.
+/// Counts the given layers in at most `columns` stretches of nearly equal length; none if no decode position has a
+/// predecessor.
 pub fn within(trace: &SelectionTrace, layers: &[u32], columns: usize) -> Option<Within> {
     let header = trace.header();
     let steps = header.decode_steps() as usize;
@@ -39,7 +39,7 @@ pub fn within(trace: &SelectionTrace, layers: &[u32], columns: usize) -> Option<
                 common += u32::from(step > first && *seen == step - 1);
                 *seen = step;
             }
-            // The last warm step is only looked back at, and so is the first step of a trace without.
+            // The last warm step only serves as a predecessor; so does the first step of a trace without warm steps.
             if step == first {
                 continue;
             }
@@ -55,20 +55,20 @@ pub fn within(trace: &SelectionTrace, layers: &[u32], columns: usize) -> Option<
     Some(Within { grid: Grid { columns, values }, means })
 }
 
-/// One of how many decode positions is looked at for similarity between layers.
+/// The sampling interval of decode positions for the similarity of layers.
 pub fn sampled(steps: u32) -> u32 {
     steps.div_ceil(SAMPLES).max(1)
 }
 
-/// Each of the layers given against each other: the mean share of common positions. A layer against itself is
-/// left empty.
+/// The mean share of common positions for each pair of the given layers. A layer's similarity to itself is left
+/// empty.
 pub fn between(trace: &SelectionTrace, layers: &[u32]) -> Grid {
     let header = trace.header();
     let count = layers.len();
     let every = sampled(header.decode_steps()) as usize;
     let mut sums = vec![0.0; count * count];
     let mut samples = 0u32;
-    // A position is marked with the number of the selection that it was last found in.
+    // A position is marked with the number of the last selection that contained it.
     let (mut marks, mut mark) = (vec![0u32; header.context as usize], 0);
     for step in (header.warm_steps..header.steps).step_by(every) {
         samples += 1;

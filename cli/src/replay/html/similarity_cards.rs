@@ -1,4 +1,4 @@
-//! The pictures of how much selections have in common, within a layer and between layers.
+//! The pictures of the overlap of selections, within a layer and between layers.
 
 use super::figures::Figures;
 use super::similarity::{self, Within};
@@ -11,13 +11,13 @@ use crate::present::html::svg::{Anchor, Svg};
 /// Cells at least this high and wide have room for their number.
 const ROOM: f64 = 32.0;
 
-/// The model's own numbers of the layers shown.
+/// The model's numbers of the layers shown.
 fn ids(figures: &Figures) -> Vec<u32> {
     let id = |place: &u32| figures.header.layer_ids.get(*place as usize).copied().unwrap_or(*place);
     figures.shown.iter().map(id).collect()
 }
 
-/// Places of the least and the most.
+/// Indices of the least and the greatest value.
 fn extremes(values: &[f64]) -> (usize, usize) {
     let numbers = || values.iter().enumerate().filter(|(_, value)| value.is_finite());
     let place = |found: Option<(usize, &f64)>| found.map_or(0, |(place, _)| place);
@@ -25,27 +25,31 @@ fn extremes(values: &[f64]) -> (usize, usize) {
     (place(numbers().min_by(by_value)), place(numbers().max_by(by_value)))
 }
 
-/// The tenths around a range, as the ends of its shades.
+/// A range extended to tenths, as the ends of its shades.
 fn ends(range: Option<(f64, f64)>) -> (f64, f64) {
     let (least, most) = range.unwrap_or((0.0, 1.0));
     let (low, high) = ((least * 10.0 + 1e-9).floor() / 10.0, (most * 10.0 - 1e-9).ceil() / 10.0);
     if high > low { (low, high) } else { (low, low + 0.1) }
 }
 
-/// What is said where not all layers recorded are looked at.
+/// A note if not all recorded layers are shown.
 fn picked(figures: &Figures) -> String {
     match figures.shown.get(..2) {
         Some([a, b]) if b - a > 1 => {
-            format!(" One of every {} of the {} layers recorded is looked at.", b - a, figures.header.layers)
+            format!(
+                " The picture shows one of every {} of the {} recorded layers.",
+                b - a,
+                figures.header.layers
+            )
         }
         _ => String::new(),
     }
 }
 
-/// When least and when most had been selected one position before; nothing where that does not change.
+/// When the overlap with the previous position was least and most; none if it does not change.
 fn over_time(grid: &Grid, steps: u32) -> String {
     let columns = grid.columns.max(1);
-    // A stretch without a number keeps none: the first position of a trace without prompt has none before it.
+    // A stretch without a number is skipped: the first position of a trace without prompt has no predecessor.
     let stretch = |c: usize| {
         let numbers = || grid.rows().filter_map(|row| row.get(c).copied().filter(|value| value.is_finite()));
         numbers().next().map_or(f64::NAN, |_| mean(numbers()))
@@ -63,7 +67,7 @@ fn over_time(grid: &Grid, steps: u32) -> String {
         return String::new();
     }
     format!(
-        " Over time least, {}, {}; most, {}, {}.",
+        " Over time, least: {}, {}; most: {}, {}.",
         percent(at(low)),
         positions(low),
         percent(at(high)),
@@ -71,8 +75,8 @@ fn over_time(grid: &Grid, steps: u32) -> String {
     )
 }
 
-/// A layer's selection against its own one position before, over time. Nothing where no position has one
-/// before it.
+/// A layer's overlap with its own selection one position earlier, over time. None if no position has a
+/// predecessor.
 pub fn within(figures: &Figures) -> Option<Card> {
     let Within { grid, means } = figures.within.as_ref()?;
     let ids = ids(figures);
@@ -80,12 +84,12 @@ pub fn within(figures: &Figures) -> Option<Card> {
     let at = |values: &[f64], place: usize| values.get(place).copied().unwrap_or(0.0);
     let id = |place: usize| ids.get(place).copied().unwrap_or(0);
     let mut sentence = format!(
-        "Of what a layer selects, {} it had selected one position before",
+        "Of the rows that a layer selects, it also selected {} one position earlier",
         percent(mean(means.iter().copied()))
     );
     sentence += &match means.len() {
         0 | 1 => ".".to_owned(),
-        _ if percent(at(means, least)) == percent(at(means, most)) => ", in all layers alike.".to_owned(),
+        _ if percent(at(means, least)) == percent(at(means, most)) => ", the same in all layers.".to_owned(),
         _ => format!(
             " (mean of the layers); layer {} least, {}, layer {} most, {}.",
             id(least),
@@ -112,12 +116,12 @@ pub fn within(figures: &Figures) -> Option<Card> {
     );
     chart::heat(&mut svg, &plot, grid, from, to);
     chart::key(&mut svg, &plot, &percent(from), &percent(to));
-    let hint = |(id, mean): (&u32, &f64)| format!("layer {id}: {} in the mean", percent(*mean));
+    let hint = |(id, mean): (&u32, &f64)| format!("layer {id}: {} on average", percent(*mean));
     chart::rows(&mut svg, &plot, &ids, &ids.iter().zip(means).map(hint).collect::<Vec<_>>());
     let shares: Vec<String> = means.iter().map(|mean| percent(*mean)).collect();
     chart::row_ends(&mut svg, &plot, "mean", &shares);
     let rows = ids.iter().zip(&shares).map(|(id, share)| vec![id.to_string(), share.clone()]);
-    let head = ["layer", "selected one position before"].map(str::to_owned).to_vec();
+    let head = ["layer", "also selected one position earlier"].map(str::to_owned).to_vec();
     Some(Card {
         name,
         sentence,
@@ -127,7 +131,7 @@ pub fn within(figures: &Figures) -> Option<Card> {
     })
 }
 
-/// Layers against each other at the same position; nothing for a single layer.
+/// The overlap of layers at the same position; none for a single layer.
 pub fn between(figures: &Figures) -> Option<Card> {
     let (grid, ids) = (&figures.between, ids(figures));
     let count = ids.len();
@@ -141,16 +145,16 @@ pub fn between(figures: &Figures) -> Option<Card> {
     let gap = ids.iter().zip(ids.iter().skip(1)).map(|(a, b)| b.saturating_sub(*a)).min().unwrap_or(1);
     let apart = match picked(figures).as_str() {
         _ if gap == 1 => "Neighbouring layers".to_owned(),
-        "" => format!("Layers recorded next to each other (at least {gap} apart)"),
-        _ => format!("Layers next to each other here (at least {gap} apart)"),
+        "" => format!("Adjacent recorded layers (at least {gap} apart)"),
+        _ => format!("Adjacent layers shown here (at least {gap} apart)"),
     };
     let mut sentence =
         format!("{apart} have {} of their selections in common.", percent(mean(neighbours.iter().copied())));
     if count > 2 && percent(cell(most.0, most.1)) == percent(cell(least.0, least.1)) {
-        sentence += " All pairs are alike.";
+        sentence += " All pairs are equally similar.";
     } else if count > 2 {
         sentence += &format!(
-            " The most similar are {} and {} ({}), the least {} and {} ({}).",
+            " The most similar are {} and {} ({}), the least similar {} and {} ({}).",
             id(most.0),
             id(most.1),
             percent(cell(most.0, most.1)),
@@ -181,7 +185,7 @@ pub fn between(figures: &Figures) -> Option<Card> {
     let hint = |a: usize| {
         let (least, most) = extremes(grid.values.get(a * count..(a + 1) * count).unwrap_or_default());
         let (near, far) = (percent(cell(a, most)), percent(cell(a, least)));
-        format!("layer {}: most like {} ({near}), least like {} ({far})", id(a), id(most), id(least))
+        format!("layer {}: most similar to {} ({near}), least to {} ({far})", id(a), id(most), id(least))
     };
     chart::rows(&mut svg, &plot, &ids, &(0..count).map(hint).collect::<Vec<_>>());
     if side / count as f64 >= ROOM {

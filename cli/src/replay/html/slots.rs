@@ -1,4 +1,4 @@
-//! The picture of a split by layer: one total of slots, divided by what each layer gains from them.
+//! The picture of a split by layer: one total of slots, divided by what each layer gains from it.
 
 use super::figures::Figures;
 use crate::present::html::chart::{self, Axis, Bar, Plot, WIDTH};
@@ -8,8 +8,8 @@ use crate::present::html::scale::{Scale, Spread};
 use crate::present::html::svg::{Anchor, Svg};
 use crate::present::numbers::{counted, number};
 
-/// Slots by layer at the size shown, and what the split saves by size; why there is none where the curves do not
-/// hold, and nothing for a single layer.
+/// Slots of each layer at the size shown, and what the split saves by size; the reason if the curves are not
+/// exact there, and none for a single layer.
 pub fn divided(figures: &Figures) -> Option<Card> {
     if figures.setting.slots < figures.exact_from && figures.layers.len() > 1 {
         return Some(too_small(figures));
@@ -39,7 +39,7 @@ pub fn divided(figures: &Figures) -> Option<Card> {
         id(best),
     );
     let sentence = match uniform {
-        0 => "A uniform split misses nothing: there is nothing to divide better.".to_owned(),
+        0 => "A uniform split misses nothing, so no other split can be better.".to_owned(),
         _ if most == least => {
             format!("{saves} All layers get {}. Production splits uniformly.", counted(*most as u32, "slot"))
         }
@@ -77,11 +77,11 @@ pub fn divided(figures: &Figures) -> Option<Card> {
     Some(Card { name, sentence, pictures, table: Table { head, rows }, wide: false })
 }
 
-/// Why there is no split.
+/// The reason why there is no split.
 fn too_small(figures: &Figures) -> Card {
     let sentence = format!(
-        "Not counted: a step of a layer may need {}, and below that the curves that slots are divided by do not \
-         hold. Shown are {}.",
+        "Not counted: a step of a layer may need {}, and the curves that divide the slots are not exact below \
+         that. The size shown is {}.",
         counted(figures.exact_from, "slot"),
         counted(figures.setting.slots, "slot"),
     );
@@ -89,7 +89,7 @@ fn too_small(figures: &Figures) -> Card {
     Card { name, sentence, pictures: Vec::new(), table: Table::default(), wide: false }
 }
 
-/// What the split saves at every size that the curves hold.
+/// The misses that the split avoids at every size for which the curves are exact.
 fn by_size(figures: &Figures, sizes: &[(u32, u64)]) -> String {
     let bar = |(slots, misses): &(u32, u64)| {
         let uniform = figures.lru.iter().find(|size| size.slots == *slots)?;

@@ -1,4 +1,4 @@
-//! The pictures of misses by step: what a sequence pays when it starts, and over all its steps.
+//! The pictures of misses by step: the start-up cost of a sequence, and all its steps.
 
 use super::view::View;
 use crate::present::html::chart::{self, Axis, Line, Plot, WIDTH};
@@ -9,13 +9,13 @@ use crate::present::html::svg::Svg;
 use crate::present::numbers::{counted, number};
 use crate::replay::result::FIRST_STEPS;
 
-/// Steps that are drawn one by one; all of them are drawn in stretches.
+/// Steps drawn individually; all steps are drawn in stretches.
 const CLOSE: usize = 32;
 
 /// Stretches of the line over all steps, at most.
 const STRETCHES: usize = 150;
 
-/// What a sequence pays when it starts, and over all its steps.
+/// The start-up cost of a sequence, and all its steps.
 pub fn by_step(view: &View<'_>) -> Card {
     let figures = view.figures;
     let layers = figures.layers.len().max(1) as f64;
@@ -66,7 +66,7 @@ fn start_sentence(warm: &[f64], cold: &[f64], warmup: u32) -> String {
         |(cold, warm): (&[f64], &[f64])| mean(cold.iter().copied()) <= 1.1 * mean(warm.iter().copied());
     let mut windows = cold.windows(first.max(1)).zip(warm.windows(first.max(1)));
     let last = windows.len();
-    // From there on all are near, not only the next one.
+    // The first step from which all later ones are close, too.
     let together = windows.rposition(|both| !near(both)).map(|step| step + 1);
     if let Some(step) = together.filter(|step| warmup > 0 && *step < last) {
         out += &format!(" From step {} on the cold start is within 10% of the warmed one.", step + 1);
@@ -108,7 +108,7 @@ fn close(warm: &[f64], cold: &[f64], warmup: u32, sentence: &str) -> String {
     svg.finish()
 }
 
-/// All steps, in stretches: their mean, and the least and most of each.
+/// All steps in stretches: the mean of each, and its least and greatest.
 fn far(warm: &[f64], warmup: u32) -> String {
     let long = warm.len().div_ceil(STRETCHES);
     let at = |i: usize| (i * long) as f64 + 1.0 + (long - 1) as f64 / 2.0;

@@ -120,12 +120,12 @@ fn sentences_say_what_the_figures_say() {
     assert_eq!(
         sentence("Misses by layer"),
         "Layer 4 misses most, 4.00 rows a step, 4.0 times the median layer; layer 0 least, 0.00. The worst layer \
-         alone makes 57% of all misses."
+         alone has 57% of all misses."
     );
     assert_eq!(
         sentence("Misses by size"),
-        "At prompt share 0.2, LRU misses 1.40 rows a step and layer, the optimum 1.40: 100% of the misses are the \
-         working set's, 0% the policy's. There is nothing for another rule to gain."
+        "At prompt share 0.2, LRU misses 1.40 rows a step and layer, the optimum 1.40: 100% of the misses are \
+         due to the working set, 0% to the policy. No other policy can miss less."
     );
     assert!(
         sentence("Bytes moved").contains("4.48 KiB to the device, 124 ns at 37 GB/s"),
@@ -204,11 +204,11 @@ fn what_is_alike_is_not_ranked() {
     let mut alike = figures(3, 10, |_, _| 2);
     alike.setting.slots = 1000;
     alike.divided.as_mut().unwrap().layers = vec![(110, 20, 20); 3];
-    assert_eq!(said(&alike, "Misses by layer"), "All layers miss alike: 2.00 rows a step.");
+    assert_eq!(said(&alike, "Misses by layer"), "All layers miss the same: 2.00 rows a step.");
     let split = said(&alike, "Split by layer");
     assert!(split.contains("All layers get 110 slots") && !split.contains("times"), "{split}");
-    assert!(said(&alike, "Similarity between").contains("All pairs are alike."));
-    assert!(said(&alike, "Similarity within").ends_with("in all layers alike."));
+    assert!(said(&alike, "Similarity between").contains("All pairs are equally similar."));
+    assert!(said(&alike, "Similarity within").ends_with("the same in all layers."));
     // A sequence of 110 tokens holds no more than 110 slots of a layer.
     alike.divided.as_mut().unwrap().layers = vec![(110, 20, 10), (55, 20, 20), (55, 20, 20)];
     let split = said(&alike, "Split by layer");
@@ -241,14 +241,14 @@ fn time_is_told_by_positions_and_what_is_not_looked_at_is_said() {
     let within = said(&figures, "Similarity within");
     assert!(
         within.contains(
-            "Over time least, 25%, at decode positions 551 to 825; most, 75%, at decode positions 826 to 1100."
+            "Over time, least: 25%, at decode positions 551 to 825; most: 75%, at decode positions 826 to 1100."
         ),
         "{within}"
     );
-    let picked = "One of every 2 of the 200 layers recorded is looked at.";
+    let picked = "The picture shows one of every 2 of the 200 recorded layers.";
     assert!(within.ends_with(picked), "{within}");
     let between = said(&figures, "Similarity between");
-    assert!(between.contains("Layers next to each other here (at least 2 apart)"), "{between}");
+    assert!(between.contains("Adjacent layers shown here (at least 2 apart)"), "{between}");
     assert!(
         between.contains("Counted at one of every 3 decode positions.") && between.ends_with(picked),
         "{between}"
@@ -260,7 +260,10 @@ fn a_split_that_is_not_counted_says_why() {
     let mut figures = figures(2, 10, |_, _| 2);
     (figures.exact_from, figures.divided) = (64, None);
     let sentence = said(&figures, "Split by layer");
-    assert!(sentence.contains("may need 64 slots") && sentence.contains("Shown are 20 slots"), "{sentence}");
+    assert!(
+        sentence.contains("may need 64 slots") && sentence.contains("The size shown is 20 slots"),
+        "{sentence}"
+    );
     sound(&page(&figures));
 }
 
@@ -277,7 +280,7 @@ fn an_unfinished_recording_is_said() {
     let mut figures = figures(2, 10, |_, _| 0);
     assert!(!page(&figures).contains("not finished"));
     figures.header.unfinished = Some(7);
-    let said = "The recording was not finished: 7 bytes behind its last whole group are left off.";
+    let said = "The recording was not finished: 7 bytes after its last whole group were left out.";
     assert_eq!(section(&figures).facts[0], said);
 }
 
@@ -330,7 +333,8 @@ fn hits_are_said_by_capacity_with_what_they_are_shares_of() {
     assert_eq!(
         section.cards[0].sentence,
         "With 2 blocks, LRU hits 18.0% of the input tokens, the optimum 36.0%; a cache that keeps everything hits \
-         36.0%, and what is new stays new. Of the hits that LRU loses there, 100% are the policy's, 0% the capacity's."
+         36.0%, and the rest cannot be hit. Of the hits that LRU loses there, 100% are lost to its policy and 0% to \
+         the capacity."
     );
     assert_eq!(section.cards[0].pictures.len(), 2);
     let pieces = html::section(&hits(40, Format::RagPulse, 8));
@@ -346,7 +350,7 @@ fn hits_are_said_by_capacity_with_what_they_are_shares_of() {
 
 #[test]
 fn a_capacity_that_nobody_named_says_why_it_is_shown() {
-    let why = "With 2 blocks, where LRU has half of the block hits that there are, LRU hits";
+    let why = "With 2 blocks, where LRU has half of the possible block hits, LRU hits";
     let mut hits = hits(40, Format::Mooncake, 8);
     assert!(!html::section(&hits).cards[0].sentence.contains("half of"));
     hits.named = false;

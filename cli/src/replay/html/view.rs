@@ -5,7 +5,7 @@ use crate::policy::Policy;
 use crate::present::html::numbers::{ratio, time};
 use crate::replay::result::RowSize;
 
-/// What is drawn, and whose bytes are moved how fast.
+/// The data of a section: the figures, the row size, and the link.
 pub struct View<'a> {
     /// The trace's figures.
     pub figures: &'a Figures,
@@ -21,7 +21,7 @@ impl View<'_> {
         misses as f64 / f64::from(self.figures.setting.steps) * f64::from(self.row.bytes)
     }
 
-    /// How long the link takes for them.
+    /// The time that the link takes for them.
     pub fn time(&self, bytes: f64) -> String {
         time(bytes / self.link)
     }

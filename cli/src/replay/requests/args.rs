@@ -5,30 +5,30 @@ use std::path::PathBuf;
 use forebay::trace::requests::Options;
 use forebay::{Error, Kind, Result};
 
-/// The arguments that only request traces have.
+/// The arguments for request traces only.
 #[derive(clap::Args)]
 pub struct RequestArguments {
-    /// Request traces: blocks that the prefix cache holds; several, separated by commas [default: 1, 2, 5, 10,
+    /// Request traces: capacity of the prefix cache in blocks; several, separated by commas [default: 1, 2, 5, 10,
     /// 20, 50 and 100% of the distinct blocks].
     #[arg(long, value_name = "BLOCKS", value_delimiter = ',', allow_negative_numbers = true,
           value_parser = clap::value_parser!(u32).range(1..))]
     pub capacity: Vec<u32>,
-    /// Request traces: requests that only warm the cache, before the measured ones: a number (100) or a share
-    /// of all (0.5).
+    /// Request traces: first requests that only warm the cache and are not measured: a number (100) or a share of all
+    /// (0.5).
     #[arg(long, value_name = "N|SHARE", value_parser = skip, allow_negative_numbers = true)]
     pub skip: Option<Skip>,
-    /// Mooncake traces: tokens of a block [default: 512].
+    /// Mooncake traces: tokens per block [default: 512].
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..),
           allow_negative_numbers = true)]
     pub block_tokens: Option<u32>,
     /// RAGPulse traces: the side files with the pieces' lengths, separated by commas.
     #[arg(long, value_name = "FILE", value_delimiter = ',')]
     pub block_lengths: Vec<PathBuf>,
-    /// Sessions of kv-cache-tester: replay the sub-agents' requests too.
+    /// Sessions of kv-cache-tester: also replay the requests of sub-agents.
     #[arg(long)]
     pub subagents: bool,
-    /// Sessions of kv-cache-tester: replay them one after another, as the file has them, instead of interleaved by
-    /// the times of their requests, all beginning together.
+    /// Sessions of kv-cache-tester: replay them one after another, in file order. By default all sessions begin
+    /// together and their requests are interleaved by time.
     #[arg(long)]
     pub one_after_another: bool,
 }
@@ -51,7 +51,7 @@ fn skip(text: &str) -> std::result::Result<Skip, String> {
 }
 
 impl RequestArguments {
-    /// Refuses them beside selection traces.
+    /// Refuses these options with selection traces.
     pub fn refuse(&self) -> Result<()> {
         let RequestArguments { capacity, skip, block_tokens, block_lengths, subagents, one_after_another } =
             self;
@@ -66,12 +66,12 @@ impl RequestArguments {
         match given.iter().find(|(_, given)| *given) {
             None => Ok(()),
             Some((name, _)) => Err(Error::new(Kind::InvalidConfig, "replay")
-                .at(format!("{name} is for request traces, and the traces are selection traces"))
-                .hint("leave it out, or name a request trace")),
+                .at(format!("{name} is for request traces, but these are selection traces"))
+                .hint("leave it out, or pass a request trace")),
         }
     }
 
-    /// The files read beside the traces.
+    /// The files that are read in addition to the traces.
     pub fn side_files(&self) -> &[PathBuf] {
         &self.block_lengths
     }

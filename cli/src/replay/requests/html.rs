@@ -1,9 +1,9 @@
-//! The section of a request trace: hits of a prefix cache by capacity, counted and drawn.
+//! The section of a request trace: counts and draws the hits of a prefix cache by capacity.
 //!
-//! LRU's hits come from the curve, at every capacity; it also says where something happens: the other policies run
-//! at capacities from where LRU has a tenth of the hits that there are, to all blocks, and the one looked at closely
-//! is where LRU has half of them.
-//! Shares are by tokens where the trace tells its blocks' lengths, and by blocks always.
+//! LRU's hits come from its curve, which has every capacity and selects the interesting ones. The other policies run
+//! at capacities from the one at which LRU has a tenth of the possible hits up to all blocks. The capacity shown in
+//! detail is the one at which LRU has half of the possible hits. Hits are weighted by blocks, and also by tokens if
+//! the trace has its blocks' lengths.
 
 use std::path::{Path, PathBuf};
 
@@ -24,35 +24,35 @@ use crate::present::numbers::counted;
 use crate::present::progress;
 use crate::study::threads;
 
-/// Shares of the hits that there are, for which the capacity is told.
+/// Shares of the possible hits for which the required capacity is shown.
 const NEEDED: [f64; 6] = [0.25, 0.5, 0.75, 0.9, 0.95, 0.99];
 
-/// Capacities at which the policies are compared, about.
+/// The approximate number of capacities at which the policies are compared.
 const COMPARED: u32 = 12;
 
-/// The policies set beside LRU.
+/// The policies that are compared with LRU.
 const STUDIED: [Policy; 3] = [Policy::Fifo, Policy::S3Fifo, Policy::Belady];
 
-/// Everything that the report says about a trace.
+/// All figures of the report about a trace.
 pub struct Hits {
-    /// What it is.
+    /// The trace's description.
     pub about: About,
-    /// The capacity that is looked at closely.
+    /// The capacity that is shown in detail.
     pub shown: u32,
-    /// Whether it was named, or is where LRU has half of the hits that there are.
+    /// Whether it was named; otherwise LRU has half of the possible hits there.
     pub named: bool,
     /// LRU by capacity, ascending.
     pub lru: Vec<(u32, Outcome)>,
-    /// Shares of the hit blocks of a cache that keeps everything, and the blocks with which LRU has them.
+    /// Shares of the possible hit blocks, each with the capacity that LRU needs for it.
     pub needed: Vec<(f64, u32)>,
-    /// Every policy by capacity, ascending; nothing where the trace names no blocks.
+    /// Every policy by capacity, ascending; empty if the trace names no blocks.
     pub policies: Vec<(Policy, Vec<(u32, Outcome)>)>,
 }
 
 /// Counts everything about the trace at `path`.
 ///
 /// # Errors
-/// Those of reading the trace, of what is skipped, and [`forebay::Kind::OutOfMemory`].
+/// Errors of reading the trace, of the skipped requests, and [`forebay::Kind::OutOfMemory`].
 pub fn gather(path: &Path, arguments: &RequestArguments, memory: Option<u64>) -> Result<Hits> {
     if arguments.named().len() > 1 {
         return Err(several(arguments.named().len()));
@@ -103,12 +103,12 @@ pub fn gather(path: &Path, arguments: &RequestArguments, memory: Option<u64>) ->
 
 fn several(capacities: usize) -> Error {
     Error::new(Kind::InvalidConfig, "replay")
-        .at("--html looks at one capacity closely, and several are named")
+        .at("--html shows one capacity in detail, but several are named")
         .with("capacities", capacities as u64)
-        .hint("name one with --capacity; the report has the hits of every capacity anyway")
+        .hint("pass one with --capacity; the report shows the hits of every capacity anyway")
 }
 
-/// By what hits are weighted.
+/// The weight of hits.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Weight {
     Tokens,
@@ -149,7 +149,7 @@ impl Hits {
         self.lru.last().map_or(0.0, |(_, outcome)| self.weight().share(outcome))
     }
 
-    /// How a policy is called and coloured. Where ids name pieces Belady's rule is no bound of these hits.
+    /// A policy's name and colour. If ids name pieces, Belady's rule does not bound these hits.
     fn style(&self, policy: Policy) -> (&'static str, &'static str) {
         match policy {
             Policy::Belady if self.about.format == Format::RagPulse => ("belady", "optimum"),
@@ -197,7 +197,7 @@ pub fn section(hits: &Hits) -> Section {
     section
 }
 
-/// The optimum, or what stands in its place.
+/// The optimum, or the rule in its place.
 fn spoken(hits: &Hits) -> &'static str {
     if hits.style(Policy::Belady).0 == "optimum" { "the optimum" } else { "Belady's rule" }
 }
@@ -206,12 +206,12 @@ fn blocks(count: u32) -> String {
     format!("{} {}", thousands(f64::from(count)), if count == 1 { "block" } else { "blocks" })
 }
 
-/// A share as percent with one decimal: shares of hits are set beside each other.
+/// A share as percent with one decimal, so that shares can be compared.
 fn points(share: f64) -> String {
     format!("{:.1}%", 100.0 * share)
 }
 
-/// A count with k for thousands and M for millions, three digits at least.
+/// A count with k for thousands and M for millions, with at least three digits.
 fn thousands(count: f64) -> String {
     match count {
         c if c < 1e4 => short(c),
@@ -224,12 +224,12 @@ fn answer(hits: &Hits) -> String {
     let (lru, best, ceiling) = (hits.share(Policy::Lru), hits.share(Policy::Belady), hits.ceiling());
     let of = hits.weight().of();
     if ceiling == 0.0 {
-        return "No block is requested again while it could be hit: no cache helps.".to_owned();
+        return "No block is requested again while it could be hit, so no cache helps.".to_owned();
     }
     let mut out = format!(
-        "With {}{}, LRU hits {} of the {of}, {} {}; a cache that keeps everything hits {}, and what is new stays new.",
+        "With {}{}, LRU hits {} of the {of}, {} {}; a cache that keeps everything hits {}, and the rest cannot be hit.",
         blocks(hits.shown),
-        if hits.named { "" } else { ", where LRU has half of the block hits that there are" },
+        if hits.named { "" } else { ", where LRU has half of the possible block hits" },
         points(lru),
         spoken(hits),
         points(best),
@@ -238,7 +238,7 @@ fn answer(hits: &Hits) -> String {
     if ceiling - lru > 1e-9 {
         let policy = ((best - lru) / (ceiling - lru)).clamp(0.0, 1.0);
         out += &format!(
-            " Of the hits that LRU loses there, {} are the policy's, {} the capacity's.",
+            " Of the hits that LRU loses there, {} are lost to its policy and {} to the capacity.",
             percent(policy),
             percent(1.0 - policy),
         );
@@ -281,7 +281,7 @@ fn by_capacity(hits: &Hits) -> Card {
     }
 }
 
-/// A line for each policy; LRU's at many more capacities.
+/// A line for each policy; LRU's has many more capacities.
 fn curve(hits: &Hits, weight: Weight, sentence: &str) -> String {
     let through = |sizes: &[(u32, Outcome)]| -> Vec<(f64, f64)> {
         let held = sizes.iter().filter(|(capacity, _)| *capacity <= hits.about.distinct);
@@ -333,7 +333,7 @@ fn curve(hits: &Hits, weight: Weight, sentence: &str) -> String {
     svg.finish()
 }
 
-/// The policies at the capacity shown, from the best.
+/// The policies at the capacity shown, best first.
 fn ranked(hits: &Hits) -> Vec<(Policy, f64)> {
     let mut all: Vec<(Policy, f64)> =
         hits.policies.iter().map(|(policy, _)| (*policy, hits.share(*policy))).collect();
@@ -341,27 +341,27 @@ fn ranked(hits: &Hits) -> Vec<(Policy, f64)> {
     all
 }
 
-/// Which rule that could be built is best.
+/// The best policy that can be built.
 fn best_rule(hits: &Hits) -> String {
     let (all, lru) = (ranked(hits), hits.share(Policy::Lru));
     let rule = |policy: Policy| !matches!(policy, Policy::Lru | Policy::Belady);
     let best = all.iter().find(|(policy, _)| rule(*policy));
     match best {
         Some((policy, share)) if *share > lru + 1e-9 => format!(
-            "Of the rules that know no future, {} hits most: {:.1} points more than LRU.",
+            "Of the policies that do not know the future, {} hits most: {:.1} points more than LRU.",
             policy.name(),
             100.0 * (share - lru),
         ),
         Some((policy, share)) if lru > *share + 1e-9 => format!(
-            "Of the rules that know no future, LRU hits most; {} comes next, {:.1} points below.",
+            "Of the policies that do not know the future, LRU hits most; {} comes next, {:.1} points below.",
             policy.name(),
             100.0 * (lru - share),
         ),
-        _ => "None of the other rules that know no future hits more than LRU.".to_owned(),
+        _ => "No other policy that does not know the future hits more than LRU.".to_owned(),
     }
 }
 
-/// The policies at the capacity shown, beside a cache that keeps everything.
+/// The policies at the capacity shown, next to a cache that keeps everything.
 fn bars(hits: &Hits) -> String {
     let ceiling = hits.ceiling();
     let bars: Vec<Bar> = ranked(hits)
@@ -388,12 +388,12 @@ fn by_policy(hits: &Hits) -> Card {
     Card { name, sentence, pictures, table: Table::default(), wide: false }
 }
 
-/// What capacity LRU needs for shares of the hits that there are.
+/// The capacity that LRU needs for shares of the possible hits.
 fn needed(hits: &Hits) -> Option<Card> {
     let (first, last) = (hits.needed.first()?, hits.needed.last()?);
     let times = f64::from(last.1) / f64::from(first.1.max(1));
     let sentence = format!(
-        "LRU has {} of all block hits that there are with {}, {} with {}: {} times as many.",
+        "LRU reaches {} of all possible block hits with {}, and {} with {}: {} times as many.",
         percent(first.0),
         blocks(first.1),
         percent(last.0),
@@ -415,7 +415,7 @@ fn needed(hits: &Hits) -> Option<Card> {
     Some(Card { name, sentence, pictures, table: Table::default(), wide: false })
 }
 
-/// The definitions at the page's end.
+/// The definitions at the end of the page.
 pub fn notes(pieces: bool) -> Vec<String> {
     let mut notes: Vec<String> = text::DEFINITIONS.lines().map(str::to_owned).collect();
     let policies = Policy::ALL.iter().map(|policy| text::definition(*policy, pieces));
@@ -426,15 +426,15 @@ pub fn notes(pieces: bool) -> Vec<String> {
     notes
 }
 
-/// What the report of request traces opens with.
-const REQUESTS: &str = "What a prefix cache of blocks hits by its capacity, and why not more: how much of it \
-                        another rule for who leaves could save, and how much only capacity can. Each picture says \
-                        what to see in it; the figures stand below it.";
+/// The introduction of the report of request traces.
+const REQUESTS: &str = "What a prefix cache of blocks hits by its capacity, and why not more: which hits another \
+                        eviction policy could gain, and which only more capacity can. A sentence explains each \
+                        picture; the figures are below it.";
 
-/// The page of `forebay replay --html` of request traces.
+/// The page of `forebay replay --html` for request traces.
 ///
 /// # Errors
-/// Those of reading a trace, and of settings that do not fit it.
+/// Errors of reading a trace, and of settings that do not fit it.
 pub fn page(traces: &[PathBuf], arguments: &RequestArguments, memory: Option<u64>) -> Result<String> {
     let mut sections = Vec::with_capacity(traces.len());
     let mut pieces = false;

@@ -53,7 +53,7 @@ enum Entry {
     },
 }
 
-/// The capacities where hits change, and the hits from there on.
+/// The capacities at which hits change, and the hits from there up.
 #[derive(Serialize)]
 struct Columns {
     capacity_blocks: Vec<u32>,
@@ -115,7 +115,7 @@ fn entries(Replayed { about, replays, curve }: &Replayed) -> Vec<Entry> {
     }
 }
 
-/// All entries as JSON, with a line's end.
+/// All entries as JSON, with a line end.
 ///
 /// # Errors
 /// [`Kind::Internal`]: plain numbers and texts always have a JSON form.

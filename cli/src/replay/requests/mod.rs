@@ -1,4 +1,4 @@
-//! `forebay replay` of request traces: hits of a prefix cache by its capacity.
+//! `forebay replay` of request traces: counts the hits of a prefix cache by its capacity.
 
 pub mod args;
 pub mod html;

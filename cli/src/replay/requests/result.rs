@@ -9,39 +9,39 @@ use super::args::{RequestArguments, Skip};
 use crate::blocks::{BlockCurve, Outcome, Policy};
 use crate::present::output::echo;
 
-/// What the reports say of a trace.
+/// A trace's description for the reports.
 pub struct About {
-    /// The file, as it was named.
+    /// The file, as named.
     pub path: PathBuf,
     pub format: Format,
-    /// All requests, and those of them that are not measured.
+    /// All requests, and how many of them are not measured.
     pub requests: usize,
     pub skipped: usize,
     /// Distinct blocks of the whole trace.
     pub distinct: u32,
-    /// Tokens of a block, where all have the same.
+    /// Tokens of a block, if all blocks have the same.
     pub block_tokens: Option<u32>,
     pub knows_block_lengths: bool,
     pub notes: Notes,
     /// Whether sub-agents' requests were replayed.
     pub subagents: bool,
-    /// How sessions stand to each other; none in formats without them.
+    /// The order of sessions; none in formats without sessions.
     pub sessions: Option<Sessions>,
 }
 
-/// In which order the requests of several sessions were replayed.
+/// The order in which the requests of several sessions were replayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sessions {
-    /// By their times, all sessions beginning together.
+    /// By time; all sessions begin together.
     Interleaved,
-    /// As the file has them: that was asked for.
+    /// In file order, as requested.
     OneAfterAnother,
-    /// As the file has them: all times are alike.
+    /// In file order, because all times are equal.
     WithoutTimes,
 }
 
 impl Sessions {
-    /// As JSON has it.
+    /// The name in JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Sessions::Interleaved => "interleaved",
@@ -49,14 +49,14 @@ impl Sessions {
         }
     }
 
-    /// As a headline has it.
+    /// The words of the heading.
     pub const fn words(self) -> &'static str {
         match self {
             Sessions::Interleaved => {
-                "interleaved by their times, all beginning together (--one-after-another replays them in turn)"
+                "interleaved by time, all beginning together (--one-after-another replays them in file order)"
             }
             Sessions::OneAfterAnother => "one after another",
-            Sessions::WithoutTimes => "one after another, because all their times are alike",
+            Sessions::WithoutTimes => "one after another, because all their times are equal",
         }
     }
 
@@ -78,16 +78,16 @@ pub struct Replay {
     pub outcome: Outcome,
 }
 
-/// A trace's replays. The trace itself is gone: several would not fit.
+/// A trace's replays, without the trace: several would not fit in memory.
 pub struct Replayed {
     pub about: About,
-    /// By capacity, then policy, as named.
+    /// By capacity, then policy, in the order named.
     pub replays: Vec<Replay>,
-    /// Every capacity, if that was asked for.
+    /// Every capacity, if requested.
     pub curve: Option<BlockCurve>,
 }
 
-/// What the reports say of `trace`.
+/// The description of `trace` for the reports.
 ///
 /// # Errors
 /// [`Kind::BadFormat`] without requests, [`Kind::InvalidConfig`] when all of them are skipped.
@@ -122,7 +122,7 @@ pub fn about(path: &Path, arguments: &RequestArguments, trace: &RequestTrace) ->
     })
 }
 
-/// A part of a whole; 0 of nothing.
+/// A share of a whole; 0 of nothing.
 pub fn share(part: u64, whole: u64) -> f64 {
     part as f64 / whole.max(1) as f64
 }

@@ -1,4 +1,4 @@
-//! `forebay replay` of request traces: hits of a prefix cache by its capacity.
+//! `forebay replay` of request traces: counts the hits of a prefix cache by its capacity.
 
 use std::path::{Path, PathBuf};
 
@@ -16,29 +16,29 @@ use crate::present::output::{self, Results, echo};
 use crate::present::progress;
 use crate::present::terminal::Look;
 
-/// The capacities replayed when none are named, in percent of the distinct blocks.
+/// The capacities replayed if none are named, in percent of the distinct blocks.
 const PERCENT: [u64; 7] = [1, 2, 5, 10, 20, 50, 100];
 
-/// What the traces of a call are.
+/// The kind of the traces of a call.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Traces {
     /// Selection traces.
     Selections,
     /// Request traces.
     Requests,
-    /// One of them is neither, or cannot be looked at twice: the reader of selection traces will say.
+    /// A trace is neither, or cannot be read twice: the reader of selection traces reports it.
     Unknown,
 }
 
-/// What the traces are, by their first bytes.
+/// The kind of the traces, from their first bytes.
 ///
 /// # Errors
-/// [`Kind::InvalidConfig`] for traces of both kinds; [`Kind::Io`] for a file that is not there,
+/// [`Kind::InvalidConfig`] for traces of both kinds; [`Kind::Io`] for a missing file,
 /// [`Kind::BadFormat`] for gzip and damaged frames.
 pub fn kind_of(traces: &[PathBuf]) -> Result<Traces> {
     let mut kinds = Vec::new();
     for path in traces {
-        // Only what can be read again is looked at.
+        // Only files that can be read again are checked.
         let regular = std::fs::metadata(path).map_or(true, |file| file.is_file());
         kinds.push(match regular.then(|| requests::is_request_trace(path)).transpose()?.flatten() {
             Some(true) => Traces::Requests,
@@ -50,7 +50,7 @@ pub fn kind_of(traces: &[PathBuf]) -> Result<Traces> {
     let (requests, selections) = (kinds.contains(&Traces::Requests), kinds.contains(&Traces::Selections));
     match unknown.and_then(|place| traces.get(place)) {
         Some(path) if requests => Err(Error::new(Kind::BadFormat, "replay")
-            .at(format!("{}: no request trace of a format that is known", echo(path.display())))
+            .at(format!("{}: not a request trace of a known format", echo(path.display())))
             .hint("see docs/trace-format.md; request traces are read from regular files")),
         Some(_) => Ok(Traces::Unknown),
         None if requests && selections => Err(Error::new(Kind::InvalidConfig, "replay")
@@ -60,7 +60,7 @@ pub fn kind_of(traces: &[PathBuf]) -> Result<Traces> {
     }
 }
 
-/// What is replayed, beside capacities.
+/// What is replayed, apart from the capacities.
 pub struct Asked {
     /// The policies named, each once.
     pub policies: Vec<policy::Policy>,
@@ -71,7 +71,7 @@ pub struct Asked {
 }
 
 impl Asked {
-    /// The policies, as blocks have them.
+    /// The policies in their form for blocks.
     fn policies(&self) -> Result<Vec<Policy>> {
         let known = |policy: &policy::Policy| {
             Policy::ALL.into_iter().find(|block| block.name() == policy.name()).ok_or_else(|| {
@@ -83,8 +83,8 @@ impl Asked {
         let policies = self.policies.iter().map(known).collect::<Result<Vec<_>>>()?;
         if self.curve && policies != [Policy::Lru] {
             return Err(Error::new(Kind::InvalidConfig, "replay")
-                .at("--curve counts lru, and --policy names another")
-                .hint("replay the other policies at capacities of their own, without --curve"));
+                .at("--curve counts lru, but --policy names another")
+                .hint("replay the other policies at named capacities, without --curve"));
         }
         Ok(policies)
     }
@@ -97,7 +97,7 @@ fn replay(path: &Path, arguments: &RequestArguments, asked: &Asked) -> Result<Re
     let about = about(path, arguments, &trace)?;
     if about.distinct == 0 && (!arguments.capacity.is_empty() || asked.curve) {
         return Err(Error::new(Kind::InvalidConfig, "replay")
-            .at(format!("{}: the trace names no blocks, so no capacity matters", echo(path.display())))
+            .at(format!("{}: the trace names no blocks, so a capacity has no effect", echo(path.display())))
             .hint("leave out --capacity and --curve"));
     }
     let mut capacities = arguments.capacity.clone();
@@ -129,7 +129,7 @@ fn replay(path: &Path, arguments: &RequestArguments, asked: &Asked) -> Result<Re
     Ok(Replayed { about, replays, curve })
 }
 
-/// A bar on standard error; hidden where that is no terminal.
+/// A progress bar on standard error; hidden if that is no terminal.
 fn bar(path: &Path, requests: u64) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(requests), ProgressDrawTarget::stderr())
         .with_finish(ProgressFinish::AndClear);
@@ -139,7 +139,7 @@ fn bar(path: &Path, requests: u64) -> ProgressBar {
     bar.with_prefix(output::harmless(&path.display().to_string()))
 }
 
-/// Refuses an option of selection traces that was given.
+/// Refuses an option of selection traces.
 ///
 /// # Errors
 /// [`Kind::InvalidConfig`] names it.
@@ -147,15 +147,15 @@ pub fn check_option(selection: Option<&str>) -> Result<()> {
     match selection {
         None => Ok(()),
         Some(flag) => Err(Error::new(Kind::InvalidConfig, "replay")
-            .at(format!("{flag} is for selection traces, and the traces are request traces"))
+            .at(format!("{flag} is for selection traces, but these are request traces"))
             .hint("leave it out; request traces take --capacity")),
     }
 }
 
-/// `forebay replay` of request traces, into `results`; tables as `tables` says, where JSON does not take their place.
+/// `forebay replay` of request traces, into `results`. Prints tables in the given look, unless JSON replaces them.
 ///
 /// # Errors
-/// Those of reading a trace, and of settings that do not fit it.
+/// Errors of reading a trace, and of settings that do not fit it.
 pub fn command<'a>(
     arguments: &RequestArguments,
     asked: &Asked,

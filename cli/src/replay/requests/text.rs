@@ -1,4 +1,4 @@
-//! What replays of request traces found, for people and as JSON (`docs/json.md`).
+//! The results of replaying request traces, as text and as JSON (`docs/json.md`).
 
 use forebay::trace::requests::Format;
 
@@ -8,35 +8,37 @@ use crate::present::numbers::counted;
 use crate::present::output;
 use crate::present::terminal::{Look, Spare, align_right};
 
-/// What every table ends with.
+/// The end of every table.
 pub const DEFINITIONS: &str = "\
 Hit: a block of a request's leading run of blocks that were all in the cache when it arrived (prefix rule).
 By blocks: hit blocks / all block references of the measured requests.
 By tokens: tokens in hit blocks / all input tokens of the measured requests, partial last blocks included.
 ";
 
-/// What a hit means where ids name pieces of text.
+/// The meaning of a hit if ids name pieces of text.
 pub const PIECES: &str = "\
 RAGPulse names pieces by their content: a hit says that the piece and all pieces
-before it in the request are in the cache, not that they were computed behind
+before it in the request are in the cache, not that they were computed after
 the same pieces.
 ";
 
-/// Who leaves, in a line.
+/// The eviction policy in one line.
 pub fn definition(policy: Policy, pieces: bool) -> String {
     let line = match policy {
-        Policy::Lru => "a request's blocks are used the last one first; the one used longest ago leaves.",
+        Policy::Lru => {
+            "a request's blocks are used from the last to the first; the least recently used one is evicted."
+        }
         Policy::Fifo => {
-            "a request's blocks enter the first one first; the one that entered longest ago leaves."
+            "a request's blocks enter from the first to the last; the block that entered first is evicted."
         }
         Policy::S3Fifo => {
-            "three queues, a request's blocks used the last one first: those used once leave early."
+            "three queues; a request's blocks are used from the last to the first; blocks used once are evicted early."
         }
         Policy::Belady if pieces => {
-            "the block leaves whose next request is farthest; where ids name pieces that is no bound of these hits."
+            "evicts the block whose next request is farthest; where ids name pieces, this does not bound these hits."
         }
         Policy::Belady => {
-            "the optimum, by blocks and over all requests: the one whose next request is farthest leaves."
+            "the optimum in blocks over all requests: evicts the block whose next request is farthest."
         }
     };
     format!("{}: {line}\n", policy.name())
@@ -55,7 +57,7 @@ pub fn report(traces: &[Replayed], look: Look) -> String {
         }
         if let Some(curve) = curve {
             out += &format!(
-                "One pass counts every capacity, exactly. Beyond {} nothing is gained.\n\n",
+                "One pass counts every capacity exactly. More than {} gain nothing.\n\n",
                 counted(u64::from(curve.flat_from()), "block")
             );
         }
@@ -70,7 +72,7 @@ pub fn report(traces: &[Replayed], look: Look) -> String {
     out
 }
 
-/// What was replayed, and how much of it is measured.
+/// The replayed trace, and how much of it is measured.
 pub fn introduction(about: &About, measured: Outcome) -> String {
     let notes = about.notes;
     let mut out = format!(
@@ -92,27 +94,27 @@ pub fn introduction(about: &About, measured: Outcome) -> String {
     }
     if let Some(sessions) = about.sessions {
         let order = match notes.sessions {
-            // One stands beside none.
-            1 => "1 session, its block ids its own".to_owned(),
+            // A single session has no neighbour.
+            1 => "1 session with its own block ids".to_owned(),
             count => format!("{count} sessions, {}, block ids local to each", sessions.words()),
         };
         out += &format!(
             "{order}; {} with {} of their own, {}.\n",
             counted(notes.subagents, "sub-agent"),
             counted(notes.subagent_requests, "request"),
-            if about.subagents { "replayed" } else { "left out (--subagents replays them)" },
+            if about.subagents { "replayed" } else { "left out (--subagents includes them)" },
         );
     }
     if notes.late + notes.repeats > 0 {
         out += &format!(
-            "Timestamps that step back: {}; requests that repeat a piece: {}. Kept as they stand in the file.\n",
+            "Timestamps that go backwards: {}; requests that repeat a piece: {}. They are replayed unchanged.\n",
             notes.late, notes.repeating_requests
         );
     }
     if about.distinct == 0 {
-        out += "The trace names no blocks, so there is nothing to share: every prompt is computed whole.\n";
+        out += "The trace names no blocks, so requests share nothing: every prompt is computed in full.\n";
     } else if !about.knows_block_lengths {
-        out += "The blocks' lengths are not known (--block-lengths), so nothing is weighted by tokens.\n";
+        out += "The blocks' lengths are unknown (--block-lengths), so hits are not weighted by tokens.\n";
     }
     out
 }

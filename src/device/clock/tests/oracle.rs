@@ -1,8 +1,8 @@
 //! The clock against a simulation in tiny time steps.
 //!
-//! Of another structure: no streams and no events but a list of works with what each is behind; no
-//! reckoned ends but small portions of what is left; the link is divided by raising everybody's rate a
-//! little until it is used up.
+//! It has another structure: instead of streams and events, a list of works with the works that each one follows;
+//! instead of computed ends, small portions of the remaining work. It divides the link by raising every transfer's
+//! rate a little until the link is used up.
 
 use super::costs;
 use crate::device::clock::costs::{Direction, Work};
@@ -18,7 +18,7 @@ struct Item {
     stream: usize,
     gap: f64,
     work: Work,
-    /// It is behind the last work, so far, of these streams.
+    /// It comes after the last work, so far, of these streams.
     behind: Vec<usize>,
 }
 
@@ -52,7 +52,7 @@ fn by_clock(items: &[Item], streams: usize, machine: Machine) -> Vec<f64> {
     }
 }
 
-/// What each work is behind, by number.
+/// The works that each work follows, by number.
 fn dependencies(items: &[Item], streams: usize) -> Vec<Vec<usize>> {
     let mut last = vec![None; streams];
     let mut all = Vec::new();
@@ -92,7 +92,7 @@ fn rates(items: &[Item], stages: &[Stage], machine: &Machine) -> Vec<f64> {
     for (direction, link) in [(Direction::ToDevice, machine.link[0]), (Direction::ToHost, machine.link[1])] {
         let users = users(direction);
         let link = if both { link * machine.duplex } else { link };
-        // The level to which everybody's bytes per nanosecond may rise, halving the doubt.
+        // The level to which every transfer's bytes per nanosecond may rise, by bisection.
         let (mut low, mut high) = (0.0, link);
         let at = |level: f64, n: usize| f64::min(level, most(n) * items[n].work.bytes);
         for _ in 0..60 {
@@ -106,8 +106,8 @@ fn rates(items: &[Item], stages: &[Stage], machine: &Machine) -> Vec<f64> {
     rates
 }
 
-/// Ends in tiny time steps; nothing when two copies became ready so close to each other that only
-/// smaller steps could tell which was first.
+/// Ends in tiny time steps; `None` when two copies became ready so close to each other that only smaller steps could
+/// tell which was first.
 fn by_ticks(items: &[Item], streams: usize, machine: Machine) -> Option<Vec<f64>> {
     let behind = dependencies(items, streams);
     let mut stages = vec![Stage::Waits; items.len()];
@@ -195,7 +195,8 @@ fn item(streams: usize, kinds: std::ops::Range<u8>) -> impl Strategy<Value = Ite
 /// Compares the ends by the clock with those by ticks.
 fn compare(items: &[Item], streams: usize, machine: Machine) -> Result<(), TestCaseError> {
     let ends = by_clock(items, streams, machine);
-    // A step's error of one work is handed on to those behind it, and changes the rates of those beside.
+    // A work's error of one step passes to the works after it, and changes the rates of those that run at the same
+    // time.
     let most = 6.0 * TICK * items.len() as f64;
     let wanted = by_ticks(items, streams, machine);
     prop_assume!(wanted.is_some(), "two copies are ready at the same time");

@@ -1,7 +1,7 @@
 // What host and kernels exchange: plain words, the same here and in `abi.rs`, whose sizes a test compares.
 //
 // Pointers are 64-bit addresses as the device sees them. `LaneHead` and the tables are those of `residency`; the step
-// block and the report are those of `device::block`. What describes a cache (`Pools`), one of its layers or a
+// descriptor and the report are those of `device::descriptor`. What describes a cache (`Pools`), one of its layers or a
 // micro-batch does not change once it is attached: it goes into the arguments of every kernel by value, so that no
 // kernel begins by asking device memory where its tables are. Kernels of all layers at once find those in memory.
 #pragma once
@@ -18,7 +18,7 @@ static const u32 BROUGHT_UP = 1;
 static const u32 UNUSED_STAMP = 0x7FFFFFFFu;
 static const u32 SLOT_BLOCK = 64;
 
-// `device::block`: a row's accepted count stands in the device's tensor.
+// `device::descriptor`: the device's tensor has a row's accepted count.
 static const u32 ACCEPTED_ON_DEVICE = 0xFFFFFFFFu;
 static const u32 BLOCK_HEADER = 4;   // step low, step high, rows, 0
 static const u32 BLOCK_ENTRY = 3;    // lane, accepted, query rows
@@ -28,14 +28,14 @@ static const u32 REPORT_COUNT = 3;   // hits, misses, scratch
 // Beyond a lane's pages in its page table.
 static const u32 NO_PAGE = 0xFFFFFFFFu;
 
-// `device::block::Cause`.
+// `device::descriptor::Cause`.
 enum Cause : u32 {
     BEYOND_LENGTH = 1,
     ACCEPTED = 2,
     TABLES = 3,
     EARLIER = 4,
     NOT_GATHERED = 5,
-    PASS_NOT_GATHERED = 6,
+    WAVE_NOT_GATHERED = 6,
     NOT_RESOLVED = 7,
     NOT_SCATTERED = 8,
 };
@@ -51,14 +51,14 @@ enum RoomAt : u32 { IN_MEMORY = 0, SETS = 1, SETS_AND_BLOCKS = 2 };
 static const u32 DUE_RESOLVED = 1, DUE_GATHERED = 2, DUE_SCATTERED = 4;
 
 // The sticky word when nothing is wrong. Otherwise, so that of several errors the least is kept:
-// stage (0 commit, 1 behind it) << 63 | layer << 51 | batch row << 36 | cause << 32 | value.
+// stage (0 commit, 1 after it) << 63 | layer << 51 | batch row << 36 | cause << 32 | value.
 static const u64 NOTHING_WRONG = ~0ull;
 
 struct LaneHead {
-    u32 length, landed, budget, blocks, stamp, front, heir;
+    u32 length, landed, budget, blocks, stamp, min_stamp, next_victim;
 };
 
-// A row that a step fetches: where it stands in host memory, 0 where the lane has no such page.
+// A row that a step fetches: its address in host memory, 0 where the lane has no such page.
 struct Fetch {
     u64 host;
     u32 position, slot;
@@ -73,26 +73,26 @@ struct Layer {
     u64 blocks;       // u32 [lanes][lane_blocks]
     u64 slab;         // slots of the sparse pool
     u64 rows;         // host memory: rows of the total pool
-    u32 lanes, tokens, query_rows, scratch, passes, scratch_base, landing_base, budget_base, budget_blocks;
+    u32 lanes, tokens, query_rows, scratch, waves, scratch_base, landing_base, budget_base, budget_blocks;
     u32 lane_blocks;
     // How rows are copied: in pieces of so many bytes (16, 8, or 4), each with a number. A row's numbers begin with the
-    // line of 128 bytes that it begins in, and the next row's follow `piece_numbers` behind; `line_mask` is, of a row's
+    // line of 128 bytes that it begins in, and the next row's begin `piece_numbers` later; `line_mask` is, of a row's
     // address, the place in that line. Where this would leave out too many numbers, `line_mask` is 0, and a row has as
     // many numbers as pieces.
     u32 piece_bytes, piece_numbers, line_mask, unused;
 };
 
-// What the last resolve of a batch row missed; the rows stand in `Micro::fetches`.
+// What the last resolve of a batch row missed; `Micro::fetches` has the rows.
 struct List {
     u64 step;
-    u32 count, scratch;  // the first `scratch` of them are in scratch slots,
-    u32 share, passed;   // so many of these a pass; passes gathered
+    u32 count, scratch;   // rows, of which the first `scratch` are in scratch slots
+    u32 share, gathered;  // scratch rows of a wave; waves that were gathered
     u32 lane, layer, first, rows;
 };
 
 // What the operations of a micro-batch share.
 struct Micro {
-    u64 block;    // u32 [words of a step block]
+    u64 block;    // u32 [words of a step descriptor]
     u64 counts;   // u32 [layers][3]: hits, misses, scratch
     u64 lengths;  // u32 [batch]
     u64 sticky;   // u64 [1]
@@ -131,7 +131,7 @@ static const u32 STAGED_PAGES = 2;
 struct LoadArgs {
     Pools pools;
     Micro micro;
-    u64 block;  // the pinned step block
+    u64 block;  // the pinned step descriptor
     u64 heads;  // of the first layer
 };
 
@@ -147,8 +147,8 @@ struct ResolveArgs {
     Micro micro;
     u64 selection;  // i32 [count][row_count][top_k]
     u64 slots;      // i32 [count][row_count][top_k]
-    u64 lists;      // i32 [1 + passes][lists_batch][row_count][top_k], or 0
-    u64 counts;     // u32 [1 + passes][lists_batch][row_count], or 0
+    u64 lists;      // i32 [1 + waves][lists_batch][row_count][top_k], or 0
+    u64 counts;     // u32 [1 + waves][lists_batch][row_count], or 0
     u32 number;  // of the layer
     u32 first, count, row_first, row_count;
     u32 lists_batch;
@@ -161,7 +161,7 @@ struct GatherArgs {
     Layer layer;
     Micro micro;
     u32 number, first, count, row_first, row_count;
-    u32 pass;
+    u32 wave;
 };
 
 struct ScatterArgs {

@@ -24,17 +24,17 @@ static const u32 MOST_WARPS = MOST_THREADS / WARP_LANES;
 // Loads that a thread has under way in a loop, before it looks at the first.
 static const u32 AHEAD = 4;
 
-// Where a kernel begins to read what the kernel before it wrote. Without the launch attribute that lets it
-// begin earlier there is nothing to wait for. The kernel behind it may begin as soon as all blocks are here:
-// it waits at this very place until they have ended.
+// A kernel calls this before it reads what the previous kernel wrote. Without the launch attribute that lets a kernel
+// begin early there is nothing to wait for. The next kernel may begin as soon as all blocks of this one are here: it
+// waits in the same call until they have ended.
 static __device__ __forceinline__ void after_previous() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-// Brings a word of device memory to shared memory. Nobody waits for it before `wait_for_words`, which each thread calls
-// for the words that it has asked for.
+// Copies a word of device memory to shared memory, asynchronously. Each thread waits in `wait_for_words` for the words
+// that it has asked for.
 static __device__ __forceinline__ void copy_word(u32* to, const u32* from) {
 #if defined(__CUDA_ARCH__)
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(static_cast<u32>(__cvta_generic_to_shared(to))),
@@ -84,7 +84,7 @@ static __device__ u32 block_scan(u32 (&room)[MOST_WARPS], u32 value, u32& total)
 }
 
 // Calls `found(rank, place)` for every one of a set of bits, ranks in the order of places. A thread takes
-// words that stand beside each other, an odd number of them, so that a warp's reads fall into different banks.
+// adjacent words, an odd number of them, so that a warp's reads fall into different banks.
 // Every thread of the block calls it. Answers how many ones there are.
 template <class Found>
 static __device__ u32 each_one(u32 (&room)[MOST_WARPS], const u32* set, u32 words, Found found) {
@@ -163,7 +163,7 @@ static __device__ u32 nth_lowest(Histogram& room, u32 need, u32 low, u32 shift, 
     }
 }
 
-// What a step's errors leave behind: the least of them in the sticky word, and that its lane must not go on.
+// Records an error of a step: the sticky word keeps the least one, and the lane's trust forbids further steps.
 static __device__ void blame(const Pools& pools, const Micro& micro, u32 lane, u64 stage, u32 layer, u32 row,
                              Cause cause, u32 value) {
     u64 key = stage << 63 | static_cast<u64>(layer) << 51 | static_cast<u64>(row) << 36 |
@@ -175,7 +175,7 @@ static __device__ void blame(const Pools& pools, const Micro& micro, u32 lane, u
     }
 }
 
-// One row of a step block.
+// One row of a step descriptor.
 struct Entry {
     u32 lane, accepted, query_rows;
 };
@@ -212,7 +212,7 @@ static __device__ __forceinline__ u32* marks_of(const Pools& pools, const Micro&
     return at<u32>(micro.marks) + place * words;
 }
 
-// The bits of a word that stand for query rows below `count`.
+// The bits of a word for query rows below `count`.
 static __device__ __forceinline__ u32 rows_below(u32 word, u32 count) {
     u32 left = saturating_sub(count, word * 32);
     return left >= 32 ? ALL_LANES : (1u << left) - 1;
@@ -229,7 +229,7 @@ static __device__ void note_rows(u32* marks, u32 first, u32 count) {
 // for before one is looked at.
 static __device__ u32 missing(const List& of, u64 step) {
     const List list = of;
-    u32 passes = max(div_ceil(list.scratch, max(list.share, 1u)), 1u);
-    bool due = static_cast<u32>(list.step == step) & (list.count != 0) & (list.passed < passes);
-    return !due ? 0 : list.passed == 0 ? NOT_GATHERED : PASS_NOT_GATHERED;
+    u32 waves = max(div_ceil(list.scratch, max(list.share, 1u)), 1u);
+    bool due = static_cast<u32>(list.step == step) & (list.count != 0) & (list.gathered < waves);
+    return !due ? 0 : list.gathered == 0 ? NOT_GATHERED : WAVE_NOT_GATHERED;
 }

@@ -1,21 +1,21 @@
-// Commit: what became of the rows that a step wrote to its landing slots; a block of threads a layer and some
-// of the lanes, one after the other.
+// Commit: accepted rows move from their landing slots into budget slots, rejected rows are forgotten. One block of
+// threads handles a layer and some of the lanes, one after the other.
 #pragma once
 
 #include "rows.cuh"
 #include "rule.cuh"
 
-// The oldest slot of the lane: an empty one, the first in the lane's order, or that of the row with the lowest
-// position among those of the lowest stamp. Every thread comes to the same.
-static __device__ u32 eldest(const Lane& lane, u32 tokens, Room& room) {
+// The least recently used slot of the lane: the first empty slot in the lane's order, or else the slot of the row with
+// the lowest position among the rows of the lowest stamp. Every thread returns the same.
+static __device__ u32 lru_slot(const Lane& lane, u32 tokens, Room& room) {
     LaneHead head = *lane.head;
-    if (threadIdx.x == 0) room.eldest = ~0ull;
+    if (threadIdx.x == 0) room.lru_slot = ~0ull;
     __syncthreads();
-    if (head.front != FREE_STAMP && head.heir < tokens) {
-        // Mostly it is the heir that the last choice of victims has left, if it still bears the front's stamp.
-        u32 slot = lane.slot_of[head.heir];
-        if (slot >= lane.base && lane.stamps[slot - lane.base] == head.front) {
-            if (threadIdx.x == 0) lane.head->heir = EMPTY;
+    if (head.min_stamp != FREE_STAMP && head.next_victim < tokens) {
+        // Mostly it is the victim that the last choice has noted, if its slot still has the lowest stamp.
+        u32 slot = lane.slot_of[head.next_victim];
+        if (slot >= lane.base && lane.stamps[slot - lane.base] == head.min_stamp) {
+            if (threadIdx.x == 0) lane.head->next_victim = EMPTY;
             return slot - lane.base;
         }
     }
@@ -28,14 +28,14 @@ static __device__ u32 eldest(const Lane& lane, u32 tokens, Room& room) {
     u32 stamp = __reduce_min_sync(ALL_LANES, static_cast<u32>(least >> 32));
     u32 then = static_cast<u32>(least >> 32) == stamp ? static_cast<u32>(least) : EMPTY;
     then = __reduce_min_sync(ALL_LANES, then);
-    if (lane_id() == 0) atomicMin(&room.eldest, static_cast<u64>(stamp) << 32 | then);
+    if (lane_id() == 0) atomicMin(&room.lru_slot, static_cast<u64>(stamp) << 32 | then);
     __syncthreads();
-    stamp = static_cast<u32>(room.eldest >> 32);
-    then = static_cast<u32>(room.eldest);
+    stamp = static_cast<u32>(room.lru_slot >> 32);
+    then = static_cast<u32>(room.lru_slot);
     if (stamp == FREE_STAMP) return lane.slot(then);
     if (threadIdx.x == 0) {
-        lane.head->front = stamp;
-        lane.head->heir = EMPTY;
+        lane.head->min_stamp = stamp;
+        lane.head->next_victim = EMPTY;
     }
     return lane.slot_of[then] - lane.base;
 }
@@ -59,7 +59,7 @@ static __device__ void commit_rows(const Pools& pools, const Layer& layer, u32 n
     }
     // A budget below `accepted` keeps the last ones.
     for (u32 row = saturating_sub(accepted, head.budget); row < accepted; ++row) {
-        u32 slot = eldest(lane, layer.tokens, room), position = head.length + row;
+        u32 slot = lru_slot(lane, layer.tokens, room), position = head.length + row;
         __syncthreads();
         if (threadIdx.x == 0) {
             u32 old = lane.position_of[slot];
@@ -110,7 +110,7 @@ static __device__ void commit_entry(const Pools& pools, const Layer& layer, cons
 
 // Most steps accept a row or two of a lane: a block of few threads, and few blocks. Grid: layers, batch rows or
 // fewer. Between two rows of a block no barrier is needed: no two name the same lane (`load` refuses such a step), and
-// of what threads share they read nothing behind a row's last barrier.
+// threads read nothing shared after the last barrier of a row.
 FOREBAY_KERNEL(forebay_commit, CommitArgs, MOST_THREADS, 2) {
     after_previous();
     __shared__ Room room;

@@ -5,9 +5,9 @@
 #include "rows.cuh"
 #include "rule.cuh"
 
-// What a pass fetches of a list: `away` of the rows in scratch slots from rank `first` on, and in the first pass all
+// What a wave fetches of a list: `away` of the rows in scratch slots from rank `first` on, and in the first wave all
 // others, from rank `kept_from` on.
-struct PassRows {
+struct WaveRows {
     u32 first, away, kept_from;
 
     __device__ __forceinline__ u32 rank(u32 number) const {
@@ -15,36 +15,36 @@ struct PassRows {
     }
 };
 
-static __device__ __forceinline__ PassRows rows_of_pass(const List& list, u32 pass) {
-    u32 first = static_cast<u32>(min(static_cast<u64>(pass) * list.share, static_cast<u64>(list.scratch)));
+static __device__ __forceinline__ WaveRows rows_of_wave(const List& list, u32 wave) {
+    u32 first = static_cast<u32>(min(static_cast<u64>(wave) * list.share, static_cast<u64>(list.scratch)));
     return {first, min(list.share, list.scratch - first), list.scratch};
 }
 
-// Batch rows of a part, as many as there are threads at a time, and what a pass fetches for each.
+// Batch rows of a step range, as many at a time as there are threads, and what a wave fetches for each.
 struct Flat {
     u32 scan[MOST_WARPS];
     u32 before[MOST_THREADS];  // rows that earlier batch rows fetch
-    PassRows rows[MOST_THREADS];
+    WaveRows rows[MOST_THREADS];
 };
 
-// How many rows a pass fetches for a batch row, and which. A list that is not that of this part, or whose earlier
-// passes were not gathered, must not be fetched: its rows would go into slots that were never meant for them. The first
-// block says so. Nor must one of a row that means nothing: behind a step's report its lanes may be others'. List and
-// step are asked for before either is looked at.
-static __device__ u32 to_fetch(const GatherArgs& args, u32 row, PassRows& rows) {
+// How many rows a wave fetches for a batch row, and which. A list of another step range, or one whose earlier waves
+// were not gathered, must not be fetched: its rows would be copied into slots that other rows own. The first block
+// reports the error. Batch rows beyond the real batch are not fetched either: after a step's report their lanes may
+// belong to other sequences. List and step are loaded before either is looked at.
+static __device__ u32 to_fetch(const GatherArgs& args, u32 row, WaveRows& rows) {
     StepHead head = step_head(args.pools, args.micro);
     List& of = at<List>(args.micro.lists)[row];
     const List list = of;
     u32 other = (list.layer ^ args.number) | (list.first ^ args.row_first) | (list.rows ^ args.row_count);
-    bool of_part = ((list.step ^ head.step) | other | (row >= head.real)) == 0;
-    // Blocks that come late may see the first block's note of this pass, which changes nothing for them.
-    if (of_part && args.pass <= list.passed) {
-        if (blockIdx.x == 0) of.passed = max(list.passed, args.pass + 1);
-        rows = rows_of_pass(list, args.pass);
-        return rows.away + (args.pass == 0 ? list.count - list.scratch : 0);
+    bool of_range = ((list.step ^ head.step) | other | (row >= head.real)) == 0;
+    // Blocks that come late may see the first block's note of this wave, which changes nothing for them.
+    if (of_range && args.wave <= list.gathered) {
+        if (blockIdx.x == 0) of.gathered = max(list.gathered, args.wave + 1);
+        rows = rows_of_wave(list, args.wave);
+        return rows.away + (args.wave == 0 ? list.count - list.scratch : 0);
     }
     if (blockIdx.x == 0 && row < head.real) {
-        Cause cause = !of_part || list.passed == 0 ? NOT_GATHERED : PASS_NOT_GATHERED;
+        Cause cause = !of_range || list.gathered == 0 ? NOT_GATHERED : WAVE_NOT_GATHERED;
         u32 lane = step_entry(args.micro, row).lane;
         blame(args.pools, args.micro, lane, 1, args.number, row, cause, args.number);
     }
@@ -91,9 +91,9 @@ static __device__ void blame_page(const GatherArgs& args, u32 row, u32 position)
     atomicMax(at<u32>(args.pools.trust) + lane, static_cast<u32>(BYTES));
 }
 
-// Copies what a pass fetches, all batch rows of the part flattened over the grid. Before the first row is asked for, a
-// thread waits for device memory twice: for a batch row's list, for a row of it. Between two rounds no barrier is
-// needed: what the next one writes was read in front of a barrier of the copy.
+// Copies what a wave fetches, all batch rows of the step range flattened over the grid. Before the first row is asked
+// for, a thread waits for device memory twice: for a batch row's list, for a row of it. Between two rounds no barrier
+// is needed: what the next round writes was read before a barrier of the copy.
 template <class Copy>
 static __device__ void gather(const GatherArgs& args, Flat& flat, Copy copy) {
     for (u32 first = 0; first < args.count; first += blockDim.x) {
@@ -139,7 +139,7 @@ FOREBAY_KERNEL(forebay_scatter, ScatterArgs, MOST_THREADS, 3) {
     const Layer& layer = args.layer;
     const Micro& micro = args.micro;
     StepHead head = step_head(pools, micro);
-    // Shares are of all batch rows, so that nobody waits to learn how many mean something before asking for his.
+    // Shares are of all batch rows, so that no thread waits for the number of real rows before it loads its own.
     const u32 all = args.count * args.row_count;
     copy_rows<true>(pools, layer, stage, share_of(all), [&](u32 number, u64& host, u32& slot) {
         u32 row = args.first + number / args.row_count, query = args.row_first + number % args.row_count;

@@ -1,4 +1,4 @@
-// A lane's coming, cutting, going, and warming up. Grid: layers.
+// What happens to a lane between steps: join, truncate, leave, warm up. Grid: layers.
 #pragma once
 
 #include "commit.cuh"
@@ -72,11 +72,11 @@ static __device__ void empty_lane(const Lane& lane) {
         lane.stamps[slot] = FREE_STAMP;
         lane.slot_of[position] = ABSENT;
     });
-    if (threadIdx.x == 0) lane.head->front = FREE_STAMP;
+    if (threadIdx.x == 0) lane.head->min_stamp = FREE_STAMP;
 }
 
-// Every resident row at or beyond `length`, and every landed row, is forgotten.
-static __device__ void cut_lane(const Lane& lane, u32 length) {
+// Forgets every resident row at or beyond `length`, and every landed row.
+static __device__ void truncate_lane(const Lane& lane, u32 length) {
     LaneHead head = *lane.head;
     bool emptied = false;
     for (u32 position = length + threadIdx.x; position < head.length + head.landed; position += blockDim.x) {
@@ -91,7 +91,7 @@ static __device__ void cut_lane(const Lane& lane, u32 length) {
     if (threadIdx.x != 0) return;
     lane.head->length = length;
     lane.head->landed = 0;
-    if (emptied) lane.head->front = FREE_STAMP;
+    if (emptied) lane.head->min_stamp = FREE_STAMP;
 }
 
 // Above a lane's trust, while it is truncated: how many layers have read it.
@@ -105,7 +105,7 @@ static __device__ u32 take_trust(const Pools& pools, u32 lane) {
     return read & ((1u << TRUST_BITS) - 1);
 }
 
-// Accepts `settle` landed rows, cuts the sequence to `length`, and takes its new pages.
+// Accepts `settle` landed rows, truncates the sequence to `length`, and takes its new pages.
 FOREBAY_KERNEL(forebay_truncate, TruncateArgs, MOST_THREADS, 2) {
     after_previous();
     __shared__ Room room;
@@ -123,7 +123,7 @@ FOREBAY_KERNEL(forebay_truncate, TruncateArgs, MOST_THREADS, 2) {
     __syncthreads();
     if (trust == BYTES) empty_lane(lane);
     __syncthreads();
-    if (args.length <= lane.head->length) cut_lane(lane, args.length);
+    if (args.length <= lane.head->length) truncate_lane(lane, args.length);
 }
 
 // Forgets everything of a lane; its blocks may go to another lane.
@@ -142,7 +142,7 @@ FOREBAY_KERNEL(forebay_leave, LeaveArgs, MOST_THREADS, 2) {
 static __device__ void bring_up(const Lane& lane) {
     LaneHead head = *lane.head;
     if (head.length > head.budget || head.stamp != BROUGHT_UP) return;
-    // Not as `each_slot` does: nothing is waited for but the blocks, which all stand beside each other.
+    // Not by `each_slot`: a thread waits for the blocks alone, which are adjacent words.
     for (u32 position = threadIdx.x; position < head.length; position += blockDim.x) {
         u32 slot = lane.slot(position);
         lane.slot_of[position] = lane.base + slot;
@@ -152,7 +152,7 @@ static __device__ void bring_up(const Lane& lane) {
 }
 
 // Computes what is resident before a lane's first step: all rows if `whole` and they fit, then what the
-// selections touched, step by step, as steps in which nothing is born and nothing is answered.
+// selections touched, step by step, as steps that add no row and answer nothing.
 FOREBAY_KERNEL(forebay_warm, WarmArgs, MOST_THREADS, 2) {
     after_previous();
     __shared__ Room room;
@@ -177,11 +177,11 @@ FOREBAY_KERNEL(forebay_warm, WarmArgs, MOST_THREADS, 2) {
             // A warm-up is a hint: a position beyond the length warms nothing.
             step = {selections + static_cast<u64>(number) * k, nullptr, fetches, 1, k, head.length,
                     head.stamp + 1, layer.scratch_base + args.lane * layer.scratch, layer.scratch,
-                    layer.scratch * layer.passes};
+                    layer.scratch * layer.waves};
         }
         __syncthreads();
         if (head.stamp >= UNUSED_STAMP - 2) return;
-        // Nobody gathers by this list: a warm-up's rows are raised.
+        // No gather reads this list: `forebay_raise` loads a warm-up's rows.
         auto nowhere = [](u32) { return static_cast<u64>(0); };
         begin_step(lane, head, step, sets, layer.tokens, room, nowhere);
         end_step(lane, head, step, room);

@@ -1,5 +1,5 @@
 // Resolve: a block of threads for each batch row turns its selections into slots, a list of rows to fetch,
-// and the index lists of attention in parts.
+// and the index lists of split attention.
 #pragma once
 
 #include "rows.cuh"
@@ -9,9 +9,9 @@
 struct Answers {
     const i32* selection;  // [query rows][k]
     i32* slots;            // [query rows][k]
-    i32* lists;            // [1 + passes][batch][query rows][k], or null
-    u32* counts;           // [1 + passes][batch][query rows]
-    u32 row, lane, batch, rows, k, passes;
+    i32* lists;            // [1 + waves][batch][query rows][k], or null
+    u32* counts;           // [1 + waves][batch][query rows]
+    u32 row, lane, batch, rows, k, waves;
 
     // Which row of all lists is that of a query row in one of them.
     __device__ __forceinline__ u64 list_row(u32 list, u32 query) const {
@@ -32,7 +32,7 @@ static __device__ void answer_nothing(const Answers& answers, u32 first) {
         answers.slots[entry] = -1;
     }
     if (!answers.lists) return;
-    for (u32 list = 0; list <= answers.passes; ++list) {
+    for (u32 list = 0; list <= answers.waves; ++list) {
         for (u32 query = first; query < answers.rows; ++query) {
             u64 row = answers.list_row(list, query);
             for (u32 i = threadIdx.x; i < answers.k; i += blockDim.x) answers.lists[row * answers.k + i] = -1;
@@ -41,8 +41,8 @@ static __device__ void answer_nothing(const Answers& answers, u32 first) {
     }
 }
 
-// Which pass fetches `position`, one of the rows in scratch slots: they take the slots in turn, by rank.
-static __device__ u32 pass_of(const Step& step, u32 scratch, u32 position) {
+// Which wave fetches `position`, one of the rows in scratch slots: they take the slots in turn, by rank.
+static __device__ u32 wave_of(const Step& step, u32 scratch, u32 position) {
     u32 low = 0, high = scratch;
     while (low < high) {
         u32 middle = (low + high) / 2;
@@ -55,9 +55,9 @@ static __device__ u32 pass_of(const Step& step, u32 scratch, u32 position) {
     return low / step.scratch;
 }
 
-// How many lanes before this one, in the whole block, say so: `first` in the low half of the answer, `second`
-// in the high half. The same of all lanes in `total`. Calls take the rooms in turn, so that one barrier a
-// call is enough: who writes to a room has passed the barrier of the call between.
+// How many lanes before this one, in the whole block, have `first` set (the low half of the result) and `second` set
+// (the high half); `total` counts all lanes. Calls use the two rooms alternately, so that one barrier a call is enough:
+// a thread that writes to a room has passed the barrier of the call in between.
 static __device__ u32 block_rank(u32 (&rooms)[2][MOST_WARPS], u32& turn, bool first, bool second, u32& total) {
     u32 (&room)[MOST_WARPS] = rooms[turn];
     turn ^= 1;
@@ -74,14 +74,14 @@ static __device__ u32 block_rank(u32 (&rooms)[2][MOST_WARPS], u32& turn, bool fi
 }
 
 // The slot of an entry of a query row, and in which list it belongs; EMPTY for an entry that selects nothing.
-// What was missed is looked up again, and answered.
+// A missed position is looked up again, and answered.
 static __device__ u32 list_of(const Lane& lane, const Step& step, u32 scratch, u32 position, i32& answer) {
     i32 found = answer;
     if (found < 0) return EMPTY;
     bool missed = found == static_cast<i32>(ABSENT);
     if (missed) answer = found = static_cast<i32>(lane.slot_of[position]);
     if (static_cast<u32>(found) - step.scratch_start < step.scratch) {
-        return 1 + pass_of(step, scratch, position);
+        return 1 + wave_of(step, scratch, position);
     }
     return missed;
 }
@@ -92,7 +92,7 @@ static __device__ void divide(const Lane& lane, const Step& step, u32 scratch, c
                               u32 query, Room& room, u32& turn) {
     const i32* selection = answers.selection + static_cast<u64>(query) * answers.k;
     i32* slots = answers.slots + static_cast<u64>(query) * answers.k;
-    for (u32 list = 0; list <= answers.passes; list += 2) {
+    for (u32 list = 0; list <= answers.waves; list += 2) {
         u64 rows[2] = {answers.list_row(list, query), answers.list_row(list + 1, query)};
         u32 filled = 0;  // of both, as `block_rank` counts
         for (u32 first = 0; first < answers.k; first += blockDim.x) {
@@ -109,7 +109,7 @@ static __device__ void divide(const Lane& lane, const Step& step, u32 scratch, c
             if (number == list + 1) answers.lists[rows[1] * answers.k + (rank >> 16)] = slot;
             filled += total;
         }
-        for (u32 i = 0; i < 2 && list + i <= answers.passes; ++i) {
+        for (u32 i = 0; i < 2 && list + i <= answers.waves; ++i) {
             u32 count = i ? filled >> 16 : filled & 0xFFFF;
             for (u32 entry = count + threadIdx.x; entry < answers.k; entry += blockDim.x) {
                 answers.lists[rows[i] * answers.k + entry] = -1;
@@ -152,7 +152,7 @@ static __device__ bool can_resolve(const Layer& layer, const Pools& pools, const
     if (head.budget == 0) return false;
     // No more distinct rows can be asked for than there are.
     u64 most = min(static_cast<u64>(count) * pools.top_k, static_cast<u64>(head.length));
-    u64 room = head.budget + static_cast<u64>(layer.scratch) * layer.passes;
+    u64 room = head.budget + static_cast<u64>(layer.scratch) * layer.waves;
     return first + count <= head.landed && head.stamp < UNUSED_STAMP - 2 && most <= room;
 }
 
@@ -162,7 +162,7 @@ static __device__ void begin_row(const ResolveArgs& args, u32 row, const StepHea
                                  u32 wrong) {
     List& list = at<List>(args.micro.lists)[row];
     list.step = head.step;
-    list.count = list.scratch = list.passed = 0;
+    list.count = list.scratch = list.gathered = 0;
     list.layer = args.number;
     list.first = args.row_first;
     list.rows = args.row_count;
@@ -191,8 +191,8 @@ static __device__ void note(const ResolveArgs& args, const Answers& answers, con
     }
 }
 
-// Before the first selection is looked up, a thread waits for device memory three times: for the step's block, for the
-// lane's head, for the selection.
+// Before the first selected position is looked up, a thread waits for device memory three times: for the step
+// descriptor, for the lane's head, for the selection.
 FOREBAY_KERNEL(forebay_resolve, ResolveArgs, MOST_THREADS, 2) {
     after_previous();
     __shared__ Room room;
@@ -209,14 +209,14 @@ FOREBAY_KERNEL(forebay_resolve, ResolveArgs, MOST_THREADS, 2) {
     u32 row = args.first + blockIdx.x, k = pools.top_k;
     StepHead head = step_head(pools, micro);
     Entry entry = step_entry(micro, row);
-    // Asked for beside the step's block.
+    // Loaded together with the step descriptor.
     u32 wrong = speaks && (pools.due & DUE_GATHERED) ? missing(at<const List>(micro.lists)[row], head.step) : 0;
     if (speaks) {
         const bool has_lane = row < head.real && entry.lane < layer.lanes;
         known = has_lane ? at<const LaneHead>(layer.heads)[entry.lane] : LaneHead{};
         u64 offset = static_cast<u64>(blockIdx.x) * args.row_count * k;
         answers = {at<const i32>(args.selection) + offset, at<i32>(args.slots) + offset, at<i32>(args.lists),
-                   at<u32>(args.counts), row, entry.lane, args.lists_batch, args.row_count, k, layer.passes};
+                   at<u32>(args.counts), row, entry.lane, args.lists_batch, args.row_count, k, layer.waves};
         begin_row(args, row, head, entry, wrong);
         sets = sets_at(pools, work_at(pools, micro, row, args.shared));
     }
@@ -236,9 +236,9 @@ FOREBAY_KERNEL(forebay_resolve, ResolveArgs, MOST_THREADS, 2) {
         Fetch* fetches = at<Fetch>(micro.fetches) + static_cast<u64>(row) * pools.selected;
         step = {answers.selection, answers.slots, fetches, count, k, known.length + args.row_first + 1,
                 known.stamp + 1, layer.scratch_base + entry.lane * layer.scratch, layer.scratch,
-                layer.scratch * layer.passes};
+                layer.scratch * layer.waves};
     }
-    // Lane and step are seen by all behind its first barrier.
+    // All threads see lane and step after its first barrier.
     begin_step(lane, known, step, sets, layer.tokens, room, [&](u32 position) {
         return host_row(pools, layer, answers.lane, position);
     });

@@ -1,7 +1,7 @@
 // Rows on their way: gather, scatter, raise, and plain copies.
 //
-// A stretch of rows is staged in shared memory, a row a thread: where it stands in host memory, and where its runs
-// stand in the slab. Then the threads copy it in pieces of 16 bytes where runs, strides and addresses allow, else of 8
+// A stretch of rows is staged in shared memory, a row a thread: its address in host memory, and those of its runs in
+// the slab. Then the threads copy it in pieces of 16 bytes where runs, strides and addresses allow, else of 8
 // or 4, numbered through all staged rows, so that few threads idle because a row is no multiple of a warp's load.
 //
 // What a link gives is bytes in flight / round trip: 35 GB/s at 1.5 to 2 us take 52 to 70 KB. Every thread has
@@ -16,7 +16,7 @@ static const u32 IN_FLIGHT = 4;
 // Rows of a stretch that are staged at once.
 struct Stage {
     u64 host[MOST_THREADS];     // 0 for a row that is not copied
-    u64 runs[2][MOST_THREADS];  // where its runs stand in the slab
+    u64 runs[2][MOST_THREADS];  // addresses of its runs in the slab
 };
 
 struct alignas(16) Words4 {
@@ -65,12 +65,12 @@ static __device__ __forceinline__ u32 load(const u32* from) {
 #endif
 }
 
-// Where a layer's slots stand.
+// Addresses of a layer's slots.
 struct Slab {
     u64 address;
     u32 block_bytes, runs[2];
 
-    // Where a slot's first and second runs stand.
+    // Addresses of a slot's first and second runs.
     __device__ __forceinline__ u64 first_run(u32 slot) const {
         return address + static_cast<u64>(slot / SLOT_BLOCK) * block_bytes + slot % SLOT_BLOCK * runs[0];
     }
@@ -84,9 +84,9 @@ static __device__ __forceinline__ Slab slab_of(const Pools& pools, const Layer& 
     return {layer.slab, pools.block_bytes, {pools.runs[0], pools.runs[1]}};
 }
 
-// Where a position's row stands in the total pool; 0 where the lane has no such page.
+// The address of a position's row in the total pool; 0 where the lane has no such page.
 static __device__ u64 host_row(const Pools& pools, const Layer& layer, u32 lane, u32 position) {
-    // Without a branch in front of the load or behind it: a thread that asks for several pages waits once.
+    // Without a branch before or after the load: a thread that asks for several pages waits once.
     u32 index = position / pools.page_tokens, within = position % pools.page_tokens;
     u64 entry = static_cast<u64>(lane) * pools.lane_pages + min(index, pools.lane_pages - 1);
     u32 page = at<const u32>(pools.pages)[entry];

@@ -1,11 +1,11 @@
-// The rule of `residency`, carried out by a block of threads for one lane in one layer.
+// The rule of `residency`, exact LRU step by step, as a block of threads runs it for one lane in one layer.
 //
 // In canonical form a choice of `need` victims is: the bound, which is the smallest stamp at or below which
 // there are enough; the slots below it, in the lane's order; then, of those that bear it, the ones with
 // the lowest positions, in the lane's order. The first guess, the stamp above the oldest, takes ballots and
 // population counts only; another bound, and which ties go, are found by histograms.
 //
-// Sets are bits: one a position for what is missed, one a slot of the lane for who goes. The two lists that
+// Sets are bits: one a position for what is missed, one a slot of the lane for the victims. The two lists that
 // come of them, ascending positions and victims, meet rank by rank.
 #pragma once
 
@@ -33,7 +33,7 @@ struct Lane {
 };
 
 // Calls `use` for the lane's slots from place `first` on, the threads of the block dividing them: with the place, the
-// slot, and what `load` has answered of both. A thread asks for `AHEAD` of them before it uses the first.
+// slot, and what `load` returned for them. A thread loads `AHEAD` of them before it uses the first.
 template <class Load, class Use>
 static __device__ __forceinline__ void each_slot(const Lane& lane, u32 first, Load load, Use use) {
     for (u32 from = first + threadIdx.x; from < lane.places; from += AHEAD * blockDim.x) {
@@ -60,7 +60,7 @@ static __device__ bool has_sequence(const Layer& layer, u32 lane) {
     return lane < layer.lanes && at<const LaneHead>(layer.heads)[lane].budget > 0;
 }
 
-// Where the blocks of a lane stand, `Layer::lane_blocks` words.
+// The address of a lane's blocks, `Layer::lane_blocks` words.
 static __device__ __forceinline__ u32* blocks_at(const Layer& layer, u32 lane) {
     return at<u32>(layer.blocks) + static_cast<u64>(lane) * layer.lane_blocks;
 }
@@ -97,8 +97,8 @@ struct Room {
     Outcome outcome;
     u32 beyond;  // the first selected entry beyond the length, or EMPTY
     // What the lane remembers of its last choice of victims: thread 0's own, and the least of all threads.
-    u32 front, heir;
-    u64 eldest;
+    u32 min_stamp, next_victim;
+    u64 lru_slot;
 };
 
 // The room that a step works in: see `Pools`.
@@ -112,8 +112,8 @@ static __device__ Sets sets_at(const Pools& pools, u32* work) {
     return {work, older, tied, pools.missed_words};
 }
 
-// Has a lane's blocks brought to shared memory behind the sets, if there is room for them: every slot that a step looks
-// at asks for one. They are on their way while positions are looked up; `begin_step` waits for them.
+// Copies a lane's blocks to shared memory, after the sets, if there is room for them: every slot that a step looks at
+// needs one. The copies run while positions are looked up; `begin_step` waits for them.
 static __device__ void bring_blocks(const Pools& pools, const Sets& sets, RoomAt room, Lane& lane) {
     if (room != SETS_AND_BLOCKS) return;
     u32* blocks = sets.tied + pools.set_words;
@@ -124,7 +124,7 @@ static __device__ void bring_blocks(const Pools& pools, const Sets& sets, RoomAt
 // One residency step.
 struct Step {
     const i32* selection;  // [rows][k]
-    i32* slots;            // [rows][k], or null: nobody asks
+    i32* slots;            // [rows][k], or null
     Fetch* fetches;        // as many as selected
     u32 rows, k;
     u32 limit;             // the length that the first row sees, each further row sees one more
@@ -208,8 +208,8 @@ struct Stamps {
     }
 };
 
-// So many positions of a set's slots a thread reads once, and keeps: with 512 threads those of 7,168 slots. A pass over
-// more reads the others again.
+// How many positions of a set's slots a thread reads once and keeps in registers: with 512 threads, those of 7,168
+// slots. Each further pass over the set reads only the rest again.
 static const u32 KEPT = 14;
 
 struct Positions {
@@ -249,7 +249,7 @@ struct Positions {
     }
 };
 
-// Takes a word's slots whose positions are above `highest` out of a set; answers the lane's position if it is one of
+// Takes a word's slots whose positions are above `highest` out of a set; returns the lane's position if it is one of
 // them, else EMPTY. A warp calls it, of the word's 32 slots each lane brings the position.
 static __device__ __forceinline__ u32 keep_word(u32* set, u32 word, u32 words, u32 position, u32 highest) {
     u32 kept = __ballot_sync(ALL_LANES, position <= highest);
@@ -259,28 +259,28 @@ static __device__ __forceinline__ u32 keep_word(u32* set, u32 word, u32 words, u
 
 // Leaves the `keep` lowest positions in a set of slots, and notes the lowest one that is left out.
 static __device__ void keep_lowest(const Lane& lane, u32* set, u32 keep, u32 tokens, Room& room) {
-    u32 bits = 32 - __clz(static_cast<i32>(tokens - 1)), words = lane.places / 32, heir = EMPTY;
+    u32 bits = 32 - __clz(static_cast<i32>(tokens - 1)), words = lane.places / 32, next_victim = EMPTY;
     Positions positions = {lane, set};
     positions.read(threadIdx.x, positions.kept);
     u32 highest = nth_lowest(room.histogram, keep, 0, saturating_sub(bits, BIN_BITS), positions);
     FOREBAY_UNROLL
     for (u32 i = 0; i < KEPT; ++i) {
-        heir = min(heir, keep_word(set, warp_id() + i * warps(), words, positions.kept[i], highest));
+        next_victim = min(next_victim, keep_word(set, warp_id() + i * warps(), words, positions.kept[i], highest));
     }
     for (u32 first = warp_id() + KEPT * warps(); first < words; first += AHEAD * warps()) {
         u32 position[AHEAD];
         positions.read(first * 32 + lane_id(), position);
         FOREBAY_UNROLL
         for (u32 i = 0; i < AHEAD; ++i) {
-            heir = min(heir, keep_word(set, first + i * warps(), words, position[i], highest));
+            next_victim = min(next_victim, keep_word(set, first + i * warps(), words, position[i], highest));
         }
     }
-    heir = __reduce_min_sync(ALL_LANES, heir);
-    if (lane_id() == 0) atomicMin(&room.heir, heir);
+    next_victim = __reduce_min_sync(ALL_LANES, next_victim);
+    if (lane_id() == 0) atomicMin(&room.next_victim, next_victim);
     __syncthreads();
 }
 
-// Who goes: all of the first set, and so many of the second, each in the lane's order.
+// The victims: all of the first set, and so many of the second, each in the lane's order.
 struct Victims {
     const u32 *older, *tied;
     u32 older_count, tied_count;
@@ -310,7 +310,7 @@ static __device__ Victims choose(const Lane& lane, u32 need, u32 bound, const Sp
     // Empty slots bear no position: the first ones of them go.
     bool part = go != found.tied && bound != FREE_STAMP;
     if (part) keep_lowest(lane, tied, go, tokens, room);
-    if (threadIdx.x == 0) room.front = bound;
+    if (threadIdx.x == 0) room.min_stamp = bound;
     return {older, tied, found.older, go};
 }
 
@@ -322,9 +322,8 @@ static __device__ void give_places(const Lane& lane, const u32* set, u32 rank, u
     });
 }
 
-// Puts the fetched rows behind those in scratch slots into the slots of the victims. The ones of a set may
-// all stand in a few threads' words: who walks them only stores the place, and what has to be looked up for
-// each is divided among all threads.
+// Puts the fetched rows that get no scratch slot into the slots of the victims. The ones of a set may all be in a few
+// threads' words: those threads only store the places, and all threads share the look-ups that follow.
 template <class HostOf>
 static __device__ void replace(const Lane& lane, const Victims& victims, const Step& step, Room& room,
                                HostOf host_of) {
@@ -379,7 +378,7 @@ static __device__ void take_scratch(const Lane& lane, const Step& step, u32 scra
         for (u32 i = 0; i < AHEAD; ++i) {
             u32 rank = from + i * blockDim.x;
             if (rank >= scratch) continue;
-            // Only a warm-up has more of them than the passes of a step take, and it reads none of them.
+            // Only a warm-up has more of them than the waves of a step take, and it reads none of them.
             u32 slot = rank < step.scratch_rows ? step.scratch_start + rank % step.scratch : ABSENT;
             lane.slot_of[position[i]] = slot;
             step.fetches[rank] = {host[i], position[i], slot};
@@ -387,23 +386,23 @@ static __device__ void take_scratch(const Lane& lane, const Step& step, u32 scra
     }
 }
 
-// The step up to the answers: rows that are in scratch slots stand in the map until `end_step`. `head` is the lane's
-// as the step finds it; lane and step are looked at behind the first barrier. `host_of(position)` says where a row
-// stands in host memory, for whoever gathers it. Every thread of the block calls it, and finds the outcome in `room`.
+// The step up to the answers: rows in scratch slots stay in the map until `end_step`. `head` is the lane's head before
+// the step; lane and step are read after the first barrier. `host_of(position)` returns a row's address in host memory,
+// for the gather. Every thread of the block calls it, and finds the outcome in `room`.
 template <class HostOf>
 static __device__ void begin_step(const Lane& lane, const LaneHead& head, const Step& step, const Sets& sets,
                                   u32 tokens, Room& room, HostOf host_of) {
     for (u32 word = threadIdx.x; word < sets.missed_words; word += blockDim.x) sets.missed[word] = 0;
     if (threadIdx.x == 0) {
         room.splits[0] = room.splits[1] = {0, 0, 0};
-        room.beyond = room.heir = EMPTY;
-        room.front = head.front;
+        room.beyond = room.next_victim = EMPTY;
+        room.min_stamp = head.min_stamp;
     }
     __syncthreads();
     touch(lane, step, sets, room);
     wait_for_words();
     __syncthreads();
-    u32 bound = min(head.front + 1, step.now - 1);
+    u32 bound = min(head.min_stamp + 1, step.now - 1);
     split(lane, bound, step.now, sets, room.splits[0]);
     u32 misses = each_one(room.scan, sets.missed, sets.missed_words, [&](u32 rank, u32 position) {
         step.fetches[rank].position = position;
@@ -432,7 +431,7 @@ static __device__ void end_step(const Lane& lane, const LaneHead& head, const St
     }
     if (threadIdx.x == 0) {
         lane.head->stamp = step.now;
-        lane.head->front = room.front;
-        lane.head->heir = room.outcome.misses > room.outcome.scratch ? room.heir : head.heir;
+        lane.head->min_stamp = room.min_stamp;
+        lane.head->next_victim = room.outcome.misses > room.outcome.scratch ? room.next_victim : head.next_victim;
     }
 }

@@ -27,7 +27,7 @@ static __device__ u32 find_wrong(const Pools& pools, const Micro& micro, const u
     return wrong;
 }
 
-// Takes the pinned step block over, and begins the report. No row of a block is done that names a lane twice, or
+// Takes the pinned step descriptor over, and begins the report. No row of a block is done that names a lane twice, or
 // one that is not there: its step fails, and its lanes. One block of threads.
 FOREBAY_KERNEL(forebay_load, LoadArgs, MOST_THREADS, 1) {
     after_previous();
@@ -78,7 +78,7 @@ static __device__ __forceinline__ u32 first_row(u32 word, u32 bits) {
 
 // Blames the rows of which a layer was not resolved or scattered: what is not in the total pool must not be accepted. A
 // layer has `most` query rows of a batch row. A word of either kind is asked for before one is looked at: a layer of a
-// row waits for memory once, behind its entry.
+// row waits for memory once, after its entry.
 static __device__ void blame_undone(const Pools& pools, const Micro& micro, StepHead head, u32 most) {
     const u32 due = pools.due, layers = pools.layer_count;
     if (!(due & DUE_RESOLVED)) return;
@@ -88,7 +88,7 @@ static __device__ void blame_undone(const Pools& pools, const Micro& micro, Step
         const u32* marks = marks_of(pools, micro, words, number, row, RESOLVED);
         Entry entry = step_entry(micro, row);
         u32 rows = min(entry.query_rows, most);
-        // As many as a row may have at most: the first is asked for beside the entry.
+        // As many as a row may have at most: the first is loaded together with the entry.
         for (u32 word = 0; word < words; ++word) {
             u32 resolved = marks[word], stored = due & DUE_SCATTERED ? marks[words + word] : ALL_LANES;
             unresolved = min(unresolved, first_row(word, rows_below(word, rows) & ~resolved));

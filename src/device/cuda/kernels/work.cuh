@@ -6,21 +6,21 @@
 // whose blocks stay until all is done. Operands are read where they are, L2 at most: `WORK_PANELS` pairs of panels,
 // which blocks take in turn. Blocks of the same pair write the same results.
 //
-// Operands stand as the tensor cores take them: for each 16 columns of the left panel, which are rows of the right
-// one, 4 x 2 tiles of 16 x 16 of the left (two for each row of warps), then 4 x 2 of 16 x 16 of the right (two for
-// each column of warps); of each tile 16 bytes a lane.
+// Operands are laid out as the tensor cores take them: for each 16 columns of the left panel, which are rows of the
+// right one, 4 x 2 tiles of 16 x 16 of the left (two for each row of warps), then 4 x 2 of 16 x 16 of the right (two
+// for each column of warps); of each tile 16 bytes a lane.
 #pragma once
 
 #include "rows.cuh"
 
-// Warps of a block stand in so many rows and columns.
+// The warps of a block form so many rows and columns.
 static const u32 WORK_SIDE = 4;
 
 struct alignas(16) Floats4 {
     float values[4];
 };
 
-// Sums of a warp's 2 x 4 tiles of 16 x 8, as the tensor cores keep them: a lane has two beside each other in the row
+// Sums of a warp's 2 x 4 tiles of 16 x 8, as the tensor cores keep them: a lane has two adjacent ones in the row
 // of its number by four, and two eight rows below.
 typedef float WorkSums[2][4][4];
 

@@ -1,18 +1,22 @@
-//! The words that host and device exchange once a step: the step block down, the report up.
+//! The step descriptor and the step report: the words that host and device exchange once a step.
 //!
-//! Both are plain `u32` words in pinned memory, so that a kernel reads and writes them as they stand.
-//! A block's memory belongs to the step from prepare until retire; nobody writes to it in between.
+//! Both are plain `u32` words in pinned host memory, which kernels read and write directly. The host writes the
+//! descriptor in prepare, and the device writes the report at the step's end. The memory belongs to the step from
+//! prepare to retire: nothing else writes to it in between.
+//!
+//! The descriptor lists the batch rows: lane, accepted count, query rows. The report returns hits and misses by
+//! layer, the committed lengths, and the step's first error ([`Sticky`]).
 
 use crate::error::{Error, Kind, Result};
 use crate::residency::Counts;
 
-/// In a row's entry: how many rows were accepted stands in the device's tensor, not in the block.
+/// The value of [`Entry::accepted`] when the accepted count is in the device's tensor instead of the descriptor.
 pub const ACCEPTED_ON_DEVICE: u32 = u32::MAX;
 
 const HEADER: usize = 4;
 const ENTRY: usize = 3;
 
-/// One row of the batch.
+/// One batch row of the step descriptor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Entry {
@@ -24,16 +28,16 @@ pub struct Entry {
     pub query_rows: u32,
 }
 
-/// The step block: `[step low, step high, rows, 0]`, then three words a row.
+/// The layout of the step descriptor: `[step low, step high, rows, 0]`, then three words a row.
 pub mod step {
     use super::{ENTRY, Entry, HEADER};
 
-    /// Words of a block for `batch` rows.
+    /// The number of words of a descriptor for `batch` rows.
     pub const fn words(batch: u32) -> usize {
         HEADER + ENTRY * batch as usize
     }
 
-    /// Writes the block of step `number`; `words` has room for all rows.
+    /// Writes the descriptor of step `number`. `words` has room for all rows.
     pub fn encode(number: u64, rows: impl ExactSizeIterator<Item = Entry>, words: &mut [u32]) {
         let header = [number as u32, (number >> 32) as u32, rows.len() as u32, 0];
         words[..HEADER].copy_from_slice(&header);
@@ -43,58 +47,60 @@ pub mod step {
         }
     }
 
-    /// Makes a block one without rows.
+    /// Makes the descriptor one without rows.
     pub(crate) fn empty(words: &mut [u32]) {
         if let Some(rows) = words.get_mut(2) {
             *rows = 0;
         }
     }
 
-    /// The step's number and how many rows it has.
+    /// The step's number and its number of batch rows.
     pub fn header(words: &[u32]) -> (u64, usize) {
         (u64::from(words[1]) << 32 | u64::from(words[0]), words[2] as usize)
     }
 
-    /// Row `row` of the block.
+    /// The entry of batch row `row`.
     pub fn entry(words: &[u32], row: usize) -> Entry {
         let at = HEADER + row * ENTRY;
         Entry { lane: words[at], accepted: words[at + 1], query_rows: words[at + 2] }
     }
 }
 
-/// The sticky word: the first error of a step, the commit's before others, then by layer and batch row.
+/// The first error of a step, in one word. An error of the commit comes before others; then the lowest layer and
+/// batch row come first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sticky {
     /// Batch row.
     pub row: u32,
     /// Layer.
     pub layer: u32,
-    /// What was wrong.
+    /// The kind of error.
     pub cause: Cause,
-    /// The position or count that was not to be.
+    /// The offending position or count.
     pub value: u32,
 }
 
-/// The word that says nothing is wrong.
+/// The sticky word of a step without errors.
 pub(crate) const NOTHING_WRONG: u64 = u64::MAX;
 
-/// The most rows of a batch: a launch has no more blocks than this in its second dimension, and a sticky word can
-/// name them.
+/// The most batch rows of a step. CUDA limits the second dimension of a grid to 65535 blocks, and the sticky word has
+/// room for this many rows.
 pub(crate) const BATCH_MAX: u32 = STICKY_ROWS - 1;
-/// How many rows of a batch and layers of a model a sticky word can tell apart.
+/// Batch rows and layers that a sticky word can tell apart.
 const STICKY_ROWS: u32 = 1 << 15;
 const STICKY_LAYERS: u32 = crate::geometry::LAYERS_MAX;
 const _: () = assert!(STICKY_LAYERS == 1 << 12);
 
 impl Sticky {
-    /// As one word, of which a device keeps the least: errors of the commit first, then by layer and batch row. So
-    /// it does not matter in which order the rows of a step find theirs.
+    /// Packs the error into one word, so that the most important error has the smallest word: errors of the commit
+    /// first, then by layer and batch row. A device keeps the minimum, so the order in which rows find their errors
+    /// does not matter.
     pub(crate) fn word(&self, behind_commit: bool) -> u64 {
         let place = u64::from(self.layer % STICKY_LAYERS) << 51 | u64::from(self.row % STICKY_ROWS) << 36;
         u64::from(behind_commit) << 63 | place | (self.cause as u64) << 32 | u64::from(self.value)
     }
 
-    /// Of a word; none where nothing is wrong.
+    /// Unpacks a sticky word; `None` if there is no error.
     pub(crate) fn of_word(word: u64) -> Option<Sticky> {
         let cause = Cause::of((word >> 32) as u32 & 0xF).filter(|_| word != NOTHING_WRONG)?;
         let (layer, row) = ((word >> 51) as u32 % STICKY_LAYERS, (word >> 36) as u32 % STICKY_ROWS);
@@ -102,27 +108,27 @@ impl Sticky {
     }
 }
 
-/// What made a step fail.
+/// The reason why a step failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Cause {
-    /// A selected position at or beyond the length that its query row may see.
+    /// A selected position is at or beyond the length that its query row may see.
     BeyondLength = 1,
-    /// More accepted rows than landed.
+    /// More rows were accepted than had landed.
     Accepted = 2,
-    /// The lane's tables do not fit the step: it has no sequence, or the sequence would outgrow its
-    /// declared tokens.
+    /// The lane's tables do not fit the step: the lane has no sequence, or the sequence would outgrow its declared
+    /// tokens.
     Tables = 3,
-    /// An earlier step of the lane failed, and the sequence was not rolled back since.
+    /// An earlier step of the lane failed, and the sequence was not truncated since.
     Earlier = 4,
-    /// Rows that a layer's resolve missed were not gathered behind it.
+    /// Rows that a layer's resolve missed were not gathered after it.
     NotGathered = 5,
-    /// What a pass of attention reads from scratch slots was not gathered behind the pass before; the rows
-    /// that stay were.
-    PassNotGathered = 6,
+    /// The scratch rows of an attention wave were not gathered after the previous wave. The rows that stay resident
+    /// were.
+    WaveNotGathered = 6,
     /// A query row was never resolved in a layer.
     NotResolved = 7,
-    /// A query row was never scattered in a layer: the total pool has not got it.
+    /// A query row was never scattered in a layer, so the total pool lacks the new row.
     NotScattered = 8,
 }
 
@@ -133,12 +139,12 @@ impl Cause {
         Cause::Tables,
         Cause::Earlier,
         Cause::NotGathered,
-        Cause::PassNotGathered,
+        Cause::WaveNotGathered,
         Cause::NotResolved,
         Cause::NotScattered,
     ];
 
-    /// The cause of a code.
+    /// The cause with this code.
     fn of(code: u32) -> Option<Cause> {
         Cause::ALL.into_iter().find(|cause| *cause as u32 == code)
     }
@@ -150,27 +156,27 @@ impl Cause {
             Cause::Accepted => "more rows were accepted than had landed",
             Cause::Tables => "the lane's tables do not fit the step",
             Cause::Earlier => "an earlier step of the sequence failed",
-            Cause::NotGathered => "what a layer missed was not gathered behind its resolve",
-            Cause::PassNotGathered => "what a pass of attention reads was not gathered",
+            Cause::NotGathered => "a layer's missed rows were not gathered after its resolve",
+            Cause::WaveNotGathered => "an attention wave's rows were not gathered",
             Cause::NotResolved => "a query row was never resolved",
             Cause::NotScattered => "a query row was not scattered",
         }
     }
 }
 
-/// Hits and misses of one layer in one step, all rows of the batch.
+/// Hits and misses of one layer in one step, summed over all batch rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LayerCount {
     /// Distinct selected rows that were resident.
     pub hits: u32,
-    /// Rows fetched.
+    /// The number of rows fetched.
     pub misses: u32,
-    /// Of these, rows in scratch slots.
+    /// Of `misses`, the rows that went to scratch slots.
     pub scratch: u32,
 }
 
 impl LayerCount {
-    /// Adds what one batch row's resolve found.
+    /// Adds the counts of one batch row's resolve.
     pub fn add(&mut self, counts: &Counts) {
         self.hits += counts.hits;
         self.misses += counts.misses;
@@ -178,18 +184,18 @@ impl LayerCount {
     }
 }
 
-/// A step's report: `[step low, step high, cause or 0, row, layer, value]`, then three words a layer,
-/// then the committed length of each row. Stamped with the step's number, so that a report of an earlier
-/// step in the same slot is not taken for it.
+/// A step's report: `[step low, step high, cause or 0, row, layer, value]`, then three words a layer, then the
+/// committed length of each row. It carries the step's number, so that the reader notices an earlier step's report in
+/// the same memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// The step.
+    /// The step's number.
     pub step: u64,
-    /// The first error, if there was one: see [`Sticky`].
+    /// The first error, if the step failed: see [`Sticky`].
     pub sticky: Option<Sticky>,
-    /// By layer.
+    /// Hits and misses of each layer.
     pub layers: Vec<LayerCount>,
-    /// Committed tokens of each row's sequence, as of this step's commit.
+    /// The committed tokens of each batch row's sequence, as of this step's commit.
     pub lengths: Vec<u32>,
 }
 
@@ -207,7 +213,7 @@ impl Report {
         }
     }
 
-    /// Words of a report.
+    /// The number of words of a report.
     pub const fn words(layers: u32, batch: u32) -> usize {
         REPORT_HEADER + COUNT * layers as usize + batch as usize
     }
@@ -231,7 +237,7 @@ impl Report {
     /// Reads the report of step `step` with `rows` rows into `self`.
     ///
     /// # Errors
-    /// [`Kind::Internal`] when the slot holds another step's report.
+    /// [`Kind::Internal`] when `words` hold another step's report or an unknown cause.
     pub fn decode(&mut self, words: &[u32], step: u64, rows: usize) -> Result<()> {
         let stamp = u64::from(words[1]) << 32 | u64::from(words[0]);
         if stamp != step {

@@ -1,8 +1,9 @@
-//! A thread beside a device: on the processors of its NUMA node, with memory that is taken there first.
+//! Binds a thread to a NUMA node: to the node's processors, with memory from that node first.
 //!
-//! What crosses to another socket is slower, so whatever measures a device's link stands where a pool for the device
-//! would. A policy of the thread, not of a mapping: it holds for all that the thread takes from then on, and for no
-//! other thread. The node is preferred and not demanded: where it is full, memory comes from elsewhere.
+//! Traffic to another socket is slower, so a thread that measures a device's link runs on the device's node, as a
+//! pool for the device would. The memory policy belongs to the thread: it applies to all memory that the thread takes
+//! from then on, and to no other thread. The node is preferred, not required: where it is full, memory comes from
+//! another node.
 
 use nix::errno::Errno;
 use nix::sched::{CpuSet, sched_setaffinity};
@@ -11,8 +12,8 @@ use nix::unistd::Pid;
 use super::bind::NODES;
 use super::{Answer, Call, Fallback, Faults, answer, ask};
 
-/// Moves the calling thread to `processors` and lets it take memory from `node` first; says what was refused. The
-/// thread stays there: take one that ends.
+/// Binds the calling thread to `processors` and makes it prefer memory from `node`; returns what the system refused.
+/// The binding stays, so use a short-lived thread.
 pub fn near(node: u32, processors: &[u32], faults: &dyn Faults) -> Vec<Fallback> {
     let lost = |what, refused: Answer<()>| {
         refused.err().map(|refusal| Fallback { what, wanted: u64::from(node), cause: refusal.to_string() })
@@ -30,7 +31,7 @@ fn run_on(processors: &[u32], faults: &dyn Faults) -> Answer<()> {
     ask(faults, Call::Affinity, "sched_setaffinity")?;
     let mut set = CpuSet::new();
     for processor in processors {
-        // Refused is a number that the set has no bit for, and no processor has.
+        // A number beyond the set's bits is refused, and no processor has such a number.
         let _ = set.set(*processor as usize);
     }
     // 0 is the calling thread.
@@ -43,7 +44,7 @@ fn take_from(node: u32, faults: &dyn Faults) -> Answer<()> {
     if let Some(word) = mask.get_mut(node as usize / 64) {
         *word = 1 << (node % 64);
     }
-    // SAFETY: the mask has NODES bits, of which the system takes one less than it is told.
+    // SAFETY: the mask has NODES bits; the kernel uses one bit less than the number that it is given.
     let returned =
         unsafe { libc::syscall(libc::SYS_set_mempolicy, libc::MPOL_PREFERRED, mask.as_ptr(), NODES + 1) };
     answer("set_mempolicy", Errno::result(returned)).map(drop)
@@ -56,7 +57,7 @@ mod tests {
     use super::super::{Inject, NoFaults, nodes};
     use super::*;
 
-    /// What a thread that went near a node found: what was lost, its processors, its policy and the policy's nodes.
+    /// The state of a thread after [`near`]: what was refused, its processors, its policy and the policy's nodes.
     fn gone(node: u32, processors: Vec<u32>, faults: Inject) -> (Vec<Fallback>, Vec<u32>, i32, u64) {
         let there = move || {
             let lost = near(node, &processors, &faults);
@@ -83,7 +84,7 @@ mod tests {
         let last = *all.last().unwrap();
         let (lost, on, mode, mask) = gone(node, vec![last], none());
         assert_eq!(on, [last]);
-        // A container may forbid the policy, and then says so.
+        // A container may forbid the policy; the result then lists it.
         match lost.as_slice() {
             [] => assert_eq!((mode, mask), (libc::MPOL_PREFERRED, 1 << node)),
             [one] => assert_eq!((one.what, mode), (Fallback::NUMA_BINDING, 0)),
