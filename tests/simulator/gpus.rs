@@ -96,11 +96,11 @@ fn gpus_that_the_model_cannot_price_are_refused_in_one_line() {
         file.model.dims = Some(forebay::predict::model::Dims { experts: 96, ..dims });
     };
     for (setup, gpus, words) in [
-        (ess(), 4, "4 GPUs: the costs are of 32, and are carried to 8 to 128"),
-        (ess(), 256, "256 GPUs: the costs are of 32, and are carried to 8 to 128"),
+        (ess(), 4, "4 GPUs: the costs are of 32, and can be extrapolated to 8 to 128"),
+        (ess(), 256, "256 GPUs: the costs are of 32, and can be extrapolated to 8 to 128"),
         (ess(), 24, "24 GPUs: 256 experts do not divide among them"),
-        (with(odd), 12, "12 GPUs: no whole nodes of 8"),
-        (with(silent), 8, "8 GPUs: deployment.nvlink_gb_s is not there"),
+        (with(odd), 12, "12 GPUs: not a multiple of a node's 8"),
+        (with(silent), 8, "8 GPUs: deployment.nvlink_gb_s is missing"),
     ] {
         let error = setup.on_gpus(gpus).unwrap_err();
         assert_eq!(error.kind(), Kind::OutOfRange, "{error}");

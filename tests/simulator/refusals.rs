@@ -25,7 +25,7 @@ fn a_setup_that_cannot_be_used_is_refused_by_its_field() {
             Kind::BadVersion,
             "forebay_setup (version 3, known 2)",
         ),
-        ("\"forebay_setup\": 2,", "", Kind::BadFormat, "forebay_setup: not there"),
+        ("\"forebay_setup\": 2,", "", Kind::BadFormat, "forebay_setup: missing"),
         ("\"captured\"", "\"captures\"", Kind::BadFormat, "unknown field `captures`"),
         ("\"kernel_us\"", "\"kernel_ms\"", Kind::BadFormat, "gpu.kernel_ms: unknown field"),
         ("\"preset\": \"deepseek-v3.2\"", "\"preset\": \"deepseek\"", Kind::InvalidConfig, "model.preset"),

@@ -369,6 +369,7 @@ impl Driver {
         let library = unsafe { Library::open(name, faults) }.map_err(|e| missing(&e))?;
         // Check the version first: for an old driver, "too old" helps the reader more than the name of a missing
         // symbol.
+        // SAFETY: the driver's header gives this symbol this type.
         let version: unsafe extern "C" fn(&mut i32) -> i32 =
             unsafe { find(&library, "cuDriverGetVersion", faults)? };
         let mut found = 0;

@@ -511,7 +511,7 @@ fn a_disk_that_fills_up_leaves_whole_groups() {
     }
     let room = borders[3] + 20;
     let (e, file) = through(&trace, Arc::new(Stuck(Narrow { most: 50, room: AtomicU64::new(room as u64) })));
-    assert!(e.unwrap().to_string().contains("could not be cut off"));
+    assert!(e.unwrap().to_string().contains("could not be removed"));
     let read = SelectionTrace::from_bytes(&file.unwrap()).unwrap();
     assert_eq!((read.header().steps, read.header().unfinished), (21, Some(20)));
 }
