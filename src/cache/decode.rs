@@ -285,7 +285,9 @@ impl Cache {
         self.check_layer(layer)?;
         let slot = self.ring.slot(step)?;
         if step.is_finished() {
-            return Err(Error::new(Kind::InvalidState, "layer").at("the step is finished").hint("retire the step"));
+            return Err(Error::new(Kind::InvalidState, "layer")
+                .at("the step is finished")
+                .hint("retire the step"));
         }
         Ok(&slot.enqueued)
     }
