@@ -207,7 +207,7 @@ fn bad_input_is_one_error_that_names_it() {
         (&["--pool", "64"], &["--pool", "80GiB"]),
         (&["--pool", "0"], &["--pool"]),
         // More than any machine has: refused before anything is taken.
-        (&["--pool", "900000TiB"], &["--pool", "beyond", "free"]),
+        (&["--pool", "900000TiB"], &["--pool", "exceeds", "free"]),
         (&["--pool", "1MiB"], &["--pool", "less than", "least 4194304"]),
         (&["--threads", "64"], &["--threads", "--device cuda:N"]),
         (&["--bulk"], &["--bulk", "--device cuda:N"]),

@@ -288,7 +288,7 @@ mod tests {
         assert_eq!(of(7 << 30, false), Ok(7 << 30));
         assert_eq!(of(5 << 20, true), Ok(5 << 20));
         for (asked, quick, place) in
-            [((7 << 30) + 1, false, "beyond"), (499 << 20, false, "less than"), (9, true, "less")]
+            [((7 << 30) + 1, false, "exceeds"), (499 << 20, false, "less than"), (9, true, "less")]
         {
             let (kind, text) = of(asked, quick).unwrap_err();
             assert!(kind == Kind::InvalidConfig && text.contains("--pool") && text.contains(place), "{text}");
@@ -310,7 +310,7 @@ mod tests {
         assert_eq!(of(Some(70 << 30), node), Ok(70 << 30));
         let (kind, text) = of(Some(71 << 30), node).unwrap_err();
         assert_eq!(kind, Kind::InvalidConfig);
-        for part in ["--pool", "beyond", "NUMA node 1", "free there 85899345920", "an eighth"] {
+        for part in ["--pool", "exceeds", "NUMA node 1", "free there 85899345920", "an eighth"] {
             assert!(text.contains(part), "{part}: {text}");
         }
         assert!(!text.contains('\n'), "{text}");
