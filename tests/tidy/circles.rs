@@ -1,15 +1,15 @@
-//! The rule that files of a member do not import each other in a circle: whoever reads one of them can begin with what
-//! it imports, and a part can leave the house without the rest.
+//! The rule that files of a member do not import each other in a circle. A reader can then begin with the imports of a
+//! file, and a part can move elsewhere without the rest.
 //!
-//! **What counts.** File A imports file B where A names an item that B defines: in a `use`, or by a path in its code.
-//! A name is followed to the file that defines it, through every `use` and `pub use` that passes it on. So a parent
-//! that declares `mod b;` and publishes `pub use b::Item` imports nothing by that, and a sibling that takes `Item`
-//! from the parent imports `b`; a child that takes an item of the parent's own from a parent that uses the child
-//! stands in a circle with it. To name a module imports nothing: what is named in it does.
+//! **What counts.** File A imports file B if A names an item that B defines, in a `use` or by a path in its code. The
+//! rule follows a name to the file that defines it, through every `use` and `pub use`. So a parent that declares
+//! `mod b;` and publishes `pub use b::Item` does not import `b`, but a sibling that takes `Item` from the parent does.
+//! If a parent uses its child, and the child takes an item that the parent defines, they form a circle. The name of a
+//! module imports nothing; the names of its items do.
 //!
-//! **What does not.** Code that only tests compile: a test may use whatever it likes, and nobody imports it. Methods
-//! that are called without a name of their type's, which no text shows. Names that a macro puts together. A name that a
-//! parent publishes counts as used by the parent itself where a function of that name is called, or a type stands.
+//! **What does not count.** Code that only tests compile: no other file imports it. Methods that are called without the
+//! name of their type, which the text does not show. Names that a macro assembles. If a parent publishes a name, it
+//! uses the name itself only where it calls a function, or names a type, of that name.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -19,10 +19,10 @@ use crate::{Fault, fault};
 /// The sources of the members, each a crate of its own.
 const MEMBERS: [&str; 5] = ["src/", "cli/src/", "ffi/src/", "standin/src/", "cudarc/src/"];
 
-/// Circles that stand, each with all of its files. A new one is refused, and so is one that has grown; one that is
-/// smaller or open is to be listed as it is.
-pub const STANDING: &[&[&str]] = &[
-    // A record holds what admission and sharing have for a sequence, and both work on the cache that has the records.
+/// Known circles, each with all of its files. A new circle is refused, and so is one that has grown. If one has shrunk
+/// or is open, this list must say so.
+pub const KNOWN: &[&[&str]] = &[
+    // A record holds the state of admission and sharing for a sequence; both work on the cache with the records.
     &[
         "src/cache/mod.rs",
         "src/cache/admit.rs",
@@ -30,11 +30,11 @@ pub const STANDING: &[&[&str]] = &[
         "src/cache/record.rs",
         "src/cache/share.rs",
     ],
-    // The contract and its operations: each is made of the other's types.
+    // The contract and its operations use each other's types.
     &["src/device/mod.rs", "src/device/op.rs"],
-    // Costs hold those of kernels, which are priced by a device's.
+    // Costs include those of kernels, whose prices come from a device's costs.
     &["src/device/clock/costs.rs", "src/device/clock/kernels.rs"],
-    // The device, and parts of it that name themselves by its name or take its options.
+    // The device, and its parts that use its name or its options.
     &[
         "src/device/cuda/mod.rs",
         "src/device/cuda/driver.rs",
@@ -54,9 +54,9 @@ pub const STANDING: &[&[&str]] = &[
         "src/device/host/pages.rs",
         "src/device/host/pools.rs",
     ],
-    // Injected faults change what memory is said to be free, and reading it asks them.
+    // Injected faults change the reported free memory, and the code that reads it asks them.
     &["src/os/mod.rs", "src/os/machine.rs", "src/os/memory.rs"],
-    // A setup holds its provenance and its roofline, which are made of setups.
+    // A setup holds its provenance and its roofline, which are computed from setups.
     &["src/predict/provenance.rs", "src/predict/roofline.rs", "src/predict/setup.rs"],
     &[
         "src/predict/simulate/mod.rs",
@@ -65,16 +65,16 @@ pub const STANDING: &[&[&str]] = &[
         "src/predict/simulate/price.rs",
         "src/predict/simulate/world.rs",
     ],
-    // The tables and what a resolve on them holds.
+    // The tables, and the state of a resolve on them.
     &[
         "src/residency/resolve.rs",
         "src/residency/scan.rs",
         "src/residency/tables.rs",
         "src/residency/victims.rs",
     ],
-    // A step, what is enqueued of it, and the ring of steps.
+    // A step, its enqueued part, and the ring of steps.
     &["src/step/mod.rs", "src/step/enqueued.rs", "src/step/layer.rs", "src/step/ring.rs"],
-    // A reader that meets the other kind of trace names it.
+    // A reader that is given the other kind of trace names that kind in its error.
     &[
         "src/trace/recording/reader.rs",
         "src/trace/requests/mod.rs",
@@ -86,7 +86,7 @@ pub const STANDING: &[&[&str]] = &[
         "src/trace/selection.rs",
         "src/trace/unknown.rs",
     ],
-    // The header lists what these files export in the order of the files.
+    // The header lists the exports of these files in the order of the files.
     &["ffi/src/cache.rs", "ffi/src/step.rs"],
     &["ffi/src/cast.rs", "ffi/src/handle.rs", "ffi/src/status.rs"],
 ];
@@ -98,9 +98,9 @@ type Module = Vec<String>;
 struct File<'a> {
     name: &'a str,
     module: Module,
-    /// What it names outside tests.
+    /// The names in it outside tests.
     names: Vec<Name>,
-    /// What a name means that a `use` brings, or a `mod`: its path from the crate's root on; none in another crate.
+    /// The meaning of each name from a `use` or a `mod`: its path from the crate's root; none in another crate.
     known: BTreeMap<String, Option<Module>>,
 }
 
@@ -118,7 +118,7 @@ fn read<'a>(name: &'a str, text: &str, module: Module, modules: &BTreeSet<Module
     let tests = test_lines(&code);
     let mut names = names(&module, &code);
     names.retain(|name| !tests.get(name.line - 1).copied().unwrap_or(false));
-    // A word alone may be anything, but for a name that the file passes on and uses itself.
+    // A single word may be anything, except a name that the file both publishes and uses itself.
     let passed = |name: &&Name| name.site == Site::Passed;
     let passed: BTreeSet<String> = names.iter().filter(passed).map(|name| name.bound.clone()).collect();
     names.retain(|name| name.site != Site::Code || name.path.len() > 1 || passed.contains(&name.bound));
@@ -133,7 +133,7 @@ fn read<'a>(name: &'a str, text: &str, module: Module, modules: &BTreeSet<Module
     File { name, module, names, known }
 }
 
-/// A name's path from the crate's root on; none where it leads out of the crate, or stands for itself.
+/// A name's path from the crate's root; none if it leads out of the crate, or is not imported.
 fn absolute(name: &Name, known: &BTreeMap<String, Option<Module>>) -> Option<Module> {
     let (first, rest) = name.path.split_first()?;
     if first == "crate" {
@@ -142,10 +142,10 @@ fn absolute(name: &Name, known: &BTreeMap<String, Option<Module>>) -> Option<Mod
     Some([known.get(first)?.as_deref()?, rest].concat())
 }
 
-/// The module of the file that defines what `path` leads to; none of a module, and of what other crates define.
+/// The module of the file that defines the item at `path`; none for a module, and for items of other crates.
 fn owner(path: &[String], files: &BTreeMap<Module, File<'_>>) -> Option<Module> {
     let mut path = path.to_vec();
-    // No chain of `use` is longer; one that turns back ends here.
+    // No chain of `use` is longer; one that leads back to itself ends here.
     for _ in 0..16 {
         let depth = (0..=path.len()).rev().find(|depth| files.contains_key(&path[..*depth]))?;
         let file = files.get(&path[..depth])?;
@@ -194,7 +194,7 @@ fn way_round(
     None
 }
 
-/// All that can be reached from a file.
+/// All files that can be reached from a file.
 fn reached(start: &Module, edges: &BTreeMap<Module, BTreeMap<Module, usize>>) -> BTreeSet<Module> {
     let (mut all, mut open) = (BTreeSet::new(), vec![start]);
     while let Some(file) = open.pop() {
@@ -207,8 +207,8 @@ fn reached(start: &Module, edges: &BTreeMap<Module, BTreeMap<Module, usize>>) ->
     all
 }
 
-/// Circles among the files of each member that are not `standing`, and those of `standing` that are not there.
-pub fn circles(tree: &[(String, String)], standing: &[&[&str]]) -> Vec<Fault> {
+/// Circles among the files of each member that are not `listed`, and those of `listed` that are not there.
+pub fn circles(tree: &[(String, String)], listed: &[&[&str]]) -> Vec<Fault> {
     let (mut faults, mut found) = (Vec::new(), BTreeSet::new());
     for member in MEMBERS {
         let own =
@@ -223,7 +223,7 @@ pub fn circles(tree: &[(String, String)], standing: &[&[&str]]) -> Vec<Fault> {
         for (module, file) in &files {
             let both = |it: &&Module| reach[module].contains(*it) && reach[*it].contains(module);
             let circle: Vec<&str> = files.keys().filter(both).map(|module| files[module].name).collect();
-            if circle.is_empty() || !found.insert(circle.clone()) || stands(&circle, standing) {
+            if circle.is_empty() || !found.insert(circle.clone()) || is_listed(&circle, listed) {
                 continue;
             }
             let way = way_round(module, &edges).unwrap_or_default();
@@ -235,9 +235,9 @@ pub fn circles(tree: &[(String, String)], standing: &[&[&str]]) -> Vec<Fault> {
             faults.push(fault(file.name, line, what));
         }
     }
-    let open = standing.iter().filter(|it| !found.iter().any(|circle| stands(circle, &[it])));
+    let open = listed.iter().filter(|it| !found.iter().any(|circle| is_listed(circle, &[it])));
     let gone = |it: &&[&str]| {
-        let what = "a circle in STANDING of tests/tidy/circles.rs is no more as it is listed".to_owned();
+        let what = "a circle is not as KNOWN of tests/tidy/circles.rs lists it".to_owned();
         fault(it.first().copied().unwrap_or_default(), 1, what)
     };
     faults.extend(open.map(gone));
@@ -245,9 +245,9 @@ pub fn circles(tree: &[(String, String)], standing: &[&[&str]]) -> Vec<Fault> {
 }
 
 /// Whether the circle is listed, with these files and no others.
-fn stands(circle: &[&str], standing: &[&[&str]]) -> bool {
+fn is_listed(circle: &[&str], listed: &[&[&str]]) -> bool {
     let circle: BTreeSet<&str> = circle.iter().copied().collect();
-    standing.iter().any(|it| it.iter().copied().collect::<BTreeSet<&str>>() == circle)
+    listed.iter().any(|it| it.iter().copied().collect::<BTreeSet<&str>>() == circle)
 }
 
 #[cfg(test)]
@@ -255,10 +255,10 @@ mod tests {
     use super::*;
 
     /// Faults of a member `cli` with these files.
-    fn of(files: &[(&str, &str)], standing: &[&[&str]]) -> Vec<String> {
+    fn of(files: &[(&str, &str)], listed: &[&[&str]]) -> Vec<String> {
         let tree: Vec<(String, String)> =
             files.iter().map(|(name, text)| (format!("cli/src/{name}"), (*text).to_owned())).collect();
-        circles(&tree, standing).iter().map(Fault::to_string).collect()
+        circles(&tree, listed).iter().map(Fault::to_string).collect()
     }
 
     #[test]
@@ -277,10 +277,10 @@ mod tests {
             "{told:?}"
         );
         assert!(told[0].ends_with("all of them: cli/src/a.rs cli/src/b.rs cli/src/c.rs"), "{told:?}");
-        // Without the last way back there is none.
+        // Without the last import back there is no circle.
         let open = [files[0], files[1], files[2], ("c.rs", "use crate::a;\npub fn h() {}")];
         assert_eq!(of(&open, &[]), [""; 0]);
-        // Members do not know each other.
+        // `crate` is the file's own member.
         let two = [("src/a.rs", "use crate::b::f;"), ("ffi/src/b.rs", "use crate::a::g;")];
         let two = two.map(|(name, text)| (name.to_owned(), text.to_owned()));
         assert_eq!(circles(&two, &[]).len(), 0);
@@ -296,11 +296,11 @@ mod tests {
         {
             assert_eq!(of(&[("a/mod.rs", called), ("a/child.rs", taking)], &[]).len(), 1, "{called}");
         }
-        // It may be declared, and what it has be published.
+        // The parent may declare the child, and publish its items.
         for declared in ["mod child;\npub fn f() {}", "mod child;\npub use child::g;\npub fn f() {}"] {
             assert_eq!(of(&[("a/mod.rs", declared), ("a/child.rs", taking)], &[]).len(), 0, "{declared}");
         }
-        // But not used at the same time.
+        // But it may not use them at the same time.
         let used = "mod child;\npub use child::g;\npub fn f() { g() }";
         assert_eq!(of(&[("a/mod.rs", used), ("a/child.rs", taking)], &[]).len(), 1);
         assert_eq!(of(&[("a/mod.rs", parent), ("a/child.rs", "use super::*;\npub fn g() {}")], &[]).len(), 1);
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn a_circle_stands_as_it_is_listed_and_no_longer() {
+    fn a_listed_circle_is_allowed_until_it_changes() {
         let files =
             [("a.rs", "use crate::b::f;\npub fn g() {}"), ("b.rs", "use crate::a::g;\npub fn f() {}")];
         let listed: &[&str] = &["cli/src/b.rs", "cli/src/a.rs"];

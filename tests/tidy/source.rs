@@ -166,11 +166,11 @@ pub struct Path {
     pub names: Vec<String>,
     /// Its line, from 1.
     pub line: usize,
-    /// What a `use` of it is called by: its last name, or the one behind `as`.
+    /// The name that a `use` gives it: its last name, or the one after `as`.
     pub bound: String,
 }
 
-/// The module that a token stands in: the file's, or one that is written out in it.
+/// The module of a token: the file's, or an inline module of it.
 struct Inside {
     modules: Vec<String>,
     depth: usize,
@@ -221,34 +221,34 @@ pub fn paths(file: &str, code: &str) -> Vec<Path> {
     found
 }
 
-/// Where a name stands.
+/// The place of a name.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Site {
     /// In a `use`.
     Use,
-    /// In a `pub use`, of whatever reach.
+    /// In a `pub use`, of any visibility.
     Passed,
     /// Anywhere else.
     Code,
 }
 
-/// A name as it is written, made absolute where it begins with `crate`, `self` or `super`.
+/// A name as written; absolute if it begins with `crate`, `self` or `super`.
 #[derive(Debug)]
 pub struct Name {
     /// Its parts.
     pub path: Vec<String>,
-    /// What a `use` of it is called by.
+    /// The name that a `use` gives it.
     pub bound: String,
     /// Its line, from 1.
     pub line: usize,
-    /// Where it stands.
+    /// Its place.
     pub site: Site,
-    /// Whether it stands in a module that is written out in the file.
+    /// Whether it is in an inline module.
     pub inside: bool,
 }
 
-/// Every name in the code of the file that holds `module`: those that a `use` brings, with groups taken apart, and in
-/// other code every path, and every word that looks like a function's or a type's.
+/// Every name in the code of the file of `module`: the names of each `use`, with groups taken apart, and in other code
+/// every path, and every word that looks like the name of a function or a type.
 pub fn names(module: &[String], code: &str) -> Vec<Name> {
     let tokens = tokens(code);
     let text = |i: usize| tokens.get(i).map_or("", |t| t.text.as_str());
@@ -271,7 +271,7 @@ pub fn names(module: &[String], code: &str) -> Vec<Name> {
         }
         let mut paths = Vec::new();
         let last = follow(&tokens, first, &inside.modules, Vec::new(), &mut paths);
-        // A cast's `as` brings no name: what follows it is read as well.
+        // The `as` of a cast gives no name: the type after it is read as well.
         end = if site == Site::Code { i } else { last };
         let name = |Path { names: path, line, bound }| Name {
             path,
@@ -285,8 +285,8 @@ pub fn names(module: &[String], code: &str) -> Vec<Name> {
     found
 }
 
-/// Whether a word by itself names something by its look: a function that is called, or a type; not a variable, and no
-/// variant or field of a list.
+/// Whether a single word looks like the name of a called function or of a type, and not like a variable, or a variant
+/// or field of a list.
 fn is_used(word: &str, before: &str, after: &str) -> bool {
     let listed = [",", "{", "}", "]"].contains(&before) && [",", "}", "="].contains(&after);
     after == "(" || word.starts_with(char::is_uppercase) && !listed
