@@ -508,7 +508,7 @@ fn every_output_says_from_what_it_was_computed() {
     let deployment = json!({"gpus": 32, "node_gpus": 8, "costs_gpus": 32, "extrapolated": false});
     assert_eq!(provenance["deployment"], deployment);
     let assumptions = provenance["assumptions"].to_string();
-    assert!(assumptions.contains("by the GPU's roofline: project, merge, exchange, step"), "{assumptions}");
+    assert!(assumptions.contains("from the GPU's roofline: project, merge, exchange, step"), "{assumptions}");
     let linked = simulated(&format!("{POINT} --link pcie4"));
     assert!(linked[0]["provenance"]["assumptions"].to_string().contains("link: the preset pcie4"));
     let measurements = data("setups/ess-measurements.json");

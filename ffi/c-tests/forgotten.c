@@ -191,7 +191,7 @@ static void complete(rig *r, fb_step step, const made *without, uint32_t missed)
     OK(r->cache, fb_finish(r->cache, step, r->stream));
     OK(r->device, fb_stream_wait(r->device, r->stream));
     IS(FB_DEVICE_FAILED, fb_retire(r->cache, &step, r->stream, NULL));
-    CHECK(says(r->cache, "was not gathered") && says(r->cache, "batch row") && says(r->cache, "layer"));
+    CHECK(says(r->cache, "were not gathered") && says(r->cache, "batch row") && says(r->cache, "layer"));
     CHECK(says(r->cache, "truncate its sequences"));
     r->too_late++;
     truncate(r);

@@ -229,7 +229,7 @@ fn an_engine_captures_around_the_layers_and_launches_by_itself() {
     unsafe {
         let early = fb_capture_into(cache, &bucket, &engine(null_mut()), &mut captured);
         assert_eq!(early, FbStatus::FbInvalidState);
-        assert!(error_text(cache).contains("no capture is under way"), "{}", error_text(cache));
+        assert!(error_text(cache).contains("no capture is in progress"), "{}", error_text(cache));
         let api = graphs.driver.api();
         let mut context = 0;
         assert_eq!(api.primary_ctx_retain(&mut context, 0), 0);
