@@ -188,7 +188,7 @@ def test_what_the_callable_raises_ends_a_capture(make: Make, cuda: forebay.CudaD
 def test_an_engine_captures_around_the_layers(make: Make, cuda: forebay.CudaDevice) -> None:
     both = Captures(make, cuda)
     driver, compute = Driver(), ctypes.c_void_p(both.streams["compute"].address)
-    with pytest.raises(forebay.InvalidState, match="no capture is under way"):
+    with pytest.raises(forebay.InvalidState, match="no capture is in progress"):
         both.capture(into=True)
     driver("cuStreamBeginCapture_v2", compute, 1)
     captured = both.capture(into=True)
@@ -244,7 +244,7 @@ def test_a_torch_that_drops_priorities_is_named_once(
         warnings.simplefilter("always")
         for _ in range(2):
             # Without a capture of the driver's it is refused behind the warning.
-            with pytest.raises(forebay.InvalidState, match="no capture is under way"):
+            with pytest.raises(forebay.InvalidState, match="no capture is in progress"):
                 both.capture(into=True)
         both.capture()
     said = [str(one.message) for one in caught if one.category is RuntimeWarning]
