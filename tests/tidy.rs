@@ -204,8 +204,7 @@ fn the_walk_has_twelve_stops_at_functions_that_exist() {
 
 #[test]
 fn banned_words_do_not_come_back() {
-    let hits: Vec<words::Hit> = tree().iter().flat_map(|(file, text)| words::hits(file, text)).collect();
-    report(&words::left(&hits));
+    over_tree(words::banned);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 """Makes the wheel whole: libforebay.so by cargo, and the module of declarations by cffi.
 
 cffi's ABI mode needs no C compiler and gives one wheel for all Pythons. A wheel is built from a checkout: the library's
-sources stand two folders up. An editable install has both files beside the package's sources.
+sources are two folders up. An editable install has both files beside the package's sources.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class NativeHook(BuildHookInterface[Any]):
     """Called by hatchling before it packs a wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Builds both files and says where in the wheel they stand, and for which machines it is."""
+        """Builds both files and says where they go in the wheel, and which machines the wheel is for."""
         library = build_library(self.app.display_info)
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{platform(library.read_bytes())}"
@@ -81,7 +81,7 @@ def tell(say: Callable[[str], None], line: str, terminal: Path = Path("/dev/tty"
         with terminal.open("a") as out:
             out.write(f"\n  {line}\n")
     except OSError:
-        # Nobody watches.
+        # The terminal is gone: no progress is shown.
         pass
 
 

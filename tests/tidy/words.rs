@@ -1,8 +1,4 @@
-//! Rules about the words of prose: banned words, each with its replacement, and the name of the rule in the first lines
-//! of the pages.
-//!
-//! A ratchet: [`LEFT`] lists the files that still contain banned words by prefix, with the number of hits. That number
-//! can only fall, and a prefix without hits leaves the list.
+//! Words that are not to come back, each with its replacement, and the name of the rule in the first lines of pages.
 
 use crate::{Fault, fault};
 
@@ -12,9 +8,6 @@ const RULE: &str = "Exact LRU, step by step";
 /// Pages that name the rule within so many lines.
 const NAMES_RULE: [&str; 2] = ["README.md", "docs/design.md"];
 const FIRST_LINES: usize = 12;
-
-/// This file, which holds the list.
-const OWN: &str = "tests/tidy/words.rs";
 
 /// Endings of files whose prose is checked.
 const ENDINGS: [&str; 9] = [".rs", ".md", ".py", ".pyi", ".h", ".hpp", ".c", ".cu", ".cuh"];
@@ -45,17 +38,6 @@ const BANNED: &[(&str, &str)] = &[
     ("sealed", "\"published\" (the seals of a memfd are fine)"),
     ("in front of", "\"before\""),
 ];
-
-/// Prefixes of files that still hold banned words, and how many hits each prefix has. The longest prefix counts.
-const LEFT: &[(&str, usize)] = &[("cli/src/bench/", 1), ("cli/src/blocks/", 2), ("ffi/python/", 4)];
-
-/// A banned word that was found.
-pub struct Hit {
-    file: String,
-    line: usize,
-    found: &'static str,
-    instead: &'static str,
-}
 
 /// Whether the prose of a file is checked: not that of tests, nor of the changelog, which tells what was.
 fn is_checked(file: &str) -> bool {
@@ -123,69 +105,32 @@ fn is_allowed(phrase: &str, file: &str, line: &str, words: &[Word]) -> bool {
 }
 
 /// Every banned word of a file.
-pub fn hits(file: &str, text: &str) -> Vec<Hit> {
+pub fn banned(file: &str, text: &str) -> Vec<Fault> {
+    found(file, text)
+        .into_iter()
+        .map(|(line, word, instead)| {
+            fault(file, line, format!("`{word}` is not to come back: write {instead}"))
+        })
+        .collect()
+}
+
+/// The line of each banned word of a file, the word, and what to write instead.
+fn found(file: &str, text: &str) -> Vec<(usize, &'static str, &'static str)> {
     if !is_checked(file) {
         return Vec::new();
     }
     let lines: Vec<&str> = text.lines().collect();
     let words = words(text);
-    let mut hits = Vec::new();
+    let mut found = Vec::new();
     for i in 0..words.len() {
         let line = words[i].line;
-        for (found, instead) in BANNED {
-            if begins(&words[i..], found) && !is_allowed(found, file, lines[line - 1], &words[i..]) {
-                hits.push(Hit { file: file.to_owned(), line, found, instead });
+        for (word, instead) in BANNED {
+            if begins(&words[i..], word) && !is_allowed(word, file, lines[line - 1], &words[i..]) {
+                found.push((line, *word, *instead));
             }
         }
     }
-    hits
-}
-
-/// The longest prefix of the list that the hit's file has.
-fn prefix_of<'a>(hit: &Hit, left: &[(&'a str, usize)]) -> Option<&'a str> {
-    let fits = left.iter().filter(|(prefix, _)| hit.file.starts_with(prefix));
-    fits.max_by_key(|(prefix, _)| prefix.len()).map(|(prefix, _)| *prefix)
-}
-
-/// Compares what was found with a list of what is left: a hit outside the list, a number that rose, one that fell and
-/// is still the old one in the list, and a prefix without hits.
-fn ratchet(hits: &[Hit], left: &[(&str, usize)]) -> Vec<Fault> {
-    let say = |hit: &Hit| {
-        fault(&hit.file, hit.line, format!("`{}` is not to come back: write {}", hit.found, hit.instead))
-    };
-    let mut faults: Vec<Fault> = hits.iter().filter(|hit| prefix_of(hit, left).is_none()).map(say).collect();
-    for (prefix, count) in left {
-        let there: Vec<&Hit> = hits.iter().filter(|hit| prefix_of(hit, left) == Some(*prefix)).collect();
-        let found = there.len();
-        let list = |what: String| fault(OWN, 1, what);
-        if found > *count {
-            faults.push(list(format!("{prefix} has {found} banned words, {count} were left:")));
-            faults.extend(there.into_iter().map(say));
-        } else if found == 0 {
-            faults.push(list(format!("{prefix} has no banned word any more: remove it from LEFT")));
-        } else if found < *count {
-            faults.push(list(format!("{prefix} has {found} banned words: lower its {count} in LEFT")));
-        }
-    }
-    faults
-}
-
-/// The entries of a list, counted anew, as they would be in the source: what a merge of cleaned files pastes.
-fn counted(hits: &[Hit], left: &[(&str, usize)]) -> String {
-    let entries = left.iter().filter_map(|(prefix, _)| {
-        let count = hits.iter().filter(|hit| prefix_of(hit, left) == Some(*prefix)).count();
-        (count > 0).then(|| format!("    (\"{prefix}\", {count}),\n"))
-    });
-    entries.collect()
-}
-
-/// Checks the words of the whole tree against [`LEFT`].
-pub fn left(hits: &[Hit]) -> Vec<Fault> {
-    let mut faults = ratchet(hits, LEFT);
-    if !faults.is_empty() {
-        faults.push(fault(OWN, 1, format!("LEFT, counted anew:\n{}", counted(hits, LEFT))));
-    }
-    faults
+    found
 }
 
 /// README and the design page name the rule in their first lines.
@@ -201,23 +146,23 @@ pub fn rule(file: &str, text: &str) -> Vec<Fault> {
 mod tests {
     use super::*;
 
-    fn found(file: &str, text: &str) -> Vec<(usize, &'static str)> {
-        hits(file, text).iter().map(|hit| (hit.line, hit.found)).collect()
+    fn words_of(file: &str, text: &str) -> Vec<(usize, &'static str)> {
+        found(file, text).into_iter().map(|(line, word, _)| (line, word)).collect()
     }
 
     #[test]
     fn every_banned_word_is_reported() {
         for (phrase, _) in BANNED {
             let text = format!("//! A head.\n// So {phrase} it is.\n");
-            assert_eq!(found("src/a.rs", &text), [(2, *phrase)]);
+            assert_eq!(words_of("src/a.rs", &text), [(2, *phrase)]);
             let capital = phrase[..1].to_uppercase() + &phrase[1..];
-            assert_eq!(found("docs/a.md", &format!("{capital}, they say.\n")), [(1, *phrase)]);
+            assert_eq!(words_of("docs/a.md", &format!("{capital}, they say.\n")), [(1, *phrase)]);
             let broken = phrase.replace(' ', "\n    /// ");
-            assert_eq!(found("ffi/a.h", &format!("    /// {broken}\n")), [(1, *phrase)]);
+            assert_eq!(words_of("ffi/a.h", &format!("    /// {broken}\n")), [(1, *phrase)]);
         }
-        assert_eq!(found("cli/src/a.rs", "\"it stands\"; nobody's"), [(1, "stand"), (1, "nobody")]);
+        assert_eq!(words_of("cli/src/a.rs", "\"it stands\"; nobody's"), [(1, "stand"), (1, "nobody")]);
         assert_eq!(
-            found("a.py", "attention passes and step blocks"),
+            words_of("a.py", "attention passes and step blocks"),
             [(1, "attention pass"), (1, "step block")]
         );
     }
@@ -227,11 +172,13 @@ mod tests {
         for text in
             ["a stand-in", "0 stands for\n// none", "fn step_block()", "stand_in", "in front. Of", "standard"]
         {
-            assert_eq!(found("src/a.rs", text), [], "{text}");
+            assert_eq!(words_of("src/a.rs", text), [], "{text}");
         }
-        assert_eq!(found("src/os/a.rs", "sealed"), []);
-        assert_eq!(found("docs/a.md", "seals of a memfd"), []);
-        assert_eq!(found("docs/a.md", "memfd\nseals"), [(2, "seal")]);
+        assert_eq!(words_of("src/os/a.rs", "sealed"), []);
+        assert_eq!(words_of("docs/a.md", "seals of a memfd"), []);
+        assert_eq!(words_of("docs/a.md", "memfd\nseals"), [(2, "seal")]);
+        let [fault] = &banned("src/a.rs", "heir")[..] else { panic!("one fault") };
+        assert!(fault.to_string().contains("next victim"), "{fault}");
         for file in [
             "CHANGELOG.md",
             "tests/a.rs",
@@ -241,26 +188,8 @@ mod tests {
             "ffi/c-tests/a.c",
             "Makefile",
         ] {
-            assert_eq!(found(file, "nobody"), [], "{file}");
+            assert_eq!(words_of(file, "nobody"), [], "{file}");
         }
-    }
-
-    #[test]
-    fn the_number_of_hits_may_only_fall() {
-        let hits: Vec<Hit> = ["src/a/b.rs", "src/c.rs"].iter().flat_map(|f| hits(f, "nobody heir")).collect();
-        let faults = |left: &[(&str, usize)]| -> Vec<String> {
-            ratchet(&hits, left).iter().map(Fault::to_string).collect()
-        };
-        assert_eq!(faults(&[("src/", 4)]), [""; 0]);
-        assert_eq!(faults(&[("src/", 2), ("src/a/", 2)]), [""; 0]);
-        assert_eq!(faults(&[]).len(), 4);
-        let risen = faults(&[("src/", 3)]);
-        assert!(risen.len() == 5 && risen[0].contains("has 4 banned words, 3 were left"), "{risen:?}");
-        let fallen = faults(&[("src/", 5)]);
-        assert!(fallen.len() == 1 && fallen[0].contains("lower its 5"), "{fallen:?}");
-        let gone = faults(&[("src/", 4), ("docs/", 1)]);
-        assert!(gone.len() == 1 && gone[0].contains("remove it"), "{gone:?}");
-        assert_eq!(counted(&hits, &[("src/", 9), ("docs/", 1)]), "    (\"src/\", 4),\n");
     }
 
     #[test]

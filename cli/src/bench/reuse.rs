@@ -71,8 +71,8 @@ mod tests {
     use super::*;
     use crate::bench::rig::{Extents, Places, Rig};
 
-    /// Of a lane that has so many steps of a decode behind it: among the rows that go at the next step the oldest that
-    /// do not all go, which the rule chooses from by position; and in how many stretches of slots they stand.
+    /// Decodes so many steps in one lane. Returns the number of rows that share the stamp of the next step's last
+    /// victim, among which the rule chooses by position, and the number of stretches of slots that they occupy.
     fn ties(decoded: u32) -> (usize, usize) {
         let device: Arc<dyn Probe> = HostDevice::new(HostOptions::default());
         let mut rig = Rig::new(&device, Extents::ONE_LANE, Places::Tables, true).unwrap();

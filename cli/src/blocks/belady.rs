@@ -89,8 +89,8 @@ impl Belady {
 
     /// The queue of a request, or of none.
     fn queue(&mut self, request: u32) -> &mut Queue {
-        let nobody = self.queues.len() - 1;
-        &mut self.queues[nobody.min(request as usize)]
+        let none = self.queues.len() - 1;
+        &mut self.queues[none.min(request as usize)]
     }
 
     /// Empties the queue of the current request: its blocks are the resident ones that the request finds.
