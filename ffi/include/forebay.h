@@ -14,25 +14,27 @@
  * Status      Every call that can fail returns an fb_status: FB_OK is 0, the others are the library's kinds of error.
  *             A NULL that is not allowed is FB_INVALID_CONFIG. A panic inside the library is FB_INTERNAL; the object
  *             is unusable after it, and its destruction gives its memory up.
- * Results     A call writes its out-parameters only if it returns FB_OK. A failed creation writes only its reason.
- *             fb_retire's step is the exception: it is set to 0 whenever the step has ended. Out-parameters must not
- *             overlap each other or the call's inputs. A list of length 0 may always be NULL.
+ * Results     A call writes its out-parameters only if it returns FB_OK. A failed call that takes a buffer for the
+ *             reason (`text` or `reason`) writes only that. fb_retire's step is the exception: it is set to 0 whenever
+ *             the step has ended. Out-parameters must not overlap each other or the call's inputs. A list of length 0
+ *             may always be NULL.
  * Handles     Whatever a create call, or another call, makes has a destroy call. A handle is a token that the library
- *             looks up and never follows. NULL, a handle of another kind, or no handle at all is FB_INVALID_CONFIG; a
- *             destroyed handle is FB_CLOSED; the library then touches nothing. At most 65,536 handles exist at a time.
- *             A sequence is a number and a step is an fb_step; 0 is none of either. A number that was closed or
- *             retired, or never given, or is another cache's, is FB_CLOSED.
+ *             looks up and never follows. NULL and a handle of another kind are FB_INVALID_CONFIG; a handle that was
+ *             destroyed, or never created, is FB_CLOSED; the library then touches nothing. At most 65,536 handles exist
+ *             at a time. A sequence is a number and a step is an fb_step; 0 is none of either. A sequence or step
+ *             number is FB_CLOSED if it was closed or retired, was never issued, or belongs to another cache.
  * Text        fb_error_text copies the text of the last call that failed on an object: what, where, with which
  *             numbers, and what to do. A creation that fails writes it to its own `text`.
  * Threads     Calls on one object through a const pointer may run at the same time. A call through a pointer without
- *             const is exclusive: if another call on that object is running, even in a callback, it returns FB_BUSY
- *             and has done nothing. A const call returns FB_BUSY while an exclusive call is running. While only const
- *             calls are running, an exclusive call retries for up to a millisecond. So a thread that reads
+ *             const is exclusive: if another exclusive call on that object is running, even in a callback, it returns
+ *             FB_BUSY at once and has done nothing. If only const calls are running, it retries for up to a millisecond
+ *             before that. A const call returns FB_BUSY while an exclusive call is running. So a thread that reads
  *             fb_cache_stats gets FB_BUSY now and then, but does not make the decode thread's fb_layer fail; make long
  *             const calls (fb_cache_validate, fb_digest) between the decode thread's calls. This FB_BUSY leaves no
- *             text: fb_error_text still has the text of an older failure. An engine that uses a cache from one thread
- *             only never sees this FB_BUSY, and any FB_BUSY then means work in flight. Objects are independent of each
- *             other. Callbacks, including the work of fb_stream_call, must not throw or jump out.
+ *             text: fb_error_text still has the text of an older failure. An engine that uses a cache from one thread,
+ *             and does not call the cache inside fb_enqueue, never sees this FB_BUSY; any FB_BUSY then means work in
+ *             flight. Objects are independent of each other. Callbacks, including the work of fb_stream_call, must not
+ *             throw or jump out.
  * Fork        In a forked child every handle of the parent is FB_CLOSED, and what the child creates is its own. A call
  *             whose callback forks returns FB_CLOSED in the child, whatever the callback returns there. In the parent
  *             nothing changes.
@@ -40,9 +42,9 @@
  *             older header and reads the missing fields as 0. It accepts a larger size if the fields that it does not
  *             have are 0. In a struct that it fills, it writes the fields that both sides have and zeroes the rest.
  * Streams     A stream is the engine's own, as `void *`. On CUDA it is a CUstream that fb_stream_borrow has introduced
- *             (NULL: the legacy stream), or one of fb_stream_create. On a host device it is one of fb_stream_create,
- *             or NULL for the first. Any other is FB_OUT_OF_RANGE. Calls enqueue and return. Only fb_stream_wait,
- *             fb_stream_return and fb_device_destroy wait for the device, and, for tests, fb_digest and
+ *             (NULL: the legacy stream), or one of fb_stream_create. On a host device it is one of fb_stream_create, or
+ *             NULL for the first. Any other is FB_OUT_OF_RANGE. Calls enqueue and return. Only fb_stream_wait,
+ *             fb_stream_return and fb_device_destroy wait for the device, and, for comparisons and tests, fb_digest and
  *             fb_cache_validate. On FB_DEVICE_HOST_THREADS a stream holds 4096 operations: a caller that enqueues more
  *             waits until one has run. Streams run concurrently unless fb_stream_order orders them.
  * Memory      Buffers remain the caller's. The memory that a cache takes belongs to its device until
@@ -136,19 +138,19 @@
 // All rows of the whole batch fit on the device: offload moves bytes without any gain.
 #define FB_NOTE_ALL_RESIDENT 1
 
-// Dense attention reads every row in every step, so no row can stay in host memory.
+// Dense attention reads every row in every step, so every row would be fetched in every step: offload is impossible.
 #define FB_NOTE_DENSE 2
 
 // There are so few slots for each sequence and layer that many misses are likely.
 #define FB_NOTE_FEW_SLOTS 4
 
-// There are fewer slots than a step selects rows: the other rows are in scratch slots.
+// A step selects more rows than there are slots: the other rows are in scratch slots.
 #define FB_NOTE_SCRATCH 8
 
 // Host memory, and not the GPU's memory, limits the batch.
 #define FB_NOTE_HOST_BOUND 16
 
-// Even the largest possible batch has no more sequences than fit with all rows resident.
+// Offload fits no more sequences than fit with all rows resident.
 #define FB_NOTE_NO_ROOM 32
 
 // In fb_selections_text: the recording's short name.
@@ -208,7 +210,8 @@ enum fb_status
     FB_CLOSED = 7,
     // A position, layer, slot or count is outside the configured range.
     FB_OUT_OF_RANGE = 8,
-    // The device failed, or a step's selections were invalid. Discard the tokens of that step.
+    // The device failed, a step's selections were invalid, or its missed rows were not gathered. Discard the
+    // tokens of that step.
     FB_DEVICE_FAILED = 9,
     // A file does not follow its format.
     FB_BAD_FORMAT = 10,
@@ -286,7 +289,7 @@ typedef void (*fb_work)(void *data);
 typedef struct fb_cache_config {
     // sizeof(fb_cache_config).
     size_t size;
-    // Layers that every decode step runs once.
+    // Layers that every decode step runs once, without the draft layers. (The `layers` of fb_info count both.)
     uint32_t layers;
     // Additional layers that draft tokens.
     uint32_t draft_layers;
@@ -302,7 +305,8 @@ typedef struct fb_cache_config {
     uint32_t lanes;
     // Tokens of the longest sequence: prompt plus promised tokens.
     uint32_t max_tokens;
-    // Slots of one sequence in each layer.
+    // Slots that a typical sequence has in each layer. The defaults of `pool_slots` and `min_budget` follow from it;
+    // fb_open_config chooses for each sequence.
     uint32_t slots;
     // The most query rows of a sequence in one step: 1 + drafts.
     uint32_t query_rows;
@@ -329,7 +333,8 @@ typedef struct fb_cache_config {
     // fb_cache_fallback lists what it refused.
     uint32_t memory;
     // Optional: attention waves that share the scratch slots in turn, so that a lane needs only one wave's share of
-    // them. Default: 1. With more, the engine must run split attention (fb_overlap).
+    // them. Default: 1. With more, the engine must run split attention (fb_overlap, or
+    // fb_resolve and a fb_gather for each wave).
     uint32_t attention_waves;
     // Optional: the NUMA node of the total pool, plus 1. Default: any node.
     uint32_t numa_node;
@@ -393,7 +398,7 @@ typedef struct fb_stats {
     uint64_t misses;
     // Counter: misses whose rows were fetched into scratch slots.
     uint64_t scratch;
-    // Counter: bytes of the rows that missed, host to device.
+    // Counter: bytes of missed rows, host to device.
     uint64_t bytes_up;
     // Counter: prompt tokens that were looked up among published pages.
     uint64_t prompt_tokens;
@@ -537,7 +542,7 @@ typedef struct fb_overlap_config {
     size_t size;
     // The stream of the engine's work, on which the step was prepared.
     void *compute;
-    // The stream of the resolve, where it runs next to the preparation of attention.
+    // The stream of the resolve, in the orders that run it concurrently with the preparation of attention.
     void *resolve;
     // The stream of the gather.
     void *gather;
@@ -596,7 +601,7 @@ typedef struct fb_engine_call {
     uint32_t layer;
     // The first batch row.
     uint32_t first;
-    // The number of batch rows: half of the batch for each half of DBA's indexer, otherwise all.
+    // The number of batch rows: one of the two parts of the batch for DBA's indexer, otherwise all.
     uint32_t count;
     // The first query row of each batch row.
     uint32_t first_query_row;
@@ -1101,7 +1106,8 @@ fb_status fb_footprint(const struct fb_cache_config *config,
 // NULL.
 //
 // Requires:
-// `config` states its real size, and its table is valid; `text` has `text_bytes` bytes.
+// `config` states its real size, and its `slots_by_layer` is NULL or has an entry for each layer; `text` has
+// `text_bytes` bytes.
 fb_status fb_cache_create(const struct fb_device *device,
                           const struct fb_cache_config *config,
                           char *text,
@@ -1146,7 +1152,7 @@ fb_status fb_cache_validate(const struct fb_cache *cache);
 
 // Copies fallback number `index`, from 0, as a line of text. Each fallback is an option that the system refused, such
 // as huge pages. The text is cut to `text_bytes` bytes with its ending zero; `text` may be NULL. The call returns
-// FB_OUT_OF_RANGE past the last fallback: for `index` 0 there is none.
+// FB_OUT_OF_RANGE past the last fallback; for `index` 0 this means that there are no fallbacks.
 //
 // Requires:
 // `text` has `text_bytes` bytes.
@@ -1192,7 +1198,7 @@ fb_status fb_index_keys(const struct fb_cache *cache,
 // left; the call has then taken nothing.
 //
 // Requires:
-// `config` states its real size, and its table is valid.
+// `config` states its real size, and its `slots_by_layer` is NULL or has an entry for each layer.
 fb_status fb_open(struct fb_cache *cache,
                   const struct fb_open_config *config,
                   uint64_t *sequence);
@@ -1220,9 +1226,9 @@ fb_status fb_append_in_place(struct fb_cache *cache,
 
 // Joins a sequence to its lane, once every layer has its whole prompt. It loads rows as `bring_up` said at the
 // opening, replays the selections of `warm_up`, and gathers the rows that are then resident, up to the warm-up's
-// bound; fb_join_more gathers the rest. Steps wait for this work without further calls. `warm_up` may be NULL.
-// `ticket` may be NULL; otherwise it receives the ticket of the enqueued work. FB_INVALID_STATE while a layer's prompt
-// is incomplete, or when the sequence has already joined.
+// bound. Steps wait for this work by themselves; with a bound, call fb_join_more until the sequence is running.
+// `warm_up` may be NULL. `ticket` may be NULL; otherwise it receives the ticket of the enqueued work. FB_INVALID_STATE
+// while a layer's prompt is incomplete, or when the sequence has already joined.
 //
 // Requires:
 // `warm_up` states its real size. The device may read its selections until the stream has passed this call.
@@ -1246,8 +1252,8 @@ fb_status fb_join_more(struct fb_cache *cache, uint64_t sequence, void *stream, 
 // those of fb_open.
 //
 // Requires:
-// `config` states its real size, and its table is valid. `child` has room for the result. `ticket` is NULL or has room
-// for the result.
+// `config` states its real size, and its `slots_by_layer` is NULL or has an entry for each layer. `child` has room for
+// the result. `ticket` is NULL or has room for the result.
 fb_status fb_fork(struct fb_cache *cache,
                   uint64_t parent,
                   const struct fb_open_config *config,
@@ -1255,8 +1261,9 @@ fb_status fb_fork(struct fb_cache *cache,
                   uint64_t *child,
                   struct fb_ticket **ticket);
 
-// Truncates a sequence to `length` tokens. It removes rejected drafts (landed rows beyond the length), and any
-// committed tokens beyond the length, from every layer's residency. A page that other sequences share is replaced
+// Truncates a sequence to `length` tokens. Landed rows below the length are accepted, except those of a failed step;
+// the others are rejected. The call removes rejected rows, and committed tokens beyond the length, from every layer's
+// residency. A page that other sequences share is replaced
 // before it can be written again. The call also clears a failed step. FB_BUSY while work of the sequence is in flight.
 // FB_OUT_OF_RANGE for a length beyond the committed and landed rows. FB_INVALID_STATE before the sequence has joined.
 // FB_EXHAUSTED when shared pages cannot be replaced. After any of these nothing has changed.
@@ -1357,7 +1364,7 @@ fb_status fb_find_shared(const struct fb_cache *cache,
                          size_t salt_bytes,
                          uint32_t *shared);
 
-// Publishes the full pages after the first `from` tokens whose rows are accepted and stored, so that other sequences
+// Publishes full pages from token `from` on whose rows are all accepted and stored, so that other sequences
 // can find them by block hash (vLLM: a cached full block). `next` has the sequence's token ids from `from` on, as far
 // as they are known. `*published` receives how many tokens are published now. Call it again after more steps have been
 // retired, and before fb_close. FB_INVALID_STATE for a sequence that fb_open_shared did not open, or that is not
@@ -1505,7 +1512,7 @@ fb_status fb_chooser_table(const struct fb_chooser *chooser,
 // Destroys a chooser.
 fb_status fb_chooser_destroy(struct fb_chooser *chooser);
 
-// Resolves a layer's selection (top-k indices) and gathers the rows that miss, for all batch rows of the step, on one
+// Resolves a layer's selection (top-k indices) and gathers the missed rows, for all batch rows of the step, on one
 // stream. `selection` has token positions, -1 for none, `[batch rows][query rows][top_k]`. `slots`, of the same shape,
 // receives the slots of these positions in the layer's slab. If a position is at or beyond the sequence's length,
 // fb_retire returns FB_DEVICE_FAILED. Rows beyond a sequence's budget are in scratch slots, which all layers share:
@@ -1536,8 +1543,10 @@ fb_status fb_layers(struct fb_cache *cache,
                     int32_t *slots,
                     void *stream);
 
-// Resolves the selection of a range of a step. The caller must enqueue fb_gather after it, before this layer's
-// attention and before the next resolve of the same batch rows. A step in which missed rows were not gathered fails.
+// Resolves the selection of a range of a step. The caller must call fb_gather next and order it after the resolve: on
+// the same stream, or by fb_stream_order. The gather must also be ordered before the attention that reads the fetched
+// rows, and before the next resolve of the same batch rows in any layer; attention over list 0 may run before it. A
+// step in which missed rows were not gathered fails.
 //
 // Requires:
 // `range` and `buffers` state their real sizes. The device may use the buffers until the stream has passed this call.
@@ -1657,7 +1666,7 @@ fb_status fb_requests_sync(struct fb_requests *requests);
 fb_status fb_requests_finish(struct fb_requests *requests,
                              uint64_t *count);
 
-// Destroys the handle. All recorded lines are in the file.
+// Destroys the handle. All recorded lines are in the file, unless a call returned FB_IO before.
 fb_status fb_requests_destroy(struct fb_requests *requests);
 
 // Reads the trace or recording `path`, compressed or not. When the call fails, it writes the reason to `text`, cut to
@@ -1711,8 +1720,10 @@ fb_status fb_selections_destroy(struct fb_selections *selections);
 
 // Begins a step. It enqueues, on `stream`, the wait for earlier work, the copy of the step descriptor, and the commit
 // of the rows that the sequences' previous steps left in their landing slots. The call returns FB_BUSY when every step
-// is in flight (retire one), or when another call is inside the cache (see Threads at the top). FB_INVALID_STATE for a
-// sequence that has not joined, or whose step failed. On an error nothing is enqueued.
+// descriptor is in use or a sequence has `steps_in_flight` steps in flight (retire a step), when the micro-batch's
+// last step is not finished (fb_finish), or when another call is inside the cache (see Threads at the top).
+// FB_INVALID_STATE for a sequence that has not joined, or whose step failed. On an error no step begins. If the device
+// refuses the call half-way, its step descriptor becomes free once the stream has passed what was enqueued.
 //
 // Requires:
 // `config` states its real size. Its rows are valid for the call, and its tensor until the stream has passed this
@@ -1730,8 +1741,9 @@ fb_status fb_prepare(struct fb_cache *cache,
 // scattered, in every layer, draft layers included. With residency_only, resolving is enough. While a call is missing,
 // fb_finish returns FB_INVALID_STATE, and the error text names the call, its layer, batch row and query row. It then
 // enqueues nothing and the step stays open: make the missing call, or give the step up with fb_abandon. A missing
-// gather may still be enqueued until any layer's next resolve of these batch rows. After that, resolve and gather
-// again; if the first resolve had misses, the step fails at retirement, as fb_retire says. FB_INVALID_STATE also for a
+// gather may still be enqueued until any layer's next resolve of these batch rows. After that it is too late
+// for it: resolve and gather again to complete the step. If the first resolve had misses, the step still fails, as
+// fb_retire says. FB_INVALID_STATE also for a
 // step that is already finished.
 fb_status fb_finish(struct fb_cache *cache,
                     fb_step step,
@@ -1745,8 +1757,10 @@ fb_status fb_abandon(struct fb_cache *cache,
 
 // Ends a step whose work has ended, and sets `*step` to 0. FB_BUSY means that the step is still running or is not
 // finished: `*step` stays, and the caller retires it later. Any other error ends the step too. FB_DEVICE_FAILED means
-// that the device failed, a selection was invalid, or a launched graph lacked a call. FB_CANCELLED means that the step
-// was abandoned. After either, discard the step's tokens, and truncate (fb_truncate) or close its sequences. `retired`
+// that the device failed, a selection was invalid, missed rows were not gathered, or a launched graph lacked a call.
+// FB_CANCELLED means that the step was abandoned. After either, discard the step's tokens, and truncate (fb_truncate)
+// or close its sequences. A step of theirs that was enqueued after a failed one fails too: retire it, then truncate to
+// a length before the failed step. `retired`
 // may be NULL. What the step frees is ordered on `stream`.
 //
 // Requires:

@@ -47,7 +47,7 @@ pub struct FbStats {
     pub misses: u64,
     /// Counter: misses whose rows were fetched into scratch slots.
     pub scratch: u64,
-    /// Counter: bytes of the rows that missed, host to device.
+    /// Counter: bytes of missed rows, host to device.
     pub bytes_up: u64,
     /// Counter: prompt tokens that were looked up among published pages.
     pub prompt_tokens: u64,
@@ -201,7 +201,8 @@ impl FbCache {
 /// NULL.
 ///
 /// # Safety
-/// `config` states its real size, and its table is valid; `text` has `text_bytes` bytes.
+/// `config` states its real size, and its `slots_by_layer` is NULL or has an entry for each layer; `text` has
+/// `text_bytes` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_cache_create(
     device: *const FbDevice,
@@ -343,7 +344,7 @@ pub unsafe extern "C" fn fb_cache_validate(cache: *const FbCache) -> FbStatus {
 
 /// Copies fallback number `index`, from 0, as a line of text. Each fallback is an option that the system refused, such
 /// as huge pages. The text is cut to `text_bytes` bytes with its ending zero; `text` may be NULL. The call returns
-/// FB_OUT_OF_RANGE past the last fallback: for `index` 0 there is none.
+/// FB_OUT_OF_RANGE past the last fallback; for `index` 0 this means that there are no fallbacks.
 ///
 /// # Safety
 /// `text` has `text_bytes` bytes.

@@ -23,7 +23,7 @@ pub const FB_MEMORY_OVERCOMMIT: u32 = 8;
 pub struct FbCacheConfig {
     /// sizeof(fb_cache_config).
     pub size: usize,
-    /// Layers that every decode step runs once.
+    /// Layers that every decode step runs once, without the draft layers. (The `layers` of fb_info count both.)
     pub layers: u32,
     /// Additional layers that draft tokens.
     pub draft_layers: u32,
@@ -39,7 +39,8 @@ pub struct FbCacheConfig {
     pub lanes: u32,
     /// Tokens of the longest sequence: prompt plus promised tokens.
     pub max_tokens: u32,
-    /// Slots of one sequence in each layer.
+    /// Slots that a typical sequence has in each layer. The defaults of `pool_slots` and `min_budget` follow from it;
+    /// fb_open_config chooses for each sequence.
     pub slots: u32,
     /// The most query rows of a sequence in one step: 1 + drafts.
     pub query_rows: u32,
@@ -66,7 +67,8 @@ pub struct FbCacheConfig {
     /// fb_cache_fallback lists what it refused.
     pub memory: u32,
     /// Optional: attention waves that share the scratch slots in turn, so that a lane needs only one wave's share of
-    /// them. Default: 1. With more, the engine must run split attention (fb_overlap).
+    /// them. Default: 1. With more, the engine must run split attention (fb_overlap, or
+    /// fb_resolve and a fb_gather for each wave).
     pub attention_waves: u32,
     /// Optional: the NUMA node of the total pool, plus 1. Default: any node.
     pub numa_node: u32,

@@ -182,7 +182,7 @@ impl<'a> Imports<'a> {
     }
 }
 
-/// Resolves a layer's selection (top-k indices) and gathers the rows that miss, for all batch rows of the step, on one
+/// Resolves a layer's selection (top-k indices) and gathers the missed rows, for all batch rows of the step, on one
 /// stream. `selection` has token positions, -1 for none, `[batch rows][query rows][top_k]`. `slots`, of the same shape,
 /// receives the slots of these positions in the layer's slab. If a position is at or beyond the sequence's length,
 /// fb_retire returns FB_DEVICE_FAILED. Rows beyond a sequence's budget are in scratch slots, which all layers share:
@@ -247,8 +247,10 @@ pub unsafe extern "C" fn fb_layers(
     })
 }
 
-/// Resolves the selection of a range of a step. The caller must enqueue fb_gather after it, before this layer's
-/// attention and before the next resolve of the same batch rows. A step in which missed rows were not gathered fails.
+/// Resolves the selection of a range of a step. The caller must call fb_gather next and order it after the resolve: on
+/// the same stream, or by fb_stream_order. The gather must also be ordered before the attention that reads the fetched
+/// rows, and before the next resolve of the same batch rows in any layer; attention over list 0 may run before it. A
+/// step in which missed rows were not gathered fails.
 ///
 /// # Safety
 /// `range` and `buffers` state their real sizes. The device may use the buffers until the stream has passed this call.

@@ -58,7 +58,7 @@ pub struct FbEngineCall {
     pub layer: u32,
     /// The first batch row.
     pub first: u32,
-    /// The number of batch rows: half of the batch for each half of DBA's indexer, otherwise all.
+    /// The number of batch rows: one of the two parts of the batch for DBA's indexer, otherwise all.
     pub count: u32,
     /// The first query row of each batch row.
     pub first_query_row: u32,
@@ -103,7 +103,7 @@ pub struct FbOverlapConfig {
     pub size: usize,
     /// The stream of the engine's work, on which the step was prepared.
     pub compute: *mut c_void,
-    /// The stream of the resolve, where it runs next to the preparation of attention.
+    /// The stream of the resolve, in the orders that run it concurrently with the preparation of attention.
     pub resolve: *mut c_void,
     /// The stream of the gather.
     pub gather: *mut c_void,

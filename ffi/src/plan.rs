@@ -11,15 +11,15 @@ use crate::status::FbStatus;
 
 /// All rows of the whole batch fit on the device: offload moves bytes without any gain.
 pub const FB_NOTE_ALL_RESIDENT: u32 = 1;
-/// Dense attention reads every row in every step, so no row can stay in host memory.
+/// Dense attention reads every row in every step, so every row would be fetched in every step: offload is impossible.
 pub const FB_NOTE_DENSE: u32 = 2;
 /// There are so few slots for each sequence and layer that many misses are likely.
 pub const FB_NOTE_FEW_SLOTS: u32 = 4;
-/// There are fewer slots than a step selects rows: the other rows are in scratch slots.
+/// A step selects more rows than there are slots: the other rows are in scratch slots.
 pub const FB_NOTE_SCRATCH: u32 = 8;
 /// Host memory, and not the GPU's memory, limits the batch.
 pub const FB_NOTE_HOST_BOUND: u32 = 16;
-/// Even the largest possible batch has no more sequences than fit with all rows resident.
+/// Offload fits no more sequences than fit with all rows resident.
 pub const FB_NOTE_NO_ROOM: u32 = 32;
 
 /// The notes of a plan and their bits. `forebay::predict::worth` has further notes, which need a setup.

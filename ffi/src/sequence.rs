@@ -161,7 +161,7 @@ unsafe impl Plain for FbPage {}
 /// left; the call has then taken nothing.
 ///
 /// # Safety
-/// `config` states its real size, and its table is valid.
+/// `config` states its real size, and its `slots_by_layer` is NULL or has an entry for each layer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_open(
     cache: *mut FbCache,
@@ -220,9 +220,9 @@ pub unsafe extern "C" fn fb_append_in_place(cache: *mut FbCache, sequence: u64, 
 
 /// Joins a sequence to its lane, once every layer has its whole prompt. It loads rows as `bring_up` said at the
 /// opening, replays the selections of `warm_up`, and gathers the rows that are then resident, up to the warm-up's
-/// bound; fb_join_more gathers the rest. Steps wait for this work without further calls. `warm_up` may be NULL.
-/// `ticket` may be NULL; otherwise it receives the ticket of the enqueued work. FB_INVALID_STATE while a layer's prompt
-/// is incomplete, or when the sequence has already joined.
+/// bound. Steps wait for this work by themselves; with a bound, call fb_join_more until the sequence is running.
+/// `warm_up` may be NULL. `ticket` may be NULL; otherwise it receives the ticket of the enqueued work. FB_INVALID_STATE
+/// while a layer's prompt is incomplete, or when the sequence has already joined.
 ///
 /// # Safety
 /// `warm_up` states its real size. The device may read its selections until the stream has passed this call.
@@ -279,8 +279,8 @@ pub unsafe extern "C" fn fb_join_more(
 /// those of fb_open.
 ///
 /// # Safety
-/// `config` states its real size, and its table is valid. `child` has room for the result. `ticket` is NULL or has room
-/// for the result.
+/// `config` states its real size, and its `slots_by_layer` is NULL or has an entry for each layer. `child` has room for
+/// the result. `ticket` is NULL or has room for the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_fork(
     cache: *mut FbCache,
@@ -304,8 +304,9 @@ pub unsafe extern "C" fn fb_fork(
     }
 }
 
-/// Truncates a sequence to `length` tokens. It removes rejected drafts (landed rows beyond the length), and any
-/// committed tokens beyond the length, from every layer's residency. A page that other sequences share is replaced
+/// Truncates a sequence to `length` tokens. Landed rows below the length are accepted, except those of a failed step;
+/// the others are rejected. The call removes rejected rows, and committed tokens beyond the length, from every layer's
+/// residency. A page that other sequences share is replaced
 /// before it can be written again. The call also clears a failed step. FB_BUSY while work of the sequence is in flight.
 /// FB_OUT_OF_RANGE for a length beyond the committed and landed rows. FB_INVALID_STATE before the sequence has joined.
 /// FB_EXHAUSTED when shared pages cannot be replaced. After any of these nothing has changed.

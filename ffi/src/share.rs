@@ -133,7 +133,7 @@ pub unsafe extern "C" fn fb_find_shared(
     }
 }
 
-/// Publishes the full pages after the first `from` tokens whose rows are accepted and stored, so that other sequences
+/// Publishes full pages from token `from` on whose rows are all accepted and stored, so that other sequences
 /// can find them by block hash (vLLM: a cached full block). `next` has the sequence's token ids from `from` on, as far
 /// as they are known. `*published` receives how many tokens are published now. Call it again after more steps have been
 /// retired, and before fb_close. FB_INVALID_STATE for a sequence that fb_open_shared did not open, or that is not

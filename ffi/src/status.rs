@@ -32,7 +32,8 @@ pub enum FbStatus {
     FbClosed = 7,
     /// A position, layer, slot or count is outside the configured range.
     FbOutOfRange = 8,
-    /// The device failed, or a step's selections were invalid. Discard the tokens of that step.
+    /// The device failed, a step's selections were invalid, or its missed rows were not gathered. Discard the
+    /// tokens of that step.
     FbDeviceFailed = 9,
     /// A file does not follow its format.
     FbBadFormat = 10,

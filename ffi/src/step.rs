@@ -302,8 +302,10 @@ impl FbCache {
 
 /// Begins a step. It enqueues, on `stream`, the wait for earlier work, the copy of the step descriptor, and the commit
 /// of the rows that the sequences' previous steps left in their landing slots. The call returns FB_BUSY when every step
-/// is in flight (retire one), or when another call is inside the cache (see Threads at the top). FB_INVALID_STATE for a
-/// sequence that has not joined, or whose step failed. On an error nothing is enqueued.
+/// descriptor is in use or a sequence has `steps_in_flight` steps in flight (retire a step), when the micro-batch's
+/// last step is not finished (fb_finish), or when another call is inside the cache (see Threads at the top).
+/// FB_INVALID_STATE for a sequence that has not joined, or whose step failed. On an error no step begins. If the device
+/// refuses the call half-way, its step descriptor becomes free once the stream has passed what was enqueued.
 ///
 /// # Safety
 /// `config` states its real size. Its rows are valid for the call, and its tensor until the stream has passed this
@@ -343,8 +345,9 @@ pub unsafe extern "C" fn fb_prepare(
 /// scattered, in every layer, draft layers included. With residency_only, resolving is enough. While a call is missing,
 /// fb_finish returns FB_INVALID_STATE, and the error text names the call, its layer, batch row and query row. It then
 /// enqueues nothing and the step stays open: make the missing call, or give the step up with fb_abandon. A missing
-/// gather may still be enqueued until any layer's next resolve of these batch rows. After that, resolve and gather
-/// again; if the first resolve had misses, the step fails at retirement, as fb_retire says. FB_INVALID_STATE also for a
+/// gather may still be enqueued until any layer's next resolve of these batch rows. After that it is too late
+/// for it: resolve and gather again to complete the step. If the first resolve had misses, the step still fails, as
+/// fb_retire says. FB_INVALID_STATE also for a
 /// step that is already finished.
 #[unsafe(no_mangle)]
 pub extern "C" fn fb_finish(cache: *mut FbCache, step: FbStep, stream: *mut c_void) -> FbStatus {
@@ -367,8 +370,10 @@ pub extern "C" fn fb_abandon(cache: *mut FbCache, step: FbStep) -> FbStatus {
 
 /// Ends a step whose work has ended, and sets `*step` to 0. FB_BUSY means that the step is still running or is not
 /// finished: `*step` stays, and the caller retires it later. Any other error ends the step too. FB_DEVICE_FAILED means
-/// that the device failed, a selection was invalid, or a launched graph lacked a call. FB_CANCELLED means that the step
-/// was abandoned. After either, discard the step's tokens, and truncate (fb_truncate) or close its sequences. `retired`
+/// that the device failed, a selection was invalid, missed rows were not gathered, or a launched graph lacked a call.
+/// FB_CANCELLED means that the step was abandoned. After either, discard the step's tokens, and truncate (fb_truncate)
+/// or close its sequences. A step of theirs that was enqueued after a failed one fails too: retire it, then truncate to
+/// a length before the failed step. `retired`
 /// may be NULL. What the step frees is ordered on `stream`.
 ///
 /// # Safety

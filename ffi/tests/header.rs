@@ -30,25 +30,27 @@ const HEAD: &str = "\
  * Status      Every call that can fail returns an fb_status: FB_OK is 0, the others are the library's kinds of error.
  *             A NULL that is not allowed is FB_INVALID_CONFIG. A panic inside the library is FB_INTERNAL; the object
  *             is unusable after it, and its destruction gives its memory up.
- * Results     A call writes its out-parameters only if it returns FB_OK. A failed creation writes only its reason.
- *             fb_retire's step is the exception: it is set to 0 whenever the step has ended. Out-parameters must not
- *             overlap each other or the call's inputs. A list of length 0 may always be NULL.
+ * Results     A call writes its out-parameters only if it returns FB_OK. A failed call that takes a buffer for the
+ *             reason (`text` or `reason`) writes only that. fb_retire's step is the exception: it is set to 0 whenever
+ *             the step has ended. Out-parameters must not overlap each other or the call's inputs. A list of length 0
+ *             may always be NULL.
  * Handles     Whatever a create call, or another call, makes has a destroy call. A handle is a token that the library
- *             looks up and never follows. NULL, a handle of another kind, or no handle at all is FB_INVALID_CONFIG; a
- *             destroyed handle is FB_CLOSED; the library then touches nothing. At most 65,536 handles exist at a time.
- *             A sequence is a number and a step is an fb_step; 0 is none of either. A number that was closed or
- *             retired, or never given, or is another cache's, is FB_CLOSED.
+ *             looks up and never follows. NULL and a handle of another kind are FB_INVALID_CONFIG; a handle that was
+ *             destroyed, or never created, is FB_CLOSED; the library then touches nothing. At most 65,536 handles exist
+ *             at a time. A sequence is a number and a step is an fb_step; 0 is none of either. A sequence or step
+ *             number is FB_CLOSED if it was closed or retired, was never issued, or belongs to another cache.
  * Text        fb_error_text copies the text of the last call that failed on an object: what, where, with which
  *             numbers, and what to do. A creation that fails writes it to its own `text`.
  * Threads     Calls on one object through a const pointer may run at the same time. A call through a pointer without
- *             const is exclusive: if another call on that object is running, even in a callback, it returns FB_BUSY
- *             and has done nothing. A const call returns FB_BUSY while an exclusive call is running. While only const
- *             calls are running, an exclusive call retries for up to a millisecond. So a thread that reads
+ *             const is exclusive: if another exclusive call on that object is running, even in a callback, it returns
+ *             FB_BUSY at once and has done nothing. If only const calls are running, it retries for up to a millisecond
+ *             before that. A const call returns FB_BUSY while an exclusive call is running. So a thread that reads
  *             fb_cache_stats gets FB_BUSY now and then, but does not make the decode thread's fb_layer fail; make long
  *             const calls (fb_cache_validate, fb_digest) between the decode thread's calls. This FB_BUSY leaves no
- *             text: fb_error_text still has the text of an older failure. An engine that uses a cache from one thread
- *             only never sees this FB_BUSY, and any FB_BUSY then means work in flight. Objects are independent of each
- *             other. Callbacks, including the work of fb_stream_call, must not throw or jump out.
+ *             text: fb_error_text still has the text of an older failure. An engine that uses a cache from one thread,
+ *             and does not call the cache inside fb_enqueue, never sees this FB_BUSY; any FB_BUSY then means work in
+ *             flight. Objects are independent of each other. Callbacks, including the work of fb_stream_call, must not
+ *             throw or jump out.
  * Fork        In a forked child every handle of the parent is FB_CLOSED, and what the child creates is its own. A call
  *             whose callback forks returns FB_CLOSED in the child, whatever the callback returns there. In the parent
  *             nothing changes.
@@ -56,9 +58,9 @@ const HEAD: &str = "\
  *             older header and reads the missing fields as 0. It accepts a larger size if the fields that it does not
  *             have are 0. In a struct that it fills, it writes the fields that both sides have and zeroes the rest.
  * Streams     A stream is the engine's own, as `void *`. On CUDA it is a CUstream that fb_stream_borrow has introduced
- *             (NULL: the legacy stream), or one of fb_stream_create. On a host device it is one of fb_stream_create,
- *             or NULL for the first. Any other is FB_OUT_OF_RANGE. Calls enqueue and return. Only fb_stream_wait,
- *             fb_stream_return and fb_device_destroy wait for the device, and, for tests, fb_digest and
+ *             (NULL: the legacy stream), or one of fb_stream_create. On a host device it is one of fb_stream_create, or
+ *             NULL for the first. Any other is FB_OUT_OF_RANGE. Calls enqueue and return. Only fb_stream_wait,
+ *             fb_stream_return and fb_device_destroy wait for the device, and, for comparisons and tests, fb_digest and
  *             fb_cache_validate. On FB_DEVICE_HOST_THREADS a stream holds 4096 operations: a caller that enqueues more
  *             waits until one has run. Streams run concurrently unless fb_stream_order orders them.
  * Memory      Buffers remain the caller's. The memory that a cache takes belongs to its device until

@@ -2,14 +2,22 @@
 //!
 //! # The life of a sequence
 //!
-//! | state | entered by | calls allowed |
+//! | state | entered by | calls that change it, besides `close` |
 //! |---|---|---|
-//! | filling | [`Cache::open`], [`Cache::open_shared`] | [`append`](Cache::append), [`join`](Cache::join) |
-//! | joining | [`Cache::join`] with a limit on bytes | [`join_more`](Cache::join_more), until all rows are loaded |
-//! | running | [`Cache::join`], [`Cache::fork`] | [`prepare`](Cache::prepare), [`truncate`](Cache::truncate), fork |
-//! | truncating | a `truncate` that the device refused half-way | `truncate`, [`close`](Cache::close) |
-//! | failed | a failed step | [`truncate`](Cache::truncate), [`close`](Cache::close) |
+//! | filling | [`Cache::open`], [`Cache::open_shared`] | [`append`], [`append_in_place`], [`join`] |
+//! | joining | [`Cache::join`] with a limit on bytes | [`join_more`], until all rows are loaded |
+//! | running | [`Cache::join`], [`Cache::fork`] | [`prepare`], [`truncate`], [`publish`], fork |
+//! | truncating | a `truncate` that the device refused half-way | [`truncate`] |
+//! | failed | a failed step | [`truncate`] |
 //! | closing | [`Cache::close`] with work in flight | none: the handle is closed |
+//!
+//! [`append`]: Cache::append
+//! [`append_in_place`]: Cache::append_in_place
+//! [`join`]: Cache::join
+//! [`join_more`]: Cache::join_more
+//! [`prepare`]: Cache::prepare
+//! [`truncate`]: Cache::truncate
+//! [`publish`]: Cache::publish
 //!
 //! # What it promises, and how
 //!
@@ -24,8 +32,8 @@
 //!
 //! # What it does not do
 //!
-//! It has no thread, no lock and no clock: `&mut self` is the lock, and no call here waits. It never
-//! synchronises an engine's stream. It computes no attention.
+//! It has no thread, no lock and no clock: `&mut self` is the lock. Only `digest` and `validate`, which are for checks,
+//! wait for a GPU. It never synchronises an engine's stream. It computes no attention.
 
 mod accept;
 mod admit;
@@ -65,13 +73,14 @@ pub use share::Tokens;
 
 use record::Record;
 
-/// The KV cache of one model on one device, larger than the device's memory.
+/// A KV cache that may exceed its device's memory, for one model on one device.
 ///
 /// Pinned host memory holds every row of every open sequence, in pages: the *total pool*. The device holds, for each
 /// sequence, the rows that sparse attention read last, in *slots*: the *sparse pool*. For each token that it decodes,
 /// a model with an indexer selects a few thousand positions (its top-k indices). The cache maps each selected position
-/// to the slot that holds its row on the device, and fetches the rows that have no slot. So the device memory of a
-/// sequence is its budget of slots, whatever its length.
+/// to the slot that holds its row on the device, and fetches the rows that have no slot. So the rows of
+/// a sequence take only its budget of slots on the device, whatever its length. Its index keys and tables still grow
+/// with the length that it was opened for.
 ///
 /// **A decode loop** opens a sequence ([`open`](Cache::open)), stores the rows that prefill computed
 /// ([`append`](Cache::append)) and adds the sequence to the batch ([`join`](Cache::join)). Each step is then:
@@ -81,7 +90,7 @@ use record::Record;
 ///    `layer` returned, and [`scatter`](Cache::scatter) after the engine has written the new rows;
 /// 3. [`finish`](Cache::finish);
 /// 4. [`retire`](Cache::retire), once the device has finished the step. It says whether the step's tokens may be
-///    published.
+///    used.
 ///
 /// [`close`](Cache::close) ends a sequence at any time.
 ///
@@ -260,8 +269,8 @@ impl Cache {
         &self.geometry
     }
 
-    /// The number of attention waves over the fetched rows, for split attention. The index lists
-    /// ([`SplitIndices`](crate::device::SplitIndices)) have one list for each wave.
+    /// The number of attention waves over the fetched rows, for split attention. There are 1 + this many
+    /// index lists ([`SplitIndices`](crate::device::SplitIndices)): list 0 for resident rows, then one for each wave.
     pub fn attention_waves(&self) -> u32 {
         self.sparse.tables().first().map_or(1, |table| table.waves)
     }
@@ -325,7 +334,7 @@ impl Cache {
         Ok((0..table.len()).filter_map(|page| table.get(page)))
     }
 
-    /// The landing slot to which the engine writes the step's query row `row` of a sequence. It is the same slot in
+    /// The landing slot to which the engine writes the new row of a sequence's query row `row`. It is the same slot in
     /// every layer.
     ///
     /// # Errors

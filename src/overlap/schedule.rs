@@ -6,12 +6,13 @@
 //! | letter | operation | done by |
 //! |---|---|---|
 //! | I0 | projections for the indexer, and the write of the index keys | the engine |
-//! | I | indexer: logits and top-k, which write the selection (I1 and I2: halves of the batch) | the engine |
+//! | I | indexer: logits and top-k; it writes the selection (I1 and I2: two parts of the batch) | the engine |
 //! | R | resolve: maps the selection to slots, and decides misses and victims | forebay |
 //! | G | gather: copies missed rows from the total pool to their slots | forebay |
 //! | P | preparation of attention: writes the new rows to their landing slots | the engine |
 //! | A | attention (A0: over resident rows, A1: over fetched rows) | the engine |
 //! | M | merge of the results of split attention | the engine |
+//! | Rest | the rest of the layer: output projection, experts | the engine |
 //! | S | scatter: copies the new rows from the landing slots to the total pool | forebay |
 //!
 //! ```text
@@ -24,23 +25,26 @@
 //!        gather:           G1---G2-----
 //! ```
 //!
-//! A layer's first operation comes after the previous layer's merge, because both are on the compute stream. This also
-//! orders all data that layers share. The previous layer's A1 read its index lists, its lists of fetches and its
-//! scratch slots, and R of this layer comes after that A1. So no event is needed between layers, except for the
+//! In the pictures a dot is a wait of the compute stream. DA (dual attention) calls attention in two parts; DBA divides
+//! the indexer's batch as well.
+//!
+//! A layer's first operation comes after all of the previous layer's operations on the compute stream. This also orders
+//! all data that layers share: the last attention of the previous layer has read its index lists, its fetch lists and
+//! its scratch slots, and R of this layer comes after it. So no event is needed between layers, except for the
 //! scatters, which the step joins at its end.
 //!
-//! **Several waves.** If the scratch slots hold only a share of the rows that a step may fetch, attention runs in
-//! waves. A wave gathers its share, its A1 reads it, and the next wave's gather waits for that A1. If a batch row needs
-//! fewer waves, the other waves fetch and attend nothing for it. The number of waves never depends on data, so a
-//! captured graph holds all of them.
+//! **Several attention waves.** If the scratch slots hold only a share of the rows that a step may fetch, attention
+//! runs in waves. In each wave G copies one share of the fetched rows to the scratch slots, and A1 reads them; the next
+//! wave's G waits for that A1. If a batch row needs fewer waves, the other waves fetch and attend nothing for it. The
+//! number of waves never depends on data, so a captured graph holds all of them.
 //!
 //! **Edges.** An edge between two streams is one event, recorded on one stream and waited for on the other at once. On
 //! a single stream no event is needed. The schedule reuses its events from layer to layer: a wait refers to the last
 //! record before it.
 //!
-//! **Capture.** The compute stream waits for the last operation of each side stream in a layer, and for the scatters at
-//! the step's end ([`Schedule::join`]). So a captured step leaves no fork unjoined. If micro-batches have compute
-//! streams of their own, the code that captures forks and joins them: `Cache::capture`, or the engine.
+//! **Capture.** In each layer the compute stream waits for the last R and G, and once, at the step's end, for all
+//! scatters ([`Schedule::join`]). So a captured step joins every stream that it forks. If micro-batches have compute
+//! streams of their own, the caller that captures (`Cache::capture`, or the engine) must fork to them and join them.
 //!
 //! **Costs.** At most seven edges in a layer, and two more for each further wave, in addition to R, G and S. The
 //! schedule allocates nothing and waits for nothing.

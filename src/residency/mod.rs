@@ -5,16 +5,18 @@
 //!
 //! # What it decides
 //!
-//! A *budget* of slots holds some rows of one sequence in one layer. Each step brings a selection (top-k
-//! indices). After the step the resident rows are ordered from oldest to newest:
+//! A sequence has `budget` slots in each layer, which hold some of its rows there. A step brings the selections (top-k
+//! indices) of its query rows, and the rule uses their union. A step here is one resolve; a draft layer has one for
+//! each draft pass. The rule orders the rows that were resident, and those that the step selected or created, from
+//! oldest to newest:
 //!
 //! 1. rows that the step did not select, in their old order;
 //! 2. rows that the step selected, hits and fetched rows alike, by ascending position;
-//! 3. rows that the step created, by ascending position.
+//! 3. rows that the step created, by ascending position, once the next step's commit has accepted them.
 //!
-//! The newest `budget` rows of that order stay resident. If the hits and the fetched rows together exceed the
-//! budget, all hits keep their slots. The fetched rows with the highest positions take the remaining slots, and
-//! the other fetched rows are in scratch slots for this step only.
+//! The newest `budget` rows of that order are resident afterwards. There is one exception: if the hits and the fetched
+//! rows together exceed the budget, all hits keep their slots, the fetched rows with the highest positions take the
+//! remaining slots, and the other fetched rows are in scratch slots for this layer's attention only.
 //!
 //! An example: a sequence of six rows, 0 to 5, and a budget of 3 slots. (A real decode step also adds its new
 //! row; the example leaves that out.)
@@ -38,8 +40,8 @@
 //! Ties are resolved the same way on every rank and device:
 //!
 //! - Missed rows are numbered by ascending position.
-//! - The victims of a resolve are a set. Their slots are given to the missed rows in this order: first the slots
-//!   older than the last victims, then the slots tied with the last victims, each group in the order of the
+//! - The victims of a resolve are a set. Their slots are given to the missed rows in this order: first the victims
+//!   with a stamp below that of the newest victim, then the victims with that stamp, each group in the order of the
 //!   lane's slots.
 //! - New rows, by ascending position, take empty slots first, in the order of the lane's slots. Then each new
 //!   row takes the slot of the oldest row by (stamp, position).
@@ -55,10 +57,10 @@
 //!
 //! | state | `slot_of[position]` | what ends the state |
 //! |---|---|---|
-//! | absent | [`ABSENT`] | [`LayerTables::resolve`] fetches the row |
+//! | absent | [`ABSENT`] | [`LayerTables::resolve`], a warm-up or the bring-up gives the row a slot |
 //! | resident | a budget slot, whose `position_of` points back | the row becomes a victim or is truncated |
-//! | landing | a landing slot, for positions from `length` on | [`LayerTables::commit`] accepts or forgets the row |
-//! | scratch | a scratch slot, only inside one call of `resolve` | the same call makes the row absent again |
+//! | landing | a landing slot, for positions from `length` on | commit or truncate accepts or forgets the row |
+//! | scratch | a scratch slot, inside one call of `resolve` | the same call; attention reads the bytes after it |
 //!
 //! [`LayerTables::validate`] checks all these invariants. The tests call it after every operation.
 //!
