@@ -200,7 +200,7 @@ enum fb_status
     FB_OVERFLOW = 2,
     // The operating system or the device has no more memory.
     FB_OUT_OF_MEMORY = 3,
-    // The operating system refused a system call.
+    // The operating system, or the GPU's driver, refused a call or is missing.
     FB_OS_REFUSED = 4,
     // A pool whose size was fixed at creation has too little left.
     FB_EXHAUSTED = 5,
@@ -444,7 +444,7 @@ typedef struct fb_info {
     uint32_t steps_in_flight;
     // Micro-batches that may each have a step open at the same time.
     uint32_t micro_batches;
-    // Attention waves of split attention: the lists of `fb_buffers` have 1 + this many entries.
+    // Attention waves of split attention: `lists` and `counts` of `fb_buffers` hold 1 + this many lists.
     uint32_t attention_waves;
     // The fewest slots that a sequence may have in a layer.
     uint32_t min_budget;
@@ -640,8 +640,9 @@ typedef struct fb_table {
     const uint32_t *orders;
 } fb_table;
 
-// The price of each order: how many nanoseconds of a layer's gather it leaves exposed, by misses of a batch row. This
-// struct never grows.
+// The price of each order: by how many nanoseconds it makes a layer longer than the same layer without misses in which
+// no order costs anything, by misses of a batch row. An order's own costs (split attention, merge) are part of it.
+// This struct never grows.
 typedef struct fb_prices {
     // Numbers of misses of a batch row, ascending from 0.
     const double *misses;
@@ -1427,7 +1428,7 @@ fb_status fb_launched(struct fb_cache *cache,
                       const fb_step *steps,
                       uint32_t count);
 
-// Destroys captured layers. Launches in progress still run.
+// Destroys captured layers. Launches in progress still run. Until this call fb_device_destroy returns FB_BUSY.
 fb_status fb_captured_destroy(struct fb_captured *captured);
 
 // Reads a table's text: its version, its number of layers, and as many orders as `room` allows. `orders` may be NULL
@@ -1459,9 +1460,9 @@ fb_status fb_table_to_text(const struct fb_table *table,
                            size_t text_bytes,
                            size_t *bytes);
 
-// Returns, for each layer, the order that leaves the least of the gather exposed at that layer's misses of a batch
-// row. `misses` and `orders` have `layers` entries. When the call fails, it writes the reason to `text`, cut to
-// `text_bytes` bytes with its ending zero; `text` may be NULL.
+// Returns, for each layer, the order with the lowest price at that layer's misses of a batch row. `misses` and
+// `orders` have `layers` entries. When the call fails, it writes the reason to `text`, cut to `text_bytes` bytes with
+// its ending zero; `text` may be NULL.
 //
 // Requires:
 // `prices` and its numbers are valid. `misses` has `layers` numbers and `orders` has room for as many. `text` has
@@ -1758,10 +1759,10 @@ fb_status fb_abandon(struct fb_cache *cache,
 // Ends a step whose work has ended, and sets `*step` to 0. FB_BUSY means that the step is still running or is not
 // finished: `*step` stays, and the caller retires it later. Any other error ends the step too. FB_DEVICE_FAILED means
 // that the device failed, a selection was invalid, missed rows were not gathered, or a launched graph lacked a call.
-// FB_CANCELLED means that the step was abandoned. After either, discard the step's tokens, and truncate (fb_truncate)
-// or close its sequences. A step of theirs that was enqueued after a failed one fails too: retire it, then truncate to
-// a length before the failed step. `retired`
-// may be NULL. What the step frees is ordered on `stream`.
+// FB_CANCELLED means that the step was abandoned. After any error that sets `*step` to 0, discard the step's tokens,
+// and truncate (fb_truncate) or close its sequences. A step of theirs that was enqueued after a failed one fails too:
+// retire it, then truncate to a length before the failed step. `retired` may be NULL. What the step frees is ordered
+// on `stream`.
 //
 // Requires:
 // `step` points to a step's number; `retired` states its real size.

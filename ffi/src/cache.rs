@@ -102,7 +102,7 @@ pub struct FbInfo {
     pub steps_in_flight: u32,
     /// Micro-batches that may each have a step open at the same time.
     pub micro_batches: u32,
-    /// Attention waves of split attention: the lists of `fb_buffers` have 1 + this many entries.
+    /// Attention waves of split attention: `lists` and `counts` of `fb_buffers` hold 1 + this many lists.
     pub attention_waves: u32,
     /// The fewest slots that a sequence may have in a layer.
     pub min_budget: u32,

@@ -228,7 +228,7 @@ pub unsafe extern "C" fn fb_launched(
     }
 }
 
-/// Destroys captured layers. Launches in progress still run.
+/// Destroys captured layers. Launches in progress still run. Until this call fb_device_destroy returns FB_BUSY.
 #[unsafe(no_mangle)]
 pub extern "C" fn fb_captured_destroy(captured: *mut FbCaptured) -> FbStatus {
     handle::end(captured, |_| Ok(()))

@@ -73,8 +73,9 @@ impl FbTable {
     }
 }
 
-/// The price of each order: how many nanoseconds of a layer's gather it leaves exposed, by misses of a batch row. This
-/// struct never grows.
+/// The price of each order: by how many nanoseconds it makes a layer longer than the same layer without misses in which
+/// no order costs anything, by misses of a batch row. An order's own costs (split attention, merge) are part of it.
+/// This struct never grows.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FbPrices {
@@ -314,9 +315,9 @@ pub unsafe extern "C" fn fb_table_to_text(
     }
 }
 
-/// Returns, for each layer, the order that leaves the least of the gather exposed at that layer's misses of a batch
-/// row. `misses` and `orders` have `layers` entries. When the call fails, it writes the reason to `text`, cut to
-/// `text_bytes` bytes with its ending zero; `text` may be NULL.
+/// Returns, for each layer, the order with the lowest price at that layer's misses of a batch row. `misses` and
+/// `orders` have `layers` entries. When the call fails, it writes the reason to `text`, cut to `text_bytes` bytes with
+/// its ending zero; `text` may be NULL.
 ///
 /// # Safety
 /// `prices` and its numbers are valid. `misses` has `layers` numbers and `orders` has room for as many. `text` has

@@ -22,7 +22,7 @@ pub enum FbStatus {
     FbOverflow = 2,
     /// The operating system or the device has no more memory.
     FbOutOfMemory = 3,
-    /// The operating system refused a system call.
+    /// The operating system, or the GPU's driver, refused a call or is missing.
     FbOsRefused = 4,
     /// A pool whose size was fixed at creation has too little left.
     FbExhausted = 5,

@@ -371,10 +371,10 @@ pub extern "C" fn fb_abandon(cache: *mut FbCache, step: FbStep) -> FbStatus {
 /// Ends a step whose work has ended, and sets `*step` to 0. FB_BUSY means that the step is still running or is not
 /// finished: `*step` stays, and the caller retires it later. Any other error ends the step too. FB_DEVICE_FAILED means
 /// that the device failed, a selection was invalid, missed rows were not gathered, or a launched graph lacked a call.
-/// FB_CANCELLED means that the step was abandoned. After either, discard the step's tokens, and truncate (fb_truncate)
-/// or close its sequences. A step of theirs that was enqueued after a failed one fails too: retire it, then truncate to
-/// a length before the failed step. `retired`
-/// may be NULL. What the step frees is ordered on `stream`.
+/// FB_CANCELLED means that the step was abandoned. After any error that sets `*step` to 0, discard the step's tokens,
+/// and truncate (fb_truncate) or close its sequences. A step of theirs that was enqueued after a failed one fails too:
+/// retire it, then truncate to a length before the failed step. `retired` may be NULL. What the step frees is ordered
+/// on `stream`.
 ///
 /// # Safety
 /// `step` points to a step's number; `retired` states its real size.

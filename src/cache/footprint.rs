@@ -51,7 +51,8 @@ impl Footprint {
     }
 
     /// All bytes of a GPU's memory that a cache uses: its own, and the driver's page tables for the host rows. Exact
-    /// for a GPU that registers the rows (the default), an upper bound for other devices.
+    /// for a GPU that registers the rows (the default), but for the upper levels of its page tables, 1/512 of these; an
+    /// upper bound for other devices.
     pub const fn device(&self) -> u64 {
         self.data() + self.tables + self.host_page_tables
     }

@@ -342,8 +342,8 @@ pub trait Device: Debug + Send + Sync {
     /// [`Kind::OutOfRange`].
     fn copy(&self, stream: Stream, from: Slice, to: Slice) -> Result<()>;
 
-    /// Enqueues `work`, which runs on a thread of the device. If `work` holds the device, it keeps the device alive
-    /// until it has run. Work that may never run should hold the device weakly.
+    /// Enqueues `work`, which runs in the stream's order, on a thread of the device or in this call. If `work` holds
+    /// the device, it keeps the device alive until it has run. Work that may never run should hold the device weakly.
     ///
     /// # Errors
     /// As [`Device::record`].

@@ -66,7 +66,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Prices:
-    """The price of each order: the nanoseconds of a layer's gather that it leaves exposed, by misses of a batch row.
+    """The price of each order: by how many nanoseconds it makes a layer longer, by misses of a batch row.
+
+    The comparison is the same layer without misses in which no order costs anything, so an order's own costs (split
+    attention, merge) are part of its price.
 
     Attributes:
         misses: numbers of misses of a batch row, ascending from 0: `[n]`.
@@ -224,7 +227,7 @@ def _doubles(values: Any, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 def best(prices: Prices, misses: Many[float]) -> tuple[str, ...]:
-    """For each layer, the order that leaves the least of the gather exposed at that layer's misses of a batch row.
+    """For each layer, the order with the lowest price at that layer's misses of a batch row.
 
     Raises:
         InvalidConfig, InvalidArgument: invalid prices or misses.

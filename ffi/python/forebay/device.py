@@ -479,8 +479,8 @@ class CudaDevice(Device):
 
     Raises:
         InvalidArgument: another word for `host_memory`.
-        Unsupported: the device or its driver lacks what forebay or an option needs.
-        DeviceFailed, OsRefused, InvalidConfig: no driver, or no such device.
+        Unsupported: the device lacks what forebay needs, or device or driver lack what an option needs.
+        OsRefused: no driver, or one older than CUDA 12.0. InvalidConfig: no such device. DeviceFailed.
     """
 
     later = True

@@ -244,8 +244,9 @@ impl Watch {
         self.engine(stream, "indexer", &[bytes(selection, true)])
     }
 
-    /// Declares P, the projection: it writes the landing slots of the query rows of `range`. An engine that declares
-    /// this once must always declare it: a scatter before it stores an earlier step's data, and is an error.
+    /// Declares P, the preparation of attention: it writes the landing slots of the query rows of `range`. An engine
+    /// that declares this once must always declare it: a scatter before it stores an earlier step's data, and is an
+    /// error.
     ///
     /// # Errors
     /// As [`Watch::engine`]; [`Kind::InvalidState`] after the scatter that stores them; [`Kind::OutOfRange`] for

@@ -121,7 +121,8 @@ impl Mappings {
 }
 
 fn misplaced(place: &'static str, [lane, layer, query]: [u64; 3]) -> Error {
-    let error = Error::new(Kind::InvalidState, "scatter").at(place);
+    let hint = "write the landing slots after the step's begin and before the scatter";
+    let error = Error::new(Kind::InvalidState, "scatter").at(place).hint(hint);
     error.with("lane", lane).with("layer", layer).with("query row", query)
 }
 

@@ -210,9 +210,10 @@ impl CudaDevice {
     /// Loads the driver and the kernels, and retains the device's primary context. It allocates no memory yet.
     ///
     /// # Errors
-    /// [`Kind::OsRefused`] when there is no driver or no device, or the driver lacks a symbol or is too old, also for
-    /// an option; [`Kind::InvalidConfig`] for an invalid option or device number; [`Kind::Unsupported`] if the device
-    /// lacks a required ability; [`Kind::DeviceFailed`], [`Kind::OutOfMemory`]. Each error says what to do.
+    /// [`Kind::OsRefused`] when there is no driver or no device, or the driver lacks a symbol or is older than 12.0;
+    /// [`Kind::InvalidConfig`] for an invalid option or device number; [`Kind::Unsupported`] if the device lacks a
+    /// required ability, or device or driver lack what an option needs; [`Kind::DeviceFailed`], [`Kind::OutOfMemory`].
+    /// Each error says what to do.
     pub fn new(options: CudaOptions) -> Result<Arc<CudaDevice>> {
         check_options(&options)?;
         let driver = Driver::load(&options)?;
@@ -358,7 +359,7 @@ impl CudaDevice {
     ///
     /// # Errors
     /// [`Kind::InvalidConfig`] for bytes that are not a multiple of [`Device::granularity`]; [`Kind::DeviceFailed`]
-    /// for any other descriptor.
+    /// for a descriptor that is not of physical device memory.
     pub fn import_backing(&self, descriptor: &OwnedFd, bytes: u64) -> Result<Backing> {
         let inner = &*self.inner;
         let physical = inner.told(Physical::import(&inner.context, descriptor, bytes, inner.grain))?;
