@@ -20,7 +20,9 @@ use criterion::Criterion;
 use forebay::device::descriptor::Entry;
 use forebay::device::descriptor::step::{encode, words};
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Answer, Begin, Device, Join, PoolLayout, PoolOp, Pools, Slice, StepRange, Stream};
+use forebay::device::{
+    Begin, Device, Join, PoolLayout, PoolOp, Pools, ResolveOutput, Slice, StepRange, Stream,
+};
 use forebay::os::{Map, NoFaults, Request};
 use forebay::residency::{QueryRange, TableShape};
 use forebay::{Geometry, Lane, Layer, MicroBatch, Result, SLOT_BLOCK, Shape};
@@ -71,7 +73,7 @@ struct Rig {
     rows: Vec<Slice>,
     slabs: Vec<Slice>,
     pages: Vec<u32>,
-    block: Slice,
+    descriptor: Slice,
     slots: Slice,
     /// The selections of consecutive steps: no position repeats until all have been selected.
     selections: Vec<Slice>,
@@ -128,7 +130,7 @@ impl Rig {
             rows,
             slabs,
             pages: Numbers(1).shuffled(lane_pages * lanes),
-            block: device.allocate(4 * words(lanes) as u64)?,
+            descriptor: device.allocate(4 * words(lanes) as u64)?,
             slots: device.allocate(u64::from(4 * lanes * k))?,
             selections: Vec::new(),
             steps: 0,
@@ -169,12 +171,12 @@ impl Rig {
     /// Begins a step: no row is accepted, and one row lands in every lane. Lanes come in shuffled order.
     fn begin(&mut self, order: &[u32]) -> Result<()> {
         self.steps += 1;
-        let mut block = vec![0; words(self.extents.lanes)];
+        let mut descriptor = vec![0; words(self.extents.lanes)];
         let entries = order.iter().map(|lane| Entry { lane: *lane, accepted: 0, query_rows: 1 });
-        encode(self.steps, entries, &mut block);
-        let bytes: Vec<u8> = block.iter().flat_map(|w| w.to_le_bytes()).collect();
-        self.device.write(self.block, &bytes)?;
-        let begin = Begin { micro_batch: MicroBatch(0), block: self.block, accepted: None };
+        encode(self.steps, entries, &mut descriptor);
+        let bytes: Vec<u8> = descriptor.iter().flat_map(|w| w.to_le_bytes()).collect();
+        self.device.write(self.descriptor, &bytes)?;
+        let begin = Begin { micro_batch: MicroBatch(0), descriptor: self.descriptor, accepted: None };
         self.device.enqueue(self.pools, self.stream, PoolOp::Begin(begin))
     }
 
@@ -212,11 +214,11 @@ impl Rig {
     fn gather(&mut self, order: &[u32]) -> Result<(Duration, u64)> {
         self.begin(order)?;
         let selection = self.selections[self.steps as usize % self.selections.len()];
-        let answer = Answer { slots: self.slots, split_indices: None };
+        let output = ResolveOutput { slots: self.slots, split_indices: None };
         self.device.enqueue(
             self.pools,
             self.stream,
-            PoolOp::Resolve { range: self.range(0), selection, answer },
+            PoolOp::Resolve { range: self.range(0), selection, output },
         )?;
         let lap = Lap::begin();
         self.device.enqueue(self.pools, self.stream, PoolOp::Gather { range: self.range(0), wave: 0 })?;

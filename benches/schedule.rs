@@ -20,7 +20,7 @@ use criterion::Criterion;
 use forebay::device::clock::{ClockDevice, ClockOptions, Demand, Label};
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::{
-    Answer, Begin, Device, Mapped, PoolLayout, PoolOp, Pools, Slice, SplitIndices, StepRange, Stream,
+    Begin, Device, Mapped, PoolLayout, PoolOp, Pools, ResolveOutput, Slice, SplitIndices, StepRange, Stream,
 };
 use forebay::overlap::{
     Engine, EngineCall, Keys, Overlap, OverlapStreams, Run, Schedule, Work, enqueue_layer, enqueue_step,
@@ -40,7 +40,7 @@ const MOST_US: f64 = 2.0;
 struct Rig {
     pools: Pools,
     runs: Vec<Run>,
-    block: Slice,
+    descriptor: Slice,
     report: Slice,
 }
 
@@ -96,7 +96,7 @@ impl Rig {
             })
         };
         let runs = vec![run(0)?, run(1)?];
-        Ok(Rig { pools, runs, block: words(1024)?, report: words(1024)? })
+        Ok(Rig { pools, runs, descriptor: words(1024)?, report: words(1024)? })
     }
 }
 
@@ -138,7 +138,7 @@ fn simulate(device: &ClockDevice, rig: &Rig, steps: u64) -> Result<(Duration, u6
             device.set_misses(Layer(layer), f64::from(100 + layer))?;
         }
         for run in &rig.runs {
-            let begin = Begin { micro_batch: run.micro_batch, block: rig.block, accepted: None };
+            let begin = Begin { micro_batch: run.micro_batch, descriptor: rig.descriptor, accepted: None };
             device.enqueue(rig.pools, run.streams.compute, PoolOp::Begin(begin))?;
         }
         enqueue_step(device, rig.pools, &rig.runs, &orders, 0, 0, &mut Planned(device))?;
@@ -167,11 +167,11 @@ fn operations(device: &HostDevice, rig: &Rig, layer: Layer) -> Result<()> {
         let range = StepRange { micro_batch: run.micro_batch, layer, first, count, rows };
         let words = 4 * u64::from(QUERY_ROWS * run.top_k);
         let of = |slice: Slice| slice.part(u64::from(first) * words, u64::from(count) * words);
-        let answer = Answer { slots: of(run.slots)?, split_indices: run.split_indices };
+        let output = ResolveOutput { slots: of(run.slots)?, split_indices: run.split_indices };
         device.enqueue(
             rig.pools,
             resolve,
-            PoolOp::Resolve { range, selection: of(run.selection)?, answer },
+            PoolOp::Resolve { range, selection: of(run.selection)?, output },
         )?;
         device.enqueue(rig.pools, gather, PoolOp::Gather { range, wave: 0 })?;
     }

@@ -111,7 +111,7 @@ fn live(world: &mut World<'_>, operations: u32) {
                     let whole = world.random.one_in(2);
                     world.warm(lane, whole, &selections, steps);
                     let (first, count) = (world.random.below(90), world.random.below(400));
-                    world.raise(lane, first.into(), count.into());
+                    world.warm_gather(lane, first.into(), count.into());
                 }
             }
             0 => world.leave(lane),

@@ -11,7 +11,7 @@ mod forgets;
 use device::TestDevice;
 use forebay::device::descriptor::{Cause, Entry, Report, Sticky, step};
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Answer, Begin, Device, Event, PoolOp, Slice, SplitIndices, StepRange, Stream};
+use forebay::device::{Begin, Device, Event, PoolOp, ResolveOutput, Slice, SplitIndices, StepRange, Stream};
 use forebay::os::{Map, NoFaults, Request};
 use forebay::residency::QueryRange;
 use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Kind, Layer, LayerCall, Memory};
@@ -329,7 +329,7 @@ fn a_record_that_is_refused_leaves_the_event_as_it_was() {
     device.synchronize(event).unwrap();
 }
 
-/// What a step of a block as no cache writes one answers in layer 0, and its report.
+/// What a step whose descriptor no cache would write in layer 0, and its report.
 fn step_of_a_block(e: &Engine, lanes: [u32; 2]) -> (Vec<u8>, Report) {
     let request =
         Request { bytes: 4096, huge: false, populate: true, lock: false, node: None, shared: false };
@@ -339,7 +339,7 @@ fn step_of_a_block(e: &Engine, lanes: [u32; 2]) -> (Vec<u8>, Report) {
     let entry = |lane| Entry { lane, accepted: 0, query_rows: 1 };
     step::encode(9, lanes.map(entry).into_iter(), &mut words);
     map.copy_in_words(0, &words).unwrap();
-    let block = all.part(0, 4 * words.len() as u64).unwrap();
+    let descriptor = all.part(0, 4 * words.len() as u64).unwrap();
     let report = all.part(2048, 4 * Report::words(2, 2) as u64).unwrap();
     let rows = QueryRange { first: 0, count: 1 };
     let range = StepRange { micro_batch: MicroBatch(0), layer: Layer(0), first: 0, count: 2, rows };
@@ -347,10 +347,10 @@ fn step_of_a_block(e: &Engine, lanes: [u32; 2]) -> (Vec<u8>, Report) {
     let picks: Vec<u8> = (0..2 * K as i32).flat_map(i32::to_le_bytes).collect();
     e.device.write(selection, &picks).unwrap();
     e.device.write(slots, &[7; 8 * K as usize]).unwrap();
-    let answer = Answer { slots, split_indices: None };
+    let output = ResolveOutput { slots, split_indices: None };
     for op in [
-        PoolOp::Begin(Begin { micro_batch: MicroBatch(0), block, accepted: None }),
-        PoolOp::Resolve { range, selection, answer },
+        PoolOp::Begin(Begin { micro_batch: MicroBatch(0), descriptor, accepted: None }),
+        PoolOp::Resolve { range, selection, output },
         PoolOp::Report { micro_batch: MicroBatch(0), slot: report },
     ] {
         e.device.enqueue(e.cache.pools(), e.stream, op).unwrap();
@@ -364,7 +364,7 @@ fn step_of_a_block(e: &Engine, lanes: [u32; 2]) -> (Vec<u8>, Report) {
     (answers, read)
 }
 
-/// A block as no cache writes one: no row of it is done, its step fails, and so do the steps of its lanes. What it is
+/// If no cache would write such a descriptor, no row of it runs, its step fails, and so do the steps of its lanes. What it is
 /// answered is not what the sound step before was.
 #[test]
 fn a_block_that_names_a_lane_twice_or_none_that_is_there_does_nothing_and_fails_its_lanes() {

@@ -14,7 +14,7 @@ mod trace_body;
 mod world;
 
 use forebay::device::host::HostOptions;
-use forebay::device::{Answer, Outcome, PoolOp, Slice, StepRange};
+use forebay::device::{Outcome, PoolOp, ResolveOutput, Slice, StepRange};
 use forebay::residency::QueryRange;
 use forebay::{
     Accepted, BatchRow, BringUp, Budget, Buffers, Cache, Kind, Layer, LayerCall, MicroBatch, Open,
@@ -520,7 +520,7 @@ fn padded_rows_of_a_captured_batch_are_inert() {
         .enqueue(
             world.cache.pools(),
             stream,
-            PoolOp::Resolve { range, selection, answer: Answer { slots, split_indices: None } },
+            PoolOp::Resolve { range, selection, output: ResolveOutput { slots, split_indices: None } },
         )
         .unwrap();
     device.enqueue(world.cache.pools(), stream, PoolOp::Gather { range, wave: 0 }).unwrap();

@@ -77,7 +77,7 @@ impl Cache {
         self.order_behind(parent.index as usize, stream)?;
         let pages = self.geometry.pages(self.config.reach(admitted)?);
         let full = (open.prompt / self.geometry.page_tokens()) as usize;
-        let names = self.fork_names(parent, pages, full)?;
+        let hashes = self.fork_hashes(parent, pages, full)?;
         let slots = self.take_slots(&open, admitted)?;
         let mut table = self.record(parent)?.owned.table.head(full);
         let partial = self
@@ -102,10 +102,10 @@ impl Cache {
             self.total.pages.share(copy.from.0)?;
             self.index.pages.share(copy.from.1)?;
         }
-        for (_, block) in names.iter().flat_map(|names| names.used_from(0)) {
+        for (_, block) in hashes.iter().flat_map(|hashes| hashes.used_from(0)) {
             self.prefix.share(&block)?;
         }
-        let owned = Owned { table, slots, names, copied: copy.into_iter().collect() };
+        let owned = Owned { table, slots, hashes, copied: copy.into_iter().collect() };
         let child = self.enter(index, &open, admitted, owned, open.prompt);
         let joined = self.join_fork(parent, child, copy, stream);
         if joined.is_err() {

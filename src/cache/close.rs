@@ -80,7 +80,7 @@ impl Cache {
 
     /// Returns the resources that a sequence owned: first its uses of shared blocks, then pages, slots and lane.
     pub(super) fn release_all(&mut self, owned: &Owned) -> Result<()> {
-        for (_, block) in owned.names.iter().flat_map(|names| names.used_from(0)) {
+        for (_, block) in owned.hashes.iter().flat_map(|hashes| hashes.used_from(0)) {
             self.prefix.release(&block)?;
         }
         for (host, keys) in owned.table.host.iter().zip(&owned.table.index) {

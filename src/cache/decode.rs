@@ -75,10 +75,12 @@ impl Cache {
             self.ring.release(&step);
             return Err(error);
         }
-        let block = self.ring.slot(&step)?.block;
-        if let Err(error) =
-            self.device.enqueue(self.pools, stream, PoolOp::Begin(Begin { micro_batch, block, accepted }))
-        {
+        let descriptor = self.ring.slot(&step)?.descriptor;
+        if let Err(error) = self.device.enqueue(
+            self.pools,
+            stream,
+            PoolOp::Begin(Begin { micro_batch, descriptor, accepted }),
+        ) {
             match error.kind() {
                 Kind::OutOfRange => self.ring.release(&step),
                 _ => self.ring.give_up(&step),

@@ -11,7 +11,7 @@
 use std::collections::VecDeque;
 
 use crate::cache::admit::PageCopy;
-use crate::cache::share::Names;
+use crate::cache::share::BlockHashes;
 use crate::device::{Outcome, Stream, Ticket};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{MicroBatch, Sequence};
@@ -61,7 +61,7 @@ pub(super) struct Owned {
     /// Its lane, and its slots in each layer.
     pub(super) slots: Holding,
     /// The block hashes of its published pages; none if its token ids are unknown.
-    pub(super) names: Option<Names>,
+    pub(super) hashes: Option<BlockHashes>,
     /// Pages (rows, index keys) that its work copies from. The sequence owns them until that work has ended, so that
     /// no other sequence writes to them meanwhile.
     pub(super) copied: Vec<PageCopy>,

@@ -2,8 +2,8 @@
 
 use crate::cache::Cache;
 use crate::cache::record::State;
-use crate::cache::share::Names;
-use crate::device::{Join, PoolOp, Raise, Slice, Stream, Ticket, Truncate, Warm};
+use crate::cache::share::BlockHashes;
+use crate::device::{Join, PoolOp, Slice, Stream, Ticket, Truncate, Warm, WarmGather};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{Lane, Layer, Sequence};
 use crate::sparse::{BringUp, Stretches, WarmUp};
@@ -26,7 +26,8 @@ impl Cache {
     /// [`Kind::Closed`].
     pub fn length(&self, sequence: Sequence) -> Result<Length> {
         let record = self.record(sequence)?;
-        let published = record.owned.names.as_ref().map_or(0, Names::pages) * self.geometry.page_tokens();
+        let published =
+            record.owned.hashes.as_ref().map_or(0, BlockHashes::pages) * self.geometry.page_tokens();
         Ok(Length { committed: record.rows.committed, landed: record.rows.landed, published })
     }
 
@@ -142,7 +143,7 @@ impl Cache {
         record.rows.committed = record.admitted.prompt;
         record.rows.stored = record.admitted.prompt;
         record.rows.upper = record.admitted.prompt;
-        self.raise_next(sequence, stream)
+        self.gather_next(sequence, stream)
     }
 
     fn join_of(&self, sequence: Sequence) -> Result<Join<'_>> {
@@ -167,16 +168,16 @@ impl Cache {
         // A stretch after a failed one must not look done.
         self.record(sequence)?.check_ticket("join_more")?;
         self.take_over(sequence.index as usize, stream)?;
-        self.raise_next(sequence, stream)
+        self.gather_next(sequence, stream)
     }
 
     /// Gathers the next stretch on a stream that waits for all earlier work of the sequence.
-    fn raise_next(&mut self, sequence: Sequence, stream: Stream) -> Result<Ticket> {
+    fn gather_next(&mut self, sequence: Sequence, stream: Stream) -> Result<Ticket> {
         let record = self.record(sequence)?;
         let lane = Lane(record.lane());
         let mut stretches = record.work.stretches.unwrap_or(Stretches::none());
         if let Some((first, count)) = stretches.take() {
-            self.device.enqueue(self.pools, stream, PoolOp::Raise(Raise { lane, first, count }))?;
+            self.device.enqueue(self.pools, stream, PoolOp::WarmGather(WarmGather { lane, first, count }))?;
         }
         let ticket = self.settle(sequence.index as usize, stream)?;
         // The stretch counts as gathered only now.

@@ -72,18 +72,18 @@ fn is_room(host: &Pages, keys: &Pages, pages: (HostPage, IndexPage)) -> bool {
 
 /// The block hashes of a sequence's published pages.
 #[derive(Debug)]
-pub(super) struct Names {
-    namer: BlockHasher,
+pub(super) struct BlockHashes {
+    hasher: BlockHasher,
     /// One entry for each page, from the first. The flag says whether the sequence uses the block; if not, the sequence
     /// keeps its own page in addition to it.
     blocks: Vec<(BlockHash, bool)>,
 }
 
-impl Names {
+impl BlockHashes {
     /// An empty list with capacity for `pages` block hashes.
-    fn new(namer: BlockHasher, pages: u32) -> Result<Names> {
+    fn new(hasher: BlockHasher, pages: u32) -> Result<BlockHashes> {
         let blocks = vector(pages as usize, "open", "block hashes of pages")?;
-        Ok(Names { namer, blocks })
+        Ok(BlockHashes { hasher, blocks })
     }
 
     /// The number of published pages.
@@ -93,7 +93,7 @@ impl Names {
 
     /// The block hash of the next page.
     fn next(&self, ids: &[u32], key: Option<&[u8; 16]>) -> BlockHash {
-        self.namer.block(self.blocks.last().map(|(block, _)| block), key, ids)
+        self.hasher.block(self.blocks.last().map(|(block, _)| block), key, ids)
     }
 
     /// The blocks that the sequence uses, from page `first` on, in reverse order.
@@ -123,10 +123,10 @@ impl Cache {
         prompt.check(page_tokens, open.prompt, "open")?;
         let (index, admitted) = self.admit(open)?;
         let pages = self.geometry.pages(self.config.reach(admitted)?);
-        let names = self.find_names(salt, prompt, pages)?;
-        let shared = names.pages() * page_tokens;
+        let hashes = self.find_hashes(salt, prompt, pages)?;
+        let shared = hashes.pages() * page_tokens;
         let slots = self.take_slots(open, admitted)?;
-        let mut owned = Owned { slots, names: Some(names), ..Owned::default() };
+        let mut owned = Owned { slots, hashes: Some(hashes), ..Owned::default() };
         if let Err(error) = self.take_shared_pages(pages, &mut owned) {
             self.release_all(&owned)?;
             return Err(error);
@@ -144,26 +144,27 @@ impl Cache {
         let page_tokens = self.geometry.page_tokens();
         prompt.check(page_tokens, self.config.max_tokens, "find shared pages")?;
         let pages = self.geometry.pages(prompt.ids.len() as u32);
-        Ok(self.find_names(salt, prompt, pages)?.pages() * page_tokens)
+        Ok(self.find_hashes(salt, prompt, pages)?.pages() * page_tokens)
     }
 
     /// The block hashes of the leading pages that are in the index, not yet marked as used, with capacity for `pages`.
-    fn find_names(&self, salt: &[u8], prompt: Tokens<'_>, pages: u32) -> Result<Names> {
-        let mut names = Names::new(BlockHasher::new(&self.secret, self.geometry.shape(), salt), pages)?;
+    fn find_hashes(&self, salt: &[u8], prompt: Tokens<'_>, pages: u32) -> Result<BlockHashes> {
+        let mut hashes =
+            BlockHashes::new(BlockHasher::new(&self.secret, self.geometry.shape(), salt), pages)?;
         for (ids, key) in prompt.pages(self.geometry.page_tokens()) {
-            let block = names.next(ids, key);
+            let block = hashes.next(ids, key);
             if self.prefix.users(&block).is_none() {
                 break;
             }
-            names.blocks.push((block, false));
+            hashes.blocks.push((block, false));
         }
-        Ok(names)
+        Ok(hashes)
     }
 
     /// Takes `pages` pages: the shared ones from the index, and fresh pages for the rest.
     fn take_shared_pages(&mut self, pages: u32, owned: &mut Owned) -> Result<()> {
-        let Owned { names, table, .. } = owned;
-        let named = names.as_mut().map_or(&mut [][..], |names| &mut names.blocks[..]);
+        let Owned { hashes, table, .. } = owned;
+        let named = hashes.as_mut().map_or(&mut [][..], |hashes| &mut hashes.blocks[..]);
         let fresh = pages - named.len() as u32;
         // The shared pages cannot be evicted to make room for the fresh ones.
         let spared = named.iter().filter(|(block, _)| self.prefix.users(block) == Some(0));
@@ -200,12 +201,12 @@ impl Cache {
         let record = self.record(sequence)?;
         record.check_state(&[State::Running], "publish")?;
         record.check_ticket("publish")?;
-        let Some(names) = &record.owned.names else {
+        let Some(hashes) = &record.owned.hashes else {
             return Err(Error::new(Kind::InvalidState, "publish")
                 .at("the sequence was opened without token ids")
                 .hint("open it with open_shared, without ids if none are known yet"));
         };
-        let published = names.pages() * page_tokens;
+        let published = hashes.pages() * page_tokens;
         if from != published {
             return Err(Error::new(Kind::OutOfRange, "publish")
                 .at("`from` is not the number of published tokens")
@@ -228,17 +229,17 @@ impl Cache {
     /// Puts the sequence's own page into the index where the equal page of another sequence has been evicted, so that
     /// the blocks after it can still be found.
     fn find_twins(&mut self, sequence: Sequence) -> Result<()> {
-        let pages = self.record(sequence)?.owned.names.as_ref().map_or(0, Names::pages) as usize;
+        let pages = self.record(sequence)?.owned.hashes.as_ref().map_or(0, BlockHashes::pages) as usize;
         for page in 0..pages {
             let record = self.record(sequence)?;
-            let named = record.owned.names.as_ref().and_then(|names| names.blocks.get(page));
+            let named = record.owned.hashes.as_ref().and_then(|hashes| hashes.blocks.get(page));
             let Some(((block, false), own)) = named.copied().zip(record.owned.table.get(page)) else {
                 continue;
             };
             if self.prefix.users(&block).is_none() && self.insert(&block, own)? {
-                let names = self.record_mut(sequence)?.owned.names.as_mut();
-                names
-                    .and_then(|names| names.blocks.get_mut(page))
+                let hashes = self.record_mut(sequence)?.owned.hashes.as_mut();
+                hashes
+                    .and_then(|hashes| hashes.blocks.get_mut(page))
                     .into_iter()
                     .for_each(|named| named.1 = true);
             }
@@ -249,15 +250,14 @@ impl Cache {
     /// Publishes one more page.
     fn publish_page(&mut self, sequence: Sequence, ids: &[u32], key: Option<&[u8; 16]>) -> Result<()> {
         let record = self.record(sequence)?;
-        let next = record
-            .owned
-            .names
-            .as_ref()
-            .and_then(|names| Some((names.next(ids, key), record.owned.table.get(names.blocks.len())?)));
+        let next =
+            record.owned.hashes.as_ref().and_then(|hashes| {
+                Some((hashes.next(ids, key), record.owned.table.get(hashes.blocks.len())?))
+            });
         let (block, pages) = next.ok_or_else(|| Error::new(Kind::Internal, "publish").at("no such page"))?;
         let used = self.insert(&block, pages)?;
-        if let Some(names) = &mut self.record_mut(sequence)?.owned.names {
-            names.blocks.push((block, used));
+        if let Some(hashes) = &mut self.record_mut(sequence)?.owned.hashes {
+            hashes.blocks.push((block, used));
         }
         Ok(())
     }
@@ -284,10 +284,15 @@ impl Cache {
     }
 
     /// The block hashes of a fork's first `shared` pages, with capacity for `pages`.
-    pub(super) fn fork_names(&self, parent: Sequence, pages: u32, shared: usize) -> Result<Option<Names>> {
-        let Some(names) = &self.record(parent)?.owned.names else { return Ok(None) };
-        let mut own = Names::new(names.namer, pages)?;
-        own.blocks.extend(names.blocks.iter().take(shared));
+    pub(super) fn fork_hashes(
+        &self,
+        parent: Sequence,
+        pages: u32,
+        shared: usize,
+    ) -> Result<Option<BlockHashes>> {
+        let Some(hashes) = &self.record(parent)?.owned.hashes else { return Ok(None) };
+        let mut own = BlockHashes::new(hashes.hasher, pages)?;
+        own.blocks.extend(hashes.blocks.iter().take(shared));
         Ok(Some(own))
     }
 
@@ -295,23 +300,23 @@ impl Cache {
     /// replaced. A block that the sequence used alone and whose page it keeps leaves the index; other blocks keep their
     /// pages.
     pub(super) fn unname(&mut self, sequence: Sequence, first: usize, replaced: &[usize]) -> Result<()> {
-        let Some(mut names) = self.record_mut(sequence)?.owned.names.take() else { return Ok(()) };
-        for (page, block) in names.used_from(first) {
+        let Some(mut hashes) = self.record_mut(sequence)?.owned.hashes.take() else { return Ok(()) };
+        for (page, block) in hashes.used_from(first) {
             if self.prefix.users(&block) != Some(1) || replaced.contains(&page) {
                 self.prefix.release(&block)?;
             } else if let Some((host, keys)) = self.prefix.remove(&block) {
                 self.release_pair(host, keys)?;
             }
         }
-        names.blocks.truncate(first);
-        self.record_mut(sequence)?.owned.names = Some(names);
+        hashes.blocks.truncate(first);
+        self.record_mut(sequence)?.owned.hashes = Some(hashes);
         Ok(())
     }
 
     /// For each page of a sequence, whether the index owns it for this sequence alone.
     pub(super) fn uses_alone(&self, owned: &Owned) -> Vec<bool> {
         let mut alone = vec![false; owned.table.len()];
-        for (page, block) in owned.names.iter().flat_map(|names| names.used_from(0)) {
+        for (page, block) in owned.hashes.iter().flat_map(|hashes| hashes.used_from(0)) {
             alone[page] = self.prefix.users(&block) == Some(1);
         }
         alone
@@ -364,7 +369,7 @@ impl Cache {
         let wrong = |place| Err(Error::new(Kind::Internal, "validate pages").at(place));
         let mut users: HashMap<BlockHash, u32> = HashMap::new();
         for record in &self.records {
-            for (page, block) in record.owned.names.iter().flat_map(|names| names.used_from(0)) {
+            for (page, block) in record.owned.hashes.iter().flat_map(|hashes| hashes.used_from(0)) {
                 if self.prefix.pages(&block) != record.owned.table.get(page) {
                     return wrong("pages of a shared block");
                 }

@@ -5,7 +5,7 @@
 
 use crate::device::descriptor::{self, BATCH_MAX, Report};
 use crate::device::{
-    Answer, DeviceId, Expected, Join, PoolLayout, PoolOp, Slice, SplitIndices, StepRange, Truncate,
+    DeviceId, Expected, Join, PoolLayout, PoolOp, ResolveOutput, Slice, SplitIndices, StepRange, Truncate,
 };
 use crate::error::{Error, Kind, Result};
 use crate::geometry::SLOT_BLOCK;
@@ -50,30 +50,30 @@ fn invalid(place: &'static str, value: impl Into<u64>) -> Error {
 impl Asker {
     /// Checks that the parts of a layout fit each other and the device. A device without memory accepts any layout
     /// that names no other device's memory: a simulator's layout has no tables.
-    fn check_plan(&self, plan: &PoolLayout) -> Result<()> {
-        plan.slabs.iter().chain(&plan.rows).try_for_each(|slice| self.place(slice))?;
+    fn check_layout(&self, layout: &PoolLayout) -> Result<()> {
+        layout.slabs.iter().chain(&layout.rows).try_for_each(|slice| self.place(slice))?;
         if !self.exact {
             return Ok(());
         }
-        let (g, top_k) = (&plan.geometry, plan.geometry.shape().top_k);
+        let (g, top_k) = (&layout.geometry, layout.geometry.shape().top_k);
         if top_k > self.top_k_max {
             return Err(invalid("selected positions of a query row", top_k)
                 .with("most", self.top_k_max)
                 .hint("the kernels count a query row's index lists in 16 bits"));
         }
         let layers = g.layers() as usize;
-        if [plan.tables.len(), plan.slabs.len(), plan.rows.len()].iter().any(|count| *count != layers) {
-            return Err(invalid("layers of the pool layout", plan.tables.len() as u64));
+        if [layout.tables.len(), layout.slabs.len(), layout.rows.len()].iter().any(|count| *count != layers) {
+            return Err(invalid("layers of the pool layout", layout.tables.len() as u64));
         }
-        let Some(first) = plan.tables.first() else {
+        let Some(first) = layout.tables.first() else {
             return Err(invalid("layers of the pool layout", 0_u32));
         };
-        if plan.batch > BATCH_MAX {
-            return Err(invalid("batch rows", plan.batch).with("most", BATCH_MAX));
+        if layout.batch > BATCH_MAX {
+            return Err(invalid("batch rows", layout.batch).with("most", BATCH_MAX));
         }
         // All layers share page numbers, so each layer needs room for the first layer's pages.
-        let rows = plan.rows.first().map_or(0, Slice::bytes);
-        for ((tables, slab), own) in plan.tables.iter().zip(&plan.slabs).zip(&plan.rows) {
+        let rows = layout.rows.first().map_or(0, Slice::bytes);
+        for ((tables, slab), own) in layout.tables.iter().zip(&layout.slabs).zip(&layout.rows) {
             tables.check()?;
             let blocks = u64::from(tables.budget_base / SLOT_BLOCK) + u64::from(tables.budget_blocks);
             let fits = blocks.saturating_mul(g.block_bytes().into()) <= slab.bytes();
@@ -85,7 +85,7 @@ impl Asker {
             let selected = u64::from(tables.query_rows) * u64::from(top_k);
             let listed = selected.saturating_mul(u64::from(tables.waves) + 1);
             if u32::try_from(listed).is_err()
-                || listed.saturating_mul(4 * u64::from(plan.batch)) > i64::MAX as u64
+                || listed.saturating_mul(4 * u64::from(layout.batch)) > i64::MAX as u64
             {
                 return Err(invalid("selected positions of a step in all waves", listed));
             }
@@ -137,22 +137,22 @@ impl Extents {
     ///
     /// # Errors
     /// [`Kind::InvalidConfig`] for a layout whose parts do not fit each other or the device.
-    pub(super) fn new(plan: &PoolLayout, asker: Asker) -> Result<Self> {
-        asker.check_plan(plan)?;
-        let first = plan.tables.first();
+    pub(super) fn new(layout: &PoolLayout, asker: Asker) -> Result<Self> {
+        asker.check_layout(layout)?;
+        let first = layout.tables.first();
         Ok(Extents {
             asker,
-            layers: plan.geometry.layers(),
-            batch: plan.batch,
+            layers: layout.geometry.layers(),
+            batch: layout.batch,
             lanes: first.map_or(0, |tables| tables.lanes),
-            micro_batches: plan.micro_batches,
+            micro_batches: layout.micro_batches,
             query_rows: first.map_or(u32::MAX, |tables| tables.query_rows),
             tokens: first.map_or(u32::MAX, |tables| tables.tokens),
-            top_k: plan.geometry.shape().top_k.into(),
-            lane_pages: plan.lane_pages as usize,
-            host_pages: plan.rows.first().map_or(0, Slice::bytes) / plan.geometry.host_page_bytes(),
-            moves: plan.expected != Expected::Resolved,
-            tables: plan.tables.clone(),
+            top_k: layout.geometry.shape().top_k.into(),
+            lane_pages: layout.lane_pages as usize,
+            host_pages: layout.rows.first().map_or(0, Slice::bytes) / layout.geometry.host_page_bytes(),
+            moves: layout.expected != Expected::Resolved,
+            tables: layout.tables.clone(),
         })
     }
 
@@ -165,7 +165,7 @@ impl Extents {
             PoolOp::Join(join) => self.join(join),
             PoolOp::Truncate(Truncate { lane, pages, .. }) => self.pages(*lane, pages),
             PoolOp::Leave(lane) => self.lane(*lane),
-            PoolOp::Raise(raise) => self.lane(raise.lane),
+            PoolOp::WarmGather(range) => self.lane(range.lane),
             PoolOp::Warm(warm) => {
                 self.lane(warm.lane)?;
                 let count = u64::from(warm.steps) * u64::from(self.layers) * self.top_k;
@@ -173,10 +173,10 @@ impl Extents {
             }
             PoolOp::Begin(begin) => {
                 self.micro_batch(begin.micro_batch)?;
-                self.asker.words(&begin.block, descriptor::step::words(self.batch) as u64)?;
+                self.asker.words(&begin.descriptor, descriptor::step::words(self.batch) as u64)?;
                 begin.accepted.map_or(Ok(()), |accepted| self.asker.words(&accepted, self.batch.into()))
             }
-            PoolOp::Resolve { range, selection, answer } => self.resolve(range, selection, answer),
+            PoolOp::Resolve { range, selection, output } => self.resolve(range, selection, output),
             PoolOp::Gather { range, wave } => {
                 self.range(range)?;
                 match self.asker.exact && *wave >= self.waves_of(range.layer) {
@@ -214,18 +214,18 @@ impl Extents {
     }
 
     /// Checks a resolve's selection and its output buffers: sizes, and that no two of them overlap.
-    fn resolve(&self, range: &StepRange, selection: &Slice, answer: &Answer) -> Result<()> {
+    fn resolve(&self, range: &StepRange, selection: &Slice, output: &ResolveOutput) -> Result<()> {
         self.range(range)?;
         let count = u64::from(range.count) * u64::from(range.rows.count) * self.top_k;
         self.asker.words(selection, count)?;
-        self.asker.words(&answer.slots, count)?;
+        self.asker.words(&output.slots, count)?;
         if !self.asker.exact {
-            return answer.split_indices.map_or(Ok(()), |split_indices| {
+            return output.split_indices.map_or(Ok(()), |split_indices| {
                 self.asker.own(&split_indices.lists).and(self.asker.own(&split_indices.counts))
             });
         }
         let waves = self.waves_of(range.layer);
-        let split_indices = match &answer.split_indices {
+        let split_indices = match &output.split_indices {
             Some(split_indices) => self.split_indices(range, split_indices, 1 + u64::from(waves))?,
             None if waves > 1 => {
                 return Err(self
@@ -234,7 +234,7 @@ impl Extents {
             }
             None => [None, None],
         };
-        let slices = [Some(*selection), Some(answer.slots), split_indices[0], split_indices[1]];
+        let slices = [Some(*selection), Some(output.slots), split_indices[0], split_indices[1]];
         for (index, slice) in slices.iter().enumerate() {
             let Some(slice) = slice else { break };
             if slices[..index].iter().flatten().any(|other| slice.overlaps(other)) {
@@ -331,7 +331,7 @@ mod tests {
     };
 
     /// Two layers of four pages each.
-    fn plan(device: DeviceId) -> PoolLayout {
+    fn layout(device: DeviceId) -> PoolLayout {
         let shape = Shape { layers: 2, draft_layers: 0, page_tokens: 16, top_k: 8, ..Shape::GLM_5 };
         let geometry = Geometry::new(shape).unwrap();
         let (slab, rows) = (4 * u64::from(geometry.block_bytes()), 4 * geometry.host_page_bytes());
@@ -352,22 +352,24 @@ mod tests {
         let device = DeviceId::new();
         let asker = Asker { name: "device", device, exact: true, top_k_max: 8 };
         let check = |change: &dyn Fn(&mut PoolLayout)| {
-            let mut plan = plan(device);
-            change(&mut plan);
-            Extents::new(&plan, asker).map(drop)
+            let mut layout = layout(device);
+            change(&mut layout);
+            Extents::new(&layout, asker).map(drop)
         };
         check(&|_| {}).unwrap();
         let other = DeviceId::new();
         let changes: [&dyn Fn(&mut PoolLayout); 9] = [
-            &|plan| plan.rows[1] = plan.rows[1].part(0, 3 * plan.geometry.host_page_bytes()).unwrap(),
-            &|plan| plan.slabs[1] = plan.slabs[1].part(0, plan.slabs[1].bytes() - 4).unwrap(),
-            &|plan| plan.slabs[0] = other.slice(1 << 20, plan.slabs[0].bytes()),
-            &|plan| plan.rows[0] = device.slice(0, plan.rows[0].bytes()),
-            &|plan| plan.tables[1].tokens += 1,
-            &|plan| plan.tables[1].waves = u32::MAX,
-            &|plan| plan.batch = BATCH_MAX + 1,
-            &|plan| plan.tables.truncate(1),
-            &|plan| plan.geometry = Geometry::new(Shape { top_k: 9, ..*plan.geometry.shape() }).unwrap(),
+            &|layout| layout.rows[1] = layout.rows[1].part(0, 3 * layout.geometry.host_page_bytes()).unwrap(),
+            &|layout| layout.slabs[1] = layout.slabs[1].part(0, layout.slabs[1].bytes() - 4).unwrap(),
+            &|layout| layout.slabs[0] = other.slice(1 << 20, layout.slabs[0].bytes()),
+            &|layout| layout.rows[0] = device.slice(0, layout.rows[0].bytes()),
+            &|layout| layout.tables[1].tokens += 1,
+            &|layout| layout.tables[1].waves = u32::MAX,
+            &|layout| layout.batch = BATCH_MAX + 1,
+            &|layout| layout.tables.truncate(1),
+            &|layout| {
+                layout.geometry = Geometry::new(Shape { top_k: 9, ..*layout.geometry.shape() }).unwrap()
+            },
         ];
         for (number, change) in changes.iter().enumerate() {
             let kind = check(change).unwrap_err().kind();
@@ -379,7 +381,7 @@ mod tests {
     fn joins_that_the_tables_cannot_take_are_refused_before_they_run() {
         let device = DeviceId::new();
         let asker = Asker { name: "device", device, exact: true, top_k_max: 8 };
-        let extents = Extents::new(&plan(device), asker).unwrap();
+        let extents = Extents::new(&layout(device), asker).unwrap();
         let place = |lane, length, pages: &[u32], blocks: &[Vec<u32>], budgets: &[u32]| {
             let join = Join { lane: Lane(lane), length, pages, blocks, budgets };
             extents

@@ -46,7 +46,7 @@ use crate::os::Map;
 use crate::residency::TableShape;
 use crate::sync::{Arc, unique};
 
-pub use op::{Answer, Begin, Join, PoolOp, Raise, SplitIndices, StepRange, Truncate, Warm};
+pub use op::{Begin, Join, PoolOp, ResolveOutput, SplitIndices, StepRange, Truncate, Warm, WarmGather};
 pub use ticket::{Completer, Outcome, Ticket};
 
 /// An in-order queue of operations. On a GPU the number is the engine's own `cudaStream_t`.
@@ -359,7 +359,7 @@ pub trait Device: Debug + Send + Sync {
     ///
     /// # Errors
     /// [`Kind::InvalidConfig`] for a layout whose parts do not fit each other; [`Kind::OutOfMemory`].
-    fn attach(&self, plan: PoolLayout) -> Result<Pools>;
+    fn attach(&self, layout: PoolLayout) -> Result<Pools>;
 
     /// Enqueues an operation on a cache's pools; [`PoolOp`] describes each. After a join or a truncation the caller
     /// enqueues no other one for the same lane until the first has run: the device keeps the lane's lists in one

@@ -27,13 +27,13 @@ pub enum PoolOp<'a> {
     Leave(Lane),
     /// Decides which rows of a lane are resident in every layer before its first step: first all rows, if that is
     /// asked for and they fit, then the rows of the given selections (top-k indices), step by step. It moves no
-    /// bytes; [`PoolOp::Raise`] gathers them. It is a hint: a position at or beyond the length loads nothing. A
+    /// bytes; [`PoolOp::WarmGather`] gathers them. It is a hint: a position at or beyond the length loads nothing. A
     /// stream that is being captured rejects it ([`Kind::InvalidState`]).
     ///
     /// [`Kind::InvalidState`]: crate::Kind::InvalidState
     Warm(Warm),
     /// Gathers the rows that a warm-up made resident, for a range of the lane's slots.
-    Raise(Raise),
+    WarmGather(WarmGather),
     /// Begins a step: copies the step descriptor to the micro-batch's memory on the device, then commits, in every
     /// layer, the landed rows that the previous steps of these lanes left. If it is rejected as out of range, nothing
     /// was enqueued; after any other error the copy may have been enqueued.
@@ -45,7 +45,7 @@ pub enum PoolOp<'a> {
         /// `[count][rows.count][k]` i32 positions, -1 for none.
         selection: Slice,
         /// The buffers that it fills.
-        answer: Answer,
+        output: ResolveOutput,
     },
     /// Fetches the missed rows that attention wave `wave` reads. The last resolve must have been of the same layer,
     /// query rows and step, and the earlier waves must have been gathered. Otherwise the step fails, rather than
@@ -77,7 +77,7 @@ impl PoolOp<'_> {
             PoolOp::Truncate(_) => "truncate",
             PoolOp::Leave(_) => "leave",
             PoolOp::Warm(_) => "warm",
-            PoolOp::Raise(_) => "raise",
+            PoolOp::WarmGather(_) => "warm gather",
             PoolOp::Begin(_) => "begin",
             PoolOp::Resolve { .. } => "resolve",
             PoolOp::Gather { .. } => "gather",
@@ -107,9 +107,9 @@ impl PoolOp<'_> {
             }
             PoolOp::Leave(lane) => PoolOp::Leave(lane),
             PoolOp::Warm(warm) => PoolOp::Warm(warm),
-            PoolOp::Raise(raise) => PoolOp::Raise(raise),
+            PoolOp::WarmGather(range) => PoolOp::WarmGather(range),
             PoolOp::Begin(begin) => PoolOp::Begin(begin),
-            PoolOp::Resolve { range, selection, answer } => PoolOp::Resolve { range, selection, answer },
+            PoolOp::Resolve { range, selection, output } => PoolOp::Resolve { range, selection, output },
             PoolOp::Gather { range, wave } => PoolOp::Gather { range, wave },
             PoolOp::Scatter(range) => PoolOp::Scatter(range),
             PoolOp::Report { micro_batch, slot } => PoolOp::Report { micro_batch, slot },
@@ -150,7 +150,7 @@ pub struct StepRange {
 
 /// The buffers that a resolve fills.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct ResolveOutput {
     /// `[count][rows.count][k]` i32: each selected position's slot in the layer's slab, -1 for none. Where attention
     /// takes several waves, rows of different waves may share a scratch slot, so attention needs `split_indices`
     /// then.
@@ -179,7 +179,7 @@ pub struct Begin {
     /// The micro-batch.
     pub micro_batch: MicroBatch,
     /// The pinned step descriptor, see [`descriptor::step`](crate::device::descriptor::step).
-    pub block: Slice,
+    pub descriptor: Slice,
     /// Accepted counts on the device, one u32 for each row of the largest batch. The device reads a row's count where
     /// its entry is [`ACCEPTED_ON_DEVICE`](crate::device::descriptor::ACCEPTED_ON_DEVICE).
     pub accepted: Option<Slice>,
@@ -211,10 +211,10 @@ pub struct Warm {
     pub steps: u32,
 }
 
-/// A range of slots that a warm-up gathers: see [`PoolOp::Raise`]. The slots of all layers have one numbering: layer
+/// A range of slots that a warm-up gathers: see [`PoolOp::WarmGather`]. The slots of all layers have one numbering: layer
 /// by layer, each layer's budget slots in the lane's order.
 #[derive(Clone, Copy, Debug)]
-pub struct Raise {
+pub struct WarmGather {
     /// The lane.
     pub lane: Lane,
     /// The first slot.

@@ -7,7 +7,7 @@ use std::ffi::c_void;
 
 use nix::errno::Errno;
 
-use super::{Answer, Call, Fallback, Faults, Region, answer, ask};
+use super::{Call, Fallback, Faults, OsResult, Region, answer, ask};
 
 /// One bit for each node that Linux can number on x86-64.
 pub(super) const NODES: usize = 1024;
@@ -48,7 +48,7 @@ pub(super) fn bind(region: &Region, node: u32, faults: &dyn Faults) -> Option<Fa
     Some(Fallback { what: Fallback::NUMA_BINDING, wanted: u64::from(node), cause })
 }
 
-fn bind_to(region: &Region, node: u32, faults: &dyn Faults) -> Answer<()> {
+fn bind_to(region: &Region, node: u32, faults: &dyn Faults) -> OsResult<()> {
     ask(faults, Call::Bind, "mbind")?;
     let mut mask = [0_u64; NODES / 64];
     if let Some(word) = mask.get_mut(node as usize / 64) {

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use nix::errno::Errno;
 use nix::sys::socket::{ControlMessage, MsgFlags, recvmsg, sendmsg};
 
-use super::{Answer, Call, Faults, answer, ask};
+use super::{Call, Faults, OsResult, answer, ask};
 use crate::error::{Error, Kind, Result};
 
 /// The byte that goes with a descriptor, because a stream socket needs data to carry one.
@@ -32,7 +32,7 @@ pub fn send(socket: impl AsFd, descriptor: impl AsFd, faults: &dyn Faults) -> Re
     send_raw(socket, &[fd], faults).map_err(|refusal| refusal.error("send descriptor"))
 }
 
-fn send_raw(socket: RawFd, fds: &[RawFd], faults: &dyn Faults) -> Answer<()> {
+fn send_raw(socket: RawFd, fds: &[RawFd], faults: &dyn Faults) -> OsResult<()> {
     ask(faults, Call::SendDescriptor, "sendmsg")?;
     let (data, rights) = ([IoSlice::new(&[MARK])], [ControlMessage::ScmRights(fds)]);
     let send = || sendmsg::<()>(socket, &data, &rights, MsgFlags::MSG_NOSIGNAL, None);
@@ -83,7 +83,7 @@ fn descriptor_in(ancillary: Ancillary) -> Option<OwnedFd> {
 }
 
 /// Repeats a call until no signal interrupts it.
-fn uninterrupted<T>(name: &'static str, mut call: impl FnMut() -> nix::Result<T>) -> Answer<T> {
+fn uninterrupted<T>(name: &'static str, mut call: impl FnMut() -> nix::Result<T>) -> OsResult<T> {
     loop {
         match call() {
             Err(Errno::EINTR) => {}

@@ -2,29 +2,29 @@
 
 use memmap2::{Advice, MmapRaw};
 
-use super::{Answer, Call, Faults, Refusal, Region, ask, page_size};
+use super::{Call, Faults, OsResult, Refusal, Region, ask, page_size};
 
 /// Keeps the region's pages in memory until it is unmapped.
-pub(super) fn lock(region: &Region, faults: &dyn Faults) -> Answer<()> {
+pub(super) fn lock(region: &Region, faults: &dyn Faults) -> OsResult<()> {
     ask(faults, Call::Lock, "mlock")?;
     region.whole("mlock", MmapRaw::lock)
 }
 
 /// Requests transparent huge pages; the system may ignore it.
-pub(super) fn advise_huge(region: &Region, faults: &dyn Faults) -> Answer<()> {
+pub(super) fn advise_huge(region: &Region, faults: &dyn Faults) -> OsResult<()> {
     ask(faults, Call::AdviseHuge, "madvise for huge pages")?;
     region.whole("madvise for huge pages", |memory| memory.advise(Advice::HugePage))
 }
 
 /// Makes every page of a fresh region resident, by one call.
-pub(super) fn populate(region: &Region, faults: &dyn Faults) -> Answer<()> {
+pub(super) fn populate(region: &Region, faults: &dyn Faults) -> OsResult<()> {
     ask(faults, Call::Populate, "madvise to populate")?;
     region.whole("madvise to populate", |memory| memory.advise(Advice::PopulateWrite))
 }
 
 /// As [`populate`], on base pages. Where the kernel lacks the call (before Linux 5.14), each page is written once.
 /// Fails with `ENOMEM` when there is not enough memory.
-pub(super) fn populate_or_touch(region: &Region, faults: &dyn Faults) -> Answer<()> {
+pub(super) fn populate_or_touch(region: &Region, faults: &dyn Faults) -> OsResult<()> {
     match populate(region, faults) {
         Ok(()) => Ok(()),
         Err(Refusal { errno: libc::EINVAL | libc::ENOSYS | libc::EPERM, .. }) => {

@@ -10,13 +10,13 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::unistd::ftruncate;
 
 use super::limit::unsignalled;
-use super::{Answer, Call, Faults, answer, ask};
+use super::{Call, Faults, OsResult, answer, ask};
 
 /// The name under which mappings show in `/proc/<pid>/maps`, after `/memfd:`.
 const NAME: &std::ffi::CStr = c"forebay";
 
 /// Creates a descriptor without bytes, on huge pages of the default size if `huge`.
-pub(super) fn create(huge: bool, faults: &dyn Faults) -> Answer<OwnedFd> {
+pub(super) fn create(huge: bool, faults: &dyn Faults) -> OsResult<OwnedFd> {
     let (call, name, flag) = if huge {
         (Call::MemfdHuge, "memfd_create with huge pages", MFdFlags::MFD_HUGETLB)
     } else {
@@ -27,7 +27,7 @@ pub(super) fn create(huge: bool, faults: &dyn Faults) -> Answer<OwnedFd> {
 }
 
 /// Sets its size to `bytes` zero bytes, and seals that size.
-pub(super) fn resize(fd: &OwnedFd, bytes: u64, faults: &dyn Faults) -> Answer<()> {
+pub(super) fn resize(fd: &OwnedFd, bytes: u64, faults: &dyn Faults) -> OsResult<()> {
     ask(faults, Call::Truncate, "ftruncate")?;
     // A size beyond the system's type becomes negative and is refused. The limit on a file's size also applies to
     // shared memory.

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use nix::unistd::{SysconfVar, sysconf};
 
-use super::{Answer, Call, Faults, ask};
+use super::{Call, Faults, OsResult, ask};
 
 /// The size of a base page in bytes.
 pub fn page_size() -> u64 {
@@ -46,7 +46,7 @@ impl MemoryState {
         faults.memory(Self::try_read(faults).unwrap_or_default())
     }
 
-    fn try_read(faults: &dyn Faults) -> Answer<Self> {
+    fn try_read(faults: &dyn Faults) -> OsResult<Self> {
         ask(faults, Call::MemoryState, "read")?;
         Ok(Self::under(Path::new("/")))
     }

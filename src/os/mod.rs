@@ -231,7 +231,7 @@ struct Refusal {
 }
 
 /// The result of a system call.
-type Answer<T> = std::result::Result<T, Refusal>;
+type OsResult<T> = std::result::Result<T, Refusal>;
 
 impl Refusal {
     /// The refusal of call `name`. Where nix has no name for the number, errno still holds it.
@@ -273,7 +273,7 @@ fn errno_text(errno: i32) -> String {
 }
 
 /// Asks the faults whether `call`, which the system calls `name`, may be made.
-fn ask(faults: &dyn Faults, call: Call, name: &'static str) -> Answer<()> {
+fn ask(faults: &dyn Faults, call: Call, name: &'static str) -> OsResult<()> {
     match faults.before(call) {
         None => Ok(()),
         Some(errno) => Err(Refusal { name, errno }),
@@ -281,6 +281,6 @@ fn ask(faults: &dyn Faults, call: Call, name: &'static str) -> Answer<()> {
 }
 
 /// The result of call `name` from nix, or from [`Errno::result`] for a call that nix lacks.
-fn answer<T>(name: &'static str, returned: nix::Result<T>) -> Answer<T> {
+fn answer<T>(name: &'static str, returned: nix::Result<T>) -> OsResult<T> {
     returned.map_err(|errno| Refusal::of(name, errno))
 }

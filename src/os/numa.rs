@@ -10,12 +10,12 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 
 use super::bind::NODES;
-use super::{Answer, Call, Fallback, Faults, answer, ask};
+use super::{Call, Fallback, Faults, OsResult, answer, ask};
 
 /// Binds the calling thread to `processors` and makes it prefer memory from `node`; returns what the system refused.
 /// The binding stays, so use a short-lived thread.
 pub fn near(node: u32, processors: &[u32], faults: &dyn Faults) -> Vec<Fallback> {
-    let lost = |what, refused: Answer<()>| {
+    let lost = |what, refused: OsResult<()>| {
         refused.err().map(|refusal| Fallback { what, wanted: u64::from(node), cause: refusal.to_string() })
     };
     [
@@ -27,7 +27,7 @@ pub fn near(node: u32, processors: &[u32], faults: &dyn Faults) -> Vec<Fallback>
     .collect()
 }
 
-fn run_on(processors: &[u32], faults: &dyn Faults) -> Answer<()> {
+fn run_on(processors: &[u32], faults: &dyn Faults) -> OsResult<()> {
     ask(faults, Call::Affinity, "sched_setaffinity")?;
     let mut set = CpuSet::new();
     for processor in processors {
@@ -38,7 +38,7 @@ fn run_on(processors: &[u32], faults: &dyn Faults) -> Answer<()> {
     answer("sched_setaffinity", sched_setaffinity(Pid::from_raw(0), &set))
 }
 
-fn take_from(node: u32, faults: &dyn Faults) -> Answer<()> {
+fn take_from(node: u32, faults: &dyn Faults) -> OsResult<()> {
     ask(faults, Call::Policy, "set_mempolicy")?;
     let mut mask = [0_u64; NODES / 64];
     if let Some(word) = mask.get_mut(node as usize / 64) {

@@ -23,7 +23,7 @@ pub fn random(bytes: &mut [u8], faults: &dyn Faults) -> Result<()> {
 }
 
 /// Fills the beginning of `bytes`; returns its length.
-fn part(bytes: &mut [u8], faults: &dyn Faults) -> super::Answer<usize> {
+fn part(bytes: &mut [u8], faults: &dyn Faults) -> super::OsResult<usize> {
     ask(faults, Call::Random, "getrandom")?;
     // SAFETY: the slice is writable for its whole length, and bytes have no invalid values.
     let returned = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };

@@ -17,7 +17,7 @@ use std::ptr::{self, NonNull};
 use memmap2::{MmapMut, MmapOptions, MmapRaw};
 use nix::errno::Errno;
 
-use super::{Answer, Call, Faults, Refusal, answer, ask};
+use super::{Call, Faults, OsResult, Refusal, answer, ask};
 use crate::error::{Error, Kind, Result};
 #[cfg(tsan)]
 use crate::sync::{AtomicU8, Ordering};
@@ -52,7 +52,7 @@ unsafe impl Sync for Region {}
 
 impl Region {
     /// Maps `len` bytes readable and writable: those of `descriptor`, shared, or private zeros.
-    pub(super) fn new(descriptor: Option<BorrowedFd<'_>>, len: u64, faults: &dyn Faults) -> Answer<Self> {
+    pub(super) fn new(descriptor: Option<BorrowedFd<'_>>, len: u64, faults: &dyn Faults) -> OsResult<Self> {
         ask(faults, Call::Map, "mmap")?;
         let len = len as usize;
         let mut options = MmapOptions::new();
@@ -67,7 +67,7 @@ impl Region {
     }
 
     /// Reserves `len` bytes of addresses without memory, the first a multiple of `align` (a power of two).
-    pub(super) fn reserve(len: u64, align: u64, faults: &dyn Faults) -> Answer<Self> {
+    pub(super) fn reserve(len: u64, align: u64, faults: &dyn Faults) -> OsResult<Self> {
         let Some(padded) = len.checked_add(align) else {
             return Err(Refusal { name: "mmap", errno: libc::ENOMEM });
         };
@@ -102,7 +102,7 @@ impl Region {
         &self,
         name: &'static str,
         call: impl FnOnce(&MmapRaw) -> io::Result<()>,
-    ) -> Answer<()> {
+    ) -> OsResult<()> {
         match &self.mapped {
             Mapped::Memory(memory) => call(memory).map_err(|error| Refusal::io(name, &error)),
             Mapped::Addresses { .. } => Err(Refusal { name, errno: libc::EINVAL }),
@@ -120,7 +120,7 @@ impl Region {
         offset: u64,
         bytes: u64,
         faults: &dyn Faults,
-    ) -> Answer<()> {
+    ) -> OsResult<()> {
         ask(faults, Call::MapFixed, "mmap")?;
         let Some(at) = self.at(position, bytes) else {
             return Err(Refusal { name: "mmap", errno: libc::EINVAL });
@@ -274,7 +274,7 @@ pub(crate) unsafe fn move_bytes(from: *const u8, to: *mut u8, bytes: usize) {
 }
 
 /// The system never maps address 0 unless it is asked to.
-fn some_address(at: *mut u8) -> Answer<NonNull<u8>> {
+fn some_address(at: *mut u8) -> OsResult<NonNull<u8>> {
     NonNull::new(at).ok_or(Refusal { name: "mmap", errno: libc::ENOMEM })
 }
 

@@ -51,7 +51,7 @@
 //!
 //! The schedule does not choose the order (`choice`), and a callback may compute anything.
 
-use crate::device::{Answer, Device, Event, PoolOp, Pools, Slice, SplitIndices, StepRange, Stream};
+use crate::device::{Device, Event, PoolOp, Pools, ResolveOutput, Slice, SplitIndices, StepRange, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{Layer, MicroBatch};
 use crate::residency::QueryRange;
@@ -463,9 +463,9 @@ impl LayerRun<'_> {
     fn resolve(&mut self, first: u32, count: u32, stream: Stream) -> Result<()> {
         let (selection, slots) =
             (self.of(self.run.selection, first, count)?, self.of(self.run.slots, first, count)?);
-        let answer = Answer { slots, split_indices: self.split_indices };
+        let output = ResolveOutput { slots, split_indices: self.split_indices };
         let range = self.range(first, count);
-        self.device.enqueue(self.pools, stream, PoolOp::Resolve { range, selection, answer })
+        self.device.enqueue(self.pools, stream, PoolOp::Resolve { range, selection, output })
     }
 
     fn gather(&mut self, first: u32, count: u32, wave: u32, stream: Stream) -> Result<()> {

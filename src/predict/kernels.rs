@@ -255,7 +255,7 @@ fn steps(costs: &KernelCosts, both: &Both<'_>) -> Vec<Figure> {
 mod tests {
     use super::*;
     use crate::device::clock::{ClockDevice, ClockOptions, Span};
-    use crate::device::{Answer, Device, PoolLayout, PoolOp, Slice, StepRange};
+    use crate::device::{Device, PoolLayout, PoolOp, ResolveOutput, Slice, StepRange};
     use crate::geometry::{Geometry, Shape};
     use crate::ids::{Layer, MicroBatch};
     use crate::residency::{QueryRange, TableShape};
@@ -363,7 +363,7 @@ mod tests {
                 'R' => PoolOp::Resolve {
                     range: step_range,
                     selection,
-                    answer: Answer { slots, split_indices: None },
+                    output: ResolveOutput { slots, split_indices: None },
                 },
                 'G' => PoolOp::Gather { range: step_range, wave: 0 },
                 _ => PoolOp::Scatter(step_range),

@@ -15,7 +15,7 @@ pub const EMPTY: u32 = u32::MAX;
 /// The stamp of a slot that holds no row. It is the oldest stamp, so empty slots are taken first.
 pub(super) const FREE: u32 = 0;
 /// The stamp of rows loaded when the sequence joins. It is older than the stamp of any step.
-pub(super) const BROUGHT_UP: u32 = 1;
+pub(super) const WARMED: u32 = 1;
 /// The stamp of slots in a lane's last block beyond its budget, which are never victims. All other stamps are below it,
 /// and so below `i32::MAX`: signed vector compares order them.
 pub(super) const UNUSED: u32 = i32::MAX as u32;
@@ -308,7 +308,7 @@ impl LayerTables {
             landed: 0,
             budget,
             blocks: blocks.len() as u32,
-            stamp: BROUGHT_UP,
+            stamp: WARMED,
             min_stamp: FREE,
             next_victim: EMPTY,
         };
@@ -336,7 +336,7 @@ impl LayerTables {
         let Some(head) = self.heads.get(lane as usize).copied() else {
             return 0;
         };
-        if head.length > head.budget || head.budget == 0 || head.stamp != BROUGHT_UP {
+        if head.length > head.budget || head.budget == 0 || head.stamp != WARMED {
             return 0;
         }
         let map = self.map_start(lane);
@@ -345,7 +345,7 @@ impl LayerTables {
             let slot = block * SLOT_BLOCK + position % SLOT_BLOCK;
             self.slot_of[map + position as usize] = self.shape.budget_base + slot;
             self.position_of[slot as usize] = position;
-            self.stamps_mut()[slot as usize] = BROUGHT_UP;
+            self.stamps_mut()[slot as usize] = WARMED;
         }
         head.length
     }

@@ -10,7 +10,7 @@
 //!
 //! These calls only enqueue. [`crate::overlap`] has the letters of the engine's other work.
 
-use crate::device::{Answer, Device, PoolOp, Pools, Slice, SplitIndices, StepRange, Stream};
+use crate::device::{Device, PoolOp, Pools, ResolveOutput, Slice, SplitIndices, StepRange, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::ids::Layer;
 use crate::residency::QueryRange;
@@ -107,9 +107,9 @@ impl LayerCalls<'_> {
     /// R: selection to slots, misses and victims.
     pub(crate) fn resolve(&self, call: LayerCall, stream: Stream, buffers: Buffers) -> Result<()> {
         let range = call.range(self.step)?;
-        let answer = Answer { slots: buffers.slots, split_indices: buffers.split_indices };
+        let output = ResolveOutput { slots: buffers.slots, split_indices: buffers.split_indices };
         let selection = buffers.selection;
-        self.device.enqueue(self.pools, stream, PoolOp::Resolve { range, selection, answer })?;
+        self.device.enqueue(self.pools, stream, PoolOp::Resolve { range, selection, output })?;
         self.enqueued.resolved(&range, self.step.rows);
         Ok(())
     }

@@ -56,7 +56,7 @@ pub(crate) struct RingShape {
 
 impl RingShape {
     /// Bytes of a step descriptor.
-    fn block_bytes(&self) -> usize {
+    fn descriptor_bytes(&self) -> usize {
         4 * descriptor::step::words(self.batch)
     }
 
@@ -67,7 +67,7 @@ impl RingShape {
 
     /// Bytes of a slot: a descriptor and a report, each in whole lines.
     fn slot_bytes(&self) -> u64 {
-        (self.block_bytes().next_multiple_of(LINE) + self.report_bytes().next_multiple_of(LINE)) as u64
+        (self.descriptor_bytes().next_multiple_of(LINE) + self.report_bytes().next_multiple_of(LINE)) as u64
     }
 
     /// Bytes of the whole ring, in pinned host memory.
@@ -105,7 +105,7 @@ pub(crate) struct RingSlot {
     /// The stream on which the step was prepared.
     pub(crate) prepared: Stream,
     given_up: Option<GivenUp>,
-    pub(crate) block: Slice,
+    pub(crate) descriptor: Slice,
     pub(crate) report: Slice,
     pub(crate) event: Event,
     pub(crate) rows: Vec<RowInFlight>,
@@ -150,13 +150,13 @@ impl Ring {
         let mut slots = Vec::with_capacity(shape.steps as usize);
         for slot in 0..u64::from(shape.steps) {
             let start = slot * shape.slot_bytes();
-            let report = start + shape.block_bytes().next_multiple_of(LINE) as u64;
+            let report = start + shape.descriptor_bytes().next_multiple_of(LINE) as u64;
             slots.push(RingSlot {
                 step: None,
                 open: None,
                 prepared: Stream(0),
                 given_up: None,
-                block: all.part(start, shape.block_bytes() as u64)?,
+                descriptor: all.part(start, shape.descriptor_bytes() as u64)?,
                 report: all.part(report, shape.report_bytes() as u64)?,
                 event: device.event()?,
                 rows: Vec::with_capacity(shape.batch as usize),
@@ -201,7 +201,7 @@ impl Ring {
         let number = self.last + 1;
         let words = &mut self.words[..descriptor::step::words(self.shape.batch)];
         descriptor::step::encode(number, entries, words);
-        let offset = self.slots[free].block.address() - self.memory.as_ptr() as u64;
+        let offset = self.slots[free].descriptor.address() - self.memory.as_ptr() as u64;
         self.memory.copy_in_words(offset, words)?;
         self.last = number;
         self.slots[free].step = Some(number);

@@ -6,15 +6,15 @@ use super::*;
 
 const SECRET: Secret = Secret([7; 32]);
 
-fn namer(salt: &[u8]) -> BlockHasher {
+fn hasher(salt: &[u8]) -> BlockHasher {
     BlockHasher::new(&SECRET, &Shape::DEEPSEEK_V3_2, salt)
 }
 
 /// The blocks of a prompt.
-fn chain(namer: &BlockHasher, tokens: &[[u32; 3]]) -> Vec<BlockHash> {
+fn chain(hasher: &BlockHasher, tokens: &[[u32; 3]]) -> Vec<BlockHash> {
     let mut blocks = Vec::new();
     for tokens in tokens {
-        blocks.push(namer.block(blocks.last(), None, tokens));
+        blocks.push(hasher.block(blocks.last(), None, tokens));
     }
     blocks
 }
@@ -134,35 +134,35 @@ proptest! {
 #[test]
 fn the_same_tokens_behind_the_same_prefix_are_one_block() {
     let mut index = PrefixIndex::new(8).unwrap();
-    let first = chain(&namer(b"a"), &[[1, 2, 3], [4, 5, 6], [7, 8, 9]]);
+    let first = chain(&hasher(b"a"), &[[1, 2, 3], [4, 5, 6], [7, 8, 9]]);
     for (i, block) in (0..).zip(&first) {
         assert_eq!(index.insert(block, pages(i)), Ok(Inserted::New));
     }
-    let second = chain(&namer(b"a"), &[[1, 2, 3], [4, 5, 6], [0, 8, 9]]);
+    let second = chain(&hasher(b"a"), &[[1, 2, 3], [4, 5, 6], [0, 8, 9]]);
     assert_eq!(second[..2], first[..2]);
     assert_eq!(index.share(&second[1]), Ok(Some(pages(1))));
     assert_eq!(index.share(&second[2]), Ok(None));
     // The same tokens after another prefix, or a hash taken as tokens, are another block.
-    let moved = chain(&namer(b"a"), &[[4, 5, 6], [1, 2, 3]]);
+    let moved = chain(&hasher(b"a"), &[[4, 5, 6], [1, 2, 3]]);
     assert!(moved.iter().all(|block| index.users(block).is_none()));
     let words = first[0].0.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
     let name: Vec<u32> = words.chain([4, 5, 6]).collect();
-    assert_ne!(namer(b"a").block(None, None, &name), first[1]);
+    assert_ne!(hasher(b"a").block(None, None, &name), first[1]);
 }
 
 #[test]
 fn another_tenants_salt_secret_or_geometry_never_shares() {
     let tokens = [[1, 2, 3], [4, 5, 6]];
     let mut index = PrefixIndex::new(8).unwrap();
-    let own = chain(&namer(b"a"), &tokens);
+    let own = chain(&hasher(b"a"), &tokens);
     for block in &own {
         index.insert(block, pages(1)).unwrap();
     }
     let shape = Shape { index_key_bytes: 128, ..Shape::DEEPSEEK_V3_2 };
     for other in [
-        namer(b"b"),
-        namer(b""),
-        namer(b"a\0"),
+        hasher(b"b"),
+        hasher(b""),
+        hasher(b"a\0"),
         BlockHasher::new(&Secret([8; 32]), &Shape::DEEPSEEK_V3_2, b"a"),
         BlockHasher::new(&SECRET, &shape, b"a"),
     ] {
@@ -173,25 +173,25 @@ fn another_tenants_salt_secret_or_geometry_never_shares() {
 
 #[test]
 fn a_key_of_the_callers_parts_what_it_names_and_all_behind_it() {
-    let namer = namer(b"a");
+    let hasher = hasher(b"a");
     let (key, tokens) = ([9; 16], [1, 2, 3]);
-    let plain = namer.block(None, None, &tokens);
-    let keyed = namer.block(None, Some(&key), &tokens);
-    let mut names = vec![plain, keyed, namer.block(None, Some(&[8; 16]), &tokens)];
+    let plain = hasher.block(None, None, &tokens);
+    let keyed = hasher.block(None, Some(&key), &tokens);
+    let mut hashes = vec![plain, keyed, hasher.block(None, Some(&[8; 16]), &tokens)];
     // The same key again: other tokens, another place.
-    names.push(namer.block(None, Some(&key), &[1, 2, 4]));
-    names.push(namer.block(Some(&keyed), Some(&key), &tokens));
-    names.extend([&plain, &keyed].map(|parent| namer.block(Some(parent), None, &tokens)));
+    hashes.push(hasher.block(None, Some(&key), &[1, 2, 4]));
+    hashes.push(hasher.block(Some(&keyed), Some(&key), &tokens));
+    hashes.extend([&plain, &keyed].map(|parent| hasher.block(Some(parent), None, &tokens)));
     // Tokens that look like a key, or like a hash and a key.
     let words = |bytes: &[u8]| -> Vec<u32> {
         bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect()
     };
-    names.push(namer.block(None, None, &[words(&key), tokens.to_vec()].concat()));
-    names.push(namer.block(None, Some(&key), &[words(&plain.0[16..]), tokens.to_vec()].concat()));
-    for (i, name) in names.iter().enumerate() {
-        assert!(!names[..i].contains(name), "{i}");
+    hashes.push(hasher.block(None, None, &[words(&key), tokens.to_vec()].concat()));
+    hashes.push(hasher.block(None, Some(&key), &[words(&plain.0[16..]), tokens.to_vec()].concat()));
+    for (i, hash) in hashes.iter().enumerate() {
+        assert!(!hashes[..i].contains(hash), "{i}");
     }
-    assert_eq!(namer.block(None, Some(&key), &tokens), keyed);
+    assert_eq!(hasher.block(None, Some(&key), &tokens), keyed);
 }
 
 #[test]
@@ -232,7 +232,7 @@ fn nothing_is_allocated_after_construction() {
 #[test]
 fn what_is_released_last_outlives_what_was_released_first() {
     let mut index = PrefixIndex::new(3).unwrap();
-    let blocks = chain(&namer(b""), &[[1; 3], [2; 3], [3; 3]]);
+    let blocks = chain(&hasher(b""), &[[1; 3], [2; 3], [3; 3]]);
     for (i, block) in (0..).zip(&blocks) {
         index.insert(block, pages(i)).unwrap();
     }

@@ -7,7 +7,8 @@ use crate::skip::{own_driver, skip};
 use forebay::device::cuda::{CudaDevice, CudaOptions};
 use forebay::device::descriptor::{Entry, Report, step};
 use forebay::device::{
-    Answer, Begin, Device, Event, Join, Mapped, PoolLayout, PoolOp, Pools, Slice, StepRange, Stream, Ticket,
+    Begin, Device, Event, Join, Mapped, PoolLayout, PoolOp, Pools, ResolveOutput, Slice, StepRange, Stream,
+    Ticket,
 };
 use forebay::os::{Map, NoFaults, Request};
 use forebay::residency::{QueryRange, TableShape};
@@ -93,7 +94,7 @@ pub struct Cache {
     pub event: Event,
     /// Step descriptor, report, selection and slots, one after the other.
     words: Arc<Map>,
-    block: Slice,
+    descriptor: Slice,
     report: Slice,
     selection: Slice,
     slots: Slice,
@@ -165,15 +166,16 @@ impl Cache {
         let own = device.register(&words)?;
         let range = |at: u64, count: usize| own.part(at, 4 * count as u64);
         let row = LANES as usize * K;
-        let (block, report) = (range(0, step::words(LANES))?, range(1024, Report::words(LAYERS, LANES))?);
+        let (descriptor, report) =
+            (range(0, step::words(LANES))?, range(1024, Report::words(LAYERS, LANES))?);
         let (selection, slots) = (range(2048, row)?, range(3072, row)?);
         let pools = device.attach(plan)?;
         let (stream, event) = (device.stream()?, device.event()?);
-        Ok(Cache { pools, stream, event, words, block, report, selection, slots, slabs, device })
+        Ok(Cache { pools, stream, event, words, descriptor, report, selection, slots, slabs, device })
     }
 
     fn at(&self, slice: &Slice) -> u64 {
-        words_of(slice, &self.block)
+        words_of(slice, &self.descriptor)
     }
 
     /// Gives a lane to a sequence of `length` tokens.
@@ -200,11 +202,11 @@ impl Cache {
         StepRange { micro_batch: MicroBatch(0), layer: Layer(layer), first: 0, count: LANES, rows }
     }
 
-    /// Writes a step's block and selection.
+    /// Writes a step's descriptor and selection.
     pub fn prepare(&self, number: u64, rows: &[Entry], selection: &[i32]) -> Result<()> {
         let mut words = vec![0; step::words(LANES)];
         step::encode(number, rows.iter().copied(), &mut words);
-        self.words.copy_in_words(self.at(&self.block), &words)?;
+        self.words.copy_in_words(self.at(&self.descriptor), &words)?;
         let mut all: Vec<u32> = selection.iter().map(|position| *position as u32).collect();
         all.resize(LANES as usize * K, u32::MAX);
         self.words.copy_in_words(self.at(&self.selection), &all)
@@ -213,12 +215,12 @@ impl Cache {
     /// Enqueues a step's operations.
     pub fn enqueue(&self) -> Result<()> {
         let (device, pools, stream) = (&self.device, self.pools, self.stream);
-        let begin = Begin { micro_batch: MicroBatch(0), block: self.block, accepted: None };
+        let begin = Begin { micro_batch: MicroBatch(0), descriptor: self.descriptor, accepted: None };
         device.enqueue(pools, stream, PoolOp::Begin(begin))?;
         for layer in 0..LAYERS {
             let range = Cache::range(layer);
-            let answer = Answer { slots: self.slots, split_indices: None };
-            device.enqueue(pools, stream, PoolOp::Resolve { range, selection: self.selection, answer })?;
+            let output = ResolveOutput { slots: self.slots, split_indices: None };
+            device.enqueue(pools, stream, PoolOp::Resolve { range, selection: self.selection, output })?;
             device.enqueue(pools, stream, PoolOp::Gather { range, wave: 0 })?;
             device.enqueue(pools, stream, PoolOp::Scatter(range))?;
         }

@@ -1,7 +1,7 @@
 //! Controls: without the protections of F3, F4 and F12, the damage shows that their tests look for.
 
 use crate::rig::{Machine, everywhere};
-use forebay::device::{Join, Mapped, PoolLayout, PoolOp, Raise, Truncate, Warm};
+use forebay::device::{Join, Mapped, PoolLayout, PoolOp, Truncate, Warm, WarmGather};
 use forebay::os::{Map, NoFaults, Request};
 use forebay::residency::TableShape;
 use forebay::{Geometry, Lane, Shape};
@@ -94,7 +94,7 @@ fn page_of_the_join(machine: &Machine, wait_between: bool) -> u8 {
     device
         .enqueue(pools, stream, PoolOp::Warm(Warm { lane, whole: true, selections: None, steps: 0 }))
         .unwrap();
-    device.enqueue(pools, stream, PoolOp::Raise(Raise { lane, first: 0, count: 16 })).unwrap();
+    device.enqueue(pools, stream, PoolOp::WarmGather(WarmGather { lane, first: 0, count: 16 })).unwrap();
     if wait_between {
         gate.open();
         machine.sync(stream);

@@ -100,7 +100,7 @@ impl Device for Scale {
         copy(stream: Stream, from: Slice, to: Slice) -> Result<()>;
         call(stream: Stream, work: Arc<dyn Fn() + Send + Sync>) -> Result<()>;
         complete(stream: Stream, completer: Completer) -> Result<()>;
-        attach(plan: PoolLayout) -> Result<Pools>;
+        attach(layout: PoolLayout) -> Result<Pools>;
         enqueue(pools: Pools, stream: Stream, op: PoolOp<'_>) -> Result<()>;
         digest(pools: Pools, lane: Lane) -> Result<u64>;
         validate(pools: Pools) -> Result<()>;

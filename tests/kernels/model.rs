@@ -173,7 +173,7 @@ impl Model {
         }
     }
 
-    pub fn raise(&mut self, lane: u32, first: u64, count: u64) {
+    pub fn warm_gather(&mut self, lane: u32, first: u64, count: u64) {
         let slots = (0..self.tables.len()).flat_map(|layer| {
             let budget = self.tables[layer].head(lane).unwrap().budget;
             (0..budget).map(move |place| (layer, place))

@@ -77,7 +77,7 @@ fn walk(kernels: &Kernels, path: &Path, ratio: f64) {
     let selections: Vec<i32> =
         steps.flat_map(|(layer, step)| selected(&trace, warm_from + step, layer)).collect();
     world.warm(0, false, &selections, warm as usize);
-    world.raise(0, 0, u64::from(budget) * u64::from(LAYERS));
+    world.warm_gather(0, 0, u64::from(budget) * u64::from(LAYERS));
     let steps = STEPS.min(header.decode_steps() / QUERY_ROWS);
     let (mut hits, mut misses) = (0, 0);
     for step in 0..steps {

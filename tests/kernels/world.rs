@@ -220,12 +220,12 @@ impl<'a> World<'a> {
         self.compare("warm");
     }
 
-    pub fn raise(&mut self, lane: u32, first: u64, count: u64) {
+    pub fn warm_gather(&mut self, lane: u32, first: u64, count: u64) {
         let args = self.args().long(first).long(count).words(&[lane, 0]);
         let ctas = 1 + self.random.below(4);
-        self.run(c"forebay_raise", [ctas, 1, 1], 0, args);
-        self.model.raise(lane, first, count);
-        self.compare("raise");
+        self.run(c"forebay_warm_gather", [ctas, 1, 1], 0, args);
+        self.model.warm_gather(lane, first, count);
+        self.compare("warm gather");
     }
 
     /// Begins a step; `accepted` are the counts that stand on the device.

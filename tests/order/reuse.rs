@@ -4,7 +4,7 @@
 
 use forebay::check::watch::Watch;
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Device, Join, Mapped, PoolLayout, PoolOp, Pools, Raise, Slice, Stream, Truncate};
+use forebay::device::{Device, Join, Mapped, PoolLayout, PoolOp, Pools, Slice, Stream, Truncate, WarmGather};
 use forebay::os::{Map, NoFaults, Request};
 use forebay::residency::TableShape;
 use forebay::{Error, Geometry, Kind, Lane, Result, Shape};
@@ -90,7 +90,11 @@ impl Reuse {
             stream,
             PoolOp::Join(Join { lane, length, pages, blocks: &blocks, budgets: &[TOKENS] }),
         )?;
-        self.watch.enqueue(self.pools, stream, PoolOp::Raise(Raise { lane, first: 0, count: TOKENS.into() }))
+        self.watch.enqueue(
+            self.pools,
+            stream,
+            PoolOp::WarmGather(WarmGather { lane, first: 0, count: TOKENS.into() }),
+        )
     }
 
     /// Cuts lane 0 down to page 0.

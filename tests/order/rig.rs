@@ -2,7 +2,7 @@
 
 use forebay::check::watch::{Attention, Watch};
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Answer, Device, Pools, Slice, SplitIndices, StepRange, Stream};
+use forebay::device::{Device, Pools, ResolveOutput, Slice, SplitIndices, StepRange, Stream};
 use forebay::overlap::{Engine, EngineCall, Keys, Overlap, OverlapStreams, Work};
 use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Layers, Memory, MicroBatch, Open};
 use forebay::{BatchRow, Result, Sequence, Shape, Slots, Step, WarmUp};
@@ -118,9 +118,9 @@ impl Caller {
         buffer.part(u64::from(call.first) * row, u64::from(call.count) * row).unwrap()
     }
 
-    fn answer(&self, call: &EngineCall) -> Answer {
+    fn answer(&self, call: &EngineCall) -> ResolveOutput {
         let micro = &self.micro[call.micro_batch.index()];
-        Answer { slots: self.of(micro.slots, call), split_indices: Some(micro.split_indices) }
+        ResolveOutput { slots: self.of(micro.slots, call), split_indices: Some(micro.split_indices) }
     }
 }
 

@@ -70,9 +70,9 @@ macro_rules! hand_on {
 }
 
 impl Device for Forgets {
-    fn attach(&self, plan: PoolLayout) -> Result<Pools> {
-        let expected = self.expected.unwrap_or(plan.expected);
-        self.device.attach(PoolLayout { expected, ..plan })
+    fn attach(&self, layout: PoolLayout) -> Result<Pools> {
+        let expected = self.expected.unwrap_or(layout.expected);
+        self.device.attach(PoolLayout { expected, ..layout })
     }
 
     fn enqueue(&self, pools: Pools, stream: Stream, op: PoolOp<'_>) -> Result<()> {

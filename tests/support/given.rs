@@ -123,8 +123,8 @@ impl Device for Remote {
     fn complete(&self, stream: Stream, completer: Completer) -> Result<()> {
         self.device.complete(stream, completer)
     }
-    fn attach(&self, plan: PoolLayout) -> Result<Pools> {
-        self.device.attach(plan)
+    fn attach(&self, layout: PoolLayout) -> Result<Pools> {
+        self.device.attach(layout)
     }
     fn enqueue(&self, pools: Pools, stream: Stream, op: PoolOp<'_>) -> Result<()> {
         self.count(self.device.enqueue(pools, stream, op))

@@ -9,7 +9,7 @@ use super::model::Origin;
 use forebay::check::watch::{Attention, Watch, bytes};
 use forebay::device::clock::{ClockDevice, ClockOptions};
 use forebay::device::host::HostOptions;
-use forebay::device::{Answer, Device, Event, Slice, StepRange, Stream};
+use forebay::device::{Device, Event, ResolveOutput, Slice, StepRange, Stream};
 use forebay::residency::QueryRange;
 use forebay::{Buffers, Cache, Config, Geometry, Lane, Layer, LayerCall, Result, Step};
 use std::ops::Range;
@@ -420,8 +420,8 @@ impl Engine {
         }
 
         if let Some(watch) = &self.watch {
-            let answer = Answer { slots: buffers.slots, split_indices: None };
-            watch.attend(cache.pools(), m.engine, &range(step, call), Attention::All, &answer)?;
+            let output = ResolveOutput { slots: buffers.slots, split_indices: None };
+            watch.attend(cache.pools(), m.engine, &range(step, call), Attention::All, &output)?;
         }
         let found = Arc::clone(&self.found);
         self.call(m.engine, move |device| {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay::device::{PoolOp, Raise, Warm};
+use forebay::device::{PoolOp, Warm, WarmGather};
 use forebay::measure::{Ceilings, Probe};
 use forebay::{Lane, Result};
 
@@ -171,7 +171,11 @@ fn warmed(rig: &mut Rig, whole: bool, ceilings: &Ceilings, asked: &Asked) -> Res
             rig.timer.time(|stream| rig.device.enqueue(rig.pools, stream, PoolOp::Warm(warm)))?,
             rig.timer.time(|stream| {
                 let count = u64::from(layers * budget);
-                rig.device.enqueue(rig.pools, stream, PoolOp::Raise(Raise { lane: Lane(0), first: 0, count }))
+                rig.device.enqueue(
+                    rig.pools,
+                    stream,
+                    PoolOp::WarmGather(WarmGather { lane: Lane(0), first: 0, count }),
+                )
             })?,
         ];
         rig.oracle.warm(0, whole, &selections)?;

@@ -117,9 +117,9 @@ impl Nodes {
     /// Enqueues a layer's node for `batch` batch rows.
     fn node(&self, node: Node, layer: u32, stream: Stream, batch: u32) -> Result<()> {
         let (device, pools) = (&self.rig.device, self.rig.pools);
-        let (range, selection, answer) = self.rig.unbegun(layer, batch)?;
+        let (range, selection, output) = self.rig.unbegun(layer, batch)?;
         match node {
-            Node::Resolve => device.enqueue(pools, stream, PoolOp::Resolve { range, selection, answer }),
+            Node::Resolve => device.enqueue(pools, stream, PoolOp::Resolve { range, selection, output }),
             Node::Gather => device.enqueue(pools, stream, PoolOp::Gather { range, wave: 0 }),
             Node::Scatter => device.enqueue(pools, stream, PoolOp::Scatter(range)),
         }
@@ -173,15 +173,15 @@ impl Nodes {
 
     /// Writes values that no resolve without a step returns.
     fn forget(&self, batch: u32) -> Result<()> {
-        let (_, _, answer) = self.rig.unbegun(0, batch)?;
-        self.rig.device.write(answer.slots, &vec![0; answer.slots.bytes() as usize])
+        let (_, _, output) = self.rig.unbegun(0, batch)?;
+        self.rig.device.write(output.slots, &vec![0; output.slots.bytes() as usize])
     }
 
     /// Checks that every entry was answered with no slot. Returns the number of entries.
     fn check(&self, batch: u32) -> Result<u64> {
-        let (_, _, answer) = self.rig.unbegun(0, batch)?;
-        let mut bytes = vec![0; answer.slots.bytes() as usize];
-        self.rig.device.read(answer.slots, &mut bytes)?;
+        let (_, _, output) = self.rig.unbegun(0, batch)?;
+        let mut bytes = vec![0; output.slots.bytes() as usize];
+        self.rig.device.read(output.slots, &mut bytes)?;
         let mut words = bytes.as_chunks().0.iter().map(|word| i32::from_le_bytes(*word)).enumerate();
         match words.find(|(_, slot)| *slot != -1) {
             None => Ok(bytes.len() as u64 / 4),

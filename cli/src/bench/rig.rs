@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use forebay::device::descriptor::{Entry, LayerCount, Report, step};
 use forebay::device::{
-    Answer, Begin, Expected, Join, PoolLayout, PoolOp, Pools, Slice, StepRange, Stream, Warm,
+    Begin, Expected, Join, PoolLayout, PoolOp, Pools, ResolveOutput, Slice, StepRange, Stream, Warm,
 };
 use forebay::measure::Probe;
 use forebay::residency::{Fetch, QueryRange, TableShape};
@@ -174,7 +174,7 @@ pub struct Rig {
     layer_bytes: u64,
     slabs: Vec<Slice>,
     pages: Vec<u32>,
-    block: Memory,
+    descriptor: Memory,
     report: Memory,
     selection: Slice,
     answers: Slice,
@@ -238,7 +238,7 @@ impl Rig {
             timer: Timer::new(device, quick)?,
             oracle: Oracle::new(tables, layers, lanes, k)?,
             checked: 0,
-            block: Memory::new(&**device, 4 * step::words(lanes) as u64)?,
+            descriptor: Memory::new(&**device, 4 * step::words(lanes) as u64)?,
             report: Memory::new(&**device, 4 * Report::words(layers, lanes) as u64)?,
             selection: device.allocate(most)?,
             answers: device.allocate(most)?,
@@ -385,8 +385,8 @@ impl Rig {
         let mut words = vec![0; step::words(self.extents.lanes)];
         let entries = lanes.iter().map(|lane| Entry { lane: *lane, accepted, query_rows: query });
         step::encode(self.number, entries, &mut words);
-        self.block.map.copy_in_words(0, &words)?;
-        let begin = Begin { micro_batch: MicroBatch(0), block: self.block.slice, accepted: None };
+        self.descriptor.map.copy_in_words(0, &words)?;
+        let begin = Begin { micro_batch: MicroBatch(0), descriptor: self.descriptor.slice, accepted: None };
         let us = self.timer.time(|stream| self.device.enqueue(self.pools, stream, PoolOp::Begin(begin)))?;
         self.oracle.begin(lanes, accepted, query, moved)?;
         Ok(us)
@@ -404,7 +404,7 @@ impl Rig {
     ///
     /// # Errors
     /// [`forebay::Kind::Internal`] for more batch rows than there are.
-    pub fn unbegun(&self, layer: u32, batch: u32) -> Result<(StepRange, Slice, Answer)> {
+    pub fn unbegun(&self, layer: u32, batch: u32) -> Result<(StepRange, Slice, ResolveOutput)> {
         let range = StepRange {
             micro_batch: MicroBatch(0),
             layer: Layer(layer),
@@ -413,8 +413,8 @@ impl Rig {
             rows: QueryRange { first: 0, count: 1 },
         };
         let bytes = 4 * u64::from(batch) * u64::from(self.extents.k);
-        let answer = Answer { slots: self.answers.part(0, bytes)?, split_indices: None };
-        Ok((range, self.selection.part(0, bytes)?, answer))
+        let output = ResolveOutput { slots: self.answers.part(0, bytes)?, split_indices: None };
+        Ok((range, self.selection.part(0, bytes)?, output))
     }
 
     /// Draws the selections of the step's lanes in a layer, by batch row, and copies them to the device.
@@ -447,12 +447,12 @@ impl Rig {
     /// Errors of the device.
     pub fn resolve(&self, layer: u32, stream: Stream) -> Result<()> {
         let bytes = 4 * self.selected.len() as u64;
-        let answer = Answer { slots: self.answers.part(0, bytes)?, split_indices: None };
+        let output = ResolveOutput { slots: self.answers.part(0, bytes)?, split_indices: None };
         let selection = self.selection.part(0, bytes)?;
         self.device.enqueue(
             self.pools,
             stream,
-            PoolOp::Resolve { range: self.range(layer), selection, answer },
+            PoolOp::Resolve { range: self.range(layer), selection, output },
         )
     }
 

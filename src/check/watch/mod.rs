@@ -27,7 +27,7 @@
 //! | truncate | staged arguments, its old and new pages | all of the lane |
 //! | leave | pages, slot blocks | all of the lane |
 //! | warm | selections | all of the lane except its page table |
-//! | raise | rows of the total pool | resident rows |
+//! | warm gather | rows of the total pool | resident rows |
 //! | copy | source | target; in pages of the total pool, the rows of the lane that owns the page alone |
 //!
 //! A device does not see the engine's own launches. The engine declares what they touch: [`Watch::index`],
@@ -51,8 +51,8 @@ mod touched;
 use crate::check::order::{Access, Order};
 use crate::device::descriptor::step;
 use crate::device::{
-    Answer, Backing, Completer, Device, DeviceId, Event, Join, Mapped, PoolLayout, PoolOp, Pools, Slice,
-    StepRange, Stream, Truncate,
+    Backing, Completer, Device, DeviceId, Event, Join, Mapped, PoolLayout, PoolOp, Pools, ResolveOutput,
+    Slice, StepRange, Stream, Truncate,
 };
 use crate::error::{Error, Kind, Result};
 use crate::ids::Lane;
@@ -155,13 +155,14 @@ impl State {
     }
 
     /// The lanes in a pinned step descriptor.
-    fn lanes_of(&self, block: &Slice, batch: u32) -> Result<Vec<u32>> {
+    fn lanes_of(&self, descriptor: &Slice, batch: u32) -> Result<Vec<u32>> {
         let place = self.maps.iter().find_map(|(slice, map)| {
-            let offset = block.address().checked_sub(slice.address())?;
-            (offset + block.bytes() <= slice.bytes()).then_some((offset, map))
+            let offset = descriptor.address().checked_sub(slice.address())?;
+            (offset + descriptor.bytes() <= slice.bytes()).then_some((offset, map))
         });
-        let (offset, map) = place
-            .ok_or_else(|| unknown("the step descriptor is not in registered memory", block.address()))?;
+        let (offset, map) = place.ok_or_else(|| {
+            unknown("the step descriptor is not in registered memory", descriptor.address())
+        })?;
         let mut words = vec![0; step::words(batch)];
         map.copy_out_words(offset, &mut words)?;
         let (_, rows) = step::header(&words);
@@ -273,7 +274,7 @@ impl Watch {
         stream: Stream,
         range: &StepRange,
         reads: Attention,
-        answer: &Answer,
+        output: &ResolveOutput,
     ) -> Result<()> {
         let mut list = Vec::new();
         let what = {
@@ -299,11 +300,11 @@ impl Watch {
                 watched.landing(range, false, false, &mut list);
             }
             match reads {
-                Attention::All => list.push(bytes(&answer.slots, false)),
+                Attention::All => list.push(bytes(&output.slots, false)),
                 Attention::Merged => list.extend(
-                    answer.split_indices.iter().map(|split_indices| bytes(&split_indices.counts, false)),
+                    output.split_indices.iter().map(|split_indices| bytes(&split_indices.counts, false)),
                 ),
-                _ => watched.split_indices(range, answer, lists, false, &mut list),
+                _ => watched.split_indices(range, output, lists, false, &mut list),
             }
             what
         };
@@ -432,9 +433,9 @@ impl Device for Watch {
         self.device.complete(stream, completer)
     }
 
-    fn attach(&self, plan: PoolLayout) -> Result<Pools> {
-        let mut watched = Watched::new(&plan);
-        let pools = self.device.attach(plan)?;
+    fn attach(&self, layout: PoolLayout) -> Result<Pools> {
+        let mut watched = Watched::new(&layout);
+        let pools = self.device.attach(layout)?;
         let mut state = self.state.lock();
         // A device numbers its pools from 0, and this wrapper has seen all of them.
         watched.id = pools.of(state.device)? as u32;
@@ -447,10 +448,10 @@ impl Device for Watch {
         let accesses = |state: &mut State| {
             if let PoolOp::Begin(begin) = &op {
                 // The host wrote the descriptor before the call.
-                let block = state.mappings.behind(vec![bytes(&begin.block, true)]);
-                let verdict = state.order.host("prepare", &block);
+                let descriptor = state.mappings.behind(vec![bytes(&begin.descriptor, true)]);
+                let verdict = state.order.host("prepare", &descriptor);
                 state.judged(verdict)?;
-                lanes = state.lanes_of(&begin.block, state.pools(pools)?.batch)?;
+                lanes = state.lanes_of(&begin.descriptor, state.pools(pools)?.batch)?;
             }
             let mut list = state.pools(pools)?.touched(&op, &lanes);
             if let PoolOp::Join(Join { lane, .. }) | PoolOp::Truncate(Truncate { lane, .. }) = &op {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::check::order::{Access, Range, Space};
-use crate::device::{Answer, Mapped, PoolLayout, PoolOp, Slice, StepRange};
+use crate::device::{Mapped, PoolLayout, PoolOp, ResolveOutput, Slice, StepRange};
 use crate::error::{Error, Kind, Result};
 use crate::geometry::Geometry;
 use crate::ids::{Lane, MicroBatch};
@@ -127,17 +127,17 @@ fn misplaced(place: &'static str, [lane, layer, query]: [u64; 3]) -> Error {
 }
 
 impl Watched {
-    pub(super) fn new(plan: &PoolLayout) -> Watched {
-        let lanes = plan.tables.first().map_or(0, |tables| tables.lanes);
+    pub(super) fn new(layout: &PoolLayout) -> Watched {
+        let lanes = layout.tables.first().map_or(0, |tables| tables.lanes);
         Watched {
             id: 0,
-            geometry: plan.geometry,
-            rows: plan.rows.clone(),
-            layers: plan.tables.len() as u64,
-            query_rows: plan.tables.first().map_or(0, |tables| tables.query_rows).into(),
-            lists: plan.tables.iter().map(|tables| 1 + u64::from(tables.waves)).collect(),
-            batch: plan.batch,
-            steps: vec![Vec::new(); plan.micro_batches as usize],
+            geometry: layout.geometry,
+            rows: layout.rows.clone(),
+            layers: layout.tables.len() as u64,
+            query_rows: layout.tables.first().map_or(0, |tables| tables.query_rows).into(),
+            lists: layout.tables.iter().map(|tables| 1 + u64::from(tables.waves)).collect(),
+            batch: layout.batch,
+            steps: vec![Vec::new(); layout.micro_batches as usize],
             pages: vec![Vec::new(); lanes as usize],
             slot_blocks: vec![Vec::new(); lanes as usize],
             declares: false,
@@ -161,41 +161,41 @@ impl Watched {
                 list.extend(warm.selections.iter().map(|selections| bytes(selections, false)));
                 list
             }
-            PoolOp::Raise(raise) => {
+            PoolOp::WarmGather(range) => {
                 let read = [(TABLES, self.layers), (STORED, self.layers), (PAGE_TABLE, 1)];
-                let space = |name| self.space(name, raise.lane.0);
+                let space = |name| self.space(name, range.lane.0);
                 let mut list: Vec<Access> =
                     read.iter().map(|(name, to)| Access::read(space(name), 0, *to)).collect();
                 list.push(Access::write(space(RESIDENT), 0, self.layers));
                 list
             }
             PoolOp::Begin(begin) => {
-                let mut list = vec![bytes(&begin.block, false)];
+                let mut list = vec![bytes(&begin.descriptor, false)];
                 list.extend(begin.accepted.iter().map(|accepted| bytes(accepted, false)));
                 let written = [BLOCK, COUNTS].map(|name| self.space(name, begin.micro_batch.0));
                 list.extend(written.map(|space| Access::write(space, 0, 1)));
                 lanes.iter().for_each(|lane| self.lane(*lane, &mut list));
                 list
             }
-            PoolOp::Resolve { range, selection, answer } => {
+            PoolOp::Resolve { range, selection, output } => {
                 let decided = [(HEAD, false), (TABLES, true), (RESIDENT, true), (FETCHED, true)];
                 let mut list = self.range(range, &decided);
-                list.extend([bytes(selection, false), bytes(&answer.slots, true)]);
-                list.extend([self.block(range), self.fetches(range), self.counts(range)]);
-                self.split_indices(range, answer, (0, u64::MAX), true, &mut list);
+                list.extend([bytes(selection, false), bytes(&output.slots, true)]);
+                list.extend([self.descriptor(range), self.fetches(range), self.counts(range)]);
+                self.split_indices(range, output, (0, u64::MAX), true, &mut list);
                 list
             }
             PoolOp::Gather { range, wave } => {
                 let touched = [(STORED, false), (PAGE_TABLE, false), (SCRATCH, true), (FETCHED, true)];
                 // Waves after the first fetch only to scratch slots.
                 let mut list = self.range(range, if *wave == 0 { &touched } else { &touched[..3] });
-                list.extend([self.block(range), self.fetches(range), self.counts(range)]);
+                list.extend([self.descriptor(range), self.fetches(range), self.counts(range)]);
                 list
             }
             PoolOp::Scatter(range) => {
                 let mut list = self.range(range, &[(HEAD, false), (PAGE_TABLE, false), (ADDED, true)]);
                 self.landing(range, true, false, &mut list);
-                list.push(self.block(range));
+                list.push(self.descriptor(range));
                 list
             }
             PoolOp::Report { micro_batch, slot } => {
@@ -356,7 +356,7 @@ impl Watched {
     }
 
     /// The step descriptor, from which an operation reads its lanes.
-    fn block(&self, range: &StepRange) -> Access {
+    fn descriptor(&self, range: &StepRange) -> Access {
         Access::read(self.space(BLOCK, range.micro_batch.0), 0, 1)
     }
 
@@ -375,12 +375,12 @@ impl Watched {
     pub(super) fn split_indices(
         &self,
         range: &StepRange,
-        answer: &Answer,
+        output: &ResolveOutput,
         lists: (u64, u64),
         write: bool,
         list: &mut Vec<Access>,
     ) {
-        let Some(split_indices) = &answer.split_indices else { return };
+        let Some(split_indices) = &output.split_indices else { return };
         let all = self.lists.get(range.layer.index()).copied().unwrap_or(1);
         for slice in [&split_indices.lists, &split_indices.counts] {
             let words = match slice == &split_indices.lists {

@@ -30,12 +30,12 @@ fn lane_of(op: &PoolOp<'_>) -> Option<usize> {
 
 impl Extents {
     /// `exact`: there is a device beneath, so slices are checked against its memory.
-    pub(super) fn new(plan: &PoolLayout, device: DeviceId, exact: bool) -> Result<Self> {
-        let checks = checks::Extents::new(plan, Asker { name: NAME, device, exact, top_k_max: u32::MAX })?;
+    pub(super) fn new(layout: &PoolLayout, device: DeviceId, exact: bool) -> Result<Self> {
+        let checks = checks::Extents::new(layout, Asker { name: NAME, device, exact, top_k_max: u32::MAX })?;
         let layers = checks.layers as usize;
         let staged = (0..checks.lanes).map(|_| Staged::new(layers, 0, NAME));
         Ok(Extents {
-            row_bytes: f64::from(plan.geometry.row_bytes()),
+            row_bytes: f64::from(layout.geometry.row_bytes()),
             staged: staged.collect::<Result<_>>()?,
             checks,
         })

@@ -38,8 +38,8 @@ impl ClockDevice {
             PoolOp::Warm(Warm { steps, whole, .. }) => {
                 Work::kernel(&costs.warm, f64::from(steps + u32::from(*whole)) * layers)
             }
-            PoolOp::Raise(raise) => {
-                let bytes = raise.count as f64 * extents.row_bytes;
+            PoolOp::WarmGather(range) => {
+                let bytes = range.count as f64 * extents.row_bytes;
                 Work::rows(&costs.gather, Direction::ToDevice, bytes)
             }
             PoolOp::Begin(_) => Work::kernel(&costs.begin, batch * layers),
@@ -234,9 +234,9 @@ impl Device for ClockDevice {
         state.refusal.take().map_or(Ok(()), Err)
     }
 
-    fn attach(&self, plan: PoolLayout) -> Result<Pools> {
-        let extents = Extents::new(&plan, self.id, self.beneath.is_some())?;
-        let attached = self.beneath.as_ref().map(|beneath| beneath.device.attach(plan)).transpose()?;
+    fn attach(&self, layout: PoolLayout) -> Result<Pools> {
+        let extents = Extents::new(&layout, self.id, self.beneath.is_some())?;
+        let attached = self.beneath.as_ref().map(|beneath| beneath.device.attach(layout)).transpose()?;
         let mut state = self.state.lock();
         let pools = self.id.pools(state.pools.len());
         if attached.is_some_and(|attached| attached != pools) {

@@ -1,7 +1,7 @@
 //! The clock against closed forms.
 
 use super::*;
-use crate::device::{Answer, Completer, Outcome, PoolLayout, PoolOp, Slice, StepRange, Ticket};
+use crate::device::{Completer, Outcome, PoolLayout, PoolOp, ResolveOutput, Slice, StepRange, Ticket};
 use crate::geometry::{Geometry, Shape};
 use crate::ids::{Lane, MicroBatch};
 use crate::residency::{QueryRange, TableShape};
@@ -57,7 +57,7 @@ fn edge(device: &ClockDevice, from: Stream, to: Stream) {
 }
 
 /// A cache of V3.2's rows with `layers` layers and a batch of 8.
-fn plan(device: &ClockDevice, layers: u32) -> PoolLayout {
+fn layout(device: &ClockDevice, layers: u32) -> PoolLayout {
     let shape = Shape { layers, draft_layers: 0, ..Shape::DEEPSEEK_V3_2 };
     let tables = TableShape {
         lanes: 8,
@@ -179,7 +179,7 @@ fn works_that_want_more_than_all_sms_slow_each_other_in_proportion() {
 fn gathers_divide_the_link_and_give_it_back() {
     let device = exact(costs());
     let [a, b] = streams(&device);
-    let pools = device.attach(plan(&device, 2)).unwrap();
+    let pools = device.attach(layout(&device, 2)).unwrap();
     // A row is 656 bytes: 656 ns alone.
     device.set_misses(Layer(0), 1.0).unwrap();
     device.set_misses(Layer(1), 2.5).unwrap();
@@ -209,7 +209,7 @@ fn a_gather_that_cannot_use_its_half_of_the_link_leaves_the_rest_to_others() {
     let slow = Mover { fixed_ns: 0.0, rate: 0.25e9, sm: 0.0 };
     let device = exact(Costs { gather: slow, ..costs() });
     let [a, b] = streams(&device);
-    let pools = device.attach(plan(&device, 1)).unwrap();
+    let pools = device.attach(layout(&device, 1)).unwrap();
     device.set_misses(Layer(0), 1.0).unwrap();
     device.enqueue(pools, a, PoolOp::Gather { range: range(0, 0, 1), wave: 0 }).unwrap();
     device.traffic(b, named("weights"), Direction::ToDevice, 3 * 656).unwrap();
@@ -424,13 +424,13 @@ fn a_confined_device_refuses_other_streams_and_says_so_when_it_is_lifted() {
 fn misuse_is_an_error_that_names_the_field() {
     let (device, other) = (exact(costs()), exact(costs()));
     let [stream] = streams(&device);
-    let pools = device.attach(plan(&device, 2)).unwrap();
+    let pools = device.attach(layout(&device, 2)).unwrap();
     let kind = |result: Result<()>| result.unwrap_err().kind();
     assert_eq!(kind(device.set_misses(Layer(0), f64::NAN)), Kind::InvalidConfig);
     assert_eq!(kind(device.set_misses(Layer(0), -1.0)), Kind::InvalidConfig);
     assert_eq!(kind(device.compute(stream, named(""), Demand { ns: -1.0, sm: 0.0 })), Kind::InvalidConfig);
     // Another device's, though they have the same number, and of this one's a number that it never gave.
-    let foreign = other.attach(plan(&other, 2)).unwrap();
+    let foreign = other.attach(layout(&other, 2)).unwrap();
     for unknown in [foreign, device.id().pools(1)] {
         assert_eq!(kind(device.enqueue(unknown, stream, PoolOp::Leave(Lane(0)))), Kind::OutOfRange);
     }
@@ -449,12 +449,12 @@ fn misuse_is_an_error_that_names_the_field() {
     assert_eq!(kind(device.enqueue(pools, stream, PoolOp::Leave(Lane(8)))), Kind::OutOfRange);
     assert_eq!(kind(device.record(Event(0), stream)), Kind::OutOfRange);
     let [ours, theirs]: [Slice; 2] = [&device, &other].map(|device| device.allocate(64).unwrap());
-    let answer = Answer { slots: theirs, split_indices: None };
+    let output = ResolveOutput { slots: theirs, split_indices: None };
     assert_eq!(
         kind(device.enqueue(
             pools,
             stream,
-            PoolOp::Resolve { range: range(0, 0, 1), selection: ours, answer }
+            PoolOp::Resolve { range: range(0, 0, 1), selection: ours, output }
         )),
         Kind::OutOfRange
     );

@@ -103,7 +103,7 @@ words! {
 
     /// The state that a micro-batch's operations share.
     Micro: 80 {
-        block: Address,
+        descriptor: Address,
         counts: Address,
         lengths: Address,
         sticky: Address,
@@ -141,7 +141,7 @@ words! {
     }
 
     /// Of `forebay_load`.
-    LoadArgs: 208 { pools: Pools, micro: Micro, block: Address, heads: Address }
+    LoadArgs: 208 { pools: Pools, micro: Micro, descriptor: Address, heads: Address }
 
     /// Of `forebay_commit`.
     CommitArgs: 200 { pools: Pools, micro: Micro, accepted: Address }
@@ -206,8 +206,8 @@ words! {
     /// Of `forebay_warm`.
     WarmArgs: 136 { pools: Pools, selections: Address, lane: u32, whole: u32, steps: u32, shared: u32 }
 
-    /// Of `forebay_raise`.
-    RaiseArgs: 136 { pools: Pools, first: u64, count: u64, lane: u32, unused: u32 }
+    /// Of `forebay_warm_gather`.
+    WarmGatherArgs: 136 { pools: Pools, first: u64, count: u64, lane: u32, unused: u32 }
 
     /// Of `forebay_digest`.
     DigestArgs: 128 { pools: Pools, out: Address, lane: u32, unused: u32 }

@@ -196,9 +196,9 @@ impl Device for CudaDevice {
         inner.host_function("complete", raw, inner.calls.complete(completer)).map(|_| ())
     }
 
-    fn attach(&self, plan: PoolLayout) -> Result<Pools> {
+    fn attach(&self, layout: PoolLayout) -> Result<Pools> {
         let inner = &*self.inner;
-        let pools = CudaPools::new(plan, inner.id, &inner.context, &inner.worker, inner.launches);
+        let pools = CudaPools::new(layout, inner.id, &inner.context, &inner.worker, inner.launches);
         let pools = inner.told(pools)?;
         let mut all = inner.pools.lock();
         all.push(Arc::new(pools));

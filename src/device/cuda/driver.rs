@@ -180,7 +180,7 @@ pub(super) struct Refusal {
 }
 
 /// The result of a driver call.
-pub(super) type Answer<T = ()> = std::result::Result<T, Refusal>;
+pub(super) type DriverResult<T = ()> = std::result::Result<T, Refusal>;
 
 impl Refusal {
     /// The refusal as an error of `operation`.
@@ -233,14 +233,14 @@ macro_rules! functions {
                 }
             }
 
-            $(pub fn $name(&self, $($arg: $type),*) -> Answer {
+            $(pub fn $name(&self, $($arg: $type),*) -> DriverResult {
                 // SAFETY: the type is the symbol's; references live through the call, and handles are the
                 // driver's own and not given back, as the module's head says.
                 let code = unsafe { (self.$name)($($arg),*) };
                 self.judge($symbol, code)
             })*
 
-            $(pub fn $may(&self, $($one: $of),*) -> Answer {
+            $(pub fn $may(&self, $($one: $of),*) -> DriverResult {
                 let Some(function) = self.$may else {
                     let name = "this driver does not have it".to_owned();
                     return Err(Refusal { function: $lacked, code: code::NOT_SUPPORTED, name });
@@ -415,7 +415,7 @@ impl Driver {
         }
     }
 
-    fn judge(&self, function: &'static str, code: i32) -> Answer {
+    fn judge(&self, function: &'static str, code: i32) -> DriverResult {
         match code {
             0 => Ok(()),
             // Not an error, and frequent on the step path, so the name is not looked up.
@@ -510,7 +510,7 @@ impl Context {
     }
 
     /// Reads an attribute of the device.
-    pub fn ask(&self, attribute: i32) -> Answer<i32> {
+    pub fn ask(&self, attribute: i32) -> DriverResult<i32> {
         let mut value = 0;
         self.driver.attribute(&mut value, attribute, self.device).map(|()| value)
     }
@@ -521,13 +521,13 @@ impl Context {
     }
 
     /// Makes this context current until the guard is dropped.
-    pub fn enter(&self) -> Answer<Current<'_>> {
+    pub fn enter(&self) -> DriverResult<Current<'_>> {
         self.driver.context_push(self.handle)?;
         Ok(Current { context: self, mode: None, here: PhantomData })
     }
 
     /// As [`Context::enter`]; calls under the guard are not part of any capture and do not break one.
-    pub fn relaxed(&self) -> Answer<Current<'_>> {
+    pub fn relaxed(&self) -> DriverResult<Current<'_>> {
         let mut current = self.enter()?;
         let mut mode = flag::CAPTURE_RELAXED;
         self.driver.exchange_capture_mode(&mut mode)?;
@@ -536,13 +536,13 @@ impl Context {
     }
 
     /// Makes a call that gives something back; see the module's head.
-    pub fn give_back(&self, call: impl Fn(&Driver) -> Answer) {
+    pub fn give_back(&self, call: impl Fn(&Driver) -> DriverResult) {
         twice(|| self.relaxed().and_then(|current| call(&current)));
     }
 }
 
 /// Makes a call that gives something back, and repeats it once if it was certainly refused.
-fn twice(call: impl Fn() -> Answer) {
+fn twice(call: impl Fn() -> DriverResult) {
     let _ = call().or_else(|refusal| if code::is_sticky(refusal.code) { Err(refusal) } else { call() });
 }
 

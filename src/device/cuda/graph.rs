@@ -19,7 +19,7 @@
 //! returns the slots whose work can be dropped, and the caller empties them without holding the lock of [`Graphs`].
 //! Slow calls are also made without it.
 
-use super::driver::{Answer, Context, Current, Handle, Refusal, code, flag};
+use super::driver::{Context, Current, DriverResult, Handle, Refusal, code, flag};
 use super::memory::Worker;
 use super::stream::OwnEvent;
 use crate::device::Stream;
@@ -38,7 +38,7 @@ pub(super) enum Capturing {
 }
 
 /// The driver's capture state of a stream.
-pub(super) fn capturing(current: &Current<'_>, stream: Handle) -> Answer<Capturing> {
+pub(super) fn capturing(current: &Current<'_>, stream: Handle) -> DriverResult<Capturing> {
     let (mut status, mut id) = (0, 0);
     current.capture_info(stream, &mut status, &mut id, 0, 0, 0)?;
     Ok(match status {
@@ -61,7 +61,7 @@ struct Capture {
 #[derive(Debug)]
 pub(super) struct Ended {
     /// The captured graph, for [`Executable::new`], or the refusal that broke the capture.
-    pub graph: Answer<Handle>,
+    pub graph: DriverResult<Handle>,
     /// The slots of its captured callbacks.
     pub calls: Vec<usize>,
 }
@@ -82,7 +82,7 @@ pub(super) struct Executable {
 
 impl Executable {
     /// Instantiates and uploads a captured graph, so that even its first launch finds it on the device.
-    pub fn new(context: &Arc<Context>, worker: &Worker, ended: &Ended) -> Answer<Executable> {
+    pub fn new(context: &Arc<Context>, worker: &Worker, ended: &Ended) -> DriverResult<Executable> {
         let graph = Captured { context, raw: ended.graph.clone()? };
         Executable::of(context, worker, &graph, ended.calls.clone())
     }
@@ -92,7 +92,7 @@ impl Executable {
         worker: &Worker,
         graph: &Captured<'_>,
         calls: Vec<usize>,
-    ) -> Answer<Executable> {
+    ) -> DriverResult<Executable> {
         let end = OwnEvent::new(context)?;
         let mut raw = 0;
         // Each kernel keeps the priority of the stream on which it was captured, not that of the launch's stream.
@@ -104,7 +104,7 @@ impl Executable {
     }
 
     /// Whether all its launches have ended.
-    fn has_ended(&self) -> Answer<bool> {
+    fn has_ended(&self) -> DriverResult<bool> {
         match self.last {
             None => Ok(true),
             // Without a recorded event its end is never known.
@@ -244,7 +244,7 @@ impl Graphs {
 
     /// Launches the graph at index `at`. A launch inside a capture is rejected: it would become part of another
     /// graph, which does not keep this graph's work alive.
-    pub fn launch(&mut self, context: &Context, at: usize, stream: Handle) -> Result<Answer> {
+    pub fn launch(&mut self, context: &Context, at: usize, stream: Handle) -> Result<DriverResult> {
         let Some((_, executable)) = self.graphs.get_mut(at) else { return Ok(Ok(())) };
         let current = match context.enter() {
             Ok(current) => current,
@@ -268,7 +268,7 @@ impl Graphs {
 
     /// Releases the graph at index `at`: [`Graphs::reap`] discards it when its launches have ended. If the driver
     /// refuses the event, the graph is kept until the device closes.
-    pub fn release(&mut self, context: &Context, at: usize) -> Answer {
+    pub fn release(&mut self, context: &Context, at: usize) -> DriverResult {
         let (_, mut executable) = self.graphs.remove(at);
         let recorded = match executable.last {
             None => Ok(false),
@@ -284,7 +284,7 @@ impl Graphs {
 
     /// Discards the released graphs that have ended; returns the slots of their callbacks, and any refusal of the
     /// driver.
-    pub fn reap(&mut self) -> (Vec<usize>, Answer) {
+    pub fn reap(&mut self) -> (Vec<usize>, DriverResult) {
         let (mut slots, mut heard) = (Vec::new(), Ok(()));
         self.retiring.retain(|executable| match executable.has_ended() {
             Ok(true) => {
@@ -335,7 +335,7 @@ pub(super) fn try_graph(context: &Arc<Context>, worker: &Worker) -> Result<()> {
 
 /// Makes the handle of a conditional node, which is freed with its graph.
 #[cfg(feature = "measure")]
-pub(super) fn try_conditional(context: &Context) -> Answer {
+pub(super) fn try_conditional(context: &Context) -> DriverResult {
     let current = context.relaxed()?;
     let mut raw = 0;
     current.graph_create(&mut raw, 0)?;
@@ -344,7 +344,7 @@ pub(super) fn try_conditional(context: &Context) -> Answer {
 }
 
 /// Ends a capture; returns its graph.
-fn end(current: &Current<'_>, stream: Stream) -> Answer<Handle> {
+fn end(current: &Current<'_>, stream: Stream) -> DriverResult<Handle> {
     let mut raw = 0;
     current.capture_end(stream.0, &mut raw)?;
     Ok(raw)

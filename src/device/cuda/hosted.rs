@@ -19,7 +19,7 @@
 
 use std::ptr::NonNull;
 
-use super::driver::{Access, Answer, Context, Location, Property, Refusal, attribute, code, flag};
+use super::driver::{Access, Context, DriverResult, Location, Property, Refusal, attribute, code, flag};
 use super::memory::{self, Physical, Range, Worker};
 use crate::error::{Error, Kind, Result};
 use crate::os::Map;
@@ -112,7 +112,12 @@ fn place(context: &Context, node: Option<u32>) -> Result<Location> {
 }
 
 /// Allocates `bytes` bytes of physical memory in pieces, with each piece's size.
-fn pieces(context: &Arc<Context>, wanted: &Property, bytes: u64, chunk: u64) -> Answer<Vec<(Physical, u64)>> {
+fn pieces(
+    context: &Arc<Context>,
+    wanted: &Property,
+    bytes: u64,
+    chunk: u64,
+) -> DriverResult<Vec<(Physical, u64)>> {
     let mut pieces = Vec::new();
     let mut left = bytes;
     while left > 0 {
@@ -124,7 +129,7 @@ fn pieces(context: &Arc<Context>, wanted: &Property, bytes: u64, chunk: u64) -> 
 }
 
 /// Maps the pieces one after another, for device and host.
-fn mapped(context: &Arc<Context>, place: Location, pieces: &[(Physical, u64)]) -> Answer<Range> {
+fn mapped(context: &Arc<Context>, place: Location, pieces: &[(Physical, u64)]) -> DriverResult<Range> {
     let parts: Vec<_> = pieces.iter().map(|(piece, bytes)| (piece, 0, *bytes)).collect();
     let range = Range::over(context, &parts)?;
     let host = Access { location: place, flags: flag::ACCESS_READ_WRITE };

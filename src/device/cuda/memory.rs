@@ -12,7 +12,7 @@
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use super::driver::{Access, Answer, Context, Current, Handle, Property, Refusal, code, flag};
+use super::driver::{Access, Context, Current, DriverResult, Handle, Property, Refusal, code, flag};
 use super::registration::same_address;
 use super::{DeviceId, Mapped, bad};
 use crate::error::{Error, Kind, Result};
@@ -28,7 +28,7 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    pub fn new(context: &Arc<Context>) -> Answer<Worker> {
+    pub fn new(context: &Arc<Context>) -> DriverResult<Worker> {
         let current = context.relaxed()?;
         let mut stream = 0;
         current.stream_create(&mut stream, flag::STREAM_NON_BLOCKING, 0)?;
@@ -36,7 +36,7 @@ impl Worker {
     }
 
     /// Enqueues on the worker's stream, and waits until it has been done.
-    pub fn run(&self, work: impl FnOnce(&Current<'_>, Handle) -> Answer) -> Answer {
+    pub fn run(&self, work: impl FnOnce(&Current<'_>, Handle) -> DriverResult) -> DriverResult {
         let stream = self.stream.lock();
         let current = self.context.relaxed()?;
         let enqueued = work(&current, *stream);
@@ -46,18 +46,18 @@ impl Worker {
     }
 
     /// Copies words to the device.
-    pub fn upload(&self, to: Handle, bytes: &[u8]) -> Answer {
+    pub fn upload(&self, to: Handle, bytes: &[u8]) -> DriverResult {
         self.run(|current, stream| current.copy(to, bytes.as_ptr() as Handle, bytes.len() as u64, stream))
     }
 
     /// Copies words from the device.
-    pub fn download(&self, from: Handle, bytes: &mut [u8]) -> Answer {
+    pub fn download(&self, from: Handle, bytes: &mut [u8]) -> DriverResult {
         let (to, count) = (bytes.as_mut_ptr() as Handle, bytes.len() as u64);
         self.run(|current, stream| current.copy(to, from, count, stream))
     }
 
     /// Writes zeros.
-    pub fn zero(&self, address: Handle, bytes: u64) -> Answer {
+    pub fn zero(&self, address: Handle, bytes: u64) -> DriverResult {
         self.run(|current, stream| current.fill_bytes(address, 0, bytes, stream))
     }
 }
@@ -167,7 +167,7 @@ pub(super) fn property(context: &Context) -> Property {
 }
 
 /// The multiple that offsets and sizes of mappings must be.
-pub(super) fn granularity(context: &Context, of: &Property) -> Answer<u64> {
+pub(super) fn granularity(context: &Context, of: &Property) -> DriverResult<u64> {
     let mut bytes = 0;
     context.enter()?.granularity(&mut bytes, of, 0)?;
     Ok(bytes.max(1))
@@ -175,7 +175,7 @@ pub(super) fn granularity(context: &Context, of: &Property) -> Answer<u64> {
 
 impl Physical {
     /// Allocates `bytes`, a multiple of the granularity, without zeroing.
-    pub fn plain(context: &Arc<Context>, bytes: u64, wanted: &Property) -> Answer<Physical> {
+    pub fn plain(context: &Arc<Context>, bytes: u64, wanted: &Property) -> DriverResult<Physical> {
         let mut memory = 0;
         context.relaxed()?.memory_create(&mut memory, bytes, wanted, 0)?;
         Ok(Physical { context: Arc::clone(context), memory, bytes, shared: wanted.handles != 0 })
@@ -242,7 +242,7 @@ impl Physical {
 
 /// Allocates memory with a fabric handle and frees it again, to try whether that works.
 #[cfg(feature = "measure")]
-pub(super) fn try_fabric(context: &Arc<Context>) -> Answer {
+pub(super) fn try_fabric(context: &Arc<Context>) -> DriverResult {
     let wanted = Property { handles: flag::HANDLE_FABRIC, ..property(context) };
     let current = context.relaxed()?;
     let (mut bytes, mut memory) = (0, 0);
@@ -316,7 +316,7 @@ impl Range {
     }
 
     /// Maps pieces one after another, for the device to read and write.
-    pub fn over(context: &Arc<Context>, parts: &[(&Physical, u64, u64)]) -> Answer<Range> {
+    pub fn over(context: &Arc<Context>, parts: &[(&Physical, u64, u64)]) -> DriverResult<Range> {
         let bytes = parts.iter().map(|(_, _, bytes)| bytes).sum();
         let current = context.relaxed()?;
         let mut address = 0;

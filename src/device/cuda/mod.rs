@@ -48,7 +48,7 @@ use crate::ids::{Lane, Layer};
 use crate::os::{Faults, Map, NoFaults};
 use crate::sync::{Arc, Mutex, thread};
 
-use driver::{Answer as Driven, Context, Current, Driver, Handle, Refusal, code, flag};
+use driver::{Context, Current, Driver, DriverResult, Handle, Refusal, code, flag};
 use graph::{Capturing, Executable, Graphs, capturing};
 use memory::{Allocation, Physical, Range, Worker};
 use module::Module;
@@ -472,7 +472,7 @@ impl Inner {
     }
 
     /// Keeps a new stream.
-    fn keep(&self, made: Driven<KnownStream>) -> Result<Stream> {
+    fn keep(&self, made: DriverResult<KnownStream>) -> Result<Stream> {
         let own = made.map_err(|refusal| self.refused("new stream", refusal))?;
         let stream = Stream(own.raw);
         self.streams.lock().push(own);
@@ -524,7 +524,7 @@ impl Inner {
     }
 
     /// As [`Inner::refused`], for a refusal after which the call continues.
-    fn noted(&self, operation: &'static str, answer: Driven) {
+    fn noted(&self, operation: &'static str, answer: DriverResult) {
         if let Err(refusal) = answer {
             drop(self.refused(operation, refusal));
         }
@@ -550,7 +550,7 @@ impl Inner {
         &self,
         operation: &'static str,
         stream: Stream,
-        work: impl FnOnce(&Current<'_>, Handle) -> Driven,
+        work: impl FnOnce(&Current<'_>, Handle) -> DriverResult,
     ) -> Result<()> {
         self.enqueue_known(operation, self.known(stream)?, work)
     }
@@ -560,7 +560,7 @@ impl Inner {
         &self,
         operation: &'static str,
         raw: Handle,
-        work: impl FnOnce(&Current<'_>, Handle) -> Driven,
+        work: impl FnOnce(&Current<'_>, Handle) -> DriverResult,
     ) -> Result<()> {
         if self.health.failed().is_some() {
             return Ok(());
@@ -570,7 +570,7 @@ impl Inner {
 
     /// Handles the driver's result of an enqueue call; returns whether work was enqueued. A lost context counts as if
     /// the work had been enqueued and failed: the next query reports it, so that no call stops half-way.
-    fn heard(&self, operation: &'static str, enqueued: Driven) -> Result<bool> {
+    fn heard(&self, operation: &'static str, enqueued: DriverResult) -> Result<bool> {
         match enqueued {
             Ok(()) => Ok(true),
             Err(refusal) if code::is_sticky(refusal.code) => {
@@ -586,7 +586,7 @@ impl Inner {
         &self,
         operation: &'static str,
         stream: Stream,
-        work: impl FnOnce(&Enqueueing<'_>) -> Driven,
+        work: impl FnOnce(&Enqueueing<'_>) -> DriverResult,
     ) -> Result<()> {
         self.enqueue(operation, stream, |current, stream| {
             work(&Enqueueing { current, module: &self.module, stream })
@@ -624,7 +624,7 @@ impl Inner {
     }
 
     /// The driver's state of an event.
-    fn synchronized(&self, answer: Driven) -> Result<bool> {
+    fn synchronized(&self, answer: DriverResult) -> Result<bool> {
         match answer {
             Ok(()) => self.check().map(|()| true),
             Err(refusal) if refusal.code == code::NOT_READY => Ok(false),

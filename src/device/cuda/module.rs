@@ -5,7 +5,7 @@
 
 use std::ffi::CStr;
 
-use super::driver::{Answer, Context, Current, Handle, Refusal, flag};
+use super::driver::{Context, Current, DriverResult, Handle, Refusal, flag};
 use super::image::image;
 use crate::error::{Error, Kind, Result};
 use crate::sync::{Arc, Mutex};
@@ -35,7 +35,7 @@ kernels! {
     Truncate = c"forebay_truncate",
     Leave = c"forebay_leave",
     Warm = c"forebay_warm",
-    Raise = c"forebay_raise",
+    WarmGather = c"forebay_warm_gather",
     Digest = c"forebay_digest",
     Copy = c"forebay_copy",
     GatherBulk = c"forebay_gather_bulk",
@@ -148,7 +148,7 @@ fn look_up(current: &Current<'_>, module: Handle, name: &CStr, threads: u32) -> 
 
 /// Lets a kernel take as much shared memory at launch as possible, of the `most` that a block can have and up to
 /// `limit`; returns the bytes.
-fn ask_for_shared(current: &Current<'_>, most: u32, limit: u32, function: Handle) -> Answer<u32> {
+fn ask_for_shared(current: &Current<'_>, most: u32, limit: u32, function: Handle) -> DriverResult<u32> {
     let mut own = 0;
     current.function_attribute(&mut own, flag::FUNCTION_SHARED, function)?;
     let more = most.saturating_sub(own.unsigned_abs()).min(limit);

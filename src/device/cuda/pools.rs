@@ -16,15 +16,15 @@ use super::NAME;
 use super::abi::{
     self, DUE_GATHERED, DUE_RESOLVED, DUE_SCATTERED, NO_PAGE, STAGED_PAGES, UNUSED_STAMP, bytes_of,
 };
-use super::driver::{Answer, Context, Current, Handle, LaunchAttribute, LaunchConfig, Refusal, flag};
+use super::driver::{Context, Current, DriverResult, Handle, LaunchAttribute, LaunchConfig, Refusal, flag};
 use super::memory::{Allocation, Pinned, Worker};
 use super::module::{Kernel, Module};
 use super::stream::OwnEvent;
 use crate::device::checks::{Asker, Extents};
 use crate::device::pieces::Pieces;
 use crate::device::{
-    Answer as Lists, Begin, DeviceId, Expected, PoolLayout, PoolOp, Raise, Slice, StepRange, Truncate, Warm,
-    descriptor,
+    Begin, DeviceId, Expected, PoolLayout, PoolOp, ResolveOutput, Slice, StepRange, Truncate, Warm,
+    WarmGather, descriptor,
 };
 use crate::error::{Error, Kind, Result};
 use crate::geometry::{Geometry, SLOT_BLOCK};
@@ -77,7 +77,7 @@ impl Launches {
         stream: Handle,
         launch: Launch,
         args: &T,
-    ) -> Answer {
+    ) -> DriverResult {
         if launch.grid.contains(&0) {
             return Ok(());
         }
@@ -96,19 +96,25 @@ impl Launches {
     }
 
     /// Copies between two pieces of host memory that the device reaches. The driver's own copy would block the host.
-    pub fn copy(&self, c: &Current<'_>, m: &Module, stream: Handle, args: &abi::CopyArgs) -> Answer {
+    pub fn copy(&self, c: &Current<'_>, m: &Module, stream: Handle, args: &abi::CopyArgs) -> DriverResult {
         let blocks = (args.bytes / 16).div_ceil(u64::from(self.threads)).clamp(1, COPY_BLOCKS.into()) as u32;
         self.carry(&Enqueueing { current: c, module: m, stream }, blocks, args)
     }
 
     /// Copies between any two pieces of memory, with `blocks` blocks.
-    pub fn carry(&self, e: &Enqueueing<'_>, blocks: u32, args: &abi::CopyArgs) -> Answer {
+    pub fn carry(&self, e: &Enqueueing<'_>, blocks: u32, args: &abi::CopyArgs) -> DriverResult {
         self.launch(e.current, e.module, e.stream, Launch::new(Kernel::Copy, blocks, 1), args)
     }
 
     /// Multiplies matrices, with the given blocks and bytes of shared memory per block.
     #[cfg(feature = "measure")]
-    pub fn work(&self, e: &Enqueueing<'_>, blocks: u32, shared_bytes: u32, args: &abi::WorkArgs) -> Answer {
+    pub fn work(
+        &self,
+        e: &Enqueueing<'_>,
+        blocks: u32,
+        shared_bytes: u32,
+        args: &abi::WorkArgs,
+    ) -> DriverResult {
         let launch = Launch { shared_bytes, ..Launch::new(Kernel::Work, blocks, 1) };
         self.launch(e.current, e.module, e.stream, launch, args)
     }
@@ -183,7 +189,7 @@ impl Room {
 }
 
 /// The address of each table and list.
-struct Layout {
+struct Addresses {
     layers: Vec<abi::Layer>,
     micro: Vec<abi::Micro>,
     pools: abi::Pools,
@@ -191,28 +197,28 @@ struct Layout {
     end: u64,
 }
 
-impl Layout {
+impl Addresses {
     /// Lays everything out from address `base` on.
-    fn new(plan: &PoolLayout, base: u64) -> Result<Layout> {
-        let (g, mut room) = (&plan.geometry, Room { next: base });
+    fn new(layout: &PoolLayout, base: u64) -> Result<Addresses> {
+        let (g, mut room) = (&layout.geometry, Room { next: base });
         let none = || Error::new(Kind::InvalidConfig, "attach").at("layers of the pool layout");
-        let first = plan.tables.first().copied().ok_or_else(none)?;
-        let (batch, layer_count) = (u64::from(plan.batch), u64::from(g.layers()));
+        let first = layout.tables.first().copied().ok_or_else(none)?;
+        let (batch, layer_count) = (u64::from(layout.batch), u64::from(g.layers()));
         let top_k = g.shape().top_k;
         let selected = first.query_rows.saturating_mul(top_k);
         let missed_words = first.tokens.div_ceil(u32::BITS);
-        let most = plan.tables.iter().map(TableShape::lane_blocks).max().unwrap_or(0);
+        let most = layout.tables.iter().map(TableShape::lane_blocks).max().unwrap_or(0);
         let set_words = most * (SLOT_BLOCK / u32::BITS);
         let work_words = missed_words.saturating_add(set_words.saturating_mul(2));
         let mut layers = Vec::new();
-        for ((shape, slab), rows) in plan.tables.iter().zip(&plan.slabs).zip(&plan.rows) {
+        for ((shape, slab), rows) in layout.tables.iter().zip(&layout.slabs).zip(&layout.rows) {
             layers.push(layer(g, shape, slab, rows, &mut room)?);
         }
         let marks = 2 * u64::from(first.query_rows.div_ceil(u32::BITS));
         let mut micro = Vec::new();
-        for _ in 0..plan.micro_batches {
+        for _ in 0..layout.micro_batches {
             micro.push(abi::Micro {
-                block: room.take(descriptor::step::words(plan.batch) as u64, 4)?,
+                descriptor: room.take(descriptor::step::words(layout.batch) as u64, 4)?,
                 counts: room.take(3 * layer_count, 4)?,
                 lengths: room.take(batch, 4)?,
                 sticky: room.take(1, 8)?,
@@ -224,7 +230,7 @@ impl Layout {
                 marks: room.take(batch * layer_count * marks, 4)?,
             });
         }
-        let pages = room.take(u64::from(first.lanes) * u64::from(plan.lane_pages), 4)?;
+        let pages = room.take(u64::from(first.lanes) * u64::from(layout.lane_pages), 4)?;
         let pools = abi::Pools {
             layers: room.take(layer_count, size_of::<abi::Layer>())?,
             pages,
@@ -234,8 +240,8 @@ impl Layout {
             host_page_bytes: g.host_page_bytes(),
             layer_count: g.layers(),
             lanes: first.lanes,
-            lane_pages: plan.lane_pages,
-            batch: plan.batch,
+            lane_pages: layout.lane_pages,
+            batch: layout.batch,
             top_k,
             selected,
             work_words,
@@ -245,15 +251,15 @@ impl Layout {
             host_stride: g.host_stride(),
             runs: g.shape().runs,
             block_bytes: g.block_bytes(),
-            host_pages: host_pages(plan),
-            due: match plan.expected {
+            host_pages: host_pages(layout),
+            due: match layout.expected {
                 Expected::Whole => DUE_RESOLVED | DUE_GATHERED | DUE_SCATTERED,
                 Expected::Resolved => DUE_RESOLVED,
                 Expected::Gathered => DUE_GATHERED,
             },
         };
         let digest = room.take(1, 8)?;
-        Ok(Layout { layers, micro, pools, digest, end: room.next })
+        Ok(Addresses { layers, micro, pools, digest, end: room.next })
     }
 }
 
@@ -294,15 +300,15 @@ fn layer(
 }
 
 /// The host pages of a layer's rows.
-fn host_pages(plan: &PoolLayout) -> u32 {
-    let pages = plan.rows.first().map_or(0, Slice::bytes) / plan.geometry.host_page_bytes();
+fn host_pages(layout: &PoolLayout) -> u32 {
+    let pages = layout.rows.first().map_or(0, Slice::bytes) / layout.geometry.host_page_bytes();
     u32::try_from(pages).unwrap_or(NO_PAGE)
 }
 
 impl CudaPools {
     /// Allocates the memory and writes the tables of an empty cache.
     pub fn new(
-        plan: PoolLayout,
+        layout: PoolLayout,
         device: DeviceId,
         context: &Arc<Context>,
         worker: &Worker,
@@ -310,34 +316,34 @@ impl CudaPools {
     ) -> Result<CudaPools> {
         const OPERATION: &str = "attach";
         let asker = Asker { name: NAME, device, exact: true, top_k_max: TOP_K_MAX };
-        let extents = Extents::new(&plan, asker)?;
-        let bytes = Layout::new(&plan, 0)?.end;
+        let extents = Extents::new(&layout, asker)?;
+        let bytes = Addresses::new(&layout, 0)?.end;
         let memory = Allocation::new(context, worker, bytes)?;
-        let layout = Layout::new(&plan, memory.address)?;
-        let staged_blocks = plan.tables.iter().map(TableShape::lane_blocks).max().unwrap_or(0);
-        let layers = plan.tables.len();
+        let addresses = Addresses::new(&layout, memory.address)?;
+        let staged_blocks = layout.tables.iter().map(TableShape::lane_blocks).max().unwrap_or(0);
+        let layers = layout.tables.len();
         let lane_words = layers
             .checked_mul(1 + staged_blocks as usize)
-            .and_then(|words| words.checked_add(STAGED_PAGES + plan.lane_pages as usize))
+            .and_then(|words| words.checked_add(STAGED_PAGES + layout.lane_pages as usize))
             .ok_or_else(|| Error::new(Kind::Overflow, OPERATION).at("words of a lane's join"))?;
-        let words = lane_words.checked_mul(layout.pools.lanes as usize);
+        let words = lane_words.checked_mul(addresses.pools.lanes as usize);
         let words = words.ok_or_else(|| Error::new(Kind::Overflow, OPERATION).at("words of all joins"))?;
         let failed = |refusal: Refusal| refusal.error(OPERATION);
         let staged = Pinned::new(context, words)?;
         let warmed = OwnEvent::new(context).map_err(failed)?;
-        fill(&layout, &plan.tables, worker).map_err(failed)?;
+        fill(&addresses, &layout.tables, worker).map_err(failed)?;
         Ok(CudaPools {
             extents,
-            layers: layout.layers,
-            micro: layout.micro,
-            words: layout.pools,
-            digest: layout.digest,
+            layers: addresses.layers,
+            micro: addresses.micro,
+            words: addresses.pools,
+            digest: addresses.digest,
             launches,
             lane_words,
             staged_blocks,
             staged,
             warmed: Mutex::new(warmed),
-            tables: plan.tables,
+            tables: layout.tables,
             _memory: memory,
         })
     }
@@ -370,7 +376,7 @@ impl CudaPools {
     }
 
     /// Enqueues an operation that was checked and staged.
-    pub fn run(&self, e: &Enqueueing<'_>, op: &PoolOp<'_>) -> Answer {
+    pub fn run(&self, e: &Enqueueing<'_>, op: &PoolOp<'_>) -> DriverResult {
         match op {
             PoolOp::Join(join) => self.join(e, join.lane),
             PoolOp::Truncate(truncate) => self.truncate(e, truncate),
@@ -379,9 +385,9 @@ impl CudaPools {
                 self.launch(e, Launch::new(Kernel::Leave, self.words.layer_count, 1), &args)
             }
             PoolOp::Warm(warm) => self.warm(e, warm),
-            PoolOp::Raise(raise) => self.raise(e, raise),
+            PoolOp::WarmGather(range) => self.warm_gather(e, range),
             PoolOp::Begin(begin) => self.begin(e, begin),
-            PoolOp::Resolve { range, selection, answer } => self.resolve(e, range, selection, answer),
+            PoolOp::Resolve { range, selection, output } => self.resolve(e, range, selection, output),
             PoolOp::Gather { range, wave } => self.gather(e, range, *wave),
             PoolOp::Scatter(range) => self.scatter(e, range),
             PoolOp::Report { micro_batch, slot } => {
@@ -407,18 +413,18 @@ impl CudaPools {
         self.micro.get(number.index()).copied().unwrap_or_default()
     }
 
-    fn launch<T: abi::Plain>(&self, e: &Enqueueing<'_>, launch: Launch, args: &T) -> Answer {
+    fn launch<T: abi::Plain>(&self, e: &Enqueueing<'_>, launch: Launch, args: &T) -> DriverResult {
         self.launches.launch(e.current, e.module, e.stream, launch, args)
     }
 
-    fn join(&self, e: &Enqueueing<'_>, lane: Lane) -> Answer {
+    fn join(&self, e: &Enqueueing<'_>, lane: Lane) -> DriverResult {
         let staged = self.staged.at(self.place(lane));
         let args =
             abi::JoinArgs { pools: self.words, staged, lane: lane.0, staged_blocks: self.staged_blocks };
         self.launch(e, Launch::new(Kernel::Join, self.words.layer_count, JOIN_BLOCKS), &args)
     }
 
-    fn truncate(&self, e: &Enqueueing<'_>, truncate: &Truncate<'_>) -> Answer {
+    fn truncate(&self, e: &Enqueueing<'_>, truncate: &Truncate<'_>) -> DriverResult {
         let args = abi::TruncateArgs {
             pools: self.words,
             staged: self.staged.at(self.place(truncate.lane)),
@@ -430,7 +436,7 @@ impl CudaPools {
         self.launch(e, Launch::new(Kernel::Truncate, self.words.layer_count, 1), &args)
     }
 
-    fn warm(&self, e: &Enqueueing<'_>, warm: &Warm) -> Answer {
+    fn warm(&self, e: &Enqueueing<'_>, warm: &Warm) -> DriverResult {
         let (shared, shared_bytes) = self.room(e);
         let args = abi::WarmArgs {
             pools: self.words,
@@ -449,15 +455,20 @@ impl CudaPools {
         e.current.event_record(warmed.raw, e.stream)
     }
 
-    fn raise(&self, e: &Enqueueing<'_>, raise: &Raise) -> Answer {
-        let Raise { lane, first, count } = *raise;
-        let args = abi::RaiseArgs { pools: self.words, first, count, lane: lane.0, unused: 0 };
-        self.launch(e, Launch::new(Kernel::Raise, self.blocks_for(count), 1), &args)
+    fn warm_gather(&self, e: &Enqueueing<'_>, range: &WarmGather) -> DriverResult {
+        let WarmGather { lane, first, count } = *range;
+        let args = abi::WarmGatherArgs { pools: self.words, first, count, lane: lane.0, unused: 0 };
+        self.launch(e, Launch::new(Kernel::WarmGather, self.blocks_for(count), 1), &args)
     }
 
-    fn begin(&self, e: &Enqueueing<'_>, begin: &Begin) -> Answer {
+    fn begin(&self, e: &Enqueueing<'_>, begin: &Begin) -> DriverResult {
         let (pools, micro) = (self.words, self.micro(begin.micro_batch));
-        let load = abi::LoadArgs { pools, micro, block: begin.block.address(), heads: self.layer(0).heads };
+        let load = abi::LoadArgs {
+            pools,
+            micro,
+            descriptor: begin.descriptor.address(),
+            heads: self.layer(0).heads,
+        };
         let accepted = begin.accepted.map_or(0, |slice| slice.address());
         let commit = abi::CommitArgs { pools, micro, accepted };
         self.launch(e, Launch::new(Kernel::Load, 1, 1), &load)?;
@@ -477,22 +488,28 @@ impl CudaPools {
         }
     }
 
-    fn resolve(&self, e: &Enqueueing<'_>, range: &StepRange, selection: &Slice, answer: &Lists) -> Answer {
+    fn resolve(
+        &self,
+        e: &Enqueueing<'_>,
+        range: &StepRange,
+        selection: &Slice,
+        output: &ResolveOutput,
+    ) -> DriverResult {
         let (shared, shared_bytes) = self.room(e);
         let args = abi::ResolveArgs {
             pools: self.words,
             layer: self.layer(range.layer.index()),
             micro: self.micro(range.micro_batch),
             selection: selection.address(),
-            slots: answer.slots.address(),
-            lists: answer.split_indices.map_or(0, |split_indices| split_indices.lists.address()),
-            counts: answer.split_indices.map_or(0, |split_indices| split_indices.counts.address()),
+            slots: output.slots.address(),
+            lists: output.split_indices.map_or(0, |split_indices| split_indices.lists.address()),
+            counts: output.split_indices.map_or(0, |split_indices| split_indices.counts.address()),
             number: range.layer.0,
             first: range.first,
             count: range.count,
             row_first: range.rows.first,
             row_count: range.rows.count,
-            lists_batch: answer.split_indices.map_or(0, |split_indices| split_indices.batch),
+            lists_batch: output.split_indices.map_or(0, |split_indices| split_indices.batch),
             shared,
             unused: 0,
         };
@@ -500,7 +517,7 @@ impl CudaPools {
         self.launch(e, Launch { shared_bytes, ..launch }, &args)
     }
 
-    fn gather(&self, e: &Enqueueing<'_>, range: &StepRange, wave: u32) -> Answer {
+    fn gather(&self, e: &Enqueueing<'_>, range: &StepRange, wave: u32) -> DriverResult {
         let args = abi::GatherArgs {
             pools: self.words,
             layer: self.layer(range.layer.index()),
@@ -523,7 +540,7 @@ impl CudaPools {
         rows.div_ceil(u64::from(self.launches.threads / u32::BITS)).min(most) as u32
     }
 
-    fn scatter(&self, e: &Enqueueing<'_>, range: &StepRange) -> Answer {
+    fn scatter(&self, e: &Enqueueing<'_>, range: &StepRange) -> DriverResult {
         let args = abi::ScatterArgs {
             pools: self.words,
             layer: self.layer(range.layer.index()),
@@ -541,14 +558,14 @@ impl CudaPools {
     }
 
     /// Adds up the digest of a lane, all layers summed, at `to`.
-    pub fn digest(&self, e: &Enqueueing<'_>, lane: Lane, to: Handle) -> Answer {
+    pub fn digest(&self, e: &Enqueueing<'_>, lane: Lane, to: Handle) -> DriverResult {
         let args = abi::DigestArgs { pools: self.words, out: to, lane: lane.0, unused: 0 };
         e.current.fill_words(to, 0, 2, e.stream)?;
         self.launch(e, Launch::new(Kernel::Digest, self.words.layer_count, 1), &args)
     }
 
     /// The digest of a lane, as it is now.
-    pub fn digest_now(&self, worker: &Worker, module: &Module, lane: Lane) -> Answer<u64> {
+    pub fn digest_now(&self, worker: &Worker, module: &Module, lane: Lane) -> DriverResult<u64> {
         let mut sum = 0_u64;
         worker.run(|current, stream| {
             self.digest(&Enqueueing { current, module, stream }, lane, self.digest)?;
@@ -603,21 +620,21 @@ pub(super) struct Enqueueing<'a> {
 }
 
 /// Writes the tables of an empty cache to zeroed memory.
-fn fill(layout: &Layout, tables: &[TableShape], worker: &Worker) -> Answer {
+fn fill(addresses: &Addresses, tables: &[TableShape], worker: &Worker) -> DriverResult {
     worker.run(|current, stream| {
         let fill = |address, value, count: u64| match count {
             0 => Ok(()),
             _ => current.fill_words(address, value, count, stream),
         };
-        for (layer, shape) in layout.layers.iter().zip(tables) {
+        for (layer, shape) in addresses.layers.iter().zip(tables) {
             fill(layer.position_of, EMPTY, u64::from(shape.budget_blocks) * u64::from(SLOT_BLOCK))?;
             fill(layer.stamp_of, UNUSED_STAMP, shape.slots().into())?;
         }
-        let pools = &layout.pools;
+        let pools = &addresses.pools;
         fill(pools.pages, NO_PAGE, u64::from(pools.lanes) * u64::from(pools.lane_pages))
     })?;
-    for micro in &layout.micro {
+    for micro in &addresses.micro {
         worker.upload(micro.sticky, bytes_of(&[descriptor::NOTHING_WRONG]))?;
     }
-    worker.upload(layout.pools.layers, bytes_of(&layout.layers))
+    worker.upload(addresses.pools.layers, bytes_of(&addresses.layers))
 }

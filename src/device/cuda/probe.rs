@@ -86,13 +86,13 @@ fn text(bytes: &[u8]) -> String {
 
 impl Inner {
     /// Reads an attribute of the device.
-    fn ask(&self, attribute: i32) -> Driven<u32> {
+    fn ask(&self, attribute: i32) -> DriverResult<u32> {
         let mut value = 0;
         self.context.relaxed()?.attribute(&mut value, attribute, self.context.device)?;
         Ok(value.unsigned_abs())
     }
 
-    fn facts(&self) -> Driven<Facts> {
+    fn facts(&self) -> DriverResult<Facts> {
         let current = self.context.relaxed()?;
         let (mut name, mut bus) = ([0; 256], [0; 256]);
         current.device_name(&mut name, 256, self.context.device)?;
@@ -184,7 +184,7 @@ impl Probe for CudaDevice {
     fn abilities(&self) -> Vec<Ability> {
         let inner = &*self.inner;
         let (context, worker) = (&inner.context, &inner.worker);
-        let driven = |answer: Driven| answer.map_err(|refusal| refusal.error("try"));
+        let driven = |answer: DriverResult| answer.map_err(|refusal| refusal.error("try"));
         [
             ("virtual memory", inner.try_range(), "use a driver and a device with virtual memory management"),
             ("memory descriptors", inner.try_descriptor(), "only sharing between processes needs them"),

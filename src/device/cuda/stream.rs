@@ -20,7 +20,7 @@
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use super::driver::{Answer, Context, Handle, HostFunction, flag};
+use super::driver::{Context, DriverResult, Handle, HostFunction, flag};
 use crate::device::Completer;
 use crate::error::{Error, Kind, Result};
 use crate::sync::{Arc, AtomicU32, Mutex, Ordering, thread};
@@ -35,7 +35,7 @@ pub(super) struct KnownStream {
 
 impl KnownStream {
     /// A stream of our own, whose work takes precedence over that of other streams.
-    pub fn own(context: &Arc<Context>) -> Answer<KnownStream> {
+    pub fn own(context: &Arc<Context>) -> DriverResult<KnownStream> {
         let (mut least, mut greatest) = (0, 0);
         context.relaxed()?.priorities(&mut least, &mut greatest)?;
         KnownStream::with(context, greatest)
@@ -43,11 +43,11 @@ impl KnownStream {
 
     /// A stream as an engine creates it.
     #[cfg(feature = "measure")]
-    pub fn usual(context: &Arc<Context>) -> Answer<KnownStream> {
+    pub fn usual(context: &Arc<Context>) -> DriverResult<KnownStream> {
         KnownStream::with(context, 0)
     }
 
-    fn with(context: &Arc<Context>, priority: i32) -> Answer<KnownStream> {
+    fn with(context: &Arc<Context>, priority: i32) -> DriverResult<KnownStream> {
         let mut raw = 0;
         context.relaxed()?.stream_create(&mut raw, flag::STREAM_NON_BLOCKING, priority)?;
         Ok(KnownStream { context: Arc::clone(context), raw, own: true })
@@ -88,17 +88,17 @@ pub(super) struct OwnEvent {
 }
 
 impl OwnEvent {
-    pub fn new(context: &Arc<Context>) -> Answer<OwnEvent> {
+    pub fn new(context: &Arc<Context>) -> DriverResult<OwnEvent> {
         OwnEvent::with(context, flag::EVENT_DISABLE_TIMING)
     }
 
     /// An event that keeps the time at which it is reached.
     #[cfg(feature = "measure")]
-    pub fn timed(context: &Arc<Context>) -> Answer<OwnEvent> {
+    pub fn timed(context: &Arc<Context>) -> DriverResult<OwnEvent> {
         OwnEvent::with(context, flag::EVENT_DEFAULT)
     }
 
-    fn with(context: &Arc<Context>, flags: u32) -> Answer<OwnEvent> {
+    fn with(context: &Arc<Context>, flags: u32) -> DriverResult<OwnEvent> {
         let mut raw = 0;
         context.relaxed()?.event_create(&mut raw, flags)?;
         Ok(OwnEvent { context: Arc::clone(context), raw })

@@ -353,7 +353,7 @@ fn an_engine_that_passes_no_address_or_an_odd_one_is_refused() {
     let device = device(standin.library()).unwrap();
     let asker = crate::device::checks::Asker { name: NAME, device: device.id(), exact: true, top_k_max: 8 };
     let geometry = crate::geometry::Geometry::new(crate::geometry::Shape::DEEPSEEK_V3_2).unwrap();
-    let plan = PoolLayout {
+    let layout = PoolLayout {
         geometry,
         tables: vec![],
         slabs: vec![],
@@ -368,7 +368,7 @@ fn an_engine_that_passes_no_address_or_an_odd_one_is_refused() {
         let slice = unsafe { device.import(address, 64) };
         assert_eq!(asker.words(&slice, 16).unwrap_err().kind(), Kind::OutOfRange, "{address}");
     }
-    assert_eq!(device.attach(plan).unwrap_err().kind(), Kind::InvalidConfig);
+    assert_eq!(device.attach(layout).unwrap_err().kind(), Kind::InvalidConfig);
 }
 
 #[test]
@@ -379,7 +379,7 @@ fn a_selection_that_the_kernels_cannot_count_is_refused() {
     let refused = |top_k| {
         let geometry = Geometry::new(Shape { top_k, ..Shape::DEEPSEEK_V3_2 }).unwrap();
         let [slabs, rows] = [vec![], vec![]];
-        let plan = PoolLayout {
+        let layout = PoolLayout {
             geometry,
             tables: vec![],
             slabs,
@@ -389,7 +389,7 @@ fn a_selection_that_the_kernels_cannot_count_is_refused() {
             batch: 1,
             expected: Default::default(),
         };
-        device.attach(plan).unwrap_err().place().to_owned()
+        device.attach(layout).unwrap_err().place().to_owned()
     };
     assert_eq!(refused(65_536), "selected positions of a query row");
     assert_eq!(refused(65_535), "layers of the pool layout");

@@ -92,10 +92,10 @@ impl<'a> Lists<'a> {
         Lists {
             entries: pools.words(split_indices.lists),
             counts: pools.words(split_indices.counts),
-            lists: 1 + pools.plan.tables[range.layer.index()].waves as usize,
+            lists: 1 + pools.layout.tables[range.layer.index()].waves as usize,
             batch: split_indices.batch as usize,
             rows: range.rows.count as usize,
-            k: pools.plan.geometry.shape().top_k as usize,
+            k: pools.layout.geometry.shape().top_k as usize,
         }
     }
 

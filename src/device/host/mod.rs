@@ -455,8 +455,8 @@ impl Device for HostDevice {
         self.append(stream, Op::Complete(completer))
     }
 
-    fn attach(&self, plan: PoolLayout) -> Result<Pools> {
-        let pools = HostPools::new(plan, self.shared.id, self.shared.copier, self.shared.portable)?;
+    fn attach(&self, layout: PoolLayout) -> Result<Pools> {
+        let pools = HostPools::new(layout, self.shared.id, self.shared.copier, self.shared.portable)?;
         let mut all = self.shared.pools.lock();
         all.push(Arc::new(pools));
         Ok(self.shared.id.pools(all.len() - 1))

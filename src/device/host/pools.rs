@@ -15,7 +15,9 @@ use crate::device::host::pages::PageTables;
 use crate::device::host::vector::Avx512;
 use crate::device::host::words::{Word, Words};
 use crate::device::op::Staged;
-use crate::device::{DeviceId, Expected, Join, PoolLayout, PoolOp, Raise, Slice, StepRange, Truncate, Warm};
+use crate::device::{
+    DeviceId, Expected, Join, PoolLayout, PoolOp, Slice, StepRange, Truncate, Warm, WarmGather,
+};
 use crate::error::{Error, Kind, Result};
 use crate::fallible::{filled, vector};
 use crate::geometry::{Geometry, LINE};
@@ -28,7 +30,7 @@ pub(super) const NAME: &str = "host device";
 /// The tables and lists of one cache.
 #[derive(Debug)]
 pub(super) struct HostPools {
-    pub(super) plan: PoolLayout,
+    pub(super) layout: PoolLayout,
     extents: Extents,
     pub(super) layers: Vec<Mutex<LayerTables>>,
     lanes: Vec<LaneState>,
@@ -72,7 +74,7 @@ pub(super) struct MicroState {
 #[derive(Debug)]
 pub(super) struct Record {
     /// The step descriptor on the device.
-    pub(super) block: Vec<u32>,
+    pub(super) descriptor: Vec<u32>,
     pub(super) report: Report,
     /// Room to compose the report in.
     words: Vec<u32>,
@@ -177,60 +179,60 @@ impl Drop for Copies<'_> {
 }
 
 impl HostPools {
-    pub(super) fn new(plan: PoolLayout, device: DeviceId, copier: Copier, portable: bool) -> Result<Self> {
+    pub(super) fn new(layout: PoolLayout, device: DeviceId, copier: Copier, portable: bool) -> Result<Self> {
         let asker = Asker { name: NAME, device, exact: true, top_k_max: u32::MAX };
-        let extents = Extents::new(&plan, asker)?;
-        let g = &plan.geometry;
+        let extents = Extents::new(&layout, asker)?;
+        let g = &layout.geometry;
         let layers = g.layers() as usize;
-        let shape = plan.tables.first().copied().ok_or_else(|| bad("layers", 0_u32))?;
+        let shape = layout.tables.first().copied().ok_or_else(|| bad("layers", 0_u32))?;
         let selected = shape.query_rows.saturating_mul(g.shape().top_k);
-        let largest = plan.tables.iter().max_by_key(|t| t.budget_blocks).copied().unwrap_or(shape);
+        let largest = layout.tables.iter().max_by_key(|t| t.budget_blocks).copied().unwrap_or(shape);
         let work = || Workspace::new(&largest, selected);
         let nothing = Fetch { position: 0, slot: 0 };
         let list = |_| List::with_room(selected as usize).map(Mutex::new);
-        let slots = plan.tables.iter().map(TableShape::slots).max().unwrap_or(0);
+        let slots = layout.tables.iter().map(TableShape::slots).max().unwrap_or(0);
         let micro = |_| {
             Ok(MicroState {
                 step: AtomicU64::new(0),
                 rows: AtomicU32::new(0),
                 record: Mutex::new(Record {
-                    block: vec![0; descriptor::step::words(plan.batch)],
-                    report: Report::with_room(g.layers(), plan.batch),
-                    words: vec![0; Report::words(g.layers(), plan.batch)],
+                    descriptor: vec![0; descriptor::step::words(layout.batch)],
+                    report: Report::with_room(g.layers(), layout.batch),
+                    words: vec![0; Report::words(g.layers(), layout.batch)],
                     slots: filled(selected as usize, -1, NAME, "a batch row's slots")?,
                     sticky: NOTHING_WRONG,
-                    marks: Marks::new(g.layers(), plan.batch, shape.query_rows)?,
-                    failed: Vec::with_capacity(plan.batch as usize),
+                    marks: Marks::new(g.layers(), layout.batch, shape.query_rows)?,
+                    failed: Vec::with_capacity(layout.batch as usize),
                     named: filled(shape.lanes as usize, false, NAME, "lanes of a step")?,
                     work: work()?,
                     divider: Divider::new(slots)?,
                 }),
-                lists: collected(plan.batch, list)?,
+                lists: collected(layout.batch, list)?,
             })
         };
         let lane = |_| {
             Ok(LaneState {
                 trust: Mutex::new(Trust::Sound),
-                staged: Mutex::new(Staged::new(layers, plan.lane_pages as usize, NAME)?),
+                staged: Mutex::new(Staged::new(layers, layout.lane_pages as usize, NAME)?),
             })
         };
         let k = g.shape().top_k as usize;
         Ok(HostPools {
-            layers: plan
+            layers: layout
                 .tables
                 .iter()
                 .map(|t| LayerTables::new(*t).map(Mutex::new))
                 .collect::<Result<_>>()?,
             lanes: collected(shape.lanes, lane)?,
-            pages: PageTables::new(shape.lanes, plan.lane_pages)?,
-            micro: collected(plan.micro_batches, micro)?,
+            pages: PageTables::new(shape.lanes, layout.lane_pages)?,
+            micro: collected(layout.micro_batches, micro)?,
             room: Mutex::new(Room {
                 work: work()?,
                 slots: filled(k, 0, NAME, "room of warm-ups")?,
                 fetches: filled(k, nothing, NAME, "room of warm-ups")?,
             }),
             extents,
-            plan,
+            layout,
             copier,
             avx512: if portable { None } else { Avx512::detect() },
         })
@@ -273,12 +275,12 @@ impl HostPools {
                 Ok(())
             }
             PoolOp::Warm(warm) => self.warm(scan, &warm),
-            PoolOp::Raise(raise) => self.raise(&raise),
+            PoolOp::WarmGather(range) => self.warm_gather(&range),
             PoolOp::Begin(begin) => {
-                self.load(begin.micro_batch, begin.block)?;
+                self.load(begin.micro_batch, begin.descriptor)?;
                 self.commit(scan, begin.micro_batch, begin.accepted)
             }
-            PoolOp::Resolve { range, selection, answer } => self.resolve(scan, &range, selection, answer),
+            PoolOp::Resolve { range, selection, output } => self.resolve(scan, &range, selection, output),
             PoolOp::Gather { range, wave } => self.gather(&range, wave),
             PoolOp::Scatter(range) => self.scatter(&range),
             PoolOp::Report { micro_batch, slot } => self.report(micro_batch, slot),
@@ -308,7 +310,7 @@ impl HostPools {
         let Truncate { lane, settle, length, .. } = *truncate;
         let state = self.lane(lane)?;
         let trust = std::mem::take(&mut *state.trust.lock());
-        let mut copies = Copies::new(&self.plan.geometry, self.copier);
+        let mut copies = Copies::new(&self.layout.geometry, self.copier);
         for (index, layer) in self.layers.iter().enumerate() {
             let mut tables = layer.lock();
             let accept = Accept { lane: lane.0, rows: settle, next: 0 };
@@ -343,18 +345,18 @@ impl HostPools {
         Ok(())
     }
 
-    fn raise(&self, raise: &Raise) -> Result<()> {
-        let (mut first, mut left) = (raise.first, raise.count);
+    fn warm_gather(&self, range: &WarmGather) -> Result<()> {
+        let (mut first, mut left) = (range.first, range.count);
         for (index, layer) in self.layers.iter().enumerate() {
             let tables = layer.lock();
-            let budget = tables.head(raise.lane.0).map_or(0, |h| u64::from(h.budget));
+            let budget = tables.head(range.lane.0).map_or(0, |h| u64::from(h.budget));
             let here = left.min(budget.saturating_sub(first));
             if here > 0 {
-                let mut copies = Copies::new(&self.plan.geometry, self.copier);
-                for fetch in tables.residents(raise.lane.0, first as u32, here as u32) {
-                    match self.pairs(index, raise.lane, fetch, false) {
+                let mut copies = Copies::new(&self.layout.geometry, self.copier);
+                for fetch in tables.residents(range.lane.0, first as u32, here as u32) {
+                    match self.pairs(index, range.lane, fetch, false) {
                         Some(runs) => copies.add(runs),
-                        None => self.lack_bytes(raise.lane.0),
+                        None => self.lack_bytes(range.lane.0),
                     }
                 }
                 copies.flush();
@@ -365,12 +367,12 @@ impl HostPools {
         Ok(())
     }
 
-    fn load(&self, micro: MicroBatch, block: Slice) -> Result<()> {
+    fn load(&self, micro: MicroBatch, descriptor: Slice) -> Result<()> {
         let state = self.micro(micro)?;
         let mut record = state.record.lock();
-        self.words(block).load(0, &mut record.block);
-        let (step, rows) = descriptor::step::header(&record.block);
-        if rows > self.plan.batch as usize {
+        self.words(descriptor).load(0, &mut record.descriptor);
+        let (step, rows) = descriptor::step::header(&record.descriptor);
+        if rows > self.layout.batch as usize {
             return Err(bad("rows of a step descriptor", rows as u64));
         }
         record.report.step = step;
@@ -379,7 +381,7 @@ impl HostPools {
         record.report.layers.fill(LayerCount::default());
         record.marks.begin(rows);
         self.know_lanes(&mut record, rows)?;
-        let (_, rows) = descriptor::step::header(&record.block);
+        let (_, rows) = descriptor::step::header(&record.descriptor);
         state.step.store(step, Ordering::Release);
         state.rows.store(rows as u32, Ordering::Release);
         Ok(())
@@ -388,8 +390,8 @@ impl HostPools {
     /// Checks the lanes of a step. A descriptor that names a lane twice, or a lane that does not exist, makes its
     /// step and its lanes fail; such rows are not processed.
     fn know_lanes(&self, record: &mut Record, rows: usize) -> Result<()> {
-        let Record { block, report, sticky, failed, named, .. } = record;
-        let lane = |row: usize| descriptor::step::entry(block, row).lane;
+        let Record { descriptor, report, sticky, failed, named, .. } = record;
+        let lane = |row: usize| descriptor::step::entry(descriptor, row).lane;
         named.fill(false);
         let wrong = (0..rows).find(|row| match named.get_mut(lane(*row) as usize) {
             None => true,
@@ -412,7 +414,7 @@ impl HostPools {
                     report.lengths.push(head.unwrap_or_default().length);
                 }
                 drop(tables);
-                descriptor::step::empty(block);
+                descriptor::step::empty(descriptor);
             }
         }
         Ok(())
@@ -428,7 +430,7 @@ impl HostPools {
         accept: Accept,
     ) -> Result<()> {
         let Accept { lane, rows, next } = accept;
-        let (g, slab) = (&self.plan.geometry, self.plan.slabs[layer].address());
+        let (g, slab) = (&self.layout.geometry, self.layout.slabs[layer].address());
         tables.commit(scan, lane, rows, next, |moved| {
             let (from, to) = (g.pieces(moved.landing), g.pieces(moved.slot));
             copies.add([0, 1].map(|run| Pair { from: slab + from[run].slab, to: slab + to[run].slab }));
@@ -439,14 +441,14 @@ impl HostPools {
 
     fn commit<S: Scan>(&self, scan: &S, micro: MicroBatch, accepted: Option<Slice>) -> Result<()> {
         let mut record = self.micro(micro)?.record.lock();
-        let Record { block, report, sticky, failed, .. } = &mut *record;
+        let Record { descriptor, report, sticky, failed, .. } = &mut *record;
         let counts = accepted.map(|slice| self.words::<u32>(slice));
-        let (_, rows) = descriptor::step::header(block);
-        let mut copies = Copies::new(&self.plan.geometry, self.copier);
+        let (_, rows) = descriptor::step::header(descriptor);
+        let mut copies = Copies::new(&self.layout.geometry, self.copier);
         for (index, layer) in self.layers.iter().enumerate() {
             let mut tables = layer.lock();
             for row in 0..rows {
-                let Entry { lane, accepted, query_rows } = descriptor::step::entry(block, row);
+                let Entry { lane, accepted, query_rows } = descriptor::step::entry(descriptor, row);
                 let accepted = match accepted {
                     ACCEPTED_ON_DEVICE => counts.and_then(|counts| counts.get(row)).unwrap_or(u32::MAX),
                     count => count,
@@ -499,11 +501,11 @@ impl HostPools {
     /// the row.
     #[inline(always)]
     pub(super) fn pairs(&self, layer: usize, lane: Lane, fetch: Fetch, down: bool) -> Option<[Pair; 2]> {
-        let g = &self.plan.geometry;
+        let g = &self.layout.geometry;
         let page = self.pages.page(lane, (fetch.position / g.page_tokens()) as usize)?;
         let offset = g.host_offset(page, fetch.position % g.page_tokens());
         // Pages were checked against the total pool when staged, slots against the slab when attached.
-        let (host, slab) = (self.plan.rows[layer].address() + offset, self.plan.slabs[layer].address());
+        let (host, slab) = (self.layout.rows[layer].address() + offset, self.layout.slabs[layer].address());
         Some(g.pieces(fetch.slot).map(|piece| {
             let (host, slot) = (host + u64::from(piece.row), slab + piece.slab);
             if down { Pair { from: slot, to: host } } else { Pair { from: host, to: slot } }
@@ -512,21 +514,21 @@ impl HostPools {
 
     fn scatter(&self, range: &StepRange) -> Result<()> {
         let mut record = self.micro(range.micro_batch)?.record.lock();
-        let Record { block, sticky: word, marks, .. } = &mut *record;
-        let (_, real) = descriptor::step::header(block);
+        let Record { descriptor, sticky: word, marks, .. } = &mut *record;
+        let (_, real) = descriptor::step::header(descriptor);
         let layer = range.layer.index();
         let tables = self.layers[layer].lock();
-        let mut copies = Copies::new(&self.plan.geometry, self.copier);
+        let mut copies = Copies::new(&self.layout.geometry, self.copier);
         copies.down = true;
         let rows = range.first as usize..((range.first + range.count) as usize).min(real);
         // Each head may be a cache miss: prefetch all of them first.
         for row in rows.clone() {
-            if let Some(head) = tables.head(descriptor::step::entry(block, row).lane) {
+            if let Some(head) = tables.head(descriptor::step::entry(descriptor, row).lane) {
                 ask(std::ptr::from_ref(head) as u64);
             }
         }
         for row in rows {
-            let lane = descriptor::step::entry(block, row).lane;
+            let lane = descriptor::step::entry(descriptor, row).lane;
             marks.note(Mark::Scattered, row, layer, range.rows);
             for query in range.rows.first..range.rows.first + range.rows.count {
                 let Some(landing) = tables.landing(lane, query) else { continue };
@@ -545,12 +547,12 @@ impl HostPools {
     fn report(&self, micro: MicroBatch, slot: Slice) -> Result<()> {
         let state = self.micro(micro)?;
         let mut record = state.record.lock();
-        let Record { block, report, words, sticky: word, marks, .. } = &mut *record;
-        let (step, rows) = descriptor::step::header(block);
-        let expected = self.plan.expected;
+        let Record { descriptor, report, words, sticky: word, marks, .. } = &mut *record;
+        let (step, rows) = descriptor::step::header(descriptor);
+        let expected = self.layout.expected;
         for (row, list) in state.lists[..rows].iter().enumerate() {
             let list = list.lock();
-            let entry = descriptor::step::entry(block, row);
+            let entry = descriptor::step::entry(descriptor, row);
             let mut blame = |layer: usize, cause, value| {
                 let sticky = Sticky { row: row as u32, layer: layer as u32, cause, value };
                 self.blame(word, entry.lane, true, sticky);
@@ -568,7 +570,7 @@ impl HostPools {
         self.words(slot).store(0, words);
         // Operations that are enqueued before the next step begins, such as a graph launched without a step, find no
         // rows.
-        descriptor::step::empty(block);
+        descriptor::step::empty(descriptor);
         state.rows.store(0, Ordering::Release);
         Ok(())
     }

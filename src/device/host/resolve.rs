@@ -14,7 +14,7 @@ use crate::device::host::lists::{List, Lists};
 use crate::device::host::marks::Mark;
 use crate::device::host::pools::{Copies, HostPools, Record};
 use crate::device::host::words::Words;
-use crate::device::{Answer, Expected, Slice, StepRange};
+use crate::device::{Expected, ResolveOutput, Slice, StepRange};
 use crate::error::Result;
 use crate::ids::Lane;
 use crate::residency::{Answered, LayerTables, QueryRange, Scan, Selected};
@@ -35,16 +35,17 @@ impl<S: Scan> Resolving<'_, S> {
     /// Resolves row `index` of the call, which is batch row `row`, into the record's slots.
     fn row(&mut self, index: usize, row: usize, list: &mut List) -> Result<()> {
         let (pools, range, layer) = (self.pools, self.range, self.range.layer.index());
-        let k = pools.plan.geometry.shape().top_k as usize;
-        let Record { block, report, sticky: word, marks, work, divider, slots, .. } = &mut *self.record;
+        let k = pools.layout.geometry.shape().top_k as usize;
+        let Record { descriptor, report, sticky: word, marks, work, divider, slots, .. } = &mut *self.record;
         let sticky = |cause, value| Sticky { row: row as u32, layer: layer as u32, cause, value };
-        let missing = list.missing(report.step).filter(|_| pools.plan.expected != Expected::Resolved);
+        let missing = list.missing(report.step).filter(|_| pools.layout.expected != Expected::Resolved);
         list.begin(range, report.step);
         if let Some(lists) = &self.lists {
             lists.clear(row);
         }
         let per_row = range.rows.count as usize * k;
-        let entry = (row < descriptor::step::header(block).1).then(|| descriptor::step::entry(block, row));
+        let entry =
+            (row < descriptor::step::header(descriptor).1).then(|| descriptor::step::entry(descriptor, row));
         // A sequence may have fewer query rows than the step's width: the others do nothing.
         let query_rows = entry.map_or(0, |entry| entry.query_rows);
         let count = query_rows.saturating_sub(range.rows.first).min(range.rows.count);
@@ -89,13 +90,13 @@ impl HostPools {
         scan: &S,
         range: &StepRange,
         selections: Slice,
-        answer: Answer,
+        output: ResolveOutput,
     ) -> Result<()> {
         let state = self.micro(range.micro_batch)?;
-        let per_row = range.rows.count as usize * self.plan.geometry.shape().top_k as usize;
-        let (selections, answers) = (self.words(selections), self.words(answer.slots));
+        let per_row = range.rows.count as usize * self.layout.geometry.shape().top_k as usize;
+        let (selections, answers) = (self.words(selections), self.words(output.slots));
         let (mut record, mut tables) = (state.record.lock(), self.layers[range.layer.index()].lock());
-        let lists = answer.split_indices.map(|split_indices| Lists::new(self, range, split_indices));
+        let lists = output.split_indices.map(|split_indices| Lists::new(self, range, split_indices));
         let (record, tables) = (&mut *record, &mut *tables);
         let mut call = Resolving { pools: self, scan, range, selections, record, tables, lists };
         for (index, row) in (range.first as usize..(range.first + range.count) as usize).enumerate() {
@@ -111,7 +112,7 @@ impl HostPools {
         let step = state.step.load(Ordering::Acquire);
         let real = state.rows.load(Ordering::Acquire);
         let wave = wave as usize;
-        let mut copies = Copies::new(&self.plan.geometry, self.copier);
+        let mut copies = Copies::new(&self.layout.geometry, self.copier);
         for row in range.first..(range.first + range.count).min(real) {
             let mut list = state.lists[row as usize].lock();
             let cause = match list.is_of(range, step) {
@@ -121,7 +122,7 @@ impl HostPools {
             if let Some(cause) = cause {
                 drop(list);
                 let mut record = state.record.lock();
-                let lane = descriptor::step::entry(&record.block, row as usize).lane;
+                let lane = descriptor::step::entry(&record.descriptor, row as usize).lane;
                 let sticky = Sticky { row, layer: range.layer.0, cause, value: range.layer.0 };
                 self.blame(&mut record.sticky, lane, true, sticky);
                 continue;

@@ -65,7 +65,7 @@ pub struct World {
     batch: Batch,
     shape: Shape,
     runs: Vec<Run>,
-    block: Slice,
+    words: Slice,
     /// By micro-batch, the ends of its layers and passes, in the order in which they run.
     ends: Vec<Vec<Event>>,
     done: Event,
@@ -140,8 +140,8 @@ impl World {
             (0..shape.layers as usize + passes).map(|_| device.event()).collect::<Result<Vec<Event>>>()
         });
         let ends = ends.collect::<Result<_>>()?;
-        let (block, done) = (device.allocate(4)?, device.event()?);
-        Ok(World { pools, batch: *batch, shape, runs, block, ends, done, device })
+        let (words, done) = (device.allocate(4)?, device.event()?);
+        Ok(World { pools, batch: *batch, shape, runs, words, ends, done, device })
     }
 
     /// Copies during the step for `enough_ns`, at rates that the link supports.
@@ -181,7 +181,7 @@ impl World {
         }
         let device: &dyn Device = &*self.device;
         for run in &self.runs {
-            let begin = Begin { micro_batch: run.micro_batch, block: self.block, accepted: None };
+            let begin = Begin { micro_batch: run.micro_batch, descriptor: self.words, accepted: None };
             device.enqueue(self.pools, run.streams.compute, PoolOp::Begin(begin))?;
         }
         if self.batch.fill
@@ -207,7 +207,7 @@ impl World {
         let Some(main) = self.runs.first() else { return Ok(()) };
         for run in &self.runs {
             run.schedule.join(device, &run.streams, run.streams.compute)?;
-            let report = PoolOp::Report { micro_batch: run.micro_batch, slot: self.block };
+            let report = PoolOp::Report { micro_batch: run.micro_batch, slot: self.words };
             device.enqueue(self.pools, run.streams.compute, report)?;
             if run.streams.compute != main.streams.compute {
                 device.record(self.done, run.streams.compute)?;

@@ -14,14 +14,14 @@ typedef int i32;
 static const u32 ABSENT = 0;
 static const u32 EMPTY = 0xFFFFFFFFu;
 static const u32 FREE_STAMP = 0;
-static const u32 BROUGHT_UP = 1;
+static const u32 WARMED = 1;
 static const u32 UNUSED_STAMP = 0x7FFFFFFFu;
 static const u32 SLOT_BLOCK = 64;
 
 // `device::descriptor`: the device's tensor has a row's accepted count.
 static const u32 ACCEPTED_ON_DEVICE = 0xFFFFFFFFu;
-static const u32 BLOCK_HEADER = 4;   // step low, step high, rows, 0
-static const u32 BLOCK_ENTRY = 3;    // lane, accepted, query rows
+static const u32 STEP_HEADER = 4;   // step low, step high, rows, 0
+static const u32 STEP_ENTRY = 3;    // lane, accepted, query rows
 static const u32 REPORT_HEADER = 6;  // step low, step high, cause or 0, row, layer, value
 static const u32 REPORT_COUNT = 3;   // hits, misses, scratch
 
@@ -92,7 +92,7 @@ struct List {
 
 // What the operations of a micro-batch share.
 struct Micro {
-    u64 block;    // u32 [words of a step descriptor]
+    u64 descriptor;  // u32 [words of a step descriptor]
     u64 counts;   // u32 [layers][3]: hits, misses, scratch
     u64 lengths;  // u32 [batch]
     u64 sticky;   // u64 [1]
@@ -131,7 +131,7 @@ static const u32 STAGED_PAGES = 2;
 struct LoadArgs {
     Pools pools;
     Micro micro;
-    u64 block;  // the pinned step descriptor
+    u64 descriptor;  // the pinned step descriptor
     u64 heads;  // of the first layer
 };
 
@@ -203,7 +203,7 @@ struct WarmArgs {
     RoomAt shared;
 };
 
-struct RaiseArgs {
+struct WarmGatherArgs {
     Pools pools;
     u64 first, count;  // slots, numbered through all layers
     u32 lane, unused;
@@ -235,5 +235,5 @@ static_assert(sizeof(Micro) == 80 && sizeof(Pools) == 112, "abi.rs");
 static_assert(sizeof(LoadArgs) == 208 && sizeof(CommitArgs) == 200 && sizeof(ResolveArgs) == 368, "abi.rs");
 static_assert(sizeof(GatherArgs) == 328 && sizeof(ScatterArgs) == 328 && sizeof(ReportArgs) == 208, "abi.rs");
 static_assert(sizeof(JoinArgs) == 128 && sizeof(TruncateArgs) == 136 && sizeof(LeaveArgs) == 120, "abi.rs");
-static_assert(sizeof(WarmArgs) == 136 && sizeof(RaiseArgs) == 136 && sizeof(DigestArgs) == 128, "abi.rs");
+static_assert(sizeof(WarmArgs) == 136 && sizeof(WarmGatherArgs) == 136 && sizeof(DigestArgs) == 128, "abi.rs");
 static_assert(sizeof(CopyArgs) == 24 && sizeof(WorkArgs) == 24, "abi.rs");

@@ -187,12 +187,12 @@ struct StepHead {
 };
 
 static __device__ __forceinline__ StepHead step_head(const Pools& pools, const Micro& micro) {
-    const u32* words = at<const u32>(micro.block);
+    const u32* words = at<const u32>(micro.descriptor);
     return {static_cast<u64>(words[1]) << 32 | words[0], min(words[2], pools.batch)};
 }
 
 static __device__ __forceinline__ Entry step_entry(const Micro& micro, u32 row) {
-    const u32* words = at<const u32>(micro.block) + BLOCK_HEADER + row * BLOCK_ENTRY;
+    const u32* words = at<const u32>(micro.descriptor) + STEP_HEADER + row * STEP_ENTRY;
     return {words[0], words[1], words[2]};
 }
 

@@ -173,7 +173,7 @@ static __device__ void enter_layer(Stretch& stretch, u32 budget) {
 
 // Gathers what a warm-up made resident, in a stretch of the lane's slots, which are numbered through the
 // layers. A row that the lane has no page for stays away, and the lane's next step fails.
-FOREBAY_KERNEL(forebay_raise, RaiseArgs, MOST_THREADS, 2) {
+FOREBAY_KERNEL(forebay_warm_gather, WarmGatherArgs, MOST_THREADS, 2) {
     after_previous();
     __shared__ Stage stage;
     __shared__ Stretch stretch;

@@ -56,7 +56,7 @@ FOREBAY_KERNEL(forebay_join, JoinArgs, MOST_THREADS, 2) {
     __syncthreads();
     clear_slots(lane, budget);
     if (threadIdx.x == 0) {
-        *lane.head = {length, 0, budget, count, BROUGHT_UP, FREE_STAMP, EMPTY};
+        *lane.head = {length, 0, budget, count, WARMED, FREE_STAMP, EMPTY};
     }
     if (blockIdx.x != 0) return;
     take_pages(pools, args.lane, staged);
@@ -141,13 +141,13 @@ FOREBAY_KERNEL(forebay_leave, LeaveArgs, MOST_THREADS, 2) {
 // them all and the lane has made no step.
 static __device__ void bring_up(const Lane& lane) {
     LaneHead head = *lane.head;
-    if (head.length > head.budget || head.stamp != BROUGHT_UP) return;
+    if (head.length > head.budget || head.stamp != WARMED) return;
     // Not by `each_slot`: a thread waits for the blocks alone, which are adjacent words.
     for (u32 position = threadIdx.x; position < head.length; position += blockDim.x) {
         u32 slot = lane.slot(position);
         lane.slot_of[position] = lane.base + slot;
         lane.position_of[slot] = position;
-        lane.stamps[slot] = BROUGHT_UP;
+        lane.stamps[slot] = WARMED;
     }
 }
 
@@ -181,7 +181,7 @@ FOREBAY_KERNEL(forebay_warm, WarmArgs, MOST_THREADS, 2) {
         }
         __syncthreads();
         if (head.stamp >= UNUSED_STAMP - 2) return;
-        // No gather reads this list: `forebay_raise` loads a warm-up's rows.
+        // No gather reads this list: `forebay_warm_gather` loads a warm-up's rows.
         auto nowhere = [](u32) { return static_cast<u64>(0); };
         begin_step(lane, head, step, sets, layer.tokens, room, nowhere);
         end_step(lane, head, step, room);

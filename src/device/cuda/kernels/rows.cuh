@@ -1,4 +1,4 @@
-// Rows on their way: gather, scatter, raise, and plain copies.
+// Rows on their way: gather, scatter, warm gather, and plain copies.
 //
 // A stretch of rows is staged in shared memory, a row a thread: its address in host memory, and those of its runs in
 // the slab. Then the threads copy it in pieces of 16 bytes where runs, strides and addresses allow, else of 8

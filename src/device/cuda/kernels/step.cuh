@@ -3,62 +3,62 @@
 
 #include "rule.cuh"
 
-// In the device's block: how many lengths the report names. Rows are fewer where the block made no sense.
-static const u32 BLOCK_LENGTHS = 3;
+// In the device's step descriptor: how many lengths the report names. Its rows are fewer where the descriptor names a wrong lane.
+static const u32 STEP_LENGTHS = 3;
 
-// The first of the block's rows that names a lane that is not there, or one that a row before it names; EMPTY if
+// The first row of the step descriptor that names a lane out of range, or the lane of an earlier row; EMPTY if
 // none does. `wrong` is EMPTY before. Every thread calls it.
-static __device__ u32 find_wrong(const Pools& pools, const Micro& micro, const u32* block, u32 rows, u32& wrong) {
+static __device__ u32 find_wrong(const Pools& pools, const Micro& micro, const u32* descriptor, u32 rows, u32& wrong) {
     u32* first = at<u32>(micro.first);
     for (u32 row = threadIdx.x; row < rows; row += blockDim.x) {
-        u32 lane = block[BLOCK_HEADER + row * BLOCK_ENTRY];
+        u32 lane = descriptor[STEP_HEADER + row * STEP_ENTRY];
         if (lane < pools.lanes) atomicMax(first + lane, EMPTY - row);
     }
     __syncthreads();
     for (u32 row = threadIdx.x; row < rows; row += blockDim.x) {
-        u32 lane = block[BLOCK_HEADER + row * BLOCK_ENTRY];
+        u32 lane = descriptor[STEP_HEADER + row * STEP_ENTRY];
         if (lane >= pools.lanes || first[lane] != EMPTY - row) atomicMin(&wrong, row);
     }
     __syncthreads();
     for (u32 row = threadIdx.x; row < rows; row += blockDim.x) {
-        u32 lane = block[BLOCK_HEADER + row * BLOCK_ENTRY];
+        u32 lane = descriptor[STEP_HEADER + row * STEP_ENTRY];
         if (lane < pools.lanes) first[lane] = 0;
     }
     return wrong;
 }
 
-// Takes the pinned step descriptor over, and begins the report. No row of a block is done that names a lane twice, or
-// one that is not there: its step fails, and its lanes. One block of threads.
+// Takes the pinned step descriptor over, and begins the report. If it names a lane twice, or a lane
+// out of range, no row of the step is run: the step fails, and its lanes. One thread block.
 FOREBAY_KERNEL(forebay_load, LoadArgs, MOST_THREADS, 1) {
     after_previous();
     __shared__ u32 room;
     const Pools& pools = args.pools;
     const Micro& micro = args.micro;
-    const u32* given = at<const u32>(args.block);
-    u32* block = at<u32>(micro.block);
-    u32 words = BLOCK_HEADER + BLOCK_ENTRY * pools.batch;
+    const u32* given = at<const u32>(args.descriptor);
+    u32* descriptor = at<u32>(micro.descriptor);
+    u32 words = STEP_HEADER + STEP_ENTRY * pools.batch;
     if (threadIdx.x == 0) {
         room = EMPTY;
         *at<u64>(micro.sticky) = NOTHING_WRONG;
     }
-    for (u32 word = threadIdx.x; word < words; word += blockDim.x) block[word] = given[word];
+    for (u32 word = threadIdx.x; word < words; word += blockDim.x) descriptor[word] = given[word];
     for (u32 word = threadIdx.x; word < REPORT_COUNT * pools.layer_count; word += blockDim.x) {
         at<u32>(micro.counts)[word] = 0;
     }
     __syncthreads();
-    u32 rows = min(block[2], pools.batch), wrong = find_wrong(pools, micro, block, rows, room);
+    u32 rows = min(descriptor[2], pools.batch), wrong = find_wrong(pools, micro, descriptor, rows, room);
     for (u32 row = threadIdx.x; row < rows; row += blockDim.x) {
-        u32 lane = block[BLOCK_HEADER + row * BLOCK_ENTRY];
+        u32 lane = descriptor[STEP_HEADER + row * STEP_ENTRY];
         bool known = lane < pools.lanes;
         // The lanes' trust as the step begins: its own errors must not make its layers' commits differ.
         at<u32>(micro.failed)[row] = known ? at<const u32>(pools.trust)[lane] : SOUND;
         at<u32>(micro.lengths)[row] = known ? at<const LaneHead>(args.heads)[lane].length : 0;
         if (wrong == EMPTY) continue;
-        blame(pools, micro, lane, 0, 0, wrong, TABLES, block[BLOCK_HEADER + wrong * BLOCK_ENTRY]);
+        blame(pools, micro, lane, 0, 0, wrong, TABLES, descriptor[STEP_HEADER + wrong * STEP_ENTRY]);
     }
     if (threadIdx.x != 0) return;
-    block[2] = wrong == EMPTY ? rows : 0;
-    block[BLOCK_LENGTHS] = rows;
+    descriptor[2] = wrong == EMPTY ? rows : 0;
+    descriptor[STEP_LENGTHS] = rows;
 }
 
 // Blames the rows whose last list was not gathered.
@@ -111,7 +111,7 @@ FOREBAY_KERNEL(forebay_report, ReportArgs, MOST_THREADS, 1) {
     blame_missing(pools, micro, head);
     blame_undone(pools, micro, head, args.query_rows);
     u32* slot = at<u32>(args.slot);
-    u32 counts = REPORT_COUNT * pools.layer_count, lengths = at<const u32>(micro.block)[BLOCK_LENGTHS];
+    u32 counts = REPORT_COUNT * pools.layer_count, lengths = at<const u32>(micro.descriptor)[STEP_LENGTHS];
     for (u32 word = threadIdx.x; word < counts; word += blockDim.x) {
         slot[REPORT_HEADER + word] = at<const u32>(micro.counts)[word];
     }
@@ -132,7 +132,7 @@ FOREBAY_KERNEL(forebay_report, ReportArgs, MOST_THREADS, 1) {
     slot[0] = static_cast<u32>(head.step);
     slot[1] = static_cast<u32>(head.step >> 32);
     // What runs before the next step begins, as a graph launched without one, has no rows.
-    at<u32>(micro.block)[2] = 0;
+    at<u32>(micro.descriptor)[2] = 0;
 }
 
 // Mixes a word so that sums of mixed words tell their sets apart.
