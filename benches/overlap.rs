@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use criterion::Criterion;
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::{Device, Event, Slice, SplitIndices, Stream};
-use forebay::overlap::{Engine, EngineCall, Keys, Overlap, OverlapStreams, Work};
+use forebay::overlap::{Attended, Engine, EngineCall, Overlap, OverlapStreams, Work};
 use forebay::{
     Accepted, BatchRow, BringUp, Budget, Buffers, Cache, Config, Layers, Memory, MicroBatch, Open, Result,
     Sequence, Shape, WarmUp,
@@ -52,9 +52,9 @@ impl Engine for Spins<'_> {
         let share = match call.work {
             Work::Index => 0.5 * f64::from(call.count) / f64::from(BATCH),
             Work::Prepare => 0.1,
-            Work::Attend(Keys::All) => 0.75,
-            Work::Attend(Keys::Resident) => 0.5,
-            Work::Attend(Keys::Fetched { .. }) => 0.25,
+            Work::Attend(Attended::All) => 0.75,
+            Work::Attend(Attended::Resident) => 0.5,
+            Work::Attend(Attended::Fetched { .. }) => 0.25,
             Work::Project | Work::Merge | Work::Rest => 0.0,
         };
         let rounds = (share * self.gather as f64) as u64;

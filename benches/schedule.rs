@@ -23,7 +23,7 @@ use forebay::device::{
     Begin, Device, Mapped, PoolLayout, PoolOp, Pools, ResolveOutput, Slice, SplitIndices, StepRange, Stream,
 };
 use forebay::overlap::{
-    Engine, EngineCall, Keys, Overlap, OverlapStreams, Run, Schedule, Work, enqueue_layer, enqueue_step,
+    Attended, Engine, EngineCall, Overlap, OverlapStreams, Run, Schedule, Work, enqueue_layer, enqueue_step,
 };
 use forebay::residency::{QueryRange, TableShape};
 use forebay::{Error, Geometry, Kind, Layer, MicroBatch, Result, Shape};
@@ -109,7 +109,7 @@ impl Engine for Planned<'_> {
             Work::Project => ("project", 60e3, 0.8),
             Work::Index => ("index", 80e3, 0.9),
             Work::Prepare => ("prepare", 25e3, 0.6),
-            Work::Attend(Keys::Fetched { .. }) => ("attend to fetched", 20e3, 0.9),
+            Work::Attend(Attended::Fetched { .. }) => ("attend to fetched", 20e3, 0.9),
             Work::Attend(_) => ("attend", 90e3, 0.9),
             Work::Merge => ("merge", 5e3, 0.5),
             Work::Rest => ("rest", 300e3, 0.9),

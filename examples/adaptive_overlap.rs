@@ -11,7 +11,7 @@ use forebay::device::descriptor::LayerCount;
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::{Device, Event, Slice, SplitIndices, Stream};
 use forebay::overlap::{
-    Bucket, Chooser, Engine, EngineCall, Hysteresis, Keys, Overlap, OverlapStreams, Prices, Table, Work,
+    Attended, Bucket, Chooser, Engine, EngineCall, Hysteresis, Overlap, OverlapStreams, Prices, Table, Work,
 };
 use forebay::{
     Accepted, BatchRow, BringUp, Budget, Buffers, Cache, Config, Layer, Layers, Memory, MicroBatch, Open,
@@ -49,9 +49,9 @@ impl Engine for Model<'_> {
             Work::Project => ("project", 3.0),
             Work::Index => ("index", 3.0 + 2.0 * rows),
             Work::Prepare => ("prepare", 6.0),
-            Work::Attend(Keys::All) => ("attend", 14.0),
-            Work::Attend(Keys::Resident) => ("attend resident", 9.0),
-            Work::Attend(Keys::Fetched { .. }) => ("attend fetched", 7.0),
+            Work::Attend(Attended::All) => ("attend", 14.0),
+            Work::Attend(Attended::Resident) => ("attend resident", 9.0),
+            Work::Attend(Attended::Fetched { .. }) => ("attend fetched", 7.0),
             Work::Merge => ("merge", 6.0),
             Work::Rest => ("rest", 12.0),
         };

@@ -11,7 +11,7 @@ mod reuse;
 mod rig;
 
 use forebay::device::{Device, Stream};
-use forebay::overlap::{Engine, EngineCall, Keys, Overlap, OverlapStreams, Work};
+use forebay::overlap::{Attended, Engine, EngineCall, Overlap, OverlapStreams, Work};
 use forebay::residency::QueryRange;
 use forebay::{Buffers, Config, Kind, Layer, LayerCall, MicroBatch, Result, Shape, Streams};
 use rig::{BATCH, Caller, PROMPT, Rig, Sharing, config};
@@ -193,7 +193,7 @@ fn step_by_hand(rig: &mut Rig, missing: Missing, accepted: u32) -> Result<()> {
         }
         edge(gather, compute)?;
         edge(compute, attention)?;
-        call(Work::Attend(Keys::All), attention)?;
+        call(Work::Attend(Attended::All), attention)?;
         if missing != Missing::Attended {
             edge(attention, compute)?;
         }

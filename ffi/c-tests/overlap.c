@@ -51,10 +51,10 @@ static void attend(engine *e, const fb_engine_call *call) {
     for (uint32_t row = call->first; row < call->first + call->count; row++) {
         for (uint32_t query = 0; query < QUERY; query++) {
             uint32_t at = row * QUERY + query;
-            uint32_t list = call->keys == FB_KEYS_FETCHED ? 1 + call->attention_wave : 0;
+            uint32_t list = call->attended == FB_ATTEND_FETCHED ? 1 + call->attention_wave : 0;
             const int32_t *slots = e->lists + (list * BATCH * QUERY + at) * TOP_K;
             uint32_t count = e->counts[list * BATCH * QUERY + at];
-            if (call->keys == FB_KEYS_ALL) {
+            if (call->attended == FB_ATTEND_ALL) {
                 slots = e->slots + at * TOP_K;
                 count = TOP_K;
             } else {

@@ -117,7 +117,7 @@
 // P: the preparation of attention, which writes the new rows to their landing slots.
 #define FB_WORK_PREPARE 2
 
-// A: attention over the rows that `keys` names.
+// A: attention over the rows that `attended` names.
 #define FB_WORK_ATTEND 3
 
 // M: the merge of split attention's results by their log-sum-exp. It is called only where attention was split.
@@ -127,13 +127,13 @@
 #define FB_WORK_REST 5
 
 // For FB_WORK_ATTEND: all selected rows, in `slots`.
-#define FB_KEYS_ALL 0
+#define FB_ATTEND_ALL 0
 
 // For FB_WORK_ATTEND: the rows that were resident or that this step writes, in list 0.
-#define FB_KEYS_RESIDENT 1
+#define FB_ATTEND_RESIDENT 1
 
 // For FB_WORK_ATTEND: the rows that an attention wave fetched, in list 1 + attention_wave.
-#define FB_KEYS_FETCHED 2
+#define FB_ATTEND_FETCHED 2
 
 // All rows of the whole batch fit on the device: offload moves bytes without any gain.
 #define FB_NOTE_ALL_RESIDENT 1
@@ -591,9 +591,9 @@ typedef struct fb_engine_call {
     size_t size;
     // What to enqueue: an FB_WORK_ constant.
     uint32_t work;
-    // For FB_WORK_ATTEND: an FB_KEYS_ constant.
-    uint32_t keys;
-    // For FB_KEYS_FETCHED: the wave that fetched the rows, from 0.
+    // For FB_WORK_ATTEND: an FB_ATTEND_ constant.
+    uint32_t attended;
+    // For FB_ATTEND_FETCHED: the wave that fetched the rows, from 0.
     uint32_t attention_wave;
     // The micro-batch.
     uint32_t micro_batch;

@@ -9,7 +9,7 @@
 use std::ffi::c_void;
 
 use forebay::device::Stream;
-use forebay::overlap::{Engine, EngineCall, Keys, Overlap, OverlapStreams, Work};
+use forebay::overlap::{Attended, Engine, EngineCall, Overlap, OverlapStreams, Work};
 use forebay::{Buffers, Error, Kind, Layer, Layers, Result, Step};
 
 use crate::cache::FbCache;
@@ -26,7 +26,7 @@ pub const FB_WORK_PROJECT: u32 = 0;
 pub const FB_WORK_INDEX: u32 = 1;
 /// P: the preparation of attention, which writes the new rows to their landing slots.
 pub const FB_WORK_PREPARE: u32 = 2;
-/// A: attention over the rows that `keys` names.
+/// A: attention over the rows that `attended` names.
 pub const FB_WORK_ATTEND: u32 = 3;
 /// M: the merge of split attention's results by their log-sum-exp. It is called only where attention was split.
 pub const FB_WORK_MERGE: u32 = 4;
@@ -34,11 +34,11 @@ pub const FB_WORK_MERGE: u32 = 4;
 pub const FB_WORK_REST: u32 = 5;
 
 /// For FB_WORK_ATTEND: all selected rows, in `slots`.
-pub const FB_KEYS_ALL: u32 = 0;
+pub const FB_ATTEND_ALL: u32 = 0;
 /// For FB_WORK_ATTEND: the rows that were resident or that this step writes, in list 0.
-pub const FB_KEYS_RESIDENT: u32 = 1;
+pub const FB_ATTEND_RESIDENT: u32 = 1;
 /// For FB_WORK_ATTEND: the rows that an attention wave fetched, in list 1 + attention_wave.
-pub const FB_KEYS_FETCHED: u32 = 2;
+pub const FB_ATTEND_FETCHED: u32 = 2;
 
 /// One call of the engine's callback.
 #[derive(Clone, Copy, Debug)]
@@ -48,9 +48,9 @@ pub struct FbEngineCall {
     pub size: usize,
     /// What to enqueue: an FB_WORK_ constant.
     pub work: u32,
-    /// For FB_WORK_ATTEND: an FB_KEYS_ constant.
-    pub keys: u32,
-    /// For FB_KEYS_FETCHED: the wave that fetched the rows, from 0.
+    /// For FB_WORK_ATTEND: an FB_ATTEND_ constant.
+    pub attended: u32,
+    /// For FB_ATTEND_FETCHED: the wave that fetched the rows, from 0.
     pub attention_wave: u32,
     /// The micro-batch.
     pub micro_batch: u32,
@@ -199,20 +199,20 @@ impl Callback {
 
 impl FbEngineCall {
     fn of(call: &EngineCall) -> FbEngineCall {
-        let (work, keys, attention_wave) = match call.work {
+        let (work, attended, attention_wave) = match call.work {
             Work::Project => (FB_WORK_PROJECT, 0, 0),
             Work::Index => (FB_WORK_INDEX, 0, 0),
             Work::Prepare => (FB_WORK_PREPARE, 0, 0),
-            Work::Attend(Keys::All) => (FB_WORK_ATTEND, FB_KEYS_ALL, 0),
-            Work::Attend(Keys::Resident) => (FB_WORK_ATTEND, FB_KEYS_RESIDENT, 0),
-            Work::Attend(Keys::Fetched { wave }) => (FB_WORK_ATTEND, FB_KEYS_FETCHED, wave),
+            Work::Attend(Attended::All) => (FB_WORK_ATTEND, FB_ATTEND_ALL, 0),
+            Work::Attend(Attended::Resident) => (FB_WORK_ATTEND, FB_ATTEND_RESIDENT, 0),
+            Work::Attend(Attended::Fetched { wave }) => (FB_WORK_ATTEND, FB_ATTEND_FETCHED, wave),
             Work::Merge => (FB_WORK_MERGE, 0, 0),
             Work::Rest => (FB_WORK_REST, 0, 0),
         };
         FbEngineCall {
             size: size_of::<FbEngineCall>(),
             work,
-            keys,
+            attended,
             attention_wave,
             micro_batch: call.micro_batch.0,
             layer: call.layer.0,

@@ -13,4 +13,4 @@ mod schedule;
 
 pub use crate::step::OverlapStreams;
 pub use choice::{Bucket, Choice, Chooser, Hysteresis, Prices, Table};
-pub use schedule::{Engine, EngineCall, Keys, Overlap, Run, Schedule, Work, enqueue_layer, enqueue_step};
+pub use schedule::{Attended, Engine, EngineCall, Overlap, Run, Schedule, Work, enqueue_layer, enqueue_step};

@@ -92,8 +92,8 @@ pub enum Work {
     Index,
     /// P: the preparation of attention, which writes the new rows to their landing slots.
     Prepare,
-    /// A: attention over the selected rows that the [`Keys`] name.
-    Attend(Keys),
+    /// A: attention over the selected rows that [`Attended`] names.
+    Attend(Attended),
     /// M: merges the results of split attention by their log-sum-exp. Only after split attention.
     Merge,
     /// The rest of the layer after attention: output projection, experts, communication.
@@ -102,7 +102,7 @@ pub enum Work {
 
 /// Which of the selected rows a call of attention reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Keys {
+pub enum Attended {
     /// All selected rows, through the slots that the resolve returned.
     All,
     /// The rows that were resident, and the new rows of this step: list 0 of the [`SplitIndices`].
@@ -383,10 +383,10 @@ impl LayerRun<'_> {
         self.gather(0, self.run.batch, 0, compute)?;
         self.prepare()?;
         if self.run.waves == 1 {
-            self.all(Work::Attend(Keys::All))?;
+            self.all(Work::Attend(Attended::All))?;
             return self.all(Work::Rest);
         }
-        self.all(Work::Attend(Keys::Resident))?;
+        self.all(Work::Attend(Attended::Resident))?;
         self.fetched(compute)
     }
 
@@ -435,7 +435,7 @@ impl LayerRun<'_> {
     fn attend(mut self) -> Result<()> {
         let OverlapStreams { compute, resolve, gather, .. } = self.run.streams;
         edge(self.device, self.run.schedule.resolved, resolve, compute)?;
-        self.all(Work::Attend(Keys::Resident))?;
+        self.all(Work::Attend(Attended::Resident))?;
         edge(self.device, self.run.schedule.gathered, gather, compute)?;
         self.fetched(gather)
     }
@@ -443,12 +443,12 @@ impl LayerRun<'_> {
     /// Attention over the rows of each wave, and the merge. The first wave is already gathered.
     fn fetched(mut self, gather: Stream) -> Result<()> {
         let compute = self.run.streams.compute;
-        self.all(Work::Attend(Keys::Fetched { wave: 0 }))?;
+        self.all(Work::Attend(Attended::Fetched { wave: 0 }))?;
         for wave in 1..self.run.waves {
             edge(self.device, self.run.schedule.attended, compute, gather)?;
             self.gather(0, self.run.batch, wave, gather)?;
             edge(self.device, self.run.schedule.gathered, gather, compute)?;
-            self.all(Work::Attend(Keys::Fetched { wave }))?;
+            self.all(Work::Attend(Attended::Fetched { wave }))?;
         }
         self.all(Work::Merge)?;
         self.all(Work::Rest)

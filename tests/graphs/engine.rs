@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use forebay::device::{Device, Slice, SplitIndices, Stream};
-use forebay::overlap::{Engine, EngineCall, Keys, OverlapStreams, Work};
+use forebay::overlap::{Attended, Engine, EngineCall, OverlapStreams, Work};
 use forebay::{Buffers, Geometry, Layers, Result};
 
 use crate::device::TestDevice;
@@ -176,7 +176,7 @@ impl Engine for Callbacks<'_> {
             Work::Project => Arc::new(move || running.project()),
             Work::Index => Arc::new(move || running.index()),
             Work::Prepare => Arc::new(move || running.prepare()),
-            Work::Attend(keys) => Arc::new(move || running.attend(keys)),
+            Work::Attend(attended) => Arc::new(move || running.attend(attended)),
             Work::Merge => return Ok(()),
             Work::Rest => Arc::new(move || running.rest()),
         };
@@ -235,13 +235,13 @@ impl Running {
     }
 
     /// Reads each listed slot, and finds whose row it must be by the selection.
-    fn attend(&self, keys: Keys) {
+    fn attend(&self, attended: Attended) {
         let mut turn = self.shared.turn(&self.call);
         let Some(step) = turn.now.take() else { return };
         let rows = self.call.rows;
         for row in 0..self.call.count {
             for query in rows.first..rows.first + rows.count {
-                let slots = self.listed(keys, row, query - rows.first);
+                let slots = self.listed(attended, row, query - rows.first);
                 match step.rows.get(row as usize).filter(|of| query < of.rows) {
                     Some(of) => self.check(&step, of, (row, query), &slots, &mut turn.read),
                     None if slots.iter().all(|slot| *slot == -1) => {}
@@ -253,13 +253,13 @@ impl Running {
     }
 
     /// The slots that attention takes for a query row: as many as the counts say, and the rest is -1.
-    fn listed(&self, keys: Keys, row: u32, query: u32) -> Vec<i32> {
+    fn listed(&self, attended: Attended, row: u32, query: u32) -> Vec<i32> {
         let at = u64::from(row * self.call.rows.count + query);
         let bytes = 4 * K as u64;
-        let number = match keys {
-            Keys::All => return self.words(self.buffers.slots.part(at * bytes, bytes).unwrap()),
-            Keys::Resident => 0,
-            Keys::Fetched { wave } => 1 + u64::from(wave),
+        let number = match attended {
+            Attended::All => return self.words(self.buffers.slots.part(at * bytes, bytes).unwrap()),
+            Attended::Resident => 0,
+            Attended::Fetched { wave } => 1 + u64::from(wave),
         };
         let SplitIndices { lists, counts, batch } = self.buffers.split_indices.unwrap();
         let at = number * u64::from(batch * self.call.rows.count) + at;

@@ -3,7 +3,7 @@
 use forebay::check::watch::{Attention, Watch};
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::{Device, Pools, ResolveOutput, Slice, SplitIndices, StepRange, Stream};
-use forebay::overlap::{Engine, EngineCall, Keys, Overlap, OverlapStreams, Work};
+use forebay::overlap::{Attended, Engine, EngineCall, Overlap, OverlapStreams, Work};
 use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Layers, Memory, MicroBatch, Open};
 use forebay::{BatchRow, Result, Sequence, Shape, Slots, Step, WarmUp};
 use std::sync::Arc;
@@ -137,11 +137,11 @@ impl Engine for Caller {
                 self.host.write(selection, &bytes)
             }
             Work::Prepare => self.watch.land(self.pools, stream, &range),
-            Work::Attend(keys) if self.attends => {
-                let reads = match keys {
-                    Keys::All => Attention::All,
-                    Keys::Resident => Attention::Resident,
-                    Keys::Fetched { wave } => Attention::Fetched { wave },
+            Work::Attend(attended) if self.attends => {
+                let reads = match attended {
+                    Attended::All => Attention::All,
+                    Attended::Resident => Attention::Resident,
+                    Attended::Fetched { wave } => Attention::Fetched { wave },
                 };
                 self.watch.attend(self.pools, stream, &range, reads, &self.answer(call))
             }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use forebay::device::clock::ClockDevice;
 use forebay::device::{Device, Event, Slice, SplitIndices, Stream};
-use forebay::overlap::{Engine, EngineCall, Keys, Overlap, OverlapStreams, Work};
+use forebay::overlap::{Attended, Engine, EngineCall, Overlap, OverlapStreams, Work};
 use forebay::{
     Accepted, BatchRow, BringUp, Budget, Buffers, Cache, Config, Error, Kind, Layer, Layers, Memory,
     MicroBatch, Open, Result, Sequence, Shape, Slots, Step, WarmUp,
@@ -594,7 +594,7 @@ impl Callbacks<'_> {
         })
     }
 
-    fn attend(&self, call: EngineCall, keys: Keys, stream: Stream) -> Result<()> {
+    fn attend(&self, call: EngineCall, attended: Attended, stream: Stream) -> Result<()> {
         let Buffers { slots, split_indices, .. } = self.micro[call.micro_batch.index()].layers.buffers;
         let slab = self.slabs[call.layer.index()];
         let mut reads = Vec::new();
@@ -610,10 +610,10 @@ impl Callbacks<'_> {
                     Some(split_indices.counts.part(4 * at, 4)?),
                 ))
             };
-            let (list, count) = match keys {
-                Keys::All => (slots.part(at * width, width)?, None),
-                Keys::Resident => of(0)?,
-                Keys::Fetched { wave } => of(1 + u64::from(wave))?,
+            let (list, count) = match attended {
+                Attended::All => (slots.part(at * width, width)?, None),
+                Attended::Resident => of(0)?,
+                Attended::Fetched { wave } => of(1 + u64::from(wave))?,
             };
             let sequence = &self.sequences[call.micro_batch.index()][row as usize];
             let asked = self::query(sequence.id, call.layer.0.into(), self.number, query.into());
@@ -635,9 +635,10 @@ impl Callbacks<'_> {
             for (place, list, count, asked) in &reads {
                 let range = attend(&memory, slab, (*list, *count), asked);
                 let mut found = found.lock().unwrap();
-                found.attended[usize::from(matches!(keys, Keys::Fetched { .. }))] += u64::from(range.0);
-                match keys {
-                    Keys::All => {
+                found.attended[usize::from(matches!(attended, Attended::Fetched { .. }))] +=
+                    u64::from(range.0);
+                match attended {
+                    Attended::All => {
                         found.merged.insert(*place, (range.0 > 0).then_some(range.2));
                     }
                     _ => found.split_indices.entry(*place).or_default().push(range),
@@ -672,7 +673,7 @@ impl Engine for Callbacks<'_> {
             Work::Project | Work::Rest => self.run(stream, || {}),
             Work::Index => self.index(call, stream),
             Work::Prepare => self.prepare(call, self.stray.unwrap_or(stream)),
-            Work::Attend(keys) => self.attend(*call, keys, stream),
+            Work::Attend(attended) => self.attend(*call, attended, stream),
             Work::Merge => self.merge(call, stream),
         }
     }

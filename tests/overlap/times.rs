@@ -6,7 +6,7 @@ use std::sync::Arc;
 use forebay::device::clock::{ClockDevice, ClockOptions, Demand, Label, Span};
 use forebay::device::{Device, PoolLayout, Pools, SplitIndices, Stream};
 use forebay::overlap::{
-    Engine, EngineCall, Keys, Overlap, OverlapStreams, Run, Schedule, Work, enqueue_step,
+    Attended, Engine, EngineCall, Overlap, OverlapStreams, Run, Schedule, Work, enqueue_step,
 };
 use forebay::{Geometry, MicroBatch, Result, Shape};
 
@@ -25,10 +25,10 @@ impl Engine for Timed<'_> {
             Work::Index if call.first == 0 => ("I1", 5e4),
             Work::Index => ("I2", 5e4),
             Work::Prepare => ("P", 1e5),
-            Work::Attend(Keys::All) => ("A", 1e5),
-            Work::Attend(Keys::Resident) => ("A0", 1e5),
-            Work::Attend(Keys::Fetched { wave: 0 }) => ("A1", 1e5),
-            Work::Attend(Keys::Fetched { .. }) => ("A1b", 1e5),
+            Work::Attend(Attended::All) => ("A", 1e5),
+            Work::Attend(Attended::Resident) => ("A0", 1e5),
+            Work::Attend(Attended::Fetched { wave: 0 }) => ("A1", 1e5),
+            Work::Attend(Attended::Fetched { .. }) => ("A1b", 1e5),
             Work::Merge => ("M", 1e4),
             Work::Rest => ("rest", 1e4),
         };

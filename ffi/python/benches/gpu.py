@@ -306,7 +306,7 @@ class Captured:
         """Enqueues the engine's part of a layer."""
         products = PRODUCTS[call.work] * self.scale * call.count // self.rig.lanes
         # Split attention takes as long as attention in one call.
-        self.place.compute(products // (1 if call.keys in (None, "all") else 2), call.stream)
+        self.place.compute(products // (1 if call.attended in (None, "all") else 2), call.stream)
         if call.work == "index":
             for row in range(call.first, call.first + call.count):
                 self.place.copy(self.selection[row], self.asked[row], call.stream)

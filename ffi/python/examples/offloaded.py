@@ -241,7 +241,7 @@ class Offloaded:
 
     def _part(self, forward: Forward, work: Work, call: forebay.EngineCall) -> None:
         """Does the engine's piece of a layer."""
-        match call.work, call.keys:
+        match call.work, call.attended:
             case "project", _:
                 forward.project(call.layer)
             case "index", _:

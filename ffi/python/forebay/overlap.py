@@ -24,7 +24,7 @@ _Item = TypeVar("_Item")
 ORDERS = {"none": 0, "da": 1, "dba": 2}
 ORDER_NAMES = tuple(ORDERS)
 _WORKS = ("project", "index", "prepare", "attend", "merge", "rest")
-_KEYS = ("all", "resident", "fetched")
+_ATTENDED = ("all", "resident", "fetched")
 
 # The first torch whose graphs keep the priorities of the captured streams (pytorch#167346), and the variable that
 # decides for every graph of a process (CUDA Programming Guide, 5.2.3.5).
@@ -42,15 +42,15 @@ class EngineCall:
     | project | the projections for the indexer, and the write of the index keys |
     | index | logits and top-k of the call's batch rows, which write their selection |
     | prepare | the preparation of attention, which writes the new rows to their landing slots |
-    | attend | attention over `keys`: "all" (`slots`), "resident" (list 0), "fetched" (list 1 + attention_wave) |
+    | attend | attention over `attended`: "all" (`slots`), "resident" (list 0), "fetched" (list 1 + attention_wave) |
     | merge | the merge of split attention's results by their log-sum-exp |
     | rest | the rest of the layer after attention: output projection, experts, communication |
     """
 
     # The work, from the table.
     work: str
-    # For "attend": the keys; otherwise None.
-    keys: str | None
+    # For "attend": which rows attention reads; otherwise None.
+    attended: str | None
     # For "fetched": the attention wave that fetched the rows.
     attention_wave: int
     # The micro-batch.
@@ -134,7 +134,7 @@ class _Engine:
         self.enqueue(
             EngineCall(
                 _WORKS[call.work],
-                _KEYS[call.keys] if call.work == lib.FB_WORK_ATTEND else None,
+                _ATTENDED[call.attended] if call.work == lib.FB_WORK_ATTEND else None,
                 call.attention_wave,
                 call.micro_batch,
                 call.layer,

@@ -271,7 +271,7 @@ def capture(both: Both, texts: list[Text], order: str, width: int, place: Place)
                     place.copy(selection[row][query], both.asked[call.layer][row][query], call.stream)
         elif call.work == "prepare":
             both.land(call.layer, texts, widths, call.stream)
-        elif call.work == "attend" and call.keys != "resident":
+        elif call.work == "attend" and call.attended != "resident":
             place.copy(both.seen[call.layer], both.slabs[call.layer], call.stream)
             for row in range(rows):
                 for query in range(width):

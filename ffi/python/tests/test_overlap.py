@@ -36,8 +36,8 @@ class Engine:
         elif call.work == "attend":
             for row in rows:
                 slots = self.buffers.slots[row, 0].tolist()
-                if call.keys != "all":
-                    part = 0 if call.keys == "resident" else 1 + call.attention_wave
+                if call.attended != "all":
+                    part = 0 if call.attended == "resident" else 1 + call.attention_wave
                     count = int(self.buffers.counts[part, row, 0])
                     slots = self.buffers.lists[part, row, 0].tolist()[:count]
                 found = [self.cache_slab[call.layer][slot // 64, slot % 64].tobytes() for slot in slots]
@@ -93,7 +93,7 @@ def test_layer_by_layer_is_the_same(make: Make) -> None:
         else:
             for layer, order in enumerate(["da", "none", "dba"]):
                 cache.overlap(step, layer, order, layers, engine)
-        counts.append((step.retire().layers, [(c.work, c.keys, c.layer, c.first, c.count) for c in engine.calls]))
+        counts.append((step.retire().layers, [(c.work, c.attended, c.layer, c.first, c.count) for c in engine.calls]))
     assert counts[0] == counts[1]
 
 

@@ -4,7 +4,7 @@ use super::world::Batch;
 use crate::device::clock::{ClockDevice, Demand, Label};
 use crate::device::{Device, Event, Stream};
 use crate::error::{Error, Kind, Result};
-use crate::overlap::{Engine, EngineCall, Keys, Work};
+use crate::overlap::{Attended, Engine, EngineCall, Work};
 use crate::predict::cost::Load;
 use crate::predict::setup::{Setup, Term};
 
@@ -57,16 +57,16 @@ impl<'a> Costed<'a> {
     }
 
     /// The width for which a call of attention is captured.
-    fn width(&self, call: &EngineCall, keys: Keys) -> f64 {
+    fn width(&self, call: &EngineCall, keys: Attended) -> f64 {
         let k = self.setup.shape().top_k;
         // Draft passes have one query row, and their misses are given for one.
         let share = if call.rows.count == self.batch.query_rows { self.share } else { 1.0 };
         let misses = self.misses.get(call.layer.index()).map_or(0.0, |rows| rows * share);
         let (resident, fetched) = self.setup.file().captured.widths(k, misses);
         match keys {
-            Keys::All => f64::from(k),
-            Keys::Resident => resident,
-            Keys::Fetched { .. } => fetched,
+            Attended::All => f64::from(k),
+            Attended::Resident => resident,
+            Attended::Fetched { .. } => fetched,
         }
     }
 
@@ -105,9 +105,9 @@ impl Engine for Costed<'_> {
             Work::Prepare => (Term::Prepare, "prepare", all),
             Work::Attend(keys) => {
                 let name = match keys {
-                    Keys::All => "attend",
-                    Keys::Resident => "attend resident",
-                    Keys::Fetched { .. } => "attend fetched",
+                    Attended::All => "attend",
+                    Attended::Resident => "attend resident",
+                    Attended::Fetched { .. } => "attend fetched",
                 };
                 (Term::Attend, name, self.width(call, keys))
             }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use forebay::device::{Slice, Stream};
 use forebay::measure::Probe;
-use forebay::overlap::{Engine, EngineCall, Keys, Work};
+use forebay::overlap::{Attended, Engine, EngineCall, Work};
 use forebay::predict::cost::Load;
 use forebay::predict::setup::{Setup, Term};
 use forebay::residency::QueryRange;
@@ -160,9 +160,9 @@ impl Lengths {
             Work::Project => (Term::Project, f64::from(k)),
             Work::Index => (Term::Index, f64::from(k)),
             Work::Prepare => (Term::Prepare, f64::from(k)),
-            Work::Attend(Keys::All) => (Term::Attend, f64::from(k)),
-            Work::Attend(Keys::Resident) => (Term::Attend, resident),
-            Work::Attend(Keys::Fetched { .. }) => (Term::Attend, fetched),
+            Work::Attend(Attended::All) => (Term::Attend, f64::from(k)),
+            Work::Attend(Attended::Resident) => (Term::Attend, resident),
+            Work::Attend(Attended::Fetched { .. }) => (Term::Attend, fetched),
             Work::Merge => (Term::Merge, f64::from(k)),
             Work::Rest => (Term::Rest, f64::from(k)),
         };
@@ -184,7 +184,8 @@ pub fn products(device: &dyn Probe, stream: Stream, rounds: u32, persistent: Opt
 }
 
 /// The works of a layer with unsplit attention, in order.
-const RESIDENT: [Work; 5] = [Work::Project, Work::Index, Work::Prepare, Work::Attend(Keys::All), Work::Rest];
+const RESIDENT: [Work; 5] =
+    [Work::Project, Work::Index, Work::Prepare, Work::Attend(Attended::All), Work::Rest];
 
 /// See the module's head.
 #[derive(Debug)]
@@ -326,13 +327,13 @@ mod tests {
             let us = |work| lengths.us(work, point.batch).unwrap();
             let layer: f64 = RESIDENT.into_iter().map(us).sum();
             assert!((layer * 61.0 - step).abs() < 1e-6 * step, "{layer}");
-            assert!(us(Work::Attend(Keys::Resident)) < us(Work::Attend(Keys::All)));
+            assert!(us(Work::Attend(Attended::Resident)) < us(Work::Attend(Attended::All)));
             let load = |width| Load { rows: point.batch.into(), query_rows: 2.0, context: 32768.0, width };
             let of_setup = setup.us(Term::Attend, &load(2048.0)).unwrap();
-            assert!((us(Work::Attend(Keys::All)) / lengths.scale - of_setup).abs() < 1e-9);
+            assert!((us(Work::Attend(Attended::All)) / lengths.scale - of_setup).abs() < 1e-9);
             // 109 of 190 misses by each query row: two widths of 64.
             let fetched = setup.us(Term::Attend, &load(128.0)).unwrap();
-            let ours = us(Work::Attend(Keys::Fetched { wave: 0 })) / lengths.scale;
+            let ours = us(Work::Attend(Attended::Fetched { wave: 0 })) / lengths.scale;
             assert!((ours - fetched).abs() < 1e-9);
         }
     }
