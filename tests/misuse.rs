@@ -329,8 +329,8 @@ fn a_record_that_is_refused_leaves_the_event_as_it_was() {
     device.synchronize(event).unwrap();
 }
 
-/// What a step whose descriptor no cache would write in layer 0, and its report.
-fn step_of_a_block(e: &Engine, lanes: [u32; 2]) -> (Vec<u8>, Report) {
+/// Runs a step with a descriptor that no cache writes. Returns its slots in layer 0, and its report.
+fn step_with_lanes(e: &Engine, lanes: [u32; 2]) -> (Vec<u8>, Report) {
     let request =
         Request { bytes: 4096, huge: false, populate: true, lock: false, node: None, shared: false };
     let map = Arc::new(Map::new(&request, &NoFaults).unwrap().0);
@@ -364,10 +364,10 @@ fn step_of_a_block(e: &Engine, lanes: [u32; 2]) -> (Vec<u8>, Report) {
     (answers, read)
 }
 
-/// If no cache would write such a descriptor, no row of it runs, its step fails, and so do the steps of its lanes. What it is
-/// answered is not what the sound step before was.
+/// No cache writes such a descriptor. None of its rows runs. Its step fails, and so do the next steps of its lanes. Its
+/// slots are not those that the valid step before it returned.
 #[test]
-fn a_block_that_names_a_lane_twice_or_none_that_is_there_does_nothing_and_fails_its_lanes() {
+fn a_descriptor_that_names_a_lane_twice_or_out_of_range_runs_nothing_and_fails_its_lanes() {
     for (lanes, value) in [([0, 0], 0), ([0, 77], 77)] {
         let mut e = Engine::new(false);
         let sequence = e.open();
@@ -376,7 +376,7 @@ fn a_block_that_names_a_lane_twice_or_none_that_is_there_does_nothing_and_fails_
         e.finish(&mut sound);
         e.cache.retire(sound, e.stream).unwrap();
         let digest = e.cache.digest(sequence).unwrap();
-        let (answers, read) = step_of_a_block(&e, lanes);
+        let (answers, read) = step_with_lanes(&e, lanes);
         assert_eq!(read.sticky, Some(Sticky { row: 1, layer: 0, cause: Cause::Tables, value }));
         assert_eq!(read.lengths[0], 24);
         assert!(answers.iter().all(|byte| *byte == 0xFF), "no row is there to be answered");
@@ -395,7 +395,7 @@ fn a_block_that_names_a_lane_twice_or_none_that_is_there_does_nothing_and_fails_
 fn a_lane_that_no_sequence_has_is_answered_with_none() {
     let mut e = Engine::new(false);
     let _sequence = e.open();
-    let (answers, read) = step_of_a_block(&e, [0, 1]);
+    let (answers, read) = step_with_lanes(&e, [0, 1]);
     assert_eq!(read.sticky.map(|wrong| (wrong.row, wrong.cause)), Some((1, Cause::Tables)));
     let (found, none) = answers.split_at(4 * K as usize);
     assert!(found.chunks_exact(4).all(|slot| ![[7; 4], [0xFF; 4]].contains(&slot.try_into().unwrap())));

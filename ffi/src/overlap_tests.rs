@@ -39,11 +39,11 @@ struct Script {
 
 impl Script {
     fn called(&mut self, call: &FbEngineCall) -> u32 {
-        let FbEngineCall { work, keys, attention_wave, micro_batch, layer, first, count, .. } = *call;
+        let FbEngineCall { work, attended, attention_wave, micro_batch, layer, first, count, .. } = *call;
         let (first_query_row, query_rows) = (call.first_query_row, call.query_rows);
         self.calls.push([
             work,
-            keys,
+            attended,
             attention_wave,
             micro_batch,
             layer,

@@ -268,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_block_reads_back_as_written() {
+    fn a_descriptor_reads_back_as_written() {
         let rows = [
             Entry { lane: 3, accepted: 1, query_rows: 2 },
             Entry { lane: 0, accepted: ACCEPTED_ON_DEVICE, query_rows: 1 },

@@ -211,8 +211,8 @@ pub struct Warm {
     pub steps: u32,
 }
 
-/// A range of slots that a warm-up gathers: see [`PoolOp::WarmGather`]. The slots of all layers have one numbering: layer
-/// by layer, each layer's budget slots in the lane's order.
+/// A range of slots that a warm-up gathers: see [`PoolOp::WarmGather`]. The slots of all layers have one numbering:
+/// layer by layer, each layer's budget slots in the lane's order.
 #[derive(Clone, Copy, Debug)]
 pub struct WarmGather {
     /// The lane.

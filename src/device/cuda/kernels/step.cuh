@@ -3,7 +3,8 @@
 
 #include "rule.cuh"
 
-// In the device's step descriptor: how many lengths the report names. Its rows are fewer where the descriptor names a wrong lane.
+// In the device's step descriptor: the number of lengths in the report. The number of rows is 0 if the descriptor
+// names a wrong lane.
 static const u32 STEP_LENGTHS = 3;
 
 // The first row of the step descriptor that names a lane out of range, or the lane of an earlier row; EMPTY if
