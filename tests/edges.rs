@@ -350,7 +350,7 @@ fn batches_that_do_not_fit_are_refused_and_nothing_is_enqueued() {
     refused(e.prepare(&[row(a, 3)]), Kind::OutOfRange, "accepted rows");
     refused(
         e.cache.prepare(MicroBatch(1), 2, &[row(a, 0)], None, stream),
-        Kind::InvalidConfig,
+        Kind::InvalidState,
         "a sequence of another micro-batch",
     );
     assert_eq!(e.decode(a, 2), 22);

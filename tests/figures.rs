@@ -2,6 +2,7 @@
 //! a page. The numbers in two of them are the library's. `cli/tests/figures.rs` tests how they look in a browser.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -148,6 +149,73 @@ fn every_picture_is_shown_on_a_page() {
     }
     assert!(shows("a\n![what is to be seen in it\non two lines](docs/images/a.svg) b", "a.svg"));
     assert!(!shows("![](docs/images/a.svg) [what is to be seen](docs/images/a.svg)", "a.svg"));
+}
+
+/// The texts of the attribute `data-cell` that begin with `what`, and each element's own text.
+fn cells<'a>(text: &'a str, what: &str) -> Vec<(&'a str, &'a str)> {
+    let cells = text.split("data-cell=\"").skip(1).filter(|rest| rest.starts_with(what));
+    cells.map(|rest| (rest.split('"').next().unwrap(), rest.split(['>', '<']).nth(1).unwrap())).collect()
+}
+
+/// The sources of the cache, in one text.
+fn cache_sources() -> String {
+    files(&root().join("src/cache")).iter().map(|file| fs::read_to_string(file).unwrap()).collect()
+}
+
+/// The variants of `enum State` in the sources of the cache, in lower case.
+fn states(sources: &str) -> BTreeSet<String> {
+    let (_, rest) = sources.split_once("enum State {").unwrap();
+    let names = rest.split_once('}').unwrap().0.split(',').filter_map(|line| line.split_whitespace().last());
+    names.map(str::to_lowercase).collect()
+}
+
+/// The states in which the cache accepts each call: `check_state(&[State::A, State::B], "call")`.
+fn accepted(sources: &str) -> BTreeSet<(String, String)> {
+    let mut accepted = BTreeSet::new();
+    for rest in sources.split("check_state(&[").skip(1) {
+        let (list, rest) = rest.split_once(']').unwrap();
+        let call = rest.split('"').nth(1).unwrap();
+        for state in list.split(',') {
+            accepted.insert((state.trim().strip_prefix("State::").unwrap().to_lowercase(), call.to_owned()));
+        }
+    }
+    accepted
+}
+
+/// What the picture of a sequence's states does not share with the sources of the cache.
+fn moves_that_differ(picture: &str, sources: &str) -> Vec<String> {
+    let known = states(sources);
+    let boxes = picture.split("class=\"name m\" data-cell=\"state\"").skip(1);
+    let drawn: BTreeSet<String> =
+        boxes.map(|rest| rest.split(['>', '<']).nth(1).unwrap().to_owned()).collect();
+    let mut differ: Vec<String> = known.symmetric_difference(&drawn).cloned().collect();
+    // A close, the end of the last work and a failed step move a sequence on without a check of its state.
+    let (mut from, mut to) =
+        (BTreeSet::new(), BTreeSet::from(["free", "closing", "failed"].map(str::to_owned)));
+    for (cell, _) in cells(picture, "move ") {
+        let [_, before, call, after] = cell.split(' ').collect::<Vec<_>>()[..] else { panic!("{cell}") };
+        from.insert((before.to_owned(), call.to_owned()));
+        to.insert(after.to_owned());
+    }
+    // An opening finds a free record. `publish` moves pages, not the sequence.
+    let mut accepted = accepted(sources);
+    accepted.insert(("free".to_owned(), "open".to_owned()));
+    accepted.remove(&("running".to_owned(), "publish".to_owned()));
+    differ.extend(accepted.symmetric_difference(&from).map(|(state, call)| format!("{call} in {state}")));
+    differ.extend(known.symmetric_difference(&to).map(|state| format!("a move to {state}")));
+    differ
+}
+
+#[test]
+fn the_states_of_a_sequence_and_their_calls_are_those_of_the_cache() {
+    let (drawn, sources) = (picture("sequence.svg"), cache_sources());
+    assert_eq!(moves_that_differ(&drawn, &sources), [""; 0]);
+    let other = drawn.replace("data-cell=\"move running fork running\"", "");
+    assert_eq!(moves_that_differ(&other, &sources), ["fork in running"]);
+    let other = drawn.replace(">joining</text>", ">warming</text>");
+    assert_eq!(moves_that_differ(&other, &sources), ["joining", "warming"]);
+    let other = sources.replace("check_state(&[State::Filling], \"append\")", "");
+    assert_eq!(moves_that_differ(&drawn, &other), ["append in filling"]);
 }
 
 /// The numbers that a picture shows as `what`, in their order.

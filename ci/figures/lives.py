@@ -1,4 +1,6 @@
-"""The states of a sequence (src/cache/record.rs) and of a page (src/total, src/cache/share.rs): what moves them on."""
+"""The states of a sequence (src/cache/record.rs) and of a page (src/total, src/cache/share.rs): what moves them on.
+
+A text of a move names it for tests: `move FROM CALL TO`, states and a call of the cache."""
 
 from draw import Figure
 
@@ -6,25 +8,25 @@ from draw import Figure
 def state(figure, x, y, w, name, about="", hue="device"):
     """A state, 44 units high."""
     lines = [("name", name)] + ([("soft", about)] if about else [])
-    figure.label(f"{hue}-card", x, y, w, 44, lines)
+    figure.label(f"{hue}-card", x, y, w, 44, lines, cell="state")
 
 
 def entry(figure):
     """From the opening to decoding."""
     figure.arrow([(86, 18), (86, 88)])
-    figure.text("small", 98, 34, "open, open_shared")
+    figure.text("small", 98, 34, "open, open_shared", cell="move free open filling")
     state(figure, 28, 92, 116, "filling", "the prompt")
     figure.arrow([(100, 136), (100, 156), (130, 156), (130, 139)], "thin", "thinhead")
-    figure.text("small", 138, 160, "append")
+    figure.text("small", 138, 160, "append", cell="move filling append filling")
     figure.arrow([(50, 136), (50, 200)])
-    figure.text("small", 58, 188, "join, in parts")
+    figure.text("small", 58, 188, "join, in parts", cell="move filling join joining")
     state(figure, 28, 204, 116, "joining", "warm-up")
     figure.arrow([(66, 248), (66, 268), (106, 268), (106, 251)], "thin", "thinhead")
-    figure.text("small", 86, 285, "join_more", "m")
+    figure.text("small", 86, 285, "join_more", "m", "move joining join_more joining")
     figure.arrow([(144, 226), (242, 226)])
-    figure.text("small", 194, 218, "nothing left", "m")
+    figure.text("small", 194, 218, "nothing left", "m", "move joining join_more running")
     figure.arrow([(144, 114), (266, 114), (266, 200)])
-    figure.text("small", 205, 106, "join, at once", "m")
+    figure.text("small", 205, 106, "join, at once", "m", "move filling join running")
 
 
 def decoding(figure):
@@ -32,18 +34,18 @@ def decoding(figure):
     state(figure, 246, 204, 204, "running", "in its lane")
     figure.arrow([(330, 204), (330, 184), (370, 184), (370, 201)], "thin", "thinhead")
     figure.text("small", 348, 160, "step:", "m")
-    figure.text("small", 348, 176, "prepare … retire", "m")
+    figure.text("small", 348, 176, "prepare … retire", "m", "move running prepare running")
     figure.arrow([(432, 204), (432, 56)])
-    figure.text("small", 424, 106, "fork", "e")
+    figure.text("small", 424, 106, "fork", "e", "move running fork running")
     figure.label("hollow", 344, 14, 120, 38, [("small", "child, running")])
     figure.arrow([(262, 248), (262, 326)], "miss-line", "miss")
-    figure.text("small", 254, 288, "truncate,", "e")
+    figure.text("small", 254, 288, "truncate,", "e", "move running truncate truncating")
     figure.text("small", 254, 305, "refused half-way", "e")
     state(figure, 176, 330, 124, "truncating", hue="miss")
     figure.arrow([(300, 352), (318, 352), (318, 252)])
-    figure.text("small", 326, 288, "again")
+    figure.text("small", 326, 288, "again", cell="move truncating truncate running")
     figure.arrow([(376, 330), (376, 252)])
-    figure.text("small", 383, 288, "truncate")
+    figure.text("small", 383, 288, "truncate", cell="move failed truncate running")
     figure.arrow([(444, 248), (444, 326)], "miss-line", "miss")
     state(figure, 346, 330, 110, "failed", "a step failed", "miss")
 

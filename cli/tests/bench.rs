@@ -40,7 +40,7 @@ fn check(entries: &[Value], device: &str) {
     for figure in figures {
         assert_eq!(
             (&figure["kind"], &figure["schema"], &figure["device"]),
-            (&"bench".into(), &1.into(), &device.into())
+            (&"bench".into(), &2.into(), &device.into())
         );
         let number = |key: &str| figure[key].as_f64().unwrap_or_else(|| panic!("{key}: {figure}"));
         assert!(number("us_low") <= number("us") && number("us") <= number("us_high"), "{figure}");

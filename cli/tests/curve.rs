@@ -94,7 +94,7 @@ fn json_has_every_change_and_marks_sizes_that_were_replayed() {
     let demo = demo();
     let demo = demo.to_str().unwrap();
     let entry = &entries(&["replay", demo, "--curve", "--slots", "40,1000,9,40", "--mtp", "2"])[0];
-    assert_eq!((&entry["kind"], &entry["schema"]), (&"selection-curve".into(), &1.into()));
+    assert_eq!((&entry["kind"], &entry["schema"]), (&"selection-curve".into(), &2.into()));
     let number = |value: &Value| value.as_u64().unwrap();
     let (exact, flat) = (number(&entry["exact_from"]), number(&entry["flat_from"]));
     assert!(40 < exact && exact < flat, "{exact} {flat}");

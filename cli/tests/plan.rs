@@ -52,7 +52,7 @@ fn entries_have_the_documented_fields() {
     else {
         panic!("one entry")
     };
-    assert_eq!((&entry["schema"], &entry["kind"]), (&1.into(), &"plan".into()));
+    assert_eq!((&entry["schema"], &entry["kind"]), (&2.into(), &"plan".into()));
     assert_eq!(entry["forebay"], env!("CARGO_PKG_VERSION"));
     assert_eq!(
         (&entry["model"], &entry["context"], &entry["mtp"]),
@@ -63,7 +63,7 @@ fn entries_have_the_documented_fields() {
     let device = ["index_keys", "slots", "landing", "scratch", "padding", "tables", "host_page_tables"];
     let sum: u64 = device.iter().map(|part| parts[part].as_u64().unwrap()).sum();
     assert_eq!(entry["bytes"], sum);
-    let host = parts["host_rows"].as_u64().unwrap() + parts["host_step_blocks"].as_u64().unwrap();
+    let host = parts["host_rows"].as_u64().unwrap() + parts["host_step_descriptors"].as_u64().unwrap();
     assert_eq!(entry["host_bytes"], host);
     assert_eq!(parts["host_page_tables"], 8 * host.div_ceil(4096), "2 MiB a GiB");
     assert!(entry["slots"].as_u64().unwrap() >= 6400);

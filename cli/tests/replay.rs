@@ -124,7 +124,7 @@ fn json_has_the_documented_fields_one_entry_for_each_size() {
     let trace = SelectionTrace::read(&path).unwrap();
     let header = trace.header();
     for (entry, share) in all.iter().zip([0.1, 0.2, 0.3]) {
-        assert_eq!((&entry["schema"], &entry["kind"]), (&1.into(), &"selection".into()));
+        assert_eq!((&entry["schema"], &entry["kind"]), (&2.into(), &"selection".into()));
         assert_eq!(entry["forebay"], env!("CARGO_PKG_VERSION"));
         assert_eq!(entry["trace"], text(&path));
         assert_eq!(entry["layers"], header.layers);

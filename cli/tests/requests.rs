@@ -115,7 +115,7 @@ fn a_curve_tells_every_capacity() {
     let singles = entries(&[&path, "--capacity", "1,2,3,4,5", "--skip", "1"]);
     let curves = entries(&[&path, "--capacity", "1,2,3,4,5", "--skip", "1", "--curve"]);
     let [curve] = curves.as_slice() else { panic!("one entry") };
-    assert_eq!((&curve["kind"], &curve["schema"]), (&"requests-curve".into(), &1.into()));
+    assert_eq!((&curve["kind"], &curve["schema"]), (&"requests-curve".into(), &2.into()));
     assert_eq!(curve["flat_from"], 4);
     let asked = curve["asked"].as_array().unwrap();
     for (single, asked) in singles.iter().zip(asked) {

@@ -51,7 +51,7 @@ fn an_entry_has_the_documented_fields_and_they_agree() {
     let [entry] = &simulated(POINT)[..] else { panic!("one entry") };
     assert_eq!(
         (&entry["schema"], &entry["kind"], &entry["setup"]),
-        (&json!(1), &json!("simulate"), &json!("ess"))
+        (&json!(2), &json!("simulate"), &json!("ess"))
     );
     let given = json!([32768, 128, 2, 1.7, 0.31]);
     assert_eq!(
@@ -114,7 +114,7 @@ fn what_kernels_should_take_is_told_by_terms_and_prices_can_be_changed() {
     };
     let mut sums = 0;
     for figure in figures {
-        assert_eq!((&figure["kind"], &figure["schema"]), (&"kernel".into(), &1.into()));
+        assert_eq!((&figure["kind"], &figure["schema"]), (&"kernel".into(), &2.into()));
         for of in
             ["before", "now"].map(|design| &figure[design]).iter().filter(|of| of.get("terms").is_some())
         {

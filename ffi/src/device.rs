@@ -205,7 +205,9 @@ impl FbDeviceConfig {
     /// As above.
     #[cfg(not(feature = "cuda"))]
     unsafe fn cuda(&self) -> Result<FbDevice> {
-        Err(refuse("kind", self.kind, "use a library that was built with CUDA"))
+        Err(Error::new(Kind::Unsupported, "create")
+            .at("this build has no CUDA device")
+            .hint("use a library that was built with the feature cuda"))
     }
 
     /// # Safety

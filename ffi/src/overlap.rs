@@ -253,8 +253,8 @@ impl Engine for Callback {
 ///
 /// If the callback or the device refuses something half-way, the step is abandoned. It must still be finished and
 /// retired; fb_retire then returns FB_CANCELLED, and the caller truncates or closes its sequences. FB_INVALID_STATE for
-/// a finished or abandoned step, and for other streams than the step's earlier layers used; FB_INVALID_CONFIG for
-/// another compute stream than the one the step was prepared on. Inside the callback the cache is busy: see fb_enqueue.
+/// a finished or abandoned step, for other streams than the step's earlier layers used, and for another compute stream
+/// than the one the step was prepared on. Inside the callback the cache is busy: see fb_enqueue.
 /// FB_CLOSED in a child process that the callback forked.
 ///
 /// # Safety

@@ -270,7 +270,7 @@ fn overlap_refuses_what_makes_no_sense_before_anything_is_enqueued() {
         (FbOverlapConfig { lists: null_mut(), ..right }, FbInvalidConfig, "lists"),
         (FbOverlapConfig { counts: null_mut(), ..right }, FbInvalidConfig, "counts"),
         (FbOverlapConfig { lists_batch: 1, ..right }, FbOutOfRange, "index lists"),
-        (FbOverlapConfig { compute: 9 as *mut _, ..right }, FbInvalidConfig, "prepared on another stream"),
+        (FbOverlapConfig { compute: 9 as *mut _, ..right }, FbInvalidState, "prepared on another stream"),
         (FbOverlapConfig { size: 8, ..right }, FbInvalidConfig, "fb_overlap_config"),
     ] {
         refused(overlap(0, 0, 0, layers), wanted, &rig, said);

@@ -47,7 +47,7 @@ pub enum FbStatus {
     FbInternal = 14,
     /// The call does not fit the current state of the sequence, step or stream that it names.
     FbInvalidState = 15,
-    /// The device or its driver lacks the requested feature.
+    /// The device, its driver, or this build lacks the requested feature.
     FbUnsupported = 16,
 }
 

@@ -211,20 +211,18 @@ impl Cache {
     ///
     /// # Errors
     /// [`Kind::OutOfRange`] for layers that another cache captured (a cache that was shut down included), and for steps
-    /// with more rows than the bucket; [`Kind::InvalidConfig`] for steps of other micro-batches, with another number of
-    /// query rows, or prepared on another stream; [`Kind::InvalidState`] for finished, abandoned or already launched
-    /// steps, and if the engine has the graph. These errors enqueue nothing. A later error abandons the steps.
+    /// with more rows than the bucket; [`Kind::InvalidConfig`] for steps of other micro-batches or with another number
+    /// of query rows; [`Kind::InvalidState`] for finished, abandoned or already launched steps, for steps that were
+    /// prepared on another stream, and if the engine has the graph. These errors enqueue nothing. A later error
+    /// abandons the steps.
     pub fn launch(&mut self, captured: &Captured, steps: &mut [&mut Step]) -> Result<()> {
         self.check_captured("launch", captured, steps)?;
         for (step, (_, layers)) in steps.iter().zip(&captured.micro_batches) {
             self.check_prepared(step, layers)?;
         }
         let Some(graph) = captured.graph else {
-            return Err(refuse(
-                Kind::InvalidState,
-                "launch",
-                "the graph is the engine's: launch it, then call `launched`",
-            ));
+            return Err(refuse(Kind::InvalidState, "launch", "the graph is the engine's")
+                .hint("launch the graph, then call `launched`"));
         };
         let first = captured.micro_batches[0].1.streams.compute;
         for (step, (_, layers)) in steps.iter_mut().zip(&captured.micro_batches) {
@@ -252,7 +250,9 @@ impl Cache {
     pub fn launched(&mut self, captured: &Captured, steps: &mut [&mut Step]) -> Result<()> {
         self.check_captured("launched", captured, steps)?;
         if captured.graph.is_some() {
-            return Err(refuse(Kind::InvalidState, "launched", "the graph is the cache's: call `launch`"));
+            return Err(
+                refuse(Kind::InvalidState, "launched", "the graph is the cache's").hint("call `launch`")
+            );
         }
         for step in steps.iter_mut() {
             self.schedule_layers(step, captured.draft_passes)?;

@@ -39,7 +39,7 @@ impl Cache {
     /// # Errors
     /// [`Kind::Busy`] if every step descriptor is in flight, the micro-batch's last step is not finished, or a sequence
     /// has as many steps in flight as configured; [`Kind::Closed`]; [`Kind::InvalidState`] for a sequence that is not
-    /// running; [`Kind::InvalidConfig`] for a sequence that is named twice or belongs to another micro-batch, and for
+    /// running or belongs to another micro-batch; [`Kind::InvalidConfig`] for a sequence that is named twice, and for
     /// [`Accepted::OnDevice`] without a tensor; [`Kind::OutOfRange`] for too many rows, query rows or accepted rows, a
     /// tensor of another size, and a sequence that would outgrow its admitted tokens; [`Kind::DeviceFailed`] if the
     /// warm-up of a sequence failed. An error begins no step. If the device refuses the call half-way, the step
@@ -133,7 +133,10 @@ impl Cache {
             Err(Error::new(kind, "prepare").at(place).with("value", value))
         };
         if record.steps.micro_batch.is_some_and(|own| own != micro) {
-            return error(Kind::InvalidConfig, "a sequence of another micro-batch", micro.0);
+            return Err(Error::new(Kind::InvalidState, "prepare")
+                .at("a sequence of another micro-batch")
+                .with("value", micro.0)
+                .hint("a sequence keeps the micro-batch of its first step"));
         }
         if record.steps.in_flight.len() >= self.config.steps_in_flight as usize {
             return error(Kind::Busy, "steps of one sequence in flight", self.config.steps_in_flight);

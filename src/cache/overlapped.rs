@@ -43,8 +43,8 @@ impl Cache {
     ///
     /// # Errors
     /// Before anything is enqueued: [`Kind::OutOfRange`] for a layer, draft pass, batch or buffers that do not fit the
-    /// step; [`Kind::InvalidState`] for a finished or abandoned step, and for other streams than the step's earlier
-    /// layers had; [`Kind::InvalidConfig`] for a compute stream on which the step was not prepared, and for an order
+    /// step; [`Kind::InvalidState`] for a finished or abandoned step, for other streams than the step's earlier
+    /// layers had, and for a compute stream on which the step was not prepared; [`Kind::InvalidConfig`] for an order
     /// that needs index lists without them. Later, with the step abandoned: [`Kind::InvalidConfig`] for a callback that
     /// enqueued on another stream, if the device can see it; [`Kind::OutOfRange`] for streams of another device; the
     /// callback's own error.
@@ -184,10 +184,11 @@ impl Cache {
         if prepared == layers.streams.compute {
             return Ok(());
         }
-        Err(Error::new(Kind::InvalidConfig, "overlap")
+        Err(Error::new(Kind::InvalidState, "overlap")
             .at("the step was prepared on another stream than the compute stream")
             .with("prepared", prepared.0)
-            .with("compute", layers.streams.compute.0))
+            .with("compute", layers.streams.compute.0)
+            .hint("pass the stream that the step was prepared on as the compute stream"))
     }
 
     fn check_rows(&self, rows: u32, layers: &Layers) -> Result<()> {

@@ -98,7 +98,7 @@ fn a_driver_too_old_is_told_its_release() {
     let Some(error) = refused_on(Options { driver_version: 11_080, ..usual() }) else { return };
     assert_eq!(
         (error.kind(), error.number("found"), error.number("wanted")),
-        (Kind::OsRefused, Some(11_080), Some(12_000))
+        (Kind::Unsupported, Some(11_080), Some(12_000))
     );
     let Some(standin) = own(Options { driver_version: 12_000, ..usual() }, OLD) else { return };
     assert!(CudaDevice::new(on(standin.library())).is_ok());

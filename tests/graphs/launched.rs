@@ -254,7 +254,7 @@ fn steps_that_a_graph_was_not_captured_for_are_refused_and_stay_as_they_were() {
     let error = run.cache.launch(&run.captured[0], &mut [first]).unwrap_err();
     assert_eq!(error.place(), "one step for each captured micro-batch");
     let error = run.cache.launched(&run.captured[0], &mut [first, second]).unwrap_err();
-    assert_eq!(error.place(), "the graph is the cache's: call `launch`");
+    assert_eq!(error.place(), "the graph is the cache's");
     run.cache.launch(&run.captured[0], &mut [first, second]).unwrap();
 }
 

@@ -123,7 +123,7 @@ impl Target {
                 Ok(CudaDevice::new(options)?)
             }
             #[cfg(not(feature = "cuda"))]
-            DeviceName::Cuda(_) => Err(Error::new(Kind::InvalidConfig, "replay")
+            DeviceName::Cuda(_) => Err(Error::new(Kind::Unsupported, "replay")
                 .at("--device names a GPU, and this build has no CUDA device")
                 .hint("build with the feature cuda, or replay on the host")),
         }
@@ -166,7 +166,7 @@ impl Target {
             }
             #[cfg(not(feature = "cuda"))]
             DeviceName::Cuda(_) => {
-                let error = Error::new(Kind::InvalidConfig, options.operation);
+                let error = Error::new(Kind::Unsupported, options.operation);
                 Err(error
                     .at("--device names a GPU, and this build has no CUDA device")
                     .hint("build with the feature cuda, or use the host"))

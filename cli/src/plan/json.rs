@@ -158,7 +158,7 @@ struct SplitIndices {
     tables: u64,
     host_page_tables: u64,
     host_rows: u64,
-    host_step_blocks: u64,
+    host_step_descriptors: u64,
 }
 
 /// Rows of the total pool in host memory, and an alternative stride for them.
@@ -209,7 +209,7 @@ fn fits(planned: &Planned, point: &Point) -> Fits {
             tables: bytes.tables,
             host_page_tables: bytes.host_page_tables,
             host_rows: bytes.rows,
-            host_step_blocks: bytes.step_descriptors,
+            host_step_descriptors: bytes.step_descriptors,
         },
         host_bytes: bytes.host(),
         host_bytes_node: bytes.host().saturating_mul(u64::from(point.deployed.node_gpus())),

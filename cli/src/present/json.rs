@@ -5,7 +5,7 @@ use forebay::{Error, Kind, Result};
 use serde::Serialize;
 
 /// The version of the entries (`docs/versions.md`).
-const SCHEMA: u32 = 1;
+const SCHEMA: u32 = 2;
 
 /// The beginning of every entry.
 #[derive(Serialize)]

@@ -214,7 +214,7 @@ fn rates_are_measured_and_a_fit_takes_them() {
     assert_eq!((&facts["cuda"], &facts["capability"]), (&"12.8".into(), &"9.0".into()), "{facts:#}");
     assert!(facts["memory_free"].as_u64().unwrap() <= facts["memory_total"].as_u64().unwrap(), "{facts:#}");
     assert_eq!(facts["link"]["now"], serde_json::json!({"generation": 5, "width": 16}));
-    assert_eq!((&entry["kind"], &entry["schema"]), (&"doctor".into(), &1.into()));
+    assert_eq!((&entry["kind"], &entry["schema"]), (&"doctor".into(), &2.into()));
     assert_eq!(
         keys(&found[1]),
         ["device", "facts", "findings", "forebay", "kind", "schema"],

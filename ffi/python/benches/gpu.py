@@ -62,7 +62,7 @@ class Figure:
         us = statistics.median(self.times)
         low, high = np.quantile(self.times, [0.25, 0.75])
         made = {
-            "schema": 1, "forebay": forebay.__version__, "kind": "bench", "through": "python", "device": device,
+            "schema": 2, "forebay": forebay.__version__, "kind": "bench", "through": "python", "device": device,
             "group": self.group, "name": self.name, "parameters": self.parameters,
             "us": us, "us_low": float(low), "us_high": float(high),
             "bytes": self.payload, "gb_s": None if self.payload is None else self.payload / us / 1e3,
@@ -493,7 +493,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     run, out = Run(place, ceilings, rounds, quick), sys.stderr if chosen.json == "-" else sys.stdout
     device = f"cuda:{chosen.device}"
     head: dict[str, Any] = {
-        "schema": 1, "forebay": forebay.__version__, "kind": "bench-device", "through": "python",
+        "schema": 2, "forebay": forebay.__version__, "kind": "bench-device", "through": "python",
         "device": device, "name": place.name, "rounds": rounds, "quick": quick, "ceilings": ceilings,
     }  # fmt: skip
     entries = [head]

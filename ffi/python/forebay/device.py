@@ -479,8 +479,9 @@ class CudaDevice(Device):
 
     Raises:
         InvalidArgument: another word for `host_memory`.
-        Unsupported: the device lacks what forebay needs, or device or driver lack what an option needs.
-        OsRefused: no driver, or one older than CUDA 12.0. InvalidConfig: no such device. DeviceFailed.
+        Unsupported: the driver is older than CUDA 12.0, the device lacks what forebay needs, or device or driver lack
+            what an option needs.
+        OsRefused: no driver. InvalidConfig: no such device. DeviceFailed.
     """
 
     later = True

@@ -136,7 +136,7 @@ class InvalidState(ForebayError, RuntimeError):
 
 
 class Unsupported(ForebayError, RuntimeError):
-    """The device or its driver lacks the requested feature."""
+    """The device, its driver, or this build lacks the requested feature."""
 
     status = 16
 

@@ -27,7 +27,7 @@ def test_every_group_has_figures_that_were_compared(driver: str, tmp_path: Path,
     file = tmp_path / "figures.json"
     gpu.main(["--quick", "--rounds", "2", "--driver", driver, "--json", str(file)])
     head, *figures = json.loads(file.read_text())
-    assert (head["kind"], head["schema"], head["device"]) == ("bench-device", 1, "cuda:0")
+    assert (head["kind"], head["schema"], head["device"]) == ("bench-device", 2, "cuda:0")
     assert {figure["group"] for figure in figures} == set(gpu.GROUPS)
     for figure in figures:
         assert (figure["kind"], figure["through"]) == ("bench", "python") and figure["checked"] > 0

@@ -25,14 +25,24 @@ fn what_a_kind_does_not_know_is_refused_by_name() {
         (FbDeviceConfig { kind: FB_DEVICE_HOST_THREADS, threads: 32, ..sized() }, "threads"),
         (FbDeviceConfig { host_memory: FB_HOST_MEMORY_DRIVER, ..sized() }, "host_memory"),
         (FbDeviceConfig { reserved: 1, ..sized() }, "reserved"),
-        (FbDeviceConfig { kind: FB_DEVICE_CUDA, host_memory: 2, ..sized() }, name_on_cuda("host_memory")),
-        (FbDeviceConfig { kind: FB_DEVICE_CUDA, memory: 1, ..sized() }, name_on_cuda("memory")),
     ] {
         let (status, text) = refusal(&config);
         assert_eq!(status, FbInvalidConfig);
         assert!(text.contains(&format!(": {name} (value ")), "{text}");
     }
-    if CUDA {
+    if cfg!(not(feature = "cuda")) {
+        let (status, text) = refusal(&FbDeviceConfig { kind: FB_DEVICE_CUDA, ..sized() });
+        assert_eq!(status, FbUnsupported);
+        assert!(text.contains("this build has no CUDA device"), "{text}");
+    } else {
+        for (config, name) in [
+            (FbDeviceConfig { kind: FB_DEVICE_CUDA, host_memory: 2, ..sized() }, "host_memory"),
+            (FbDeviceConfig { kind: FB_DEVICE_CUDA, memory: 1, ..sized() }, "memory"),
+        ] {
+            let (status, text) = refusal(&config);
+            assert_eq!(status, FbInvalidConfig);
+            assert!(text.contains(&format!(": {name} (value ")), "{text}");
+        }
         let (status, text) = refusal(&FbDeviceConfig { kind: FB_DEVICE_CUDA, library, ..sized() });
         assert_eq!(status, FbOsRefused);
         assert!(text.contains("no-such-driver.so"), "{text}");
@@ -42,13 +52,6 @@ fn what_a_kind_does_not_know_is_refused_by_name() {
         assert_eq!(status, FbInvalidConfig);
         assert!(text.contains("library"), "{text}");
     }
-}
-
-const CUDA: bool = cfg!(feature = "cuda");
-
-/// What is refused of a field of CUDA's, which a library without it never comes to look at.
-const fn name_on_cuda(field: &'static str) -> &'static str {
-    if CUDA { field } else { "kind" }
 }
 
 #[test]

@@ -361,8 +361,8 @@ impl Driver {
     /// Loads and starts the driver.
     ///
     /// # Errors
-    /// [`Kind::OsRefused`] says what is missing or too old; [`Kind::InvalidConfig`] for a library's name with
-    /// a zero byte.
+    /// [`Kind::OsRefused`] says what is missing; [`Kind::Unsupported`] for a driver that is too old;
+    /// [`Kind::InvalidConfig`] for a library's name with a zero byte.
     pub fn load(options: &CudaOptions) -> Result<Driver> {
         let (name, faults) = (options.library.as_deref().unwrap_or("libcuda.so.1"), &*options.faults);
         // SAFETY: the system's driver, or a library that the caller named as the driver, and so lets run its code.
@@ -379,7 +379,7 @@ impl Driver {
             return Err(stub(name));
         }
         if code == 0 && found < OLDEST_DRIVER {
-            return Err(lacking(Kind::OsRefused, format!("the driver of {name} is too old"), NEWER)
+            return Err(lacking(Kind::Unsupported, format!("the driver of {name} is too old"), NEWER)
                 .with("found", found.unsigned_abs())
                 .with("wanted", OLDEST_DRIVER.unsigned_abs()));
         }

@@ -201,8 +201,8 @@ impl CudaDevice {
     /// The number of devices of the driver. Only the option `library` matters.
     ///
     /// # Errors
-    /// [`Kind::OsRefused`] when there is no driver or no device, or the driver lacks a symbol or is too old;
-    /// [`Kind::DeviceFailed`]. Each error says what to do.
+    /// [`Kind::OsRefused`] when there is no driver or no device, or the driver lacks a symbol; [`Kind::Unsupported`] if
+    /// the driver is too old; [`Kind::DeviceFailed`]. Each error says what to do.
     pub fn count(options: &CudaOptions) -> Result<u32> {
         Driver::load(options)?.devices()
     }
@@ -210,10 +210,10 @@ impl CudaDevice {
     /// Loads the driver and the kernels, and retains the device's primary context. It allocates no memory yet.
     ///
     /// # Errors
-    /// [`Kind::OsRefused`] when there is no driver or no device, or the driver lacks a symbol or is older than 12.0;
-    /// [`Kind::InvalidConfig`] for an invalid option or device number; [`Kind::Unsupported`] if the device lacks a
-    /// required ability, or device or driver lack what an option needs; [`Kind::DeviceFailed`], [`Kind::OutOfMemory`].
-    /// Each error says what to do.
+    /// [`Kind::OsRefused`] when there is no driver or no device, or the driver lacks a symbol;
+    /// [`Kind::InvalidConfig`] for an invalid option or device number; [`Kind::Unsupported`] if the driver is older
+    /// than 12.0, the device lacks a required ability, or device or driver lack what an option needs;
+    /// [`Kind::DeviceFailed`], [`Kind::OutOfMemory`]. Each error says what to do.
     pub fn new(options: CudaOptions) -> Result<Arc<CudaDevice>> {
         check_options(&options)?;
         let driver = Driver::load(&options)?;
