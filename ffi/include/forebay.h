@@ -225,7 +225,7 @@ enum fb_status
     FB_INTERNAL = 14,
     // The call does not fit the current state of the sequence, step or stream that it names.
     FB_INVALID_STATE = 15,
-    // The device or its driver lacks the requested feature.
+    // The device, its driver, or this build lacks the requested feature.
     FB_UNSUPPORTED = 16,
 };
 #ifndef __cplusplus
@@ -1590,8 +1590,8 @@ fb_status fb_scatter_range(struct fb_cache *cache,
 //
 // If the callback or the device refuses something half-way, the step is abandoned. It must still be finished and
 // retired; fb_retire then returns FB_CANCELLED, and the caller truncates or closes its sequences. FB_INVALID_STATE for
-// a finished or abandoned step, and for other streams than the step's earlier layers used; FB_INVALID_CONFIG for
-// another compute stream than the one the step was prepared on. Inside the callback the cache is busy: see fb_enqueue.
+// a finished or abandoned step, for other streams than the step's earlier layers used, and for another compute stream
+// than the one the step was prepared on. Inside the callback the cache is busy: see fb_enqueue.
 // FB_CLOSED in a child process that the callback forked.
 //
 // Requires:
