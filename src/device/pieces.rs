@@ -54,8 +54,8 @@ impl Pieces {
     pub fn requests(&self, row: u32, stride: u32) -> f64 {
         let (mut all, mut count) = (0_u32, 0_u32);
         // Rows of a page are selected at random, and so is the thread that has a row's first number.
-        for phase in (0..WARP).map(|at| at * (stride % LINE) % LINE) {
-            for first in (0..WARP).map(|at| at * (self.numbers % WARP) % WARP) {
+        for phase in multiples(stride, LINE) {
+            for first in multiples(self.numbers, WARP) {
                 let first = first + (phase & self.mask) / self.bytes;
                 let asked = |piece: u32| ((first + piece) / WARP, (phase + piece * self.bytes) / LINE);
                 let pieces = 1..row / self.bytes;
@@ -65,6 +65,13 @@ impl Pieces {
         }
         f64::from(all) / f64::from(count)
     }
+}
+
+/// The different values of `at * step` modulo a power of two, for the rows or warps `at`: each is equally frequent. A
+/// step is a multiple of 4 where there are more values than threads of a warp.
+fn multiples(step: u32, modulus: u32) -> impl Iterator<Item = u32> {
+    let period = modulus >> (step | modulus).trailing_zeros();
+    (0..period.min(WARP)).map(move |at| at * (step % modulus) % modulus)
 }
 
 #[cfg(all(test, not(loom)))]
