@@ -22,14 +22,6 @@ const MEMBERS: [&str; 5] = ["src/", "cli/src/", "ffi/src/", "standin/src/", "cud
 /// Known circles, each with all of its files. A new circle is refused, and so is one that has grown. If one has shrunk
 /// or is open, this list must say so.
 pub const KNOWN: &[&[&str]] = &[
-    // A record holds the state of admission and sharing for a sequence; both work on the cache with the records.
-    &[
-        "src/cache/mod.rs",
-        "src/cache/admit.rs",
-        "src/cache/footprint.rs",
-        "src/cache/record.rs",
-        "src/cache/share.rs",
-    ],
     // The contract and its operations use each other's types.
     &["src/device/mod.rs", "src/device/op.rs"],
     // Costs include those of kernels, whose prices come from a device's costs.
