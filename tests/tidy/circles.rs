@@ -55,8 +55,6 @@ pub const KNOWN: &[&[&str]] = &[
         "src/predict/simulate/price.rs",
         "src/predict/simulate/world.rs",
     ],
-    // A step, its enqueued part, and the ring of steps.
-    &["src/step/mod.rs", "src/step/enqueued.rs", "src/step/layer.rs", "src/step/ring.rs"],
     // A reader that is given the other kind of trace names that kind in its error.
     &[
         "src/trace/recording/reader.rs",
