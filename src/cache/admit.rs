@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 use crate::cache::Cache;
-use crate::cache::record::{Admitted, HostWork, Owned, Record, RowCounts, SequenceSteps, State};
+use crate::cache::record::{Admitted, HostWork, Owned, PageCopy, Record, RowCounts, SequenceSteps, State};
 use crate::device::{Stream, Ticket};
 use crate::error::{Error, Kind, Result};
 use crate::ids::Sequence;
@@ -25,13 +25,6 @@ pub struct Open {
     pub budget: Budget,
     /// The rows to load when it joins.
     pub bring_up: BringUp,
-}
-
-/// A copy of one page's rows and index keys to another page, in every layer.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct PageCopy {
-    pub(super) from: (u32, u32),
-    to: (u32, u32),
 }
 
 impl Cache {

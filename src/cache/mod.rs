@@ -42,6 +42,7 @@ mod close;
 mod config;
 mod decode;
 mod footprint;
+mod hashes;
 mod overlapped;
 mod record;
 mod sequence;

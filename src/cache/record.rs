@@ -10,8 +10,7 @@
 
 use std::collections::VecDeque;
 
-use crate::cache::admit::PageCopy;
-use crate::cache::share::BlockHashes;
+use crate::cache::hashes::BlockHashes;
 use crate::device::{Outcome, Stream, Ticket};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{MicroBatch, Sequence};
@@ -65,6 +64,13 @@ pub(super) struct Owned {
     /// Pages (rows, index keys) that its work copies from. The sequence owns them until that work has ended, so that
     /// no other sequence writes to them meanwhile.
     pub(super) copied: Vec<PageCopy>,
+}
+
+/// A copy of one page's rows and index keys to another page, in every layer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PageCopy {
+    pub(super) from: (u32, u32),
+    pub(super) to: (u32, u32),
 }
 
 /// The counts of its rows. `accept` explains how they change while the sequence decodes.

@@ -1,8 +1,8 @@
 //! A sequence outside its steps: appending its prompt, joining its lane, and truncating it.
 
 use crate::cache::Cache;
+use crate::cache::hashes::BlockHashes;
 use crate::cache::record::State;
-use crate::cache::share::BlockHashes;
 use crate::device::{Join, PoolOp, Slice, Stream, Ticket, Truncate, Warm, WarmGather};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{Lane, Layer, Sequence};

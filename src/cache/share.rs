@@ -17,9 +17,9 @@ use std::collections::HashMap;
 
 use crate::cache::Cache;
 use crate::cache::admit::Open;
+use crate::cache::hashes::BlockHashes;
 use crate::cache::record::{Owned, State};
 use crate::error::{Error, Kind, Result};
-use crate::fallible::vector;
 use crate::ids::{HostPage, IndexPage, Sequence};
 use crate::total::{BlockHash, BlockHasher, Inserted, Pages};
 
@@ -68,39 +68,6 @@ impl<'a> Tokens<'a> {
 /// a copy that has not run yet.
 fn is_room(host: &Pages, keys: &Pages, pages: (HostPage, IndexPage)) -> bool {
     host.owners(pages.0.0) == 1 && keys.owners(pages.1.0) == 1
-}
-
-/// The block hashes of a sequence's published pages.
-#[derive(Debug)]
-pub(super) struct BlockHashes {
-    hasher: BlockHasher,
-    /// One entry for each page, from the first. The flag says whether the sequence uses the block; if not, the sequence
-    /// keeps its own page in addition to it.
-    blocks: Vec<(BlockHash, bool)>,
-}
-
-impl BlockHashes {
-    /// An empty list with capacity for `pages` block hashes.
-    fn new(hasher: BlockHasher, pages: u32) -> Result<BlockHashes> {
-        let blocks = vector(pages as usize, "open", "block hashes of pages")?;
-        Ok(BlockHashes { hasher, blocks })
-    }
-
-    /// The number of published pages.
-    pub(super) fn pages(&self) -> u32 {
-        self.blocks.len() as u32
-    }
-
-    /// The block hash of the next page.
-    fn next(&self, ids: &[u32], key: Option<&[u8; 16]>) -> BlockHash {
-        self.hasher.block(self.blocks.last().map(|(block, _)| block), key, ids)
-    }
-
-    /// The blocks that the sequence uses, from page `first` on, in reverse order.
-    pub(super) fn used_from(&self, first: usize) -> impl Iterator<Item = (usize, BlockHash)> + '_ {
-        let blocks = self.blocks.iter().enumerate().skip(first).rev();
-        blocks.filter(|(_, (_, used))| *used).map(|(page, (block, _))| (page, *block))
-    }
 }
 
 impl Cache {

@@ -7,7 +7,8 @@ use std::ffi::c_void;
 
 use nix::errno::Errno;
 
-use super::{Call, Fallback, Faults, OsResult, Region, answer, ask};
+use super::refusal::{OsResult, answer, ask};
+use super::{Call, Fallback, Faults, Region};
 
 /// One bit for each node that Linux can number on x86-64.
 pub(super) const NODES: usize = 1024;

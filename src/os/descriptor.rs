@@ -10,7 +10,8 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use nix::errno::Errno;
 use nix::sys::socket::{ControlMessage, MsgFlags, recvmsg, sendmsg};
 
-use super::{Call, Faults, OsResult, answer, ask};
+use super::refusal::{OsResult, answer, ask};
+use super::{Call, Faults};
 use crate::error::{Error, Kind, Result};
 
 /// The byte that goes with a descriptor, because a stream socket needs data to carry one.

@@ -10,7 +10,8 @@ use std::ptr::NonNull;
 
 use libloading::os::unix::{self as loader, RTLD_LOCAL, RTLD_NOW};
 
-use super::{Call, Faults, ask, errno_text};
+use super::refusal::{ask, errno_text};
+use super::{Call, Faults};
 use crate::error::{Error, Kind, Result};
 use crate::text::echo;
 

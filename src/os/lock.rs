@@ -2,7 +2,8 @@
 
 use memmap2::{Advice, MmapRaw};
 
-use super::{Call, Faults, OsResult, Refusal, Region, ask, page_size};
+use super::refusal::{OsResult, Refusal, ask};
+use super::{Call, Faults, Region, page_size};
 
 /// Keeps the region's pages in memory until it is unmapped.
 pub(super) fn lock(region: &Region, faults: &dyn Faults) -> OsResult<()> {

@@ -1,10 +1,14 @@
-//! Facts of the machine, as hints for reports. A fact that cannot be read is empty or 0.
+//! Facts of the machine, as hints for reports and for the checks of free memory. A fact that cannot be read is empty, 0
+//! or `None`.
+
+use std::path::Path;
 
 use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::Pid;
 
+use super::faults::{Call, Faults, NoFaults};
 use super::memory::MemoryState;
-use super::{Faults, NoFaults};
+use super::refusal::{OsResult, ask};
 
 /// The processor's name.
 pub fn processor() -> String {
@@ -23,13 +27,18 @@ pub fn threads() -> u32 {
 
 /// Bytes of memory: the total, and those available without swapping, within the limits of control groups.
 pub fn memory() -> (u64, u64) {
-    let state = MemoryState::read(&NoFaults);
+    let state = memory_state(&NoFaults);
     (state.total.unwrap_or(0), state.available.unwrap_or(0))
 }
 
 /// The present state of the system's memory.
 pub fn memory_state(faults: &dyn Faults) -> MemoryState {
-    MemoryState::read(faults)
+    faults.memory(read(faults).unwrap_or_default())
+}
+
+fn read(faults: &dyn Faults) -> OsResult<MemoryState> {
+    ask(faults, Call::MemoryState, "read")?;
+    Ok(MemoryState::under(Path::new("/")))
 }
 
 /// The NUMA node of the device at a PCI address such as `0000:01:00.0`; `None` where the system does not report it.
@@ -44,6 +53,7 @@ fn node(text: &str) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Inject;
     use super::*;
 
     #[test]
@@ -65,5 +75,12 @@ mod tests {
         let (total, available) = memory();
         assert!(!processor().is_empty() && threads() >= 1);
         assert!(available > 0 && available <= total, "{available} of {total}");
+    }
+
+    #[test]
+    fn a_refused_reading_is_unknown() {
+        let faults = Inject::call(Call::MemoryState, libc::EACCES);
+        assert_eq!(memory_state(&faults), MemoryState::default());
+        assert!(memory_state(&NoFaults).available.is_some());
     }
 }

@@ -18,8 +18,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 #[cfg(feature = "cuda")]
 use std::ptr::NonNull;
 
+use super::machine::memory_state;
 use super::memory::MemoryState;
-use super::{Fallback, Faults, Refusal, Region, bind, lock, memfd, page_size};
+use super::refusal::Refusal;
+use super::{Fallback, Faults, Region, bind, lock, memfd, page_size};
 use crate::error::{Error, Kind, Result};
 
 /// The operation that errors of this file name.
@@ -61,7 +63,7 @@ impl Map {
         if request.bytes == 0 {
             return Err(Error::new(Kind::InvalidConfig, OPERATION).at("bytes").with("bytes", 0_u32));
         }
-        let state = MemoryState::read(faults);
+        let state = memory_state(faults);
         let mut lost = Vec::new();
         let mut huge = None;
         if request.huge && request.shared {

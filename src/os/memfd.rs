@@ -10,7 +10,8 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::unistd::ftruncate;
 
 use super::limit::unsignalled;
-use super::{Call, Faults, OsResult, answer, ask};
+use super::refusal::{OsResult, answer, ask};
+use super::{Call, Faults};
 
 /// The name under which mappings show in `/proc/<pid>/maps`, after `/memfd:`.
 const NAME: &std::ffi::CStr = c"forebay";

@@ -9,8 +9,6 @@ use std::path::Path;
 
 use nix::unistd::{SysconfVar, sysconf};
 
-use super::{Call, Faults, OsResult, ask};
-
 /// The size of a base page in bytes.
 pub fn page_size() -> u64 {
     let bytes = sysconf(SysconfVar::PAGE_SIZE).ok().flatten();
@@ -40,15 +38,6 @@ impl MemoryState {
     /// Whether the free huge pages hold `bytes` bytes.
     pub fn has_huge(&self, bytes: u64) -> bool {
         self.huge_page > 0 && bytes.div_ceil(self.huge_page) <= self.huge_free
-    }
-
-    pub(super) fn read(faults: &dyn Faults) -> Self {
-        faults.memory(Self::try_read(faults).unwrap_or_default())
-    }
-
-    fn try_read(faults: &dyn Faults) -> OsResult<Self> {
-        ask(faults, Call::MemoryState, "read")?;
-        Ok(Self::under(Path::new("/")))
     }
 
     /// Reads the files under `root`, which contains `proc` and `sys`: `/` is this machine.
@@ -125,7 +114,6 @@ impl Groups {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Inject, NoFaults};
     use super::*;
 
     #[test]
@@ -170,12 +158,9 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_and_refusal_read_as_unknown() {
+    fn nonsense_reads_as_unknown() {
         let broken = "MemAvailable: x kB\nHugePages_Free: -1\nHugepagesize: 3 kB\nHugePages_Rsvd: 4";
         assert_eq!(MemoryState::parse(broken, ""), MemoryState::default());
-        let faults = Inject::call(Call::MemoryState, libc::EACCES);
-        assert_eq!(MemoryState::read(&faults), MemoryState::default());
-        assert!(MemoryState::read(&NoFaults).available.is_some());
         assert_eq!(page_size(), 4096);
     }
 

@@ -10,7 +10,8 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 
 use super::bind::NODES;
-use super::{Call, Fallback, Faults, OsResult, answer, ask};
+use super::refusal::{OsResult, answer, ask};
+use super::{Call, Fallback, Faults};
 
 /// Binds the calling thread to `processors` and makes it prefer memory from `node`; returns what the system refused.
 /// The binding stays, so use a short-lived thread.

@@ -2,7 +2,8 @@
 
 use nix::errno::Errno;
 
-use super::{Call, Faults, Refusal, ask};
+use super::refusal::{OsResult, Refusal, answer, ask};
+use super::{Call, Faults};
 use crate::error::Result;
 
 /// Fills `bytes` with random bytes from the system's generator.
@@ -23,11 +24,11 @@ pub fn random(bytes: &mut [u8], faults: &dyn Faults) -> Result<()> {
 }
 
 /// Fills the beginning of `bytes`; returns its length.
-fn part(bytes: &mut [u8], faults: &dyn Faults) -> super::OsResult<usize> {
+fn part(bytes: &mut [u8], faults: &dyn Faults) -> OsResult<usize> {
     ask(faults, Call::Random, "getrandom")?;
     // SAFETY: the slice is writable for its whole length, and bytes have no invalid values.
     let returned = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-    super::answer("getrandom", Errno::result(returned)).map(|count| count as usize)
+    answer("getrandom", Errno::result(returned)).map(|count| count as usize)
 }
 
 #[cfg(test)]

@@ -10,7 +10,8 @@
 
 use std::ops::Deref;
 
-use super::{Faults, Map, Refusal, Region, page_size};
+use super::refusal::Refusal;
+use super::{Faults, Map, Region, page_size};
 use crate::error::{Error, Kind, Result};
 use crate::sync::Arc;
 

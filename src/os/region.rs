@@ -17,7 +17,8 @@ use std::ptr::{self, NonNull};
 use memmap2::{MmapMut, MmapOptions, MmapRaw};
 use nix::errno::Errno;
 
-use super::{Call, Faults, OsResult, Refusal, answer, ask};
+use super::refusal::{OsResult, Refusal, answer, ask};
+use super::{Call, Faults};
 use crate::error::{Error, Kind, Result};
 #[cfg(tsan)]
 use crate::sync::{AtomicU8, Ordering};

@@ -76,11 +76,12 @@ mod resolve;
 mod scan;
 mod tables;
 mod victims;
+mod workspace;
 
 pub use commit::Moved;
 pub use divide::{Answered, Divider};
-pub use resolve::Workspace;
 pub use resolve::{Beyond, Counts, Fetch, QueryRange, Resolved, Selected, Selection};
 pub use scan::{At, Portable, Scan, Split, Stamped, Tied, Touch, Touched};
 pub(crate) use scan::{beyond, nth_lowest};
 pub use tables::{ABSENT, EMPTY, LaneHead, LayerTables, TableShape, TableWords};
+pub use workspace::Workspace;

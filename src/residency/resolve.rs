@@ -1,11 +1,11 @@
 //! Resolve: maps a step's selection (top-k indices) to slots, lists the rows to fetch, and chooses victims.
 
 use crate::error::{Error, Kind, Result};
-use crate::fallible::filled;
 use crate::geometry::SLOT_BLOCK;
 use crate::residency::scan::{Scan, Touch};
-use crate::residency::tables::{ABSENT, EMPTY, LaneHead, LayerTables, OPERATION, TableShape, UNUSED};
+use crate::residency::tables::{ABSENT, EMPTY, LaneHead, LayerTables, UNUSED};
 use crate::residency::victims::Oldest;
+use crate::residency::workspace::Workspace;
 
 /// A row to fetch: its position and the slot that receives it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,68 +94,6 @@ pub struct Selected<'a, P: ?Sized> {
     pub fetches: &'a mut [Fetch],
 }
 
-/// The working memory of a call. Each thread needs one. Its size is fixed at construction.
-#[derive(Debug)]
-pub struct Workspace {
-    /// One bit for each position: missed in this call. Clear between calls.
-    missed: Vec<u64>,
-    /// The selection of the call, as it was read.
-    selection: Vec<i32>,
-    /// The number of positions in `selection`.
-    selected: usize,
-    /// The indices of the missed positions in the selection.
-    entries: Vec<u32>,
-    /// The budget slots of the victims, as indices into the slot tables.
-    pub(super) victims: Vec<u32>,
-    /// For each block of the lane one bit for each slot: its stamp is below the bound.
-    pub(super) older: Vec<u64>,
-    /// For each block of the lane one bit for each slot: its stamp is the bound.
-    pub(super) tied: Vec<u64>,
-    /// The slots whose stamp is the bound.
-    pub(super) ties: Vec<u32>,
-    /// The positions of the missed rows, ascending, or of the ties.
-    pub(super) positions: Vec<u32>,
-}
-
-impl Workspace {
-    /// Working memory for layers whose tables are at most as large as `shape`, and for calls of at most `selected`
-    /// positions (query rows times k).
-    ///
-    /// # Errors
-    /// [`Kind::OutOfMemory`].
-    pub fn new(shape: &TableShape, selected: u32) -> Result<Self> {
-        let words = (shape.tokens as usize).div_ceil(64);
-        let blocks = shape.lane_blocks() as usize;
-        // One block more than can be listed, so that lists may be written a vector at a time.
-        let listed = (blocks + 1) * SLOT_BLOCK as usize;
-        let (entries, place) = (selected as usize + SLOT_BLOCK as usize, "working memory");
-        Ok(Workspace {
-            missed: filled(words, 0, OPERATION, place)?,
-            selection: filled(selected as usize, -1, OPERATION, place)?,
-            selected: 0,
-            entries: filled(entries, 0, OPERATION, place)?,
-            victims: filled(listed, 0, OPERATION, place)?,
-            ties: filled(listed, 0, OPERATION, place)?,
-            older: filled(blocks, 0, OPERATION, place)?,
-            tied: filled(blocks, 0, OPERATION, place)?,
-            positions: filled(listed.max(entries), 0, OPERATION, place)?,
-        })
-    }
-
-    /// The selection of the last call, as it was read.
-    pub fn selection(&self) -> &[i32] {
-        &self.selection[..self.selected]
-    }
-
-    /// The bytes of this working memory.
-    pub fn bytes(&self) -> u64 {
-        let lists = [&self.entries, &self.victims, &self.ties, &self.positions];
-        let words = self.selection.len() + lists.iter().map(|list| list.len()).sum::<usize>();
-        let sets = self.missed.len() + self.older.len() + self.tied.len();
-        (4 * words + 8 * sets) as u64
-    }
-}
-
 fn bad(place: &'static str, value: u64) -> Error {
     Error::new(Kind::OutOfRange, "resolve").at(place).with("value", value)
 }
@@ -206,6 +144,16 @@ impl LayerTables {
         let rows = QueryRange { first: 0, count: 0 };
         self.check(lane, rows, &selected, work)?;
         Ok(self.step(scan, lane, rows, selected, work))
+    }
+
+    /// The resident rows in a stretch of `lane`'s slots, in the lane's order: the rows to gather once a warm-up has
+    /// computed which rows are resident.
+    pub fn residents(&self, lane: u32, first: u32, count: u32) -> impl Iterator<Item = Fetch> + '_ {
+        let base = self.shape.budget_base;
+        self.lane_slots(lane).skip(first as usize).take(count as usize).filter_map(move |slot| {
+            let position = self.position_of[slot];
+            (position != EMPTY).then_some(Fetch { position, slot: base + slot as u32 })
+        })
     }
 
     /// Checks the sizes of a call.

@@ -3,7 +3,6 @@
 use crate::error::{Error, Kind, Result};
 use crate::fallible::filled;
 use crate::geometry::SLOT_BLOCK;
-use crate::residency::resolve::Fetch;
 
 /// In `slot_of`: the position has no slot. No row ever gets slot 0, so a lookup can stamp the slot that it finds
 /// without a branch.
@@ -378,16 +377,6 @@ impl LayerTables {
         if let Some(head) = self.heads.get_mut(lane as usize) {
             *head = LaneHead::default();
         }
-    }
-
-    /// The resident rows in a stretch of `lane`'s slots, in the lane's order: the rows to gather once a warm-up has
-    /// computed which rows are resident.
-    pub fn residents(&self, lane: u32, first: u32, count: u32) -> impl Iterator<Item = Fetch> + '_ {
-        let base = self.shape.budget_base;
-        self.lane_slots(lane).skip(first as usize).take(count as usize).filter_map(move |slot| {
-            let position = self.position_of[slot];
-            (position != EMPTY).then_some(Fetch { position, slot: base + slot as u32 })
-        })
     }
 
     /// The lane's slots in the order in which victims are assigned, as indices into the slot tables.

@@ -5,9 +5,9 @@
 //! after the oldest one. One scan splits the lane there. Only if that gives too few slots, further scans search the
 //! bound, with four candidates in each scan, and then split the lane again.
 
-use crate::residency::resolve::Workspace;
 use crate::residency::scan::{At, Scan, Split, Stamped, Tied};
 use crate::residency::tables::{EMPTY, FREE, LaneHead, LayerTables};
+use crate::residency::workspace::Workspace;
 
 /// A lane split near its oldest slots; the sets are in the workspace.
 #[derive(Clone, Copy, Debug)]

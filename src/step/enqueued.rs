@@ -23,7 +23,8 @@ use crate::device::StepRange;
 use crate::error::{Error, Kind, Result};
 use crate::fallible::vector;
 use crate::residency::QueryRange;
-use crate::step::{RingShape, RowInFlight};
+use crate::step::phase::RowInFlight;
+use crate::step::shape::RingShape;
 use crate::sync::{AtomicU32, Ordering::Relaxed};
 
 /// Bit of a word: the row was scattered.

@@ -14,7 +14,8 @@ use crate::device::{Device, PoolOp, Pools, ResolveOutput, Slice, SplitIndices, S
 use crate::error::{Error, Kind, Result};
 use crate::ids::Layer;
 use crate::residency::QueryRange;
-use crate::step::{Enqueued, Step};
+use crate::step::enqueued::Enqueued;
+use crate::step::phase::Step;
 
 /// The layer, batch rows and query rows of a step that a call works on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,29 +69,6 @@ pub struct Buffers {
     /// The index lists of split attention, for all rows of the step: the same slots, divided into lists. `None` if
     /// attention is not split.
     pub split_indices: Option<SplitIndices>,
-}
-
-/// The streams of R (resolve) and G (gather). They may be the same stream.
-#[derive(Clone, Copy, Debug)]
-pub struct Streams {
-    /// The stream of R.
-    pub resolve: Stream,
-    /// The stream of G.
-    pub gather: Stream,
-}
-
-/// The streams of one micro-batch. Some or all may be the same stream: operations on one stream need no event between
-/// them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OverlapStreams {
-    /// The stream of the engine's work.
-    pub compute: Stream,
-    /// The stream of R (resolve), which may run at the same time as P.
-    pub resolve: Stream,
-    /// The stream of G (gather).
-    pub gather: Stream,
-    /// The stream of S (scatter).
-    pub scatter: Stream,
 }
 
 /// The calls of an open step. Each enqueues one operation of a layer, and records it once the device has accepted it.

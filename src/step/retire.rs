@@ -2,7 +2,7 @@
 
 use crate::device::descriptor::{LayerCount, Report};
 use crate::error::Error;
-use crate::step::Step;
+use crate::step::phase::Step;
 
 /// The results of a step. Retiring accepts no rows: the prepare of a sequence's next step says how many of the rows
 /// that this step wrote are accepted ([`BatchRow::accepted`](crate::BatchRow::accepted)).

@@ -34,58 +34,11 @@ use crate::device::{Device, Event, Slice, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::ids::MicroBatch;
 use crate::os::{Fallback, Faults, Map, Request};
-use crate::step::{Enqueued, Phase, Step, WorkStreams};
+use crate::step::enqueued::Enqueued;
+use crate::step::phase::{Phase, RowInFlight, Step};
+use crate::step::shape::{LINE, RingShape};
+use crate::step::streams::WorkStreams;
 use crate::sync::{Arc, unique};
-
-/// The bytes of a cache line. A report starts on a line of its own, so that the device and the host never write to the
-/// same line.
-const LINE: usize = 64;
-
-/// The declared extents of the ring.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RingShape {
-    /// Steps that may be between prepare and retire.
-    pub(crate) steps: u32,
-    /// Rows of a batch.
-    pub(crate) batch: u32,
-    /// Layers.
-    pub(crate) layers: u32,
-    /// Query rows of a step.
-    pub(crate) query_rows: u32,
-}
-
-impl RingShape {
-    /// Bytes of a step descriptor.
-    fn descriptor_bytes(&self) -> usize {
-        4 * descriptor::step::words(self.batch)
-    }
-
-    /// Bytes of a report.
-    fn report_bytes(&self) -> usize {
-        4 * Report::words(self.layers, self.batch)
-    }
-
-    /// Bytes of a slot: a descriptor and a report, each in whole lines.
-    fn slot_bytes(&self) -> u64 {
-        (self.descriptor_bytes().next_multiple_of(LINE) + self.report_bytes().next_multiple_of(LINE)) as u64
-    }
-
-    /// Bytes of the whole ring, in pinned host memory.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.slot_bytes() * u64::from(self.steps)
-    }
-}
-
-/// A row of a step that has not been retired.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RowInFlight {
-    /// The sequence's index in the cache.
-    pub(crate) sequence: u32,
-    /// Rows that the sequence had enqueued before this step, over its whole life.
-    pub(crate) enqueued_before: u64,
-    /// Query rows of this step.
-    pub(crate) query_rows: u32,
-}
 
 /// A step whose begin the device refused half-way. The stream on which it was prepared may still read its descriptor.
 #[derive(Clone, Copy, Debug)]

@@ -22,14 +22,6 @@ const MEMBERS: [&str; 5] = ["src/", "cli/src/", "ffi/src/", "standin/src/", "cud
 /// Known circles, each with all of its files. A new circle is refused, and so is one that has grown. If one has shrunk
 /// or is open, this list must say so.
 pub const KNOWN: &[&[&str]] = &[
-    // A record holds the state of admission and sharing for a sequence; both work on the cache with the records.
-    &[
-        "src/cache/mod.rs",
-        "src/cache/admit.rs",
-        "src/cache/footprint.rs",
-        "src/cache/record.rs",
-        "src/cache/share.rs",
-    ],
     // The contract and its operations use each other's types.
     &["src/device/mod.rs", "src/device/op.rs"],
     // Costs include those of kernels, whose prices come from a device's costs.
@@ -54,8 +46,6 @@ pub const KNOWN: &[&[&str]] = &[
         "src/device/host/pages.rs",
         "src/device/host/pools.rs",
     ],
-    // Injected faults change the reported free memory, and the code that reads it asks them.
-    &["src/os/mod.rs", "src/os/machine.rs", "src/os/memory.rs"],
     // A setup holds its provenance and its roofline, which are computed from setups.
     &["src/predict/provenance.rs", "src/predict/roofline.rs", "src/predict/setup.rs"],
     &[
@@ -65,15 +55,6 @@ pub const KNOWN: &[&[&str]] = &[
         "src/predict/simulate/price.rs",
         "src/predict/simulate/world.rs",
     ],
-    // The tables, and the state of a resolve on them.
-    &[
-        "src/residency/resolve.rs",
-        "src/residency/scan.rs",
-        "src/residency/tables.rs",
-        "src/residency/victims.rs",
-    ],
-    // A step, its enqueued part, and the ring of steps.
-    &["src/step/mod.rs", "src/step/enqueued.rs", "src/step/layer.rs", "src/step/ring.rs"],
     // A reader that is given the other kind of trace names that kind in its error.
     &[
         "src/trace/recording/reader.rs",
