@@ -30,8 +30,6 @@ pub const KNOWN: &[&[&str]] = &[
         "src/cache/record.rs",
         "src/cache/share.rs",
     ],
-    // Costs include those of kernels, whose prices come from a device's costs.
-    &["src/device/clock/costs.rs", "src/device/clock/kernels.rs"],
     // The device, and its parts that use its name or its options.
     &[
         "src/device/cuda/mod.rs",
