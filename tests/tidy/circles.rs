@@ -43,13 +43,6 @@ pub const KNOWN: &[&[&str]] = &[
         "src/device/cuda/registration.rs",
         "src/device/cuda/stream.rs",
     ],
-    &["src/device/host/mod.rs", "src/device/host/probe.rs"],
-    &[
-        "src/device/host/lists.rs",
-        "src/device/host/marks.rs",
-        "src/device/host/pages.rs",
-        "src/device/host/pools.rs",
-    ],
     // Injected faults change the reported free memory, and the code that reads it asks them.
     &["src/os/mod.rs", "src/os/machine.rs", "src/os/memory.rs"],
     // A setup holds its provenance and its roofline, which are computed from setups.
