@@ -30,19 +30,6 @@ pub const KNOWN: &[&[&str]] = &[
         "src/cache/record.rs",
         "src/cache/share.rs",
     ],
-    // The device, and its parts that use its name or its options.
-    &[
-        "src/device/cuda/mod.rs",
-        "src/device/cuda/driver.rs",
-        "src/device/cuda/graph.rs",
-        "src/device/cuda/hosted.rs",
-        "src/device/cuda/memory.rs",
-        "src/device/cuda/module.rs",
-        "src/device/cuda/pools.rs",
-        "src/device/cuda/probe.rs",
-        "src/device/cuda/registration.rs",
-        "src/device/cuda/stream.rs",
-    ],
     // Injected faults change the reported free memory, and the code that reads it asks them.
     &["src/os/mod.rs", "src/os/machine.rs", "src/os/memory.rs"],
     // A setup holds its provenance and its roofline, which are computed from setups.
