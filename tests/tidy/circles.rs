@@ -22,30 +22,6 @@ const MEMBERS: [&str; 5] = ["src/", "cli/src/", "ffi/src/", "standin/src/", "cud
 /// Known circles, each with all of its files. A new circle is refused, and so is one that has grown. If one has shrunk
 /// or is open, this list must say so.
 pub const KNOWN: &[&[&str]] = &[
-    // The contract and its operations use each other's types.
-    &["src/device/mod.rs", "src/device/op.rs"],
-    // Costs include those of kernels, whose prices come from a device's costs.
-    &["src/device/clock/costs.rs", "src/device/clock/kernels.rs"],
-    // The device, and its parts that use its name or its options.
-    &[
-        "src/device/cuda/mod.rs",
-        "src/device/cuda/driver.rs",
-        "src/device/cuda/graph.rs",
-        "src/device/cuda/hosted.rs",
-        "src/device/cuda/memory.rs",
-        "src/device/cuda/module.rs",
-        "src/device/cuda/pools.rs",
-        "src/device/cuda/probe.rs",
-        "src/device/cuda/registration.rs",
-        "src/device/cuda/stream.rs",
-    ],
-    &["src/device/host/mod.rs", "src/device/host/probe.rs"],
-    &[
-        "src/device/host/lists.rs",
-        "src/device/host/marks.rs",
-        "src/device/host/pages.rs",
-        "src/device/host/pools.rs",
-    ],
     // A setup holds its provenance and its roofline, which are computed from setups.
     &["src/predict/provenance.rs", "src/predict/roofline.rs", "src/predict/setup.rs"],
     &[

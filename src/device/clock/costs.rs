@@ -3,8 +3,9 @@
 //! An operation first waits its launch gap, then takes a fixed time, then works at a rate that depends on what else
 //! runs. If the SM shares of running operations add up to more than 1, all of them slow down in proportion. Transfers
 //! in one direction divide the link's rate. The table's rates are those of an operation that runs alone.
+//!
+//! The default table is computed from the terms of the kernels (`kernels`).
 
-use super::kernels::{Design, KernelCosts};
 use crate::error::{Error, Kind, Result};
 
 /// Nanoseconds in a second: rates are per second, times in nanoseconds.
@@ -107,14 +108,6 @@ pub struct Costs {
     pub gather: Mover,
     /// S.
     pub scatter: Mover,
-}
-
-impl Default for Costs {
-    /// An H200-class GPU on PCIe 5. Its kernels' costs come from their terms ([`KernelCosts`](super::KernelCosts));
-    /// the other numbers are round guesses of the right magnitude. A setup replaces all of them.
-    fn default() -> Self {
-        KernelCosts::default().of_clock(&Design::NOW)
-    }
 }
 
 /// A number of the table with its name.

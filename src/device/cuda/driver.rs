@@ -23,7 +23,7 @@ use std::ffi::{CStr, c_char, c_void};
 use std::marker::PhantomData;
 use std::ops::Deref;
 
-use super::CudaOptions;
+use super::options::CudaOptions;
 use crate::error::{Error, Kind, Result};
 use crate::os::{Faults, Library};
 

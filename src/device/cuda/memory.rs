@@ -13,8 +13,9 @@
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use super::driver::{Access, Context, Current, DriverResult, Handle, Property, Refusal, code, flag};
+use super::errors::bad;
 use super::registration::same_address;
-use super::{DeviceId, Mapped, bad};
+use crate::device::{DeviceId, Mapped};
 use crate::error::{Error, Kind, Result};
 use crate::os::move_bytes;
 use crate::sync::{Arc, Mutex};

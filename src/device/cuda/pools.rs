@@ -12,11 +12,11 @@
 //! **Warm-ups** of all lanes share one working memory. An event of the device's own runs warm-ups of different
 //! streams one after another. No capture may wait for that event, so a captured stream rejects warm-ups.
 
-use super::NAME;
 use super::abi::{
     self, DUE_GATHERED, DUE_RESOLVED, DUE_SCATTERED, NO_PAGE, STAGED_PAGES, UNUSED_STAMP, bytes_of,
 };
 use super::driver::{Context, Current, DriverResult, Handle, LaunchAttribute, LaunchConfig, Refusal, flag};
+use super::errors::NAME;
 use super::memory::{Allocation, Pinned, Worker};
 use super::module::{Kernel, Module};
 use super::stream::OwnEvent;

@@ -1,83 +1,18 @@
 //! [`Probe`] for a GPU. A cache uses none of it and pays nothing for it: the kernel of [`Probe::compute`] is loaded,
-//! and its operands are allocated, at the first use.
+//! and its operands are allocated, at the first use (`work`).
 //!
 //! **Abilities are tried**, each by using it once and freeing everything. Drivers advertise fabric handles even where
 //! none can be made.
 //!
 //! **Times** come from the GPU's own clock, with a resolution of half a microsecond or better, through events with
 //! timing. The device's other events have none.
-//!
-//! **Work** is the kernel of `kernels/work.cuh`. A round has as many panels as the GPU runs blocks at once. With one
-//! block per panel, no block runs longer than a few microseconds. As with an engine's products, a gather then gets
-//! multiprocessors whenever blocks end. A persistent launch has one block per multiprocessor for all rounds, each
-//! with all shared memory that a block can have, so only one fits on a multiprocessor. From compute capability 8.0
-//! on, every block reserves 1 KB of shared memory, so no other kernel can run next to it. Before 8.0 a kernel without
-//! shared memory can; a gather uses some.
 
 use std::ffi::CStr;
 
 use super::driver::attribute;
+use super::work::Extent;
 use super::*;
 use crate::device::probe::{Ability, Facts, GpuFacts, Mark, Probe};
-
-/// Threads of a multiprocessor that run the work: as many as the registers allow.
-const WORK_THREADS: u32 = 2 * THREADS_MAX;
-/// Elements of all operands, and bytes of all results, as `abi.h` has them.
-const OPERANDS: usize = abi::WORK_PANELS * abi::WORK_STEPS * 2 * 4 * 2 * 32 * 8;
-const RESULT_BYTES: u64 = abi::WORK_PANELS as u64 * THREADS_MAX as u64 * 16;
-
-/// The memory that the work needs.
-#[derive(Debug)]
-pub(super) struct Work {
-    /// Operands, then results: freed with the device.
-    _room: Allocation,
-    extent: Extent,
-}
-
-/// The sizes of the work's launches.
-#[derive(Clone, Copy, Debug)]
-struct Extent {
-    operands: u64,
-    processors: u32,
-    /// Panels of a round.
-    round: u32,
-    /// The most shared memory of a block.
-    shared_bytes: u32,
-}
-
-impl Extent {
-    fn args(&self, panels: u32) -> abi::WorkArgs {
-        let operands = self.operands;
-        abi::WorkArgs { operands, results: operands + 2 * OPERANDS as u64, panels, unused: 0 }
-    }
-}
-
-impl Work {
-    fn new(inner: &Inner) -> Result<Work> {
-        const OPERATION: &str = "compute";
-        let failed = |refusal: Refusal| refusal.error(OPERATION);
-        let threads = inner.launches.threads;
-        let shared_bytes = inner.module.load_work(threads)?;
-        let processors = inner.ask(attribute::PROCESSORS).map_err(failed)?.max(1);
-        let operands: Vec<u8> = (0..OPERANDS).flat_map(|index| operand(index).to_le_bytes()).collect();
-        let bytes = operands.len() as u64 + RESULT_BYTES;
-        let room = Allocation::new(&inner.context, &inner.worker, bytes)?;
-        inner.worker.upload(room.address, &operands).map_err(failed)?;
-        let round = processors.saturating_mul(WORK_THREADS.div_ceil(threads));
-        let extent = Extent { operands: room.address, processors, round, shared_bytes };
-        Ok(Work { _room: room, extent })
-    }
-}
-
-/// A random whole number from 1 to 255 of either sign, as bf16, which represents it exactly (the upper half of an
-/// f32). The numbers are random because a multiplier's speed depends on its operands.
-fn operand(index: usize) -> u16 {
-    let word = (index as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    let word = (word ^ word >> 29).wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 32;
-    let value = (word % 255 + 1) as f32;
-    let value = if word & 1 << 31 == 0 { value } else { -value };
-    (value.to_bits() >> 16) as u16
-}
 
 /// The driver's text, up to its zero byte.
 fn text(bytes: &[u8]) -> String {
@@ -120,7 +55,11 @@ impl Inner {
         if let Some(work) = &*held {
             return Ok(work.extent);
         }
-        let made = Work::new(self).map(|work| {
+        let processors = self.ask(attribute::PROCESSORS).map_err(|refusal| refusal.error("compute"));
+        let (context, threads) = (&self.context, self.launches.threads);
+        let made = processors
+            .and_then(|processors| Work::new(context, &self.worker, &self.module, threads, processors));
+        let made = made.map(|work| {
             let extent = work.extent;
             *held = Some(work);
             extent
@@ -294,7 +233,9 @@ impl Probe for CudaDevice {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::cuda::options::THREADS_MAX;
     use crate::device::cuda::tests::skip;
+    use crate::device::cuda::work::{OPERANDS, RESULT_BYTES};
     use forebay_standin::{Options, Standin};
 
     const SIDE: usize = 128;
@@ -413,14 +354,6 @@ mod tests {
         }
         let none = device.compute_persistent(stream, 1, processors).unwrap_err();
         assert_eq!((none.kind(), none.number("value")), (Kind::OutOfRange, Some(u64::from(processors))));
-    }
-
-    #[test]
-    fn operands_are_whole_numbers_and_none_is_zero() {
-        let all: Vec<f32> = (0..OPERANDS).map(|i| f32::from_bits(u32::from(operand(i)) << 16)).collect();
-        assert!(all.iter().all(|value| value.fract() == 0.0 && (1.0..=255.0).contains(&value.abs())));
-        let sum: f32 = all.iter().sum();
-        assert!((sum / OPERANDS as f32).abs() < 1.0, "as many of either sign");
     }
 
     #[test]

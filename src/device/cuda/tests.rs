@@ -6,6 +6,7 @@ pub(super) mod skip;
 
 use super::driver::flag;
 use super::*;
+use crate::os::NoFaults;
 use forebay_standin::{Calls as Api, Driver as Beneath, Given, Options, Resources, Standin};
 
 /// The given driver, or a stand-in with two devices; `None` where there is no compiler to build one.

@@ -1,9 +1,11 @@
-//! The output of a resolve: index lists for attention, and lists of rows to fetch for the gather.
+//! The list of rows to fetch: what a batch row's last resolve missed, and how much of it was gathered.
+//!
+//! A resolve fills it, each gather takes one attention wave's share, and the report checks that nothing is left. It
+//! holds positions and slots and moves no bytes.
 
+use crate::device::StepRange;
 use crate::device::descriptor::Cause;
-use crate::device::host::pools::{HostPools, NAME};
-use crate::device::host::words::Words;
-use crate::device::{SplitIndices, StepRange};
+use crate::device::host::errors::NAME;
 use crate::error::Result;
 use crate::fallible::filled;
 use crate::residency::{Counts, Fetch, QueryRange, TableShape};
@@ -73,47 +75,5 @@ impl List {
         let away = &self.fetches[share..share.saturating_add(self.share).min(self.scratch)];
         let kept = if wave == 0 { self.scratch..self.count } else { 0..0 };
         [away, &self.fetches[kept]]
-    }
-}
-
-/// The index lists of a step's batch rows, see [`SplitIndices`].
-pub(super) struct Lists<'a> {
-    entries: Words<'a, i32>,
-    counts: Words<'a, u32>,
-    lists: usize,
-    batch: usize,
-    rows: usize,
-    k: usize,
-}
-
-impl<'a> Lists<'a> {
-    /// The lists of a call for `range`.
-    pub(super) fn new(pools: &'a HostPools, range: &StepRange, split_indices: SplitIndices) -> Lists<'a> {
-        Lists {
-            entries: pools.words(split_indices.lists),
-            counts: pools.words(split_indices.counts),
-            lists: 1 + pools.layout.tables[range.layer.index()].waves as usize,
-            batch: split_indices.batch as usize,
-            rows: range.rows.count as usize,
-            k: pools.layout.geometry.shape().top_k as usize,
-        }
-    }
-
-    /// Clears a batch row's lists.
-    pub(super) fn clear(&self, row: usize) {
-        for number in 0..self.lists {
-            let first = (number * self.batch + row) * self.rows;
-            self.counts.fill(first, self.rows, 0);
-            self.entries.fill(first * self.k, self.rows * self.k, -1);
-        }
-    }
-
-    /// Appends a slot to a list of a query row. Even if another thread changes the count meanwhile, no write reaches
-    /// beyond the lists.
-    pub(super) fn push(&self, row: usize, query: usize, number: usize, slot: i32) {
-        let at = (number * self.batch + row) * self.rows + query;
-        let count = self.counts.get(at).unwrap_or(0);
-        self.entries.set((at * self.k).saturating_add(count as usize), slot);
-        self.counts.set(at, count.wrapping_add(1));
     }
 }

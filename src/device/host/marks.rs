@@ -5,7 +5,7 @@
 //! few words.
 
 use crate::device::descriptor::{Cause, Entry};
-use crate::device::host::pools::NAME;
+use crate::device::host::errors::NAME;
 use crate::error::Result;
 use crate::fallible::filled;
 use crate::residency::QueryRange;

@@ -13,6 +13,7 @@
 //! two operations that touch the same bytes without an edge are a defect of the caller's schedule.
 
 mod copy;
+mod errors;
 mod lists;
 mod marks;
 mod pages;
@@ -34,7 +35,8 @@ use crate::os::{Map, NoFaults, Piece, Range, Request, move_bytes, page_size};
 use crate::sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering, thread};
 
 use copy::Copier;
-use pools::{HostPools, NAME};
+use errors::{NAME, unknown};
+use pools::HostPools;
 use stream::SharedEvent;
 #[cfg(not(loom))]
 use stream::{EventState, Queue};
@@ -74,7 +76,7 @@ pub struct HostDevice {
     streams: Mutex<Vec<StreamState>>,
     #[cfg(not(loom))]
     #[cfg(feature = "measure")]
-    marks: Mutex<Vec<probe::Stamped>>,
+    marks: Mutex<Vec<Stamped>>,
     threaded: bool,
     queue: usize,
 }
@@ -84,6 +86,15 @@ pub struct HostDevice {
 struct StreamState {
     queue: Option<Arc<Queue<Op>>>,
     thread: Option<thread::JoinHandle<()>>,
+}
+
+/// A mark of `probe`: the event after which its time is known.
+#[cfg(not(loom))]
+#[cfg(feature = "measure")]
+#[derive(Clone, Debug)]
+struct Stamped {
+    reached: Event,
+    time: Arc<Mutex<Option<std::time::Instant>>>,
 }
 
 /// The state that streams and the host share.
@@ -132,10 +143,6 @@ impl std::fmt::Debug for Op {
             Op::Pool(..) => "pool operation",
         })
     }
-}
-
-fn unknown(what: &'static str, handle: u64) -> Error {
-    Error::new(Kind::OutOfRange, NAME).at(what).with("handle", handle)
 }
 
 impl Shared {

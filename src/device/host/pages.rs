@@ -5,7 +5,7 @@
 //! are atomic: if an edge is missing, a reader gets a page that was range-checked, of this sequence or another, and
 //! never a torn value.
 
-use crate::device::host::pools::NAME;
+use crate::device::host::errors::NAME;
 use crate::error::Result;
 use crate::fallible::vector;
 use crate::ids::Lane;

@@ -9,6 +9,7 @@ use crate::device::descriptor::{
     self, ACCEPTED_ON_DEVICE, Cause, Entry, LayerCount, NOTHING_WRONG, Report, Sticky,
 };
 use crate::device::host::copy::{AHEAD, Copier, PAIRS, Pair, ask};
+use crate::device::host::errors::{NAME, bad};
 use crate::device::host::lists::List;
 use crate::device::host::marks::{Mark, Marks};
 use crate::device::host::pages::PageTables;
@@ -18,14 +19,12 @@ use crate::device::op::Staged;
 use crate::device::{
     DeviceId, Expected, Join, PoolLayout, PoolOp, Slice, StepRange, Truncate, Warm, WarmGather,
 };
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
 use crate::fallible::{filled, vector};
 use crate::geometry::{Geometry, LINE};
 use crate::ids::{Lane, MicroBatch};
 use crate::residency::{Divider, Fetch, LayerTables, Portable, Scan, Selected, TableShape, Workspace};
 use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering};
-
-pub(super) const NAME: &str = "host device";
 
 /// The tables and lists of one cache.
 #[derive(Debug)]
@@ -106,10 +105,6 @@ struct Room {
     work: Workspace,
     slots: Vec<i32>,
     fetches: Vec<Fetch>,
-}
-
-fn bad(place: &'static str, value: impl Into<u64>) -> Error {
-    Error::new(Kind::OutOfRange, NAME).at(place).with("value", value)
 }
 
 /// One item for each number below `count`, or the first error.

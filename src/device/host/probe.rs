@@ -4,19 +4,13 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use super::{HostDevice, unknown};
+use super::errors::unknown;
+use super::{HostDevice, Stamped};
 use crate::device::probe::{Ability, Facts, Mark, Probe};
-use crate::device::{Device, Event, Slice, Stream};
+use crate::device::{Device, Slice, Stream};
 use crate::error::Result;
 use crate::os;
 use crate::sync::{Arc, Mutex};
-
-/// A mark: the event after which its time is known.
-#[derive(Clone, Debug)]
-pub(super) struct Stamped {
-    reached: Event,
-    time: Arc<Mutex<Option<Instant>>>,
-}
 
 /// Rows and columns of the product that one round makes.
 const SIDE: usize = 32;

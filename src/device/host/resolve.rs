@@ -1,5 +1,5 @@
-//! Resolve and gather on host memory: they translate a step's selections (top-k indices) into slots and fetch the
-//! missed rows.
+//! Resolve and gather on host memory: they translate a step's selections (top-k indices) into slots and index lists,
+//! and fetch the missed rows.
 //!
 //! **Races.** The rule works on copies. It reads a batch row's selection from device memory once, in portions, into
 //! memory of its own, and copies the slots out at the end. So it never reads twice what another stream may be writing
@@ -10,15 +10,57 @@
 //! runs alongside the other half's resolve.
 
 use crate::device::descriptor::{self, Cause, Sticky};
-use crate::device::host::lists::{List, Lists};
+use crate::device::host::lists::List;
 use crate::device::host::marks::Mark;
 use crate::device::host::pools::{Copies, HostPools, Record};
 use crate::device::host::words::Words;
-use crate::device::{Expected, ResolveOutput, Slice, StepRange};
+use crate::device::{Expected, ResolveOutput, Slice, SplitIndices, StepRange};
 use crate::error::Result;
 use crate::ids::Lane;
 use crate::residency::{Answered, LayerTables, QueryRange, Scan, Selected};
 use crate::sync::Ordering;
+
+/// The index lists of a step's batch rows, see [`SplitIndices`].
+struct Lists<'a> {
+    entries: Words<'a, i32>,
+    counts: Words<'a, u32>,
+    lists: usize,
+    batch: usize,
+    rows: usize,
+    k: usize,
+}
+
+impl<'a> Lists<'a> {
+    /// The lists of a call for `range`.
+    fn new(pools: &'a HostPools, range: &StepRange, split_indices: SplitIndices) -> Lists<'a> {
+        Lists {
+            entries: pools.words(split_indices.lists),
+            counts: pools.words(split_indices.counts),
+            lists: 1 + pools.layout.tables[range.layer.index()].waves as usize,
+            batch: split_indices.batch as usize,
+            rows: range.rows.count as usize,
+            k: pools.layout.geometry.shape().top_k as usize,
+        }
+    }
+
+    /// Clears a batch row's lists.
+    fn clear(&self, row: usize) {
+        for number in 0..self.lists {
+            let first = (number * self.batch + row) * self.rows;
+            self.counts.fill(first, self.rows, 0);
+            self.entries.fill(first * self.k, self.rows * self.k, -1);
+        }
+    }
+
+    /// Appends a slot to a list of a query row. Even if another thread changes the count meanwhile, no write reaches
+    /// beyond the lists.
+    fn push(&self, row: usize, query: usize, number: usize, slot: i32) {
+        let at = (number * self.batch + row) * self.rows + query;
+        let count = self.counts.get(at).unwrap_or(0);
+        self.entries.set((at * self.k).saturating_add(count as usize), slot);
+        self.counts.set(at, count.wrapping_add(1));
+    }
+}
 
 /// The state that the rows of one resolve share.
 struct Resolving<'a, S> {
