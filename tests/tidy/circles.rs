@@ -56,8 +56,6 @@ pub const KNOWN: &[&[&str]] = &[
     ],
     // Injected faults change the reported free memory, and the code that reads it asks them.
     &["src/os/mod.rs", "src/os/machine.rs", "src/os/memory.rs"],
-    // A setup holds its provenance and its roofline, which are computed from setups.
-    &["src/predict/provenance.rs", "src/predict/roofline.rs", "src/predict/setup.rs"],
     &[
         "src/predict/simulate/mod.rs",
         "src/predict/simulate/engine.rs",
