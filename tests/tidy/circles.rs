@@ -56,13 +56,6 @@ pub const KNOWN: &[&[&str]] = &[
     ],
     // Injected faults change the reported free memory, and the code that reads it asks them.
     &["src/os/mod.rs", "src/os/machine.rs", "src/os/memory.rs"],
-    &[
-        "src/predict/simulate/mod.rs",
-        "src/predict/simulate/engine.rs",
-        "src/predict/simulate/host.rs",
-        "src/predict/simulate/price.rs",
-        "src/predict/simulate/world.rs",
-    ],
     // The tables, and the state of a resolve on them.
     &[
         "src/residency/resolve.rs",
