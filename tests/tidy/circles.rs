@@ -65,18 +65,6 @@ pub const KNOWN: &[&[&str]] = &[
     ],
     // A step, its enqueued part, and the ring of steps.
     &["src/step/mod.rs", "src/step/enqueued.rs", "src/step/layer.rs", "src/step/ring.rs"],
-    // A reader that is given the other kind of trace names that kind in its error.
-    &[
-        "src/trace/recording/reader.rs",
-        "src/trace/requests/mod.rs",
-        "src/trace/requests/azure.rs",
-        "src/trace/requests/input.rs",
-        "src/trace/requests/interleave.rs",
-        "src/trace/requests/intern.rs",
-        "src/trace/requests/parse.rs",
-        "src/trace/selection.rs",
-        "src/trace/unknown.rs",
-    ],
     // The header lists the exports of these files in the order of the files.
     &["ffi/src/cache.rs", "ffi/src/step.rs"],
     &["ffi/src/cast.rs", "ffi/src/handle.rs", "ffi/src/status.rs"],
