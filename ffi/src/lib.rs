@@ -5,6 +5,7 @@
 //! | `status` | status codes, one for each [`forebay::Kind`], versions, and message texts |
 //! | `device`, `config`, `cache`, `sequence`, `share`, `ticket` | the objects, one file each |
 //! | `step`, `layer`, `overlap`, `choice`, `capture` | the calls of a decode loop |
+//! | `in_flight` | a cache's steps between prepare and retire |
 //! | `trace`, `requests`, `selections`, `plan` | recording, reading recordings, and planning |
 //! | `handle`, `word` | the table in which every call looks up its handle |
 //! | `cast` | the one file that turns a caller's pointers into references and values |
@@ -21,6 +22,7 @@ pub mod choice;
 pub mod config;
 pub mod device;
 mod handle;
+mod in_flight;
 pub mod layer;
 pub mod overlap;
 mod panic;
