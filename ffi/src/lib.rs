@@ -3,6 +3,7 @@
 //! | file | holds |
 //! |---|---|
 //! | `status` | status codes, one for each [`forebay::Kind`], versions, and message texts |
+//! | `error_text` | the text of the last call that failed on an object |
 //! | `device`, `config`, `cache`, `sequence`, `share`, `ticket` | the objects, one file each |
 //! | `step`, `layer`, `overlap`, `choice`, `capture` | the calls of a decode loop |
 //! | `in_flight` | a cache's steps between prepare and retire |
@@ -21,6 +22,7 @@ mod cast;
 pub mod choice;
 pub mod config;
 pub mod device;
+pub mod error_text;
 mod handle;
 mod in_flight;
 pub mod layer;

@@ -65,7 +65,6 @@ pub const KNOWN: &[&[&str]] = &[
     ],
     // A step, its enqueued part, and the ring of steps.
     &["src/step/mod.rs", "src/step/enqueued.rs", "src/step/layer.rs", "src/step/ring.rs"],
-    &["ffi/src/cast.rs", "ffi/src/handle.rs", "ffi/src/status.rs"],
 ];
 
 /// A module's name from its crate's root on, without `crate`.
