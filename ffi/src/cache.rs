@@ -14,8 +14,8 @@ use crate::cast::{self, Plain, Versioned};
 use crate::config::{self, FbCacheConfig};
 use crate::device::{FbDevice, Tenant};
 use crate::handle::{self, Object, change, read};
+use crate::in_flight::Steps;
 use crate::status::{FbStatus, Text};
-use crate::step::Steps;
 
 /// Statistics of a cache. A gauge describes the present; a counter only grows.
 #[derive(Clone, Copy, Debug)]

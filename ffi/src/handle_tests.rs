@@ -9,7 +9,7 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 
 use super::*;
-use crate::status::fb_error_text;
+use crate::error_text::fb_error_text;
 
 /// Two numbers that are equal unless an exclusive call is inside; counts its ends.
 struct Pair {

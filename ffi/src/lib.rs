@@ -3,8 +3,10 @@
 //! | file | holds |
 //! |---|---|
 //! | `status` | status codes, one for each [`forebay::Kind`], versions, and message texts |
+//! | `error_text` | the text of the last call that failed on an object |
 //! | `device`, `config`, `cache`, `sequence`, `share`, `ticket` | the objects, one file each |
 //! | `step`, `layer`, `overlap`, `choice`, `capture` | the calls of a decode loop |
+//! | `in_flight` | a cache's steps between prepare and retire |
 //! | `trace`, `requests`, `selections`, `plan` | recording, reading recordings, and planning |
 //! | `handle`, `word` | the table in which every call looks up its handle |
 //! | `cast` | the one file that turns a caller's pointers into references and values |
@@ -20,7 +22,9 @@ mod cast;
 pub mod choice;
 pub mod config;
 pub mod device;
+pub mod error_text;
 mod handle;
+mod in_flight;
 pub mod layer;
 pub mod overlap;
 mod panic;

@@ -1,11 +1,9 @@
 //! Status codes, the interface's version, and message texts that need no allocation.
 
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{CStr, c_char};
 use std::fmt::{self, Write};
 
 use forebay::Kind;
-
-use crate::{cast, handle};
 
 /// The version of this header's interface. docs/versions.md says what each version changed.
 pub const FB_ABI_VERSION: u32 = 2;
@@ -119,23 +117,6 @@ pub extern "C" fn fb_version() -> *const c_char {
             Err(_) => c"",
         };
     VERSION.as_ptr()
-}
-
-/// Copies the error text of the last call that failed on the object of a handle of any kind. The text says what failed,
-/// where, with which numbers, and what to do. It is empty before the first failure. It is cut to `text_bytes` bytes
-/// with its ending zero; 512 bytes hold any text. A call that returns FB_CLOSED or FB_BUSY for the handle itself, or
-/// that is given a null handle, leaves no text.
-///
-/// # Safety
-/// `text` is NULL, or has `text_bytes` bytes.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn fb_error_text(
-    handle: *const c_void,
-    text: *mut c_char,
-    text_bytes: usize,
-) -> FbStatus {
-    // SAFETY: this call's contract.
-    handle::text(handle, |said| unsafe { cast::write_text(text, text_bytes, said) })
 }
 
 /// Bytes of a message, including its ending zero. Longer messages are cut.

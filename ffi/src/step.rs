@@ -2,20 +2,19 @@
 //!
 //! An `fb_step` is a number: the step's number in its cache, mixed with the cache's salt. Every call looks it up among
 //! the few steps in flight, so a stale number, an invented one or another cache's is an error and never another step.
-//! [`Steps`] reserves room for all steps that can be in flight: nothing here allocates, even where a call borrows
-//! several steps at once.
+//! The cache object has room for all of them (`in_flight`), so nothing here allocates.
 //!
 //! `layer` has the calls of one layer; `overlap` and `capture` have those of whole steps.
 
 use std::ffi::c_void;
 
 use forebay::device::descriptor::LayerCount;
-use forebay::overlap::Overlap;
-use forebay::{Accepted, BatchRow, Cache, Error, Kind, Layers, MicroBatch, Result, Step};
+use forebay::{Accepted, BatchRow, Error, Kind, MicroBatch, Result, Step};
 
 use crate::cache::FbCache;
 use crate::cast::{self, Plain, Versioned};
 use crate::handle::{change, read};
+use crate::in_flight::closed;
 use crate::status::FbStatus;
 
 /// In fb_batch_row: the step's tensor on the device has the number of accepted rows.
@@ -107,113 +106,6 @@ impl From<&LayerCount> for FbLayerCount {
     fn from(count: &LayerCount) -> Self {
         FbLayerCount { hits: count.hits, misses: count.misses, scratch: count.scratch }
     }
-}
-
-/// The steps of a cache between prepare and retire, and room for what their calls need.
-#[derive(Debug)]
-pub(crate) struct Steps {
-    /// In no particular order.
-    pub(crate) open: Vec<Step>,
-    rows: Vec<BatchRow>,
-    /// Empty between calls, like `with_layers`.
-    several: Vec<&'static mut Step>,
-    with_layers: Vec<(&'static mut Step, Layers)>,
-    pub(crate) orders: Vec<Overlap>,
-    /// Of the step that was retired last.
-    counts: Vec<FbLayerCount>,
-    lengths: Vec<u32>,
-}
-
-impl Steps {
-    /// Makes room for the steps of `cache`.
-    pub(crate) fn of(cache: &Cache) -> Steps {
-        let config = cache.config();
-        // The cache has a step descriptor for each of them, so these are not too many.
-        let steps = config.steps_in_flight.saturating_mul(config.micro_batches) as usize;
-        Steps {
-            open: Vec::with_capacity(steps),
-            rows: Vec::with_capacity(config.batch as usize),
-            several: Vec::with_capacity(config.micro_batches as usize),
-            with_layers: Vec::with_capacity(config.micro_batches as usize),
-            orders: Vec::with_capacity(cache.geometry().layers() as usize),
-            counts: Vec::with_capacity(cache.geometry().layers() as usize),
-            lengths: Vec::with_capacity(config.batch as usize),
-        }
-    }
-
-    /// The index of the step with this number.
-    pub(crate) fn place(&self, number: u64) -> Result<usize> {
-        self.open.iter().position(|step| step.number() == number).ok_or_else(closed)
-    }
-
-    /// Moves the steps with these numbers to the start of `open`, in their order.
-    fn bring(&mut self, numbers: impl Iterator<Item = u64>) -> Result<()> {
-        for (front, number) in numbers.enumerate() {
-            let place = self.place(number)?;
-            if place < front {
-                return Err(Error::new(Kind::InvalidConfig, "steps").at("a step is named twice"));
-            }
-            self.open.swap(front, place);
-        }
-        Ok(())
-    }
-
-    /// Calls `what` with the steps that have these numbers.
-    pub(crate) fn with_several(
-        &mut self,
-        numbers: impl ExactSizeIterator<Item = u64>,
-        what: impl FnOnce(&mut [&mut Step]) -> Result<()>,
-    ) -> Result<()> {
-        let count = numbers.len();
-        self.bring(numbers)?;
-        let mut several: Vec<&mut Step> = std::mem::take(&mut self.several);
-        several.extend(self.open.iter_mut().take(count));
-        let ended = what(&mut several);
-        self.several = emptied(several);
-        ended
-    }
-
-    /// Calls `what` with the steps of these numbers, each with its layers.
-    pub(crate) fn with_layers(
-        &mut self,
-        numbers: impl ExactSizeIterator<Item = u64>,
-        mut layers: impl FnMut(&Step) -> Result<Layers>,
-        what: impl FnOnce(&mut [(&mut Step, Layers)]) -> Result<()>,
-    ) -> Result<()> {
-        let count = numbers.len();
-        self.bring(numbers)?;
-        let mut room: Vec<(&mut Step, Layers)> = std::mem::take(&mut self.with_layers);
-        let filled = self.open.iter_mut().take(count).try_for_each(|step| {
-            let layers = layers(step)?;
-            room.push((step, layers));
-            Ok(())
-        });
-        let ended = filled.and_then(|()| what(&mut room));
-        self.with_layers = emptied(room);
-        ended
-    }
-
-    /// Keeps the counts of the step that was retired last.
-    fn remember(&mut self, layers: &[LayerCount], lengths: &[u32]) {
-        self.counts.clear();
-        self.counts.extend(layers.iter().map(FbLayerCount::from));
-        self.lengths.clear();
-        self.lengths.extend_from_slice(lengths);
-    }
-}
-
-/// Reuses the allocation of a list for values of another lifetime: the collection takes over the allocation that it
-/// consumes.
-fn emptied<T, U>(mut list: Vec<T>) -> Vec<U> {
-    list.clear();
-    list.into_iter().map_while(|_| None).collect()
-}
-
-/// The error for a number that names no step.
-fn closed() -> Error {
-    Error::new(Kind::Closed, "step")
-        .at("the step was retired, or never prepared in this cache")
-        .hint("prepare a new step")
 }
 
 impl FbCache {
@@ -418,7 +310,8 @@ pub unsafe extern "C" fn fb_retired_counts(
 ) -> FbStatus {
     // SAFETY: this call's contract.
     read(cache, |cache| unsafe {
-        cast::write_list(cache.steps.counts.iter().copied(), counts, room, "counts", count, "count")
+        let list = cache.steps.counts.iter().map(FbLayerCount::from);
+        cast::write_list(list, counts, room, "counts", count, "count")
     })
 }
 

@@ -380,13 +380,3 @@ fn an_abandoned_step_is_cancelled_and_tells_nothing() {
     rig.twin.finish(&mut own, rig.stream).unwrap();
     assert_eq!(rig.twin.retire(own, rig.stream).unwrap_err().error.kind(), Kind::Cancelled);
 }
-
-#[test]
-fn rooms_serve_again() {
-    let mut list = Vec::with_capacity(5);
-    let mut step = 1;
-    list.push(&mut step);
-    let (memory, capacity) = (list.as_ptr().addr(), list.capacity());
-    let again: Vec<&'static mut i32> = emptied(list);
-    assert_eq!((again.len(), again.capacity(), again.as_ptr().addr()), (0, capacity, memory));
-}

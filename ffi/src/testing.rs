@@ -17,9 +17,10 @@ use crate::cache::*;
 use crate::cast::{self, Plain, Versioned};
 use crate::config::*;
 use crate::device::{FbDevice, fb_device_create, fb_device_destroy};
+use crate::error_text::fb_error_text;
 use crate::handle;
 use crate::layer::{fb_layer, fb_scatter};
-use crate::status::{FbStatus, fb_error_text};
+use crate::status::FbStatus;
 use crate::step::*;
 
 /// A struct of zeros, as C makes it.

@@ -69,7 +69,7 @@ const HEAD: &str = "\
  */";
 
 /// The files that the header shows first, in this order. The others follow by name.
-const FIRST: [&str; 6] = ["status", "device", "config", "cache", "sequence", "share"];
+const FIRST: [&str; 7] = ["status", "error_text", "device", "config", "cache", "sequence", "share"];
 
 fn here(path: &str) -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)

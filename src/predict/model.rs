@@ -251,6 +251,19 @@ pub struct Deployment {
     pub costs_gpus: Option<u32>,
 }
 
+/// The GPUs of a figure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Served {
+    /// GPUs that the experts are divided over.
+    pub gpus: u32,
+    /// GPUs of one node.
+    pub node_gpus: u32,
+    /// GPUs that the setup's costs are of.
+    pub costs_gpus: u32,
+    /// Whether these differ, so that a model of the experts is used between the costs and the figure.
+    pub extrapolated: bool,
+}
+
 impl Deployment {
     pub(super) fn check(&self) -> Result<()> {
         let (own, most) = (self.costs_gpus(), self.gpus.max(self.costs_gpus()));
@@ -267,6 +280,12 @@ impl Deployment {
     /// GPUs of the measured costs.
     pub fn costs_gpus(&self) -> u32 {
         self.costs_gpus.unwrap_or(self.gpus)
+    }
+
+    /// The GPUs of figures of this deployment.
+    pub(super) fn served(&self) -> Served {
+        let (gpus, costs_gpus) = (self.gpus, self.costs_gpus());
+        Served { gpus, node_gpus: self.node_gpus.min(gpus), costs_gpus, extrapolated: gpus != costs_gpus }
     }
 
     /// The share of the ranks, and so of the tokens, that are on other nodes.

@@ -5,53 +5,14 @@
 //! which parts were `measured`, and its `assumptions`. This module adds what follows from the setup itself: works
 //! without a measured cost, a link that is a preset, other GPUs than those of the costs.
 //!
-//! Terminals and pages show the texts of a setup; a setup whose texts could steer a terminal is refused.
+//! Terminals and pages show these texts, so a setup whose texts could steer a terminal is refused when it is read.
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
-use super::setup::{File, Link, Setup, Term};
-use super::wrong;
-use crate::error::Result;
-use crate::text::steers;
+pub use super::model::Served;
+pub use super::setup::file::Part;
 
-/// A part of a setup that can be measured on a machine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Part {
-    /// The costs of an engine's works.
-    Costs,
-    /// The rates of the link.
-    Link,
-    /// The rows that a step fetches.
-    Misses,
-}
-
-impl Part {
-    /// All of them.
-    pub const ALL: [Part; 3] = [Part::Costs, Part::Link, Part::Misses];
-
-    /// Its name in `measured` of a setup.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Part::Costs => "costs",
-            Part::Link => "link",
-            Part::Misses => "misses",
-        }
-    }
-}
-
-/// The GPUs of a figure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Served {
-    /// GPUs that the experts are divided over.
-    pub gpus: u32,
-    /// GPUs of one node.
-    pub node_gpus: u32,
-    /// GPUs that the setup's costs are of.
-    pub costs_gpus: u32,
-    /// Whether these differ, so that a model of the experts is used between the costs and the figure.
-    pub extrapolated: bool,
-}
+use super::setup::{Link, Setup, Term};
 
 /// The provenance of a figure. `docs/json.md` describes the fields.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -152,66 +113,10 @@ fn implied(setup: &Setup) -> Vec<String> {
     all
 }
 
-/// The longest text of a setup's provenance, in characters, and the most assumptions.
-const TEXT_MAX: usize = 240;
-const ASSUMPTIONS_MAX: usize = 32;
-
-/// Checks that a setup's origin, assumptions and measured parts can be shown, and belong to its version.
-pub(super) fn check(file: &File) -> Result<()> {
-    if let Some(origin) = &file.origin {
-        shown(origin, "origin")?;
-    }
-    if file.assumptions.len() > ASSUMPTIONS_MAX {
-        return Err(wrong("too many assumptions")
-            .with("sentences", file.assumptions.len() as u64)
-            .with("most", ASSUMPTIONS_MAX as u64));
-    }
-    for (i, text) in file.assumptions.iter().enumerate() {
-        shown(text, &format!("assumptions[{i}]"))?;
-    }
-    for (i, part) in file.measured.iter().enumerate() {
-        if file.measured.iter().take(i).any(|other| other == part) {
-            return Err(wrong(format!("measured[{i}]: \"{}\" appears twice", part.name())));
-        }
-    }
-    let measures = |part| file.measured.contains(&part);
-    if measures(Part::Misses) && file.misses.is_none() {
-        return Err(wrong("measured: \"misses\", but the setup has none"));
-    }
-    if measures(Part::Link) && matches!(file.link, Link::Preset(_)) {
-        return Err(wrong("measured: \"link\", but the link is a preset"));
-    }
-    Ok(())
-}
-
-/// Checks that a text is one short line without control characters.
-fn shown(text: &str, place: &str) -> Result<()> {
-    if text.trim().is_empty() {
-        return Err(wrong(format!("{place}: empty")));
-    }
-    let length = text.chars().count();
-    if length > TEXT_MAX {
-        return Err(wrong(format!("{place}: longer than one line"))
-            .with("characters", length as u64)
-            .with("most", TEXT_MAX as u64));
-    }
-    match text.chars().find(|c| hides(*c)) {
-        Some(c) => Err(wrong(format!(
-            "{place}: the character U+{:04X} is not allowed in a line of text",
-            u32::from(c)
-        ))),
-        None => Ok(()),
-    }
-}
-
-/// Whether a character steers a terminal, or is invisible.
-fn hides(c: char) -> bool {
-    steers(c) || matches!(c, '\u{200b}'..='\u{200d}' | '\u{2060}'..='\u{2065}' | '\u{feff}')
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::predict::setup::File;
 
     fn ess() -> File {
         Setup::named("ess").unwrap().unwrap().file().clone()
@@ -260,38 +165,5 @@ mod tests {
         assert!(!measured(&Part::ALL, 16).measured);
         assert!(!measured(&[Part::Costs, Part::Link], 32).measured);
         assert!(!measured(&Part::ALL, 32).with_misses_from("a trace's").measured);
-    }
-
-    #[test]
-    fn texts_that_steer_a_terminal_or_claim_what_is_not_there_are_refused() {
-        let refused = |change: &dyn Fn(&mut File), words: &str| {
-            let mut file = ess();
-            change(&mut file);
-            let error = Setup::new(file).unwrap_err().to_string();
-            assert!(error.contains(words), "{error}");
-        };
-        refused(&|file| file.origin = Some("\u{1b}[2J".to_owned()), "origin: the character U+001B");
-        refused(&|file| file.origin = Some("a\nb".to_owned()), "origin: the character U+000A");
-        refused(&|file| file.origin = Some("x\u{202e}y".to_owned()), "origin: the character U+202E");
-        refused(&|file| file.origin = Some(" ".to_owned()), "origin: empty");
-        refused(&|file| file.origin = Some("x".repeat(241)), "origin: longer");
-        refused(&|file| file.assumptions = vec!["a".to_owned(), "\u{7f}".to_owned()], "assumptions[1]");
-        refused(&|file| file.assumptions = vec!["a".to_owned(); 33], "too many assumptions");
-        refused(&|file| file.measured = vec![Part::Link; 2], "measured[1]: \"link\" appears twice");
-        refused(
-            &|file| {
-                file.measured = vec![Part::Misses];
-                file.misses = None;
-            },
-            "measured: \"misses\"",
-        );
-        refused(
-            &|file| {
-                file.measured = vec![Part::Link];
-                file.link = Link::Preset("pcie5".to_owned());
-            },
-            "measured: \"link\"",
-        );
-        refused(&|file| file.forebay_setup = 1, "of version 2");
     }
 }

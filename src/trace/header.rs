@@ -20,6 +20,9 @@ pub const MEMBERS_MAX: u64 = 1 << 28;
 /// The name of the format, in the magic and in the header field.
 pub(super) const FORMAT: &str = "TOPKTRC1";
 
+/// The longest header in bytes.
+pub(super) const HEADER_MAX: u32 = 1 << 20;
+
 /// The description of a trace. The numbers are checked; the texts are only shown. Unknown JSON fields are ignored on
 /// reading and not written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

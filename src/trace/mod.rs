@@ -36,8 +36,11 @@
 //! This module has no notion of budgets, residency or costs; the caller stores the bytes of
 //! [`SelectionTrace::encode`].
 
+mod body;
 mod compact;
 mod header;
+mod magic;
+mod read;
 mod recording;
 pub mod requests;
 mod selection;

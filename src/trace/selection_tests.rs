@@ -117,18 +117,6 @@ fn assert_equals_naive(trace: &SelectionTrace, content: &[u8]) {
 }
 
 #[test]
-fn memory_grows_no_further_than_the_members_there_can_be() {
-    // A recording's header allows steps to the longest context; what was said to be the most, holds.
-    let mut body = Body::new(Header::example(3, 50, 100, 1, 1 << 20), 150 * 40);
-    for _ in 0..3 * 40 {
-        body.set = (0..50).collect();
-        body.append().unwrap();
-        assert!(body.members.capacity() <= 150 * 40, "{}", body.members.capacity());
-    }
-    assert_eq!(body.members.len(), 150 * 40);
-}
-
-#[test]
 fn recorded_traces_decode_and_two_equal_a_naive_decoder() {
     let Some(directory) = traces::directory("topk") else { return };
     let mut read = 0;

@@ -24,6 +24,12 @@ pub(super) fn malformed(what: impl Into<std::borrow::Cow<'static, str>>, at: u64
     Error::new(Kind::BadFormat, "read trace").at(what).with(BYTE, at)
 }
 
+/// The error with more text before its place.
+pub(super) fn before(e: Error, prefix: &str) -> Error {
+    let place = format!("{prefix}{}", e.place());
+    e.at(place)
+}
+
 /// Whether an error means missing memory; the decompressor only reports it as text.
 fn is_memory(e: &io::Error) -> bool {
     let code = zstd::zstd_safe::zstd_sys::ZSTD_ErrorCode::ZSTD_error_memory_allocation as usize;

@@ -1,10 +1,7 @@
 //! The errors for files that are not a trace of the expected kind: what was found, and what can be read.
 
-use super::requests::{AZURE, BYTE_ORDER_MARK};
+use super::magic::{AZURE, BYTE_ORDER_MARK, GZIP_MAGIC};
 use crate::error::{Error, Kind};
-
-/// The first bytes of gzip, which some tools write under any name.
-pub(super) const GZIP_MAGIC: [u8; 2] = [0x1F, 0x8B];
 
 /// The readable formats.
 const READABLE: &str = "forebay reads selection traces (TOPKTRC1, TOPKTRC2) and request traces (Mooncake, \

@@ -19,35 +19,6 @@ use crate::{Fault, fault};
 /// The sources of the members, each a crate of its own.
 const MEMBERS: [&str; 5] = ["src/", "cli/src/", "ffi/src/", "standin/src/", "cudarc/src/"];
 
-/// Known circles, each with all of its files. A new circle is refused, and so is one that has grown. If one has shrunk
-/// or is open, this list must say so.
-pub const KNOWN: &[&[&str]] = &[
-    // A setup holds its provenance and its roofline, which are computed from setups.
-    &["src/predict/provenance.rs", "src/predict/roofline.rs", "src/predict/setup.rs"],
-    &[
-        "src/predict/simulate/mod.rs",
-        "src/predict/simulate/engine.rs",
-        "src/predict/simulate/host.rs",
-        "src/predict/simulate/price.rs",
-        "src/predict/simulate/world.rs",
-    ],
-    // A reader that is given the other kind of trace names that kind in its error.
-    &[
-        "src/trace/recording/reader.rs",
-        "src/trace/requests/mod.rs",
-        "src/trace/requests/azure.rs",
-        "src/trace/requests/input.rs",
-        "src/trace/requests/interleave.rs",
-        "src/trace/requests/intern.rs",
-        "src/trace/requests/parse.rs",
-        "src/trace/selection.rs",
-        "src/trace/unknown.rs",
-    ],
-    // The header lists the exports of these files in the order of the files.
-    &["ffi/src/cache.rs", "ffi/src/step.rs"],
-    &["ffi/src/cast.rs", "ffi/src/handle.rs", "ffi/src/status.rs"],
-];
-
 /// A module's name from its crate's root on, without `crate`.
 type Module = Vec<String>;
 
@@ -164,8 +135,8 @@ fn reached(start: &Module, edges: &BTreeMap<Module, BTreeMap<Module, usize>>) ->
     all
 }
 
-/// Circles among the files of each member that are not `listed`, and those of `listed` that are not there.
-pub fn circles(tree: &[(String, String)], listed: &[&[&str]]) -> Vec<Fault> {
+/// Circles among the files of each member.
+pub fn circles(tree: &[(String, String)]) -> Vec<Fault> {
     let (mut faults, mut found) = (Vec::new(), BTreeSet::new());
     for member in MEMBERS {
         let own =
@@ -180,7 +151,7 @@ pub fn circles(tree: &[(String, String)], listed: &[&[&str]]) -> Vec<Fault> {
         for (module, file) in &files {
             let both = |it: &&Module| reach[module].contains(*it) && reach[*it].contains(module);
             let circle: Vec<&str> = files.keys().filter(both).map(|module| files[module].name).collect();
-            if circle.is_empty() || !found.insert(circle.clone()) || is_listed(&circle, listed) {
+            if circle.is_empty() || !found.insert(circle.clone()) {
                 continue;
             }
             let way = way_round(module, &edges).unwrap_or_default();
@@ -192,19 +163,7 @@ pub fn circles(tree: &[(String, String)], listed: &[&[&str]]) -> Vec<Fault> {
             faults.push(fault(file.name, line, what));
         }
     }
-    let open = listed.iter().filter(|it| !found.iter().any(|circle| is_listed(circle, &[it])));
-    let gone = |it: &&[&str]| {
-        let what = "a circle is not as KNOWN of tests/tidy/circles.rs lists it".to_owned();
-        fault(it.first().copied().unwrap_or_default(), 1, what)
-    };
-    faults.extend(open.map(gone));
     faults
-}
-
-/// Whether the circle is listed, with these files and no others.
-fn is_listed(circle: &[&str], listed: &[&[&str]]) -> bool {
-    let circle: BTreeSet<&str> = circle.iter().copied().collect();
-    listed.iter().any(|it| it.iter().copied().collect::<BTreeSet<&str>>() == circle)
 }
 
 #[cfg(test)]
@@ -212,10 +171,10 @@ mod tests {
     use super::*;
 
     /// Faults of a member `cli` with these files.
-    fn of(files: &[(&str, &str)], listed: &[&[&str]]) -> Vec<String> {
+    fn of(files: &[(&str, &str)]) -> Vec<String> {
         let tree: Vec<(String, String)> =
             files.iter().map(|(name, text)| (format!("cli/src/{name}"), (*text).to_owned())).collect();
-        circles(&tree, listed).iter().map(Fault::to_string).collect()
+        circles(&tree).iter().map(Fault::to_string).collect()
     }
 
     #[test]
@@ -226,7 +185,7 @@ mod tests {
             ("b.rs", "pub fn f() {\n    super::c::h()\n}"),
             ("c.rs", "use crate::b;\nuse crate::a;\npub fn h() { a::g() }"),
         ];
-        let told = of(&files, &[]);
+        let told = of(&files);
         assert_eq!(told.len(), 1, "{told:?}");
         assert!(told[0].starts_with("cli/src/a.rs:1: 3 files"), "{told:?}");
         assert!(
@@ -236,31 +195,31 @@ mod tests {
         assert!(told[0].ends_with("all of them: cli/src/a.rs cli/src/b.rs cli/src/c.rs"), "{told:?}");
         // Without the last import back there is no circle.
         let open = [files[0], files[1], files[2], ("c.rs", "use crate::a;\npub fn h() {}")];
-        assert_eq!(of(&open, &[]), [""; 0]);
+        assert_eq!(of(&open), [""; 0]);
         // `crate` is the file's own member.
         let two = [("src/a.rs", "use crate::b::f;"), ("ffi/src/b.rs", "use crate::a::g;")];
         let two = two.map(|(name, text)| (name.to_owned(), text.to_owned()));
-        assert_eq!(circles(&two, &[]).len(), 0);
+        assert_eq!(circles(&two).len(), 0);
     }
 
     #[test]
     fn a_child_takes_nothing_from_a_parent_that_takes_it() {
         let parent = "mod child;\nuse child::g;\npub fn f() { g() }";
         let taking = "use super::f;\npub fn g() { f() }";
-        assert_eq!(of(&[("a/mod.rs", parent), ("a/child.rs", taking)], &[]).len(), 1);
-        assert_eq!(of(&[("a.rs", parent), ("a/child.rs", taking)], &[]).len(), 1);
+        assert_eq!(of(&[("a/mod.rs", parent), ("a/child.rs", taking)]).len(), 1);
+        assert_eq!(of(&[("a.rs", parent), ("a/child.rs", taking)]).len(), 1);
         for called in ["mod child;\npub fn f() { child::g() }", "mod child;\npub fn f() { self::child::g() }"]
         {
-            assert_eq!(of(&[("a/mod.rs", called), ("a/child.rs", taking)], &[]).len(), 1, "{called}");
+            assert_eq!(of(&[("a/mod.rs", called), ("a/child.rs", taking)]).len(), 1, "{called}");
         }
         // The parent may declare the child, and publish its items.
         for declared in ["mod child;\npub fn f() {}", "mod child;\npub use child::g;\npub fn f() {}"] {
-            assert_eq!(of(&[("a/mod.rs", declared), ("a/child.rs", taking)], &[]).len(), 0, "{declared}");
+            assert_eq!(of(&[("a/mod.rs", declared), ("a/child.rs", taking)]).len(), 0, "{declared}");
         }
         // But it may not use them at the same time.
         let used = "mod child;\npub use child::g;\npub fn f() { g() }";
-        assert_eq!(of(&[("a/mod.rs", used), ("a/child.rs", taking)], &[]).len(), 1);
-        assert_eq!(of(&[("a/mod.rs", parent), ("a/child.rs", "use super::*;\npub fn g() {}")], &[]).len(), 1);
+        assert_eq!(of(&[("a/mod.rs", used), ("a/child.rs", taking)]).len(), 1);
+        assert_eq!(of(&[("a/mod.rs", parent), ("a/child.rs", "use super::*;\npub fn g() {}")]).len(), 1);
     }
 
     #[test]
@@ -272,14 +231,14 @@ mod tests {
             ("a/b.rs", "use super::h;\npub fn f() {}"),
             ("a/c.rs", "use crate::a::f;\npub fn g() {}"),
         ];
-        let told = of(&through, &[]);
+        let told = of(&through);
         assert!(told.len() == 1 && told[0].contains("a/b.rs:1 -> cli/src/a/c.rs:1"), "{told:?}");
         let out = [
             parent,
             ("a/b.rs", "use super::swap;\npub fn f() {}"),
             ("a/c.rs", "use super::f;\npub fn g() {}"),
         ];
-        assert_eq!(of(&out, &[]), [""; 0]);
+        assert_eq!(of(&out), [""; 0]);
     }
 
     #[test]
@@ -291,19 +250,9 @@ mod tests {
             "//! [`crate::a::g`]\npub fn f() -> &'static str { \"crate::a::g\" }",
             "mod inner {\n    pub fn g() { super::f() }\n}\npub fn f() { inner::g() }",
         ] {
-            assert_eq!(of(&[a, ("b.rs", b)], &[]), [""; 0], "{b}");
+            assert_eq!(of(&[a, ("b.rs", b)]), [""; 0], "{b}");
         }
         let inner = "pub fn f() {}\nmod inner {\n    use super::super::a::g;\n}";
-        assert_eq!(of(&[a, ("b.rs", inner)], &[]).len(), 1);
-    }
-
-    #[test]
-    fn a_listed_circle_is_allowed_until_it_changes() {
-        let files =
-            [("a.rs", "use crate::b::f;\npub fn g() {}"), ("b.rs", "use crate::a::g;\npub fn f() {}")];
-        let listed: &[&str] = &["cli/src/b.rs", "cli/src/a.rs"];
-        assert_eq!(of(&files, &[listed]), [""; 0]);
-        assert_eq!(of(&[files[0], ("b.rs", "pub fn f() {}")], &[listed]).len(), 1);
-        assert_eq!(of(&files, &[&["cli/src/a.rs", "cli/src/b.rs", "cli/src/c.rs"]]).len(), 2);
+        assert_eq!(of(&[a, ("b.rs", inner)]).len(), 1);
     }
 }

@@ -18,11 +18,11 @@ use crate::cache::*;
 use crate::cast::{Plain, Versioned};
 use crate::config::*;
 use crate::device::*;
+use crate::error_text::fb_error_text;
 use crate::layer::*;
 use crate::sequence::*;
 use crate::share::*;
 use crate::status::FbStatus::{self, *};
-use crate::status::fb_error_text;
 use crate::step::*;
 use crate::ticket::*;
 

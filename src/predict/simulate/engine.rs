@@ -1,6 +1,6 @@
 //! The engine of the simulator: callbacks that enqueue works at a setup's costs.
 
-use super::world::Batch;
+use super::batch::Batch;
 use crate::device::clock::{ClockDevice, Demand, Label};
 use crate::device::{Device, Event, Stream};
 use crate::error::{Error, Kind, Result};

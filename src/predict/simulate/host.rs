@@ -6,7 +6,7 @@
 //! each micro-batch. Only forebay's calls are counted. An engine's own launches, dozens in an uncaptured layer, are
 //! additional.
 
-use super::world::{Batch, draft_passes};
+use super::batch::{Batch, draft_passes};
 use crate::device::rates::HostCosts;
 use crate::overlap::Overlap;
 use crate::predict::setup::Setup;

@@ -19,98 +19,31 @@
 //! some numbers of misses. [`Simulator::run`] then simulates the whole step. [`Simulator::estimate`] adds up
 //! those prices instead: it is faster, agrees to a percent, and has no spans.
 
+mod batch;
 mod engine;
 mod host;
+mod point;
 mod price;
 mod split;
 mod world;
 
 use std::collections::HashMap;
 
-use super::misses::{Misses, Place};
-use super::outside;
-use super::setup::Setup;
-use crate::device::clock::Span;
-use crate::error::{Error, Kind, Result};
-use crate::overlap::Overlap;
-
 pub use host::{Bound, HostTime};
+pub use point::{Options, Order, Point, Traffic};
 pub use split::Split;
 
 pub(super) use price::grid;
-use price::{Price, Priced};
-use world::{Batch, Times, World};
 
-/// An operating point.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Point {
-    /// Tokens of context of each request.
-    pub context: u32,
-    /// Requests of one GPU.
-    pub batch: u32,
-    /// Query rows of a step: 1 is no drafts.
-    pub mtp: u32,
-    /// Tokens that a step yields for each request, 1 to `mtp`.
-    pub accept: f64,
-    /// Slots over context, above 0; at 1 nothing is missed.
-    pub ratio: f64,
-}
-
-/// The choice of each layer's order.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub enum Order {
-    /// For each layer the order of least time.
-    #[default]
-    ByLayer,
-    /// The same order for all layers.
-    All(Overlap),
-    /// A given order for each layer, draft layers last.
-    Table(Vec<Overlap>),
-}
-
-/// Other traffic on the link during the step: warm-up, transfer.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Traffic {
-    /// Host to device, bytes a second.
-    pub to_device: f64,
-    /// Device to host, bytes a second.
-    pub to_host: f64,
-}
-
-impl Traffic {
-    fn check(&self, setup: &Setup) -> Result<()> {
-        let rates = setup.rates();
-        for (name, rate, most) in
-            [("to_device", self.to_device, rates.copy_up), ("to_host", self.to_host, rates.copy_down)]
-        {
-            if !(0.0..=most).contains(&rate) {
-                return Err(bad(format!(
-                    "traffic.{name}: {rate} bytes a second, but the link copies {most}"
-                )));
-            }
-        }
-        Ok(())
-    }
-}
-
-/// The options of a simulated step.
-#[derive(Clone, Debug, Default)]
-pub struct Options {
-    /// The choice of each layer's order.
-    pub order: Order,
-    /// Two micro-batches; none for the setup's rule.
-    pub two_batch: Option<bool>,
-    /// Gives each micro-batch a compute stream of its own.
-    pub fill: bool,
-    /// Other traffic on the link.
-    pub traffic: Traffic,
-    /// Misses that replace the setup's.
-    pub misses: Option<Misses>,
-    /// The step of a replay's misses.
-    pub step: u32,
-    /// Keeps the spans.
-    pub spans: bool,
-}
+use super::misses::{Misses, Place};
+use super::setup::Setup;
+use crate::device::clock::Span;
+use crate::error::Result;
+use crate::overlap::Overlap;
+use batch::{Batch, draft_passes};
+use point::bad;
+use price::Prices;
+use world::{Times, World};
 
 /// The result of a simulated step.
 #[derive(Clone, Debug, PartialEq)]
@@ -149,58 +82,19 @@ pub struct Outcome {
 /// `deployment.node_gpus` is for the exchange.
 pub const NODE_GPUS: f64 = 8.0;
 
-/// The most requests and query rows of a simulated step.
-const BATCH_MAX: u32 = 1 << 14;
-const MTP_MAX: u32 = 64;
-
-fn bad(place: impl Into<String>) -> Error {
-    Error::new(Kind::InvalidConfig, "simulate").at(place.into())
-}
-
-impl Point {
-    /// Checks that the point can be simulated on `setup`.
-    ///
-    /// # Errors
-    /// [`Kind::InvalidConfig`] names the field; [`Kind::OutOfRange`] for a larger batch than the simulator supports.
-    pub fn check(&self, setup: &Setup) -> Result<()> {
-        let most = setup.dims().context_max;
-        if self.context == 0 || self.context > most {
-            let hint = "the context may be at most the model's longest";
-            return Err(bad("context").with("tokens", self.context).with("most", most).hint(hint));
-        }
-        if self.batch == 0 {
-            return Err(bad("batch").with("requests", 0_u32).with("most", BATCH_MAX));
-        }
-        if self.batch > BATCH_MAX {
-            let hint = "use a smaller batch";
-            return Err(outside("batch").with("requests", self.batch).with("most", BATCH_MAX).hint(hint));
-        }
-        if self.mtp == 0 || self.mtp > MTP_MAX {
-            return Err(bad("mtp").with("query_rows", self.mtp).with("most", MTP_MAX));
-        }
-        if !(1.0..=f64::from(self.mtp)).contains(&self.accept) {
-            return Err(bad(format!("accept: {} is not from 1 to mtp", self.accept)));
-        }
-        if !(self.ratio.is_finite() && self.ratio > 0.0) {
-            return Err(bad(format!("ratio: {} is not above 0", self.ratio)));
-        }
-        Ok(())
-    }
-}
-
 /// Simulates steps of one setup, and caches the costs of layers.
 #[derive(Debug)]
 pub struct Simulator {
     setup: Setup,
     /// Layers without misses in the order none, by the kind of batch.
     baselines: HashMap<Batch, Times>,
-    prices: HashMap<Priced, Price>,
+    prices: Prices,
 }
 
 impl Simulator {
     /// For a setup.
     pub fn new(setup: Setup) -> Simulator {
-        Simulator { setup, baselines: HashMap::new(), prices: HashMap::new() }
+        Simulator { setup, baselines: HashMap::new(), prices: Prices::default() }
     }
 
     /// The setup.
@@ -211,8 +105,8 @@ impl Simulator {
     /// Simulates one whole step.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] names the field of the point or of the setup; [`Kind::OutOfRange`] names what the setup
-    /// does not reach: the costs or misses there are unknown.
+    /// [`crate::Kind::InvalidConfig`] names the field of the point or of the setup; [`crate::Kind::OutOfRange`] names
+    /// what the setup does not reach: the costs or misses there are unknown.
     pub fn run(&mut self, point: &Point, options: &Options) -> Result<Outcome> {
         let (batch, misses) = self.prepare(point, options)?;
         let overlap = self.orders(&batch, &misses, options)?;
@@ -244,8 +138,8 @@ impl Simulator {
     /// Estimates one step from the prices of its layers.
     ///
     /// # Errors
-    /// Errors of [`Simulator::run`]; [`Kind::InvalidConfig`] for traffic and for micro-batches that fill each other's
-    /// waits, which only a whole step models.
+    /// Errors of [`Simulator::run`]; [`crate::Kind::InvalidConfig`] for traffic and for micro-batches that fill each
+    /// other's waits, which only a whole step models.
     pub fn estimate(&mut self, point: &Point, options: &Options) -> Result<Outcome> {
         if options.traffic != Traffic::default() || options.spans || options.fill {
             return Err(bad("options: traffic, spans and fill need a whole step; an estimate has none"));
@@ -257,8 +151,8 @@ impl Simulator {
         let mut more_ns = 0.0;
         for (layer, (rows, order)) in misses.rows.iter().zip(&overlap).enumerate() {
             let (batch, share, passes) = self.layer_batch(&batch, misses.share, layer);
-            let nothing = self.price(&batch, share, 0.0, Overlap::None)?;
-            let price = self.price(&batch, share, *rows, *order)?;
+            let nothing = self.prices.price(&self.setup, &batch, share, 0.0, Overlap::None)?;
+            let price = self.prices.price(&self.setup, &batch, share, *rows, *order)?;
             exposed_us.push(passes * (price.ns - nothing.ns) / 1e3);
             more_ns += passes * (price.busy_ns - nothing.busy_ns);
         }
@@ -340,7 +234,7 @@ impl Simulator {
     /// Layers that run: draft layers only if there are drafts.
     fn layers(&self, batch: &Batch) -> usize {
         let shape = self.setup.shape();
-        (shape.layers + if world::draft_passes(batch) > 0 { shape.draft_layers } else { 0 }) as usize
+        (shape.layers + if draft_passes(batch) > 0 { shape.draft_layers } else { 0 }) as usize
     }
 
     fn baseline(&mut self, batch: &Batch) -> Result<Times> {
@@ -369,7 +263,7 @@ impl Simulator {
                 let layers = misses.rows.iter().enumerate();
                 let best = layers.map(|(layer, rows)| {
                     let (batch, share, _) = self.layer_batch(batch, misses.share, layer);
-                    self.best(&batch, share, *rows).map(|best| best.0)
+                    self.prices.best(&self.setup, &batch, share, *rows).map(|best| best.0)
                 });
                 best.collect()
             }
@@ -381,7 +275,7 @@ impl Simulator {
     fn layer_batch(&self, batch: &Batch, share: f64, layer: usize) -> (Batch, f64, f64) {
         match layer < self.setup.shape().layers as usize {
             true => (*batch, share, 1.0),
-            false => (Batch { query_rows: 1, ..*batch }, 1.0, f64::from(world::draft_passes(batch))),
+            false => (Batch { query_rows: 1, ..*batch }, 1.0, f64::from(draft_passes(batch))),
         }
     }
 }

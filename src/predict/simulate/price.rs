@@ -1,7 +1,9 @@
 //! The prices of one layer in each order, by its misses: run on the clock, cached, interpolated.
 
-use super::Simulator;
-use super::world::{Batch, World};
+use std::collections::HashMap;
+
+use super::batch::Batch;
+use super::world::World;
 use crate::error::Result;
 use crate::overlap::Overlap;
 use crate::predict::setup::Setup;
@@ -24,7 +26,7 @@ const FILL_LAYERS: u32 = 8;
 
 /// The key of a price.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Priced {
+struct Priced {
     batch: Batch,
     /// The bits of the share of a request's misses that a query row reads.
     share: u64,
@@ -59,37 +61,57 @@ pub fn layer(setup: &Setup, batch: &Batch, share: f64, misses: f64, order: Overl
     Ok(Price { ns: times.layers_ns.iter().sum::<f64>() / layers, busy_ns: times.busy_ns / layers })
 }
 
-impl Simulator {
-    /// The price of one layer with `rows` misses a request.
-    pub(super) fn price(&mut self, batch: &Batch, share: f64, rows: f64, order: Overlap) -> Result<Price> {
-        let most = f64::from(self.setup.shape().top_k) * f64::from(batch.query_rows);
+/// The prices of one setup's layers so far.
+#[derive(Debug, Default)]
+pub struct Prices {
+    known: HashMap<Priced, Price>,
+}
+
+impl Prices {
+    /// The price of one layer with `rows` misses a request. `setup` is the same in every call.
+    pub fn price(
+        &mut self,
+        setup: &Setup,
+        batch: &Batch,
+        share: f64,
+        rows: f64,
+        order: Overlap,
+    ) -> Result<Price> {
+        let most = f64::from(setup.shape().top_k) * f64::from(batch.query_rows);
         let grid = grid(most);
         let low = grid.clone().take_while(|point| *point <= rows).last().unwrap_or(0.0);
         let above = grid.clone().find(|point| *point > rows).unwrap_or(most);
         let part = if above > low { (rows - low) / (above - low) } else { 0.0 };
-        let a = self.priced(batch, share, low, order)?;
+        let a = self.priced(setup, batch, share, low, order)?;
         if part == 0.0 {
             return Ok(a);
         }
-        let b = self.priced(batch, share, above, order)?;
+        let b = self.priced(setup, batch, share, above, order)?;
         Ok(Price::between(a, b, part))
     }
 
-    fn priced(&mut self, batch: &Batch, share: f64, rows: f64, order: Overlap) -> Result<Price> {
+    fn priced(
+        &mut self,
+        setup: &Setup,
+        batch: &Batch,
+        share: f64,
+        rows: f64,
+        order: Overlap,
+    ) -> Result<Price> {
         let key = Priced { batch: *batch, share: share.to_bits(), order, rows: rows.to_bits() };
-        if let Some(known) = self.prices.get(&key) {
+        if let Some(known) = self.known.get(&key) {
             return Ok(*known);
         }
-        let price = layer(&self.setup, batch, share, rows, order)?;
-        self.prices.insert(key, price);
+        let price = layer(setup, batch, share, rows, order)?;
+        self.known.insert(key, price);
         Ok(price)
     }
 
     /// The order of least time and its price; among equals the simpler one.
-    pub(super) fn best(&mut self, batch: &Batch, share: f64, rows: f64) -> Result<(Overlap, Price)> {
-        let mut best = (Overlap::None, self.price(batch, share, rows, Overlap::None)?);
+    pub fn best(&mut self, setup: &Setup, batch: &Batch, share: f64, rows: f64) -> Result<(Overlap, Price)> {
+        let mut best = (Overlap::None, self.price(setup, batch, share, rows, Overlap::None)?);
         for order in [Overlap::Da, Overlap::Dba] {
-            let price = self.price(batch, share, rows, order)?;
+            let price = self.price(setup, batch, share, rows, order)?;
             if price.ns < best.1.ns {
                 best = (order, price);
             }

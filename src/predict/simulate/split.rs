@@ -7,7 +7,8 @@
 //! plateaus, where an order hides all misses at its fixed cost; so the search for a gain extends to the whole context,
 //! along the lower convex hull. If a uniform division is better, it is the result.
 
-use super::{Options, Point, Simulator, bad};
+use super::Simulator;
+use super::point::{Options, Point, bad};
 use crate::error::Result;
 use crate::predict::misses::{Misses, Place, Table};
 
@@ -120,7 +121,7 @@ impl Simulator {
         for piece in 0..=((1.0 - first) / PIECE).ceil() as usize {
             let rows = self.layer_misses(&misses, point, ratio_of(first, piece))?;
             for (times, rows) in times.iter_mut().zip(rows) {
-                times.push(self.best(&batch, share, rows)?.1.ns);
+                times.push(self.prices.best(&self.setup, &batch, share, rows)?.1.ns);
             }
         }
         Ok(times)

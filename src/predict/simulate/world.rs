@@ -1,7 +1,8 @@
 //! One step on the clock: streams, buffers that are only addresses, the schedule, and the end of each layer.
 
+use super::batch::{Batch, draft_passes};
 use super::engine::{Costed, layer_us};
-use super::{Traffic, bad};
+use super::point::{Traffic, bad};
 use crate::device::clock::{
     ClockDevice, ClockOptions, Costs, Demand, Direction, Kernel, Label, Link, Mover, Span,
 };
@@ -13,31 +14,6 @@ use crate::overlap::{Overlap, OverlapStreams, Run, Schedule, enqueue_step};
 use crate::predict::cost::Load;
 use crate::predict::setup::{Setup, Term};
 use crate::sync::Arc;
-
-/// The content of a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Batch {
-    /// Batch rows of the micro-batches; the second may have none.
-    pub rows: [u32; 2],
-    /// Query rows of each.
-    pub query_rows: u32,
-    /// Tokens of context.
-    pub context: u32,
-    /// Each micro-batch has a compute stream of its own.
-    pub fill: bool,
-}
-
-impl Batch {
-    /// Micro-batches that have rows.
-    pub fn micro_batches(&self) -> usize {
-        if self.rows[1] > 0 { 2 } else { 1 }
-    }
-
-    /// Whether the exchange of experts' tokens is charged, because no other micro-batch hides it.
-    pub fn exchanges(&self) -> bool {
-        self.micro_batches() == 1
-    }
-}
 
 /// The pacing of background traffic, which is not a work and not in a timeline.
 const PACE: &str = "pace";
@@ -243,11 +219,6 @@ impl World {
         let spans = self.device.spans().into_iter().filter(|span| span.name != PACE).collect();
         Times { total_ns: reached(self.done), busy_ns, layers_ns, spans }
     }
-}
-
-/// Draft passes: one for each draft.
-pub fn draft_passes(batch: &Batch) -> u32 {
-    batch.query_rows.saturating_sub(1)
 }
 
 fn run_of(

@@ -2,9 +2,11 @@
 
 use std::io::{BufRead, Read};
 
+use super::super::body::Body;
 use super::super::header::CONTEXT_MAX;
-use super::super::selection::{Ask, Body, Promise, SelectionTrace, WINDOW_LOG_MAX, before};
-use super::super::source::{Source, malformed, unreadable};
+use super::super::magic::WINDOW_LOG_MAX;
+use super::super::selection::{Ask, Promise, SelectionTrace};
+use super::super::source::{Source, before, malformed, unreadable};
 use super::{Frames, MARK, MARK_BYTES, Recording, mark};
 use crate::error::{Error, Kind, Result};
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use zstd::zstd_safe::{CParameter, compress_bound};
 
-use super::super::header::{CONTEXT_MAX, Header, MEMBERS_MAX};
+use super::super::header::{CONTEXT_MAX, HEADER_MAX, Header, MEMBERS_MAX};
 use super::super::writer::gaps;
 use super::bits::{Bits, no_memory, room};
 use super::{Frames, RECORDING, Recording, mark};
@@ -291,7 +291,7 @@ impl TraceWriter {
     fn begin(&mut self) -> Result<()> {
         let json = serde_json::to_vec(&self.recording)
             .map_err(|e| Error::new(Kind::Internal, "record").at(e.to_string()))?;
-        if json.len() as u64 > u64::from(super::super::selection::HEADER_MAX) {
+        if json.len() as u64 > u64::from(HEADER_MAX) {
             return Err(invalid("the header's texts are too long").with("bytes", json.len() as u64));
         }
         let start = [RECORDING.as_bytes(), &(json.len() as u32).to_le_bytes(), &json].concat();

@@ -1,11 +1,7 @@
 //! Parses one line of the Azure CSV: `TIMESTAMP,ContextTokens,GeneratedTokens`.
 
-use super::input::Line;
-use super::parse::whole;
+use super::input::{Line, digits};
 use crate::error::Result;
-
-/// The beginning of the first line.
-pub(in crate::trace) const HEADER: &[u8] = b"TIMESTAMP,";
 
 /// The whole first line, without its line end.
 const COLUMNS: &[u8] = b"TIMESTAMP,ContextTokens,GeneratedTokens";
@@ -37,7 +33,7 @@ pub(super) fn row(line: Line<'_>) -> Result<(f64, u32, u32)> {
         _ => return Err(line.cut(text.len() + 1)),
     };
     let tokens = |field: &str| {
-        let number = whole(field.as_bytes()).and_then(|number| u32::try_from(number).ok());
+        let number = digits(field.as_bytes()).and_then(|number| u32::try_from(number).ok());
         number.ok_or_else(|| match field.is_empty() && !line.whole {
             true => line.cut(line.column(field)),
             false => line.wrong("a length is not a whole number below 2^32", line.column(field)),

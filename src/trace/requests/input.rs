@@ -9,10 +9,10 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
-use super::super::selection::{WINDOW_LOG_MAX, ZSTD_MAGIC};
+use super::super::magic::{BYTE_ORDER_MARK, GZIP_MAGIC, WINDOW_LOG_MAX, ZSTD_MAGIC};
 use super::super::source::unreadable;
 use super::super::stamp::{Stamp, unreadable_file};
-use super::super::unknown::{GZIP_MAGIC, unknown};
+use super::super::unknown::unknown;
 use crate::error::{Error, Kind, Result};
 
 /// The longest line in bytes: 64 MiB. Sessions of coding agents have lines of some 4 MB.
@@ -31,9 +31,6 @@ const SHORT: usize = 1 << 16;
 /// it with them, each in a buffer that has doubled.
 const PARSED: usize = 16;
 
-/// The byte order mark that some programs write before UTF-8; it is skipped.
-pub(in crate::trace) const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
-
 /// Bytes read at a time.
 const BUFFER: usize = 1 << 16;
 
@@ -42,7 +39,7 @@ pub(super) fn malformed(what: impl Into<std::borrow::Cow<'static, str>>) -> Erro
 }
 
 /// Opens a file. Returns the uncompressed content.
-pub(in crate::trace) fn open(path: &Path) -> Result<Box<dyn BufRead>> {
+pub(super) fn open(path: &Path) -> Result<Box<dyn BufRead>> {
     let file = File::open(path).map_err(|e| unreadable_file(&e))?;
     Stamp::of(&file)?;
     unpacked(BufReader::with_capacity(BUFFER, file))
@@ -171,6 +168,17 @@ impl Line<'_> {
         let more = if cut.len() < words.len() { "..." } else { "" };
         self.wrong(format!("{cut}{more}"), column)
     }
+}
+
+/// Parses decimal digits.
+pub(super) fn digits(text: &[u8]) -> Option<u64> {
+    if text.is_empty() {
+        return None;
+    }
+    text.iter().try_fold(0_u64, |value, byte| {
+        let digit = byte.checked_sub(b'0').filter(|d| *d < 10)?;
+        value.checked_mul(10)?.checked_add(u64::from(digit))
+    })
 }
 
 /// The lines of a content, without blank ones.

@@ -8,8 +8,8 @@
 //! each distinct block, and a copy of the references, in addition to the trace. The memory is requested before any is
 //! taken.
 
-use super::ledger::{Ledger, Part};
-use super::{Record, no_room};
+use super::ledger::{Ledger, Part, no_room};
+use super::request::Record;
 use crate::error::Result;
 
 /// A block that has not appeared yet.

@@ -5,8 +5,7 @@
 
 use std::collections::HashMap;
 
-use super::ledger::{Ledger, Part, doubled};
-use super::no_room;
+use super::ledger::{Ledger, Part, doubled, no_room};
 use crate::error::Result;
 
 /// Ids below this use the table: 12 bytes each, up to the largest id.

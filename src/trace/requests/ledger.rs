@@ -5,7 +5,7 @@
 
 use std::cell::Cell;
 
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 
 /// Bytes that reading a request trace holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,4 +67,9 @@ impl<'a> Ledger<'a> {
 pub(super) fn doubled(capacity: usize, size: usize) -> u64 {
     let places = (capacity + 1).max(4).saturating_mul(8).div_ceil(7).next_power_of_two();
     (places + places / 2) as u64 * (size + 1) as u64
+}
+
+/// The error for missing memory for `what`.
+pub(super) fn no_room(what: &'static str) -> Error {
+    Error::new(Kind::OutOfMemory, "read trace").at(what).hint("free memory")
 }

@@ -34,6 +34,7 @@ mod interleave;
 mod intern;
 mod ledger;
 mod parse;
+mod request;
 mod session;
 mod writer;
 
@@ -41,103 +42,25 @@ use std::collections::HashMap;
 use std::io::{BufRead, Read};
 use std::path::{Path, PathBuf};
 
-pub(super) use azure::HEADER as AZURE;
-pub(super) use input::{BYTE_ORDER_MARK, open};
-
 pub use input::{BLANK_MAX, CONTENT_MAX, LINE_MAX};
 pub use ledger::Taken;
+pub use request::{Format, Notes, Options, REFERENCES_MAX, REQUESTS_MAX, Request};
 pub use writer::{Arrival, RequestWriter};
 
 use crate::error::{Error, Kind, Result};
 use crate::text::echo;
-use crate::trace::requests::input::{Lines, unpacked};
-use crate::trace::requests::ledger::{Ledger, Part, doubled};
+use crate::trace::magic::{AZURE, BYTE_ORDER_MARK};
+use crate::trace::requests::input::{Line, Lines, open, unpacked};
+use crate::trace::requests::ledger::{Ledger, Part, doubled, no_room};
 use crate::trace::requests::parse::{Parser, Sink};
-
-/// The most block references of a trace: 2^28, 1 GiB in memory.
-pub const REFERENCES_MAX: u64 = 1 << 28;
-
-/// The most requests of a trace: 2^25, some tens of seconds of reading where they name no blocks.
-pub const REQUESTS_MAX: u64 = 1 << 25;
+use crate::trace::requests::request::Record;
+use crate::trace::source::unreadable;
 
 /// The most pieces in side files: 2^24.
 const PIECES_MAX: u64 = 1 << 24;
 
 /// Bytes after white space by which a file is recognised.
 const START: usize = 64;
-
-/// The formats of request traces.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Format {
-    /// Mooncake JSONL, and other files in that format.
-    Mooncake,
-    /// Session lines of kv-cache-tester.
-    Sessions,
-    /// RAGPulse JSONL.
-    RagPulse,
-    /// The CSV of Azure's LLM inference traces.
-    Azure,
-}
-
-impl Format {
-    /// The format's name.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Format::Mooncake => "mooncake",
-            Format::Sessions => "kv-cache-tester",
-            Format::RagPulse => "ragpulse",
-            Format::Azure => "azure",
-        }
-    }
-}
-
-/// How a trace is read.
-#[derive(Clone, Debug, Default)]
-pub struct Options {
-    /// Tokens of a block of a Mooncake trace; 512 if nothing is said. The other formats state it themselves.
-    pub block_tokens: Option<u32>,
-    /// Whether the requests of sub-agents are included, at the place of their element.
-    pub subagents: bool,
-    /// RAGPulse's side files, with the pieces' lengths in tokens.
-    pub piece_lengths: Vec<PathBuf>,
-    /// Whether a [`RequestTrace`] keeps sessions one after another, as in the file, instead of interleaving them by
-    /// time. [`each_request`] always keeps the file's order.
-    pub one_after_another: bool,
-}
-
-/// Counts of a reader other than requests.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Notes {
-    /// Session lines.
-    pub sessions: u64,
-    /// Elements that are sub-agents.
-    pub subagents: u64,
-    /// The requests inside them, included or not.
-    pub subagent_requests: u64,
-    /// References to a piece that the same request referred to before (RAGPulse).
-    pub repeats: u64,
-    /// Requests with such references.
-    pub repeating_requests: u64,
-    /// Requests with a timestamp before the previous one's (RAGPulse).
-    pub late: u64,
-}
-
-/// One request.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Request<'a> {
-    /// Arrival: seconds since the trace's or the session's start; for Azure since the year 0.
-    pub seconds: f64,
-    /// Tokens of the prompt.
-    pub input_tokens: u32,
-    /// Tokens generated.
-    pub output_tokens: u32,
-    /// The prompt's blocks from its beginning, as dense numbers: 0, 1, 2... in order of first appearance.
-    pub blocks: &'a [u32],
-    /// The session that it belongs to, from 1; 0 in formats without sessions.
-    pub session: u32,
-}
 
 /// The properties of a whole trace, after it was read.
 struct Whole {
@@ -158,7 +81,7 @@ pub fn is_request_trace(path: &Path) -> Result<Option<bool>> {
         let mut input = open(path)?;
         let mut start = Vec::new();
         let mark = BYTE_ORDER_MARK.len() as u64;
-        input.by_ref().take(mark).read_to_end(&mut start).map_err(|e| super::source::unreadable(&e, 0))?;
+        input.by_ref().take(mark).read_to_end(&mut start).map_err(|e| unreadable(&e, 0))?;
         if start == BYTE_ORDER_MARK {
             start.clear();
         }
@@ -168,11 +91,11 @@ pub fn is_request_trace(path: &Path) -> Result<Option<bool>> {
             input::pass_blanks(&mut input)?;
         }
         let most = START.saturating_sub(start.len()) as u64;
-        input.take(most).read_to_end(&mut start).map_err(|e| super::source::unreadable(&e, 0))?;
+        input.take(most).read_to_end(&mut start).map_err(|e| unreadable(&e, 0))?;
         let text = start.as_slice();
         Ok(match text.first() {
             Some(b'{') => Some(true),
-            _ if text.starts_with(azure::HEADER) => Some(true),
+            _ if text.starts_with(AZURE) => Some(true),
             _ if text.starts_with(b"TOPKTRC") => Some(false),
             _ => None,
         })
@@ -234,11 +157,6 @@ fn pieces(input: Box<dyn BufRead>, lengths: &mut HashMap<u64, u32>, ledger: &Led
     }
 }
 
-/// The error for missing memory for `what`.
-fn no_room(what: &'static str) -> Error {
-    Error::new(Kind::OutOfMemory, "read trace").at(what).hint("free memory")
-}
-
 /// Reads an uncompressed content to its end.
 fn stream(
     input: Box<dyn BufRead + '_>,
@@ -250,17 +168,23 @@ fn stream(
     let mut parser = Parser::new(options, lengths, ledger);
     let mut lines = Lines::new(input);
     let mut format = None;
+    let mut requests = |parser: &mut Parser<'_>, format, line: Line<'_>| match format {
+        Format::Mooncake => parser.mooncake(line, sink),
+        Format::Sessions => parser.session(line, sink),
+        Format::RagPulse => parser.ragpulse(line, sink),
+        Format::Azure => parser.azure(line, sink),
+    };
     while let Some(line) = lines.next()? {
         match format {
-            Some(format) => parser.line(format, line, sink)?,
-            None if line.bytes.starts_with(azure::HEADER) => {
+            Some(format) => requests(&mut parser, format, line)?,
+            None if line.bytes.starts_with(AZURE) => {
                 azure::header(line)?;
                 format = Some(Format::Azure);
             }
             None => {
                 let json = parse::recognise(line)?;
                 check(options, json)?;
-                parser.line(*format.insert(json), line, sink)?;
+                requests(&mut parser, *format.insert(json), line)?;
             }
         }
     }
@@ -298,14 +222,6 @@ fn check(options: &Options, format: Format) -> Result<()> {
         return wrong("--block-lengths is for RAGPulse traces");
     }
     Ok(())
-}
-
-/// A stored request: the end of its blocks, and its lengths.
-#[derive(Clone, Copy, Debug)]
-struct Record {
-    end: u32,
-    input_tokens: u32,
-    output_tokens: u32,
 }
 
 /// A request trace in memory, with dense ids.

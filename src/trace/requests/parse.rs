@@ -1,4 +1,4 @@
-//! Parses one line of each JSON format into requests.
+//! Parses one line of a format into requests; lines of sessions are parsed in `session`, with the same checks.
 //!
 //! Values that are checked are first taken as raw pieces of the line, so that an error names the column
 //! of the wrong value.
@@ -8,10 +8,11 @@ use std::collections::HashMap;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::input::Line;
+use super::azure;
+use super::input::{Line, digits};
 use super::intern::Interner;
-use super::ledger::{Ledger, Part};
-use super::{Format, Notes, Options, REFERENCES_MAX, REQUESTS_MAX, Request, no_room};
+use super::ledger::{Ledger, Part, no_room};
+use super::request::{Format, Notes, Options, REFERENCES_MAX, REQUESTS_MAX, Request};
 use crate::error::{Error, Kind, Result};
 
 /// Tokens of a Mooncake block if neither its lines nor the caller set it.
@@ -137,17 +138,8 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// All requests of a line, in order.
-    pub fn line(&mut self, format: Format, line: Line<'_>, sink: &mut Sink<'_>) -> Result<()> {
-        match format {
-            Format::Mooncake => self.mooncake(line, sink),
-            Format::Sessions => self.session(line, sink),
-            Format::RagPulse => self.ragpulse(line, sink),
-            Format::Azure => self.azure(line, sink),
-        }
-    }
-
-    fn mooncake(&mut self, line: Line<'_>, sink: &mut Sink<'_>) -> Result<()> {
+    /// The request of a line of Mooncake.
+    pub fn mooncake(&mut self, line: Line<'_>, sink: &mut Sink<'_>) -> Result<()> {
         let read: Mooncake<'_> = serde_json::from_slice(line.bytes).map_err(|e| line.json(&e))?;
         let tokens = self.mooncake_block(line, read.block_size)?;
         let time = seconds(line, read.timestamp)? / 1e3;
@@ -176,8 +168,8 @@ impl<'a> Parser<'a> {
         Ok(*self.block_tokens.insert(known))
     }
 
-    /// RAGPulse names pieces by content, not by their prefix, so a piece may appear twice.
-    fn ragpulse(&mut self, line: Line<'_>, sink: &mut Sink<'_>) -> Result<()> {
+    /// The request of a line of RAGPulse, which names pieces by content, not by their prefix: a piece may appear twice.
+    pub fn ragpulse(&mut self, line: Line<'_>, sink: &mut Sink<'_>) -> Result<()> {
         let read: RagPulse<'_> = serde_json::from_slice(line.bytes).map_err(|e| line.json(&e))?;
         let time = seconds(line, read.timestamp)?;
         self.notes.late += u64::from(time < self.last);
@@ -204,8 +196,9 @@ impl<'a> Parser<'a> {
         self.end(time, read.input_length, read.output_length, sink)
     }
 
-    fn azure(&mut self, line: Line<'_>, sink: &mut Sink<'_>) -> Result<()> {
-        let (time, input, output) = super::azure::row(line)?;
+    /// The request of a line of Azure.
+    pub fn azure(&mut self, line: Line<'_>, sink: &mut Sink<'_>) -> Result<()> {
+        let (time, input, output) = azure::row(line)?;
         self.in_order(line, time, 1)?;
         self.begin(line)?;
         self.end(time, input, output, sink)
@@ -257,7 +250,7 @@ impl<'a> Parser<'a> {
         for item in inner.split(|byte| *byte == b',') {
             let column = start + at + (item.len() - item.trim_ascii_start().len());
             at += item.len() + 1;
-            let id = whole(item.trim_ascii())
+            let id = digits(item.trim_ascii())
                 .ok_or_else(|| line.wrong("a block id is not a whole number from 0 to 2^64 - 1", column))?;
             if self.blocks.len() as u64 >= most {
                 return Err(line
@@ -307,17 +300,6 @@ pub(super) fn too_much(what: &'static str, line: Line<'_>, most: u64) -> Error {
         .with("line", line.number)
         .with("most", most)
         .hint("cut the trace into parts")
-}
-
-/// Parses decimal digits.
-pub(super) fn whole(digits: &[u8]) -> Option<u64> {
-    if digits.is_empty() {
-        return None;
-    }
-    digits.iter().try_fold(0_u64, |value, byte| {
-        let digit = byte.checked_sub(b'0').filter(|d| *d < 10)?;
-        value.checked_mul(10)?.checked_add(u64::from(digit))
-    })
 }
 
 /// A time, written as a number or as a string with one.

@@ -10,9 +10,9 @@ use serde::Deserialize;
 use serde::de::{self, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::REQUESTS_MAX;
 use super::input::Line;
 use super::parse::{Parser, Sink, seconds, too_much};
+use super::request::{REQUESTS_MAX, Request};
 use crate::error::{Error, Result};
 
 /// A request, or a sub-agent with requests of its own.
@@ -151,7 +151,7 @@ impl Parser<'_> {
     pub(super) fn session<'l>(&mut self, line: Line<'l>, sink: &mut Sink<'_>) -> Result<()> {
         let mut failed = None;
         let mut json = serde_json::Deserializer::from_slice(line.bytes);
-        let mut pass = |request: super::Request<'_>| sink(request);
+        let mut pass = |request: Request<'_>| sink(request);
         let session = Session { parser: self, line, sink: &mut pass, failed: &mut failed };
         let read = (&mut json).deserialize_map(session).and_then(|()| json.end());
         failed.map_or(Ok(()), Err)?;

@@ -4,12 +4,17 @@
 //! checked file with derived values. The version is a separate integer. A field that this build does
 //! not support is refused, so that a misspelt field never silently becomes a default.
 
-use serde::{Deserialize, Serialize};
+pub(super) mod file;
+mod term;
 
-use super::cost::{Cost, Load};
+pub use file::{Captured, Costs, File, Link, OLDEST, Operations, Resident, TwoBatch, VERSION, WIDTH};
+pub use term::Term;
+
+use file::Part;
+
+use super::cost::Load;
 use super::misses::Misses;
-use super::model::{Deployment, Dims, Gpu, Model};
-use super::provenance::{self, Part, Served};
+use super::model::{Deployment, Dims, Model, Served};
 use super::roofline::Roofline;
 use super::{finite, parse, wrong};
 use crate::device::rates::{HostCosts, Rates, RowRates};
@@ -17,276 +22,8 @@ use crate::error::{Error, Kind, Result};
 use crate::geometry::Shape;
 use crate::text::echo;
 
-/// The version that is written; versions from [`OLDEST`] on are read.
-pub const VERSION: u64 = 2;
-
-/// The oldest version that is read. It has no origin, measured parts, assumptions and GPUs of the costs.
-pub const OLDEST: u64 = 1;
-
 /// The built-in setups, by name.
-const EMBEDDED: [(&str, &str); 1] = [("ess", include_str!("../../data/setups/ess.json"))];
-
-/// A work that has a cost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Term {
-    /// I0: the projections before the indexer.
-    Project,
-    /// I: the indexer's logits and top-k.
-    Index,
-    /// P: the preparation of attention.
-    Prepare,
-    /// A: attention, by its width.
-    Attend,
-    /// M: the merge of split attention.
-    Merge,
-    /// The rest of a layer after attention, without the exchange of the experts' tokens.
-    Rest,
-    /// That exchange, if no other micro-batch hides it.
-    Exchange,
-    /// Once a step: embedding, output, sampling, drafting.
-    Step,
-}
-
-impl Term {
-    /// All terms.
-    pub const ALL: [Term; 8] = [
-        Term::Project,
-        Term::Index,
-        Term::Prepare,
-        Term::Attend,
-        Term::Merge,
-        Term::Rest,
-        Term::Exchange,
-        Term::Step,
-    ];
-
-    /// The field of `costs`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Term::Project => "project",
-            Term::Index => "index",
-            Term::Prepare => "prepare",
-            Term::Attend => "attend",
-            Term::Merge => "merge",
-            Term::Rest => "rest",
-            Term::Exchange => "exchange",
-            Term::Step => "step",
-        }
-    }
-}
-
-/// The measured costs; the roofline replaces absent ones.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Costs {
-    /// See [`Term::Project`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub project: Option<Cost>,
-    /// See [`Term::Index`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub index: Option<Cost>,
-    /// See [`Term::Prepare`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub prepare: Option<Cost>,
-    /// See [`Term::Attend`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub attend: Option<Cost>,
-    /// See [`Term::Merge`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub merge: Option<Cost>,
-    /// See [`Term::Rest`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rest: Option<Cost>,
-    /// See [`Term::Exchange`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub exchange: Option<Cost>,
-    /// See [`Term::Step`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub step: Option<Cost>,
-}
-
-impl Costs {
-    /// The measured cost of a term.
-    pub fn get(&self, term: Term) -> Option<&Cost> {
-        match term {
-            Term::Project => self.project.as_ref(),
-            Term::Index => self.index.as_ref(),
-            Term::Prepare => self.prepare.as_ref(),
-            Term::Attend => self.attend.as_ref(),
-            Term::Merge => self.merge.as_ref(),
-            Term::Rest => self.rest.as_ref(),
-            Term::Exchange => self.exchange.as_ref(),
-            Term::Step => self.step.as_ref(),
-        }
-    }
-}
-
-/// The conditions under which a batch runs as two micro-batches, each of which hides the other's exchange.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct TwoBatch {
-    /// The least batch.
-    pub batch_from: u32,
-    /// The longest context, in tokens.
-    pub context_to: u32,
-}
-
-/// The widths, in keys, for which the calls of split attention are captured.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Captured {
-    /// The width of the call over resident rows: all k, or k less the expected misses.
-    pub resident: Resident,
-    /// The width of the call over fetched rows, as a factor on the expected misses of a query row, at least 1.
-    pub fetched_margin: f64,
-}
-
-/// See [`Captured::resident`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Resident {
-    /// The whole top-k, regardless of misses.
-    TopK,
-    /// The top-k less the expected misses.
-    Hits,
-}
-
-/// Widths of attention are multiples of this.
-pub const WIDTH: f64 = 64.0;
-
-impl Captured {
-    /// The widths of the calls over resident and over fetched rows, if a query row of `k` keys
-    /// misses `misses` of them.
-    pub fn widths(&self, k: u32, misses: f64) -> (f64, f64) {
-        let k = f64::from(k);
-        let up = |keys: f64| ((keys / WIDTH).ceil() * WIDTH).clamp(WIDTH, (k / WIDTH).ceil() * WIDTH);
-        let resident = match self.resident {
-            Resident::TopK => up(k),
-            Resident::Hits => up(k - misses),
-        };
-        (resident, up(misses * self.fetched_margin))
-    }
-}
-
-/// The costs of forebay's own operations apart from the link, in microseconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Operations {
-    /// The fixed cost of a resolve.
-    pub resolve_us: f64,
-    /// The cost of a resolve's query row.
-    pub resolve_row_us: f64,
-    /// The fixed cost of a gather or scatter.
-    pub move_us: f64,
-    /// The cost of a step's begin and report.
-    pub step_us: f64,
-}
-
-/// The link: a preset of [`Rates::PRESETS`], or measured rates.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Link {
-    /// By name.
-    Preset(String),
-    /// Measured rates.
-    Rates(Rates),
-}
-
-/// The content of a setup file.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct File {
-    /// The version: [`VERSION`], or an older one.
-    pub forebay_setup: u64,
-    /// A short name.
-    pub name: String,
-    /// The source of the numbers in one line, shown with every figure.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub origin: Option<String>,
-    /// The parts that were measured on a machine.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub measured: Vec<Part>,
-    /// The assumptions in sentences, shown with every figure.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub assumptions: Vec<String>,
-    /// The source of the numbers in full.
-    pub source: Vec<String>,
-    /// The model.
-    pub model: Model,
-    /// The GPU.
-    pub gpu: Gpu,
-    /// The GPUs that serve together.
-    pub deployment: Deployment,
-    /// The link between host and device.
-    pub link: Link,
-    /// Two-batch overlap; absent if the engine has none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub two_batch: Option<TwoBatch>,
-    /// Widths of split attention.
-    pub captured: Captured,
-    /// Costs of forebay's own operations.
-    #[serde(default)]
-    pub operations: Operations,
-    /// The host's time to enqueue a step.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub host: Option<HostCosts>,
-    /// Measured costs.
-    #[serde(default)]
-    pub costs: Costs,
-    /// Rows that a step fetches.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub misses: Option<Misses>,
-}
-
-impl File {
-    /// Refuses fields of a later version than the file's, which an older build would refuse.
-    fn check_version(&self) -> Result<()> {
-        let new = [
-            ("origin", self.origin.is_some()),
-            ("host", self.host.is_some()),
-            ("measured", !self.measured.is_empty()),
-            ("assumptions", !self.assumptions.is_empty()),
-            ("deployment.costs_gpus", self.deployment.costs_gpus.is_some()),
-            ("deployment.nvlink_gb_s", self.deployment.nvlink_gb_s.is_some()),
-        ];
-        match new.iter().find(|(_, there)| *there && self.forebay_setup < 2) {
-            Some((field, _)) => Err(wrong(format!("{field}: a field of version 2, but forebay_setup is 1"))),
-            None => Ok(()),
-        }
-    }
-
-    /// The file's text: JSON, with lists of numbers in lines of up to 110 characters.
-    ///
-    /// # Errors
-    /// [`Kind::Internal`] if it cannot be written as JSON.
-    pub fn text(&self) -> Result<String> {
-        let pretty = serde_json::to_string_pretty(self)
-            .map_err(|e| Error::new(Kind::Internal, "write setup").at(e.to_string()))?;
-        let mut text = String::with_capacity(pretty.len());
-        let mut lines = pretty.lines().peekable();
-        while let Some(line) = lines.next() {
-            text.push_str(line);
-            let number = |line: &str| line.trim_start().starts_with(|c: char| c.is_ascii_digit() || c == '-');
-            if line.ends_with('[') && lines.peek().is_some_and(|next| number(next)) {
-                let mut width = line.len();
-                while let Some(entry) = lines.next_if(|next| number(next)).map(str::trim) {
-                    let indent = line.len() - line.trim_start().len() + 2;
-                    if width + 1 + entry.len() > 110 {
-                        text.push_str(&format!("\n{:indent$}", ""));
-                        width = indent;
-                    } else if !text.ends_with('[') {
-                        text.push(' ');
-                    }
-                    text.push_str(entry);
-                    width += 1 + entry.len();
-                }
-                text.push_str(lines.next().unwrap_or_default().trim_start());
-            }
-            text.push('\n');
-        }
-        Ok(text)
-    }
-}
+const EMBEDDED: [(&str, &str); 1] = [("ess", include_str!("../../../data/setups/ess.json"))];
 
 /// A checked setup.
 #[derive(Clone, Debug)]
@@ -337,7 +74,7 @@ impl Setup {
                 .with("known", VERSION));
         }
         file.check_version()?;
-        provenance::check(&file)?;
+        file.check_stated()?;
         file.gpu.check()?;
         file.deployment.check()?;
         let (shape, dims) = (file.model.shape()?, file.model.dims()?);
@@ -510,9 +247,7 @@ impl Setup {
 
     /// The GPUs of this setup's figures.
     pub fn served(&self) -> Served {
-        let Deployment { gpus, node_gpus, .. } = self.file.deployment;
-        let costs_gpus = self.file.deployment.costs_gpus();
-        Served { gpus, node_gpus: node_gpus.min(gpus), costs_gpus, extrapolated: gpus != costs_gpus }
+        self.file.deployment.served()
     }
 
     /// Whether a batch runs as two micro-batches.
