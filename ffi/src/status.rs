@@ -104,13 +104,13 @@ pub extern "C" fn fb_abi_version() -> u32 {
     FB_ABI_VERSION
 }
 
-/// Returns a status in words. The text is constant. Any number is allowed.
+/// Returns a status in words, as a constant string. Any number is allowed.
 #[unsafe(no_mangle)]
 pub extern "C" fn fb_status_text(status: u32) -> *const c_char {
     text_of(status).as_ptr()
 }
 
-/// Returns the library's own version as a constant text, for example "0.1.0".
+/// Returns the library's own version as a constant string, for example "0.1.0".
 #[unsafe(no_mangle)]
 pub extern "C" fn fb_version() -> *const c_char {
     const VERSION: &CStr =
@@ -121,10 +121,9 @@ pub extern "C" fn fb_version() -> *const c_char {
     VERSION.as_ptr()
 }
 
-/// Copies the error text of the last call that failed on the object of a handle of any kind. The text says what failed,
-/// where, with which numbers, and what to do. It is empty before the first failure. It is cut to `text_bytes` bytes
-/// with its ending zero; 512 bytes hold any text. A call that returns FB_CLOSED or FB_BUSY for the handle itself, or
-/// that is given a null handle, leaves no text.
+/// Copies the error text of the last call that failed on the object of `handle`, a handle of any kind. The error text
+/// says what failed, where, with which numbers, and what to do. It is empty before the first failure. A call that
+/// returns FB_CLOSED or FB_BUSY for the handle itself, or whose handle is NULL, leaves no error text.
 ///
 /// # Safety
 /// `text` is NULL, or has `text_bytes` bytes.
