@@ -112,7 +112,7 @@ impl Kind {
             Kind::Busy => "retire the work in flight, then call again",
             Kind::Closed => "open a new sequence",
             Kind::OutOfRange => "pass a value inside the declared range",
-            Kind::DeviceFailed => "do not publish this step's tokens; close the sequence",
+            Kind::DeviceFailed => "discard this step's tokens; close the sequence",
             Kind::BadFormat => "check the file's origin; docs/trace-format.md describes the trace format",
             Kind::BadVersion => "convert the file or use a matching release",
             Kind::Io => "check path, permissions and free space",

@@ -62,7 +62,8 @@ struct Declared {
 }
 
 impl FbCaptureConfig {
-    /// # Safety Its arrays are valid, and the buffers are the device's to use by every launch.
+    /// # Safety
+    /// Its arrays are valid, and the buffers are the device's to use by every launch.
     unsafe fn declare(&self, cache: &FbCache) -> Result<Declared> {
         if self.reserved != 0 {
             return Err(Error::new(Kind::InvalidConfig, "capture").at("reserved"));

@@ -137,7 +137,8 @@ pub struct FbBucket {
 unsafe impl Plain for FbBucket {}
 
 impl FbBucket {
-    /// # Safety Its tables of orders and prices are valid.
+    /// # Safety
+    /// Its tables of orders and prices are valid.
     unsafe fn declare(&self) -> Result<Bucket> {
         // SAFETY: this function's contract.
         let (prices, tables) = unsafe {

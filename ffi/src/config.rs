@@ -262,8 +262,9 @@ pub unsafe extern "C" fn fb_preset(
 /// MiB; a host device maps small pages and pads less. The call refuses every configuration that fb_cache_create
 /// refuses before it asks for memory. On failure, `text` receives the reason.
 ///
-/// # Safety Both structs state their real sizes, and `slots_by_layer` is NULL or has an entry for each layer; `text`
-/// has `text_bytes` bytes.
+/// # Safety
+/// Both structs state their real sizes, and `slots_by_layer` is NULL or has an entry for each layer; `text` has
+/// `text_bytes` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_footprint(
     config: *const FbCacheConfig,

@@ -465,7 +465,8 @@ pub unsafe extern "C" fn fb_landing_slot(
 /// orders `stream` after its own work for the sequence outside of steps, because a prefill may still be writing index
 /// keys to the sequence's pages.
 ///
-/// # Safety `stream` is ordered after the work that the engine has enqueued for the sequence outside of steps.
+/// # Safety
+/// `stream` is ordered after the work that the engine has enqueued for the sequence outside of steps.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_close(cache: *mut FbCache, sequence: u64, stream: *mut c_void) -> FbStatus {
     change(cache, |cache| cache.cache.close(cache.sequence(sequence)?, cast::stream(stream)))

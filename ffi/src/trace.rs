@@ -86,7 +86,8 @@ unsafe fn list(numbers: *const u32, count: u32, name: &'static str) -> Result<Ve
 }
 
 impl FbTraceConfig {
-    /// # Safety Everything it points to is valid.
+    /// # Safety
+    /// Everything it points to is valid.
     unsafe fn declare(&self) -> Result<(Recording, Frames)> {
         if self.reserved != 0 {
             return Err(Error::new(Kind::InvalidConfig, "record")
@@ -144,8 +145,9 @@ fn finished() -> Error {
 /// Creates the file `path`, which must not exist, and writes the recording's header. On failure, it leaves no file,
 /// and `text` receives the reason.
 ///
-/// # Safety `path` ends with a zero byte. `config` states its real size, and everything it points to is valid. `text`
-/// has `text_bytes` bytes. `trace` has room for the result.
+/// # Safety
+/// `path` ends with a zero byte. `config` states its real size, and everything it points to is valid. `text` has
+/// `text_bytes` bytes. `trace` has room for the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_trace_create(
     path: *const c_char,

@@ -114,8 +114,8 @@ impl Config {
 
     /// Rejects a cache that the machine has no memory for, before anything is taken. It counts:
     ///
-    /// - the rows, if they are resident from the start (`populate`, `lock`, or a device that pins host memory), except
-    ///   rows for which huge pages are reserved;
+    /// - the rows, if their memory is allocated from the start (`populate`, `lock`, or a device that pins host
+    ///   memory), except rows for which huge pages are reserved;
     /// - if device memory is the machine's memory: the device's tables, and its other memory if rows are to be
     ///   resident;
     /// - the ring, the steps' records of enqueued calls, and the lists of pages, blocks and lanes.

@@ -205,7 +205,7 @@ pub enum Expected {
     Gathered,
 }
 
-/// The tables and lists of one cache on a device.
+/// The residency tables, page tables and lists of one cache on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pools {
     device: DeviceId,

@@ -183,7 +183,7 @@ impl Model {
     }
 }
 
-/// The rates of a GPU, and the share of them that such works reach.
+/// The rates of a GPU, and the fraction of them that such works reach.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Gpu {
@@ -269,12 +269,12 @@ impl Deployment {
         self.costs_gpus.unwrap_or(self.gpus)
     }
 
-    /// The share of the ranks, and so of the tokens, that are on other nodes.
+    /// The fraction of the ranks, and so of the tokens, that are on other nodes.
     pub fn remote(&self) -> f64 {
         1.0 - f64::from(self.node_gpus.min(self.gpus)) / f64::from(self.gpus)
     }
 
-    /// The share of them that are neighbours on the same node.
+    /// The fraction of them that are neighbours on the same node.
     pub fn local(&self) -> f64 {
         f64::from(self.node_gpus.min(self.gpus).saturating_sub(1)) / f64::from(self.gpus)
     }

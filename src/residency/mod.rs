@@ -67,7 +67,7 @@
 //! # What it does not do
 //!
 //! It moves no bytes, uses no device, takes no lock and allocates nothing after construction. It does not choose
-//! budgets and does not share slots between sequences.
+//! budgets, and no two sequences have a slot in common.
 
 mod commit;
 mod digest;

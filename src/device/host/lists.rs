@@ -1,4 +1,4 @@
-//! The output of a resolve: index lists for attention, and lists of rows to fetch for the gather.
+//! The output of a resolve: index lists for split attention, and lists of fetches for the gather.
 
 use crate::device::descriptor::Cause;
 use crate::device::host::pools::{HostPools, NAME};
@@ -67,7 +67,7 @@ impl List {
         if self.gathered == 0 { Cause::NotGathered } else { Cause::WaveNotGathered }
     }
 
-    /// The rows that wave `wave` fetches: its share of the rows in scratch slots and, in the first wave, all others.
+    /// The rows that wave `wave` fetches: its part of the rows in scratch slots and, in the first wave, all others.
     pub(super) fn of_wave(&self, wave: usize) -> [&[Fetch]; 2] {
         let share = wave.saturating_mul(self.share).min(self.scratch);
         let away = &self.fetches[share..share.saturating_add(self.share).min(self.scratch)];
@@ -108,8 +108,8 @@ impl<'a> Lists<'a> {
         }
     }
 
-    /// Appends a slot to a list of a query row. Even if another thread changes the count meanwhile, no write reaches
-    /// beyond the lists.
+    /// Appends a slot to an index list of a query row. Even if another thread changes the count meanwhile, no write
+    /// reaches beyond the index lists.
     pub(super) fn push(&self, row: usize, query: usize, number: usize, slot: i32) {
         let at = (number * self.batch + row) * self.rows + query;
         let count = self.counts.get(at).unwrap_or(0);

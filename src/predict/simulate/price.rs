@@ -26,7 +26,7 @@ const FILL_LAYERS: u32 = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Priced {
     batch: Batch,
-    /// The bits of the share of a request's misses that a query row reads.
+    /// The bits of the fraction of a request's misses that a query row reads.
     share: u64,
     order: Overlap,
     /// The bits of the rows that a request misses.
