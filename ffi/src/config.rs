@@ -330,7 +330,7 @@ mod tests {
     }
 
     fn declare(config: &FbCacheConfig) -> Result<Config> {
-        // SAFETY: tables of these tests have a value a layer.
+        // SAFETY: tables of these tests have a value per layer.
         unsafe { config.declare() }
     }
 

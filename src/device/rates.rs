@@ -119,7 +119,7 @@ pub struct Rates {
     pub scatter: RowRates,
     /// Plain copies from host to device, bytes per second.
     pub copy_up: f64,
-    /// Plain copies from device to host, bytes a second.
+    /// Plain copies from device to host, bytes per second.
     pub copy_down: f64,
     /// Nanoseconds from the end of an operation to the start of a forebay kernel that depends on it.
     pub launch_ns: f64,
@@ -279,7 +279,7 @@ mod tests {
             row_bytes: 100,
             points: points.iter().map(|(rows, rate)| RowRate { rows: *rows, bytes_per_s: *rate }).collect(),
         };
-        // 500 ns and 50 ns a row.
+        // 500 ns and 50 ns per row.
         let (fixed, rate) = rates(&[(1, 1e6), (10, 1e9), (30, 1.5e9)]).line();
         assert!((fixed - 500.0).abs() < 1e-6 && (rate - 2e9).abs() < 1.0, "{fixed} {rate}");
         assert_eq!(rates(&[(7, 3e9)]).line(), (0.0, 3e9));

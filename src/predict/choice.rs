@@ -2,8 +2,8 @@
 //! each order, over a grid of misses.
 //!
 //! The layers of a model differ only in their misses, so the same prices apply to all of them. Draft layers have
-//! others, of one query row a draft pass and all their passes together. A price covers all micro-batches of the batch,
-//! because a table is chosen for the whole step.
+//! others, of one query row per draft pass and all their passes together. A price covers all micro-batches of the
+//! batch, because a table is chosen for the whole step.
 
 use crate::error::Result;
 use crate::overlap::{Overlap, Prices};

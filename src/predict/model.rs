@@ -191,11 +191,11 @@ pub struct Gpu {
     pub name: String,
     /// Memory in GiB.
     pub memory_gib: f64,
-    /// Dense FP8 peak, 10^12 operations a second.
+    /// Dense FP8 peak, 10^12 operations per second.
     pub fp8_tflops: f64,
     /// Dense BF16 peak.
     pub bf16_tflops: f64,
-    /// Memory bandwidth, 10^9 bytes a second.
+    /// Memory bandwidth, 10^9 bytes per second.
     pub memory_gb_s: f64,
     /// From a kernel to the next dependent one in a captured graph, microseconds.
     pub kernel_us: f64,
@@ -238,9 +238,9 @@ pub struct Deployment {
     /// GPUs of one node; tokens for experts of other nodes cross the network. Throughput is always given for 8 GPUs,
     /// regardless of this value.
     pub node_gpus: u32,
-    /// A GPU's network bandwidth, 10^9 bytes a second.
+    /// A GPU's network bandwidth, 10^9 bytes per second.
     pub network_gb_s: f64,
-    /// A GPU's bandwidth to its neighbours inside the node, 10^9 bytes a second. Required for other numbers of GPUs
+    /// A GPU's bandwidth to its neighbours inside the node, 10^9 bytes per second. Required for other numbers of GPUs
     /// than that of the costs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nvlink_gb_s: Option<f64>,

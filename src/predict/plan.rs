@@ -118,7 +118,7 @@ pub enum Note {
     AllResident,
     /// Dense attention reads every row in every step: no row can stay in host memory.
     Dense,
-    /// Fewer slots a sequence and layer than [`FEW_SLOTS`], with a context that is longer.
+    /// Fewer slots per sequence and layer than [`FEW_SLOTS`], with a context that is longer.
     FewSlots,
     /// Fewer slots than a step selects: the other rows use scratch slots.
     Scratch,
@@ -126,15 +126,15 @@ pub enum Note {
     HostBound,
     /// Even the most sequences with [`Demand::least_slots`] are no more than fit with all rows resident.
     NoRoom,
-    /// The most sequences with all rows on the device yield as many tokens a second; set by [`super::worth`].
+    /// The most sequences with all rows on the device yield as many tokens per second; set by [`super::worth`].
     Slower,
     /// The misses at this ratio, or the costs at this batch, are unknown; set by [`super::worth`].
     Unknown,
     /// Larger batches were not tried, because their misses or costs are unknown; set by [`super::worth`].
     Untried,
-    /// A sequence decodes fewer tokens a second than required; set by [`super::worth`].
+    /// A sequence decodes fewer tokens per second than required; set by [`super::worth`].
     TooSlow,
-    /// Batches with offload yield more, but decode fewer tokens a second than required; set by
+    /// Batches with offload yield more, but decode fewer tokens per second than required; set by
     /// [`super::worth`].
     MoreTooSlow,
 }

@@ -47,7 +47,7 @@ impl Roofline {
                 let keys = load.rows * load.context * self.index_key_bytes;
                 // The scores are written once and read once by the top-k.
                 let bytes = keys + 2.0 * scores * F32;
-                // Keys of two bytes a value are multiplied in BF16.
+                // Keys of two bytes per value are multiplied in BF16.
                 let bf16 = self.index_key_bytes >= BF16 * of(d.index_dim);
                 let peak = if bf16 { 0.5 * fp8 } else { fp8 };
                 self.longer(2.0 * scores * index / peak, bytes / memory, 2.0)

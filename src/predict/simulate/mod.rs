@@ -73,7 +73,7 @@ pub enum Order {
 pub struct Traffic {
     /// Host to device, bytes per second.
     pub to_device: f64,
-    /// Device to host, bytes a second.
+    /// Device to host, bytes per second.
     pub to_host: f64,
 }
 

@@ -60,7 +60,7 @@ pub fn layer(setup: &Setup, batch: &Batch, share: f64, misses: f64, order: Overl
 }
 
 impl Simulator {
-    /// The price of one layer with `rows` misses a request.
+    /// The price of one layer with `rows` misses per request.
     pub(super) fn price(&mut self, batch: &Batch, share: f64, rows: f64, order: Overlap) -> Result<Price> {
         let most = f64::from(self.setup.shape().top_k) * f64::from(batch.query_rows);
         let grid = grid(most);
