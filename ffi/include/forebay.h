@@ -1131,8 +1131,9 @@ fb_status fb_preset(const char *name,
 // MiB; a host device maps small pages and pads less. The call refuses every configuration that fb_cache_create
 // refuses before it asks for memory. On failure, `text` receives the reason.
 //
-// # Safety Both structs state their real sizes, and `slots_by_layer` is NULL or has an entry for each layer; `text`
-// has `text_bytes` bytes.
+// Requires:
+// Both structs state their real sizes, and `slots_by_layer` is NULL or has an entry for each layer; `text` has
+// `text_bytes` bytes.
 fb_status fb_footprint(const struct fb_cache_config *config,
                        char *text,
                        size_t text_bytes,
@@ -1373,7 +1374,8 @@ fb_status fb_landing_slot(const struct fb_cache *cache,
 // orders `stream` after its own work for the sequence outside of steps, because a prefill may still be writing index
 // keys to the sequence's pages.
 //
-// # Safety `stream` is ordered after the work that the engine has enqueued for the sequence outside of steps.
+// Requires:
+// `stream` is ordered after the work that the engine has enqueued for the sequence outside of steps.
 fb_status fb_close(struct fb_cache *cache,
                    uint64_t sequence,
                    void *stream);
@@ -1848,8 +1850,9 @@ fb_status fb_ticket_destroy(struct fb_ticket *ticket);
 // Creates the file `path`, which must not exist, and writes the recording's header. On failure, it leaves no file,
 // and `text` receives the reason.
 //
-// # Safety `path` ends with a zero byte. `config` states its real size, and everything it points to is valid. `text`
-// has `text_bytes` bytes. `trace` has room for the result.
+// Requires:
+// `path` ends with a zero byte. `config` states its real size, and everything it points to is valid. `text` has
+// `text_bytes` bytes. `trace` has room for the result.
 fb_status fb_trace_create(const char *path,
                           const struct fb_trace_config *config,
                           char *text,
