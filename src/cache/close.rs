@@ -30,7 +30,8 @@ impl Cache {
 
     /// Frees the resources of work that has ended meanwhile: those of closed sequences whose last ticket has ended,
     /// pages from which finished work has copied, and step descriptors of begins that the device refused half-way.
-    /// Returns how many closed sequences still wait.
+    /// Returns how many closed sequences still wait. On `stream` the call enqueues the operations that empty the lanes
+    /// of the sequences it releases.
     ///
     /// # Errors
     /// The device's errors.
