@@ -75,8 +75,8 @@ impl FbTable {
 }
 
 /// The price of each order: the nanoseconds by which it makes a layer longer, for each number of misses per batch row.
-/// The comparison is with the same layer without misses, in which no order costs anything. An order's own costs (split
-/// attention, merge) are part of its price. This struct never grows.
+/// The baseline is the same layer without misses and without the costs of any order. So a price includes the order's
+/// own costs (split attention, merge). This struct never grows.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FbPrices {
