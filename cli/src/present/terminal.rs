@@ -248,7 +248,10 @@ mod tests {
         assert!(less.ends_with("\nNot shown, to fit 41 columns: \"second\".\n--wide shows all."), "{less}");
         let least = at(25).fit(sample(at(25)), &spare);
         assert!(widest(&least) <= 25 && least.contains("third"), "{least}");
-        assert!(least.replace('\n', " ").contains("25 columns: \"second\", \"first of all\". --wide"), "{least}");
+        assert!(
+            least.replace('\n', " ").contains("25 columns: \"second\", \"first of all\". --wide"),
+            "{least}"
+        );
     }
 
     #[test]
