@@ -89,7 +89,7 @@ pub fn decode() -> forebay::Result<String> {
             cache.scatter(&step, call, stream)?;
         }
         cache.finish(&mut step, stream)?;
-        // When the step has ended: the counters, and the word that its tokens may be published.
+        // When the step has ended: the counters, and the word that its tokens may be used.
         let retired = cache.retire(step, stream).map_err(|unretired| unretired.error)?;
         hits += retired.total().0;
         misses += retired.total().1;

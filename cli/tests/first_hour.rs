@@ -97,8 +97,11 @@ fn helps_are_no_wider_than_a_terminal() {
 fn what_does_not_fit_is_named_and_wide_shows_it() {
     let call = ["replay", TRACE, "--mtp", "2"];
     let (narrow, wide) = (succeeds(&call), succeeds(&[&call[..], &["--wide"]].concat()));
-    assert!(narrow.contains("Left out, for 80 columns: to host a step. --wide shows all.\n"), "{narrow}");
-    assert!(wide.contains("to host") && !wide.contains("Left out"), "{wide}");
+    assert!(
+        narrow.contains("Not shown, to fit 80 columns: \"to host per step\". --wide shows all.\n"),
+        "{narrow}"
+    );
+    assert!(wide.contains("to host") && !wide.contains("Not shown"), "{wide}");
     assert!(wide.lines().any(|line| line.contains("to device   to host")), "{wide}");
 }
 

@@ -123,7 +123,7 @@ int main(void) {
             must(fb_scatter(cache, step, layer, NULL), cache);
         }
         must(fb_finish(cache, step, NULL), cache);
-        /* When the step has ended: the counters, and the word that its tokens may be published. */
+        /* When the step has ended: the counters, and the word that its tokens may be used. */
         fb_retired retired = {0};
         retired.size = sizeof retired;
         must(fb_retire(cache, &step, NULL, &retired), cache);

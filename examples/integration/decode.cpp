@@ -137,7 +137,7 @@ int main() try {
             sum += run_layer(taken, step, layer, number, sequences, lengths);
         }
         must(fb_finish(taken, step, nullptr), taken);
-        // When the step has ended: the counters, and the word that its tokens may be published.
+        // When the step has ended: the counters, and the word that its tokens may be used.
         auto retired = sized<fb_retired>();
         must(fb_retire(taken, &step, nullptr, &retired), taken);
         hits += retired.hits;

@@ -58,7 +58,7 @@ def decode() -> str:
                 total += int(slabs[layer][slots // 64, slots % 64, 0].sum())
                 step.scatter(layer)
             step.finish()
-            # When the step has ended: the counters, and the word that its tokens may be published.
+            # When the step has ended: the counters, and the word that its tokens may be used.
             retired = step.retire()
             hits += retired.hits
             misses += retired.misses

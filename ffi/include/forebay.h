@@ -3,38 +3,71 @@
  *
  * Generated from ffi/src; do not edit. docs/versions.md says what its version promises.
  *
- * Words       A row is the KV or latent entry of one token in one layer, in one run of bytes (a latent) or two (K and
- *             V). The total pool in pinned host memory has every row; a layer's slab on the device has slots for some
- *             of them. A query row is a position that a sequence decodes in a step: its next token or a draft. A
- *             selection (top-k indices) lists the positions that one query row reads. Resolving a selection (R) finds
- *             its resident rows (hits) and the others (misses). The gather (G) copies missed rows into slots; the
- *             scatter (S) copies new rows from their landing slots to the total pool. A lane is a sequence's place in
- *             the device's tables. docs/design.md has all words, docs/integration.md the calls in an engine's order.
+ * Words       docs/design.md has all words, docs/integration.md the calls in an engine's order.
+ *             row             What attention reads for one token in one layer, in one run of bytes (a latent) or two
+ *                             (K and V).
+ *             index key       The key that the model's indexer scores: one per token and layer, always on the device.
+ *             page            `page_tokens` consecutive tokens of a sequence: a page of rows in host memory and a page
+ *                             of index keys on the device, with the same page numbers in all layers.
+ *             total pool      All rows of all open sequences, in pinned host memory.
+ *             slot, slab      A slot holds one row on the device. A layer's slots are consecutive in memory: its slab.
+ *             resident        A row is resident while it has a slot of its sequence's budget.
+ *             budget          The number of slots that one sequence has in one layer for its resident rows.
+ *             lane            The index of a sequence in the device's residency tables, from fb_open until the
+ *                             sequence is released.
+ *             step            One forward pass of decode: fb_prepare, the layers, fb_finish, fb_retire.
+ *             batch row       One sequence in the batch of a step.
+ *             query row       One token that a sequence decodes in a step: its next token or a draft.
+ *             micro-batch     A group of sequences whose steps may run at the same time as those of another group.
+ *             selection       The positions that one query row reads in one layer: its top-k indices.
+ *             resolve (R)     Finds the selected rows that are resident (hits) and those that are not (misses), and
+ *                             gives each missed row a slot. If no slot is free, the rows that were selected longest
+ *                             ago are evicted.
+ *             gather (G)      Copies the missed rows from the total pool to their slots.
+ *             scratch slot    A slot for a missed row that the budget has no slot for. All layers use the same scratch
+ *                             slots: the row is valid only for the attention of its layer in this step.
+ *             landing slot    A slot of a sequence to which the engine writes a new row. A row in a landing slot has
+ *                             landed: it is neither accepted nor rejected yet.
+ *             scatter (S)     Copies the new rows from the landing slots to the total pool.
+ *             commit          At the beginning of the next step, copies the accepted rows from landing slots to slots
+ *                             of the budget.
+ *             split attention Attention in several calls: one over the resident rows, one for each wave of fetched
+ *                             rows. FB_WORK_MERGE merges the results. An index list names the slots that one of these
+ *                             calls reads.
+ *             attention wave  A gather of a part of the missed rows, and the attention that reads them. The next wave
+ *                             reuses the scratch slots.
+ *             draft pass      One pass of a draft layer (MTP). It decodes one query row.
+ *             bucket          A number of batch rows for which a step's layers are captured as a graph.
+ *             published page  A full page that other sequences can find by the hash of its tokens and of everything
+ *                             before it, its block hash (vLLM: a cached full block).
  * Needs       Linux 4.14 or later, where MADV_WIPEONFORK exists: without it every creation returns FB_OS_REFUSED.
  * Status      Every call that can fail returns an fb_status: FB_OK is 0, the others are the library's kinds of error.
  *             A NULL that is not allowed is FB_INVALID_CONFIG. A panic inside the library is FB_INTERNAL; the object
- *             is unusable after it, and its destruction gives its memory up.
+ *             is unusable after it. Its destroy call then leaks it, on purpose, because its state may be inconsistent.
  * Results     A call writes its out-parameters only if it returns FB_OK. A failed call that takes a buffer for the
- *             reason (`text` or `reason`) writes only that. fb_retire's step is the exception: it is set to 0 whenever
- *             the step has ended. Out-parameters must not overlap each other or the call's inputs. A list of length 0
- *             may always be NULL.
+ *             reason (`text` or `reason`) writes only to that buffer. fb_retire's step is the exception: it is set to
+ *             0 whenever the step has ended. Out-parameters must not overlap each other or the call's inputs. An array
+ *             of length 0 may always be NULL.
  * Handles     Whatever a create call, or another call, makes has a destroy call. A handle is a token that the library
  *             looks up and never follows. NULL and a handle of another kind are FB_INVALID_CONFIG; a handle that was
- *             destroyed, or never created, is FB_CLOSED; the library then touches nothing. At most 65,536 handles exist
- *             at a time. A sequence is a number and a step is an fb_step; 0 is none of either. A sequence or step
- *             number is FB_CLOSED if it was closed or retired, was never issued, or belongs to another cache.
- * Text        fb_error_text copies the text of the last call that failed on an object: what, where, with which
- *             numbers, and what to do. A creation that fails writes it to its own `text`.
+ *             destroyed, or never created, is FB_CLOSED; the library then touches nothing. At most 65,536 handles
+ *             exist at a time. A sequence is a number and a step is an fb_step; 0 is none of either. A sequence or
+ *             step number is FB_CLOSED if it was closed or retired, was never issued, or belongs to another cache.
+ * Text        A call that copies a string to `text` writes at most `text_bytes` bytes, the ending zero included, and
+ *             cuts a longer string. `text` may be NULL. The same is true of `reason` and `reason_bytes`.
+ *             An error text says what failed, where, with which numbers, and what to do; 512 bytes hold any of them. A
+ *             call that has no object, such as a creation, writes it to its own `text` or `reason`. For a call that
+ *             failed on an object, fb_error_text copies it.
  * Threads     Calls on one object through a const pointer may run at the same time. A call through a pointer without
  *             const is exclusive: if another exclusive call on that object is running, even in a callback, it returns
- *             FB_BUSY at once and has done nothing. If only const calls are running, it retries for up to a millisecond
- *             before that. A const call returns FB_BUSY while an exclusive call is running. So a thread that reads
- *             fb_cache_stats gets FB_BUSY now and then, but does not make the decode thread's fb_layer fail; make long
- *             const calls (fb_cache_validate, fb_digest) between the decode thread's calls. This FB_BUSY leaves no
- *             text: fb_error_text still has the text of an older failure. An engine that uses a cache from one thread,
- *             and does not call the cache inside fb_enqueue, never sees this FB_BUSY; any FB_BUSY then means work in
- *             flight. Objects are independent of each other. Callbacks, including the work of fb_stream_call, must not
- *             throw or jump out.
+ *             FB_BUSY at once and has done nothing. If only const calls are running, it retries for up to a
+ *             millisecond before that. A const call returns FB_BUSY while an exclusive call is running. So a thread
+ *             that reads fb_cache_stats gets FB_BUSY now and then, but does not make the decode thread's fb_layer
+ *             fail; make long const calls (fb_cache_validate, fb_digest) between the decode thread's calls.
+ *             This FB_BUSY leaves no error text: fb_error_text still has that of an older failure. An engine that uses
+ *             a cache from one thread, and does not call the cache inside fb_enqueue, never sees this FB_BUSY; any
+ *             FB_BUSY then means work in flight. Objects are independent of each other. Callbacks, including the work
+ *             of fb_stream_call, must not throw or jump out.
  * Fork        In a forked child every handle of the parent is FB_CLOSED, and what the child creates is its own. A call
  *             whose callback forks returns FB_CLOSED in the child, whatever the callback returns there. In the parent
  *             nothing changes.
@@ -42,11 +75,12 @@
  *             older header and reads the missing fields as 0. It accepts a larger size if the fields that it does not
  *             have are 0. In a struct that it fills, it writes the fields that both sides have and zeroes the rest.
  * Streams     A stream is the engine's own, as `void *`. On CUDA it is a CUstream that fb_stream_borrow has introduced
- *             (NULL: the legacy stream), or one of fb_stream_create. On a host device it is one of fb_stream_create, or
- *             NULL for the first. Any other is FB_OUT_OF_RANGE. Calls enqueue and return. Only fb_stream_wait,
- *             fb_stream_return and fb_device_destroy wait for the device, and, for comparisons and tests, fb_digest and
- *             fb_cache_validate. On FB_DEVICE_HOST_THREADS a stream holds 4096 operations: a caller that enqueues more
- *             waits until one has run. Streams run concurrently unless fb_stream_order orders them.
+ *             (NULL: the legacy stream), or one of fb_stream_create. On a host device it is one of fb_stream_create,
+ *             or NULL for the first. Any other is FB_OUT_OF_RANGE.
+ *             Calls enqueue and return. Only fb_stream_wait, fb_stream_return and fb_device_destroy wait for the
+ *             device, and, for comparisons and tests, fb_digest and fb_cache_validate. On FB_DEVICE_HOST_THREADS a
+ *             stream holds 4096 operations: a caller that enqueues more waits until one has run. Streams run
+ *             concurrently unless fb_stream_order orders them.
  * Memory      Buffers remain the caller's. The memory that a cache takes belongs to its device until
  *             fb_device_destroy. The library reads no environment variable, installs no signal handler, and writes no
  *             log; only a panic prints to standard error.
@@ -77,17 +111,17 @@
 // newer.
 #define FB_HOST_MEMORY_DRIVER 1
 
-// The total pool does not use huge pages.
+// The system backs the total pool with small pages, not with huge pages.
 #define FB_MEMORY_SMALL_PAGES 1
 
-// The total pool's pages become resident at their first write.
+// The system allocates the total pool's physical memory at the first write, not at creation.
 #define FB_MEMORY_LAZY 2
 
-// The total pool is not locked in memory.
+// The total pool's memory is not locked, so the system may swap it out.
 #define FB_MEMORY_UNLOCKED 4
 
-// The cache may take more memory than the machine reports as available. Without this flag such a cache is refused with
-// FB_OUT_OF_MEMORY, and the text gives both numbers.
+// The cache may take more memory than the machine reports as available. Without this flag such a cache is refused
+// with FB_OUT_OF_MEMORY, and the error text gives both numbers.
 #define FB_MEMORY_OVERCOMMIT 8
 
 // The join loads every row into slots, if all of them fit the sequence's slots.
@@ -129,10 +163,10 @@
 // For FB_WORK_ATTEND: all selected rows, in `slots`.
 #define FB_ATTEND_ALL 0
 
-// For FB_WORK_ATTEND: the rows that were resident or that this step writes, in list 0.
+// For FB_WORK_ATTEND: the rows that were resident or that this step writes, in index list 0.
 #define FB_ATTEND_RESIDENT 1
 
-// For FB_WORK_ATTEND: the rows that an attention wave fetched, in list 1 + attention_wave.
+// For FB_WORK_ATTEND: the rows that an attention wave fetched, in index list 1 + attention_wave.
 #define FB_ATTEND_FETCHED 2
 
 // All rows of the whole batch fit on the device: offload moves bytes without any gain.
@@ -168,7 +202,7 @@
 // In fb_selections_text: how the steps were produced.
 #define FB_SELECTIONS_MODE 4
 
-// In fb_selections_text: the text that the model read.
+// In fb_selections_text: a description of what the model read.
 #define FB_SELECTIONS_TEXT 5
 
 // In fb_batch_row: the step's tensor on the device has the number of accepted rows.
@@ -242,7 +276,7 @@ typedef struct fb_cache fb_cache;
 // The captured layers of a bucket.
 typedef struct fb_captured fb_captured;
 
-// A chooser of overlap tables.
+// A chooser of tables of orders.
 typedef struct fb_chooser fb_chooser;
 
 // A device: its memory, its streams, and the work on them.
@@ -329,17 +363,18 @@ typedef struct fb_cache_config {
     uint32_t steps_in_flight;
     // Optional: micro-batches that may each have a step open at the same time. Default: 1.
     uint32_t micro_batches;
-    // Optional: FB_MEMORY_ flags. Default: huge pages, resident, locked, as far as the system allows;
-    // fb_cache_fallback lists what it refused.
+    // Optional: FB_MEMORY_ flags. Default: huge pages, allocated at creation and locked. fb_cache_fallback names each
+    // of these options that the system refused.
     uint32_t memory;
-    // Optional: attention waves that share the scratch slots in turn, so that a lane needs only one wave's share of
-    // them. Default: 1. With more, the engine must run split attention (fb_overlap, or
-    // fb_resolve and a fb_gather for each wave).
+    // Optional: the most attention waves of a step. The waves use the same scratch slots one after the other, so a
+    // lane needs scratch slots for only one wave. Default: 1. With more than one, the engine must run split
+    // attention: fb_overlap, or fb_resolve and one fb_gather for each wave.
     uint32_t attention_waves;
     // Optional: the NUMA node of the total pool, plus 1. Default: any node.
     uint32_t numa_node;
-    // Optional: 1 for rows without bytes, for replays: nothing is gathered. The total pool then takes addresses but no
-    // memory, whatever `memory` says. A CUDA device pins the pool, and so takes all of its memory.
+    // Optional: 1 for replays. The cache then tracks which rows are resident and gathers no bytes. On a host device
+    // the total pool takes addresses, and memory only when a row is appended, whatever `memory` says. A CUDA device
+    // pins host memory, so there the pool takes all of its memory. Default: 0.
     uint32_t residency_only;
     // Optional: slots of each layer's pool for all sequences together, one number for each layer, draft layers
     // included. Set it or `pool_slots`, not both. Default: `pool_slots` in every layer.
@@ -352,7 +387,7 @@ typedef struct fb_cache_footprint {
     size_t size;
     // Device: index keys of every page, all layers.
     uint64_t index_keys;
-    // Device: the slot blocks that budgets are made of, all layers.
+    // Device: the slots for the budgets of all sequences, all layers.
     uint64_t slots;
     // Device: landing slots, all layers, in whole blocks.
     uint64_t landing;
@@ -360,7 +395,7 @@ typedef struct fb_cache_footprint {
     uint64_t scratch;
     // Device: bytes that whole mappings of 2 MiB leave unused.
     uint64_t padding;
-    // Device: residency tables, page tables of the lanes, fetch lists and step descriptors.
+    // Device: residency tables, page tables of the lanes, lists of fetches and step descriptors.
     uint64_t tables;
     // Host: the rows of the total pool.
     uint64_t rows;
@@ -444,7 +479,8 @@ typedef struct fb_info {
     uint32_t steps_in_flight;
     // Micro-batches that may each have a step open at the same time.
     uint32_t micro_batches;
-    // Attention waves of split attention: `lists` and `counts` of `fb_buffers` hold 1 + this many lists.
+    // The most attention waves of a step: split attention has 1 + this many index lists (`lists` and `counts` of
+    // fb_buffers).
     uint32_t attention_waves;
     // The fewest slots that a sequence may have in a layer.
     uint32_t min_budget;
@@ -464,13 +500,16 @@ typedef struct fb_open_config {
     uint32_t prompt;
     // Tokens that the sequence may decode after the prompt.
     uint32_t promised;
-    // Optional: slots in each layer. Set it or `ratio`, not both. Default: the cache's min_budget.
+    // Optional: slots in each layer. Set it or `ratio`, not both. Default, if none of `slots`, `ratio` and
+    // `slots_by_layer` is set: the cache's min_budget.
     uint32_t slots;
-    // Optional: FB_BRING_UP_WHOLE or FB_BRING_UP_NOTHING.
+    // Optional: the rows that the join loads, an FB_BRING_UP_ constant. Default: FB_BRING_UP_WHOLE.
     uint32_t bring_up;
-    // Optional: slots in each layer as a share of prompt plus promised tokens, above 0 and at most 1.
+    // Optional: slots in each layer as a fraction of prompt plus promised tokens, above 0 and at most 1. Default:
+    // `slots` applies.
     double ratio;
-    // Optional: slots of each layer, draft layers included. Set it or `slots` or `ratio`, only one of them.
+    // Optional: slots of each layer, draft layers included. Set it or `slots` or `ratio`, only one of them. Default:
+    // every layer has the same number of slots.
     const uint32_t *slots_by_layer;
 } fb_open_config;
 
@@ -481,7 +520,7 @@ typedef struct fb_warm_up {
     // Optional: the selections (top-k indices) of the last prompt positions, oldest first, on the device: token
     // positions, -1 for none, `[layers, draft layers included][steps][top_k]`.
     const int32_t *selections;
-    // Optional: the number of prompt positions in `selections`; 0 without selections.
+    // Optional: the number of prompt positions in `selections`, one step for each position; 0 without selections.
     uint32_t steps;
     // Must be 0.
     uint32_t reserved;
@@ -497,7 +536,7 @@ typedef struct fb_sequence_length {
     uint32_t committed;
     // Rows that the last retired step wrote after the committed ones and that are neither accepted nor rejected yet.
     uint32_t landed;
-    // Tokens in published pages. The next fb_publish starts here.
+    // Tokens of the sequence's published pages. The next fb_publish starts after them.
     uint32_t published;
     // 1 if the sequence has joined and may take part in steps, otherwise 0.
     uint32_t running;
@@ -507,7 +546,7 @@ typedef struct fb_sequence_length {
 typedef struct fb_page {
     // The page of rows in the total pool.
     uint32_t host;
-    // The page of index keys in every layer's array of fb_index_keys: an entry for a block table.
+    // The page of index keys, in every layer's array of fb_index_keys. It can be an entry of a block table.
     uint32_t index_keys;
 } fb_page;
 
@@ -554,9 +593,9 @@ typedef struct fb_overlap_config {
     int32_t *slots;
     // Index lists of split attention; NULL if every layer runs in the order none with one attention wave.
     int32_t *lists;
-    // The number of valid entries of each list; NULL without lists.
+    // The number of valid slots in each index list; NULL without index lists.
     uint32_t *counts;
-    // Batch rows of each list; 0 without lists.
+    // Batch rows of each index list; 0 without index lists.
     uint32_t lists_batch;
     // Batch rows to enqueue, at least the step's. Required in a capture: the bucket's rows, of which those beyond a
     // step's do nothing. Optional otherwise. Default: the step's rows.
@@ -630,7 +669,7 @@ typedef struct fb_engine {
 // A step between prepare and retire, as its number. A cache never gives a number twice; 0 is no step.
 typedef uint64_t fb_step;
 
-// A table of overlap orders. This struct never grows.
+// A table of orders: the overlap order of each layer. This struct never grows.
 typedef struct fb_table {
     // Rises whenever the orders change.
     uint32_t version;
@@ -640,15 +679,15 @@ typedef struct fb_table {
     const uint32_t *orders;
 } fb_table;
 
-// The price of each order: by how many nanoseconds it makes a layer longer than the same layer without misses in which
-// no order costs anything, by misses of a batch row. An order's own costs (split attention, merge) are part of it.
-// This struct never grows.
+// The price of each order: the nanoseconds by which it makes a layer longer, for each number of misses per batch row.
+// The baseline is the same layer without misses and without the costs of any order. So a price includes the order's
+// own costs (split attention, merge). This struct never grows.
 typedef struct fb_prices {
-    // Numbers of misses of a batch row, ascending from 0.
+    // Numbers of misses per batch row, ascending from 0.
     const double *misses;
     // The number of entries in `misses`.
     uint32_t miss_count;
-    // The number of priced layers: all of them, or 1 if one price list is valid for all.
+    // The number of layers in `exposed`: all layers, or 1 if all layers have the same prices.
     uint32_t layers;
     // Nanoseconds, `[layers][none, DA, DBA][miss_count]`, finite and not negative.
     const double *exposed;
@@ -658,23 +697,23 @@ typedef struct fb_prices {
 typedef struct fb_bucket {
     // The batch rows that it was captured for.
     uint32_t batch;
-    // The number of tables that are captured at the start.
+    // The number of tables of orders that are captured at the start.
     uint32_t table_count;
-    // These tables. The chooser starts with the first one.
+    // These tables of orders. The chooser starts with the first one.
     const struct fb_table *tables;
     // The price of each order at this batch size.
     struct fb_prices prices;
 } fb_bucket;
 
-// The conditions under which a chooser moves to another table.
+// The conditions under which a chooser changes to another table of orders.
 typedef struct fb_hysteresis {
     // sizeof(fb_hysteresis).
     size_t size;
     // The weight of a new step's misses in the running average, above 0 and at most 1.
     double smoothing;
-    // The share of the exposed time that another table must save, 0 to 1.
+    // The fraction of the exposed time that another table of orders must save, 0 to 1.
     double share;
-    // The nanoseconds a step that another table must save as well.
+    // The nanoseconds per step that it must save as well.
     double least_ns;
     // The number of consecutive steps in which it must save both, at least 1.
     uint32_t steps;
@@ -690,9 +729,10 @@ typedef struct fb_chooser_config {
     const struct fb_bucket *buckets;
     // The number of buckets.
     uint32_t bucket_count;
-    // The most tables of one bucket that may be captured at the same time.
+    // The most tables of orders of one bucket that may be captured at the same time.
     uint32_t tables_max;
-    // Optional: when the chooser moves. Default: after 32 steps that each save a tenth and 50 us.
+    // Optional: when the chooser changes to another table of orders. Default: when it saves a tenth of the exposed
+    // time and 50 us per step, in 32 consecutive steps, with a `smoothing` of 0.1.
     const struct fb_hysteresis *hysteresis;
 } fb_chooser_config;
 
@@ -712,11 +752,11 @@ typedef struct fb_choice {
     size_t size;
     // The index of the bucket.
     uint32_t bucket;
-    // The index of the table in that bucket: see fb_chooser_table.
+    // The index of the table of orders in that bucket: see fb_chooser_table.
     uint32_t index;
-    // The table's version.
+    // The version of that table of orders.
     uint32_t version;
-    // 1 when this call has changed the table: capture it before you use it.
+    // 1 if this call has changed that table of orders: capture it again before you launch it.
     uint32_t changed;
 } fb_choice;
 
@@ -744,18 +784,18 @@ typedef struct fb_buffers {
     // Receives the slots of these positions in the layer's slab, in the same shape, -1 for none.
     int32_t *slots;
     // Optional: receives the slots again as the index lists of split attention, `[1 + attention_waves][batch][query
-    // rows][top_k]`. List 0 has the resident rows, list 1 + w the rows that attention wave w fetches.
+    // rows][top_k]`. Index list 0 has the resident rows, index list 1 + w the rows that attention wave w fetches.
     int32_t *lists;
-    // Receives the number of valid entries of each list, `[1 + attention_waves][batch][query rows]`; NULL without
-    // lists.
+    // Receives the number of valid slots in each index list, `[1 + attention_waves][batch][query rows]`; NULL without
+    // index lists.
     uint32_t *counts;
-    // Batch rows of each list, at least the step's; 0 without lists.
+    // Batch rows of each index list, at least the step's; 0 without index lists.
     uint32_t batch;
     // Must be 0.
     uint32_t reserved;
 } fb_buffers;
 
-// The question for the planner. Bytes are for one GPU and its share of the host's memory. An optional field that is 0
+// The question for the planner. Bytes are for one GPU and its part of the host's memory. An optional field that is 0
 // gets the default that its comment names.
 typedef struct fb_plan_config {
     // sizeof(fb_plan_config).
@@ -766,9 +806,9 @@ typedef struct fb_plan_config {
     uint64_t gpu;
     // Tokens of a sequence at its end: prompt plus promised tokens.
     uint32_t context;
-    // Optional: sequences that share the GPU. Default: as many as fit.
+    // Optional: sequences on the GPU at the same time. Default: as many as fit.
     uint32_t batch;
-    // Optional: slots as a share of the context, above 0 and at most 1. Default: the largest ratio that fits; if
+    // Optional: slots as a fraction of the context, above 0 and at most 1. Default: the largest ratio that fits; if
     // `batch` is 0, the ratio that leaves `least_slots`.
     double ratio;
     // Optional: bytes of weights on the GPU. Default: 0.
@@ -804,7 +844,7 @@ typedef struct fb_planned {
     uint32_t batch;
     // Slots of each sequence in each layer.
     uint32_t slots;
-    // Slots as a share of the context.
+    // Slots as a fraction of the context.
     double ratio;
     // 1 if rows are in host memory; 0 if all rows stay on the device.
     uint32_t offloads;
@@ -820,7 +860,7 @@ typedef struct fb_planned {
     uint64_t live_tokens;
     // Device: bytes of index keys.
     uint64_t index_key_bytes;
-    // Device: bytes of the slots that budgets are made of.
+    // Device: bytes of the slots for the budgets of all sequences.
     uint64_t slot_bytes;
     // Device: bytes of landing slots.
     uint64_t landing_bytes;
@@ -828,7 +868,7 @@ typedef struct fb_planned {
     uint64_t scratch_bytes;
     // Device: bytes that whole mappings leave unused.
     uint64_t padding_bytes;
-    // Device: bytes of residency tables, page tables, fetch lists and step descriptors.
+    // Device: bytes of residency tables, page tables, lists of fetches and step descriptors.
     uint64_t table_bytes;
     // Pinned host memory: bytes of rows.
     uint64_t row_bytes;
@@ -883,7 +923,7 @@ typedef struct fb_trace_header {
     uint32_t context;
     // 1 for a recording that was not finished.
     uint32_t unfinished;
-    // In an unfinished recording: the bytes after its last complete group, which the reader dropped.
+    // In an unfinished recording: the bytes after its last complete group of steps, which the reader dropped.
     uint64_t left_off_bytes;
     // The number of selected positions in all steps and layers together.
     uint64_t members;
@@ -930,8 +970,9 @@ typedef struct fb_retired {
     uint64_t misses;
 } fb_retired;
 
-// The description of a recording, and when its groups are written. An optional field that is 0 or NULL gets the
-// default that its comment names. Texts are UTF-8; readers only display them.
+// The description of a recording. The file stores the steps in groups: a group is written when it has `group_steps`
+// steps or `group_bytes` bytes. An optional field that is 0 or NULL gets the default that its comment names. Strings
+// are UTF-8; readers only display them.
 typedef struct fb_trace_config {
     // sizeof(fb_trace_config).
     size_t size;
@@ -945,17 +986,17 @@ typedef struct fb_trace_config {
     uint32_t decode_start;
     // Optional: tokens of the longest context. Default: as many as were recorded.
     uint32_t context;
-    // Optional: the most steps of a group. Default: 64.
+    // Optional: the most steps of a group that is written at once. Default: 64.
     uint32_t group_steps;
-    // Optional: the step that brings a group to this many bytes writes it. Default: 262144.
+    // Optional: a group is written as soon as it has this many bytes. Default: 262144.
     uint32_t group_bytes;
     // Must be 0.
     uint32_t reserved;
     // Optional: the model's own numbers of the recorded layers, `layers` of them, ascending. Default: 0, 1, 2 and so
     // on.
     const uint32_t *layer_ids;
-    // Optional: for each layer the index, from 0, of the layer whose sets it shares, or its own index if it has sets
-    // of its own. Default: every layer has its own sets.
+    // Optional: for each layer the index, from 0, of the layer whose selection it uses, or its own index if it
+    // selects for itself. Default: every layer selects for itself.
     const uint32_t *shares;
     // Optional: a short name of the recording.
     const char *label;
@@ -967,7 +1008,7 @@ typedef struct fb_trace_config {
     const char *score;
     // Optional: how the steps are produced.
     const char *mode;
-    // Optional: the text that the model reads.
+    // Optional: a description of what the model reads.
     const char *text;
 } fb_trace_config;
 
@@ -978,16 +1019,15 @@ extern "C" {
 // Returns the version of the loaded library's interface. Compare it with FB_ABI_VERSION before any other call.
 uint32_t fb_abi_version(void);
 
-// Returns a status in words. The text is constant. Any number is allowed.
+// Returns a status in words, as a constant string. Any number is allowed.
 const char *fb_status_text(uint32_t status);
 
-// Returns the library's own version as a constant text, for example "0.1.0".
+// Returns the library's own version as a constant string, for example "0.1.0".
 const char *fb_version(void);
 
-// Copies the error text of the last call that failed on the object of a handle of any kind. The text says what failed,
-// where, with which numbers, and what to do. It is empty before the first failure. It is cut to `text_bytes` bytes
-// with its ending zero; 512 bytes hold any text. A call that returns FB_CLOSED or FB_BUSY for the handle itself, or
-// that is given a null handle, leaves no text.
+// Copies the error text of the last call that failed on the object of `handle`, a handle of any kind. The error text
+// says what failed, where, with which numbers, and what to do. It is empty before the first failure. A call that
+// returns FB_CLOSED or FB_BUSY for the handle itself, or whose handle is NULL, leaves no error text.
 //
 // Requires:
 // `text` is NULL, or has `text_bytes` bytes.
@@ -995,8 +1035,7 @@ fb_status fb_error_text(const void *handle,
                         char *text,
                         size_t text_bytes);
 
-// Makes a device. It takes no memory yet. When the call fails, it writes the reason to `text`, cut to `text_bytes`
-// bytes with its ending zero; `text` may be NULL.
+// Makes a device. It takes no memory yet. On failure, `text` receives the reason.
 //
 // Requires:
 // `config` states its real size; its `library` is NULL or ends with a zero; `text` has `text_bytes` bytes.
@@ -1005,9 +1044,9 @@ fb_status fb_device_create(const struct fb_device_config *config,
                            size_t text_bytes,
                            struct fb_device **device);
 
-// Ends a device. The call waits for the work enqueued on its streams and on borrowed ones, then frees all memory taken
-// on it, including that of caches destroyed earlier; memory that a broken cache gave up is not freed. FB_BUSY while
-// caches or captured layers are left. Tickets remain valid.
+// Ends a device. The call waits for the work enqueued on its streams and on borrowed ones, then frees all memory
+// taken on it, including that of caches destroyed earlier; the memory of a cache that was leaked after a panic stays
+// allocated. FB_BUSY while caches or captured layers are left. Tickets remain valid.
 //
 // Requires:
 // No work on its streams waits for something that only this thread would do.
@@ -1077,10 +1116,9 @@ fb_status fb_device_allocate(const struct fb_device *device,
                              void **address);
 
 // Fills in the fields that describe a model and leaves the other fields unchanged. The names are "deepseek-v3.2",
-// "deepseek-v3.2-bf16", "deepseek-v3.2-int8", "glm-5" and "gqa-8x128"; "deepseek-v3" is a dense model and is meant for
-// planning only. Another name is FB_OUT_OF_RANGE. Set `size` of `config` before the call; the other fields may be zero
-// or filled. When the call fails, it writes the reason to `text`, cut to `text_bytes` bytes with its ending zero;
-// `text` may be NULL.
+// "deepseek-v3.2-bf16", "deepseek-v3.2-int8", "glm-5" and "gqa-8x128"; "deepseek-v3" is a dense model and is meant
+// for planning only. Another name is FB_OUT_OF_RANGE. Set `size` of `config` before the call; the other fields may be
+// zero or filled. On failure, `text` receives the reason.
 //
 // Requires:
 // `name` ends with a zero; `config` states its real size; `text` has `text_bytes` bytes.
@@ -1090,21 +1128,20 @@ fb_status fb_preset(const char *name,
                     struct fb_cache_config *config);
 
 // Computes what a cache of this configuration takes on a GPU, and takes nothing. A GPU maps memory in multiples of 2
-// MiB; a host device maps small pages and pads less. The call refuses every configuration that fb_cache_create refuses
-// before it asks for memory. When it fails, it writes the reason to `text`, cut to `text_bytes` bytes with its ending
-// zero; `text` may be NULL.
+// MiB; a host device maps small pages and pads less. The call refuses every configuration that fb_cache_create
+// refuses before it asks for memory. On failure, `text` receives the reason.
 //
 // Requires:
-// Both state their real sizes, and the configuration's table is valid; `text` has `text_bytes` bytes.
+// Both structs state their real sizes, and `slots_by_layer` is NULL or has an entry for each layer; `text` has
+// `text_bytes` bytes.
 fb_status fb_footprint(const struct fb_cache_config *config,
                        char *text,
                        size_t text_bytes,
                        struct fb_cache_footprint *footprint);
 
 // Makes a cache on a device and takes all its memory, which belongs to the device until fb_device_destroy. Neither
-// fb_cache_destroy nor a creation that fails half-way gives any of it back; to replace a cache, make another device.
-// When the call fails, it writes the reason to `text`, cut to `text_bytes` bytes with its ending zero; `text` may be
-// NULL.
+// fb_cache_destroy nor a creation that fails half-way frees any of it; to replace a cache, make another device. On
+// failure, `text` receives the reason.
 //
 // Requires:
 // `config` states its real size, and its `slots_by_layer` is NULL or has an entry for each layer; `text` has
@@ -1115,9 +1152,10 @@ fb_status fb_cache_create(const struct fb_device *device,
                           size_t text_bytes,
                           struct fb_cache **cache);
 
-// Ends a cache. Its pools are the device's memory, which fb_device_destroy frees. No other cache can reuse them: a new
-// cache on this device takes as much memory again. After a panic the memory is given up instead. The call returns
-// FB_BUSY while a sequence is open or a step is not retired; nothing has ended then, and the handle stays valid.
+// Ends a cache. Its pools are the device's memory, which fb_device_destroy frees. No other cache can reuse them: a
+// new cache on this device takes as much memory again. After a panic the call leaks the cache, on purpose, because
+// its state may be inconsistent: fb_device_destroy does not free its memory either. The call returns FB_BUSY while a
+// sequence is open or a step is not retired; nothing has ended then, and the handle stays valid.
 //
 // Requires:
 // No operation that was enqueued for it still uses the caller's buffers.
@@ -1136,7 +1174,9 @@ fb_status fb_cache_stats(const struct fb_cache *cache, struct fb_stats *stats);
 fb_status fb_cache_info(const struct fb_cache *cache, struct fb_info *info);
 
 // Releases what ended work still holds: closed sequences whose last work has ended, pages and step descriptors.
-// `*waiting`, which may be NULL, receives the number of closed sequences that still wait.
+// `*waiting`, which may be NULL, receives the number of closed sequences that still wait. On `stream` the call
+// enqueues the operations that empty the lanes of the released sequences; later sequences wait for them by
+// themselves.
 //
 // Requires:
 // `waiting` is NULL or has room for the result.
@@ -1144,16 +1184,16 @@ fb_status fb_cache_reap(struct fb_cache *cache,
                         void *stream,
                         uint32_t *waiting);
 
-// Checks every invariant of every pool and table, for tests, between steps. On a GPU it waits for the device.
-// FB_INTERNAL names the broken invariant.
+// Checks every invariant of the pools, the page tables and the residency tables. It is for tests, between steps. On a
+// GPU it waits for the device. FB_INTERNAL names the broken invariant.
 //
 // Requires:
 // Nothing beyond the conventions at the top of the header.
 fb_status fb_cache_validate(const struct fb_cache *cache);
 
-// Copies fallback number `index`, from 0, as a line of text. Each fallback is an option that the system refused, such
-// as huge pages. The text is cut to `text_bytes` bytes with its ending zero; `text` may be NULL. The call returns
-// FB_OUT_OF_RANGE past the last fallback; for `index` 0 this means that there are no fallbacks.
+// Copies fallback number `index`, from 0, to `text`, as one line. Each fallback is an option that the system refused,
+// such as huge pages. The call returns FB_OUT_OF_RANGE past the last fallback; for `index` 0 this means that there
+// are no fallbacks.
 //
 // Requires:
 // `text` has `text_bytes` bytes.
@@ -1163,8 +1203,8 @@ fb_status fb_cache_fallback(const struct fb_cache *cache,
                             size_t text_bytes);
 
 // Returns the address and size of a layer's slab on the device, which attention reads. Both stay the same for the
-// cache's life. The slab is `[blocks][block_bytes]` with 64 slots a block, padded as configured. A block holds run 0
-// of its 64 slots, then run 1 of its 64 slots. With rows in one run and no padding, slot `s` is at byte `s *
+// cache's life. The slab is `[blocks][block_bytes]` with 64 slots per block, padded as configured. A block holds run
+// 0 of its 64 slots, then run 1 of its 64 slots. With rows in one run and no padding, slot `s` is at byte `s *
 // row_bytes[0]`.
 //
 // Requires:
@@ -1175,8 +1215,8 @@ fb_status fb_slab(const struct fb_cache *cache,
                   uint64_t *bytes);
 
 // Returns the rows of a layer in the total pool, `[pages][page tokens][host_stride]`. A prefill on the device or a
-// transfer may write prompt rows there and then call fb_append_in_place. fb_pages lists the pages of a sequence. The
-// pages that fb_open_shared or fb_fork shares must not be written. FB_OUT_OF_RANGE for an unknown layer.
+// transfer may write prompt rows there and then call fb_append_in_place. fb_pages returns the pages of a sequence.
+// The pages that fb_open_shared or fb_fork shares must not be written. FB_OUT_OF_RANGE for an unknown layer.
 //
 // Requires:
 // `address` and `bytes` have room for the results.
@@ -1186,7 +1226,8 @@ fb_status fb_rows(const struct fb_cache *cache,
                   uint64_t *bytes);
 
 // Returns the index keys of a layer on the device, `[pages][page tokens][key bytes]`. The engine writes and reads
-// them. fb_pages lists the pages of a sequence. FB_OUT_OF_RANGE for an unknown layer, or a model without index keys.
+// them. fb_pages returns the pages of a sequence. FB_OUT_OF_RANGE for an unknown layer, or a model without index
+// keys.
 //
 // Requires:
 // `address` and `bytes` have room for the results.
@@ -1225,11 +1266,11 @@ fb_status fb_append_in_place(struct fb_cache *cache,
                              uint64_t sequence,
                              uint32_t count);
 
-// Joins a sequence to its lane, once every layer has its whole prompt. It loads rows as `bring_up` said at the
+// Joins a sequence to its lane, once every layer has its whole prompt. It loads the rows that `bring_up` named at the
 // opening, replays the selections of `warm_up`, and gathers the rows that are then resident, up to the warm-up's
 // bound. Steps wait for this work by themselves; with a bound, call fb_join_more until the sequence is running.
-// `warm_up` may be NULL. `ticket` may be NULL; otherwise it receives the ticket of the enqueued work. FB_INVALID_STATE
-// while a layer's prompt is incomplete, or when the sequence has already joined.
+// `warm_up` may be NULL. `ticket` may be NULL; otherwise it receives the ticket of the enqueued work.
+// FB_INVALID_STATE while a layer's prompt is incomplete, or when the sequence has already joined.
 //
 // Requires:
 // `warm_up` states its real size. The device may read its selections until the stream has passed this call.
@@ -1264,10 +1305,10 @@ fb_status fb_fork(struct fb_cache *cache,
 
 // Truncates a sequence to `length` tokens. Landed rows below the length are accepted, except those of a failed step;
 // the others are rejected. The call removes rejected rows, and committed tokens beyond the length, from every layer's
-// residency. A page that other sequences share is replaced
-// before it can be written again. The call also clears a failed step. FB_BUSY while work of the sequence is in flight.
-// FB_OUT_OF_RANGE for a length beyond the committed and landed rows. FB_INVALID_STATE before the sequence has joined.
-// FB_EXHAUSTED when shared pages cannot be replaced. After any of these nothing has changed.
+// residency. A page that other sequences share is replaced before it can be written again. The call also clears a
+// failed step. FB_BUSY while work of the sequence is in flight. FB_OUT_OF_RANGE for a length beyond the committed and
+// landed rows. FB_INVALID_STATE before the sequence has joined. FB_EXHAUSTED when shared pages cannot be replaced.
+// After any of these nothing has changed.
 //
 // Requires:
 // `ticket` is NULL or has room for the result.
@@ -1327,11 +1368,14 @@ fb_status fb_landing_slot(const struct fb_cache *cache,
                           uint32_t query_row,
                           uint32_t *slot);
 
-// Ends a sequence, also as an abort. Its number is closed at once. Its pages, slots and lane become free when the last
-// step that uses them has been retired.
+// Ends a sequence, also to abort a request. Its number is closed at once. Its pages, slots and lane become free when
+// the last step that uses them has been retired and every ticket of the sequence has ended: in this call, in that
+// fb_retire, or in fb_cache_reap. On `stream` the call enqueues the operation that empties the lane. The engine
+// orders `stream` after its own work for the sequence outside of steps, because a prefill may still be writing index
+// keys to the sequence's pages.
 //
 // Requires:
-// The library may enqueue work on `stream` now.
+// `stream` is ordered after the work that the engine has enqueued for the sequence outside of steps.
 fb_status fb_close(struct fb_cache *cache,
                    uint64_t sequence,
                    void *stream);
@@ -1365,12 +1409,12 @@ fb_status fb_find_shared(const struct fb_cache *cache,
                          size_t salt_bytes,
                          uint32_t *shared);
 
-// Publishes full pages from token `from` on whose rows are all accepted and stored, so that other sequences
-// can find them by block hash (vLLM: a cached full block). `next` has the sequence's token ids from `from` on, as far
-// as they are known. `*published` receives how many tokens are published now. Call it again after more steps have been
-// retired, and before fb_close. FB_INVALID_STATE for a sequence that fb_open_shared did not open, or that is not
-// running. FB_BUSY while work that the library enqueued for it is in flight. FB_OUT_OF_RANGE when `from` is not the
-// published length of fb_length.
+// Publishes full pages from token `from` on whose rows are all accepted and stored, so that other sequences can find
+// them by block hash (vLLM: a cached full block). `next` has the sequence's token ids from `from` on, as far as they
+// are known. `*published` receives how many tokens the sequence's published pages have now. Call it again after more
+// steps have been retired, and before fb_close. FB_INVALID_STATE for a sequence that fb_open_shared did not open, or
+// that is not running. FB_BUSY while work that the library enqueued for it is in flight. FB_OUT_OF_RANGE when `from`
+// is not `published` of fb_length.
 //
 // Requires:
 // `next` states its real size, and everything it points to is valid. `published` has room for the result.
@@ -1382,8 +1426,10 @@ fb_status fb_publish(struct fb_cache *cache,
 
 // Captures the layers of a bucket into a graph. The engine's callback enqueues the engine's work; the call enqueues
 // resolve, gather and scatter between. Nothing runs. Other steps may be in flight, but no step of the bucket's
-// micro-batches may be open (FB_BUSY). On an error the capture is ended and nothing remains of it. FB_UNSUPPORTED on a
-// device without graphs.
+// micro-batches may be open, and the first compute stream must not be in a capture already (FB_BUSY for both). On an
+// error the capture has ended and no graph is left. FB_UNSUPPORTED on a device without graphs. FB_INVALID_STATE if an
+// operation cannot be captured; the error text names the driver's error. FB_INVALID_CONFIG and FB_OUT_OF_RANGE for
+// streams, buffers and orders, as for fb_overlap_steps.
 //
 // Requires:
 // `config` and `engine` state their real sizes, and everything they point to is valid; the buffers are valid at every
@@ -1431,9 +1477,8 @@ fb_status fb_launched(struct fb_cache *cache,
 // Destroys captured layers. Launches in progress still run. Until this call fb_device_destroy returns FB_BUSY.
 fb_status fb_captured_destroy(struct fb_captured *captured);
 
-// Reads a table's text: its version, its number of layers, and as many orders as `room` allows. `orders` may be NULL
-// with a `room` of 0. When the call fails, it writes the reason to `reason`, cut to `reason_bytes` bytes with its
-// ending zero; `reason` may be NULL.
+// Reads a table of orders from `text`, its form in a file: the version, the number of layers, and as many orders as
+// `room` allows. `orders` may be NULL with a `room` of 0. On failure, `reason` receives the reason.
 //
 // Requires:
 // `text` ends with a zero byte. `orders` has room for `room` numbers. `version` and `layers` have room for the
@@ -1446,9 +1491,8 @@ fb_status fb_table_from_text(const char *text,
                              uint32_t room,
                              uint32_t *layers);
 
-// Writes a table as text, cut to `text_bytes` bytes with its ending zero. `bytes` receives the size of the whole text,
-// its zero included. `text` may be NULL. When the call fails, it writes the reason to `reason`, cut to `reason_bytes`
-// bytes with its ending zero; `reason` may be NULL.
+// Writes a table of orders to `text`, in its form for a file. `bytes` receives the size of that form as a whole, its
+// ending zero included. On failure, `reason` receives the reason.
 //
 // Requires:
 // `table` and its orders are valid. `text` has `text_bytes` bytes and `reason` has `reason_bytes`. `bytes` has room
@@ -1460,9 +1504,8 @@ fb_status fb_table_to_text(const struct fb_table *table,
                            size_t text_bytes,
                            size_t *bytes);
 
-// Returns, for each layer, the order with the lowest price at that layer's misses of a batch row. `misses` and
-// `orders` have `layers` entries. When the call fails, it writes the reason to `text`, cut to `text_bytes` bytes with
-// its ending zero; `text` may be NULL.
+// Returns, for each layer, the order with the lowest price at that layer's number of misses per batch row. `misses`
+// and `orders` have `layers` entries. On failure, `text` receives the reason.
 //
 // Requires:
 // `prices` and its numbers are valid. `misses` has `layers` numbers and `orders` has room for as many. `text` has
@@ -1474,8 +1517,7 @@ fb_status fb_table_best(const struct fb_prices *prices,
                         size_t text_bytes,
                         uint32_t *orders);
 
-// Makes a chooser. When the call fails, it writes the reason to `text`, cut to `text_bytes` bytes with its ending
-// zero; `text` may be NULL.
+// Makes a chooser. On failure, `text` receives the reason.
 //
 // Requires:
 // `config` states its real size, and everything it points to is valid. `text` has `text_bytes` bytes. `chooser` has
@@ -1486,7 +1528,7 @@ fb_status fb_chooser_create(const struct fb_chooser_config *config,
                             struct fb_chooser **chooser);
 
 // Adds the counters of a retired step of `rows` batch rows (fb_retired_counts) to the averages, and chooses the table
-// for a step of `next_rows` batch rows. It allocates nothing.
+// of orders for a step of `next_rows` batch rows. It allocates nothing.
 //
 // Requires:
 // `counts` has `layers` entries; `choice` states its real size.
@@ -1497,8 +1539,8 @@ fb_status fb_choose(struct fb_chooser *chooser,
                     uint32_t next_rows,
                     struct fb_choice *choice);
 
-// Copies the table that a choice names: as many orders as `room` allows to `orders`, the number of layers to `layers`,
-// and the version to `version`. `orders` may be NULL with a `room` of 0.
+// Copies the table of orders that a choice names: as many orders as `room` allows to `orders`, the number of layers
+// to `layers`, and the version to `version`. `orders` may be NULL with a `room` of 0.
 //
 // Requires:
 // `orders` has room for `room` numbers; `layers` and `version` have room for the results.
@@ -1514,11 +1556,11 @@ fb_status fb_chooser_table(const struct fb_chooser *chooser,
 fb_status fb_chooser_destroy(struct fb_chooser *chooser);
 
 // Resolves a layer's selection (top-k indices) and gathers the missed rows, for all batch rows of the step, on one
-// stream. `selection` has token positions, -1 for none, `[batch rows][query rows][top_k]`. `slots`, of the same shape,
-// receives the slots of these positions in the layer's slab. If a position is at or beyond the sequence's length,
-// fb_retire returns FB_DEVICE_FAILED. Rows beyond a sequence's budget are in scratch slots, which all layers share:
-// enqueue this layer's attention before the next layer's call. FB_INVALID_CONFIG in a cache with several attention
-// waves: call fb_resolve, then fb_gather for each wave. FB_INVALID_STATE for a finished step.
+// stream. `selection` has token positions, -1 for none, `[batch rows][query rows][top_k]`. `slots`, of the same
+// shape, receives the slots of these positions in the layer's slab. If a position is at or beyond the sequence's
+// length, fb_retire returns FB_DEVICE_FAILED. Fetched rows for which the budget has no slot are in scratch slots,
+// which all layers use: enqueue this layer's attention before the next layer's call. FB_INVALID_CONFIG in a cache
+// with several attention waves: call fb_resolve, then fb_gather for each wave. FB_INVALID_STATE for a finished step.
 //
 // Requires:
 // The device may use both buffers until the stream has passed this call.
@@ -1530,11 +1572,12 @@ fb_status fb_layer(struct fb_cache *cache,
                    void *stream);
 
 // Calls fb_layer for every layer, draft layers included. It is for replays and tests, which have all selections
-// beforehand. `selection` and `slots` are `[layers][batch rows][query rows][top_k]`. Layers share the scratch slots,
-// and after this call those hold rows of the last layer only. So the call returns FB_INVALID_CONFIG, with nothing
-// enqueued, if an earlier layer might need a scratch slot. No layer needs one if the budget of each sequence of the
-// step holds query rows x top_k rows, or the whole sequence, or if the cache has residency_only set. If another error
-// stops at one layer, the layers before it are enqueued: abandon the step (fb_abandon), or continue with fb_layer.
+// beforehand. `selection` and `slots` are `[layers][batch rows][query rows][top_k]`. All layers use the same scratch
+// slots, so after this call the scratch slots hold rows of the last layer only. So the call returns
+// FB_INVALID_CONFIG, with nothing enqueued, if an earlier layer might need a scratch slot. No layer needs one if each
+// sequence of the step has a budget of at least query rows x top_k slots, or of a slot for each of its tokens, or if
+// the cache has residency_only set. If another error stops at one layer, the layers before it are enqueued: abandon
+// the step (fb_abandon), or continue with fb_layer.
 //
 // Requires:
 // As fb_layer.
@@ -1546,8 +1589,8 @@ fb_status fb_layers(struct fb_cache *cache,
 
 // Resolves the selection of a range of a step. The caller must call fb_gather next and order it after the resolve: on
 // the same stream, or by fb_stream_order. The gather must also be ordered before the attention that reads the fetched
-// rows, and before the next resolve of the same batch rows in any layer; attention over list 0 may run before it. A
-// step in which missed rows were not gathered fails.
+// rows, and before the next resolve of the same batch rows in any layer; attention over index list 0 may run before
+// it. A step in which missed rows were not gathered fails.
 //
 // Requires:
 // `range` and `buffers` state their real sizes. The device may use the buffers until the stream has passed this call.
@@ -1557,7 +1600,7 @@ fb_status fb_resolve(struct fb_cache *cache,
                      const struct fb_buffers *buffers,
                      void *stream);
 
-// Fetches the rows that the last resolve of this range missed; with several attention waves, the rows of wave
+// Fetches the rows that the last resolve of this range missed; with several attention waves, only the rows of wave
 // `attention_wave`, from 0. Attention may read the slots after it.
 //
 // Requires:
@@ -1619,8 +1662,8 @@ fb_status fb_overlap_steps(struct fb_cache *cache,
                            uint32_t draft_passes,
                            const struct fb_engine *engine);
 
-// Computes a plan. When the call fails, it writes the reason to `text`, cut to `text_bytes` bytes with its ending
-// zero. FB_OUT_OF_MEMORY names what does not fit, with the wanted and the available bytes. `text` may be NULL.
+// Computes a plan. On failure, `text` receives the reason: for FB_OUT_OF_MEMORY it names what does not fit, with the
+// wanted and the available bytes.
 //
 // Requires:
 // `config`, its model and `planned` state their real sizes; `text` has `text_bytes` bytes.
@@ -1629,11 +1672,11 @@ fb_status fb_plan(const struct fb_plan_config *config,
                   size_t text_bytes,
                   struct fb_planned *planned);
 
-// Returns the sentence for a note, given its one bit. The text is constant, and empty for a bit without a note.
+// Returns the sentence for a note, given its one bit, as a constant string. It is empty for a bit without a note.
 const char *fb_plan_note_text(uint32_t bit);
 
-// Creates the file `path`, which must not exist, for blocks of `block_tokens` tokens. When the call fails, it writes
-// the reason to `text`, cut to `text_bytes` bytes with its ending zero; `text` may be NULL.
+// Creates the file `path`, which must not exist, for blocks of `block_tokens` tokens. On failure, `text` receives the
+// reason.
 //
 // Requires:
 // `path` ends with a zero byte; `text` has `text_bytes` bytes; `requests` has room for the result.
@@ -1670,8 +1713,7 @@ fb_status fb_requests_finish(struct fb_requests *requests,
 // Destroys the handle. All recorded lines are in the file, unless a call returned FB_IO before.
 fb_status fb_requests_destroy(struct fb_requests *requests);
 
-// Reads the trace or recording `path`, compressed or not. When the call fails, it writes the reason to `text`, cut to
-// `text_bytes` bytes with its ending zero; `text` may be NULL.
+// Reads the trace or recording `path`, compressed or not. On failure, `text` receives the reason.
 //
 // Requires:
 // `path` ends with a zero byte; `text` has `text_bytes` bytes; `selections` has room for the result.
@@ -1686,8 +1728,8 @@ fb_status fb_selections_open(const char *path,
 // `header` states its real size.
 fb_status fb_selections_header(const struct fb_selections *selections, struct fb_trace_header *header);
 
-// Copies one of the trace's texts, named by an FB_SELECTIONS_ constant, cut to `text_bytes` bytes with its ending
-// zero. The text is empty if the trace does not have it.
+// Copies one of the strings of the trace's header to `text`. An FB_SELECTIONS_ constant names it. The string is empty
+// if the trace does not have it.
 //
 // Requires:
 // `text` has `text_bytes` bytes.
@@ -1706,8 +1748,8 @@ fb_status fb_selections_layer_ids(const struct fb_selections *selections,
                                   uint32_t room,
                                   uint32_t *count);
 
-// Copies the selections of `steps` steps from `first_step` on: `[steps][layers][k]` positions, ascending in each set,
-// with -1 after the last position of a smaller set.
+// Copies the selections of `steps` steps from `first_step` on: `[steps][layers][k]` positions. The positions of one
+// step and layer ascend; if they are fewer than k, -1 fills the rest.
 //
 // Requires:
 // `positions` has room for `steps` x layers x k numbers.
@@ -1739,20 +1781,19 @@ fb_status fb_prepare(struct fb_cache *cache,
 // ordered after that work.
 //
 // A step is complete when every query row of its batch rows was resolved, gathered in each attention wave, and
-// scattered, in every layer, draft layers included. With residency_only, resolving is enough. While a call is missing,
-// fb_finish returns FB_INVALID_STATE, and the error text names the call, its layer, batch row and query row. It then
-// enqueues nothing and the step stays open: make the missing call, or give the step up with fb_abandon. A missing
-// gather may still be enqueued until any layer's next resolve of these batch rows. After that it is too late
+// scattered, in every layer, draft layers included. With residency_only, resolving is enough. While a call is
+// missing, fb_finish returns FB_INVALID_STATE, and the error text names the call, its layer, batch row and query row.
+// It then enqueues nothing and the step stays open: make the missing call, or abandon the step with fb_abandon. A
+// missing gather may still be enqueued until any layer's next resolve of these batch rows. After that it is too late
 // for it: resolve and gather again to complete the step. If the first resolve had misses, the step still fails, as
-// fb_retire says. FB_INVALID_STATE also for a
-// step that is already finished.
+// fb_retire says. FB_INVALID_STATE also for a step that is already finished.
 fb_status fb_finish(struct fb_cache *cache,
                     fb_step step,
                     void *stream);
 
-// Gives up an open step, for an engine that fails between layers. The step must still be finished and retired;
-// fb_retire then returns FB_CANCELLED. Truncate its sequences (fb_truncate) or close them afterwards. FB_INVALID_STATE
-// for a finished step.
+// Abandons an open step, for an engine that fails between layers. The step must still be finished and retired;
+// fb_retire then returns FB_CANCELLED. Truncate its sequences (fb_truncate) or close them afterwards.
+// FB_INVALID_STATE for a finished step.
 fb_status fb_abandon(struct fb_cache *cache,
                      fb_step step);
 
@@ -1806,11 +1847,11 @@ fb_status fb_ticket_outcome(const struct fb_ticket *ticket,
 // Nothing beyond the conventions at the top of the header.
 fb_status fb_ticket_destroy(struct fb_ticket *ticket);
 
-// Creates the file `path`, which must not exist, and writes the recording's header. When the call fails, it leaves no
-// file and writes the reason to `text`, cut to `text_bytes` bytes with its ending zero; `text` may be NULL.
+// Creates the file `path`, which must not exist, and writes the recording's header. On failure, it leaves no file,
+// and `text` receives the reason.
 //
 // Requires:
-// `path` ends with a zero byte. `config` states its real size, and its lists and texts are valid. `text` has
+// `path` ends with a zero byte. `config` states its real size, and everything it points to is valid. `text` has
 // `text_bytes` bytes. `trace` has room for the result.
 fb_status fb_trace_create(const char *path,
                           const struct fb_trace_config *config,
@@ -1818,10 +1859,10 @@ fb_status fb_trace_create(const char *path,
                           size_t text_bytes,
                           struct fb_trace **trace);
 
-// Records the selection of the query at `position`: for each layer with sets of its own, in order, k positions in any
-// order, -1 for none. `selected` has `count` numbers in host memory. Record each accepted position once, in order,
-// from first_position on. On FB_OUT_OF_RANGE nothing is recorded and the caller may continue with a corrected call.
-// After FB_IO the file ends with the previous group, and every later call fails.
+// Records the selection of the query at `position`: for each layer that selects for itself, in order, k positions in
+// any order, -1 for none. `selected` has `count` numbers in host memory. Record each accepted position once, in
+// order, from first_position on. On FB_OUT_OF_RANGE nothing is recorded and the caller may continue with a corrected
+// call. After FB_IO the file ends with the previous group of steps, and every later call fails.
 //
 // Requires:
 // `selected` has `count` numbers.

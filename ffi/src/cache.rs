@@ -102,7 +102,8 @@ pub struct FbInfo {
     pub steps_in_flight: u32,
     /// Micro-batches that may each have a step open at the same time.
     pub micro_batches: u32,
-    /// Attention waves of split attention: `lists` and `counts` of `fb_buffers` hold 1 + this many lists.
+    /// The most attention waves of a step: split attention has 1 + this many index lists (`lists` and `counts` of
+    /// fb_buffers).
     pub attention_waves: u32,
     /// The fewest slots that a sequence may have in a layer.
     pub min_budget: u32,
@@ -196,9 +197,8 @@ impl FbCache {
 }
 
 /// Makes a cache on a device and takes all its memory, which belongs to the device until fb_device_destroy. Neither
-/// fb_cache_destroy nor a creation that fails half-way gives any of it back; to replace a cache, make another device.
-/// When the call fails, it writes the reason to `text`, cut to `text_bytes` bytes with its ending zero; `text` may be
-/// NULL.
+/// fb_cache_destroy nor a creation that fails half-way frees any of it; to replace a cache, make another device. On
+/// failure, `text` receives the reason.
 ///
 /// # Safety
 /// `config` states its real size, and its `slots_by_layer` is NULL or has an entry for each layer; `text` has
@@ -223,9 +223,10 @@ pub unsafe extern "C" fn fb_cache_create(
     }
 }
 
-/// Ends a cache. Its pools are the device's memory, which fb_device_destroy frees. No other cache can reuse them: a new
-/// cache on this device takes as much memory again. After a panic the memory is given up instead. The call returns
-/// FB_BUSY while a sequence is open or a step is not retired; nothing has ended then, and the handle stays valid.
+/// Ends a cache. Its pools are the device's memory, which fb_device_destroy frees. No other cache can reuse them: a
+/// new cache on this device takes as much memory again. After a panic the call leaks the cache, on purpose, because
+/// its state may be inconsistent: fb_device_destroy does not free its memory either. The call returns FB_BUSY while a
+/// sequence is open or a step is not retired; nothing has ended then, and the handle stays valid.
 ///
 /// # Safety
 /// No operation that was enqueued for it still uses the caller's buffers.
@@ -311,7 +312,9 @@ pub unsafe extern "C" fn fb_cache_info(cache: *const FbCache, info: *mut FbInfo)
 }
 
 /// Releases what ended work still holds: closed sequences whose last work has ended, pages and step descriptors.
-/// `*waiting`, which may be NULL, receives the number of closed sequences that still wait.
+/// `*waiting`, which may be NULL, receives the number of closed sequences that still wait. On `stream` the call
+/// enqueues the operations that empty the lanes of the released sequences; later sequences wait for them by
+/// themselves.
 ///
 /// # Safety
 /// `waiting` is NULL or has room for the result.
@@ -332,8 +335,8 @@ pub unsafe extern "C" fn fb_cache_reap(
     })
 }
 
-/// Checks every invariant of every pool and table, for tests, between steps. On a GPU it waits for the device.
-/// FB_INTERNAL names the broken invariant.
+/// Checks every invariant of the pools, the page tables and the residency tables. It is for tests, between steps. On a
+/// GPU it waits for the device. FB_INTERNAL names the broken invariant.
 ///
 /// # Safety
 /// Nothing beyond the conventions at the top of the header.
@@ -342,9 +345,9 @@ pub unsafe extern "C" fn fb_cache_validate(cache: *const FbCache) -> FbStatus {
     read(cache, |cache| cache.cache.validate())
 }
 
-/// Copies fallback number `index`, from 0, as a line of text. Each fallback is an option that the system refused, such
-/// as huge pages. The text is cut to `text_bytes` bytes with its ending zero; `text` may be NULL. The call returns
-/// FB_OUT_OF_RANGE past the last fallback; for `index` 0 this means that there are no fallbacks.
+/// Copies fallback number `index`, from 0, to `text`, as one line. Each fallback is an option that the system refused,
+/// such as huge pages. The call returns FB_OUT_OF_RANGE past the last fallback; for `index` 0 this means that there
+/// are no fallbacks.
 ///
 /// # Safety
 /// `text` has `text_bytes` bytes.
@@ -374,8 +377,8 @@ pub unsafe extern "C" fn fb_cache_fallback(
 }
 
 /// Returns the address and size of a layer's slab on the device, which attention reads. Both stay the same for the
-/// cache's life. The slab is `[blocks][block_bytes]` with 64 slots a block, padded as configured. A block holds run 0
-/// of its 64 slots, then run 1 of its 64 slots. With rows in one run and no padding, slot `s` is at byte `s *
+/// cache's life. The slab is `[blocks][block_bytes]` with 64 slots per block, padded as configured. A block holds run
+/// 0 of its 64 slots, then run 1 of its 64 slots. With rows in one run and no padding, slot `s` is at byte `s *
 /// row_bytes[0]`.
 ///
 /// # Safety
@@ -392,8 +395,8 @@ pub unsafe extern "C" fn fb_slab(
 }
 
 /// Returns the rows of a layer in the total pool, `[pages][page tokens][host_stride]`. A prefill on the device or a
-/// transfer may write prompt rows there and then call fb_append_in_place. fb_pages lists the pages of a sequence. The
-/// pages that fb_open_shared or fb_fork shares must not be written. FB_OUT_OF_RANGE for an unknown layer.
+/// transfer may write prompt rows there and then call fb_append_in_place. fb_pages returns the pages of a sequence.
+/// The pages that fb_open_shared or fb_fork shares must not be written. FB_OUT_OF_RANGE for an unknown layer.
 ///
 /// # Safety
 /// `address` and `bytes` have room for the results.
@@ -409,7 +412,8 @@ pub unsafe extern "C" fn fb_rows(
 }
 
 /// Returns the index keys of a layer on the device, `[pages][page tokens][key bytes]`. The engine writes and reads
-/// them. fb_pages lists the pages of a sequence. FB_OUT_OF_RANGE for an unknown layer, or a model without index keys.
+/// them. fb_pages returns the pages of a sequence. FB_OUT_OF_RANGE for an unknown layer, or a model without index
+/// keys.
 ///
 /// # Safety
 /// `address` and `bytes` have room for the results.

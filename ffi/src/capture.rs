@@ -63,7 +63,7 @@ struct Declared {
 
 impl FbCaptureConfig {
     /// # Safety
-    /// Its lists are valid, and the buffers are the device's to use by every launch.
+    /// Its arrays are valid, and the buffers are the device's to use by every launch.
     unsafe fn declare(&self, cache: &FbCache) -> Result<Declared> {
         if self.reserved != 0 {
             return Err(Error::new(Kind::InvalidConfig, "capture").at("reserved"));
@@ -129,8 +129,10 @@ unsafe fn capture(
 
 /// Captures the layers of a bucket into a graph. The engine's callback enqueues the engine's work; the call enqueues
 /// resolve, gather and scatter between. Nothing runs. Other steps may be in flight, but no step of the bucket's
-/// micro-batches may be open (FB_BUSY). On an error the capture is ended and nothing remains of it. FB_UNSUPPORTED on a
-/// device without graphs.
+/// micro-batches may be open, and the first compute stream must not be in a capture already (FB_BUSY for both). On an
+/// error the capture has ended and no graph is left. FB_UNSUPPORTED on a device without graphs. FB_INVALID_STATE if an
+/// operation cannot be captured; the error text names the driver's error. FB_INVALID_CONFIG and FB_OUT_OF_RANGE for
+/// streams, buffers and orders, as for fb_overlap_steps.
 ///
 /// # Safety
 /// `config` and `engine` state their real sizes, and everything they point to is valid; the buffers are valid at every

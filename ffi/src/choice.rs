@@ -1,8 +1,9 @@
-//! The overlap order of each layer: tables, prices, and the chooser that moves between tables.
+//! The overlap order of each layer: tables of orders, prices, and the chooser that changes from one table of orders to
+//! another.
 //!
-//! A table is a version and one order for each layer, draft layers last. Its text form is that of
-//! `forebay::overlap::Table`. A chooser has its own handle. A choice allocates nothing and depends only on the counters
-//! that it was given, so all ranks choose alike.
+//! A table of orders is a version and one order for each layer, draft layers last. Its text form is that of
+//! `forebay::overlap::Table`. A chooser has its own handle. A choice allocates nothing and depends only on the
+//! counters that it was given, so all ranks choose alike.
 
 use std::ffi::{CString, c_char};
 
@@ -46,7 +47,7 @@ const fn number(overlap: Overlap) -> u32 {
     }
 }
 
-/// A table of overlap orders. This struct never grows.
+/// A table of orders: the overlap order of each layer. This struct never grows.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FbTable {
@@ -73,17 +74,17 @@ impl FbTable {
     }
 }
 
-/// The price of each order: by how many nanoseconds it makes a layer longer than the same layer without misses in which
-/// no order costs anything, by misses of a batch row. An order's own costs (split attention, merge) are part of it.
-/// This struct never grows.
+/// The price of each order: the nanoseconds by which it makes a layer longer, for each number of misses per batch row.
+/// The baseline is the same layer without misses and without the costs of any order. So a price includes the order's
+/// own costs (split attention, merge). This struct never grows.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FbPrices {
-    /// Numbers of misses of a batch row, ascending from 0.
+    /// Numbers of misses per batch row, ascending from 0.
     pub misses: *const f64,
     /// The number of entries in `misses`.
     pub miss_count: u32,
-    /// The number of priced layers: all of them, or 1 if one price list is valid for all.
+    /// The number of layers in `exposed`: all layers, or 1 if all layers have the same prices.
     pub layers: u32,
     /// Nanoseconds, `[layers][none, DA, DBA][miss_count]`, finite and not negative.
     pub exposed: *const f64,
@@ -124,9 +125,9 @@ impl FbPrices {
 pub struct FbBucket {
     /// The batch rows that it was captured for.
     pub batch: u32,
-    /// The number of tables that are captured at the start.
+    /// The number of tables of orders that are captured at the start.
     pub table_count: u32,
-    /// These tables. The chooser starts with the first one.
+    /// These tables of orders. The chooser starts with the first one.
     pub tables: *const FbTable,
     /// The price of each order at this batch size.
     pub prices: FbPrices,
@@ -137,7 +138,7 @@ unsafe impl Plain for FbBucket {}
 
 impl FbBucket {
     /// # Safety
-    /// Its tables and prices are valid.
+    /// Its tables of orders and prices are valid.
     unsafe fn declare(&self) -> Result<Bucket> {
         // SAFETY: this function's contract.
         let (prices, tables) = unsafe {
@@ -149,7 +150,7 @@ impl FbBucket {
     }
 }
 
-/// The conditions under which a chooser moves to another table.
+/// The conditions under which a chooser changes to another table of orders.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FbHysteresis {
@@ -157,9 +158,9 @@ pub struct FbHysteresis {
     pub size: usize,
     /// The weight of a new step's misses in the running average, above 0 and at most 1.
     pub smoothing: f64,
-    /// The share of the exposed time that another table must save, 0 to 1.
+    /// The fraction of the exposed time that another table of orders must save, 0 to 1.
     pub share: f64,
-    /// The nanoseconds a step that another table must save as well.
+    /// The nanoseconds per step that it must save as well.
     pub least_ns: f64,
     /// The number of consecutive steps in which it must save both, at least 1.
     pub steps: u32,
@@ -184,9 +185,10 @@ pub struct FbChooserConfig {
     pub buckets: *const FbBucket,
     /// The number of buckets.
     pub bucket_count: u32,
-    /// The most tables of one bucket that may be captured at the same time.
+    /// The most tables of orders of one bucket that may be captured at the same time.
     pub tables_max: u32,
-    /// Optional: when the chooser moves. Default: after 32 steps that each save a tenth and 50 us.
+    /// Optional: when the chooser changes to another table of orders. Default: when it saves a tenth of the exposed
+    /// time and 50 us per step, in 32 consecutive steps, with a `smoothing` of 0.1.
     pub hysteresis: *const FbHysteresis,
 }
 
@@ -205,11 +207,11 @@ pub struct FbChoice {
     pub size: usize,
     /// The index of the bucket.
     pub bucket: u32,
-    /// The index of the table in that bucket: see fb_chooser_table.
+    /// The index of the table of orders in that bucket: see fb_chooser_table.
     pub index: u32,
-    /// The table's version.
+    /// The version of that table of orders.
     pub version: u32,
-    /// 1 when this call has changed the table: capture it before you use it.
+    /// 1 if this call has changed that table of orders: capture it again before you launch it.
     pub changed: u32,
 }
 
@@ -220,7 +222,7 @@ impl Versioned for FbChoice {
     const REQUIRED: usize = std::mem::offset_of!(FbChoice, changed) + 4;
 }
 
-/// A chooser of overlap tables.
+/// A chooser of tables of orders.
 pub struct FbChooser {
     chooser: Chooser,
     /// Room for a step's counters.
@@ -256,9 +258,8 @@ impl FbChooserConfig {
     }
 }
 
-/// Reads a table's text: its version, its number of layers, and as many orders as `room` allows. `orders` may be NULL
-/// with a `room` of 0. When the call fails, it writes the reason to `reason`, cut to `reason_bytes` bytes with its
-/// ending zero; `reason` may be NULL.
+/// Reads a table of orders from `text`, its form in a file: the version, the number of layers, and as many orders as
+/// `room` allows. `orders` may be NULL with a `room` of 0. On failure, `reason` receives the reason.
 ///
 /// # Safety
 /// `text` ends with a zero byte. `orders` has room for `room` numbers. `version` and `layers` have room for the
@@ -286,9 +287,8 @@ pub unsafe extern "C" fn fb_table_from_text(
     }
 }
 
-/// Writes a table as text, cut to `text_bytes` bytes with its ending zero. `bytes` receives the size of the whole text,
-/// its zero included. `text` may be NULL. When the call fails, it writes the reason to `reason`, cut to `reason_bytes`
-/// bytes with its ending zero; `reason` may be NULL.
+/// Writes a table of orders to `text`, in its form for a file. `bytes` receives the size of that form as a whole, its
+/// ending zero included. On failure, `reason` receives the reason.
 ///
 /// # Safety
 /// `table` and its orders are valid. `text` has `text_bytes` bytes and `reason` has `reason_bytes`. `bytes` has room
@@ -315,9 +315,8 @@ pub unsafe extern "C" fn fb_table_to_text(
     }
 }
 
-/// Returns, for each layer, the order with the lowest price at that layer's misses of a batch row. `misses` and
-/// `orders` have `layers` entries. When the call fails, it writes the reason to `text`, cut to `text_bytes` bytes with
-/// its ending zero; `text` may be NULL.
+/// Returns, for each layer, the order with the lowest price at that layer's number of misses per batch row. `misses`
+/// and `orders` have `layers` entries. On failure, `text` receives the reason.
 ///
 /// # Safety
 /// `prices` and its numbers are valid. `misses` has `layers` numbers and `orders` has room for as many. `text` has
@@ -351,8 +350,7 @@ pub unsafe extern "C" fn fb_table_best(
     }
 }
 
-/// Makes a chooser. When the call fails, it writes the reason to `text`, cut to `text_bytes` bytes with its ending
-/// zero; `text` may be NULL.
+/// Makes a chooser. On failure, `text` receives the reason.
 ///
 /// # Safety
 /// `config` states its real size, and everything it points to is valid. `text` has `text_bytes` bytes. `chooser` has
@@ -379,7 +377,7 @@ pub unsafe extern "C" fn fb_chooser_create(
 }
 
 /// Adds the counters of a retired step of `rows` batch rows (fb_retired_counts) to the averages, and chooses the table
-/// for a step of `next_rows` batch rows. It allocates nothing.
+/// of orders for a step of `next_rows` batch rows. It allocates nothing.
 ///
 /// # Safety
 /// `counts` has `layers` entries; `choice` states its real size.
@@ -415,8 +413,8 @@ pub unsafe extern "C" fn fb_choose(
     })
 }
 
-/// Copies the table that a choice names: as many orders as `room` allows to `orders`, the number of layers to `layers`,
-/// and the version to `version`. `orders` may be NULL with a `room` of 0.
+/// Copies the table of orders that a choice names: as many orders as `room` allows to `orders`, the number of layers
+/// to `layers`, and the version to `version`. `orders` may be NULL with a `room` of 0.
 ///
 /// # Safety
 /// `orders` has room for `room` numbers; `layers` and `version` have room for the results.

@@ -7,14 +7,14 @@ use forebay::{Config, Error, Geometry, Kind, Memory, Result, Shape, Slots};
 use crate::cast::{self, Plain, Versioned, create};
 use crate::status::FbStatus;
 
-/// The total pool does not use huge pages.
+/// The system backs the total pool with small pages, not with huge pages.
 pub const FB_MEMORY_SMALL_PAGES: u32 = 1;
-/// The total pool's pages become resident at their first write.
+/// The system allocates the total pool's physical memory at the first write, not at creation.
 pub const FB_MEMORY_LAZY: u32 = 2;
-/// The total pool is not locked in memory.
+/// The total pool's memory is not locked, so the system may swap it out.
 pub const FB_MEMORY_UNLOCKED: u32 = 4;
-/// The cache may take more memory than the machine reports as available. Without this flag such a cache is refused with
-/// FB_OUT_OF_MEMORY, and the text gives both numbers.
+/// The cache may take more memory than the machine reports as available. Without this flag such a cache is refused
+/// with FB_OUT_OF_MEMORY, and the error text gives both numbers.
 pub const FB_MEMORY_OVERCOMMIT: u32 = 8;
 
 /// The configuration of a cache. An optional field that is 0 gets the default that its comment names.
@@ -63,17 +63,18 @@ pub struct FbCacheConfig {
     pub steps_in_flight: u32,
     /// Optional: micro-batches that may each have a step open at the same time. Default: 1.
     pub micro_batches: u32,
-    /// Optional: FB_MEMORY_ flags. Default: huge pages, resident, locked, as far as the system allows;
-    /// fb_cache_fallback lists what it refused.
+    /// Optional: FB_MEMORY_ flags. Default: huge pages, allocated at creation and locked. fb_cache_fallback names each
+    /// of these options that the system refused.
     pub memory: u32,
-    /// Optional: attention waves that share the scratch slots in turn, so that a lane needs only one wave's share of
-    /// them. Default: 1. With more, the engine must run split attention (fb_overlap, or
-    /// fb_resolve and a fb_gather for each wave).
+    /// Optional: the most attention waves of a step. The waves use the same scratch slots one after the other, so a
+    /// lane needs scratch slots for only one wave. Default: 1. With more than one, the engine must run split
+    /// attention: fb_overlap, or fb_resolve and one fb_gather for each wave.
     pub attention_waves: u32,
     /// Optional: the NUMA node of the total pool, plus 1. Default: any node.
     pub numa_node: u32,
-    /// Optional: 1 for rows without bytes, for replays: nothing is gathered. The total pool then takes addresses but no
-    /// memory, whatever `memory` says. A CUDA device pins the pool, and so takes all of its memory.
+    /// Optional: 1 for replays. The cache then tracks which rows are resident and gathers no bytes. On a host device
+    /// the total pool takes addresses, and memory only when a row is appended, whatever `memory` says. A CUDA device
+    /// pins host memory, so there the pool takes all of its memory. Default: 0.
     pub residency_only: u32,
     /// Optional: slots of each layer's pool for all sequences together, one number for each layer, draft layers
     /// included. Set it or `pool_slots`, not both. Default: `pool_slots` in every layer.
@@ -95,7 +96,7 @@ pub struct FbCacheFootprint {
     pub size: usize,
     /// Device: index keys of every page, all layers.
     pub index_keys: u64,
-    /// Device: the slot blocks that budgets are made of, all layers.
+    /// Device: the slots for the budgets of all sequences, all layers.
     pub slots: u64,
     /// Device: landing slots, all layers, in whole blocks.
     pub landing: u64,
@@ -103,7 +104,7 @@ pub struct FbCacheFootprint {
     pub scratch: u64,
     /// Device: bytes that whole mappings of 2 MiB leave unused.
     pub padding: u64,
-    /// Device: residency tables, page tables of the lanes, fetch lists and step descriptors.
+    /// Device: residency tables, page tables of the lanes, lists of fetches and step descriptors.
     pub tables: u64,
     /// Host: the rows of the total pool.
     pub rows: u64,
@@ -223,10 +224,9 @@ impl FbCacheConfig {
 }
 
 /// Fills in the fields that describe a model and leaves the other fields unchanged. The names are "deepseek-v3.2",
-/// "deepseek-v3.2-bf16", "deepseek-v3.2-int8", "glm-5" and "gqa-8x128"; "deepseek-v3" is a dense model and is meant for
-/// planning only. Another name is FB_OUT_OF_RANGE. Set `size` of `config` before the call; the other fields may be zero
-/// or filled. When the call fails, it writes the reason to `text`, cut to `text_bytes` bytes with its ending zero;
-/// `text` may be NULL.
+/// "deepseek-v3.2-bf16", "deepseek-v3.2-int8", "glm-5" and "gqa-8x128"; "deepseek-v3" is a dense model and is meant
+/// for planning only. Another name is FB_OUT_OF_RANGE. Set `size` of `config` before the call; the other fields may be
+/// zero or filled. On failure, `text` receives the reason.
 ///
 /// # Safety
 /// `name` ends with a zero; `config` states its real size; `text` has `text_bytes` bytes.
@@ -259,12 +259,12 @@ pub unsafe extern "C" fn fb_preset(
 }
 
 /// Computes what a cache of this configuration takes on a GPU, and takes nothing. A GPU maps memory in multiples of 2
-/// MiB; a host device maps small pages and pads less. The call refuses every configuration that fb_cache_create refuses
-/// before it asks for memory. When it fails, it writes the reason to `text`, cut to `text_bytes` bytes with its ending
-/// zero; `text` may be NULL.
+/// MiB; a host device maps small pages and pads less. The call refuses every configuration that fb_cache_create
+/// refuses before it asks for memory. On failure, `text` receives the reason.
 ///
 /// # Safety
-/// Both state their real sizes, and the configuration's table is valid; `text` has `text_bytes` bytes.
+/// Both structs state their real sizes, and `slots_by_layer` is NULL or has an entry for each layer; `text` has
+/// `text_bytes` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_footprint(
     config: *const FbCacheConfig,
@@ -330,7 +330,7 @@ mod tests {
     }
 
     fn declare(config: &FbCacheConfig) -> Result<Config> {
-        // SAFETY: tables of these tests have a value a layer.
+        // SAFETY: tables of these tests have a value per layer.
         unsafe { config.declare() }
     }
 

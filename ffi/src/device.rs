@@ -315,8 +315,7 @@ fn borrows_nothing(operation: &'static str) -> Error {
         .hint("use fb_stream_create, or NULL for the first stream")
 }
 
-/// Makes a device. It takes no memory yet. When the call fails, it writes the reason to `text`, cut to `text_bytes`
-/// bytes with its ending zero; `text` may be NULL.
+/// Makes a device. It takes no memory yet. On failure, `text` receives the reason.
 ///
 /// # Safety
 /// `config` states its real size; its `library` is NULL or ends with a zero; `text` has `text_bytes` bytes.
@@ -337,9 +336,9 @@ pub unsafe extern "C" fn fb_device_create(
     }
 }
 
-/// Ends a device. The call waits for the work enqueued on its streams and on borrowed ones, then frees all memory taken
-/// on it, including that of caches destroyed earlier; memory that a broken cache gave up is not freed. FB_BUSY while
-/// caches or captured layers are left. Tickets remain valid.
+/// Ends a device. The call waits for the work enqueued on its streams and on borrowed ones, then frees all memory
+/// taken on it, including that of caches destroyed earlier; the memory of a cache that was leaked after a panic stays
+/// allocated. FB_BUSY while caches or captured layers are left. Tickets remain valid.
 ///
 /// # Safety
 /// No work on its streams waits for something that only this thread would do.

@@ -7,10 +7,9 @@ use std::ffi::{c_char, c_void};
 use crate::status::FbStatus;
 use crate::{cast, handle};
 
-/// Copies the error text of the last call that failed on the object of a handle of any kind. The text says what failed,
-/// where, with which numbers, and what to do. It is empty before the first failure. It is cut to `text_bytes` bytes
-/// with its ending zero; 512 bytes hold any text. A call that returns FB_CLOSED or FB_BUSY for the handle itself, or
-/// that is given a null handle, leaves no text.
+/// Copies the error text of the last call that failed on the object of `handle`, a handle of any kind. The error text
+/// says what failed, where, with which numbers, and what to do. It is empty before the first failure. A call that
+/// returns FB_CLOSED or FB_BUSY for the handle itself, or whose handle is NULL, leaves no error text.
 ///
 /// # Safety
 /// `text` is NULL, or has `text_bytes` bytes.

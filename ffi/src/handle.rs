@@ -20,8 +20,9 @@
 //! child's new handles differ from the parent's old ones.
 //!
 //! **Failures.** Every call runs inside the panic boundary (`panic`). A panic in a call that may change an object
-//! breaks the object: it returns [`Kind::Internal`] from then on, and its destruction gives its memory up. An object
-//! keeps the text of the last failed call that was admitted; a call that its handle refused leaves no text.
+//! breaks the object: it returns [`Kind::Internal`] from then on, and its destruction leaks it, on purpose, because
+//! its state may be inconsistent. An object keeps the text of the last failed call that was admitted; a call that its
+//! handle refused leaves no text.
 
 use std::any::TypeId;
 use std::cell::UnsafeCell;

@@ -52,12 +52,12 @@ pub struct FbBuffers {
     /// Receives the slots of these positions in the layer's slab, in the same shape, -1 for none.
     pub slots: *mut i32,
     /// Optional: receives the slots again as the index lists of split attention, `[1 + attention_waves][batch][query
-    /// rows][top_k]`. List 0 has the resident rows, list 1 + w the rows that attention wave w fetches.
+    /// rows][top_k]`. Index list 0 has the resident rows, index list 1 + w the rows that attention wave w fetches.
     pub lists: *mut i32,
-    /// Receives the number of valid entries of each list, `[1 + attention_waves][batch][query rows]`; NULL without
-    /// lists.
+    /// Receives the number of valid slots in each index list, `[1 + attention_waves][batch][query rows]`; NULL without
+    /// index lists.
     pub counts: *mut u32,
-    /// Batch rows of each list, at least the step's; 0 without lists.
+    /// Batch rows of each index list, at least the step's; 0 without index lists.
     pub batch: u32,
     /// Must be 0.
     pub reserved: u32,
@@ -183,11 +183,11 @@ impl<'a> Imports<'a> {
 }
 
 /// Resolves a layer's selection (top-k indices) and gathers the missed rows, for all batch rows of the step, on one
-/// stream. `selection` has token positions, -1 for none, `[batch rows][query rows][top_k]`. `slots`, of the same shape,
-/// receives the slots of these positions in the layer's slab. If a position is at or beyond the sequence's length,
-/// fb_retire returns FB_DEVICE_FAILED. Rows beyond a sequence's budget are in scratch slots, which all layers share:
-/// enqueue this layer's attention before the next layer's call. FB_INVALID_CONFIG in a cache with several attention
-/// waves: call fb_resolve, then fb_gather for each wave. FB_INVALID_STATE for a finished step.
+/// stream. `selection` has token positions, -1 for none, `[batch rows][query rows][top_k]`. `slots`, of the same
+/// shape, receives the slots of these positions in the layer's slab. If a position is at or beyond the sequence's
+/// length, fb_retire returns FB_DEVICE_FAILED. Fetched rows for which the budget has no slot are in scratch slots,
+/// which all layers use: enqueue this layer's attention before the next layer's call. FB_INVALID_CONFIG in a cache
+/// with several attention waves: call fb_resolve, then fb_gather for each wave. FB_INVALID_STATE for a finished step.
 ///
 /// # Safety
 /// The device may use both buffers until the stream has passed this call.
@@ -218,11 +218,12 @@ pub unsafe extern "C" fn fb_layer(
 }
 
 /// Calls fb_layer for every layer, draft layers included. It is for replays and tests, which have all selections
-/// beforehand. `selection` and `slots` are `[layers][batch rows][query rows][top_k]`. Layers share the scratch slots,
-/// and after this call those hold rows of the last layer only. So the call returns FB_INVALID_CONFIG, with nothing
-/// enqueued, if an earlier layer might need a scratch slot. No layer needs one if the budget of each sequence of the
-/// step holds query rows x top_k rows, or the whole sequence, or if the cache has residency_only set. If another error
-/// stops at one layer, the layers before it are enqueued: abandon the step (fb_abandon), or continue with fb_layer.
+/// beforehand. `selection` and `slots` are `[layers][batch rows][query rows][top_k]`. All layers use the same scratch
+/// slots, so after this call the scratch slots hold rows of the last layer only. So the call returns
+/// FB_INVALID_CONFIG, with nothing enqueued, if an earlier layer might need a scratch slot. No layer needs one if each
+/// sequence of the step has a budget of at least query rows x top_k slots, or of a slot for each of its tokens, or if
+/// the cache has residency_only set. If another error stops at one layer, the layers before it are enqueued: abandon
+/// the step (fb_abandon), or continue with fb_layer.
 ///
 /// # Safety
 /// As fb_layer.
@@ -249,8 +250,8 @@ pub unsafe extern "C" fn fb_layers(
 
 /// Resolves the selection of a range of a step. The caller must call fb_gather next and order it after the resolve: on
 /// the same stream, or by fb_stream_order. The gather must also be ordered before the attention that reads the fetched
-/// rows, and before the next resolve of the same batch rows in any layer; attention over list 0 may run before it. A
-/// step in which missed rows were not gathered fails.
+/// rows, and before the next resolve of the same batch rows in any layer; attention over index list 0 may run before
+/// it. A step in which missed rows were not gathered fails.
 ///
 /// # Safety
 /// `range` and `buffers` state their real sizes. The device may use the buffers until the stream has passed this call.
@@ -282,7 +283,7 @@ pub unsafe extern "C" fn fb_resolve(
     })
 }
 
-/// Fetches the rows that the last resolve of this range missed; with several attention waves, the rows of wave
+/// Fetches the rows that the last resolve of this range missed; with several attention waves, only the rows of wave
 /// `attention_wave`, from 0. Attention may read the slots after it.
 ///
 /// # Safety

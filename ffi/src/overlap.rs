@@ -35,9 +35,9 @@ pub const FB_WORK_REST: u32 = 5;
 
 /// For FB_WORK_ATTEND: all selected rows, in `slots`.
 pub const FB_ATTEND_ALL: u32 = 0;
-/// For FB_WORK_ATTEND: the rows that were resident or that this step writes, in list 0.
+/// For FB_WORK_ATTEND: the rows that were resident or that this step writes, in index list 0.
 pub const FB_ATTEND_RESIDENT: u32 = 1;
-/// For FB_WORK_ATTEND: the rows that an attention wave fetched, in list 1 + attention_wave.
+/// For FB_WORK_ATTEND: the rows that an attention wave fetched, in index list 1 + attention_wave.
 pub const FB_ATTEND_FETCHED: u32 = 2;
 
 /// One call of the engine's callback.
@@ -115,9 +115,9 @@ pub struct FbOverlapConfig {
     pub slots: *mut i32,
     /// Index lists of split attention; NULL if every layer runs in the order none with one attention wave.
     pub lists: *mut i32,
-    /// The number of valid entries of each list; NULL without lists.
+    /// The number of valid slots in each index list; NULL without index lists.
     pub counts: *mut u32,
-    /// Batch rows of each list; 0 without lists.
+    /// Batch rows of each index list; 0 without index lists.
     pub lists_batch: u32,
     /// Batch rows to enqueue, at least the step's. Required in a capture: the bucket's rows, of which those beyond a
     /// step's do nothing. Optional otherwise. Default: the step's rows.

@@ -1,4 +1,4 @@
-//! The planner: what fits on a GPU and in its share of the host's memory, and at which ratio, before a cache is made.
+//! The planner: what fits on a GPU and in its part of the host's memory, and at which ratio, before a cache is made.
 
 use std::ffi::{CStr, c_char};
 
@@ -32,7 +32,7 @@ const NOTES: [(u32, Note); 6] = [
     (FB_NOTE_NO_ROOM, Note::NoRoom),
 ];
 
-/// The question for the planner. Bytes are for one GPU and its share of the host's memory. An optional field that is 0
+/// The question for the planner. Bytes are for one GPU and its part of the host's memory. An optional field that is 0
 /// gets the default that its comment names.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -45,9 +45,9 @@ pub struct FbPlanConfig {
     pub gpu: u64,
     /// Tokens of a sequence at its end: prompt plus promised tokens.
     pub context: u32,
-    /// Optional: sequences that share the GPU. Default: as many as fit.
+    /// Optional: sequences on the GPU at the same time. Default: as many as fit.
     pub batch: u32,
-    /// Optional: slots as a share of the context, above 0 and at most 1. Default: the largest ratio that fits; if
+    /// Optional: slots as a fraction of the context, above 0 and at most 1. Default: the largest ratio that fits; if
     /// `batch` is 0, the ratio that leaves `least_slots`.
     pub ratio: f64,
     /// Optional: bytes of weights on the GPU. Default: 0.
@@ -92,7 +92,7 @@ pub struct FbPlanned {
     pub batch: u32,
     /// Slots of each sequence in each layer.
     pub slots: u32,
-    /// Slots as a share of the context.
+    /// Slots as a fraction of the context.
     pub ratio: f64,
     /// 1 if rows are in host memory; 0 if all rows stay on the device.
     pub offloads: u32,
@@ -108,7 +108,7 @@ pub struct FbPlanned {
     pub live_tokens: u64,
     /// Device: bytes of index keys.
     pub index_key_bytes: u64,
-    /// Device: bytes of the slots that budgets are made of.
+    /// Device: bytes of the slots for the budgets of all sequences.
     pub slot_bytes: u64,
     /// Device: bytes of landing slots.
     pub landing_bytes: u64,
@@ -116,7 +116,7 @@ pub struct FbPlanned {
     pub scratch_bytes: u64,
     /// Device: bytes that whole mappings leave unused.
     pub padding_bytes: u64,
-    /// Device: bytes of residency tables, page tables, fetch lists and step descriptors.
+    /// Device: bytes of residency tables, page tables, lists of fetches and step descriptors.
     pub table_bytes: u64,
     /// Pinned host memory: bytes of rows.
     pub row_bytes: u64,
@@ -214,8 +214,8 @@ impl FbPlanned {
     }
 }
 
-/// Computes a plan. When the call fails, it writes the reason to `text`, cut to `text_bytes` bytes with its ending
-/// zero. FB_OUT_OF_MEMORY names what does not fit, with the wanted and the available bytes. `text` may be NULL.
+/// Computes a plan. On failure, `text` receives the reason: for FB_OUT_OF_MEMORY it names what does not fit, with the
+/// wanted and the available bytes.
 ///
 /// # Safety
 /// `config`, its model and `planned` state their real sizes; `text` has `text_bytes` bytes.
@@ -250,7 +250,7 @@ const fn note_text(bit: u32) -> &'static CStr {
     }
 }
 
-/// Returns the sentence for a note, given its one bit. The text is constant, and empty for a bit without a note.
+/// Returns the sentence for a note, given its one bit, as a constant string. It is empty for a bit without a note.
 #[unsafe(no_mangle)]
 pub extern "C" fn fb_plan_note_text(bit: u32) -> *const c_char {
     note_text(bit).as_ptr()

@@ -56,8 +56,8 @@ fn finished() -> Error {
     Error::new(Kind::Closed, "record").at("the request trace was finished").hint("destroy its handle")
 }
 
-/// Creates the file `path`, which must not exist, for blocks of `block_tokens` tokens. When the call fails, it writes
-/// the reason to `text`, cut to `text_bytes` bytes with its ending zero; `text` may be NULL.
+/// Creates the file `path`, which must not exist, for blocks of `block_tokens` tokens. On failure, `text` receives the
+/// reason.
 ///
 /// # Safety
 /// `path` ends with a zero byte; `text` has `text_bytes` bytes; `requests` has room for the result.

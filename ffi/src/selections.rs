@@ -22,7 +22,7 @@ pub const FB_SELECTIONS_ARCH: u32 = 2;
 pub const FB_SELECTIONS_SCORE: u32 = 3;
 /// In fb_selections_text: how the steps were produced.
 pub const FB_SELECTIONS_MODE: u32 = 4;
-/// In fb_selections_text: the text that the model read.
+/// In fb_selections_text: a description of what the model read.
 pub const FB_SELECTIONS_TEXT: u32 = 5;
 
 /// The numbers in a trace's header.
@@ -47,7 +47,7 @@ pub struct FbTraceHeader {
     pub context: u32,
     /// 1 for a recording that was not finished.
     pub unfinished: u32,
-    /// In an unfinished recording: the bytes after its last complete group, which the reader dropped.
+    /// In an unfinished recording: the bytes after its last complete group of steps, which the reader dropped.
     pub left_off_bytes: u64,
     /// The number of selected positions in all steps and layers together.
     pub members: u64,
@@ -114,8 +114,7 @@ impl FbSelections {
     }
 }
 
-/// Reads the trace or recording `path`, compressed or not. When the call fails, it writes the reason to `text`, cut to
-/// `text_bytes` bytes with its ending zero; `text` may be NULL.
+/// Reads the trace or recording `path`, compressed or not. On failure, `text` receives the reason.
 ///
 /// # Safety
 /// `path` ends with a zero byte; `text` has `text_bytes` bytes; `selections` has room for the result.
@@ -152,8 +151,8 @@ pub unsafe extern "C" fn fb_selections_header(
     })
 }
 
-/// Copies one of the trace's texts, named by an FB_SELECTIONS_ constant, cut to `text_bytes` bytes with its ending
-/// zero. The text is empty if the trace does not have it.
+/// Copies one of the strings of the trace's header to `text`. An FB_SELECTIONS_ constant names it. The string is empty
+/// if the trace does not have it.
 ///
 /// # Safety
 /// `text` has `text_bytes` bytes.
@@ -196,8 +195,8 @@ pub unsafe extern "C" fn fb_selections_layer_ids(
     })
 }
 
-/// Copies the selections of `steps` steps from `first_step` on: `[steps][layers][k]` positions, ascending in each set,
-/// with -1 after the last position of a smaller set.
+/// Copies the selections of `steps` steps from `first_step` on: `[steps][layers][k]` positions. The positions of one
+/// step and layer ascend; if they are fewer than k, -1 fills the rest.
 ///
 /// # Safety
 /// `positions` has room for `steps` x layers x k numbers.

@@ -25,13 +25,16 @@ pub struct FbOpenConfig {
     pub prompt: u32,
     /// Tokens that the sequence may decode after the prompt.
     pub promised: u32,
-    /// Optional: slots in each layer. Set it or `ratio`, not both. Default: the cache's min_budget.
+    /// Optional: slots in each layer. Set it or `ratio`, not both. Default, if none of `slots`, `ratio` and
+    /// `slots_by_layer` is set: the cache's min_budget.
     pub slots: u32,
-    /// Optional: FB_BRING_UP_WHOLE or FB_BRING_UP_NOTHING.
+    /// Optional: the rows that the join loads, an FB_BRING_UP_ constant. Default: FB_BRING_UP_WHOLE.
     pub bring_up: u32,
-    /// Optional: slots in each layer as a share of prompt plus promised tokens, above 0 and at most 1.
+    /// Optional: slots in each layer as a fraction of prompt plus promised tokens, above 0 and at most 1. Default:
+    /// `slots` applies.
     pub ratio: f64,
-    /// Optional: slots of each layer, draft layers included. Set it or `slots` or `ratio`, only one of them.
+    /// Optional: slots of each layer, draft layers included. Set it or `slots` or `ratio`, only one of them. Default:
+    /// every layer has the same number of slots.
     pub slots_by_layer: *const u32,
 }
 
@@ -82,7 +85,7 @@ pub struct FbWarmUp {
     /// Optional: the selections (top-k indices) of the last prompt positions, oldest first, on the device: token
     /// positions, -1 for none, `[layers, draft layers included][steps][top_k]`.
     pub selections: *const i32,
-    /// Optional: the number of prompt positions in `selections`; 0 without selections.
+    /// Optional: the number of prompt positions in `selections`, one step for each position; 0 without selections.
     pub steps: u32,
     /// Must be 0.
     pub reserved: u32,
@@ -131,7 +134,7 @@ pub struct FbSequenceLength {
     pub committed: u32,
     /// Rows that the last retired step wrote after the committed ones and that are neither accepted nor rejected yet.
     pub landed: u32,
-    /// Tokens in published pages. The next fb_publish starts here.
+    /// Tokens of the sequence's published pages. The next fb_publish starts after them.
     pub published: u32,
     /// 1 if the sequence has joined and may take part in steps, otherwise 0.
     pub running: u32,
@@ -150,7 +153,7 @@ impl Versioned for FbSequenceLength {
 pub struct FbPage {
     /// The page of rows in the total pool.
     pub host: u32,
-    /// The page of index keys in every layer's array of fb_index_keys: an entry for a block table.
+    /// The page of index keys, in every layer's array of fb_index_keys. It can be an entry of a block table.
     pub index_keys: u32,
 }
 
@@ -218,11 +221,11 @@ pub unsafe extern "C" fn fb_append_in_place(cache: *mut FbCache, sequence: u64, 
     })
 }
 
-/// Joins a sequence to its lane, once every layer has its whole prompt. It loads rows as `bring_up` said at the
+/// Joins a sequence to its lane, once every layer has its whole prompt. It loads the rows that `bring_up` named at the
 /// opening, replays the selections of `warm_up`, and gathers the rows that are then resident, up to the warm-up's
 /// bound. Steps wait for this work by themselves; with a bound, call fb_join_more until the sequence is running.
-/// `warm_up` may be NULL. `ticket` may be NULL; otherwise it receives the ticket of the enqueued work. FB_INVALID_STATE
-/// while a layer's prompt is incomplete, or when the sequence has already joined.
+/// `warm_up` may be NULL. `ticket` may be NULL; otherwise it receives the ticket of the enqueued work.
+/// FB_INVALID_STATE while a layer's prompt is incomplete, or when the sequence has already joined.
 ///
 /// # Safety
 /// `warm_up` states its real size. The device may read its selections until the stream has passed this call.
@@ -306,10 +309,10 @@ pub unsafe extern "C" fn fb_fork(
 
 /// Truncates a sequence to `length` tokens. Landed rows below the length are accepted, except those of a failed step;
 /// the others are rejected. The call removes rejected rows, and committed tokens beyond the length, from every layer's
-/// residency. A page that other sequences share is replaced
-/// before it can be written again. The call also clears a failed step. FB_BUSY while work of the sequence is in flight.
-/// FB_OUT_OF_RANGE for a length beyond the committed and landed rows. FB_INVALID_STATE before the sequence has joined.
-/// FB_EXHAUSTED when shared pages cannot be replaced. After any of these nothing has changed.
+/// residency. A page that other sequences share is replaced before it can be written again. The call also clears a
+/// failed step. FB_BUSY while work of the sequence is in flight. FB_OUT_OF_RANGE for a length beyond the committed and
+/// landed rows. FB_INVALID_STATE before the sequence has joined. FB_EXHAUSTED when shared pages cannot be replaced.
+/// After any of these nothing has changed.
 ///
 /// # Safety
 /// `ticket` is NULL or has room for the result.
@@ -456,11 +459,14 @@ pub unsafe extern "C" fn fb_landing_slot(
     }
 }
 
-/// Ends a sequence, also as an abort. Its number is closed at once. Its pages, slots and lane become free when the last
-/// step that uses them has been retired.
+/// Ends a sequence, also to abort a request. Its number is closed at once. Its pages, slots and lane become free when
+/// the last step that uses them has been retired and every ticket of the sequence has ended: in this call, in that
+/// fb_retire, or in fb_cache_reap. On `stream` the call enqueues the operation that empties the lane. The engine
+/// orders `stream` after its own work for the sequence outside of steps, because a prefill may still be writing index
+/// keys to the sequence's pages.
 ///
 /// # Safety
-/// The library may enqueue work on `stream` now.
+/// `stream` is ordered after the work that the engine has enqueued for the sequence outside of steps.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_close(cache: *mut FbCache, sequence: u64, stream: *mut c_void) -> FbStatus {
     change(cache, |cache| cache.cache.close(cache.sequence(sequence)?, cast::stream(stream)))

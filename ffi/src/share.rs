@@ -133,12 +133,12 @@ pub unsafe extern "C" fn fb_find_shared(
     }
 }
 
-/// Publishes full pages from token `from` on whose rows are all accepted and stored, so that other sequences
-/// can find them by block hash (vLLM: a cached full block). `next` has the sequence's token ids from `from` on, as far
-/// as they are known. `*published` receives how many tokens are published now. Call it again after more steps have been
-/// retired, and before fb_close. FB_INVALID_STATE for a sequence that fb_open_shared did not open, or that is not
-/// running. FB_BUSY while work that the library enqueued for it is in flight. FB_OUT_OF_RANGE when `from` is not the
-/// published length of fb_length.
+/// Publishes full pages from token `from` on whose rows are all accepted and stored, so that other sequences can find
+/// them by block hash (vLLM: a cached full block). `next` has the sequence's token ids from `from` on, as far as they
+/// are known. `*published` receives how many tokens the sequence's published pages have now. Call it again after more
+/// steps have been retired, and before fb_close. FB_INVALID_STATE for a sequence that fb_open_shared did not open, or
+/// that is not running. FB_BUSY while work that the library enqueued for it is in flight. FB_OUT_OF_RANGE when `from`
+/// is not `published` of fb_length.
 ///
 /// # Safety
 /// `next` states its real size, and everything it points to is valid. `published` has room for the result.

@@ -102,13 +102,13 @@ pub extern "C" fn fb_abi_version() -> u32 {
     FB_ABI_VERSION
 }
 
-/// Returns a status in words. The text is constant. Any number is allowed.
+/// Returns a status in words, as a constant string. Any number is allowed.
 #[unsafe(no_mangle)]
 pub extern "C" fn fb_status_text(status: u32) -> *const c_char {
     text_of(status).as_ptr()
 }
 
-/// Returns the library's own version as a constant text, for example "0.1.0".
+/// Returns the library's own version as a constant string, for example "0.1.0".
 #[unsafe(no_mangle)]
 pub extern "C" fn fb_version() -> *const c_char {
     const VERSION: &CStr =

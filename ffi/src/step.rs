@@ -234,13 +234,12 @@ pub unsafe extern "C" fn fb_prepare(
 /// ordered after that work.
 ///
 /// A step is complete when every query row of its batch rows was resolved, gathered in each attention wave, and
-/// scattered, in every layer, draft layers included. With residency_only, resolving is enough. While a call is missing,
-/// fb_finish returns FB_INVALID_STATE, and the error text names the call, its layer, batch row and query row. It then
-/// enqueues nothing and the step stays open: make the missing call, or give the step up with fb_abandon. A missing
-/// gather may still be enqueued until any layer's next resolve of these batch rows. After that it is too late
+/// scattered, in every layer, draft layers included. With residency_only, resolving is enough. While a call is
+/// missing, fb_finish returns FB_INVALID_STATE, and the error text names the call, its layer, batch row and query row.
+/// It then enqueues nothing and the step stays open: make the missing call, or abandon the step with fb_abandon. A
+/// missing gather may still be enqueued until any layer's next resolve of these batch rows. After that it is too late
 /// for it: resolve and gather again to complete the step. If the first resolve had misses, the step still fails, as
-/// fb_retire says. FB_INVALID_STATE also for a
-/// step that is already finished.
+/// fb_retire says. FB_INVALID_STATE also for a step that is already finished.
 #[unsafe(no_mangle)]
 pub extern "C" fn fb_finish(cache: *mut FbCache, step: FbStep, stream: *mut c_void) -> FbStatus {
     change(cache, |cache| {
@@ -249,9 +248,9 @@ pub extern "C" fn fb_finish(cache: *mut FbCache, step: FbStep, stream: *mut c_vo
     })
 }
 
-/// Gives up an open step, for an engine that fails between layers. The step must still be finished and retired;
-/// fb_retire then returns FB_CANCELLED. Truncate its sequences (fb_truncate) or close them afterwards. FB_INVALID_STATE
-/// for a finished step.
+/// Abandons an open step, for an engine that fails between layers. The step must still be finished and retired;
+/// fb_retire then returns FB_CANCELLED. Truncate its sequences (fb_truncate) or close them afterwards.
+/// FB_INVALID_STATE for a finished step.
 #[unsafe(no_mangle)]
 pub extern "C" fn fb_abandon(cache: *mut FbCache, step: FbStep) -> FbStatus {
     change(cache, |cache| {

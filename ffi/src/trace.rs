@@ -14,8 +14,9 @@ use crate::cast::{self, Plain, Versioned, create};
 use crate::handle::{self, Object, change};
 use crate::status::FbStatus;
 
-/// The description of a recording, and when its groups are written. An optional field that is 0 or NULL gets the
-/// default that its comment names. Texts are UTF-8; readers only display them.
+/// The description of a recording. The file stores the steps in groups: a group is written when it has `group_steps`
+/// steps or `group_bytes` bytes. An optional field that is 0 or NULL gets the default that its comment names. Strings
+/// are UTF-8; readers only display them.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FbTraceConfig {
@@ -31,17 +32,17 @@ pub struct FbTraceConfig {
     pub decode_start: u32,
     /// Optional: tokens of the longest context. Default: as many as were recorded.
     pub context: u32,
-    /// Optional: the most steps of a group. Default: 64.
+    /// Optional: the most steps of a group that is written at once. Default: 64.
     pub group_steps: u32,
-    /// Optional: the step that brings a group to this many bytes writes it. Default: 262144.
+    /// Optional: a group is written as soon as it has this many bytes. Default: 262144.
     pub group_bytes: u32,
     /// Must be 0.
     pub reserved: u32,
     /// Optional: the model's own numbers of the recorded layers, `layers` of them, ascending. Default: 0, 1, 2 and so
     /// on.
     pub layer_ids: *const u32,
-    /// Optional: for each layer the index, from 0, of the layer whose sets it shares, or its own index if it has sets
-    /// of its own. Default: every layer has its own sets.
+    /// Optional: for each layer the index, from 0, of the layer whose selection it uses, or its own index if it
+    /// selects for itself. Default: every layer selects for itself.
     pub shares: *const u32,
     /// Optional: a short name of the recording.
     pub label: *const c_char,
@@ -53,7 +54,7 @@ pub struct FbTraceConfig {
     pub score: *const c_char,
     /// Optional: how the steps are produced.
     pub mode: *const c_char,
-    /// Optional: the text that the model reads.
+    /// Optional: a description of what the model reads.
     pub text: *const c_char,
 }
 
@@ -86,7 +87,7 @@ unsafe fn list(numbers: *const u32, count: u32, name: &'static str) -> Result<Ve
 
 impl FbTraceConfig {
     /// # Safety
-    /// Its lists and texts are valid.
+    /// Everything it points to is valid.
     unsafe fn declare(&self) -> Result<(Recording, Frames)> {
         if self.reserved != 0 {
             return Err(Error::new(Kind::InvalidConfig, "record")
@@ -141,11 +142,11 @@ fn finished() -> Error {
     Error::new(Kind::Closed, "record").at("the recording was finished").hint("destroy its handle")
 }
 
-/// Creates the file `path`, which must not exist, and writes the recording's header. When the call fails, it leaves no
-/// file and writes the reason to `text`, cut to `text_bytes` bytes with its ending zero; `text` may be NULL.
+/// Creates the file `path`, which must not exist, and writes the recording's header. On failure, it leaves no file,
+/// and `text` receives the reason.
 ///
 /// # Safety
-/// `path` ends with a zero byte. `config` states its real size, and its lists and texts are valid. `text` has
+/// `path` ends with a zero byte. `config` states its real size, and everything it points to is valid. `text` has
 /// `text_bytes` bytes. `trace` has room for the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_trace_create(
@@ -167,10 +168,10 @@ pub unsafe extern "C" fn fb_trace_create(
     }
 }
 
-/// Records the selection of the query at `position`: for each layer with sets of its own, in order, k positions in any
-/// order, -1 for none. `selected` has `count` numbers in host memory. Record each accepted position once, in order,
-/// from first_position on. On FB_OUT_OF_RANGE nothing is recorded and the caller may continue with a corrected call.
-/// After FB_IO the file ends with the previous group, and every later call fails.
+/// Records the selection of the query at `position`: for each layer that selects for itself, in order, k positions in
+/// any order, -1 for none. `selected` has `count` numbers in host memory. Record each accepted position once, in
+/// order, from first_position on. On FB_OUT_OF_RANGE nothing is recorded and the caller may continue with a corrected
+/// call. After FB_IO the file ends with the previous group of steps, and every later call fails.
 ///
 /// # Safety
 /// `selected` has `count` numbers.

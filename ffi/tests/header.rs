@@ -19,38 +19,71 @@ const HEAD: &str = "\
  *
  * Generated from ffi/src; do not edit. docs/versions.md says what its version promises.
  *
- * Words       A row is the KV or latent entry of one token in one layer, in one run of bytes (a latent) or two (K and
- *             V). The total pool in pinned host memory has every row; a layer's slab on the device has slots for some
- *             of them. A query row is a position that a sequence decodes in a step: its next token or a draft. A
- *             selection (top-k indices) lists the positions that one query row reads. Resolving a selection (R) finds
- *             its resident rows (hits) and the others (misses). The gather (G) copies missed rows into slots; the
- *             scatter (S) copies new rows from their landing slots to the total pool. A lane is a sequence's place in
- *             the device's tables. docs/design.md has all words, docs/integration.md the calls in an engine's order.
+ * Words       docs/design.md has all words, docs/integration.md the calls in an engine's order.
+ *             row             What attention reads for one token in one layer, in one run of bytes (a latent) or two
+ *                             (K and V).
+ *             index key       The key that the model's indexer scores: one per token and layer, always on the device.
+ *             page            `page_tokens` consecutive tokens of a sequence: a page of rows in host memory and a page
+ *                             of index keys on the device, with the same page numbers in all layers.
+ *             total pool      All rows of all open sequences, in pinned host memory.
+ *             slot, slab      A slot holds one row on the device. A layer's slots are consecutive in memory: its slab.
+ *             resident        A row is resident while it has a slot of its sequence's budget.
+ *             budget          The number of slots that one sequence has in one layer for its resident rows.
+ *             lane            The index of a sequence in the device's residency tables, from fb_open until the
+ *                             sequence is released.
+ *             step            One forward pass of decode: fb_prepare, the layers, fb_finish, fb_retire.
+ *             batch row       One sequence in the batch of a step.
+ *             query row       One token that a sequence decodes in a step: its next token or a draft.
+ *             micro-batch     A group of sequences whose steps may run at the same time as those of another group.
+ *             selection       The positions that one query row reads in one layer: its top-k indices.
+ *             resolve (R)     Finds the selected rows that are resident (hits) and those that are not (misses), and
+ *                             gives each missed row a slot. If no slot is free, the rows that were selected longest
+ *                             ago are evicted.
+ *             gather (G)      Copies the missed rows from the total pool to their slots.
+ *             scratch slot    A slot for a missed row that the budget has no slot for. All layers use the same scratch
+ *                             slots: the row is valid only for the attention of its layer in this step.
+ *             landing slot    A slot of a sequence to which the engine writes a new row. A row in a landing slot has
+ *                             landed: it is neither accepted nor rejected yet.
+ *             scatter (S)     Copies the new rows from the landing slots to the total pool.
+ *             commit          At the beginning of the next step, copies the accepted rows from landing slots to slots
+ *                             of the budget.
+ *             split attention Attention in several calls: one over the resident rows, one for each wave of fetched
+ *                             rows. FB_WORK_MERGE merges the results. An index list names the slots that one of these
+ *                             calls reads.
+ *             attention wave  A gather of a part of the missed rows, and the attention that reads them. The next wave
+ *                             reuses the scratch slots.
+ *             draft pass      One pass of a draft layer (MTP). It decodes one query row.
+ *             bucket          A number of batch rows for which a step's layers are captured as a graph.
+ *             published page  A full page that other sequences can find by the hash of its tokens and of everything
+ *                             before it, its block hash (vLLM: a cached full block).
  * Needs       Linux 4.14 or later, where MADV_WIPEONFORK exists: without it every creation returns FB_OS_REFUSED.
  * Status      Every call that can fail returns an fb_status: FB_OK is 0, the others are the library's kinds of error.
  *             A NULL that is not allowed is FB_INVALID_CONFIG. A panic inside the library is FB_INTERNAL; the object
- *             is unusable after it, and its destruction gives its memory up.
+ *             is unusable after it. Its destroy call then leaks it, on purpose, because its state may be inconsistent.
  * Results     A call writes its out-parameters only if it returns FB_OK. A failed call that takes a buffer for the
- *             reason (`text` or `reason`) writes only that. fb_retire's step is the exception: it is set to 0 whenever
- *             the step has ended. Out-parameters must not overlap each other or the call's inputs. A list of length 0
- *             may always be NULL.
+ *             reason (`text` or `reason`) writes only to that buffer. fb_retire's step is the exception: it is set to
+ *             0 whenever the step has ended. Out-parameters must not overlap each other or the call's inputs. An array
+ *             of length 0 may always be NULL.
  * Handles     Whatever a create call, or another call, makes has a destroy call. A handle is a token that the library
  *             looks up and never follows. NULL and a handle of another kind are FB_INVALID_CONFIG; a handle that was
- *             destroyed, or never created, is FB_CLOSED; the library then touches nothing. At most 65,536 handles exist
- *             at a time. A sequence is a number and a step is an fb_step; 0 is none of either. A sequence or step
- *             number is FB_CLOSED if it was closed or retired, was never issued, or belongs to another cache.
- * Text        fb_error_text copies the text of the last call that failed on an object: what, where, with which
- *             numbers, and what to do. A creation that fails writes it to its own `text`.
+ *             destroyed, or never created, is FB_CLOSED; the library then touches nothing. At most 65,536 handles
+ *             exist at a time. A sequence is a number and a step is an fb_step; 0 is none of either. A sequence or
+ *             step number is FB_CLOSED if it was closed or retired, was never issued, or belongs to another cache.
+ * Text        A call that copies a string to `text` writes at most `text_bytes` bytes, the ending zero included, and
+ *             cuts a longer string. `text` may be NULL. The same is true of `reason` and `reason_bytes`.
+ *             An error text says what failed, where, with which numbers, and what to do; 512 bytes hold any of them. A
+ *             call that has no object, such as a creation, writes it to its own `text` or `reason`. For a call that
+ *             failed on an object, fb_error_text copies it.
  * Threads     Calls on one object through a const pointer may run at the same time. A call through a pointer without
  *             const is exclusive: if another exclusive call on that object is running, even in a callback, it returns
- *             FB_BUSY at once and has done nothing. If only const calls are running, it retries for up to a millisecond
- *             before that. A const call returns FB_BUSY while an exclusive call is running. So a thread that reads
- *             fb_cache_stats gets FB_BUSY now and then, but does not make the decode thread's fb_layer fail; make long
- *             const calls (fb_cache_validate, fb_digest) between the decode thread's calls. This FB_BUSY leaves no
- *             text: fb_error_text still has the text of an older failure. An engine that uses a cache from one thread,
- *             and does not call the cache inside fb_enqueue, never sees this FB_BUSY; any FB_BUSY then means work in
- *             flight. Objects are independent of each other. Callbacks, including the work of fb_stream_call, must not
- *             throw or jump out.
+ *             FB_BUSY at once and has done nothing. If only const calls are running, it retries for up to a
+ *             millisecond before that. A const call returns FB_BUSY while an exclusive call is running. So a thread
+ *             that reads fb_cache_stats gets FB_BUSY now and then, but does not make the decode thread's fb_layer
+ *             fail; make long const calls (fb_cache_validate, fb_digest) between the decode thread's calls.
+ *             This FB_BUSY leaves no error text: fb_error_text still has that of an older failure. An engine that uses
+ *             a cache from one thread, and does not call the cache inside fb_enqueue, never sees this FB_BUSY; any
+ *             FB_BUSY then means work in flight. Objects are independent of each other. Callbacks, including the work
+ *             of fb_stream_call, must not throw or jump out.
  * Fork        In a forked child every handle of the parent is FB_CLOSED, and what the child creates is its own. A call
  *             whose callback forks returns FB_CLOSED in the child, whatever the callback returns there. In the parent
  *             nothing changes.
@@ -58,11 +91,12 @@ const HEAD: &str = "\
  *             older header and reads the missing fields as 0. It accepts a larger size if the fields that it does not
  *             have are 0. In a struct that it fills, it writes the fields that both sides have and zeroes the rest.
  * Streams     A stream is the engine's own, as `void *`. On CUDA it is a CUstream that fb_stream_borrow has introduced
- *             (NULL: the legacy stream), or one of fb_stream_create. On a host device it is one of fb_stream_create, or
- *             NULL for the first. Any other is FB_OUT_OF_RANGE. Calls enqueue and return. Only fb_stream_wait,
- *             fb_stream_return and fb_device_destroy wait for the device, and, for comparisons and tests, fb_digest and
- *             fb_cache_validate. On FB_DEVICE_HOST_THREADS a stream holds 4096 operations: a caller that enqueues more
- *             waits until one has run. Streams run concurrently unless fb_stream_order orders them.
+ *             (NULL: the legacy stream), or one of fb_stream_create. On a host device it is one of fb_stream_create,
+ *             or NULL for the first. Any other is FB_OUT_OF_RANGE.
+ *             Calls enqueue and return. Only fb_stream_wait, fb_stream_return and fb_device_destroy wait for the
+ *             device, and, for comparisons and tests, fb_digest and fb_cache_validate. On FB_DEVICE_HOST_THREADS a
+ *             stream holds 4096 operations: a caller that enqueues more waits until one has run. Streams run
+ *             concurrently unless fb_stream_order orders them.
  * Memory      Buffers remain the caller's. The memory that a cache takes belongs to its device until
  *             fb_device_destroy. The library reads no environment variable, installs no signal handler, and writes no
  *             log; only a panic prints to standard error.

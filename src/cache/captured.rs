@@ -9,8 +9,8 @@
 //!
 //! | task | done by |
 //! |---|---|
-//! | capture a bucket's layers, once for each table and version | [`Cache::capture`] |
-//! | keep the captured graphs by bucket, table and version of the choice | the engine |
+//! | capture a bucket's layers, once for each table of orders and version | [`Cache::capture`] |
+//! | keep the captured graphs by bucket, table of orders and version of the choice | the engine |
 //! | launch a graph for the open steps of its micro-batches | [`Cache::launch`] |
 //!
 //! **An engine that captures the whole model itself** (a framework's graph) calls [`Cache::capture_into`] during its
@@ -26,8 +26,8 @@
 //! that its kernels were captured on only if it is instantiated with
 //! `CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY`. The cache does so; the engine should do so for its own graphs.
 //!
-//! This module does not choose tables ([`crate::overlap::Chooser`]), and it does not capture work that engines enqueue
-//! outside their callbacks.
+//! This module does not choose tables of orders ([`crate::overlap::Chooser`]), and it does not capture work that
+//! engines enqueue outside their callbacks.
 
 use std::sync::Arc;
 

@@ -29,8 +29,9 @@ impl Cache {
     }
 
     /// Frees the resources of work that has ended meanwhile: those of closed sequences whose last ticket has ended,
-    /// pages from which finished work has copied, and step descriptors that were given up. Returns how many closed
-    /// sequences still wait.
+    /// pages from which finished work has copied, and step descriptors of begins that the device refused half-way.
+    /// Returns how many closed sequences still wait. On `stream` the call enqueues the operations that empty the lanes
+    /// of the sequences it releases.
     ///
     /// # Errors
     /// The device's errors.
@@ -78,7 +79,7 @@ impl Cache {
         self.release_all(&record.owned)
     }
 
-    /// Returns the resources that a sequence owned: first its uses of shared blocks, then pages, slots and lane.
+    /// Returns the resources that a sequence owned: first its uses of published pages, then pages, slots and lane.
     pub(super) fn release_all(&mut self, owned: &Owned) -> Result<()> {
         for (_, block) in owned.hashes.iter().flat_map(|hashes| hashes.used_from(0)) {
             self.prefix.release(&block)?;
@@ -110,7 +111,7 @@ impl Cache {
         Err((Box::new(self), error))
     }
 
-    /// Checks that every owner of every page is a sequence or the index of shared blocks, and that the counts agree.
+    /// Checks that every owner of every page is a sequence or the index of published pages, and that the counts agree.
     pub(super) fn validate_pages(&self) -> Result<()> {
         let mut host = vec![0_u32; self.config.host_pages as usize];
         let mut keys = vec![0_u32; self.config.index_pages as usize];

@@ -25,7 +25,7 @@ pub struct Config {
     /// this budget need scratch slots: `query_rows x top_k - min_budget` for each lane.
     pub min_budget: u32,
     /// The most attention waves of a step. The waves use the same scratch slots one after the other, so a lane needs
-    /// only one wave's share of them. More than one wave needs split attention
+    /// scratch slots for only one wave. More than one wave needs split attention
     /// ([`Cache::overlap`](crate::Cache::overlap)). The cache uses no more waves than have rows to fetch:
     /// [`Cache::attention_waves`](crate::Cache::attention_waves).
     pub attention_waves: u32,
@@ -42,9 +42,9 @@ pub struct Config {
     /// Micro-batches whose steps may be open at the same time.
     pub micro_batches: u32,
     /// Tracks which rows are resident without their bytes, and gathers nothing. For replays, which count the rows that
-    /// would move. The total pool then takes addresses only, whatever [`Config::memory`] asks for, until a row is
-    /// appended. On a device that pins host memory ([`Device::pins_host_memory`](crate::device::Device)) the pool takes
-    /// all of its memory.
+    /// would move. Until a row is appended, the total pool then takes addresses and no memory, whatever
+    /// [`Config::memory`] asks for. But on a device that pins host memory
+    /// ([`Device::pins_host_memory`](crate::device::Device)) the pool takes all of its memory.
     pub residency_only: bool,
     /// How the total pool's memory is taken.
     pub memory: Memory,
@@ -67,7 +67,7 @@ pub enum Slots {
 pub struct Memory {
     /// Use huge pages.
     pub huge: bool,
-    /// Make all pages resident at the start.
+    /// Allocate all physical memory at the start.
     pub populate: bool,
     /// Lock the memory.
     pub lock: bool,

@@ -224,9 +224,9 @@ impl Cache {
     /// Calls [`Cache::layer`] for every layer, draft layers last. For replays and tests, which have all selections
     /// beforehand. `selection` and `slots` are `[layers][rows of the step][query rows][top_k]` i32.
     ///
-    /// All layers share the scratch slots, so after this call the scratch slots hold rows of the last layer only. The
-    /// call rejects a step in which an earlier layer might need a scratch slot, and enqueues nothing then. A layer
-    /// needs none if the budget of each sequence holds `query_rows x top_k` rows or the whole sequence, or if
+    /// All layers use the same scratch slots, so after this call the scratch slots hold rows of the last layer only.
+    /// The call rejects a step in which an earlier layer might need a scratch slot, and enqueues nothing then. A layer
+    /// needs none if each sequence has a budget of at least `query_rows x top_k` slots or of one slot per token, or if
     /// [`Config::residency_only`](crate::Config) is set.
     ///
     /// # Errors
@@ -309,7 +309,7 @@ impl Cache {
     /// # Errors
     /// [`Kind::OutOfRange`] for another cache's step; [`Kind::InvalidState`] for a finished step, and while a call is
     /// missing, with its layer, batch row and query row. These errors enqueue nothing; the step stays open, and the
-    /// engine completes it or gives it up with [`Cache::abandon`]. If the device refuses the call, call `finish`
+    /// engine completes it or abandons it with [`Cache::abandon`]. If the device refuses the call, call `finish`
     /// again.
     pub fn finish(&mut self, step: &mut Step, stream: Stream) -> Result<()> {
         let slot = self.ring.slot(step)?;
@@ -347,8 +347,8 @@ impl Cache {
     /// named.
     ///
     /// # Errors
-    /// [`Kind::Busy`] returns the step: it is in flight, or was not finished. Any other error ends the step, and none
-    /// of its tokens may be published: [`Kind::DeviceFailed`] if the device failed or the report contains an error,
+    /// [`Kind::Busy`] returns the step: it is in flight, or was not finished. Any other error ends the step, and all
+    /// of its tokens must be discarded: [`Kind::DeviceFailed`] if the device failed or the report contains an error,
     /// [`Kind::Cancelled`] if a layer was not enqueued completely. The engine then calls [`Cache::truncate`] or
     /// [`Cache::close`] for the step's sequences. A step that was enqueued after a failed one fails too: retire it,
     /// then truncate to a length before the failed step.

@@ -114,10 +114,10 @@ impl Config {
 
     /// Rejects a cache that the machine has no memory for, before anything is taken. It counts:
     ///
-    /// - the rows, if they are resident from the start (`populate`, `lock`, or a device that pins host memory), except
-    ///   rows for which huge pages are reserved;
-    /// - if device memory is the machine's memory: the device's tables, and its other memory if rows are to be
-    ///   resident;
+    /// - the rows, if their memory is allocated from the start (`populate`, `lock`, or a device that pins host
+    ///   memory), except rows for which huge pages are reserved;
+    /// - if device memory is the machine's memory: [`Footprint::tables`], and the device's other memory if `populate`
+    ///   or `lock` is set;
     /// - the ring, the steps' records of enqueued calls, and the lists of pages, blocks and lanes.
     ///
     /// If the system does not report its memory ([`Overcommits`]), nothing is rejected.
@@ -153,7 +153,7 @@ impl Config {
         let reserved = self.memory.huge && !self.residency_only && state.has_huge(footprint.rows);
         let stored = resident && !self.residency_only;
         let rows = if (stored || device.pins_host_memory()) && !reserved { footprint.rows } else { 0 };
-        // Tables become resident at once, because they are written when they are made.
+        // The memory of `tables` is allocated at once, because it is written at the creation.
         let device = match (device.takes_host_memory(), resident) {
             (false, _) => 0,
             (true, false) => footprint.tables,

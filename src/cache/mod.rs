@@ -79,9 +79,9 @@ use record::Record;
 /// Pinned host memory holds every row of every open sequence, in pages: the *total pool*. The device holds, for each
 /// sequence, the rows that sparse attention read last, in *slots*: the *sparse pool*. For each token that it decodes,
 /// a model with an indexer selects a few thousand positions (its top-k indices). The cache maps each selected position
-/// to the slot that holds its row on the device, and fetches the rows that have no slot. So the rows of
-/// a sequence take only its budget of slots on the device, whatever its length. Its index keys and tables still grow
-/// with the length that it was opened for.
+/// to the slot that holds its row on the device, and fetches the rows that have no slot. So the rows of a sequence
+/// take only its budget of slots on the device, whatever its length. Its index keys, its page table and its part of
+/// the residency tables still grow with the length that it was opened for.
 ///
 /// **A decode loop** opens a sequence ([`open`](Cache::open)), stores the rows that prefill computed
 /// ([`append`](Cache::append)) and adds the sequence to the batch ([`join`](Cache::join)). Each step is then:
@@ -154,21 +154,21 @@ pub struct Cache {
     total: TotalPool,
     index: IndexPool,
     prefix: PrefixIndex,
-    /// The key of the hashes of shared blocks.
+    /// The key of the block hashes.
     secret: Secret,
     sparse: SparsePool,
     ring: Ring,
     records: Vec<Record>,
     /// Recorded after a lane was last emptied. The next sequence in a lane waits for it.
     left: Event,
-    /// One event a lane, recorded after the work that the host issued for its sequence alone.
+    /// One event per lane, recorded after the work that the host issued for its sequence alone.
     ready: Vec<Event>,
-    /// One event a micro-batch, recorded after its last step. Its next step waits for it, and so does later work for
+    /// One event per micro-batch, recorded after its last step. Its next step waits for it, and so does later work for
     /// its sequences.
     stepped: Vec<Event>,
     /// For each micro-batch the events of its layers.
     schedules: Vec<Schedule>,
-    /// The data that the layers of a step share, with capacity for every micro-batch.
+    /// The data that is the same for all layers of a step, with capacity for every micro-batch.
     runs: Vec<Run>,
     fallbacks: Vec<Fallback>,
     stats: Stats,
@@ -270,13 +270,14 @@ impl Cache {
         &self.geometry
     }
 
-    /// The number of attention waves over the fetched rows, for split attention. There are 1 + this many
-    /// index lists ([`SplitIndices`](crate::device::SplitIndices)): list 0 for resident rows, then one for each wave.
+    /// The number of attention waves over the fetched rows, for split attention. There are 1 + this many index lists
+    /// ([`SplitIndices`](crate::device::SplitIndices)): index list 0 for resident rows, then one for each wave.
     pub fn attention_waves(&self) -> u32 {
         self.sparse.tables().first().map_or(1, |table| table.waves)
     }
 
-    /// The cache's tables and lists on the device, for checking devices and for tools.
+    /// The cache's pools on the device: residency tables, page tables, index lists and lists of fetches. For checking
+    /// devices and for tools.
     pub const fn pools(&self) -> Pools {
         self.pools
     }
@@ -378,7 +379,7 @@ impl Cache {
         self.device.digest(self.pools, crate::ids::Lane(lane))
     }
 
-    /// Checks every invariant of every pool and table. For tests, between steps.
+    /// Checks every invariant of the pools, the page tables and the residency tables. For tests, between steps.
     ///
     /// # Errors
     /// [`Kind::Internal`] names the broken invariant.

@@ -2,7 +2,7 @@
 //!
 //! **Abandoned steps.** A step counts as abandoned while its layers are being enqueued. Only a call that succeeds
 //! removes that mark, so a callback that fails or panics leaves an abandoned step. The operations that were enqueued
-//! still run, but the step's tokens must not be published. [`Cache::finish`] orders the step's end after all of these
+//! still run, but the step's tokens must be discarded. [`Cache::finish`] orders the step's end after all of these
 //! operations and marks the step's sequences as failed. No other step can use them meanwhile, because they belong to
 //! this micro-batch. The engine truncates or closes them. Retiring the step returns an error.
 
@@ -156,7 +156,7 @@ impl Cache {
             .with("query rows", query_rows))
     }
 
-    /// The data that the layers of an open step share.
+    /// The data that is the same for all layers of an open step.
     fn run(&self, step: &Step, layer: Layer, layers: &Layers) -> Result<Run> {
         self.check_step(step, layer)?;
         self.check_layers(step, layers)?;
@@ -202,7 +202,7 @@ impl Cache {
             .with("most", self.config.batch))
     }
 
-    /// The data that layers of at least `rows` batch rows with `query_rows` query rows share.
+    /// The data that is the same for all layers, for at least `rows` batch rows with `query_rows` query rows.
     pub(super) fn layers_run(
         &self,
         micro_batch: MicroBatch,

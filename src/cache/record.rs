@@ -119,7 +119,7 @@ pub(super) struct HostWork {
 }
 
 impl Record {
-    /// Its index in the device's tables.
+    /// Its index in the device's residency tables.
     pub(super) fn lane(&self) -> u32 {
         self.owned.slots.lane
     }

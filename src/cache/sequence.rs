@@ -121,7 +121,7 @@ impl Cache {
                 .with("wanted words", words));
         }
         self.take_over(sequence.index as usize, stream)?;
-        // The tables must no longer hold the lane's previous sequence, nor entries of a refused join.
+        // The residency tables must no longer hold the lane's previous sequence, nor entries of a refused join.
         self.device.wait(stream, self.left)?;
         if self.record(sequence)?.work.entered {
             self.empty_lane(lane, stream)?;
@@ -198,10 +198,10 @@ impl Cache {
     }
 
     /// Truncates a sequence to `length` tokens. It removes rejected drafts and committed tokens beyond `length` from
-    /// the tables of every layer. Landed rows below `length` are accepted. The call replaces a page that other
-    /// sequences share before the page can be written again, and copies its remaining rows. It also clears the failure
-    /// of a step. If the device refuses the call half-way, try again on any stream, with the same length or a smaller
-    /// one.
+    /// the residency tables of every layer. Landed rows below `length` are accepted. The call replaces a page that
+    /// other sequences share before the page can be written again, and copies its remaining rows. It also clears the
+    /// failure of a step. If the device refuses the call half-way, try again on any stream, with the same length or a
+    /// smaller one.
     ///
     /// # Errors
     /// [`Kind::Closed`]; [`Kind::InvalidState`] for a sequence that is not running, failed, or half-way through a

@@ -152,17 +152,17 @@ impl Cache {
     }
 
     /// Publishes the full pages after the first `from` tokens whose rows are accepted and stored. `from` is the number
-    /// of tokens published so far. `next` has the known token ids of the sequence from there on. Returns the number of
-    /// published tokens (whole pages). Call it again when more steps have been retired, and at the end, before
-    /// [`Cache::close`]. The engine must have written the index keys of these tokens before the sequence joined (in
-    /// stream order), or in its steps.
+    /// of tokens in the pages that are published already. `next` has the known token ids of the sequence from there
+    /// on. Returns the number of tokens in the sequence's published pages. Call it again when more steps have been
+    /// retired, and at the end, before [`Cache::close`]. The engine must have written the index keys of these tokens
+    /// before the sequence joined (in stream order), or in its steps.
     ///
     /// # Errors
     /// [`Kind::Closed`]; [`Kind::InvalidState`] for a sequence that is not running, or was not opened with
     /// [`Cache::open_shared`]; [`Kind::Busy`] while work that the host issued for the sequence is in flight;
-    /// [`Kind::DeviceFailed`] if that work failed; [`Kind::OutOfRange`] if `from` is not the published
-    /// [length](Cache::length), for more ids than were admitted, and for a number of keys that is neither 0 nor the
-    /// number of full pages.
+    /// [`Kind::DeviceFailed`] if that work failed; [`Kind::OutOfRange`] if `from` is not
+    /// [`Length::published`](Cache::length), for more ids than were admitted, and for a number of keys that is neither
+    /// 0 nor the number of full pages.
     pub fn publish(&mut self, sequence: Sequence, from: u32, next: Tokens<'_>) -> Result<u32> {
         let page_tokens = self.geometry.page_tokens();
         let record = self.record(sequence)?;

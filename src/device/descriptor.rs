@@ -1,4 +1,4 @@
-//! The step descriptor and the step report: the words that host and device exchange once a step.
+//! The step descriptor and the step report: the words that host and device exchange once per step.
 //!
 //! Both are plain `u32` words in pinned host memory, which kernels read and write directly. The host writes the
 //! descriptor in prepare, and the device writes the report at the step's end. The memory belongs to the step from
@@ -28,7 +28,7 @@ pub struct Entry {
     pub query_rows: u32,
 }
 
-/// The layout of the step descriptor: `[step low, step high, rows, 0]`, then three words a row.
+/// The layout of the step descriptor: `[step low, step high, rows, 0]`, then three words per batch row.
 pub mod step {
     use super::{ENTRY, Entry, HEADER};
 
@@ -184,7 +184,7 @@ impl LayerCount {
     }
 }
 
-/// A step's report: `[step low, step high, cause or 0, row, layer, value]`, then three words a layer, then the
+/// A step's report: `[step low, step high, cause or 0, row, layer, value]`, then three words per layer, then the
 /// committed length of each row. It carries the step's number, so that the reader notices an earlier step's report in
 /// the same memory.
 #[derive(Clone, Debug, PartialEq, Eq)]

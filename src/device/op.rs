@@ -38,7 +38,7 @@ pub enum PoolOp<'a> {
     /// layer, the landed rows that the previous steps of these lanes left. If it is rejected as out of range, nothing
     /// was enqueued; after any other error the copy may have been enqueued.
     Begin(Begin),
-    /// Translates a selection (top-k indices) into slots, and lists the rows to fetch.
+    /// Translates a selection (top-k indices) into slots, and writes the list of fetches.
     Resolve {
         /// The batch rows and the layer.
         range: StepRange,
@@ -152,24 +152,24 @@ pub struct StepRange {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResolveOutput {
     /// `[count][rows.count][k]` i32: each selected position's slot in the layer's slab, -1 for none. Where attention
-    /// takes several waves, rows of different waves may share a scratch slot, so attention needs `split_indices`
+    /// takes several waves, rows of different waves may have the same scratch slot, so attention needs `split_indices`
     /// then.
     pub slots: Slice,
     /// The same slots as index lists for split attention.
     pub split_indices: Option<SplitIndices>,
 }
 
-/// The index lists of split attention, sized for all batch rows of a step. A call for some batch rows fills only
-/// their entries. A buffer may be larger than needed; its beginning is used.
+/// The index lists of split attention, sized for all batch rows of a step. A call for some batch rows fills only their
+/// parts. A buffer may be larger than needed; its beginning is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SplitIndices {
-    /// `[1 + waves][batch][rows.count][k]` i32. List 0 holds the slots of rows that were resident or are new in this
-    /// step; list `1 + j` holds the slots of the rows that wave `j` fetches. Each row's valid entries come first, in
-    /// the order of the selection; the rest is -1.
+    /// `[1 + waves][batch][rows.count][k]` i32. Index list 0 holds the slots of rows that were resident or are new in
+    /// this step; index list `1 + j` holds the slots of the rows that wave `j` fetches. Each query row's valid slots
+    /// come first, in the order of the selection; the rest is -1.
     pub lists: Slice,
-    /// `[1 + waves][batch][rows.count]` u32: the number of valid entries.
+    /// `[1 + waves][batch][rows.count]` u32: the number of valid slots.
     pub counts: Slice,
-    /// Batch rows of each list.
+    /// Batch rows of each index list.
     pub batch: u32,
 }
 

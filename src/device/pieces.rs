@@ -2,7 +2,7 @@
 //! CUDA device passes this numbering to its kernels, and the cost model counts a row's link requests by the same
 //! numbering.
 //!
-//! A multiprocessor requests lines of 128 bytes from L2, and so from the link. A warp's load of 16 bytes a thread
+//! A multiprocessor requests lines of 128 bytes from L2, and so from the link. A warp's load of 16 bytes per thread
 //! covers four of them if it is aligned. If a row's pieces were numbered from its first byte, about one line in five
 //! would be split between two warps, and both would request it. So a row's numbers begin at its first line, wherever
 //! the row begins in that line, and end with its last line. The unused numbers cost idle threads for one load, and

@@ -117,19 +117,19 @@ pub struct Rates {
     pub gather: RowRates,
     /// Rows from device to host, by a kernel.
     pub scatter: RowRates,
-    /// Plain copies from host to device, bytes a second.
+    /// Plain copies from host to device, bytes per second.
     pub copy_up: f64,
-    /// Plain copies from device to host, bytes a second.
+    /// Plain copies from device to host, bytes per second.
     pub copy_down: f64,
     /// Nanoseconds from the end of an operation to the start of a forebay kernel that depends on it.
     pub launch_ns: f64,
-    /// The share of the device's SMs that a gather takes while it runs, 0 to 1.
+    /// The fraction of the device's SMs that a gather takes while it runs, 0 to 1.
     pub gather_sm: f64,
     /// Copy engines.
     pub copy_engines: u32,
 }
 
-/// The published peak of PCIe 5.0 x16 in one direction, bytes a second. The presets are scaled by it.
+/// The published peak of PCIe 5.0 x16 in one direction, bytes per second. The presets are scaled by it.
 const PCIE_5: f64 = 64e9;
 
 const ROW: u32 = 656;
@@ -139,7 +139,7 @@ impl Rates {
     /// The names of the presets.
     pub const PRESETS: [&'static str; 4] = ["pcie4", "pcie5", "pcie6", "c2c"];
 
-    /// A PCIe x16 link with this peak, scaled by the shares of the peak that were measured on PCIe 5.
+    /// A PCIe x16 link with this peak, scaled by the fractions of the peak that were measured on PCIe 5.
     ///
     /// Rows of 656 B: 37 GiB/s up and 43 down (the ESS report, FlashTrans; the axis is in GiB). Plain copies 53 GB/s
     /// up (zartbot/gfd's peak; vLLM #42212 has 51.8) and 52.8 down (NVIDIA/nvbandwidth#24). Assumed: launches 2 us,
@@ -279,7 +279,7 @@ mod tests {
             row_bytes: 100,
             points: points.iter().map(|(rows, rate)| RowRate { rows: *rows, bytes_per_s: *rate }).collect(),
         };
-        // 500 ns and 50 ns a row.
+        // 500 ns and 50 ns per row.
         let (fixed, rate) = rates(&[(1, 1e6), (10, 1e9), (30, 1.5e9)]).line();
         assert!((fixed - 500.0).abs() < 1e-6 && (rate - 2e9).abs() < 1.0, "{fixed} {rate}");
         assert_eq!(rates(&[(7, 3e9)]).line(), (0.0, 3e9));

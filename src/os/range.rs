@@ -1,6 +1,6 @@
 //! One contiguous address range over pieces of several maps.
 //!
-//! An attention kernel needs one base address and slots at a fixed stride. But the slots that all layers share
+//! An attention kernel needs one base address and slots at a fixed stride. But the scratch slots that all layers use
 //! (landing and scratch) exist once in memory and must appear in each layer's range. So addresses are reserved first,
 //! without memory, and the pieces are mapped over them one after another. The same memory can be mapped at many
 //! addresses, and a write through one is visible at all others.

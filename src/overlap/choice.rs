@@ -1,20 +1,21 @@
 //! The choice of overlap: which order (none, DA or DBA) each layer runs in, and when to change it.
 //!
-//! No order is best everywhere. Split attention costs launches, a merge, and lists that are padded to a captured
+//! No order is best everywhere. Split attention costs launches, a merge, and index lists that are padded to a captured
 //! width. DBA runs two smaller indexers, one for each half of the batch. With few misses these costs exceed the time
-//! that they hide. So a [`Table`] gives the order of each layer. It follows from [`Prices`]: the time by which each
-//! order lengthens a layer (its *exposed* time), by the number of misses for each batch row. Running the schedule on
-//! the virtual clock with measured rates gives the prices; this module only looks them up.
+//! that they hide. So a table of orders ([`Table`]) gives the order of each layer. It follows from [`Prices`]: the
+//! time by which each order lengthens a layer (its *exposed* time), by the number of misses per batch row. Running the
+//! schedule on the virtual clock with measured rates gives the prices; this module only looks them up.
 //!
-//! A captured graph fixes one table. A [`Chooser`] keeps a few tables for each captured batch. Between steps it says
-//! which table the next step uses, from the counters of an earlier step. The misses of single steps vary widely, and a
-//! capture costs more than many steps gain. So the chooser changes the table only if the smoothed misses have favoured
-//! another table by a sufficient share for several steps in a row ([`Hysteresis`]). If no table is near the best one,
-//! the chooser replaces the least recently used table by the best one and raises its version.
+//! A captured graph fixes one table of orders. A [`Chooser`] keeps a few of them for each captured batch. Between
+//! steps it says which table of orders the next step uses, from the counters of an earlier step. The misses of single
+//! steps vary widely, and a capture costs more than many steps gain. So the chooser changes to another table of orders
+//! only if, at the smoothed misses, it saves a sufficient fraction of the exposed time in several consecutive steps
+//! ([`Hysteresis`]). If no kept table of orders is near the best possible one, the chooser replaces the least recently
+//! used one by the best and raises its version.
 //!
-//! A choice costs a few multiplications for each layer and table, and allocates nothing. It depends only on the given
-//! counters and their order, so all ranks make the same choice. The chooser measures no time: it takes the cost of a
-//! layer from the prices only.
+//! A choice costs a few multiplications for each layer and table of orders, and allocates nothing. It depends only on
+//! the given counters and their order, so all ranks make the same choice. The chooser measures no time: it takes the
+//! cost of a layer from the prices only.
 
 use std::fmt::Write;
 
@@ -22,13 +23,13 @@ use crate::device::descriptor::LayerCount;
 use crate::error::{Error, Kind, Result};
 use crate::overlap::schedule::Overlap;
 
-/// The version of a table's text.
+/// The version of the text form of a table of orders.
 const FORMAT: u32 = 1;
 
-/// The first line of a table's text, before the version.
+/// The first line of the text form of a table of orders, before the version.
 const TITLE: &str = "forebay overlap table";
 
-/// The order of each layer, draft layers last.
+/// A table of orders: the order of each layer, draft layers last.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
     /// The version, which rises whenever the orders change. A graph captured for an older version does not belong to
@@ -258,47 +259,47 @@ impl Prices {
 /// The most tables for one batch size.
 const MOST_TABLES: u32 = 256;
 
-/// The conditions under which a chooser changes the table. All of them must hold.
+/// The conditions under which a chooser changes to another table of orders. All of them must hold.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Hysteresis {
     /// The weight of a new step's misses in the smoothed misses, above 0 and at most 1.
     pub smoothing: f64,
-    /// The share of the exposed time that another table must save, from 0 to 1.
+    /// The fraction of the exposed time that the other table of orders must save, from 0 to 1.
     pub share: f64,
-    /// The nanoseconds that another table must save in each step.
+    /// The nanoseconds per step that it must save as well.
     pub least_ns: f64,
     /// The number of consecutive steps in which it must save that much, at least 1.
     pub steps: u32,
 }
 
 impl Default for Hysteresis {
-    /// A tenth of the exposed time and 50 us, in 32 steps. At 50 ms for a step that takes less than two seconds.
+    /// A tenth of the exposed time and 50 us, in 32 steps. At 50 ms per step, 32 steps take less than two seconds.
     fn default() -> Self {
         Hysteresis { smoothing: 0.1, share: 0.1, least_ns: 50_000.0, steps: 32 }
     }
 }
 
-/// A captured batch size, with its prices and its first tables.
+/// A captured batch size, with its prices and its first tables of orders.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bucket {
     /// The number of batch rows for which it is captured.
     pub batch: u32,
     /// The prices of the orders at this size.
     pub prices: Prices,
-    /// The tables to capture at the start. The first one is used first.
+    /// The tables of orders to capture at the start. The first one is used first.
     pub tables: Vec<Table>,
 }
 
-/// The bucket and table for the next step.
+/// The bucket and the table of orders for the next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
     /// The index of the bucket.
     pub bucket: usize,
-    /// The index of the table in the bucket: see [`Chooser::table`].
+    /// The index of the table of orders in the bucket: see [`Chooser::table`].
     pub index: usize,
-    /// The version of the table.
+    /// The version of the table of orders.
     pub version: u32,
-    /// Whether this call has changed the table. Then the engine must capture it before using it.
+    /// Whether this call has changed that table of orders. Then the engine must capture it before using it.
     pub changed: bool,
 }
 

@@ -28,15 +28,15 @@
 //! In the pictures a dot is a wait of the compute stream. DA (dual attention) calls attention in two parts; DBA divides
 //! the indexer's batch as well.
 //!
-//! A layer's first operation comes after all of the previous layer's operations on the compute stream. This also orders
-//! all data that layers share: the last attention of the previous layer has read its index lists, its fetch lists and
-//! its scratch slots, and R of this layer comes after it. So no event is needed between layers, except for the
-//! scatters, which the step joins at its end.
+//! A layer's first operation comes after all of the previous layer's operations on the compute stream. This also
+//! orders all buffers that the layers reuse: the last attention of the previous layer has read its index lists and its
+//! scratch slots, its gather has read its list of fetches, and R of this layer comes after both. So no event is needed
+//! between layers, except for the scatters, which the step joins at its end.
 //!
-//! **Several attention waves.** If the scratch slots hold only a share of the rows that a step may fetch, attention
-//! runs in waves. In each wave G copies one share of the fetched rows to the scratch slots, and A1 reads them; the next
-//! wave's G waits for that A1. If a batch row needs fewer waves, the other waves fetch and attend nothing for it. The
-//! number of waves never depends on data, so a captured graph holds all of them.
+//! **Several attention waves.** If a step may fetch more rows than the scratch slots hold, attention runs in waves. In
+//! each wave G copies a part of the fetched rows to the scratch slots, and A1 reads them; the next wave's G waits for
+//! that A1. If a batch row needs fewer waves, the other waves fetch and attend nothing for it. The number of waves
+//! never depends on data, so a captured graph holds all of them.
 //!
 //! **Edges.** An edge between two streams is one event, recorded on one stream and waited for on the other at once. On
 //! a single stream no event is needed. The schedule reuses its events from layer to layer: a wait refers to the last
@@ -73,7 +73,7 @@ impl Overlap {
     /// All orders.
     pub const ALL: [Overlap; 3] = [Overlap::None, Overlap::Da, Overlap::Dba];
 
-    /// The name that tables, files and the command line use.
+    /// The name that tables of orders, files and the command line use.
     pub const fn name(self) -> &'static str {
         match self {
             Overlap::None => "none",
@@ -100,14 +100,14 @@ pub enum Work {
     Rest,
 }
 
-/// Which of the selected rows a call of attention reads.
+/// Which of the selected rows per call of attention reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Attended {
     /// All selected rows, through the slots that the resolve returned.
     All,
-    /// The rows that were resident, and the new rows of this step: list 0 of the [`SplitIndices`].
+    /// The rows that were resident, and the new rows of this step: index list 0 of the [`SplitIndices`].
     Resident,
-    /// The rows that a wave fetched: list `1 + wave`.
+    /// The rows that a wave fetched: index list `1 + wave`.
     Fetched {
         /// The wave.
         wave: u32,

@@ -1,9 +1,9 @@
 //! Fills the prices from which orders are chosen: runs the schedule of one layer on the clock, at a setup's rates in
 //! each order, over a grid of misses.
 //!
-//! The layers of a model differ only in their misses, so they share one price list. Draft layers have another, of one
-//! query row a draft pass and all their passes together. A price covers all micro-batches of the batch, because a
-//! table is chosen for the whole step.
+//! The layers of a model differ only in their misses, so the same prices apply to all of them. Draft layers have
+//! others, of one query row per draft pass and all their passes together. A price covers all micro-batches of the
+//! batch, because a table is chosen for the whole step.
 
 use crate::error::Result;
 use crate::overlap::{Overlap, Prices};
@@ -31,7 +31,7 @@ impl Simulator {
         Prices::new(grid, layers)
     }
 
-    /// One layer's nanoseconds in each order, in `passes` passes that share the misses.
+    /// One layer's nanoseconds in each order, in `passes` passes over which the misses are divided.
     fn price_list(
         &mut self,
         point: &Point,

@@ -5,8 +5,8 @@
 //! cost plus the *difference* of a bound between the two numbers of GPUs:
 //!
 //! - **Experts.** Of `E` experts on `G` GPUs each GPU holds `E/G`. A micro-batch of `t` tokens on each GPU visits a
-//!   share `1 - exp(-t G k/E)` of them. Their time is the longer of `2 t k` expert sizes over the operations a second,
-//!   and of the visited experts' weights over the memory's bytes a second. Fewer GPUs read more weights.
+//!   fraction `1 - exp(-t G k/E)` of them. Their time is the longer of `2 t k` expert sizes over the operations a
+//!   second, and of the visited experts' weights over the memory's bytes per second. Fewer GPUs read more weights.
 //! - **Exchange.** A token's values go to `k` experts in FP8 and come back in BF16; `1 - n/G` of them cross the
 //!   network, `(n-1)/G` cross NVLink inside the node of `n`, both at once.
 //!

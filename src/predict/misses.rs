@@ -1,7 +1,7 @@
 //! Models how many rows a request fetches in a layer and step.
 //!
 //! There are three sources, each of which gives rows by layer. A **curve** has means over the layers by ratio and
-//! context, and each layer's share relative to the mean. A **table** has rows by layer for one operating point.
+//! context, and each layer's misses relative to the mean. A **table** has rows by layer for one operating point.
 //! **Steps** are the counts of a replay, by step and layer. A *miss* is counted once for each request, even if several
 //! of its query rows select the row, because the gather fetches it once.
 //!
@@ -12,8 +12,8 @@
 //! nearest measured one at the same number of slots, up to twice or down to half; farther out is an error.
 //!
 //! # Query rows
-//! A step of more query rows fetches more, but not in proportion, because they share rows. The curve was measured at
-//! one number of query rows, and is scaled by a power of their number.
+//! A step of more query rows fetches more, but not in proportion, because they select some of the same rows. The curve
+//! was measured at one number of query rows, and is scaled by a power of their number.
 
 use serde::{Deserialize, Serialize};
 
@@ -226,7 +226,7 @@ impl Misses {
         spread
     }
 
-    /// The share of a request's misses that one of its query rows reads.
+    /// The fraction of a request's misses that one of its query rows reads.
     pub fn share(&self, query_rows: u32) -> f64 {
         f64::from(query_rows.max(1)).powf(-self.query_rows_power())
     }

@@ -183,7 +183,7 @@ impl Model {
     }
 }
 
-/// The rates of a GPU, and the share of them that such works reach.
+/// The rates of a GPU, and the fraction of them that such works reach.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Gpu {
@@ -191,11 +191,11 @@ pub struct Gpu {
     pub name: String,
     /// Memory in GiB.
     pub memory_gib: f64,
-    /// Dense FP8 peak, 10^12 operations a second.
+    /// Dense FP8 peak, 10^12 operations per second.
     pub fp8_tflops: f64,
     /// Dense BF16 peak.
     pub bf16_tflops: f64,
-    /// Memory bandwidth, 10^9 bytes a second.
+    /// Memory bandwidth, 10^9 bytes per second.
     pub memory_gb_s: f64,
     /// From a kernel to the next dependent one in a captured graph, microseconds.
     pub kernel_us: f64,
@@ -238,9 +238,9 @@ pub struct Deployment {
     /// GPUs of one node; tokens for experts of other nodes cross the network. Throughput is always given for 8 GPUs,
     /// regardless of this value.
     pub node_gpus: u32,
-    /// A GPU's network bandwidth, 10^9 bytes a second.
+    /// A GPU's network bandwidth, 10^9 bytes per second.
     pub network_gb_s: f64,
-    /// A GPU's bandwidth to its neighbours inside the node, 10^9 bytes a second. Required for other numbers of GPUs
+    /// A GPU's bandwidth to its neighbours inside the node, 10^9 bytes per second. Required for other numbers of GPUs
     /// than that of the costs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nvlink_gb_s: Option<f64>,
@@ -288,12 +288,12 @@ impl Deployment {
         Served { gpus, node_gpus: self.node_gpus.min(gpus), costs_gpus, extrapolated: gpus != costs_gpus }
     }
 
-    /// The share of the ranks, and so of the tokens, that are on other nodes.
+    /// The fraction of the ranks, and so of the tokens, that are on other nodes.
     pub fn remote(&self) -> f64 {
         1.0 - f64::from(self.node_gpus.min(self.gpus)) / f64::from(self.gpus)
     }
 
-    /// The share of them that are neighbours on the same node.
+    /// The fraction of them that are neighbours on the same node.
     pub fn local(&self) -> f64 {
         f64::from(self.node_gpus.min(self.gpus).saturating_sub(1)) / f64::from(self.gpus)
     }

@@ -1,4 +1,4 @@
-//! Computes what fits on a GPU and in its share of the host's memory, and at which ratio.
+//! Computes what fits on a GPU and in its part of the host's memory, and at which ratio.
 //!
 //! A plan is a [`Config`] and the bytes of a cache made from it, by [`Config::footprint`]: the functions that
 //! divide the memory when the cache is created. The planner has no second arithmetic, only a search over batch and
@@ -29,7 +29,7 @@ const STEPS_MAX: u32 = 1 << 10;
 const MICRO_BATCHES_MAX: u32 = 1 << 10;
 const SEQUENCES_MAX: u32 = 1 << 24;
 
-/// How many sequences share the GPU.
+/// How many sequences are on the GPU at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Batch {
     /// This number, above 0.
@@ -38,16 +38,16 @@ pub enum Batch {
     Most,
 }
 
-/// Slots as a share of the context.
+/// Slots as a fraction of the context.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Ratio {
-    /// This share, above 0 and at most 1.
+    /// This fraction, above 0 and at most 1.
     Share(f64),
     /// The largest that fits; with [`Batch::Most`] the one that leaves [`Demand::least_slots`].
     Auto,
 }
 
-/// The inputs of a plan. Bytes are of one GPU, and of its share of the host's memory.
+/// The inputs of a plan. Bytes are of one GPU, and of its part of the host's memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Demand {
     /// The model's cache.
@@ -118,7 +118,7 @@ pub enum Note {
     AllResident,
     /// Dense attention reads every row in every step: no row can stay in host memory.
     Dense,
-    /// Fewer slots a sequence and layer than [`FEW_SLOTS`], with a context that is longer.
+    /// Fewer slots per sequence and layer than [`FEW_SLOTS`], with a context that is longer.
     FewSlots,
     /// Fewer slots than a step selects: the other rows use scratch slots.
     Scratch,
@@ -126,15 +126,15 @@ pub enum Note {
     HostBound,
     /// Even the most sequences with [`Demand::least_slots`] are no more than fit with all rows resident.
     NoRoom,
-    /// The most sequences with all rows on the device yield as many tokens a second; set by [`super::worth`].
+    /// The most sequences with all rows on the device yield as many tokens per second; set by [`super::worth`].
     Slower,
     /// The misses at this ratio, or the costs at this batch, are unknown; set by [`super::worth`].
     Unknown,
     /// Larger batches were not tried, because their misses or costs are unknown; set by [`super::worth`].
     Untried,
-    /// A sequence decodes fewer tokens a second than required; set by [`super::worth`].
+    /// A sequence decodes fewer tokens per second than required; set by [`super::worth`].
     TooSlow,
-    /// Batches with offload yield more, but decode fewer tokens a second than required; set by
+    /// Batches with offload yield more, but decode fewer tokens per second than required; set by
     /// [`super::worth`].
     MoreTooSlow,
 }
@@ -173,7 +173,7 @@ pub struct Planned {
     pub batch: u32,
     /// Slots of each in each layer.
     pub slots: u32,
-    /// Slots as a share of the context.
+    /// Slots as a fraction of the context.
     pub ratio: f64,
     /// The configuration for [`crate::Cache::new`]; none if nothing is offloaded.
     pub config: Option<Config>,

@@ -1,8 +1,8 @@
 //! The least cost of each work on a GPU: operations over peak, bytes over bandwidth, kernels.
 //!
-//! A work takes the longer of its operations and its bytes, each at the share of the peak that the setup
-//! states, plus one launch for each of its kernels. It replaces missing measured points of a setup, and
-//! gives the slope beyond the last one. It is a bound with shares, not a measurement.
+//! A work takes the longer of its operations and its bytes, each at the fraction of the peak that the setup states,
+//! plus one launch for each of its kernels. It replaces missing measured points of a setup, and gives the slope beyond
+//! the last one. It is a bound with fractions of peaks, not a measurement.
 
 use super::cost::Load;
 use super::model::{Deployment, Dims, Gpu};
@@ -47,7 +47,7 @@ impl Roofline {
                 let keys = load.rows * load.context * self.index_key_bytes;
                 // The scores are written once and read once by the top-k.
                 let bytes = keys + 2.0 * scores * F32;
-                // Keys of two bytes a value are multiplied in BF16.
+                // Keys of two bytes per value are multiplied in BF16.
                 let bf16 = self.index_key_bytes >= BF16 * of(d.index_dim);
                 let peak = if bf16 { 0.5 * fp8 } else { fp8 };
                 self.longer(2.0 * scores * index / peak, bytes / memory, 2.0)
@@ -84,7 +84,7 @@ impl Roofline {
         Roofline { deployment: Deployment { gpus, ..self.deployment.clone() }, ..self.clone() }
     }
 
-    /// Microseconds of the exchange's bytes: the shares of the network and of NVLink move at once.
+    /// Microseconds of the exchange's bytes: the parts of the network and of NVLink move at once.
     pub(super) fn exchanged(&self, tokens: f64) -> f64 {
         let (d, deployment) = (&self.dims, &self.deployment);
         // FP8 values to the experts, BF16 values back.

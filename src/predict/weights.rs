@@ -2,7 +2,7 @@
 //!
 //! `data/weights.json` lists the published checkpoints that the planner supports, each with its published size and
 //! its source. The size of a part follows from the published configuration ([`Dims`]): a matrix in FP8
-//! takes a byte a value and a scale of four bytes for each block of 128 x 128; embedding, head, the experts' router
+//! takes one byte per value and a scale of four bytes for each block of 128 x 128; embedding, head, the experts' router
 //! and the input projection of a draft layer are BF16. The parts add up to the published size within a thousandth
 //! (`tests/plan.rs` checks it), so the division is that of the files on disk.
 //!

@@ -1,11 +1,12 @@
 //! Divide: makes the index lists of split attention from the slots that a resolve returned.
 //!
-//! Attention over the resident rows can run while the other rows are fetched, so these two groups have separate lists.
-//! If the scratch slots hold only a share of the rows that a step fetches beyond its budget, each attention wave has a
-//! list of its own. Every slot of the resolve is in exactly one list, and each list keeps the order of the selection.
+//! Attention over the resident rows can run while the other rows are fetched, so these two groups have separate index
+//! lists. If a step fetches more rows beyond its budget than the scratch slots hold, each attention wave has an index
+//! list of its own. Every slot of the resolve is in exactly one index list, and each index list keeps the order of the
+//! selection.
 //!
-//! A bit for each slot marks the fetched rows; the bits are set before and cleared after. Rows of different waves share
-//! scratch slots. For those, the row's rank among the fetches gives the wave.
+//! A bit for each slot marks the fetched rows; the bits are set before and cleared after. Rows of different waves use
+//! the same scratch slots. For those, the row's rank among the fetches gives the wave.
 
 use crate::error::{Error, Kind, Result};
 use crate::fallible::filled;
@@ -40,9 +41,9 @@ impl Divider {
         Ok(Divider { fetched: filled((slots as usize).div_ceil(64), 0, OPERATION, "memory to divide")? })
     }
 
-    /// Calls `list(query row, list number, slot)` for every valid entry, in the order of the selection. List 0 has the
-    /// rows that were resident and the new rows of the step; list `1 + wave` has the rows that `wave` fetches. `k` is
-    /// the number of selected positions of a query row.
+    /// Calls `list(query row, list number, slot)` for every valid entry, in the order of the selection. Index list 0
+    /// has the rows that were resident and the new rows of the step; index list `1 + wave` has the rows that `wave`
+    /// fetches. `k` is the number of selected positions of a query row.
     ///
     /// # Errors
     /// [`Kind::OutOfRange`] for results of another layer or with other sizes.

@@ -5,18 +5,19 @@
 //!
 //! # What it decides
 //!
-//! A sequence has `budget` slots in each layer, which hold some of its rows there. A step brings the selections (top-k
-//! indices) of its query rows, and the rule uses their union. A step here is one resolve; a draft layer has one for
-//! each draft pass. The rule orders the rows that were resident, and those that the step selected or created, from
+//! A sequence has a budget of slots in each layer, which hold some of its rows there. A step brings the selections
+//! (top-k indices) of its query rows, and the rule uses their union. A step here is one resolve; a draft layer has one
+//! for each draft pass. The rule orders the rows that were resident, and those that the step selected or created, from
 //! oldest to newest:
 //!
 //! 1. rows that the step did not select, in their old order;
 //! 2. rows that the step selected, hits and fetched rows alike, by ascending position;
 //! 3. rows that the step created, by ascending position, once the next step's commit has accepted them.
 //!
-//! The newest `budget` rows of that order are resident afterwards. There is one exception: if the hits and the fetched
-//! rows together exceed the budget, all hits keep their slots, the fetched rows with the highest positions take the
-//! remaining slots, and the other fetched rows are in scratch slots for this layer's attention only.
+//! The newest rows of that order, one for each slot of the budget, are resident afterwards. There is one exception: if
+//! the hits and the fetched rows together are more than the slots of the budget, all hits keep their slots, the
+//! fetched rows with the highest positions take the remaining slots, and the other fetched rows are in scratch slots
+//! for this layer's attention only.
 //!
 //! An example: a sequence of six rows, 0 to 5, and a budget of 3 slots. (A real decode step also adds its new
 //! row; the example leaves that out.)
@@ -67,7 +68,7 @@
 //! # What it does not do
 //!
 //! It moves no bytes, uses no device, takes no lock and allocates nothing after construction. It does not choose
-//! budgets and does not share slots between sequences.
+//! budgets, and no two sequences have a slot in common.
 
 mod commit;
 mod digest;

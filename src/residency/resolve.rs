@@ -1,4 +1,4 @@
-//! Resolve: maps a step's selection (top-k indices) to slots, lists the rows to fetch, and chooses victims.
+//! Resolve: maps a step's selection (top-k indices) to slots, writes the list of fetches, and chooses victims.
 
 use crate::error::{Error, Kind, Result};
 use crate::geometry::SLOT_BLOCK;
@@ -53,8 +53,8 @@ pub struct Beyond {
 pub struct Resolved {
     /// Hits, misses and scratch rows.
     pub counts: Counts,
-    /// The first entry beyond the length, if there was one. Its slot is -1, the other results are valid, and the
-    /// step's tokens must not be published.
+    /// The first selected position beyond the length, if there was one. Its slot is -1, the other results are valid,
+    /// and the step's tokens must be discarded.
     pub beyond: Option<Beyond>,
 }
 

@@ -1,4 +1,4 @@
-//! The flat tables of one layer, and how a lane joins and leaves them.
+//! The residency tables of one layer, as flat arrays, and how a lane joins and leaves them.
 
 use crate::error::{Error, Kind, Result};
 use crate::fallible::filled;
@@ -19,8 +19,8 @@ pub(super) const WARMED: u32 = 1;
 /// and so below `i32::MAX`: signed vector compares order them.
 pub(super) const UNUSED: u32 = i32::MAX as u32;
 
-/// The declared sizes of a layer's tables. Slot ids count through the layer's slab: first the scratch blocks, then the
-/// landing blocks, then the budget blocks.
+/// The declared sizes of a layer's residency tables. Slot ids count through the layer's slab: first the scratch
+/// blocks, then the landing blocks, then the budget blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableShape {
     /// Lanes.

@@ -5,8 +5,8 @@ use crate::error::{Error, Kind, Result};
 /// The budget of a sequence, fixed when it is opened.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Budget {
-    /// A share of the prompt and promised tokens, above 0 and at most 1, in every layer:
-    /// `floor(ratio x tokens + 0.5)` slots, and at least the cache's `min_budget`.
+    /// A fraction of the prompt and promised tokens, above 0 and at most 1, in every layer: `floor(ratio x tokens +
+    /// 0.5)` slots, and at least the cache's `min_budget`.
     Ratio(f64),
     /// The same number of slots in every layer.
     Slots(u32),

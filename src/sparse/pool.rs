@@ -38,7 +38,7 @@ pub struct SparseConfig {
 pub struct SparseLayout {
     /// The table shape of each layer.
     pub tables: Vec<TableShape>,
-    /// Bytes of the scratch slots that all layers share, rounded up to a mapping boundary.
+    /// Bytes of the scratch slots, which are the same memory in all layers, rounded up to a mapping boundary.
     pub scratch_bytes: u64,
     /// Bytes of the rest of each layer's slab, rounded up to a mapping boundary.
     pub own_bytes: Vec<u64>,

@@ -24,7 +24,7 @@ pub enum BringUp {
 pub struct WarmUp {
     /// The selections of the last prompt positions, oldest first: `[layers][steps][k]` i32.
     pub selections: Option<Slice>,
-    /// The number of prompt positions in `selections`.
+    /// The number of prompt positions in `selections`, one step for each.
     pub steps: u32,
     /// The most bytes that one call gathers; 0 for no limit.
     pub bytes_a_call: u64,

@@ -66,8 +66,8 @@ pub struct Buffers {
     pub selection: Slice,
     /// Slots in the layer's slab, -1 for none.
     pub slots: Slice,
-    /// The index lists of split attention, for all rows of the step: the same slots, divided into lists. `None` if
-    /// attention is not split.
+    /// The index lists of split attention, for all batch rows of the step: the same slots, divided into index lists.
+    /// `None` if attention is not split.
     pub split_indices: Option<SplitIndices>,
 }
 

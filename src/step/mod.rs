@@ -9,8 +9,8 @@
 //!
 //! A report holds counters, lengths and the sticky word (the step's error, if there was one), together with the step's
 //! number. A [`Step`] is an owned token, not a borrow. It is *open* from prepare until finish, and then *in flight*
-//! until it is retired. An open step becomes *abandoned* if one of its layers cannot be enqueued completely. The engine
-//! must still finish and retire it, and must not publish its tokens.
+//! until it is retired. An open step becomes *abandoned* if one of its layers cannot be enqueued completely. The
+//! engine must still finish and retire it, and must discard its tokens.
 //!
 //! A slot of the ring belongs to one step from prepare until retire. The host never writes its pinned descriptor while
 //! a copy may still run (NVIDIA/TensorRT-LLM#15546 and vllm-project/vllm#51667 report this fault). A full ring is

@@ -53,7 +53,7 @@ pub(super) enum Phase {
     },
     /// Its report and its event are enqueued: it is in flight.
     Finished {
-        /// Whether it was abandoned. Then its report may be read, but its tokens must not be published.
+        /// Whether it was abandoned. Then its report may be read, but its tokens must be discarded.
         abandoned: bool,
     },
 }

@@ -12,13 +12,13 @@
 //! | open | [`Ring::prepare`] writes the descriptor and returns the [`Step`] | the copy may read the descriptor |
 //! | in flight | [`Ring::finish`], once the report and the event are enqueued | the device may write the report |
 //! | ended | [`Ring::end`] finds the event reached and reads the report | none; it still lists the batch rows |
-//! | given up | [`Ring::give_up`], after the device refused a begin half-way | the copy may read the descriptor |
+//! | refused | [`Ring::give_up`], after the device refused a begin half-way | the copy may read the descriptor |
 //!
 //! **Invariants.**
 //!
-//! - The host never writes a descriptor while a copy of it may still run, and never reads a report while the device may
-//!   still write it. A slot becomes free after its event, or if no enqueued operation uses it. For a slot that was
-//!   given up, the ring records the event first.
+//! - The host never writes a descriptor while a copy of it may still run, and never reads a report while the device
+//!   may still write it. A slot becomes free after its event, or if no enqueued operation uses it. For a refused slot,
+//!   the ring records the event first.
 //! - A report contains its step's number. The report of another step is an error, never a result.
 //! - A micro-batch has at most one open step, because it has one descriptor on the device.
 //! - The ring's tag distinguishes its steps from those of another cache.
@@ -26,8 +26,8 @@
 //! **Costs.** [`Ring::new`] takes all memory: a descriptor and a report in whole cache lines for each slot, in one
 //! pinned mapping. A step allocates nothing. Finding a free slot checks each of a handful of slots.
 //!
-//! The ring does not wait: a full ring is [`Kind::Busy`]. It holds sequences as plain numbers. The only operations that
-//! it enqueues are the events of slots that were given up.
+//! The ring does not wait: a full ring is [`Kind::Busy`]. It holds sequences as plain numbers. The only operations
+//! that it enqueues are the events of refused slots.
 
 use crate::device::descriptor::{self, Cause, Entry, Report};
 use crate::device::{Device, Event, Slice, Stream};
@@ -69,7 +69,7 @@ pub(crate) struct RingSlot {
 pub(crate) enum Ended {
     /// The step is still in flight.
     Not(Error),
-    /// The step ended. Its report has been read, or the error says why its tokens must not be published.
+    /// The step ended. Its report has been read, or the error says why its tokens must be discarded.
     With(Result<()>),
 }
 
@@ -182,8 +182,8 @@ impl Ring {
         }
     }
 
-    /// Frees slots that were given up, once their streams have passed the enqueued operations. The event in `stepped`
-    /// orders the micro-batch's next step after those operations.
+    /// Frees refused slots, once their streams have passed the enqueued operations. The event in `stepped` orders the
+    /// micro-batch's next step after those operations.
     ///
     /// # Errors
     /// As [`Device::record`].

@@ -20,7 +20,7 @@
 //!
 //! # Costs
 //!
-//! Those of [`LruStack`], which keeps the order and returns the depths: about 40 bytes a token.
+//! Those of [`LruStack`], which keeps the order and returns the depths: about 40 bytes per token.
 
 use crate::error::{Error, Kind, Result};
 use crate::fallible::vector;

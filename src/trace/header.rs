@@ -177,7 +177,7 @@ impl Header {
     pub(super) fn members_before(&self, step: u32) -> u64 {
         let first = u64::from(self.first_position) + 1;
         let step = u64::from(step);
-        // Sets grow by one position a step until they have k.
+        // Sets grow by one position per step until they have k.
         let growing = step.min(u64::from(self.k).saturating_sub(first));
         let in_growth = growing * first + growing * growing.saturating_sub(1) / 2;
         (in_growth + (step - growing) * u64::from(self.k)) * u64::from(self.layers)

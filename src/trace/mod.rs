@@ -24,7 +24,7 @@
 //! **Malformed input can only cause an error.** A trace comes from elsewhere, so every count is
 //! checked before it is used, and memory grows only with sets that were decoded and found valid. The
 //! decompressed content is never in memory as a whole: it passes through a fixed buffer, so a frame
-//! that unpacks to terabytes is an error at its first wrong set. The decoded trace takes four bytes a member. A
+//! that unpacks to terabytes is an error at its first wrong set. The decoded trace takes four bytes per member. A
 //! file that declares more than [`MEMBERS_MAX`] members (1 GiB) is refused from its header, and a failed
 //! allocation is an error. A frame that requires a window above 128 MiB is refused, too.
 //!

@@ -116,7 +116,8 @@ impl Look {
             parts.iter().map(|columns| part(&mut table, columns, room(columns))).collect();
         let mut out = parts.join("\n\n");
         if !left_out.is_empty() {
-            let line = format!("Left out, for {width} columns: {}. --wide shows all.", left_out.join("; "));
+            let named: Vec<String> = left_out.iter().map(|head| format!("\"{head}\"")).collect();
+            let line = format!("Not shown, to fit {width} columns: {}. --wide shows all.", named.join(", "));
             out += &format!("\n{}", self.wrap(&line));
         }
         out
@@ -244,10 +245,13 @@ mod tests {
         let spare = Spare { columns: &["second", "nothing", "first", "third"], keys: 1, text: None };
         let less = at(41).fit(sample(at(41)), &spare);
         assert!(!less.lines().next().unwrap().contains("second") && less.contains("first"), "{less}");
-        assert!(less.ends_with("\nLeft out, for 41 columns: second. --wide\nshows all."), "{less}");
+        assert!(less.ends_with("\nNot shown, to fit 41 columns: \"second\".\n--wide shows all."), "{less}");
         let least = at(25).fit(sample(at(25)), &spare);
         assert!(widest(&least) <= 25 && least.contains("third"), "{least}");
-        assert!(least.replace('\n', " ").contains("25 columns: second; first of all. --wide"), "{least}");
+        assert!(
+            least.replace('\n', " ").contains("25 columns: \"second\", \"first of all\". --wide"),
+            "{least}"
+        );
     }
 
     #[test]

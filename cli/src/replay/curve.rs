@@ -169,7 +169,7 @@ fn table(curved: &Curved, row: &RowSize, look: Look) -> String {
         "misses/step\nand layer",
         "",
         "miss\nratio",
-        "to device\na step",
+        "to device\nper step",
     ]);
     let per_layer = |point: &Point| point.misses as f64 / steps / curved.curves.layers.len() as f64;
     let longest = curved.asked.iter().map(|(_, point)| per_layer(point)).fold(0.0, f64::max);

@@ -133,8 +133,8 @@ fn sizes(trace: &Replayed, row: &RowSize, look: Look) -> String {
         "misses/step\nand layer".to_owned(),
         "least..most\nlayer".to_owned(),
         "miss\nratio".to_owned(),
-        "to device\na step".to_owned(),
-        "to host\na step".to_owned(),
+        "to device\nper step".to_owned(),
+        "to host\nper step".to_owned(),
         format!(
             "first {},\n{}",
             counted(first as u32, "step"),

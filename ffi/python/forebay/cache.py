@@ -96,8 +96,8 @@ class Cache:
         pool_slots: slots of each layer's pool, for all sequences together; or one number for each layer; None: enough
             for every lane.
         min_budget: the fewest slots that a sequence may have in a layer; None: the fewest of `slots`.
-        attention_waves: attention waves that share the scratch slots in turn; None: 1. With more, attention must be
-            split.
+        attention_waves: the most attention waves of a step, which use the same scratch slots in turn; None: 1. With
+            more, attention must be split.
         residency_only: rows have no bytes and nothing is gathered, for replays. The total pool then takes addresses but
             no memory, whatever `populate` and `lock` say. A CUDA device pins the pool, and so takes all of its memory.
         huge_pages, populate, lock: how the total pool takes its memory; `fallbacks` lists the options that the system
@@ -209,7 +209,7 @@ class Cache:
         Args:
             prompt: tokens of the prompt.
             promised: tokens that it may decode after the prompt.
-            ratio: slots in each layer as a share of prompt plus promised tokens. Give it or `slots`, not both.
+            ratio: slots in each layer as a fraction of prompt plus promised tokens. Give it or `slots`, not both.
             slots: slots in each layer; or one number for each layer; None: as the cache was configured.
             bring_up: "whole" (the join loads every row, if all fit its slots) or "nothing".
             tokens: the prompt's token ids, as far as they may be shared. The sequence shares the leading pages that
@@ -412,7 +412,7 @@ class Cache:
         (`Sequence.append_in_place`).
 
         It is a writable view of host memory on every device, uint8 `[pages, page_tokens, host_stride]`; the row itself
-        is the first `row_bytes` bytes. `Sequence.pages` lists a sequence's pages; do not write shared ones. The view
+        is the first `row_bytes` bytes. `Sequence.pages` has a sequence's pages; do not write shared ones. The view
         keeps the memory alive, as `slab` does.
 
         Raises:
@@ -551,7 +551,7 @@ class Cache:
         return overlap.capture(self, micro_batches, query_rows, by_layer, enqueue, draft_passes, into)
 
     def validate(self) -> None:
-        """Checks every invariant of every pool and table, for tests, between steps.
+        """Checks every invariant of the pools, page tables and residency tables, for tests, between steps.
 
         Raises:
             Internal: names the broken invariant.

@@ -1,4 +1,4 @@
-"""Choice tables: the overlap order of each layer, and when to move to another table."""
+"""Tables of orders: the overlap order of each layer, and when to change to another table of orders."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Bucket:
 
     Attributes:
         batch: the batch rows that it was captured for.
-        tables: the tables captured at the start; the chooser starts with the first one.
+        tables: the tables of orders captured at the start; the chooser starts with the first one.
         prices: the price of each order at this size.
     """
 
@@ -107,12 +107,12 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Hysteresis:
-    """The conditions under which a chooser moves to another table.
+    """The conditions under which a chooser changes to another table of orders.
 
     Attributes:
         smoothing: the weight of a new step's misses in the running average, above 0 and at most 1.
-        share: the share of the exposed time that another table must save, 0 to 1.
-        least_ns: the nanoseconds a step that another table must save as well.
+        share: the fraction of the exposed time that the other table of orders must save, 0 to 1.
+        least_ns: the nanoseconds per step that it must save as well.
         steps: the number of consecutive steps in which it must save both.
     """
 
@@ -128,22 +128,22 @@ class Choice:
 
     # The index of the bucket.
     bucket: int
-    # The index of the table in that bucket: `Chooser.table`.
+    # The index of the table of orders in that bucket: `Chooser.table`.
     index: int
-    # The version of the table.
+    # The version of that table of orders.
     version: int
-    # Whether this call has changed the table: capture it before you use it.
+    # Whether this call has changed that table of orders: capture it before you use it.
     changed: bool
 
 
 @dataclass
 class Chooser:
-    """Chooses a table for each step, from the counters of earlier steps.
+    """Chooses a table of orders for each step, from the counters of earlier steps.
 
     Args:
         buckets: the captured batch sizes, ascending.
-        tables_max: the most tables of one bucket that may be captured at the same time.
-        hysteresis: when to move; None: after 32 steps that each save a tenth and 50 us.
+        tables_max: the most tables of orders of one bucket that may be captured at the same time.
+        hysteresis: when to change; None: when it saves a tenth and 50 us per step, in 32 consecutive steps.
 
     Raises:
         InvalidConfig: names the value that does not fit.
@@ -186,7 +186,7 @@ class Chooser:
     __hash__ = object.__hash__
 
     def choose(self, counts: Many[LayerCount], rows: int, next_rows: int) -> Choice:
-        """Adds the counters of a retired step of `rows` batch rows, and chooses the table for a step of `next_rows`.
+        """Adds the counters of a retired step of `rows` batch rows, and chooses the orders of a step of `next_rows`.
 
         Args:
             counts: `Retired.layers`.
@@ -205,7 +205,7 @@ class Chooser:
         return Choice(choice.bucket, choice.index, choice.version, bool(choice.changed))
 
     def table(self, bucket: int, index: int) -> Table:
-        """The table that a choice names.
+        """The table of orders that a choice names.
 
         Raises:
             OutOfRange: no such table.

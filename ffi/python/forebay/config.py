@@ -98,7 +98,7 @@ class Footprint(NamedTuple):
     scratch: int
     # Device: bytes that whole mappings leave unused.
     padding: int
-    # Device: residency tables, page tables, fetch lists and step descriptors.
+    # Device: residency tables, page tables, lists of fetches and step descriptors.
     tables: int
     # Host: the rows of the total pool.
     rows: int

@@ -122,7 +122,7 @@ class DeviceHandle:
         self.leave(_OBJECT)
 
     def leave(self, user: object) -> None:
-        """Removes a user; the last one gives up the handle. May be called again."""
+        """Removes a user; the last one releases the handle. May be called again."""
         self._users.pop(user, None)
         if not self._users:
             give_up(self)

@@ -45,8 +45,8 @@ def indices(slots: Any) -> Any:
 
 
 def split_indices(buffers: Buffers, which: int) -> Any:
-    """FlashMLA's `indices` for one list of split attention: list 0 has the resident rows, list 1 + w those of attention
-    wave w.
+    """FlashMLA's `indices` for one index list of split attention: index list 0 has the resident rows, index list 1 + w
+    those of attention wave w.
 
     The kernel runs the full width and gives no meaning to a row without a valid index (its LSE is +inf): take a row's
     validity from `buffers.counts[which]` when the results are merged.

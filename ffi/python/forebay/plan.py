@@ -19,7 +19,7 @@ class Planned(NamedTuple):
     batch: int
     # Slots of each sequence in each layer.
     slots: int
-    # Slots as a share of the context.
+    # Slots as a fraction of the context.
     ratio: float
     # Whether rows are in host memory; otherwise all of them stay on the device.
     offloads: bool
@@ -43,7 +43,7 @@ class Planned(NamedTuple):
     scratch_bytes: int
     # Device: bytes that whole mappings leave unused.
     padding_bytes: int
-    # Device: residency tables, page tables, fetch lists and step descriptors.
+    # Device: residency tables, page tables, lists of fetches and step descriptors.
     table_bytes: int
     # Pinned host memory: rows.
     row_bytes: int
@@ -83,9 +83,9 @@ def plan(
     """Plans sequences of `context` tokens on a GPU of `gpu` bytes.
 
     Args:
-        batch: sequences that share the GPU; None: as many as fit.
-        ratio: slots as a share of the context; None: the largest that fits, or, if `batch` is None, the one that leaves
-            `least_slots`.
+        batch: sequences on the GPU at the same time; None: as many as fit.
+        ratio: slots as a fraction of the context; None: the largest that fits, or, if `batch` is None, the one that
+            leaves `least_slots`.
         weights, activations, workspace: bytes of the GPU that are not the cache's.
         host: bytes of host memory; None: as many as the plan needs.
         query_rows, steps_in_flight, micro_batches: as in `Cache`.

@@ -29,7 +29,7 @@ class Length(NamedTuple):
     committed: int
     # Rows that the last retired step wrote after them, neither accepted nor rejected yet.
     landed: int
-    # Tokens in published pages.
+    # Tokens of the sequence's published pages.
     published: int
     # Whether it has joined and may take part in steps.
     running: bool
@@ -235,7 +235,7 @@ class Sequence:
     ) -> tuple[Sequence, Ticket]:
         """Opens a sequence that begins as a copy of this one, whose committed tokens are its prompt.
 
-        The two share full pages; the partial page is copied on `stream`. They do not share slots: the child begins with
+        The two share full pages; the partial page is copied on `stream`. Their slots differ: the child begins with
         the rows that `bring_up` loads. The child has already joined: steps on any stream wait for the copy without
         further calls, and the ticket reports when the child is ready. The parent may decode, or be closed, immediately.
 
@@ -281,10 +281,10 @@ class Sequence:
             keys: as in `Cache.open`.
 
         Returns:
-            Tokens that are published now.
+            Tokens of the sequence's published pages.
 
         Raises:
-            OutOfRange: `start` is not the number of published tokens, or `tokens` exceed what was admitted.
+            OutOfRange: `start` is not `length.published`, or `tokens` exceed what was admitted.
             InvalidState: the sequence was opened without `tokens`, or is not running.
             Busy: work that the library enqueued for it is in flight.
             InvalidArgument, Closed.

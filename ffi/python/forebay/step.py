@@ -69,9 +69,10 @@ class Buffers:
         selection: int32 `[rows, query rows, top_k]` on the cache's device: token positions, -1 for none. The engine
             writes it in the order of the streams.
         slots: the same shape: receives the slots in the layer's slab, -1 for none.
-        lists: int32 `[1 + attention_waves, rows, query rows, top_k]`, for split attention. List 0 has the slots of the
-            resident rows, list 1 + w the slots that attention wave w fetched. Valid entries come first, then -1.
-        counts: int32 `[1 + attention_waves, rows, query rows]`: the number of valid entries of each list.
+        lists: int32 `[1 + attention_waves, rows, query rows, top_k]`, for split attention. Index list 0 has the slots
+            of the resident rows, index list 1 + w the slots that attention wave w fetched. Valid slots come first, then
+            -1.
+        counts: int32 `[1 + attention_waves, rows, query rows]`: the number of valid slots in each index list.
 
     Raises:
         InvalidArgument: a tensor of another dtype, shape, layout or device, or lists without counts.
@@ -116,7 +117,7 @@ class Buffers:
 
     @classmethod
     def empty(cls, cache: _cache.Cache, rows: int, query_rows: int, *, split: bool = False) -> Buffers:
-        """Makes buffers of NumPy arrays for a host device, with lists and counts if `split`. Nothing is selected."""
+        """Makes buffers of NumPy arrays for a host device, with index lists if `split`. Nothing is selected."""
         whole = (rows, query_rows, cache.info.top_k)
         selection, slots = np.full(whole, -1, np.int32), np.full(whole, -1, np.int32)
         if not split:
@@ -204,7 +205,7 @@ class Step:
     def layers(self, selection: Tensor, slots: Tensor, stream: Any = None) -> None:
         """Calls `layer` for every layer, for replays and tests that have all selections beforehand.
 
-        Layers share the scratch slots, which hold the rows beyond a sequence's slots. After this call they hold rows of
+        All layers use the same scratch slots, for the rows beyond a sequence's slots. After this call they hold rows of
         the last layer only, so the call is rejected if an earlier layer might need one. No layer needs one if each
         sequence of the step has `query rows x top_k` slots in every layer, or as many slots as tokens, or if the cache
         is `residency_only`.
@@ -265,7 +266,7 @@ class Step:
         draft_pass: int | None = None,
         stream: Any = None,
     ) -> None:
-        """G: fetches the rows that the last resolve of these rows missed, or the share of one attention wave.
+        """G: fetches the rows that the last resolve of these rows missed, or those of one attention wave.
 
         Raises:
             OutOfRange: no such layer, rows or wave.

@@ -69,7 +69,7 @@ class TraceWriter(_Writer):
         decode_start: the position of the first decode step; None: `first_position`.
         context: tokens of the longest context; None: as many as were recorded.
         layer_ids: the model's own numbers of the layers, ascending; None: 0, 1, 2 and so on.
-        shares: for each layer the index of the layer whose sets it shares; None: every layer has its own.
+        shares: for each layer the index of the layer whose selection it uses; None: every layer selects for itself.
         label, model, arch, score, mode, text: descriptions that readers show.
         group_steps, group_bytes: when groups are written; None: 64 steps, 256 KiB.
 
@@ -330,8 +330,8 @@ class TraceRecorder:
     """Records the selections of a batch, one file for each sequence.
 
     In each step call `select` with each layer's selection, and `accept` once the accepted rows are known. Only accepted
-    positions are recorded, so a rejected draft leaves nothing. A layer that shares another's sets is not recorded and
-    needs no `select`.
+    positions are recorded, so a rejected draft leaves nothing. A layer that uses another's selection is not recorded
+    and needs no `select`.
 
     Args:
         folder: the folder of the files `<name>.topk`, which must not exist.

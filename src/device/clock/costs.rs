@@ -1,8 +1,8 @@
 //! The cost table of a clock device.
 //!
 //! An operation first waits its launch gap, then takes a fixed time, then works at a rate that depends on what else
-//! runs. If the SM shares of running operations add up to more than 1, all of them slow down in proportion. Transfers
-//! in one direction divide the link's rate. The table's rates are those of an operation that runs alone.
+//! runs. If the SM fractions of running operations add up to more than 1, all of them slow down in proportion.
+//! Transfers in one direction divide the link's rate. The table's rates are those of an operation that runs alone.
 //!
 //! The default table is computed from the terms of the kernels (`kernels`).
 
@@ -120,8 +120,8 @@ fn refuse(place: &'static str, value: f64) -> Error {
 
 impl Costs {
     /// # Errors
-    /// [`Kind::InvalidConfig`] names the first time that lies outside 0 to 1e15 ns (a poll: 1 to 1e15), rate
-    /// outside 1 to 1e18 bytes per second, or share outside 0 to 1.
+    /// [`Kind::InvalidConfig`] names the first time that lies outside 0 to 1e15 ns (a poll: 1 to 1e15), rate outside 1
+    /// to 1e18 bytes per second, or fraction outside 0 to 1.
     pub fn check(&self) -> Result<()> {
         let kernels = [
             (self.resolve, ["resolve.fixed_ns", "resolve.row_ns", "resolve.sm"]),

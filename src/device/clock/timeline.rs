@@ -1,4 +1,4 @@
-//! The virtual timeline: streams, copy engines, and a link and SMs that operations share.
+//! The virtual timeline: streams, copy engines, and a link and SMs that operations divide among them.
 //!
 //! It is a discrete-event simulation with processor sharing. Each stream runs one operation at a time, which goes
 //! through these states:
@@ -10,8 +10,8 @@
 //! | fixed | its fixed time is over |
 //! | rest | its demand is served, at a rate that changes whenever the set of running operations does |
 //!
-//! **Rates.** A demand for SMs is served at `1 / max(1, sum of the shares)` of its full speed. Each transfer gets an
-//! equal part of the direction's rate, and shares what other transfers cannot use.
+//! **Rates.** A demand for SMs is served at `1 / max(1, sum of the demands)` of its full speed. Each transfer gets an
+//! equal part of the direction's rate, and of the rate that other transfers cannot use.
 //!
 //! **Determinism.** The result depends only on the order of the calls: simultaneous events are processed in the order
 //! of their streams. The timeline hands effects to the caller, which runs them outside, one at a time, before time

@@ -69,7 +69,7 @@ impl List {
         if self.gathered == 0 { Cause::NotGathered } else { Cause::WaveNotGathered }
     }
 
-    /// The rows that wave `wave` fetches: its share of the rows in scratch slots and, in the first wave, all others.
+    /// The rows that wave `wave` fetches: its part of the rows in scratch slots and, in the first wave, all others.
     pub(super) fn of_wave(&self, wave: usize) -> [&[Fetch]; 2] {
         let share = wave.saturating_mul(self.share).min(self.scratch);
         let away = &self.fetches[share..share.saturating_add(self.share).min(self.scratch)];

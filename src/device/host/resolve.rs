@@ -52,8 +52,8 @@ impl<'a> Lists<'a> {
         }
     }
 
-    /// Appends a slot to a list of a query row. Even if another thread changes the count meanwhile, no write reaches
-    /// beyond the lists.
+    /// Appends a slot to an index list of a query row. Even if another thread changes the count meanwhile, no write
+    /// reaches beyond the index lists.
     fn push(&self, row: usize, query: usize, number: usize, slot: i32) {
         let at = (number * self.batch + row) * self.rows + query;
         let count = self.counts.get(at).unwrap_or(0);

@@ -195,7 +195,7 @@ impl Setup {
     /// not the scatter, the plain copies, the launches or the SMs of a gather.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] for a rate below 1 byte a second, or NaN.
+    /// [`Kind::InvalidConfig`] for a rate below 1 byte per second, or NaN.
     pub fn on_gather(&self, bytes_per_s: f64) -> Result<Setup> {
         let gather = RowRates::flat(self.rates.gather.row_bytes, bytes_per_s);
         let other = format!(

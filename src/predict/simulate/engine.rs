@@ -16,7 +16,7 @@ pub struct Costed<'a> {
     clock: &'a ClockDevice,
     setup: &'a Setup,
     batch: &'a Batch,
-    /// By layer, the rows that a request misses, and the share of them that one query row reads.
+    /// By layer, the rows that a request misses, and the fraction of them that one query row reads.
     misses: &'a [f64],
     share: f64,
     /// By micro-batch, the events that end its layers, and how many have ended.

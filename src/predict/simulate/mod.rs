@@ -8,9 +8,9 @@
 //! **Exposed time** is how much longer a step takes than the same step without misses in the order none: waits for
 //! rows, and the extra cost of split attention.
 //!
-//! **Two micro-batches** share one compute stream, as engines launch them: layer by layer, one after the
-//! other. Each hides the other's exchange of experts' tokens, which then is not charged. With
-//! [`Options::fill`] each has a compute stream of its own, and one computes while the other waits for rows.
+//! **Two micro-batches** use one compute stream, as engines launch them: layer by layer, one after the other. Each
+//! hides the other's exchange of experts' tokens, which then is not charged. With [`Options::fill`] each has a compute
+//! stream of its own, and one computes while the other waits for rows.
 //!
 //! **The host** enqueues a step while the device runs the previous one, so its time matters only if it is longer than
 //! the device's ([`HostTime`]). It is not part of the step's time.
@@ -270,8 +270,8 @@ impl Simulator {
         }
     }
 
-    /// The step's content for one layer, the share of a request's misses that a query row reads there, and its passes:
-    /// a draft layer has draft passes of one query row.
+    /// The step's content for one layer, the fraction of a request's misses that a query row reads there, and its
+    /// passes: a draft layer has draft passes of one query row.
     fn layer_batch(&self, batch: &Batch, share: f64, layer: usize) -> (Batch, f64, f64) {
         match layer < self.setup.shape().layers as usize {
             true => (*batch, share, 1.0),
@@ -280,7 +280,7 @@ impl Simulator {
     }
 }
 
-/// Rows that a request misses by layer, and the share of them that one query row reads.
+/// Rows that a request misses by layer, and the fraction of them that one query row reads.
 struct Missing {
     rows: Vec<f64>,
     share: f64,

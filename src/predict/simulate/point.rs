@@ -71,9 +71,9 @@ pub enum Order {
 /// Other traffic on the link during the step: warm-up, transfer.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Traffic {
-    /// Host to device, bytes a second.
+    /// Host to device, bytes per second.
     pub to_device: f64,
-    /// Device to host, bytes a second.
+    /// Device to host, bytes per second.
     pub to_host: f64,
 }
 

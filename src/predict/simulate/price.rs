@@ -28,7 +28,7 @@ const FILL_LAYERS: u32 = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Priced {
     batch: Batch,
-    /// The bits of the share of a request's misses that a query row reads.
+    /// The bits of the fraction of a request's misses that a query row reads.
     share: u64,
     order: Overlap,
     /// The bits of the rows that a request misses.
@@ -68,7 +68,7 @@ pub struct Prices {
 }
 
 impl Prices {
-    /// The price of one layer with `rows` misses a request. `setup` is the same in every call.
+    /// The price of one layer with `rows` misses per request. `setup` is the same in every call.
     pub fn price(
         &mut self,
         setup: &Setup,

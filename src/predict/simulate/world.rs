@@ -150,7 +150,8 @@ impl World {
         Ok(())
     }
 
-    /// Runs one step: `misses` and `orders` by layer, `share` of a request's misses read by a query row.
+    /// Runs one step: `misses` and `orders` by layer, `share`: the fraction of a request's misses that a query row
+    /// reads.
     pub fn step(&mut self, setup: &Setup, misses: &[f64], share: f64, orders: &[Overlap]) -> Result<Times> {
         for (layer, rows) in (0..).map(Layer).zip(misses) {
             self.device.set_misses(layer, *rows)?;

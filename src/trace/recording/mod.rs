@@ -25,7 +25,7 @@
 //! until a group is full.
 //!
 //! **What it does not do.** It records one sequence in each file, and accepted positions only: selections of drafts
-//! are recorded once the draft is accepted, and dropped otherwise. The engine splits a batch, `[batch][k]` a layer:
+//! are recorded once the draft is accepted, and dropped otherwise. The engine splits a batch, `[batch][k]` per layer:
 //! each sequence's rows, layer after layer, go to its own writer. A full file is not continued automatically: the next
 //! one begins with its own warm steps. [`RequestWriter`](super::requests::RequestWriter) records requests.
 
@@ -69,8 +69,8 @@ pub struct Recording {
     /// The model's own numbers of the recorded layers, ascending; 0, 1, 2... if empty.
     #[serde(default)]
     pub layer_ids: Vec<u32>,
-    /// For each layer the index (from 0) of the layer whose sets it shares, its own if it has sets; if
-    /// empty, every layer has its own. A layer with sets comes before the layers that share them.
+    /// For each layer the index (from 0) of the layer whose sets it uses, or its own index if it has sets of its own.
+    /// If empty, every layer has its own. A layer with sets comes before the layers that use them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub shares: Vec<u32>,
     /// Positions that one query selects, 1 to [`K_MAX`](super::K_MAX); fewer while the context is shorter.

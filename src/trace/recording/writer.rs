@@ -239,7 +239,7 @@ impl TraceWriter {
 
     /// Appends the step to the group, as differences from the previous step.
     fn encode(&mut self, position: u32, size: usize, selected: &[i32]) -> Result<()> {
-        // Sets grow by one position a step until they have k; before the first step they are empty.
+        // Sets grow by one position per step until they have k; before the first step they are empty.
         let old_size = self.before.len() / self.own_layers;
         self.now.clear();
         for (layer, emitted) in selected.chunks_exact(self.recording.k as usize).enumerate() {
