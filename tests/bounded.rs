@@ -139,7 +139,7 @@ fn picks(number: u32, length: u32, seed: &mut u64) -> Vec<i32> {
 }
 
 #[test]
-fn p7_what_a_step_enqueues_depends_on_neither_its_selections_nor_its_age() {
+fn p7_the_operations_of_a_step_depend_neither_on_its_selections_nor_on_its_age() {
     let mut engine = Engine::new();
     let (mut seed, mut length, mut most) = (1, PROMPT, 0);
     // One commit; a resolve, a gather and a scatter a layer; a report. Edges: behind the micro-batch's last step, which
@@ -332,7 +332,7 @@ impl Lane {
 }
 
 #[test]
-fn p7_what_the_rule_looks_at_is_bounded_by_the_extents_at_any_age() {
+fn p7_the_words_that_the_rule_reads_are_bounded_by_the_extents_at_any_age() {
     let mut young = Lane::new();
     let mut old = young.aged();
     let need = WIDTH * K;

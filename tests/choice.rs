@@ -18,7 +18,7 @@ fn halves() -> Options {
 
 /// The ESS study's figure: 128K, half batches of 80, 37 GiB/s.
 #[test]
-fn the_orders_cross_as_digitised() {
+fn the_orders_cross_where_the_digitised_curves_do() {
     let prices = simulator().prices(&POINT, &halves()).unwrap();
     for misses in [32.0, 64.0, 128.0, 256.0, 512.0] {
         let [none, da, dba] = Overlap::ALL.map(|order| prices.exposed(0, order, misses));
@@ -31,7 +31,7 @@ fn the_orders_cross_as_digitised() {
 }
 
 #[test]
-fn at_small_batches_nothing_pays() {
+fn no_order_is_worth_it_for_a_small_batch() {
     let prices = simulator().prices(&Point { batch: 2, ..POINT }, &Options::default()).unwrap();
     let few = Table::best(&prices, &[0.0, 20.0, 60.0]).unwrap_err();
     assert_eq!(few.place(), "layers", "prices are by layer");

@@ -111,7 +111,7 @@ fn a_log_that_is_packed_many_times_keeps_the_order() {
 }
 
 #[test]
-fn below_a_steps_rows_the_order_does_not_tell() {
+fn below_the_rows_of_one_step_the_curve_is_not_exact() {
     // Two slots: 0 is a hit and keeps its slot, 2 takes the other, 1 has none. The newest two are 1 and 2.
     let steps = [
         Step::Decode { accept: 0, rows: 0, picks: vec![0] },
@@ -126,7 +126,7 @@ fn below_a_steps_rows_the_order_does_not_tell() {
 }
 
 #[test]
-fn births_alone_do_not_raise_the_least_budget() {
+fn rows_born_alone_do_not_raise_the_least_exact_budget() {
     // Three rows are born at a time, one is selected: the curve is exact at one slot already.
     let steps = [
         Step::Decode { accept: 0, rows: 3, picks: vec![5] },
@@ -140,7 +140,7 @@ fn births_alone_do_not_raise_the_least_budget() {
 }
 
 #[test]
-fn rows_that_cannot_be_are_refused_and_change_nothing() {
+fn impossible_rows_are_refused_and_change_nothing() {
     let refused = |result: forebay::Result<()>| assert_eq!(result.unwrap_err().kind(), Kind::OutOfRange);
     assert!(StackDistances::new(4, 5).is_err());
     assert_eq!(StackDistances::new(u32::MAX, 0).unwrap_err().kind(), Kind::OutOfRange);

@@ -151,7 +151,7 @@ impl overlap::Engine for Idle {
 /// Rows without bytes are resolved, and neither gathered nor stored, whichever call enqueues the layer; a device asked
 /// for it by itself refuses.
 #[test]
-fn layers_of_a_cache_for_replays_move_nothing() {
+fn layers_of_a_cache_without_row_bytes_move_nothing() {
     let mut e = engine(Config { residency_only: true, ..config() });
     let sequence = e.open(20, 20);
     let streams =
@@ -179,7 +179,7 @@ fn layers_of_a_cache_for_replays_move_nothing() {
 }
 
 #[test]
-fn openings_that_make_no_sense_are_refused_and_take_nothing() {
+fn invalid_requests_to_open_are_refused_and_take_nothing() {
     let mut e = engine(config());
     let start = e.cache.stats();
     for (prompt, promised) in [(0, 0), (65, 0), (0, 65), (60, 5), (u32::MAX, 1), (1, u32::MAX)] {
@@ -199,7 +199,7 @@ fn openings_that_make_no_sense_are_refused_and_take_nothing() {
 }
 
 #[test]
-fn a_pool_that_is_too_small_for_one_more_is_exhausted_by_name() {
+fn a_pool_without_room_for_one_more_is_an_error_that_names_it() {
     let pools = [
         ("host pages", Config { host_pages: 5, ..config() }),
         ("index-key pages", Config { index_pages: 5, ..config() }),
@@ -388,7 +388,7 @@ fn a_device_count_of_more_rows_than_landed_fails_the_step() {
 }
 
 #[test]
-fn prompt_rows_that_were_written_in_their_place_are_the_sequences() {
+fn prompt_rows_written_in_place_belong_to_the_sequence() {
     let mut e = engine(config());
     let sequence = e.cache.open(&asks(20, 0)).unwrap();
     let geometry = *e.cache.geometry();
@@ -410,7 +410,7 @@ fn prompt_rows_that_were_written_in_their_place_are_the_sequences() {
 }
 
 #[test]
-fn a_cache_for_replays_counts_and_moves_nothing() {
+fn a_cache_without_row_bytes_counts_and_moves_nothing() {
     let fetched = |residency_only| {
         let mut e = engine(Config { residency_only, ..config() });
         let sequence = e.cache.open(&Open { bring_up: BringUp::Nothing, ..asks(20, 8) }).unwrap();
@@ -637,7 +637,7 @@ fn a_sequence_has_no_more_steps_in_flight_than_configured() {
 }
 
 #[test]
-fn a_stream_that_the_device_does_not_know_changes_nothing() {
+fn an_unknown_stream_is_refused_and_changes_nothing() {
     let mut e = engine(config());
     let parent = e.open(24, 20);
     let _ticket = e.cache.fork(parent, &asks(0, 8), e.stream).unwrap();
@@ -668,7 +668,7 @@ fn a_stream_that_the_device_does_not_know_changes_nothing() {
 }
 
 #[test]
-fn a_cache_with_something_left_is_given_back_by_shut_down() {
+fn shut_down_returns_a_cache_that_still_holds_something() {
     let mut e = engine(config());
     let sequence = e.open(20, 20);
     let mut step = e.prepare(&[row(sequence, 0)]).unwrap();

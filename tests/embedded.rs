@@ -59,7 +59,7 @@ fn copied(name: &str) -> PathBuf {
 }
 
 #[test]
-fn what_is_embedded_was_made_of_these_sources() {
+fn the_embedded_images_were_made_from_these_sources() {
     assert_eq!(stale(&root().join(KERNELS)), None);
 }
 
@@ -154,7 +154,7 @@ fn greedy() -> String {
 }
 
 #[test]
-fn control_the_check_fails_on_what_it_is_there_for() {
+fn control_the_check_fails_on_planted_faults() {
     if tools::installed("cubin/requirements.txt").is_none() {
         return;
     }

@@ -18,7 +18,7 @@ fn crates(package: &str, manifest: &str) -> String {
 }
 
 #[test]
-fn the_library_leaves_the_choice_of_cudarc_to_its_embedder() {
+fn the_embedder_chooses_the_version_of_cudarc() {
     let names = |tree: &str| tree.lines().any(|line| line.starts_with("cudarc "));
     let library = crates("forebay", "Cargo.toml");
     let embedder = crates("forebay-embedder", "ci/embedder/Cargo.toml");

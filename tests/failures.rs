@@ -46,7 +46,7 @@ fn three_steps_behind_a_gate(machine: Machine) {
 }
 
 #[test]
-fn f3_a_step_block_is_not_overwritten_while_its_copy_is_pending() {
+fn f3_a_step_descriptor_is_not_overwritten_while_its_copy_is_pending() {
     everywhere(three_steps_behind_a_gate);
 }
 
@@ -77,7 +77,7 @@ fn cuts_behind_a_gate(machine: Machine) {
 }
 
 #[test]
-fn f4_a_lanes_staged_pages_are_not_replaced_before_they_were_taken_over() {
+fn f4_the_staged_pages_of_a_lane_are_not_replaced_before_the_device_has_read_them() {
     everywhere(cuts_behind_a_gate);
 }
 
@@ -173,12 +173,12 @@ fn aborts_behind_a_gate(machine: Machine) {
 }
 
 #[test]
-fn f9_an_abort_gives_everything_back_once_what_names_it_has_ended() {
+fn f9_an_abort_frees_everything_once_the_operations_that_name_it_have_ended() {
     everywhere(aborts_behind_a_gate);
 }
 
 #[test]
-fn f9_an_abort_on_a_failed_device_gives_everything_back_too() {
+fn f9_an_abort_on_a_failed_device_frees_everything_too() {
     let mut rig = Rig::new(config(2, 64), true);
     let start = rig.gauges();
     let sequence = rig.open(24, 8, 1);
@@ -284,7 +284,7 @@ fn lanes_given_out_again(machine: Machine) {
 }
 
 #[test]
-fn a_lane_is_not_entered_before_its_last_tenant_has_left_on_whichever_stream() {
+fn a_lane_is_not_joined_before_its_last_sequence_has_left_it_on_any_stream() {
     everywhere(lanes_given_out_again);
     some_wait_is_missed(lanes_given_out_again);
 }

@@ -49,7 +49,7 @@ fn compared(folder: &Path) -> Option<(bool, String)> {
 }
 
 #[test]
-fn every_picture_is_what_its_source_draws() {
+fn every_picture_equals_the_output_of_its_source() {
     let Some((same, said)) = compared(&root().join(IMAGES)) else { return };
     assert!(same, "{said}");
 }
@@ -79,7 +79,7 @@ fn control_a_picture_that_was_changed_added_or_lost_is_reported() {
 }
 
 #[test]
-fn control_what_has_no_room_is_not_drawn() {
+fn control_shapes_that_overlap_or_leave_the_picture_are_not_drawn() {
     for (drawing, said) in [
         ("f.label('box', 10, 10, 60, 20, ['fits'])", ""),
         ("f.label('box', 10, 10, 40, 20, ['too wide'])", "'too wide' is wider than its box"),
@@ -114,7 +114,7 @@ fn unsaid(text: &str) -> Vec<&'static str> {
 }
 
 #[test]
-fn every_picture_says_what_it_shows() {
+fn every_picture_has_a_title_and_a_description() {
     for file in files(&root().join(IMAGES)).iter().filter(|file| file.extension().is_some_and(|e| e == "svg"))
     {
         assert_eq!(unsaid(&fs::read_to_string(file).unwrap()), Vec::<&str>::new(), "{}", file.display());
@@ -240,7 +240,7 @@ fn differs(picture: &str) -> Vec<String> {
 }
 
 #[test]
-fn the_example_of_the_rule_is_what_the_rule_does() {
+fn the_rule_gives_the_worked_example() {
     let drawn = picture("rule.svg");
     assert_eq!(differs(&drawn), Vec::<String>::new());
     let selected: Vec<u32> = (1..=3).flat_map(|step| shown(&drawn, &format!("{step} indices"))).collect();

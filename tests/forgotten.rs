@@ -273,7 +273,7 @@ fn p19_a_step_in_which_a_call_is_missing_is_refused_and_completed_or_abandoned()
 }
 
 #[test]
-fn p19_a_gather_in_front_of_its_resolve_counts_for_nothing() {
+fn p19_a_gather_before_its_resolve_does_not_count() {
     let mut rig = Rig::host();
     let mut step = rig.prepare();
     due(false).concat().into_iter().for_each(|call| rig.make(&step, call).unwrap());
@@ -287,7 +287,7 @@ fn p19_a_gather_in_front_of_its_resolve_counts_for_nothing() {
 }
 
 #[test]
-fn p19_passes_of_a_gather_count_in_their_order() {
+fn p19_attention_waves_of_a_gather_count_in_their_order() {
     let mut rig = Rig::host();
     let mut step = rig.prepare();
     let first = (Call::Gather, 0, LayerCall::whole(Layer(0)));
@@ -301,7 +301,7 @@ fn p19_passes_of_a_gather_count_in_their_order() {
 
 /// The second batch row has one query row: a draft layer's second pass is nothing to it, to host and device alike.
 #[test]
-fn p19_query_rows_that_a_sequence_has_not_are_not_due() {
+fn p19_query_rows_beyond_those_of_a_sequence_are_not_due() {
     let run = |memory| {
         let mut rig = Rig::new(memory, config(), None).with([1, 2]);
         let step = rig.prepare();
@@ -336,7 +336,7 @@ impl Rig {
 }
 
 #[test]
-fn p19_a_pass_of_a_draft_layer_that_the_schedule_was_not_told_of_is_missing() {
+fn p19_a_draft_pass_that_the_schedule_did_not_announce_is_missing() {
     let mut rig = Rig::host();
     let orders = [Overlap::Dba, Overlap::None, Overlap::Da];
     for passes in 0..=2 {
@@ -352,7 +352,7 @@ fn p19_a_pass_of_a_draft_layer_that_the_schedule_was_not_told_of_is_missing() {
 }
 
 #[test]
-fn p19_where_rows_have_no_bytes_a_step_is_resolved_and_no_more() {
+fn p19_a_step_of_a_cache_without_row_bytes_needs_its_resolves_only() {
     let memory = TestDevice::host(HostOptions::default());
     let mut rig = Rig::new(memory, Config { residency_only: true, ..config() }, None).with([1, 2]);
     let mut step = rig.prepare();
@@ -413,7 +413,7 @@ fn reported(memory: Arc<TestDevice>) -> Vec<String> {
 }
 
 #[test]
-fn p19_what_the_host_cannot_know_the_report_finds_alike_on_every_device() {
+fn p19_the_report_finds_the_same_missing_calls_on_every_device() {
     let told = reported(TestDevice::host(HostOptions::default()));
     assert_eq!(told.len(), 7);
     assert_eq!(reported(TestDevice::host(HostOptions { threaded: true, ..HostOptions::default() })), told);
@@ -474,7 +474,7 @@ fn read_back(forget: bool, expected: Option<Expected>) -> Result<[u8; ROW], Erro
 }
 
 #[test]
-fn f21_a_step_that_stored_nothing_is_not_accepted_and_nothing_of_it_is_read() {
+fn f21_rows_of_a_step_that_stored_nothing_are_neither_accepted_nor_read() {
     assert_eq!(read_back(false, None), Ok([7; ROW]), "a row that was stored");
     let error = read_back(true, None).unwrap_err();
     assert_eq!((error.kind(), error.place()), (Kind::DeviceFailed, "a query row was not scattered"));
@@ -581,7 +581,7 @@ fn launched_by_the_engine(times: u32) -> ([i32; 4], [u8; 4 * ROW], [u64; 2], [u6
 
 #[cfg(feature = "cuda")]
 #[test]
-fn a_graph_of_the_engines_that_is_launched_twice_for_a_step_comes_to_the_same_rows() {
+fn an_engines_graph_launched_twice_for_a_step_leaves_the_same_rows() {
     if !device::driver_is_there() {
         return;
     }
@@ -599,7 +599,7 @@ fn a_graph_of_the_engines_that_is_launched_twice_for_a_step_comes_to_the_same_ro
 /// A step's rows have one event behind them, and what the host issues for a sequence alone has its own: the calls of a
 /// prepare do not grow with its batch.
 #[test]
-fn rows_of_a_batch_are_waited_for_together_unless_something_came_between() {
+fn a_prepare_waits_once_for_all_batch_rows_unless_an_operation_came_between() {
     let mut rig = Rig::host();
     let waits = |rig: &mut Rig| {
         let before = rig.forgets.waits.load(Ordering::Relaxed);
@@ -623,7 +623,7 @@ fn rows_of_a_batch_are_waited_for_together_unless_something_came_between() {
 /// What follows a step on another stream waits for an event that its own micro-batch's step has recorded last. The host
 /// has seen the step end before it lets anything follow, so that no run and no watched order shows a wrong event.
 #[test]
-fn what_follows_a_step_waits_for_the_end_of_its_own_micro_batch() {
+fn work_after_a_step_waits_for_the_end_of_its_own_micro_batch() {
     let device = TestDevice::host(HostOptions::default());
     let mut rig = Rig::new(device, Config { micro_batches: 2, ..config() }, None).with([1, 2]);
     let step = rig.prepare_in(MicroBatch(1));

@@ -336,7 +336,7 @@ impl Run {
 }
 
 #[test]
-fn layers_enqueued_one_by_one_find_every_row() {
+fn layers_enqueued_one_by_one_read_every_selected_row() {
     let mut run = Run::new(5, TestDevice::new(HostOptions::default()));
     (0..60).for_each(|_| run.step());
     run.check_total();

@@ -146,7 +146,7 @@ fn kernels_equal_the_rule_word_by_word() {
 }
 
 #[test]
-fn what_must_not_be_fails_the_step_and_touches_nothing_else() {
+fn each_cause_fails_its_step_and_touches_nothing_else() {
     let Some(kernels) = kernels() else { return };
     let mut causes = BTreeSet::new();
     for number in 0..20 {
@@ -183,7 +183,7 @@ fn a_batch_of_more_rows_than_threads_is_gathered_whole() {
 
 /// Stamps lie so far apart that the bound is many widths of a histogram away, and then so that it is not.
 #[test]
-fn the_bound_is_found_however_far_away_it_is() {
+fn the_bound_is_found_at_any_distance() {
     let Some(kernels) = kernels() else { return };
     for (seed, apart) in [(1, 5), (2, 17), (3, 60)] {
         let mut world = World::new(&kernels, &extents(75, ([4, 0], 0)), How { threads: 64, seed });
@@ -286,7 +286,7 @@ fn a_layer_that_is_missing_or_not_stored_fails_its_step_by_query_row() {
 }
 
 #[test]
-fn a_row_without_a_page_fails_its_step_and_is_no_resident_row_behind_a_truncation() {
+fn a_row_without_a_page_fails_its_step_and_is_not_resident_after_a_truncation() {
     let Some(kernels) = kernels() else { return };
     for (seed, short_tables) in [(1, false), (2, true)] {
         // A lane whose table is shorter than its sequence, or has fewer pages.
@@ -351,7 +351,7 @@ fn a_gather_takes_the_list_of_its_own_resolve_and_no_other() {
 }
 
 #[test]
-fn a_gather_behind_its_steps_report_moves_nothing() {
+fn a_gather_after_its_steps_report_moves_nothing() {
     let Some(kernels) = kernels() else { return };
     let mut world = in_a_step(&kernels, &extents(24, ([16, 4], 0)), 5);
     nothing(&mut world, 0);
@@ -385,7 +385,7 @@ fn ties_among_more_slots_than_a_block_keeps_are_told_apart() {
 }
 
 #[test]
-fn a_pass_that_is_gathered_again_takes_back_none_of_those_behind_it() {
+fn an_attention_wave_that_is_gathered_again_undoes_none_of_the_later_waves() {
     let Some(kernels) = kernels() else { return };
     let mut world = World::new(&kernels, &extents(75, ([16, 4], 0)), How { threads: 64, seed: 6 });
     world.join(0, &[90, 40], 300);
@@ -402,7 +402,7 @@ fn a_pass_that_is_gathered_again_takes_back_none_of_those_behind_it() {
 }
 
 #[test]
-fn no_step_goes_beyond_the_tables_and_no_lane_is_joined_with_what_is_not_there() {
+fn no_step_leaves_the_tables_and_no_lane_is_joined_with_missing_pages() {
     let Some(kernels) = kernels() else { return };
     let extents = extents(24, ([16, 4], 0));
     let mut world = World::new(&kernels, &extents, How { threads: 64, seed: 7 });
@@ -423,7 +423,7 @@ fn no_step_goes_beyond_the_tables_and_no_lane_is_joined_with_what_is_not_there()
 }
 
 #[test]
-fn a_lane_whose_stamps_are_used_up_makes_no_step() {
+fn a_step_of_a_lane_without_free_stamps_fails() {
     let Some(kernels) = kernels() else { return };
     let mut world = in_a_step(&kernels, &extents(24, ([16, 4], 0)), 8);
     world.age(0, 1);
@@ -439,7 +439,7 @@ fn a_lane_whose_stamps_are_used_up_makes_no_step() {
 }
 
 #[test]
-fn without_bytes_nobody_gathers() {
+fn a_cache_without_row_bytes_needs_no_gather() {
     let Some(kernels) = kernels() else { return };
     let extents = Extents { residency_only: true, ..extents(24, ([16, 4], 0)) };
     let mut world = in_a_step(&kernels, &extents, 9);
@@ -452,7 +452,7 @@ fn without_bytes_nobody_gathers() {
 /// Budgets that hold all that a step selects need no scratch slots; and a warm-up may bring more rows than budget
 /// and scratch slots take, since nobody reads them.
 #[test]
-fn lanes_without_scratch_slots_step_and_warm_up_as_others_do() {
+fn lanes_without_scratch_slots_decode_and_warm_up_like_others() {
     let Some(kernels) = kernels() else { return };
     for (seed, scratch) in [(10, 0), (11, 0), (12, 5)] {
         let mut extents = extents(75, ([16, 4], 0));

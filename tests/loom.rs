@@ -31,7 +31,7 @@ fn p3_a_ticket_that_has_ended_stays_as_it_ended() {
 }
 
 #[test]
-fn p3_a_completer_that_is_dropped_cancels_and_nobody_waits_for_ever() {
+fn p3_a_completer_that_is_dropped_cancels_its_ticket_and_ends_every_wait() {
     model(|| {
         let (ticket, completer) = Ticket::new();
         let worker = thread::spawn(move || drop(completer));
@@ -41,7 +41,7 @@ fn p3_a_completer_that_is_dropped_cancels_and_nobody_waits_for_ever() {
 }
 
 #[test]
-fn who_sees_done_sees_the_bytes() {
+fn a_thread_that_sees_done_sees_the_bytes() {
     model(|| {
         let (ticket, completer) = Ticket::new();
         let bytes = Arc::new(AtomicU32::new(0));
@@ -59,7 +59,7 @@ fn who_sees_done_sees_the_bytes() {
 }
 
 #[test]
-fn a_queue_of_one_place_hands_on_everything_in_order_and_then_ends() {
+fn a_queue_of_one_place_delivers_every_item_in_order_and_then_ends() {
     model(|| {
         let queue = Arc::new(Queue::new(1));
         let taken = Arc::clone(&queue);
@@ -74,7 +74,7 @@ fn a_queue_of_one_place_hands_on_everything_in_order_and_then_ends() {
 }
 
 #[test]
-fn two_that_enqueue_lose_nothing_and_nothing_comes_twice() {
+fn two_producers_lose_no_item_and_none_arrives_twice() {
     model(|| {
         let queue = Arc::new(Queue::new(1));
         let others = [1, 2].map(|item| {
@@ -93,7 +93,7 @@ fn two_that_enqueue_lose_nothing_and_nothing_comes_twice() {
 }
 
 #[test]
-fn an_item_meets_the_close_and_is_either_run_or_given_back() {
+fn an_item_enqueued_during_the_close_is_run_or_returned() {
     model(|| {
         let queue = Arc::new(Queue::new(1));
         let (pushing, taking) = (Arc::clone(&queue), Arc::clone(&queue));
@@ -106,7 +106,7 @@ fn an_item_meets_the_close_and_is_either_run_or_given_back() {
 }
 
 #[test]
-fn a_wait_is_for_its_own_record_whatever_comes_of_later_ones() {
+fn a_wait_is_for_its_own_record_whatever_later_ones_do() {
     model(|| {
         let event = Arc::new(EventState::new());
         let (first, second) = (event.record(), event.record());
@@ -125,7 +125,7 @@ fn a_wait_is_for_its_own_record_whatever_comes_of_later_ones() {
 }
 
 #[test]
-fn an_event_is_recorded_again_while_somebody_waits_for_its_older_record() {
+fn an_event_is_recorded_again_while_a_thread_waits_for_its_older_record() {
     model(|| {
         let event = Arc::new(EventState::new());
         let bytes = Arc::new(AtomicU32::new(0));
@@ -149,7 +149,7 @@ fn an_event_is_recorded_again_while_somebody_waits_for_its_older_record() {
 }
 
 #[test]
-fn records_that_are_reached_out_of_order_do_not_take_each_other_back() {
+fn records_reached_out_of_order_do_not_undo_each_other() {
     model(|| {
         let event = Arc::new(EventState::new());
         let numbers = [event.record(), event.record()];
@@ -168,7 +168,7 @@ fn records_that_are_reached_out_of_order_do_not_take_each_other_back() {
 
 /// A page table that an operation takes over beside one that looks a page up, as a forgotten edge lets it.
 #[test]
-fn a_page_is_one_of_before_or_of_after_and_behind_an_edge_one_of_after() {
+fn a_page_read_is_the_old_or_the_new_one_and_after_an_edge_the_new_one() {
     model(|| {
         let (tables, event) = (Arc::new(PageTables::new(1, 2).unwrap()), Arc::new(EventState::new()));
         tables.take(Lane(0), &[7, 8]);
@@ -207,13 +207,13 @@ fn words_beside_a_writer(waits: bool) {
 }
 
 #[test]
-fn words_behind_an_edge_are_those_of_after() {
+fn words_read_after_an_edge_are_the_new_ones() {
     model(|| words_beside_a_writer(true));
 }
 
 #[test]
 #[should_panic = "words of before"]
-fn control_words_without_the_edge_are_those_of_before() {
+fn control_words_read_without_the_edge_can_be_the_old_ones() {
     model(|| words_beside_a_writer(false));
 }
 

@@ -82,7 +82,7 @@ impl Place {
 }
 
 #[test]
-fn who_is_alone_is_alone_and_is_seen_by_who_comes_next() {
+fn an_owner_is_alone_and_its_writes_are_seen_by_the_next_reader() {
     model(|| {
         let (place, name) = Place::named();
         let (one, other) = (Arc::clone(&place), Arc::clone(&place));
@@ -97,7 +97,7 @@ fn who_is_alone_is_alone_and_is_seen_by_who_comes_next() {
 }
 
 #[test]
-fn an_ended_name_lets_nobody_in_and_ends_once() {
+fn an_ended_name_admits_no_thread_and_ends_once() {
     model(|| {
         let (place, name) = Place::named();
         let (one, other) = (Arc::clone(&place), Arc::clone(&place));

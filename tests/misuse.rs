@@ -121,7 +121,7 @@ impl Engine {
 }
 
 #[test]
-fn a_resolve_that_nobody_gathers_fails_the_step_and_a_truncation_trusts_no_row_of_it() {
+fn a_resolve_without_its_gather_fails_the_step_and_a_truncation_trusts_no_row_of_it() {
     let mut e = Engine::new(false);
     let sequence = e.open();
     e.select(4);
@@ -142,7 +142,7 @@ fn a_resolve_that_nobody_gathers_fails_the_step_and_a_truncation_trusts_no_row_o
 }
 
 #[test]
-fn a_pass_that_nobody_gathers_fails_the_step_but_costs_no_resident_row() {
+fn an_attention_wave_that_is_not_gathered_fails_the_step_but_costs_no_resident_row() {
     // A budget of 4 and k 8: four rows in scratch slots, two a wave.
     for (waves, missing, hits_after) in [
         (&[0, 1][..], None, 4),
@@ -187,7 +187,7 @@ fn a_pass_that_nobody_gathers_fails_the_step_but_costs_no_resident_row() {
 }
 
 #[test]
-fn passes_are_no_more_than_there_is_something_to_do_for() {
+fn there_are_no_more_attention_waves_than_rows_to_fetch() {
     // 44 rows beyond the budget: in 30 waves shares of 2, which 22 waves take.
     let waves = |min_budget: u32, attention_waves: u32| {
         let shape = Shape { top_k: 48, ..config().shape };
@@ -216,7 +216,7 @@ fn a_gather_of_another_layer_fails_the_step_and_copies_nothing() {
 }
 
 #[test]
-fn a_step_behind_a_failed_one_fails_too_and_accepts_nothing_of_it() {
+fn a_step_after_a_failed_one_fails_too_and_accepts_nothing_of_it() {
     let mut e = Engine::new(false);
     let sequence = e.open();
     e.select(40);
@@ -289,7 +289,7 @@ fn numbers_at_the_end_of_their_type_are_errors() {
 }
 
 #[test]
-fn a_wait_is_for_the_last_record_whatever_another_stream_has_reached() {
+fn a_wait_is_for_the_last_record_however_far_other_streams_are() {
     let device = HostDevice::new(HostOptions { threaded: true, ..HostOptions::default() });
     let [slow, fast, waiting] = [0, 1, 2].map(|_| device.stream().unwrap());
     let event = device.event().unwrap();
@@ -392,7 +392,7 @@ fn a_descriptor_that_names_a_lane_twice_or_out_of_range_runs_nothing_and_fails_i
 
 /// The row of a lane without a sequence is answered with none, whatever the row before it was.
 #[test]
-fn a_lane_that_no_sequence_has_is_answered_with_none() {
+fn a_lane_without_a_sequence_resolves_to_no_slots() {
     let mut e = Engine::new(false);
     let _sequence = e.open();
     let (answers, read) = step_with_lanes(&e, [0, 1]);
@@ -403,7 +403,7 @@ fn a_lane_that_no_sequence_has_is_answered_with_none() {
 }
 
 #[test]
-fn all_layers_at_once_are_refused_where_one_would_overwrite_what_another_has_fetched() {
+fn all_layers_at_once_are_refused_where_one_would_overwrite_rows_fetched_by_another() {
     // A sequence of 24 rows, of which a budget of 8 holds what a step selects, and one of 4 does not.
     for (budget, refused) in [(8, false), (4, true)] {
         let mut e = Engine::with(false, Config { min_budget: budget, ..config() });

@@ -133,7 +133,7 @@ fn lives(rig: &mut Rig) -> Result<()> {
 }
 
 #[test]
-fn what_the_host_issues_is_ordered_by_its_edges() {
+fn operations_of_the_host_are_ordered_by_their_edges() {
     let new = |without| Rig::new(1, Sharing::None, without);
     let found = each_wait_left_out(new, Rig::fill, lives, |rig| rig.step([Overlap::None; 3], 1));
     assert!(found[0] > 2 * found[1] && found[1] > 0, "{found:?}");
@@ -232,7 +232,7 @@ fn f2_nothing_is_fetched_into_slots_that_attention_still_reads() {
 
 /// No stream and no event is missing here: what is wrong is what is stored.
 #[test]
-fn a_scatter_in_front_of_the_write_of_its_landing_slots_is_found() {
+fn a_scatter_before_the_write_of_its_landing_slots_is_found() {
     by_hand(Missing::Nothing).unwrap();
     let error = by_hand(Missing::Written).unwrap_err();
     assert_eq!(error.place(), "a landing slot is written after the scatter that stores it");
@@ -293,7 +293,7 @@ fn an_engine_that_strays_to_another_stream_is_refused() {
 }
 
 #[test]
-fn what_is_remembered_does_not_grow_with_the_steps() {
+fn the_checkers_memory_does_not_grow_with_the_steps() {
     let mut rig = Rig::with(
         Config { max_tokens: 1000, host_pages: 600, index_pages: 600, ..config(1) },
         Sharing::None,
@@ -312,7 +312,7 @@ fn what_is_remembered_does_not_grow_with_the_steps() {
 
 /// An engine that orders its layers itself, around `Cache::layer`.
 #[test]
-fn each_edge_of_an_engine_of_its_own_is_needed() {
+fn every_edge_of_an_engine_that_enqueues_by_itself_is_needed() {
     let steps = |rig: &mut Rig| {
         step_by_hand(rig, Missing::Nothing, 0)?;
         step_by_hand(rig, Missing::Nothing, 1)

@@ -49,7 +49,7 @@ fn plain() -> Setting {
 }
 
 #[test]
-fn every_order_attends_to_what_one_pass_over_the_truth_does() {
+fn every_order_attends_to_the_same_rows_as_one_attention_over_the_complete_copy() {
     for overlap in Overlap::ALL {
         for threaded in [false, true] {
             decode(&plain(), &[overlap], threaded, 12);
@@ -68,7 +68,7 @@ fn orders_mixed_by_layer_leave_the_same_rows_resident() {
 }
 
 #[test]
-fn several_passes_over_a_share_of_the_scratch_slots_attend_to_all_rows_once() {
+fn several_attention_waves_attend_to_every_row_once() {
     let whole = Setting { budget: 4, query_rows: 3, ..plain() };
     let alone = decode(&whole, &[Overlap::None], false, 8);
     for (n, waves) in [2, 3, 7, 44].into_iter().enumerate() {
@@ -93,7 +93,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: cases(24), ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_the_half_the_width_the_scratch_and_the_passes(
+    fn every_half_width_scratch_and_number_of_waves_gives_the_same_attention(
         seed in any::<u64>(),
         half in 0_u32..4,
         query_rows in 1_u32..4,
@@ -158,7 +158,7 @@ fn an_engine_that_fails_at_any_call_abandons_the_step_and_a_truncation_heals_it(
 }
 
 #[test]
-fn a_step_of_any_width_uses_the_beginning_of_the_buffers() {
+fn a_step_of_any_width_uses_the_start_of_the_buffers() {
     let setting = Setting { narrow: true, captured: true, query_rows: 3, ..plain() };
     for overlap in Overlap::ALL {
         for one_by_one in [false, true] {
@@ -217,7 +217,7 @@ fn what_does_not_fit_is_refused_before_anything_is_enqueued() {
 }
 
 #[test]
-fn nothing_follows_an_abandoned_step_but_a_truncation() {
+fn only_a_truncation_may_follow_an_abandoned_step() {
     for calls in [0, 7, 20] {
         let device = TestDevice::new(HostOptions { threaded: true, ..HostOptions::default() });
         let mut decode = Decode::new(plain(), device.device(), device);
@@ -232,7 +232,7 @@ fn nothing_follows_an_abandoned_step_but_a_truncation() {
 }
 
 #[test]
-fn an_abandoned_step_ends_behind_all_that_was_enqueued_of_it() {
+fn an_abandoned_step_ends_after_all_its_enqueued_work() {
     let memory = TestDevice::host(HostOptions::default());
     let clock = ClockDevice::over(memory.device(), ClockOptions::default()).unwrap();
     let mut decode = Decode::new(plain(), Arc::clone(&clock) as Arc<dyn Device>, memory);
@@ -241,7 +241,7 @@ fn an_abandoned_step_ends_behind_all_that_was_enqueued_of_it() {
 }
 
 #[test]
-fn passes_that_a_layer_has_not_are_refused() {
+fn draft_passes_beyond_those_of_a_layer_are_refused() {
     let device = TestDevice::new(HostOptions::default());
     let mut decode = Decode::new(plain(), device.device(), device);
     let mut steps = decode.prepare();
@@ -257,7 +257,7 @@ fn passes_that_a_layer_has_not_are_refused() {
 }
 
 #[test]
-fn a_step_ends_behind_its_scatters_on_whichever_stream_it_is_finished() {
+fn a_step_ends_after_its_scatters_on_any_stream_that_finishes_it() {
     for overlap in Overlap::ALL {
         let memory = TestDevice::host(HostOptions::default());
         let clock = ClockDevice::over(memory.device(), ClockOptions::default()).unwrap();
@@ -284,7 +284,7 @@ fn on_the_clock(seed: u64, setting: &Setting) -> Decode {
 }
 
 #[test]
-fn whatever_the_streams_are_delayed_by_attention_is_the_same() {
+fn attention_is_the_same_whatever_the_delays_of_the_streams() {
     let alone = decode(&plain(), &[Overlap::None], false, 3);
     let waves = Setting { waves: 2, budget: 10, query_rows: 3, ..plain() };
     let passed = decode(&waves, &[Overlap::None], false, 3);
@@ -334,7 +334,7 @@ fn every_edge_of_an_order_holds_on_the_clock() {
 }
 
 #[test]
-fn what_an_order_hides_runs_beside_the_gather() {
+fn hidden_work_of_an_order_runs_during_the_gather() {
     let meets = |a: (f64, f64), b: (f64, f64)| a.0 < b.1 && b.0 < a.1;
     // A gather of some 130 us a half.
     let layer = |order| times::times(order, 1, 2000.0, None).swap_remove(0);
@@ -465,7 +465,7 @@ fn in_passes_on_cuda(seed: u64, left_out: Option<u64>) -> u64 {
 /// Waves fetch into the same scratch slots: the next one's gather waits for the attention of the last one.
 #[cfg(feature = "cuda")]
 #[test]
-fn f2_a_pass_fetches_nothing_into_slots_that_attention_of_the_last_one_reads() {
+fn f2_an_attention_wave_fetches_nothing_into_slots_that_the_last_wave_still_reads() {
     if !device::driver_is_there() {
         return;
     }

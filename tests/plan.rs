@@ -78,7 +78,7 @@ fn index_keys_cap_the_live_tokens() {
 }
 
 #[test]
-fn few_slots_are_said() {
+fn a_plan_says_when_its_slots_are_few() {
     let few = |batch| plan(&ess(32 * 1024, batch)).unwrap().notes.contains(&Note::FewSlots);
     assert!(!few(160) && few(170));
     // A short context needs no more slots than tokens.
@@ -164,7 +164,7 @@ fn make(config: &Config, bytes: u64, slots: u32) -> Result<()> {
 }
 
 #[test]
-fn what_fits_by_plan_can_be_made_and_one_more_cannot() {
+fn a_batch_that_the_plan_fits_can_be_made_and_one_more_cannot() {
     let shape = Shape { layers: 3, draft_layers: 1, top_k: 256, ..Shape::DEEPSEEK_V3_2 };
     for (context, query_rows, ratio) in [(1000, 1, 0.5), (4096, 2, 0.2), (5000, 3, 0.11), (640, 2, 1.0)] {
         let gpu = 48 << 20;

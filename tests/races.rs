@@ -124,7 +124,7 @@ impl Engine {
 }
 
 #[test]
-fn a_selection_that_is_written_while_it_is_resolved_is_answered_entry_by_entry() {
+fn a_selection_written_while_it_is_resolved_resolves_entry_by_entry() {
     let mut engine = Engine::new();
     let (selection, warm, accepted) = (engine.buffers.selection, engine.warm, engine.accepted);
     engine.write(selected(1), warm);
@@ -168,17 +168,17 @@ fn behind_an_edge(ordered: bool) -> Vec<u32> {
 }
 
 #[test]
-fn a_selection_behind_an_edge_is_the_one_that_was_written() {
+fn a_selection_after_an_edge_is_the_one_that_was_written() {
     assert!((0..).zip(behind_an_edge(true)).all(|(at, row)| row == 2 * at + 1));
 }
 
 #[test]
-fn control_a_selection_without_the_edge_is_the_one_of_before() {
+fn control_a_selection_without_the_edge_is_the_old_one() {
     assert!((0..).zip(behind_an_edge(false)).all(|(at, row)| row == 2 * at));
 }
 
 #[test]
-fn rows_and_answers_that_are_written_beside_a_step_leave_its_tables_whole() {
+fn rows_and_slots_overwritten_during_a_step_leave_its_tables_whole() {
     let mut engine = Engine::new();
     engine.join();
     let slab = engine.cache.slab(Layer(0)).unwrap();

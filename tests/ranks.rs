@@ -345,8 +345,8 @@ fn p9_two_processes_that_select_the_same_rows_in_any_order_agree_step_by_step() 
 }
 
 #[test]
-fn f15_a_rank_that_selects_otherwise_is_found_at_that_step_and_in_that_sequence() {
-    let test = "f15_a_rank_that_selects_otherwise_is_found_at_that_step_and_in_that_sequence";
+fn f15_a_rank_with_another_selection_is_found_at_that_step_and_in_that_sequence() {
+    let test = "f15_a_rank_with_another_selection_is_found_at_that_step_and_in_that_sequence";
     let Some(mut ranks) = Ranks::start(test) else { return };
     for (steps, sequence) in [(1, 0), (6, 2), (9, 1)] {
         ranks.agree(steps);
@@ -362,8 +362,8 @@ fn f15_a_rank_that_selects_otherwise_is_found_at_that_step_and_in_that_sequence(
 }
 
 #[test]
-fn f15_ranks_that_fork_or_open_what_has_diverged_agree_again() {
-    let test = "f15_ranks_that_fork_or_open_what_has_diverged_agree_again";
+fn f15_ranks_agree_again_after_a_fork_or_reopening_of_a_diverged_sequence() {
+    let test = "f15_ranks_agree_again_after_a_fork_or_reopening_of_a_diverged_sequence";
     let Some(mut ranks) = Ranks::start(test) else { return };
     ranks.agree(4);
     for (round, remedy) in ["fork", "reopen", "fork", "reopen"].into_iter().enumerate() {

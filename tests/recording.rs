@@ -80,8 +80,8 @@ fn checked(path: &Path) -> (u32, u64) {
 }
 
 #[test]
-fn what_a_killed_recorder_wrote_is_read() {
-    let name = "what_a_killed_recorder_wrote_is_read";
+fn the_file_of_a_killed_recorder_is_read() {
+    let name = "the_file_of_a_killed_recorder_is_read";
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("recording");
     let (selections, requests) = (folder.join("killed.topk"), folder.join("killed.jsonl"));
     if std::env::var_os(CHILD).is_some() {
@@ -120,8 +120,8 @@ fn what_a_killed_recorder_wrote_is_read() {
 
 /// The file may not grow beyond 8 KiB: the system writes a part of a group, then refuses.
 #[test]
-fn a_recorder_without_space_ends_its_file_with_a_whole_group() {
-    let name = "a_recorder_without_space_ends_its_file_with_a_whole_group";
+fn a_recorder_on_a_full_disk_ends_its_file_with_a_whole_group() {
+    let name = "a_recorder_on_a_full_disk_ends_its_file_with_a_whole_group";
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("recording").join("full.topk");
     if std::env::var_os(CHILD).is_some() {
         let mut writer = recorder(&path);
@@ -152,8 +152,8 @@ fn a_recorder_without_space_ends_its_file_with_a_whole_group() {
 
 /// The folder of a relative path is that of the time when the file was created.
 #[test]
-fn a_recorder_stores_its_file_wherever_the_process_has_gone() {
-    let name = "a_recorder_stores_its_file_wherever_the_process_has_gone";
+fn a_recorder_stores_its_file_though_the_process_changed_folder() {
+    let name = "a_recorder_stores_its_file_though_the_process_changed_folder";
     if std::env::var_os(CHILD).is_some() {
         let mut writer = recorder(Path::new("recording/moved.topk"));
         std::env::set_current_dir("/").unwrap();

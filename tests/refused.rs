@@ -318,7 +318,7 @@ fn a_cache_goes_on_after_any_call_that_the_driver_refuses_once() {
 }
 
 #[test]
-fn a_context_that_is_lost_at_any_call_leaves_nothing_behind() {
+fn a_context_that_is_lost_at_any_call_leaks_nothing() {
     let Some(All { unheard, .. }) = every_call(ILLEGAL_ADDRESS, stride(7)) else { return };
     // Those that give back what a thread had or what was taken: of all others at least the device tells.
     assert!(unheard.iter().all(|call| undone(call)), "{unheard:?}");
@@ -326,7 +326,7 @@ fn a_context_that_is_lost_at_any_call_leaves_nothing_behind() {
 }
 
 #[test]
-fn memory_that_ends_anywhere_is_an_error_that_names_it_and_leaves_nothing() {
+fn running_out_of_memory_anywhere_is_an_error_that_names_it_and_leaks_nothing() {
     let grain = 2 << 20;
     let (mut refused, mut limit, mut told) = (0, 0, false);
     loop {
@@ -484,7 +484,7 @@ impl Held {
 const CALLS: [Call; 5] = [Call::Join, Call::JoinMore, Call::Fork, Call::Truncate, Call::Close];
 
 #[test]
-fn what_a_refused_call_has_enqueued_reaches_nobody_else() {
+fn work_enqueued_by_a_refused_call_reaches_no_other_sequence() {
     let Some(mut held) = Held::new() else { return };
     let new = held.fill(9).unwrap();
     let _ticket = held.join(new, held.streams[2], u64::MAX).unwrap();
@@ -553,7 +553,7 @@ fn a_refused_call_is_made_again_on_another_stream() {
 }
 
 #[test]
-fn a_step_block_is_not_written_while_a_refused_prepare_may_read_it() {
+fn a_step_descriptor_is_not_written_while_a_refused_prepare_may_read_it() {
     let mut busy = 0;
     for n in 0.. {
         let Some(mut held) = Held::new() else { return };

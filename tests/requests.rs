@@ -67,7 +67,7 @@ proptest! {
     }
 
     #[test]
-    fn bytes_without_sense_are_refused(noise in prop::collection::vec(any::<u8>(), 0..300)) {
+    fn random_bytes_are_refused(noise in prop::collection::vec(any::<u8>(), 0..300)) {
         request_bytes(&noise, false);
     }
 }

@@ -245,7 +245,7 @@ proptest! {
 /// Which slot a row gets is part of what ranks agree on: born rows, ascending, take the oldest rows' slots one
 /// by one, by (stamp, position), wherever in the lane those stand.
 #[test]
-fn born_rows_take_the_slots_of_the_oldest_one_by_one() {
+fn born_rows_take_the_slots_of_the_least_recently_used_rows_one_by_one() {
     let mut tables = LayerTables::new(shape()).unwrap();
     let mut work = Workspace::new(&shape(), K as u32).unwrap();
     tables.join(0, &[3], 2, 10).unwrap();

@@ -122,7 +122,7 @@ impl Engine {
 }
 
 #[test]
-fn a_beginning_is_found_while_it_is_used_and_after() {
+fn a_prefix_is_found_while_it_is_used_and_after() {
     let mut e = engine(config(3, 40), false);
     let ids = text(1, 70);
     let (first, shared) = e.serve(&ids, b"");
@@ -180,7 +180,7 @@ fn another_tenant_or_a_forced_collision_never_shares() {
 }
 
 #[test]
-fn admission_counts_what_is_shared_and_what_can_go() {
+fn admission_counts_shared_and_evictable_pages() {
     // A prompt of 64 tokens takes 4 pages and one for the rows in flight.
     let mut e = engine(config(4, 9), false);
     let ids = text(1, 64);
@@ -216,7 +216,7 @@ fn admission_counts_what_is_shared_and_what_can_go() {
 }
 
 #[test]
-fn the_prefix_used_longest_ago_goes_first_and_begins_at_its_end() {
+fn the_least_recently_used_prefix_is_evicted_first_and_from_its_end() {
     let mut e = engine(config(2, 12), false);
     for name in [1, 2] {
         let (sequence, _) = e.serve(&text(name, 64), b"");
@@ -238,7 +238,7 @@ fn the_prefix_used_longest_ago_goes_first_and_begins_at_its_end() {
 
 /// A step whose new row is still to be scattered: whether the total pool has it, before and after.
 #[test]
-fn f7_control_a_page_published_when_its_rows_are_enqueued_has_not_their_bytes() {
+fn f7_control_a_page_published_when_its_rows_are_enqueued_lacks_their_bytes() {
     let mut e = Engine { promised: 40, ..engine(config(3, 40), true) };
     let (first, _) = e.start(&text(1, 15), b"");
     e.select(-1);
@@ -285,7 +285,7 @@ fn f7_nothing_is_published_before_the_work_that_wrote_it_has_ended() {
 }
 
 #[test]
-fn f7_what_a_step_wrote_is_not_published_while_it_may_still_fail() {
+fn f7_rows_of_a_step_are_not_published_while_it_may_still_fail() {
     let mut e = Engine { promised: 40, ..engine(config(2, 40), false) };
     let ids = text(1, 60);
     let (first, _) = e.serve(&ids[..31], b"");
@@ -319,7 +319,7 @@ fn f7_what_a_step_wrote_is_not_published_while_it_may_still_fail() {
 }
 
 #[test]
-fn f7_a_cut_inside_a_shared_page_copies_it_and_one_that_is_ones_own_stays() {
+fn f7_a_truncation_inside_a_page_copies_a_shared_page_and_keeps_an_unshared_one() {
     let mut e = engine(config(2, 9), false);
     let ids = text(1, 48);
     let (first, _) = e.serve(&ids, b"");
@@ -344,7 +344,7 @@ fn f7_a_cut_inside_a_shared_page_copies_it_and_one_that_is_ones_own_stays() {
 }
 
 #[test]
-fn a_page_that_is_still_copied_from_is_no_room() {
+fn a_page_that_a_copy_still_reads_is_not_evictable() {
     let mut e = engine(config(3, 6), true);
     let ids = text(1, 16);
     let (first, _) = e.serve_settled(&ids);
@@ -368,7 +368,7 @@ fn a_page_that_is_still_copied_from_is_no_room() {
 }
 
 #[test]
-fn what_a_fork_owns_is_no_room_and_stays_findable() {
+fn pages_that_a_fork_owns_are_not_evictable_and_are_still_found() {
     let mut e = engine(config(4, 12), false);
     let hot = text(9, 16);
     let (other, _) = e.serve(&hot, b"");
@@ -391,7 +391,7 @@ fn what_a_fork_owns_is_no_room_and_stays_findable() {
 
 /// Two sequences compute the same pages at once; the one whose pages are found goes, and its pages.
 #[test]
-fn what_stands_behind_a_twin_is_found_when_the_twin_is_gone() {
+fn pages_after_a_duplicate_page_are_found_when_the_duplicate_is_gone() {
     let mut e = engine(config(3, 15), false);
     let ids = text(1, 96);
     let (first, _) = e.start(&ids[..32], b"");
@@ -413,7 +413,7 @@ fn what_stands_behind_a_twin_is_found_when_the_twin_is_gone() {
 
 /// A prefill that is aborted while its index keys are still to be written keeps its pages until they are.
 #[test]
-fn f7_an_aborted_prefill_keeps_its_pages_until_its_stream_is_there() {
+fn f7_an_aborted_prefill_keeps_its_pages_until_its_stream_has_reached_the_abort() {
     let mut e = engine(config(2, 4), true);
     let ids = text(1, 32);
     let (first, _) = e.begin(&ids, b"");
@@ -433,7 +433,7 @@ fn f7_an_aborted_prefill_keeps_its_pages_until_its_stream_is_there() {
 
 /// Forks that call the same pages different things: the index has them by one name, and gives them back.
 #[test]
-fn pages_have_one_name_and_come_back() {
+fn pages_have_one_block_hash_and_are_freed() {
     let mut e = engine(config(8, 9), false);
     let (parent, _) = e.start(&text(1, 32), b"");
     let forks = (0..6).map(|_| e.cache.fork(parent, &asks(0), e.stream).unwrap().0);
@@ -467,7 +467,7 @@ impl Engine {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_and_takes_nothing() {
+fn invalid_calls_are_refused_and_take_nothing() {
     let mut e = engine(config(2, 40), false);
     let (ids, start) = (text(1, 64), e.cache.stats());
     let keys = [Some([1; 16]); 3];

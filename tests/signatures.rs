@@ -278,7 +278,7 @@ fn the_stand_in_declares_the_driver_as_its_header_does() {
 }
 
 #[test]
-fn the_library_uses_no_function_that_the_stand_in_has_not() {
+fn the_library_uses_only_functions_that_the_stand_in_has() {
     let (table, header) = (read(TABLE), read(STANDIN));
     let stands_in = symbols(&header);
     let missing: Vec<_> =

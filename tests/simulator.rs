@@ -59,7 +59,7 @@ fn on_the_page(lines: &[String]) {
 // ---- what was fitted ---------------------------------------------------------------------------------
 
 #[test]
-fn the_built_in_setup_is_what_the_fit_makes_of_the_measurements() {
+fn the_built_in_setup_is_the_fit_of_the_measurements() {
     let text = fitted().setup.file().text().unwrap();
     assert_eq!(Setup::parse(&text).unwrap().file(), fitted().setup.file());
     let made = text == include_str!("../data/setups/ess.json");
@@ -140,7 +140,7 @@ fn without_overlap_a_layer_waits_for_every_row_of_the_half_batch() {
 }
 
 #[test]
-fn the_orders_stand_as_digitised() {
+fn the_orders_rank_as_in_the_digitised_figure() {
     let mut simulator = simulator();
     for misses in [32.0, 64.0, 128.0, 256.0, 512.0] {
         let [none, da, dba] = Overlap::ALL.map(|order| bar(&mut simulator, misses, order));
@@ -150,7 +150,7 @@ fn the_orders_stand_as_digitised() {
 }
 
 #[test]
-fn at_small_batches_no_order_pays() {
+fn no_order_pays_at_small_batches() {
     let mut simulator = simulator();
     let batches = |simulator: &mut Simulator, context, ratio| -> u32 {
         let paying = (1..=64).find(|batch| {
@@ -230,7 +230,7 @@ fn the_page_has_where_two_micro_batches_pay() {
 
 /// How much an assumption matters: the rows again, fitted anew under another one.
 #[test]
-fn the_page_has_what_the_assumptions_matter() {
+fn the_page_says_how_much_each_assumption_matters() {
     type Change = fn(&mut Measurements);
     let changes: [(&str, Change); 8] = [
         ("as above", |_| ()),
@@ -273,7 +273,7 @@ fn the_page_has_what_the_assumptions_matter() {
 
 /// Exposed transfer at the operating point: how the share falls, measure by measure.
 #[test]
-fn the_page_has_what_brings_the_exposed_share_down() {
+fn the_page_says_what_reduces_the_exposed_share() {
     let mut simulator = simulator();
     let mut lines = Vec::new();
     let mut shares = Vec::new();
@@ -353,7 +353,7 @@ fn a_step_without_misses_is_the_sum_of_its_works() {
 }
 
 #[test]
-fn an_estimate_is_the_run_to_a_percent_of_the_step() {
+fn an_estimate_is_within_a_percent_of_the_run() {
     let mut simulator = simulator();
     for batch in [13, 64, 97, 160, 256] {
         for (context, ratio) in [(32 << 10, 0.15), (32 << 10, 0.4), (100_000, 0.2)] {
@@ -397,7 +397,7 @@ fn exposed_times_of_layers_add_up_and_follow_their_misses() {
 }
 
 #[test]
-fn a_timeline_has_no_two_works_at_once_in_a_stream() {
+fn a_timeline_has_one_work_at_a_time_in_each_stream() {
     let out = run(&Options { spans: true, ..Options::default() });
     let mut streams: Vec<u64> = out.spans.iter().map(|span| span.stream.0).collect();
     streams.sort_unstable();
@@ -414,7 +414,7 @@ fn a_timeline_has_no_two_works_at_once_in_a_stream() {
 }
 
 #[test]
-fn background_traffic_lengthens_the_step_and_none_does_not() {
+fn background_traffic_lengthens_the_step_and_its_absence_does_not() {
     let with = |to_device, to_host| {
         run(&Options { traffic: Traffic { to_device, to_host }, ..Options::default() }).step_ms
     };

@@ -127,7 +127,7 @@ proptest! {
 
 #[cfg(feature = "cuda")]
 #[test]
-fn every_seed_of_the_stand_in_comes_to_what_an_inline_device_does() {
+fn every_seed_of_the_stand_in_has_the_result_of_an_inline_device() {
     if !driver_is_there() {
         return;
     }
@@ -140,7 +140,7 @@ fn every_seed_of_the_stand_in_comes_to_what_an_inline_device_does() {
 }
 
 #[test]
-fn every_seed_of_the_clock_comes_to_what_an_inline_device_does() {
+fn every_seed_of_the_clock_has_the_result_of_an_inline_device() {
     for seed in seeds() {
         let (ops, variant) = (random_ops(seed, 90), seed as u8);
         assert_eq!(run_in(clocked(variant, seed), &ops), run_in(Setup::inline(variant), &ops), "seed {seed}");
@@ -149,7 +149,7 @@ fn every_seed_of_the_clock_comes_to_what_an_inline_device_does() {
 
 /// The control of the tests above: they reach what they are there for.
 #[test]
-fn random_bytes_are_runs_that_reach_everything() {
+fn random_bytes_are_runs_that_reach_every_operation() {
     let mut reached = BTreeMap::new();
     for seed in 0..300 {
         let outcomes = run_in(Setup::inline(seed as u8), &random_ops(seed, 90));
@@ -289,7 +289,7 @@ fn failing(setup: Setup, ops: &[Op], number: u64) -> (u64, BTreeMap<String, u64>
 }
 
 #[test]
-fn a_device_that_fails_at_any_operation_leaves_nothing_behind() {
+fn a_device_that_fails_at_any_operation_leaks_nothing() {
     #[cfg(feature = "cuda")]
     if is_given() && !own_driver("fails an operation") {
         return;
@@ -381,7 +381,7 @@ fn by_gate_and_by_chance(holds: impl Fn(Setup, u16, Option<Edge>) -> bool, edge:
 }
 
 #[test]
-fn attention_reads_behind_the_gather() {
+fn attention_reads_after_the_gather() {
     by_gate_and_by_chance(attention_with_slow_gathers, Edge::Gathered);
 }
 

@@ -71,7 +71,7 @@ fn the_search_finds_what_trying_every_batch_finds() {
 }
 
 #[test]
-fn where_rows_come_slowly_it_does_not_pay_and_that_is_said() {
+fn a_plan_says_when_slow_gathers_make_offloading_not_worth_it() {
     // Single rows by cudaMemcpyAsync (the ESS study: 0.79 GB/s).
     let mut simulator = gathers_at(0.79e9);
     let slow = worth(&demand(32 * 1024), ACCEPT, &Options::default(), &mut simulator).unwrap();
@@ -120,7 +120,7 @@ fn another_model_is_planned_by_its_roofline() {
 }
 
 #[test]
-fn what_misses_are_not_known_for_is_not_tried_and_said() {
+fn points_without_known_misses_are_not_tried_and_are_listed() {
     let worth = worth(&demand(128 * 1024), ACCEPT, &Options::default(), &mut Simulator::new(ess())).unwrap();
     let most = worth.most().unwrap();
     assert!(most.planned.notes.contains(&Note::Untried) && !most.planned.notes.contains(&Note::Unknown));
@@ -129,7 +129,7 @@ fn what_misses_are_not_known_for_is_not_tried_and_said() {
 
 /// Costs end where they were measured, as misses do: the plan stands, and says that its time is not known.
 #[test]
-fn what_costs_are_not_known_for_is_not_tried_and_said() {
+fn points_without_known_costs_are_not_tried_and_are_listed() {
     let ends_at = |tokens: f64| {
         let mut file = ess().file().clone();
         let rest = file.costs.rest.as_mut().unwrap();
@@ -166,7 +166,7 @@ fn what_costs_are_not_known_for_is_not_tried_and_said() {
 
 /// Of batches that decode fast enough, against trying every one: with offload the best of them, without the largest.
 #[test]
-fn slower_batches_than_asked_for_are_no_answer() {
+fn batches_slower_than_the_asked_speed_are_not_chosen() {
     let (demand, options) = (demand(64 * 1024), Options::default());
     let mut simulator = Simulator::new(ess());
     let all = by_batch(&demand, &mut simulator, 1..=200);
@@ -270,7 +270,7 @@ fn check_rate(cells: &[&str]) {
 }
 
 #[test]
-fn the_pages_figures_are_what_comes_out() {
+fn the_figures_of_the_page_are_the_computed_ones() {
     let page = include_str!("../docs/planner.md");
     let (mut links, mut rates, mut place) = (0, 0, (String::new(), 0));
     for line in page.lines() {

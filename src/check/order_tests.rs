@@ -68,7 +68,7 @@ fn a_wait_is_for_the_last_record_before_it() {
 }
 
 #[test]
-fn the_host_is_behind_what_it_has_seen_and_before_what_it_enqueues() {
+fn the_host_is_after_what_it_has_seen_and_before_what_it_enqueues() {
     let mut order = Order::new();
     order.host("prepare", &[write(0, 10)]).unwrap();
     order.access(A, "begin", &[read(0, 10)]).unwrap();
@@ -87,7 +87,7 @@ fn the_host_is_behind_what_it_has_seen_and_before_what_it_enqueues() {
 }
 
 #[test]
-fn memory_is_bounded_by_what_is_named() {
+fn memory_is_bounded_by_the_named_ranges() {
     for seen in [false, true] {
         let mut order = Order::new();
         for step in 0..2000_u64 {
@@ -109,7 +109,7 @@ fn memory_is_bounded_by_what_is_named() {
 }
 
 #[test]
-fn dropping_what_the_host_has_seen_hides_nothing_that_it_has_not() {
+fn dropping_seen_operations_hides_no_unseen_one() {
     let mut order = Order::new();
     order.access(A, "old", &[write(0, 1000)]).unwrap();
     order.record(E, A);
@@ -230,7 +230,7 @@ impl Naive {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
     #[test]
-    fn the_first_conflict_is_where_a_naive_search_finds_it(calls in calls()) {
+    fn the_first_conflict_is_the_one_that_a_naive_search_finds(calls in calls()) {
         let (mut order, mut naive) = (Order::new(), Naive::default());
         for (index, call) in calls.iter().enumerate() {
             let answer = match call {

@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_is_asked_for_by_the_lines_that_it_touches() {
+    fn a_row_needs_a_request_for_each_line_that_it_touches() {
         for (stride, packed) in [(656, 7.09), (704, 7.09), (768, 7.13)] {
             let of = Pieces::of(656, stride, 1 << 31, 1 << 30);
             assert_eq!(of, Pieces { bytes: 16, numbers: 48, mask: 127 });

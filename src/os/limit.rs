@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_meanwhile_is_taken_away_and_nothing_else_is_changed() {
+    fn a_signal_raised_meanwhile_is_discarded_and_nothing_else_changes() {
         assert!(!held_back());
         // A delivered signal would end the process here.
         let answer = unsignalled(|| {

@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_is_said_and_left_as_it_was() {
+    fn a_refused_setting_is_reported_and_unchanged() {
         let (lost, on, ..) = gone(0, vec![], none());
         assert_eq!(lost[0].what, Fallback::NODE_PROCESSORS);
         assert_eq!(lost[0].cause, "sched_setaffinity: Invalid argument");

@@ -17,7 +17,7 @@ fn overlaps(layers: impl Into<prop::collection::SizeRange>) -> impl Strategy<Val
 const TEXT: &str = "# by hand\nforebay overlap table 1\n\nversion 7\nlayers 3\n0 none\n1 dba\n  2   da\n";
 
 #[test]
-fn a_table_is_read_as_it_was_written() {
+fn a_table_is_read_back_as_written() {
     let table = Table::from_text(TEXT).unwrap();
     assert_eq!(table, Table { version: 7, by_layer: vec![Overlap::None, Overlap::Dba, Overlap::Da] });
     assert_eq!(table.to_text(), "forebay overlap table 1\nversion 7\nlayers 3\n0 none\n1 dba\n2 da\n");
@@ -75,7 +75,7 @@ proptest! {
     }
 
     #[test]
-    fn no_text_makes_it_panic(
+    fn no_text_makes_the_reader_panic(
         text in "(forebay overlap table 1\n)?(version [0-9]{0,11}\n)?(layers [0-9]{0,5}\n)?[0-9a-z# \n]{0,40}",
     ) {
         if let Ok(table) = Table::from_text(&text) {
@@ -216,7 +216,7 @@ fn a_captured_table_is_taken_when_it_has_been_better_for_some_steps() {
 }
 
 #[test]
-fn where_no_table_is_near_the_best_the_oldest_gives_way_and_its_version_rises() {
+fn where_no_table_is_near_the_best_the_oldest_is_replaced_and_its_version_rises() {
     let mut chooser = chooser(&[Overlap::None, Overlap::Dba], 3, Hysteresis { steps: 2, ..RESTLESS });
     let mut choose = |misses: [u32; 3]| {
         let choice = chooser.choose(&misses.map(|m| count(8 * m)), 8, 8).unwrap();
@@ -244,7 +244,7 @@ fn where_no_table_is_near_the_best_the_oldest_gives_way_and_its_version_rises() 
 }
 
 #[test]
-fn one_table_is_replaced_where_it_stands() {
+fn a_single_table_is_replaced_in_place() {
     let mut chooser = chooser(&[Overlap::None], 1, RESTLESS);
     let choice = chooser.choose(&[count(8 * 30); 3], 8, 8).unwrap();
     assert_eq!(choice, Choice { bucket: 0, index: 0, version: 2, changed: true });
@@ -252,7 +252,7 @@ fn one_table_is_replaced_where_it_stands() {
 }
 
 #[test]
-fn what_does_not_fit_a_chooser_is_refused() {
+fn tables_that_do_not_fit_a_chooser_are_refused() {
     let bucket =
         |batch, layers| Bucket { batch, prices: crossing(), tables: vec![Table::fixed(layers, Overlap::Da)] };
     let place = |buckets: Vec<Bucket>, most, hysteresis| {

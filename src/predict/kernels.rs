@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_have_three_digits_that_count() {
+    fn numbers_have_three_significant_digits() {
         let texts = [183.4, 17.25, 6.625, 6.0, 0.02, 1.5].map(number);
         assert_eq!(texts, ["183", "17.2", "6.62", "6", "0.02", "1.5"]);
         assert_eq!(range(Between { low: 1.0, high: 2.5 }), "1 to 2.5");

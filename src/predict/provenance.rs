@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn one_sentence_says_from_what_and_what_was_measured() {
+    fn one_sentence_names_the_sources_and_what_was_measured() {
         assert_eq!(
             sentence(|_| {}),
             "Computed from setup ess: 32 GPUs, fitted to a published simulation on an assumed H200; nothing here \
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn measured_are_all_parts_on_the_gpus_of_the_costs_or_it_is_not() {
+    fn a_plan_is_measured_only_if_every_part_was_measured_on_the_gpus_of_the_costs() {
         let measured = |parts: &[Part], gpus| {
             let mut file = ess();
             file.measured = parts.to_vec();
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_that_steer_a_terminal_or_claim_what_is_not_there_are_refused() {
+    fn texts_with_control_characters_or_false_claims_are_refused() {
         let refused = |change: &dyn Fn(&mut File), words: &str| {
             let mut file = ess();
             change(&mut file);

@@ -410,7 +410,7 @@ mod tests {
         /// 3,000 numbers fill three blocks of words, so few are looked up by blocks and many by words; steps of
         /// both sizes in turn pass the log's limit several times.
         #[test]
-        fn it_is_a_plain_list(
+        fn stack_distances_are_those_of_a_plain_list(
             steps in prop::collection::vec(
                 (prop::bool::weighted(0.2), prop::collection::vec(0..3000_u32, 0..900)), 0..60),
             clear in 0..60_usize,
@@ -467,7 +467,7 @@ mod tests {
     /// Numbers return one by one, the newest first: each is one deeper than the one before. 100,000 of them fill 98
     /// blocks, and twice as many exceed the log's limit.
     #[test]
-    fn single_numbers_are_as_deep_as_the_whole_order() {
+    fn single_numbers_have_distances_up_to_the_whole_list() {
         const NUMBERS: u32 = 100_000;
         let mut stack = LruStack::new(NUMBERS).unwrap();
         let order: Vec<u32> = (0..NUMBERS).map(|i| i * 7919 % NUMBERS).collect();
@@ -492,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_is_there_twice_counts_where_it_is_first() {
+    fn a_number_listed_twice_counts_at_its_first_place() {
         let mut stack = LruStack::new(10).unwrap();
         for depths in [[0, 0, 0, 0], [1, 1, 2, 1]] {
             assert_eq!(retouched(&mut stack, &[5, 5, 6, 5]), depths);

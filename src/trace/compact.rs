@@ -108,7 +108,7 @@ mod tests {
         /// The oracle: a sorted list of all positions that are named, or not of the prompt, and each one's place in
         /// it.
         #[test]
-        fn every_position_becomes_its_place_among_those_that_are_named(
+        fn every_position_becomes_its_index_among_the_named_ones(
             layers in 1..4_u32, k in 1..9_u32, first in 0..300_u32, steps in 1..8_u32, seed: u64,
         ) {
             let whole = trace(layers, k, first, steps, seed);
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_of_sixteen_million_is_as_long_as_what_is_named_of_it() {
+    fn a_prompt_of_sixteen_million_is_as_long_as_its_named_positions() {
         let long = trace(2, 3, (1 << 24) - 4, 4, 7).compact().unwrap();
         assert!(long.header().first_position <= 2 * 3 * 4, "{:?}", long.header());
     }

@@ -117,7 +117,7 @@ fn assert_equals_naive(trace: &SelectionTrace, content: &[u8]) {
 }
 
 #[test]
-fn memory_grows_no_further_than_the_members_there_can_be() {
+fn memory_is_bounded_by_the_largest_possible_number_of_members() {
     // A recording's header allows steps to the longest context; what was said to be the most, holds.
     let mut body = Body::new(Header::example(3, 50, 100, 1, 1 << 20), 150 * 40);
     for _ in 0..3 * 40 {
@@ -216,7 +216,7 @@ fn damaged_bytes_never_panic_and_a_checksum_finds_them() {
 }
 
 #[test]
-fn bytes_behind_the_trace_are_an_error() {
+fn bytes_after_the_trace_are_an_error() {
     let content = [small().encode().unwrap(), vec![0]].concat();
     assert!(refusal(&content).place().contains("follow the last step"));
     let packed = zstd::encode_all(&content[..], 3).unwrap();
@@ -284,7 +284,7 @@ fn contradictions_in_the_body_name_step_layer_and_byte() {
 }
 
 #[test]
-fn headers_that_lie_cost_nothing() {
+fn false_headers_cost_nothing() {
     let json = |steps: u64, context: u64| {
         format!(
             r#"{{"layers":4096,"k":65535,"steps":{steps},"warm_steps":0,"first_position":70000,
@@ -307,7 +307,7 @@ fn headers_that_lie_cost_nothing() {
 
 /// A gigabyte of zeros in a few kilobytes: ends at the first set that is wrong.
 #[test]
-fn a_frame_that_unfolds_to_much_more_is_an_error() {
+fn a_frame_that_decompresses_to_much_more_is_an_error() {
     let body = [&[2, 0, 0, 0, 0, 2][..], &[0, 0, 0, 0]].concat();
     let content = tiny(&body);
     let mut frame = zstd::stream::write::Encoder::new(Vec::new(), 1).unwrap();
@@ -343,7 +343,7 @@ fn members_that_break_the_rules_make_no_trace() {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read_again(
+    fn a_written_trace_is_read_back(
         layers in 1_u32..5, k in 1_u32..40, first in 0_u32..400, warm in 0_u32..5, decode in 1_u32..12,
         seed in any::<u64>(),
     ) {
@@ -357,7 +357,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_it_panic(body in proptest::collection::vec(any::<u8>(), 0..60)) {
+    fn no_bytes_make_the_reader_panic(body in proptest::collection::vec(any::<u8>(), 0..60)) {
         let _ = SelectionTrace::from_bytes(&body);
         let _ = SelectionTrace::from_bytes(&tiny(&body));
     }

@@ -64,7 +64,7 @@ fn blocks_run_in_either_order() {
 }
 
 #[test]
-fn what_would_hang_or_fault_on_a_gpu_ends_with_a_message() {
+fn a_kernel_that_would_hang_or_fault_on_a_gpu_ends_with_a_message() {
     let Some(program) = program("hang", &[]) else { return };
     let cases = [
         ("unreached", "a barrier that not all threads of the block reach"),

@@ -125,14 +125,14 @@ fn every_call_refused_once_is_an_error_and_leaks_nothing() {
 }
 
 #[test]
-fn every_call_of_what_tools_ask_refused_once_is_an_error_and_leaks_nothing() {
+fn every_query_of_tools_refused_once_is_an_error_and_leaks_nothing() {
     for code in [1, ILLEGAL_ADDRESS] {
         each_call(probing, 150, code, None);
     }
 }
 
 #[test]
-fn a_context_lost_at_any_operation_ends_every_ticket_and_leaves_nothing() {
+fn a_context_lost_at_any_operation_ends_every_ticket_and_leaks_nothing() {
     for seed in [None, Some(1)] {
         let mut failed = 0;
         for n in 0.. {
@@ -166,7 +166,7 @@ fn every_call_refused_once_in_another_order_leaks_nothing_either() {
 }
 
 #[test]
-fn what_is_refused_to_be_given_back_is_given_back_again_unless_it_may_be_gone() {
+fn a_free_that_is_refused_is_tried_again_unless_the_memory_may_be_gone() {
     for (code, left) in [(1, 0), (ILLEGAL_ADDRESS, 1)] {
         for n in 0.. {
             let Some(Rig { device, driver: standin }) = Rig::own(usual(), FAILS) else { return };

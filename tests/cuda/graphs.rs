@@ -82,7 +82,7 @@ fn a_graph_does_nothing_when_captured_and_everything_at_each_launch() {
 }
 
 #[test]
-fn forks_are_captured_with_what_they_fork_from() {
+fn forked_streams_are_captured_with_the_stream_they_fork_from() {
     let Some(c) = Captured::new(usual()) else { return };
     let device = &c.rig.device;
     let side = device.stream().unwrap();
@@ -103,7 +103,7 @@ fn forks_are_captured_with_what_they_fork_from() {
 }
 
 #[test]
-fn a_graph_released_while_it_runs_runs_on_and_goes() {
+fn a_graph_released_while_it_runs_ends_its_run_and_is_destroyed() {
     let Some(c) = Captured::new(usual()) else { return };
     let (device, driver) = (&c.rig.device, &c.rig.driver);
     let execs = |count| driver.own().is_none_or(|standin| standin.held_resources().execs == count);
@@ -147,7 +147,7 @@ fn a_capture_ends_where_it_began_and_holds_no_second_one() {
 }
 
 #[test]
-fn what_breaks_a_capture_is_told_with_the_drivers_word_and_leaves_nothing() {
+fn a_broken_capture_is_an_error_with_the_drivers_name_and_leaks_nothing() {
     let Some(c) = Captured::new(usual()) else { return };
     let device = &c.rig.device;
     let (side, outside) = (device.stream().unwrap(), device.event().unwrap());
@@ -192,7 +192,7 @@ fn what_breaks_a_capture_is_told_with_the_drivers_word_and_leaves_nothing() {
 }
 
 #[test]
-fn memory_is_had_while_streams_are_captured() {
+fn memory_is_allocated_while_streams_are_captured() {
     let Some(c) = Captured::new(usual()) else { return };
     let device = &c.rig.device;
     device.capture(c.stream).unwrap();
@@ -214,7 +214,7 @@ fn memory_is_had_while_streams_are_captured() {
 }
 
 #[test]
-fn graphs_and_captures_that_were_left_go_with_the_device() {
+fn graphs_and_open_captures_are_destroyed_with_the_device() {
     let Some(c) = Captured::new(Options { seed: Some(3), ..usual() }) else { return };
     let [first, second] = [0; 2].map(|_| c.graph().unwrap());
     c.rig.device.launch(first, c.stream).unwrap();
@@ -349,7 +349,7 @@ fn a_graph_is_on_the_device_before_it_is_launched() {
 type Hears = fn(&Captured<Standin>, Graph) -> bool;
 
 #[test]
-fn a_context_is_lost_by_whichever_call_hears_of_it() {
+fn any_call_that_reports_a_lost_context_fails_the_device() {
     let calls: [(&str, Hears); 9] = [
         ("allocate", |c, _| c.rig.device.allocate(64).is_err()),
         ("register", |c, _| c.rig.device.register(&pinned(4096)).is_err()),

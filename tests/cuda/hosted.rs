@@ -68,7 +68,7 @@ fn a_whole_cache_takes_its_rows_where_the_device_makes_them() {
 }
 
 #[test]
-fn the_memory_lives_as_long_as_somebody_has_it() {
+fn host_memory_of_the_driver_is_freed_with_its_last_user() {
     let Some(standin) = own(usual(), DOES) else { return };
     let options = CudaOptions { registration_chunk: GRAIN, ..asked(&standin) };
     let device = CudaDevice::new(options).unwrap();
@@ -95,7 +95,7 @@ fn refused(options: Options) -> Option<Error> {
 }
 
 #[test]
-fn who_has_no_such_memory_says_so() {
+fn a_device_without_host_memory_of_the_driver_is_unsupported() {
     let Some(error) = refused(Options { driver_version: 12_010, ..usual() }) else { return };
     assert_eq!(
         (error.kind(), error.number("found"), error.number("wanted")),
@@ -126,7 +126,7 @@ fn who_has_no_such_memory_says_so() {
 }
 
 #[test]
-fn memory_that_another_device_made_is_refused_by_that_name() {
+fn memory_of_another_device_is_refused_by_name() {
     let Some(standin) = own(usual(), DOES) else { return };
     let [one, other] = [0; 2].map(|_| CudaDevice::new(asked(&standin)).unwrap());
     let map = one.host_memory(GRAIN, None).unwrap().unwrap();
@@ -140,7 +140,7 @@ fn memory_that_another_device_made_is_refused_by_that_name() {
 }
 
 #[test]
-fn what_is_refused_half_way_leaves_nothing() {
+fn an_allocation_refused_half_way_leaks_nothing() {
     for (code, kind) in [(1, Kind::DeviceFailed), (2, Kind::OutOfMemory), (800, Kind::OsRefused)] {
         let Some(standin) = own(usual(), DOES) else { return };
         let options = CudaOptions { registration_chunk: GRAIN, ..asked(&standin) };

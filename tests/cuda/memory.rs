@@ -26,7 +26,7 @@ fn memory_is_zero_when_it_is_handed_out_and_all_of_it_comes_back() {
 }
 
 #[test]
-fn memory_that_is_not_there_is_an_error_with_its_size() {
+fn running_out_of_memory_is_an_error_with_the_wanted_size() {
     let Some(rig) = Rig::new(Options { memory: 16 << 20, ..usual() }) else { return };
     // More than any device has.
     for error in [rig.device.allocate(1 << 46).unwrap_err(), rig.device.backing(1 << 46).unwrap_err()] {
@@ -39,7 +39,7 @@ fn memory_that_is_not_there_is_an_error_with_its_size() {
 }
 
 #[test]
-fn a_piece_stands_in_several_ranges_and_in_other_processes() {
+fn a_piece_is_mapped_in_several_ranges_and_in_other_processes() {
     let Some(rig) = Rig::new(usual()) else { return };
     let device = &rig.device;
     let grain = device.granularity();
@@ -128,7 +128,7 @@ fn f19_host_memory_is_registered_in_chunks_and_a_chunk_that_fails_gives_all_back
 }
 
 #[test]
-fn what_the_driver_refuses_to_register_says_so() {
+fn a_registration_that_the_driver_refuses_is_an_error_that_names_it() {
     let little = Options { registration: PAGE, ..usual() };
     let Some(rig) = Rig::own(little, "pins a page at a time") else { return };
     let refused = rig.device.register(&pinned(2 * PAGE)).unwrap_err();

@@ -29,7 +29,7 @@ fn named(library: &str) -> CudaOptions {
 }
 
 #[test]
-fn a_machine_without_a_driver_is_told_what_to_install() {
+fn without_a_driver_the_error_names_the_package_to_install() {
     let error = refused(named("/nonexistent/libcuda.so.1"));
     assert_eq!(error.kind(), Kind::OsRefused);
     assert!(error.place().starts_with("missing library /nonexistent/libcuda.so.1: "), "{error}");
@@ -94,7 +94,7 @@ fn a_stub_of_the_driver_is_told_from_one() {
 }
 
 #[test]
-fn a_driver_too_old_is_told_its_release() {
+fn a_driver_that_is_too_old_is_an_error_with_the_release_that_is_needed() {
     let Some(error) = refused_on(Options { driver_version: 11_080, ..usual() }) else { return };
     assert_eq!(
         (error.kind(), error.number("found"), error.number("wanted")),
@@ -154,7 +154,7 @@ fn options_that_make_no_sense_are_named() {
 }
 
 #[test]
-fn what_needs_a_newer_device_is_refused_on_an_older_one() {
+fn options_that_need_a_newer_device_are_refused_on_an_older_one() {
     let accepts = |standin: &Standin, programmatic, bulk| {
         CudaDevice::new(CudaOptions { programmatic, bulk, ..on(standin.library()) }).map(|_| ())
     };

@@ -58,7 +58,7 @@ fn unusable(device: &CudaDevice) -> Vec<(&'static str, Error)> {
 }
 
 #[test]
-fn abilities_are_tried_and_what_was_taken_for_it_is_given_back() {
+fn abilities_are_tried_and_their_resources_are_released() {
     let options = Options { processors: 7, ..usual() };
     for (options, name, reason) in [
         (options.clone(), "", ""),
@@ -100,7 +100,7 @@ fn abilities_are_tried_and_what_was_taken_for_it_is_given_back() {
 }
 
 #[test]
-fn a_function_that_a_driver_may_lack_is_no_reason_not_to_load_it() {
+fn a_driver_that_lacks_an_optional_function_is_loaded() {
     let Some(standin) = own(usual(), "has everything else") else { return };
     // What may be missing is looked for last: the first refusal of the loader that a device survives is its.
     let device = (0..).find_map(|n| {
@@ -141,7 +141,7 @@ fn marks_tell_the_time_between_the_points_that_a_stream_reached() {
 }
 
 #[test]
-fn marks_that_say_nothing_are_refused() {
+fn marks_that_were_never_stamped_or_are_unknown_are_refused() {
     let Some(rig) = Rig::new(usual()) else { return };
     let device = &rig.device;
     let other = CudaDevice::new(on(rig.driver.library())).unwrap();
@@ -186,7 +186,7 @@ fn every_ceiling_is_a_speed() {
 }
 
 #[test]
-fn a_run_is_carried_whole_by_any_number_of_blocks_and_nothing_beside_it() {
+fn a_run_is_copied_whole_by_any_number_of_blocks_and_no_byte_next_to_it() {
     const BYTES: u64 = 5 * 4096 - 48;
     let Some(driver) = driver(usual()) else { return };
     // A run over the ends of chunks: kernels see one stretch of addresses.
@@ -226,7 +226,7 @@ fn a_run_is_carried_whole_by_any_number_of_blocks_and_nothing_beside_it() {
 }
 
 #[test]
-fn a_run_that_is_none_is_refused() {
+fn an_invalid_run_is_refused() {
     let Some(rig) = Rig::new(usual()) else { return };
     let device = &rig.device;
     let (stream, slice) = (device.stream().unwrap(), device.allocate(256).unwrap());
@@ -270,7 +270,7 @@ fn work_takes_its_memory_at_the_first_use_even_inside_a_capture() {
 }
 
 #[test]
-fn a_cache_takes_of_a_gpu_what_its_footprint_says() {
+fn a_cache_takes_the_gpu_memory_that_its_footprint_says() {
     let shape = Shape { layers: 3, top_k: 300, page_tokens: 16, ..Shape::DEEPSEEK_V3_2 };
     let few = Config { query_rows: 2, ..Config::new(shape, 4, 3000, 700) };
     let many = Config { query_rows: 40, micro_batches: 2, batch: 24, ..Config::new(shape, 32, 500, 150) };

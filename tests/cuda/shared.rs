@@ -45,7 +45,7 @@ fn step(device: &CudaDevice, cache: &Cache, number: u64) {
 }
 
 #[test]
-fn rows_are_registered_once_for_two_devices_and_given_back_by_the_last_whichever_that_is() {
+fn rows_are_registered_once_for_two_devices_and_unregistered_by_the_last_one() {
     for first in [0, 1] {
         let Some((standin, devices)) = two() else { return };
         let rows = Cache::rows().unwrap();

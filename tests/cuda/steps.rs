@@ -31,7 +31,7 @@ pub fn run(cache: &Cache, steps: u64, mut each: impl FnMut(u64, (Vec<u32>, Vec<u
 }
 
 #[test]
-fn steps_leave_what_they_leave_on_the_host_device() {
+fn steps_have_the_same_result_as_on_the_host_device() {
     let mut wanted = Vec::new();
     run(&host(), STEPS, |_, seen, digests| wanted.push((seen, digests)));
     for seed in [None, Some(1), Some(2), Some(3)] {
@@ -76,7 +76,7 @@ fn without_pages(cache: &Cache) -> Vec<(Vec<u32>, Vec<u64>)> {
 }
 
 #[test]
-fn a_row_without_a_page_fails_its_step_alone_and_is_fetched_behind_a_truncation() {
+fn a_row_without_a_page_fails_its_step_alone_and_is_fetched_after_a_truncation() {
     let wanted = without_pages(&host());
     let cause = |step: usize| wanted[step].0[2];
     assert_eq!([0, 1, 2, 3].map(cause), [3, 4, 0, 0], "tables, a step before, and sound again");
@@ -103,7 +103,7 @@ fn tables_are_copied_word_for_word() {
 }
 
 #[test]
-fn a_digest_is_had_without_waiting() {
+fn a_digest_is_computed_without_a_wait() {
     let Some(rig) = Rig::new(usual()) else { return };
     let cache = Cache::new(rig.device.clone()).unwrap();
     run(&cache, 2, |_, _, _| ());
@@ -121,7 +121,7 @@ fn a_digest_is_had_without_waiting() {
 }
 
 #[test]
-fn a_step_neither_waits_nor_takes_anything() {
+fn a_step_neither_waits_nor_allocates() {
     let Some(rig) = Rig::new(usual()) else { return };
     let cache = Cache::new(rig.device.clone()).unwrap();
     cache.join(0, 20).unwrap();
@@ -156,7 +156,7 @@ fn warm_ups_of_different_streams_do_not_run_into_each_other() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_before_the_driver_sees_it() {
+fn invalid_operations_are_refused_before_the_driver_sees_them() {
     let Some(rig) = Rig::new(usual()) else { return };
     let cache = Cache::new(rig.device.clone()).unwrap();
     let calls = rig.driver.calls();

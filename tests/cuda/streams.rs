@@ -59,7 +59,7 @@ fn unknown_handles_are_refused_before_the_driver_sees_them() {
 }
 
 #[test]
-fn an_event_is_reached_behind_what_was_enqueued_and_queries_wait_for_nothing() {
+fn an_event_is_reached_after_the_work_enqueued_before_it_and_queries_do_not_wait() {
     let Some(rig) = Rig::new(usual()) else { return };
     let device = &rig.device;
     let [first, second] = [0; 2].map(|_| device.stream().unwrap());
@@ -85,7 +85,7 @@ fn copies(device: &dyn Device, stream: Stream, host: Slice, far: Slice, rounds: 
 }
 
 #[test]
-fn calls_and_tickets_come_in_the_streams_order_and_once() {
+fn calls_and_tickets_complete_once_and_in_the_streams_order() {
     for seed in 0..20 {
         let Some(rig) = Rig::new(Options { seed: Some(seed), ..usual() }) else { return };
         let (device, count) = (&rig.device, Arc::new(AtomicU32::new(0)));
@@ -111,7 +111,7 @@ fn calls_and_tickets_come_in_the_streams_order_and_once() {
 }
 
 #[test]
-fn a_panic_in_a_call_fails_the_device_and_leaves_nobody_waiting() {
+fn a_panic_in_a_call_fails_the_device_and_ends_every_wait() {
     let Some(rig) = Rig::new(usual()) else { return };
     let (stream, event) = (rig.device.stream().unwrap(), rig.device.event().unwrap());
     rig.device.call(stream, Arc::new(|| panic!("an engine's callback"))).unwrap();

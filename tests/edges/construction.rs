@@ -36,7 +36,7 @@ fn every_count_that_is_zero_is_named() {
 }
 
 #[test]
-fn shapes_and_pools_that_make_no_sense_are_named() {
+fn invalid_shapes_and_pools_are_refused_by_name() {
     let shape = |change: fn(&mut Shape)| {
         let mut config = config();
         change(&mut config.shape);
@@ -62,7 +62,7 @@ fn shapes_and_pools_that_make_no_sense_are_named() {
 
 /// A report names a batch row in 15 bits.
 #[test]
-fn a_batch_that_no_report_could_name_the_rows_of_is_refused_before_anything_is_taken() {
+fn a_batch_too_wide_for_the_row_numbers_of_a_report_is_refused_before_anything_is_taken() {
     let wide = |batch| Config { batch, ..config() };
     for batch in [32_768, u32::MAX] {
         let error = refused(made(wide(batch)), Kind::InvalidConfig, "batch");
@@ -73,7 +73,7 @@ fn a_batch_that_no_report_could_name_the_rows_of_is_refused_before_anything_is_t
 }
 
 #[test]
-fn products_that_overflow_and_memory_that_is_not_there_are_errors() {
+fn overflowing_products_and_too_little_memory_are_errors() {
     let base = config();
     let layers = Shape { layers: u32::MAX, draft_layers: 1, ..base.shape };
     refused(made(Config { shape: layers, ..base.clone() }), Kind::Overflow, "layers");
@@ -143,7 +143,7 @@ fn decodes(cache: &mut Cache, device: &TestDevice) -> bool {
 }
 
 #[test]
-fn what_the_system_refuses_is_listed_and_the_cache_works_without() {
+fn options_that_the_system_refuses_are_listed_and_the_cache_works_without_them() {
     let memory = Memory { huge: false, populate: true, lock: false, node: None };
     let (huge, lock) = (Memory { huge: true, ..memory }, Memory { lock: true, ..memory });
     let node = |node| Memory { node: Some(node), ..memory };
@@ -182,7 +182,7 @@ const EPERM: i32 = 1;
 const ENOMEM: i32 = 12;
 
 #[test]
-fn refusals_that_leave_no_memory_are_errors() {
+fn a_refused_allocation_of_memory_is_an_error() {
     let with = |call, errno| {
         let memory = Memory { huge: false, populate: true, lock: false, node: None };
         let device = TestDevice::new(HostOptions::default());
@@ -198,7 +198,7 @@ fn refusals_that_leave_no_memory_are_errors() {
 }
 
 #[test]
-fn whichever_call_fails_there_is_a_cache_that_decodes_or_an_error_that_says_why() {
+fn after_any_failed_call_the_cache_decodes_or_the_error_says_why_not() {
     let config = Config { memory: Memory::default(), ..config() };
     let mut outcomes = (0, 0);
     for errno in [EPERM, ENOMEM] {
@@ -248,7 +248,7 @@ fn on_a_machine(config: Config, available: u64) -> Result<(), (u64, u64)> {
 }
 
 #[test]
-fn what_the_machine_has_no_memory_for_is_refused_before_anything_is_taken() {
+fn a_cache_larger_than_the_machines_memory_is_refused_before_anything_is_taken() {
     let memory = Memory { huge: false, populate: true, lock: false, node: None };
     let resident = Config { memory, ..config() };
     let (wanted, available) = on_a_machine(resident.clone(), 1).unwrap_err();
@@ -282,7 +282,7 @@ fn rows_on_reserved_huge_pages_are_not_counted_as_other_memory() {
 }
 
 #[test]
-fn what_is_taken_when_it_is_used_and_what_is_overcommitted_is_not_counted() {
+fn memory_that_is_lazy_or_overcommitted_is_not_counted() {
     let memory = Memory { huge: false, populate: false, lock: false, node: None };
     let lazy = Config { memory, ..config() };
     let (wanted, _) = on_a_machine(lazy.clone(), 1).unwrap_err();
@@ -315,7 +315,7 @@ impl Faults for Populated {
 }
 
 #[test]
-fn a_cache_for_replays_takes_addresses_for_its_rows_and_no_memory() {
+fn a_cache_without_row_bytes_takes_addresses_for_its_rows_and_no_memory() {
     let memory = Memory { huge: false, populate: true, lock: false, node: None };
     let populated = |residency_only| {
         let (device, calls) = (HostDevice::new(HostOptions::default()), Populated::default());
@@ -332,7 +332,7 @@ fn a_cache_for_replays_takes_addresses_for_its_rows_and_no_memory() {
 /// Of a pool that is neither populated nor locked a driver makes all rows resident when it is shown them.
 #[cfg(feature = "cuda")]
 #[test]
-fn rows_that_a_driver_pins_are_counted_however_they_were_asked_for() {
+fn rows_that_a_driver_pins_are_counted_whatever_the_configuration_says() {
     if !crate::device::driver_is_there() {
         return;
     }
@@ -354,8 +354,8 @@ const CHILD: &str = "FOREBAY_TEST_CHILD";
 
 /// What a construction takes beside the pools is an error too where it cannot be had, and not the process's end.
 #[test]
-fn books_that_there_is_no_memory_for_are_an_error() {
-    let test = "construction::books_that_there_is_no_memory_for_are_an_error";
+fn book_keeping_without_memory_for_it_is_an_error() {
+    let test = "construction::book_keeping_without_memory_for_it_is_an_error";
     if std::env::var_os(CHILD).is_none() {
         let script = "ulimit -v 700000 || exit 9; exec \"$0\" --exact --nocapture \"$@\"";
         let exe = std::env::current_exe().unwrap();

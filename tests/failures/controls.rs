@@ -28,7 +28,7 @@ fn one_block_for_two_steps(machine: Machine) {
 }
 
 #[test]
-fn f3_control_one_reused_pinned_block_carries_the_next_steps_words() {
+fn f3_control_one_reused_step_descriptor_carries_the_next_steps_words() {
     everywhere(one_block_for_two_steps);
 }
 
@@ -109,7 +109,7 @@ fn page_of_the_join(machine: &Machine, wait_between: bool) -> u8 {
 }
 
 #[test]
-fn f4_control_pages_staged_before_the_last_ones_were_taken_over_replace_them() {
+fn f4_control_pages_staged_before_the_device_has_read_the_last_ones_replace_them() {
     everywhere(|machine| assert_eq!(page_of_the_join(&machine, true), 0));
     everywhere(|machine| {
         assert_eq!(page_of_the_join(&machine, false), 1, "the join has gathered from the cut's page");

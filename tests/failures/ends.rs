@@ -89,13 +89,13 @@ fn held_step_writes(machine: Machine, other: bool) -> bool {
 }
 
 #[test]
-fn nobody_is_given_what_a_held_step_still_writes_though_its_sequence_is_closed() {
+fn no_sequence_gets_pages_or_slots_that_a_held_step_of_a_closed_sequence_still_writes() {
     everywhere(|machine| assert!(!held_step_writes(machine, true)));
     everywhere(|machine| assert!(held_step_writes(machine, false), "the control: it does write"));
 }
 
 #[test]
-fn a_deep_truncation_forgets_every_row_behind_it_and_new_rows_take_their_place() {
+fn a_deep_truncation_forgets_every_row_after_it_and_new_rows_take_their_place() {
     let mut rig = Rig::new(Config { query_rows: 3, ..config(1, 128) }, true);
     let sequence = rig.open(20, 100, 1);
     let mut accepted = 0;
@@ -118,7 +118,7 @@ fn a_deep_truncation_forgets_every_row_behind_it_and_new_rows_take_their_place()
 }
 
 #[test]
-fn a_truncation_can_accept_what_has_landed() {
+fn a_truncation_can_accept_landed_rows() {
     let mut rig = Rig::new(Config { query_rows: 3, ..config(1, 64) }, true);
     let sequence = rig.open(20, 30, 1);
     rig.decode(sequence, 0, 2).unwrap();
@@ -132,7 +132,7 @@ fn a_truncation_can_accept_what_has_landed() {
 }
 
 #[test]
-fn a_draft_layers_passes_answer_from_landing_slots_and_its_rows_are_born_once() {
+fn draft_passes_resolve_to_landing_slots_and_their_rows_are_born_once() {
     let base = config(1, 64);
     let shape = Shape { layers: 1, draft_layers: 1, ..base.shape };
     let mut rig = Rig::new(Config { shape, query_rows: 3, ..base }, true);

@@ -37,7 +37,7 @@ fn f14_admission_counts_promised_tokens_and_rows_in_flight() {
 }
 
 #[test]
-fn f14_what_was_admitted_can_be_decoded_though_the_pool_is_full() {
+fn f14_admitted_sequences_decode_though_the_pool_is_full() {
     // Pages for exactly two sequences of 20 + 25 tokens and what they have in flight.
     let mut rig = Rig::new(Config { query_rows: 2, host_pages: 8, ..config(3, 64) }, false);
     let sequences = [rig.open(20, 25, 1), rig.open(20, 25, 2)];

@@ -48,7 +48,7 @@ fn agree(seed: u64, order: Option<u64>, steps: u64) {
 }
 
 #[test]
-fn a_thousand_launches_come_to_what_the_host_device_does() {
+fn a_thousand_launches_have_the_same_result_as_the_host_device() {
     if !driver_is_there() {
         return;
     }
@@ -56,7 +56,7 @@ fn a_thousand_launches_come_to_what_the_host_device_does() {
 }
 
 #[test]
-fn launches_whose_nodes_are_late_and_reordered_come_to_the_same() {
+fn launches_with_late_and_reordered_nodes_have_the_same_result() {
     if !driver_is_there() {
         return;
     }
@@ -157,7 +157,7 @@ fn launched_beside_what_is_held(left_out: u64) -> bool {
 }
 
 #[test]
-fn a_graph_runs_behind_what_its_second_micro_batch_has_enqueued_before() {
+fn a_graph_runs_after_the_earlier_work_of_its_second_micro_batch() {
     if !driver_is_there() {
         return;
     }
@@ -182,7 +182,7 @@ fn refused(
 }
 
 #[test]
-fn what_does_not_fit_a_bucket_is_refused_before_anything_is_captured() {
+fn steps_that_do_not_fit_a_bucket_are_refused_before_anything_is_captured() {
     if !driver_is_there() {
         return;
     }
@@ -212,7 +212,7 @@ fn what_does_not_fit_a_bucket_is_refused_before_anything_is_captured() {
 }
 
 #[test]
-fn a_graph_serves_the_steps_of_its_own_cache_alone_while_that_is_there() {
+fn a_graph_serves_only_steps_of_its_own_cache_while_that_cache_exists() {
     if !driver_is_there() {
         return;
     }
@@ -239,7 +239,7 @@ fn a_graph_serves_the_steps_of_its_own_cache_alone_while_that_is_there() {
 }
 
 #[test]
-fn steps_that_a_graph_was_not_captured_for_are_refused_and_stay_as_they_were() {
+fn steps_that_do_not_fit_a_graph_are_refused_and_unchanged() {
     if !driver_is_there() {
         return;
     }
@@ -259,7 +259,7 @@ fn steps_that_a_graph_was_not_captured_for_are_refused_and_stay_as_they_were() {
 }
 
 #[test]
-fn an_engine_that_fails_in_a_capture_leaves_nothing_of_it() {
+fn an_engine_that_fails_in_a_capture_leaks_nothing() {
     if !driver_is_there() {
         return;
     }
@@ -311,7 +311,7 @@ fn engine_captures(run: &mut Run, overlap: Overlap) -> Graph {
 }
 
 #[test]
-fn an_engine_that_captures_by_itself_tells_what_it_launched() {
+fn an_engine_that_captures_by_itself_reports_its_launches() {
     if !driver_is_there() {
         return;
     }
@@ -365,7 +365,7 @@ impl Engine for Panicking {
 }
 
 #[test]
-fn a_callback_that_panics_in_a_capture_leaves_nothing_of_it() {
+fn a_callback_that_panics_in_a_capture_leaks_nothing() {
     if !driver_is_there() {
         return;
     }
@@ -395,7 +395,7 @@ fn layers_for_an_engines_capture_are_refused_without_one() {
 }
 
 #[test]
-fn a_cache_closes_on_a_lost_context_that_only_a_ticket_would_tell_of() {
+fn a_cache_closes_on_a_lost_context_that_only_a_ticket_would_report() {
     if !own_driver("fails an operation") {
         return;
     }
@@ -412,7 +412,7 @@ fn a_cache_closes_on_a_lost_context_that_only_a_ticket_would_tell_of() {
 }
 
 #[test]
-fn a_replay_that_is_refused_behind_its_launch_ends_behind_the_graph() {
+fn a_replay_that_is_refused_after_its_launch_ends_after_the_graph() {
     if !own_driver("fails a call") {
         return;
     }

@@ -102,7 +102,7 @@ impl Model {
 }
 
 #[test]
-fn whole_models_in_buckets_smaller_than_the_batch_come_to_the_same() {
+fn whole_models_in_buckets_smaller_than_the_batch_have_the_same_result() {
     if !driver_is_there() {
         return;
     }
@@ -128,7 +128,7 @@ fn whole_models_in_buckets_smaller_than_the_batch_come_to_the_same() {
 }
 
 #[test]
-fn a_bucket_that_is_captured_anew_gives_its_old_graph_up() {
+fn a_bucket_that_is_captured_again_releases_its_old_graph() {
     if !driver_is_there() {
         return;
     }

@@ -160,12 +160,12 @@ fn a_page_is_not_written_before_the_lane_that_had_it_has_left() {
 }
 
 #[test]
-fn a_page_is_not_written_before_the_truncation_that_cuts_it_off_has_ended() {
+fn a_page_is_not_written_before_the_truncation_that_frees_it_has_ended() {
     needs(ORDERED, |reuse| reuse.cut(reuse.first).unwrap(), |reuse| reuse.overwrite(1), "which truncate");
 }
 
 #[test]
-fn slot_blocks_are_not_another_lane_s_before_the_one_that_had_them_has_left() {
+fn slot_blocks_go_to_another_lane_only_after_the_last_one_has_left() {
     let joins = |block| move |reuse: &Reuse| reuse.join(1, reuse.second, &[2], block);
     needs(ORDERED, Reuse::leave, joins(0), "slot blocks of pools, layer 0 0, which leave");
     // Other blocks are nobody's.
@@ -173,7 +173,7 @@ fn slot_blocks_are_not_another_lane_s_before_the_one_that_had_them_has_left() {
 }
 
 #[test]
-fn f4_nothing_is_staged_for_a_lane_before_the_host_has_seen_what_was_staged_last_taken_over() {
+fn f4_nothing_is_staged_for_a_lane_before_the_device_has_read_what_was_staged_last() {
     let seen = &[Between::Seen];
     let cut = |reuse: &Reuse| reuse.cut(reuse.first).unwrap();
     // An edge does not hold the host back, nor does the stream's own order.

@@ -23,7 +23,7 @@ fn routed_us(tokens: f64, gpus: f64) -> f64 {
 }
 
 #[test]
-fn experts_and_exchange_elsewhere_are_the_closed_forms() {
+fn experts_and_exchange_on_other_numbers_of_gpus_follow_the_closed_forms() {
     let (own, one_node) = (ess(), ess().on_gpus(8).unwrap());
     for tokens in [2.0, 24.0, 64.0, 160.0, 288.0, 400.0] {
         let load = of_tokens(tokens);
@@ -68,7 +68,7 @@ fn fewer_gpus_never_take_less_for_experts_nor_more_for_the_exchange() {
 
 /// Before there was a model of them, 8, 32 and 256 GPUs all took 79.6 ms.
 #[test]
-fn a_step_takes_longer_on_fewer_gpus_and_on_its_own_what_it_took() {
+fn a_step_takes_longer_on_fewer_gpus_and_as_long_as_measured_on_its_own_number() {
     let step = |setup: Setup| Simulator::new(setup).run(&POINT, &Options::default()).unwrap().step_ms;
     let (own, same) = (step(ess()), step(ess().on_gpus(32).unwrap()));
     assert_eq!(own, same);
@@ -142,7 +142,7 @@ fn the_exchange_agrees_with_published_times() {
 }
 
 #[test]
-fn the_page_has_what_other_numbers_of_gpus_take() {
+fn the_page_has_the_step_times_of_other_numbers_of_gpus() {
     let lines = [8, 16, 32, 64, 128].map(|gpus| {
         let setup = ess().on_gpus(gpus).unwrap();
         // Those of the planner: POINT has two query rows, so the draft layer is there.

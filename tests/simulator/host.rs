@@ -108,7 +108,7 @@ fn a_step_waits_for_the_host_where_that_takes_longer() {
 }
 
 #[test]
-fn the_pages_host_times_are_what_comes_out() {
+fn the_host_times_of_the_page_are_the_computed_ones() {
     let outcome = Simulator::new(ess()).run(&POINT, &Default::default()).unwrap();
     on_the_page(&[
         format!("| captured | {:.3} ms |", outcome.host.captured_us / 1e3),

@@ -99,7 +99,7 @@ fn numbers_that_no_file_can_hold_are_refused_too() {
 }
 
 #[test]
-fn a_point_that_makes_no_sense_is_refused_by_its_field() {
+fn an_invalid_point_is_refused_by_its_field() {
     for (point, words) in [
         (Point { context: 0, ..POINT }, "context"),
         (Point { context: 163_841, ..POINT }, "context (tokens 163841, most 163840)"),
@@ -192,7 +192,7 @@ fn measurements_that_cannot_be_met_are_refused_by_their_row() {
 
 /// What rows of overlap cannot tell is an error of theirs, not of what is reckoned from it.
 #[test]
-fn rows_of_overlap_that_tell_nothing_are_refused() {
+fn rows_of_overlap_without_information_are_refused() {
     use forebay::predict::fit::{OverlapRow, fit};
     let refused = |change: fn(&mut Vec<OverlapRow>), words: &str| {
         let mut measured = Measurements::parse(MEASUREMENTS).unwrap();
@@ -221,7 +221,7 @@ fn rows_of_overlap_that_tell_nothing_are_refused() {
 
 /// The example on the page is one.
 #[test]
-fn the_page_of_the_format_shows_a_setup() {
+fn the_setup_on_the_page_of_the_format_is_read() {
     let page = include_str!("../../docs/setup-format.md");
     let example = page.split("```json\n").nth(1).unwrap().split("```").next().unwrap();
     let mut simulator = forebay::predict::simulate::Simulator::new(Setup::parse(example).unwrap());

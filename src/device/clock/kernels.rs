@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn a_resolve_is_the_sum_of_what_its_source_has() {
+    fn a_resolve_costs_the_sum_of_its_parts() {
         let costs = KernelCosts::default();
         let of = Resolve { query_rows: 1, top_k: 2048, budget: 6_881, misses: 274 };
         // 108 blocks: 216 words in 4 rounds of 16 warps with 4 words each; 14 turns of 512 threads.
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gather_is_its_chain_a_round_trip_and_its_bytes() {
+    fn a_gather_costs_its_chain_a_round_trip_and_its_bytes() {
         let costs = KernelCosts::default();
         let found = sum(&costs.gather(&Design::NOW, 410.0, 656, 704));
         let bytes = 410.0 * 704.0 / 35.2e3;

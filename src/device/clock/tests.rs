@@ -93,7 +93,7 @@ fn range(layer: u32, first: u32, count: u32) -> StepRange {
 }
 
 #[test]
-fn one_stream_takes_the_sum_of_its_gaps_and_works() {
+fn one_stream_takes_the_sum_of_its_gaps_and_operations() {
     let device = exact(Costs { launch_ns: 5.0, ..costs() });
     let [stream] = streams(&device);
     (1..=3).for_each(|n| compute(&device, stream, 10.0 * f64::from(n), 1.0));
@@ -162,7 +162,7 @@ fn a_record_in_a_fast_stream_does_not_end_a_wait_for_one_in_a_slow_stream() {
 }
 
 #[test]
-fn works_that_want_more_than_all_sms_slow_each_other_in_proportion() {
+fn operations_that_want_more_than_all_sms_slow_each_other_in_proportion() {
     let device = exact(costs());
     let [a, b, c] = streams(&device);
     // 0.9 + 0.6 = 1.5: both run at two thirds of their speed; work without SMs is not slowed.
@@ -262,7 +262,7 @@ fn two_copy_engines_divide_the_link() {
 }
 
 #[test]
-fn calls_and_tickets_happen_when_their_stream_is_there() {
+fn calls_and_tickets_complete_when_their_stream_reaches_them() {
     let device = exact(costs());
     let [a, b] = streams(&device);
     let times = Arc::new(Mutex::new(Vec::new()));
@@ -309,7 +309,7 @@ fn a_device_that_fails_reaches_its_events_and_ends_its_tickets() {
 }
 
 #[test]
-fn what_stands_behind_a_held_stream_is_refused_and_runs_when_it_is_let_go() {
+fn work_after_a_held_stream_is_refused_and_runs_when_the_stream_is_released() {
     let device = exact(costs());
     let [a, b] = streams(&device);
     compute(&device, a, 5.0, 0.0);
@@ -368,7 +368,7 @@ impl Drop for Bomb {
 }
 
 #[test]
-fn an_effect_that_panics_fails_the_device_and_nobody_waits_for_ever() {
+fn an_effect_that_panics_fails_the_device_and_ends_every_wait() {
     let device = exact(costs());
     let [stream] = streams(&device);
     let bomb = Bomb;
@@ -389,7 +389,7 @@ fn an_effect_that_panics_fails_the_device_and_nobody_waits_for_ever() {
 }
 
 #[test]
-fn counts_begin_anew_and_what_was_set_stays() {
+fn counts_restart_and_settings_stay() {
     let device = exact(costs());
     let [a, b] = streams(&device);
     device.without_waits(1..2);

@@ -134,7 +134,7 @@ fn some_calls(device: &CudaDevice) -> Vec<Result<()>> {
 }
 
 #[test]
-fn a_callers_context_is_what_it_was_whatever_a_call_answers() {
+fn a_callers_context_is_unchanged_whatever_a_call_returns() {
     let Some(standin) = own(Options::default(), "fails a call") else { return };
     let engine = Engine::new(standin.api(), 1);
     let mut stayed = 0;
@@ -372,7 +372,7 @@ fn an_engine_that_passes_no_address_or_an_odd_one_is_refused() {
 }
 
 #[test]
-fn a_selection_that_the_kernels_cannot_count_is_refused() {
+fn a_selection_too_large_for_the_kernels_counters_is_refused() {
     use crate::geometry::{Geometry, Shape};
     let Some(standin) = driver(Options::default()) else { return };
     let device = device(standin.library()).unwrap();
@@ -438,7 +438,7 @@ fn a_stream_that_was_given_back_may_be_destroyed_before_the_device() {
 }
 
 #[test]
-fn what_a_device_keeps_goes_behind_what_was_enqueued() {
+fn a_value_that_a_device_keeps_is_dropped_after_the_enqueued_work() {
     let Some(standin) = driver(Options { seed: Some(1), ..Options::default() }) else { return };
     let device = device(standin.library()).unwrap();
     let stream = device.stream().unwrap();
@@ -467,7 +467,7 @@ fn the_legacy_stream_is_one_and_the_per_thread_one_is_refused() {
 }
 
 #[test]
-fn the_drivers_library_stays_when_the_last_device_goes() {
+fn the_drivers_library_stays_loaded_when_the_last_device_is_dropped() {
     let Some(standin) = own(Options::default(), "can be unloaded") else { return };
     let path = std::ffi::CString::new(standin.library()).unwrap();
     // SAFETY: a path; nothing is loaded that is not there.
@@ -487,7 +487,7 @@ fn the_drivers_library_stays_when_the_last_device_goes() {
 }
 
 #[test]
-fn memory_that_is_registered_already_is_told_so() {
+fn registering_memory_twice_is_an_error_that_says_so() {
     let Some(standin) = driver(Options::default()) else { return };
     let device = device(standin.library()).unwrap();
     let request = crate::os::Request {
@@ -515,7 +515,7 @@ fn memory_that_is_registered_already_is_told_so() {
 
 #[cfg(feature = "measure")]
 #[test]
-fn our_streams_go_before_an_engines() {
+fn our_streams_are_destroyed_before_an_engines() {
     use crate::device::probe::Probe;
     let Some(standin) = driver(Options::default()) else { return };
     let device = device(standin.library()).unwrap();

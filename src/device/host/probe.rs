@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_carried_whole_and_only_in_words_of_16_bytes() {
+    fn a_run_is_copied_whole_and_only_in_words_of_16_bytes() {
         let device = HostDevice::new(HostOptions::default());
         let stream = device.stream().unwrap();
         let (from, to) = (device.allocate(64).unwrap(), device.allocate(64).unwrap());

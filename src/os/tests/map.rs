@@ -68,7 +68,7 @@ fn without_huge_pages_base_pages_are_taken() {
 
 /// The fault reports huge pages, so that the calls for them are made on any system.
 #[test]
-fn huge_pages_that_cannot_be_had_are_given_back_with_the_cause() {
+fn unavailable_huge_pages_are_released_and_the_cause_is_reported() {
     let state = MemoryState { huge_page: 2 * MIB, huge_free: 9, ..MemoryState::default() };
     let request = all_of(3 * MIB);
     match Map::on_huge_pages(&request, &state, &NoFaults) {

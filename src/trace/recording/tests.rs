@@ -291,7 +291,7 @@ fn a_last_mark_that_is_damaged_is_left_off_with_its_frame() {
 }
 
 #[test]
-fn no_more_than_64_mib_are_left_off_and_a_mark_is_found_wherever_it_stands() {
+fn no_more_than_64_mib_are_left_off_and_a_mark_is_found_anywhere() {
     let file = recorded(&small(), 7, false);
     let last = file[borders(&file)[5]..].to_vec();
     let read = |zeros: u64, behind: &[u8]| {
@@ -367,7 +367,7 @@ fn a_frame_that_is_not_just_its_group_is_damage() {
 }
 
 #[test]
-fn a_whole_frame_that_says_what_cannot_be_is_an_error_also_at_the_end() {
+fn a_whole_frame_with_an_impossible_content_is_an_error_also_at_the_end() {
     let first = by_hand();
     let behind = |second: &[u8]| SelectionTrace::from_bytes(&[&first, second].concat());
     assert_eq!(behind(&framed(&packed(&idle(1, 3)))).unwrap().header().steps, 4, "the control");
@@ -459,7 +459,7 @@ fn through(trace: &SelectionTrace, faults: Arc<dyn Faults>) -> (Option<Error>, O
 }
 
 #[test]
-fn whichever_call_fails_the_file_ends_with_a_whole_group() {
+fn after_any_failed_call_the_file_ends_with_a_whole_group() {
     let trace = small();
     let whole = recorded(&trace, 7, true);
     let borders = borders(&whole);
@@ -517,7 +517,7 @@ fn a_disk_that_fills_up_leaves_whole_groups() {
 }
 
 #[test]
-fn nothing_is_written_over_and_a_failed_beginning_leaves_no_file() {
+fn nothing_is_overwritten_and_a_failed_start_leaves_no_file() {
     let directory = Directory::new("new");
     let recording = recording_of(small().header());
     fs::write(directory.file(), "dear").unwrap();
@@ -555,7 +555,7 @@ fn nothing_is_written_over_and_a_failed_beginning_leaves_no_file() {
 }
 
 #[test]
-fn what_no_set_can_be_is_refused_and_nothing_of_it_is_recorded() {
+fn an_impossible_set_is_refused_and_not_recorded() {
     let directory = Directory::new("refused");
     let recording = Recording {
         layers: 2,
@@ -653,7 +653,7 @@ fn memory_is_taken_at_creation_and_never_more() {
 }
 
 #[test]
-fn a_group_that_holds_what_no_trace_can_is_refused() {
+fn a_group_with_an_impossible_content_is_refused() {
     let recording = br#"{"layers":1,"k":2,"first_position":5,"decode_start":6,"context":7}"#;
     let plain = |groups: &[u8]| {
         let start = [RECORDING.as_bytes(), &(recording.len() as u32).to_le_bytes(), recording];
@@ -675,7 +675,7 @@ fn a_group_that_holds_what_no_trace_can_is_refused() {
 
 proptest! {
     #[test]
-    fn what_is_recorded_is_read_again(
+    fn a_recorded_trace_is_read_back(
         layers in 1_u32..5, k in 1_u32..40, first in 0_u32..400, warm in 0_u32..5, decode in 1_u32..30,
         steps in 1_u32..9, bytes in 1_u32..500, seed in any::<u64>(),
     ) {

@@ -186,7 +186,7 @@ fn azure_has_lengths_and_no_blocks() {
 }
 
 #[test]
-fn what_stands_before_or_behind_a_session_s_requests_makes_no_difference() {
+fn content_before_or_after_the_requests_of_a_session_makes_no_difference() {
     let of = |text: &str| read(text).map(|trace| (all(&trace), trace.notes(), trace.distinct()));
     let moved = |scope: &str, first: &str| {
         let lines = SESSIONS.lines().map(|line| {
@@ -265,7 +265,7 @@ fn the_hint_of_too_many_ids_names_an_option_that_helps() {
 }
 
 #[test]
-fn a_side_file_that_names_nothing_is_refused() {
+fn a_side_file_without_names_is_refused() {
     let path = std::env::temp_dir().join(format!("forebay-{}-side", std::process::id()));
     std::fs::write(&path, "\n \n").unwrap();
     let options = Options { piece_lengths: vec![path.clone()], ..Options::default() };
@@ -308,7 +308,7 @@ fn lines_that_say_their_block_size_agree() {
 }
 
 #[test]
-fn what_a_file_is_stands_behind_its_blank_lines() {
+fn a_format_is_recognised_after_blank_lines() {
     let path = std::env::temp_dir().join(format!("forebay-{}-blank", std::process::id()));
     let line = mooncake(0, 512, "[1]");
     let csv = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,1,2\n";
@@ -359,7 +359,7 @@ fn blank_lines_and_the_whole_content_have_a_limit() {
 }
 
 #[test]
-fn a_file_that_begins_with_blanks_only_is_looked_at_for_so_long() {
+fn leading_blanks_are_read_up_to_a_limit() {
     let folder = std::env::temp_dir().join(format!("forebay-blanks-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let path = folder.join("blank.jsonl.zst");

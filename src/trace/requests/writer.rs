@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_recorded_is_read_and_published_blocks_go_unsaid() {
+    fn recorded_requests_are_read_back_and_published_blocks_are_left_out() {
         for (block_tokens, said) in [(16, true), (512, false)] {
             let path = Fresh::new();
             let mut writer = RequestWriter::create(&path.0, block_tokens).unwrap();
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_reader_refuses_is_refused_before_it_is_written() {
+    fn content_that_a_reader_refuses_is_refused_before_it_is_written() {
         let path = Fresh::new();
         assert_eq!(RequestWriter::create(&path.0, 0).err().unwrap().kind(), Kind::InvalidConfig);
         let mut writer = RequestWriter::create(&path.0, 16).unwrap();
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn whichever_call_fails_the_file_ends_with_a_whole_line() {
+    fn after_any_failed_call_the_file_ends_with_a_whole_line() {
         let through = |faults: Arc<dyn Faults>| {
             let path = Fresh::new();
             let ends = || {
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_does_not_grow() {
+    fn the_writers_memory_does_not_grow() {
         let path = Fresh::new();
         let mut writer = RequestWriter::create(&path.0, 16).unwrap();
         many(&mut writer, 500).unwrap();

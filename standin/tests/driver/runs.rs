@@ -25,7 +25,7 @@ fn without_a_seed_everything_runs_when_it_is_enqueued() {
 }
 
 #[test]
-fn with_a_seed_nothing_has_to_run_before_somebody_looks() {
+fn with_a_seed_nothing_has_to_run_before_a_call_looks() {
     let mut late = 0;
     for seed in 0..20 {
         let Some(standin) = standin(seeded(seed)) else { return };
@@ -243,7 +243,7 @@ fn waiting_for_what_cannot_run_is_an_error_and_no_hang() {
 }
 
 #[test]
-fn what_a_destroyed_stream_holds_still_runs() {
+fn work_of_a_destroyed_stream_still_runs() {
     for hold in [false, true] {
         let Some(standin) = standin(seeded(3)) else { return };
         let gpu = Gpu::new(&standin);
@@ -368,7 +368,7 @@ unsafe extern "C" fn count(data: *mut c_void) {
 }
 
 #[test]
-fn threads_share_a_driver_and_none_waits_for_ever() {
+fn threads_share_a_driver_and_every_wait_ends() {
     for seed in [None, Some(1), Some(2)] {
         let Some(standin) = standin(Options { seed, ..Options::default() }) else { return };
         let gpu = Gpu::new(&standin);
