@@ -92,10 +92,10 @@ fn fork_that_closes(machine: Machine) {
 
     let gate = rig.machine.gate(rig.stream);
     let mut step = rig.prepare(parent, 0);
-    let picks: Vec<i32> = (0..K as i32).map(|n| n * 3).collect();
-    let buffers = rig.select(&step, LayerCall::whole(Layer(0)), &picks);
+    let positions: Vec<i32> = (0..K as i32).map(|n| n * 3).collect();
+    let buffers = rig.select(&step, LayerCall::whole(Layer(0)), &positions);
     rig.cache.close(child, rig.stream).unwrap();
-    // Whatever is free now belongs to others at once.
+    // The pages and slots that are free now go to other sequences at once.
     for tag in [7, 8] {
         let other = rig.admit(60, 2, tag);
         assert!(rig.host_pages(other).iter().all(|page| !shared.contains(page)));
@@ -105,10 +105,10 @@ fn fork_that_closes(machine: Machine) {
     rig.rest(&step, [1], rig.stream);
     rig.cache.finish(&mut step, rig.stream).unwrap();
     rig.sync();
-    rig.check_answers(parent, 0, &picks, &rig.answers(buffers));
+    rig.check_answers(parent, 0, &positions, &rig.answers(buffers));
     rig.cache.retire(step, rig.stream).unwrap();
     rig.cache.validate().unwrap();
-    // The last owner's end frees them: the test would have seen it before.
+    // The end of the last owner frees them; the test would have seen them free before.
     rig.cache.close(parent, rig.stream).unwrap();
     let next = rig.open(60, 2, 9);
     assert!(rig.host_pages(next).iter().any(|page| shared.contains(page)));
@@ -203,7 +203,7 @@ fn fork_of_a_parent_that_closes(machine: Machine) {
     let gate = rig.machine.gate(rig.stream);
     let child = rig.fork(parent, 8);
     rig.cache.close(parent, rig.stream).unwrap();
-    // The parent is gone; whoever opens now writes to what is free while the copy still waits.
+    // The parent is gone. A sequence that opens now writes to the free pages while the copy still waits.
     let other = rig.admit(40, 8, 9);
     assert!(!rig.host_pages(other).contains(&partial));
     gate.open();
@@ -211,7 +211,7 @@ fn fork_of_a_parent_that_closes(machine: Machine) {
     rig.check_total(child);
     assert_eq!(rig.decode(child, 0, 3).unwrap(), 24);
     rig.check_total(child);
-    // The copy has ended and the child's step has noticed: now the page may be anybody's.
+    // The copy has ended and the child's step has noticed it: now any sequence may get the page.
     let next = rig.open(60, 2, 10);
     assert!(rig.host_pages(next).contains(&partial));
     rig.check_total(child);
@@ -228,13 +228,13 @@ fn fork_of_a_parent_that_decodes(machine: Machine) {
     let parent = rig.open(24, 8, 1);
     let gate = rig.machine.gate(rig.stream);
     let child = rig.fork(parent, 8);
-    // The parent's next step comes by another stream and must wait for the copy by an edge.
+    // The parent's next step runs on another stream and must wait for the copy by an edge.
     let other = rig.device.stream().unwrap();
     let mut step = rig.cache.prepare(MicroBatch(0), 1, &[row(parent, 0, 1)], None, other).unwrap();
     rig.land(parent, 0, 0, &stamp(5, 0, 24));
     rig.rest(&step, 0..2, other);
     rig.cache.finish(&mut step, other).unwrap();
-    // A step that did not wait for the copy would end meanwhile.
+    // A step that does not wait for the copy would end meanwhile.
     for _ in 0..rig.machine.looks() {
         let early = rig.cache.retire(step, other).unwrap_err();
         assert_eq!(early.error.kind(), Kind::Busy, "it waits for the copy");
@@ -264,10 +264,10 @@ fn lanes_given_out_again(machine: Machine) {
     let gate = rig.machine.gate(slow);
     rig.cache.close(first, slow).unwrap();
     rig.cache.close(second, fast).unwrap();
-    // Both lanes are given out again while the first one's leave still waits on the slow stream.
+    // Both lanes are given to new sequences while the first one's leave still waits on the slow stream.
     let next = [rig.admit(14, 8, 3), rig.admit(14, 8, 4)];
-    // Joins that are ordered behind one of the two leaves only would run meanwhile. A clock goes on when an event
-    // is looked at, whichever.
+    // Joins that are ordered after only one of the two leaves would run meanwhile. A clock advances when the host
+    // queries any event.
     let event = rig.device.event().unwrap();
     for _ in 0..rig.machine.looks() {
         rig.device.query(event).unwrap();

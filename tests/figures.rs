@@ -33,8 +33,8 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Runs Python from the root: whether it ends well, and its errors. Nothing where there is none, and the test says that
-/// it skips.
+/// Runs Python from the root. Returns whether it succeeded, and its errors; none if there is no Python, and the test
+/// reports its skip.
 fn python(arguments: &[&str]) -> Option<(bool, String)> {
     let Ok(run) = Command::new("python3").arg("-B").args(arguments).current_dir(root()).output() else {
         skip::skip("python3");
@@ -43,7 +43,7 @@ fn python(arguments: &[&str]) -> Option<(bool, String)> {
     Some((run.status.success(), String::from_utf8(run.stderr).unwrap()))
 }
 
-/// Draws the pictures anew and compares: whether those in `folder` are the same, and what is said.
+/// Draws the pictures again and compares. Returns whether those in `folder` are the same, and the output.
 fn compared(folder: &Path) -> Option<(bool, String)> {
     python(&["ci/figures", "--check", "--to", folder.to_str().unwrap()])
 }
@@ -94,14 +94,14 @@ fn control_shapes_that_overlap_or_leave_the_picture_are_not_drawn() {
     }
 }
 
-/// What an element of the picture holds, without what is marked up in it.
+/// The text of an element of the picture, without markup.
 fn element(text: &str, name: &str) -> Option<String> {
     let (_, rest) = text.split_once(&format!("<{name} "))?;
     let (_, rest) = rest.split_once('>')?;
     Some(rest.split_once(&format!("</{name}>"))?.0.to_owned())
 }
 
-/// What is missing of a picture's words for screen readers.
+/// The missing parts of a picture's words for screen readers.
 fn unsaid(text: &str) -> Vec<&'static str> {
     let shorter =
         |name: &str, least: usize| element(text, name).is_none_or(|words| words.trim().len() < least);
@@ -125,7 +125,7 @@ fn every_picture_has_a_title_and_a_description() {
     assert_eq!(unsaid(&silent), ["a title", "a description"]);
 }
 
-/// Whether a page shows the picture, with words for who does not see it.
+/// Whether a page shows the picture, with words for readers who do not see it.
 fn shows(page: &str, picture: &str) -> bool {
     page.split("![").skip(1).any(|rest| {
         let shown = rest.split_once("](").and_then(|(words, rest)| Some((words, rest.split_once(')')?.0)));
@@ -150,14 +150,14 @@ fn every_picture_is_shown_on_a_page() {
     assert!(!shows("![](docs/images/a.svg) [what is to be seen](docs/images/a.svg)", "a.svg"));
 }
 
-/// The numbers that a picture shows as `what`, in their order.
+/// The numbers in the cells `what` of a picture, in their order.
 fn shown(text: &str, what: &str) -> Vec<u32> {
     let cell = format!("data-cell=\"{what}\"");
     let cells = text.split(&cell).skip(1);
     cells.map(|rest| rest.split(['>', '<']).nth(1).unwrap().parse().unwrap()).collect()
 }
 
-/// A lane of `budget` slots in tables of its own, and the room to resolve in them.
+/// A lane of `budget` slots in tables of its own, and the work room of a resolve.
 struct Lane {
     tables: LayerTables,
     work: Workspace,
@@ -182,12 +182,12 @@ impl Lane {
         Lane { tables, work: Workspace::new(&shape, 8).unwrap(), rows }
     }
 
-    /// The rows that have a slot, each with it.
+    /// The resident rows, each with its slot.
     fn resident(&self) -> Vec<(u32, u32)> {
         (0..self.rows).filter_map(|row| Some((row, self.tables.slot(0, row)?))).collect()
     }
 
-    /// A step that selects these rows and accepts nothing: the rows that it fetches, each with its slot.
+    /// A step that selects these rows and accepts none. Returns the fetched rows, each with its slot.
     fn step(&mut self, indices: &[u32]) -> Vec<(u32, u32)> {
         self.tables.commit(&Portable, 0, 0, 1, |_| {}).unwrap();
         let selection: Vec<i32> = indices.iter().map(|row| *row as i32).collect();
@@ -205,7 +205,7 @@ fn firsts(of: &[(u32, u32)]) -> Vec<u32> {
     of.iter().map(|(row, _)| *row).collect()
 }
 
-/// Runs the picture's steps; what the rule says otherwise than the picture.
+/// Runs the picture's steps. Returns the differences between picture and rule.
 fn differs(picture: &str) -> Vec<String> {
     let mut lane = Lane::new(6, 3);
     lane.step(&shown(picture, "before order"));

@@ -33,7 +33,7 @@ const PASSES: u32 = 2;
 /// Query rows of the two batch rows.
 const WIDTHS: [u32; 2] = [2, 1];
 
-/// A budget of 4 slots, 8 selected rows, and half of the rest in scratch slots: two passes.
+/// A budget of 4 slots, 8 selected rows, and scratch slots for half of the rest: two waves.
 fn config() -> Config {
     let shape = Shape {
         layers: DRAFT,
@@ -111,8 +111,8 @@ impl Rig {
         self.memory.synchronize(event).unwrap();
     }
 
-    fn select(&self, picks: &[i32]) {
-        let mut bytes: Vec<u8> = picks.iter().flat_map(|pick| pick.to_le_bytes()).collect();
+    fn select(&self, positions: &[i32]) {
+        let mut bytes: Vec<u8> = positions.iter().flat_map(|position| position.to_le_bytes()).collect();
         bytes.resize(self.buffers.selection.bytes() as usize, 0xFF);
         self.memory.write(self.buffers.selection, &bytes).unwrap();
     }
@@ -162,7 +162,7 @@ impl Rig {
     }
 }
 
-/// Everything that is due: layers whole or in halves, the draft layer pass by pass.
+/// All due calls: layers whole or in halves, the draft layer by draft pass.
 fn due(halves: bool) -> Vec<Vec<Made>> {
     let half = |layer, first| LayerCall { batch_rows: Some((first, 1)), ..LayerCall::whole(Layer(layer)) };
     let mut all = Vec::new();
@@ -173,7 +173,7 @@ fn due(halves: bool) -> Vec<Vec<Made>> {
             all.push(vec![(Call::Resolve, 0, *of), (Call::Gather, 0, *of)]);
             all.push(vec![(Call::Gather, 1, *of)]);
         }
-        // What was resolved in halves may be stored at once, and the other way round.
+        // Rows that were resolved in halves may be stored at once, and the other way round.
         let stored = if halves == (layer == 0) { vec![whole] } else { vec![half(layer, 0), half(layer, 1)] };
         all.extend(stored.into_iter().map(|of| vec![(Call::Scatter, 0, of)]));
     }
@@ -185,7 +185,7 @@ fn due(halves: bool) -> Vec<Vec<Made>> {
     all
 }
 
-/// The first call that is missing when these were made: which, its layer, batch row and query row.
+/// The first missing call when these were made: which one, its layer, batch row and query row.
 fn missing(made: &[Made]) -> Option<(&'static str, u64, u64, u64)> {
     let mut passes: BTreeMap<[u32; 3], u32> = BTreeMap::new();
     let mut scattered = BTreeMap::new();
@@ -254,7 +254,7 @@ fn p19_a_step_in_which_a_call_is_missing_is_refused_and_completed_or_abandoned()
             ["a resolve", "a gather", "a scatter"].iter().position(|kind| expected.0.starts_with(kind));
         refused[kind.unwrap()] += 1;
         if without.unwrap() % 2 == 0 {
-            // A gather that comes late needs its resolve anew: the lists are the last resolve's.
+            // A late gather needs its resolve again: the lists belong to the last resolve.
             let (call, _, of) = left_out[0];
             let anew = [(Call::Resolve, 0, of), (Call::Gather, 0, of), (Call::Gather, 1, of)];
             let anew = if call == Call::Scatter { &left_out[..] } else { &anew };
@@ -277,7 +277,7 @@ fn p19_a_gather_before_its_resolve_does_not_count() {
     let mut rig = Rig::host();
     let mut step = rig.prepare();
     due(false).concat().into_iter().for_each(|call| rig.make(&step, call).unwrap());
-    // Of one row, whose layer was gathered as a whole.
+    // Of one row, in a layer that was gathered as a whole.
     let of = LayerCall { batch_rows: Some((1, 1)), ..LayerCall::whole(Layer(1)) };
     rig.make(&step, (Call::Resolve, 0, of)).unwrap();
     let error = rig.cache.finish(&mut step, rig.stream).unwrap_err();
@@ -299,7 +299,7 @@ fn p19_attention_waves_of_a_gather_count_in_their_order() {
     rig.end(step).unwrap_err();
 }
 
-/// The second batch row has one query row: a draft layer's second pass is nothing to it, to host and device alike.
+/// The second batch row has one query row: it has no second draft pass, for host and device alike.
 #[test]
 fn p19_query_rows_beyond_those_of_a_sequence_are_not_due() {
     let run = |memory| {
@@ -318,7 +318,7 @@ fn p19_query_rows_beyond_those_of_a_sequence_are_not_due() {
     }
 }
 
-/// An engine that has nothing to do.
+/// An engine without any work.
 struct Idle;
 
 impl Engine for Idle {
@@ -364,7 +364,7 @@ fn p19_a_step_of_a_cache_without_row_bytes_needs_its_resolves_only() {
     rig.end(step).unwrap();
 }
 
-/// A step of which the device forgets some calls; how it ends.
+/// A step of which the device forgets some calls; the result is how it ends.
 fn forgetful(rig: &mut Rig, halves: bool, left_out: (Call, u32, u32, u32)) -> Result<(), Error> {
     let (call, layer, first, query) = left_out;
     rig.forgets.leave_out(move |made, range, _| {
@@ -378,7 +378,7 @@ fn forgetful(rig: &mut Rig, halves: bool, left_out: (Call, u32, u32, u32)) -> Re
     ended
 }
 
-/// What the report says of each call that never came, on one device.
+/// What one device's report says of each call that never arrived.
 fn reported(memory: Arc<TestDevice>) -> Vec<String> {
     let mut rig = Rig::new(memory, config(), None).with([1, 2]);
     let mut all = Vec::new();
@@ -423,16 +423,16 @@ fn p19_the_report_finds_the_same_missing_calls_on_every_device() {
     }
 }
 
-/// A sequence whose pages were another's decodes: its first new row is stored or forgotten, accepted, evicted, and
-/// selected. What attention reads of it, or how the step in which it was forgotten ended.
+/// A sequence decodes in pages that another sequence had: its first new row is stored or forgotten, accepted, evicted,
+/// and selected. The result is what attention reads of it, or how the step in which it was forgotten ended.
 fn read_back(forget: bool, expected: Option<Expected>) -> Result<[u8; ROW], Error> {
     let memory = TestDevice::host(HostOptions::default());
     let one = Config { query_rows: 1, attention_waves: 1, ..Config::new(config().shape, 1, 32, 4) };
     let shape = Shape { draft_layers: 0, layers: 1, ..one.shape };
     let mut rig = Rig::new(memory, Config { shape, memory: config().memory, ..one }, expected);
-    let step_of = |rig: &mut Rig, accepted: u32, picks: [i32; K as usize]| {
+    let step_of = |rig: &mut Rig, accepted: u32, positions: [i32; K as usize]| {
         rig.sync();
-        rig.select(&picks);
+        rig.select(&positions);
         let sequence = rig.sequences[0];
         let row = BatchRow { sequence, accepted: Accepted::Rows(accepted), query_rows: 1 };
         let step = rig.cache.prepare(MicroBatch(0), 1, &[row], None, rig.stream)?;
@@ -457,7 +457,7 @@ fn read_back(forget: bool, expected: Option<Expected>) -> Result<[u8; ROW], Erro
         let _ready = rig.cache.join(sequence, rig.stream, WarmUp::default()).unwrap();
         rig.sequences = vec![sequence];
     };
-    // The page's last tenant.
+    // The page's last sequence.
     fill(&mut rig, 9, 30, 0);
     rig.cache.close(rig.sequences[0], rig.stream).unwrap();
     fill(&mut rig, 1, 12, 12);
@@ -467,8 +467,8 @@ fn read_back(forget: bool, expected: Option<Expected>) -> Result<[u8; ROW], Erro
     let first = step_of(&mut rig, 0, [0, 1, 2, 3]);
     rig.forgets.leave_out(|_, _, _| false);
     first?;
-    for picks in [[4, 5, 6, 7], [8, 9, 10, 11]] {
-        step_of(&mut rig, 1, picks)?;
+    for positions in [[4, 5, 6, 7], [8, 9, 10, 11]] {
+        step_of(&mut rig, 1, positions)?;
     }
     step_of(&mut rig, 1, [12, -1, -1, -1])
 }
@@ -478,8 +478,8 @@ fn f21_rows_of_a_step_that_stored_nothing_are_neither_accepted_nor_read() {
     assert_eq!(read_back(false, None), Ok([7; ROW]), "a row that was stored");
     let error = read_back(true, None).unwrap_err();
     assert_eq!((error.kind(), error.place()), (Kind::DeviceFailed, "a query row was not scattered"));
-    // The control: whoever does not ask accepts the row, and reads what the page's last tenant left there. In a debug
-    // build that was poisoned when the page was given out.
+    // The control: a cache that does not check accepts the row, and reads what the page's last sequence left there. A
+    // debug build poisoned that when it gave the page out.
     let stale = if cfg!(debug_assertions) { 0xFF } else { 9 };
     assert_eq!(read_back(true, Some(Expected::Gathered)), Ok([stale; ROW]));
 }
@@ -529,7 +529,7 @@ fn p19_a_graph_that_lacks_a_layer_or_was_not_launched_fails_its_step() {
     };
     assert_eq!(failed(&mut rig, &launched(true)), Ok(()));
     assert_eq!(failed(&mut rig, &launched(false)), never(0));
-    // Without a word to the cache nothing was enqueued.
+    // Without a call to the cache nothing was enqueued.
     let mut step = rig.prepare();
     let error = rig.cache.finish(&mut step, rig.stream).unwrap_err();
     assert_eq!(told(&error), ("a resolve was not enqueued", 0, 0, 0));
@@ -539,8 +539,8 @@ fn p19_a_graph_that_lacks_a_layer_or_was_not_launched_fails_its_step() {
     rig.forgets.release(graph).unwrap();
 }
 
-/// What a graph of the engine's did to one step, launched so many times: the slots that were answered last, what stands
-/// in them, hits and misses, and digests.
+/// What an engine's graph did to one step, launched so many times: the slots that were returned last, their contents,
+/// hits and misses, and digests.
 #[cfg(feature = "cuda")]
 fn launched_by_the_engine(times: u32) -> ([i32; 4], [u8; 4 * ROW], [u64; 2], [u64; 2]) {
     let mut rig =
@@ -596,8 +596,8 @@ fn an_engines_graph_launched_twice_for_a_step_leaves_the_same_rows() {
     );
 }
 
-/// A step's rows have one event behind them, and what the host issues for a sequence alone has its own: the calls of a
-/// prepare do not grow with its batch.
+/// One event follows all rows of a step, and each operation that the host issues for a sequence alone has its own: the
+/// calls of a prepare do not grow with its batch.
 #[test]
 fn a_prepare_waits_once_for_all_batch_rows_unless_an_operation_came_between() {
     let mut rig = Rig::host();
@@ -620,8 +620,8 @@ fn a_prepare_waits_once_for_all_batch_rows_unless_an_operation_came_between() {
     assert_eq!(waits(&mut rig), 1 + 1);
 }
 
-/// What follows a step on another stream waits for an event that its own micro-batch's step has recorded last. The host
-/// has seen the step end before it lets anything follow, so that no run and no watched order shows a wrong event.
+/// Work after a step on another stream waits for the event that the step's own micro-batch recorded last. The host sees
+/// the step end before it lets anything follow, so no run and no watched order would show a wrong event.
 #[test]
 fn work_after_a_step_waits_for_the_end_of_its_own_micro_batch() {
     let device = TestDevice::host(HostOptions::default());
@@ -641,7 +641,7 @@ fn work_after_a_step_waits_for_the_end_of_its_own_micro_batch() {
         let first = awaited.into_iter().find(|(_, waits)| *waits == stream).unwrap();
         assert!(own.contains(&(first.0, rig.stream)), "{first:?} of {own:?}");
     }
-    // A fork comes behind a truncation, and waits for that.
+    // A fork comes after a truncation, and waits for it.
     rig.forgets.recorded.lock().unwrap().clear();
     let _ticket = rig.cache.truncate(first, length, cut).unwrap();
     let cut_ends = rig.forgets.recorded.lock().unwrap().clone();

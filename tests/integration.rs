@@ -5,7 +5,7 @@
 #[path = "../examples/integration.rs"]
 mod integration;
 
-/// What the page says that the programs print.
+/// The output that the page gives for the programs.
 fn printed() -> String {
     let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/integration.md")).unwrap();
     let (_, shown) = page.split_once("```text\n").unwrap();

@@ -81,7 +81,7 @@ fn extents(top_k: u32, (runs, host_stride): ([u32; 2], u32)) -> Extents {
     }
 }
 
-/// The kernels, or a skip that is told.
+/// The kernels, or a reported skip.
 fn kernels() -> Option<Kernels> {
     let kernels = Kernels::new();
     if kernels.is_none() {
@@ -130,7 +130,7 @@ fn live(world: &mut World<'_>, operations: u32) {
 const FORMS: [([u32; 2], u32); 5] =
     [([656, 0], 0), ([20, 0], 20), ([16, 32], 0), ([24, 16], 40), ([4, 8], 12)];
 
-/// Slabs and rows begin where pieces of 16 bytes may, of 8, of 4.
+/// Slabs and rows begin at addresses that allow pieces of 16 bytes, of 8, or of 4.
 const SKEWS: [[usize; 2]; 7] = [[0, 0], [2, 0], [0, 0], [0, 2], [1, 0], [0, 1], [4, 8]];
 
 #[test]
@@ -181,7 +181,7 @@ fn a_batch_of_more_rows_than_threads_is_gathered_whole() {
     }
 }
 
-/// Stamps lie so far apart that the bound is many widths of a histogram away, and then so that it is not.
+/// Stamps lie so far apart that the bound is many widths of a histogram away, and then so close that it is not.
 #[test]
 fn the_bound_is_found_at_any_distance() {
     let Some(kernels) = kernels() else { return };
@@ -223,7 +223,7 @@ fn range(layer: usize, first: u32, count: u32) -> StepRange {
     StepRange { layer, first: 0, count: 1, rows: QueryRange { first, count } }
 }
 
-/// Lane 0 with a sequence, in the middle of a step whose landed rows are three.
+/// Lane 0 with a sequence, in the middle of a step with three landed rows.
 fn in_a_step<'a>(kernels: &'a Kernels, extents: &Extents, seed: u64) -> World<'a> {
     let mut world = World::new(kernels, extents, How { threads: 64, seed });
     world.join(0, &[90, 70], 200);
@@ -235,7 +235,7 @@ fn begin(world: &mut World<'_>) {
     world.begin(&[Entry { lane: 0, accepted: 0, query_rows: QUERY_ROWS }], &[0; LANES as usize]);
 }
 
-/// Resolves `count` query rows of lane 0 from `first` on; they select what was never selected before.
+/// Resolves `count` query rows of lane 0 from `first` on; they select positions that were never selected before.
 fn resolve(world: &mut World<'_>, layer: usize, (first, count): (u32, u32), from: i32) {
     let k = world.model.extents.top_k() as i32;
     let selection: Vec<i32> = (0..k * count as i32).map(|i| from + i).collect();
@@ -256,7 +256,7 @@ fn nothing(world: &mut World<'_>, layer: usize) {
 #[test]
 fn a_layer_that_is_missing_or_not_stored_fails_its_step_by_query_row() {
     let Some(kernels) = kernels() else { return };
-    // Query rows resolved and scattered in layer 1, and what is blamed.
+    // Query rows resolved and scattered in layer 1, and the reported cause.
     let all = (0, QUERY_ROWS);
     for (resolved, scattered, cause, value) in [
         (all, all, 0, 0),
@@ -359,7 +359,7 @@ fn a_gather_after_its_steps_report_moves_nothing() {
     world.gather(&range(1, 0, 3), 0);
     world.scatter(&range(1, 0, 3));
     world.report();
-    // The lane's slots are another sequence's by now.
+    // The lane's slots belong to another sequence now.
     world.leave(0);
     world.join(1, &[90, 70], 200);
     world.gather(&range(1, 0, 3), 0);
@@ -374,7 +374,7 @@ fn ties_among_more_slots_than_a_block_keeps_are_told_apart() {
     let shapes = shapes.collect();
     let extents = Extents { shapes, lane_pages, host_pages: LANES * lane_pages, ..few };
     for seed in 0..3 {
-        // 14 slots a thread are kept: 448 of 32 threads.
+        // Each thread keeps 14 slots: 448 of 32 threads.
         let mut world = World::new(&kernels, &extents, How { threads: 32, seed });
         world.join(0, &[900, 500], 1300);
         for _ in 0..40 {
@@ -449,8 +449,8 @@ fn a_cache_without_row_bytes_needs_no_gather() {
     assert_eq!(world.causes, [0].into());
 }
 
-/// Budgets that hold all that a step selects need no scratch slots; and a warm-up may bring more rows than budget
-/// and scratch slots take, since nobody reads them.
+/// Budgets that hold the whole selection of a step need no scratch slots. A warm-up may load more rows than budget and
+/// scratch slots hold, since no attention reads them.
 #[test]
 fn lanes_without_scratch_slots_decode_and_warm_up_like_others() {
     let Some(kernels) = kernels() else { return };

@@ -140,7 +140,7 @@ fn an_event_is_recorded_again_while_a_thread_waits_for_its_older_record() {
             waited.wait(number);
             assert_eq!(read.load(Ordering::Relaxed), 7);
         });
-        // Recorded again, and never reached: the older wait ends all the same.
+        // Recorded again, and never reached: the older wait ends nevertheless.
         event.record();
         stream.join().unwrap();
         waiter.join().unwrap();
@@ -166,7 +166,7 @@ fn records_reached_out_of_order_do_not_undo_each_other() {
     });
 }
 
-/// A page table that an operation takes over beside one that looks a page up, as a forgotten edge lets it.
+/// A page table that one thread replaces while another looks a page up, as a forgotten edge allows it.
 #[test]
 fn a_page_read_is_the_old_or_the_new_one_and_after_an_edge_the_new_one() {
     model(|| {
@@ -217,7 +217,7 @@ fn control_words_read_without_the_edge_can_be_the_old_ones() {
     model(|| words_beside_a_writer(false));
 }
 
-/// A ticket that looks first and writes then.
+/// A ticket that checks first and sets then.
 fn end_by_check_then_set(word: &AtomicU32, code: u32) -> bool {
     let pending = word.load(Ordering::Acquire) == 0;
     if pending {
@@ -255,7 +255,7 @@ fn control_a_ticket_without_release_shows_done_before_the_bytes() {
     });
 }
 
-/// An event that looks before it takes the lock it waits with.
+/// An event that checks before it takes the lock it waits with.
 #[derive(Default)]
 struct LossyEvent {
     reached: AtomicBool,
@@ -281,7 +281,7 @@ fn control_an_event_that_looks_outside_its_lock_loses_the_wake_up() {
     });
 }
 
-/// A queue whose room is looked at before the lock is taken.
+/// A queue that checks its room before it takes the lock.
 #[test]
 #[should_panic = "more than the queue holds"]
 fn control_a_queue_that_checks_its_room_outside_its_lock_overflows() {

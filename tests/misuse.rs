@@ -67,8 +67,8 @@ impl Engine {
 
     fn select(&self, first: i32) {
         self.sync(self.stream);
-        let picks: Vec<u8> = (first..first + K as i32).flat_map(i32::to_le_bytes).collect();
-        self.device.write(self.buffers.selection, &picks).unwrap();
+        let positions: Vec<u8> = (first..first + K as i32).flat_map(i32::to_le_bytes).collect();
+        self.device.write(self.buffers.selection, &positions).unwrap();
     }
 
     fn sync(&self, stream: Stream) {
@@ -81,7 +81,7 @@ impl Engine {
         self.cache.prepare(MicroBatch(0), 1, &[row], None, self.stream).unwrap()
     }
 
-    /// All that is due of a step's layer.
+    /// All due calls of a step's layer.
     fn whole(&self, step: &Step, layer: u32) {
         let (call, streams) =
             (LayerCall::whole(Layer(layer)), Streams { resolve: self.stream, gather: self.stream });
@@ -94,7 +94,7 @@ impl Engine {
         self.sync(self.stream);
     }
 
-    /// The first byte of the rows that stand in the slots that a layer was answered.
+    /// The first byte of the rows in the slots that a layer returned.
     fn held(&self, layer: Layer, slots: Slice) -> Vec<u8> {
         let mut answer = vec![0; 4 * K as usize];
         self.device.read(slots, &mut answer).unwrap();
@@ -109,7 +109,7 @@ impl Engine {
         held.collect()
     }
 
-    /// One sound step over positions from `first` on; its misses, and what the slots of layer 0 hold.
+    /// One valid step over positions from `first` on; its misses, and the contents of the slots of layer 0.
     fn decode(&mut self, sequence: Sequence, accepted: u32, first: i32) -> (u64, Vec<u8>) {
         self.select(first);
         let mut step = self.prepare(sequence, accepted);
@@ -126,7 +126,7 @@ fn a_resolve_without_its_gather_fails_the_step_and_a_truncation_trusts_no_row_of
     let sequence = e.open();
     e.select(4);
     let mut step = e.prepare(sequence, 0);
-    // The host enqueues it, and it never comes.
+    // The host enqueues it, and it never arrives.
     e.forgets.leave_out(|call, _, _| call == Call::Gather);
     [1, 0].into_iter().for_each(|layer| e.whole(&step, layer));
     e.forgets.leave_out(|_, _, _| false);
@@ -136,14 +136,14 @@ fn a_resolve_without_its_gather_fails_the_step_and_a_truncation_trusts_no_row_of
     assert!(unretired.error.place().contains("not gathered"), "{}", unretired.error);
     let _ticket = e.cache.truncate(sequence, 24, e.stream).unwrap();
     e.cache.validate().unwrap();
-    // Everything is fetched again, and is what it should be.
+    // Everything is fetched again, and has the right bytes.
     assert_eq!(e.decode(sequence, 0, 4), (16, (4..12).collect()));
     assert_eq!(e.decode(sequence, 0, 4).0, 0, "the control: now it is resident");
 }
 
 #[test]
 fn an_attention_wave_that_is_not_gathered_fails_the_step_but_costs_no_resident_row() {
-    // A budget of 4 and k 8: four rows in scratch slots, two a wave.
+    // A budget of 4 and k 8: four rows in scratch slots, two per wave.
     for (waves, missing, hits_after) in [
         (&[0, 1][..], None, 4),
         (&[0], Some("an attention wave's rows were not gathered"), 4),
@@ -161,7 +161,7 @@ fn an_attention_wave_that_is_not_gathered_fails_the_step_but_costs_no_resident_r
         let mut step = e.prepare(sequence, 0);
         e.cache.resolve(&step, layer, e.stream, e.buffers).unwrap();
         waves.iter().for_each(|wave| e.cache.gather(&step, layer, *wave, e.stream).unwrap());
-        // The host enqueues the others, and they never come.
+        // The host enqueues the others, and they never arrive.
         e.forgets.leave_out(|call, _, _| call == Call::Gather);
         [0, 1].iter().for_each(|wave| e.cache.gather(&step, layer, *wave, e.stream).unwrap());
         e.forgets.leave_out(|_, _, _| false);
@@ -188,7 +188,7 @@ fn an_attention_wave_that_is_not_gathered_fails_the_step_but_costs_no_resident_r
 
 #[test]
 fn there_are_no_more_attention_waves_than_rows_to_fetch() {
-    // 44 rows beyond the budget: in 30 waves shares of 2, which 22 waves take.
+    // 44 rows beyond the budget: 30 waves have shares of 2, so 22 waves suffice.
     let waves = |min_budget: u32, attention_waves: u32| {
         let shape = Shape { top_k: 48, ..config().shape };
         let config = Config { shape, min_budget, attention_waves, ..config() };
@@ -226,7 +226,7 @@ fn a_step_after_a_failed_one_fails_too_and_accepts_nothing_of_it() {
     let mut behind = e.prepare(sequence, 1);
     [0, 1].into_iter().for_each(|layer| e.whole(&behind, layer));
     e.finish(&mut behind);
-    // Retired in the other order: the one behind must not look sound even so.
+    // Retired in the other order: the later one must not look valid even then.
     let error = e.cache.retire(behind, e.stream).unwrap_err().error;
     assert_eq!(error.place(), "an earlier step of the sequence failed");
     assert_eq!(e.cache.retire(bad, e.stream).unwrap_err().error.kind(), Kind::DeviceFailed);
@@ -344,8 +344,8 @@ fn step_with_lanes(e: &Engine, lanes: [u32; 2]) -> (Vec<u8>, Report) {
     let rows = QueryRange { first: 0, count: 1 };
     let range = StepRange { micro_batch: MicroBatch(0), layer: Layer(0), first: 0, count: 2, rows };
     let [selection, slots] = [(); 2].map(|()| e.device.allocate(u64::from(8 * K)).unwrap());
-    let picks: Vec<u8> = (0..2 * K as i32).flat_map(i32::to_le_bytes).collect();
-    e.device.write(selection, &picks).unwrap();
+    let positions: Vec<u8> = (0..2 * K as i32).flat_map(i32::to_le_bytes).collect();
+    e.device.write(selection, &positions).unwrap();
     e.device.write(slots, &[7; 8 * K as usize]).unwrap();
     let output = ResolveOutput { slots, split_indices: None };
     for op in [
@@ -390,7 +390,7 @@ fn a_descriptor_that_names_a_lane_twice_or_out_of_range_runs_nothing_and_fails_i
     }
 }
 
-/// The row of a lane without a sequence is answered with none, whatever the row before it was.
+/// The batch row of a lane without a sequence resolves to no slots, whatever the row before it was.
 #[test]
 fn a_lane_without_a_sequence_resolves_to_no_slots() {
     let mut e = Engine::new(false);
@@ -404,15 +404,15 @@ fn a_lane_without_a_sequence_resolves_to_no_slots() {
 
 #[test]
 fn all_layers_at_once_are_refused_where_one_would_overwrite_rows_fetched_by_another() {
-    // A sequence of 24 rows, of which a budget of 8 holds what a step selects, and one of 4 does not.
+    // A sequence of 24 rows: a budget of 8 holds the selection of a step, and one of 4 does not.
     for (budget, refused) in [(8, false), (4, true)] {
         let mut e = Engine::with(false, Config { min_budget: budget, ..config() });
         let sequence = e.open();
         let (one, all) = (u64::from(4 * K), u64::from(8 * K));
         let [selection, slots] = [(); 2].map(|()| e.device.allocate(all).unwrap());
         let layer = |of: Slice, layer: u64| of.part(one * layer, one).unwrap();
-        let picks: Vec<u8> = (4..12).chain(14..22).flat_map(i32::to_le_bytes).collect();
-        e.device.write(selection, &picks).unwrap();
+        let positions: Vec<u8> = (4..12).chain(14..22).flat_map(i32::to_le_bytes).collect();
+        e.device.write(selection, &positions).unwrap();
         let streams = Streams { resolve: e.stream, gather: e.stream };
         let mut step = e.prepare(sequence, 0);
         let called = e.cache.layers(&step, streams, selection, slots);
@@ -420,7 +420,7 @@ fn all_layers_at_once_are_refused_where_one_would_overwrite_rows_fetched_by_anot
             let error = called.unwrap_err();
             assert_eq!(error.kind(), Kind::InvalidConfig);
             assert!(error.to_string().contains("call layer by layer"), "{error}");
-            // The control: what would have come of it.
+            // The control: what would have happened.
             for (number, of) in [0, 1].map(|n| (u64::from(n), Layer(n))) {
                 let (selection, slots) = (layer(selection, number), layer(slots, number));
                 let buffers = Buffers { selection, slots, split_indices: None };
@@ -442,7 +442,7 @@ fn all_layers_at_once_are_refused_where_one_would_overwrite_rows_fetched_by_anot
 
 #[test]
 fn all_layers_at_once_need_no_scratch_where_a_sequence_is_held_whole_or_rows_have_no_bytes() {
-    // What a sequence may become, not how long it is, decides: the answer does not change while it decodes.
+    // The sequence's possible length decides, not its present one: the result does not change while it decodes.
     for (residency_only, promised, slots, right) in
         [(false, 1, 8, true), (false, 5, 7, false), (true, 5, 7, true)]
     {
@@ -452,9 +452,9 @@ fn all_layers_at_once_need_no_scratch_where_a_sequence_is_held_whole_or_rows_hav
         e.cache.append_in_place(sequence, 4).unwrap();
         let _ticket = e.cache.join(sequence, e.stream, WarmUp::default()).unwrap();
         let [selection, slots] = [(); 2].map(|()| e.device.allocate(u64::from(8 * K)).unwrap());
-        let picks: Vec<u8> =
+        let positions: Vec<u8> =
             [0, 1, 2, 3, 0, 1, 2, 3].repeat(2).into_iter().flat_map(i32::to_le_bytes).collect();
-        e.device.write(selection, &picks).unwrap();
+        e.device.write(selection, &positions).unwrap();
         let step = e.prepare(sequence, 0);
         let streams = Streams { resolve: e.stream, gather: e.stream };
         let called = e.cache.layers(&step, streams, selection, slots);

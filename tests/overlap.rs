@@ -32,7 +32,7 @@ use proptest::prelude::*;
 
 use engine::{Decode, Fault, Setting};
 
-/// Runs `steps` steps of `setting` in the given orders; answers the digests of all sequences.
+/// Runs `steps` steps of `setting` in the given orders. Returns the digests of all sequences.
 fn decode(setting: &Setting, orders: &[Overlap], threaded: bool, steps: u32) -> Vec<u64> {
     let device = TestDevice::new(HostOptions { threaded, ..HostOptions::default() });
     let memory = Arc::clone(&device);
@@ -72,7 +72,7 @@ fn several_attention_waves_attend_to_every_row_once() {
     let whole = Setting { budget: 4, query_rows: 3, ..plain() };
     let alone = decode(&whole, &[Overlap::None], false, 8);
     for (n, waves) in [2, 3, 7, 44].into_iter().enumerate() {
-        // Each in one order where not all are tried.
+        // One order for each number of waves, where the test does not try all.
         for overlap in Overlap::ALL.into_iter().cycle().skip(n).take(device::tried(3) as usize) {
             let setting = Setting { waves, ..whole.clone() };
             assert_eq!(decode(&setting, &[overlap], true, 8), alone, "{waves} waves, {overlap:?}");
@@ -82,7 +82,7 @@ fn several_attention_waves_attend_to_every_row_once() {
 
 #[test]
 fn query_rows_without_a_valid_index_merge_to_nothing() {
-    // Every entry of a selection is -1 with this chance.
+    // The chance that an entry of a selection is -1.
     let setting = Setting { empty: 0.6, ..plain() };
     for overlap in Overlap::ALL {
         decode(&setting, &[overlap], false, 8);
@@ -113,13 +113,13 @@ proptest! {
     }
 }
 
-/// Cases of a property, more of them in a soak and fewer where they take long.
+/// Cases of a property: more in a soak, fewer where a case takes long.
 fn cases(usual: u32) -> u32 {
     if std::env::var_os("FOREBAY_SOAK").is_some() { usual * 50 } else { device::tried(usual) }
 }
 
-/// Two sound steps, then one whose engine fails at its call number `at`, in one way or the other; rolled back,
-/// three sound steps. Answers whether the step got so far as to fail.
+/// Two valid steps, then one whose engine fails at its call number `at`, in one way or the other; a truncation; three
+/// valid steps. Returns whether the step reached the failure.
 fn fails_at(setting: &Setting, overlap: Overlap, at: u32, how: Fault) -> bool {
     let device = TestDevice::new(HostOptions { threaded: at.is_multiple_of(2), ..HostOptions::default() });
     let mut decode = Decode::new(setting.clone(), device.device(), device);
@@ -146,7 +146,7 @@ fn fails_at(setting: &Setting, overlap: Overlap, at: u32, how: Fault) -> bool {
 fn an_engine_that_fails_at_any_call_abandons_the_step_and_a_truncation_heals_it() {
     let waves = Setting { waves: 2, budget: 10, query_rows: 2, ..plain() };
     let one_by_one = Setting { one_by_one: true, ..plain() };
-    // Each ninth call where not all are tried: then all ways together begin at every call of nine.
+    // Every ninth call where the test does not try all: together, all ways then begin at every call of nine.
     let stride = if device::tried(8) == 8 { 1 } else { 9 };
     let ways = [(&waves, Fault::Refuses), (&one_by_one, Fault::Refuses), (&plain(), Fault::Panics)];
     let ways = Overlap::ALL.iter().flat_map(|overlap| ways.map(|way| (*overlap, way)));
@@ -271,7 +271,7 @@ fn a_step_ends_after_its_scatters_on_any_stream_that_finishes_it() {
     }
 }
 
-/// Seeds of the virtual clock: 200, thousands in a soak, and few on a device that has nothing to do with it.
+/// Seeds of the virtual clock: 200, thousands in a soak, few on a device that does not use them.
 fn seeds() -> std::ops::Range<u64> {
     0..if std::env::var_os("FOREBAY_SOAK").is_some() { 5_000 } else { u64::from(device::tried(200)) }
 }
@@ -347,7 +347,7 @@ fn hidden_work_of_an_order_runs_during_the_gather() {
     assert!(end(&dba) < end(&da) && end(&da) < end(&none));
 }
 
-/// A work of docs/images/overlap.svg: its stream, when it begins and ends, and what it waits for beside its stream.
+/// A work of docs/images/overlap.svg: its stream, its start and end, and the works on other streams that it waits for.
 struct Drawn {
     name: &'static str,
     stream: &'static str,
@@ -355,7 +355,7 @@ struct Drawn {
     after: Option<&'static str>,
 }
 
-/// An order as the picture has it, in the order of its works.
+/// An order as in the picture: its works in order.
 fn drawn(order: &str) -> Vec<Drawn> {
     let on_the_clock = |name: &'static str| match name {
         "R" | "R1" => "resolve 0",
@@ -413,7 +413,7 @@ fn the_picture_of_the_orders_has_their_edges_and_no_others() {
     }
 }
 
-/// Three steps on the clock by a seed, the second without the waits of a range. Answers the second's waits.
+/// Three steps on the clock by a seed, the second without the waits of a range. Returns the second's number of waits.
 fn without(seed: u64, order: Overlap, left_out: std::ops::Range<u64>) -> std::ops::Range<u64> {
     let memory = TestDevice::host(HostOptions::default());
     let options = ClockOptions { seed: Some(seed), ..ClockOptions::default() };
@@ -434,7 +434,8 @@ fn without(seed: u64, order: Overlap, left_out: std::ops::Range<u64>) -> std::op
 fn control_each_wait_of_a_step_that_is_left_out_shows_for_some_seed() {
     for (order, rows) in [(Overlap::Da, 1), (Overlap::Dba, 2)] {
         let waits = without(0, order, 0..0);
-        // Prepare waits in the compute stream for what was recorded there: no edge, but for other streams.
+        // Prepare waits in the compute stream for work recorded there: such a wait orders nothing unless the stream is
+        // another.
         let prepares = 2 * (1 + rows);
         let edges = waits.start + prepares..waits.end;
         assert!(edges.end - edges.start > 30, "{order:?}: {edges:?}");
@@ -447,7 +448,7 @@ fn control_each_wait_of_a_step_that_is_left_out_shows_for_some_seed() {
 }
 
 /// Three steps on the CUDA device whose attention takes two waves, by a seed of the stand-in, the second step without
-/// one of its waits. Answers how many waits that step has.
+/// one of its waits. Returns the number of waits of that step.
 #[cfg(feature = "cuda")]
 fn in_passes_on_cuda(seed: u64, left_out: Option<u64>) -> u64 {
     let device = TestDevice::cuda(&HostOptions::default(), Some(seed)).unwrap();
@@ -481,7 +482,7 @@ fn f2_an_attention_wave_fetches_nothing_into_slots_that_the_last_wave_still_read
         let wait = prepares + edges * layer + 5;
         (0..40).any(|seed| std::panic::catch_unwind(|| in_passes_on_cuda(seed, Some(wait))).is_err())
     };
-    // Where a step fetches so few rows that one pass holds them, the next one has nothing to overwrite with.
+    // If a step fetches so few rows that one wave holds them, the next wave has nothing to overwrite.
     let shows = (0..layers).filter(|layer| missed(*layer)).count();
     assert!(shows > 1, "the control: without the edge attention reads the next wave's rows");
 }

@@ -13,7 +13,7 @@ const K: u32 = 64;
 const PROMPT: u32 = 200;
 const STEPS: u32 = 60;
 
-/// A cache with one sequence, the stream of its steps, and one on which somebody writes.
+/// A cache with one sequence, the stream of its steps, and one for the writer.
 struct Engine {
     device: Arc<HostDevice>,
     cache: Cache,
@@ -31,7 +31,7 @@ fn words(numbers: impl Iterator<Item = u32>) -> Vec<u8> {
     numbers.flat_map(u32::to_le_bytes).collect()
 }
 
-/// Positions of a selection, of which there are two: no position is in both.
+/// Positions of a selection. There are two selections, and no position is in both.
 fn selected(which: u32) -> Vec<u8> {
     words((0..K).map(|at| 2 * at + which))
 }
@@ -68,7 +68,7 @@ impl Engine {
         self.device.call(self.writer, Arc::new(work)).unwrap();
     }
 
-    /// Holds the writer's stream until the answer is dropped.
+    /// Holds the writer's stream until the result is dropped.
     fn hold(&self) -> mpsc::Sender<()> {
         let (open, closed) = mpsc::channel::<()>();
         let closed = Mutex::new(closed);
@@ -100,7 +100,7 @@ impl Engine {
         self.cache.finish(step, self.stream).unwrap();
     }
 
-    /// What the rows hold that a step was answered with, one byte each, and what the first index list counts.
+    /// The contents of the rows that a step's slots name, one byte each, and the count of the first index list.
     fn answered(&mut self, step: Step) -> (Vec<u32>, u32) {
         self.sync(self.stream);
         self.cache.retire(step, self.stream).unwrap();
@@ -192,7 +192,7 @@ fn rows_and_slots_overwritten_during_a_step_leave_its_tables_whole() {
         // Over everything that the step reads and writes on the device, and back.
         engine.device.copy(engine.writer, slab, slab).unwrap();
         engine.write(words(0..K), slots);
-        // A count that is no count names no word beyond the lists.
+        // An impossible count names no word beyond the lists.
         engine.write(vec![0xFF; split_indices.counts.bytes() as usize], split_indices.counts);
         engine.enqueue(&mut step);
         engine.sync(engine.stream);

@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 use forebay::trace::requests::{Arrival, Options, RequestTrace, RequestWriter};
 use forebay::trace::{Frames, Recording, SelectionTrace, TraceWriter};
 
-/// Tells a child process of a test what it is.
+/// Gives a test's child process its role.
 const CHILD: &str = "FOREBAY_TEST_CHILD";
 
 const K: u32 = 32;
 const LAYERS: u32 = 3;
 const GROUP: u32 = 5;
 
-/// A file of one test's own, not there yet.
+/// A file for one test alone, which does not exist yet.
 fn fresh(name: &str) -> PathBuf {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("recording");
     fs::create_dir_all(&folder).unwrap();
@@ -26,14 +26,14 @@ fn fresh(name: &str) -> PathBuf {
     path
 }
 
-/// This program again, for one test, told that it is the child.
+/// This program again, for one test, as the child.
 fn child(test: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", test, "--nocapture"]).env(CHILD, "1").stdout(Stdio::piped());
     command
 }
 
-/// What position `p` selects in `layer`: one of each K neighbours before it.
+/// The selection of position `p` in `layer`: one of each K neighbours before it.
 fn selected(p: u32, layer: u32) -> Vec<i32> {
     let share = (p + 1) / K;
     (0..K).map(|i| (i * share + (p * 7 + layer + i) % share) as i32).rev().collect()
@@ -65,7 +65,7 @@ fn arrive(writer: &mut RequestWriter) {
     writer.record(&request).unwrap();
 }
 
-/// The steps of the trace at `path`, each looked at.
+/// The steps of the trace at `path`, each checked.
 fn checked(path: &Path) -> (u32, u64) {
     let trace = SelectionTrace::read(path).unwrap();
     for step in 0..trace.header().steps {
@@ -106,7 +106,7 @@ fn the_file_of_a_killed_recorder_is_read() {
         killed.wait().unwrap();
         let (steps, _) = checked(&selections);
         assert!(steps > 50, "{steps}");
-        // The system may cut the last write of a killed process, and so a line.
+        // The system may cut the last write of a killed process, and with it a line.
         let text = fs::read(&requests).unwrap();
         let whole = text.iter().rposition(|byte| *byte == b'\n').unwrap() + 1;
         let trace = RequestTrace::from_bytes(&text[..whole], &Options::default()).unwrap();

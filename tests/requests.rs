@@ -40,7 +40,7 @@ fn a_trace_cut_anywhere_is_a_shorter_trace_or_an_error() {
     for trace in TRACES {
         assert!(request_bytes(trace.as_bytes(), false), "the control: the whole one is a trace: {trace}");
         let taken = (0..trace.len()).filter(|cut| request_bytes(&trace.as_bytes()[..*cut], false)).count();
-        // What ends with a whole line, with or without its end, or inside the CSV's last number.
+        // Texts that end with a whole line, with or without its end, or inside the CSV's last number.
         assert!(taken <= 8, "{taken} cuts of {trace} were taken for whole");
     }
 }
@@ -58,7 +58,7 @@ proptest! {
             match how {
                 0 => bytes.insert(place.min(bytes.len()), value),
                 1 if !bytes.is_empty() => drop(bytes.remove(place)),
-                // A digit, a bracket or a comma goes further than most bytes.
+                // A digit, a bracket or a comma reaches further than most bytes.
                 _ if !bytes.is_empty() => bytes[place] = b"0123456789[]{},:\"\n-."[usize::from(value) % 20],
                 _ => {}
             }

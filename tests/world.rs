@@ -68,7 +68,7 @@ fn portable(variant: u8) -> Setup {
     Setup { options, ..Setup::inline(variant) }
 }
 
-/// On a clock device that delays and reorders by this seed whatever no edge orders.
+/// On a clock device that delays and reorders by this seed everything that no edge orders.
 fn clocked(variant: u8, seed: u64) -> Setup {
     Setup { on: On::Clock { seed }, ..Setup::inline(variant) }
 }
@@ -82,7 +82,7 @@ fn on_cuda(variant: u8, seed: Option<u64>) -> Setup {
 /// The devices that delay and reorder by chance, each with the setups of its seeds.
 fn by_chance(variant: u8) -> Vec<Vec<Setup>> {
     let clock = seeds().map(|seed| clocked(variant, seed)).collect();
-    // Where a driver was given, its streams are held, as threads are.
+    // A given driver's streams are held, as threads are.
     if is_given() {
         return vec![clock, vec![threaded(variant)]];
     }
@@ -105,7 +105,7 @@ proptest! {
         let inline = run_in(Setup::inline(variant), &ops);
         prop_assert_eq!(&run_in(portable(variant), &ops), &inline);
         prop_assert_eq!(&run_in(threaded(variant), &ops), &inline);
-        // A conflict is an error of the call that makes it, which the model does not expect.
+        // A conflict is an error of the call that makes it, and the model expects none.
         prop_assert_eq!(&run_in(Setup { watched: true, ..Setup::inline(variant) }, &ops), &inline);
         prop_assert_eq!(&run_in(clocked(variant, seed), &ops), &inline);
     }
@@ -147,7 +147,7 @@ fn every_seed_of_the_clock_has_the_result_of_an_inline_device() {
     }
 }
 
-/// The control of the tests above: they reach what they are there for.
+/// The control of the tests above: they reach every listed outcome.
 #[test]
 fn random_bytes_are_runs_that_reach_every_operation() {
     let mut reached = BTreeMap::new();
@@ -213,7 +213,7 @@ fn random_bytes_are_runs_that_reach_every_operation() {
     assert!(missed.is_empty(), "never reached: {missed:?}; reached: {reached:#?}");
 }
 
-/// Sequences that come and go until the shared pages that nobody uses fill the pools.
+/// Sequences that come and go until unused shared pages fill the pools.
 #[test]
 fn shared_pages_fill_the_pools_and_make_room() {
     let mut reached = BTreeMap::new();
@@ -229,7 +229,7 @@ fn shared_pages_fill_the_pools_and_make_room() {
             *reached.entry(what).or_insert(0) += times;
         }
     }
-    // Rare: single tests of tests/sharing.rs have it for certain.
+    // Rare; single tests of tests/sharing.rs cover it for certain.
     let rare = if soak() { &["publish a page whose twin is gone"][..] } else { &[] };
     for what in ["evict a shared page", "fork of shared pages"].iter().chain(rare) {
         assert!(reached.contains_key(*what), "never reached: {what}; reached: {reached:#?}");
@@ -278,7 +278,7 @@ fn any_bytes_are_a_trace_or_an_error() {
     }
 }
 
-/// Fails the n-th operation of a run; answers how many there were, and what was reached.
+/// Fails the n-th operation of a run. Returns the number of operations, and the outcomes that the run reached.
 fn failing(setup: Setup, ops: &[Op], number: u64) -> (u64, BTreeMap<String, u64>) {
     let options = HostOptions { fail_operation: Some(number), ..setup.options };
     let mut world = World::new(Setup { options, ..setup });
@@ -336,7 +336,7 @@ fn soak_returns_every_counter_to_its_start() {
     world.end();
 }
 
-/// A seed whose steps are neither refused nor made to fail, in a world of one sequence that starts cold.
+/// A seed whose steps are neither refused nor made to fail, in a world of one sequence that joins without a warm-up.
 fn sound_seed() -> u16 {
     let step = |seed| Op::Step { micro: 0, rows: 0, width: 1, seed };
     let sound = |seed: &u16| {
@@ -348,14 +348,14 @@ fn sound_seed() -> u16 {
 
 const COLD: Op = Op::Start { prompt: 80, promised: 40, budget: 4, whole: false };
 
-/// One step whose gathers are held back, or late by chance. Whether attention read what was selected.
+/// One step whose gathers are held, or late by chance. Returns whether attention read the selected rows.
 fn attention_with_slow_gathers(setup: Setup, seed: u16, missing: Option<Edge>) -> bool {
     let mut world = World::new(setup);
     world.apply(&COLD);
     world.engine.missing = missing;
     world.apply(&Op::Begin { micro: 0, rows: 0, width: 1, seed });
     let held = (!setup.on.is_by_chance()).then(|| world.engine.hold(world.engine.gathers(0)));
-    // A call a layer and pass fits the streams' queues: nothing here waits for the gathers.
+    // The calls of a layer and pass fit the streams' queues: nothing here waits for the gathers.
     (0..9).for_each(|_| world.layer(0));
     if missing.is_some() && held.is_some() {
         world.engine.drain(world.engine.stream(0));
@@ -367,8 +367,8 @@ fn attention_with_slow_gathers(setup: Setup, seed: u16, missing: Option<Edge>) -
     world.engine.found.lock().unwrap().wrong.is_empty()
 }
 
-/// What an edge is for holds on a threaded device, where it is forced, and for every seed of the clock; and
-/// the controls: without the edge it is seen, on the clock for some seed.
+/// The effect of an edge holds on a threaded device, where it is forced, and for every seed of the clock. The controls:
+/// without the edge, the clock shows it for some seed.
 fn by_gate_and_by_chance(holds: impl Fn(Setup, u16, Option<Edge>) -> bool, edge: Edge) {
     let sound = sound_seed();
     assert!(holds(threaded(0), sound, None));
@@ -385,8 +385,8 @@ fn attention_reads_after_the_gather() {
     by_gate_and_by_chance(attention_with_slow_gathers, Edge::Gathered);
 }
 
-/// Two steps; in the first the engine's own writes are held back, or late by chance. Whether the total pool
-/// has the rows.
+/// Two steps; in the first the engine's own writes are held, or late by chance. Returns whether the total pool has the
+/// rows.
 fn stores_with_slow_writes(setup: Setup, seed: u16, missing: Option<Edge>) -> bool {
     let mut world = World::new(setup);
     world.apply(&COLD);
@@ -415,8 +415,8 @@ fn f1_a_store_waits_for_the_rows_that_it_reads() {
     by_gate_and_by_chance(stores_with_slow_writes, Edge::Written);
 }
 
-/// Steps that are enqueued while a warm-up, two truncations and a fork are still to run on the host's stream.
-/// Answers the waits of each step's beginning, on the clock.
+/// Steps enqueued while a warm-up, two truncations and a fork still have to run on the host's stream. Returns the waits
+/// of each step's prepare, on the clock.
 fn steps_behind_what_made_them_ready(setup: Setup, seed: u16, without: Range<u64>) -> Vec<Range<u64>> {
     let mut world = World::new(setup);
     world.engine.without_waits(without);
@@ -437,7 +437,7 @@ fn steps_behind_what_made_them_ready(setup: Setup, seed: u16, without: Range<u64
         world.apply(&Op::Begin { micro: 0, rows: 0, width: 1, seed });
         begins.push(first..world.engine.waits());
         world.apply(&Op::Finish { micro: 0 });
-        // Time for a step that does not wait to do its harm; one that does is not hurried.
+        // Time for a step that does not wait to do harm; a step that waits is not affected.
         world.engine.idle();
         drop(held);
         world.engine.settle();
@@ -461,7 +461,7 @@ fn a_step_waits_for_the_work_that_made_its_sequence_ready() {
         for setup in &setups {
             begins = steps_behind_what_made_them_ready(*setup, sound, 0..0);
         }
-        // The controls: without the waits of its beginning each step goes wrong, for some seed.
+        // The controls: without the waits of its prepare each step goes wrong, for some seed.
         for begin in begins {
             let wrong = |setup: &Setup| {
                 let run = || steps_behind_what_made_them_ready(*setup, sound, begin.clone());
@@ -472,7 +472,7 @@ fn a_step_waits_for_the_work_that_made_its_sequence_ready() {
     }
 }
 
-/// An abort while a fork's copy is in flight: what it names comes back when its ticket has ended.
+/// An abort while a fork's copy is in flight: the resources that the copy names are freed when its ticket has ended.
 #[test]
 fn f9_a_ticket_that_ends_after_an_abort_still_gives_its_pages_back() {
     let mut world = World::new(threaded(0));
@@ -500,7 +500,7 @@ fn f9_a_ticket_that_ends_after_an_abort_still_gives_its_pages_back() {
     world.cache.validate().unwrap();
 }
 
-/// A captured batch is as wide as its bucket: rows beyond the real ones answer -1 and move nothing.
+/// A captured batch is as wide as its bucket: rows beyond the real ones resolve to -1 and move nothing.
 #[test]
 fn padded_rows_of_a_captured_batch_are_inert() {
     let mut world = World::new(Setup::inline(0));
@@ -511,9 +511,9 @@ fn padded_rows_of_a_captured_batch_are_inert() {
     let mut step = world.cache.prepare(MicroBatch(0), 1, &[row], None, stream).unwrap();
     let words = u64::from(batch * k);
     let (selection, slots) = (device.allocate(4 * words).unwrap(), device.allocate(4 * words).unwrap());
-    // The real row selects what is there; the others hold what no row may select.
-    let picks = (0..batch * k).map(|i| if i < k { i } else { 0x7000_0000 + i });
-    device.write(selection, &picks.flat_map(u32::to_le_bytes).collect::<Vec<u8>>()).unwrap();
+    // The real row selects existing positions; the others hold what no row may select.
+    let positions = (0..batch * k).map(|i| if i < k { i } else { 0x7000_0000 + i });
+    device.write(selection, &positions.flat_map(u32::to_le_bytes).collect::<Vec<u8>>()).unwrap();
     let rows = QueryRange { first: 0, count: 1 };
     let range = StepRange { micro_batch: MicroBatch(0), layer: Layer(1), first: 0, count: batch, rows };
     device
@@ -530,7 +530,7 @@ fn padded_rows_of_a_captured_batch_are_inert() {
     let answers: Vec<i32> = answers.as_chunks::<4>().0.iter().map(|b| i32::from_le_bytes(*b)).collect();
     assert!(answers[..k as usize].iter().all(|slot| *slot >= 0));
     assert!(answers[k as usize..].iter().all(|slot| *slot == -1));
-    // The cache has seen none of these calls: for it the step is still to be enqueued.
+    // The cache has seen none of these calls: for it the step is not enqueued yet.
     let own = |buffer: Slice| buffer.part(0, 4 * u64::from(k)).unwrap();
     let complete = |cache: &Cache, step: &Step| {
         for layer in (0..cache.geometry().layers()).map(Layer) {
@@ -557,7 +557,7 @@ fn padded_rows_of_a_captured_batch_are_inert() {
 
 const START: Op = Op::Start { prompt: 40, promised: 40, budget: 4, whole: true };
 
-/// A second step of a micro-batch would take over the open one's block on the device.
+/// A second step of a micro-batch would replace the open step's descriptor on the device.
 #[test]
 fn a_micro_batch_has_one_open_step() {
     let mut world = World::new(Setup::inline(0));
@@ -581,14 +581,14 @@ fn a_refused_append_in_place_claims_nothing() {
     let handle = world.seqs[0].handle;
     let refused = world.cache.append_in_place(handle, 6).unwrap_err();
     assert_eq!(refused.kind(), Kind::OutOfRange);
-    // Every layer still takes exactly what was left of its prompt.
+    // Every layer still takes exactly the rest of its prompt.
     world.apply(&Op::Fill { seq: 0 });
     world.apply(&Op::Join { seq: 0, warm: 0, bound: 0, seed: 0 });
     world.end();
 }
 
-/// Steps of two sequences, one in each micro-batch, with two steps in flight and a cut between them. Every
-/// step accepts all that the one before has landed, so that whatever was lost is read again.
+/// Steps of two sequences, one in each micro-batch, with two steps in flight and a truncation between them. Every step
+/// accepts all rows that the one before has landed, so every lost row is read again.
 fn accepting_steps() -> Vec<Op> {
     let retire = || Op::Retire { which: 1 };
     let mut ops = vec![START, Op::Start { prompt: 60, promised: 50, budget: 0, whole: true }];
@@ -613,13 +613,13 @@ fn accepting_steps() -> Vec<Op> {
     ops
 }
 
-/// A schedule without one of its waits goes wrong on the clock exactly when that wait ordered something, as
-/// the order checker sees it: each is the other's control.
+/// A schedule without one of its waits goes wrong on the clock exactly when the order checker sees that the wait
+/// ordered something: each is the other's control.
 #[test]
 fn each_wait_that_orders_something_shows_on_the_clock_when_it_is_left_out() {
     let ops = accepting_steps();
     let right = run_in(Setup::inline(0), &ops);
-    // What the last two rounds store is read by nobody any more.
+    // No later round reads the rows that the last two rounds store.
     let mut world = World::new(clocked(0, 0));
     ops[..ops.len() - 8].iter().for_each(|op| world.apply(op));
     let waits = world.engine.clock.as_ref().unwrap().waits();

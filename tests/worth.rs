@@ -25,13 +25,13 @@ fn ess() -> Setup {
     Setup::named("ess").unwrap().unwrap()
 }
 
-/// The setup on a link that gathers rows at `rate` bytes a second.
+/// The setup on a link that gathers rows at `rate` bytes per second.
 fn gathers_at(rate: f64) -> Simulator {
     let base = Rates::preset("pcie5").unwrap();
     Simulator::new(ess().on_link(Link::Rates(Rates { gather: RowRates::flat(656, rate), ..base })).unwrap())
 }
 
-/// Tokens a second of every batch, planned and simulated one by one.
+/// Tokens per second of every batch, planned and simulated one by one.
 fn by_batch(
     demand: &Demand,
     simulator: &mut Simulator,
@@ -59,7 +59,7 @@ fn the_search_finds_what_trying_every_batch_finds() {
         let all = by_batch(&demand, &mut simulator, resident + 1..=without.planned.most_batch);
         let most = all.iter().map(|(_, throughput)| *throughput).fold(0.0, f64::max);
         let found = worth.most().unwrap().outcome.throughput;
-        // Throughput by batch has steps, and the search looks closely only around the best of every few.
+        // Throughput by batch has steps, and the search looks closely only around the best of every few batches.
         assert!(found > 0.99 * most, "{context} {rate}: {found} of {most}");
         let first = all.iter().find(|(_, throughput)| *throughput > worth.floor()).map(|(batch, _)| *batch);
         assert_eq!(worth.pays_from, first, "{context} {rate}");
@@ -82,7 +82,7 @@ fn a_plan_says_when_slow_gathers_make_offloading_not_worth_it() {
     let priced = price(&asked, ACCEPT, &Options::default(), &mut simulator).unwrap();
     assert!(priced.planned.notes.contains(&Note::Slower));
     assert!(priced.outcome.throughput < priced.without.unwrap().throughput);
-    // By a kernel it does.
+    // With a kernel it does.
     let fast = price(&asked, ACCEPT, &Options::default(), &mut gathers_at(37e9)).unwrap();
     assert!(!fast.planned.notes.contains(&Note::Slower));
     assert!(fast.outcome.throughput > 1.3 * fast.without.unwrap().throughput);
@@ -127,7 +127,7 @@ fn points_without_known_misses_are_not_tried_and_are_listed() {
     assert!(worth.with.iter().all(|priced| priced.planned.ratio > 0.099));
 }
 
-/// Costs end where they were measured, as misses do: the plan stands, and says that its time is not known.
+/// Costs end at the last measurement, as misses do: the plan remains, and says that its time is unknown.
 #[test]
 fn points_without_known_costs_are_not_tried_and_are_listed() {
     let ends_at = |tokens: f64| {
@@ -145,13 +145,13 @@ fn points_without_known_costs_are_not_tried_and_are_listed() {
     let last = some.with.last().unwrap();
     assert!(last.planned.notes.contains(&Note::Untried));
     assert!((100..=128).contains(&last.planned.batch), "{}", last.planned.batch);
-    // Not even the first sequence beyond those that fit whole.
+    // Not even the first sequence beyond those that are held whole.
     let none = worth(&demand, ACCEPT, &options, &mut ends_at(27.0)).unwrap();
     assert!(none.with.is_empty() && none.pays_from.is_none(), "{:?}", none.best);
     assert!(none.most().unwrap().planned.notes.contains(&Note::Untried));
     let asked = Demand { batch: Batch::Sequences(100), ..demand.clone() };
     assert!(is_unknown(&price(&asked, ACCEPT, &options, &mut ends_at(27.0)).unwrap_err()));
-    // Those that fit whole are not known either, or are more than a step is simulated for.
+    // The costs of batches that are held whole are unknown too, or larger than a step is simulated for.
     assert!(is_unknown(&worth(&demand, ACCEPT, &options, &mut ends_at(12.0)).unwrap_err()));
     let few = Demand { batch: Batch::Sequences(8), ..demand.clone() };
     assert!(price(&few, ACCEPT, &options, &mut ends_at(12.0)).unwrap().without.is_none());
@@ -159,12 +159,13 @@ fn points_without_known_costs_are_not_tried_and_are_listed() {
     assert!(is_unknown(&worth(&huge, ACCEPT, &options, &mut ends_at(64.0)).unwrap_err()));
     let point = Point { context: 32 << 10, batch: 1 << 20, mtp: 2, accept: ACCEPT, ratio: 1.0 };
     assert!(is_unknown(&ends_at(64.0).run(&point, &options).unwrap_err()));
-    // What makes no sense is another error.
+    // Invalid input is another error.
     let error = price(&few, 9.0, &options, &mut ends_at(64.0)).unwrap_err();
     assert!(!is_unknown(&error) && error.place().starts_with("accept"), "{error}");
 }
 
-/// Of batches that decode fast enough, against trying every one: with offload the best of them, without the largest.
+/// The search among batches that decode fast enough, against trying every one: with offload the best of them, without
+/// it the largest.
 #[test]
 fn batches_slower_than_the_asked_speed_are_not_chosen() {
     let (demand, options) = (demand(64 * 1024), Options::default());
@@ -190,7 +191,7 @@ fn batches_slower_than_the_asked_speed_are_not_chosen() {
         let found = best.map_or(0.0, |best| best.outcome.throughput);
         assert!(found >= 0.99 * most && found <= most * (1.0 + 1e-9), "{least_otps}: {found} of {most}");
         assert_eq!(worth.alone.is_some(), fast.is_empty(), "{least_otps}");
-        // Batches that yield more and are too slow are no batches that do not pay.
+        // Batches that yield more but are too slow do not count as batches that do not pay.
         let more = all.iter().any(|(batch, throughput)| *batch > resident && *throughput > worth.floor());
         assert_eq!(worth.more_too_slow, more && worth.pays_from.is_none(), "{least_otps}");
         if let Some(without) = worth.without.as_ref().filter(|_| worth.pays_from.is_none()) {
@@ -213,7 +214,7 @@ fn thousands(value: f64) -> String {
     }
 }
 
-/// What the page says of a model, a context and a link.
+/// The page's text for a model, a context and a link.
 fn found(model: &str, context: u32, link: Link) -> Worth {
     let setup = ess().of_model(model).unwrap().on_link(link).unwrap();
     let demand = Demand { shape: *setup.shape(), count_tables: true, ..demand(context) };
@@ -224,7 +225,7 @@ fn context(cell: &str) -> u32 {
     1024 * cell.strip_suffix('K').unwrap().parse::<u32>().unwrap()
 }
 
-/// A row of the page's table of links; the name of the model and the context stand in the first row of four only.
+/// A row of the page's table of links. Only the first row of four has the name of the model and the context.
 fn check_link(page: &mut (String, u32), cells: &[&str]) {
     if !cells[0].is_empty() {
         *page = (cells[0].to_owned(), context(cells[1]));

@@ -98,7 +98,7 @@ fn memory_is_bounded_by_the_named_ranges() {
             order.record(E, A);
             if seen {
                 order.observed(E);
-                // Spaces that come once and never again.
+                // Spaces that are used once and never again.
                 order
                     .access(A, "copy", &[Access::write(Space::new("page", [step as u32, 0]), 0, 1)])
                     .unwrap();
@@ -155,7 +155,7 @@ fn calls() -> impl Strategy<Value = Vec<Call>> {
 }
 
 /// The node of each call, with its direct predecessors. Host calls and polls are a stream of their own, and each call
-/// of a stream comes after the host's last.
+/// of a stream comes after the host's last call.
 #[derive(Default)]
 struct Naive {
     before: Vec<Vec<usize>>,

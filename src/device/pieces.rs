@@ -73,7 +73,7 @@ mod tests {
 
     const MANY: u64 = 4096;
 
-    /// Requests a row, for many rows far from each other, when each warp's load requests every line that it touches
+    /// Requests per row, for many rows far from each other, when each warp's load requests every line that it touches
     /// once.
     fn naive(pieces: Pieces, row: u64, stride: u64, rows: u64) -> f64 {
         let mut asked = 0;

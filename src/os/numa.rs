@@ -57,7 +57,7 @@ mod tests {
     use super::super::{Inject, NoFaults, nodes};
     use super::*;
 
-    /// The state of a thread after [`near`]: what was refused, its processors, its policy and the policy's nodes.
+    /// The state of a thread after [`near`]: the refusals, its processors, its policy and the policy's nodes.
     fn gone(node: u32, processors: Vec<u32>, faults: Inject) -> (Vec<Fallback>, Vec<u32>, i32, u64) {
         let there = move || {
             let lost = near(node, &processors, &faults);

@@ -84,7 +84,7 @@ proptest! {
     }
 }
 
-/// Prices of one set of lines: by order what it costs at no miss, and a miss.
+/// Prices of one set of lines: by order, the cost without misses and the cost of a miss.
 fn lines(orders: [(f64, f64); 3]) -> [Vec<f64>; 3] {
     orders.map(|(fixed, slope)| vec![fixed, fixed + 100.0 * slope])
 }
@@ -287,7 +287,7 @@ fn tables_that_do_not_fit_a_chooser_are_refused() {
     assert_eq!(chooser.misses(), [0.0; 3], "nothing has changed");
 }
 
-/// How often a chooser moves, over misses that jump between two levels.
+/// The number of a chooser's moves, over misses that jump between two levels.
 fn moves(hysteresis: Hysteresis, levels: [u32; 2], steps: usize) -> usize {
     let mut chooser = chooser(&WORDS, 3, hysteresis);
     let choices: Vec<(usize, u32)> = (0..steps)

@@ -377,7 +377,7 @@ mod tests {
 
     use super::{BLOCK, Kind, LruStack, WORDS_PAID};
 
-    /// Depths of `numbers` in a plain list, the newest last.
+    /// Stack distances of `numbers` in a plain list, the newest last.
     fn plain(list: &[u32], numbers: &[u32]) -> Vec<u32> {
         let depth = |n: &u32| list.iter().rev().position(|m| m == n).map_or(0, |above| above as u32 + 1);
         numbers.iter().map(depth).collect()
@@ -464,8 +464,8 @@ mod tests {
         assert!(!stack.counted, "the way of the many");
     }
 
-    /// Numbers return one by one, the newest first: each is one deeper than the one before. 100,000 of them fill 98
-    /// blocks, and twice as many exceed the log's limit.
+    /// Numbers return one by one, the newest first: each has a distance one greater than the one before. 100,000 of
+    /// them fill 98 blocks, and twice as many exceed the log's limit.
     #[test]
     fn single_numbers_have_distances_up_to_the_whole_list() {
         const NUMBERS: u32 = 100_000;

@@ -118,7 +118,7 @@ fn assert_equals_naive(trace: &SelectionTrace, content: &[u8]) {
 
 #[test]
 fn memory_is_bounded_by_the_largest_possible_number_of_members() {
-    // A recording's header allows steps to the longest context; what was said to be the most, holds.
+    // A recording's header allows steps to the longest context; the declared maximum holds.
     let mut body = Body::new(Header::example(3, 50, 100, 1, 1 << 20), 150 * 40);
     for _ in 0..3 * 40 {
         body.set = (0..50).collect();
@@ -143,7 +143,7 @@ fn recorded_traces_decode_and_two_equal_a_naive_decoder() {
         if name.starts_with("smollm2-4k") || name.starts_with("gemma3-32k-agent") {
             let content = zstd::decode_all(&std::fs::read(&path).unwrap()[..]).unwrap();
             assert_equals_naive(&trace, &content);
-            // Header aside (unknown fields are not kept) the writer makes the recorder's very bytes.
+            // Except for the header (unknown fields are not kept) the writer makes exactly the recorder's bytes.
             let again = trace.encode().unwrap();
             let body =
                 |c: &[u8]| c[12 + u32::from_le_bytes(c[8..12].try_into().unwrap()) as usize..].to_vec();
@@ -266,7 +266,7 @@ fn contradictions_in_the_body_name_step_layer_and_byte() {
     };
     assert!(SelectionTrace::from_bytes(&tiny(&[&first[..], &[0, 0, 0, 0]].concat())).is_ok());
     assert_eq!(place(&[1, 0, 1, 0, 3, 0]), "an added position was in the set already");
-    // Added and dropped in one step is no more allowed: what stays is not said twice.
+    // A member that is both added and dropped in one step is refused too: members that stay are not listed.
     assert_eq!(place(&[1, 0, 1, 0, 0, 0]), "an added position was in the set already");
     assert_eq!(place(&[1, 0, 1, 0, 7, 0]), "a position lies beyond the query's own");
     assert_eq!(place(&[1, 0, 1, 0, 5, 2]), "a rank lies beyond the set");
@@ -305,7 +305,7 @@ fn false_headers_cost_nothing() {
     assert_eq!(e.number("members"), Some(small().members()));
 }
 
-/// A gigabyte of zeros in a few kilobytes: ends at the first set that is wrong.
+/// A gigabyte of zeros in a few kilobytes: reading ends at the first wrong set.
 #[test]
 fn a_frame_that_decompresses_to_much_more_is_an_error() {
     let body = [&[2, 0, 0, 0, 0, 2][..], &[0, 0, 0, 0]].concat();
@@ -363,7 +363,7 @@ proptest! {
     }
 }
 
-/// What is changed after it was opened and before it was read to its end is no trace, whatever it reads as.
+/// A file that changes between its opening and the end of its reading is refused, whatever its content.
 #[test]
 fn a_file_that_changes_while_it_is_read_is_an_error_and_a_replaced_one_is_read_whole() {
     let folder = std::env::temp_dir().join(format!("forebay-changing-{}", std::process::id()));

@@ -7,13 +7,13 @@ use forebay::measure::Probe;
 use forebay::{Error, Kind, Result};
 use forebay_standin::{Options, Resources, Standin};
 
-/// Never, as far as a test goes.
+/// A failure that no test reaches.
 const NEVER: u64 = 1 << 40;
 const ILLEGAL_ADDRESS: i32 = 700;
-/// What the stand-in does here.
+/// The ability that only a stand-in has.
 const FAILS: &str = "fails a call or an operation";
 
-/// Construction, two steps and a graph, with the tickets that were made.
+/// Construction, two steps and a graph, with their tickets.
 fn scenario(standin: &Standin, tickets: &mut Vec<Ticket>) -> Result<()> {
     let device = CudaDevice::new(on(standin.library()))?;
     let cache = Cache::new(device)?;
@@ -36,7 +36,7 @@ fn scenario(standin: &Standin, tickets: &mut Vec<Ticket>) -> Result<()> {
     cache.device.synchronize(cache.event)
 }
 
-/// Construction, and what tools ask.
+/// Construction, and the queries of tools.
 fn probing(standin: &Standin, _tickets: &mut Vec<Ticket>) -> Result<()> {
     let count = CudaDevice::count(&on(standin.library()))?;
     assert_eq!(count, 1);
@@ -56,7 +56,7 @@ fn probing(standin: &Standin, _tickets: &mut Vec<Ticket>) -> Result<()> {
 
 type Scenario = fn(&Standin, &mut Vec<Ticket>) -> Result<()>;
 
-/// What a scenario ends with when call `n` answers `code`, and the name of that call.
+/// The result of a scenario in which call `n` returns `code`, and the name of that call.
 fn failing(
     scenario: Scenario,
     n: u64,
@@ -70,7 +70,7 @@ fn failing(
     let call = standin.failed_call();
     standin.fail_call(NEVER, code);
     assert!(tickets.iter().all(|ticket| ticket.poll().is_some()), "call {n} ({call:?}): a ticket never ends");
-    // On a lost context what was refused to be given back is not given back again: it may be gone.
+    // On a lost context a refused release is not tried again: the resource may be gone.
     if code != ILLEGAL_ADDRESS || !call.as_deref().is_some_and(|call| gives_back(call) || undone(call)) {
         assert_eq!(standin.held_resources(), Resources::default(), "call {n} ({call:?}): {ended:?}");
     }
@@ -83,7 +83,7 @@ fn gives_back(call: &str) -> bool {
         || ["cuMemRelease", "cuDevicePrimaryCtxRelease_v2"].contains(&call)
 }
 
-/// What the guard of a context does, around giving back too.
+/// The calls of the guard of a context, also around a release.
 fn undone(call: &str) -> bool {
     ["cuCtxPopCurrent_v2", "cuThreadExchangeStreamCaptureMode", "cuCtxPushCurrent_v2"].contains(&call)
 }
@@ -97,7 +97,7 @@ fn each_call(scenario: Scenario, least: u64, code: i32, seed: Option<u64>) {
             break;
         };
         match error {
-            // The construction's and the last ones are only about giving back.
+            // The calls of the construction and the last ones only release resources.
             None => silent.push(call),
             Some(error) => {
                 let place = error.place();
@@ -107,8 +107,7 @@ fn each_call(scenario: Scenario, least: u64, code: i32, seed: Option<u64>) {
     }
     silent.sort();
     silent.dedup();
-    // Whose refusal nobody can do anything about: what gives back, what the guard of the context undoes, and what
-    // waits for the end.
+    // Refusals that no caller can react to: releases, what the guard of the context undoes, and waits for the end.
     let ends = ["cuStreamSynchronize", "cuEventQuery", "cuEventRecord", "cuStreamGetCaptureInfo_v2"];
     for call in silent {
         let known = gives_back(&call) || undone(&call) || ends.contains(&call.as_str());

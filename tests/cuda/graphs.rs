@@ -28,7 +28,7 @@ impl Captured {
 }
 
 impl Captured<Standin> {
-    /// On a driver of the test's own, which `does` what no other does.
+    /// On a driver of the test's own, which has the ability `does`.
     fn own(does: &str) -> Option<Captured<Standin>> {
         Rig::own(usual(), does).map(Captured::of)
     }
@@ -116,7 +116,7 @@ fn a_graph_released_while_it_runs_ends_its_run_and_is_destroyed() {
     drop(held);
     c.sync(c.stream);
     assert_eq!((c.seen(), c.count.load(Ordering::Relaxed)), (7, 1));
-    // The next call that has to do with graphs finds it ended.
+    // The next call that uses graphs finds it ended.
     let next = c.graph().unwrap();
     assert!(execs(1));
     assert_eq!(Arc::strong_count(&c.count), 2, "its work has gone with it");
@@ -181,7 +181,7 @@ fn a_broken_capture_is_an_error_with_the_drivers_name_and_leaks_nothing() {
         assert_eq!(refused.kind(), Kind::InvalidState, "{what}");
         let held = c.rig.driver.held_resources();
         assert_eq!((held.graphs, held.execs, Arc::strong_count(&c.count)), (0, 0, 1), "{what}");
-        // The stream is as it was.
+        // The stream is unchanged.
         c.counts(c.stream).unwrap();
         c.sync(c.stream);
         c.sync(side);
@@ -260,7 +260,7 @@ fn a_call_that_is_refused_in_a_capture_leaves_its_slot_to_the_next_one() {
     assert_eq!(seen, 1);
 }
 
-/// Gives a graph up when it is dropped, as what an engine captured may.
+/// Releases a graph when it is dropped, as captured work of an engine may.
 struct Owns(std::sync::Weak<forebay::device::cuda::CudaDevice>, Graph);
 
 impl Drop for Owns {
@@ -292,7 +292,7 @@ fn captured_work_may_own_another_graph() {
         device.release(last).unwrap();
         assert_eq!(c.rig.driver.held_resources().execs, 0);
     }
-    // Dropped where a launch hears that the context is lost.
+    // Dropped in a launch that reports the lost context.
     let owns = Owns(Arc::downgrade(device), c.graph().unwrap());
     let graph = c.graph().unwrap();
     c.rig.driver.hold(c.stream.0);
@@ -345,7 +345,7 @@ fn a_graph_is_on_the_device_before_it_is_launched() {
     assert!(at("cuGraphUpload") < at("cuStreamSynchronize"), "{calls:?}");
 }
 
-/// A call, which hears that the context is lost.
+/// A call that reports the lost context.
 type Hears = fn(&Captured<Standin>, Graph) -> bool;
 
 #[test]

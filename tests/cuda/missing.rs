@@ -9,14 +9,14 @@ use forebay::os::{Call, Faults, Inject};
 use forebay::{Error, Kind};
 use forebay_standin::{Options, Resources, Standin};
 
-/// What a stand-in does that is older than others.
+/// The abilities of a stand-in that is older than others.
 const OLD: &str = "is of another release or generation";
 
 fn refused(options: CudaOptions) -> Error {
     CudaDevice::new(options).unwrap_err()
 }
 
-/// What a device on such a driver is refused with; none without a driver.
+/// The error of a device on such a driver; none without a driver.
 fn refused_on(options: Options) -> Option<Error> {
     let standin = own(options, "lacks something")?;
     let error = refused(on(standin.library()));
@@ -160,7 +160,7 @@ fn options_that_need_a_newer_device_are_refused_on_an_older_one() {
     };
     let Some(new) = own(usual(), OLD) else { return };
     accepts(&new, true, true).unwrap();
-    // 8.6 runs what 8.0 does; 11.0 has no kernels of its own and gets those for 8.0.
+    // 8.6 runs the kernels of 8.0; 11.0 has no kernels of its own and gets those for 8.0.
     for capability in [(8, 6), (11, 0)] {
         let Some(old) = own(Options { capability, ..usual() }, OLD) else { return };
         accepts(&old, false, false).unwrap();

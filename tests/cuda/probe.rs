@@ -50,7 +50,7 @@ const ABILITIES: [&str; 6] = [
     "conditional nodes",
 ];
 
-/// Why what a device cannot do is not usable, by name.
+/// By name, the reasons why unusable abilities are unusable.
 fn unusable(device: &CudaDevice) -> Vec<(&'static str, Error)> {
     let abilities = device.abilities();
     assert_eq!(abilities.iter().map(|ability| ability.name).collect::<Vec<_>>(), ABILITIES);
@@ -72,7 +72,7 @@ fn abilities_are_tried_and_their_resources_are_released() {
             "memory descriptors",
             "the device cannot export its memory as a descriptor",
         ),
-        // Memory is to be had all the same, and then for this process alone.
+        // Memory is still available, but for this process alone.
         (
             Options { withheld: true, ..options.clone() },
             "memory descriptors",
@@ -102,7 +102,7 @@ fn abilities_are_tried_and_their_resources_are_released() {
 #[test]
 fn a_driver_that_lacks_an_optional_function_is_loaded() {
     let Some(standin) = own(usual(), "has everything else") else { return };
-    // What may be missing is looked for last: the first refusal of the loader that a device survives is its.
+    // Optional functions are looked up last: the first refusal of the loader that a device survives is one of them.
     let device = (0..).find_map(|n| {
         let faults = Arc::new(Inject::nth(n, 2)) as Arc<dyn Faults>;
         CudaDevice::new(CudaOptions { faults, ..on(standin.library()) }).ok()
@@ -134,7 +134,7 @@ fn marks_tell_the_time_between_the_points_that_a_stream_reached() {
             assert!(0.0 < short && short < long, "{short} {long}");
             assert_eq!((device.elapsed_us(c, a).unwrap(), device.elapsed_us(b, b).unwrap()), (0.0, 0.0));
         }
-        // The last stamp counts, on whichever stream.
+        // The last stamp counts, on any stream.
         device.stamp(b, other).unwrap();
         assert!(device.elapsed_us(c, b).unwrap() > 0.0);
     }
@@ -189,7 +189,7 @@ fn every_ceiling_is_a_speed() {
 fn a_run_is_copied_whole_by_any_number_of_blocks_and_no_byte_next_to_it() {
     const BYTES: u64 = 5 * 4096 - 48;
     let Some(driver) = driver(usual()) else { return };
-    // A run over the ends of chunks: kernels see one stretch of addresses.
+    // A run across the ends of chunks: kernels see one range of addresses.
     let device = CudaDevice::new(CudaOptions { registration_chunk: 4096, ..on(driver.library()) }).unwrap();
     let map = pinned(8 * 4096);
     let host = device.register(&map).unwrap();
@@ -216,7 +216,7 @@ fn a_run_is_copied_whole_by_any_number_of_blocks_and_no_byte_next_to_it() {
             beside.clone().count() > 0 && beside.into_iter().all(|byte| *byte == 0xEE),
             "{blocks} blocks"
         );
-        // And down again, elsewhere.
+        // And down again, to another place.
         map.copy_in(0, &[0; 8 * 4096]).unwrap();
         device.carry(stream, to, host.part(64, BYTES).unwrap(), blocks).unwrap();
         device.record(event, stream).unwrap();
@@ -288,7 +288,7 @@ fn a_cache_takes_the_gpu_memory_that_its_footprint_says() {
         assert_eq!(pinned(), 0);
         let cache = forebay::Cache::new(config, device.clone()).unwrap();
         let taken = before - free() - footprint.data();
-        // Each table begins at a multiple of 256 bytes: 5 a layer, 10 a micro-batch, 6 of all.
+        // Each table begins at a multiple of 256 bytes: 5 per layer, 10 per micro-batch, 6 for all.
         let tables = 5 * 3 + 10 * 2 + 6;
         assert!(
             (footprint.tables..footprint.tables + 256 * tables).contains(&taken),

@@ -1,4 +1,4 @@
-//! Steps have the same result as on the host device, in every order that the driver picks; no step waits or allocates.
+//! Steps have the same result as on the host device, in every order that the driver selection; no step waits or allocates.
 
 use crate::rig::{Cache, K, LAYERS, Rig, entry, selection, usual};
 use forebay::device::descriptor::Entry;
@@ -13,7 +13,7 @@ fn host() -> Cache {
     Cache::new(HostDevice::new(HostOptions::default())).unwrap()
 }
 
-/// Joins both lanes and makes steps; shows what each left behind.
+/// Joins both lanes and makes steps. Calls back with the state after each.
 pub fn run(cache: &Cache, steps: u64, mut each: impl FnMut(u64, (Vec<u32>, Vec<u32>), Vec<u64>)) {
     for (lane, length) in [(0, 20), (1, 30)] {
         cache.join(lane, length).unwrap();
@@ -47,10 +47,10 @@ fn steps_have_the_same_result_as_on_the_host_device() {
     }
 }
 
-/// Steps of sequences that lack pages, before and behind a truncation that brings them; shows each step's report and
-/// digests.
+/// Steps of sequences that lack pages, before and after a truncation that adds them. Calls back with each step's report
+/// and digests.
 fn without_pages(cache: &Cache) -> Vec<(Vec<u32>, Vec<u64>)> {
-    // Lane 0 lacks pages of rows that are selected, lane 1 that of its new row.
+    // Lane 0 lacks the pages of selected rows, lane 1 that of its new row.
     cache.join_with(0, 20, 1).unwrap();
     cache.join_with(1, 32, 2).unwrap();
     let mut all = Vec::new();
@@ -189,7 +189,7 @@ fn a_warm_up_is_refused_in_a_capture_and_breaks_none() {
     let cache = Cache::new(rig.device.clone()).unwrap();
     cache.join(0, 20).unwrap();
     let warm = || Warm { lane: Lane(0), whole: false, selections: None, steps: 0 };
-    // Neither the first of all, whose event was never recorded, nor a later one.
+    // Neither the first event of all, which was never recorded, nor a later one.
     for _ in 0..2 {
         cache.device.capture(cache.stream).unwrap();
         let refused = cache.device.enqueue(cache.pools, cache.stream, PoolOp::Warm(warm())).unwrap_err();

@@ -11,7 +11,7 @@ pub const SOUND: u32 = 0;
 const FAILED: u32 = 1;
 const BYTES: u32 = 2;
 
-/// What a batch row's last resolve missed.
+/// The misses of a batch row's last resolve.
 #[derive(Clone, Debug, Default)]
 pub struct List {
     pub fetches: Vec<Fetch>,
@@ -36,7 +36,7 @@ impl List {
     }
 }
 
-/// Which part of a step an operation works on.
+/// The part of a step that an operation works on.
 #[derive(Clone, Copy, Debug)]
 pub struct StepRange {
     pub layer: usize,
@@ -45,7 +45,7 @@ pub struct StepRange {
     pub rows: QueryRange,
 }
 
-/// What a resolve answers.
+/// The output of a resolve.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     /// `[count][rows][k]`.
@@ -111,7 +111,7 @@ impl Model {
         &mut self.done[row * self.tables.len() + layer]
     }
 
-    /// The words that say what was done, of the rows of the step.
+    /// The words that record the calls made, for the rows of the step.
     pub fn marks(&self) -> Vec<u32> {
         let words = self.extents.shapes[0].query_rows.div_ceil(32);
         let set = |done: &BTreeSet<u32>, word: u32| {
@@ -208,7 +208,7 @@ impl Model {
         }
     }
 
-    /// Accepts landed rows in one layer; false where it cannot be.
+    /// Accepts landed rows in one layer; false if that is impossible.
     fn accept(&mut self, layer: usize, lane: u32, accepted: u32, next: u32) -> bool {
         let mut moves = Vec::new();
         let done = self.tables[layer].commit(&Portable, lane, accepted, next, |moved| moves.push(moved));
@@ -246,7 +246,7 @@ impl Model {
         }
     }
 
-    /// Fills the parts of `answer` that the part's rows have.
+    /// Fills the entries of `answer` that belong to the part's rows.
     pub fn resolve(&mut self, range: &StepRange, selection: &[i32], answer: &mut Answer) {
         let per_row = range.rows.count as usize * self.extents.top_k() as usize;
         let (batch, rows) = (self.extents.batch as usize, range.rows.count as usize);
@@ -356,7 +356,7 @@ impl Model {
         }
     }
 
-    /// Copies a row between its slot and the total pool; false where the lane has no page for it.
+    /// Copies a row between its slot and the total pool; false if the lane has no page for it.
     fn move_row(&mut self, layer: usize, lane: u32, fetch: Fetch, down: bool) -> bool {
         let g = &self.extents.geometry;
         let page = self.pages[lane as usize].get((fetch.position / g.page_tokens()) as usize).copied();

@@ -28,7 +28,7 @@ impl Random {
     }
 }
 
-/// How a world's kernels run.
+/// The way a world's kernels run.
 #[derive(Clone, Copy, Debug)]
 pub struct How {
     pub threads: u32,
@@ -41,11 +41,11 @@ pub struct World<'a> {
     kernels: &'a Kernels,
     how: How,
     pub random: Random,
-    /// How often an engine does what it must not: one in so many; 0 for never.
+    /// The engine makes a mistake in one of so many operations; 0 for never.
     pub mischief: u32,
-    /// The causes that steps have failed of.
+    /// The causes of failed steps so far.
     pub causes: BTreeSet<u32>,
-    /// Pages that a lane comes with at most.
+    /// The most pages that a lane joins with.
     pub pages: usize,
     steps: u64,
     free: Vec<Vec<u32>>,
@@ -100,7 +100,7 @@ impl<'a> World<'a> {
         self.args().words(&self.image.layer_words[layer]).words(&self.image.micro)
     }
 
-    /// Bytes of shared memory where the room to work in is there: `RoomAt`.
+    /// Bytes of shared memory if the work room is there: `RoomAt`.
     fn room_bytes(&self, room: u32) -> u32 {
         let extents = &self.model.extents;
         4 * [0, extents.work_words(), extents.work_words() + extents.set_words() / 2][room as usize] as u32
@@ -117,8 +117,8 @@ impl<'a> World<'a> {
         words
     }
 
-    /// Pages of a lane: as many as there may be tokens, all distinct from other lanes'. Now and then one is
-    /// beyond the total pool, or the last ones are not there.
+    /// Pages of a lane: enough for all its tokens, all distinct from other lanes'. Sometimes one is beyond the total
+    /// pool, or the last ones are missing.
     fn pages_of(&mut self, lane: u32) -> Vec<u32> {
         let pages = self.model.extents.lane_pages;
         let mut own: Vec<u32> = (0..pages).map(|index| (index * 7 + 3) % pages + lane * pages).collect();
@@ -163,7 +163,7 @@ impl<'a> World<'a> {
         self.compare("join");
     }
 
-    /// Gives a lane to a sequence, which cannot be: no table changes.
+    /// Gives a lane to a sequence, which is impossible: no table changes.
     pub fn refused_join(&mut self, lane: u32, budget: u32, length: u32, blocks: &[u32]) {
         let pages = self.pages_of(lane);
         let mut staged = self.staged(length, &pages);
@@ -178,7 +178,7 @@ impl<'a> World<'a> {
         self.compare("refused join");
     }
 
-    /// Makes a lane one that has made all steps but `left`.
+    /// Makes a lane one that has made all its steps but `left`.
     pub fn age(&mut self, lane: u32, left: u32) {
         for (image, tables) in self.image.layers.iter().zip(&mut self.model.tables) {
             let mut heads = image.heads();
@@ -228,7 +228,7 @@ impl<'a> World<'a> {
         self.compare("warm gather");
     }
 
-    /// Begins a step; `accepted` are the counts that stand on the device.
+    /// Begins a step; `accepted` are the counts on the device.
     pub fn begin(&mut self, entries: &[Entry], accepted: &[u32]) {
         self.steps += 1;
         let mut words = vec![77; step::words(self.model.extents.batch)];
@@ -267,7 +267,7 @@ impl<'a> World<'a> {
         [range.layer as u32, range.first, range.count, range.rows.first, range.rows.count]
     }
 
-    /// An answer that nothing has been written to.
+    /// An output that nothing has been written to.
     pub fn unanswered(&self, layer: usize, rows: u32) -> Answer {
         let lists = 1 + self.model.extents.shapes[layer].waves;
         let rows = (lists * self.model.extents.batch * rows) as usize;
@@ -275,7 +275,7 @@ impl<'a> World<'a> {
         Answer { slots: Vec::new(), lists: vec![-7; rows * k], counts: vec![7; rows] }
     }
 
-    /// Resolves a part; `answer` is what earlier parts have left in the lists.
+    /// Resolves a part of the step; `answer` holds what earlier parts left in the lists.
     pub fn resolve(&mut self, range: &StepRange, selection: &[i32], answer: &mut Answer) {
         let words = |values: &[i32]| Memory::of(&values.iter().map(|v| *v as u32).collect::<Vec<_>>());
         let back = |memory: &Memory| memory.read().iter().map(|word| *word as i32).collect::<Vec<_>>();
@@ -370,7 +370,7 @@ impl<'a> World<'a> {
         assert!(self.image.is_fenced(), "a write outside after {after}, {:?}", self.how);
     }
 
-    /// The lanes' digests, as the kernel adds them up.
+    /// The lanes' digests, as the kernel sums them.
     pub fn compare_digests(&mut self) {
         for lane in 0..self.model.trust.len() as u32 {
             let sum = Memory::new(2);
@@ -383,11 +383,11 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Positions near a wandering centre, with repetitions, -1, and now and then one that may not be.
+    /// Positions near a wandering centre, with repetitions, -1, and sometimes an invalid one.
     pub fn selection(&mut self, limit: u32, spread: u32) -> Vec<i32> {
         let centre = self.random.below(limit);
         let k = self.model.extents.top_k();
-        let pick = |world: &mut Self| match world.random.below(10) {
+        let position = |world: &mut Self| match world.random.below(10) {
             0 => -1,
             _ if limit == 0 => -1,
             _ if world.mischief() && world.random.one_in(20) => {
@@ -395,10 +395,10 @@ impl<'a> World<'a> {
             }
             _ => ((centre + world.random.below(spread)) % limit) as i32,
         };
-        (0..k).map(|_| pick(self)).collect()
+        (0..k).map(|_| position(self)).collect()
     }
 
-    /// A part's selections, by what each query row may see.
+    /// The selections of a part of the step, by the positions that each query row may see.
     pub fn selections(&mut self, range: &StepRange, entries: &[Entry], spread: u32) -> Vec<i32> {
         let mut all = Vec::new();
         for row in range.first..range.first + range.count {
@@ -456,7 +456,7 @@ impl<'a> World<'a> {
     fn layer(&mut self, layer: usize, entries: &[Entry]) {
         let shape = self.model.extents.shapes[layer];
         let batch = self.model.extents.batch;
-        // A draft layer runs a pass a row; an ordinary layer takes all rows at once.
+        // A draft layer runs one draft pass per row; an ordinary layer takes all rows at once.
         let calls: Vec<QueryRange> = match self.random.one_in(3) {
             true => (0..shape.query_rows).map(|first| QueryRange { first, count: 1 }).collect(),
             false => vec![QueryRange { first: 0, count: shape.query_rows }],

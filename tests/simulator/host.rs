@@ -79,7 +79,7 @@ fn the_hosts_calls_of_a_layer_are_those_that_the_schedule_makes() {
     for order in Overlap::ALL {
         let (operations, edges) = counted(order);
         assert!(operations >= 3 && edges >= 1);
-        // 61 layers and one pass of the draft layer where the setup has one, of two micro-batches.
+        // 61 layers and one draft pass where the setup has a draft layer, of two micro-batches.
         let shape = *ess().shape();
         let layers = f64::from(2 * (shape.layers + shape.draft_layers));
         let of = |costs| host(costs, order).uncaptured_us / layers;

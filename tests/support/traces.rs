@@ -6,8 +6,8 @@ mod skip;
 
 use std::path::PathBuf;
 
-/// The directory `kind` of the traces: in `$FOREBAY_TRACES`, or beside the repository. When it is missing
-/// the test says that it skips, and returns.
+/// The directory `kind` of the traces: in `$FOREBAY_TRACES`, or next to the repository. If it is missing, reports a
+/// skip and returns none.
 pub fn directory(kind: &str) -> Option<PathBuf> {
     let beside = || {
         let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));

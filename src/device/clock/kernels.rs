@@ -393,7 +393,7 @@ mod tests {
             (loads * 0.3 + turns * 0.17 + 23.0 * 0.02, loads * 0.6 + turns * 0.21 + 23.0 * 0.03);
         let found = sum(&costs.resolve(&Design::BEFORE, &of));
         assert!((found.low - least).abs() < 1e-9 && (found.high - most).abs() < 1e-9, "{found:?}");
-        // The blocks once, a load a round, two a victim, ties four ahead and then in registers.
+        // The blocks once, a load per round, two per victim, ties four ahead and then in registers.
         let loads = 3.0 + 1.0 + 5.0 + 2.0 + 4.0 + 2.0;
         let (least, most) =
             (loads * 0.3 + 42.0 * 0.02 + 23.0 * 0.02, loads * 0.6 + 42.0 * 0.03 + 23.0 * 0.03);

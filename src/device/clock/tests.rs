@@ -99,7 +99,7 @@ fn one_stream_takes_the_sum_of_its_gaps_and_operations() {
     (1..=3).for_each(|n| compute(&device, stream, 10.0 * f64::from(n), 1.0));
     assert_eq!(device.run().unwrap(), 75.0);
     assert_eq!(times(&device), [(5.0, 15.0), (20.0, 40.0), (45.0, 75.0)]);
-    // Time goes on from there; anew it begins at 0.
+    // Time continues from there; after a reset it begins at 0.
     compute(&device, stream, 10.0, 1.0);
     assert_eq!(device.run().unwrap(), 90.0);
     device.reset().unwrap();
@@ -127,13 +127,13 @@ fn a_wait_is_for_the_last_record_before_it_and_for_none_that_comes_later() {
     let [a, b, c, d] = streams(&device);
     let event = device.event().unwrap();
     assert_eq!(device.reached(event), None);
-    // Never recorded: passes.
+    // Never recorded: the wait passes.
     device.wait(c, event).unwrap();
     compute(&device, c, 1.0, 0.0);
     compute(&device, a, 10.0, 0.0);
     device.record(event, a).unwrap();
     device.wait(b, event).unwrap();
-    // Recorded again, later and elsewhere: not what b waits for.
+    // Recorded again, later and on another stream: b does not wait for that.
     compute(&device, a, 90.0, 0.0);
     device.record(event, a).unwrap();
     compute(&device, b, 5.0, 0.0);
@@ -237,7 +237,7 @@ fn a_copy_engine_takes_copies_in_the_order_of_becoming_ready() {
     compute(&device, b, 2.0, 0.0);
     compute(&device, c, 1.0, 0.0);
     copy(a, 10);
-    // b's was enqueued first, c's is ready first; a's second one comes after both.
+    // b's operation was enqueued first, c's is ready first; a's second one comes after both.
     copy(b, 40);
     copy(c, 20);
     copy(a, 10);
@@ -257,7 +257,7 @@ fn two_copy_engines_divide_the_link() {
     copy(c, 20);
     copy(a, 10);
     assert_eq!(device.run().unwrap(), 80.0);
-    // c begins when a is done, a's second one when c is; b runs at half the rate all the time.
+    // c's begins when a's ends, and a's second one when c's does; b's runs at half the rate all the time.
     assert_eq!(times(&device), [(0.0, 20.0), (20.0, 60.0), (60.0, 80.0), (0.0, 80.0)]);
 }
 
@@ -358,7 +358,8 @@ fn a_callback_that_waits_for_the_device_is_refused() {
     assert_eq!(*found.lock(), [(Kind::Busy, false)]);
 }
 
-/// What a callback holds, and what panics when the callback is gone: not in it, where it would be caught.
+/// A value that a callback holds, which panics when it is dropped: not inside the callback, where the panic would be
+/// caught.
 struct Bomb;
 
 impl Drop for Bomb {
@@ -381,7 +382,7 @@ fn an_effect_that_panics_fails_the_device_and_ends_every_wait() {
     device.complete(stream, completer).unwrap();
     let panics = std::panic::AssertUnwindSafe(|| device.run());
     std::panic::catch_unwind(panics).unwrap_err();
-    // Another thread may drive, and learns what has become of the device.
+    // Another thread may drive the clock, and learns the state of the device.
     let other = device.clone();
     let error = std::thread::spawn(move || other.run()).join().unwrap().unwrap_err();
     assert_eq!((error.kind(), error.number("kind")), (Kind::DeviceFailed, Some(Kind::Internal as u64)));
@@ -429,7 +430,7 @@ fn misuse_is_an_error_that_names_the_field() {
     assert_eq!(kind(device.set_misses(Layer(0), f64::NAN)), Kind::InvalidConfig);
     assert_eq!(kind(device.set_misses(Layer(0), -1.0)), Kind::InvalidConfig);
     assert_eq!(kind(device.compute(stream, named(""), Demand { ns: -1.0, sm: 0.0 })), Kind::InvalidConfig);
-    // Another device's, though they have the same number, and of this one's a number that it never gave.
+    // Another device's, though their numbers are the same; and a number that this device never returned.
     let foreign = other.attach(layout(&other, 2)).unwrap();
     for unknown in [foreign, device.id().pools(1)] {
         assert_eq!(kind(device.enqueue(unknown, stream, PoolOp::Leave(Lane(0)))), Kind::OutOfRange);

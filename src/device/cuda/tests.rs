@@ -17,7 +17,7 @@ fn driver(options: Options) -> Option<Beneath> {
     driver
 }
 
-/// A stand-in of the test's own, which `does` something that no other driver does.
+/// A stand-in of the test's own, which has the ability `does`.
 fn own(options: Options, does: &str) -> Option<Standin> {
     if !skip::own_driver(does) {
         return None;
@@ -25,7 +25,7 @@ fn own(options: Options, does: &str) -> Option<Standin> {
     if let Beneath::Own(standin) = driver(options)? { Some(*standin) } else { None }
 }
 
-/// On a stand-in with few threads a block: it runs each of them by itself.
+/// Few threads per block: a stand-in runs each of them by itself.
 fn device(library: &str) -> Result<Arc<CudaDevice>> {
     let usual = CudaOptions { library: Some(library.to_owned()), ..CudaOptions::default() };
     let given = Given::named().unwrap().is_some();
@@ -60,7 +60,7 @@ impl<'a> Engine<'a> {
         let mut context = 1;
         // SAFETY: see `Engine`.
         let mut ask = || unsafe { self.api.ctx_get_current(&mut context) };
-        // The call that is to be refused may be this one.
+        // The refused call may be this one.
         if ask() != 0 {
             done(ask());
         }
@@ -144,7 +144,7 @@ fn a_callers_context_is_unchanged_whatever_a_call_returns() {
         let mut look = || {
             let refused = standin.failed_call();
             if popped && refused.as_deref() == Some("cuCtxPopCurrent_v2") {
-                // It is not tried again: that could take the caller's own off.
+                // It is not tried again: that could pop the caller's own context.
                 popped = false;
                 stayed += 1;
                 assert_ne!(engine.current(), engine.context, "call {n}");
@@ -270,7 +270,7 @@ fn memory_and_queries_break_no_capture_of_an_engine() {
             true => std::thread::scope(|scope| scope.spawn(calls).join().unwrap()),
         }
         assert_eq!(engine.captured(raw), 0);
-        // The control: the same without what the device does about it.
+        // The control: the same without the device's measures against it.
         engine.capture(raw);
         let refused = match elsewhere {
             false => plain(&engine),
@@ -308,7 +308,7 @@ fn a_capture_of_the_engines_takes_launches_and_no_calls() {
     assert_eq!(engine.captured(raw), 0, "none of it has broken the capture");
 }
 
-/// Memory that is written on one stream as soon as it is there; whether the bytes stay.
+/// Memory that is written on one stream as soon as it is allocated. Returns whether the bytes stay.
 fn first_written_elsewhere(seed: u64, zeroed_in_time: bool) -> bool {
     let Some(standin) = driver(Options { seed: Some(seed), ..Options::default() }) else {
         return zeroed_in_time;

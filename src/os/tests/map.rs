@@ -32,7 +32,7 @@ fn lost(request: &Request, what: &str, call: Call, errno: i32) -> (Map, Vec<Fall
 
 #[test]
 fn no_size_grows_by_a_whole_page() {
-    // 60 GB asked, 80 GB taken: what rounding to a power of two costs. Nothing is populated here.
+    // 60 GB asked, 80 GB taken: the cost of rounding to a power of two. Nothing is populated here.
     let page = page_size();
     for bytes in [1, page - 1, page, page + 1, 3 * MIB + 1, 5 * (1 << 30) + 1] {
         let (map, lost) = Map::new(&plain(bytes), &NoFaults).unwrap();

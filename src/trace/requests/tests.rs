@@ -6,7 +6,7 @@ fn read(text: &str) -> Result<RequestTrace> {
     RequestTrace::from_bytes(text.as_bytes(), &Options::default())
 }
 
-/// The place of an error: what, line, column.
+/// The place of an error: its text, line, column.
 fn fault(text: &str) -> (String, u64, u64) {
     let e = read(text).unwrap_err();
     assert_eq!(e.kind(), Kind::BadFormat, "{e}");
@@ -127,11 +127,11 @@ fn sessions_are_interleaved_by_their_times() {
         (0..trace.requests()).map(of).collect::<Vec<_>>()
     };
     assert_eq!(lengths(&trace), [(130, 1), (130, 1), (0, 0), (64, 3)]);
-    // A sub-agent's requests are where their times are, beside what follows their element.
+    // A sub-agent's requests are ordered by their times, next to the requests after their element.
     let options = Options { subagents: true, ..Options::default() };
     let trace = RequestTrace::from_bytes(SESSIONS.as_bytes(), &options).unwrap();
     assert_eq!(all(&trace), [vec![0, 1], vec![2, 3], vec![4], vec![2], vec![2]]);
-    // Of times that are all alike nothing follows: the file's order stays, and is told.
+    // If all times are the same nothing follows from them: the file's order stays, and is reported.
     let alike = ["0.5", "1.0", "2.0", "0.0", "9.0"].iter();
     let alike = alike.fold(SESSIONS.to_owned(), |text, t| text.replace(&format!("\"t\":{t}"), "\"t\":3.0"));
     let trace = read(&alike).unwrap();
@@ -330,7 +330,7 @@ fn a_format_is_recognised_after_blank_lines() {
     std::fs::remove_file(&path).unwrap();
 }
 
-/// A small file that unfolds without end is refused by what was read of it.
+/// A small file that decompresses without end is refused by the bytes read so far.
 #[test]
 fn blank_lines_and_the_whole_content_have_a_limit() {
     let blanks = |count: u64| {

@@ -326,7 +326,7 @@ mod tests {
         let whole = whole.unwrap();
         assert_eq!(ended, Ok(3000));
         assert!(counted.count() > 10, "{}", counted.count());
-        // The folder is opened by the first call and stored by the second last; the file counts.
+        // The first call opens the folder and the second last stores it; the file counts.
         for n in 0..counted.count() {
             let (ended, file) = through(Arc::new(Inject::nth(n, libc::ENOSPC)));
             if [0, counted.count() - 2].contains(&n) {
@@ -337,7 +337,7 @@ mod tests {
             let file = file.unwrap_or_default();
             assert!(whole.starts_with(&file) && file.last().is_none_or(|byte| *byte == b'\n'), "call {n}");
         }
-        /// Writes a part of the third batch, then nothing.
+        /// Writes a part of the third batch, then fails to write more.
         struct Short(AtomicU64);
         impl Faults for Short {
             fn before(&self, call: Call) -> Option<i32> {

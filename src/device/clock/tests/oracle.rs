@@ -26,7 +26,7 @@ fn machine(copy_engines: u32, duplex: f64) -> Machine {
     Machine { link: [1.0, 0.5], duplex, copy_engines }
 }
 
-/// Ends by the clock.
+/// The ends by the clock.
 fn by_clock(items: &[Item], streams: usize, machine: Machine) -> Vec<f64> {
     let mut timeline: Timeline<usize> = Timeline::new(machine, u64::MAX, false);
     (0..streams).for_each(|_| assert!(timeline.stream().0 < streams as u64));
@@ -115,7 +115,7 @@ fn by_ticks(items: &[Item], streams: usize, machine: Machine) -> Option<Vec<f64>
     let mut tick = 0_u64;
     while stages.iter().any(|stage| *stage != Stage::Done) {
         let now = tick as f64 * TICK;
-        // What has nothing left to do moves on, as far as it can at this time.
+        // A work with nothing left moves on, as far as it can at this time.
         loop {
             let before = stages.clone();
             for (n, item) in items.iter().enumerate() {
@@ -174,7 +174,7 @@ fn item(streams: usize, kinds: std::ops::Range<u8>) -> impl Strategy<Value = Ite
     let numbers = (0..40_u32, 0..8_u32, 0..30_u32, 1..30_u32, 0..5_u32);
     (0..streams, kinds, numbers, prop::collection::vec(0..streams, 0..3)).prop_map(
         |(stream, kind, (gap, fixed, ns, bytes, sm), behind)| {
-            // Odd fractions: two things at the same time are another test's.
+            // Odd fractions: another test covers two events at the same time.
             let odd = |n: u32, part: f64| f64::from(n) * (1.0 + part);
             let (ns, sm, bytes) = (odd(ns, 0.137), f64::from(sm) / 4.0, odd(bytes, 0.071));
             let fixed_ns = odd(fixed, 0.0413);
@@ -226,7 +226,7 @@ proptest! {
     }
 }
 
-/// The control: the oracle tells machines apart.
+/// The control: the oracle distinguishes machines.
 #[test]
 fn the_oracle_sees_a_link_that_is_not_divided() {
     let rows = |stream| Item {
