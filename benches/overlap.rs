@@ -124,9 +124,13 @@ impl Decode {
             sequences.push(sequence);
         }
         let words = |count: u32| device.allocate(u64::from(4 * count));
-        let parts = SplitIndices { lists: words(2 * BATCH * K)?, counts: words(2 * BATCH)?, batch: BATCH };
-        let buffers =
-            Buffers { selection: words(BATCH * K)?, slots: words(BATCH * K)?, split_indices: Some(parts) };
+        let split_indices =
+            SplitIndices { lists: words(2 * BATCH * K)?, counts: words(2 * BATCH)?, batch: BATCH };
+        let buffers = Buffers {
+            selection: words(BATCH * K)?,
+            slots: words(BATCH * K)?,
+            split_indices: Some(split_indices),
+        };
         Ok(Decode {
             cache,
             sequences,

@@ -86,6 +86,6 @@ fn the_tables_are_four_bytes_a_token_and_eight_a_slot() {
         + 4 * blocks
         + size_of::<LaneHead>() as u64;
     assert_eq!(LayerTables::new(shape).unwrap().bytes(), expected);
-    assert_eq!(shape.bytes(), expected, "told before they are made");
+    assert_eq!(shape.bytes(), expected, "computed before they are made");
     assert_eq!((size_of::<LaneHead>(), size_of::<Fetch>()), (28, 8));
 }

@@ -353,7 +353,7 @@ fn p7_the_words_that_the_rule_reads_are_bounded_by_the_extents_at_any_age() {
         };
         let [(words, passes, slots), aged] =
             [&mut young, &mut old].map(|lane| lane.step(accepted, WIDTH, position));
-        assert_eq!(slots, aged.2, "step {number}: age is told by nothing but the work");
+        assert_eq!(slots, aged.2, "step {number}: only the work differs by age");
         for (words, passes) in [(words, passes), (aged.0, aged.1)] {
             assert!(words <= bound(accepted, WIDTH), "step {number}: {words} words");
             assert!(passes <= (1 + u64::from(accepted)) * SEARCH, "step {number}: {passes} passes");
@@ -361,7 +361,7 @@ fn p7_the_words_that_the_rule_reads_are_bounded_by_the_extents_at_any_age() {
         (searched, most) = (searched.max(aged.1), most.max(aged.0));
     }
     assert!(searched > 10, "the bound of an old sequence has to be searched: {searched} passes");
-    assert!(most * 8 > bound(0, WIDTH), "the bound is no more than a few times what is reached: {most}");
+    assert!(most * 8 > bound(0, WIDTH), "the bound is at most a few times the largest count: {most}");
     // The control: the cost of a search by age stays within the bound while a sequence is young, and exceeds it later.
     assert!(control[0] <= bound(0, WIDTH) && control[1] > bound(0, WIDTH), "{control:?}");
 }

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
 #[path = "support/oracle.rs"]
-#[expect(dead_code, reason = "a curve knows no truncation, and nothing is brought up")]
+#[expect(dead_code, reason = "a curve has no truncation, and no row is warmed up")]
 mod oracle;
 
 use forebay::Kind;

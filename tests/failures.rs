@@ -20,7 +20,7 @@ mod sizes;
 use forebay::{Config, Kind, Layer, LayerCall, MicroBatch};
 use rig::{K, Machine, Rig, config, everywhere, row, some_wait_is_missed, stamp};
 
-fn three_steps_behind_a_gate(machine: Machine) {
+fn three_steps_while_a_stream_is_held(machine: Machine) {
     let mut rig = Rig::on(machine, Config { steps_in_flight: 3, ..config(4, 64) });
     let sequences = [10, 20, 30, 40].map(|prompt| rig.open(prompt, 8, prompt));
     let gate = rig.machine.gate(rig.stream);
@@ -47,10 +47,10 @@ fn three_steps_behind_a_gate(machine: Machine) {
 
 #[test]
 fn f3_a_step_descriptor_is_not_overwritten_while_its_copy_is_pending() {
-    everywhere(three_steps_behind_a_gate);
+    everywhere(three_steps_while_a_stream_is_held);
 }
 
-fn cuts_behind_a_gate(machine: Machine) {
+fn truncations_while_a_stream_is_held(machine: Machine) {
     let mut rig = Rig::on(machine, config(1, 64));
     let gate = rig.machine.gate(rig.stream);
     let first = rig.admit(14, 8, 1);
@@ -69,7 +69,7 @@ fn cuts_behind_a_gate(machine: Machine) {
         let _gate = rig.machine.gate(rig.stream);
         let ticket = rig.cache.truncate(second, 9, rig.stream).unwrap();
         let again = rig.cache.truncate(second, 3, rig.stream).unwrap_err();
-        assert_eq!(again.kind(), Kind::Busy, "a cut stages pages too");
+        assert_eq!(again.kind(), Kind::Busy, "a truncation stages pages too");
         ticket
     };
     rig.sync();
@@ -78,7 +78,7 @@ fn cuts_behind_a_gate(machine: Machine) {
 
 #[test]
 fn f4_the_staged_pages_of_a_lane_are_not_replaced_before_the_device_has_read_them() {
-    everywhere(cuts_behind_a_gate);
+    everywhere(truncations_while_a_stream_is_held);
 }
 
 fn fork_that_closes(machine: Machine) {
@@ -105,7 +105,7 @@ fn fork_that_closes(machine: Machine) {
     rig.rest(&step, [1], rig.stream);
     rig.cache.finish(&mut step, rig.stream).unwrap();
     rig.sync();
-    rig.check_answers(parent, 0, &positions, &rig.answers(buffers));
+    rig.check_slots(parent, 0, &positions, &rig.slots(buffers));
     rig.cache.retire(step, rig.stream).unwrap();
     rig.cache.validate().unwrap();
     // The end of the last owner frees them; the test would have seen them free before.
@@ -139,7 +139,7 @@ fn f6_a_truncation_into_a_shared_page_replaces_the_physical_page() {
     rig.cache.validate().unwrap();
 }
 
-fn aborts_behind_a_gate(machine: Machine) {
+fn aborts_while_a_stream_is_held(machine: Machine) {
     let mut rig = Rig::on(machine, config(3, 64));
     let start = rig.gauges();
     let running = rig.open(24, 8, 1);
@@ -157,7 +157,7 @@ fn aborts_behind_a_gate(machine: Machine) {
         assert_eq!(rig.cache.close(sequence, rig.stream).unwrap_err().kind(), Kind::Closed);
     }
     let held = |rig: &Rig| (rig.cache.stats().sequences, rig.cache.stats().free_host_pages < start[2]);
-    assert_eq!(held(&rig), (3, true), "the engine may still be writing to what was not joined");
+    assert_eq!(held(&rig), (3, true), "the engine may still be writing to a sequence that did not join");
     assert_eq!(rig.cache.reap(rig.stream).unwrap(), 3);
     gate.open();
     rig.sync();
@@ -165,7 +165,7 @@ fn aborts_behind_a_gate(machine: Machine) {
     rig.cache.retire(first, rig.stream).unwrap();
     assert_eq!(held(&rig), (3, true), "the second step still names one of them");
     rig.cache.retire(second, rig.stream).unwrap();
-    assert_eq!(held(&rig), (2, true), "the other two tickets have nobody who looks at them yet");
+    assert_eq!(held(&rig), (2, true), "no call has looked at the other two tickets yet");
     assert_eq!(rig.cache.reap(rig.stream).unwrap(), 0);
     assert_eq!(rig.gauges(), start);
     rig.sync();
@@ -174,7 +174,7 @@ fn aborts_behind_a_gate(machine: Machine) {
 
 #[test]
 fn f9_an_abort_frees_everything_once_the_operations_that_name_it_have_ended() {
-    everywhere(aborts_behind_a_gate);
+    everywhere(aborts_while_a_stream_is_held);
 }
 
 #[test]

@@ -194,10 +194,10 @@ impl Lane {
         let (mut slots, mut fetches) = (vec![-1; selection.len()], vec![Fetch { position: 0, slot: 0 }; 8]);
         let selected = Selected { selection: &selection[..], slots: &mut slots, fetches: &mut fetches };
         let rows = QueryRange { first: 0, count: 1 };
-        let told = self.tables.resolve(&Portable, 0, rows, selected, &mut self.work).unwrap();
-        assert_eq!((told.beyond, told.counts.scratch), (None, 0));
+        let output = self.tables.resolve(&Portable, 0, rows, selected, &mut self.work).unwrap();
+        assert_eq!((output.beyond, output.counts.scratch), (None, 0));
         self.tables.validate().unwrap();
-        fetches[..told.counts.misses as usize].iter().map(|fetch| (fetch.position, fetch.slot)).collect()
+        fetches[..output.counts.misses as usize].iter().map(|fetch| (fetch.position, fetch.slot)).collect()
     }
 }
 
@@ -274,10 +274,10 @@ fn the_slot_ids_of_the_slab_are_those_of_a_cache() {
     let step = cache.prepare(MicroBatch(0), 2, &[row], None, stream).unwrap();
     let call = LayerCall::whole(Layer(0));
     cache.resolve(&step, call, stream, Buffers { selection, slots, split_indices: None }).unwrap();
-    let mut answer = [0; 4];
-    device.read(slots.part(0, 4).unwrap(), &mut answer).unwrap();
+    let mut slot = [0; 4];
+    device.read(slots.part(0, 4).unwrap(), &mut slot).unwrap();
     let block: Vec<u32> = (0..4).flat_map(|i| shown(&drawn, &format!("block {i}"))).collect();
-    let first = u32::from_le_bytes(answer);
+    let first = u32::from_le_bytes(slot);
     assert_eq!(block, [first, first + 64, first + 128, first + 192]);
     assert_eq!(cache.slab(Layer(1)).unwrap().bytes() / 656, u64::from(first) + 256, "no more blocks");
 }

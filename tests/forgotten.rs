@@ -29,7 +29,7 @@ const ROW: usize = 32;
 /// Two layers and a draft layer.
 const LAYERS: u32 = 3;
 const DRAFT: u32 = 2;
-const PASSES: u32 = 2;
+const WAVES: u32 = 2;
 /// Query rows of the two batch rows.
 const WIDTHS: [u32; 2] = [2, 1];
 
@@ -47,7 +47,7 @@ fn config() -> Config {
     Config {
         memory: Memory { huge: false, populate: false, lock: false, node: None },
         query_rows: 2,
-        attention_waves: PASSES,
+        attention_waves: WAVES,
         min_budget: 4,
         ..Config::new(shape, 2, 32, 4)
     }
@@ -70,7 +70,7 @@ impl Rig {
         let forgets = Forgets::new(memory.device(), expected);
         let words = |count: u32| memory.allocate(u64::from(4 * count)).unwrap();
         let rows = 2 * config.query_rows;
-        let lists = (1 + PASSES) * rows;
+        let lists = (1 + WAVES) * rows;
         let split_indices = SplitIndices { lists: words(lists * K), counts: words(lists), batch: 2 };
         let buffers = Buffers {
             selection: words(rows * K),
@@ -132,7 +132,7 @@ impl Rig {
         self.cache.prepare(micro_batch, 2, &rows, None, self.stream).unwrap()
     }
 
-    fn make(&self, step: &Step, (call, pass, of): Made) -> Result<(), Error> {
+    fn make(&self, step: &Step, (call, wave, of): Made) -> Result<(), Error> {
         let (_, count) = of.batch_rows.unwrap_or((0, step.rows()));
         let bytes = u64::from(4 * K * count * of.draft_pass.map_or(step.query_rows(), |_| 1));
         let range = |slice: Slice| slice.part(0, bytes).unwrap();
@@ -140,7 +140,7 @@ impl Rig {
         let buffers = Buffers { selection: range(selection), slots: range(slots), split_indices };
         match call {
             Call::Resolve => self.cache.resolve(step, of, self.stream, buffers),
-            Call::Gather => self.cache.gather(step, of, pass, self.stream),
+            Call::Gather => self.cache.gather(step, of, wave, self.stream),
             Call::Scatter => self.cache.scatter(step, of, self.stream),
         }
     }
@@ -187,17 +187,17 @@ fn due(halves: bool) -> Vec<Vec<Made>> {
 
 /// The first missing call when these were made: which one, its layer, batch row and query row.
 fn missing(made: &[Made]) -> Option<(&'static str, u64, u64, u64)> {
-    let mut passes: BTreeMap<[u32; 3], u32> = BTreeMap::new();
+    let mut waves: BTreeMap<[u32; 3], u32> = BTreeMap::new();
     let mut scattered = BTreeMap::new();
-    for (call, pass, of) in made {
+    for (call, wave, of) in made {
         let (first, count) = of.batch_rows.unwrap_or((0, 2));
         for row in first..first + count {
             for query in of.draft_pass.map_or(0..2, |pass| pass..pass + 1) {
                 let place = [of.layer.0, row, query];
                 match call {
-                    Call::Resolve => drop(passes.insert(place, 0)),
+                    Call::Resolve => drop(waves.insert(place, 0)),
                     Call::Gather => {
-                        passes.entry(place).and_modify(|next| *next += u32::from(*next == *pass));
+                        waves.entry(place).and_modify(|next| *next += u32::from(*next == *wave));
                     }
                     Call::Scatter => drop(scattered.insert(place, ())),
                 }
@@ -210,8 +210,8 @@ fn missing(made: &[Made]) -> Option<(&'static str, u64, u64, u64)> {
             let place = places.clone().find(|place| is_missing(place))?;
             Some((name, place[0].into(), place[1].into(), place[2].into()))
         };
-        let found = find("a resolve was not enqueued", &|place| !passes.contains_key(place))
-            .or_else(|| find("a gather was not enqueued", &|place| passes[place] < PASSES))
+        let found = find("a resolve was not enqueued", &|place| !waves.contains_key(place))
+            .or_else(|| find("a gather was not enqueued", &|place| waves[place] < WAVES))
             .or_else(|| find("a scatter was not enqueued", &|place| !scattered.contains_key(place)));
         if found.is_some() {
             return found;
@@ -220,7 +220,7 @@ fn missing(made: &[Made]) -> Option<(&'static str, u64, u64, u64)> {
     None
 }
 
-fn told(error: &Error) -> (&str, u64, u64, u64) {
+fn described(error: &Error) -> (&str, u64, u64, u64) {
     let number = |name| error.number(name).unwrap();
     (error.place(), number("layer"), number("batch row"), number("query row"))
 }
@@ -247,7 +247,7 @@ fn p19_a_step_in_which_a_call_is_missing_is_refused_and_completed_or_abandoned()
         let before = rig.memory.operations();
         let error = rig.cache.finish(&mut step, rig.stream).unwrap_err();
         assert_eq!((error.kind(), error.operation()), (Kind::InvalidState, "finish"), "{error}");
-        assert_eq!(told(&error), expected, "halves {halves}, without {left_out:?}");
+        assert_eq!(described(&error), expected, "halves {halves}, without {left_out:?}");
         assert!(error.to_string().contains("enqueue it, or abandon the step"), "{error}");
         assert_eq!(rig.memory.operations(), before, "nothing is enqueued");
         let kind =
@@ -281,8 +281,8 @@ fn p19_a_gather_before_its_resolve_does_not_count() {
     let of = LayerCall { batch_rows: Some((1, 1)), ..LayerCall::whole(Layer(1)) };
     rig.make(&step, (Call::Resolve, 0, of)).unwrap();
     let error = rig.cache.finish(&mut step, rig.stream).unwrap_err();
-    assert_eq!(told(&error), ("a gather was not enqueued", 1, 1, 0));
-    (0..PASSES).for_each(|pass| rig.make(&step, (Call::Gather, pass, of)).unwrap());
+    assert_eq!(described(&error), ("a gather was not enqueued", 1, 1, 0));
+    (0..WAVES).for_each(|wave| rig.make(&step, (Call::Gather, wave, of)).unwrap());
     rig.end(step).unwrap();
 }
 
@@ -294,7 +294,7 @@ fn p19_attention_waves_of_a_gather_count_in_their_order() {
     let calls = due(false).concat().into_iter().filter(|made| *made != first);
     calls.for_each(|call| rig.make(&step, call).unwrap());
     let error = rig.cache.finish(&mut step, rig.stream).unwrap_err();
-    assert_eq!((told(&error), error.number("wave")), (("a gather was not enqueued", 0, 0, 0), Some(0)));
+    assert_eq!((described(&error), error.number("wave")), (("a gather was not enqueued", 0, 0, 0), Some(0)));
     rig.cache.abandon(&mut step).unwrap();
     rig.end(step).unwrap_err();
 }
@@ -305,9 +305,9 @@ fn p19_query_rows_beyond_those_of_a_sequence_are_not_due() {
     let run = |memory| {
         let mut rig = Rig::new(memory, config(), None).with([1, 2]);
         let step = rig.prepare();
-        for (call, pass, of) in due(false).concat() {
+        for (call, wave, of) in due(false).concat() {
             let batch_rows = if of.draft_pass == Some(1) { Some((0, 1)) } else { of.batch_rows };
-            rig.make(&step, (call, pass, LayerCall { batch_rows, ..of })).unwrap();
+            rig.make(&step, (call, wave, LayerCall { batch_rows, ..of })).unwrap();
         }
         rig.end(step).unwrap();
     };
@@ -344,7 +344,7 @@ fn p19_a_draft_pass_that_the_schedule_did_not_announce_is_missing() {
         rig.cache.overlap_steps(&mut [(&mut step, layers)], &orders, passes, &mut Idle).unwrap();
         for pass in passes..2 {
             let error = rig.cache.finish(&mut step, rig.stream).unwrap_err();
-            assert_eq!(told(&error), ("a resolve was not enqueued", DRAFT.into(), 0, pass.into()));
+            assert_eq!(described(&error), ("a resolve was not enqueued", DRAFT.into(), 0, pass.into()));
             rig.cache.overlap(&mut step, Layer(DRAFT), Some(pass), Overlap::Da, &layers, &mut Idle).unwrap();
         }
         rig.end(step).unwrap();
@@ -403,7 +403,7 @@ fn reported(memory: Arc<TestDevice>) -> Vec<String> {
         let numbers = ["layer", "batch row", "value"].map(|name| error.number(name).unwrap());
         assert_eq!((error.place(), numbers), (said, [layer, first, query].map(u64::from)), "{left_out:?}");
         let ahead = rig.cache.truncate(rig.sequences[0], 21, rig.stream).unwrap_err();
-        assert_eq!(ahead.kind(), Kind::OutOfRange, "what a failed step landed is not accepted");
+        assert_eq!(ahead.kind(), Kind::OutOfRange, "landed rows of a failed step are not accepted");
         rig.truncate();
         // The same step, whole.
         forgetful(&mut rig, halves, (Call::Resolve, 99, 0, 0)).unwrap();
@@ -414,12 +414,12 @@ fn reported(memory: Arc<TestDevice>) -> Vec<String> {
 
 #[test]
 fn p19_the_report_finds_the_same_missing_calls_on_every_device() {
-    let told = reported(TestDevice::host(HostOptions::default()));
-    assert_eq!(told.len(), 7);
-    assert_eq!(reported(TestDevice::host(HostOptions { threaded: true, ..HostOptions::default() })), told);
+    let reports = reported(TestDevice::host(HostOptions::default()));
+    assert_eq!(reports.len(), 7);
+    assert_eq!(reported(TestDevice::host(HostOptions { threaded: true, ..HostOptions::default() })), reports);
     #[cfg(feature = "cuda")]
     if device::driver_is_there() {
-        assert_eq!(reported(TestDevice::cuda(&HostOptions::default(), Some(3)).unwrap()), told);
+        assert_eq!(reported(TestDevice::cuda(&HostOptions::default(), Some(3)).unwrap()), reports);
     }
 }
 
@@ -444,9 +444,9 @@ fn read_back(forget: bool, expected: Option<Expected>) -> Result<[u8; ROW], Erro
         let calls = [(Call::Resolve, 0, whole), (Call::Gather, 0, whole), (Call::Scatter, 0, whole)];
         calls.into_iter().try_for_each(|call| rig.make(&step, call))?;
         rig.sync();
-        let (mut answer, mut row) = ([0; 4], [0; ROW]);
-        rig.memory.read(rig.buffers.slots.part(0, 4)?, &mut answer)?;
-        rig.memory.read(place(u32::from_le_bytes(answer))?, &mut row)?;
+        let (mut slot, mut row) = ([0; 4], [0; ROW]);
+        rig.memory.read(rig.buffers.slots.part(0, 4)?, &mut slot)?;
+        rig.memory.read(place(u32::from_le_bytes(slot))?, &mut row)?;
         rig.end(step).map(|()| row)
     };
     let fill = |rig: &mut Rig, tag: u8, rows: usize, promised: u32| {
@@ -532,7 +532,7 @@ fn p19_a_graph_that_lacks_a_layer_or_was_not_launched_fails_its_step() {
     // Without a call to the cache nothing was enqueued.
     let mut step = rig.prepare();
     let error = rig.cache.finish(&mut step, rig.stream).unwrap_err();
-    assert_eq!(told(&error), ("a resolve was not enqueued", 0, 0, 0));
+    assert_eq!(described(&error), ("a resolve was not enqueued", 0, 0, 0));
     rig.cache.abandon(&mut step).unwrap();
     rig.end(step).unwrap_err();
     drop((whole, lacking, own));
@@ -588,7 +588,7 @@ fn an_engines_graph_launched_twice_for_a_step_leaves_the_same_rows() {
     let [(slots, rows, [hits, misses], digests), twice] = [1, 2].map(launched_by_the_engine);
     assert_eq!((rows, misses > 0), ([1; 4 * ROW], true), "rows of the first sequence");
     assert_eq!((twice.0, twice.1), (slots, rows));
-    assert_eq!(twice.2[1], misses, "what was fetched is found");
+    assert_eq!(twice.2[1], misses, "the fetched rows are found");
     assert!(twice.2[0] > hits, "and counted again");
     assert!(
         (0..2).all(|at| twice.3[at] != digests[at]),
@@ -633,23 +633,23 @@ fn work_after_a_step_waits_for_the_end_of_its_own_micro_batch() {
     let own = rig.forgets.recorded.lock().unwrap().clone();
     let [first, second] = [0, 1].map(|at| rig.sequences[at]);
     let length = rig.cache.length(first).unwrap().committed;
-    let (cut, closed) = (rig.memory.stream().unwrap(), rig.memory.stream().unwrap());
-    let _ticket = rig.cache.truncate(first, length, cut).unwrap();
+    let (truncating, closed) = (rig.memory.stream().unwrap(), rig.memory.stream().unwrap());
+    let _ticket = rig.cache.truncate(first, length, truncating).unwrap();
     rig.cache.close(second, closed).unwrap();
-    for stream in [cut, closed] {
+    for stream in [truncating, closed] {
         let awaited = rig.forgets.awaited.lock().unwrap().clone();
         let first = awaited.into_iter().find(|(_, waits)| *waits == stream).unwrap();
         assert!(own.contains(&(first.0, rig.stream)), "{first:?} of {own:?}");
     }
     // A fork comes after a truncation, and waits for it.
     rig.forgets.recorded.lock().unwrap().clear();
-    let _ticket = rig.cache.truncate(first, length, cut).unwrap();
-    let cut_ends = rig.forgets.recorded.lock().unwrap().clone();
+    let _ticket = rig.cache.truncate(first, length, truncating).unwrap();
+    let truncation_ends = rig.forgets.recorded.lock().unwrap().clone();
     rig.sync();
     let open = Open { prompt: 20, promised: 8, budget: Budget::Slots(4), bring_up: BringUp::Nothing };
     let forked = rig.memory.stream().unwrap();
     let _fork = rig.cache.fork(first, &open, forked).unwrap();
     let awaited = rig.forgets.awaited.lock().unwrap().clone();
     let first = awaited.into_iter().find(|(_, waits)| *waits == forked).unwrap();
-    assert!(cut_ends.contains(&(first.0, cut)), "{first:?} of {cut_ends:?}");
+    assert!(truncation_ends.contains(&(first.0, truncating)), "{first:?} of {truncation_ends:?}");
 }

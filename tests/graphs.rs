@@ -249,12 +249,12 @@ impl Run {
             let compute = self.layers[micro].streams.compute;
             for (row, s) in self.sequences[micro].iter().enumerate() {
                 let (came, number) = (self.came.clone(), self.number);
-                let told = move |digest| {
+                let note = move |digest| {
                     let mut came = came.lock().unwrap();
                     came.entry(number).or_default().digests.insert((micro, row), digest);
                 };
                 let queue = self.device.device();
-                self.device.digest_in(&*queue, (self.cache.pools(), Lane(s.lane)), compute, told).unwrap();
+                self.device.digest_in(&*queue, (self.cache.pools(), Lane(s.lane)), compute, note).unwrap();
             }
             self.cache.finish(step, compute).unwrap();
             self.device.record(ended[micro], compute).unwrap();

@@ -209,8 +209,8 @@ fn one_row(world: &mut World<'_>, selection: &[i32]) {
     world.begin(&[Entry { lane: 0, accepted: 0, query_rows: 1 }], &[0; LANES as usize]);
     for layer in 0..2 {
         let range = StepRange { layer, first: 0, count: 1, rows: QueryRange { first: 0, count: 1 } };
-        let mut answer = world.unanswered(layer, 1);
-        world.resolve(&range, selection, &mut answer);
+        let mut output = world.empty_output(layer, 1);
+        world.resolve(&range, selection, &mut output);
         for wave in 0..world.model.extents.shapes[layer].waves {
             world.gather(&range, wave);
         }
@@ -239,17 +239,17 @@ fn begin(world: &mut World<'_>) {
 fn resolve(world: &mut World<'_>, layer: usize, (first, count): (u32, u32), from: i32) {
     let k = world.model.extents.top_k() as i32;
     let selection: Vec<i32> = (0..k * count as i32).map(|i| from + i).collect();
-    let mut answer = world.unanswered(layer, count);
-    world.resolve(&range(layer, first, count), &selection, &mut answer);
+    let mut output = world.empty_output(layer, count);
+    world.resolve(&range(layer, first, count), &selection, &mut output);
     assert!(!world.model.lists[0].fetches.is_empty());
 }
 
 /// A layer in which lane 0 selects nothing, and whose new rows are stored.
 fn nothing(world: &mut World<'_>, layer: usize) {
     let all = range(layer, 0, QUERY_ROWS);
-    let mut answer = world.unanswered(layer, QUERY_ROWS);
+    let mut output = world.empty_output(layer, QUERY_ROWS);
     let selection = vec![-1; (world.model.extents.top_k() * QUERY_ROWS) as usize];
-    world.resolve(&all, &selection, &mut answer);
+    world.resolve(&all, &selection, &mut output);
     world.scatter(&all);
 }
 
@@ -427,11 +427,11 @@ fn a_step_of_a_lane_without_free_stamps_fails() {
     let Some(kernels) = kernels() else { return };
     let mut world = in_a_step(&kernels, &extents(24, ([16, 4], 0)), 8);
     world.age(0, 1);
-    let mut answer = world.unanswered(0, 1);
+    let mut output = world.empty_output(0, 1);
     resolve(&mut world, 0, (0, 1), 20);
     world.gather(&range(0, 0, 1), 0);
-    world.resolve(&range(0, 1, 1), &[60; 24], &mut answer);
-    assert!(answer.slots.iter().all(|slot| *slot == -1), "{:?}", answer.slots);
+    world.resolve(&range(0, 1, 1), &[60; 24], &mut output);
+    assert!(output.slots.iter().all(|slot| *slot == -1), "{:?}", output.slots);
     let selections: Vec<i32> = (0..96).map(|i| 100 + i).collect();
     world.warm(0, false, &selections, 2);
     world.report();

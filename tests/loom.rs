@@ -178,9 +178,9 @@ fn a_page_read_is_the_old_or_the_new_one_and_after_an_edge_the_new_one() {
             taking.take(Lane(0), &[9]);
             reached.reach(number);
         });
-        let beside = [0, 1].map(|index| tables.page(Lane(0), index));
-        assert!([Some(7), Some(9)].contains(&beside[0]), "{beside:?}");
-        assert!([Some(8), None].contains(&beside[1]), "{beside:?}");
+        let seen = [0, 1].map(|index| tables.page(Lane(0), index));
+        assert!([Some(7), Some(9)].contains(&seen[0]), "{seen:?}");
+        assert!([Some(8), None].contains(&seen[1]), "{seen:?}");
         event.wait(number);
         assert_eq!([0, 1].map(|index| tables.page(Lane(0), index)), [Some(9), None]);
         join.join().unwrap();
@@ -188,7 +188,7 @@ fn a_page_read_is_the_old_or_the_new_one_and_after_an_edge_the_new_one() {
 }
 
 /// The words of device memory, each atomic and none ordered, as `host/words.rs` moves them.
-fn words_beside_a_writer(waits: bool) {
+fn words_during_a_write(waits: bool) {
     let (words, event) = (Arc::new([0, 0].map(AtomicU32::new)), Arc::new(EventState::new()));
     let number = event.record();
     let (written, reached) = (Arc::clone(&words), Arc::clone(&event));
@@ -208,13 +208,13 @@ fn words_beside_a_writer(waits: bool) {
 
 #[test]
 fn words_read_after_an_edge_are_the_new_ones() {
-    model(|| words_beside_a_writer(true));
+    model(|| words_during_a_write(true));
 }
 
 #[test]
 #[should_panic = "words of before"]
 fn control_words_read_without_the_edge_can_be_the_old_ones() {
-    model(|| words_beside_a_writer(false));
+    model(|| words_during_a_write(false));
 }
 
 /// A ticket that checks first and sets then.

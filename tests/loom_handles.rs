@@ -189,10 +189,10 @@ fn a_list_that_does_not_count_its_changes_is_found() {
     fn pop(list: &List) -> Option<u32> {
         let now = list.head.load(Ordering::Acquire);
         let place = (now as u32).checked_sub(1)?;
-        let behind = u64::from(list.places[place as usize].next.load(Ordering::Relaxed));
+        let successor = u64::from(list.places[place as usize].next.load(Ordering::Relaxed));
         let head = list.head.load(Ordering::Acquire);
         let same = head as u32 == now as u32;
-        let swapped = list.head.compare_exchange(head, behind, Ordering::AcqRel, Ordering::Acquire);
+        let swapped = list.head.compare_exchange(head, successor, Ordering::AcqRel, Ordering::Acquire);
         (same && swapped.is_ok()).then_some(place)
     }
     assert_found(|| {

@@ -96,10 +96,10 @@ impl Engine {
 
     /// The first byte of the rows in the slots that a layer returned.
     fn held(&self, layer: Layer, slots: Slice) -> Vec<u8> {
-        let mut answer = vec![0; 4 * K as usize];
-        self.device.read(slots, &mut answer).unwrap();
+        let mut returned = vec![0; 4 * K as usize];
+        self.device.read(slots, &mut returned).unwrap();
         let slab = self.cache.slab(layer).unwrap();
-        let held = answer.chunks_exact(4).map(|slot| {
+        let held = returned.chunks_exact(4).map(|slot| {
             let slot = u32::from_le_bytes(slot.try_into().unwrap());
             let piece = self.cache.geometry().pieces(slot)[0];
             let mut byte = [0];
@@ -212,7 +212,7 @@ fn a_gather_of_another_layer_fails_the_step_and_copies_nothing() {
     e.finish(&mut step);
     assert_eq!(e.cache.retire(step, e.stream).unwrap_err().error.kind(), Kind::DeviceFailed);
     let _ticket = e.cache.truncate(sequence, 24, e.stream).unwrap();
-    assert_eq!(e.decode(sequence, 0, 4), (16, (4..12).collect()), "the device goes on");
+    assert_eq!(e.decode(sequence, 0, 4), (16, (4..12).collect()), "the device continues");
 }
 
 #[test]
@@ -223,11 +223,11 @@ fn a_step_after_a_failed_one_fails_too_and_accepts_nothing_of_it() {
     let mut bad = e.prepare(sequence, 0);
     [0, 1].into_iter().for_each(|layer| e.whole(&bad, layer));
     e.finish(&mut bad);
-    let mut behind = e.prepare(sequence, 1);
-    [0, 1].into_iter().for_each(|layer| e.whole(&behind, layer));
-    e.finish(&mut behind);
+    let mut later = e.prepare(sequence, 1);
+    [0, 1].into_iter().for_each(|layer| e.whole(&later, layer));
+    e.finish(&mut later);
     // Retired in the other order: the later one must not look valid even then.
-    let error = e.cache.retire(behind, e.stream).unwrap_err().error;
+    let error = e.cache.retire(later, e.stream).unwrap_err().error;
     assert_eq!(error.place(), "an earlier step of the sequence failed");
     assert_eq!(e.cache.retire(bad, e.stream).unwrap_err().error.kind(), Kind::DeviceFailed);
     assert_eq!(e.cache.length(sequence).unwrap().committed, 24, "the failed row was not accepted");
@@ -359,9 +359,9 @@ fn step_with_lanes(e: &Engine, lanes: [u32; 2]) -> (Vec<u8>, Report) {
     let (mut read, mut words) = (Report::with_room(2, 2), vec![0; Report::words(2, 2)]);
     map.copy_out_words(2048, &mut words).unwrap();
     read.decode(&words, 9, 2).unwrap();
-    let mut answers = vec![0; 8 * K as usize];
-    e.device.read(slots, &mut answers).unwrap();
-    (answers, read)
+    let mut returned = vec![0; 8 * K as usize];
+    e.device.read(slots, &mut returned).unwrap();
+    (returned, read)
 }
 
 /// No cache writes such a descriptor. None of its rows runs. Its step fails, and so do the next steps of its lanes. Its
@@ -376,10 +376,10 @@ fn a_descriptor_that_names_a_lane_twice_or_out_of_range_runs_nothing_and_fails_i
         e.finish(&mut sound);
         e.cache.retire(sound, e.stream).unwrap();
         let digest = e.cache.digest(sequence).unwrap();
-        let (answers, read) = step_with_lanes(&e, lanes);
+        let (returned, read) = step_with_lanes(&e, lanes);
         assert_eq!(read.sticky, Some(Sticky { row: 1, layer: 0, cause: Cause::Tables, value }));
         assert_eq!(read.lengths[0], 24);
-        assert!(answers.iter().all(|byte| *byte == 0xFF), "no row is there to be answered");
+        assert!(returned.iter().all(|byte| *byte == 0xFF), "no slot of a row is expected");
         assert_eq!(e.cache.digest(sequence).unwrap(), digest);
         e.cache.validate().unwrap();
         let mut next = e.prepare(sequence, 0);
@@ -395,9 +395,9 @@ fn a_descriptor_that_names_a_lane_twice_or_out_of_range_runs_nothing_and_fails_i
 fn a_lane_without_a_sequence_resolves_to_no_slots() {
     let mut e = Engine::new(false);
     let _sequence = e.open();
-    let (answers, read) = step_with_lanes(&e, [0, 1]);
+    let (returned, read) = step_with_lanes(&e, [0, 1]);
     assert_eq!(read.sticky.map(|wrong| (wrong.row, wrong.cause)), Some((1, Cause::Tables)));
-    let (found, none) = answers.split_at(4 * K as usize);
+    let (found, none) = returned.split_at(4 * K as usize);
     assert!(found.chunks_exact(4).all(|slot| ![[7; 4], [0xFF; 4]].contains(&slot.try_into().unwrap())));
     assert!(none.iter().all(|byte| *byte == 0xFF), "{none:?}");
 }

@@ -222,7 +222,7 @@ fn only_a_truncation_may_follow_an_abandoned_step() {
         let device = TestDevice::new(HostOptions { threaded: true, ..HostOptions::default() });
         let mut decode = Decode::new(plain(), device.device(), device);
         decode.step(&[Overlap::Da]).unwrap();
-        let (refused, retired) = decode.behind_an_abandoned_step(calls, &[Overlap::Da; 4]);
+        let (refused, retired) = decode.after_an_abandoned_step(calls, &[Overlap::Da; 4]);
         assert_eq!((refused.kind(), refused.place()), (Kind::InvalidState, "a step of the sequence failed"));
         assert_eq!(retired, [Kind::Cancelled; 2]);
         decode.truncate();
@@ -237,7 +237,7 @@ fn an_abandoned_step_ends_after_all_its_enqueued_work() {
     let clock = ClockDevice::over(memory.device(), ClockOptions::default()).unwrap();
     let mut decode = Decode::new(plain(), Arc::clone(&clock) as Arc<dyn Device>, memory);
     decode.step(&[Overlap::None]).unwrap();
-    assert!(decode.ends_behind_what_ran(&clock, &[Overlap::None; 4]));
+    assert!(decode.ends_after_its_work(&clock, &[Overlap::None; 4]));
 }
 
 #[test]
@@ -385,7 +385,7 @@ fn the_picture_of_the_orders_has_their_edges_and_no_others() {
     for (order, name) in [(Overlap::None, "none"), (Overlap::Da, "DA"), (Overlap::Dba, "DBA")] {
         let works = drawn(name);
         let edges: Vec<_> = times::edges(order, 1).into_iter().filter(|(_, to)| *to != "rest").collect();
-        let mut behind: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+        let mut after: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
         for (index, work) in works.iter().enumerate() {
             let waits = works.iter().find(|other| Some(other.name) == work.after);
             assert!(
@@ -401,15 +401,15 @@ fn the_picture_of_the_orders_has_their_edges_and_no_others() {
                 "{name}: {} from {earliest}",
                 work.name
             );
-            let all = before.iter().flat_map(|other| behind[other.name].iter().copied().chain([other.name]));
+            let all = before.iter().flat_map(|other| after[other.name].iter().copied().chain([other.name]));
             let all = all.collect();
-            behind.insert(work.name, all);
+            after.insert(work.name, all);
         }
         for (from, to) in edges {
-            assert!(behind[to].contains(from), "{name}: {to} is not drawn behind {from}");
+            assert!(after[to].contains(from), "{name}: {to} is not drawn after {from}");
         }
         let clock = times::times(order, 1, 20.0, None).swap_remove(0);
-        assert!(behind.keys().eq(clock.keys().filter(|work| *work != "rest")), "{name}");
+        assert!(after.keys().eq(clock.keys().filter(|work| *work != "rest")), "{name}");
     }
 }
 
@@ -450,7 +450,7 @@ fn control_each_wait_of_a_step_that_is_left_out_shows_for_some_seed() {
 /// Three steps on the CUDA device whose attention takes two waves, by a seed of the stand-in, the second step without
 /// one of its waits. Returns the number of waits of that step.
 #[cfg(feature = "cuda")]
-fn in_passes_on_cuda(seed: u64, left_out: Option<u64>) -> u64 {
+fn in_waves_on_cuda(seed: u64, left_out: Option<u64>) -> u64 {
     let device = TestDevice::cuda(&HostOptions::default(), Some(seed)).unwrap();
     let setting = Setting { waves: 2, budget: 10, query_rows: 3, real: [1, 1], half: 0, ..plain() };
     let mut decode = Decode::new(setting, device.device(), device.clone());
@@ -473,14 +473,14 @@ fn f2_an_attention_wave_fetches_nothing_into_slots_that_the_last_wave_still_read
     // Each micro-batch's prepare waits twice; each layer of each has seven edges, the sixth from A1 to the next G.
     let (prepares, edges, layers) = (4, 7, 2 * u64::from(engine::LAYERS));
     for seed in 0..20 {
-        assert!(in_passes_on_cuda(seed, None) >= prepares + edges * layers);
+        assert!(in_waves_on_cuda(seed, None) >= prepares + edges * layers);
     }
     if !device::own_driver("delays by a seed") {
         return;
     }
     let missed = |layer: u64| {
         let wait = prepares + edges * layer + 5;
-        (0..40).any(|seed| std::panic::catch_unwind(|| in_passes_on_cuda(seed, Some(wait))).is_err())
+        (0..40).any(|seed| std::panic::catch_unwind(|| in_waves_on_cuda(seed, Some(wait))).is_err())
     };
     // If a step fetches so few rows that one wave holds them, the next wave has nothing to overwrite.
     let shows = (0..layers).filter(|layer| missed(*layer)).count();

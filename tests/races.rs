@@ -101,7 +101,7 @@ impl Engine {
     }
 
     /// The contents of the rows that a step's slots name, one byte each, and the count of the first index list.
-    fn answered(&mut self, step: Step) -> (Vec<u32>, u32) {
+    fn read_back(&mut self, step: Step) -> (Vec<u32>, u32) {
         self.sync(self.stream);
         self.cache.retire(step, self.stream).unwrap();
         self.cache.validate().unwrap();
@@ -140,14 +140,14 @@ fn a_selection_written_while_it_is_resolved_resolves_entry_by_entry() {
             engine.write(words([number.min(1)].into_iter()), accepted);
         }
         engine.enqueue(&mut step);
-        let (held, resident) = engine.answered(step);
+        let (held, resident) = engine.read_back(step);
         assert!((0..).zip(&held).all(|(at, row)| row / 2 == at), "{held:?}");
         assert!(resident <= K, "{resident}");
     }
 }
 
 /// A step whose selection is written on a stream that is held until the step is enqueued, with the edge or without.
-fn behind_an_edge(ordered: bool) -> Vec<u32> {
+fn after_an_edge(ordered: bool) -> Vec<u32> {
     let mut engine = Engine::new();
     engine.join();
     engine.device.write(engine.accepted, &words([0].into_iter())).unwrap();
@@ -164,17 +164,17 @@ fn behind_an_edge(ordered: bool) -> Vec<u32> {
         engine.sync(engine.stream);
     }
     drop(held);
-    engine.answered(step).0
+    engine.read_back(step).0
 }
 
 #[test]
 fn a_selection_after_an_edge_is_the_one_that_was_written() {
-    assert!((0..).zip(behind_an_edge(true)).all(|(at, row)| row == 2 * at + 1));
+    assert!((0..).zip(after_an_edge(true)).all(|(at, row)| row == 2 * at + 1));
 }
 
 #[test]
 fn control_a_selection_without_the_edge_is_the_old_one() {
-    assert!((0..).zip(behind_an_edge(false)).all(|(at, row)| row == 2 * at));
+    assert!((0..).zip(after_an_edge(false)).all(|(at, row)| row == 2 * at));
 }
 
 #[test]

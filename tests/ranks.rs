@@ -247,7 +247,7 @@ impl Process {
         writeln!(self.to.as_mut().unwrap(), "{what}").unwrap();
     }
 
-    fn told(&mut self) -> Digests {
+    fn reply(&mut self) -> Digests {
         let said = loop {
             let line = self.from.recv_timeout(SILENT).expect("a rank has ended, or hangs");
             if let Some(said) = line.strip_prefix("DIGESTS ") {
@@ -301,7 +301,7 @@ impl Ranks {
     /// Sends each a command; both run it at the same time.
     fn each(&mut self, what: [&str; 2]) -> [Digests; 2] {
         self.processes.iter_mut().zip(what).for_each(|(process, what)| process.tell(what));
-        [0, 1].map(|rank| self.processes[rank].told())
+        [0, 1].map(|rank| self.processes[rank].reply())
     }
 
     fn both(&mut self, what: &str) -> [Digests; 2] {
@@ -340,7 +340,7 @@ fn p9_two_processes_that_select_the_same_rows_in_any_order_agree_step_by_step() 
     let digests = ranks.agree(60);
     for sequence in 0..BATCH {
         let changes = digests.windows(2).filter(|two| two[0][sequence] != two[1][sequence]).count();
-        assert_eq!(changes, 59, "a digest says what a step has done");
+        assert_eq!(changes, 59, "a digest changes with every step");
     }
     // The control: one position of one query row in one layer.
     assert_eq!(apart(ranks.step(Some(1))), [1]);

@@ -76,7 +76,7 @@ fn checked(path: &Path) -> (u32, u64) {
         }
     }
     assert_eq!(trace.header().steps % GROUP, 0);
-    (trace.header().steps, trace.header().unfinished.expect("nobody finished it"))
+    (trace.header().steps, trace.header().unfinished.expect("it was never finished"))
 }
 
 #[test]

@@ -127,11 +127,11 @@ impl Life {
     /// Truncates a sequence to its committed length, which a refused truncation may have reduced.
     fn truncate(&mut self, sequence: Sequence) -> Result<()> {
         let compute = self.layers.streams.compute;
-        let cut = self.twice(|life| {
+        let truncated = self.twice(|life| {
             let length = life.cache.length(sequence)?.committed;
             life.cache.truncate(sequence, length, compute)
         })?;
-        self.tickets.push(cut);
+        self.tickets.push(truncated);
         self.wait()
     }
 
@@ -328,7 +328,7 @@ fn a_context_that_is_lost_at_any_call_leaks_nothing() {
 #[test]
 fn running_out_of_memory_anywhere_is_an_error_that_names_it_and_leaks_nothing() {
     let grain = 2 << 20;
-    let (mut refused, mut limit, mut told) = (0, 0, false);
+    let (mut refused, mut limit, mut named) = (0, 0, false);
     loop {
         let Some(standin) = standin(Options { memory: limit, ..Options::default() }) else { return };
         let made = device(&standin).and_then(Life::new).map(|_| ());
@@ -337,13 +337,13 @@ fn running_out_of_memory_anywhere_is_an_error_that_names_it_and_leaks_nothing() 
             Ok(()) => break,
             Err(error) => {
                 assert_eq!(error.kind(), Kind::OutOfMemory, "{limit} bytes: {error}");
-                told |= error.to_string().contains("on a new device");
+                named |= error.to_string().contains("on a new device");
             }
         }
         refused += 1;
         limit += if limit < grain { grain / 64 } else { grain / 2 };
     }
-    assert!(refused > 5 && told, "{refused} limits");
+    assert!(refused > 5 && named, "{refused} limits");
 }
 
 /// Calls that are refused half-way while their stream is held.
@@ -575,7 +575,7 @@ fn a_step_descriptor_is_not_written_while_a_refused_prepare_may_read_it() {
             held.end(&all, start);
         }
     }
-    assert!(busy > 0, "none was refused behind the reading");
+    assert!(busy > 0, "none was refused after the reader was enqueued");
 }
 
 /// The call's layer must exist for its slab; the first one does.

@@ -41,7 +41,7 @@ fn a_trace_cut_anywhere_is_a_shorter_trace_or_an_error() {
         assert!(request_bytes(trace.as_bytes(), false), "the control: the whole one is a trace: {trace}");
         let taken = (0..trace.len()).filter(|cut| request_bytes(&trace.as_bytes()[..*cut], false)).count();
         // Texts that end with a whole line, with or without its end, or inside the CSV's last number.
-        assert!(taken <= 8, "{taken} cuts of {trace} were taken for whole");
+        assert!(taken <= 8, "{taken} cuts of {trace} were read as whole");
     }
 }
 

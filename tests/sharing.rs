@@ -144,7 +144,7 @@ fn a_prefix_is_found_while_it_is_used_and_after() {
     assert_eq!(
         (rows(&e, third, 48), rows(&e, third, 47)),
         ([9; 32], [UNWRITTEN; 32]),
-        "appended behind what is shared"
+        "appended after the shared pages"
     );
     e.close(third);
     let stats = e.cache.stats();
@@ -253,7 +253,11 @@ fn f7_control_a_page_published_when_its_rows_are_enqueued_lacks_their_bytes() {
         e.cache.read_row(first, Layer(0), 15, &mut row).unwrap();
         row
     };
-    assert_eq!(read(&e), [UNWRITTEN; 32], "whoever found this page now would read it without its last row");
+    assert_eq!(
+        read(&e),
+        [UNWRITTEN; 32],
+        "a sequence that found this page now would read it without its last row"
+    );
     drop(held);
     e.settle();
     assert_eq!(read(&e), [7; 32]);

@@ -172,7 +172,7 @@ fn numbers(table: &str) -> String {
     let mut all = String::new();
     for (name, number) in table.lines().filter_map(named) {
         let known = NUMBERS.iter().find(|known| known.0 == name);
-        let official = known.unwrap_or_else(|| panic!("{name}: say in NUMBERS what cuda.h calls it")).1;
+        let official = known.unwrap_or_else(|| panic!("{name}: add the name in cuda.h to NUMBERS")).1;
         all += &format!("static_assert((long long)({official}) == {number}, \"{name}\");\n");
     }
     all
@@ -262,7 +262,7 @@ fn the_library_calls_the_driver_as_its_header_says() {
 fn the_stand_in_declares_the_driver_as_its_header_does() {
     let Some(cuda_h) = tools::installed(HEADER) else { return };
     let header = read(STANDIN);
-    assert!(symbols(&header).len() >= 60 && enumerators(&header).len() >= 60, "what is declared is found");
+    assert!(symbols(&header).len() >= 60 && enumerators(&header).len() >= 60, "the declarations are found");
     assert_eq!(faults("standin", &of_standin(&header), &cuda_h), None);
     for (name, from, to, said) in [
         ("argument", "cuMemFree_v2(CUdeviceptr dptr)", "cuMemFree_v2(CUevent dptr)", "cuMemFree_v2"),

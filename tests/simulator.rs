@@ -63,7 +63,7 @@ fn the_built_in_setup_is_the_fit_of_the_measurements() {
     let text = fitted().setup.file().text().unwrap();
     assert_eq!(Setup::parse(&text).unwrap().file(), fitted().setup.file());
     let made = text == include_str!("../data/setups/ess.json");
-    assert!(made, "make it anew: forebay fit data/setups/ess-measurements.json");
+    assert!(made, "make it again: forebay fit data/setups/ess-measurements.json");
     assert_eq!(ess().name(), "ess");
 }
 

@@ -193,8 +193,8 @@ fn random_bytes_are_runs_that_reach_every_operation() {
         "truncate deep",
         "truncate drafts",
         "truncate into a shared page",
-        "truncate what others share",
-        "truncate what was published",
+        "truncate shared pages",
+        "truncate published pages",
         "scratch rows",
         "publish InvalidState",
         "publish OutOfRange",
@@ -230,7 +230,7 @@ fn shared_pages_fill_the_pools_and_make_room() {
         }
     }
     // Rare; single tests of tests/sharing.rs cover it for certain.
-    let rare = if soak() { &["publish a page whose twin is gone"][..] } else { &[] };
+    let rare = if soak() { &["publish a page whose duplicate is gone"][..] } else { &[] };
     for what in ["evict a shared page", "fork of shared pages"].iter().chain(rare) {
         assert!(reached.contains_key(*what), "never reached: {what}; reached: {reached:#?}");
     }
@@ -417,7 +417,11 @@ fn f1_a_store_waits_for_the_rows_that_it_reads() {
 
 /// Steps enqueued while a warm-up, two truncations and a fork still have to run on the host's stream. Returns the waits
 /// of each step's prepare, on the clock.
-fn steps_behind_what_made_them_ready(setup: Setup, seed: u16, without: Range<u64>) -> Vec<Range<u64>> {
+fn steps_after_the_work_that_made_them_ready(
+    setup: Setup,
+    seed: u16,
+    without: Range<u64>,
+) -> Vec<Range<u64>> {
     let mut world = World::new(setup);
     world.engine.without_waits(without);
     let mut begins = Vec::new();
@@ -455,16 +459,16 @@ fn steps_behind_what_made_them_ready(setup: Setup, seed: u16, without: Range<u64
 #[test]
 fn a_step_waits_for_the_work_that_made_its_sequence_ready() {
     let sound = sound_seed();
-    steps_behind_what_made_them_ready(threaded(0), sound, 0..0);
+    steps_after_the_work_that_made_them_ready(threaded(0), sound, 0..0);
     for setups in by_chance(0) {
         let mut begins = Vec::new();
         for setup in &setups {
-            begins = steps_behind_what_made_them_ready(*setup, sound, 0..0);
+            begins = steps_after_the_work_that_made_them_ready(*setup, sound, 0..0);
         }
         // The controls: without the waits of its prepare each step goes wrong, for some seed.
         for begin in begins {
             let wrong = |setup: &Setup| {
-                let run = || steps_behind_what_made_them_ready(*setup, sound, begin.clone());
+                let run = || steps_after_the_work_that_made_them_ready(*setup, sound, begin.clone());
                 catch_unwind(run).is_err()
             };
             assert!(setups.iter().any(wrong), "waits {begin:?}: {:?}", setups[0].on);
@@ -525,11 +529,11 @@ fn padded_rows_of_a_captured_batch_are_inert() {
         .unwrap();
     device.enqueue(world.cache.pools(), stream, PoolOp::Gather { range, wave: 0 }).unwrap();
     device.enqueue(world.cache.pools(), stream, PoolOp::Scatter(range)).unwrap();
-    let mut answers = vec![0; 4 * words as usize];
-    device.read(slots, &mut answers).unwrap();
-    let answers: Vec<i32> = answers.as_chunks::<4>().0.iter().map(|b| i32::from_le_bytes(*b)).collect();
-    assert!(answers[..k as usize].iter().all(|slot| *slot >= 0));
-    assert!(answers[k as usize..].iter().all(|slot| *slot == -1));
+    let mut returned = vec![0; 4 * words as usize];
+    device.read(slots, &mut returned).unwrap();
+    let returned: Vec<i32> = returned.as_chunks::<4>().0.iter().map(|b| i32::from_le_bytes(*b)).collect();
+    assert!(returned[..k as usize].iter().all(|slot| *slot >= 0));
+    assert!(returned[k as usize..].iter().all(|slot| *slot == -1));
     // The cache has seen none of these calls: for it the step is not enqueued yet.
     let own = |buffer: Slice| buffer.part(0, 4 * u64::from(k)).unwrap();
     let complete = |cache: &Cache, step: &Step| {
@@ -567,7 +571,7 @@ fn a_micro_batch_has_one_open_step() {
     (1..20).for_each(|seed| world.apply(&Op::Begin { micro: 0, rows: 0b01, width: 1, seed }));
     assert!(world.reached["prepare Busy"] > 9, "{:?}", world.reached);
     world.apply(&Op::Begin { micro: 1, rows: 0b01, width: 1, seed: 1 });
-    assert!(world.open[1].is_some(), "another micro-batch's step may be open beside it");
+    assert!(world.open[1].is_some(), "another micro-batch's step may be open at the same time");
     world.close_all();
     world.end();
 }

@@ -111,7 +111,7 @@ fn each_call(scenario: Scenario, least: u64, code: i32, seed: Option<u64>) {
     let ends = ["cuStreamSynchronize", "cuEventQuery", "cuEventRecord", "cuStreamGetCaptureInfo_v2"];
     for call in silent {
         let known = gives_back(&call) || undone(&call) || ends.contains(&call.as_str());
-        assert!(known, "{call} was refused, and nobody was told");
+        assert!(known, "{call} was refused, and no caller got an error");
     }
 }
 
@@ -150,7 +150,7 @@ fn a_context_lost_at_any_operation_ends_every_ticket_and_leaks_nothing() {
                     assert!(tickets.len() == 3 && all_done);
                     break;
                 }
-                Ok(()) => panic!("operation {n} failed, and nobody was told"),
+                Ok(()) => panic!("operation {n} failed, and no caller got an error"),
                 Err(error) => assert_eq!(error.kind(), Kind::DeviceFailed, "operation {n}: {error}"),
             }
             failed += 1;
@@ -176,7 +176,7 @@ fn a_free_that_is_refused_is_tried_again_unless_the_memory_may_be_gone() {
                 assert_eq!(standin.held_resources().allocations, left, "{code}");
                 break;
             }
-            assert!(standin.failed_call().is_some(), "the memory is never given back");
+            assert!(standin.failed_call().is_some(), "the memory is never freed");
         }
     }
 }

@@ -119,7 +119,7 @@ fn a_graph_released_while_it_runs_ends_its_run_and_is_destroyed() {
     // The next call that uses graphs finds it ended.
     let next = c.graph().unwrap();
     assert!(execs(1));
-    assert_eq!(Arc::strong_count(&c.count), 2, "its work has gone with it");
+    assert_eq!(Arc::strong_count(&c.count), 2, "its work was dropped with it");
     device.release(next).unwrap();
     assert!(execs(0) && Arc::strong_count(&c.count) == 1, "never launched");
 }
@@ -246,7 +246,7 @@ fn a_call_that_is_refused_in_a_capture_leaves_its_slot_to_the_next_one() {
         }
         seen += 1;
         assert_eq!(refused.unwrap_err().kind(), Kind::OutOfMemory);
-        assert_eq!(Arc::strong_count(&c.count), 1, "the work is given back");
+        assert_eq!(Arc::strong_count(&c.count), 1, "the work is dropped");
         standin.hold(side.0);
         let (ticket, completer) = Ticket::new();
         device.complete(side, completer).unwrap();
@@ -370,7 +370,7 @@ fn any_call_that_reports_a_lost_context_fails_the_device() {
         device.complete(c.stream, completer).unwrap();
         c.rig.driver.fail_operation(0, 700);
         c.rig.driver.let_go(c.stream.0);
-        assert_eq!(ticket.poll(), None, "{name}: nobody has heard of it");
+        assert_eq!(ticket.poll(), None, "{name}: no call has reported it");
         assert!(call(&c, graph), "{name}");
         assert_eq!(ticket.poll(), Some(Outcome::Failed(Kind::DeviceFailed)), "{name}");
     }

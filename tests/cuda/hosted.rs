@@ -43,7 +43,7 @@ fn a_cache_over_the_drivers_memory_decodes_as_one_over_registered_memory() {
             // The words, and the rows if the system allocates them.
             let registers = 1 + u64::from(host_memory == HostMemory::Registered);
             assert_eq!(driver.own().map(registered), before.map(|before| before + registers));
-            run(&cache, STEPS, |_, answers, digests| seen.push((answers, digests)));
+            run(&cache, STEPS, |_, slots, digests| seen.push((slots, digests)));
             total.copy_out(0, &mut bytes).unwrap();
             seen.push(((bytes.iter().map(|byte| u32::from(*byte)).collect(), vec![]), vec![]));
         }

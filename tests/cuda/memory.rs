@@ -66,7 +66,7 @@ fn a_piece_is_mapped_in_several_ranges_and_in_other_processes() {
     }
     assert_eq!(device.export(taken).unwrap_err().kind(), Kind::OutOfRange);
     let file = std::fs::File::open("/dev/null").unwrap();
-    assert!(other.import_backing(&file.into(), grain).is_err(), "no memory is behind it");
+    assert!(other.import_backing(&file.into(), grain).is_err(), "it has no memory");
 }
 
 #[test]

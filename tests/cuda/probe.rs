@@ -211,9 +211,9 @@ fn a_run_is_copied_whole_by_any_number_of_blocks_and_no_byte_next_to_it() {
         device.synchronize(event).unwrap();
         let seen = whole(near);
         assert_eq!(seen[32..][..BYTES as usize], bytes[16..][..BYTES as usize], "{blocks} blocks");
-        let beside = seen[..32].iter().chain(&seen[32 + BYTES as usize..]);
+        let others = seen[..32].iter().chain(&seen[32 + BYTES as usize..]);
         assert!(
-            beside.clone().count() > 0 && beside.into_iter().all(|byte| *byte == 0xEE),
+            others.clone().count() > 0 && others.into_iter().all(|byte| *byte == 0xEE),
             "{blocks} blocks"
         );
         // And down again, to another place.

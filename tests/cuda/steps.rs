@@ -1,4 +1,4 @@
-//! Steps have the same result as on the host device, in every order that the driver selection; no step waits or allocates.
+//! Steps have the same result as on the host device, in every order that the driver picks; no step waits or allocates.
 
 use crate::rig::{Cache, K, LAYERS, Rig, entry, selection, usual};
 use forebay::device::descriptor::Entry;
@@ -69,7 +69,7 @@ fn without_pages(cache: &Cache) -> Vec<(Vec<u32>, Vec<u64>)> {
         cache.enqueue().unwrap();
         let ticket = cache.ticket().unwrap();
         cache.device.synchronize(cache.event).unwrap();
-        assert_eq!(ticket.poll(), Some(Outcome::Done), "the device goes on");
+        assert_eq!(ticket.poll(), Some(Outcome::Done), "the device continues");
         all.push((cache.seen().0, cache.digests()));
     }
     all
@@ -81,7 +81,7 @@ fn a_row_without_a_page_fails_its_step_alone_and_is_fetched_after_a_truncation()
     let cause = |step: usize| wanted[step].0[2];
     assert_eq!([0, 1, 2, 3].map(cause), [3, 4, 0, 0], "tables, a step before, and sound again");
     let hits = |step: usize| wanted[step].0[6];
-    assert!(hits(1) > 0 && hits(2) < hits(3), "what was resident without bytes is not behind a truncation");
+    assert!(hits(1) > 0 && hits(2) < hits(3), "rows without bytes are not resident after a truncation");
     for seed in [None, Some(1)] {
         let Some(rig) = Rig::new(Options { seed, ..usual() }) else { return };
         assert_eq!(without_pages(&Cache::new(rig.device.clone()).unwrap()), wanted);

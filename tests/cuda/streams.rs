@@ -106,7 +106,7 @@ fn calls_and_tickets_complete_once_and_in_the_streams_order() {
         device.synchronize(event).unwrap();
         assert_eq!(count.load(Ordering::Relaxed), 10);
         assert!(tickets.iter().all(|ticket| ticket.poll() == Some(Outcome::Done)));
-        assert_eq!(Arc::strong_count(&count), 1, "what was called is dropped");
+        assert_eq!(Arc::strong_count(&count), 1, "the callback is dropped");
     }
 }
 

@@ -343,7 +343,7 @@ fn rows_that_a_driver_pins_are_counted_whatever_the_configuration_says() {
     let lazy = Memory { huge: false, populate: false, lock: false, node: None };
     let cuda = TestDevice::cuda(&HostOptions::default(), None).unwrap();
     let footprint = config().footprint(4096).unwrap();
-    assert_eq!(wanted(lazy, &cuda), wanted(Memory { populate: true, ..lazy }, &cuda), "pinned as it is");
+    assert_eq!(wanted(lazy, &cuda), wanted(Memory { populate: true, ..lazy }, &cuda), "pinned in both cases");
     let host = TestDevice::host(HostOptions::default());
     // The host device pins nothing, and its tables are the machine's.
     assert_eq!(wanted(lazy, &cuda) + footprint.tables, wanted(lazy, &host) + footprint.rows);

@@ -24,7 +24,7 @@ fn one_block_for_two_steps(machine: Machine) {
     }
     gate.open();
     machine.sync(stream);
-    assert_eq!(machine.bytes(loaded[0]), [2; 64], "the first step has read the second one's block");
+    assert_eq!(machine.bytes(loaded[0]), [2; 64], "the first step has read the second one's descriptor");
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn page_of_the_join(machine: &Machine, wait_between: bool) -> u8 {
 fn f4_control_pages_staged_before_the_device_has_read_the_last_ones_replace_them() {
     everywhere(|machine| assert_eq!(page_of_the_join(&machine, true), 0));
     everywhere(|machine| {
-        assert_eq!(page_of_the_join(&machine, false), 1, "the join has gathered from the cut's page");
+        assert_eq!(page_of_the_join(&machine, false), 1, "the join has gathered from the truncation's page");
     });
 }
 

@@ -147,11 +147,11 @@ fn draft_passes_resolve_to_landing_slots_and_their_rows_are_born_once() {
         rig.land(sequence, pass as u32, 1, &stamp(2, 1, 12 + pass as u32));
         let buffers = rig.select(&step, LayerCall::draft_pass(Layer(1), pass as u32), &positions);
         rig.sync();
-        let slots = rig.answers(buffers);
+        let slots = rig.slots(buffers);
         let drafts = 1 + pass as usize;
         assert_eq!(slots[1..=drafts], landing[..drafts], "pass {pass}");
         assert!(slots[1 + drafts..].iter().all(|slot| *slot == -1));
-        rig.check_answers(sequence, 1, &positions[..1], &slots[..1]);
+        rig.check_slots(sequence, 1, &positions[..1], &slots[..1]);
         rig.cache.scatter(&step, LayerCall::draft_pass(Layer(1), pass as u32), rig.stream).unwrap();
     }
     rig.land(sequence, 0, 0, &stamp(2, 0, 12));
@@ -169,8 +169,8 @@ fn draft_passes_resolve_to_landing_slots_and_their_rows_are_born_once() {
         (positions[0], positions[1]) = (12, 13);
         let buffers = rig.select(&step, LayerCall::whole(Layer(layer)), &positions);
         rig.sync();
-        let slots = rig.answers(buffers);
-        rig.check_answers(sequence, layer, &positions[..2], &slots[..2]);
+        let slots = rig.slots(buffers);
+        rig.check_slots(sequence, layer, &positions[..2], &slots[..2]);
         rig.cache.scatter(&step, LayerCall::whole(Layer(layer)), rig.stream).unwrap();
         assert!(slots[..2].iter().all(|slot| !landing.contains(slot)), "no longer in a landing slot");
     }
@@ -192,8 +192,8 @@ fn fail_at(rig: &mut Rig, sequences: [forebay::Sequence; 2], position: i32) -> R
     (positions[2], positions[3]) = (5, position);
     let buffers = rig.select(&step, second, &positions);
     rig.sync();
-    let slots = rig.answers(buffers);
-    rig.check_answers(sequences[1], 1, &[5], &slots[2..3]);
+    let slots = rig.slots(buffers);
+    rig.check_slots(sequences[1], 1, &[5], &slots[2..3]);
     let first = LayerCall { batch_rows: Some((0, 1)), ..second };
     rig.select(&step, first, &[-1; K]);
     rig.cache.scatter(&step, LayerCall::whole(Layer(1)), rig.stream).unwrap();
@@ -228,7 +228,7 @@ fn a_position_beyond_the_length_fails_the_step_and_a_truncation_clears_it() {
             let refused = rig.cache.prepare(MicroBatch(0), 1, &rows, None, rig.stream).unwrap_err();
             assert_eq!(refused.place(), "a step of the sequence failed");
             let landed = rig.cache.truncate(sequence, 25, rig.stream).unwrap_err();
-            assert_eq!(landed.kind(), Kind::OutOfRange, "what a failed step landed is not accepted");
+            assert_eq!(landed.kind(), Kind::OutOfRange, "landed rows of a failed step are not accepted");
             rig.truncate(sequence, 24);
             assert_eq!(rig.decode(sequence, 0, 7).unwrap(), 24);
         }

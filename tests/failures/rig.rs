@@ -327,14 +327,14 @@ impl Rig {
     }
 
     /// The slots that a call returned.
-    pub fn answers(&self, buffers: Buffers) -> Vec<i32> {
+    pub fn slots(&self, buffers: Buffers) -> Vec<i32> {
         let mut bytes = vec![0; buffers.slots.bytes() as usize];
         self.machine.memory.read(buffers.slots, &mut bytes).unwrap();
         bytes.chunks_exact(4).map(|w| i32::from_le_bytes(w.try_into().unwrap())).collect()
     }
 
     /// Every selected committed position is in its slot, with its own bytes.
-    pub fn check_answers(&self, sequence: Sequence, layer: u32, positions: &[i32], slots: &[i32]) {
+    pub fn check_slots(&self, sequence: Sequence, layer: u32, positions: &[i32], slots: &[i32]) {
         let tags = &self.tags[&sequence];
         for (position, slot) in positions.iter().zip(slots) {
             let tag = tags[*position as usize];
@@ -374,7 +374,7 @@ impl Rig {
             let buffers = self.select(&step, LayerCall::whole(Layer(layer)), &positions);
             self.sync();
             if length > 0 {
-                self.check_answers(sequence, layer, &positions, &self.answers(buffers));
+                self.check_slots(sequence, layer, &positions, &self.slots(buffers));
             }
             for query_row in 0..width {
                 self.land(sequence, query_row, layer, &stamp(tag, layer, length + query_row));

@@ -246,7 +246,7 @@ impl Running {
                 match step.rows.get(row as usize).filter(|of| query < of.rows) {
                     Some(of) => self.check(&step, of, (row, query), &slots, &mut turn.read),
                     None if slots.iter().all(|slot| *slot == -1) => {}
-                    None => self.shared.complain(format!("an inert row is answered: {:?} {row}", self.call)),
+                    None => self.shared.complain(format!("an inert row has slots: {:?} {row}", self.call)),
                 }
             }
         }

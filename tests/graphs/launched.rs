@@ -128,7 +128,7 @@ fn control_the_edges_around_a_launch_that_are_left_out_show_for_some_seed() {
         return;
     }
     let launch = without_around(0, 0..0);
-    assert_eq!(launch.end - launch.start, 2, "the second micro-batch before it and behind it");
+    assert_eq!(launch.end - launch.start, 2, "the second micro-batch before it and after it");
     for wait in launch {
         let wrong = |seed| catch_unwind(|| without_around(seed, wait..wait + 1)).is_err();
         assert!((0..200).any(wrong), "wait {wait} is not missed");
@@ -137,7 +137,7 @@ fn control_the_edges_around_a_launch_that_are_left_out_show_for_some_seed() {
 
 /// A launch while the second micro-batch's stream is held, with the launch's first wait left out or not. Returns
 /// whether the graph ends nevertheless.
-fn launched_beside_what_is_held(left_out: u64) -> bool {
+fn launched_next_to_a_held_stream(left_out: u64) -> bool {
     let mut run = Run::new(8, on_cuda(None));
     capture(&mut run, &tables());
     (0..2).for_each(|micro| run.open(micro));
@@ -161,8 +161,8 @@ fn a_graph_runs_after_the_earlier_work_of_its_second_micro_batch() {
     if !driver_is_there() {
         return;
     }
-    assert!(!launched_beside_what_is_held(0));
-    assert!(launched_beside_what_is_held(1), "the control: without its edge the graph runs");
+    assert!(!launched_next_to_a_held_stream(0));
+    assert!(launched_next_to_a_held_stream(1), "the control: without its edge the graph runs");
 }
 
 /// The refusal of a changed bucket, without a driver call.
@@ -449,7 +449,7 @@ fn a_replay_that_is_refused_after_its_launch_ends_after_the_graph() {
         }
         drop(first);
     }
-    assert!(late > 0, "none was refused behind the launch");
+    assert!(late > 0, "none was refused after the launch");
 }
 
 #[test]

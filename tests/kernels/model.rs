@@ -47,7 +47,7 @@ pub struct StepRange {
 
 /// The output of a resolve.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct Output {
     /// `[count][rows][k]`.
     pub slots: Vec<i32>,
     /// `[1 + waves][batch][rows][k]`; batch rows outside the part are left as they were.
@@ -246,8 +246,8 @@ impl Model {
         }
     }
 
-    /// Fills the entries of `answer` that belong to the part's rows.
-    pub fn resolve(&mut self, range: &StepRange, selection: &[i32], answer: &mut Answer) {
+    /// Fills the entries of `output` that belong to the part's rows.
+    pub fn resolve(&mut self, range: &StepRange, selection: &[i32], output: &mut Output) {
         let per_row = range.rows.count as usize * self.extents.top_k() as usize;
         let (batch, rows) = (self.extents.batch as usize, range.rows.count as usize);
         let lists = 1 + self.extents.shapes[range.layer].waves as usize;
@@ -255,20 +255,20 @@ impl Model {
             let row = range.first as usize + index;
             for list in 0..lists {
                 let first = (list * batch + row) * rows;
-                answer.counts[first..first + rows].fill(0);
+                output.counts[first..first + rows].fill(0);
                 let k = self.extents.top_k() as usize;
-                answer.lists[first * k..(first + rows) * k].fill(-1);
+                output.lists[first * k..(first + rows) * k].fill(-1);
             }
             let missing = self.lists[row].missing(self.step, &self.extents);
             let of = (range.layer, range.rows.first, range.rows.count, self.step);
             self.lists[row] = List { of, share: self.lists[row].share, ..List::default() };
-            answer.slots[index * per_row..][..per_row].fill(-1);
+            output.slots[index * per_row..][..per_row].fill(-1);
             if let Some(entry) = self.entries.get(row).copied() {
                 self.done(row, range.layer)[0].extend(range.rows.first..range.rows.first + range.rows.count);
                 if let Some(cause) = missing {
                     self.blame(entry.lane, 1, (range.layer, row), cause, range.layer as u32);
                 }
-                self.resolve_row(range, row, entry, &selection[index * per_row..][..per_row], index, answer);
+                self.resolve_row(range, row, entry, &selection[index * per_row..][..per_row], index, output);
             }
         }
     }
@@ -280,7 +280,7 @@ impl Model {
         entry: Entry,
         selection: &[i32],
         index: usize,
-        answer: &mut Answer,
+        output: &mut Output,
     ) {
         let k = self.extents.top_k() as usize;
         let count = entry.query_rows.saturating_sub(range.rows.first).min(range.rows.count);
@@ -288,7 +288,7 @@ impl Model {
             return;
         }
         let asked = count as usize * k;
-        let slots = &mut answer.slots[index * selection.len()..][..asked];
+        let slots = &mut output.slots[index * selection.len()..][..asked];
         let selection = &selection[..asked];
         let mut fetches = vec![Fetch { position: 0, slot: 0 }; asked];
         let rows = QueryRange { first: range.rows.first, count };
@@ -306,8 +306,8 @@ impl Model {
         self.divider
             .divide(tables.shape(), &answered, k, |query, list, slot| {
                 let at = (list * batch + row) * all + query;
-                answer.lists[at * k + answer.counts[at] as usize] = slot;
-                answer.counts[at] += 1;
+                output.lists[at * k + output.counts[at] as usize] = slot;
+                output.counts[at] += 1;
             })
             .unwrap();
         let share = tables.shape().scratch as usize;

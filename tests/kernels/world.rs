@@ -1,7 +1,7 @@
 //! The kernels and the model together: both run every operation, and the test compares everything after it.
 
 use crate::image::{Extents, Image, Struct};
-use crate::model::{Answer, Model, StepRange};
+use crate::model::{Model, Output, StepRange};
 use forebay::device::descriptor::{Entry, step};
 use forebay::residency::{LayerTables, QueryRange, TableWords};
 use forebay_standin::{Kernels, Launch, Memory};
@@ -268,20 +268,20 @@ impl<'a> World<'a> {
     }
 
     /// An output that nothing has been written to.
-    pub fn unanswered(&self, layer: usize, rows: u32) -> Answer {
+    pub fn empty_output(&self, layer: usize, rows: u32) -> Output {
         let lists = 1 + self.model.extents.shapes[layer].waves;
         let rows = (lists * self.model.extents.batch * rows) as usize;
         let k = self.model.extents.top_k() as usize;
-        Answer { slots: Vec::new(), lists: vec![-7; rows * k], counts: vec![7; rows] }
+        Output { slots: Vec::new(), lists: vec![-7; rows * k], counts: vec![7; rows] }
     }
 
-    /// Resolves a part of the step; `answer` holds what earlier parts left in the lists.
-    pub fn resolve(&mut self, range: &StepRange, selection: &[i32], answer: &mut Answer) {
+    /// Resolves a part of the step; `output` holds what earlier parts left in the lists.
+    pub fn resolve(&mut self, range: &StepRange, selection: &[i32], output: &mut Output) {
         let words = |values: &[i32]| Memory::of(&values.iter().map(|v| *v as u32).collect::<Vec<_>>());
         let back = |memory: &Memory| memory.read().iter().map(|word| *word as i32).collect::<Vec<_>>();
-        answer.slots = vec![-7; selection.len()];
-        let (asked, slots) = (words(selection), words(&answer.slots));
-        let (lists, counts) = (words(&answer.lists), Memory::of(&answer.counts));
+        output.slots = vec![-7; selection.len()];
+        let (asked, slots) = (words(selection), words(&output.slots));
+        let (lists, counts) = (words(&output.lists), Memory::of(&output.counts));
         let divided = self.model.extents.shapes[range.layer].waves > 1 || self.random.one_in(2);
         let args = self.of_layer(range.layer).at(&asked).at(&slots);
         let args = if divided { args.at(&lists).at(&counts) } else { args.long(0).long(0) };
@@ -290,11 +290,11 @@ impl<'a> World<'a> {
         let args = args.words(&[self.model.extents.batch, room, 0]);
         let bytes = self.room_bytes(room);
         self.run(c"forebay_resolve", [range.count, 1, 1], bytes, args);
-        self.model.resolve(range, selection, answer);
-        assert_eq!(back(&slots), answer.slots, "{range:?} {:?}", self.how);
+        self.model.resolve(range, selection, output);
+        assert_eq!(back(&slots), output.slots, "{range:?} {:?}", self.how);
         if divided {
-            assert_eq!(counts.read(), answer.counts, "{range:?} {:?}", self.how);
-            assert_eq!(back(&lists), answer.lists, "{range:?} {:?}", self.how);
+            assert_eq!(counts.read(), output.counts, "{range:?} {:?}", self.how);
+            assert_eq!(back(&lists), output.lists, "{range:?} {:?}", self.how);
         }
         for memory in [&asked, &slots, &lists, &counts] {
             assert!(memory.is_fenced());
@@ -363,7 +363,7 @@ impl<'a> World<'a> {
         let marks = self.model.marks();
         if after != "load" {
             let found = self.image.marks.read();
-            assert_eq!(found[..marks.len()], marks, "what was done after {after}, {:?}", self.how);
+            assert_eq!(found[..marks.len()], marks, "calls recorded after {after}, {:?}", self.how);
         }
         let first = self.image.first.read();
         assert!(first.iter().all(|row| *row == 0), "rows by lane after {after}");
@@ -467,12 +467,12 @@ impl<'a> World<'a> {
             let range = |first: u32, end: u32| StepRange { layer, first, count: end - first, rows };
             let split_indices: Vec<StepRange> =
                 [range(0, half), range(half, batch)].into_iter().filter(|range| range.count > 0).collect();
-            let mut answer = self.unanswered(layer, rows.count);
+            let mut output = self.empty_output(layer, rows.count);
             let mut split_indices = split_indices;
             split_indices.retain(|_| self.mischief == 0 || !self.random.one_in(40));
             for range in &split_indices {
                 let selection = self.selections(range, entries, spread);
-                self.resolve(range, &selection, &mut answer);
+                self.resolve(range, &selection, &mut output);
             }
             for range in &split_indices {
                 for wave in 0..shape.waves {

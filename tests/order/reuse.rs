@@ -98,9 +98,9 @@ impl Reuse {
     }
 
     /// Truncates lane 0 to page 0.
-    fn cut(&self, stream: Stream) -> Result<()> {
-        let cut = Truncate { lane: Lane(0), settle: 0, length: TOKENS, pages: &[0] };
-        self.watch.enqueue(self.pools, stream, PoolOp::Truncate(cut))
+    fn truncate(&self, stream: Stream) -> Result<()> {
+        let truncate = Truncate { lane: Lane(0), settle: 0, length: TOKENS, pages: &[0] };
+        self.watch.enqueue(self.pools, stream, PoolOp::Truncate(truncate))
     }
 
     fn leave(&self) {
@@ -161,7 +161,12 @@ fn a_page_is_not_written_before_the_lane_that_had_it_has_left() {
 
 #[test]
 fn a_page_is_not_written_before_the_truncation_that_frees_it_has_ended() {
-    needs(ORDERED, |reuse| reuse.cut(reuse.first).unwrap(), |reuse| reuse.overwrite(1), "which truncate");
+    needs(
+        ORDERED,
+        |reuse| reuse.truncate(reuse.first).unwrap(),
+        |reuse| reuse.overwrite(1),
+        "which truncate",
+    );
 }
 
 #[test]
@@ -175,9 +180,14 @@ fn slot_blocks_go_to_another_lane_only_after_the_last_one_has_left() {
 #[test]
 fn f4_nothing_is_staged_for_a_lane_before_the_device_has_read_what_was_staged_last() {
     let seen = &[Between::Seen];
-    let cut = |reuse: &Reuse| reuse.cut(reuse.first).unwrap();
+    let truncate = |reuse: &Reuse| reuse.truncate(reuse.first).unwrap();
     // An edge does not hold the host, nor does the stream's own order.
-    needs(seen, cut, |reuse| reuse.cut(reuse.first), "staged arguments of pools, lane 0 0, which truncate");
+    needs(
+        seen,
+        truncate,
+        |reuse| reuse.truncate(reuse.first),
+        "staged arguments of pools, lane 0 0, which truncate",
+    );
     let join = |reuse: &Reuse| reuse.join(1, reuse.first, &[2], 1).unwrap();
     let leave_and_join = |reuse: &Reuse| {
         reuse.watch.enqueue(reuse.pools, reuse.first, PoolOp::Leave(Lane(1)))?;

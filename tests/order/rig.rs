@@ -118,7 +118,7 @@ impl Caller {
         buffer.part(u64::from(call.first) * row, u64::from(call.count) * row).unwrap()
     }
 
-    fn answer(&self, call: &EngineCall) -> ResolveOutput {
+    fn output(&self, call: &EngineCall) -> ResolveOutput {
         let micro = &self.micro[call.micro_batch.index()];
         ResolveOutput { slots: self.of(micro.slots, call), split_indices: Some(micro.split_indices) }
     }
@@ -143,10 +143,10 @@ impl Engine for Caller {
                     Attended::Resident => Attention::Resident,
                     Attended::Fetched { wave } => Attention::Fetched { wave },
                 };
-                self.watch.attend(self.pools, stream, &range, reads, &self.answer(call))
+                self.watch.attend(self.pools, stream, &range, reads, &self.output(call))
             }
             Work::Merge if self.attends => {
-                self.watch.attend(self.pools, stream, &range, Attention::Merged, &self.answer(call))
+                self.watch.attend(self.pools, stream, &range, Attention::Merged, &self.output(call))
             }
             Work::Attend(_) | Work::Project | Work::Merge | Work::Rest => Ok(()),
         }

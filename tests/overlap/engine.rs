@@ -281,7 +281,7 @@ impl Decode {
 
     /// A step that is abandoned at the engine's call number `calls`, then finished, and not yet retired. Returns what
     /// the next prepare returns, and the retirements.
-    pub fn behind_an_abandoned_step(&mut self, calls: u32, orders: &[Overlap]) -> (Error, [Kind; 2]) {
+    pub fn after_an_abandoned_step(&mut self, calls: u32, orders: &[Overlap]) -> (Error, [Kind; 2]) {
         let mut steps = self.prepare();
         self.fail_after(calls, Fault::Refuses);
         let layers = self.layers(&steps);
@@ -305,7 +305,7 @@ impl Decode {
 
     /// A step whose scatter stream the device does not have, finished on another stream while its compute streams are
     /// held. Returns whether it ends only after them.
-    pub fn ends_behind_what_ran(&mut self, clock: &ClockDevice, orders: &[Overlap]) -> bool {
+    pub fn ends_after_its_work(&mut self, clock: &ClockDevice, orders: &[Overlap]) -> bool {
         let other = self.device.stream().unwrap();
         let mut steps = self.prepare();
         self.micro.iter().for_each(|m| clock.hold(m.layers.streams.compute).unwrap());
@@ -470,7 +470,7 @@ impl Decode {
             for sequence in sequences {
                 let compute = micro.layers.streams.compute;
                 let length = self.cache.length(sequence.handle).unwrap().committed;
-                assert_eq!(length, sequence.length, "what was accepted before the abandoned step stands");
+                assert_eq!(length, sequence.length, "rows accepted before the abandoned step stay");
                 let _ready = self.cache.truncate(sequence.handle, length, compute).unwrap();
                 sequence.landed = 0;
             }
@@ -631,7 +631,7 @@ impl Callbacks<'_> {
             for slice in &inert {
                 let mut bytes = vec![0; slice.bytes() as usize];
                 memory.read(*slice, &mut bytes).unwrap();
-                assert!(bytes.iter().all(|byte| *byte == 0xFF), "an inert row is answered");
+                assert!(bytes.iter().all(|byte| *byte == 0xFF), "an inert row has a slot");
             }
             for (place, list, count, asked) in &reads {
                 let range = attend(&memory, slab, (*list, *count), asked);

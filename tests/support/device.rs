@@ -316,21 +316,21 @@ impl TestDevice {
         }
     }
 
-    /// Enqueues the residency digest of a lane on `queue`, which is this device or a clock over it. Calls `told` with
+    /// Enqueues the residency digest of a lane on `queue`, which is this device or a clock over it. Calls `then` with
     /// it when the stream reaches it.
     pub fn digest_in(
         self: &Arc<Self>,
         queue: &dyn Device,
         (pools, lane): (Pools, Lane),
         stream: Stream,
-        told: impl Fn(u64) + Send + Sync + 'static,
+        then: impl Fn(u64) + Send + Sync + 'static,
     ) -> Result<()> {
         let own = Arc::downgrade(self);
         match &self.memory {
             Memory::Host(_) => {
                 let tell = move || {
                     if let Some(digest) = own.upgrade().and_then(|device| device.digest(pools, lane).ok()) {
-                        told(digest);
+                        then(digest);
                     }
                 };
                 queue.call(stream, Arc::new(tell))
@@ -343,7 +343,7 @@ impl TestDevice {
                 let tell = move || {
                     let mut digest = [0; 8];
                     if own.upgrade().is_some_and(|device| device.read(to, &mut digest).is_ok()) {
-                        told(u64::from_le_bytes(digest));
+                        then(u64::from_le_bytes(digest));
                     }
                 };
                 queue.call(stream, Arc::new(tell))

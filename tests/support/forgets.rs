@@ -64,8 +64,8 @@ impl Forgets {
 
 /// The other methods, forwarded.
 macro_rules! hand_on {
-    ($($name:ident($($argument:ident: $of:ty),*) -> $answer:ty;)*) => {
-        $(fn $name(&self, $($argument: $of),*) -> $answer { self.device.$name($($argument),*) })*
+    ($($name:ident($($argument:ident: $of:ty),*) -> $result:ty;)*) => {
+        $(fn $name(&self, $($argument: $of),*) -> $result { self.device.$name($($argument),*) })*
     };
 }
 

@@ -52,9 +52,9 @@ impl Remote {
     }
 
     /// Counts an enqueued operation.
-    fn count(&self, answer: Result<()>) -> Result<()> {
-        self.enqueued.fetch_add(u64::from(answer.is_ok()), Ordering::Relaxed);
-        answer
+    fn count(&self, result: Result<()>) -> Result<()> {
+        self.enqueued.fetch_add(u64::from(result.is_ok()), Ordering::Relaxed);
+        result
     }
 }
 

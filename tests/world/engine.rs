@@ -166,10 +166,10 @@ fn attend(
     slots: Slice,
     work: &Work,
 ) -> Option<String> {
-    let mut answers = vec![0; slots.bytes() as usize];
-    device.read(slots, &mut answers).unwrap();
-    let answers = answers.as_chunks::<4>().0.iter().map(|bytes| i32::from_le_bytes(*bytes));
-    for (index, (slot, expected)) in answers.zip(&work.expected).enumerate() {
+    let mut returned = vec![0; slots.bytes() as usize];
+    device.read(slots, &mut returned).unwrap();
+    let returned = returned.as_chunks::<4>().0.iter().map(|bytes| i32::from_le_bytes(*bytes));
+    for (index, (slot, expected)) in returned.zip(&work.expected).enumerate() {
         let right = match (slot, expected) {
             (-1, None) => true,
             (0.., Some(row)) => read_slot(device, geometry, slab, slot as u32).as_ref() == Some(row),
@@ -178,7 +178,7 @@ fn attend(
         if !right {
             let position = work.selection[index];
             let place = work.call;
-            return Some(format!("{place:?} entry {index}: position {position} answered by slot {slot}"));
+            return Some(format!("{place:?} entry {index}: position {position} resolved to slot {slot}"));
         }
     }
     None
@@ -445,9 +445,9 @@ impl Engine {
         self.queue().wait(m.engine, m.scattered)?;
         for (row, lane) in lanes.into_iter().enumerate() {
             let (found, step) = (Arc::clone(&self.found), step.number());
-            let told = move |digest| found.lock().unwrap().digests.push(StepDigest { step, row, digest });
+            let note = move |digest| found.lock().unwrap().digests.push(StepDigest { step, row, digest });
             let base = self.base();
-            self.device.digest_in(&*base, (cache.pools(), Lane(lane)), m.engine, told)?;
+            self.device.digest_in(&*base, (cache.pools(), Lane(lane)), m.engine, note)?;
         }
         cache.finish(step, m.engine)?;
         let done = self.event();

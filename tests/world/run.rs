@@ -571,7 +571,7 @@ impl World {
         let result = self.cache.truncate(handle, to, self.engine.host);
         let Some(ticket) = self.expect(before, result, expected) else { return };
         self.ended(&ticket);
-        self.cut_names(seq, first, &shared);
+        self.remove_block_hashes(seq, first, &shared);
         let fresh = self.pages.take(shared.len() as u32);
         for (place, fresh) in shared.into_iter().zip(fresh) {
             let old = std::mem::replace(&mut self.seqs[seq].pages[place], fresh);

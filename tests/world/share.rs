@@ -239,7 +239,7 @@ impl World {
             if !used && self.index.find(&name).is_none() {
                 self.enter_index(seq, n as u32, name);
                 self.seqs[seq].names[n].1 = true;
-                self.note("publish a page whose twin is gone");
+                self.note("publish a page whose duplicate is gone");
             }
         }
     }
@@ -262,7 +262,7 @@ impl World {
 
     /// A truncation removes the block hashes of all pages from `first` on; pages that only this sequence uses, and
     /// keeps, leave the index.
-    pub fn cut_names(&mut self, seq: usize, first: usize, replaced: &[usize]) {
+    pub fn remove_block_hashes(&mut self, seq: usize, first: usize, replaced: &[usize]) {
         while self.seqs[seq].names.len() > first {
             let page = self.seqs[seq].names.len() - 1;
             let alone = self.held_alone(seq, page) && !replaced.contains(&page);

@@ -68,9 +68,9 @@ impl World {
     fn wish(&self, seq: usize, width: u32, random: &mut Random) -> (BatchRow, u32) {
         let s = &self.seqs[seq];
         let accepted = random.below(s.landed.len() as u32 + 1);
-        let told = if random.one_in(2) { Accepted::OnDevice } else { Accepted::Rows(accepted) };
+        let count = if random.one_in(2) { Accepted::OnDevice } else { Accepted::Rows(accepted) };
         let query_rows = if random.one_in(3) { 1 + random.below(width) } else { width };
-        (BatchRow { sequence: s.handle, accepted: told, query_rows }, accepted)
+        (BatchRow { sequence: s.handle, accepted: count, query_rows }, accepted)
     }
 
     /// Prepares a step, or is refused.

@@ -89,7 +89,7 @@ fn handles_that_are_unknown_or_stale_are_refused() {
     ] {
         assert_eq!(code, 400);
     }
-    assert_eq!(code!(gpu, module_get_function(&mut 0, gpu.module(), c"nobody".as_ptr())), 500);
+    assert_eq!(code!(gpu, module_get_function(&mut 0, gpu.module(), c"no_kernel".as_ptr())), 500);
 }
 
 #[test]

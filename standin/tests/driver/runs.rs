@@ -309,7 +309,7 @@ fn arguments_are_those_of_the_launch_and_of_the_capture() {
     assert_eq!(gpu.add(function, *args, stream), 0);
     assert_eq!(code!(gpu, graph_launch(exec, stream)), 0);
     assert_eq!(code!(gpu, graph_launch(exec, stream)), 0);
-    assert_eq!(code!(gpu, graph_exec_destroy(exec)), 0, "what is launched still runs");
+    assert_eq!(code!(gpu, graph_exec_destroy(exec)), 0, "the launched graph still runs");
     assert_eq!(code!(gpu, stream_synchronize(stream)), 0);
     assert_eq!(gpu.word(memory), 102);
 }
