@@ -435,7 +435,7 @@ fn a_cache_without_row_bytes_counts_and_moves_nothing() {
 }
 
 #[test]
-fn a_sequence_does_not_outgrow_what_was_admitted() {
+fn a_sequence_does_not_outgrow_its_admission() {
     let mut e = engine(config());
     let sequence = e.open(60, 4);
     let mut length = e.decode(sequence, 0);

@@ -346,7 +346,7 @@ fn layers_enqueued_one_by_one_read_every_selected_row() {
 }
 
 #[test]
-fn a_device_without_graphs_says_so_and_the_cache_goes_on() {
+fn a_device_without_graphs_refuses_captures_and_the_cache_continues() {
     let mut run = Run::new(6, TestDevice::host(HostOptions::default()));
     run.step();
     run.check_total();

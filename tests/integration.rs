@@ -13,7 +13,7 @@ fn printed() -> String {
 }
 
 #[test]
-fn the_rust_listing_prints_what_the_page_says() {
+fn the_rust_listing_prints_the_output_on_the_page() {
     assert_eq!(integration::decode().unwrap(), printed());
     integration::main().unwrap();
 }

@@ -366,7 +366,7 @@ fn a_gather_after_its_steps_report_moves_nothing() {
 }
 
 #[test]
-fn ties_among_more_slots_than_a_block_keeps_are_told_apart() {
+fn ties_among_more_slots_than_a_block_keeps_are_ordered() {
     let Some(kernels) = kernels() else { return };
     let few = extents(120, ([4, 0], 0));
     let shapes = few.shapes.iter().map(|shape| TableShape { tokens: 1400, budget_blocks: 20, ..*shape });

@@ -27,7 +27,7 @@ fn ess(context: u32, batch: u32) -> Demand {
 }
 
 #[test]
-fn the_ratio_column_of_the_ess_study_comes_out_of_one_budget() {
+fn the_ratio_column_of_the_ess_study_follows_from_one_budget() {
     let k = 1024;
     let rows = [
         (32 * k, 64, 0.82),
@@ -228,7 +228,7 @@ proptest! {
 
     /// Mappings of one block leave no gaps, so the count is exact.
     #[test]
-    fn slots_and_batch_are_what_allocating_by_counting_finds(
+    fn slots_and_batch_agree_with_allocation_by_counting(
         (layers, draft_layers) in (1_u32..5, 0_u32..2),
         (row, key) in (1_u32..40, 0_u32..20),
         (context, top_k, query_rows) in (1_u32..700, 1_u32..300, 1_u32..4),

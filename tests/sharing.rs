@@ -501,7 +501,7 @@ fn invalid_calls_are_refused_and_take_nothing() {
 /// the same blocks as a plain list of blocks in order of use.
 #[cfg(feature = "trace")]
 #[test]
-fn a_real_trace_hits_what_a_plain_list_hits() {
+fn a_real_trace_has_the_hits_of_a_plain_list() {
     use forebay::trace::requests::{Options, RequestTrace};
     let Some(path) = traces::directory("mooncake") else { return };
     let path = path.join("conversation_trace.jsonl.zst");

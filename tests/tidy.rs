@@ -120,7 +120,7 @@ fn devices_do_not_name_each_other() {
 }
 
 #[test]
-fn the_command_and_the_c_side_use_what_is_public() {
+fn the_command_and_the_c_side_use_only_public_items() {
     over_tree(layout::public_only);
 }
 

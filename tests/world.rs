@@ -478,7 +478,7 @@ fn a_step_waits_for_the_work_that_made_its_sequence_ready() {
 
 /// An abort while a fork's copy is in flight: the resources that the copy names are freed when its ticket has ended.
 #[test]
-fn f9_a_ticket_that_ends_after_an_abort_still_gives_its_pages_back() {
+fn f9_a_ticket_that_ends_after_an_abort_still_frees_its_pages() {
     let mut world = World::new(threaded(0));
     world.apply(&START);
     let (start, parent, stream) = (world.start, world.seqs[0].handle, world.engine.host);

@@ -49,7 +49,7 @@ fn by_batch(
 }
 
 #[test]
-fn the_search_finds_what_trying_every_batch_finds() {
+fn the_search_agrees_with_trying_every_batch() {
     for (context, rate) in [(32 * 1024, 39.7e9), (32 * 1024, 8e9), (128 * 1024, 39.7e9)] {
         let mut simulator = gathers_at(rate);
         let demand = demand(context);

@@ -119,7 +119,7 @@ fn dropping_seen_operations_hides_no_unseen_one() {
         order.access(A, "filler", &[Access::write(OTHER, 2 * place, 2 * place + 1)]).unwrap();
         order.record(E, A);
         if place % 3 == 0 && place < 300 {
-            order.access(B, "beside", &[read(0, 500), read(501, 1000)]).unwrap();
+            order.access(B, "during", &[read(0, 500), read(501, 1000)]).unwrap();
         }
     }
     assert!(order.access(B, "late", &[read(500, 501)]).is_err());
@@ -233,7 +233,7 @@ proptest! {
     fn the_first_conflict_is_the_one_that_a_naive_search_finds(calls in calls()) {
         let (mut order, mut naive) = (Order::new(), Naive::default());
         for (index, call) in calls.iter().enumerate() {
-            let answer = match call {
+            let result = match call {
                 Call::Record(event, stream) => {
                     order.record(Event(*event), Stream(*stream));
                     Ok(())
@@ -249,14 +249,14 @@ proptest! {
                 }
                 Call::Access(stream, all) => {
                     let checked = order.check(Stream(*stream), "access", all);
-                    let answer = order.access(Stream(*stream), "access", all);
-                    prop_assert_eq!(&checked, &answer);
-                    answer
+                    let result = order.access(Stream(*stream), "access", all);
+                    prop_assert_eq!(&checked, &result);
+                    result
                 }
                 Call::Host(all) => order.host("access", all),
             };
-            prop_assert_eq!(answer.is_ok(), naive.call(call), "call {}", index);
-            if answer.is_err() {
+            prop_assert_eq!(result.is_ok(), naive.call(call), "call {}", index);
+            if result.is_err() {
                 break;
             }
             if index % 5 == 0 && !order.clocks.is_empty() {

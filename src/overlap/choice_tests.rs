@@ -123,8 +123,8 @@ fn prices_with_holes_are_refused() {
     assert_eq!(place(&[0.0, 1.0], vec![]), "no layer");
     for bad in [vec![0.0], vec![0.0, f64::NAN], vec![-1.0, 0.0], vec![0.0, f64::INFINITY]] {
         let [none, da, _] = times();
-        let told = "exposed time of dba: one finite time for each count of misses";
-        assert_eq!(place(&[0.0, 1.0], vec![times(), [none, da, bad]]), told);
+        let text = "exposed time of dba: one finite time for each count of misses";
+        assert_eq!(place(&[0.0, 1.0], vec![times(), [none, da, bad]]), text);
     }
     let two = Prices::new(vec![0.0, 1.0], vec![times(), times()]).unwrap();
     assert_eq!(Table::best(&two, &[1.0; 3]).unwrap_err().place(), "layers");
@@ -268,13 +268,13 @@ fn tables_that_do_not_fit_a_chooser_are_refused() {
     assert_eq!(place(vec![bucket(2, 3), bucket(2, 3)], 1, STEADY), "batches of the buckets do not ascend");
     assert_eq!(place(vec![bucket(0, 3)], 1, STEADY), "batches of the buckets do not ascend");
     for smoothing in [0.0, -1.0, 1.1, f64::NAN] {
-        let told = place(vec![bucket(1, 3)], 1, Hysteresis { smoothing, ..STEADY });
-        assert_eq!(told, "smoothing, above 0 and at most 1");
+        let text = place(vec![bucket(1, 3)], 1, Hysteresis { smoothing, ..STEADY });
+        assert_eq!(text, "smoothing, above 0 and at most 1");
     }
-    let told = "share, least_ns or steps of the hysteresis";
-    assert_eq!(place(vec![bucket(1, 3)], 1, Hysteresis { share: f64::NAN, ..STEADY }), told);
-    assert_eq!(place(vec![bucket(1, 3)], 1, Hysteresis { least_ns: f64::INFINITY, ..STEADY }), told);
-    assert_eq!(place(vec![bucket(1, 3)], 1, Hysteresis { steps: 0, ..STEADY }), told);
+    let text = "share, least_ns or steps of the hysteresis";
+    assert_eq!(place(vec![bucket(1, 3)], 1, Hysteresis { share: f64::NAN, ..STEADY }), text);
+    assert_eq!(place(vec![bucket(1, 3)], 1, Hysteresis { least_ns: f64::INFINITY, ..STEADY }), text);
+    assert_eq!(place(vec![bucket(1, 3)], 1, Hysteresis { steps: 0, ..STEADY }), text);
 
     let mut chooser = chooser(&WORDS, 3, STEADY);
     let mut place = |counts: &[LayerCount], rows, next| {
@@ -298,7 +298,7 @@ fn moves(hysteresis: Hysteresis, levels: [u32; 2], steps: usize) -> usize {
 }
 
 #[test]
-fn it_does_not_flap_and_without_hysteresis_it_would() {
+fn the_chooser_does_not_flap_and_without_hysteresis_it_would() {
     for levels in [[5, 18], [50, 72], [2, 40]] {
         assert!(moves(STEADY, levels, 1000) <= 1, "{levels:?}");
         assert!(moves(RESTLESS, levels, 1000) >= 998, "{levels:?}");

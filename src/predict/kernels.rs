@@ -271,7 +271,7 @@ mod tests {
 
     /// Computes every figure again, by plain arithmetic on numbers.
     #[test]
-    fn each_figure_is_what_plain_arithmetic_says() {
+    fn each_figure_agrees_with_plain_arithmetic() {
         let loads = |count: f64| (count * 0.3, count * 0.6);
         let of = |name| figure(name).now.value;
         near(of("resolve: the first"), 3.0, 3.0);
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn a_price_moves_what_it_is_a_term_of() {
+    fn a_price_changes_only_the_figures_that_contain_it() {
         let mut costs = KernelCosts::default();
         let of = |costs: &KernelCosts, name: &str| {
             table(costs)

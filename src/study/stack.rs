@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_that_comes_back_is_one_stretch() {
+    fn a_repeated_prompt_is_one_stretch() {
         let mut stack = LruStack::new(400).unwrap();
         let mut told = Vec::new();
         for prompt in [0..200, 0..300, 100..250] {

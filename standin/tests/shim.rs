@@ -36,7 +36,7 @@ fn printed(program: &Path, kernel: &str, flag: u32, seed: u64) -> String {
 }
 
 #[test]
-fn warp_operations_barriers_and_atomics_do_what_they_say() {
+fn warp_operations_barriers_and_atomics_behave_as_documented() {
     let Some(program) = program("operations", &[]) else { return };
     for seed in 0..20 {
         assert_eq!(printed(&program, "operations", 0, seed), "right", "seed {seed}");

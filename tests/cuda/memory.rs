@@ -10,7 +10,7 @@ use forebay_standin::{Options, Resources};
 const PAGE: u64 = 4096;
 
 #[test]
-fn memory_is_zero_when_it_is_handed_out_and_all_of_it_comes_back() {
+fn device_memory_is_zero_when_it_is_allocated_and_all_of_it_is_freed() {
     for seed in 0..20 {
         let Some(rig) = Rig::new(Options { seed: Some(seed), ..usual() }) else { return };
         let slice = rig.device.allocate(1000).unwrap();
@@ -101,7 +101,7 @@ fn pieces_that_do_not_fit_are_refused() {
 }
 
 #[test]
-fn f19_host_memory_is_registered_in_chunks_and_a_chunk_that_fails_gives_all_back() {
+fn f19_host_memory_is_registered_in_chunks_and_a_chunk_that_fails_unregisters_all() {
     let Some(standin) = own(usual(), "fails a call") else { return };
     // Not a whole number of pages: it is rounded down to two.
     let options = CudaOptions { registration_chunk: 3 * PAGE - 1, ..on(standin.library()) };

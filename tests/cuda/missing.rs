@@ -86,7 +86,7 @@ fn libc_enoent() -> i32 {
 }
 
 #[test]
-fn a_stub_of_the_driver_is_told_from_one() {
+fn a_stub_library_is_not_taken_for_a_driver() {
     let Some(error) = refused_on(Options { stub: true, ..usual() }) else { return };
     assert_eq!(error.kind(), Kind::OsRefused);
     assert!(error.place().ends_with("is a stub for linking, not a driver"), "{error}");
@@ -105,13 +105,13 @@ fn a_driver_that_is_too_old_is_an_error_with_the_release_that_is_needed() {
 }
 
 #[test]
-fn a_driver_without_devices_says_so() {
+fn a_driver_without_devices_is_an_error_that_says_so() {
     let Some(error) = refused_on(Options { devices: 0, ..usual() }) else { return };
     assert_eq!((error.kind(), error.place()), (Kind::OsRefused, "no device"));
 }
 
 #[test]
-fn a_device_that_is_not_there_is_named() {
+fn a_missing_device_is_named() {
     let Some(standin) = own(Options { devices: 2, ..usual() }, "has two devices") else { return };
     let error = refused(CudaOptions { device: 2, ..on(standin.library()) });
     assert_eq!(

@@ -155,7 +155,7 @@ fn needs(enough: &[Between], gives: impl Fn(&Reuse), takes: impl Fn(&Reuse) -> R
 const ORDERED: &[Between] = &[Between::Edge, Between::Seen];
 
 #[test]
-fn a_page_is_not_written_before_the_lane_that_had_it_has_left() {
+fn a_page_is_not_written_before_its_last_lane_has_left() {
     needs(ORDERED, Reuse::leave, |reuse| reuse.overwrite(1), "which leave (stream");
 }
 

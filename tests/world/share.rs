@@ -271,10 +271,10 @@ impl World {
                 let place = self.index.0.iter().position(|shared| shared.name == name).unwrap();
                 let gone = self.index.0.remove(place);
                 self.pages.release(gone.page);
-                self.note("truncate what was published");
+                self.note("truncate published pages");
             } else if used {
                 self.index.release(&name);
-                self.note("truncate what others share");
+                self.note("truncate shared pages");
             }
         }
     }

@@ -139,7 +139,7 @@ fn a_wait_is_for_the_last_record_before_it_and_for_none_that_comes_later() {
     compute(&device, b, 5.0, 0.0);
     device.wait(d, event).unwrap();
     compute(&device, d, 2.0, 0.0);
-    assert!(!device.query(event).unwrap(), "a look takes a moment, not all the time there is");
+    assert!(!device.query(event).unwrap(), "a query takes a moment, not all the time there is");
     assert_eq!(device.run().unwrap(), 102.0);
     assert_eq!(times(&device), [(0.0, 1.0), (0.0, 10.0), (10.0, 15.0), (10.0, 100.0), (100.0, 102.0)]);
     assert_eq!(device.reached(event), Some(100.0));
@@ -330,7 +330,7 @@ fn work_after_a_held_stream_is_refused_and_runs_when_the_stream_is_released() {
 }
 
 #[test]
-fn a_device_that_is_dropped_runs_what_is_queued() {
+fn a_device_that_is_dropped_runs_its_queued_work() {
     let device = exact(costs());
     let [stream] = streams(&device);
     device.hold(stream).unwrap();
@@ -364,7 +364,7 @@ struct Bomb;
 
 impl Drop for Bomb {
     fn drop(&mut self) {
-        panic!("what a callback holds");
+        panic!("a value that a callback holds");
     }
 }
 
@@ -408,7 +408,7 @@ fn counts_restart_and_settings_stay() {
 }
 
 #[test]
-fn a_confined_device_refuses_other_streams_and_says_so_when_it_is_lifted() {
+fn a_confined_device_refuses_other_streams_and_reports_it_at_the_end() {
     let device = exact(costs());
     let [a, b] = streams(&device);
     device.confine(Some(a)).unwrap();
@@ -467,7 +467,7 @@ fn misuse_is_an_error_that_names_the_field() {
 }
 
 #[test]
-fn a_seed_gives_the_same_times_again_and_another_one_others() {
+fn one_seed_gives_the_same_times_again_and_another_seed_gives_others() {
     let run = |seed| {
         let options = ClockOptions { seed: Some(seed), record: true, ..ClockOptions::default() };
         let device = ClockDevice::new(options).unwrap();

@@ -177,7 +177,7 @@ fn any_thread_may_call_and_has_no_context_when_it_had_none() {
         for _ in 0..4 {
             scope.spawn(|| {
                 assert_eq!(engine.current(), 0);
-                assert!(some_calls(&device).iter().filter(|answer| answer.is_err()).count() == 1);
+                assert!(some_calls(&device).iter().filter(|result| result.is_err()).count() == 1);
                 assert_eq!(engine.current(), 0);
             });
         }
@@ -211,7 +211,7 @@ fn an_engines_stream_is_borrowed_and_stays_its_own() {
     let raw = engine.stream();
     let slice = device.allocate(4).unwrap();
     let event = device.event().unwrap();
-    assert_eq!(device.record(event, Stream(raw)).unwrap_err().kind(), Kind::OutOfRange, "not made known");
+    assert_eq!(device.record(event, Stream(raw)).unwrap_err().kind(), Kind::OutOfRange, "not borrowed yet");
     // SAFETY: the stream lives until the test ends.
     let [stream, again] = [raw, raw].map(|raw| unsafe { device.borrow_stream(raw) });
     assert_eq!((stream.as_ref().unwrap(), &stream), (&Stream(raw), &again));
@@ -422,7 +422,7 @@ fn a_stream_that_was_given_back_may_be_destroyed_before_the_device() {
     drop(held);
     assert_eq!(device.return_stream(own).unwrap_err().kind(), Kind::OutOfRange, "not borrowed");
     device.return_stream(stream).unwrap();
-    assert_eq!(Arc::strong_count(&count), 1, "what was enqueued has ended");
+    assert_eq!(Arc::strong_count(&count), 1, "the enqueued work has ended");
     // SAFETY: the engine's own stream, which no device has registered any more.
     done(unsafe { standin.api().stream_destroy(raw) });
     for refused in [device.return_stream(stream), device.record(event, stream)] {
@@ -442,13 +442,13 @@ fn a_value_that_a_device_keeps_is_dropped_after_the_enqueued_work() {
     let Some(standin) = driver(Options { seed: Some(1), ..Options::default() }) else { return };
     let device = device(standin.library()).unwrap();
     let stream = device.stream().unwrap();
-    let (value, (told, heard)) = (Arc::new(()), std::sync::mpsc::channel());
+    let (value, (sender, receiver)) = (Arc::new(()), std::sync::mpsc::channel());
     let alive = Arc::downgrade(&value);
     device.keep(value);
     let seen = std::sync::Weak::clone(&alive);
-    device.call(stream, Arc::new(move || told.send(seen.upgrade().is_some()).unwrap())).unwrap();
+    device.call(stream, Arc::new(move || sender.send(seen.upgrade().is_some()).unwrap())).unwrap();
     drop(device);
-    assert!(heard.recv().unwrap(), "what runs may need it");
+    assert!(receiver.recv().unwrap(), "running work may need it");
     assert!(alive.upgrade().is_none());
 }
 
@@ -529,7 +529,7 @@ fn our_streams_are_destroyed_before_an_engines() {
     let (own, usual) = (device.stream().unwrap(), device.engine_stream().unwrap());
     assert!(priority(own.0) < 0, "less is more");
     assert_eq!((priority(usual.0), priority(engine.stream())), (0, 0));
-    // A graph would run all of it with the priority of the stream of its launch, unless it is told otherwise.
+    // A graph would run all of it with the priority of the stream of its launch, unless it is configured otherwise.
     device.capture(usual).unwrap();
     device.captured(usual).unwrap();
     if let Beneath::Own(standin) = &standin {

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_that_was_never_stamped_or_is_not_there_is_refused() {
+    fn a_mark_that_was_never_stamped_or_does_not_exist_is_refused() {
         let device = HostDevice::new(HostOptions::default());
         let mark = device.mark().unwrap();
         for (from, to) in [(mark, mark), (Mark(7), mark)] {

@@ -406,7 +406,7 @@ fn zeros_of_a_lost_power_are_left_off() {
             (Some(left), (7 * groups as u32).min(40))
         );
         torn.extend_from_slice(&file[borders[0]..borders[1]]);
-        assert!(SelectionTrace::from_bytes(&torn).is_err(), "what follows is a group");
+        assert!(SelectionTrace::from_bytes(&torn).is_err(), "a group follows");
     }
 }
 
@@ -473,7 +473,7 @@ fn after_any_failed_call_the_file_ends_with_a_whole_group() {
         let e = e.unwrap();
         assert!(e.kind() == Kind::Io && e.place().ends_with("No space left on device"), "{e}");
         match file {
-            None => assert!(n < 3, "{n}: the beginning could not be written"),
+            None => assert!(n < 3, "{n}: the start could not be written"),
             Some(file) => {
                 assert!(whole.starts_with(&file) && borders.contains(&file.len()), "call {n}");
                 let read = SelectionTrace::from_bytes(&file);

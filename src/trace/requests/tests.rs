@@ -147,7 +147,7 @@ fn sessions_are_interleaved_by_their_times() {
 }
 
 #[test]
-fn ragpulse_puts_five_lists_together_and_counts_what_others_forbid() {
+fn ragpulse_joins_five_lists_and_counts_repeats_and_late_requests() {
     let line = |time: &str, ids: &str| {
         let start =
             format!("{{\"timestamp\":\"{time}\",\"input_length\":900,\"output_length\":1,\"hash_ids\":");
@@ -318,9 +318,9 @@ fn a_format_is_recognised_after_blank_lines() {
             [(&line[..], Some(true)), (csv, Some(true)), ("TOPKTRC1", Some(false)), ("x", None)]
         {
             std::fs::write(&path, blank.to_owned() + text).unwrap();
-            assert_eq!(is_request_trace(&path), Ok(told), "{text} behind {} bytes", blank.len());
+            assert_eq!(is_request_trace(&path), Ok(told), "{text} after {} bytes", blank.len());
             let read = RequestTrace::read(&path, &Options::default());
-            assert_eq!(read.is_ok(), told == Some(true), "{text} behind {} bytes", blank.len());
+            assert_eq!(read.is_ok(), told == Some(true), "{text} after {} bytes", blank.len());
         }
         std::fs::write(&path, blank).unwrap();
         assert_eq!(is_request_trace(&path), Ok(None));

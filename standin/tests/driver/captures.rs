@@ -308,7 +308,7 @@ fn pageable_memory_is_not_captured_and_blocks_outside() {
 }
 
 #[test]
-fn a_handle_of_a_conditional_node_goes_with_its_graph_and_needs_its_node() {
+fn a_handle_of_a_conditional_node_is_destroyed_with_its_graph_and_needs_its_node() {
     for conditional_nodes in [true, false] {
         let Some(standin) = standin(Options { conditional_nodes, ..Options::default() }) else { return };
         let gpu = Gpu::new(&standin);

@@ -184,7 +184,7 @@ fn two_drivers_share_nothing() {
 }
 
 #[test]
-fn the_copy_of_the_library_goes_with_its_driver() {
+fn the_copy_of_the_library_is_removed_with_its_driver() {
     let Some(standin) = standin(Options::default()) else { return };
     let path = standin.library().to_owned();
     assert!(std::path::Path::new(&path).exists());

@@ -22,7 +22,7 @@ impl Pages {
 }
 
 #[test]
-fn memory_ends_at_its_limit_and_comes_back() {
+fn memory_is_limited_and_is_freed() {
     let Some(standin) = standin(Options { memory: 8 << 20, ..Options::default() }) else { return };
     let gpu = Gpu::new(&standin);
     let first = gpu.memory(6 << 20);
@@ -151,7 +151,7 @@ fn a_copy_between_two_places_of_the_host_blocks_and_others_do_not() {
 }
 
 #[test]
-fn freeing_runs_what_names_the_memory_first() {
+fn freeing_first_runs_the_work_that_names_the_memory() {
     let Some(standin) = standin(seeded(7)) else { return };
     let gpu = Gpu::new(&standin);
     let (stream, kept) = (gpu.stream(), gpu.memory(PAGE));

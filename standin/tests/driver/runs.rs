@@ -121,7 +121,7 @@ fn a_node_comes_after_all_that_its_stream_waited_for() {
 }
 
 #[test]
-fn a_fork_whose_edge_is_left_out_is_captured_all_the_same() {
+fn a_fork_whose_edge_is_left_out_is_still_captured() {
     let Some(standin) = standin(Options::default()) else { return };
     let gpu = Gpu::new(&standin);
     standin.without_waits(0..1);
@@ -217,7 +217,7 @@ fn a_wait_means_the_last_record_before_it() {
 }
 
 #[test]
-fn waiting_for_what_cannot_run_is_an_error_and_no_hang() {
+fn waiting_for_work_that_cannot_run_is_an_error_and_not_a_hang() {
     for seed in [None, Some(1)] {
         let Some(standin) = standin(Options { seed, ..Options::default() }) else { return };
         let gpu = Gpu::new(&standin);
