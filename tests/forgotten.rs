@@ -378,7 +378,7 @@ fn forgetful(rig: &mut Rig, halves: bool, left_out: (Call, u32, u32, u32)) -> Re
     ended
 }
 
-/// What one device's report says of each call that never arrived.
+/// The report of one device about each call that never arrived.
 fn reported(memory: Arc<TestDevice>) -> Vec<String> {
     let mut rig = Rig::new(memory, config(), None).with([1, 2]);
     let mut all = Vec::new();

@@ -244,7 +244,7 @@ fn a_scatter_before_the_write_of_its_landing_slots_is_found() {
     assert_eq!(error.place(), "a scatter comes before the write of its landing slots");
 }
 
-/// A victim's slot that rows are still being fetched into is waited for, and never given out.
+/// A victim's slot whose row is still being fetched: the next use of the slot waits for that fetch.
 #[test]
 fn p4_a_victim_is_not_given_out_while_its_row_is_being_fetched() {
     let error = by_hand(Missing::Gathered).unwrap_err().to_string();

@@ -502,7 +502,7 @@ fn a_split_keeps_the_total_and_gains() {
     assert!(simulator.run(&POINT, &by_layer).unwrap().step_ms < run(&Options::default()).step_ms);
 }
 
-/// For any memory to divide, all of it is given out and the step is no longer than with the same share for all.
+/// All of the memory is divided, however much there is, and the step is no longer than with the same share for all.
 #[test]
 fn a_split_is_never_worse_than_the_same_for_all() {
     let mut simulator = simulator();

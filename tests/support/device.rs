@@ -88,7 +88,7 @@ pub fn tried(usual: u32) -> u32 {
 }
 
 /// The number of cases, out of `usual`, that a test tries on any device: an eighth with `FOREBAY_FEW=1`, for a build
-/// that checks every run (`make asan`).
+/// that checks something which every run does (`make asan`).
 pub fn few(usual: u32) -> u32 {
     if std::env::var("FOREBAY_FEW").is_ok_and(|value| value == "1") { usual.div_ceil(8) } else { usual }
 }

@@ -176,7 +176,7 @@ fn a_cut_anywhere_leaves_the_whole_groups() {
             assert_eq!(u64::from(read.header().steps), 40.min(7 * (pieces as u64 - 1)), "{cut}");
             let left = (cut - borders[pieces - 1]) as u64;
             assert_eq!(read.header().unfinished, (pieces < 8).then_some(left), "{cut}");
-            // What was read is a trace like any other.
+            // The part that was read is a trace like any other.
             assert!(SelectionTrace::from_bytes(&read.encode().unwrap()).is_ok());
         }
     }
