@@ -203,7 +203,7 @@ fn words_during_a_write(waits: bool) {
     writer.join().unwrap();
     drop((words, event));
     assert!(read.iter().all(|word| [0, 7].contains(word)), "{read:?}");
-    assert_eq!(read, [7, 7], "words of before");
+    assert_eq!(read, [7, 7], "the old words");
 }
 
 #[test]
@@ -212,7 +212,7 @@ fn words_read_after_an_edge_are_the_new_ones() {
 }
 
 #[test]
-#[should_panic = "words of before"]
+#[should_panic = "the old words"]
 fn control_words_read_without_the_edge_can_be_the_old_ones() {
     model(|| words_during_a_write(false));
 }
