@@ -188,7 +188,7 @@ asan:
 	    CARGO_PROFILE_TEST_DEBUG=line-tables-only CARGO_PROFILE_TEST_OPT_LEVEL=1 FOREBAY_FEW=1 \
 	    cargo test -p forebay --features trace,predict,study,measure,check --lib --test residency --test world \
 	    --test failures --test overlap --target $(HOST) --target-dir target/asan -- --skip each_wait \
-	    --skip reach_everything
+	    --skip reach_every_operation
 
 # The threaded host device with edges forgotten, under ThreadSanitizer.
 tsan:

@@ -104,8 +104,8 @@ impl Rig {
             while divides(width, length) {
                 width += 1;
             }
-            let picks = (0..u64::from(top_k)).map(|i| ((start + i * width) % length) as i32);
-            bytes.extend(picks.flat_map(i32::to_le_bytes));
+            let positions = (0..u64::from(top_k)).map(|i| ((start + i * width) % length) as i32);
+            bytes.extend(positions.flat_map(i32::to_le_bytes));
         }
         self.device.write(self.buffers.selection, &bytes)
     }

@@ -61,14 +61,15 @@ impl Engine for Spins<'_> {
         if call.work == Work::Index {
             let part = |bytes: u32| u64::from(4 * K * bytes);
             let slice = self.selection.part(part(call.first), part(call.count))?;
-            let picks = &self.selections[(self.step * 31 + call.layer.index() * 7) % self.selections.len()];
+            let positions =
+                &self.selections[(self.step * 31 + call.layer.index() * 7) % self.selections.len()];
             let range = part(call.first) as usize..part(call.first + call.count) as usize;
-            let (device, picks) = (Arc::clone(self.device), picks[range].to_vec());
+            let (device, positions) = (Arc::clone(self.device), positions[range].to_vec());
             return self.device.call(
                 stream,
                 Arc::new(move || {
                     // A failed write shows in the slots, which the bench checks after the step.
-                    let _ = device.write(slice, &picks);
+                    let _ = device.write(slice, &positions);
                     spin(rounds);
                 }),
             );
@@ -91,13 +92,13 @@ struct Decode {
 }
 
 /// Draws the positions of one step's selection from all, ascending within a sequence.
-fn picks(seed: u64) -> Vec<u8> {
+fn positions(seed: u64) -> Vec<u8> {
     let mut x = seed.wrapping_mul(0xBF58_476D_1CE4_E5B9) | 1;
-    let pick = |entry: u32, x: &mut u64| {
+    let position = |entry: u32, x: &mut u64| {
         *x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (entry % K) * (TOKENS / K) + (*x >> 40) as u32 % (TOKENS / K)
     };
-    (0..BATCH * K).flat_map(|entry| pick(entry, &mut x).to_le_bytes()).collect()
+    (0..BATCH * K).flat_map(|entry| position(entry, &mut x).to_le_bytes()).collect()
 }
 
 impl Decode {
@@ -123,16 +124,20 @@ impl Decode {
             sequences.push(sequence);
         }
         let words = |count: u32| device.allocate(u64::from(4 * count));
-        let parts = SplitIndices { lists: words(2 * BATCH * K)?, counts: words(2 * BATCH)?, batch: BATCH };
-        let buffers =
-            Buffers { selection: words(BATCH * K)?, slots: words(BATCH * K)?, split_indices: Some(parts) };
+        let split_indices =
+            SplitIndices { lists: words(2 * BATCH * K)?, counts: words(2 * BATCH)?, batch: BATCH };
+        let buffers = Buffers {
+            selection: words(BATCH * K)?,
+            slots: words(BATCH * K)?,
+            split_indices: Some(split_indices),
+        };
         Ok(Decode {
             cache,
             sequences,
             layers: Layers { streams, batch: BATCH, half: BATCH / 2, buffers },
             ended: device.event()?,
             device,
-            selections: (0..64).map(picks).collect(),
+            selections: (0..64).map(positions).collect(),
             gather: 0,
             steps: 0,
             accepted: 0,

@@ -10,7 +10,7 @@
 //! and the rate of every study policy, one pass each.
 
 #[path = "../cli/src/blocks/mod.rs"]
-#[expect(dead_code, reason = "what a replay takes is asked by the command")]
+#[expect(dead_code, reason = "only the command asks for the memory of a replay")]
 mod blocks;
 #[path = "support/clock.rs"]
 mod clock;

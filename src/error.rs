@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn display_says_what_where_and_what_to_do() {
+    fn display_says_what_is_wrong_where_and_what_to_do() {
         let e =
             Error::new(Kind::Exhausted, "open").at("host pages").with("wanted", 12_u32).with("free", 3_u32);
         assert_eq!(

@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nobody_has_is_an_error_with_its_bytes() {
+    fn an_allocation_that_is_too_large_is_an_error_with_its_bytes() {
         let error = filled(usize::MAX / 16, 7_u64, "open", "block hashes of pages").unwrap_err();
         let told = (error.kind(), error.operation(), error.place(), error.number("bytes"));
         assert_eq!(

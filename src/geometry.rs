@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_by_field() {
+    fn invalid_values_are_refused_by_field() {
         let base = Shape::DEEPSEEK_V3_2;
         let cases = [
             (Shape { layers: 0, ..base }, "layers"),

@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_steers_is_told_from_what_is_shown() {
+    fn control_characters_are_told_from_printable_ones() {
         for c in ["\0\t\n\r\u{1b}\u{7f}\u{80}\u{9b}\u{9f}", "\u{61c}\u{200e}\u{200f}\u{2028}\u{2029}"]
             .into_iter()
             .flat_map(str::chars)

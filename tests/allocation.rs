@@ -23,7 +23,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// The system's allocator, counting its calls while it is told to.
+/// The system's allocator, which counts its calls while a test asks for it.
 struct Counting {
     on: AtomicBool,
     /// Whether the process's first thread counts: it is the harness's, unless the test runs on it.
@@ -97,7 +97,7 @@ struct Loop {
     selection: Slice,
     slots: Slice,
     split_indices: SplitIndices,
-    picks: Vec<u8>,
+    positions: Vec<u8>,
     misses: u64,
     scratch: u64,
     /// Launched in place of the layers enqueued by their schedule.
@@ -150,7 +150,7 @@ impl Loop {
                 batch: BATCH,
             },
             device,
-            picks: vec![0; bytes as usize],
+            positions: vec![0; bytes as usize],
             misses: 0,
             scratch: 0,
             captured: None,
@@ -162,14 +162,14 @@ impl Loop {
         self.device.synchronize(self.done).unwrap();
     }
 
-    /// The buffers of `rows` query rows a batch row, filled with positions that wander.
+    /// The buffers of `rows` query rows per batch row, filled with positions that wander.
     fn buffers(&mut self, number: u32, rows: u32) -> Buffers {
         let bytes = (BATCH * rows * K * 4) as usize;
-        for (n, word) in (0_u32..).zip(self.picks[..bytes].chunks_exact_mut(4)) {
+        for (n, word) in (0_u32..).zip(self.positions[..bytes].chunks_exact_mut(4)) {
             word.copy_from_slice(&((n * 37 + number * 101) % 600).to_le_bytes());
         }
         let selection = self.selection.part(0, bytes as u64).unwrap();
-        self.device.write(selection, &self.picks[..bytes]).unwrap();
+        self.device.write(selection, &self.positions[..bytes]).unwrap();
         Buffers { selection, slots: self.slots.part(0, bytes as u64).unwrap(), split_indices: None }
     }
 
@@ -194,7 +194,7 @@ impl Loop {
         Layers { streams, batch: BATCH, half: 1, buffers }
     }
 
-    /// All layers by the schedule, each in another order, for an engine that has nothing to do.
+    /// All layers by the schedule, each in another order, for an engine without work.
     fn overlapped(&mut self, step: &mut forebay::Step, number: u32) {
         let with = self.layers(number);
         match &self.captured {
@@ -215,9 +215,9 @@ impl Loop {
         self.captured = Some(self.cache.capture(&bucket, &mut Idle).unwrap());
     }
 
-    /// What `steps` steps of a warm cache allocate and free.
+    /// The allocations and frees of `steps` steps of a warm cache.
     fn warm_steps(&mut self, steps: u32) -> u64 {
-        // What a thread, a lock or the standard library takes at its first use.
+        // A thread, a lock or the standard library may allocate at its first use.
         (0..4).for_each(|number| self.step(number));
         self.wait(self.streams.gather);
         let before = self.misses;
@@ -251,7 +251,7 @@ impl Loop {
             }
         }
         self.cache.finish(&mut step, main).unwrap();
-        // Too early on a threaded device, sometimes; the refusal allocates nothing either.
+        // Sometimes too early on a threaded device; the refusal allocates nothing either.
         let mut left = Some(step);
         while let Some(step) = left.take() {
             match self.cache.retire(step, main) {
@@ -283,7 +283,7 @@ fn on_the_cuda_device() {
     }
 }
 
-/// What a call that allocates and frees once does so, on the thread that runs it, and its enqueueing.
+/// The cost of a call that allocates and frees once, on the thread that runs it, and of its enqueueing.
 fn counted_call(device: &dyn Device) -> u64 {
     let (stream, event) = (device.stream().unwrap(), device.event().unwrap());
     let work: Arc<dyn Fn() + Send + Sync> = Arc::new(|| drop(std::hint::black_box(Box::new(7))));
@@ -296,7 +296,7 @@ fn counted_call(device: &dyn Device) -> u64 {
     counted(run)
 }
 
-/// A chooser with room for two tables, at misses that ask for more.
+/// A chooser with room for two tables, at misses that need more.
 fn chooser() -> Chooser {
     let orders = [vec![0.0, 90_000.0], vec![5000.0, 50_000.0], vec![20_000.0, 30_000.0]];
     let prices = Prices::new(vec![0.0, 100.0], vec![orders]).unwrap();

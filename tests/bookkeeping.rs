@@ -8,17 +8,17 @@ use forebay::{Geometry, SLOT_BLOCK, Shape};
 const TOKENS: u32 = 128 * 1024;
 const QUERY_ROWS: u32 = 2;
 
-/// Bytes of book-keeping, by what they are for, over all layers.
+/// Bytes of book-keeping, by purpose, over all layers.
 #[derive(Debug, Default)]
 struct Books {
     /// `slot_of`, `position_of`, `stamp_of`, blocks and heads of every layer.
     tables: u64,
     /// Host page and index-key page of every page, and the device's copy of the host pages.
     page_tables: u64,
-    /// Rows to fetch: one list a batch row, used by one layer after the other.
+    /// Rows to fetch: one list for each batch row, used by one layer after the other.
     lists: u64,
-    /// What a micro-batch's resolve works in: bits of missed positions, indices, victims, ties and their
-    /// positions, and two sets of the lane's slots.
+    /// The work room of a micro-batch's resolve: bits of missed positions, indices, victims, ties and their positions,
+    /// and two sets of the lane's slots.
     work: u64,
 }
 
@@ -36,7 +36,7 @@ fn shape(lanes: u32) -> TableShape {
     let landing = (1 + lanes * QUERY_ROWS).next_multiple_of(SLOT_BLOCK);
     TableShape {
         lanes,
-        // The rows in flight of two steps lie beyond the admitted tokens.
+        // The rows in flight of two steps are after the admitted tokens.
         tokens: TOKENS + 2 * QUERY_ROWS,
         query_rows: QUERY_ROWS,
         scratch: 0,
@@ -48,7 +48,7 @@ fn shape(lanes: u32) -> TableShape {
     }
 }
 
-/// The share of the sparse pool's bytes (budget slots times row bytes, all layers) that books take.
+/// Book-keeping as a share of the sparse pool's bytes (budget slots times row bytes, all layers).
 fn share(lanes: u32) -> (Books, f64) {
     let geometry = Geometry::new(Shape::DEEPSEEK_V3_2).unwrap();
     let (layers, shape) = (u64::from(geometry.layers()), shape(lanes));
@@ -79,13 +79,13 @@ fn book_keeping_is_at_most_8_percent_of_the_pool_at_128k_and_a_tenth() {
 fn the_tables_are_four_bytes_a_token_and_eight_a_slot() {
     let shape = shape(1);
     let blocks = u64::from(shape.budget_blocks);
-    // Beside them four bytes a landing slot and a block that the lane can have, and the head.
+    // In addition four bytes for each landing slot and each block that the lane can have, and the head.
     let expected = 4 * u64::from(shape.tokens)
         + 8 * blocks * u64::from(SLOT_BLOCK)
         + 4 * u64::from(shape.budget_base)
         + 4 * blocks
         + size_of::<LaneHead>() as u64;
     assert_eq!(LayerTables::new(shape).unwrap().bytes(), expected);
-    assert_eq!(shape.bytes(), expected, "told before they are made");
+    assert_eq!(shape.bytes(), expected, "computed before they are made");
     assert_eq!((size_of::<LaneHead>(), size_of::<Fetch>()), (28, 8));
 }

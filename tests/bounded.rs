@@ -27,7 +27,7 @@ fn random(seed: &mut u64) -> u32 {
     (*seed >> 33) as u32
 }
 
-/// What one step has cost.
+/// The cost of one step.
 #[derive(Debug, PartialEq, Eq)]
 struct Cost {
     /// Every operation, and the layer that it was for.
@@ -35,7 +35,7 @@ struct Cost {
     waits: u64,
 }
 
-/// A cache on a clock over the host device: rows are moved, and what was enqueued is known by name.
+/// A cache on a clock over the host device: rows are moved, and each enqueued operation is known by name.
 struct Engine {
     cache: Cache,
     clock: Arc<ClockDevice>,
@@ -83,7 +83,7 @@ impl Engine {
         self.clock.synchronize(self.done).unwrap();
     }
 
-    /// What was enqueued since the last time.
+    /// The operations enqueued since the last call.
     fn cost(&mut self) -> Cost {
         let (spans, waits) = (self.clock.spans(), self.clock.waits());
         let operations = spans[self.seen..].iter().map(|span| (span.name, span.layer)).collect();
@@ -92,11 +92,11 @@ impl Engine {
         cost
     }
 
-    /// One step that selects `picks` (k of each query row, in every layer) in calls of so many batch rows; what it has
-    /// cost, and the rows that each layer has fetched.
-    fn step(&mut self, accepted: u32, picks: &[i32], rows_a_call: u32) -> (Cost, Vec<u32>) {
+    /// One step that selects `positions` (k of each query row, in every layer) in calls of so many batch rows. Returns
+    /// its cost and the number of rows that each layer fetched.
+    fn step(&mut self, accepted: u32, positions: &[i32], rows_a_call: u32) -> (Cost, Vec<u32>) {
         self.sync();
-        let bytes: Vec<u8> = picks.iter().flat_map(|pick| pick.to_le_bytes()).collect();
+        let bytes: Vec<u8> = positions.iter().flat_map(|position| position.to_le_bytes()).collect();
         self.host.write(self.selection, &bytes).unwrap();
         let row =
             |s: &Sequence| BatchRow { sequence: *s, accepted: Accepted::Rows(accepted), query_rows: WIDTH };
@@ -126,24 +126,24 @@ impl Engine {
     }
 }
 
-/// What a step selects: nothing, always the same, what was never selected before, one row again and again, anything.
-fn picks(number: u32, length: u32, seed: &mut u64) -> Vec<i32> {
-    let pick = |at: u32, seed: &mut u64| match number % 5 {
+/// The selection of a step: nothing, always the same, positions never selected before, one row repeatedly, anything.
+fn positions(number: u32, length: u32, seed: &mut u64) -> Vec<i32> {
+    let position = |at: u32, seed: &mut u64| match number % 5 {
         0 => -1,
         1 => (at % K) as i32,
         2 => ((at + number * 67) % length) as i32,
         3 => 7,
         _ => (random(seed) % length) as i32,
     };
-    (0..BATCH * WIDTH).flat_map(|row| (0..K).map(move |k| row * K + k)).map(|at| pick(at, seed)).collect()
+    (0..BATCH * WIDTH).flat_map(|row| (0..K).map(move |k| row * K + k)).map(|at| position(at, seed)).collect()
 }
 
 #[test]
-fn p7_what_a_step_enqueues_depends_on_neither_its_selections_nor_its_age() {
+fn p7_the_operations_of_a_step_depend_neither_on_its_selections_nor_on_its_age() {
     let mut engine = Engine::new();
     let (mut seed, mut length, mut most) = (1, PROMPT, 0);
-    // One commit; a resolve, a gather and a scatter a layer; a report. Edges: behind the micro-batch's last step, which
-    // is that of every row; the first step, which has none before it, also behind each sequence's join.
+    // One commit; a resolve, a gather and a scatter for each layer; a report. Edges: after the micro-batch's last step,
+    // which is that of every row; the first step, which has none before it, also after each sequence's join.
     let of = |layer| ["resolve", "gather", "scatter"].map(|name| (name, Some(Layer(layer))));
     let mut operations = vec![("begin", None)];
     operations.extend((0..LAYERS).flat_map(of));
@@ -152,19 +152,19 @@ fn p7_what_a_step_enqueues_depends_on_neither_its_selections_nor_its_age() {
     for number in 0..300 {
         let accepted = if number == 0 { 0 } else { number % (WIDTH + 1) };
         length += accepted;
-        let (cost, misses) = engine.step(accepted, &picks(number, length, &mut seed), BATCH);
+        let (cost, misses) = engine.step(accepted, &positions(number, length, &mut seed), BATCH);
         assert!(misses.iter().all(|misses| *misses <= BATCH * WIDTH * K), "{misses:?}");
         most = most.max(misses[0]);
         let waits = if number == 0 { 1 + u64::from(BATCH) } else { 1 };
         assert_eq!(cost, declared(waits), "step {number}");
     }
     assert_eq!(most, BATCH * WIDTH * K, "a step that fetches all that it selects is among them");
-    // The control: an engine that calls once a batch row is noticed.
-    let (by_row, _) = engine.step(0, &picks(1, length, &mut seed), 1);
+    // The control: an engine that makes one call for each batch row is noticed.
+    let (by_row, _) = engine.step(0, &positions(1, length, &mut seed), 1);
     assert_eq!(by_row.operations.len(), 2 + (3 * LAYERS * BATCH) as usize, "{by_row:?}");
 }
 
-/// Counts the words that the rule's loops look at, and the passes in which it searches a bound.
+/// Counts the words that the rule's loops read, and the passes in which it searches a bound.
 #[derive(Default)]
 struct Counting {
     words: Cell<u64>,
@@ -211,7 +211,7 @@ impl Scan for Counting {
         Portable.split(stamps, blocks, at, older, tied)
     }
 
-    /// The passes inside of it are bounded by its own test: `src/residency/scan.rs`.
+    /// Its own test in `src/residency/scan.rs` bounds the passes inside it.
     fn lowest(&self, tied: Tied<'_>, keep: usize, out: &mut [u32]) -> u32 {
         self.add(tied.count);
         Portable.lowest(tied, keep, out)
@@ -249,19 +249,19 @@ fn shape() -> TableShape {
 /// times at most, then the rest is quartered, two passes each.
 const SEARCH: u64 = 3 * 16;
 
-/// What a commit and a resolve of `rows` query rows may look at.
+/// The most words that a commit and a resolve of `rows` query rows may read.
 fn bound(accepted: u32, rows: u32) -> u64 {
     let shape = shape();
     let blocks = u64::from(shape.lane_blocks());
     let slots = 64 * blocks;
-    // A row that is born: a free slot, the oldest one, or a search and the oldest one then.
+    // A born row: a free slot, the least recently used one, or a search and then the least recently used one.
     let born = u64::from(accepted) * (3 + SEARCH) * slots;
-    // A look-up a position, two splits and a search, the sets of victims, the ties, the missed positions.
+    // A look-up for each position, two splits and a search, the sets of victims, the ties, the missed positions.
     let resolved = u64::from(rows * K) + (3 + SEARCH) * slots + 4 * blocks + u64::from(shape.tokens) / 64;
     born + resolved
 }
 
-/// A lane's tables and what a step needs beside them.
+/// A lane's tables and the other memory that a step needs.
 struct Lane {
     tables: LayerTables,
     work: Workspace,
@@ -286,11 +286,11 @@ impl Lane {
         lane
     }
 
-    /// A step; the words that it looked at, the passes of its searches, and the slots that it answers.
-    fn step(&mut self, accepted: u32, rows: u32, pick: impl Fn(u32) -> i32) -> (u64, u64, Vec<i32>) {
+    /// A step: the words that it read, the passes of its searches, and the slots that it returned.
+    fn step(&mut self, accepted: u32, rows: u32, position: impl Fn(u32) -> i32) -> (u64, u64, Vec<i32>) {
         let Lane { tables, work, scan } = self;
         tables.commit(scan, 0, accepted, rows, |_| ()).unwrap();
-        let selection: Vec<i32> = (0..rows * K).map(pick).collect();
+        let selection: Vec<i32> = (0..rows * K).map(position).collect();
         let mut slots = vec![0; selection.len()];
         let mut fetches = vec![Fetch { position: 0, slot: 0 }; selection.len()];
         let selected = Selected { selection: &selection[..], slots: &mut slots, fetches: &mut fetches };
@@ -299,8 +299,7 @@ impl Lane {
         (words, searched, slots)
     }
 
-    /// The same lane as it would be after 2^31 steps of a sequence, less a few: its stamps are as far apart as they
-    /// can be, in the same order.
+    /// The same lane after almost 2^31 steps of a sequence: its stamps are as far apart as possible, in the same order.
     fn aged(&self) -> Lane {
         const LAST: u32 = i32::MAX as u32 - 1000;
         let now = self.tables.head(0).unwrap().stamp;
@@ -315,8 +314,8 @@ impl Lane {
         Lane::of(tables)
     }
 
-    /// What a search from the oldest stamp on, stamp by stamp, looks at before `need` slots are found or `most` words
-    /// were.
+    /// The words that a search from the oldest stamp on, stamp by stamp, reads until it has found `need` slots or read
+    /// `most` words.
     fn one_by_one(&self, need: u32, most: u64) -> u64 {
         let words = self.tables.words();
         let stamps = &words.stamp_of[shape().budget_base as usize..];
@@ -332,7 +331,7 @@ impl Lane {
 }
 
 #[test]
-fn p7_what_the_rule_looks_at_is_bounded_by_the_extents_at_any_age() {
+fn p7_the_words_that_the_rule_reads_are_bounded_by_the_extents_at_any_age() {
     let mut young = Lane::new();
     let mut old = young.aged();
     let need = WIDTH * K;
@@ -344,7 +343,7 @@ fn p7_what_the_rule_looks_at_is_bounded_by_the_extents_at_any_age() {
         let length = young.tables.head(0).unwrap().length;
         let fresh = BUDGET + number * WIDTH * K;
         let anything: Vec<i32> = (0..WIDTH * K).map(|_| (random(&mut seed) % length) as i32).collect();
-        let pick = |at: u32| match number % 5 {
+        let position = |at: u32| match number % 5 {
             // All missed and new.
             0 => ((fresh + at) % length) as i32,
             1 => -1,
@@ -353,8 +352,8 @@ fn p7_what_the_rule_looks_at_is_bounded_by_the_extents_at_any_age() {
             _ => anything[at as usize],
         };
         let [(words, passes, slots), aged] =
-            [&mut young, &mut old].map(|lane| lane.step(accepted, WIDTH, pick));
-        assert_eq!(slots, aged.2, "step {number}: age is told by nothing but the work");
+            [&mut young, &mut old].map(|lane| lane.step(accepted, WIDTH, position));
+        assert_eq!(slots, aged.2, "step {number}: only the work differs by age");
         for (words, passes) in [(words, passes), (aged.0, aged.1)] {
             assert!(words <= bound(accepted, WIDTH), "step {number}: {words} words");
             assert!(passes <= (1 + u64::from(accepted)) * SEARCH, "step {number}: {passes} passes");
@@ -362,7 +361,7 @@ fn p7_what_the_rule_looks_at_is_bounded_by_the_extents_at_any_age() {
         (searched, most) = (searched.max(aged.1), most.max(aged.0));
     }
     assert!(searched > 10, "the bound of an old sequence has to be searched: {searched} passes");
-    assert!(most * 8 > bound(0, WIDTH), "the bound is no more than a few times what is reached: {most}");
-    // The control: a search that goes by age stays within the bound while a sequence is young, and breaks it later.
+    assert!(most * 8 > bound(0, WIDTH), "the bound is at most a few times the largest count: {most}");
+    // The control: the cost of a search by age stays within the bound while a sequence is young, and exceeds it later.
     assert!(control[0] <= bound(0, WIDTH) && control[1] > bound(0, WIDTH), "{control:?}");
 }

@@ -18,7 +18,7 @@ fn halves() -> Options {
 
 /// The ESS study's figure: 128K, half batches of 80, 37 GiB/s.
 #[test]
-fn the_orders_cross_as_digitised() {
+fn the_orders_cross_where_the_digitised_curves_do() {
     let prices = simulator().prices(&POINT, &halves()).unwrap();
     for misses in [32.0, 64.0, 128.0, 256.0, 512.0] {
         let [none, da, dba] = Overlap::ALL.map(|order| prices.exposed(0, order, misses));
@@ -31,7 +31,7 @@ fn the_orders_cross_as_digitised() {
 }
 
 #[test]
-fn at_small_batches_nothing_pays() {
+fn no_order_is_worth_it_for_a_small_batch() {
     let prices = simulator().prices(&Point { batch: 2, ..POINT }, &Options::default()).unwrap();
     let few = Table::best(&prices, &[0.0, 20.0, 60.0]).unwrap_err();
     assert_eq!(few.place(), "layers", "prices are by layer");
@@ -39,7 +39,7 @@ fn at_small_batches_nothing_pays() {
     assert_eq!(table, Table::fixed(61, Overlap::None));
 }
 
-/// A table that is looked up is as good as one that is found by simulating every layer.
+/// A lookup in a table is as good as a simulation of every layer.
 #[test]
 fn a_table_from_prices_is_as_good_as_one_by_simulation() {
     let mut simulator = simulator();
@@ -91,7 +91,7 @@ fn a_chooser_follows_rising_misses_in_few_moves() {
     assert!(table.by_layer.contains(&Overlap::Dba), "{table:?}");
 }
 
-/// A draft layer is priced by its own passes: one query row each, the misses shared among them.
+/// A draft layer is priced by its own draft passes: one query row each, the misses divided among them.
 #[test]
 fn draft_layers_have_prices_of_their_own() {
     let mut file = Setup::named("ess").unwrap().unwrap().file().clone();
@@ -102,7 +102,7 @@ fn draft_layers_have_prices_of_their_own() {
     let one = Point { mtp: 1, accept: 1.0, ..POINT };
     let mut us = |misses, order| simulator.layer_us(&one, &halves(), misses, order).unwrap();
     for order in Overlap::ALL {
-        // Two passes, from no misses to 64 of each: so much longer is the draft layer exposed.
+        // Two draft passes, from no misses to 64 of each: the draft layer is exposed so much longer.
         let wanted = 2.0 * (us(64.0, order) - us(0.0, order)) * 1e3;
         let found = prices.exposed(61, order, 128.0) - prices.exposed(61, order, 0.0);
         assert!((found - wanted).abs() < 1e-6 * wanted.abs(), "{} {found} {wanted}", order.name());

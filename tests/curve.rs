@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
 #[path = "support/oracle.rs"]
-#[expect(dead_code, reason = "a curve knows no truncation, and nothing is brought up")]
+#[expect(dead_code, reason = "a curve has no truncation, and no row is warmed up")]
 mod oracle;
 
 use forebay::Kind;
@@ -16,20 +16,21 @@ const TOKENS: u32 = 120;
 #[derive(Clone, Debug)]
 enum Step {
     Warm(Vec<u32>),
-    Decode { accept: u32, rows: u32, picks: Vec<u32> },
+    Decode { accept: u32, rows: u32, positions: Vec<u32> },
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let picks = |most| prop::collection::vec(0..TOKENS, 0..most);
-    let warm = prop::collection::vec(picks(9).prop_map(Step::Warm), 0..4);
-    let decode =
-        (0..=3_u32, 0..=3_u32, picks(14), any::<bool>()).prop_map(|(accept, rows, mut picks, sort)| {
+    let positions = |most| prop::collection::vec(0..TOKENS, 0..most);
+    let warm = prop::collection::vec(positions(9).prop_map(Step::Warm), 0..4);
+    let decode = (0..=3_u32, 0..=3_u32, positions(14), any::<bool>()).prop_map(
+        |(accept, rows, mut positions, sort)| {
             if sort {
-                picks.sort_unstable();
-                picks.dedup();
+                positions.sort_unstable();
+                positions.dedup();
             }
-            Step::Decode { accept, rows, picks }
-        });
+            Step::Decode { accept, rows, positions }
+        },
+    );
     (warm, prop::collection::vec(decode, 1..24)).prop_map(|(mut warm, decode)| {
         warm.extend(decode);
         warm
@@ -41,14 +42,14 @@ fn naive(steps: &[Step], budget: u32) -> (u64, u64, u32) {
     let mut oracle = Oracle::new(budget as usize, PROMPT);
     let (mut hits, mut misses, mut most) = (0, 0, 1);
     for step in steps {
-        let (picks, counts) = match step {
-            Step::Warm(picks) => (picks, false),
-            Step::Decode { accept, rows, picks } => {
+        let (positions, counts) = match step {
+            Step::Warm(positions) => (positions, false),
+            Step::Decode { accept, rows, positions } => {
                 oracle.commit((*accept).min(oracle.landed), *rows);
-                (picks, true)
+                (positions, true)
             }
         };
-        let done = oracle.select(picks.iter().copied());
+        let done = oracle.select(positions.iter().copied());
         most = most.max((done.hits.len() + done.misses.len()) as u32);
         if counts {
             hits += done.hits.len() as u64;
@@ -62,11 +63,11 @@ fn counted(depths: &mut StackDistances, steps: &[Step]) -> MissRatioCurve {
     let mut landed = 0;
     for step in steps {
         match step {
-            Step::Warm(picks) => depths.warm(picks),
-            Step::Decode { accept, rows, picks } => {
+            Step::Warm(positions) => depths.warm(positions),
+            Step::Decode { accept, rows, positions } => {
                 depths.commit((*accept).min(landed), *rows).unwrap();
                 landed = *rows;
-                depths.resolve(picks);
+                depths.resolve(positions);
             }
         }
     }
@@ -92,7 +93,7 @@ proptest! {
     fn the_curve_is_the_naive_list_at_every_budget(first in steps(), second in steps()) {
         let mut depths = StackDistances::new(TOKENS, PROMPT).unwrap();
         compare(&counted(&mut depths, &first), &first);
-        // The next layer finds nothing of the last one.
+        // The next layer finds no row of the last one.
         compare(&counted(&mut depths, &second), &second);
     }
 }
@@ -100,24 +101,24 @@ proptest! {
 #[test]
 fn a_log_that_is_packed_many_times_keeps_the_order() {
     // About 19 rows a step, 700 steps: the log of 4096 entries is packed three times, among counted steps.
-    let picks =
+    let positions =
         |step: u32| (0..PROMPT).filter(move |p| (p * 7 + step).is_multiple_of(3) || p % 5 == step % 5);
     let accept = |step| u32::from(step % 2 == 1 && step < 150);
-    let decode = |step| Step::Decode { accept: accept(step), rows: 1, picks: picks(step).collect() };
+    let decode = |step| Step::Decode { accept: accept(step), rows: 1, positions: positions(step).collect() };
     let steps: Vec<Step> = (0..700).map(decode).collect();
     compare(&counted(&mut StackDistances::new(TOKENS, PROMPT).unwrap(), &steps), &steps);
-    let warm: Vec<Step> = (0..900).map(|step| Step::Warm(picks(step).collect())).chain(steps).collect();
+    let warm: Vec<Step> = (0..900).map(|step| Step::Warm(positions(step).collect())).chain(steps).collect();
     compare(&counted(&mut StackDistances::new(TOKENS, PROMPT).unwrap(), &warm), &warm);
 }
 
 #[test]
-fn below_a_steps_rows_the_order_does_not_tell() {
+fn below_the_rows_of_one_step_the_curve_is_not_exact() {
     // Two slots: 0 is a hit and keeps its slot, 2 takes the other, 1 has none. The newest two are 1 and 2.
     let steps = [
-        Step::Decode { accept: 0, rows: 0, picks: vec![0] },
-        Step::Decode { accept: 0, rows: 0, picks: vec![0, 1, 2] },
-        Step::Decode { accept: 0, rows: 0, picks: vec![1] },
-        Step::Decode { accept: 0, rows: 0, picks: vec![0] },
+        Step::Decode { accept: 0, rows: 0, positions: vec![0] },
+        Step::Decode { accept: 0, rows: 0, positions: vec![0, 1, 2] },
+        Step::Decode { accept: 0, rows: 0, positions: vec![1] },
+        Step::Decode { accept: 0, rows: 0, positions: vec![0] },
     ];
     let curve = counted(&mut StackDistances::new(TOKENS, PROMPT).unwrap(), &steps);
     assert_eq!(curve.exact_from(), 3);
@@ -126,13 +127,13 @@ fn below_a_steps_rows_the_order_does_not_tell() {
 }
 
 #[test]
-fn births_alone_do_not_raise_the_least_budget() {
+fn rows_born_alone_do_not_raise_the_least_exact_budget() {
     // Three rows are born at a time, one is selected: the curve is exact at one slot already.
     let steps = [
-        Step::Decode { accept: 0, rows: 3, picks: vec![5] },
-        Step::Decode { accept: 3, rows: 3, picks: vec![PROMPT + 2] },
-        Step::Decode { accept: 3, rows: 1, picks: vec![PROMPT + 5] },
-        Step::Decode { accept: 1, rows: 1, picks: vec![PROMPT + 5] },
+        Step::Decode { accept: 0, rows: 3, positions: vec![5] },
+        Step::Decode { accept: 3, rows: 3, positions: vec![PROMPT + 2] },
+        Step::Decode { accept: 3, rows: 1, positions: vec![PROMPT + 5] },
+        Step::Decode { accept: 1, rows: 1, positions: vec![PROMPT + 5] },
     ];
     let curve = counted(&mut StackDistances::new(TOKENS, PROMPT).unwrap(), &steps);
     assert_eq!((curve.exact_from(), curve.hits(1), curve.hits(2)), (1, 2, 3));
@@ -140,7 +141,7 @@ fn births_alone_do_not_raise_the_least_budget() {
 }
 
 #[test]
-fn rows_that_cannot_be_are_refused_and_change_nothing() {
+fn impossible_rows_are_refused_and_change_nothing() {
     let refused = |result: forebay::Result<()>| assert_eq!(result.unwrap_err().kind(), Kind::OutOfRange);
     assert!(StackDistances::new(4, 5).is_err());
     assert_eq!(StackDistances::new(u32::MAX, 0).unwrap_err().kind(), Kind::OutOfRange);

@@ -49,7 +49,7 @@ struct Engine {
     cache: Cache,
     device: Arc<TestDevice>,
     stream: Stream,
-    /// For a step of one row that is two query rows wide.
+    /// For a step of one row with two query rows.
     buffers: Buffers,
 }
 
@@ -58,7 +58,7 @@ fn engine(config: Config) -> Engine {
     engine_on(device.device(), device, config)
 }
 
-/// On a device whose bytes are `device`'s.
+/// On a device whose bytes `device` reads.
 fn engine_on(queue: Arc<dyn Device>, device: Arc<TestDevice>, config: Config) -> Engine {
     let buffer = || device.allocate(2 * K * 4).unwrap();
     let buffers = Buffers { selection: buffer(), slots: buffer(), split_indices: None };
@@ -90,7 +90,7 @@ impl Engine {
         self.cache.prepare(MicroBatch(0), 2, rows, None, self.stream)
     }
 
-    /// All that is due of a step, for whatever its buffers select.
+    /// All due calls of a step, for any selection in its buffers.
     fn enqueue(&self, step: &Step) {
         for layer in [0, 1].map(Layer) {
             self.cache.layer(step, LayerCall::whole(layer), self.streams(), self.buffers).unwrap();
@@ -106,7 +106,7 @@ impl Engine {
     }
 }
 
-/// Each of two ranks has a first backing and first pools: as numbers they are alike.
+/// Each of two ranks has a first backing and first pools: their numbers are the same.
 #[test]
 fn memory_and_pools_of_another_rank_are_refused_by_every_call_that_takes_them() {
     let clock = || ClockDevice::new(ClockOptions::default()).unwrap() as Arc<dyn Device>;
@@ -148,17 +148,17 @@ impl overlap::Engine for Idle {
     }
 }
 
-/// Rows without bytes are resolved, and neither gathered nor stored, whichever call enqueues the layer; a device asked
-/// for it by itself refuses.
+/// Rows without bytes are resolved, and neither gathered nor stored, by any call that enqueues the layer. A device
+/// refuses a gather or scatter of them.
 #[test]
-fn layers_of_a_cache_for_replays_move_nothing() {
+fn layers_of_a_cache_without_row_bytes_move_nothing() {
     let mut e = engine(Config { residency_only: true, ..config() });
     let sequence = e.open(20, 20);
     let streams =
         OverlapStreams { compute: e.stream, resolve: e.stream, gather: e.stream, scatter: e.stream };
     let layers = Layers { streams, batch: 1, half: 0, buffers: e.buffers };
-    let picks: Vec<u8> = (0..2 * K as u32).flat_map(|at| (at % 20).to_le_bytes()).collect();
-    e.device.write(e.buffers.selection, &picks).unwrap();
+    let selection: Vec<u8> = (0..2 * K as u32).flat_map(|at| (at % 20).to_le_bytes()).collect();
+    e.device.write(e.buffers.selection, &selection).unwrap();
     for accepted in [0, 1] {
         let mut step = e.prepare(&[row(sequence, accepted)]).unwrap();
         for layer in [0, 1].map(Layer) {
@@ -179,7 +179,7 @@ fn layers_of_a_cache_for_replays_move_nothing() {
 }
 
 #[test]
-fn openings_that_make_no_sense_are_refused_and_take_nothing() {
+fn invalid_requests_to_open_are_refused_and_take_nothing() {
     let mut e = engine(config());
     let start = e.cache.stats();
     for (prompt, promised) in [(0, 0), (65, 0), (0, 65), (60, 5), (u32::MAX, 1), (1, u32::MAX)] {
@@ -199,7 +199,7 @@ fn openings_that_make_no_sense_are_refused_and_take_nothing() {
 }
 
 #[test]
-fn a_pool_that_is_too_small_for_one_more_is_exhausted_by_name() {
+fn a_pool_without_room_for_one_more_is_an_error_that_names_it() {
     let pools = [
         ("host pages", Config { host_pages: 5, ..config() }),
         ("index-key pages", Config { index_pages: 5, ..config() }),
@@ -224,7 +224,7 @@ fn a_closed_sequence_is_refused_by_every_call() {
     let mut e = engine(config());
     let (closed, other) = (e.open(20, 20), e.open(20, 20));
     e.cache.close(closed, e.stream).unwrap();
-    // The record is used again: the old handle must not become the new sequence's.
+    // The record is used again: the old handle must not name the new sequence.
     let reborn = e.cache.open(&asks(20, 20)).unwrap();
     assert_ne!(closed, reborn);
     let (cache, stream) = (&mut e.cache, e.stream);
@@ -309,7 +309,7 @@ fn a_join_that_the_device_refuses_leaves_the_lane_empty() {
     let _ticket = e.cache.join(sequence, e.stream, WarmUp::default()).unwrap();
     assert_eq!(e.decode(sequence, 0), 20, "it may join after all");
 
-    // And so may whoever gets its lane.
+    // And so may the sequence that gets its lane.
     let mut e = engine(Config { lanes: 1, ..config() });
     let sequence = e.cache.open(&asks(20, 20)).unwrap();
     e.cache.append_in_place(sequence, 20).unwrap();
@@ -388,7 +388,7 @@ fn a_device_count_of_more_rows_than_landed_fails_the_step() {
 }
 
 #[test]
-fn prompt_rows_that_were_written_in_their_place_are_the_sequences() {
+fn prompt_rows_written_in_place_belong_to_the_sequence() {
     let mut e = engine(config());
     let sequence = e.cache.open(&asks(20, 0)).unwrap();
     let geometry = *e.cache.geometry();
@@ -410,7 +410,7 @@ fn prompt_rows_that_were_written_in_their_place_are_the_sequences() {
 }
 
 #[test]
-fn a_cache_for_replays_counts_and_moves_nothing() {
+fn a_cache_without_row_bytes_counts_and_moves_nothing() {
     let fetched = |residency_only| {
         let mut e = engine(Config { residency_only, ..config() });
         let sequence = e.cache.open(&Open { bring_up: BringUp::Nothing, ..asks(20, 8) }).unwrap();
@@ -418,8 +418,8 @@ fn a_cache_for_replays_counts_and_moves_nothing() {
             e.cache.append(sequence, layer, &[7; 20 * 32]).unwrap();
         }
         let _ticket = e.cache.join(sequence, e.stream, WarmUp::default()).unwrap();
-        let picks: Vec<u8> = (0..2 * K).flat_map(|at| (at as i32 % 20).to_le_bytes()).collect();
-        e.device.write(e.buffers.selection, &picks).unwrap();
+        let selection: Vec<u8> = (0..2 * K).flat_map(|at| (at as i32 % 20).to_le_bytes()).collect();
+        e.device.write(e.buffers.selection, &selection).unwrap();
         let mut step = e.prepare(&[row(sequence, 0)]).unwrap();
         e.enqueue(&step);
         e.cache.finish(&mut step, e.stream).unwrap();
@@ -435,11 +435,11 @@ fn a_cache_for_replays_counts_and_moves_nothing() {
 }
 
 #[test]
-fn a_sequence_does_not_outgrow_what_was_admitted() {
+fn a_sequence_does_not_outgrow_its_admission() {
     let mut e = engine(config());
     let sequence = e.open(60, 4);
     let mut length = e.decode(sequence, 0);
-    // Two steps of two rows may be in flight behind the last admitted token, and no more.
+    // Two steps of two rows may be in flight after the last admitted token, and no more.
     while length < 66 {
         length = e.decode(sequence, 2);
     }
@@ -463,7 +463,7 @@ fn a_sequence_does_not_outgrow_what_was_admitted() {
 #[test]
 fn buffers_and_rows_that_do_not_fit_a_layer_are_refused() {
     misfits(engine(config()));
-    // A device that runs things later refuses when they are enqueued all the same.
+    // A device that runs work later still refuses it when it is enqueued.
     let device = TestDevice::host(HostOptions::default());
     let clock = ClockDevice::over(device.device(), ClockOptions::default()).unwrap();
     misfits(engine_on(clock, device, config()));
@@ -506,7 +506,7 @@ fn nowhere(e: &Engine) -> Slice {
     unsafe { e.device.import(0, 2 * K * 4) }
 }
 
-/// Memory for a selection, beside the border of a word.
+/// Memory for a selection, off a word's boundary.
 fn odd(e: &Engine) -> Slice {
     e.device.allocate(2 * K * 4 + 1).unwrap().part(1, 2 * K * 4).unwrap()
 }
@@ -539,7 +539,7 @@ fn slices_that_do_not_fit(e: &mut Engine, step: &Step) {
     }
 }
 
-/// Answers parts that fit.
+/// Returns parts that fit.
 fn parts_that_do_not_fit(e: &mut Engine, step: &Step) -> SplitIndices {
     let (good, whole) = (e.buffers, LayerCall::whole(Layer(0)));
     let elsewhere = TestDevice::new(HostOptions::default());
@@ -584,7 +584,7 @@ fn steps_are_finished_once_and_belong_to_their_cache() {
     let theirs = other.open(20, 20);
     let whole = LayerCall::whole(Layer(0));
     let mut step = e.prepare(&[row(a, 0)]).unwrap();
-    // Of the same number and slot, and still not ours.
+    // The same number and slot, but of another cache.
     let mut foreign = other.prepare(&[row(theirs, 0)]).unwrap();
     let not_ours = "a step of another cache";
     refused(e.cache.layer(&foreign, whole, e.streams(), e.buffers), Kind::OutOfRange, not_ours);
@@ -637,7 +637,7 @@ fn a_sequence_has_no_more_steps_in_flight_than_configured() {
 }
 
 #[test]
-fn a_stream_that_the_device_does_not_know_changes_nothing() {
+fn an_unknown_stream_is_refused_and_changes_nothing() {
     let mut e = engine(config());
     let parent = e.open(24, 20);
     let _ticket = e.cache.fork(parent, &asks(0, 8), e.stream).unwrap();
@@ -660,7 +660,7 @@ fn a_stream_that_the_device_does_not_know_changes_nothing() {
         let _ticket = e.cache.join_more(joining, e.stream).unwrap();
     }
     assert_eq!((e.decode(joining, 0), e.decode(parent, 0)), (20, 24));
-    // Closed all the same; what the stream could not do is done by the next call that can.
+    // Closed nevertheless; the next call that can does what the stream could not do.
     refused(e.cache.close(joining, unknown), Kind::OutOfRange, "stream");
     refused(e.cache.length(joining), Kind::Closed, &joining.to_string());
     assert_eq!(e.cache.reap(e.stream).unwrap(), 0);
@@ -668,7 +668,7 @@ fn a_stream_that_the_device_does_not_know_changes_nothing() {
 }
 
 #[test]
-fn a_cache_with_something_left_is_given_back_by_shut_down() {
+fn shut_down_returns_a_cache_that_still_holds_something() {
     let mut e = engine(config());
     let sequence = e.open(20, 20);
     let mut step = e.prepare(&[row(sequence, 0)]).unwrap();

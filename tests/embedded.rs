@@ -24,7 +24,7 @@ fn names(folder: &Path) -> BTreeSet<String> {
     files.map(|file| file.file_name().into_string().unwrap()).collect()
 }
 
-/// What in `kernels` is not as its manifest says: nothing, or what to do.
+/// Compares `kernels` with its manifest. Returns nothing, or the difference and what to do.
 fn stale(kernels: &Path) -> Option<String> {
     let built = kernels.join("built");
     let manifest = fs::read_to_string(built.join("manifest.txt")).unwrap();
@@ -59,7 +59,7 @@ fn copied(name: &str) -> PathBuf {
 }
 
 #[test]
-fn what_is_embedded_was_made_of_these_sources() {
+fn the_embedded_images_were_made_from_these_sources() {
     assert_eq!(stale(&root().join(KERNELS)), None);
 }
 
@@ -88,7 +88,7 @@ fn every_kernel_that_the_device_looks_up_is_in_every_image() {
         source.split("c\"").skip(1).filter_map(|rest| Some(rest.split_once('"')?.0)).collect();
     let built = root().join(KERNELS).join("built");
     let manifest = fs::read_to_string(built.join("manifest.txt")).unwrap();
-    // Bulk copies begin with 9.0.
+    // Bulk copies exist from 9.0 on.
     let older: BTreeSet<&str> =
         wanted.iter().copied().filter(|name| *name != "forebay_gather_bulk").collect();
     assert_eq!((wanted.len(), older.len()), (15, 14));
@@ -123,7 +123,7 @@ fn every_device_gets_an_image_that_its_driver_loads() {
     }
 }
 
-/// Runs ci/kernels over a folder; whether it passes, and what it says.
+/// Runs ci/kernels over a folder. Returns whether it passes, and its output.
 fn kernels(arguments: &[&str], folder: &Path) -> (bool, String) {
     let mut command = Command::new("python3");
     command.arg("ci/kernels.py").arg("target/kernels").arg("--kernels").arg(folder);
@@ -143,7 +143,7 @@ fn kernel(threads: u32, shared: u32, body: &str) -> String {
     )
 }
 
-/// More values at a time than the registers of a thread.
+/// More live values than a thread has registers.
 fn greedy() -> String {
     let (mut loads, mut stores) = (String::new(), String::new());
     for i in 0..100 {
@@ -154,7 +154,7 @@ fn greedy() -> String {
 }
 
 #[test]
-fn control_the_check_fails_on_what_it_is_there_for() {
+fn control_the_check_fails_on_planted_faults() {
     if tools::installed("cubin/requirements.txt").is_none() {
         return;
     }

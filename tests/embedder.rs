@@ -4,7 +4,7 @@
 
 use std::process::Command;
 
-/// The crates that a build of `package`, in `manifest`, with all its features takes in.
+/// The crates that a build of `package`, in `manifest`, with all its features depends on.
 fn crates(package: &str, manifest: &str) -> String {
     let manifest = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(manifest);
     let tree = Command::new(env!("CARGO"))
@@ -18,13 +18,13 @@ fn crates(package: &str, manifest: &str) -> String {
 }
 
 #[test]
-fn the_library_leaves_the_choice_of_cudarc_to_its_embedder() {
+fn the_embedder_chooses_the_version_of_cudarc() {
     let names = |tree: &str| tree.lines().any(|line| line.starts_with("cudarc "));
     let library = crates("forebay", "Cargo.toml");
     let embedder = crates("forebay-embedder", "ci/embedder/Cargo.toml");
     assert!(library.starts_with("forebay v") && !names(&library), "{library}");
     assert!(embedder.contains("\nforebay v") && names(&embedder), "{embedder}");
-    // What turns cudarc's streams and memory into ours leaves it too: it takes the driver's part alone.
+    // The conversions of cudarc's streams and memory leave the choice too: they use only its driver part.
     let manifest = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("cudarc/Cargo.toml");
     let manifest = std::fs::read_to_string(manifest).unwrap();
     let asked: Vec<&str> = manifest.lines().filter(|line| line.starts_with("cudarc = ")).collect();

@@ -20,7 +20,7 @@ mod sizes;
 use forebay::{Config, Kind, Layer, LayerCall, MicroBatch};
 use rig::{K, Machine, Rig, config, everywhere, row, some_wait_is_missed, stamp};
 
-fn three_steps_behind_a_gate(machine: Machine) {
+fn three_steps_while_a_stream_is_held(machine: Machine) {
     let mut rig = Rig::on(machine, Config { steps_in_flight: 3, ..config(4, 64) });
     let sequences = [10, 20, 30, 40].map(|prompt| rig.open(prompt, 8, prompt));
     let gate = rig.machine.gate(rig.stream);
@@ -46,11 +46,11 @@ fn three_steps_behind_a_gate(machine: Machine) {
 }
 
 #[test]
-fn f3_a_step_block_is_not_overwritten_while_its_copy_is_pending() {
-    everywhere(three_steps_behind_a_gate);
+fn f3_a_step_descriptor_is_not_overwritten_while_its_copy_is_pending() {
+    everywhere(three_steps_while_a_stream_is_held);
 }
 
-fn cuts_behind_a_gate(machine: Machine) {
+fn truncations_while_a_stream_is_held(machine: Machine) {
     let mut rig = Rig::on(machine, config(1, 64));
     let gate = rig.machine.gate(rig.stream);
     let first = rig.admit(14, 8, 1);
@@ -69,7 +69,7 @@ fn cuts_behind_a_gate(machine: Machine) {
         let _gate = rig.machine.gate(rig.stream);
         let ticket = rig.cache.truncate(second, 9, rig.stream).unwrap();
         let again = rig.cache.truncate(second, 3, rig.stream).unwrap_err();
-        assert_eq!(again.kind(), Kind::Busy, "a cut stages pages too");
+        assert_eq!(again.kind(), Kind::Busy, "a truncation stages pages too");
         ticket
     };
     rig.sync();
@@ -77,8 +77,8 @@ fn cuts_behind_a_gate(machine: Machine) {
 }
 
 #[test]
-fn f4_a_lanes_staged_pages_are_not_replaced_before_they_were_taken_over() {
-    everywhere(cuts_behind_a_gate);
+fn f4_the_staged_pages_of_a_lane_are_not_replaced_before_the_device_has_read_them() {
+    everywhere(truncations_while_a_stream_is_held);
 }
 
 fn fork_that_closes(machine: Machine) {
@@ -92,10 +92,10 @@ fn fork_that_closes(machine: Machine) {
 
     let gate = rig.machine.gate(rig.stream);
     let mut step = rig.prepare(parent, 0);
-    let picks: Vec<i32> = (0..K as i32).map(|n| n * 3).collect();
-    let buffers = rig.select(&step, LayerCall::whole(Layer(0)), &picks);
+    let positions: Vec<i32> = (0..K as i32).map(|n| n * 3).collect();
+    let buffers = rig.select(&step, LayerCall::whole(Layer(0)), &positions);
     rig.cache.close(child, rig.stream).unwrap();
-    // Whatever is free now belongs to others at once.
+    // The pages and slots that are free now go to other sequences at once.
     for tag in [7, 8] {
         let other = rig.admit(60, 2, tag);
         assert!(rig.host_pages(other).iter().all(|page| !shared.contains(page)));
@@ -105,10 +105,10 @@ fn fork_that_closes(machine: Machine) {
     rig.rest(&step, [1], rig.stream);
     rig.cache.finish(&mut step, rig.stream).unwrap();
     rig.sync();
-    rig.check_answers(parent, 0, &picks, &rig.answers(buffers));
+    rig.check_slots(parent, 0, &positions, &rig.slots(buffers));
     rig.cache.retire(step, rig.stream).unwrap();
     rig.cache.validate().unwrap();
-    // The last owner's end frees them: the test would have seen it before.
+    // The end of the last owner frees them; the test would have seen them free before.
     rig.cache.close(parent, rig.stream).unwrap();
     let next = rig.open(60, 2, 9);
     assert!(rig.host_pages(next).iter().any(|page| shared.contains(page)));
@@ -139,7 +139,7 @@ fn f6_a_truncation_into_a_shared_page_replaces_the_physical_page() {
     rig.cache.validate().unwrap();
 }
 
-fn aborts_behind_a_gate(machine: Machine) {
+fn aborts_while_a_stream_is_held(machine: Machine) {
     let mut rig = Rig::on(machine, config(3, 64));
     let start = rig.gauges();
     let running = rig.open(24, 8, 1);
@@ -157,7 +157,7 @@ fn aborts_behind_a_gate(machine: Machine) {
         assert_eq!(rig.cache.close(sequence, rig.stream).unwrap_err().kind(), Kind::Closed);
     }
     let held = |rig: &Rig| (rig.cache.stats().sequences, rig.cache.stats().free_host_pages < start[2]);
-    assert_eq!(held(&rig), (3, true), "the engine may still be writing to what was not joined");
+    assert_eq!(held(&rig), (3, true), "the engine may still be writing to a sequence that did not join");
     assert_eq!(rig.cache.reap(rig.stream).unwrap(), 3);
     gate.open();
     rig.sync();
@@ -165,7 +165,7 @@ fn aborts_behind_a_gate(machine: Machine) {
     rig.cache.retire(first, rig.stream).unwrap();
     assert_eq!(held(&rig), (3, true), "the second step still names one of them");
     rig.cache.retire(second, rig.stream).unwrap();
-    assert_eq!(held(&rig), (2, true), "the other two tickets have nobody who looks at them yet");
+    assert_eq!(held(&rig), (2, true), "no call has looked at the other two tickets yet");
     assert_eq!(rig.cache.reap(rig.stream).unwrap(), 0);
     assert_eq!(rig.gauges(), start);
     rig.sync();
@@ -173,12 +173,12 @@ fn aborts_behind_a_gate(machine: Machine) {
 }
 
 #[test]
-fn f9_an_abort_gives_everything_back_once_what_names_it_has_ended() {
-    everywhere(aborts_behind_a_gate);
+fn f9_an_abort_frees_everything_once_the_operations_that_name_it_have_ended() {
+    everywhere(aborts_while_a_stream_is_held);
 }
 
 #[test]
-fn f9_an_abort_on_a_failed_device_gives_everything_back_too() {
+fn f9_an_abort_on_a_failed_device_frees_everything_too() {
     let mut rig = Rig::new(config(2, 64), true);
     let start = rig.gauges();
     let sequence = rig.open(24, 8, 1);
@@ -203,7 +203,7 @@ fn fork_of_a_parent_that_closes(machine: Machine) {
     let gate = rig.machine.gate(rig.stream);
     let child = rig.fork(parent, 8);
     rig.cache.close(parent, rig.stream).unwrap();
-    // The parent is gone; whoever opens now writes to what is free while the copy still waits.
+    // The parent is gone. A sequence that opens now writes to the free pages while the copy still waits.
     let other = rig.admit(40, 8, 9);
     assert!(!rig.host_pages(other).contains(&partial));
     gate.open();
@@ -211,7 +211,7 @@ fn fork_of_a_parent_that_closes(machine: Machine) {
     rig.check_total(child);
     assert_eq!(rig.decode(child, 0, 3).unwrap(), 24);
     rig.check_total(child);
-    // The copy has ended and the child's step has noticed: now the page may be anybody's.
+    // The copy has ended and the child's step has noticed it: now any sequence may get the page.
     let next = rig.open(60, 2, 10);
     assert!(rig.host_pages(next).contains(&partial));
     rig.check_total(child);
@@ -228,13 +228,13 @@ fn fork_of_a_parent_that_decodes(machine: Machine) {
     let parent = rig.open(24, 8, 1);
     let gate = rig.machine.gate(rig.stream);
     let child = rig.fork(parent, 8);
-    // The parent's next step comes by another stream and must wait for the copy by an edge.
+    // The parent's next step runs on another stream and must wait for the copy by an edge.
     let other = rig.device.stream().unwrap();
     let mut step = rig.cache.prepare(MicroBatch(0), 1, &[row(parent, 0, 1)], None, other).unwrap();
     rig.land(parent, 0, 0, &stamp(5, 0, 24));
     rig.rest(&step, 0..2, other);
     rig.cache.finish(&mut step, other).unwrap();
-    // A step that did not wait for the copy would end meanwhile.
+    // A step that does not wait for the copy would end meanwhile.
     for _ in 0..rig.machine.looks() {
         let early = rig.cache.retire(step, other).unwrap_err();
         assert_eq!(early.error.kind(), Kind::Busy, "it waits for the copy");
@@ -264,10 +264,10 @@ fn lanes_given_out_again(machine: Machine) {
     let gate = rig.machine.gate(slow);
     rig.cache.close(first, slow).unwrap();
     rig.cache.close(second, fast).unwrap();
-    // Both lanes are given out again while the first one's leave still waits on the slow stream.
+    // Both lanes are given to new sequences while the first one's leave still waits on the slow stream.
     let next = [rig.admit(14, 8, 3), rig.admit(14, 8, 4)];
-    // Joins that are ordered behind one of the two leaves only would run meanwhile. A clock goes on when an event
-    // is looked at, whichever.
+    // Joins that are ordered after only one of the two leaves would run meanwhile. A clock advances when the host
+    // queries any event.
     let event = rig.device.event().unwrap();
     for _ in 0..rig.machine.looks() {
         rig.device.query(event).unwrap();
@@ -284,7 +284,7 @@ fn lanes_given_out_again(machine: Machine) {
 }
 
 #[test]
-fn a_lane_is_not_entered_before_its_last_tenant_has_left_on_whichever_stream() {
+fn a_lane_is_not_joined_before_its_last_sequence_has_left_it_on_any_stream() {
     everywhere(lanes_given_out_again);
     some_wait_is_missed(lanes_given_out_again);
 }

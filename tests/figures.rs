@@ -34,8 +34,8 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Runs Python from the root: whether it ends well, and its errors. Nothing where there is none, and the test says that
-/// it skips.
+/// Runs Python from the root. Returns whether it succeeded, and its errors; none if there is no Python, and the test
+/// reports its skip.
 fn python(arguments: &[&str]) -> Option<(bool, String)> {
     let Ok(run) = Command::new("python3").arg("-B").args(arguments).current_dir(root()).output() else {
         skip::skip("python3");
@@ -44,13 +44,13 @@ fn python(arguments: &[&str]) -> Option<(bool, String)> {
     Some((run.status.success(), String::from_utf8(run.stderr).unwrap()))
 }
 
-/// Draws the pictures anew and compares: whether those in `folder` are the same, and what is said.
+/// Draws the pictures again and compares. Returns whether those in `folder` are the same, and the output.
 fn compared(folder: &Path) -> Option<(bool, String)> {
     python(&["ci/figures", "--check", "--to", folder.to_str().unwrap()])
 }
 
 #[test]
-fn every_picture_is_what_its_source_draws() {
+fn every_picture_equals_the_output_of_its_source() {
     let Some((same, said)) = compared(&root().join(IMAGES)) else { return };
     assert!(same, "{said}");
 }
@@ -80,7 +80,7 @@ fn control_a_picture_that_was_changed_added_or_lost_is_reported() {
 }
 
 #[test]
-fn control_what_has_no_room_is_not_drawn() {
+fn control_shapes_that_overlap_or_leave_the_picture_are_not_drawn() {
     for (drawing, said) in [
         ("f.label('box', 10, 10, 60, 20, ['fits'])", ""),
         ("f.label('box', 10, 10, 40, 20, ['too wide'])", "'too wide' is wider than its box"),
@@ -95,14 +95,14 @@ fn control_what_has_no_room_is_not_drawn() {
     }
 }
 
-/// What an element of the picture holds, without what is marked up in it.
+/// The text of an element of the picture, without markup.
 fn element(text: &str, name: &str) -> Option<String> {
     let (_, rest) = text.split_once(&format!("<{name} "))?;
     let (_, rest) = rest.split_once('>')?;
     Some(rest.split_once(&format!("</{name}>"))?.0.to_owned())
 }
 
-/// What is missing of a picture's words for screen readers.
+/// The missing parts of a picture's words for screen readers.
 fn unsaid(text: &str) -> Vec<&'static str> {
     let shorter =
         |name: &str, least: usize| element(text, name).is_none_or(|words| words.trim().len() < least);
@@ -115,7 +115,7 @@ fn unsaid(text: &str) -> Vec<&'static str> {
 }
 
 #[test]
-fn every_picture_says_what_it_shows() {
+fn every_picture_has_a_title_and_a_description() {
     for file in files(&root().join(IMAGES)).iter().filter(|file| file.extension().is_some_and(|e| e == "svg"))
     {
         assert_eq!(unsaid(&fs::read_to_string(file).unwrap()), Vec::<&str>::new(), "{}", file.display());
@@ -126,7 +126,7 @@ fn every_picture_says_what_it_shows() {
     assert_eq!(unsaid(&silent), ["a title", "a description"]);
 }
 
-/// Whether a page shows the picture, with words for who does not see it.
+/// Whether a page shows the picture, with words for readers who do not see it.
 fn shows(page: &str, picture: &str) -> bool {
     page.split("![").skip(1).any(|rest| {
         let shown = rest.split_once("](").and_then(|(words, rest)| Some((words, rest.split_once(')')?.0)));
@@ -218,14 +218,14 @@ fn the_states_of_a_sequence_and_their_calls_are_those_of_the_cache() {
     assert_eq!(moves_that_differ(&drawn, &other), ["append in filling"]);
 }
 
-/// The numbers that a picture shows as `what`, in their order.
+/// The numbers in the cells `what` of a picture, in their order.
 fn shown(text: &str, what: &str) -> Vec<u32> {
     let cell = format!("data-cell=\"{what}\"");
     let cells = text.split(&cell).skip(1);
     cells.map(|rest| rest.split(['>', '<']).nth(1).unwrap().parse().unwrap()).collect()
 }
 
-/// A lane of `budget` slots in tables of its own, and the room to resolve in them.
+/// A lane of `budget` slots in tables of its own, and the work room of a resolve.
 struct Lane {
     tables: LayerTables,
     work: Workspace,
@@ -250,22 +250,22 @@ impl Lane {
         Lane { tables, work: Workspace::new(&shape, 8).unwrap(), rows }
     }
 
-    /// The rows that have a slot, each with it.
+    /// The resident rows, each with its slot.
     fn resident(&self) -> Vec<(u32, u32)> {
         (0..self.rows).filter_map(|row| Some((row, self.tables.slot(0, row)?))).collect()
     }
 
-    /// A step that selects these rows and accepts nothing: the rows that it fetches, each with its slot.
+    /// A step that selects these rows and accepts none. Returns the fetched rows, each with its slot.
     fn step(&mut self, indices: &[u32]) -> Vec<(u32, u32)> {
         self.tables.commit(&Portable, 0, 0, 1, |_| {}).unwrap();
         let selection: Vec<i32> = indices.iter().map(|row| *row as i32).collect();
         let (mut slots, mut fetches) = (vec![-1; selection.len()], vec![Fetch { position: 0, slot: 0 }; 8]);
         let selected = Selected { selection: &selection[..], slots: &mut slots, fetches: &mut fetches };
         let rows = QueryRange { first: 0, count: 1 };
-        let told = self.tables.resolve(&Portable, 0, rows, selected, &mut self.work).unwrap();
-        assert_eq!((told.beyond, told.counts.scratch), (None, 0));
+        let output = self.tables.resolve(&Portable, 0, rows, selected, &mut self.work).unwrap();
+        assert_eq!((output.beyond, output.counts.scratch), (None, 0));
         self.tables.validate().unwrap();
-        fetches[..told.counts.misses as usize].iter().map(|fetch| (fetch.position, fetch.slot)).collect()
+        fetches[..output.counts.misses as usize].iter().map(|fetch| (fetch.position, fetch.slot)).collect()
     }
 }
 
@@ -273,7 +273,7 @@ fn firsts(of: &[(u32, u32)]) -> Vec<u32> {
     of.iter().map(|(row, _)| *row).collect()
 }
 
-/// Runs the picture's steps; what the rule says otherwise than the picture.
+/// Runs the picture's steps. Returns the differences between picture and rule.
 fn differs(picture: &str) -> Vec<String> {
     let mut lane = Lane::new(6, 3);
     lane.step(&shown(picture, "before order"));
@@ -308,7 +308,7 @@ fn differs(picture: &str) -> Vec<String> {
 }
 
 #[test]
-fn the_example_of_the_rule_is_what_the_rule_does() {
+fn the_rule_gives_the_worked_example() {
     let drawn = picture("rule.svg");
     assert_eq!(differs(&drawn), Vec::<String>::new());
     let selected: Vec<u32> = (1..=3).flat_map(|step| shown(&drawn, &format!("{step} indices"))).collect();
@@ -342,10 +342,10 @@ fn the_slot_ids_of_the_slab_are_those_of_a_cache() {
     let step = cache.prepare(MicroBatch(0), 2, &[row], None, stream).unwrap();
     let call = LayerCall::whole(Layer(0));
     cache.resolve(&step, call, stream, Buffers { selection, slots, split_indices: None }).unwrap();
-    let mut answer = [0; 4];
-    device.read(slots.part(0, 4).unwrap(), &mut answer).unwrap();
+    let mut slot = [0; 4];
+    device.read(slots.part(0, 4).unwrap(), &mut slot).unwrap();
     let block: Vec<u32> = (0..4).flat_map(|i| shown(&drawn, &format!("block {i}"))).collect();
-    let first = u32::from_le_bytes(answer);
+    let first = u32::from_le_bytes(slot);
     assert_eq!(block, [first, first + 64, first + 128, first + 192]);
     assert_eq!(cache.slab(Layer(1)).unwrap().bytes() / 656, u64::from(first) + 256, "no more blocks");
 }

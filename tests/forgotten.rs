@@ -29,11 +29,11 @@ const ROW: usize = 32;
 /// Two layers and a draft layer.
 const LAYERS: u32 = 3;
 const DRAFT: u32 = 2;
-const PASSES: u32 = 2;
+const WAVES: u32 = 2;
 /// Query rows of the two batch rows.
 const WIDTHS: [u32; 2] = [2, 1];
 
-/// A budget of 4 slots, 8 selected rows, and half of the rest in scratch slots: two passes.
+/// A budget of 4 slots, 8 selected rows, and scratch slots for half of the rest: two waves.
 fn config() -> Config {
     let shape = Shape {
         layers: DRAFT,
@@ -47,7 +47,7 @@ fn config() -> Config {
     Config {
         memory: Memory { huge: false, populate: false, lock: false, node: None },
         query_rows: 2,
-        attention_waves: PASSES,
+        attention_waves: WAVES,
         min_budget: 4,
         ..Config::new(shape, 2, 32, 4)
     }
@@ -70,7 +70,7 @@ impl Rig {
         let forgets = Forgets::new(memory.device(), expected);
         let words = |count: u32| memory.allocate(u64::from(4 * count)).unwrap();
         let rows = 2 * config.query_rows;
-        let lists = (1 + PASSES) * rows;
+        let lists = (1 + WAVES) * rows;
         let split_indices = SplitIndices { lists: words(lists * K), counts: words(lists), batch: 2 };
         let buffers = Buffers {
             selection: words(rows * K),
@@ -111,8 +111,8 @@ impl Rig {
         self.memory.synchronize(event).unwrap();
     }
 
-    fn select(&self, picks: &[i32]) {
-        let mut bytes: Vec<u8> = picks.iter().flat_map(|pick| pick.to_le_bytes()).collect();
+    fn select(&self, positions: &[i32]) {
+        let mut bytes: Vec<u8> = positions.iter().flat_map(|position| position.to_le_bytes()).collect();
         bytes.resize(self.buffers.selection.bytes() as usize, 0xFF);
         self.memory.write(self.buffers.selection, &bytes).unwrap();
     }
@@ -132,7 +132,7 @@ impl Rig {
         self.cache.prepare(micro_batch, 2, &rows, None, self.stream).unwrap()
     }
 
-    fn make(&self, step: &Step, (call, pass, of): Made) -> Result<(), Error> {
+    fn make(&self, step: &Step, (call, wave, of): Made) -> Result<(), Error> {
         let (_, count) = of.batch_rows.unwrap_or((0, step.rows()));
         let bytes = u64::from(4 * K * count * of.draft_pass.map_or(step.query_rows(), |_| 1));
         let range = |slice: Slice| slice.part(0, bytes).unwrap();
@@ -140,7 +140,7 @@ impl Rig {
         let buffers = Buffers { selection: range(selection), slots: range(slots), split_indices };
         match call {
             Call::Resolve => self.cache.resolve(step, of, self.stream, buffers),
-            Call::Gather => self.cache.gather(step, of, pass, self.stream),
+            Call::Gather => self.cache.gather(step, of, wave, self.stream),
             Call::Scatter => self.cache.scatter(step, of, self.stream),
         }
     }
@@ -162,7 +162,7 @@ impl Rig {
     }
 }
 
-/// Everything that is due: layers whole or in halves, the draft layer pass by pass.
+/// All due calls: layers whole or in halves, the draft layer by draft pass.
 fn due(halves: bool) -> Vec<Vec<Made>> {
     let half = |layer, first| LayerCall { batch_rows: Some((first, 1)), ..LayerCall::whole(Layer(layer)) };
     let mut all = Vec::new();
@@ -173,7 +173,7 @@ fn due(halves: bool) -> Vec<Vec<Made>> {
             all.push(vec![(Call::Resolve, 0, *of), (Call::Gather, 0, *of)]);
             all.push(vec![(Call::Gather, 1, *of)]);
         }
-        // What was resolved in halves may be stored at once, and the other way round.
+        // Rows that were resolved in halves may be stored at once, and the other way round.
         let stored = if halves == (layer == 0) { vec![whole] } else { vec![half(layer, 0), half(layer, 1)] };
         all.extend(stored.into_iter().map(|of| vec![(Call::Scatter, 0, of)]));
     }
@@ -185,19 +185,19 @@ fn due(halves: bool) -> Vec<Vec<Made>> {
     all
 }
 
-/// The first call that is missing when these were made: which, its layer, batch row and query row.
+/// The first missing call when these were made: which one, its layer, batch row and query row.
 fn missing(made: &[Made]) -> Option<(&'static str, u64, u64, u64)> {
-    let mut passes: BTreeMap<[u32; 3], u32> = BTreeMap::new();
+    let mut waves: BTreeMap<[u32; 3], u32> = BTreeMap::new();
     let mut scattered = BTreeMap::new();
-    for (call, pass, of) in made {
+    for (call, wave, of) in made {
         let (first, count) = of.batch_rows.unwrap_or((0, 2));
         for row in first..first + count {
             for query in of.draft_pass.map_or(0..2, |pass| pass..pass + 1) {
                 let place = [of.layer.0, row, query];
                 match call {
-                    Call::Resolve => drop(passes.insert(place, 0)),
+                    Call::Resolve => drop(waves.insert(place, 0)),
                     Call::Gather => {
-                        passes.entry(place).and_modify(|next| *next += u32::from(*next == *pass));
+                        waves.entry(place).and_modify(|next| *next += u32::from(*next == *wave));
                     }
                     Call::Scatter => drop(scattered.insert(place, ())),
                 }
@@ -210,8 +210,8 @@ fn missing(made: &[Made]) -> Option<(&'static str, u64, u64, u64)> {
             let place = places.clone().find(|place| is_missing(place))?;
             Some((name, place[0].into(), place[1].into(), place[2].into()))
         };
-        let found = find("a resolve was not enqueued", &|place| !passes.contains_key(place))
-            .or_else(|| find("a gather was not enqueued", &|place| passes[place] < PASSES))
+        let found = find("a resolve was not enqueued", &|place| !waves.contains_key(place))
+            .or_else(|| find("a gather was not enqueued", &|place| waves[place] < WAVES))
             .or_else(|| find("a scatter was not enqueued", &|place| !scattered.contains_key(place)));
         if found.is_some() {
             return found;
@@ -220,7 +220,7 @@ fn missing(made: &[Made]) -> Option<(&'static str, u64, u64, u64)> {
     None
 }
 
-fn told(error: &Error) -> (&str, u64, u64, u64) {
+fn described(error: &Error) -> (&str, u64, u64, u64) {
     let number = |name| error.number(name).unwrap();
     (error.place(), number("layer"), number("batch row"), number("query row"))
 }
@@ -247,14 +247,14 @@ fn p19_a_step_in_which_a_call_is_missing_is_refused_and_completed_or_abandoned()
         let before = rig.memory.operations();
         let error = rig.cache.finish(&mut step, rig.stream).unwrap_err();
         assert_eq!((error.kind(), error.operation()), (Kind::InvalidState, "finish"), "{error}");
-        assert_eq!(told(&error), expected, "halves {halves}, without {left_out:?}");
+        assert_eq!(described(&error), expected, "halves {halves}, without {left_out:?}");
         assert!(error.to_string().contains("enqueue it, or abandon the step"), "{error}");
         assert_eq!(rig.memory.operations(), before, "nothing is enqueued");
         let kind =
             ["a resolve", "a gather", "a scatter"].iter().position(|kind| expected.0.starts_with(kind));
         refused[kind.unwrap()] += 1;
         if without.unwrap() % 2 == 0 {
-            // A gather that comes late needs its resolve anew: the lists are the last resolve's.
+            // A late gather needs its resolve again: the lists belong to the last resolve.
             let (call, _, of) = left_out[0];
             let anew = [(Call::Resolve, 0, of), (Call::Gather, 0, of), (Call::Gather, 1, of)];
             let anew = if call == Call::Scatter { &left_out[..] } else { &anew };
@@ -273,41 +273,41 @@ fn p19_a_step_in_which_a_call_is_missing_is_refused_and_completed_or_abandoned()
 }
 
 #[test]
-fn p19_a_gather_in_front_of_its_resolve_counts_for_nothing() {
+fn p19_a_gather_before_its_resolve_does_not_count() {
     let mut rig = Rig::host();
     let mut step = rig.prepare();
     due(false).concat().into_iter().for_each(|call| rig.make(&step, call).unwrap());
-    // Of one row, whose layer was gathered as a whole.
+    // Of one row, in a layer that was gathered as a whole.
     let of = LayerCall { batch_rows: Some((1, 1)), ..LayerCall::whole(Layer(1)) };
     rig.make(&step, (Call::Resolve, 0, of)).unwrap();
     let error = rig.cache.finish(&mut step, rig.stream).unwrap_err();
-    assert_eq!(told(&error), ("a gather was not enqueued", 1, 1, 0));
-    (0..PASSES).for_each(|pass| rig.make(&step, (Call::Gather, pass, of)).unwrap());
+    assert_eq!(described(&error), ("a gather was not enqueued", 1, 1, 0));
+    (0..WAVES).for_each(|wave| rig.make(&step, (Call::Gather, wave, of)).unwrap());
     rig.end(step).unwrap();
 }
 
 #[test]
-fn p19_passes_of_a_gather_count_in_their_order() {
+fn p19_attention_waves_of_a_gather_count_in_their_order() {
     let mut rig = Rig::host();
     let mut step = rig.prepare();
     let first = (Call::Gather, 0, LayerCall::whole(Layer(0)));
     let calls = due(false).concat().into_iter().filter(|made| *made != first);
     calls.for_each(|call| rig.make(&step, call).unwrap());
     let error = rig.cache.finish(&mut step, rig.stream).unwrap_err();
-    assert_eq!((told(&error), error.number("wave")), (("a gather was not enqueued", 0, 0, 0), Some(0)));
+    assert_eq!((described(&error), error.number("wave")), (("a gather was not enqueued", 0, 0, 0), Some(0)));
     rig.cache.abandon(&mut step).unwrap();
     rig.end(step).unwrap_err();
 }
 
-/// The second batch row has one query row: a draft layer's second pass is nothing to it, to host and device alike.
+/// The second batch row has one query row: it has no second draft pass, for host and device alike.
 #[test]
-fn p19_query_rows_that_a_sequence_has_not_are_not_due() {
+fn p19_query_rows_beyond_those_of_a_sequence_are_not_due() {
     let run = |memory| {
         let mut rig = Rig::new(memory, config(), None).with([1, 2]);
         let step = rig.prepare();
-        for (call, pass, of) in due(false).concat() {
+        for (call, wave, of) in due(false).concat() {
             let batch_rows = if of.draft_pass == Some(1) { Some((0, 1)) } else { of.batch_rows };
-            rig.make(&step, (call, pass, LayerCall { batch_rows, ..of })).unwrap();
+            rig.make(&step, (call, wave, LayerCall { batch_rows, ..of })).unwrap();
         }
         rig.end(step).unwrap();
     };
@@ -318,7 +318,7 @@ fn p19_query_rows_that_a_sequence_has_not_are_not_due() {
     }
 }
 
-/// An engine that has nothing to do.
+/// An engine without any work.
 struct Idle;
 
 impl Engine for Idle {
@@ -336,7 +336,7 @@ impl Rig {
 }
 
 #[test]
-fn p19_a_pass_of_a_draft_layer_that_the_schedule_was_not_told_of_is_missing() {
+fn p19_a_draft_pass_that_the_schedule_did_not_announce_is_missing() {
     let mut rig = Rig::host();
     let orders = [Overlap::Dba, Overlap::None, Overlap::Da];
     for passes in 0..=2 {
@@ -344,7 +344,7 @@ fn p19_a_pass_of_a_draft_layer_that_the_schedule_was_not_told_of_is_missing() {
         rig.cache.overlap_steps(&mut [(&mut step, layers)], &orders, passes, &mut Idle).unwrap();
         for pass in passes..2 {
             let error = rig.cache.finish(&mut step, rig.stream).unwrap_err();
-            assert_eq!(told(&error), ("a resolve was not enqueued", DRAFT.into(), 0, pass.into()));
+            assert_eq!(described(&error), ("a resolve was not enqueued", DRAFT.into(), 0, pass.into()));
             rig.cache.overlap(&mut step, Layer(DRAFT), Some(pass), Overlap::Da, &layers, &mut Idle).unwrap();
         }
         rig.end(step).unwrap();
@@ -352,7 +352,7 @@ fn p19_a_pass_of_a_draft_layer_that_the_schedule_was_not_told_of_is_missing() {
 }
 
 #[test]
-fn p19_where_rows_have_no_bytes_a_step_is_resolved_and_no_more() {
+fn p19_a_step_of_a_cache_without_row_bytes_needs_its_resolves_only() {
     let memory = TestDevice::host(HostOptions::default());
     let mut rig = Rig::new(memory, Config { residency_only: true, ..config() }, None).with([1, 2]);
     let mut step = rig.prepare();
@@ -364,7 +364,7 @@ fn p19_where_rows_have_no_bytes_a_step_is_resolved_and_no_more() {
     rig.end(step).unwrap();
 }
 
-/// A step of which the device forgets some calls; how it ends.
+/// A step of which the device forgets some calls; the result is how it ends.
 fn forgetful(rig: &mut Rig, halves: bool, left_out: (Call, u32, u32, u32)) -> Result<(), Error> {
     let (call, layer, first, query) = left_out;
     rig.forgets.leave_out(move |made, range, _| {
@@ -378,7 +378,7 @@ fn forgetful(rig: &mut Rig, halves: bool, left_out: (Call, u32, u32, u32)) -> Re
     ended
 }
 
-/// What the report says of each call that never came, on one device.
+/// The report of one device about each call that never arrived.
 fn reported(memory: Arc<TestDevice>) -> Vec<String> {
     let mut rig = Rig::new(memory, config(), None).with([1, 2]);
     let mut all = Vec::new();
@@ -403,7 +403,7 @@ fn reported(memory: Arc<TestDevice>) -> Vec<String> {
         let numbers = ["layer", "batch row", "value"].map(|name| error.number(name).unwrap());
         assert_eq!((error.place(), numbers), (said, [layer, first, query].map(u64::from)), "{left_out:?}");
         let ahead = rig.cache.truncate(rig.sequences[0], 21, rig.stream).unwrap_err();
-        assert_eq!(ahead.kind(), Kind::OutOfRange, "what a failed step landed is not accepted");
+        assert_eq!(ahead.kind(), Kind::OutOfRange, "landed rows of a failed step are not accepted");
         rig.truncate();
         // The same step, whole.
         forgetful(&mut rig, halves, (Call::Resolve, 99, 0, 0)).unwrap();
@@ -413,26 +413,26 @@ fn reported(memory: Arc<TestDevice>) -> Vec<String> {
 }
 
 #[test]
-fn p19_what_the_host_cannot_know_the_report_finds_alike_on_every_device() {
-    let told = reported(TestDevice::host(HostOptions::default()));
-    assert_eq!(told.len(), 7);
-    assert_eq!(reported(TestDevice::host(HostOptions { threaded: true, ..HostOptions::default() })), told);
+fn p19_the_report_finds_the_same_missing_calls_on_every_device() {
+    let reports = reported(TestDevice::host(HostOptions::default()));
+    assert_eq!(reports.len(), 7);
+    assert_eq!(reported(TestDevice::host(HostOptions { threaded: true, ..HostOptions::default() })), reports);
     #[cfg(feature = "cuda")]
     if device::driver_is_there() {
-        assert_eq!(reported(TestDevice::cuda(&HostOptions::default(), Some(3)).unwrap()), told);
+        assert_eq!(reported(TestDevice::cuda(&HostOptions::default(), Some(3)).unwrap()), reports);
     }
 }
 
-/// A sequence whose pages were another's decodes: its first new row is stored or forgotten, accepted, evicted, and
-/// selected. What attention reads of it, or how the step in which it was forgotten ended.
+/// A sequence decodes in pages that another sequence had: its first new row is stored or forgotten, accepted, evicted,
+/// and selected. The result is what attention reads of it, or how the step in which it was forgotten ended.
 fn read_back(forget: bool, expected: Option<Expected>) -> Result<[u8; ROW], Error> {
     let memory = TestDevice::host(HostOptions::default());
     let one = Config { query_rows: 1, attention_waves: 1, ..Config::new(config().shape, 1, 32, 4) };
     let shape = Shape { draft_layers: 0, layers: 1, ..one.shape };
     let mut rig = Rig::new(memory, Config { shape, memory: config().memory, ..one }, expected);
-    let step_of = |rig: &mut Rig, accepted: u32, picks: [i32; K as usize]| {
+    let step_of = |rig: &mut Rig, accepted: u32, positions: [i32; K as usize]| {
         rig.sync();
-        rig.select(&picks);
+        rig.select(&positions);
         let sequence = rig.sequences[0];
         let row = BatchRow { sequence, accepted: Accepted::Rows(accepted), query_rows: 1 };
         let step = rig.cache.prepare(MicroBatch(0), 1, &[row], None, rig.stream)?;
@@ -444,9 +444,9 @@ fn read_back(forget: bool, expected: Option<Expected>) -> Result<[u8; ROW], Erro
         let calls = [(Call::Resolve, 0, whole), (Call::Gather, 0, whole), (Call::Scatter, 0, whole)];
         calls.into_iter().try_for_each(|call| rig.make(&step, call))?;
         rig.sync();
-        let (mut answer, mut row) = ([0; 4], [0; ROW]);
-        rig.memory.read(rig.buffers.slots.part(0, 4)?, &mut answer)?;
-        rig.memory.read(place(u32::from_le_bytes(answer))?, &mut row)?;
+        let (mut slot, mut row) = ([0; 4], [0; ROW]);
+        rig.memory.read(rig.buffers.slots.part(0, 4)?, &mut slot)?;
+        rig.memory.read(place(u32::from_le_bytes(slot))?, &mut row)?;
         rig.end(step).map(|()| row)
     };
     let fill = |rig: &mut Rig, tag: u8, rows: usize, promised: u32| {
@@ -457,7 +457,7 @@ fn read_back(forget: bool, expected: Option<Expected>) -> Result<[u8; ROW], Erro
         let _ready = rig.cache.join(sequence, rig.stream, WarmUp::default()).unwrap();
         rig.sequences = vec![sequence];
     };
-    // The page's last tenant.
+    // The page's last sequence.
     fill(&mut rig, 9, 30, 0);
     rig.cache.close(rig.sequences[0], rig.stream).unwrap();
     fill(&mut rig, 1, 12, 12);
@@ -467,19 +467,19 @@ fn read_back(forget: bool, expected: Option<Expected>) -> Result<[u8; ROW], Erro
     let first = step_of(&mut rig, 0, [0, 1, 2, 3]);
     rig.forgets.leave_out(|_, _, _| false);
     first?;
-    for picks in [[4, 5, 6, 7], [8, 9, 10, 11]] {
-        step_of(&mut rig, 1, picks)?;
+    for positions in [[4, 5, 6, 7], [8, 9, 10, 11]] {
+        step_of(&mut rig, 1, positions)?;
     }
     step_of(&mut rig, 1, [12, -1, -1, -1])
 }
 
 #[test]
-fn f21_a_step_that_stored_nothing_is_not_accepted_and_nothing_of_it_is_read() {
+fn f21_rows_of_a_step_that_stored_nothing_are_neither_accepted_nor_read() {
     assert_eq!(read_back(false, None), Ok([7; ROW]), "a row that was stored");
     let error = read_back(true, None).unwrap_err();
     assert_eq!((error.kind(), error.place()), (Kind::DeviceFailed, "a query row was not scattered"));
-    // The control: whoever does not ask accepts the row, and reads what the page's last tenant left there. In a debug
-    // build that was poisoned when the page was given out.
+    // The control: a cache that does not check accepts the row, and reads what the page's last sequence left there. A
+    // debug build poisoned that when it gave the page out.
     let stale = if cfg!(debug_assertions) { 0xFF } else { 9 };
     assert_eq!(read_back(true, Some(Expected::Gathered)), Ok([stale; ROW]));
 }
@@ -529,18 +529,18 @@ fn p19_a_graph_that_lacks_a_layer_or_was_not_launched_fails_its_step() {
     };
     assert_eq!(failed(&mut rig, &launched(true)), Ok(()));
     assert_eq!(failed(&mut rig, &launched(false)), never(0));
-    // Without a word to the cache nothing was enqueued.
+    // Without a call to the cache nothing was enqueued.
     let mut step = rig.prepare();
     let error = rig.cache.finish(&mut step, rig.stream).unwrap_err();
-    assert_eq!(told(&error), ("a resolve was not enqueued", 0, 0, 0));
+    assert_eq!(described(&error), ("a resolve was not enqueued", 0, 0, 0));
     rig.cache.abandon(&mut step).unwrap();
     rig.end(step).unwrap_err();
     drop((whole, lacking, own));
     rig.forgets.release(graph).unwrap();
 }
 
-/// What a graph of the engine's did to one step, launched so many times: the slots that were answered last, what stands
-/// in them, hits and misses, and digests.
+/// What an engine's graph did to one step, launched so many times: the slots that were returned last, their contents,
+/// hits and misses, and digests.
 #[cfg(feature = "cuda")]
 fn launched_by_the_engine(times: u32) -> ([i32; 4], [u8; 4 * ROW], [u64; 2], [u64; 2]) {
     let mut rig =
@@ -581,14 +581,14 @@ fn launched_by_the_engine(times: u32) -> ([i32; 4], [u8; 4 * ROW], [u64; 2], [u6
 
 #[cfg(feature = "cuda")]
 #[test]
-fn a_graph_of_the_engines_that_is_launched_twice_for_a_step_comes_to_the_same_rows() {
+fn an_engines_graph_launched_twice_for_a_step_leaves_the_same_rows() {
     if !device::driver_is_there() {
         return;
     }
     let [(slots, rows, [hits, misses], digests), twice] = [1, 2].map(launched_by_the_engine);
     assert_eq!((rows, misses > 0), ([1; 4 * ROW], true), "rows of the first sequence");
     assert_eq!((twice.0, twice.1), (slots, rows));
-    assert_eq!(twice.2[1], misses, "what was fetched is found");
+    assert_eq!(twice.2[1], misses, "the fetched rows are found");
     assert!(twice.2[0] > hits, "and counted again");
     assert!(
         (0..2).all(|at| twice.3[at] != digests[at]),
@@ -596,10 +596,10 @@ fn a_graph_of_the_engines_that_is_launched_twice_for_a_step_comes_to_the_same_ro
     );
 }
 
-/// A step's rows have one event behind them, and what the host issues for a sequence alone has its own: the calls of a
-/// prepare do not grow with its batch.
+/// One event follows all rows of a step, and each operation that the host issues for a sequence alone has its own: the
+/// calls of a prepare do not grow with its batch.
 #[test]
-fn rows_of_a_batch_are_waited_for_together_unless_something_came_between() {
+fn a_prepare_waits_once_for_all_batch_rows_unless_an_operation_came_between() {
     let mut rig = Rig::host();
     let waits = |rig: &mut Rig| {
         let before = rig.forgets.waits.load(Ordering::Relaxed);
@@ -620,10 +620,10 @@ fn rows_of_a_batch_are_waited_for_together_unless_something_came_between() {
     assert_eq!(waits(&mut rig), 1 + 1);
 }
 
-/// What follows a step on another stream waits for an event that its own micro-batch's step has recorded last. The host
-/// has seen the step end before it lets anything follow, so that no run and no watched order shows a wrong event.
+/// Work after a step on another stream waits for the event that the step's own micro-batch recorded last. The host sees
+/// the step end before it lets anything follow, so no run and no watched order would show a wrong event.
 #[test]
-fn what_follows_a_step_waits_for_the_end_of_its_own_micro_batch() {
+fn work_after_a_step_waits_for_the_end_of_its_own_micro_batch() {
     let device = TestDevice::host(HostOptions::default());
     let mut rig = Rig::new(device, Config { micro_batches: 2, ..config() }, None).with([1, 2]);
     let step = rig.prepare_in(MicroBatch(1));
@@ -633,23 +633,23 @@ fn what_follows_a_step_waits_for_the_end_of_its_own_micro_batch() {
     let own = rig.forgets.recorded.lock().unwrap().clone();
     let [first, second] = [0, 1].map(|at| rig.sequences[at]);
     let length = rig.cache.length(first).unwrap().committed;
-    let (cut, closed) = (rig.memory.stream().unwrap(), rig.memory.stream().unwrap());
-    let _ticket = rig.cache.truncate(first, length, cut).unwrap();
+    let (truncating, closed) = (rig.memory.stream().unwrap(), rig.memory.stream().unwrap());
+    let _ticket = rig.cache.truncate(first, length, truncating).unwrap();
     rig.cache.close(second, closed).unwrap();
-    for stream in [cut, closed] {
+    for stream in [truncating, closed] {
         let awaited = rig.forgets.awaited.lock().unwrap().clone();
         let first = awaited.into_iter().find(|(_, waits)| *waits == stream).unwrap();
         assert!(own.contains(&(first.0, rig.stream)), "{first:?} of {own:?}");
     }
-    // A fork comes behind a truncation, and waits for that.
+    // A fork comes after a truncation, and waits for it.
     rig.forgets.recorded.lock().unwrap().clear();
-    let _ticket = rig.cache.truncate(first, length, cut).unwrap();
-    let cut_ends = rig.forgets.recorded.lock().unwrap().clone();
+    let _ticket = rig.cache.truncate(first, length, truncating).unwrap();
+    let truncation_ends = rig.forgets.recorded.lock().unwrap().clone();
     rig.sync();
     let open = Open { prompt: 20, promised: 8, budget: Budget::Slots(4), bring_up: BringUp::Nothing };
     let forked = rig.memory.stream().unwrap();
     let _fork = rig.cache.fork(first, &open, forked).unwrap();
     let awaited = rig.forgets.awaited.lock().unwrap().clone();
     let first = awaited.into_iter().find(|(_, waits)| *waits == forked).unwrap();
-    assert!(cut_ends.contains(&(first.0, cut)), "{first:?} of {cut_ends:?}");
+    assert!(truncation_ends.contains(&(first.0, truncating)), "{first:?} of {truncation_ends:?}");
 }

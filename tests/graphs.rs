@@ -61,7 +61,7 @@ fn config() -> Config {
     }
 }
 
-/// A sequence, and what its rows are.
+/// A sequence, and the contents of its rows.
 struct Decoded {
     handle: Sequence,
     id: u64,
@@ -72,7 +72,7 @@ struct Decoded {
     versions: Vec<u64>,
 }
 
-/// What a step came to: digests by micro-batch and batch row, counters, lengths.
+/// The result of a step: digests by micro-batch and batch row, counters, lengths.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Came {
     digests: BTreeMap<(usize, usize), u64>,
@@ -94,7 +94,7 @@ struct Run {
     layers: [Layers; 2],
     events: Vec<Event>,
     captured: Vec<Captured>,
-    /// The waits of the last launch, where they are counted.
+    /// The waits of the last launch, if they are counted.
     launch: Range<u64>,
     /// A graph that the engine captured.
     own: Option<(Graph, Captured)>,
@@ -105,7 +105,7 @@ struct Run {
     came: Arc<Mutex<BTreeMap<u64, Came>>>,
 }
 
-/// The tables that are captured: each order alone, and one that mixes them.
+/// The tables to capture: each order alone, and one that mixes them.
 fn tables() -> Vec<Vec<Overlap>> {
     let mixed = vec![Overlap::Dba, Overlap::None, Overlap::Da, Overlap::Da];
     Overlap::ALL.iter().map(|order| vec![*order; ALL as usize]).chain([mixed]).collect()
@@ -177,7 +177,7 @@ impl Run {
         });
     }
 
-    /// Landing slots stand by lane.
+    /// Landing slots are numbered by lane.
     fn lane(&self, sequence: Sequence) -> u32 {
         let first = self.cache.landing_slot(sequence, 0).unwrap();
         let blocks = 64 * self.scratch_blocks();
@@ -249,12 +249,12 @@ impl Run {
             let compute = self.layers[micro].streams.compute;
             for (row, s) in self.sequences[micro].iter().enumerate() {
                 let (came, number) = (self.came.clone(), self.number);
-                let told = move |digest| {
+                let note = move |digest| {
                     let mut came = came.lock().unwrap();
                     came.entry(number).or_default().digests.insert((micro, row), digest);
                 };
                 let queue = self.device.device();
-                self.device.digest_in(&*queue, (self.cache.pools(), Lane(s.lane)), compute, told).unwrap();
+                self.device.digest_in(&*queue, (self.cache.pools(), Lane(s.lane)), compute, note).unwrap();
             }
             self.cache.finish(step, compute).unwrap();
             self.device.record(ended[micro], compute).unwrap();
@@ -265,7 +265,7 @@ impl Run {
         }
     }
 
-    /// Enqueues the steps' layers, or launches what was captured of them.
+    /// Enqueues the steps' layers, or launches their captured graph.
     fn enqueue(&mut self, steps: &mut [Step; 2]) {
         let table = self.draw(30, tables().len() as u32) as usize;
         let [first, second] = steps;
@@ -312,7 +312,7 @@ impl Run {
         while !self.flights.is_empty() {
             self.retire();
         }
-        // Sequences that were closed or opened since may be on their way out or in.
+        // Sequences that were closed or opened since may still be leaving or joining.
         for layers in &self.layers {
             let ended = self.device.event().unwrap();
             self.device.record(ended, layers.streams.compute).unwrap();
@@ -336,7 +336,7 @@ impl Run {
 }
 
 #[test]
-fn layers_enqueued_one_by_one_find_every_row() {
+fn layers_enqueued_one_by_one_read_every_selected_row() {
     let mut run = Run::new(5, TestDevice::new(HostOptions::default()));
     (0..60).for_each(|_| run.step());
     run.check_total();
@@ -346,7 +346,7 @@ fn layers_enqueued_one_by_one_find_every_row() {
 }
 
 #[test]
-fn a_device_without_graphs_says_so_and_the_cache_goes_on() {
+fn a_device_without_graphs_refuses_captures_and_the_cache_continues() {
     let mut run = Run::new(6, TestDevice::host(HostOptions::default()));
     run.step();
     run.check_total();

@@ -5,7 +5,7 @@
 #[path = "../examples/integration.rs"]
 mod integration;
 
-/// What the page says that the programs print.
+/// The output that the page gives for the programs.
 fn printed() -> String {
     let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/integration.md")).unwrap();
     let (_, shown) = page.split_once("```text\n").unwrap();
@@ -13,7 +13,7 @@ fn printed() -> String {
 }
 
 #[test]
-fn the_rust_listing_prints_what_the_page_says() {
+fn the_rust_listing_prints_the_output_on_the_page() {
     assert_eq!(integration::decode().unwrap(), printed());
     integration::main().unwrap();
 }

@@ -81,7 +81,7 @@ fn extents(top_k: u32, (runs, host_stride): ([u32; 2], u32)) -> Extents {
     }
 }
 
-/// The kernels, or a skip that is told.
+/// The kernels, or a reported skip.
 fn kernels() -> Option<Kernels> {
     let kernels = Kernels::new();
     if kernels.is_none() {
@@ -130,7 +130,7 @@ fn live(world: &mut World<'_>, operations: u32) {
 const FORMS: [([u32; 2], u32); 5] =
     [([656, 0], 0), ([20, 0], 20), ([16, 32], 0), ([24, 16], 40), ([4, 8], 12)];
 
-/// Slabs and rows begin where pieces of 16 bytes may, of 8, of 4.
+/// Slabs and rows begin at addresses that allow pieces of 16 bytes, of 8, or of 4.
 const SKEWS: [[usize; 2]; 7] = [[0, 0], [2, 0], [0, 0], [0, 2], [1, 0], [0, 1], [4, 8]];
 
 #[test]
@@ -146,7 +146,7 @@ fn kernels_equal_the_rule_word_by_word() {
 }
 
 #[test]
-fn what_must_not_be_fails_the_step_and_touches_nothing_else() {
+fn each_cause_fails_its_step_and_touches_nothing_else() {
     let Some(kernels) = kernels() else { return };
     let mut causes = BTreeSet::new();
     for number in 0..20 {
@@ -181,9 +181,9 @@ fn a_batch_of_more_rows_than_threads_is_gathered_whole() {
     }
 }
 
-/// Stamps lie so far apart that the bound is many widths of a histogram away, and then so that it is not.
+/// Stamps lie so far apart that the bound is many widths of a histogram away, and then so close that it is not.
 #[test]
-fn the_bound_is_found_however_far_away_it_is() {
+fn the_bound_is_found_at_any_distance() {
     let Some(kernels) = kernels() else { return };
     for (seed, apart) in [(1, 5), (2, 17), (3, 60)] {
         let mut world = World::new(&kernels, &extents(75, ([4, 0], 0)), How { threads: 64, seed });
@@ -209,8 +209,8 @@ fn one_row(world: &mut World<'_>, selection: &[i32]) {
     world.begin(&[Entry { lane: 0, accepted: 0, query_rows: 1 }], &[0; LANES as usize]);
     for layer in 0..2 {
         let range = StepRange { layer, first: 0, count: 1, rows: QueryRange { first: 0, count: 1 } };
-        let mut answer = world.unanswered(layer, 1);
-        world.resolve(&range, selection, &mut answer);
+        let mut output = world.empty_output(layer, 1);
+        world.resolve(&range, selection, &mut output);
         for wave in 0..world.model.extents.shapes[layer].waves {
             world.gather(&range, wave);
         }
@@ -223,7 +223,7 @@ fn range(layer: usize, first: u32, count: u32) -> StepRange {
     StepRange { layer, first: 0, count: 1, rows: QueryRange { first, count } }
 }
 
-/// Lane 0 with a sequence, in the middle of a step whose landed rows are three.
+/// Lane 0 with a sequence, in the middle of a step with three landed rows.
 fn in_a_step<'a>(kernels: &'a Kernels, extents: &Extents, seed: u64) -> World<'a> {
     let mut world = World::new(kernels, extents, How { threads: 64, seed });
     world.join(0, &[90, 70], 200);
@@ -235,28 +235,28 @@ fn begin(world: &mut World<'_>) {
     world.begin(&[Entry { lane: 0, accepted: 0, query_rows: QUERY_ROWS }], &[0; LANES as usize]);
 }
 
-/// Resolves `count` query rows of lane 0 from `first` on; they select what was never selected before.
+/// Resolves `count` query rows of lane 0 from `first` on; they select positions that were never selected before.
 fn resolve(world: &mut World<'_>, layer: usize, (first, count): (u32, u32), from: i32) {
     let k = world.model.extents.top_k() as i32;
     let selection: Vec<i32> = (0..k * count as i32).map(|i| from + i).collect();
-    let mut answer = world.unanswered(layer, count);
-    world.resolve(&range(layer, first, count), &selection, &mut answer);
+    let mut output = world.empty_output(layer, count);
+    world.resolve(&range(layer, first, count), &selection, &mut output);
     assert!(!world.model.lists[0].fetches.is_empty());
 }
 
 /// A layer in which lane 0 selects nothing, and whose new rows are stored.
 fn nothing(world: &mut World<'_>, layer: usize) {
     let all = range(layer, 0, QUERY_ROWS);
-    let mut answer = world.unanswered(layer, QUERY_ROWS);
+    let mut output = world.empty_output(layer, QUERY_ROWS);
     let selection = vec![-1; (world.model.extents.top_k() * QUERY_ROWS) as usize];
-    world.resolve(&all, &selection, &mut answer);
+    world.resolve(&all, &selection, &mut output);
     world.scatter(&all);
 }
 
 #[test]
 fn a_layer_that_is_missing_or_not_stored_fails_its_step_by_query_row() {
     let Some(kernels) = kernels() else { return };
-    // Query rows resolved and scattered in layer 1, and what is blamed.
+    // Query rows resolved and scattered in layer 1, and the reported cause.
     let all = (0, QUERY_ROWS);
     for (resolved, scattered, cause, value) in [
         (all, all, 0, 0),
@@ -286,7 +286,7 @@ fn a_layer_that_is_missing_or_not_stored_fails_its_step_by_query_row() {
 }
 
 #[test]
-fn a_row_without_a_page_fails_its_step_and_is_no_resident_row_behind_a_truncation() {
+fn a_row_without_a_page_fails_its_step_and_is_not_resident_after_a_truncation() {
     let Some(kernels) = kernels() else { return };
     for (seed, short_tables) in [(1, false), (2, true)] {
         // A lane whose table is shorter than its sequence, or has fewer pages.
@@ -351,7 +351,7 @@ fn a_gather_takes_the_list_of_its_own_resolve_and_no_other() {
 }
 
 #[test]
-fn a_gather_behind_its_steps_report_moves_nothing() {
+fn a_gather_after_its_steps_report_moves_nothing() {
     let Some(kernels) = kernels() else { return };
     let mut world = in_a_step(&kernels, &extents(24, ([16, 4], 0)), 5);
     nothing(&mut world, 0);
@@ -359,14 +359,14 @@ fn a_gather_behind_its_steps_report_moves_nothing() {
     world.gather(&range(1, 0, 3), 0);
     world.scatter(&range(1, 0, 3));
     world.report();
-    // The lane's slots are another sequence's by now.
+    // The lane's slots belong to another sequence now.
     world.leave(0);
     world.join(1, &[90, 70], 200);
     world.gather(&range(1, 0, 3), 0);
 }
 
 #[test]
-fn ties_among_more_slots_than_a_block_keeps_are_told_apart() {
+fn ties_among_more_slots_than_a_block_keeps_are_ordered() {
     let Some(kernels) = kernels() else { return };
     let few = extents(120, ([4, 0], 0));
     let shapes = few.shapes.iter().map(|shape| TableShape { tokens: 1400, budget_blocks: 20, ..*shape });
@@ -374,7 +374,7 @@ fn ties_among_more_slots_than_a_block_keeps_are_told_apart() {
     let shapes = shapes.collect();
     let extents = Extents { shapes, lane_pages, host_pages: LANES * lane_pages, ..few };
     for seed in 0..3 {
-        // 14 slots a thread are kept: 448 of 32 threads.
+        // Each thread keeps 14 slots: 448 of 32 threads.
         let mut world = World::new(&kernels, &extents, How { threads: 32, seed });
         world.join(0, &[900, 500], 1300);
         for _ in 0..40 {
@@ -385,7 +385,7 @@ fn ties_among_more_slots_than_a_block_keeps_are_told_apart() {
 }
 
 #[test]
-fn a_pass_that_is_gathered_again_takes_back_none_of_those_behind_it() {
+fn an_attention_wave_that_is_gathered_again_undoes_none_of_the_later_waves() {
     let Some(kernels) = kernels() else { return };
     let mut world = World::new(&kernels, &extents(75, ([16, 4], 0)), How { threads: 64, seed: 6 });
     world.join(0, &[90, 40], 300);
@@ -402,7 +402,7 @@ fn a_pass_that_is_gathered_again_takes_back_none_of_those_behind_it() {
 }
 
 #[test]
-fn no_step_goes_beyond_the_tables_and_no_lane_is_joined_with_what_is_not_there() {
+fn no_step_leaves_the_tables_and_no_lane_is_joined_with_missing_pages() {
     let Some(kernels) = kernels() else { return };
     let extents = extents(24, ([16, 4], 0));
     let mut world = World::new(&kernels, &extents, How { threads: 64, seed: 7 });
@@ -423,15 +423,15 @@ fn no_step_goes_beyond_the_tables_and_no_lane_is_joined_with_what_is_not_there()
 }
 
 #[test]
-fn a_lane_whose_stamps_are_used_up_makes_no_step() {
+fn a_step_of_a_lane_without_free_stamps_fails() {
     let Some(kernels) = kernels() else { return };
     let mut world = in_a_step(&kernels, &extents(24, ([16, 4], 0)), 8);
     world.age(0, 1);
-    let mut answer = world.unanswered(0, 1);
+    let mut output = world.empty_output(0, 1);
     resolve(&mut world, 0, (0, 1), 20);
     world.gather(&range(0, 0, 1), 0);
-    world.resolve(&range(0, 1, 1), &[60; 24], &mut answer);
-    assert!(answer.slots.iter().all(|slot| *slot == -1), "{:?}", answer.slots);
+    world.resolve(&range(0, 1, 1), &[60; 24], &mut output);
+    assert!(output.slots.iter().all(|slot| *slot == -1), "{:?}", output.slots);
     let selections: Vec<i32> = (0..96).map(|i| 100 + i).collect();
     world.warm(0, false, &selections, 2);
     world.report();
@@ -439,7 +439,7 @@ fn a_lane_whose_stamps_are_used_up_makes_no_step() {
 }
 
 #[test]
-fn without_bytes_nobody_gathers() {
+fn a_cache_without_row_bytes_needs_no_gather() {
     let Some(kernels) = kernels() else { return };
     let extents = Extents { residency_only: true, ..extents(24, ([16, 4], 0)) };
     let mut world = in_a_step(&kernels, &extents, 9);
@@ -449,10 +449,10 @@ fn without_bytes_nobody_gathers() {
     assert_eq!(world.causes, [0].into());
 }
 
-/// Budgets that hold all that a step selects need no scratch slots; and a warm-up may bring more rows than budget
-/// and scratch slots take, since nobody reads them.
+/// Budgets that hold the whole selection of a step need no scratch slots. A warm-up may load more rows than budget and
+/// scratch slots hold, since no attention reads them.
 #[test]
-fn lanes_without_scratch_slots_step_and_warm_up_as_others_do() {
+fn lanes_without_scratch_slots_decode_and_warm_up_like_others() {
     let Some(kernels) = kernels() else { return };
     for (seed, scratch) in [(10, 0), (11, 0), (12, 5)] {
         let mut extents = extents(75, ([16, 4], 0));

@@ -31,7 +31,7 @@ fn p3_a_ticket_that_has_ended_stays_as_it_ended() {
 }
 
 #[test]
-fn p3_a_completer_that_is_dropped_cancels_and_nobody_waits_for_ever() {
+fn p3_a_completer_that_is_dropped_cancels_its_ticket_and_ends_every_wait() {
     model(|| {
         let (ticket, completer) = Ticket::new();
         let worker = thread::spawn(move || drop(completer));
@@ -41,7 +41,7 @@ fn p3_a_completer_that_is_dropped_cancels_and_nobody_waits_for_ever() {
 }
 
 #[test]
-fn who_sees_done_sees_the_bytes() {
+fn a_thread_that_sees_done_sees_the_bytes() {
     model(|| {
         let (ticket, completer) = Ticket::new();
         let bytes = Arc::new(AtomicU32::new(0));
@@ -59,7 +59,7 @@ fn who_sees_done_sees_the_bytes() {
 }
 
 #[test]
-fn a_queue_of_one_place_hands_on_everything_in_order_and_then_ends() {
+fn a_queue_of_one_place_delivers_every_item_in_order_and_then_ends() {
     model(|| {
         let queue = Arc::new(Queue::new(1));
         let taken = Arc::clone(&queue);
@@ -74,7 +74,7 @@ fn a_queue_of_one_place_hands_on_everything_in_order_and_then_ends() {
 }
 
 #[test]
-fn two_that_enqueue_lose_nothing_and_nothing_comes_twice() {
+fn two_producers_lose_no_item_and_none_arrives_twice() {
     model(|| {
         let queue = Arc::new(Queue::new(1));
         let others = [1, 2].map(|item| {
@@ -93,7 +93,7 @@ fn two_that_enqueue_lose_nothing_and_nothing_comes_twice() {
 }
 
 #[test]
-fn an_item_meets_the_close_and_is_either_run_or_given_back() {
+fn an_item_enqueued_during_the_close_is_run_or_returned() {
     model(|| {
         let queue = Arc::new(Queue::new(1));
         let (pushing, taking) = (Arc::clone(&queue), Arc::clone(&queue));
@@ -106,7 +106,7 @@ fn an_item_meets_the_close_and_is_either_run_or_given_back() {
 }
 
 #[test]
-fn a_wait_is_for_its_own_record_whatever_comes_of_later_ones() {
+fn a_wait_is_for_its_own_record_whatever_later_ones_do() {
     model(|| {
         let event = Arc::new(EventState::new());
         let (first, second) = (event.record(), event.record());
@@ -125,7 +125,7 @@ fn a_wait_is_for_its_own_record_whatever_comes_of_later_ones() {
 }
 
 #[test]
-fn an_event_is_recorded_again_while_somebody_waits_for_its_older_record() {
+fn an_event_is_recorded_again_while_a_thread_waits_for_its_older_record() {
     model(|| {
         let event = Arc::new(EventState::new());
         let bytes = Arc::new(AtomicU32::new(0));
@@ -140,7 +140,7 @@ fn an_event_is_recorded_again_while_somebody_waits_for_its_older_record() {
             waited.wait(number);
             assert_eq!(read.load(Ordering::Relaxed), 7);
         });
-        // Recorded again, and never reached: the older wait ends all the same.
+        // Recorded again, and never reached: the older wait ends nevertheless.
         event.record();
         stream.join().unwrap();
         waiter.join().unwrap();
@@ -149,7 +149,7 @@ fn an_event_is_recorded_again_while_somebody_waits_for_its_older_record() {
 }
 
 #[test]
-fn records_that_are_reached_out_of_order_do_not_take_each_other_back() {
+fn records_reached_out_of_order_do_not_undo_each_other() {
     model(|| {
         let event = Arc::new(EventState::new());
         let numbers = [event.record(), event.record()];
@@ -166,9 +166,9 @@ fn records_that_are_reached_out_of_order_do_not_take_each_other_back() {
     });
 }
 
-/// A page table that an operation takes over beside one that looks a page up, as a forgotten edge lets it.
+/// A page table that one thread replaces while another looks a page up, as a forgotten edge allows it.
 #[test]
-fn a_page_is_one_of_before_or_of_after_and_behind_an_edge_one_of_after() {
+fn a_page_read_is_the_old_or_the_new_one_and_after_an_edge_the_new_one() {
     model(|| {
         let (tables, event) = (Arc::new(PageTables::new(1, 2).unwrap()), Arc::new(EventState::new()));
         tables.take(Lane(0), &[7, 8]);
@@ -178,9 +178,9 @@ fn a_page_is_one_of_before_or_of_after_and_behind_an_edge_one_of_after() {
             taking.take(Lane(0), &[9]);
             reached.reach(number);
         });
-        let beside = [0, 1].map(|index| tables.page(Lane(0), index));
-        assert!([Some(7), Some(9)].contains(&beside[0]), "{beside:?}");
-        assert!([Some(8), None].contains(&beside[1]), "{beside:?}");
+        let seen = [0, 1].map(|index| tables.page(Lane(0), index));
+        assert!([Some(7), Some(9)].contains(&seen[0]), "{seen:?}");
+        assert!([Some(8), None].contains(&seen[1]), "{seen:?}");
         event.wait(number);
         assert_eq!([0, 1].map(|index| tables.page(Lane(0), index)), [Some(9), None]);
         join.join().unwrap();
@@ -188,7 +188,7 @@ fn a_page_is_one_of_before_or_of_after_and_behind_an_edge_one_of_after() {
 }
 
 /// The words of device memory, each atomic and none ordered, as `host/words.rs` moves them.
-fn words_beside_a_writer(waits: bool) {
+fn words_during_a_write(waits: bool) {
     let (words, event) = (Arc::new([0, 0].map(AtomicU32::new)), Arc::new(EventState::new()));
     let number = event.record();
     let (written, reached) = (Arc::clone(&words), Arc::clone(&event));
@@ -203,21 +203,21 @@ fn words_beside_a_writer(waits: bool) {
     writer.join().unwrap();
     drop((words, event));
     assert!(read.iter().all(|word| [0, 7].contains(word)), "{read:?}");
-    assert_eq!(read, [7, 7], "words of before");
+    assert_eq!(read, [7, 7], "the old words");
 }
 
 #[test]
-fn words_behind_an_edge_are_those_of_after() {
-    model(|| words_beside_a_writer(true));
+fn words_read_after_an_edge_are_the_new_ones() {
+    model(|| words_during_a_write(true));
 }
 
 #[test]
-#[should_panic = "words of before"]
-fn control_words_without_the_edge_are_those_of_before() {
-    model(|| words_beside_a_writer(false));
+#[should_panic = "the old words"]
+fn control_words_read_without_the_edge_can_be_the_old_ones() {
+    model(|| words_during_a_write(false));
 }
 
-/// A ticket that looks first and writes then.
+/// A ticket that checks first and sets then.
 fn end_by_check_then_set(word: &AtomicU32, code: u32) -> bool {
     let pending = word.load(Ordering::Acquire) == 0;
     if pending {
@@ -255,7 +255,7 @@ fn control_a_ticket_without_release_shows_done_before_the_bytes() {
     });
 }
 
-/// An event that looks before it takes the lock it waits with.
+/// An event that checks before it takes the lock it waits with.
 #[derive(Default)]
 struct LossyEvent {
     reached: AtomicBool,
@@ -281,7 +281,7 @@ fn control_an_event_that_looks_outside_its_lock_loses_the_wake_up() {
     });
 }
 
-/// A queue whose room is looked at before the lock is taken.
+/// A queue that checks its room before it takes the lock.
 #[test]
 #[should_panic = "more than the queue holds"]
 fn control_a_queue_that_checks_its_room_outside_its_lock_overflows() {

@@ -26,8 +26,8 @@ fn assert_found(run: impl Fn() + Send + Sync + 'static) {
     assert!(catch_unwind(AssertUnwindSafe(|| model(run))).is_err(), "the planted mistake was not found");
 }
 
-/// A place with an object behind its word: a number that is read and written without any order of its own, so that
-/// loom shows an old one to whoever is not ordered behind the last change.
+/// A place with an object that its word protects: a number that is read and written without any order of its own, so
+/// that loom shows an old value to a thread that is not ordered after the last change.
 struct Place {
     word: AtomicU64,
     object: AtomicU32,
@@ -82,7 +82,7 @@ impl Place {
 }
 
 #[test]
-fn who_is_alone_is_alone_and_is_seen_by_who_comes_next() {
+fn an_owner_is_alone_and_its_writes_are_seen_by_the_next_reader() {
     model(|| {
         let (place, name) = Place::named();
         let (one, other) = (Arc::clone(&place), Arc::clone(&place));
@@ -97,7 +97,7 @@ fn who_is_alone_is_alone_and_is_seen_by_who_comes_next() {
 }
 
 #[test]
-fn an_ended_name_lets_nobody_in_and_ends_once() {
+fn an_ended_name_admits_no_thread_and_ends_once() {
     model(|| {
         let (place, name) = Place::named();
         let (one, other) = (Arc::clone(&place), Arc::clone(&place));
@@ -126,7 +126,7 @@ fn a_reader_that_does_not_count_itself_is_found() {
     });
 }
 
-/// Two places on the list, which three threads take from and give back to.
+/// Two places on the list, which three threads borrow and return.
 struct List {
     head: AtomicU64,
     places: [Place; 2],
@@ -147,7 +147,7 @@ impl List {
         word::pop(&self.head, |place| &self.places[place as usize].next)
     }
 
-    /// Owns a place for a while; whether there was one.
+    /// Owns a place for a while. Returns whether there was one.
     fn borrow(&self) -> bool {
         let popped = self.pop();
         if let Some(place) = popped {
@@ -167,7 +167,7 @@ fn a_place_has_one_owner_and_none_is_lost() {
         let list = List::new();
         let other = Arc::clone(&list);
         let thread = thread::spawn(move || u32::from(other.borrow()));
-        // One that comes back at once while the other stays away: the head is the same, and what follows is not.
+        // One place returns at once while the other stays away: the head is the same, and its successor is not.
         let (first, second) = (list.pop(), list.pop());
         first.into_iter().for_each(|place| list.push(place));
         second.into_iter().for_each(|place| {
@@ -185,14 +185,14 @@ fn a_place_has_one_owner_and_none_is_lost() {
 
 #[test]
 fn a_list_that_does_not_count_its_changes_is_found() {
-    /// As the list's own, but that a head which is the same place again passes for unchanged.
+    /// Like the list's own, but a head that is the same place again passes for unchanged.
     fn pop(list: &List) -> Option<u32> {
         let now = list.head.load(Ordering::Acquire);
         let place = (now as u32).checked_sub(1)?;
-        let behind = u64::from(list.places[place as usize].next.load(Ordering::Relaxed));
+        let successor = u64::from(list.places[place as usize].next.load(Ordering::Relaxed));
         let head = list.head.load(Ordering::Acquire);
         let same = head as u32 == now as u32;
-        let swapped = list.head.compare_exchange(head, behind, Ordering::AcqRel, Ordering::Acquire);
+        let swapped = list.head.compare_exchange(head, successor, Ordering::AcqRel, Ordering::Acquire);
         (same && swapped.is_ok()).then_some(place)
     }
     assert_found(|| {
@@ -202,7 +202,7 @@ fn a_list_that_does_not_count_its_changes_is_found() {
         let (first, held) = (list.pop(), list.pop());
         first.into_iter().for_each(|place| list.push(place));
         let theirs = thread.join().unwrap();
-        // What is kept here is not on the list, and not theirs.
+        // A place that is kept here is not on the list, and does not belong to the others.
         assert!(theirs.is_none() || theirs != held);
         assert!(held.is_none() || list.pop() != held);
     });

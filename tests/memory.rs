@@ -9,13 +9,13 @@ use std::process::Command;
 
 use forebay::trace::requests::{Options, each_request};
 
-/// Tells a child process of a test what it is.
+/// Gives a test's child process its role.
 const CHILD: &str = "FOREBAY_TEST_CHILD";
 
 /// Bytes of the one long line.
 const LINE: usize = 60 << 20;
 
-/// A file of one line: `start`, then `part` again and again, then `end`.
+/// A file of one line: `start`, then `part` repeatedly, then `end`.
 fn file(name: &str, start: &str, part: &str, end: &str) -> PathBuf {
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
     let mut out = std::io::BufWriter::new(std::fs::File::create(&path).unwrap());

@@ -67,8 +67,8 @@ impl Engine {
 
     fn select(&self, first: i32) {
         self.sync(self.stream);
-        let picks: Vec<u8> = (first..first + K as i32).flat_map(i32::to_le_bytes).collect();
-        self.device.write(self.buffers.selection, &picks).unwrap();
+        let positions: Vec<u8> = (first..first + K as i32).flat_map(i32::to_le_bytes).collect();
+        self.device.write(self.buffers.selection, &positions).unwrap();
     }
 
     fn sync(&self, stream: Stream) {
@@ -81,7 +81,7 @@ impl Engine {
         self.cache.prepare(MicroBatch(0), 1, &[row], None, self.stream).unwrap()
     }
 
-    /// All that is due of a step's layer.
+    /// All due calls of a step's layer.
     fn whole(&self, step: &Step, layer: u32) {
         let (call, streams) =
             (LayerCall::whole(Layer(layer)), Streams { resolve: self.stream, gather: self.stream });
@@ -94,12 +94,12 @@ impl Engine {
         self.sync(self.stream);
     }
 
-    /// The first byte of the rows that stand in the slots that a layer was answered.
+    /// The first byte of the rows in the slots that a layer returned.
     fn held(&self, layer: Layer, slots: Slice) -> Vec<u8> {
-        let mut answer = vec![0; 4 * K as usize];
-        self.device.read(slots, &mut answer).unwrap();
+        let mut returned = vec![0; 4 * K as usize];
+        self.device.read(slots, &mut returned).unwrap();
         let slab = self.cache.slab(layer).unwrap();
-        let held = answer.chunks_exact(4).map(|slot| {
+        let held = returned.chunks_exact(4).map(|slot| {
             let slot = u32::from_le_bytes(slot.try_into().unwrap());
             let piece = self.cache.geometry().pieces(slot)[0];
             let mut byte = [0];
@@ -109,7 +109,7 @@ impl Engine {
         held.collect()
     }
 
-    /// One sound step over positions from `first` on; its misses, and what the slots of layer 0 hold.
+    /// One valid step over positions from `first` on; its misses, and the contents of the slots of layer 0.
     fn decode(&mut self, sequence: Sequence, accepted: u32, first: i32) -> (u64, Vec<u8>) {
         self.select(first);
         let mut step = self.prepare(sequence, accepted);
@@ -121,12 +121,12 @@ impl Engine {
 }
 
 #[test]
-fn a_resolve_that_nobody_gathers_fails_the_step_and_a_truncation_trusts_no_row_of_it() {
+fn a_resolve_without_its_gather_fails_the_step_and_a_truncation_trusts_no_row_of_it() {
     let mut e = Engine::new(false);
     let sequence = e.open();
     e.select(4);
     let mut step = e.prepare(sequence, 0);
-    // The host enqueues it, and it never comes.
+    // The host enqueues it, and it never arrives.
     e.forgets.leave_out(|call, _, _| call == Call::Gather);
     [1, 0].into_iter().for_each(|layer| e.whole(&step, layer));
     e.forgets.leave_out(|_, _, _| false);
@@ -136,14 +136,14 @@ fn a_resolve_that_nobody_gathers_fails_the_step_and_a_truncation_trusts_no_row_o
     assert!(unretired.error.place().contains("not gathered"), "{}", unretired.error);
     let _ticket = e.cache.truncate(sequence, 24, e.stream).unwrap();
     e.cache.validate().unwrap();
-    // Everything is fetched again, and is what it should be.
+    // Everything is fetched again, and has the right bytes.
     assert_eq!(e.decode(sequence, 0, 4), (16, (4..12).collect()));
     assert_eq!(e.decode(sequence, 0, 4).0, 0, "the control: now it is resident");
 }
 
 #[test]
-fn a_pass_that_nobody_gathers_fails_the_step_but_costs_no_resident_row() {
-    // A budget of 4 and k 8: four rows in scratch slots, two a wave.
+fn an_attention_wave_that_is_not_gathered_fails_the_step_but_costs_no_resident_row() {
+    // A budget of 4 and k 8: four rows in scratch slots, two per wave.
     for (waves, missing, hits_after) in [
         (&[0, 1][..], None, 4),
         (&[0], Some("an attention wave's rows were not gathered"), 4),
@@ -161,7 +161,7 @@ fn a_pass_that_nobody_gathers_fails_the_step_but_costs_no_resident_row() {
         let mut step = e.prepare(sequence, 0);
         e.cache.resolve(&step, layer, e.stream, e.buffers).unwrap();
         waves.iter().for_each(|wave| e.cache.gather(&step, layer, *wave, e.stream).unwrap());
-        // The host enqueues the others, and they never come.
+        // The host enqueues the others, and they never arrive.
         e.forgets.leave_out(|call, _, _| call == Call::Gather);
         [0, 1].iter().for_each(|wave| e.cache.gather(&step, layer, *wave, e.stream).unwrap());
         e.forgets.leave_out(|_, _, _| false);
@@ -187,8 +187,8 @@ fn a_pass_that_nobody_gathers_fails_the_step_but_costs_no_resident_row() {
 }
 
 #[test]
-fn passes_are_no_more_than_there_is_something_to_do_for() {
-    // 44 rows beyond the budget: in 30 waves shares of 2, which 22 waves take.
+fn there_are_no_more_attention_waves_than_rows_to_fetch() {
+    // 44 rows beyond the budget: 30 waves have shares of 2, so 22 waves suffice.
     let waves = |min_budget: u32, attention_waves: u32| {
         let shape = Shape { top_k: 48, ..config().shape };
         let config = Config { shape, min_budget, attention_waves, ..config() };
@@ -212,22 +212,22 @@ fn a_gather_of_another_layer_fails_the_step_and_copies_nothing() {
     e.finish(&mut step);
     assert_eq!(e.cache.retire(step, e.stream).unwrap_err().error.kind(), Kind::DeviceFailed);
     let _ticket = e.cache.truncate(sequence, 24, e.stream).unwrap();
-    assert_eq!(e.decode(sequence, 0, 4), (16, (4..12).collect()), "the device goes on");
+    assert_eq!(e.decode(sequence, 0, 4), (16, (4..12).collect()), "the device continues");
 }
 
 #[test]
-fn a_step_behind_a_failed_one_fails_too_and_accepts_nothing_of_it() {
+fn a_step_after_a_failed_one_fails_too_and_accepts_nothing_of_it() {
     let mut e = Engine::new(false);
     let sequence = e.open();
     e.select(40);
     let mut bad = e.prepare(sequence, 0);
     [0, 1].into_iter().for_each(|layer| e.whole(&bad, layer));
     e.finish(&mut bad);
-    let mut behind = e.prepare(sequence, 1);
-    [0, 1].into_iter().for_each(|layer| e.whole(&behind, layer));
-    e.finish(&mut behind);
-    // Retired in the other order: the one behind must not look sound even so.
-    let error = e.cache.retire(behind, e.stream).unwrap_err().error;
+    let mut later = e.prepare(sequence, 1);
+    [0, 1].into_iter().for_each(|layer| e.whole(&later, layer));
+    e.finish(&mut later);
+    // Retired in the other order: the later one must not look valid even then.
+    let error = e.cache.retire(later, e.stream).unwrap_err().error;
     assert_eq!(error.place(), "an earlier step of the sequence failed");
     assert_eq!(e.cache.retire(bad, e.stream).unwrap_err().error.kind(), Kind::DeviceFailed);
     assert_eq!(e.cache.length(sequence).unwrap().committed, 24, "the failed row was not accepted");
@@ -289,7 +289,7 @@ fn numbers_at_the_end_of_their_type_are_errors() {
 }
 
 #[test]
-fn a_wait_is_for_the_last_record_whatever_another_stream_has_reached() {
+fn a_wait_is_for_the_last_record_however_far_other_streams_are() {
     let device = HostDevice::new(HostOptions { threaded: true, ..HostOptions::default() });
     let [slow, fast, waiting] = [0, 1, 2].map(|_| device.stream().unwrap());
     let event = device.event().unwrap();
@@ -344,8 +344,8 @@ fn step_with_lanes(e: &Engine, lanes: [u32; 2]) -> (Vec<u8>, Report) {
     let rows = QueryRange { first: 0, count: 1 };
     let range = StepRange { micro_batch: MicroBatch(0), layer: Layer(0), first: 0, count: 2, rows };
     let [selection, slots] = [(); 2].map(|()| e.device.allocate(u64::from(8 * K)).unwrap());
-    let picks: Vec<u8> = (0..2 * K as i32).flat_map(i32::to_le_bytes).collect();
-    e.device.write(selection, &picks).unwrap();
+    let positions: Vec<u8> = (0..2 * K as i32).flat_map(i32::to_le_bytes).collect();
+    e.device.write(selection, &positions).unwrap();
     e.device.write(slots, &[7; 8 * K as usize]).unwrap();
     let output = ResolveOutput { slots, split_indices: None };
     for op in [
@@ -359,9 +359,9 @@ fn step_with_lanes(e: &Engine, lanes: [u32; 2]) -> (Vec<u8>, Report) {
     let (mut read, mut words) = (Report::with_room(2, 2), vec![0; Report::words(2, 2)]);
     map.copy_out_words(2048, &mut words).unwrap();
     read.decode(&words, 9, 2).unwrap();
-    let mut answers = vec![0; 8 * K as usize];
-    e.device.read(slots, &mut answers).unwrap();
-    (answers, read)
+    let mut returned = vec![0; 8 * K as usize];
+    e.device.read(slots, &mut returned).unwrap();
+    (returned, read)
 }
 
 /// No cache writes such a descriptor. None of its rows runs. Its step fails, and so do the next steps of its lanes. Its
@@ -376,10 +376,10 @@ fn a_descriptor_that_names_a_lane_twice_or_out_of_range_runs_nothing_and_fails_i
         e.finish(&mut sound);
         e.cache.retire(sound, e.stream).unwrap();
         let digest = e.cache.digest(sequence).unwrap();
-        let (answers, read) = step_with_lanes(&e, lanes);
+        let (returned, read) = step_with_lanes(&e, lanes);
         assert_eq!(read.sticky, Some(Sticky { row: 1, layer: 0, cause: Cause::Tables, value }));
         assert_eq!(read.lengths[0], 24);
-        assert!(answers.iter().all(|byte| *byte == 0xFF), "no row is there to be answered");
+        assert!(returned.iter().all(|byte| *byte == 0xFF), "no slot of a row is expected");
         assert_eq!(e.cache.digest(sequence).unwrap(), digest);
         e.cache.validate().unwrap();
         let mut next = e.prepare(sequence, 0);
@@ -390,29 +390,29 @@ fn a_descriptor_that_names_a_lane_twice_or_out_of_range_runs_nothing_and_fails_i
     }
 }
 
-/// The row of a lane without a sequence is answered with none, whatever the row before it was.
+/// The batch row of a lane without a sequence resolves to no slots, whatever the row before it was.
 #[test]
-fn a_lane_that_no_sequence_has_is_answered_with_none() {
+fn a_lane_without_a_sequence_resolves_to_no_slots() {
     let mut e = Engine::new(false);
     let _sequence = e.open();
-    let (answers, read) = step_with_lanes(&e, [0, 1]);
+    let (returned, read) = step_with_lanes(&e, [0, 1]);
     assert_eq!(read.sticky.map(|wrong| (wrong.row, wrong.cause)), Some((1, Cause::Tables)));
-    let (found, none) = answers.split_at(4 * K as usize);
+    let (found, none) = returned.split_at(4 * K as usize);
     assert!(found.chunks_exact(4).all(|slot| ![[7; 4], [0xFF; 4]].contains(&slot.try_into().unwrap())));
     assert!(none.iter().all(|byte| *byte == 0xFF), "{none:?}");
 }
 
 #[test]
-fn all_layers_at_once_are_refused_where_one_would_overwrite_what_another_has_fetched() {
-    // A sequence of 24 rows, of which a budget of 8 holds what a step selects, and one of 4 does not.
+fn all_layers_at_once_are_refused_where_one_would_overwrite_rows_fetched_by_another() {
+    // A sequence of 24 rows: a budget of 8 holds the selection of a step, and one of 4 does not.
     for (budget, refused) in [(8, false), (4, true)] {
         let mut e = Engine::with(false, Config { min_budget: budget, ..config() });
         let sequence = e.open();
         let (one, all) = (u64::from(4 * K), u64::from(8 * K));
         let [selection, slots] = [(); 2].map(|()| e.device.allocate(all).unwrap());
         let layer = |of: Slice, layer: u64| of.part(one * layer, one).unwrap();
-        let picks: Vec<u8> = (4..12).chain(14..22).flat_map(i32::to_le_bytes).collect();
-        e.device.write(selection, &picks).unwrap();
+        let positions: Vec<u8> = (4..12).chain(14..22).flat_map(i32::to_le_bytes).collect();
+        e.device.write(selection, &positions).unwrap();
         let streams = Streams { resolve: e.stream, gather: e.stream };
         let mut step = e.prepare(sequence, 0);
         let called = e.cache.layers(&step, streams, selection, slots);
@@ -420,7 +420,7 @@ fn all_layers_at_once_are_refused_where_one_would_overwrite_what_another_has_fet
             let error = called.unwrap_err();
             assert_eq!(error.kind(), Kind::InvalidConfig);
             assert!(error.to_string().contains("call layer by layer"), "{error}");
-            // The control: what would have come of it.
+            // The control: what would have happened.
             for (number, of) in [0, 1].map(|n| (u64::from(n), Layer(n))) {
                 let (selection, slots) = (layer(selection, number), layer(slots, number));
                 let buffers = Buffers { selection, slots, split_indices: None };
@@ -442,7 +442,7 @@ fn all_layers_at_once_are_refused_where_one_would_overwrite_what_another_has_fet
 
 #[test]
 fn all_layers_at_once_need_no_scratch_where_a_sequence_is_held_whole_or_rows_have_no_bytes() {
-    // What a sequence may become, not how long it is, decides: the answer does not change while it decodes.
+    // The sequence's possible length decides, not its present one: the result does not change while it decodes.
     for (residency_only, promised, slots, right) in
         [(false, 1, 8, true), (false, 5, 7, false), (true, 5, 7, true)]
     {
@@ -452,9 +452,9 @@ fn all_layers_at_once_need_no_scratch_where_a_sequence_is_held_whole_or_rows_hav
         e.cache.append_in_place(sequence, 4).unwrap();
         let _ticket = e.cache.join(sequence, e.stream, WarmUp::default()).unwrap();
         let [selection, slots] = [(); 2].map(|()| e.device.allocate(u64::from(8 * K)).unwrap());
-        let picks: Vec<u8> =
+        let positions: Vec<u8> =
             [0, 1, 2, 3, 0, 1, 2, 3].repeat(2).into_iter().flat_map(i32::to_le_bytes).collect();
-        e.device.write(selection, &picks).unwrap();
+        e.device.write(selection, &positions).unwrap();
         let step = e.prepare(sequence, 0);
         let streams = Streams { resolve: e.stream, gather: e.stream };
         let called = e.cache.layers(&step, streams, selection, slots);

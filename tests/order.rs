@@ -38,8 +38,8 @@ fn every_order_of_a_step_is_ordered_by_its_edges() {
     }
 }
 
-/// Whether `run` is refused with a wait of it left out, for each of the waits that it makes behind `setup`: as
-/// often as a wait ordered something. Answers how many did, and how many did not.
+/// Leaves out, one by one, each wait that `run` makes after `setup`, and checks that `run` is refused as often as the
+/// wait ordered something. Returns how many waits did, and how many did not.
 fn each_wait_left_out(
     new: impl Fn(Option<u64>) -> Rig,
     setup: impl Fn(&mut Rig) -> Result<()>,
@@ -78,8 +78,8 @@ fn cases() -> impl Iterator<Item = ([Overlap; 3], Sharing, u32)> {
     ORDERS.into_iter().flat_map(move |orders| kinds.map(|(sharing, waves)| (orders, sharing, waves)))
 }
 
-/// Two steps, and a third one that stands for whatever follows. A wait that orders nothing is for work of the
-/// same stream, or of one that another wait has covered: it is there for engines that use other streams.
+/// Two steps, and a third one that stands for any later work. A wait that orders nothing is for work of the same
+/// stream, or of one that another wait covers: it is there for engines that use other streams.
 #[test]
 fn each_edge_left_out_is_caught() {
     for (orders, sharing, waves) in cases() {
@@ -98,7 +98,7 @@ fn each_edge_left_out_is_caught() {
             (Overlap::Dba, _) => 7 + 2 * (waves as usize - 1),
         };
         let [first, second, draft] = orders.map(edges);
-        // Where S shares G's stream, the wait for the last gather has joined it.
+        // Where S shares G's stream, it already follows the last gather.
         let join = usize::from(sharing != Sharing::Two || orders[2] == Overlap::None);
         let step = 2 * (first + second + 2 * draft + join);
         assert_eq!(found[0], 2 * step + 6, "{orders:?}, {sharing:?}, {waves} waves: {found:?}");
@@ -106,7 +106,7 @@ fn each_edge_left_out_is_caught() {
 }
 
 /// What the host issues for a sequence, each on a stream of its own: a warm-up in stretches, a truncation, a fork, a
-/// close, and a lane that is entered again; steps between them.
+/// close, and a join of a used lane; with steps between them.
 fn lives(rig: &mut Rig) -> Result<()> {
     let orders = [Overlap::Dba; 3];
     let stream = |rig: &Rig| rig.watch.stream().unwrap();
@@ -120,20 +120,20 @@ fn lives(rig: &mut Rig) -> Result<()> {
     let (child, _ticket) = rig.cache.fork(first, &Rig::asks(4), stream(rig))?;
     rig.cache.close(second, stream(rig))?;
     rig.cache.close(rig.sequences[2], stream(rig))?;
-    // Both lanes have new tenants.
+    // Both lanes have new sequences.
     rig.sequences[1] = rig.admit_warm(5)?;
     rig.sequences[2] = rig.admit(6)?;
     rig.step(orders, 0)?;
     rig.step(orders, 1)?;
     rig.retire();
-    // The parent and its fork decode on in one batch.
+    // The parent and its fork continue to decode in one batch.
     rig.cache.close(rig.sequences[1], stream(rig))?;
     rig.sequences[1] = child;
     rig.step(orders, 0)
 }
 
 #[test]
-fn what_the_host_issues_is_ordered_by_its_edges() {
+fn operations_of_the_host_are_ordered_by_their_edges() {
     let new = |without| Rig::new(1, Sharing::None, without);
     let found = each_wait_left_out(new, Rig::fill, lives, |rig| rig.step([Overlap::None; 3], 1));
     assert!(found[0] > 2 * found[1] && found[1] > 0, "{found:?}");
@@ -143,11 +143,11 @@ fn what_the_host_issues_is_ordered_by_its_edges() {
 #[derive(Clone, Copy, PartialEq)]
 enum Missing {
     Nothing,
-    /// What follows a layer does not wait for its attention.
+    /// The work after a layer does not wait for its attention.
     Attended,
     /// Nor for its gather.
     Gathered,
-    /// The scatter comes before the write of its landing slots, and is ordered there.
+    /// The scatter runs before the write of its landing slots, and is ordered there.
     Written,
 }
 
@@ -187,7 +187,7 @@ fn step_by_hand(rig: &mut Rig, missing: Missing, accepted: u32) -> Result<()> {
             store()?;
         }
         if missing == Missing::Gathered {
-            // R is waited for, and what it has found missing is left to itself.
+            // R is waited for; what it finds missing is left alone.
             edge(resolve, compute)?;
             continue;
         }
@@ -219,7 +219,7 @@ fn by_hand(missing: Missing) -> Result<()> {
     Ok(())
 }
 
-/// Slots that a step fetches into may be those of rows that the attention before it still reads.
+/// A step may fetch into slots of rows that the attention before it still reads.
 #[test]
 fn f2_nothing_is_fetched_into_slots_that_attention_still_reads() {
     by_hand(Missing::Nothing).unwrap();
@@ -230,13 +230,13 @@ fn f2_nothing_is_fetched_into_slots_that_attention_still_reads() {
     );
 }
 
-/// No stream and no event is missing here: what is wrong is what is stored.
+/// No stream and no event is missing here: the stored rows are wrong.
 #[test]
-fn a_scatter_in_front_of_the_write_of_its_landing_slots_is_found() {
+fn a_scatter_before_the_write_of_its_landing_slots_is_found() {
     by_hand(Missing::Nothing).unwrap();
     let error = by_hand(Missing::Written).unwrap_err();
     assert_eq!(error.place(), "a landing slot is written after the scatter that stores it");
-    // From the second step on it is known that the engine declares what it writes.
+    // From the second step on, the watch has seen that the engine declares its writes.
     let mut rig = hand(None);
     rig.fill().unwrap();
     step_by_hand(&mut rig, Missing::Nothing, 0).unwrap();
@@ -244,7 +244,7 @@ fn a_scatter_in_front_of_the_write_of_its_landing_slots_is_found() {
     assert_eq!(error.place(), "a scatter comes before the write of its landing slots");
 }
 
-/// A slot that is a victim while rows are still being fetched into it is waited for, never given out.
+/// A victim's slot whose row is still being fetched: the next use of the slot waits for that fetch.
 #[test]
 fn p4_a_victim_is_not_given_out_while_its_row_is_being_fetched() {
     let error = by_hand(Missing::Gathered).unwrap_err().to_string();
@@ -252,7 +252,7 @@ fn p4_a_victim_is_not_given_out_while_its_row_is_being_fetched() {
         error.contains("which gather (stream") && error.contains("writes, and is not ordered"),
         "{error}"
     );
-    // In every order of the schedule the same holds, though nobody attends what was fetched.
+    // The same holds in every order of the schedule, though no attention reads the fetched rows.
     for orders in ORDERS {
         let mut rig = Rig { attends: false, ..Rig::new(2, Sharing::None, None) };
         rig.fill().unwrap();
@@ -261,14 +261,14 @@ fn p4_a_victim_is_not_given_out_while_its_row_is_being_fetched() {
     }
 }
 
-/// An engine that enqueues some of its work elsewhere than where it was told to.
+/// An engine that enqueues some of its work on another stream than the one it was given.
 struct Stray<'a>(Caller, Stream, &'a mut bool);
 
 impl Engine for Stray<'_> {
     fn enqueue(&mut self, call: &EngineCall, stream: Stream) -> Result<()> {
         if call.work == Work::Prepare && call.layer == Layer(1) {
             *self.2 = true;
-            // The engine does not look at what it is answered.
+            // The engine ignores the result.
             let _ = self.0.enqueue(call, self.1);
             return Ok(());
         }
@@ -293,7 +293,7 @@ fn an_engine_that_strays_to_another_stream_is_refused() {
 }
 
 #[test]
-fn what_is_remembered_does_not_grow_with_the_steps() {
+fn the_checkers_memory_does_not_grow_with_the_steps() {
     let mut rig = Rig::with(
         Config { max_tokens: 1000, host_pages: 600, index_pages: 600, ..config(1) },
         Sharing::None,
@@ -312,13 +312,13 @@ fn what_is_remembered_does_not_grow_with_the_steps() {
 
 /// An engine that orders its layers itself, around `Cache::layer`.
 #[test]
-fn each_edge_of_an_engine_of_its_own_is_needed() {
+fn every_edge_of_an_engine_that_enqueues_by_itself_is_needed() {
     let steps = |rig: &mut Rig| {
         step_by_hand(rig, Missing::Nothing, 0)?;
         step_by_hand(rig, Missing::Nothing, 1)
     };
     let witness = |rig: &mut Rig| step_by_hand(rig, Missing::Nothing, 1);
-    // By step and layer I to R, R to G, G to A, P to S, and A to the next layer, once directly and once through
-    // the compute stream; S at the step's end, and the three joins before the first step.
+    // By step and layer I to R, R to G, G to A, P to S, and A to the next layer, once directly and once through the
+    // compute stream; S at the step's end, and the three joins before the first step.
     assert_eq!(each_wait_left_out(hand, Rig::fill, steps, witness)[0], 2 * (2 * 6 + 1) + 3);
 }

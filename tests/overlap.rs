@@ -32,7 +32,7 @@ use proptest::prelude::*;
 
 use engine::{Decode, Fault, Setting};
 
-/// Runs `steps` steps of `setting` in the given orders; answers the digests of all sequences.
+/// Runs `steps` steps of `setting` in the given orders. Returns the digests of all sequences.
 fn decode(setting: &Setting, orders: &[Overlap], threaded: bool, steps: u32) -> Vec<u64> {
     let device = TestDevice::new(HostOptions { threaded, ..HostOptions::default() });
     let memory = Arc::clone(&device);
@@ -49,7 +49,7 @@ fn plain() -> Setting {
 }
 
 #[test]
-fn every_order_attends_to_what_one_pass_over_the_truth_does() {
+fn every_order_attends_to_the_same_rows_as_one_attention_over_the_complete_copy() {
     for overlap in Overlap::ALL {
         for threaded in [false, true] {
             decode(&plain(), &[overlap], threaded, 12);
@@ -68,11 +68,11 @@ fn orders_mixed_by_layer_leave_the_same_rows_resident() {
 }
 
 #[test]
-fn several_passes_over_a_share_of_the_scratch_slots_attend_to_all_rows_once() {
+fn several_attention_waves_attend_to_every_row_once() {
     let whole = Setting { budget: 4, query_rows: 3, ..plain() };
     let alone = decode(&whole, &[Overlap::None], false, 8);
     for (n, waves) in [2, 3, 7, 44].into_iter().enumerate() {
-        // Each in one order where not all are tried.
+        // One order for each number of waves, where the test does not try all.
         for overlap in Overlap::ALL.into_iter().cycle().skip(n).take(device::tried(3) as usize) {
             let setting = Setting { waves, ..whole.clone() };
             assert_eq!(decode(&setting, &[overlap], true, 8), alone, "{waves} waves, {overlap:?}");
@@ -82,7 +82,7 @@ fn several_passes_over_a_share_of_the_scratch_slots_attend_to_all_rows_once() {
 
 #[test]
 fn query_rows_without_a_valid_index_merge_to_nothing() {
-    // Every entry of a selection is -1 with this chance.
+    // The chance that an entry of a selection is -1.
     let setting = Setting { empty: 0.6, ..plain() };
     for overlap in Overlap::ALL {
         decode(&setting, &[overlap], false, 8);
@@ -93,7 +93,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: cases(24), ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_the_half_the_width_the_scratch_and_the_passes(
+    fn every_half_width_scratch_and_number_of_waves_gives_the_same_attention(
         seed in any::<u64>(),
         half in 0_u32..4,
         query_rows in 1_u32..4,
@@ -113,13 +113,13 @@ proptest! {
     }
 }
 
-/// Cases of a property, more of them in a soak and fewer where they take long.
+/// Cases of a property: more in a soak, fewer where a case takes long.
 fn cases(usual: u32) -> u32 {
     if std::env::var_os("FOREBAY_SOAK").is_some() { usual * 50 } else { device::tried(usual) }
 }
 
-/// Two sound steps, then one whose engine fails at its call number `at`, in one way or the other; rolled back,
-/// three sound steps. Answers whether the step got so far as to fail.
+/// Two valid steps, then one whose engine fails at its call number `at`, in one way or the other; a truncation; three
+/// valid steps. Returns whether the step reached the failure.
 fn fails_at(setting: &Setting, overlap: Overlap, at: u32, how: Fault) -> bool {
     let device = TestDevice::new(HostOptions { threaded: at.is_multiple_of(2), ..HostOptions::default() });
     let mut decode = Decode::new(setting.clone(), device.device(), device);
@@ -146,7 +146,7 @@ fn fails_at(setting: &Setting, overlap: Overlap, at: u32, how: Fault) -> bool {
 fn an_engine_that_fails_at_any_call_abandons_the_step_and_a_truncation_heals_it() {
     let waves = Setting { waves: 2, budget: 10, query_rows: 2, ..plain() };
     let one_by_one = Setting { one_by_one: true, ..plain() };
-    // Each ninth call where not all are tried: then all ways together begin at every call of nine.
+    // Every ninth call where the test does not try all: together, all ways then begin at every call of nine.
     let stride = if device::tried(8) == 8 { 1 } else { 9 };
     let ways = [(&waves, Fault::Refuses), (&one_by_one, Fault::Refuses), (&plain(), Fault::Panics)];
     let ways = Overlap::ALL.iter().flat_map(|overlap| ways.map(|way| (*overlap, way)));
@@ -158,7 +158,7 @@ fn an_engine_that_fails_at_any_call_abandons_the_step_and_a_truncation_heals_it(
 }
 
 #[test]
-fn a_step_of_any_width_uses_the_beginning_of_the_buffers() {
+fn a_step_of_any_width_uses_the_start_of_the_buffers() {
     let setting = Setting { narrow: true, captured: true, query_rows: 3, ..plain() };
     for overlap in Overlap::ALL {
         for one_by_one in [false, true] {
@@ -217,12 +217,12 @@ fn what_does_not_fit_is_refused_before_anything_is_enqueued() {
 }
 
 #[test]
-fn nothing_follows_an_abandoned_step_but_a_truncation() {
+fn only_a_truncation_may_follow_an_abandoned_step() {
     for calls in [0, 7, 20] {
         let device = TestDevice::new(HostOptions { threaded: true, ..HostOptions::default() });
         let mut decode = Decode::new(plain(), device.device(), device);
         decode.step(&[Overlap::Da]).unwrap();
-        let (refused, retired) = decode.behind_an_abandoned_step(calls, &[Overlap::Da; 4]);
+        let (refused, retired) = decode.after_an_abandoned_step(calls, &[Overlap::Da; 4]);
         assert_eq!((refused.kind(), refused.place()), (Kind::InvalidState, "a step of the sequence failed"));
         assert_eq!(retired, [Kind::Cancelled; 2]);
         decode.truncate();
@@ -232,16 +232,16 @@ fn nothing_follows_an_abandoned_step_but_a_truncation() {
 }
 
 #[test]
-fn an_abandoned_step_ends_behind_all_that_was_enqueued_of_it() {
+fn an_abandoned_step_ends_after_all_its_enqueued_work() {
     let memory = TestDevice::host(HostOptions::default());
     let clock = ClockDevice::over(memory.device(), ClockOptions::default()).unwrap();
     let mut decode = Decode::new(plain(), Arc::clone(&clock) as Arc<dyn Device>, memory);
     decode.step(&[Overlap::None]).unwrap();
-    assert!(decode.ends_behind_what_ran(&clock, &[Overlap::None; 4]));
+    assert!(decode.ends_after_its_work(&clock, &[Overlap::None; 4]));
 }
 
 #[test]
-fn passes_that_a_layer_has_not_are_refused() {
+fn draft_passes_beyond_those_of_a_layer_are_refused() {
     let device = TestDevice::new(HostOptions::default());
     let mut decode = Decode::new(plain(), device.device(), device);
     let mut steps = decode.prepare();
@@ -257,7 +257,7 @@ fn passes_that_a_layer_has_not_are_refused() {
 }
 
 #[test]
-fn a_step_ends_behind_its_scatters_on_whichever_stream_it_is_finished() {
+fn a_step_ends_after_its_scatters_on_any_stream_that_finishes_it() {
     for overlap in Overlap::ALL {
         let memory = TestDevice::host(HostOptions::default());
         let clock = ClockDevice::over(memory.device(), ClockOptions::default()).unwrap();
@@ -271,7 +271,7 @@ fn a_step_ends_behind_its_scatters_on_whichever_stream_it_is_finished() {
     }
 }
 
-/// Seeds of the virtual clock: 200, thousands in a soak, and few on a device that has nothing to do with it.
+/// Seeds of the virtual clock: 200, thousands in a soak, few on a device that does not use them.
 fn seeds() -> std::ops::Range<u64> {
     0..if std::env::var_os("FOREBAY_SOAK").is_some() { 5_000 } else { u64::from(device::tried(200)) }
 }
@@ -284,7 +284,7 @@ fn on_the_clock(seed: u64, setting: &Setting) -> Decode {
 }
 
 #[test]
-fn whatever_the_streams_are_delayed_by_attention_is_the_same() {
+fn attention_is_the_same_whatever_the_delays_of_the_streams() {
     let alone = decode(&plain(), &[Overlap::None], false, 3);
     let waves = Setting { waves: 2, budget: 10, query_rows: 3, ..plain() };
     let passed = decode(&waves, &[Overlap::None], false, 3);
@@ -334,7 +334,7 @@ fn every_edge_of_an_order_holds_on_the_clock() {
 }
 
 #[test]
-fn what_an_order_hides_runs_beside_the_gather() {
+fn hidden_work_of_an_order_runs_during_the_gather() {
     let meets = |a: (f64, f64), b: (f64, f64)| a.0 < b.1 && b.0 < a.1;
     // A gather of some 130 us a half.
     let layer = |order| times::times(order, 1, 2000.0, None).swap_remove(0);
@@ -347,7 +347,7 @@ fn what_an_order_hides_runs_beside_the_gather() {
     assert!(end(&dba) < end(&da) && end(&da) < end(&none));
 }
 
-/// A work of docs/images/overlap.svg: its stream, when it begins and ends, and what it waits for beside its stream.
+/// A work of docs/images/overlap.svg: its stream, its start and end, and the works on other streams that it waits for.
 struct Drawn {
     name: &'static str,
     stream: &'static str,
@@ -355,7 +355,7 @@ struct Drawn {
     after: Option<&'static str>,
 }
 
-/// An order as the picture has it, in the order of its works.
+/// An order as in the picture: its works in order.
 fn drawn(order: &str) -> Vec<Drawn> {
     let on_the_clock = |name: &'static str| match name {
         "R" | "R1" => "resolve 0",
@@ -385,7 +385,7 @@ fn the_picture_of_the_orders_has_their_edges_and_no_others() {
     for (order, name) in [(Overlap::None, "none"), (Overlap::Da, "DA"), (Overlap::Dba, "DBA")] {
         let works = drawn(name);
         let edges: Vec<_> = times::edges(order, 1).into_iter().filter(|(_, to)| *to != "rest").collect();
-        let mut behind: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+        let mut after: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
         for (index, work) in works.iter().enumerate() {
             let waits = works.iter().find(|other| Some(other.name) == work.after);
             assert!(
@@ -401,19 +401,19 @@ fn the_picture_of_the_orders_has_their_edges_and_no_others() {
                 "{name}: {} from {earliest}",
                 work.name
             );
-            let all = before.iter().flat_map(|other| behind[other.name].iter().copied().chain([other.name]));
+            let all = before.iter().flat_map(|other| after[other.name].iter().copied().chain([other.name]));
             let all = all.collect();
-            behind.insert(work.name, all);
+            after.insert(work.name, all);
         }
         for (from, to) in edges {
-            assert!(behind[to].contains(from), "{name}: {to} is not drawn behind {from}");
+            assert!(after[to].contains(from), "{name}: {to} is not drawn after {from}");
         }
         let clock = times::times(order, 1, 20.0, None).swap_remove(0);
-        assert!(behind.keys().eq(clock.keys().filter(|work| *work != "rest")), "{name}");
+        assert!(after.keys().eq(clock.keys().filter(|work| *work != "rest")), "{name}");
     }
 }
 
-/// Three steps on the clock by a seed, the second without the waits of a range. Answers the second's waits.
+/// Three steps on the clock by a seed, the second without the waits of a range. Returns the second's number of waits.
 fn without(seed: u64, order: Overlap, left_out: std::ops::Range<u64>) -> std::ops::Range<u64> {
     let memory = TestDevice::host(HostOptions::default());
     let options = ClockOptions { seed: Some(seed), ..ClockOptions::default() };
@@ -434,7 +434,8 @@ fn without(seed: u64, order: Overlap, left_out: std::ops::Range<u64>) -> std::op
 fn control_each_wait_of_a_step_that_is_left_out_shows_for_some_seed() {
     for (order, rows) in [(Overlap::Da, 1), (Overlap::Dba, 2)] {
         let waits = without(0, order, 0..0);
-        // Prepare waits in the compute stream for what was recorded there: no edge, but for other streams.
+        // Prepare waits in the compute stream for work recorded there: such a wait orders nothing unless the stream is
+        // another.
         let prepares = 2 * (1 + rows);
         let edges = waits.start + prepares..waits.end;
         assert!(edges.end - edges.start > 30, "{order:?}: {edges:?}");
@@ -447,9 +448,9 @@ fn control_each_wait_of_a_step_that_is_left_out_shows_for_some_seed() {
 }
 
 /// Three steps on the CUDA device whose attention takes two waves, by a seed of the stand-in, the second step without
-/// one of its waits. Answers how many waits that step has.
+/// one of its waits. Returns the number of waits of that step.
 #[cfg(feature = "cuda")]
-fn in_passes_on_cuda(seed: u64, left_out: Option<u64>) -> u64 {
+fn in_waves_on_cuda(seed: u64, left_out: Option<u64>) -> u64 {
     let device = TestDevice::cuda(&HostOptions::default(), Some(seed)).unwrap();
     let setting = Setting { waves: 2, budget: 10, query_rows: 3, real: [1, 1], half: 0, ..plain() };
     let mut decode = Decode::new(setting, device.device(), device.clone());
@@ -465,23 +466,23 @@ fn in_passes_on_cuda(seed: u64, left_out: Option<u64>) -> u64 {
 /// Waves fetch into the same scratch slots: the next one's gather waits for the attention of the last one.
 #[cfg(feature = "cuda")]
 #[test]
-fn f2_a_pass_fetches_nothing_into_slots_that_attention_of_the_last_one_reads() {
+fn f2_an_attention_wave_fetches_nothing_into_slots_that_the_last_wave_still_reads() {
     if !device::driver_is_there() {
         return;
     }
     // Each micro-batch's prepare waits twice; each layer of each has seven edges, the sixth from A1 to the next G.
     let (prepares, edges, layers) = (4, 7, 2 * u64::from(engine::LAYERS));
     for seed in 0..20 {
-        assert!(in_passes_on_cuda(seed, None) >= prepares + edges * layers);
+        assert!(in_waves_on_cuda(seed, None) >= prepares + edges * layers);
     }
     if !device::own_driver("delays by a seed") {
         return;
     }
     let missed = |layer: u64| {
         let wait = prepares + edges * layer + 5;
-        (0..40).any(|seed| std::panic::catch_unwind(|| in_passes_on_cuda(seed, Some(wait))).is_err())
+        (0..40).any(|seed| std::panic::catch_unwind(|| in_waves_on_cuda(seed, Some(wait))).is_err())
     };
-    // Where a step fetches so few rows that one pass holds them, the next one has nothing to overwrite with.
+    // If a step fetches so few rows that one wave holds them, the next wave has nothing to overwrite.
     let shows = (0..layers).filter(|layer| missed(*layer)).count();
     assert!(shows > 1, "the control: without the edge attention reads the next wave's rows");
 }

@@ -15,7 +15,7 @@ use proptest::prelude::*;
 
 const GIB: u64 = 1 << 30;
 
-/// The ESS study's cache: 80 GiB of a GPU, two query rows, tables beside.
+/// The ESS study's cache: 80 GiB of a GPU, two query rows, tables in addition.
 fn ess(context: u32, batch: u32) -> Demand {
     Demand {
         query_rows: 2,
@@ -27,7 +27,7 @@ fn ess(context: u32, batch: u32) -> Demand {
 }
 
 #[test]
-fn the_ratio_column_of_the_ess_study_comes_out_of_one_budget() {
+fn the_ratio_column_of_the_ess_study_follows_from_one_budget() {
     let k = 1024;
     let rows = [
         (32 * k, 64, 0.82),
@@ -71,14 +71,14 @@ fn index_keys_cap_the_live_tokens() {
     let live = planned.live_tokens.unwrap();
     assert_eq!(live, 80 * GIB / (132 * 61));
     assert!(u64::from(planned.most_batch) * 128 * 1024 < live);
-    // With hardly a slot left, keys are what ends the batch.
+    // With hardly a slot left, the index keys limit the batch.
     let squeezed = Demand { batch: Batch::Most, least_slots: 64, ..ess(128 * 1024, 1) };
     let most = plan(&squeezed).unwrap().most_batch;
     assert!(u64::from(most + 5) * 128 * 1024 > live, "{most}");
 }
 
 #[test]
-fn few_slots_are_said() {
+fn a_plan_says_when_its_slots_are_few() {
     let few = |batch| plan(&ess(32 * 1024, batch)).unwrap().notes.contains(&Note::FewSlots);
     assert!(!few(160) && few(170));
     // A short context needs no more slots than tokens.
@@ -101,7 +101,8 @@ fn host_memory_ends_the_batch_where_it_is_less() {
     assert!(less.slots > free.slots);
     let tiny = plan(&Demand { host: Some(1 << 20), ..demand.clone() }).unwrap();
     assert_eq!((tiny.offloads(), &tiny.notes[..]), (false, &[Note::AllResident, Note::HostBound][..]));
-    // With a byte less they would have fewer slots, whose joins are staged in less; rows alone leave no room for those.
+    // With a byte less they have fewer slots, and a join of fewer slots is staged in less; rows alone leave no room for
+    // the staging.
     let fixed = Demand { host: Some(free.bytes.rows), batch: Batch::Sequences(free.batch), ..demand };
     let error = plan(&fixed).unwrap_err();
     assert!(error.place().contains("host"), "{error}");
@@ -138,7 +139,7 @@ fn impossible_plans_are_one_error_that_names_the_field() {
         assert!(error.place().starts_with(field), "{field}: {error}");
         assert_eq!(error.to_string().lines().count(), 1);
     }
-    // A search ends with the widest batch that a cache may have.
+    // A search ends at the widest batch that a cache allows.
     let wide = Demand { gpu: 32 << 40, batch: Batch::Most, ..good.clone() };
     assert_eq!(plan(&wide).unwrap().batch, 32_767 * wide.micro_batches);
     assert!(plan(&Demand { ratio: Ratio::Share(1.5), ..good }).is_err());
@@ -164,7 +165,7 @@ fn make(config: &Config, bytes: u64, slots: u32) -> Result<()> {
 }
 
 #[test]
-fn what_fits_by_plan_can_be_made_and_one_more_cannot() {
+fn a_batch_that_the_plan_fits_can_be_made_and_one_more_cannot() {
     let shape = Shape { layers: 3, draft_layers: 1, top_k: 256, ..Shape::DEEPSEEK_V3_2 };
     for (context, query_rows, ratio) in [(1000, 1, 0.5), (4096, 2, 0.2), (5000, 3, 0.11), (640, 2, 1.0)] {
         let gpu = 48 << 20;
@@ -180,7 +181,7 @@ fn what_fits_by_plan_can_be_made_and_one_more_cannot() {
         make(planned.config.as_ref().unwrap(), planned.bytes.data(), planned.slots).unwrap();
         let less = make(planned.config.as_ref().unwrap(), planned.bytes.data() - 1, planned.slots);
         assert_eq!(less.unwrap_err().kind(), Kind::OutOfMemory, "no byte is planned that is not taken");
-        // One more, as plan itself would lay it out with a little more memory.
+        // One sequence more, as plan itself would lay it out with a little more memory.
         let more = Demand { batch: Batch::Sequences(planned.batch + 1), ..demand.clone() };
         assert_eq!(plan(&more).unwrap_err().kind(), Kind::OutOfMemory);
         let larger = plan(&Demand { gpu: 2 * gpu, ..more }).unwrap();
@@ -189,7 +190,7 @@ fn what_fits_by_plan_can_be_made_and_one_more_cannot() {
     }
 }
 
-/// Bytes of `batch` sequences with `slots` slots each, allocated block by block into one tally. Tables and mapping
+/// Bytes of `batch` sequences with `slots` slots each, allocated block by block and added up. Tables and mapping
 /// borders are left out.
 fn counted(demand: &Demand, batch: u32, slots: u32) -> u64 {
     let shape = demand.shape;
@@ -225,9 +226,9 @@ fn largest_by_counting(demand: &Demand, batch: u32) -> Option<u32> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Mappings of one block leave nothing unused, so that counting is exact.
+    /// Mappings of one block leave no gaps, so the count is exact.
     #[test]
-    fn slots_and_batch_are_what_allocating_by_counting_finds(
+    fn slots_and_batch_agree_with_allocation_by_counting(
         (layers, draft_layers) in (1_u32..5, 0_u32..2),
         (row, key) in (1_u32..40, 0_u32..20),
         (context, top_k, query_rows) in (1_u32..700, 1_u32..300, 1_u32..4),
@@ -297,17 +298,17 @@ fn matrix((rows, columns, value, layers, _): (u64, u64, u64, u64, bool)) -> u64 
 #[test]
 fn weights_on_a_gpu_are_the_checkpoints_matrices_divided() {
     let checkpoint = Checkpoint::of("deepseek-v3.2").unwrap().unwrap();
-    // 3 matrices of 2048 x 7168 an expert, 256 / 8 experts a GPU, 58 layers.
+    // 3 matrices of 2048 x 7168 per expert, 256 / 8 experts per GPU, 58 layers.
     let experts = 58 * 32 * 3 * (2048 * 7168 + 2048 * 7168 / (128 * 128) * 4);
     let others: u64 = MATRICES.into_iter().map(matrix).sum();
     let close = |found: u64, hand: u64| assert!(found.abs_diff(hand) < 1 << 20, "{found} {hand}");
     close(checkpoint.on_gpu(8, Attention::Data, false), experts + others);
     let divided: u64 = MATRICES.into_iter().filter(|it| !it.4).map(matrix).sum();
     close(checkpoint.on_gpu(8, Attention::Tensor, false), experts + others - divided + divided / 8);
-    // Of 32 GPUs attention is divided over a node's 8 all the same, experts over all.
+    // On 32 GPUs attention is still divided over a node's 8, experts over all.
     close(checkpoint.on_gpu(32, Attention::Tensor, false), experts / 4 + others - divided + divided / 8);
     close(checkpoint.on_gpu(1, Attention::Data, false), 8 * experts + others);
-    // 256 experts over 24 GPUs: some have 11, and those have to fit.
+    // 256 experts over 24 GPUs: some GPUs have 11, and those must fit.
     close(checkpoint.on_gpu(24, Attention::Data, false), experts / 32 * 11 + others);
     // The draft layer is a layer with experts, and a matrix that joins it to the last one.
     let one = |(rows, columns, value, layers, _)| match layers {
@@ -319,7 +320,7 @@ fn weights_on_a_gpu_are_the_checkpoints_matrices_divided() {
     close(both, draft);
 }
 
-/// The parts of every checkpoint make what is published of it, to a thousandth.
+/// The parts of every checkpoint add up to its published size, to a thousandth.
 #[test]
 fn weights_of_the_table_make_the_published_sizes() {
     for (name, bytes) in [
@@ -336,11 +337,11 @@ fn weights_of_the_table_make_the_published_sizes() {
             near(checkpoint.bytes() as f64, bytes, 1e-3);
             near(published.bytes.unwrap(), bytes, 1e-3);
         }
-        // Nearly all parameters are a byte; embedding, head and routers are two.
+        // Nearly all parameters take a byte; embedding, head and routers take two.
         near(checkpoint.bytes() as f64, published.parameters, 1e-2);
         assert!(!checkpoint.source().is_empty() && !checkpoint.name().is_empty());
     }
-    // What keeps rows otherwise has the same weights; what nobody published has none.
+    // Another format of rows has the same weights; a model without published figures has none.
     let of = |name| Checkpoint::of(name).unwrap().map(|checkpoint| checkpoint.bytes());
     assert!(
         of("deepseek-v3.2-bf16") == of("deepseek-v3.2") && of("deepseek-v3.2-int8") == of("deepseek-v3.2")
@@ -348,7 +349,7 @@ fn weights_of_the_table_make_the_published_sizes() {
     assert!(of("gqa-8x128").is_none() && of("deepseek-v3") < of("deepseek-v3.2"));
 }
 
-/// The page's table of weights is what the checkpoints divide to.
+/// The page's table of weights equals the checkpoints' weights, divided.
 #[test]
 fn the_pages_weights_are_the_checkpoints() {
     let mut rows = 0;
@@ -375,7 +376,7 @@ fn gpus_are_whole_nodes_or_a_part_of_one() {
     assert!(is_deployment(4096, 8) && !is_deployment(4104, 8) && !is_deployment(1_000_000_000, 8));
 }
 
-/// One number for the memory that weights take, wherever it is asked for: the checkpoint's, of the setup's GPUs.
+/// One number for the memory of the weights, from every query: the checkpoint's, on the setup's GPUs.
 #[test]
 fn a_setups_weights_are_the_checkpoints_on_its_gpus() {
     let ess = Setup::named("ess").unwrap().unwrap();
@@ -389,7 +390,7 @@ fn a_setups_weights_are_the_checkpoints_on_its_gpus() {
     }
     let glm = ess.of_model("glm-5").unwrap().weights(1).unwrap();
     assert_eq!(glm, Some(Checkpoint::of("glm-5").unwrap().unwrap().on_gpu(32, Attention::Data, false)));
-    // Of a model of its own nothing is published.
+    // For a model of one's own nothing is published.
     let mut file = ess.file().clone();
     file.model.dims = Some(*ess.dims());
     assert_eq!(Setup::new(file).unwrap().weights(1).unwrap(), None);

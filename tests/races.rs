@@ -13,7 +13,7 @@ const K: u32 = 64;
 const PROMPT: u32 = 200;
 const STEPS: u32 = 60;
 
-/// A cache with one sequence, the stream of its steps, and one on which somebody writes.
+/// A cache with one sequence, the stream of its steps, and one for the writer.
 struct Engine {
     device: Arc<HostDevice>,
     cache: Cache,
@@ -31,7 +31,7 @@ fn words(numbers: impl Iterator<Item = u32>) -> Vec<u8> {
     numbers.flat_map(u32::to_le_bytes).collect()
 }
 
-/// Positions of a selection, of which there are two: no position is in both.
+/// Positions of a selection. There are two selections, and no position is in both.
 fn selected(which: u32) -> Vec<u8> {
     words((0..K).map(|at| 2 * at + which))
 }
@@ -68,7 +68,7 @@ impl Engine {
         self.device.call(self.writer, Arc::new(work)).unwrap();
     }
 
-    /// Holds the writer's stream until the answer is dropped.
+    /// Holds the writer's stream until the result is dropped.
     fn hold(&self) -> mpsc::Sender<()> {
         let (open, closed) = mpsc::channel::<()>();
         let closed = Mutex::new(closed);
@@ -100,8 +100,8 @@ impl Engine {
         self.cache.finish(step, self.stream).unwrap();
     }
 
-    /// What the rows hold that a step was answered with, one byte each, and what the first index list counts.
-    fn answered(&mut self, step: Step) -> (Vec<u32>, u32) {
+    /// The contents of the rows that a step's slots name, one byte each, and the count of the first index list.
+    fn read_back(&mut self, step: Step) -> (Vec<u32>, u32) {
         self.sync(self.stream);
         self.cache.retire(step, self.stream).unwrap();
         self.cache.validate().unwrap();
@@ -124,7 +124,7 @@ impl Engine {
 }
 
 #[test]
-fn a_selection_that_is_written_while_it_is_resolved_is_answered_entry_by_entry() {
+fn a_selection_written_while_it_is_resolved_resolves_entry_by_entry() {
     let mut engine = Engine::new();
     let (selection, warm, accepted) = (engine.buffers.selection, engine.warm, engine.accepted);
     engine.write(selected(1), warm);
@@ -140,14 +140,14 @@ fn a_selection_that_is_written_while_it_is_resolved_is_answered_entry_by_entry()
             engine.write(words([number.min(1)].into_iter()), accepted);
         }
         engine.enqueue(&mut step);
-        let (held, resident) = engine.answered(step);
+        let (held, resident) = engine.read_back(step);
         assert!((0..).zip(&held).all(|(at, row)| row / 2 == at), "{held:?}");
         assert!(resident <= K, "{resident}");
     }
 }
 
 /// A step whose selection is written on a stream that is held until the step is enqueued, with the edge or without.
-fn behind_an_edge(ordered: bool) -> Vec<u32> {
+fn after_an_edge(ordered: bool) -> Vec<u32> {
     let mut engine = Engine::new();
     engine.join();
     engine.device.write(engine.accepted, &words([0].into_iter())).unwrap();
@@ -164,21 +164,21 @@ fn behind_an_edge(ordered: bool) -> Vec<u32> {
         engine.sync(engine.stream);
     }
     drop(held);
-    engine.answered(step).0
+    engine.read_back(step).0
 }
 
 #[test]
-fn a_selection_behind_an_edge_is_the_one_that_was_written() {
-    assert!((0..).zip(behind_an_edge(true)).all(|(at, row)| row == 2 * at + 1));
+fn a_selection_after_an_edge_is_the_one_that_was_written() {
+    assert!((0..).zip(after_an_edge(true)).all(|(at, row)| row == 2 * at + 1));
 }
 
 #[test]
-fn control_a_selection_without_the_edge_is_the_one_of_before() {
-    assert!((0..).zip(behind_an_edge(false)).all(|(at, row)| row == 2 * at));
+fn control_a_selection_without_the_edge_is_the_old_one() {
+    assert!((0..).zip(after_an_edge(false)).all(|(at, row)| row == 2 * at));
 }
 
 #[test]
-fn rows_and_answers_that_are_written_beside_a_step_leave_its_tables_whole() {
+fn rows_and_slots_overwritten_during_a_step_leave_its_tables_whole() {
     let mut engine = Engine::new();
     engine.join();
     let slab = engine.cache.slab(Layer(0)).unwrap();
@@ -192,7 +192,7 @@ fn rows_and_answers_that_are_written_beside_a_step_leave_its_tables_whole() {
         // Over everything that the step reads and writes on the device, and back.
         engine.device.copy(engine.writer, slab, slab).unwrap();
         engine.write(words(0..K), slots);
-        // A count that is no count names no word beyond the lists.
+        // An impossible count names no word beyond the lists.
         engine.write(vec![0xFF; split_indices.counts.bytes() as usize], split_indices.counts);
         engine.enqueue(&mut step);
         engine.sync(engine.stream);

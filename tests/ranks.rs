@@ -19,7 +19,7 @@ use forebay::device::{Event, Slice, Stream};
 use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Layer, LayerCall, Memory, MicroBatch};
 use forebay::{BatchRow, Open, Sequence, Shape, Streams, WarmUp};
 
-/// Tells a child process of a test which rank it is.
+/// Gives a test's child process its rank.
 const CHILD: &str = "FOREBAY_TEST_CHILD";
 
 const LAYERS: u32 = 2;
@@ -33,27 +33,27 @@ fn random(seed: &mut u64) -> u32 {
     (*seed >> 33) as u32
 }
 
-/// Rows that were accepted of the step before this one.
+/// The number of accepted rows of the step before this one.
 fn accepted(step: u32) -> u32 {
     step % (WIDTH + 1)
 }
 
-/// What the indexers of all ranks select for a query row: positions around some that wander, each once.
+/// The selection of all ranks' indexers for a query row: positions around some that wander, each once.
 fn select(step: u32, layer: u32, sequence: u32, length: u32) -> Vec<i32> {
     let mut seed = u64::from((step * LAYERS + layer) * BATCH as u32 + sequence) + 77;
-    let mut picks: Vec<i32> = Vec::new();
-    while picks.len() < K as usize {
+    let mut positions: Vec<i32> = Vec::new();
+    while positions.len() < K as usize {
         let wander = (7 * step + 60 * (random(&mut seed) % 3) + random(&mut seed) % 30) % length;
-        if !picks.contains(&(wander as i32)) {
-            picks.push(wander as i32);
+        if !positions.contains(&(wander as i32)) {
+            positions.push(wander as i32);
         }
     }
-    picks
+    positions
 }
 
 /// A rank: a cache of its own on a device of its own.
 struct Rank {
-    /// In which order its top-k kernel emits what it selects, and its batch stands.
+    /// The order in which its top-k kernel emits the selection, and the order of its batch.
     number: u32,
     cache: Cache,
     device: Arc<TestDevice>,
@@ -62,19 +62,19 @@ struct Rank {
     sequences: Vec<Sequence>,
     selection: Slice,
     slots: Slice,
-    /// Of each sequence: committed rows, and rows of the last step behind them.
+    /// For each sequence: committed rows, and rows of the last step after them.
     lengths: Vec<(u32, u32)>,
 }
 
 impl Rank {
     fn new(number: u32) -> Rank {
-        // One works when it is told to, in plain Rust; the other later, on its own thread, with vectors.
+        // One works at once, in plain Rust; the other later, on its own thread, with vectors.
         let options = HostOptions { threaded: number == 1, portable: number == 0, ..HostOptions::default() };
         let device = TestDevice::new(options);
         let shape =
             Shape { layers: LAYERS, runs: [32, 0], page_tokens: 16, top_k: K, ..Shape::DEEPSEEK_V3_2 };
         let memory = Memory { huge: false, populate: false, lock: false, node: None };
-        // A lane more than sequences, and its pages and slots: a fork stands beside its parent for a moment.
+        // One lane more than sequences, with its pages and slots: a fork exists next to its parent for a moment.
         let lanes = BATCH as u32 + 1;
         let config = Config { query_rows: WIDTH, memory, ..Config::new(shape, lanes, 600, 70) };
         let cache = Cache::new(config, device.device()).unwrap();
@@ -120,7 +120,7 @@ impl Rank {
         order
     }
 
-    /// A step, of which one sequence selects another position in one layer, if it is named.
+    /// A step. If a sequence is named, it selects another position in one layer.
     fn step(&mut self, number: u32, wrong: Option<usize>) {
         let batch = self.batch();
         let row = |s: usize| {
@@ -140,20 +140,21 @@ impl Rank {
             for sequence in &batch {
                 let length = self.lengths[*sequence].0;
                 for query in 0..WIDTH {
-                    let mut picks = select(number, layer, *sequence as u32, length);
-                    // Which rows a top-k finds is the same on all ranks; in which order is not.
+                    let mut positions = select(number, layer, *sequence as u32, length);
+                    // All ranks' top-k kernels find the same rows, but not in the same order.
                     let mut seed = u64::from(self.number * 1000 + number + query);
-                    (1..picks.len()).for_each(|at| picks.swap(at, random(&mut seed) as usize % (at + 1)));
+                    (1..positions.len())
+                        .for_each(|at| positions.swap(at, random(&mut seed) as usize % (at + 1)));
                     if wrong == Some(*sequence) && (layer, query) == (1, 0) {
                         let last = length as i32 - 1;
-                        let other = (0..last).rev().find(|position| !picks.contains(position));
-                        picks[3] = other.unwrap();
+                        let other = (0..last).rev().find(|position| !positions.contains(position));
+                        positions[3] = other.unwrap();
                     }
-                    all.extend(picks);
+                    all.extend(positions);
                 }
             }
             self.sync();
-            let bytes: Vec<u8> = all.iter().flat_map(|pick| pick.to_le_bytes()).collect();
+            let bytes: Vec<u8> = all.iter().flat_map(|position| position.to_le_bytes()).collect();
             self.device.write(self.selection, &bytes).unwrap();
             let buffers = Buffers { selection: self.selection, slots: self.slots, split_indices: None };
             let call = LayerCall::whole(Layer(layer));
@@ -165,7 +166,7 @@ impl Rank {
         self.cache.retire(step, self.stream).unwrap();
     }
 
-    /// Gives up what the last step has written: what was committed when it began stands.
+    /// Gives up the rows of the last step: the length is the committed one at its start.
     fn truncate(&mut self, sequence: usize) {
         let (length, landed) = &mut self.lengths[sequence];
         *landed = 0;
@@ -173,7 +174,7 @@ impl Rank {
         self.sync();
     }
 
-    /// A fork begins with an empty lane: what its parent has in slots it does not take over.
+    /// A fork begins with an empty lane: it does not take over its parent's resident rows.
     fn fork(&mut self, sequence: usize) {
         self.truncate(sequence);
         let (parent, asks) = (self.sequences[sequence], Rank::asks(self.lengths[sequence].0));
@@ -190,7 +191,7 @@ impl Rank {
         self.sync();
     }
 
-    /// What the parent says, a line each; answers with the digests of all sequences.
+    /// The parent's commands, one per line; the replies are the digests of all sequences.
     fn serve(mut self) {
         for line in std::io::stdin().lines() {
             let line = line.unwrap();
@@ -215,7 +216,7 @@ impl Rank {
 /// The digests of a rank's sequences.
 type Digests = [u64; BATCH];
 
-/// How long a rank may say nothing. Far beyond what any needs: it ends a test that hangs, and decides nothing else.
+/// How long a rank may be silent. Far longer than any rank needs: it ends a test that hangs, and decides nothing else.
 const SILENT: Duration = Duration::from_secs(120);
 
 /// A rank's process, the pipe to it, and the lines that a thread reads from it.
@@ -237,7 +238,7 @@ impl Process {
             .unwrap();
         let (to, lines) = (child.stdin.take(), BufReader::new(child.stdout.take().unwrap()).lines());
         let (says, from) = mpsc::channel();
-        // It ends with its pipe, or with whom it tells.
+        // It ends with its pipe, or with the process at the other end.
         std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| says.send(line)));
         Process { child, to, from }
     }
@@ -246,7 +247,7 @@ impl Process {
         writeln!(self.to.as_mut().unwrap(), "{what}").unwrap();
     }
 
-    fn told(&mut self) -> Digests {
+    fn reply(&mut self) -> Digests {
         let said = loop {
             let line = self.from.recv_timeout(SILENT).expect("a rank has ended, or hangs");
             if let Some(said) = line.strip_prefix("DIGESTS ") {
@@ -260,7 +261,8 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Its input ends, and with it the process; one that does not, or of a test that has failed, is ended.
+        // Its input ends, and so the process ends; a process that does not end, or that belongs to a failed test, is
+        // killed.
         self.to = None;
         let silent = if std::thread::panicking() { Duration::ZERO } else { SILENT };
         loop {
@@ -287,7 +289,7 @@ struct Ranks {
 }
 
 impl Ranks {
-    /// Starts them; in such a process does what it is told, and answers nothing.
+    /// Starts them. A child process follows its parent's commands, and the function returns nothing there.
     fn start(test: &str) -> Option<Ranks> {
         if let Ok(rank) = std::env::var(CHILD) {
             Rank::new(rank.parse().unwrap()).serve();
@@ -296,10 +298,10 @@ impl Ranks {
         Some(Ranks { processes: [0, 1].map(|rank| Process::start(rank, test)).into(), next: 0 })
     }
 
-    /// Tells each what to do; both do it at once.
+    /// Sends each a command; both run it at the same time.
     fn each(&mut self, what: [&str; 2]) -> [Digests; 2] {
         self.processes.iter_mut().zip(what).for_each(|(process, what)| process.tell(what));
-        [0, 1].map(|rank| self.processes[rank].told())
+        [0, 1].map(|rank| self.processes[rank].reply())
     }
 
     fn both(&mut self, what: &str) -> [Digests; 2] {
@@ -315,7 +317,7 @@ impl Ranks {
         self.each([&right, &other])
     }
 
-    /// So many steps in which both select the same: all of their digests.
+    /// So many steps in which both ranks select the same: all of their digests.
     fn agree(&mut self, steps: u32) -> Vec<Digests> {
         let step = |_| {
             let [ours, theirs] = self.step(None);
@@ -326,7 +328,7 @@ impl Ranks {
     }
 }
 
-/// Which sequences are resident otherwise on the two ranks.
+/// The sequences whose residency differs between the two ranks.
 fn apart([ours, theirs]: [Digests; 2]) -> Vec<usize> {
     (0..BATCH).filter(|sequence| ours[*sequence] != theirs[*sequence]).collect()
 }
@@ -338,20 +340,20 @@ fn p9_two_processes_that_select_the_same_rows_in_any_order_agree_step_by_step() 
     let digests = ranks.agree(60);
     for sequence in 0..BATCH {
         let changes = digests.windows(2).filter(|two| two[0][sequence] != two[1][sequence]).count();
-        assert_eq!(changes, 59, "a digest says what a step has done");
+        assert_eq!(changes, 59, "a digest changes with every step");
     }
     // The control: one position of one query row in one layer.
     assert_eq!(apart(ranks.step(Some(1))), [1]);
 }
 
 #[test]
-fn f15_a_rank_that_selects_otherwise_is_found_at_that_step_and_in_that_sequence() {
-    let test = "f15_a_rank_that_selects_otherwise_is_found_at_that_step_and_in_that_sequence";
+fn f15_a_rank_with_another_selection_is_found_at_that_step_and_in_that_sequence() {
+    let test = "f15_a_rank_with_another_selection_is_found_at_that_step_and_in_that_sequence";
     let Some(mut ranks) = Ranks::start(test) else { return };
     for (steps, sequence) in [(1, 0), (6, 2), (9, 1)] {
         ranks.agree(steps);
         assert_eq!(apart(ranks.step(Some(sequence))), [sequence]);
-        // It does not go away by itself, nor by a truncation, which empties no slot of an older row.
+        // The difference does not go away by itself, nor by a truncation, which empties no slot of an older row.
         for _ in 0..5 {
             assert_eq!(apart(ranks.step(None)), [sequence]);
         }
@@ -362,8 +364,8 @@ fn f15_a_rank_that_selects_otherwise_is_found_at_that_step_and_in_that_sequence(
 }
 
 #[test]
-fn f15_ranks_that_fork_or_open_what_has_diverged_agree_again() {
-    let test = "f15_ranks_that_fork_or_open_what_has_diverged_agree_again";
+fn f15_ranks_agree_again_after_a_fork_or_reopening_of_a_diverged_sequence() {
+    let test = "f15_ranks_agree_again_after_a_fork_or_reopening_of_a_diverged_sequence";
     let Some(mut ranks) = Ranks::start(test) else { return };
     ranks.agree(4);
     for (round, remedy) in ["fork", "reopen", "fork", "reopen"].into_iter().enumerate() {
@@ -374,7 +376,7 @@ fn f15_ranks_that_fork_or_open_what_has_diverged_agree_again() {
         let healed = ranks.both(&format!("{remedy} {sequence}"));
         assert!(apart(healed).is_empty(), "{remedy}");
         assert_ne!(healed[0][sequence], before[sequence], "its slots are empty, as they were not before");
-        // The step that was given up is done again, by all.
+        // All ranks make the given-up step again.
         ranks.next -= 1;
         ranks.agree(15);
     }

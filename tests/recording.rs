@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 use forebay::trace::requests::{Arrival, Options, RequestTrace, RequestWriter};
 use forebay::trace::{Frames, Recording, SelectionTrace, TraceWriter};
 
-/// Tells a child process of a test what it is.
+/// Gives a test's child process its role.
 const CHILD: &str = "FOREBAY_TEST_CHILD";
 
 const K: u32 = 32;
 const LAYERS: u32 = 3;
 const GROUP: u32 = 5;
 
-/// A file of one test's own, not there yet.
+/// A file for one test alone, which does not exist yet.
 fn fresh(name: &str) -> PathBuf {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("recording");
     fs::create_dir_all(&folder).unwrap();
@@ -26,14 +26,14 @@ fn fresh(name: &str) -> PathBuf {
     path
 }
 
-/// This program again, for one test, told that it is the child.
+/// This program again, for one test, as the child.
 fn child(test: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", test, "--nocapture"]).env(CHILD, "1").stdout(Stdio::piped());
     command
 }
 
-/// What position `p` selects in `layer`: one of each K neighbours before it.
+/// The selection of position `p` in `layer`: one of each K neighbours before it.
 fn selected(p: u32, layer: u32) -> Vec<i32> {
     let share = (p + 1) / K;
     (0..K).map(|i| (i * share + (p * 7 + layer + i) % share) as i32).rev().collect()
@@ -65,7 +65,7 @@ fn arrive(writer: &mut RequestWriter) {
     writer.record(&request).unwrap();
 }
 
-/// The steps of the trace at `path`, each looked at.
+/// The steps of the trace at `path`, each checked.
 fn checked(path: &Path) -> (u32, u64) {
     let trace = SelectionTrace::read(path).unwrap();
     for step in 0..trace.header().steps {
@@ -76,12 +76,12 @@ fn checked(path: &Path) -> (u32, u64) {
         }
     }
     assert_eq!(trace.header().steps % GROUP, 0);
-    (trace.header().steps, trace.header().unfinished.expect("nobody finished it"))
+    (trace.header().steps, trace.header().unfinished.expect("it was never finished"))
 }
 
 #[test]
-fn what_a_killed_recorder_wrote_is_read() {
-    let name = "what_a_killed_recorder_wrote_is_read";
+fn the_file_of_a_killed_recorder_is_read() {
+    let name = "the_file_of_a_killed_recorder_is_read";
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("recording");
     let (selections, requests) = (folder.join("killed.topk"), folder.join("killed.jsonl"));
     if std::env::var_os(CHILD).is_some() {
@@ -106,7 +106,7 @@ fn what_a_killed_recorder_wrote_is_read() {
         killed.wait().unwrap();
         let (steps, _) = checked(&selections);
         assert!(steps > 50, "{steps}");
-        // The system may cut the last write of a killed process, and so a line.
+        // The system may cut the last write of a killed process, and with it a line.
         let text = fs::read(&requests).unwrap();
         let whole = text.iter().rposition(|byte| *byte == b'\n').unwrap() + 1;
         let trace = RequestTrace::from_bytes(&text[..whole], &Options::default()).unwrap();
@@ -120,8 +120,8 @@ fn what_a_killed_recorder_wrote_is_read() {
 
 /// The file may not grow beyond 8 KiB: the system writes a part of a group, then refuses.
 #[test]
-fn a_recorder_without_space_ends_its_file_with_a_whole_group() {
-    let name = "a_recorder_without_space_ends_its_file_with_a_whole_group";
+fn a_recorder_on_a_full_disk_ends_its_file_with_a_whole_group() {
+    let name = "a_recorder_on_a_full_disk_ends_its_file_with_a_whole_group";
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("recording").join("full.topk");
     if std::env::var_os(CHILD).is_some() {
         let mut writer = recorder(&path);
@@ -152,8 +152,8 @@ fn a_recorder_without_space_ends_its_file_with_a_whole_group() {
 
 /// The folder of a relative path is that of the time when the file was created.
 #[test]
-fn a_recorder_stores_its_file_wherever_the_process_has_gone() {
-    let name = "a_recorder_stores_its_file_wherever_the_process_has_gone";
+fn a_recorder_stores_its_file_though_the_process_changed_folder() {
+    let name = "a_recorder_stores_its_file_though_the_process_changed_folder";
     if std::env::var_os(CHILD).is_some() {
         let mut writer = recorder(Path::new("recording/moved.topk"));
         std::env::set_current_dir("/").unwrap();

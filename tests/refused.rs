@@ -62,7 +62,7 @@ fn device(standin: &Standin) -> Result<Arc<CudaDevice>> {
     })
 }
 
-/// An engine that enqueues nothing: the selection stands in its buffer.
+/// An engine that enqueues nothing: the selection is already in its buffer.
 struct Idle;
 
 impl Engine for Idle {
@@ -71,7 +71,7 @@ impl Engine for Idle {
     }
 }
 
-/// A cache, its buffers, and every ticket that it gave.
+/// A cache, its buffers, and every ticket that it returned.
 struct Life {
     device: Arc<CudaDevice>,
     cache: Cache,
@@ -93,14 +93,14 @@ impl Life {
             Some(SplitIndices { lists: words(2 * BATCH * K)?, counts: words(2 * BATCH)?, batch: BATCH });
         let buffers = Buffers { selection: words(BATCH * K)?, slots: words(BATCH * K)?, split_indices };
         let layers = Layers { streams, batch: BATCH, half: 1, buffers };
-        let picks: Vec<u8> = (0..BATCH * K).flat_map(|entry| (entry % K * 3).to_le_bytes()).collect();
-        device.write(buffers.selection, &picks)?;
+        let selection: Vec<u8> = (0..BATCH * K).flat_map(|entry| (entry % K * 3).to_le_bytes()).collect();
+        device.write(buffers.selection, &selection)?;
         let ended = device.event()?;
         let cache = Cache::new(config(), device.clone())?;
         Ok(Life { device, cache, layers, ended, tickets: Vec::new(), again: 0, truncated: 0 })
     }
 
-    /// What is refused is tried once more.
+    /// Tries a refused call once more.
     fn twice<T>(&mut self, mut what: impl FnMut(&mut Life) -> Result<T>) -> Result<T> {
         what(self).or_else(|error| {
             let refused = [Kind::OutOfMemory, Kind::DeviceFailed];
@@ -116,7 +116,7 @@ impl Life {
         self.cache.append_in_place(sequence, 24)?;
         let compute = self.layers.streams.compute;
         let joined = self.twice(|life| match life.cache.join(sequence, compute, WarmUp::default()) {
-            // It was refused behind the lane's tables: the rest is to be enqueued again.
+            // It was refused after the lane's tables: the rest must be enqueued again.
             Err(error) if error.kind() == Kind::InvalidState => life.cache.join_more(sequence, compute),
             joined => joined,
         })?;
@@ -124,18 +124,18 @@ impl Life {
         Ok(sequence)
     }
 
-    /// Cuts a sequence to what it has committed, which a refused cut may have made less.
+    /// Truncates a sequence to its committed length, which a refused truncation may have reduced.
     fn truncate(&mut self, sequence: Sequence) -> Result<()> {
         let compute = self.layers.streams.compute;
-        let cut = self.twice(|life| {
+        let truncated = self.twice(|life| {
             let length = life.cache.length(sequence)?.committed;
             life.cache.truncate(sequence, length, compute)
         })?;
-        self.tickets.push(cut);
+        self.tickets.push(truncated);
         self.wait()
     }
 
-    /// Until all that was enqueued has ended.
+    /// Waits until all enqueued work has ended.
     fn wait(&mut self) -> Result<()> {
         let compute = self.layers.streams.compute;
         self.twice(|life| life.device.record(life.ended, compute))?;
@@ -149,7 +149,7 @@ impl Life {
         self.twice(|life| life.cache.capture(&capture, &mut Idle))
     }
 
-    /// One launched step; one that was given up is rolled back and done anew.
+    /// One launched step; after a step that was given up, the sequences are truncated and the step is made again.
     fn step(&mut self, captured: &Captured, sequences: &[(Sequence, u32)]) -> Result<()> {
         let compute = self.layers.streams.compute;
         let row = |(sequence, accepted): &(Sequence, u32)| BatchRow {
@@ -189,7 +189,7 @@ impl Life {
         Err(Error::new(Kind::Cancelled, "step").at("given up twice"))
     }
 
-    /// From the first sequence to the last one's end.
+    /// The life of a cache, from the first sequence to the last one's end.
     fn decode(&mut self) -> Result<()> {
         let compute = self.layers.streams.compute;
         let start = self.cache.stats();
@@ -204,7 +204,7 @@ impl Life {
         self.step(&graphs[1], &[(child, 0), (first, 0)])?;
         for sequence in [first, second, child] {
             self.twice(|life| match life.cache.close(sequence, compute) {
-                // It is closed already: only its lane was not emptied at once.
+                // It is closed already: only its lane could not be emptied at once.
                 Err(error) if error.kind() == Kind::Closed => Ok(()),
                 closed => closed,
             })?;
@@ -220,7 +220,7 @@ impl Life {
     }
 }
 
-/// A whole life, in which a call is refused; how it ended, and what was done again.
+/// A whole life with one refused call: how it ended, and which calls were made again.
 fn live(rig: &Rig, at: u64, code: i32) -> Lived {
     let mut tickets = Vec::new();
     let mut counts = (0, 0);
@@ -243,7 +243,7 @@ fn live(rig: &Rig, at: u64, code: i32) -> Lived {
     Lived { ended, again: counts.0, truncated: counts.1, call, failed }
 }
 
-/// How a life ended, what was done again in it, and which call was refused.
+/// How a life ended, the calls that were made again, and the refused call.
 struct Lived {
     ended: Result<()>,
     again: u32,
@@ -253,7 +253,7 @@ struct Lived {
     failed: bool,
 }
 
-/// What all lives came to, and the calls whose refusal nobody heard of.
+/// The results of all lives, and the refused calls that no caller was informed of.
 #[derive(Default)]
 struct All {
     sound: u32,
@@ -262,7 +262,7 @@ struct All {
     unheard: BTreeSet<String>,
 }
 
-/// Calls that give back what was taken or what a thread had.
+/// Calls that release a resource or restore a thread's state.
 fn undone(call: &str) -> bool {
     let back = ["Destroy", "Free", "Un", "Release"].iter().any(|word| call.contains(word));
     let guard = ["cuCtxPopCurrent_v2", "cuThreadExchangeStreamCaptureMode", "cuCtxPushCurrent_v2"];
@@ -274,7 +274,7 @@ fn stride(usual: usize) -> usize {
     if std::env::var("FOREBAY_SOAK").is_ok_and(|value| value == "1") { 1 } else { usual }
 }
 
-/// Each of the calls refused by `code`, one in each life.
+/// Refuses each of the calls with `code`, one in each life.
 fn every_call(code: i32, stride: usize) -> Option<All> {
     let mut all = All::default();
     let calls = {
@@ -303,7 +303,7 @@ fn every_call(code: i32, stride: usize) -> Option<All> {
         }
         let Rig { standin, device } = rig;
         drop(device);
-        // On a lost context nothing is given back twice.
+        // On a lost context no resource is released twice.
         if code != ILLEGAL_ADDRESS || !call.as_deref().is_some_and(undone) {
             assert_eq!(standin.held_resources(), Resources::default(), "call {at} ({call:?})");
         }
@@ -318,17 +318,17 @@ fn a_cache_goes_on_after_any_call_that_the_driver_refuses_once() {
 }
 
 #[test]
-fn a_context_that_is_lost_at_any_call_leaves_nothing_behind() {
+fn a_context_that_is_lost_at_any_call_leaks_nothing() {
     let Some(All { unheard, .. }) = every_call(ILLEGAL_ADDRESS, stride(7)) else { return };
-    // Those that give back what a thread had or what was taken: of all others at least the device tells.
+    // Calls that restore a thread's state or release a resource. For all others at least the device reports it.
     assert!(unheard.iter().all(|call| undone(call)), "{unheard:?}");
     assert!(unheard.contains("cuCtxPopCurrent_v2"), "the control: some are unheard");
 }
 
 #[test]
-fn memory_that_ends_anywhere_is_an_error_that_names_it_and_leaves_nothing() {
+fn running_out_of_memory_anywhere_is_an_error_that_names_it_and_leaks_nothing() {
     let grain = 2 << 20;
-    let (mut refused, mut limit, mut told) = (0, 0, false);
+    let (mut refused, mut limit, mut named) = (0, 0, false);
     loop {
         let Some(standin) = standin(Options { memory: limit, ..Options::default() }) else { return };
         let made = device(&standin).and_then(Life::new).map(|_| ());
@@ -337,16 +337,16 @@ fn memory_that_ends_anywhere_is_an_error_that_names_it_and_leaves_nothing() {
             Ok(()) => break,
             Err(error) => {
                 assert_eq!(error.kind(), Kind::OutOfMemory, "{limit} bytes: {error}");
-                told |= error.to_string().contains("on a new device");
+                named |= error.to_string().contains("on a new device");
             }
         }
         refused += 1;
         limit += if limit < grain { grain / 64 } else { grain / 2 };
     }
-    assert!(refused > 5 && told, "{refused} limits");
+    assert!(refused > 5 && named, "{refused} limits");
 }
 
-/// What is refused half-way while its stream is held back.
+/// Calls that are refused half-way while their stream is held.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Call {
     Join,
@@ -357,12 +357,12 @@ enum Call {
     Prepare,
 }
 
-/// A cache whose one stream is held back.
+/// A cache with one held stream.
 struct Held {
     standin: Standin,
     device: Arc<CudaDevice>,
     cache: Cache,
-    /// The held one, where what was refused goes on, and everybody else's.
+    /// The held stream, on which the refused call goes on, and the stream of all other work.
     streams: [Stream; 3],
     forked: Vec<Sequence>,
 }
@@ -387,7 +387,7 @@ impl Held {
         Open { prompt, promised: 10, budget: Budget::Slots(40), bring_up: BringUp::Whole }
     }
 
-    /// A sequence whose rows are all of one byte; none where it does not fit.
+    /// A sequence whose rows are all of one byte; none if it does not fit.
     fn fill(&mut self, with: u8) -> Option<Sequence> {
         let sequence = self.cache.open(&Held::open_of(PROMPT)).ok()?;
         let rows = vec![with; (PROMPT * self.cache.geometry().row_bytes()) as usize];
@@ -431,7 +431,7 @@ impl Held {
         }
     }
 
-    /// The call on the held stream, whose `n`-th driver call is refused; none where it has fewer, or where that
+    /// The call on the held stream, with its `n`-th driver call refused; none if it makes fewer, or if the refusal
     /// fails the device.
     fn refuse(&mut self, call: Call, sequence: Sequence, n: u64) -> Option<Option<Result<()>>> {
         let [one, ..] = self.streams;
@@ -441,7 +441,7 @@ impl Held {
         let name = self.standin.failed_call();
         self.standin.fail_call(u64::MAX, OUT_OF_MEMORY);
         let event = self.device.event().unwrap();
-        // A refused query fails the device for good: nothing runs any more.
+        // A refused query fails the device for good: no work runs any more.
         let sound = self.device.query(event).is_ok();
         name.map(|_| sound.then_some(refused))
     }
@@ -456,7 +456,7 @@ impl Held {
         })
     }
 
-    /// How many bytes of all slots are others' than the refused call's.
+    /// The number of bytes of all slots that belong to other sequences than the refused call's.
     fn bytes_of_others(&self) -> usize {
         let count = |layer| {
             let slab = self.cache.slab(Layer(layer)).unwrap();
@@ -467,7 +467,7 @@ impl Held {
         count(0) + count(1)
     }
 
-    /// Everything comes back once the stream has gone on.
+    /// Everything is freed once the stream has gone on.
     fn end(mut self, all: &[Sequence], start: forebay::Stats) {
         let [_, _, third] = self.streams;
         for sequence in all.iter().chain(&self.forked) {
@@ -484,7 +484,7 @@ impl Held {
 const CALLS: [Call; 5] = [Call::Join, Call::JoinMore, Call::Fork, Call::Truncate, Call::Close];
 
 #[test]
-fn what_a_refused_call_has_enqueued_reaches_nobody_else() {
+fn work_enqueued_by_a_refused_call_reaches_no_other_sequence() {
     let Some(mut held) = Held::new() else { return };
     let new = held.fill(9).unwrap();
     let _ticket = held.join(new, held.streams[2], u64::MAX).unwrap();
@@ -553,7 +553,7 @@ fn a_refused_call_is_made_again_on_another_stream() {
 }
 
 #[test]
-fn a_step_block_is_not_written_while_a_refused_prepare_may_read_it() {
+fn a_step_descriptor_is_not_written_while_a_refused_prepare_may_read_it() {
     let mut busy = 0;
     for n in 0.. {
         let Some(mut held) = Held::new() else { return };
@@ -562,7 +562,7 @@ fn a_step_block_is_not_written_while_a_refused_prepare_may_read_it() {
         let all = held.ready(Call::Prepare);
         let Some(refused) = held.refuse(Call::Prepare, all[0], n) else { break };
         if refused.is_some_and(|refused| refused.is_err()) {
-            // One block may still be read: of two, one is left.
+            // One descriptor may still be read: of two, one is left.
             let row = BatchRow { sequence: all[0], accepted: Accepted::Rows(0), query_rows: 1 };
             let prepare = |held: &mut Held| held.cache.prepare(MicroBatch(0), 1, &[row], None, other);
             let mut step = prepare(&mut held).unwrap();
@@ -575,10 +575,10 @@ fn a_step_block_is_not_written_while_a_refused_prepare_may_read_it() {
             held.end(&all, start);
         }
     }
-    assert!(busy > 0, "none was refused behind the reading");
+    assert!(busy > 0, "none was refused after the reader was enqueued");
 }
 
-/// The layer of a call must be there for its slab; the first is.
+/// The call's layer must exist for its slab; the first one does.
 #[test]
 fn a_life_without_refusals_decodes() {
     let (device, _standin);

@@ -40,8 +40,8 @@ fn a_trace_cut_anywhere_is_a_shorter_trace_or_an_error() {
     for trace in TRACES {
         assert!(request_bytes(trace.as_bytes(), false), "the control: the whole one is a trace: {trace}");
         let taken = (0..trace.len()).filter(|cut| request_bytes(&trace.as_bytes()[..*cut], false)).count();
-        // What ends with a whole line, with or without its end, or inside the CSV's last number.
-        assert!(taken <= 8, "{taken} cuts of {trace} were taken for whole");
+        // Texts that end with a whole line, with or without its end, or inside the CSV's last number.
+        assert!(taken <= 8, "{taken} cuts of {trace} were read as whole");
     }
 }
 
@@ -58,7 +58,7 @@ proptest! {
             match how {
                 0 => bytes.insert(place.min(bytes.len()), value),
                 1 if !bytes.is_empty() => drop(bytes.remove(place)),
-                // A digit, a bracket or a comma goes further than most bytes.
+                // A digit, a bracket or a comma reaches further than most bytes.
                 _ if !bytes.is_empty() => bytes[place] = b"0123456789[]{},:\"\n-."[usize::from(value) % 20],
                 _ => {}
             }
@@ -67,7 +67,7 @@ proptest! {
     }
 
     #[test]
-    fn bytes_without_sense_are_refused(noise in prop::collection::vec(any::<u8>(), 0..300)) {
+    fn random_bytes_are_refused(noise in prop::collection::vec(any::<u8>(), 0..300)) {
         request_bytes(&noise, false);
     }
 }

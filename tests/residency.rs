@@ -159,17 +159,17 @@ impl World {
             let row = m.landing - (512 + lane * QUERY_ROWS);
             assert_eq!(self.tables.slot(lane, born + row), Some(m.slot));
         }
-        // A draft layer runs a pass a row; an ordinary layer takes all rows at once.
+        // A draft layer runs one draft pass per row; an ordinary layer takes all rows at once.
         let calls: Vec<QueryRange> = match (rows, split) {
             (0, _) => Vec::new(),
             (_, true) => (0..rows).map(|first| QueryRange { first, count: 1 }).collect(),
             (_, false) => vec![QueryRange { first: 0, count: rows }],
         };
         for call in calls {
-            let picks: Vec<i32> = (0..call.count)
+            let positions: Vec<i32> = (0..call.count)
                 .flat_map(|r| selection(seed, oracle.length + call.first + r + 1, spread))
                 .collect();
-            Self::check_call(&mut self.tables, &mut self.work, oracle, lane, call, &picks);
+            Self::check_call(&mut self.tables, &mut self.work, oracle, lane, call, &positions);
         }
     }
 
@@ -179,14 +179,14 @@ impl World {
         o: &mut Oracle,
         lane: u32,
         call: QueryRange,
-        picks: &[i32],
+        positions: &[i32],
     ) {
-        let mut slots = vec![-7; picks.len()];
-        let mut fetches = vec![Fetch { position: 0, slot: 0 }; picks.len()];
+        let mut slots = vec![-7; positions.len()];
+        let mut fetches = vec![Fetch { position: 0, slot: 0 }; positions.len()];
         let before: Vec<Option<u32>> = (0..TOKENS).map(|p| t.slot(lane, p)).collect();
-        let selected = Selected { selection: picks, slots: &mut slots, fetches: &mut fetches };
+        let selected = Selected { selection: positions, slots: &mut slots, fetches: &mut fetches };
         let done = t.resolve(&Portable, lane, call, selected, w).unwrap();
-        let step = o.select(picks.iter().filter(|p| **p >= 0).map(|p| *p as u32));
+        let step = o.select(positions.iter().filter(|p| **p >= 0).map(|p| *p as u32));
         let counts = done.counts;
         assert_eq!(done.beyond, None);
         assert_eq!((counts.hits as usize, counts.misses as usize), (step.hits.len(), step.misses.len()));
@@ -200,8 +200,8 @@ impl World {
             assert_eq!(index < step.scratch, fetch.slot < 512, "scratch slots come first");
             assert!(step.hits.iter().all(|h| before[*h as usize] != Some(fetch.slot)));
         }
-        for (pick, slot) in picks.iter().zip(&slots) {
-            let expected = match *pick {
+        for (position, slot) in positions.iter().zip(&slots) {
+            let expected = match *position {
                 -1 => -1,
                 p if p as u32 >= o.length => (512 + lane * QUERY_ROWS + (p as u32 - o.length)) as i32,
                 p => match fetches.iter().find(|f| f.position == p as u32) {
@@ -209,7 +209,7 @@ impl World {
                     None => before[p as usize].unwrap() as i32,
                 },
             };
-            assert_eq!(*slot, expected, "position {pick}");
+            assert_eq!(*slot, expected, "position {position}");
         }
     }
 
@@ -217,12 +217,12 @@ impl World {
         let Some(oracle) = &mut self.lanes[lane as usize] else {
             return;
         };
-        let picks = selection(seed, oracle.length, 50);
+        let positions = selection(seed, oracle.length, 50);
         let mut slots = vec![0; K];
         let mut fetches = vec![Fetch { position: 0, slot: 0 }; K];
-        let selected = Selected { selection: &picks[..], slots: &mut slots, fetches: &mut fetches };
+        let selected = Selected { selection: &positions[..], slots: &mut slots, fetches: &mut fetches };
         let counts = self.tables.warm(&Portable, lane, selected, &mut self.work).unwrap().counts;
-        let step = oracle.select(picks.iter().filter(|p| **p >= 0).map(|p| *p as u32));
+        let step = oracle.select(positions.iter().filter(|p| **p >= 0).map(|p| *p as u32));
         assert_eq!(counts.misses as usize, step.misses.len());
         assert_eq!(self.tables.residents(lane, 0, u32::MAX).count(), oracle.order.len());
     }
@@ -242,10 +242,10 @@ proptest! {
     }
 }
 
-/// Which slot a row gets is part of what ranks agree on: born rows, ascending, take the oldest rows' slots one
-/// by one, by (stamp, position), wherever in the lane those stand.
+/// The ranks must agree on the slot of each row too: born rows, ascending, take the slots of the least recently used
+/// rows one by one, ordered by (stamp, position), wherever in the lane those slots are.
 #[test]
-fn born_rows_take_the_slots_of_the_oldest_one_by_one() {
+fn born_rows_take_the_slots_of_the_least_recently_used_rows_one_by_one() {
     let mut tables = LayerTables::new(shape()).unwrap();
     let mut work = Workspace::new(&shape(), K as u32).unwrap();
     tables.join(0, &[3], 2, 10).unwrap();
@@ -263,7 +263,7 @@ fn born_rows_take_the_slots_of_the_oldest_one_by_one() {
     };
     tables.commit(&Portable, 0, 0, 2, |_| {}).unwrap();
     assert_eq!(step(&mut tables, &[9], 0), []);
-    // Position 9 stands in the lane's first slot, position 4 in its second; both bear the same stamp.
+    // Position 9 is in the lane's first slot, position 4 in its second; both have the same stamp.
     assert_eq!(step(&mut tables, &[4, 9], 2), [(0, 1), (1, 0)]);
     tables.validate().unwrap();
 }

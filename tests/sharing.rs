@@ -33,7 +33,7 @@ fn config(lanes: u32, pages: u32) -> Config {
     Config { host_pages: pages, index_pages: pages, steps_in_flight: 2, memory, ..config }
 }
 
-/// What a row of a fresh page is that nobody has written.
+/// The bytes of a fresh page that no row was written to.
 const UNWRITTEN: u8 = if cfg!(debug_assertions) { 0xFF } else { 0 };
 
 struct Engine {
@@ -53,12 +53,12 @@ fn engine(config: Config, threaded: bool) -> Engine {
     Engine { cache, stream: device.stream().unwrap(), device, buffers, promised: 0 }
 }
 
-/// With the rows in flight, a prompt of whole pages takes one page more.
+/// Because of the rows in flight, a prompt of whole pages takes one page more.
 fn asks(prompt: u32) -> Open {
     Open { prompt, promised: 0, budget: Budget::Slots(16), bring_up: BringUp::Nothing }
 }
 
-/// The tokens of a text: equal texts are equal as far as they go.
+/// The tokens of a text: equal texts are equal as far as both reach.
 fn text(name: u32, tokens: u32) -> Vec<u32> {
     (0..tokens).map(|position| name << 16 | position).collect()
 }
@@ -77,7 +77,7 @@ impl Engine {
         (sequence, shared)
     }
 
-    /// As `start`, and publishes what it has.
+    /// As `start`, and publishes the sequence's pages.
     fn serve(&mut self, ids: &[u32], salt: &[u8]) -> (Sequence, u32) {
         let (sequence, shared) = self.start(ids, salt);
         let published = self.cache.publish(sequence, shared, Tokens::new(&ids[shared as usize..])).unwrap();
@@ -103,13 +103,13 @@ impl Engine {
         step
     }
 
-    /// All entries of the selection become `position`.
+    /// Sets all entries of the selection to `position`.
     fn select(&self, position: i32) {
         let bytes: Vec<u8> = (0..K).flat_map(|_| position.to_le_bytes()).collect();
         self.device.write(self.buffers.selection, &bytes).unwrap();
     }
 
-    /// Holds the stream until the answer is dropped.
+    /// Holds the stream until the result is dropped.
     fn hold(&self) -> Held {
         self.device.hold(self.stream)
     }
@@ -122,12 +122,12 @@ impl Engine {
 }
 
 #[test]
-fn a_beginning_is_found_while_it_is_used_and_after() {
+fn a_prefix_is_found_while_it_is_used_and_after() {
     let mut e = engine(config(3, 40), false);
     let ids = text(1, 70);
     let (first, shared) = e.serve(&ids, b"");
     assert_eq!(shared, 0);
-    // As far as the texts are the same, in whole pages; then as far as tokens are offered.
+    // As far as the texts are equal, in whole pages; then as far as tokens are given.
     let other = [&ids[..40], &text(2, 70)[40..]].concat();
     let (second, shared) = e.serve(&other, b"");
     assert_eq!(shared, 32);
@@ -144,7 +144,7 @@ fn a_beginning_is_found_while_it_is_used_and_after() {
     assert_eq!(
         (rows(&e, third, 48), rows(&e, third, 47)),
         ([9; 32], [UNWRITTEN; 32]),
-        "appended behind what is shared"
+        "appended after the shared pages"
     );
     e.close(third);
     let stats = e.cache.stats();
@@ -173,15 +173,15 @@ fn another_tenant_or_a_forced_collision_never_shares() {
     assert_eq!(e.cache.publish(first, 0, keyed(one)), Ok(64));
     assert_eq!(e.cache.open_shared(&asks(64), b"one", keyed(two)).unwrap().1, 0);
     assert_eq!(e.cache.open_shared(&asks(64), b"one", keyed(one)).unwrap().1, 64);
-    // Another image for the same ids: the second page's key says which, and parts what follows.
+    // Another image for the same ids: the second page's key tells, and separates all later pages.
     let seen = [keys[0], Some([6; 16]), keys[2], None];
     let other = Tokens { ids: one, keys: &seen };
     assert_eq!(e.cache.open_shared(&asks(64), b"one", other).unwrap().1, 16);
 }
 
 #[test]
-fn admission_counts_what_is_shared_and_what_can_go() {
-    // A prompt of 64 tokens takes 4 pages and one for the rows in flight.
+fn admission_counts_shared_and_evictable_pages() {
+    // A prompt of 64 tokens takes 4 pages, and one for the rows in flight.
     let mut e = engine(config(4, 9), false);
     let ids = text(1, 64);
     let (first, _) = e.serve(&ids, b"");
@@ -195,9 +195,9 @@ fn admission_counts_what_is_shared_and_what_can_go() {
     e.close(first);
     e.close(second);
     assert_eq!((e.cache.stats().free_host_pages, e.cache.stats().unused_pages), (5, 4));
-    // Nine pages can be had, but not ten; to be refused costs nobody a page.
+    // Nine pages are available, but not ten; a refusal evicts no page.
     assert_eq!(e.cache.open(&asks(9 * PAGE)).unwrap_err().number("free"), Some(9));
-    // What it shares cannot make room for its own rest: four shared, six wanted, five free.
+    // The pages that it shares cannot be evicted for its own rest: four shared, six wanted, five free.
     let longer = text(1, 9 * PAGE);
     let refused = e.cache.open_shared(&asks(9 * PAGE), b"", Tokens::new(&longer)).unwrap_err();
     assert_eq!(
@@ -208,7 +208,7 @@ fn admission_counts_what_is_shared_and_what_can_go() {
     let (third, shared) = e.begin(&text(1, 8 * PAGE), b"");
     assert_eq!((shared, e.cache.stats().free_host_pages), (64, 0));
     e.close(third);
-    // Six pages want one of the four; the last one goes, not the one before it.
+    // Six pages need one of the four; the last one is evicted, not the one before it.
     let fourth = e.cache.open(&asks(5 * PAGE)).unwrap();
     assert_eq!(e.cache.stats().evicted_pages, 1);
     e.close(fourth);
@@ -216,13 +216,13 @@ fn admission_counts_what_is_shared_and_what_can_go() {
 }
 
 #[test]
-fn the_prefix_used_longest_ago_goes_first_and_begins_at_its_end() {
+fn the_least_recently_used_prefix_is_evicted_first_and_from_its_end() {
     let mut e = engine(config(2, 12), false);
     for name in [1, 2] {
         let (sequence, _) = e.serve(&text(name, 64), b"");
         e.close(sequence);
     }
-    // The first is used again, so the second is the older one now.
+    // The first is used again, so the second is now the least recently used.
     let (again, shared) = e.begin(&text(1, 64), b"");
     assert_eq!(shared, 64);
     e.close(again);
@@ -236,9 +236,9 @@ fn the_prefix_used_longest_ago_goes_first_and_begins_at_its_end() {
     }
 }
 
-/// A step whose new row is still to be scattered: whether the total pool has it, before and after.
+/// A step whose new row is not yet scattered: whether the total pool has the row, before and after.
 #[test]
-fn f7_control_a_page_published_when_its_rows_are_enqueued_has_not_their_bytes() {
+fn f7_control_a_page_published_when_its_rows_are_enqueued_lacks_their_bytes() {
     let mut e = Engine { promised: 40, ..engine(config(3, 40), true) };
     let (first, _) = e.start(&text(1, 15), b"");
     e.select(-1);
@@ -253,7 +253,11 @@ fn f7_control_a_page_published_when_its_rows_are_enqueued_has_not_their_bytes() 
         e.cache.read_row(first, Layer(0), 15, &mut row).unwrap();
         row
     };
-    assert_eq!(read(&e), [UNWRITTEN; 32], "whoever found this page now would read it without its last row");
+    assert_eq!(
+        read(&e),
+        [UNWRITTEN; 32],
+        "a sequence that found this page now would read it without its last row"
+    );
     drop(held);
     e.settle();
     assert_eq!(read(&e), [7; 32]);
@@ -271,7 +275,7 @@ fn f7_nothing_is_published_before_the_work_that_wrote_it_has_ended() {
     drop(held);
     e.settle();
     assert_eq!(e.cache.publish(first, 0, Tokens::new(&ids)), Ok(32));
-    // Known tokens are no stored ones: eight more rows make the page full.
+    // Tokens that the cache has are not rows that it stores: eight more rows fill the page.
     let ids = text(1, 80);
     for accepted in [0, 1, 1, 1, 1, 1, 1, 1, 1] {
         assert_eq!(e.cache.publish(first, 32, Tokens::new(&ids[32..])), Ok(32));
@@ -280,12 +284,12 @@ fn f7_nothing_is_published_before_the_work_that_wrote_it_has_ended() {
         e.cache.retire(step, e.stream).unwrap();
     }
     assert_eq!(e.cache.publish(first, 32, Tokens::new(&ids[32..])), Ok(48));
-    // As far as tokens are known.
+    // As far as the tokens are given.
     assert_eq!(e.cache.publish(first, 48, Tokens::new(&[])), Ok(48));
 }
 
 #[test]
-fn f7_what_a_step_wrote_is_not_published_while_it_may_still_fail() {
+fn f7_rows_of_a_step_are_not_published_while_it_may_still_fail() {
     let mut e = Engine { promised: 40, ..engine(config(2, 40), false) };
     let ids = text(1, 60);
     let (first, _) = e.serve(&ids[..31], b"");
@@ -297,21 +301,21 @@ fn f7_what_a_step_wrote_is_not_published_while_it_may_still_fail() {
     assert_eq!(e.cache.publish(first, 16, Tokens::new(&ids[16..])), Ok(16));
     e.cache.retire(older, e.stream).unwrap();
     assert_eq!(e.cache.publish(first, 16, Tokens::new(&ids[16..])), Ok(32));
-    // With one always in flight, what the older ones committed is published all the same.
+    // With one always in flight, the rows that the older ones committed are still published.
     let mut ahead = e.step(first, 1);
     for _ in 0..17 {
         let next = e.step(first, 1);
         e.cache.retire(std::mem::replace(&mut ahead, next), e.stream).unwrap();
     }
     assert_eq!(e.cache.publish(first, 32, Tokens::new(&ids[32..])), Ok(48));
-    // A step that fails: nothing is published until it is known what is left.
+    // A step that fails: nothing is published until the remaining length is decided.
     e.select(100);
     let failing = e.step(first, 1);
     e.cache.retire(ahead, e.stream).unwrap();
     assert!(e.cache.retire(failing, e.stream).is_err());
     assert_eq!(e.cache.publish(first, 48, Tokens::new(&ids[48..])).unwrap_err().kind(), Kind::InvalidState);
     let _ticket = e.cache.truncate(first, 33, e.stream).unwrap();
-    // Thirty-three tokens are left, and two published pages.
+    // Thirty-three tokens remain, and two published pages.
     assert_eq!(e.cache.length(first).unwrap().published, 32);
     assert_eq!(e.cache.publish(first, 48, Tokens::new(&ids[48..])).unwrap_err().kind(), Kind::OutOfRange);
     assert_eq!(e.cache.publish(first, 32, Tokens::new(&ids[32..])), Ok(32));
@@ -319,7 +323,7 @@ fn f7_what_a_step_wrote_is_not_published_while_it_may_still_fail() {
 }
 
 #[test]
-fn f7_a_cut_inside_a_shared_page_copies_it_and_one_that_is_ones_own_stays() {
+fn f7_a_truncation_inside_a_page_copies_a_shared_page_and_keeps_an_unshared_one() {
     let mut e = engine(config(2, 9), false);
     let ids = text(1, 48);
     let (first, _) = e.serve(&ids, b"");
@@ -327,14 +331,14 @@ fn f7_a_cut_inside_a_shared_page_copies_it_and_one_that_is_ones_own_stays() {
     let (second, _) = e.begin(&ids, b"");
     e.cache.append_in_place(second, 0).unwrap();
     let _ticket = e.cache.join(second, e.stream, WarmUp::default()).unwrap();
-    // Both have three pages in common: the cut takes two fresh ones.
+    // Both have three pages in common: the truncation takes two fresh ones.
     let _ticket = e.cache.truncate(second, 20, e.stream).unwrap();
     assert_eq!(e.cache.pages(first).unwrap().collect::<Vec<_>>(), own);
     let cut: Vec<_> = e.cache.pages(second).unwrap().collect();
     assert!(cut[0] == own[0] && cut[1..].iter().all(|page| !own.contains(page)));
     e.cache.validate().unwrap();
     e.close(second);
-    // Nobody else uses the first one's: it is cut where it stands, and not found any more.
+    // No other sequence uses the first one's page: it is truncated in place, and not found any more.
     let free = e.cache.stats().free_host_pages;
     let _ticket = e.cache.truncate(first, 20, e.stream).unwrap();
     assert_eq!(e.cache.pages(first).unwrap().collect::<Vec<_>>(), own);
@@ -344,7 +348,7 @@ fn f7_a_cut_inside_a_shared_page_copies_it_and_one_that_is_ones_own_stays() {
 }
 
 #[test]
-fn a_page_that_is_still_copied_from_is_no_room() {
+fn a_page_that_a_copy_still_reads_is_not_evictable() {
     let mut e = engine(config(3, 6), true);
     let ids = text(1, 16);
     let (first, _) = e.serve_settled(&ids);
@@ -354,7 +358,7 @@ fn a_page_that_is_still_copied_from_is_no_room() {
     let held = e.hold();
     let copied = e.cache.truncate(second, 8, e.stream).unwrap();
     e.close(first);
-    // The shared page has no user now, but the copy reads it.
+    // The shared page has no user now, but the copy still reads it.
     let refused = e.cache.open(&asks(3 * PAGE)).unwrap_err();
     assert_eq!((refused.number("wanted"), refused.number("free")), (Some(4), Some(3)));
     assert_eq!((e.cache.stats().evicted_pages, e.cache.find_shared(b"", Tokens::new(&ids))), (0, Ok(16)));
@@ -368,7 +372,7 @@ fn a_page_that_is_still_copied_from_is_no_room() {
 }
 
 #[test]
-fn what_a_fork_owns_is_no_room_and_stays_findable() {
+fn pages_that_a_fork_owns_are_not_evictable_and_are_still_found() {
     let mut e = engine(config(4, 12), false);
     let hot = text(9, 16);
     let (other, _) = e.serve(&hot, b"");
@@ -383,15 +387,15 @@ fn what_a_fork_owns_is_no_room_and_stays_findable() {
     assert_eq!((refused.number("wanted"), refused.number("free")), (Some(8), Some(7)));
     assert_eq!(e.cache.stats().evicted_pages, 0);
     assert_eq!(e.cache.find_shared(b"", Tokens::new(&hot)), Ok(16));
-    // A cut of the fork leaves what the index holds where it is.
+    // A truncation of the fork leaves the pages of the index in place.
     let _ticket = e.cache.truncate(child, 16, e.stream).unwrap();
     assert_eq!(e.cache.find_shared(b"", Tokens::new(&ids)), Ok(64));
     e.cache.validate().unwrap();
 }
 
-/// Two sequences compute the same pages at once; the one whose pages are found goes, and its pages.
+/// Two sequences compute the same pages at once. The one whose pages are found is closed, and its pages are evicted.
 #[test]
-fn what_stands_behind_a_twin_is_found_when_the_twin_is_gone() {
+fn pages_after_a_duplicate_page_are_found_when_the_duplicate_is_gone() {
     let mut e = engine(config(3, 15), false);
     let ids = text(1, 96);
     let (first, _) = e.start(&ids[..32], b"");
@@ -413,7 +417,7 @@ fn what_stands_behind_a_twin_is_found_when_the_twin_is_gone() {
 
 /// A prefill that is aborted while its index keys are still to be written keeps its pages until they are.
 #[test]
-fn f7_an_aborted_prefill_keeps_its_pages_until_its_stream_is_there() {
+fn f7_an_aborted_prefill_keeps_its_pages_until_its_stream_has_reached_the_abort() {
     let mut e = engine(config(2, 4), true);
     let ids = text(1, 32);
     let (first, _) = e.begin(&ids, b"");
@@ -431,9 +435,9 @@ fn f7_an_aborted_prefill_keeps_its_pages_until_its_stream_is_there() {
     e.cache.open(&asks(32)).unwrap();
 }
 
-/// Forks that call the same pages different things: the index has them by one name, and gives them back.
+/// Forks that publish the same pages with different tokens: the index has them under one block hash, and frees them.
 #[test]
-fn pages_have_one_name_and_come_back() {
+fn pages_have_one_block_hash_and_are_freed() {
     let mut e = engine(config(8, 9), false);
     let (parent, _) = e.start(&text(1, 32), b"");
     let forks = (0..6).map(|_| e.cache.fork(parent, &asks(0), e.stream).unwrap().0);
@@ -467,7 +471,7 @@ impl Engine {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_and_takes_nothing() {
+fn invalid_calls_are_refused_and_take_nothing() {
     let mut e = engine(config(2, 40), false);
     let (ids, start) = (text(1, 64), e.cache.stats());
     let keys = [Some([1; 16]); 3];
@@ -493,11 +497,11 @@ fn what_makes_no_sense_is_refused_and_takes_nothing() {
     assert_eq!(e.cache.publish(shared, 32, Tokens::default()).unwrap_err().kind(), Kind::Closed);
 }
 
-/// The first requests of a real trace, each a sequence that is opened, filled, published and closed: what the
-/// cache finds is what a plain list of blocks in order of use finds.
+/// The first requests of a real trace, each a sequence that is opened, filled, published and closed: the cache finds
+/// the same blocks as a plain list of blocks in order of use.
 #[cfg(feature = "trace")]
 #[test]
-fn a_real_trace_hits_what_a_plain_list_hits() {
+fn a_real_trace_has_the_hits_of_a_plain_list() {
     use forebay::trace::requests::{Options, RequestTrace};
     let Some(path) = traces::directory("mooncake") else { return };
     let path = path.join("conversation_trace.jsonl.zst");

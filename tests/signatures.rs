@@ -18,7 +18,7 @@ const HEADER: &str = "cubin/nvidia/cuda_runtime/include/cuda.h";
 const TABLE: &str = "src/device/cuda/driver.rs";
 const STANDIN: &str = "standin/driver/cuda_driver.h";
 
-/// What a number of [`TABLE`] is called there and in the header.
+/// The name of a number of [`TABLE`] there and in the header.
 const NUMBERS: [(&str, &str); 39] = [
     ("INVALID_VALUE", "CUDA_ERROR_INVALID_VALUE"),
     ("OUT_OF_MEMORY", "CUDA_ERROR_OUT_OF_MEMORY"),
@@ -61,9 +61,9 @@ const NUMBERS: [(&str, &str); 39] = [
     ("COPY_ENGINES", "CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT"),
 ];
 
-/// What fits what, as a call sees it. Handles of the header are pointers and 8 bytes here; enumerations are
-/// integers; what a pointer points to has the same size, where the header says it at all, is a fraction where it is
-/// one there, and is written only where the header lets it be.
+/// Which types match, as a call sees them. Handles of the header are pointers and 8 bytes here; enumerations are
+/// integers; the target of a pointer has the same size, if the header gives one, is a fraction if it is one there, and
+/// is written only if the header allows it.
 const RULES: &str = r#"
 #include <cstddef>
 #include <cstdint>
@@ -99,7 +99,7 @@ fn read(file: &str) -> String {
     std::fs::read_to_string(root().join(file)).unwrap()
 }
 
-/// A type of the table as C++ has it.
+/// A type of the table in C++.
 fn translated(rust: &str) -> String {
     let rust = rust.trim();
     let pointer = |prefix: &str, to: &str| {
@@ -172,14 +172,14 @@ fn numbers(table: &str) -> String {
     let mut all = String::new();
     for (name, number) in table.lines().filter_map(named) {
         let known = NUMBERS.iter().find(|known| known.0 == name);
-        let official = known.unwrap_or_else(|| panic!("{name}: say in NUMBERS what cuda.h calls it")).1;
+        let official = known.unwrap_or_else(|| panic!("{name}: add the name in cuda.h to NUMBERS")).1;
         all += &format!("static_assert((long long)({official}) == {number}, \"{name}\");\n");
     }
     all
 }
 
-/// The comparison of the stand-in's header with the official one: its functions declared again, in the official
-/// types, and its own types and enumerators beside the official ones.
+/// The comparison of the stand-in's header with the official one: its functions declared again, in the official types,
+/// and its own types and enumerators next to the official ones.
 fn of_standin(header: &str) -> String {
     let (types, functions) = header.split_once("extern \"C\" {").unwrap();
     let types = types.replace("#pragma once", "").replace("#pragma GCC visibility push(default)", "");
@@ -199,7 +199,7 @@ fn symbols(header: &str) -> BTreeSet<&str> {
     between(header, "\nCUresult ", "(").collect()
 }
 
-/// Enumerators and what they are; the ends of enumerations are the stand-in's own.
+/// Enumerators and their values; the ends of enumerations are the stand-in's own.
 fn enumerators(header: &str) -> Vec<&str> {
     let enums = between(header, "\nenum ", "};");
     let all =
@@ -207,7 +207,7 @@ fn enumerators(header: &str) -> Vec<&str> {
     all.filter(|name| !name.ends_with("_LAST")).collect()
 }
 
-/// What a compiler finds wrong with a comparison; nothing where it agrees.
+/// The errors of a compiler about a comparison; empty if it agrees.
 fn faults(name: &str, program: &str, cuda_h: &Path) -> Option<String> {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("signatures");
     std::fs::create_dir_all(&folder).unwrap();
@@ -225,7 +225,7 @@ fn the_library_calls_the_driver_as_its_header_says() {
     let table = read(TABLE);
     assert!(functions(&table).len() >= 40, "functions are found");
     assert_eq!(faults("table", &of_table(&table), &cuda_h), None);
-    // Controls: a size, a missing argument, a pointer for a number, one written that is only read, a number.
+    // Controls: a size, a missing argument, a pointer for a number, a written argument that is only read, a number.
     for (name, from, to, said) in [
         ("size", "(out: &mut Handle, bytes: u64)", "(out: &mut Handle, bytes: u32)", "cuMemAlloc_v2"),
         (
@@ -262,7 +262,7 @@ fn the_library_calls_the_driver_as_its_header_says() {
 fn the_stand_in_declares_the_driver_as_its_header_does() {
     let Some(cuda_h) = tools::installed(HEADER) else { return };
     let header = read(STANDIN);
-    assert!(symbols(&header).len() >= 60 && enumerators(&header).len() >= 60, "what is declared is found");
+    assert!(symbols(&header).len() >= 60 && enumerators(&header).len() >= 60, "the declarations are found");
     assert_eq!(faults("standin", &of_standin(&header), &cuda_h), None);
     for (name, from, to, said) in [
         ("argument", "cuMemFree_v2(CUdeviceptr dptr)", "cuMemFree_v2(CUevent dptr)", "cuMemFree_v2"),
@@ -278,7 +278,7 @@ fn the_stand_in_declares_the_driver_as_its_header_does() {
 }
 
 #[test]
-fn the_library_uses_no_function_that_the_stand_in_has_not() {
+fn the_library_uses_only_functions_that_the_stand_in_has() {
     let (table, header) = (read(TABLE), read(STANDIN));
     let stands_in = symbols(&header);
     let missing: Vec<_> =

@@ -18,7 +18,7 @@ use forebay::predict::misses::{Misses, Steps};
 use forebay::predict::setup::{Captured, File, Link, Resident, Setup, Term};
 use forebay::predict::simulate::{Options, Order, Outcome, Point, Simulator, Traffic};
 
-/// What `data/setups/ess.json` is made of.
+/// The measurements from which `data/setups/ess.json` is made.
 const MEASUREMENTS: &str = include_str!("../data/setups/ess-measurements.json");
 
 const PAGE: &str = include_str!("../docs/simulator.md");
@@ -50,7 +50,7 @@ fn all(order: Overlap) -> Options {
     Options { order: Order::All(order), ..Options::default() }
 }
 
-/// Every line of `lines` stands on the page; otherwise all are shown, to be put there.
+/// Checks that every line of `lines` is on the page; otherwise prints all of them, for the page.
 fn on_the_page(lines: &[String]) {
     let missing = lines.iter().filter(|line| !PAGE.lines().any(|on| on == line.as_str())).count();
     assert_eq!(missing, 0, "docs/simulator.md should have:\n{}", lines.join("\n"));
@@ -59,11 +59,11 @@ fn on_the_page(lines: &[String]) {
 // ---- what was fitted ---------------------------------------------------------------------------------
 
 #[test]
-fn the_built_in_setup_is_what_the_fit_makes_of_the_measurements() {
+fn the_built_in_setup_is_the_fit_of_the_measurements() {
     let text = fitted().setup.file().text().unwrap();
     assert_eq!(Setup::parse(&text).unwrap().file(), fitted().setup.file());
     let made = text == include_str!("../data/setups/ess.json");
-    assert!(made, "make it anew: forebay fit data/setups/ess-measurements.json");
+    assert!(made, "make it again: forebay fit data/setups/ess-measurements.json");
     assert_eq!(ess().name(), "ess");
 }
 
@@ -81,7 +81,7 @@ fn fitted_rows_are_met_within_the_stated_residuals() {
     }
 }
 
-/// An engine made up of other numbers is found again from what it measures.
+/// An engine with other numbers is found again from its measurements.
 #[test]
 fn a_known_engine_is_found_from_its_measurements() {
     let mut known = ess().file().clone();
@@ -140,7 +140,7 @@ fn without_overlap_a_layer_waits_for_every_row_of_the_half_batch() {
 }
 
 #[test]
-fn the_orders_stand_as_digitised() {
+fn the_orders_rank_as_in_the_digitised_figure() {
     let mut simulator = simulator();
     for misses in [32.0, 64.0, 128.0, 256.0, 512.0] {
         let [none, da, dba] = Overlap::ALL.map(|order| bar(&mut simulator, misses, order));
@@ -150,7 +150,7 @@ fn the_orders_stand_as_digitised() {
 }
 
 #[test]
-fn at_small_batches_no_order_pays() {
+fn no_order_pays_at_small_batches() {
     let mut simulator = simulator();
     let batches = |simulator: &mut Simulator, context, ratio| -> u32 {
         let paying = (1..=64).find(|batch| {
@@ -167,7 +167,7 @@ fn at_small_batches_no_order_pays() {
     on_the_page(&lines);
 }
 
-/// The rows that the facts leave out. The page has them as they come out here.
+/// The rows that the facts do not have. The page has them as they are computed here.
 #[test]
 fn the_page_has_the_predictions() {
     let mut simulator = simulator();
@@ -202,8 +202,7 @@ fn the_page_has_the_predictions() {
     on_the_page(&lines);
 }
 
-/// The study runs two micro-batches at 32K and one at 128K. Where that is the faster way tells how the exchange
-/// grows.
+/// The study runs two micro-batches at 32K and one at 128K. The faster way at each point shows how the exchange grows.
 #[test]
 fn the_page_has_where_two_micro_batches_pay() {
     let lines = [37.5, 50.0, 100.0, 1e9].map(|network| {
@@ -228,9 +227,9 @@ fn the_page_has_where_two_micro_batches_pay() {
     on_the_page(&lines);
 }
 
-/// How much an assumption matters: the rows again, fitted anew under another one.
+/// How much an assumption matters: the rows again, fitted under another one.
 #[test]
-fn the_page_has_what_the_assumptions_matter() {
+fn the_page_says_how_much_each_assumption_matters() {
     type Change = fn(&mut Measurements);
     let changes: [(&str, Change); 8] = [
         ("as above", |_| ()),
@@ -273,7 +272,7 @@ fn the_page_has_what_the_assumptions_matter() {
 
 /// Exposed transfer at the operating point: how the share falls, measure by measure.
 #[test]
-fn the_page_has_what_brings_the_exposed_share_down() {
+fn the_page_says_what_reduces_the_exposed_share() {
     let mut simulator = simulator();
     let mut lines = Vec::new();
     let mut shares = Vec::new();
@@ -309,7 +308,7 @@ fn the_page_has_what_brings_the_exposed_share_down() {
     line("none, each micro-batch computes in the other's wait", simulator.run(&POINT, &fill).unwrap());
     on_the_page(&lines);
     let [none, _, _, choice, faster, split, merged, fill] = shares[..] else { panic!("{shares:?}") };
-    // Choice by layer leaves less than 1.5% of waiting; with the price of attention in parts it takes more.
+    // Choice by layer leaves less than 1.5% of waiting; with the price of split attention it takes more.
     assert!(choice.1 < 1.5 && choice.0 > 1.5 && none.0 > 10.0);
     assert!(faster.0 < choice.0 && split.0 < choice.0 && split.1 < 0.05);
     assert!(merged.0 < 1.5 && fill.0 < 1.5);
@@ -333,7 +332,7 @@ fn the_same_point_gives_the_same_step() {
     assert_eq!(used.run(&POINT, &options).unwrap(), a);
 }
 
-/// Without misses a step in the order none is the sum of its works, which the setup says.
+/// Without misses a step in the order none is the sum of its works, as the setup has them.
 #[test]
 fn a_step_without_misses_is_the_sum_of_its_works() {
     use forebay::predict::cost::Load;
@@ -353,7 +352,7 @@ fn a_step_without_misses_is_the_sum_of_its_works() {
 }
 
 #[test]
-fn an_estimate_is_the_run_to_a_percent_of_the_step() {
+fn an_estimate_is_within_a_percent_of_the_run() {
     let mut simulator = simulator();
     for batch in [13, 64, 97, 160, 256] {
         for (context, ratio) in [(32 << 10, 0.15), (32 << 10, 0.4), (100_000, 0.2)] {
@@ -369,7 +368,7 @@ fn an_estimate_is_the_run_to_a_percent_of_the_step() {
     }
 }
 
-/// The order by layer is never beaten by one order for all, but for what prices are interpolated.
+/// No single order for all layers beats the order by layer, except for the error of interpolated prices.
 #[test]
 fn choice_by_layer_is_the_best_order() {
     let mut simulator = simulator();
@@ -397,7 +396,7 @@ fn exposed_times_of_layers_add_up_and_follow_their_misses() {
 }
 
 #[test]
-fn a_timeline_has_no_two_works_at_once_in_a_stream() {
+fn a_timeline_has_one_work_at_a_time_in_each_stream() {
     let out = run(&Options { spans: true, ..Options::default() });
     let mut streams: Vec<u64> = out.spans.iter().map(|span| span.stream.0).collect();
     streams.sort_unstable();
@@ -414,7 +413,7 @@ fn a_timeline_has_no_two_works_at_once_in_a_stream() {
 }
 
 #[test]
-fn background_traffic_lengthens_the_step_and_none_does_not() {
+fn background_traffic_lengthens_the_step_and_its_absence_does_not() {
     let with = |to_device, to_host| {
         run(&Options { traffic: Traffic { to_device, to_host }, ..Options::default() }).step_ms
     };
@@ -422,7 +421,7 @@ fn background_traffic_lengthens_the_step_and_none_does_not() {
     assert_eq!(with(0.0, 0.0), alone);
     let (some, more) = (with(5e9, 0.0), with(20e9, 0.0));
     assert!(alone < some && some < more, "{alone} {some} {more}");
-    // The other direction is another direction.
+    // The other direction has its own traffic.
     assert!((with(0.0, 20e9) - alone).abs() < 0.01 * alone);
     let lines: Vec<String> = [5.0, 10.0, 20.0]
         .map(|gb| {
@@ -436,14 +435,14 @@ fn background_traffic_lengthens_the_step_and_none_does_not() {
     on_the_page(&lines);
 }
 
-/// A rate of gathers is that and nothing else: launches, SMs and the other speeds stay the setup's.
+/// A rate of gathers changes only that: launches, SMs and the other speeds are still the setup's.
 #[test]
 fn another_rate_of_gathers_changes_only_their_points() {
     let own = ess().rates().clone();
     let slow = ess().on_gather(5e9).unwrap();
     assert_eq!(slow.rates().gather.points, [RowRate { rows: 1, bytes_per_s: 5e9 }]);
     assert_eq!(Rates { gather: own.gather.clone(), ..slow.rates().clone() }, own);
-    // At the setup's own rate it is the setup's own step.
+    // At the setup's own rate the step is the setup's own.
     let same = ess().on_gather(own.gather.points[0].bytes_per_s).unwrap();
     let step = |setup| Simulator::new(setup).run(&POINT, &Options::default()).unwrap();
     assert_eq!(step(same), step(ess()));
@@ -454,7 +453,7 @@ fn another_rate_of_gathers_changes_only_their_points() {
     }
 }
 
-/// Traffic goes on for as long as the step does, however much its misses lengthen it, and only it is shown.
+/// Traffic continues for the whole step, however much its misses lengthen the step, and no longer.
 #[test]
 fn background_traffic_lasts_as_long_as_the_step() {
     let rows = vec![vec![3000.0; 61]];
@@ -468,7 +467,7 @@ fn background_traffic_lasts_as_long_as_the_step() {
     let copies: Vec<_> = out.spans.iter().filter(|span| span.name == "traffic up").collect();
     let last = copies.iter().map(|span| span.end_ns).fold(0.0, f64::max);
     assert!(last > 0.99 * step_ns, "{last} {step_ns}");
-    // At this rate and no more: a MiB at a time.
+    // At this rate and no higher: a MiB at a time.
     let bytes = copies.len() as f64 * (1 << 20) as f64;
     assert!((bytes / (step_ns * 10.0) - 1.0).abs() < 0.01, "{bytes}");
     let streams: std::collections::BTreeSet<u64> = out.spans.iter().map(|span| span.stream.0).collect();
@@ -503,7 +502,7 @@ fn a_split_keeps_the_total_and_gains() {
     assert!(simulator.run(&POINT, &by_layer).unwrap().step_ms < run(&Options::default()).step_ms);
 }
 
-/// Whatever there is to divide, all of it is given out and the step is no longer than with the same for all.
+/// All of the memory is divided, however much there is, and the step is no longer than with the same share for all.
 #[test]
 fn a_split_is_never_worse_than_the_same_for_all() {
     let mut simulator = simulator();
@@ -543,13 +542,13 @@ fn draft_layers_run_once_for_each_draft() {
     assert_eq!((once.exposed_us.len(), once.overlap.len()), (62, 62));
     let estimate = drafting.estimate(&POINT, &all(Overlap::Da)).unwrap();
     assert!((once.exposed_us[61] / estimate.exposed_us[61] - 1.0).abs() < 0.05, "{once:?}");
-    // A draft pass fetches what one query row of an average layer misses.
+    // A draft pass fetches the misses of one query row of an average layer.
     let waits = drafting.run(&Point { mtp: 4, ..POINT }, &all(Overlap::None)).unwrap();
     let mean = waits.misses[..61].iter().sum::<f64>() / 61.0;
     let share = ess().misses().unwrap().share(4);
     let us = 3.0 * mean * share * 160.0 * 656.0 / (37.0 * (1_u64 << 30) as f64) * 1e6;
     assert!((waits.exposed_us[61] - us).abs() < 1e-3 * us, "{} {us}", waits.exposed_us[61]);
-    // Without a draft they have no pass, and count nowhere.
+    // Without drafts they have no pass, and count nowhere.
     let one = Point { mtp: 1, accept: 1.0, ..POINT };
     for order in [Order::ByLayer, Order::All(Overlap::Da), Order::Table(vec![Overlap::Dba; 62])] {
         let options = Options { order, ..Options::default() };
@@ -572,7 +571,7 @@ fn draft_layers_run_once_for_each_draft() {
     assert!(two > 0.0 && (four / two - 3.0).abs() < 1e-6, "{two} {four}");
 }
 
-/// Over a wide grid every number that comes out is finite, and more misses never make a step shorter.
+/// Over a wide grid every result is finite, and more misses never make a step shorter.
 #[test]
 fn a_sweep_has_no_holes() {
     let mut simulator = simulator();
@@ -598,7 +597,7 @@ fn a_sweep_has_no_holes() {
     }
 }
 
-/// A setup without measured points is below what was measured, and not by more than the page says.
+/// The time of a setup without measured points is below the measured one, and not by more than the page says.
 #[test]
 fn the_roofline_is_a_bound() {
     let costs = forebay::predict::setup::Costs::default();

@@ -120,7 +120,7 @@ fn devices_do_not_name_each_other() {
 }
 
 #[test]
-fn the_command_and_the_c_side_use_what_is_public() {
+fn the_command_and_the_c_side_use_only_public_items() {
     over_tree(layout::public_only);
 }
 
@@ -136,7 +136,7 @@ fn unsafe_is_in_its_places_and_gives_reasons() {
 }
 
 #[test]
-fn no_reference_into_memory_that_others_write_is_made() {
+fn no_reference_points_into_memory_that_others_write() {
     over_tree(layout::references);
 }
 
@@ -166,7 +166,7 @@ fn no_file_names_a_machine() {
 }
 
 #[test]
-fn promises_and_failures_name_tests_that_exist() {
+fn promises_and_failures_name_existing_tests() {
     report(&pages::promises(&read(pages::TESTING).unwrap_or_default(), read));
 }
 
@@ -238,7 +238,7 @@ fn run_with_skips(name: &str, lines: &str, code: u8, require_all: &str) -> std::
 }
 
 #[test]
-fn a_skip_outside_the_list_fails_where_all_is_required() {
+fn an_unlisted_skip_fails_where_every_test_is_required() {
     let listed = "SKIP: listed test: no such: device\n";
     let other = "SKIP: other test: no traces\n";
     assert!(run_with_skips("none", "", 0, "1").unwrap().0);
@@ -248,7 +248,7 @@ fn a_skip_outside_the_list_fails_where_all_is_required() {
 }
 
 #[test]
-fn a_run_that_fails_shows_its_skips_and_fails() {
+fn a_failed_run_prints_its_skips_and_fails() {
     for require_all in ["", "1"] {
         let (passes, shown) = run_with_skips("failed", "SKIP: listed test: why\n", 3, require_all).unwrap();
         assert!(!passes && shown.contains("SKIP: listed test: why\n"), "{shown}");

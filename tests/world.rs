@@ -68,7 +68,7 @@ fn portable(variant: u8) -> Setup {
     Setup { options, ..Setup::inline(variant) }
 }
 
-/// On a clock device that delays and reorders by this seed whatever no edge orders.
+/// On a clock device that delays and reorders by this seed everything that no edge orders.
 fn clocked(variant: u8, seed: u64) -> Setup {
     Setup { on: On::Clock { seed }, ..Setup::inline(variant) }
 }
@@ -82,7 +82,7 @@ fn on_cuda(variant: u8, seed: Option<u64>) -> Setup {
 /// The devices that delay and reorder by chance, each with the setups of its seeds.
 fn by_chance(variant: u8) -> Vec<Vec<Setup>> {
     let clock = seeds().map(|seed| clocked(variant, seed)).collect();
-    // Where a driver was given, its streams are held, as threads are.
+    // A given driver's streams are held, as threads are.
     if is_given() {
         return vec![clock, vec![threaded(variant)]];
     }
@@ -105,7 +105,7 @@ proptest! {
         let inline = run_in(Setup::inline(variant), &ops);
         prop_assert_eq!(&run_in(portable(variant), &ops), &inline);
         prop_assert_eq!(&run_in(threaded(variant), &ops), &inline);
-        // A conflict is an error of the call that makes it, which the model does not expect.
+        // A conflict is an error of the call that makes it, and the model expects none.
         prop_assert_eq!(&run_in(Setup { watched: true, ..Setup::inline(variant) }, &ops), &inline);
         prop_assert_eq!(&run_in(clocked(variant, seed), &ops), &inline);
     }
@@ -127,7 +127,7 @@ proptest! {
 
 #[cfg(feature = "cuda")]
 #[test]
-fn every_seed_of_the_stand_in_comes_to_what_an_inline_device_does() {
+fn every_seed_of_the_stand_in_has_the_result_of_an_inline_device() {
     if !driver_is_there() {
         return;
     }
@@ -140,16 +140,16 @@ fn every_seed_of_the_stand_in_comes_to_what_an_inline_device_does() {
 }
 
 #[test]
-fn every_seed_of_the_clock_comes_to_what_an_inline_device_does() {
+fn every_seed_of_the_clock_has_the_result_of_an_inline_device() {
     for seed in seeds() {
         let (ops, variant) = (random_ops(seed, 90), seed as u8);
         assert_eq!(run_in(clocked(variant, seed), &ops), run_in(Setup::inline(variant), &ops), "seed {seed}");
     }
 }
 
-/// The control of the tests above: they reach what they are there for.
+/// The control of the tests above: they reach every listed outcome.
 #[test]
-fn random_bytes_are_runs_that_reach_everything() {
+fn random_bytes_are_runs_that_reach_every_operation() {
     let mut reached = BTreeMap::new();
     for seed in 0..300 {
         let outcomes = run_in(Setup::inline(seed as u8), &random_ops(seed, 90));
@@ -193,8 +193,8 @@ fn random_bytes_are_runs_that_reach_everything() {
         "truncate deep",
         "truncate drafts",
         "truncate into a shared page",
-        "truncate what others share",
-        "truncate what was published",
+        "truncate shared pages",
+        "truncate published pages",
         "scratch rows",
         "publish InvalidState",
         "publish OutOfRange",
@@ -213,7 +213,7 @@ fn random_bytes_are_runs_that_reach_everything() {
     assert!(missed.is_empty(), "never reached: {missed:?}; reached: {reached:#?}");
 }
 
-/// Sequences that come and go until the shared pages that nobody uses fill the pools.
+/// Sequences that come and go until unused shared pages fill the pools.
 #[test]
 fn shared_pages_fill_the_pools_and_make_room() {
     let mut reached = BTreeMap::new();
@@ -229,8 +229,8 @@ fn shared_pages_fill_the_pools_and_make_room() {
             *reached.entry(what).or_insert(0) += times;
         }
     }
-    // Rare: single tests of tests/sharing.rs have it for certain.
-    let rare = if soak() { &["publish a page whose twin is gone"][..] } else { &[] };
+    // Rare; single tests of tests/sharing.rs cover it for certain.
+    let rare = if soak() { &["publish a page whose duplicate is gone"][..] } else { &[] };
     for what in ["evict a shared page", "fork of shared pages"].iter().chain(rare) {
         assert!(reached.contains_key(*what), "never reached: {what}; reached: {reached:#?}");
     }
@@ -278,7 +278,7 @@ fn any_bytes_are_a_trace_or_an_error() {
     }
 }
 
-/// Fails the n-th operation of a run; answers how many there were, and what was reached.
+/// Fails the n-th operation of a run. Returns the number of operations, and the outcomes that the run reached.
 fn failing(setup: Setup, ops: &[Op], number: u64) -> (u64, BTreeMap<String, u64>) {
     let options = HostOptions { fail_operation: Some(number), ..setup.options };
     let mut world = World::new(Setup { options, ..setup });
@@ -289,7 +289,7 @@ fn failing(setup: Setup, ops: &[Op], number: u64) -> (u64, BTreeMap<String, u64>
 }
 
 #[test]
-fn a_device_that_fails_at_any_operation_leaves_nothing_behind() {
+fn a_device_that_fails_at_any_operation_leaks_nothing() {
     #[cfg(feature = "cuda")]
     if is_given() && !own_driver("fails an operation") {
         return;
@@ -336,7 +336,7 @@ fn soak_returns_every_counter_to_its_start() {
     world.end();
 }
 
-/// A seed whose steps are neither refused nor made to fail, in a world of one sequence that starts cold.
+/// A seed whose steps are neither refused nor made to fail, in a world of one sequence that joins without a warm-up.
 fn sound_seed() -> u16 {
     let step = |seed| Op::Step { micro: 0, rows: 0, width: 1, seed };
     let sound = |seed: &u16| {
@@ -348,14 +348,14 @@ fn sound_seed() -> u16 {
 
 const COLD: Op = Op::Start { prompt: 80, promised: 40, budget: 4, whole: false };
 
-/// One step whose gathers are held back, or late by chance. Whether attention read what was selected.
+/// One step whose gathers are held, or late by chance. Returns whether attention read the selected rows.
 fn attention_with_slow_gathers(setup: Setup, seed: u16, missing: Option<Edge>) -> bool {
     let mut world = World::new(setup);
     world.apply(&COLD);
     world.engine.missing = missing;
     world.apply(&Op::Begin { micro: 0, rows: 0, width: 1, seed });
     let held = (!setup.on.is_by_chance()).then(|| world.engine.hold(world.engine.gathers(0)));
-    // A call a layer and pass fits the streams' queues: nothing here waits for the gathers.
+    // The calls of a layer and pass fit the streams' queues: nothing here waits for the gathers.
     (0..9).for_each(|_| world.layer(0));
     if missing.is_some() && held.is_some() {
         world.engine.drain(world.engine.stream(0));
@@ -367,8 +367,8 @@ fn attention_with_slow_gathers(setup: Setup, seed: u16, missing: Option<Edge>) -
     world.engine.found.lock().unwrap().wrong.is_empty()
 }
 
-/// What an edge is for holds on a threaded device, where it is forced, and for every seed of the clock; and
-/// the controls: without the edge it is seen, on the clock for some seed.
+/// The effect of an edge holds on a threaded device, where it is forced, and for every seed of the clock. The controls:
+/// without the edge, the clock shows it for some seed.
 fn by_gate_and_by_chance(holds: impl Fn(Setup, u16, Option<Edge>) -> bool, edge: Edge) {
     let sound = sound_seed();
     assert!(holds(threaded(0), sound, None));
@@ -381,12 +381,12 @@ fn by_gate_and_by_chance(holds: impl Fn(Setup, u16, Option<Edge>) -> bool, edge:
 }
 
 #[test]
-fn attention_reads_behind_the_gather() {
+fn attention_reads_after_the_gather() {
     by_gate_and_by_chance(attention_with_slow_gathers, Edge::Gathered);
 }
 
-/// Two steps; in the first the engine's own writes are held back, or late by chance. Whether the total pool
-/// has the rows.
+/// Two steps; in the first the engine's own writes are held, or late by chance. Returns whether the total pool has the
+/// rows.
 fn stores_with_slow_writes(setup: Setup, seed: u16, missing: Option<Edge>) -> bool {
     let mut world = World::new(setup);
     world.apply(&COLD);
@@ -415,9 +415,13 @@ fn f1_a_store_waits_for_the_rows_that_it_reads() {
     by_gate_and_by_chance(stores_with_slow_writes, Edge::Written);
 }
 
-/// Steps that are enqueued while a warm-up, two truncations and a fork are still to run on the host's stream.
-/// Answers the waits of each step's beginning, on the clock.
-fn steps_behind_what_made_them_ready(setup: Setup, seed: u16, without: Range<u64>) -> Vec<Range<u64>> {
+/// Steps enqueued while a warm-up, two truncations and a fork still have to run on the host's stream. Returns the waits
+/// of each step's prepare, on the clock.
+fn steps_after_the_work_that_made_them_ready(
+    setup: Setup,
+    seed: u16,
+    without: Range<u64>,
+) -> Vec<Range<u64>> {
     let mut world = World::new(setup);
     world.engine.without_waits(without);
     let mut begins = Vec::new();
@@ -437,7 +441,7 @@ fn steps_behind_what_made_them_ready(setup: Setup, seed: u16, without: Range<u64
         world.apply(&Op::Begin { micro: 0, rows: 0, width: 1, seed });
         begins.push(first..world.engine.waits());
         world.apply(&Op::Finish { micro: 0 });
-        // Time for a step that does not wait to do its harm; one that does is not hurried.
+        // Time for a step that does not wait to do harm; a step that waits is not affected.
         world.engine.idle();
         drop(held);
         world.engine.settle();
@@ -455,16 +459,16 @@ fn steps_behind_what_made_them_ready(setup: Setup, seed: u16, without: Range<u64
 #[test]
 fn a_step_waits_for_the_work_that_made_its_sequence_ready() {
     let sound = sound_seed();
-    steps_behind_what_made_them_ready(threaded(0), sound, 0..0);
+    steps_after_the_work_that_made_them_ready(threaded(0), sound, 0..0);
     for setups in by_chance(0) {
         let mut begins = Vec::new();
         for setup in &setups {
-            begins = steps_behind_what_made_them_ready(*setup, sound, 0..0);
+            begins = steps_after_the_work_that_made_them_ready(*setup, sound, 0..0);
         }
-        // The controls: without the waits of its beginning each step goes wrong, for some seed.
+        // The controls: without the waits of its prepare each step goes wrong, for some seed.
         for begin in begins {
             let wrong = |setup: &Setup| {
-                let run = || steps_behind_what_made_them_ready(*setup, sound, begin.clone());
+                let run = || steps_after_the_work_that_made_them_ready(*setup, sound, begin.clone());
                 catch_unwind(run).is_err()
             };
             assert!(setups.iter().any(wrong), "waits {begin:?}: {:?}", setups[0].on);
@@ -472,9 +476,9 @@ fn a_step_waits_for_the_work_that_made_its_sequence_ready() {
     }
 }
 
-/// An abort while a fork's copy is in flight: what it names comes back when its ticket has ended.
+/// An abort while a fork's copy is in flight: the resources that the copy names are freed when its ticket has ended.
 #[test]
-fn f9_a_ticket_that_ends_after_an_abort_still_gives_its_pages_back() {
+fn f9_a_ticket_that_ends_after_an_abort_still_frees_its_pages() {
     let mut world = World::new(threaded(0));
     world.apply(&START);
     let (start, parent, stream) = (world.start, world.seqs[0].handle, world.engine.host);
@@ -500,7 +504,7 @@ fn f9_a_ticket_that_ends_after_an_abort_still_gives_its_pages_back() {
     world.cache.validate().unwrap();
 }
 
-/// A captured batch is as wide as its bucket: rows beyond the real ones answer -1 and move nothing.
+/// A captured batch is as wide as its bucket: rows beyond the real ones resolve to -1 and move nothing.
 #[test]
 fn padded_rows_of_a_captured_batch_are_inert() {
     let mut world = World::new(Setup::inline(0));
@@ -511,9 +515,9 @@ fn padded_rows_of_a_captured_batch_are_inert() {
     let mut step = world.cache.prepare(MicroBatch(0), 1, &[row], None, stream).unwrap();
     let words = u64::from(batch * k);
     let (selection, slots) = (device.allocate(4 * words).unwrap(), device.allocate(4 * words).unwrap());
-    // The real row selects what is there; the others hold what no row may select.
-    let picks = (0..batch * k).map(|i| if i < k { i } else { 0x7000_0000 + i });
-    device.write(selection, &picks.flat_map(u32::to_le_bytes).collect::<Vec<u8>>()).unwrap();
+    // The real row selects existing positions; the others hold what no row may select.
+    let positions = (0..batch * k).map(|i| if i < k { i } else { 0x7000_0000 + i });
+    device.write(selection, &positions.flat_map(u32::to_le_bytes).collect::<Vec<u8>>()).unwrap();
     let rows = QueryRange { first: 0, count: 1 };
     let range = StepRange { micro_batch: MicroBatch(0), layer: Layer(1), first: 0, count: batch, rows };
     device
@@ -525,12 +529,12 @@ fn padded_rows_of_a_captured_batch_are_inert() {
         .unwrap();
     device.enqueue(world.cache.pools(), stream, PoolOp::Gather { range, wave: 0 }).unwrap();
     device.enqueue(world.cache.pools(), stream, PoolOp::Scatter(range)).unwrap();
-    let mut answers = vec![0; 4 * words as usize];
-    device.read(slots, &mut answers).unwrap();
-    let answers: Vec<i32> = answers.as_chunks::<4>().0.iter().map(|b| i32::from_le_bytes(*b)).collect();
-    assert!(answers[..k as usize].iter().all(|slot| *slot >= 0));
-    assert!(answers[k as usize..].iter().all(|slot| *slot == -1));
-    // The cache has seen none of these calls: for it the step is still to be enqueued.
+    let mut returned = vec![0; 4 * words as usize];
+    device.read(slots, &mut returned).unwrap();
+    let returned: Vec<i32> = returned.as_chunks::<4>().0.iter().map(|b| i32::from_le_bytes(*b)).collect();
+    assert!(returned[..k as usize].iter().all(|slot| *slot >= 0));
+    assert!(returned[k as usize..].iter().all(|slot| *slot == -1));
+    // The cache has seen none of these calls: for it the step is not enqueued yet.
     let own = |buffer: Slice| buffer.part(0, 4 * u64::from(k)).unwrap();
     let complete = |cache: &Cache, step: &Step| {
         for layer in (0..cache.geometry().layers()).map(Layer) {
@@ -557,7 +561,7 @@ fn padded_rows_of_a_captured_batch_are_inert() {
 
 const START: Op = Op::Start { prompt: 40, promised: 40, budget: 4, whole: true };
 
-/// A second step of a micro-batch would take over the open one's block on the device.
+/// A second step of a micro-batch would replace the open step's descriptor on the device.
 #[test]
 fn a_micro_batch_has_one_open_step() {
     let mut world = World::new(Setup::inline(0));
@@ -567,7 +571,7 @@ fn a_micro_batch_has_one_open_step() {
     (1..20).for_each(|seed| world.apply(&Op::Begin { micro: 0, rows: 0b01, width: 1, seed }));
     assert!(world.reached["prepare Busy"] > 9, "{:?}", world.reached);
     world.apply(&Op::Begin { micro: 1, rows: 0b01, width: 1, seed: 1 });
-    assert!(world.open[1].is_some(), "another micro-batch's step may be open beside it");
+    assert!(world.open[1].is_some(), "another micro-batch's step may be open at the same time");
     world.close_all();
     world.end();
 }
@@ -581,14 +585,14 @@ fn a_refused_append_in_place_claims_nothing() {
     let handle = world.seqs[0].handle;
     let refused = world.cache.append_in_place(handle, 6).unwrap_err();
     assert_eq!(refused.kind(), Kind::OutOfRange);
-    // Every layer still takes exactly what was left of its prompt.
+    // Every layer still takes exactly the rest of its prompt.
     world.apply(&Op::Fill { seq: 0 });
     world.apply(&Op::Join { seq: 0, warm: 0, bound: 0, seed: 0 });
     world.end();
 }
 
-/// Steps of two sequences, one in each micro-batch, with two steps in flight and a cut between them. Every
-/// step accepts all that the one before has landed, so that whatever was lost is read again.
+/// Steps of two sequences, one in each micro-batch, with two steps in flight and a truncation between them. Every step
+/// accepts all rows that the one before has landed, so every lost row is read again.
 fn accepting_steps() -> Vec<Op> {
     let retire = || Op::Retire { which: 1 };
     let mut ops = vec![START, Op::Start { prompt: 60, promised: 50, budget: 0, whole: true }];
@@ -613,13 +617,13 @@ fn accepting_steps() -> Vec<Op> {
     ops
 }
 
-/// A schedule without one of its waits goes wrong on the clock exactly when that wait ordered something, as
-/// the order checker sees it: each is the other's control.
+/// A schedule without one of its waits goes wrong on the clock exactly when the order checker sees that the wait
+/// ordered something: each is the other's control.
 #[test]
 fn each_wait_that_orders_something_shows_on_the_clock_when_it_is_left_out() {
     let ops = accepting_steps();
     let right = run_in(Setup::inline(0), &ops);
-    // What the last two rounds store is read by nobody any more.
+    // No later round reads the rows that the last two rounds store.
     let mut world = World::new(clocked(0, 0));
     ops[..ops.len() - 8].iter().for_each(|op| world.apply(op));
     let waits = world.engine.clock.as_ref().unwrap().waits();

@@ -25,13 +25,13 @@ fn ess() -> Setup {
     Setup::named("ess").unwrap().unwrap()
 }
 
-/// The setup on a link that gathers rows at `rate` bytes a second.
+/// The setup on a link that gathers rows at `rate` bytes per second.
 fn gathers_at(rate: f64) -> Simulator {
     let base = Rates::preset("pcie5").unwrap();
     Simulator::new(ess().on_link(Link::Rates(Rates { gather: RowRates::flat(656, rate), ..base })).unwrap())
 }
 
-/// Tokens a second of every batch, planned and simulated one by one.
+/// Tokens per second of every batch, planned and simulated one by one.
 fn by_batch(
     demand: &Demand,
     simulator: &mut Simulator,
@@ -49,7 +49,7 @@ fn by_batch(
 }
 
 #[test]
-fn the_search_finds_what_trying_every_batch_finds() {
+fn the_search_agrees_with_trying_every_batch() {
     for (context, rate) in [(32 * 1024, 39.7e9), (32 * 1024, 8e9), (128 * 1024, 39.7e9)] {
         let mut simulator = gathers_at(rate);
         let demand = demand(context);
@@ -59,7 +59,7 @@ fn the_search_finds_what_trying_every_batch_finds() {
         let all = by_batch(&demand, &mut simulator, resident + 1..=without.planned.most_batch);
         let most = all.iter().map(|(_, throughput)| *throughput).fold(0.0, f64::max);
         let found = worth.most().unwrap().outcome.throughput;
-        // Throughput by batch has steps, and the search looks closely only around the best of every few.
+        // Throughput by batch has steps, and the search looks closely only around the best of every few batches.
         assert!(found > 0.99 * most, "{context} {rate}: {found} of {most}");
         let first = all.iter().find(|(_, throughput)| *throughput > worth.floor()).map(|(batch, _)| *batch);
         assert_eq!(worth.pays_from, first, "{context} {rate}");
@@ -71,7 +71,7 @@ fn the_search_finds_what_trying_every_batch_finds() {
 }
 
 #[test]
-fn where_rows_come_slowly_it_does_not_pay_and_that_is_said() {
+fn a_plan_says_when_slow_gathers_make_offloading_not_worth_it() {
     // Single rows by cudaMemcpyAsync (the ESS study: 0.79 GB/s).
     let mut simulator = gathers_at(0.79e9);
     let slow = worth(&demand(32 * 1024), ACCEPT, &Options::default(), &mut simulator).unwrap();
@@ -82,7 +82,7 @@ fn where_rows_come_slowly_it_does_not_pay_and_that_is_said() {
     let priced = price(&asked, ACCEPT, &Options::default(), &mut simulator).unwrap();
     assert!(priced.planned.notes.contains(&Note::Slower));
     assert!(priced.outcome.throughput < priced.without.unwrap().throughput);
-    // By a kernel it does.
+    // With a kernel it does.
     let fast = price(&asked, ACCEPT, &Options::default(), &mut gathers_at(37e9)).unwrap();
     assert!(!fast.planned.notes.contains(&Note::Slower));
     assert!(fast.outcome.throughput > 1.3 * fast.without.unwrap().throughput);
@@ -120,16 +120,16 @@ fn another_model_is_planned_by_its_roofline() {
 }
 
 #[test]
-fn what_misses_are_not_known_for_is_not_tried_and_said() {
+fn points_without_known_misses_are_not_tried_and_are_listed() {
     let worth = worth(&demand(128 * 1024), ACCEPT, &Options::default(), &mut Simulator::new(ess())).unwrap();
     let most = worth.most().unwrap();
     assert!(most.planned.notes.contains(&Note::Untried) && !most.planned.notes.contains(&Note::Unknown));
     assert!(worth.with.iter().all(|priced| priced.planned.ratio > 0.099));
 }
 
-/// Costs end where they were measured, as misses do: the plan stands, and says that its time is not known.
+/// Costs end at the last measurement, as misses do: the plan remains, and says that its time is unknown.
 #[test]
-fn what_costs_are_not_known_for_is_not_tried_and_said() {
+fn points_without_known_costs_are_not_tried_and_are_listed() {
     let ends_at = |tokens: f64| {
         let mut file = ess().file().clone();
         let rest = file.costs.rest.as_mut().unwrap();
@@ -145,13 +145,13 @@ fn what_costs_are_not_known_for_is_not_tried_and_said() {
     let last = some.with.last().unwrap();
     assert!(last.planned.notes.contains(&Note::Untried));
     assert!((100..=128).contains(&last.planned.batch), "{}", last.planned.batch);
-    // Not even the first sequence beyond those that fit whole.
+    // Not even the first sequence beyond those that are held whole.
     let none = worth(&demand, ACCEPT, &options, &mut ends_at(27.0)).unwrap();
     assert!(none.with.is_empty() && none.pays_from.is_none(), "{:?}", none.best);
     assert!(none.most().unwrap().planned.notes.contains(&Note::Untried));
     let asked = Demand { batch: Batch::Sequences(100), ..demand.clone() };
     assert!(is_unknown(&price(&asked, ACCEPT, &options, &mut ends_at(27.0)).unwrap_err()));
-    // Those that fit whole are not known either, or are more than a step is simulated for.
+    // The costs of batches that are held whole are unknown too, or larger than a step is simulated for.
     assert!(is_unknown(&worth(&demand, ACCEPT, &options, &mut ends_at(12.0)).unwrap_err()));
     let few = Demand { batch: Batch::Sequences(8), ..demand.clone() };
     assert!(price(&few, ACCEPT, &options, &mut ends_at(12.0)).unwrap().without.is_none());
@@ -159,14 +159,15 @@ fn what_costs_are_not_known_for_is_not_tried_and_said() {
     assert!(is_unknown(&worth(&huge, ACCEPT, &options, &mut ends_at(64.0)).unwrap_err()));
     let point = Point { context: 32 << 10, batch: 1 << 20, mtp: 2, accept: ACCEPT, ratio: 1.0 };
     assert!(is_unknown(&ends_at(64.0).run(&point, &options).unwrap_err()));
-    // What makes no sense is another error.
+    // Invalid input is another error.
     let error = price(&few, 9.0, &options, &mut ends_at(64.0)).unwrap_err();
     assert!(!is_unknown(&error) && error.place().starts_with("accept"), "{error}");
 }
 
-/// Of batches that decode fast enough, against trying every one: with offload the best of them, without the largest.
+/// The search among batches that decode fast enough, against trying every one: with offload the best of them, without
+/// it the largest.
 #[test]
-fn slower_batches_than_asked_for_are_no_answer() {
+fn batches_slower_than_the_asked_speed_are_not_chosen() {
     let (demand, options) = (demand(64 * 1024), Options::default());
     let mut simulator = Simulator::new(ess());
     let all = by_batch(&demand, &mut simulator, 1..=200);
@@ -190,7 +191,7 @@ fn slower_batches_than_asked_for_are_no_answer() {
         let found = best.map_or(0.0, |best| best.outcome.throughput);
         assert!(found >= 0.99 * most && found <= most * (1.0 + 1e-9), "{least_otps}: {found} of {most}");
         assert_eq!(worth.alone.is_some(), fast.is_empty(), "{least_otps}");
-        // Batches that yield more and are too slow are no batches that do not pay.
+        // Batches that yield more but are too slow do not count as batches that do not pay.
         let more = all.iter().any(|(batch, throughput)| *batch > resident && *throughput > worth.floor());
         assert_eq!(worth.more_too_slow, more && worth.pays_from.is_none(), "{least_otps}");
         if let Some(without) = worth.without.as_ref().filter(|_| worth.pays_from.is_none()) {
@@ -213,7 +214,7 @@ fn thousands(value: f64) -> String {
     }
 }
 
-/// What the page says of a model, a context and a link.
+/// The page's text for a model, a context and a link.
 fn found(model: &str, context: u32, link: Link) -> Worth {
     let setup = ess().of_model(model).unwrap().on_link(link).unwrap();
     let demand = Demand { shape: *setup.shape(), count_tables: true, ..demand(context) };
@@ -224,7 +225,7 @@ fn context(cell: &str) -> u32 {
     1024 * cell.strip_suffix('K').unwrap().parse::<u32>().unwrap()
 }
 
-/// A row of the page's table of links; the name of the model and the context stand in the first row of four only.
+/// A row of the page's table of links. Only the first row of four has the name of the model and the context.
 fn check_link(page: &mut (String, u32), cells: &[&str]) {
     if !cells[0].is_empty() {
         *page = (cells[0].to_owned(), context(cells[1]));
@@ -270,7 +271,7 @@ fn check_rate(cells: &[&str]) {
 }
 
 #[test]
-fn the_pages_figures_are_what_comes_out() {
+fn the_figures_of_the_page_are_the_computed_ones() {
     let page = include_str!("../docs/planner.md");
     let (mut links, mut rates, mut place) = (0, 0, (String::new(), 0));
     for line in page.lines() {

@@ -68,7 +68,7 @@ fn a_wait_is_for_the_last_record_before_it() {
 }
 
 #[test]
-fn the_host_is_behind_what_it_has_seen_and_before_what_it_enqueues() {
+fn the_host_is_after_what_it_has_seen_and_before_what_it_enqueues() {
     let mut order = Order::new();
     order.host("prepare", &[write(0, 10)]).unwrap();
     order.access(A, "begin", &[read(0, 10)]).unwrap();
@@ -87,7 +87,7 @@ fn the_host_is_behind_what_it_has_seen_and_before_what_it_enqueues() {
 }
 
 #[test]
-fn memory_is_bounded_by_what_is_named() {
+fn memory_is_bounded_by_the_named_ranges() {
     for seen in [false, true] {
         let mut order = Order::new();
         for step in 0..2000_u64 {
@@ -98,7 +98,7 @@ fn memory_is_bounded_by_what_is_named() {
             order.record(E, A);
             if seen {
                 order.observed(E);
-                // Spaces that come once and never again.
+                // Spaces that are used once and never again.
                 order
                     .access(A, "copy", &[Access::write(Space::new("page", [step as u32, 0]), 0, 1)])
                     .unwrap();
@@ -109,7 +109,7 @@ fn memory_is_bounded_by_what_is_named() {
 }
 
 #[test]
-fn dropping_what_the_host_has_seen_hides_nothing_that_it_has_not() {
+fn dropping_seen_operations_hides_no_unseen_one() {
     let mut order = Order::new();
     order.access(A, "old", &[write(0, 1000)]).unwrap();
     order.record(E, A);
@@ -119,7 +119,7 @@ fn dropping_what_the_host_has_seen_hides_nothing_that_it_has_not() {
         order.access(A, "filler", &[Access::write(OTHER, 2 * place, 2 * place + 1)]).unwrap();
         order.record(E, A);
         if place % 3 == 0 && place < 300 {
-            order.access(B, "beside", &[read(0, 500), read(501, 1000)]).unwrap();
+            order.access(B, "during", &[read(0, 500), read(501, 1000)]).unwrap();
         }
     }
     assert!(order.access(B, "late", &[read(500, 501)]).is_err());
@@ -155,7 +155,7 @@ fn calls() -> impl Strategy<Value = Vec<Call>> {
 }
 
 /// The node of each call, with its direct predecessors. Host calls and polls are a stream of their own, and each call
-/// of a stream comes after the host's last.
+/// of a stream comes after the host's last call.
 #[derive(Default)]
 struct Naive {
     before: Vec<Vec<usize>>,
@@ -230,10 +230,10 @@ impl Naive {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
     #[test]
-    fn the_first_conflict_is_where_a_naive_search_finds_it(calls in calls()) {
+    fn the_first_conflict_is_the_one_that_a_naive_search_finds(calls in calls()) {
         let (mut order, mut naive) = (Order::new(), Naive::default());
         for (index, call) in calls.iter().enumerate() {
-            let answer = match call {
+            let result = match call {
                 Call::Record(event, stream) => {
                     order.record(Event(*event), Stream(*stream));
                     Ok(())
@@ -249,14 +249,14 @@ proptest! {
                 }
                 Call::Access(stream, all) => {
                     let checked = order.check(Stream(*stream), "access", all);
-                    let answer = order.access(Stream(*stream), "access", all);
-                    prop_assert_eq!(&checked, &answer);
-                    answer
+                    let result = order.access(Stream(*stream), "access", all);
+                    prop_assert_eq!(&checked, &result);
+                    result
                 }
                 Call::Host(all) => order.host("access", all),
             };
-            prop_assert_eq!(answer.is_ok(), naive.call(call), "call {}", index);
-            if answer.is_err() {
+            prop_assert_eq!(result.is_ok(), naive.call(call), "call {}", index);
+            if result.is_err() {
                 break;
             }
             if index % 5 == 0 && !order.clocks.is_empty() {

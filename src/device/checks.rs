@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn plans_whose_parts_do_not_fit_each_other_are_refused() {
+    fn pool_layouts_whose_parts_do_not_fit_each_other_are_refused() {
         let device = DeviceId::new();
         let asker = Asker { name: "device", device, exact: true, top_k_max: 8 };
         let check = |change: &dyn Fn(&mut PoolLayout)| {
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn joins_that_the_tables_cannot_take_are_refused_before_they_run() {
+    fn joins_that_do_not_fit_the_tables_are_refused_before_they_run() {
         let device = DeviceId::new();
         let asker = Asker { name: "device", device, exact: true, top_k_max: 8 };
         let extents = Extents::new(&layout(device), asker).unwrap();

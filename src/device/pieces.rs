@@ -80,7 +80,7 @@ mod tests {
 
     const MANY: u64 = 4096;
 
-    /// Requests a row, for many rows far from each other, when each warp's load requests every line that it touches
+    /// Requests per row, for many rows far from each other, when each warp's load requests every line that it touches
     /// once.
     fn naive(pieces: Pieces, row: u64, stride: u64, rows: u64) -> f64 {
         let mut asked = 0;
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_is_asked_for_by_the_lines_that_it_touches() {
+    fn a_row_needs_a_request_for_each_line_that_it_touches() {
         for (stride, packed) in [(656, 7.09), (704, 7.09), (768, 7.13)] {
             let of = Pieces::of(656, stride, 1 << 31, 1 << 30);
             assert_eq!(of, Pieces { bytes: 16, numbers: 48, mask: 127 });

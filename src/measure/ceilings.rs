@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_timed_has_a_head_start() {
+    fn the_timed_work_has_a_head_start() {
         let device = HostDevice::new(HostOptions { threaded: true, ..HostOptions::default() });
         let slice = || device.allocate(NOTHING).unwrap();
         let track = || Track::new(&*device, slice(), slice()).unwrap();
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_that_say_nothing_are_refused() {
+    fn invalid_sizes_and_rounds_are_refused() {
         let device = HostDevice::new(HostOptions::default());
         for (bytes, rounds) in [(1 << 20, 0), (100, 3)] {
             let refused = Ceilings::measure(&*device, bytes, rounds).unwrap_err();

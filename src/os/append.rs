@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_at_any_call_leaves_whole_pieces_and_is_the_last_word() {
+    fn a_failure_at_any_call_leaves_whole_pieces_and_is_final() {
         let path = Fresh::new("pieces");
         let counted = Arc::new(Inject::nth(u64::MAX, 0));
         scenario(&path.0, counted.clone()).unwrap();
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_is_not_touched() {
+    fn an_existing_file_is_not_touched() {
         let path = Fresh::new("there");
         fs::write(&path.0, "dear").unwrap();
         let e = Appender::create(&path.0, Arc::new(NoFaults)).err().unwrap();

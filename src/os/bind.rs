@@ -88,13 +88,13 @@ mod tests {
     }
 
     #[test]
-    fn one_node_is_assumed_where_the_system_does_not_tell() {
+    fn one_node_is_assumed_where_the_system_names_none() {
         assert_eq!(nodes(&Inject::call(Call::Nodes, libc::ENOENT)), [0]);
         assert!(!nodes(&NoFaults).is_empty());
     }
 
     #[test]
-    fn a_refused_binding_and_a_missing_node_are_said() {
+    fn a_refused_binding_and_a_missing_node_are_reported() {
         let region = Region::new(None, page_size(), &NoFaults).unwrap();
         let one = Inject::call(Call::Nodes, libc::ENOENT);
         let lost = bind(&region, 1, &one).unwrap();

@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn one_file_is_one_by_whatever_name() {
+    fn one_file_is_the_same_by_every_name() {
         let directory = Directory::new("identity");
         let name = |name: &str| directory.0.join(name);
         fs::create_dir(name("under")).unwrap();

@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn a_missing_library_or_function_is_named() {
         let place = |e: Error| (e.kind(), e.place().to_owned());
         let (kind, text) = place(open("libforebay-none.so.9", &NoFaults).unwrap_err());
         assert!(text.starts_with("missing library libforebay-none.so.9: "), "{text}");
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_call_is_a_missing_thing() {
+    fn a_refused_call_is_an_error_that_names_what_is_missing() {
         let e = open("libm.so.6", &Inject::call(Call::OpenLibrary, libc::EACCES)).unwrap_err();
         assert_eq!(e.place(), "missing library libm.so.6: Permission denied");
         let library = open("libm.so.6", &NoFaults).unwrap();

@@ -68,10 +68,10 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_meanwhile_is_taken_away_and_nothing_else_is_changed() {
+    fn a_signal_raised_meanwhile_is_discarded_and_nothing_else_changes() {
         assert!(!held_back());
         // A delivered signal would end the process here.
-        let answer = unsignalled(|| {
+        let result = unsignalled(|| {
             // As the system raises it: for the calling thread.
             raise(Signal::SIGXFSZ).unwrap();
             assert!(held_back() && waiting());
@@ -79,7 +79,7 @@ mod tests {
             assert!(held_back() && waiting());
             7
         });
-        assert!(answer == 7 && !waiting() && !held_back());
+        assert!(result == 7 && !waiting() && !held_back());
     }
 
     #[test]

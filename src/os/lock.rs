@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn no_memory_for_the_pages_is_said_and_not_touched() {
+    fn too_little_memory_for_the_pages_is_reported_and_they_are_not_touched() {
         for errno in [libc::ENOMEM, libc::EFAULT] {
             let region = Region::new(None, 64 * page_size(), &NoFaults).unwrap();
             let refusal = populate_or_touch(&region, &Inject::call(Call::Populate, errno)).unwrap_err();

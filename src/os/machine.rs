@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_is_a_number_that_the_firmware_told() {
+    fn a_node_is_a_number_that_the_firmware_reports() {
         assert_eq!((node("0\n"), node("3\n")), (Some(0), Some(3)));
         assert_eq!((node("-1\n"), node(""), node("near\n")), (None, None, None));
         assert_eq!(node_beside("ffff:ff:1f.7"), None);

@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_can_cut_the_memory_off() {
+    fn no_process_can_shrink_the_memory() {
         let fd = create(false, &NoFaults).unwrap();
         resize(&fd, 8192, &NoFaults).unwrap();
         let file = std::fs::File::from(fd);

@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn another_folder_stands_for_another_machine() {
+    fn another_folder_is_read_as_another_machine() {
         let root = std::env::temp_dir().join(format!("forebay-machine-{}", std::process::id()));
         let files = [
             ("proc/meminfo", "MemTotal: 100 kB\nMemAvailable: 90 kB\nHugepagesize: 2048 kB\n"),
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_reads_as_unknown() {
+    fn invalid_files_read_as_unknown() {
         let broken = "MemAvailable: x kB\nHugePages_Free: -1\nHugepagesize: 3 kB\nHugePages_Rsvd: 4";
         assert_eq!(MemoryState::parse(broken, ""), MemoryState::default());
         assert_eq!(page_size(), 4096);

@@ -58,7 +58,7 @@ mod tests {
     use super::super::{Inject, NoFaults, nodes};
     use super::*;
 
-    /// The state of a thread after [`near`]: what was refused, its processors, its policy and the policy's nodes.
+    /// The state of a thread after [`near`]: the refusals, its processors, its policy and the policy's nodes.
     fn gone(node: u32, processors: Vec<u32>, faults: Inject) -> (Vec<Fallback>, Vec<u32>, i32, u64) {
         let there = move || {
             let lost = near(node, &processors, &faults);
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_is_said_and_left_as_it_was() {
+    fn a_refused_setting_is_reported_and_unchanged() {
         let (lost, on, ..) = gone(0, vec![], none());
         assert_eq!(lost[0].what, Fallback::NODE_PROCESSORS);
         assert_eq!(lost[0].cause, "sched_setaffinity: Invalid argument");

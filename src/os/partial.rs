@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_names_of_ours_are_looked_at() {
+    fn only_our_names_are_considered() {
         for name in [".forebay-1-0.partial", ".forebay-4294967295-64.partial"] {
             assert!(is_locked(OsStr::new(name)), "{name}");
         }
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_dead_process_left_goes_and_what_lives_stays() {
+    fn files_of_a_dead_process_are_removed_and_those_of_a_living_one_stay() {
         let folder = std::env::temp_dir().join(format!("forebay-{}-partials", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         let name = |name: &str| folder.join(name);

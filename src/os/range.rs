@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_piece_that_cannot_be_is_refused() {
+    fn an_impossible_piece_is_refused() {
         let page = page_size();
         let (own, private) = (map(2, true), map(2, false));
         let refused = |piece| Range::new(&[piece], &NoFaults).unwrap_err();

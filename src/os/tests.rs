@@ -51,8 +51,8 @@ fn held() -> (usize, usize, u64) {
 
 /// In a process of its own, because other tests open and map at the same time.
 #[test]
-fn whichever_call_fails_nothing_stays_held() {
-    let name = "os::tests::whichever_call_fails_nothing_stays_held";
+fn nothing_is_held_after_any_failed_call() {
+    let name = "os::tests::nothing_is_held_after_any_failed_call";
     if std::env::var_os(CHILD).is_none() {
         let exe = std::env::current_exe().unwrap();
         let run = Command::new(exe).args(["--exact", name, "--nocapture"]).env(CHILD, "1").output().unwrap();

@@ -17,7 +17,7 @@ fn overlaps(layers: impl Into<prop::collection::SizeRange>) -> impl Strategy<Val
 const TEXT: &str = "# by hand\nforebay overlap table 1\n\nversion 7\nlayers 3\n0 none\n1 dba\n  2   da\n";
 
 #[test]
-fn a_table_is_read_as_it_was_written() {
+fn a_table_is_read_back_as_written() {
     let table = Table::from_text(TEXT).unwrap();
     assert_eq!(table, Table { version: 7, by_layer: vec![Overlap::None, Overlap::Dba, Overlap::Da] });
     assert_eq!(table.to_text(), "forebay overlap table 1\nversion 7\nlayers 3\n0 none\n1 dba\n2 da\n");
@@ -75,7 +75,7 @@ proptest! {
     }
 
     #[test]
-    fn no_text_makes_it_panic(
+    fn no_text_makes_the_reader_panic(
         text in "(forebay overlap table 1\n)?(version [0-9]{0,11}\n)?(layers [0-9]{0,5}\n)?[0-9a-z# \n]{0,40}",
     ) {
         if let Ok(table) = Table::from_text(&text) {
@@ -84,7 +84,7 @@ proptest! {
     }
 }
 
-/// Prices of one set of lines: by order what it costs at no miss, and a miss.
+/// Prices of one set of lines: by order, the cost without misses and the cost of a miss.
 fn lines(orders: [(f64, f64); 3]) -> [Vec<f64>; 3] {
     orders.map(|(fixed, slope)| vec![fixed, fixed + 100.0 * slope])
 }
@@ -123,8 +123,8 @@ fn prices_with_holes_are_refused() {
     assert_eq!(place(&[0.0, 1.0], vec![]), "no layer");
     for bad in [vec![0.0], vec![0.0, f64::NAN], vec![-1.0, 0.0], vec![0.0, f64::INFINITY]] {
         let [none, da, _] = times();
-        let told = "exposed time of dba: one finite time for each count of misses";
-        assert_eq!(place(&[0.0, 1.0], vec![times(), [none, da, bad]]), told);
+        let text = "exposed time of dba: one finite time for each count of misses";
+        assert_eq!(place(&[0.0, 1.0], vec![times(), [none, da, bad]]), text);
     }
     let two = Prices::new(vec![0.0, 1.0], vec![times(), times()]).unwrap();
     assert_eq!(Table::best(&two, &[1.0; 3]).unwrap_err().place(), "layers");
@@ -216,7 +216,7 @@ fn a_captured_table_is_taken_when_it_has_been_better_for_some_steps() {
 }
 
 #[test]
-fn where_no_table_is_near_the_best_the_oldest_gives_way_and_its_version_rises() {
+fn where_no_table_is_near_the_best_the_oldest_is_replaced_and_its_version_rises() {
     let mut chooser = chooser(&[Overlap::None, Overlap::Dba], 3, Hysteresis { steps: 2, ..RESTLESS });
     let mut choose = |misses: [u32; 3]| {
         let choice = chooser.choose(&misses.map(|m| count(8 * m)), 8, 8).unwrap();
@@ -244,7 +244,7 @@ fn where_no_table_is_near_the_best_the_oldest_gives_way_and_its_version_rises() 
 }
 
 #[test]
-fn one_table_is_replaced_where_it_stands() {
+fn a_single_table_is_replaced_in_place() {
     let mut chooser = chooser(&[Overlap::None], 1, RESTLESS);
     let choice = chooser.choose(&[count(8 * 30); 3], 8, 8).unwrap();
     assert_eq!(choice, Choice { bucket: 0, index: 0, version: 2, changed: true });
@@ -252,7 +252,7 @@ fn one_table_is_replaced_where_it_stands() {
 }
 
 #[test]
-fn what_does_not_fit_a_chooser_is_refused() {
+fn tables_that_do_not_fit_a_chooser_are_refused() {
     let bucket =
         |batch, layers| Bucket { batch, prices: crossing(), tables: vec![Table::fixed(layers, Overlap::Da)] };
     let place = |buckets: Vec<Bucket>, most, hysteresis| {
@@ -268,13 +268,13 @@ fn what_does_not_fit_a_chooser_is_refused() {
     assert_eq!(place(vec![bucket(2, 3), bucket(2, 3)], 1, STEADY), "batches of the buckets do not ascend");
     assert_eq!(place(vec![bucket(0, 3)], 1, STEADY), "batches of the buckets do not ascend");
     for smoothing in [0.0, -1.0, 1.1, f64::NAN] {
-        let told = place(vec![bucket(1, 3)], 1, Hysteresis { smoothing, ..STEADY });
-        assert_eq!(told, "smoothing, above 0 and at most 1");
+        let text = place(vec![bucket(1, 3)], 1, Hysteresis { smoothing, ..STEADY });
+        assert_eq!(text, "smoothing, above 0 and at most 1");
     }
-    let told = "share, least_ns or steps of the hysteresis";
-    assert_eq!(place(vec![bucket(1, 3)], 1, Hysteresis { share: f64::NAN, ..STEADY }), told);
-    assert_eq!(place(vec![bucket(1, 3)], 1, Hysteresis { least_ns: f64::INFINITY, ..STEADY }), told);
-    assert_eq!(place(vec![bucket(1, 3)], 1, Hysteresis { steps: 0, ..STEADY }), told);
+    let text = "share, least_ns or steps of the hysteresis";
+    assert_eq!(place(vec![bucket(1, 3)], 1, Hysteresis { share: f64::NAN, ..STEADY }), text);
+    assert_eq!(place(vec![bucket(1, 3)], 1, Hysteresis { least_ns: f64::INFINITY, ..STEADY }), text);
+    assert_eq!(place(vec![bucket(1, 3)], 1, Hysteresis { steps: 0, ..STEADY }), text);
 
     let mut chooser = chooser(&WORDS, 3, STEADY);
     let mut place = |counts: &[LayerCount], rows, next| {
@@ -287,7 +287,7 @@ fn what_does_not_fit_a_chooser_is_refused() {
     assert_eq!(chooser.misses(), [0.0; 3], "nothing has changed");
 }
 
-/// How often a chooser moves, over misses that jump between two levels.
+/// The number of a chooser's moves, over misses that jump between two levels.
 fn moves(hysteresis: Hysteresis, levels: [u32; 2], steps: usize) -> usize {
     let mut chooser = chooser(&WORDS, 3, hysteresis);
     let choices: Vec<(usize, u32)> = (0..steps)
@@ -298,7 +298,7 @@ fn moves(hysteresis: Hysteresis, levels: [u32; 2], steps: usize) -> usize {
 }
 
 #[test]
-fn it_does_not_flap_and_without_hysteresis_it_would() {
+fn the_chooser_does_not_flap_and_without_hysteresis_it_would() {
     for levels in [[5, 18], [50, 72], [2, 40]] {
         assert!(moves(STEADY, levels, 1000) <= 1, "{levels:?}");
         assert!(moves(RESTLESS, levels, 1000) >= 998, "{levels:?}");

@@ -269,9 +269,9 @@ mod tests {
         assert!((found.low - low).abs() < 1e-6 && (found.high - high).abs() < 1e-6, "{found:?} {low} {high}");
     }
 
-    /// Every figure anew, by plain arithmetic on numbers.
+    /// Computes every figure again, by plain arithmetic on numbers.
     #[test]
-    fn each_figure_is_what_plain_arithmetic_says() {
+    fn each_figure_agrees_with_plain_arithmetic() {
         let loads = |count: f64| (count * 0.3, count * 0.6);
         let of = |name| figure(name).now.value;
         near(of("resolve: the first"), 3.0, 3.0);
@@ -299,7 +299,7 @@ mod tests {
         let (low, high) = loads(17.0);
         let resolve = (low + 65.0 * 0.02, high + 65.0 * 0.03);
         near(of("resolve, 160 lanes, q 1"), resolve.0, resolve.1);
-        // Twice the selections: two more loads to look up, two more victims, two more answers.
+        // Twice the selections: two more loads to look up, two more victims, two more slots to return.
         let (low, high) = loads(23.0);
         near(of("resolve, 160 lanes, q 2"), low + 65.0 * 0.02, high + 65.0 * 0.03);
         let (least, most) = gather(410.0, 2.0, 6.0);
@@ -312,7 +312,7 @@ mod tests {
         near(figure("loads before R").before.value, 15.0 * 61.0 * 0.3, 15.0 * 61.0 * 0.6);
         let (least, most) = gather(30_400.0, 2.0, 6.0);
         near(of("a layer's gather"), least, most);
-        // 8 turns of 512 slots in two rounds of four, two loads a victim.
+        // 8 turns of 512 slots in two rounds of four, two loads per victim.
         let choice = (4.0 * 0.3 + 24.0 * 0.02 + 9.0 * 0.02, 4.0 * 0.6 + 24.0 * 0.03 + 9.0 * 0.03);
         near(of("the same in DA"), choice.0, choice.1);
         let (least, most) = gather(137.0, 2.0, 6.0);
@@ -348,7 +348,7 @@ mod tests {
         })
     }
 
-    /// What the clock device does of R, G and S of so many batch and query rows, `misses` of them all missing.
+    /// The clock device's times of R, G and S for so many batch and query rows, `misses` of them all missing.
     fn clocked(works: &str, batch: u32, query_rows: u32, misses: f64) -> crate::error::Result<Vec<Span>> {
         let device = ClockDevice::new(ClockOptions { record: true, ..ClockOptions::default() })?;
         let (stream, pools) = (device.stream()?, device.attach(plan(&device)?)?);
@@ -394,7 +394,7 @@ mod tests {
             let Between { low, high } = now.value;
             assert!((low..=high).contains(&found), "{name}: {found} of {low} to {high} {unit}");
         }
-        // The gap before each of a step's 183 is a node.
+        // Each gap before one of a step's 183 is a node.
         let spans = clocked("RRRR", 1, 1, 0.0).unwrap_or_else(|e| unreachable!("{e}"));
         let gaps = spans.array_windows().map(|[a, b]| (b.start_ns - a.end_ns) / 1e3);
         let Between { low, high } = figure("launches of R, G and S").now.value;
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn a_price_moves_what_it_is_a_term_of() {
+    fn a_price_changes_only_the_figures_that_contain_it() {
         let mut costs = KernelCosts::default();
         let of = |costs: &KernelCosts, name: &str| {
             table(costs)
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_have_three_digits_that_count() {
+    fn numbers_have_three_significant_digits() {
         let texts = [183.4, 17.25, 6.625, 6.0, 0.02, 1.5].map(number);
         assert_eq!(texts, ["183", "17.2", "6.62", "6", "0.02", "1.5"]);
         assert_eq!(range(Between { low: 1.0, high: 2.5 }), "1 to 2.5");

@@ -401,7 +401,7 @@ mod tests {
 
     /// A step is checked by itself where it is run, so that a replay of n steps checks n and not n times n.
     #[test]
-    fn a_step_of_many_is_checked_alone_and_there_are_so_many_at_most() {
+    fn each_step_is_checked_alone_and_their_number_is_bounded() {
         let of = |rows| Misses::Steps(Steps { query_rows: 1.0, query_rows_power: 1.0, rows });
         let mut rows = vec![vec![1.0, 2.0]; 9];
         rows[5] = vec![1.0, f64::NAN];
@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_curve_does_not_reach_and_holes_are_named() {
+    fn points_beyond_the_curve_and_holes_are_named() {
         let refused = |misses: Misses, context, ratio, words: &str| {
             let checked = misses.check(&shape(2)).and_then(|()| misses.mean(&place(context, ratio, 2)));
             let text = checked.unwrap_err().to_string();

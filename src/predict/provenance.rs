@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn one_sentence_says_from_what_and_what_was_measured() {
+    fn one_sentence_names_the_sources_and_what_was_measured() {
         assert_eq!(
             sentence(|_| {}),
             "Computed from setup ess: 32 GPUs, fitted to a published simulation on an assumed H200; nothing here \
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn measured_are_all_parts_on_the_gpus_of_the_costs_or_it_is_not() {
+    fn a_plan_is_measured_only_if_every_part_was_measured_on_the_gpus_of_the_costs() {
         let measured = |parts: &[Part], gpus| {
             let mut file = ess();
             file.measured = parts.to_vec();

@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stride_of_whole_lines_is_weighed_against_the_default_and_the_default_against_it() {
+    fn a_stride_of_whole_lines_and_the_default_are_compared_with_each_other() {
         let (own, other) = of(Shape::DEEPSEEK_V3_2);
         assert_eq!(own, Stride { bytes: 704, requests: 6.0, fetched: 704.0 });
         assert_eq!(other, Some(Stride { bytes: 768, requests: 6.0, fetched: 704.0 }));

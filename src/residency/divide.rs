@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn every_valid_entry_stands_in_one_list_in_the_selections_order() {
+    fn every_valid_entry_is_in_one_list_in_the_selections_order() {
         // Lane 1: scratch slots 4 to 6 in turn for the four lowest fetches, then two in budget slots.
         let fetches: Vec<Fetch> = [(10, 4), (20, 5), (30, 6), (40, 4), (50, 200), (60, 131)]
             .map(|(position, slot)| Fetch { position, slot })
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_of_another_shape_is_refused() {
+    fn a_resolve_output_of_another_shape_is_refused() {
         let fetch = Fetch { position: 1, slot: SHAPE.slots() };
         let good = Answered { selection: &[1], slots: &[130], fetches: &[fetch], scratch: 0 };
         let mut divider = Divider::new(SHAPE.slots()).unwrap();

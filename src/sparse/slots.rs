@@ -92,7 +92,7 @@ mod tests {
     use crate::error::Kind;
 
     #[test]
-    fn a_refused_take_leaves_everything_as_it_was() {
+    fn a_refused_take_changes_nothing() {
         let mut slots = Slots::new(2, &[4, 2]).unwrap();
         let first = slots.take(vec![65, 64]).unwrap();
         assert_eq!((first.blocks[0].len(), first.blocks[1].len()), (2, 1));

@@ -377,7 +377,7 @@ mod tests {
 
     use super::{BLOCK, Kind, LruStack, WORDS_PAID};
 
-    /// Depths of `numbers` in a plain list, the newest last.
+    /// Stack distances of `numbers` in a plain list, the newest last.
     fn plain(list: &[u32], numbers: &[u32]) -> Vec<u32> {
         let depth = |n: &u32| list.iter().rev().position(|m| m == n).map_or(0, |above| above as u32 + 1);
         numbers.iter().map(depth).collect()
@@ -410,7 +410,7 @@ mod tests {
         /// 3,000 numbers fill three blocks of words, so few are looked up by blocks and many by words; steps of
         /// both sizes in turn pass the log's limit several times.
         #[test]
-        fn it_is_a_plain_list(
+        fn stack_distances_are_those_of_a_plain_list(
             steps in prop::collection::vec(
                 (prop::bool::weighted(0.2), prop::collection::vec(0..3000_u32, 0..900)), 0..60),
             clear in 0..60_usize,
@@ -464,10 +464,10 @@ mod tests {
         assert!(!stack.counted, "the way of the many");
     }
 
-    /// Numbers return one by one, the newest first: each is one deeper than the one before. 100,000 of them fill 98
-    /// blocks, and twice as many exceed the log's limit.
+    /// Numbers return one by one, the newest first: each has a distance one greater than the one before. 100,000 of
+    /// them fill 98 blocks, and twice as many exceed the log's limit.
     #[test]
-    fn single_numbers_are_as_deep_as_the_whole_order() {
+    fn single_numbers_have_distances_up_to_the_whole_list() {
         const NUMBERS: u32 = 100_000;
         let mut stack = LruStack::new(NUMBERS).unwrap();
         let order: Vec<u32> = (0..NUMBERS).map(|i| i * 7919 % NUMBERS).collect();
@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_that_comes_back_is_one_stretch() {
+    fn a_repeated_prompt_is_one_stretch() {
         let mut stack = LruStack::new(400).unwrap();
         let mut told = Vec::new();
         for prompt in [0..200, 0..300, 100..250] {
@@ -492,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_is_there_twice_counts_where_it_is_first() {
+    fn a_number_listed_twice_counts_at_its_first_place() {
         let mut stack = LruStack::new(10).unwrap();
         for depths in [[0, 0, 0, 0], [1, 1, 2, 1]] {
             assert_eq!(retouched(&mut stack, &[5, 5, 6, 5]), depths);

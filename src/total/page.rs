@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn f11_what_was_given_out_is_the_callers_own() {
+    fn f11_a_page_that_was_given_out_is_the_callers_own() {
         let mut pages = Pages::new("host pages", 8).unwrap();
         let mut mine = Vec::new();
         pages.allocate(4, &mut mine).unwrap();

@@ -81,7 +81,7 @@ fn crowded(i: u8) -> BlockHash {
 
 proptest! {
     #[test]
-    fn it_answers_as_a_plain_list_does(
+    fn the_prefix_index_agrees_with_a_plain_list(
         capacity in 0..9_u32,
         ops in prop::collection::vec((0..6_u8, 0..14_u8, 0..3_u32), 0..400),
     ) {
@@ -132,7 +132,7 @@ proptest! {
 }
 
 #[test]
-fn the_same_tokens_behind_the_same_prefix_are_one_block() {
+fn the_same_tokens_after_the_same_prefix_are_one_block() {
     let mut index = PrefixIndex::new(8).unwrap();
     let first = chain(&hasher(b"a"), &[[1, 2, 3], [4, 5, 6], [7, 8, 9]]);
     for (i, block) in (0..).zip(&first) {
@@ -172,7 +172,7 @@ fn another_tenants_salt_secret_or_geometry_never_shares() {
 }
 
 #[test]
-fn a_key_of_the_callers_parts_what_it_names_and_all_behind_it() {
+fn a_callers_key_separates_its_block_and_all_blocks_after_it() {
     let hasher = hasher(b"a");
     let (key, tokens) = ([9; 16], [1, 2, 3]);
     let plain = hasher.block(None, None, &tokens);
@@ -195,7 +195,7 @@ fn a_key_of_the_callers_parts_what_it_names_and_all_behind_it() {
 }
 
 #[test]
-fn names_that_collide_in_the_table_find_only_their_own() {
+fn block_hashes_that_collide_in_the_table_find_only_their_own_pages() {
     let mut index = PrefixIndex::new(8).unwrap();
     let [one, other] = [2, 4].map(crowded);
     assert_eq!(one.0[..16], other.0[..16]);
@@ -230,7 +230,7 @@ fn nothing_is_allocated_after_construction() {
 }
 
 #[test]
-fn what_is_released_last_outlives_what_was_released_first() {
+fn pages_released_first_are_evicted_first() {
     let mut index = PrefixIndex::new(3).unwrap();
     let blocks = chain(&hasher(b""), &[[1; 3], [2; 3], [3; 3]]);
     for (i, block) in (0..).zip(&blocks) {

@@ -115,7 +115,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_orders_as_a_plain_list_does(ops in prop::collection::vec((0..3_u32, 0..9_u32), 0..200)) {
+        fn the_recency_list_orders_as_a_plain_list_does(ops in prop::collection::vec((0..3_u32, 0..9_u32), 0..200)) {
             let mut order = Recency::new(9).unwrap();
             let mut list: Vec<u32> = Vec::new();
             for (op, number) in ops {

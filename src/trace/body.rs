@@ -145,8 +145,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_grows_no_further_than_the_members_there_can_be() {
-        // A recording's header allows steps to the longest context; what was said to be the most, holds.
+    fn memory_is_bounded_by_the_largest_possible_number_of_members() {
+        // A recording's header allows steps to the longest context; the declared maximum holds.
         let mut body = Body::new(Header::example(3, 50, 100, 1, 1 << 20), 150 * 40);
         for _ in 0..3 * 40 {
             body.set = (0..50).collect();

@@ -80,7 +80,7 @@ mod tests {
 
     use super::*;
 
-    /// Sets of `k` positions by step and layer, by chance, in a context of `first` positions before the first step.
+    /// Random sets of `k` positions by step and layer, in a context of `first` positions before the first step.
     fn trace(layers: u32, k: u32, first: u32, steps: u32, seed: u64) -> SelectionTrace {
         let mut state = seed;
         let mut chance = |below: u32| {
@@ -105,10 +105,9 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-        /// The oracle: a sorted list of all positions that are named, or not of the prompt, and each one's place in
-        /// it.
+        /// The oracle: a sorted list of all positions that are named or not of the prompt, and each one's index in it.
         #[test]
-        fn every_position_becomes_its_place_among_those_that_are_named(
+        fn every_position_becomes_its_index_among_the_named_ones(
             layers in 1..4_u32, k in 1..9_u32, first in 0..300_u32, steps in 1..8_u32, seed: u64,
         ) {
             let whole = trace(layers, k, first, steps, seed);
@@ -129,7 +128,7 @@ mod tests {
             prop_assert_eq!(header.first_position as usize, kept.len() - steps as usize);
             prop_assert_eq!(header.context - header.first_position, before.context - before.first_position);
             prop_assert_eq!(header.decode_start - header.first_position, before.warm_steps);
-            // It is a trace as any other, and nothing more can be left out of it.
+            // It is a trace like any other, and nothing more can be left out of it.
             let members = sets(&compact).concat();
             prop_assert_eq!(&SelectionTrace::new(header.clone(), members).unwrap(), &compact);
             prop_assert_eq!(&compact.clone().compact().unwrap(), &compact);
@@ -137,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_of_sixteen_million_is_as_long_as_what_is_named_of_it() {
+    fn a_prompt_of_sixteen_million_is_as_long_as_its_named_positions() {
         let long = trace(2, 3, (1 << 24) - 4, 4, 7).compact().unwrap();
         assert!(long.header().first_position <= 2 * 3 * 4, "{:?}", long.header());
     }

@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_by_field() {
+    fn invalid_values_are_refused_by_field() {
         let base = Header::example(2, 8, 100, 4, 10);
         assert!(base.check(MEMBERS_MAX).is_ok());
         type Change = fn(&mut Header);

@@ -131,7 +131,7 @@ fn recorded_traces_decode_and_two_equal_a_naive_decoder() {
         if name.starts_with("smollm2-4k") || name.starts_with("gemma3-32k-agent") {
             let content = zstd::decode_all(&std::fs::read(&path).unwrap()[..]).unwrap();
             assert_equals_naive(&trace, &content);
-            // Header aside (unknown fields are not kept) the writer makes the recorder's very bytes.
+            // Except for the header (unknown fields are not kept) the writer makes exactly the recorder's bytes.
             let again = trace.encode().unwrap();
             let body =
                 |c: &[u8]| c[12 + u32::from_le_bytes(c[8..12].try_into().unwrap()) as usize..].to_vec();
@@ -204,7 +204,7 @@ fn damaged_bytes_never_panic_and_a_checksum_finds_them() {
 }
 
 #[test]
-fn bytes_behind_the_trace_are_an_error() {
+fn bytes_after_the_trace_are_an_error() {
     let content = [small().encode().unwrap(), vec![0]].concat();
     assert!(refusal(&content).place().contains("follow the last step"));
     let packed = zstd::encode_all(&content[..], 3).unwrap();
@@ -254,7 +254,7 @@ fn contradictions_in_the_body_name_step_layer_and_byte() {
     };
     assert!(SelectionTrace::from_bytes(&tiny(&[&first[..], &[0, 0, 0, 0]].concat())).is_ok());
     assert_eq!(place(&[1, 0, 1, 0, 3, 0]), "an added position was in the set already");
-    // Added and dropped in one step is no more allowed: what stays is not said twice.
+    // A member that is both added and dropped in one step is refused too: members that stay are not listed.
     assert_eq!(place(&[1, 0, 1, 0, 0, 0]), "an added position was in the set already");
     assert_eq!(place(&[1, 0, 1, 0, 7, 0]), "a position lies beyond the query's own");
     assert_eq!(place(&[1, 0, 1, 0, 5, 2]), "a rank lies beyond the set");
@@ -272,7 +272,7 @@ fn contradictions_in_the_body_name_step_layer_and_byte() {
 }
 
 #[test]
-fn headers_that_lie_cost_nothing() {
+fn false_headers_cost_nothing() {
     let json = |steps: u64, context: u64| {
         format!(
             r#"{{"layers":4096,"k":65535,"steps":{steps},"warm_steps":0,"first_position":70000,
@@ -293,9 +293,9 @@ fn headers_that_lie_cost_nothing() {
     assert_eq!(e.number("members"), Some(small().members()));
 }
 
-/// A gigabyte of zeros in a few kilobytes: ends at the first set that is wrong.
+/// A gigabyte of zeros in a few kilobytes: reading ends at the first wrong set.
 #[test]
-fn a_frame_that_unfolds_to_much_more_is_an_error() {
+fn a_frame_that_decompresses_to_much_more_is_an_error() {
     let body = [&[2, 0, 0, 0, 0, 2][..], &[0, 0, 0, 0]].concat();
     let content = tiny(&body);
     let mut frame = zstd::stream::write::Encoder::new(Vec::new(), 1).unwrap();
@@ -331,7 +331,7 @@ fn members_that_break_the_rules_make_no_trace() {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read_again(
+    fn a_written_trace_is_read_back(
         layers in 1_u32..5, k in 1_u32..40, first in 0_u32..400, warm in 0_u32..5, decode in 1_u32..12,
         seed in any::<u64>(),
     ) {
@@ -345,13 +345,13 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_it_panic(body in proptest::collection::vec(any::<u8>(), 0..60)) {
+    fn no_bytes_make_the_reader_panic(body in proptest::collection::vec(any::<u8>(), 0..60)) {
         let _ = SelectionTrace::from_bytes(&body);
         let _ = SelectionTrace::from_bytes(&tiny(&body));
     }
 }
 
-/// What is changed after it was opened and before it was read to its end is no trace, whatever it reads as.
+/// A file that changes between its opening and the end of its reading is refused, whatever its content.
 #[test]
 fn a_file_that_changes_while_it_is_read_is_an_error_and_a_replaced_one_is_read_whole() {
     let folder = std::env::temp_dir().join(format!("forebay-changing-{}", std::process::id()));

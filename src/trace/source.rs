@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn no_memory_is_no_damage() {
+    fn running_out_of_memory_is_not_reported_as_damage() {
         let words = "Allocation error : not enough memory";
         assert_eq!(unreadable(&io::Error::other(words), 0).kind(), Kind::OutOfMemory);
         assert_eq!(unreadable(&io::Error::from_raw_os_error(libc::ENOMEM), 0).kind(), Kind::OutOfMemory);

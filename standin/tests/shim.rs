@@ -36,7 +36,7 @@ fn printed(program: &Path, kernel: &str, flag: u32, seed: u64) -> String {
 }
 
 #[test]
-fn warp_operations_barriers_and_atomics_do_what_they_say() {
+fn warp_operations_barriers_and_atomics_behave_as_documented() {
     let Some(program) = program("operations", &[]) else { return };
     for seed in 0..20 {
         assert_eq!(printed(&program, "operations", 0, seed), "right", "seed {seed}");
@@ -64,7 +64,7 @@ fn blocks_run_in_either_order() {
 }
 
 #[test]
-fn what_would_hang_or_fault_on_a_gpu_ends_with_a_message() {
+fn a_kernel_that_would_hang_or_fault_on_a_gpu_ends_with_a_message() {
     let Some(program) = program("hang", &[]) else { return };
     let cases = [
         ("unreached", "a barrier that not all threads of the block reach"),

@@ -7,13 +7,13 @@ use forebay::measure::Probe;
 use forebay::{Error, Kind, Result};
 use forebay_standin::{Options, Resources, Standin};
 
-/// Never, as far as a test goes.
+/// A failure that no test reaches.
 const NEVER: u64 = 1 << 40;
 const ILLEGAL_ADDRESS: i32 = 700;
-/// What the stand-in does here.
+/// The ability that only a stand-in has.
 const FAILS: &str = "fails a call or an operation";
 
-/// Construction, two steps and a graph, with the tickets that were made.
+/// Construction, two steps and a graph, with their tickets.
 fn scenario(standin: &Standin, tickets: &mut Vec<Ticket>) -> Result<()> {
     let device = CudaDevice::new(on(standin.library()))?;
     let cache = Cache::new(device)?;
@@ -36,7 +36,7 @@ fn scenario(standin: &Standin, tickets: &mut Vec<Ticket>) -> Result<()> {
     cache.device.synchronize(cache.event)
 }
 
-/// Construction, and what tools ask.
+/// Construction, and the queries of tools.
 fn probing(standin: &Standin, _tickets: &mut Vec<Ticket>) -> Result<()> {
     let count = CudaDevice::count(&on(standin.library()))?;
     assert_eq!(count, 1);
@@ -56,7 +56,7 @@ fn probing(standin: &Standin, _tickets: &mut Vec<Ticket>) -> Result<()> {
 
 type Scenario = fn(&Standin, &mut Vec<Ticket>) -> Result<()>;
 
-/// What a scenario ends with when call `n` answers `code`, and the name of that call.
+/// The result of a scenario in which call `n` returns `code`, and the name of that call.
 fn failing(
     scenario: Scenario,
     n: u64,
@@ -70,7 +70,7 @@ fn failing(
     let call = standin.failed_call();
     standin.fail_call(NEVER, code);
     assert!(tickets.iter().all(|ticket| ticket.poll().is_some()), "call {n} ({call:?}): a ticket never ends");
-    // On a lost context what was refused to be given back is not given back again: it may be gone.
+    // On a lost context a refused release is not tried again: the resource may be gone.
     if code != ILLEGAL_ADDRESS || !call.as_deref().is_some_and(|call| gives_back(call) || undone(call)) {
         assert_eq!(standin.held_resources(), Resources::default(), "call {n} ({call:?}): {ended:?}");
     }
@@ -83,7 +83,7 @@ fn gives_back(call: &str) -> bool {
         || ["cuMemRelease", "cuDevicePrimaryCtxRelease_v2"].contains(&call)
 }
 
-/// What the guard of a context does, around giving back too.
+/// The calls of the guard of a context, also around a release.
 fn undone(call: &str) -> bool {
     ["cuCtxPopCurrent_v2", "cuThreadExchangeStreamCaptureMode", "cuCtxPushCurrent_v2"].contains(&call)
 }
@@ -97,7 +97,7 @@ fn each_call(scenario: Scenario, least: u64, code: i32, seed: Option<u64>) {
             break;
         };
         match error {
-            // The construction's and the last ones are only about giving back.
+            // The calls of the construction and the last ones only release resources.
             None => silent.push(call),
             Some(error) => {
                 let place = error.place();
@@ -107,12 +107,11 @@ fn each_call(scenario: Scenario, least: u64, code: i32, seed: Option<u64>) {
     }
     silent.sort();
     silent.dedup();
-    // Whose refusal nobody can do anything about: what gives back, what the guard of the context undoes, and what
-    // waits for the end.
+    // Refusals that no caller can react to: releases, what the guard of the context undoes, and waits for the end.
     let ends = ["cuStreamSynchronize", "cuEventQuery", "cuEventRecord", "cuStreamGetCaptureInfo_v2"];
     for call in silent {
         let known = gives_back(&call) || undone(&call) || ends.contains(&call.as_str());
-        assert!(known, "{call} was refused, and nobody was told");
+        assert!(known, "{call} was refused, and no caller got an error");
     }
 }
 
@@ -125,14 +124,14 @@ fn every_call_refused_once_is_an_error_and_leaks_nothing() {
 }
 
 #[test]
-fn every_call_of_what_tools_ask_refused_once_is_an_error_and_leaks_nothing() {
+fn every_query_of_tools_refused_once_is_an_error_and_leaks_nothing() {
     for code in [1, ILLEGAL_ADDRESS] {
         each_call(probing, 150, code, None);
     }
 }
 
 #[test]
-fn a_context_lost_at_any_operation_ends_every_ticket_and_leaves_nothing() {
+fn a_context_lost_at_any_operation_ends_every_ticket_and_leaks_nothing() {
     for seed in [None, Some(1)] {
         let mut failed = 0;
         for n in 0.. {
@@ -151,7 +150,7 @@ fn a_context_lost_at_any_operation_ends_every_ticket_and_leaves_nothing() {
                     assert!(tickets.len() == 3 && all_done);
                     break;
                 }
-                Ok(()) => panic!("operation {n} failed, and nobody was told"),
+                Ok(()) => panic!("operation {n} failed, and no caller got an error"),
                 Err(error) => assert_eq!(error.kind(), Kind::DeviceFailed, "operation {n}: {error}"),
             }
             failed += 1;
@@ -166,7 +165,7 @@ fn every_call_refused_once_in_another_order_leaks_nothing_either() {
 }
 
 #[test]
-fn what_is_refused_to_be_given_back_is_given_back_again_unless_it_may_be_gone() {
+fn a_free_that_is_refused_is_tried_again_unless_the_memory_may_be_gone() {
     for (code, left) in [(1, 0), (ILLEGAL_ADDRESS, 1)] {
         for n in 0.. {
             let Some(Rig { device, driver: standin }) = Rig::own(usual(), FAILS) else { return };
@@ -177,7 +176,7 @@ fn what_is_refused_to_be_given_back_is_given_back_again_unless_it_may_be_gone() 
                 assert_eq!(standin.held_resources().allocations, left, "{code}");
                 break;
             }
-            assert!(standin.failed_call().is_some(), "the memory is never given back");
+            assert!(standin.failed_call().is_some(), "the memory is never freed");
         }
     }
 }

@@ -28,7 +28,7 @@ impl Captured {
 }
 
 impl Captured<Standin> {
-    /// On a driver of the test's own, which `does` what no other does.
+    /// On a driver of the test's own, which has the ability `does`.
     fn own(does: &str) -> Option<Captured<Standin>> {
         Rig::own(usual(), does).map(Captured::of)
     }
@@ -82,7 +82,7 @@ fn a_graph_does_nothing_when_captured_and_everything_at_each_launch() {
 }
 
 #[test]
-fn forks_are_captured_with_what_they_fork_from() {
+fn forked_streams_are_captured_with_the_stream_they_fork_from() {
     let Some(c) = Captured::new(usual()) else { return };
     let device = &c.rig.device;
     let side = device.stream().unwrap();
@@ -103,7 +103,7 @@ fn forks_are_captured_with_what_they_fork_from() {
 }
 
 #[test]
-fn a_graph_released_while_it_runs_runs_on_and_goes() {
+fn a_graph_released_while_it_runs_ends_its_run_and_is_destroyed() {
     let Some(c) = Captured::new(usual()) else { return };
     let (device, driver) = (&c.rig.device, &c.rig.driver);
     let execs = |count| driver.own().is_none_or(|standin| standin.held_resources().execs == count);
@@ -116,10 +116,10 @@ fn a_graph_released_while_it_runs_runs_on_and_goes() {
     drop(held);
     c.sync(c.stream);
     assert_eq!((c.seen(), c.count.load(Ordering::Relaxed)), (7, 1));
-    // The next call that has to do with graphs finds it ended.
+    // The next call that uses graphs finds it ended.
     let next = c.graph().unwrap();
     assert!(execs(1));
-    assert_eq!(Arc::strong_count(&c.count), 2, "its work has gone with it");
+    assert_eq!(Arc::strong_count(&c.count), 2, "its work was dropped with it");
     device.release(next).unwrap();
     assert!(execs(0) && Arc::strong_count(&c.count) == 1, "never launched");
 }
@@ -147,7 +147,7 @@ fn a_capture_ends_where_it_began_and_holds_no_second_one() {
 }
 
 #[test]
-fn what_breaks_a_capture_is_told_with_the_drivers_word_and_leaves_nothing() {
+fn a_broken_capture_is_an_error_with_the_drivers_name_and_leaks_nothing() {
     let Some(c) = Captured::new(usual()) else { return };
     let device = &c.rig.device;
     let (side, outside) = (device.stream().unwrap(), device.event().unwrap());
@@ -181,7 +181,7 @@ fn what_breaks_a_capture_is_told_with_the_drivers_word_and_leaves_nothing() {
         assert_eq!(refused.kind(), Kind::InvalidState, "{what}");
         let held = c.rig.driver.held_resources();
         assert_eq!((held.graphs, held.execs, Arc::strong_count(&c.count)), (0, 0, 1), "{what}");
-        // The stream is as it was.
+        // The stream is unchanged.
         c.counts(c.stream).unwrap();
         c.sync(c.stream);
         c.sync(side);
@@ -192,7 +192,7 @@ fn what_breaks_a_capture_is_told_with_the_drivers_word_and_leaves_nothing() {
 }
 
 #[test]
-fn memory_is_had_while_streams_are_captured() {
+fn memory_is_allocated_while_streams_are_captured() {
     let Some(c) = Captured::new(usual()) else { return };
     let device = &c.rig.device;
     device.capture(c.stream).unwrap();
@@ -214,7 +214,7 @@ fn memory_is_had_while_streams_are_captured() {
 }
 
 #[test]
-fn graphs_and_captures_that_were_left_go_with_the_device() {
+fn graphs_and_open_captures_are_destroyed_with_the_device() {
     let Some(c) = Captured::new(Options { seed: Some(3), ..usual() }) else { return };
     let [first, second] = [0; 2].map(|_| c.graph().unwrap());
     c.rig.device.launch(first, c.stream).unwrap();
@@ -246,7 +246,7 @@ fn a_call_that_is_refused_in_a_capture_leaves_its_slot_to_the_next_one() {
         }
         seen += 1;
         assert_eq!(refused.unwrap_err().kind(), Kind::OutOfMemory);
-        assert_eq!(Arc::strong_count(&c.count), 1, "the work is given back");
+        assert_eq!(Arc::strong_count(&c.count), 1, "the work is dropped");
         standin.hold(side.0);
         let (ticket, completer) = Ticket::new();
         device.complete(side, completer).unwrap();
@@ -260,7 +260,7 @@ fn a_call_that_is_refused_in_a_capture_leaves_its_slot_to_the_next_one() {
     assert_eq!(seen, 1);
 }
 
-/// Gives a graph up when it is dropped, as what an engine captured may.
+/// Releases a graph when it is dropped, as captured work of an engine may.
 struct Owns(std::sync::Weak<forebay::device::cuda::CudaDevice>, Graph);
 
 impl Drop for Owns {
@@ -292,7 +292,7 @@ fn captured_work_may_own_another_graph() {
         device.release(last).unwrap();
         assert_eq!(c.rig.driver.held_resources().execs, 0);
     }
-    // Dropped where a launch hears that the context is lost.
+    // Dropped in a launch that reports the lost context.
     let owns = Owns(Arc::downgrade(device), c.graph().unwrap());
     let graph = c.graph().unwrap();
     c.rig.driver.hold(c.stream.0);
@@ -345,11 +345,11 @@ fn a_graph_is_on_the_device_before_it_is_launched() {
     assert!(at("cuGraphUpload") < at("cuStreamSynchronize"), "{calls:?}");
 }
 
-/// A call, which hears that the context is lost.
+/// A call that reports the lost context.
 type Hears = fn(&Captured<Standin>, Graph) -> bool;
 
 #[test]
-fn a_context_is_lost_by_whichever_call_hears_of_it() {
+fn any_call_that_reports_a_lost_context_fails_the_device() {
     let calls: [(&str, Hears); 9] = [
         ("allocate", |c, _| c.rig.device.allocate(64).is_err()),
         ("register", |c, _| c.rig.device.register(&pinned(4096)).is_err()),
@@ -370,7 +370,7 @@ fn a_context_is_lost_by_whichever_call_hears_of_it() {
         device.complete(c.stream, completer).unwrap();
         c.rig.driver.fail_operation(0, 700);
         c.rig.driver.let_go(c.stream.0);
-        assert_eq!(ticket.poll(), None, "{name}: nobody has heard of it");
+        assert_eq!(ticket.poll(), None, "{name}: no call has reported it");
         assert!(call(&c, graph), "{name}");
         assert_eq!(ticket.poll(), Some(Outcome::Failed(Kind::DeviceFailed)), "{name}");
     }

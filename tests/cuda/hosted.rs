@@ -12,7 +12,7 @@ use forebay_standin::{Options, Resources, Standin};
 
 const GRAIN: u64 = 2 << 20;
 const DOES: &str = "tells what it holds";
-/// A call that no test reaches.
+/// A call number that no test reaches.
 const NEVER: u64 = u64::MAX / 2;
 
 fn asked(standin: &Standin) -> CudaOptions {
@@ -40,10 +40,10 @@ fn a_cache_over_the_drivers_memory_decodes_as_one_over_registered_memory() {
             rows.copy_out(0, &mut bytes).unwrap();
             total.copy_in(0, &bytes).unwrap();
             let cache = Cache::over(device.clone(), &total).unwrap();
-            // The words, and the rows if they are the system's.
+            // The words, and the rows if the system allocates them.
             let registers = 1 + u64::from(host_memory == HostMemory::Registered);
             assert_eq!(driver.own().map(registered), before.map(|before| before + registers));
-            run(&cache, STEPS, |_, answers, digests| seen.push((answers, digests)));
+            run(&cache, STEPS, |_, slots, digests| seen.push((slots, digests)));
             total.copy_out(0, &mut bytes).unwrap();
             seen.push(((bytes.iter().map(|byte| u32::from(*byte)).collect(), vec![]), vec![]));
         }
@@ -52,7 +52,7 @@ fn a_cache_over_the_drivers_memory_decodes_as_one_over_registered_memory() {
     }
 }
 
-/// A cache of the library's takes its rows there: nothing but its ring is registered.
+/// A cache of the library takes its rows there: only its ring is registered.
 #[test]
 fn a_whole_cache_takes_its_rows_where_the_device_makes_them() {
     let Some(standin) = own(usual(), DOES) else { return };
@@ -68,7 +68,7 @@ fn a_whole_cache_takes_its_rows_where_the_device_makes_them() {
 }
 
 #[test]
-fn the_memory_lives_as_long_as_somebody_has_it() {
+fn host_memory_of_the_driver_is_freed_with_its_last_user() {
     let Some(standin) = own(usual(), DOES) else { return };
     let options = CudaOptions { registration_chunk: GRAIN, ..asked(&standin) };
     let device = CudaDevice::new(options).unwrap();
@@ -95,7 +95,7 @@ fn refused(options: Options) -> Option<Error> {
 }
 
 #[test]
-fn who_has_no_such_memory_says_so() {
+fn a_device_without_host_memory_of_the_driver_is_unsupported() {
     let Some(error) = refused(Options { driver_version: 12_010, ..usual() }) else { return };
     assert_eq!(
         (error.kind(), error.number("found"), error.number("wanted")),
@@ -106,7 +106,7 @@ fn who_has_no_such_memory_says_so() {
         (none.kind(), none.place()),
         (Kind::Unsupported, "the device has no host memory of the driver's")
     );
-    // A driver that may not know the question is asked for the memory itself.
+    // A driver that may not support the query is asked for the memory itself.
     let older = Options { driver_version: 12_020, ..usual() };
     let newer = Options { driver_version: 12_090, nodes: 0, ..usual() };
     let error = refused(Options { host_memory: false, ..older.clone() }).unwrap();
@@ -126,7 +126,7 @@ fn who_has_no_such_memory_says_so() {
 }
 
 #[test]
-fn memory_that_another_device_made_is_refused_by_that_name() {
+fn memory_of_another_device_is_refused_by_name() {
     let Some(standin) = own(usual(), DOES) else { return };
     let [one, other] = [0; 2].map(|_| CudaDevice::new(asked(&standin)).unwrap());
     let map = one.host_memory(GRAIN, None).unwrap().unwrap();
@@ -140,7 +140,7 @@ fn memory_that_another_device_made_is_refused_by_that_name() {
 }
 
 #[test]
-fn what_is_refused_half_way_leaves_nothing() {
+fn an_allocation_refused_half_way_leaks_nothing() {
     for (code, kind) in [(1, Kind::DeviceFailed), (2, Kind::OutOfMemory), (800, Kind::OsRefused)] {
         let Some(standin) = own(usual(), DOES) else { return };
         let options = CudaOptions { registration_chunk: GRAIN, ..asked(&standin) };
@@ -149,7 +149,7 @@ fn what_is_refused_half_way_leaves_nothing() {
         for n in 0.. {
             let before = standin.held_resources();
             standin.fail_call(n, code);
-            // A thread of its own: a context that could not be taken off its stack stays there.
+            // A thread of its own: a context that could not be popped stays on its stack.
             let made = std::thread::scope(|scope| scope.spawn(|| device.host_memory(3 * GRAIN, None)).join())
                 .unwrap();
             let call = standin.failed_call();
@@ -162,7 +162,7 @@ fn what_is_refused_half_way_leaves_nothing() {
                     assert_eq!(standin.held_resources(), before, "call {n} ({call}): {error}");
                     if call.starts_with("cuMem") {
                         let made = call == "cuMemCreate";
-                        // Of the node alone an invalid value is the system's refusal.
+                        // Only for the node is an invalid value a refusal of the system.
                         let of_node = made || call == "cuMemGetAllocationGranularity";
                         let kind = if of_node && code == 1 { Kind::OsRefused } else { kind };
                         assert_eq!(error.kind(), kind, "{call}: {error}");

@@ -10,7 +10,7 @@ use forebay_standin::{Options, Resources};
 const PAGE: u64 = 4096;
 
 #[test]
-fn memory_is_zero_when_it_is_handed_out_and_all_of_it_comes_back() {
+fn device_memory_is_zero_when_it_is_allocated_and_all_of_it_is_freed() {
     for seed in 0..20 {
         let Some(rig) = Rig::new(Options { seed: Some(seed), ..usual() }) else { return };
         let slice = rig.device.allocate(1000).unwrap();
@@ -26,9 +26,9 @@ fn memory_is_zero_when_it_is_handed_out_and_all_of_it_comes_back() {
 }
 
 #[test]
-fn memory_that_is_not_there_is_an_error_with_its_size() {
+fn running_out_of_memory_is_an_error_with_the_wanted_size() {
     let Some(rig) = Rig::new(Options { memory: 16 << 20, ..usual() }) else { return };
-    // More than any device has.
+    // More memory than any device has.
     for error in [rig.device.allocate(1 << 46).unwrap_err(), rig.device.backing(1 << 46).unwrap_err()] {
         assert_eq!((error.kind(), error.number("wanted")), (Kind::OutOfMemory, Some(1 << 46)));
         assert!(error.place().contains("CUDA_ERROR_OUT_OF_MEMORY"), "{error}");
@@ -39,7 +39,7 @@ fn memory_that_is_not_there_is_an_error_with_its_size() {
 }
 
 #[test]
-fn a_piece_stands_in_several_ranges_and_in_other_processes() {
+fn a_piece_is_mapped_in_several_ranges_and_in_other_processes() {
     let Some(rig) = Rig::new(usual()) else { return };
     let device = &rig.device;
     let grain = device.granularity();
@@ -66,7 +66,7 @@ fn a_piece_stands_in_several_ranges_and_in_other_processes() {
     }
     assert_eq!(device.export(taken).unwrap_err().kind(), Kind::OutOfRange);
     let file = std::fs::File::open("/dev/null").unwrap();
-    assert!(other.import_backing(&file.into(), grain).is_err(), "no memory is behind it");
+    assert!(other.import_backing(&file.into(), grain).is_err(), "it has no memory");
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn pieces_that_do_not_fit_are_refused() {
         assert_eq!(refused.kind(), kind, "{offset} {bytes}");
     }
     assert_eq!(rig.device.range(&[]).unwrap_err().kind(), Kind::InvalidConfig);
-    // A driver maps from the beginning only, as its documentation says "currently": another one may do more.
+    // A driver maps from the beginning only; its documentation says "currently", so another driver may do more.
     match rig.device.range(&[Mapped { backing, offset: grain, bytes: grain }]) {
         Ok(range) => assert!(rig.driver.own().is_none() && range.bytes() == grain),
         Err(refused) => {
@@ -93,7 +93,7 @@ fn pieces_that_do_not_fit_are_refused() {
             assert!(refused.to_string().ends_with("take one for each piece"), "{refused}");
         }
     }
-    // Another device's, though its number is one that this device has too.
+    // Another device's, though this device has one of the same number.
     let other = HostDevice::new(HostOptions::default());
     let foreign = Mapped { backing: other.backing(grain).unwrap(), offset: 0, bytes: grain };
     assert_eq!(rig.device.range(&[foreign]).unwrap_err().kind(), Kind::OutOfRange);
@@ -101,7 +101,7 @@ fn pieces_that_do_not_fit_are_refused() {
 }
 
 #[test]
-fn f19_host_memory_is_registered_in_chunks_and_a_chunk_that_fails_gives_all_back() {
+fn f19_host_memory_is_registered_in_chunks_and_a_chunk_that_fails_unregisters_all() {
     let Some(standin) = own(usual(), "fails a call") else { return };
     // Not a whole number of pages: it is rounded down to two.
     let options = CudaOptions { registration_chunk: 3 * PAGE - 1, ..on(standin.library()) };
@@ -128,7 +128,7 @@ fn f19_host_memory_is_registered_in_chunks_and_a_chunk_that_fails_gives_all_back
 }
 
 #[test]
-fn what_the_driver_refuses_to_register_says_so() {
+fn a_registration_that_the_driver_refuses_is_an_error_that_names_it() {
     let little = Options { registration: PAGE, ..usual() };
     let Some(rig) = Rig::own(little, "pins a page at a time") else { return };
     let refused = rig.device.register(&pinned(2 * PAGE)).unwrap_err();
@@ -153,7 +153,7 @@ fn copies_go_over_the_ends_of_chunks() {
         device.record(event, stream).unwrap();
         device.synchronize(event).unwrap();
     };
-    // Up, and down again, over two ends of chunks, at odd addresses.
+    // Up and down, across two ends of chunks, at odd addresses.
     let part = |at, bytes| host.part(at, bytes).unwrap();
     device.copy(stream, part(PAGE - 3, 2 * PAGE), far.part(1, 2 * PAGE).unwrap()).unwrap();
     device.copy(stream, far.part(1, PAGE).unwrap(), part(1001, PAGE)).unwrap();
@@ -161,7 +161,7 @@ fn copies_go_over_the_ends_of_chunks() {
     let mut seen = vec![0; PAGE as usize];
     map.copy_out(1001, &mut seen).unwrap();
     assert_eq!(seen, bytes[PAGE as usize - 3..][..PAGE as usize]);
-    // From host memory to host memory, which blocks nobody.
+    // From host memory to host memory, which blocks no other stream.
     map.copy_in(0, &bytes).unwrap();
     let blocking = driver.synchronizations();
     device.copy(stream, part(0, PAGE + 8), part(2 * PAGE - 4, PAGE + 8)).unwrap();

@@ -9,14 +9,14 @@ use forebay::os::{Call, Faults, Inject};
 use forebay::{Error, Kind};
 use forebay_standin::{Options, Resources, Standin};
 
-/// What a stand-in does that is older than others.
+/// The abilities of a stand-in that is older than others.
 const OLD: &str = "is of another release or generation";
 
 fn refused(options: CudaOptions) -> Error {
     CudaDevice::new(options).unwrap_err()
 }
 
-/// What a device on such a driver is refused with; none without a driver.
+/// The error of a device on such a driver; none without a driver.
 fn refused_on(options: Options) -> Option<Error> {
     let standin = own(options, "lacks something")?;
     let error = refused(on(standin.library()));
@@ -29,7 +29,7 @@ fn named(library: &str) -> CudaOptions {
 }
 
 #[test]
-fn a_machine_without_a_driver_is_told_what_to_install() {
+fn without_a_driver_the_error_names_the_package_to_install() {
     let error = refused(named("/nonexistent/libcuda.so.1"));
     assert_eq!(error.kind(), Kind::OsRefused);
     assert!(error.place().starts_with("missing library /nonexistent/libcuda.so.1: "), "{error}");
@@ -86,7 +86,7 @@ fn libc_enoent() -> i32 {
 }
 
 #[test]
-fn a_stub_of_the_driver_is_told_from_one() {
+fn a_stub_library_is_not_taken_for_a_driver() {
     let Some(error) = refused_on(Options { stub: true, ..usual() }) else { return };
     assert_eq!(error.kind(), Kind::OsRefused);
     assert!(error.place().ends_with("is a stub for linking, not a driver"), "{error}");
@@ -94,7 +94,7 @@ fn a_stub_of_the_driver_is_told_from_one() {
 }
 
 #[test]
-fn a_driver_too_old_is_told_its_release() {
+fn a_driver_that_is_too_old_is_an_error_with_the_release_that_is_needed() {
     let Some(error) = refused_on(Options { driver_version: 11_080, ..usual() }) else { return };
     assert_eq!(
         (error.kind(), error.number("found"), error.number("wanted")),
@@ -105,13 +105,13 @@ fn a_driver_too_old_is_told_its_release() {
 }
 
 #[test]
-fn a_driver_without_devices_says_so() {
+fn a_driver_without_devices_is_an_error_that_says_so() {
     let Some(error) = refused_on(Options { devices: 0, ..usual() }) else { return };
     assert_eq!((error.kind(), error.place()), (Kind::OsRefused, "no device"));
 }
 
 #[test]
-fn a_device_that_is_not_there_is_named() {
+fn a_missing_device_is_named() {
     let Some(standin) = own(Options { devices: 2, ..usual() }, "has two devices") else { return };
     let error = refused(CudaOptions { device: 2, ..on(standin.library()) });
     assert_eq!(
@@ -154,13 +154,13 @@ fn options_that_make_no_sense_are_named() {
 }
 
 #[test]
-fn what_needs_a_newer_device_is_refused_on_an_older_one() {
+fn options_that_need_a_newer_device_are_refused_on_an_older_one() {
     let accepts = |standin: &Standin, programmatic, bulk| {
         CudaDevice::new(CudaOptions { programmatic, bulk, ..on(standin.library()) }).map(|_| ())
     };
     let Some(new) = own(usual(), OLD) else { return };
     accepts(&new, true, true).unwrap();
-    // 8.6 runs what 8.0 does; 11.0 has no kernels of its own and gets those for 8.0.
+    // 8.6 runs the kernels of 8.0; 11.0 has no kernels of its own and gets those for 8.0.
     for capability in [(8, 6), (11, 0)] {
         let Some(old) = own(Options { capability, ..usual() }, OLD) else { return };
         accepts(&old, false, false).unwrap();

@@ -50,7 +50,7 @@ const ABILITIES: [&str; 6] = [
     "conditional nodes",
 ];
 
-/// Why what a device cannot do is not usable, by name.
+/// By name, the reasons why unusable abilities are unusable.
 fn unusable(device: &CudaDevice) -> Vec<(&'static str, Error)> {
     let abilities = device.abilities();
     assert_eq!(abilities.iter().map(|ability| ability.name).collect::<Vec<_>>(), ABILITIES);
@@ -58,7 +58,7 @@ fn unusable(device: &CudaDevice) -> Vec<(&'static str, Error)> {
 }
 
 #[test]
-fn abilities_are_tried_and_what_was_taken_for_it_is_given_back() {
+fn abilities_are_tried_and_their_resources_are_released() {
     let options = Options { processors: 7, ..usual() };
     for (options, name, reason) in [
         (options.clone(), "", ""),
@@ -72,7 +72,7 @@ fn abilities_are_tried_and_what_was_taken_for_it_is_given_back() {
             "memory descriptors",
             "the device cannot export its memory as a descriptor",
         ),
-        // Memory is to be had all the same, and then for this process alone.
+        // Memory is still available, but for this process alone.
         (
             Options { withheld: true, ..options.clone() },
             "memory descriptors",
@@ -100,9 +100,9 @@ fn abilities_are_tried_and_what_was_taken_for_it_is_given_back() {
 }
 
 #[test]
-fn a_function_that_a_driver_may_lack_is_no_reason_not_to_load_it() {
+fn a_driver_that_lacks_an_optional_function_is_loaded() {
     let Some(standin) = own(usual(), "has everything else") else { return };
-    // What may be missing is looked for last: the first refusal of the loader that a device survives is its.
+    // Optional functions are looked up last: the first refusal of the loader that a device survives is one of them.
     let device = (0..).find_map(|n| {
         let faults = Arc::new(Inject::nth(n, 2)) as Arc<dyn Faults>;
         CudaDevice::new(CudaOptions { faults, ..on(standin.library()) }).ok()
@@ -134,14 +134,14 @@ fn marks_tell_the_time_between_the_points_that_a_stream_reached() {
             assert!(0.0 < short && short < long, "{short} {long}");
             assert_eq!((device.elapsed_us(c, a).unwrap(), device.elapsed_us(b, b).unwrap()), (0.0, 0.0));
         }
-        // The last stamp counts, on whichever stream.
+        // The last stamp counts, on any stream.
         device.stamp(b, other).unwrap();
         assert!(device.elapsed_us(c, b).unwrap() > 0.0);
     }
 }
 
 #[test]
-fn marks_that_say_nothing_are_refused() {
+fn marks_that_were_never_stamped_or_are_unknown_are_refused() {
     let Some(rig) = Rig::new(usual()) else { return };
     let device = &rig.device;
     let other = CudaDevice::new(on(rig.driver.library())).unwrap();
@@ -186,10 +186,10 @@ fn every_ceiling_is_a_speed() {
 }
 
 #[test]
-fn a_run_is_carried_whole_by_any_number_of_blocks_and_nothing_beside_it() {
+fn a_run_is_copied_whole_by_any_number_of_blocks_and_no_byte_next_to_it() {
     const BYTES: u64 = 5 * 4096 - 48;
     let Some(driver) = driver(usual()) else { return };
-    // A run over the ends of chunks: kernels see one stretch of addresses.
+    // A run across the ends of chunks: kernels see one range of addresses.
     let device = CudaDevice::new(CudaOptions { registration_chunk: 4096, ..on(driver.library()) }).unwrap();
     let map = pinned(8 * 4096);
     let host = device.register(&map).unwrap();
@@ -211,12 +211,12 @@ fn a_run_is_carried_whole_by_any_number_of_blocks_and_nothing_beside_it() {
         device.synchronize(event).unwrap();
         let seen = whole(near);
         assert_eq!(seen[32..][..BYTES as usize], bytes[16..][..BYTES as usize], "{blocks} blocks");
-        let beside = seen[..32].iter().chain(&seen[32 + BYTES as usize..]);
+        let others = seen[..32].iter().chain(&seen[32 + BYTES as usize..]);
         assert!(
-            beside.clone().count() > 0 && beside.into_iter().all(|byte| *byte == 0xEE),
+            others.clone().count() > 0 && others.into_iter().all(|byte| *byte == 0xEE),
             "{blocks} blocks"
         );
-        // And down again, elsewhere.
+        // And down again, to another place.
         map.copy_in(0, &[0; 8 * 4096]).unwrap();
         device.carry(stream, to, host.part(64, BYTES).unwrap(), blocks).unwrap();
         device.record(event, stream).unwrap();
@@ -226,7 +226,7 @@ fn a_run_is_carried_whole_by_any_number_of_blocks_and_nothing_beside_it() {
 }
 
 #[test]
-fn a_run_that_is_none_is_refused() {
+fn an_invalid_run_is_refused() {
     let Some(rig) = Rig::new(usual()) else { return };
     let device = &rig.device;
     let (stream, slice) = (device.stream().unwrap(), device.allocate(256).unwrap());
@@ -270,7 +270,7 @@ fn work_takes_its_memory_at_the_first_use_even_inside_a_capture() {
 }
 
 #[test]
-fn a_cache_takes_of_a_gpu_what_its_footprint_says() {
+fn a_cache_takes_the_gpu_memory_that_its_footprint_says() {
     let shape = Shape { layers: 3, top_k: 300, page_tokens: 16, ..Shape::DEEPSEEK_V3_2 };
     let few = Config { query_rows: 2, ..Config::new(shape, 4, 3000, 700) };
     let many = Config { query_rows: 40, micro_batches: 2, batch: 24, ..Config::new(shape, 32, 500, 150) };
@@ -288,7 +288,7 @@ fn a_cache_takes_of_a_gpu_what_its_footprint_says() {
         assert_eq!(pinned(), 0);
         let cache = forebay::Cache::new(config, device.clone()).unwrap();
         let taken = before - free() - footprint.data();
-        // Each table begins at a multiple of 256 bytes: 5 a layer, 10 a micro-batch, 6 of all.
+        // Each table begins at a multiple of 256 bytes: 5 per layer, 10 per micro-batch, 6 for all.
         let tables = 5 * 3 + 10 * 2 + 6;
         assert!(
             (footprint.tables..footprint.tables + 256 * tables).contains(&taken),

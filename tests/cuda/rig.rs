@@ -15,8 +15,8 @@ use forebay::residency::{QueryRange, TableShape};
 use forebay::{Geometry, Lane, Layer, MicroBatch, Result, Shape};
 use forebay_standin::{Driver, Given, Options, Standin};
 
-/// The driver that was given, or one of the test's own; none where there is no compiler to make one, and then the
-/// test says that it skips.
+/// The given driver, or one of the test's own; none where there is no compiler to build one, and then the test reports
+/// its skip.
 pub fn driver(options: Options) -> Option<Driver> {
     let driver = Driver::new(options).unwrap();
     if driver.is_none() {
@@ -25,7 +25,7 @@ pub fn driver(options: Options) -> Option<Driver> {
     driver
 }
 
-/// A driver of the test's own, which `does` what no other does.
+/// A driver of the test's own, which has the ability `does`.
 pub fn own(options: Options, does: &str) -> Option<Standin> {
     if !own_driver(does) {
         return None;
@@ -37,14 +37,14 @@ pub fn usual() -> Options {
     Options::default()
 }
 
-/// Options for a device on the driver of this library. On a stand-in with few threads a block: it runs each of them
-/// by itself.
+/// Options for a device on the driver of this library. On a stand-in blocks have few threads, because it runs each of
+/// them by itself.
 pub fn on(library: &str) -> CudaOptions {
     let usual = CudaOptions { library: Some(library.to_owned()), ..CudaOptions::default() };
     if Given::named().unwrap().is_some() { usual } else { CudaOptions { unload: true, threads: 64, ..usual } }
 }
 
-/// A device on a driver, in the order in which they go.
+/// A device on a driver, in the order in which they are dropped.
 pub struct Rig<D = Driver> {
     pub device: Arc<CudaDevice>,
     pub driver: D,
@@ -58,7 +58,7 @@ impl Rig {
 }
 
 impl Rig<Standin> {
-    /// On a driver of the test's own, which `does` what no other does.
+    /// On a driver of the test's own, which has the ability `does`.
     pub fn own(options: Options, does: &str) -> Option<Rig<Standin>> {
         let driver = own(options, does)?;
         Some(Rig { device: CudaDevice::new(on(driver.library())).unwrap(), driver })
@@ -66,7 +66,7 @@ impl Rig<Standin> {
 }
 
 impl Rig {
-    /// Bytes as they are now; a driver that was given tells them behind a copy.
+    /// Reads bytes as they are now; on a given driver, by a copy.
     pub fn read(&self, slice: Slice) -> Vec<u8> {
         let mut bytes = vec![0; slice.bytes() as usize];
         assert!(self.driver.read(slice.address(), &mut bytes));
@@ -86,7 +86,7 @@ const PAGES: u64 = 8;
 /// Bytes of a row.
 const ROW: u64 = 64;
 
-/// A cache of two layers and two lanes, a stream, and words that the host and the device see.
+/// A cache of two layers and two lanes, a stream, and words that the host and the device share.
 pub struct Cache {
     pub device: Arc<dyn Device>,
     pub pools: Pools,
@@ -106,7 +106,7 @@ fn words_of(slice: &Slice, all: &Slice) -> u64 {
 }
 
 impl Cache {
-    /// A cache's rows in all layers: each row's bytes say its number.
+    /// A cache's rows in all layers: the bytes of each row contain its number.
     pub fn rows() -> Result<Arc<Map>> {
         let total = pinned(u64::from(LAYERS) * PAGES * 16 * ROW);
         for row in 0..total.len() / ROW {
@@ -119,7 +119,7 @@ impl Cache {
         Cache::over(device, &Cache::rows()?)
     }
 
-    /// Over rows that another device may have too.
+    /// Over rows that another device may use too.
     pub fn over(device: Arc<dyn Device>, total: &Arc<Map>) -> Result<Cache> {
         let shape = Shape {
             layers: LAYERS,
@@ -227,7 +227,7 @@ impl Cache {
         device.enqueue(pools, stream, PoolOp::Report { micro_batch: MicroBatch(0), slot: self.report })
     }
 
-    /// A ticket of what is enqueued, and a record of the event behind it.
+    /// A ticket for the enqueued work, and a record of the event after it.
     pub fn ticket(&self) -> Result<Ticket> {
         let (ticket, completer) = Ticket::new();
         self.device.complete(self.stream, completer)?;
@@ -250,7 +250,7 @@ impl Cache {
         self.slabs[LAYERS as usize - 1].part(u64::from(slot) * ROW, ROW).unwrap()
     }
 
-    /// What a byte of the row at `position` of a lane is in the last layer, where no step has written it.
+    /// A byte of the row at `position` of a lane in the last layer, if no step has written the row.
     pub fn byte(lane: u32, position: i32) -> u8 {
         let pages = u64::from(LAYERS - 1) * PAGES + u64::from(lane) * 4;
         (pages * 16 + position as u64) as u8
@@ -261,13 +261,13 @@ impl Cache {
     }
 }
 
-/// Row `row` of step `number`, as decode makes them: one row lands a step, and the next step accepts it.
+/// Row `row` of step `number`, as in decode: each step lands one row, and the next step accepts it.
 pub fn entry(lane: u32, number: u64) -> Entry {
     Entry { lane, accepted: (number > 1).into(), query_rows: 1 }
 }
 
-/// A selection that is another one each step, for two sequences that have `length` committed tokens.
+/// A selection that differs from step to step, for two sequences that have `length` committed tokens.
 pub fn selection(number: u64, length: u32) -> Vec<i32> {
-    let pick = |index: usize| (number as u32 * 7 + index as u32 * 5) % length;
-    (0..2 * K).map(|index| pick(index) as i32).collect()
+    let position = |index: usize| (number as u32 * 7 + index as u32 * 5) % length;
+    (0..2 * K).map(|index| position(index) as i32).collect()
 }

@@ -8,7 +8,7 @@ use forebay::device::{Device, Outcome};
 use forebay_standin::{Options, Resources, Standin};
 
 const PAGE: u64 = 4096;
-/// A call that no test reaches.
+/// A call number that no test reaches.
 const NEVER: u64 = u64::MAX / 2;
 
 /// Two devices on a driver of the test's own.
@@ -22,12 +22,12 @@ fn on_device(standin: &Standin, device: u32, registration_chunk: u64) -> Arc<Cud
     CudaDevice::new(CudaOptions { device, registration_chunk, ..on(standin.library()) }).unwrap()
 }
 
-/// How often memory was registered, and given back.
+/// The numbers of registrations and of their releases.
 fn registered(standin: &Standin) -> (u64, u64) {
     (standin.calls_of(c"cuMemHostRegister_v2"), standin.calls_of(c"cuMemHostUnregister"))
 }
 
-/// Makes step `number`, and looks whether each selected row is in its slot.
+/// Makes step `number`, and checks that each selected row is in its slot.
 fn step(device: &CudaDevice, cache: &Cache, number: u64) {
     let picked = selection(number, 20);
     cache.prepare(number, &[entry(0, number), entry(1, number)], &picked).unwrap();
@@ -45,14 +45,14 @@ fn step(device: &CudaDevice, cache: &Cache, number: u64) {
 }
 
 #[test]
-fn rows_are_registered_once_for_two_devices_and_given_back_by_the_last_whichever_that_is() {
+fn rows_are_registered_once_for_two_devices_and_unregistered_by_the_last_one() {
     for first in [0, 1] {
         let Some((standin, devices)) = two() else { return };
         let rows = Cache::rows().unwrap();
         let chunks = rows.len() / PAGE;
         let mut both: Vec<_> =
             devices.into_iter().map(|device| (Cache::over(device.clone(), &rows).unwrap(), device)).collect();
-        // Each has words of its own beside.
+        // Each has words of its own in addition.
         assert_eq!(registered(&standin), (chunks + 2, 0));
         assert_eq!(standin.held_resources().registrations, chunks + 2);
         for (cache, device) in &both {
@@ -62,14 +62,14 @@ fn rows_are_registered_once_for_two_devices_and_given_back_by_the_last_whichever
         }
         drop(both.remove(first));
         assert_eq!(registered(&standin), (chunks + 2, 1), "its own words alone");
-        // The rows may have been registered in the context that went.
+        // The rows may have been registered in the context that was destroyed.
         assert!(standin.read(rows.as_ptr() as u64, &mut [0]), "the driver still knows the rows");
         for (cache, device) in both.drain(..) {
             step(&device, &cache, 2);
         }
         assert_eq!(registered(&standin), (chunks + 2, chunks + 2));
         assert_eq!(standin.held_resources(), Resources::default());
-        // And it may be registered anew.
+        // And it may be registered again.
         on_device(&standin, 0, PAGE).register(&rows).unwrap();
         assert_eq!(registered(&standin), (2 * chunks + 2, 2 * chunks + 2));
     }
@@ -155,7 +155,7 @@ fn devices_of_other_chunks_use_those_of_the_first() {
     let bytes: Vec<u8> = (0..4 * PAGE).map(|at| (at % 251) as u8).collect();
     for (device, number) in [(&first, 0_u8), (&second, 1)] {
         let slice = device.register(&map).unwrap();
-        // A copy over the end of a chunk is refused by the driver: it has to be divided.
+        // The driver refuses a copy across the end of a chunk: it must be divided.
         let bytes: Vec<u8> = bytes.iter().map(|byte| byte ^ number).collect();
         device.write(slice, &bytes).unwrap();
         let mut seen = vec![0; bytes.len()];

@@ -13,7 +13,7 @@ fn host() -> Cache {
     Cache::new(HostDevice::new(HostOptions::default())).unwrap()
 }
 
-/// Joins both lanes and makes steps; shows what each left behind.
+/// Joins both lanes and makes steps. Calls back with the state after each.
 pub fn run(cache: &Cache, steps: u64, mut each: impl FnMut(u64, (Vec<u32>, Vec<u32>), Vec<u64>)) {
     for (lane, length) in [(0, 20), (1, 30)] {
         cache.join(lane, length).unwrap();
@@ -31,7 +31,7 @@ pub fn run(cache: &Cache, steps: u64, mut each: impl FnMut(u64, (Vec<u32>, Vec<u
 }
 
 #[test]
-fn steps_leave_what_they_leave_on_the_host_device() {
+fn steps_have_the_same_result_as_on_the_host_device() {
     let mut wanted = Vec::new();
     run(&host(), STEPS, |_, seen, digests| wanted.push((seen, digests)));
     for seed in [None, Some(1), Some(2), Some(3)] {
@@ -47,10 +47,10 @@ fn steps_leave_what_they_leave_on_the_host_device() {
     }
 }
 
-/// Steps of sequences that lack pages, before and behind a truncation that brings them; shows each step's report and
-/// digests.
+/// Steps of sequences that lack pages, before and after a truncation that adds them. Calls back with each step's report
+/// and digests.
 fn without_pages(cache: &Cache) -> Vec<(Vec<u32>, Vec<u64>)> {
-    // Lane 0 lacks pages of rows that are selected, lane 1 that of its new row.
+    // Lane 0 lacks the pages of selected rows, lane 1 that of its new row.
     cache.join_with(0, 20, 1).unwrap();
     cache.join_with(1, 32, 2).unwrap();
     let mut all = Vec::new();
@@ -69,19 +69,19 @@ fn without_pages(cache: &Cache) -> Vec<(Vec<u32>, Vec<u64>)> {
         cache.enqueue().unwrap();
         let ticket = cache.ticket().unwrap();
         cache.device.synchronize(cache.event).unwrap();
-        assert_eq!(ticket.poll(), Some(Outcome::Done), "the device goes on");
+        assert_eq!(ticket.poll(), Some(Outcome::Done), "the device continues");
         all.push((cache.seen().0, cache.digests()));
     }
     all
 }
 
 #[test]
-fn a_row_without_a_page_fails_its_step_alone_and_is_fetched_behind_a_truncation() {
+fn a_row_without_a_page_fails_its_step_alone_and_is_fetched_after_a_truncation() {
     let wanted = without_pages(&host());
     let cause = |step: usize| wanted[step].0[2];
     assert_eq!([0, 1, 2, 3].map(cause), [3, 4, 0, 0], "tables, a step before, and sound again");
     let hits = |step: usize| wanted[step].0[6];
-    assert!(hits(1) > 0 && hits(2) < hits(3), "what was resident without bytes is not behind a truncation");
+    assert!(hits(1) > 0 && hits(2) < hits(3), "rows without bytes are not resident after a truncation");
     for seed in [None, Some(1)] {
         let Some(rig) = Rig::new(Options { seed, ..usual() }) else { return };
         assert_eq!(without_pages(&Cache::new(rig.device.clone()).unwrap()), wanted);
@@ -103,7 +103,7 @@ fn tables_are_copied_word_for_word() {
 }
 
 #[test]
-fn a_digest_is_had_without_waiting() {
+fn a_digest_is_computed_without_a_wait() {
     let Some(rig) = Rig::new(usual()) else { return };
     let cache = Cache::new(rig.device.clone()).unwrap();
     run(&cache, 2, |_, _, _| ());
@@ -121,7 +121,7 @@ fn a_digest_is_had_without_waiting() {
 }
 
 #[test]
-fn a_step_neither_waits_nor_takes_anything() {
+fn a_step_neither_waits_nor_allocates() {
     let Some(rig) = Rig::new(usual()) else { return };
     let cache = Cache::new(rig.device.clone()).unwrap();
     cache.join(0, 20).unwrap();
@@ -156,7 +156,7 @@ fn warm_ups_of_different_streams_do_not_run_into_each_other() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_before_the_driver_sees_it() {
+fn invalid_operations_are_refused_before_the_driver_sees_them() {
     let Some(rig) = Rig::new(usual()) else { return };
     let cache = Cache::new(rig.device.clone()).unwrap();
     let calls = rig.driver.calls();
@@ -189,7 +189,7 @@ fn a_warm_up_is_refused_in_a_capture_and_breaks_none() {
     let cache = Cache::new(rig.device.clone()).unwrap();
     cache.join(0, 20).unwrap();
     let warm = || Warm { lane: Lane(0), whole: false, selections: None, steps: 0 };
-    // Neither the first of all, whose event was never recorded, nor a later one.
+    // Neither the first event of all, which was never recorded, nor a later one.
     for _ in 0..2 {
         cache.device.capture(cache.stream).unwrap();
         let refused = cache.device.enqueue(cache.pools, cache.stream, PoolOp::Warm(warm())).unwrap_err();

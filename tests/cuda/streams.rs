@@ -18,7 +18,7 @@ fn unknown_handles_are_refused_before_the_driver_sees_them() {
     let (none, no_event) = (Stream(stream.0 + 8), Event(1));
     let slice = device.allocate(64).unwrap();
     let foreign = other.device.allocate(64).unwrap();
-    // Pools of another device, whose number this device's have too.
+    // Pools of another device. This device has pools of the same number.
     let own = Cache::new(rig.device.clone()).unwrap();
     let pools = Cache::new(other.device.clone()).unwrap().pools;
     assert_ne!(own.pools, pools);
@@ -59,7 +59,7 @@ fn unknown_handles_are_refused_before_the_driver_sees_them() {
 }
 
 #[test]
-fn an_event_is_reached_behind_what_was_enqueued_and_queries_wait_for_nothing() {
+fn an_event_is_reached_after_the_work_enqueued_before_it_and_queries_do_not_wait() {
     let Some(rig) = Rig::new(usual()) else { return };
     let device = &rig.device;
     let [first, second] = [0; 2].map(|_| device.stream().unwrap());
@@ -77,7 +77,7 @@ fn an_event_is_reached_behind_what_was_enqueued_and_queries_wait_for_nothing() {
     assert_eq!((device.query(a), device.query(b)), (Ok(true), Ok(true)));
 }
 
-/// Copies `rounds` times from a stretch of host memory to the next one, as work to fail in.
+/// Copies `rounds` times from one range of host memory to the next: work in which to fail.
 fn copies(device: &dyn Device, stream: Stream, host: Slice, far: Slice, rounds: usize) {
     for _ in 0..rounds {
         device.copy(stream, host, far).unwrap();
@@ -85,7 +85,7 @@ fn copies(device: &dyn Device, stream: Stream, host: Slice, far: Slice, rounds: 
 }
 
 #[test]
-fn calls_and_tickets_come_in_the_streams_order_and_once() {
+fn calls_and_tickets_complete_once_and_in_the_streams_order() {
     for seed in 0..20 {
         let Some(rig) = Rig::new(Options { seed: Some(seed), ..usual() }) else { return };
         let (device, count) = (&rig.device, Arc::new(AtomicU32::new(0)));
@@ -106,12 +106,12 @@ fn calls_and_tickets_come_in_the_streams_order_and_once() {
         device.synchronize(event).unwrap();
         assert_eq!(count.load(Ordering::Relaxed), 10);
         assert!(tickets.iter().all(|ticket| ticket.poll() == Some(Outcome::Done)));
-        assert_eq!(Arc::strong_count(&count), 1, "what was called is dropped");
+        assert_eq!(Arc::strong_count(&count), 1, "the callback is dropped");
     }
 }
 
 #[test]
-fn a_panic_in_a_call_fails_the_device_and_leaves_nobody_waiting() {
+fn a_panic_in_a_call_fails_the_device_and_ends_every_wait() {
     let Some(rig) = Rig::new(usual()) else { return };
     let (stream, event) = (rig.device.stream().unwrap(), rig.device.event().unwrap());
     rig.device.call(stream, Arc::new(|| panic!("an engine's callback"))).unwrap();
@@ -153,7 +153,7 @@ fn a_lost_context_ends_every_ticket_and_every_wait() {
         assert_eq!(ticket.poll(), Some(Outcome::Failed(Kind::DeviceFailed)));
     }
     assert_eq!(Arc::strong_count(&watched), 1, "work that was not reached is dropped");
-    // From here on enqueueing does nothing, and tickets end at once.
+    // From here on enqueued work does nothing, and tickets end at once.
     copies(&**device, stream, host, far, 1);
     device.record(event, stream).unwrap();
     device.wait(other, event).unwrap();
@@ -175,7 +175,7 @@ fn work_that_is_the_last_to_hold_the_device_may_end_on_its_stream() {
     drop(device);
     assert_ne!(driver.held_resources(), Resources::default(), "the work keeps the device");
     driver.let_go(stream.0);
-    // It is closed by a thread of its own.
+    // A thread of its own closes it.
     for _ in 0..10_000 {
         if driver.held_resources() == Resources::default() {
             return;

@@ -36,7 +36,7 @@ fn every_count_that_is_zero_is_named() {
 }
 
 #[test]
-fn shapes_and_pools_that_make_no_sense_are_named() {
+fn invalid_shapes_and_pools_are_refused_by_name() {
     let shape = |change: fn(&mut Shape)| {
         let mut config = config();
         change(&mut config.shape);
@@ -62,7 +62,7 @@ fn shapes_and_pools_that_make_no_sense_are_named() {
 
 /// A report names a batch row in 15 bits.
 #[test]
-fn a_batch_that_no_report_could_name_the_rows_of_is_refused_before_anything_is_taken() {
+fn a_batch_too_wide_for_the_row_numbers_of_a_report_is_refused_before_anything_is_taken() {
     let wide = |batch| Config { batch, ..config() };
     for batch in [32_768, u32::MAX] {
         let error = refused(made(wide(batch)), Kind::InvalidConfig, "batch");
@@ -73,7 +73,7 @@ fn a_batch_that_no_report_could_name_the_rows_of_is_refused_before_anything_is_t
 }
 
 #[test]
-fn products_that_overflow_and_memory_that_is_not_there_are_errors() {
+fn overflowing_products_and_too_little_memory_are_errors() {
     let base = config();
     let layers = Shape { layers: u32::MAX, draft_layers: 1, ..base.shape };
     refused(made(Config { shape: layers, ..base.clone() }), Kind::Overflow, "layers");
@@ -88,13 +88,13 @@ fn products_that_overflow_and_memory_that_is_not_there_are_errors() {
     assert_eq!(made(rows).unwrap_err().kind(), Kind::Overflow);
     let reach = Config { max_tokens: u32::MAX, host_pages: 64, index_pages: 64, ..base.clone() };
     assert_eq!(made(reach).unwrap_err().kind(), Kind::Overflow);
-    // More than any machine has: populated memory is compared with what is free.
+    // More than any machine has: populated memory is compared with the free memory.
     let memory = Memory { populate: true, ..base.memory };
     let shape = Shape { runs: [1 << 20, 0], page_tokens: 1024, ..base.shape };
     let huge = Config { shape, memory, host_pages: 1 << 20, ..base.clone() };
     let error = refused(made(huge), Kind::OutOfMemory, "memory of the machine");
     assert!(error.number("wanted") > error.number("available"));
-    // The tables of so many tokens do not fit any address space; the process goes on.
+    // The tables of so many tokens fit no address space; the process goes on.
     let tables = Config { lanes: 1 << 16, max_tokens: 1 << 30, host_pages: 64, index_pages: 64, ..base };
     let error = made(tables).unwrap_err();
     assert!(
@@ -125,7 +125,7 @@ fn positions_of_a_budget_by_layer_reach_every_layer() {
     assert_eq!([0, 1].map(|l| retired.layers()[l].misses), [16, 0]);
 }
 
-/// Whether a cache decodes, however its memory was had.
+/// Whether a cache decodes, with any kind of memory.
 fn decodes(cache: &mut Cache, device: &TestDevice) -> bool {
     let stream = device.stream().unwrap();
     let sequence = cache.open(&asks(20, 8)).unwrap();
@@ -143,7 +143,7 @@ fn decodes(cache: &mut Cache, device: &TestDevice) -> bool {
 }
 
 #[test]
-fn what_the_system_refuses_is_listed_and_the_cache_works_without() {
+fn options_that_the_system_refuses_are_listed_and_the_cache_works_without_them() {
     let memory = Memory { huge: false, populate: true, lock: false, node: None };
     let (huge, lock) = (Memory { huge: true, ..memory }, Memory { lock: true, ..memory });
     let node = |node| Memory { node: Some(node), ..memory };
@@ -153,11 +153,11 @@ fn what_the_system_refuses_is_listed_and_the_cache_works_without() {
         (Call::Memfd, memory, Fallback::SHARED_MEMORY),
         (Call::Lock, lock, Fallback::LOCKED_MEMORY),
         (Call::Bind, node(0), Fallback::NUMA_BINDING),
-        // The machine is said to have node 0 alone.
+        // The machine reports node 0 alone.
         (Call::Nodes, node(3), Fallback::NUMA_BINDING),
     ];
     for (call, memory, what) in cases {
-        // Where there are reserved huge pages, base pages must be reached for the refusals of these.
+        // Where there are reserved huge pages, these refusals need base pages.
         let device = TestDevice::new(HostOptions::default());
         let fault = Inject::call(call, EPERM);
         let mut cache = Cache::with_faults(Config { memory, ..config() }, device.device(), &fault).unwrap();
@@ -182,7 +182,7 @@ const EPERM: i32 = 1;
 const ENOMEM: i32 = 12;
 
 #[test]
-fn refusals_that_leave_no_memory_are_errors() {
+fn a_refused_allocation_of_memory_is_an_error() {
     let with = |call, errno| {
         let memory = Memory { huge: false, populate: true, lock: false, node: None };
         let device = TestDevice::new(HostOptions::default());
@@ -198,7 +198,7 @@ fn refusals_that_leave_no_memory_are_errors() {
 }
 
 #[test]
-fn whichever_call_fails_there_is_a_cache_that_decodes_or_an_error_that_says_why() {
+fn after_any_failed_call_the_cache_decodes_or_the_error_says_why_not() {
     let config = Config { memory: Memory::default(), ..config() };
     let mut outcomes = (0, 0);
     for errno in [EPERM, ENOMEM] {
@@ -236,7 +236,7 @@ impl Faults for Has {
     }
 }
 
-/// A cache of `config` where the machine has `available` bytes: what it wanted, of what, in its error.
+/// A cache of `config` where the machine has `available` bytes: the wanted and found bytes of its error.
 fn on_a_machine(config: Config, available: u64) -> Result<(), (u64, u64)> {
     let device = TestDevice::new(HostOptions::default());
     let made = Cache::with_faults(config, device.device(), &Has(available, 0));
@@ -248,12 +248,12 @@ fn on_a_machine(config: Config, available: u64) -> Result<(), (u64, u64)> {
 }
 
 #[test]
-fn what_the_machine_has_no_memory_for_is_refused_before_anything_is_taken() {
+fn a_cache_larger_than_the_machines_memory_is_refused_before_anything_is_taken() {
     let memory = Memory { huge: false, populate: true, lock: false, node: None };
     let resident = Config { memory, ..config() };
     let (wanted, available) = on_a_machine(resident.clone(), 1).unwrap_err();
     let footprint = resident.footprint(4096).unwrap();
-    // A host device's memory is the machine's too; beside it stand lists.
+    // A host device's memory is the machine's too; the lists take memory in addition.
     let on_host = TestDevice::new(HostOptions::default()).device().takes_host_memory();
     let least = footprint.host() + if on_host { footprint.data() + footprint.tables } else { 0 };
     assert!((least..least + 100_000).contains(&wanted) && available == 1, "{wanted} of {least}");
@@ -261,12 +261,12 @@ fn what_the_machine_has_no_memory_for_is_refused_before_anything_is_taken() {
     on_a_machine(resident.clone(), wanted).unwrap();
     let locked = Config { memory: Memory { populate: false, lock: true, ..memory }, ..config() };
     assert_eq!(on_a_machine(locked, 1), Err((wanted, 1)));
-    // Petabytes, and it is an error at once: nothing was taken of what the machine has.
+    // Petabytes are an error at once: the machine's memory is untouched.
     let huge = Config { host_pages: u32::MAX, ..resident.clone() };
     assert!(on_a_machine(huge, 1 << 40).unwrap_err().0 > 1 << 40);
 }
 
-/// What is reserved is not available to others, and the rows take it: they are not asked for a second time.
+/// Reserved memory is not available to others, and the rows use it: it is not counted a second time.
 #[test]
 fn rows_on_reserved_huge_pages_are_not_counted_as_other_memory() {
     let memory = Memory { huge: true, populate: true, lock: false, node: None };
@@ -282,12 +282,12 @@ fn rows_on_reserved_huge_pages_are_not_counted_as_other_memory() {
 }
 
 #[test]
-fn what_is_taken_when_it_is_used_and_what_is_overcommitted_is_not_counted() {
+fn memory_that_is_lazy_or_overcommitted_is_not_counted() {
     let memory = Memory { huge: false, populate: false, lock: false, node: None };
     let lazy = Config { memory, ..config() };
     let (wanted, _) = on_a_machine(lazy.clone(), 1).unwrap_err();
     let footprint = lazy.footprint(4096).unwrap();
-    // A driver makes rows resident that nobody asked to be.
+    // A driver makes rows resident even if the configuration does not.
     let pinned = TestDevice::new(HostOptions::default()).device().pins_host_memory();
     // The tables of a host device are written when they are made.
     let on_host = TestDevice::new(HostOptions::default()).device().takes_host_memory();
@@ -315,7 +315,7 @@ impl Faults for Populated {
 }
 
 #[test]
-fn a_cache_for_replays_takes_addresses_for_its_rows_and_no_memory() {
+fn a_cache_without_row_bytes_takes_addresses_for_its_rows_and_no_memory() {
     let memory = Memory { huge: false, populate: true, lock: false, node: None };
     let populated = |residency_only| {
         let (device, calls) = (HostDevice::new(HostOptions::default()), Populated::default());
@@ -329,10 +329,10 @@ fn a_cache_for_replays_takes_addresses_for_its_rows_and_no_memory() {
     assert_eq!(all - rest, config().footprint(4096).unwrap().rows);
 }
 
-/// Of a pool that is neither populated nor locked a driver makes all rows resident when it is shown them.
+/// A driver makes all rows of a pool resident when it registers them, even if the pool is neither populated nor locked.
 #[cfg(feature = "cuda")]
 #[test]
-fn rows_that_a_driver_pins_are_counted_however_they_were_asked_for() {
+fn rows_that_a_driver_pins_are_counted_whatever_the_configuration_says() {
     if !crate::device::driver_is_there() {
         return;
     }
@@ -343,7 +343,7 @@ fn rows_that_a_driver_pins_are_counted_however_they_were_asked_for() {
     let lazy = Memory { huge: false, populate: false, lock: false, node: None };
     let cuda = TestDevice::cuda(&HostOptions::default(), None).unwrap();
     let footprint = config().footprint(4096).unwrap();
-    assert_eq!(wanted(lazy, &cuda), wanted(Memory { populate: true, ..lazy }, &cuda), "pinned as it is");
+    assert_eq!(wanted(lazy, &cuda), wanted(Memory { populate: true, ..lazy }, &cuda), "pinned in both cases");
     let host = TestDevice::host(HostOptions::default());
     // The host device pins nothing, and its tables are the machine's.
     assert_eq!(wanted(lazy, &cuda) + footprint.tables, wanted(lazy, &host) + footprint.rows);
@@ -352,10 +352,11 @@ fn rows_that_a_driver_pins_are_counted_however_they_were_asked_for() {
 /// Tells a child process of a test that it is the child.
 const CHILD: &str = "FOREBAY_TEST_CHILD";
 
-/// What a construction takes beside the pools is an error too where it cannot be had, and not the process's end.
+/// The memory that a construction takes besides the pools is an error too if it is not available, and does not end the
+/// process.
 #[test]
-fn books_that_there_is_no_memory_for_are_an_error() {
-    let test = "construction::books_that_there_is_no_memory_for_are_an_error";
+fn book_keeping_without_memory_for_it_is_an_error() {
+    let test = "construction::book_keeping_without_memory_for_it_is_an_error";
     if std::env::var_os(CHILD).is_none() {
         let script = "ulimit -v 700000 || exit 9; exec \"$0\" --exact --nocapture \"$@\"";
         let exe = std::env::current_exe().unwrap();
@@ -370,12 +371,12 @@ fn books_that_there_is_no_memory_for_are_an_error() {
     let slots = Slots::Uniform(4096);
     let (keyless, wide) = (Shape { index_key_bytes: 0, ..base.shape }, Shape { top_k: 2048, ..base.shape });
     for (place, config) in [
-        // 8 bytes a row that is selected, of each batch row.
+        // 8 bytes for each selected row of each batch row.
         (
             "a batch row's list",
             Config { batch: 32_767, shape: wide, slots, min_budget: 4096, ..base.clone() },
         ),
-        // 4 bytes a token and lane.
+        // 4 bytes for each token and lane.
         ("a layer", Config { max_tokens: 1 << 28, ..base.clone() }),
         ("index-key pages", Config { index_pages: 1 << 28, shape: keyless, ..base.clone() }),
         ("marks of steps", Config { query_rows: 4096, batch: 32_767, ..base.clone() }),

@@ -24,11 +24,11 @@ fn one_block_for_two_steps(machine: Machine) {
     }
     gate.open();
     machine.sync(stream);
-    assert_eq!(machine.bytes(loaded[0]), [2; 64], "the first step has read the second one's block");
+    assert_eq!(machine.bytes(loaded[0]), [2; 64], "the first step has read the second one's descriptor");
 }
 
 #[test]
-fn f3_control_one_reused_pinned_block_carries_the_next_steps_words() {
+fn f3_control_one_reused_step_descriptor_carries_the_next_steps_words() {
     everywhere(one_block_for_two_steps);
 }
 
@@ -51,8 +51,8 @@ fn f12_control_a_page_written_while_its_copy_is_pending_spoils_the_copy() {
     everywhere(page_written_before_its_copy);
 }
 
-/// Joins a lane with page 0 and cuts it to page 1, the second enqueued before the first has run or after.
-/// Answers the page whose row the join's gather has brought up.
+/// Joins a lane with page 0 and truncates it to page 1, which is enqueued before the join has run or after. Returns the
+/// page whose row the join's gather loaded.
 fn page_of_the_join(machine: &Machine, wait_between: bool) -> u8 {
     let (device, stream) = machine.device_and_stream();
     let shape =
@@ -109,15 +109,15 @@ fn page_of_the_join(machine: &Machine, wait_between: bool) -> u8 {
 }
 
 #[test]
-fn f4_control_pages_staged_before_the_last_ones_were_taken_over_replace_them() {
+fn f4_control_pages_staged_before_the_device_has_read_the_last_ones_replace_them() {
     everywhere(|machine| assert_eq!(page_of_the_join(&machine, true), 0));
     everywhere(|machine| {
-        assert_eq!(page_of_the_join(&machine, false), 1, "the join has gathered from the cut's page");
+        assert_eq!(page_of_the_join(&machine, false), 1, "the join has gathered from the truncation's page");
     });
 }
 
-/// A host that writes a block, and then enqueues who reads it; or the other way round, with nothing that makes it
-/// write in time. Whether the reader has seen the block.
+/// A host that writes a descriptor and then enqueues its reader; or the other way round, with nothing that makes it
+/// write in time. Returns whether the reader saw the descriptor.
 fn block_is_seen(machine: &Machine, in_time: bool) -> bool {
     let (device, stream) = machine.device_and_stream();
     let map = pinned(64);
@@ -127,7 +127,7 @@ fn block_is_seen(machine: &Machine, in_time: bool) -> bool {
         map.copy_in(0, &[9; 64]).unwrap();
     }
     device.copy(stream, block, to).unwrap();
-    // What a host has to enqueue besides.
+    // Other work that a host enqueues.
     (0..20).for_each(|_| device.record(event, stream).unwrap());
     map.copy_in(0, &[9; 64]).unwrap();
     machine.sync(stream);

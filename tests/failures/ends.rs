@@ -18,7 +18,7 @@ fn a_sequence_that_ends_with_its_next_step_in_flight_is_held_until_that_retires(
     let mut second = rig.prepare(sequence, 1);
     rig.all(&second);
     rig.cache.finish(&mut second, rig.stream).unwrap();
-    // The first step says that the sequence is over; the second one is in flight already.
+    // The first step reports the end of the sequence; the second one is already in flight.
     rig.cache.retire(first, rig.stream).unwrap();
     rig.cache.close(sequence, rig.stream).unwrap();
     let other = rig.admit(40, 8, 2);
@@ -31,10 +31,10 @@ fn a_sequence_that_ends_with_its_next_step_in_flight_is_held_until_that_retires(
     rig.cache.validate().unwrap();
 }
 
-/// A sequence of 24 tokens ends at the retirement of a step while its next one is held back. With `other`, a sequence
-/// that joins on another stream takes what is free; answers whether the held step changed a byte of it. Without,
-/// whether it changed a row of the sequence's own page: what a cache that gave pages back at the retirement would
-/// have given to somebody else.
+/// A sequence of 24 tokens ends at the retirement of a step while its next step is held. With `other`, a sequence that
+/// joins on another stream takes all free pages and slots; the result says whether the held step changed a byte of it.
+/// Without, the result says whether it changed a row of the sequence's own page: a cache that freed pages at the
+/// retirement would have given that page to another sequence.
 fn held_step_writes(machine: Machine, other: bool) -> bool {
     let mut rig = Rig::on(machine, config(2, 64));
     let start = rig.gauges();
@@ -89,13 +89,13 @@ fn held_step_writes(machine: Machine, other: bool) -> bool {
 }
 
 #[test]
-fn nobody_is_given_what_a_held_step_still_writes_though_its_sequence_is_closed() {
+fn no_sequence_gets_pages_or_slots_that_a_held_step_of_a_closed_sequence_still_writes() {
     everywhere(|machine| assert!(!held_step_writes(machine, true)));
     everywhere(|machine| assert!(held_step_writes(machine, false), "the control: it does write"));
 }
 
 #[test]
-fn a_deep_truncation_forgets_every_row_behind_it_and_new_rows_take_their_place() {
+fn a_deep_truncation_forgets_every_row_after_it_and_new_rows_take_their_place() {
     let mut rig = Rig::new(Config { query_rows: 3, ..config(1, 128) }, true);
     let sequence = rig.open(20, 100, 1);
     let mut accepted = 0;
@@ -118,21 +118,21 @@ fn a_deep_truncation_forgets_every_row_behind_it_and_new_rows_take_their_place()
 }
 
 #[test]
-fn a_truncation_can_accept_what_has_landed() {
+fn a_truncation_can_accept_landed_rows() {
     let mut rig = Rig::new(Config { query_rows: 3, ..config(1, 64) }, true);
     let sequence = rig.open(20, 30, 1);
     rig.decode(sequence, 0, 2).unwrap();
     rig.truncate(sequence, 22);
     rig.check_total(sequence);
     rig.decode(sequence, 0, 3).unwrap();
-    // Two of three have been accepted, and are where they landed.
-    let picks = [20, 21];
-    assert_eq!(picks.map(|p| rig.truth[&sequence][p]), [2, 2]);
+    // Two of three rows were accepted, and are where they landed.
+    let positions = [20, 21];
+    assert_eq!(positions.map(|p| rig.tags[&sequence][p]), [2, 2]);
     assert_eq!(rig.cache.length(sequence).unwrap().committed, 22);
 }
 
 #[test]
-fn a_draft_layers_passes_answer_from_landing_slots_and_its_rows_are_born_once() {
+fn draft_passes_resolve_to_landing_slots_and_their_rows_are_born_once() {
     let base = config(1, 64);
     let shape = Shape { layers: 1, draft_layers: 1, ..base.shape };
     let mut rig = Rig::new(Config { shape, query_rows: 3, ..base }, true);
@@ -140,18 +140,18 @@ fn a_draft_layers_passes_answer_from_landing_slots_and_its_rows_are_born_once() 
     let landing: Vec<i32> = (0..3).map(|row| rig.cache.landing_slot(sequence, row).unwrap() as i32).collect();
     let mut step = rig.prepare(sequence, 0);
     for pass in 0..3_i32 {
-        // Each pass attends to a committed row and to all that the passes before it and its own land.
-        let mut picks = vec![-1; K];
-        picks[0] = pass;
-        (0..=pass).for_each(|row| picks[1 + row as usize] = 12 + row);
+        // Each draft pass attends to a committed row and to all rows that landed in it and in the passes before it.
+        let mut positions = vec![-1; K];
+        positions[0] = pass;
+        (0..=pass).for_each(|row| positions[1 + row as usize] = 12 + row);
         rig.land(sequence, pass as u32, 1, &stamp(2, 1, 12 + pass as u32));
-        let buffers = rig.select(&step, LayerCall::draft_pass(Layer(1), pass as u32), &picks);
+        let buffers = rig.select(&step, LayerCall::draft_pass(Layer(1), pass as u32), &positions);
         rig.sync();
-        let slots = rig.answers(buffers);
+        let slots = rig.slots(buffers);
         let drafts = 1 + pass as usize;
         assert_eq!(slots[1..=drafts], landing[..drafts], "pass {pass}");
         assert!(slots[1 + drafts..].iter().all(|slot| *slot == -1));
-        rig.check_answers(sequence, 1, &picks[..1], &slots[..1]);
+        rig.check_slots(sequence, 1, &positions[..1], &slots[..1]);
         rig.cache.scatter(&step, LayerCall::draft_pass(Layer(1), pass as u32), rig.stream).unwrap();
     }
     rig.land(sequence, 0, 0, &stamp(2, 0, 12));
@@ -161,16 +161,16 @@ fn a_draft_layers_passes_answer_from_landing_slots_and_its_rows_are_born_once() 
     rig.sync();
     rig.cache.retire(step, rig.stream).unwrap();
 
-    // Two of three are accepted: they are resident now, in both layers, and nowhere twice.
-    rig.truth.get_mut(&sequence).unwrap().extend([2, 2]);
+    // Two of three are accepted: they are resident now in both layers, and none is resident twice.
+    rig.tags.get_mut(&sequence).unwrap().extend([2, 2]);
     let mut step = rig.prepare(sequence, 2);
     for layer in 0..2 {
-        let mut picks = vec![-1; 3 * K];
-        (picks[0], picks[1]) = (12, 13);
-        let buffers = rig.select(&step, LayerCall::whole(Layer(layer)), &picks);
+        let mut positions = vec![-1; 3 * K];
+        (positions[0], positions[1]) = (12, 13);
+        let buffers = rig.select(&step, LayerCall::whole(Layer(layer)), &positions);
         rig.sync();
-        let slots = rig.answers(buffers);
-        rig.check_answers(sequence, layer, &picks[..2], &slots[..2]);
+        let slots = rig.slots(buffers);
+        rig.check_slots(sequence, layer, &positions[..2], &slots[..2]);
         rig.cache.scatter(&step, LayerCall::whole(Layer(layer)), rig.stream).unwrap();
         assert!(slots[..2].iter().all(|slot| !landing.contains(slot)), "no longer in a landing slot");
     }
@@ -188,12 +188,12 @@ fn fail_at(rig: &mut Rig, sequences: [forebay::Sequence; 2], position: i32) -> R
     let rows = sequences.map(|sequence| row(sequence, 0, 1));
     let mut step = rig.cache.prepare(MicroBatch(0), 1, &rows, None, rig.stream).unwrap();
     let second = LayerCall { batch_rows: Some((1, 1)), ..LayerCall::whole(Layer(1)) };
-    let mut picks = [-1; K];
-    (picks[2], picks[3]) = (5, position);
-    let buffers = rig.select(&step, second, &picks);
+    let mut positions = [-1; K];
+    (positions[2], positions[3]) = (5, position);
+    let buffers = rig.select(&step, second, &positions);
     rig.sync();
-    let slots = rig.answers(buffers);
-    rig.check_answers(sequences[1], 1, &[5], &slots[2..3]);
+    let slots = rig.slots(buffers);
+    rig.check_slots(sequences[1], 1, &[5], &slots[2..3]);
     let first = LayerCall { batch_rows: Some((0, 1)), ..second };
     rig.select(&step, first, &[-1; K]);
     rig.cache.scatter(&step, LayerCall::whole(Layer(1)), rig.stream).unwrap();
@@ -214,7 +214,7 @@ fn a_position_beyond_the_length_fails_the_step_and_a_truncation_clears_it() {
         }
         let error = fail_at(&mut rig, sequences, position).unwrap_err();
         assert_eq!((error.kind(), error.operation()), (Kind::DeviceFailed, "retire"));
-        // A number below 0 stands there as the selection has it.
+        // A number below 0 is reported as in the selection.
         let negative = format!("a selected position is {position}, and only -1 is none");
         let (place, value) = match u64::try_from(position) {
             Ok(value) => ("a selected position is at or beyond the length", Some(value)),
@@ -228,7 +228,7 @@ fn a_position_beyond_the_length_fails_the_step_and_a_truncation_clears_it() {
             let refused = rig.cache.prepare(MicroBatch(0), 1, &rows, None, rig.stream).unwrap_err();
             assert_eq!(refused.place(), "a step of the sequence failed");
             let landed = rig.cache.truncate(sequence, 25, rig.stream).unwrap_err();
-            assert_eq!(landed.kind(), Kind::OutOfRange, "what a failed step landed is not accepted");
+            assert_eq!(landed.kind(), Kind::OutOfRange, "landed rows of a failed step are not accepted");
             rig.truncate(sequence, 24);
             assert_eq!(rig.decode(sequence, 0, 7).unwrap(), 24);
         }
@@ -244,16 +244,16 @@ fn a_failed_step_with_the_next_one_in_flight_fails_its_sequence_once() {
     rig.all(&first);
     rig.cache.finish(&mut first, rig.stream).unwrap();
     let mut second = rig.prepare(sequence, 1);
-    let mut picks = [-1; K];
-    picks[0] = 50;
-    rig.select(&second, LayerCall::whole(Layer(0)), &picks);
+    let mut positions = [-1; K];
+    positions[0] = 50;
+    rig.select(&second, LayerCall::whole(Layer(0)), &positions);
     rig.cache.scatter(&second, LayerCall::whole(Layer(0)), rig.stream).unwrap();
     rig.rest(&second, [1], rig.stream);
     rig.cache.finish(&mut second, rig.stream).unwrap();
     rig.sync();
     let early = rig.cache.truncate(sequence, 24, rig.stream).unwrap_err();
     assert_eq!(early.kind(), Kind::Busy);
-    // Both went through the same micro-batch's record; each report is its own.
+    // Both used the same micro-batch's record; each report is its own.
     assert_eq!(rig.cache.retire(first, rig.stream).unwrap().lengths(), [24]);
     let failed = rig.cache.retire(second, rig.stream).unwrap_err();
     assert_eq!((failed.error.kind(), failed.error.number("value")), (Kind::DeviceFailed, Some(50)));

@@ -42,8 +42,8 @@ pub fn stamp(tag: u32, layer: u32, position: u32) -> [u8; ROW] {
     row
 }
 
-/// A device and its memory: threads as streams, streams that run at once, or a clock that delays and reorders
-/// by chance.
+/// A device and its memory: a thread for each stream, streams that run at once, or a clock that delays and reorders by
+/// chance.
 #[derive(Clone)]
 pub struct Machine {
     pub memory: Arc<TestDevice>,
@@ -56,7 +56,7 @@ impl Machine {
         Machine { memory, clock: None }
     }
 
-    /// By this seed, and without some of the waits that will be enqueued.
+    /// By this seed, and without some of the waits.
     pub fn clock(seed: u64, without: Range<u64>) -> Machine {
         let memory = TestDevice::host(HostOptions::default());
         let options = ClockOptions { seed: Some(seed), ..ClockOptions::default() };
@@ -73,7 +73,7 @@ impl Machine {
         Machine { memory, clock: None }
     }
 
-    /// Waits that have been enqueued, where chance decides what they order.
+    /// Waits enqueued so far, if chance decides what they order.
     fn waits(&self) -> u64 {
         self.clock.as_ref().map_or_else(|| self.memory.waits(), |clock| clock.waits())
     }
@@ -91,13 +91,13 @@ impl Machine {
         (device, stream)
     }
 
-    /// Looks that take long enough for what is not held to have run.
+    /// Queries that take long enough for all work that is not held to run.
     pub fn looks(&self) -> u32 {
         let by_itself = self.memory.runs_by_itself() || (self.memory.is_remote() && is_given());
         if self.clock.is_some() || !by_itself { 30 } else { 10_000 }
     }
 
-    /// Holds a stream back from here on.
+    /// Holds a stream from now on.
     pub fn gate(&self, stream: Stream) -> Gate {
         match &self.clock {
             Some(clock) => {
@@ -108,7 +108,7 @@ impl Machine {
         }
     }
 
-    /// Blocks until `stream` has run what was enqueued.
+    /// Blocks until `stream` has run its enqueued work.
     pub fn sync(&self, stream: Stream) {
         let device = self.device();
         let event = device.event().unwrap();
@@ -134,13 +134,13 @@ pub fn everywhere(test: impl Fn(Machine)) {
     seeds().for_each(|seed| test(Machine::clock(seed, 0..0)));
     #[cfg(feature = "cuda")]
     if crate::device::driver_is_there() {
-        // A driver that was given knows no seeds.
+        // A given driver has no seeds.
         let seeds = if is_given() { 1 } else { seeds().end / 10 };
         (0..seeds).for_each(|seed| test(Machine::cuda(seed, 0..0)));
     }
 }
 
-/// The control of a test whose order stands in waits: without one of them it fails, for some seed.
+/// The control of a test whose order comes from waits: without one of them it fails, for some seed.
 pub fn some_wait_is_missed(test: impl Fn(Machine)) {
     is_missed(&test, Machine::clock);
     #[cfg(feature = "cuda")]
@@ -158,7 +158,7 @@ fn is_missed(test: &impl Fn(Machine), machine: impl Fn(u64, Range<u64>) -> Machi
     assert!((0..whole.waits()).any(missed), "none of {} waits is missed", whole.waits());
 }
 
-/// Holds a stream back from where it was made until it is opened or dropped.
+/// Holds a stream from its creation until it is opened or dropped.
 pub enum Gate {
     Clock(Arc<ClockDevice>, Stream),
     Held(Mutex<Option<Held>>),
@@ -190,12 +190,12 @@ pub struct Rig {
     pub device: Arc<dyn Device>,
     pub machine: Machine,
     pub stream: Stream,
-    pub truth: HashMap<Sequence, Vec<u32>>,
+    pub tags: HashMap<Sequence, Vec<u32>>,
     /// The tickets of all joins.
     pub joins: Vec<Ticket>,
     selection: Slice,
     slots: Slice,
-    /// A selection of nothing, and its answer.
+    /// A selection of nothing, and its slots.
     nothing: [Slice; 2],
 }
 
@@ -218,7 +218,7 @@ impl Rig {
             cache: Cache::new(config, device.clone()).unwrap(),
             device,
             machine,
-            truth: HashMap::new(),
+            tags: HashMap::new(),
             joins: Vec::new(),
         }
     }
@@ -227,7 +227,7 @@ impl Rig {
         self.machine.sync(self.stream);
     }
 
-    /// What a sequence of these tokens asks for.
+    /// The request of a sequence of these tokens.
     pub fn asks(prompt: u32, promised: u32) -> Open {
         Open { prompt, promised, budget: Budget::Slots(16), bring_up: BringUp::Whole }
     }
@@ -240,11 +240,11 @@ impl Rig {
             self.cache.append(sequence, Layer(layer), &rows).unwrap();
         }
         self.joins.push(self.cache.join(sequence, self.stream, WarmUp::default()).unwrap());
-        self.truth.insert(sequence, vec![tag; prompt as usize]);
+        self.tags.insert(sequence, vec![tag; prompt as usize]);
         sequence
     }
 
-    /// [`Rig::admit`], and waits.
+    /// [`Rig::admit`], then waits.
     pub fn open(&mut self, prompt: u32, promised: u32, tag: u32) -> Sequence {
         let sequence = self.admit(prompt, promised, tag);
         self.sync();
@@ -254,14 +254,14 @@ impl Rig {
     /// Forks without waiting.
     pub fn fork(&mut self, parent: Sequence, promised: u32) -> Sequence {
         let (child, _ticket) = self.cache.fork(parent, &Rig::asks(0, promised), self.stream).unwrap();
-        self.truth.insert(child, self.truth[&parent].clone());
+        self.tags.insert(child, self.tags[&parent].clone());
         child
     }
 
-    /// Rolls back and waits.
+    /// Truncates and waits.
     pub fn truncate(&mut self, sequence: Sequence, length: u32) {
         let _ticket = self.cache.truncate(sequence, length, self.stream).unwrap();
-        self.truth.get_mut(&sequence).unwrap().truncate(length as usize);
+        self.tags.get_mut(&sequence).unwrap().truncate(length as usize);
         self.sync();
     }
 
@@ -269,7 +269,7 @@ impl Rig {
         self.cache.pages(sequence).unwrap().map(|(host, _)| host).collect()
     }
 
-    /// The row that stands in `slot`.
+    /// The row in `slot`.
     pub fn slab_row(&self, layer: u32, slot: u32) -> Vec<u8> {
         let slab = self.cache.slab(Layer(layer)).unwrap();
         let mut row = vec![0; ROW];
@@ -297,9 +297,9 @@ impl Rig {
         self.cache.prepare(MicroBatch(0), width, &rows, None, self.stream).unwrap()
     }
 
-    /// Enqueues one call's resolve and gather of `picks`.
-    pub fn select(&self, step: &Step, call: LayerCall, picks: &[i32]) -> Buffers {
-        let bytes: Vec<u8> = picks.iter().flat_map(|p| p.to_le_bytes()).collect();
+    /// Enqueues one call's resolve and gather of `positions`.
+    pub fn select(&self, step: &Step, call: LayerCall, positions: &[i32]) -> Buffers {
+        let bytes: Vec<u8> = positions.iter().flat_map(|p| p.to_le_bytes()).collect();
         let size = bytes.len() as u64;
         let selection = self.selection.part(0, size).unwrap();
         let buffers = Buffers { selection, slots: self.slots.part(0, size).unwrap(), split_indices: None };
@@ -309,8 +309,8 @@ impl Rig {
         buffers
     }
 
-    /// What is due of layers that a test asks nothing of: they select nothing, and what stands in the landing slots is
-    /// stored.
+    /// The due calls of layers that a test does not look at: they select nothing, and the contents of the landing slots
+    /// are stored.
     pub fn rest(&self, step: &Step, layers: impl IntoIterator<Item = u32>, stream: Stream) {
         let words = u64::from(step.rows() * step.query_rows()) * 4 * K as u64;
         let [selection, slots] = self.nothing.map(|slice| slice.part(0, words).unwrap());
@@ -326,64 +326,68 @@ impl Rig {
         self.rest(step, 0..self.cache.geometry().layers(), self.stream);
     }
 
-    /// The slots that a call has answered.
-    pub fn answers(&self, buffers: Buffers) -> Vec<i32> {
+    /// The slots that a call returned.
+    pub fn slots(&self, buffers: Buffers) -> Vec<i32> {
         let mut bytes = vec![0; buffers.slots.bytes() as usize];
         self.machine.memory.read(buffers.slots, &mut bytes).unwrap();
         bytes.chunks_exact(4).map(|w| i32::from_le_bytes(w.try_into().unwrap())).collect()
     }
 
-    /// Every committed position that was selected stands in its slot, with its own bytes.
-    pub fn check_answers(&self, sequence: Sequence, layer: u32, picks: &[i32], slots: &[i32]) {
-        let truth = &self.truth[&sequence];
-        for (pick, slot) in picks.iter().zip(slots) {
-            let tag = truth[*pick as usize];
+    /// Every selected committed position is in its slot, with its own bytes.
+    pub fn check_slots(&self, sequence: Sequence, layer: u32, positions: &[i32], slots: &[i32]) {
+        let tags = &self.tags[&sequence];
+        for (position, slot) in positions.iter().zip(slots) {
+            let tag = tags[*position as usize];
             let row = self.slab_row(layer, *slot as u32);
-            assert_eq!(row, stamp(tag, layer, *pick as u32), "layer {layer}, position {pick}, slot {slot}");
+            assert_eq!(
+                row,
+                stamp(tag, layer, *position as u32),
+                "layer {layer}, position {position}, slot {slot}"
+            );
         }
     }
 
-    /// Every committed row of the total pool is the one that was written.
+    /// Every committed row of the total pool has the bytes that were written.
     pub fn check_total(&self, sequence: Sequence) {
         let committed = self.cache.length(sequence).unwrap().committed;
         for layer in 0..self.cache.geometry().layers() {
             for position in 0..committed {
                 let mut bytes = [0; ROW];
                 self.cache.read_row(sequence, Layer(layer), position, &mut bytes).unwrap();
-                let tag = self.truth[&sequence][position as usize];
+                let tag = self.tags[&sequence][position as usize];
                 assert_eq!(bytes, stamp(tag, layer, position), "layer {layer}, position {position}");
             }
         }
     }
 
-    /// A whole step of one sequence, each answer checked; its new rows are of `tag`. Answers the length.
+    /// A whole step of one sequence, with every slot checked; its new rows have `tag`. Returns the length.
     pub fn decode(&mut self, sequence: Sequence, accepted: u32, tag: u32) -> Result<u32, Error> {
         let length = self.cache.length(sequence)?.committed + accepted;
         let width = self.cache.config().query_rows;
-        self.truth.get_mut(&sequence).unwrap().truncate(length as usize);
+        self.tags.get_mut(&sequence).unwrap().truncate(length as usize);
         let mut step = self.prepare(sequence, accepted);
         for layer in 0..self.cache.geometry().layers() {
             self.sync();
-            let pick = |n: u32| (tag.wrapping_mul(31).wrapping_add(n * 7 + layer) % length.max(1)) as i32;
-            let picks: Vec<i32> = (0..width * K as u32).map(pick).collect();
-            let picks = if length == 0 { vec![-1; picks.len()] } else { picks };
-            let buffers = self.select(&step, LayerCall::whole(Layer(layer)), &picks);
+            let position = |n: u32| (tag.wrapping_mul(31).wrapping_add(n * 7 + layer) % length.max(1)) as i32;
+            let positions: Vec<i32> = (0..width * K as u32).map(position).collect();
+            let positions = if length == 0 { vec![-1; positions.len()] } else { positions };
+            let buffers = self.select(&step, LayerCall::whole(Layer(layer)), &positions);
             self.sync();
             if length > 0 {
-                self.check_answers(sequence, layer, &picks, &self.answers(buffers));
+                self.check_slots(sequence, layer, &positions, &self.slots(buffers));
             }
             for query_row in 0..width {
                 self.land(sequence, query_row, layer, &stamp(tag, layer, length + query_row));
             }
             self.cache.scatter(&step, LayerCall::whole(Layer(layer)), self.stream)?;
         }
-        self.truth.get_mut(&sequence).unwrap().resize((length + width) as usize, tag);
+        self.tags.get_mut(&sequence).unwrap().resize((length + width) as usize, tag);
         self.cache.finish(&mut step, self.stream)?;
         self.sync();
         Ok(self.cache.retire(step, self.stream).map_err(|u| u.error)?.lengths()[0])
     }
 
-    /// Pages, slots and lanes that are free, and sequences and steps that are not over.
+    /// Free pages, slots and lanes, and the sequences and steps that still exist.
     pub fn gauges(&self) -> [u32; 6] {
         let stats = self.cache.stats();
         [

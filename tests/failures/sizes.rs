@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 
 #[test]
 fn f14_admission_counts_promised_tokens_and_rows_in_flight() {
-    // 32 tokens of prompt fill two pages; the rows in flight of two steps need a third.
+    // 32 tokens of prompt fill two pages; the rows in flight of two steps need a third one.
     for (pages, promised, fits) in [(2, 0, false), (3, 0, true), (3, 14, true), (3, 15, false), (4, 15, true)]
     {
         let mut rig = Rig::new(Config { host_pages: pages, ..config(1, 64) }, false);
@@ -28,7 +28,7 @@ fn f14_admission_counts_promised_tokens_and_rows_in_flight() {
             }
         }
     }
-    // The same for index keys; the host pages that were taken first are back.
+    // The same for index keys; the host pages that were taken first are free again.
     let mut rig = Rig::new(Config { index_pages: 2, ..config(1, 64) }, false);
     let start = rig.gauges();
     let error = rig.cache.open(&Rig::asks(32, 8)).unwrap_err();
@@ -37,8 +37,8 @@ fn f14_admission_counts_promised_tokens_and_rows_in_flight() {
 }
 
 #[test]
-fn f14_what_was_admitted_can_be_decoded_though_the_pool_is_full() {
-    // Pages for exactly two sequences of 20 + 25 tokens and what they have in flight.
+fn f14_admitted_sequences_decode_though_the_pool_is_full() {
+    // Pages for exactly two sequences of 20 + 25 tokens and their rows in flight.
     let mut rig = Rig::new(Config { query_rows: 2, host_pages: 8, ..config(3, 64) }, false);
     let sequences = [rig.open(20, 25, 1), rig.open(20, 25, 2)];
     assert_eq!(rig.cache.open(&Rig::asks(1, 0)).unwrap_err().place(), "host pages");
@@ -57,17 +57,17 @@ fn f14_what_was_admitted_can_be_decoded_though_the_pool_is_full() {
     rig.cache.validate().unwrap();
 }
 
-/// A host device that notes the sizes of the host memory it is shown.
+/// A host device that notes the sizes of the host memory that is registered with it.
 #[derive(Debug)]
 struct Scale {
     device: Arc<HostDevice>,
     sizes: Mutex<Vec<u64>>,
 }
 
-/// The other methods, handed on as they are.
+/// The other methods, forwarded.
 macro_rules! hand_on {
-    ($($name:ident($($argument:ident: $of:ty),*) -> $answer:ty;)*) => {
-        $(fn $name(&self, $($argument: $of),*) -> $answer { self.device.$name($($argument),*) })*
+    ($($name:ident($($argument:ident: $of:ty),*) -> $result:ty;)*) => {
+        $(fn $name(&self, $($argument: $of),*) -> $result { self.device.$name($($argument),*) })*
     };
 }
 
@@ -164,12 +164,12 @@ fn f20_two_thousand_requests_leave_every_gauge_as_it_was() {
             rig.check_total(sequence);
             rig.cache.close(sequence, rig.stream).unwrap();
         }
-        rig.truth.remove(&sequence);
+        rig.tags.remove(&sequence);
         if waiting.len() == 2 {
             for child in waiting.drain(..) {
                 rig.check_total(child);
                 rig.cache.close(child, rig.stream).unwrap();
-                rig.truth.remove(&child);
+                rig.tags.remove(&child);
             }
             assert_eq!(rig.gauges(), start, "after request {request}");
         }

@@ -14,7 +14,7 @@ use crate::device::TestDevice;
 
 /// Positions that a query row selects.
 pub const K: usize = 12;
-/// Ordinary layers, and draft layers behind them.
+/// Ordinary layers, and the draft layers after them.
 pub const LAYERS: u32 = 3;
 pub const DRAFT_LAYERS: u32 = 1;
 /// Batch rows of a micro-batch.
@@ -36,7 +36,7 @@ pub struct RowWork {
     pub versions: Vec<u64>,
 }
 
-/// What a step does, as its callbacks look it up.
+/// The contents of a step, as its callbacks look them up.
 #[derive(Clone, Debug)]
 pub struct StepWork {
     pub number: u64,
@@ -44,16 +44,16 @@ pub struct StepWork {
     pub rows: Vec<RowWork>,
 }
 
-/// A micro-batch's steps to come and the one under way.
+/// A micro-batch's steps to come and the one in progress.
 #[derive(Debug, Default)]
 struct Turn {
     waiting: VecDeque<StepWork>,
     now: Option<StepWork>,
-    /// Rows that attention has read of the layer under way: batch row, query row, position.
+    /// Rows of the current layer that attention has read: batch row, query row, position.
     read: Vec<(u32, u32, u32)>,
 }
 
-/// What the callbacks share with the test.
+/// State that the callbacks share with the test.
 #[derive(Debug)]
 pub struct Shared {
     geometry: Geometry,
@@ -66,12 +66,12 @@ impl Shared {
         Arc::new(Shared { geometry, turns: Default::default(), wrong: Mutex::default() })
     }
 
-    /// A step that will run behind those of its micro-batch.
+    /// A step that will run after those of its micro-batch.
     pub fn queue(&self, micro: usize, work: StepWork) {
         self.turns[micro].lock().unwrap().waiting.push_back(work);
     }
 
-    /// What attention saw wrong so far.
+    /// The errors that attention saw so far.
     pub fn wrong(&self) -> Vec<String> {
         self.wrong.lock().unwrap().clone()
     }
@@ -85,7 +85,7 @@ impl Shared {
     }
 }
 
-/// A number by chance, of these names.
+/// A pseudo-random number from these values.
 pub fn draw(names: &[u64], below: u32) -> u32 {
     let mixed = names.iter().fold(0x9E37_79B9_7F4A_7C15_u64, |mixed, name| {
         let mixed = (mixed ^ name).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -94,14 +94,14 @@ pub fn draw(names: &[u64], below: u32) -> u32 {
     (((mixed >> 32) * u64::from(below.max(1))) >> 32) as u32
 }
 
-/// The bytes of a row: whose, of which layer and position, written by which step.
+/// The bytes of a row: its sequence, layer and position, and the step that wrote it.
 pub fn row_bytes(geometry: &Geometry, names: [u64; 4]) -> Vec<u8> {
     let words = geometry.row_bytes() / 4;
     (0..words).flat_map(|word| draw(&[&names[..], &[word.into()]].concat(), u32::MAX).to_le_bytes()).collect()
 }
 
 impl RowWork {
-    /// The row at a position, as it was when the step was prepared or is written by it.
+    /// The row at a position, as it was when the step was prepared, or as the step writes it.
     fn row(&self, geometry: &Geometry, layer: u32, position: u32) -> Vec<u8> {
         let version = self.versions[position as usize];
         row_bytes(geometry, [self.sequence, layer.into(), position.into(), version])
@@ -109,10 +109,10 @@ impl RowWork {
 }
 
 impl StepWork {
-    /// What a query row selects in a layer: distinct positions, mostly near ones, some of them its own step's.
-    fn picks(&self, layer: u32, row: u32, query: u32) -> Vec<i32> {
+    /// The selection of a query row in a layer: distinct positions, mostly near ones, some of them of its own step.
+    fn positions(&self, layer: u32, row: u32, query: u32) -> Vec<i32> {
         let Some(of) = self.rows.get(row as usize).filter(|of| query < of.rows) else {
-            // What no row may select: inert rows are not looked at.
+            // Positions that no row may select: inert rows are ignored.
             return vec![0x7000_0000 + row as i32; K];
         };
         let reach = of.length + query + 1;
@@ -120,23 +120,24 @@ impl StepWork {
             let names = [self.seed, self.number, of.sequence, layer.into(), query.into(), what];
             draw(&names, below)
         };
-        let mut picks: Vec<i32> = Vec::with_capacity(K);
+        let mut positions: Vec<i32> = Vec::with_capacity(K);
         for entry in 0..K as u64 {
             let span = if chance(3 * entry, 10) < 6 { 24.min(reach) } else { reach };
             let position = (reach - 1 - chance(3 * entry + 1, span)) as i32;
-            let none = chance(3 * entry + 2, 20) == 0 || picks.contains(&position);
-            picks.push(if none { -1 } else { position });
+            let none = chance(3 * entry + 2, 20) == 0 || positions.contains(&position);
+            positions.push(if none { -1 } else { position });
         }
-        picks
+        positions
     }
 
-    /// Entries that attention is to read: batch row, query row, position.
+    /// Entries that attention must read: batch row, query row, position.
     fn expected(&self, call: &EngineCall) -> Vec<(u32, u32, u32)> {
         let mut all = Vec::new();
         for (row, of) in (0..).zip(&self.rows) {
             for query in call.rows.first..(call.rows.first + call.rows.count).min(of.rows) {
-                let picks = self.picks(call.layer.0, row, query).into_iter().filter(|pick| *pick >= 0);
-                all.extend(picks.map(|pick| (row, query, pick as u32)));
+                let positions =
+                    self.positions(call.layer.0, row, query).into_iter().filter(|position| *position >= 0);
+                all.extend(positions.map(|position| (row, query, position as u32)));
             }
         }
         all.sort_unstable();
@@ -153,7 +154,7 @@ pub struct Callbacks<'a> {
     pub slabs: Vec<Slice>,
 }
 
-/// What a callback has when it runs.
+/// The state of a callback when it runs.
 #[derive(Clone)]
 struct Running {
     memory: Weak<TestDevice>,
@@ -189,7 +190,7 @@ impl Running {
         self.memory.upgrade().unwrap()
     }
 
-    /// The first work of a step takes the next one.
+    /// The first work of a step takes the next one from the queue.
     fn project(&self) {
         let mut turn = self.shared.turn(&self.call);
         if self.call.layer.0 == 0 {
@@ -204,10 +205,10 @@ impl Running {
         let EngineCall { first, count, rows, layer, .. } = self.call;
         for row in first..first + count {
             for query in rows.first..rows.first + rows.count {
-                let picks = step.picks(layer.0, row, query);
+                let positions = step.positions(layer.0, row, query);
                 let at = u64::from(row * rows.count + query - rows.first) * 4 * K as u64;
                 let slice = self.buffers.selection.part(at, 4 * K as u64).unwrap();
-                let bytes: Vec<u8> = picks.iter().flat_map(|pick| pick.to_le_bytes()).collect();
+                let bytes: Vec<u8> = positions.iter().flat_map(|position| position.to_le_bytes()).collect();
                 self.memory().write(slice, &bytes).unwrap();
             }
         }
@@ -234,7 +235,7 @@ impl Running {
         bytes.as_chunks::<4>().0.iter().map(|word| i32::from_le_bytes(*word)).collect()
     }
 
-    /// Reads each listed slot, and finds whose row it must be by the selection.
+    /// Reads each listed slot, and finds by the selection which sequence's row it must be.
     fn attend(&self, attended: Attended) {
         let mut turn = self.shared.turn(&self.call);
         let Some(step) = turn.now.take() else { return };
@@ -245,14 +246,14 @@ impl Running {
                 match step.rows.get(row as usize).filter(|of| query < of.rows) {
                     Some(of) => self.check(&step, of, (row, query), &slots, &mut turn.read),
                     None if slots.iter().all(|slot| *slot == -1) => {}
-                    None => self.shared.complain(format!("an inert row is answered: {:?} {row}", self.call)),
+                    None => self.shared.complain(format!("an inert row has slots: {:?} {row}", self.call)),
                 }
             }
         }
         turn.now = Some(step);
     }
 
-    /// The slots that attention takes for a query row: as many as the counts say, and the rest is -1.
+    /// The slots that attention reads for a query row: as many as the counts say, and the rest is -1.
     fn listed(&self, attended: Attended, row: u32, query: u32) -> Vec<i32> {
         let at = u64::from(row * self.call.rows.count + query);
         let bytes = 4 * K as u64;
@@ -280,11 +281,11 @@ impl Running {
         read: &mut Vec<(u32, u32, u32)>,
     ) {
         let (geometry, layer) = (&self.shared.geometry, self.call.layer.0);
-        let picks = step.picks(layer, row, query);
-        let rows: Vec<(u32, Vec<u8>)> = picks
+        let positions = step.positions(layer, row, query);
+        let rows: Vec<(u32, Vec<u8>)> = positions
             .iter()
-            .filter(|pick| **pick >= 0)
-            .map(|pick| (*pick as u32, of.row(geometry, layer, *pick as u32)))
+            .filter(|position| **position >= 0)
+            .map(|position| (*position as u32, of.row(geometry, layer, *position as u32)))
             .collect();
         for slot in slots.iter().filter(|slot| **slot >= 0) {
             let mut bytes = vec![0; geometry.row_bytes() as usize];
@@ -303,7 +304,7 @@ impl Running {
         }
     }
 
-    /// Behind attention: every selected row was read once, in one part or another.
+    /// After attention: every selected row was read once, in one share or another.
     fn rest(&self) {
         let mut turn = self.shared.turn(&self.call);
         let mut read = std::mem::take(&mut turn.read);

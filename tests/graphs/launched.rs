@@ -16,7 +16,7 @@ fn on_cuda(seed: Option<u64>) -> Arc<TestDevice> {
     TestDevice::cuda(&HostOptions::default(), seed).unwrap()
 }
 
-/// What to capture of both micro-batches.
+/// The buckets of both micro-batches to capture.
 fn bucket<'a>(both: &'a [(MicroBatch, Layers)], by_layer: &'a [Overlap]) -> Capture<'a> {
     Capture { micro_batches: both, query_rows: QUERY_ROWS, by_layer, draft_passes: QUERY_ROWS }
 }
@@ -29,7 +29,7 @@ fn capture(run: &mut Run, tables: &[Vec<Overlap>]) {
     }
 }
 
-/// The same script on the host device and by graphs, whose nodes run in order or by a seed.
+/// The same script on the host device and by graphs, with nodes in order or by a seed.
 fn agree(seed: u64, order: Option<u64>, steps: u64) {
     let mut host = Run::new(seed, TestDevice::host(HostOptions::default()));
     let mut graphs = Run::new(seed, on_cuda(order));
@@ -48,7 +48,7 @@ fn agree(seed: u64, order: Option<u64>, steps: u64) {
 }
 
 #[test]
-fn a_thousand_launches_come_to_what_the_host_device_does() {
+fn a_thousand_launches_have_the_same_result_as_the_host_device() {
     if !driver_is_there() {
         return;
     }
@@ -56,7 +56,7 @@ fn a_thousand_launches_come_to_what_the_host_device_does() {
 }
 
 #[test]
-fn launches_whose_nodes_are_late_and_reordered_come_to_the_same() {
+fn launches_with_late_and_reordered_nodes_have_the_same_result() {
     if !driver_is_there() {
         return;
     }
@@ -65,7 +65,7 @@ fn launches_whose_nodes_are_late_and_reordered_come_to_the_same() {
     }
 }
 
-/// A script whose one table is captured without the waits of a range; and the waits of its capture.
+/// A script with one captured table, without the waits of a range, and the waits of its capture.
 fn without(seed: u64, by_layer: &[Overlap], left_out: Range<u64>) -> (Run, Range<u64>) {
     let mut run = Run::new(seed, on_cuda(Some(seed)));
     let first = run.device.waits();
@@ -95,8 +95,8 @@ fn control_each_wait_that_is_left_out_of_a_graph_shows_for_some_seed() {
         let by_layer = [order; ALL as usize];
         let (run, waits) = without(0, &by_layer, 0..0);
         assert!(waits.end > 60 && !goes_wrong(run), "{waits:?}");
-        // The second micro-batch's fork and the joins order nothing that a graph's beginning and end do not. They
-        // are there because a driver refuses streams that are not forked and joined.
+        // The second micro-batch's fork and the joins order nothing beyond the graph's own start and end. They are
+        // there because a driver refuses streams that are not forked and joined.
         let end = waits.end;
         let demanded = vec![0, end - 3, end - 2, end - 1];
         let wrong = |wait: u64| {
@@ -108,7 +108,7 @@ fn control_each_wait_that_is_left_out_of_a_graph_shows_for_some_seed() {
     }
 }
 
-/// Four launched steps, the second without the waits of a range. Answers which of its waits are the launch's.
+/// Four launched steps, the second without the waits of a range. Returns which of its waits belong to the launch.
 fn without_around(seed: u64, left_out: Range<u64>) -> Range<u64> {
     let mut run = Run::new(77, on_cuda(Some(seed)));
     capture(&mut run, &[vec![Overlap::Da; ALL as usize]]);
@@ -128,16 +128,16 @@ fn control_the_edges_around_a_launch_that_are_left_out_show_for_some_seed() {
         return;
     }
     let launch = without_around(0, 0..0);
-    assert_eq!(launch.end - launch.start, 2, "the second micro-batch before it and behind it");
+    assert_eq!(launch.end - launch.start, 2, "the second micro-batch before it and after it");
     for wait in launch {
         let wrong = |seed| catch_unwind(|| without_around(seed, wait..wait + 1)).is_err();
         assert!((0..200).any(wrong), "wait {wait} is not missed");
     }
 }
 
-/// A launch while the second micro-batch's stream is held, the launch's first wait left out or not. Whether the graph
-/// ends all the same.
-fn launched_beside_what_is_held(left_out: u64) -> bool {
+/// A launch while the second micro-batch's stream is held, with the launch's first wait left out or not. Returns
+/// whether the graph ends nevertheless.
+fn launched_next_to_a_held_stream(left_out: u64) -> bool {
     let mut run = Run::new(8, on_cuda(None));
     capture(&mut run, &tables());
     (0..2).for_each(|micro| run.open(micro));
@@ -157,15 +157,15 @@ fn launched_beside_what_is_held(left_out: u64) -> bool {
 }
 
 #[test]
-fn a_graph_runs_behind_what_its_second_micro_batch_has_enqueued_before() {
+fn a_graph_runs_after_the_earlier_work_of_its_second_micro_batch() {
     if !driver_is_there() {
         return;
     }
-    assert!(!launched_beside_what_is_held(0));
-    assert!(launched_beside_what_is_held(1), "the control: without its edge the graph runs");
+    assert!(!launched_next_to_a_held_stream(0));
+    assert!(launched_next_to_a_held_stream(1), "the control: without its edge the graph runs");
 }
 
-/// The refusal of a bucket that was changed, for which the driver was not even asked.
+/// The refusal of a changed bucket, without a driver call.
 fn refused(
     run: &mut Run,
     by_layer: &[Overlap],
@@ -182,7 +182,7 @@ fn refused(
 }
 
 #[test]
-fn what_does_not_fit_a_bucket_is_refused_before_anything_is_captured() {
+fn steps_that_do_not_fit_a_bucket_are_refused_before_anything_is_captured() {
     if !driver_is_there() {
         return;
     }
@@ -212,7 +212,7 @@ fn what_does_not_fit_a_bucket_is_refused_before_anything_is_captured() {
 }
 
 #[test]
-fn a_graph_serves_the_steps_of_its_own_cache_alone_while_that_is_there() {
+fn a_graph_serves_only_steps_of_its_own_cache_while_that_cache_exists() {
     if !driver_is_there() {
         return;
     }
@@ -230,7 +230,7 @@ fn a_graph_serves_the_steps_of_its_own_cache_alone_while_that_is_there() {
     };
     let expected = (Kind::OutOfRange, "layers that another cache has captured".to_owned());
     assert_eq!(refused(&run.captured[0]), expected);
-    // The cache that captured it is closed, and what was captured is still there.
+    // The cache that captured it is closed, and the graph still exists.
     let captured = std::mem::take(&mut run.captured);
     drop(run);
     assert_eq!(refused(&captured[0]), expected);
@@ -239,7 +239,7 @@ fn a_graph_serves_the_steps_of_its_own_cache_alone_while_that_is_there() {
 }
 
 #[test]
-fn steps_that_a_graph_was_not_captured_for_are_refused_and_stay_as_they_were() {
+fn steps_that_do_not_fit_a_graph_are_refused_and_unchanged() {
     if !driver_is_there() {
         return;
     }
@@ -259,7 +259,7 @@ fn steps_that_a_graph_was_not_captured_for_are_refused_and_stay_as_they_were() {
 }
 
 #[test]
-fn an_engine_that_fails_in_a_capture_leaves_nothing_of_it() {
+fn an_engine_that_fails_in_a_capture_leaks_nothing() {
     if !driver_is_there() {
         return;
     }
@@ -279,7 +279,7 @@ fn an_engine_that_fails_in_a_capture_leaves_nothing_of_it() {
         calls += 1;
     }
     assert!(calls > 60, "{calls}");
-    // Nothing ran, and the streams are as they were.
+    // Nothing ran, and the streams are unchanged.
     capture(&mut run, &tables());
     (0..10).for_each(|_| run.step());
     run.check_total();
@@ -299,7 +299,7 @@ impl Engine for Failing<'_> {
     }
 }
 
-/// The engine captures both micro-batches by itself; its graph is what is launched from now on.
+/// The engine captures both micro-batches by itself; later launches use its graph.
 fn engine_captures(run: &mut Run, overlap: Overlap) -> Graph {
     let (both, by_layer) = (run.both(), [overlap; ALL as usize]);
     let first = run.layers[0].streams.compute;
@@ -311,7 +311,7 @@ fn engine_captures(run: &mut Run, overlap: Overlap) -> Graph {
 }
 
 #[test]
-fn an_engine_that_captures_by_itself_tells_what_it_launched() {
+fn an_engine_that_captures_by_itself_reports_its_launches() {
     if !driver_is_there() {
         return;
     }
@@ -336,15 +336,15 @@ fn a_graph_that_is_launched_without_a_step_does_nothing() {
     };
     let before = digests(&run);
     for micro in 0..2 {
-        // The engine has no rows either; what it selects for them must be answered with nothing.
+        // The engine has no rows either; its selections for them must resolve to no slots.
         run.shared.queue(micro, StepWork { number: 0, seed: 0, rows: Vec::new() });
     }
     run.device.launch(graph, first).unwrap();
     assert_eq!(digests(&run), before);
-    // As it is for the steps that come.
+    // As for the steps that come.
     (0..10).for_each(|_| run.step());
     run.check_total();
-    // Its cache is gone, whose memory is the device's.
+    // Its cache is gone; the cache's memory is the device's.
     let (device, shared) = (run.device.clone(), run.shared.clone());
     drop(run);
     (0..2).for_each(|micro| shared.queue(micro, StepWork { number: 0, seed: 0, rows: Vec::new() }));
@@ -365,7 +365,7 @@ impl Engine for Panicking {
 }
 
 #[test]
-fn a_callback_that_panics_in_a_capture_leaves_nothing_of_it() {
+fn a_callback_that_panics_in_a_capture_leaks_nothing() {
     if !driver_is_there() {
         return;
     }
@@ -395,7 +395,7 @@ fn layers_for_an_engines_capture_are_refused_without_one() {
 }
 
 #[test]
-fn a_cache_closes_on_a_lost_context_that_only_a_ticket_would_tell_of() {
+fn a_cache_closes_on_a_lost_context_that_only_a_ticket_would_report() {
     if !own_driver("fails an operation") {
         return;
     }
@@ -412,7 +412,7 @@ fn a_cache_closes_on_a_lost_context_that_only_a_ticket_would_tell_of() {
 }
 
 #[test]
-fn a_replay_that_is_refused_behind_its_launch_ends_behind_the_graph() {
+fn a_replay_that_is_refused_after_its_launch_ends_after_the_graph() {
     if !own_driver("fails a call") {
         return;
     }
@@ -449,7 +449,7 @@ fn a_replay_that_is_refused_behind_its_launch_ends_behind_the_graph() {
         }
         drop(first);
     }
-    assert!(late > 0, "none was refused behind the launch");
+    assert!(late > 0, "none was refused after the launch");
 }
 
 #[test]

@@ -7,10 +7,10 @@ use forebay::Result;
 use forebay::device::{SplitIndices, Stream};
 use forebay::overlap::{EngineCall, OverlapStreams};
 
-const PICKS: u32 = 4;
+const TOP_K: u32 = 4;
 const WHOLE: u32 = 61;
 
-/// An engine that computes nothing: what is selected stands in its buffer.
+/// An engine that computes nothing: the selection is already in its buffer.
 struct Idle;
 
 impl Engine for Idle {
@@ -36,7 +36,7 @@ impl Model {
             runs: [16, 0],
             index_key_bytes: 0,
             page_tokens: 16,
-            top_k: PICKS,
+            top_k: TOP_K,
             ..Shape::DEEPSEEK_V3_2
         };
         let memory = Memory { huge: false, populate: false, lock: false, node: None };
@@ -46,7 +46,7 @@ impl Model {
             (|| device.stream().unwrap(), |n: u32| device.allocate(4 * u64::from(n)).unwrap());
         let streams =
             OverlapStreams { compute: stream(), resolve: stream(), gather: stream(), scatter: stream() };
-        let entries = BATCH * PICKS;
+        let entries = BATCH * TOP_K;
         let split_indices =
             Some(SplitIndices { lists: words(2 * entries), counts: words(2 * BATCH), batch: BATCH });
         let buffers = Buffers { selection: words(entries), slots: words(entries), split_indices };
@@ -70,12 +70,12 @@ impl Model {
         self.cache.capture(&capture, &mut Idle).unwrap()
     }
 
-    /// One step of the first `rows` sequences; answers its counters and everybody's digests.
+    /// One step of the first `rows` sequences. Returns its counters and the digests of all sequences.
     fn step(&mut self, number: u32, rows: u32, captured: Option<&Captured>) -> (Vec<LayerCount>, Vec<u64>) {
         let compute = self.layers.streams.compute;
-        let picks: Vec<u8> =
-            (0..BATCH * PICKS).flat_map(|n| ((n * 7 + number * 5) % 30).to_le_bytes()).collect();
-        self.device.write(self.layers.buffers.selection, &picks).unwrap();
+        let selection: Vec<u8> =
+            (0..BATCH * TOP_K).flat_map(|n| ((n * 7 + number * 5) % 30).to_le_bytes()).collect();
+        self.device.write(self.layers.buffers.selection, &selection).unwrap();
         let accepted = Accepted::Rows(0);
         let row = |sequence: &Sequence| BatchRow { sequence: *sequence, accepted, query_rows: 1 };
         let batch: Vec<BatchRow> = self.sequences[..rows as usize].iter().map(row).collect();
@@ -102,7 +102,7 @@ impl Model {
 }
 
 #[test]
-fn whole_models_in_buckets_smaller_than_the_batch_come_to_the_same() {
+fn whole_models_in_buckets_smaller_than_the_batch_have_the_same_result() {
     if !driver_is_there() {
         return;
     }
@@ -128,7 +128,7 @@ fn whole_models_in_buckets_smaller_than_the_batch_come_to_the_same() {
 }
 
 #[test]
-fn a_bucket_that_is_captured_anew_gives_its_old_graph_up() {
+fn a_bucket_that_is_captured_again_releases_its_old_graph() {
     if !driver_is_there() {
         return;
     }

@@ -4,7 +4,7 @@ use forebay::Geometry;
 use forebay::residency::{Fetch, LaneHead, TableShape};
 use forebay_standin::Memory;
 
-/// What a cache is made of.
+/// The declared sizes of a cache.
 #[derive(Clone, Debug)]
 pub struct Extents {
     pub geometry: Geometry,
@@ -13,7 +13,7 @@ pub struct Extents {
     pub lane_pages: u32,
     pub host_pages: u32,
     pub residency_only: bool,
-    /// Words by which slabs and rows stand off a multiple of 128 bytes.
+    /// Words by which slabs and rows are offset from a multiple of 128 bytes.
     pub skew: [usize; 2],
 }
 
@@ -46,8 +46,8 @@ impl Extents {
         self.missed_words() + 2 * self.set_words()
     }
 
-    /// How rows are copied whose first stands at `rows`, with slots from `slab` on: bytes of a piece, numbers of a
-    /// row's pieces, and the mask of its place in a line. `lines` numbers them by lines, if rows are not much less.
+    /// How rows are copied if the first row is at `rows` and slots begin at `slab`: bytes of a piece, numbers of a
+    /// row's pieces, and the mask of its place in a line. `lines` numbers them by lines, if rows are not much shorter.
     fn pieces(&self, slab: u64, rows: u64, lines: bool) -> [u32; 3] {
         let g = &self.geometry;
         let stride = u64::from(g.host_stride());
@@ -78,7 +78,7 @@ pub struct LayerImage {
 /// A cache with one micro-batch.
 pub struct Image {
     pub layers: Vec<LayerImage>,
-    /// What kernels are told by value, as words.
+    /// The kernels' arguments by value, as words.
     pub pools: Vec<u32>,
     pub micro: Vec<u32>,
     pub layer_words: Vec<Vec<u32>>,
@@ -95,7 +95,7 @@ pub struct Image {
     others: Vec<Memory>,
 }
 
-/// Words of a struct of the kernels'.
+/// Words of a struct of the kernels.
 #[derive(Default)]
 pub struct Struct(pub Vec<u32>);
 
@@ -160,7 +160,7 @@ impl Image {
         let (layers, batch) = (extents.shapes.len(), extents.batch as usize);
         let selected = (shape.query_rows * extents.top_k()) as usize;
         let images: Vec<LayerImage> = extents.shapes.iter().map(|s| LayerImage::new(extents, s)).collect();
-        // Each second layer's rows are numbered by lines, however small they are.
+        // Every second layer's rows are numbered by lines, however small they are.
         let numbered = images.iter().zip(&extents.shapes).zip([true, false].into_iter().cycle());
         let layer_words: Vec<_> = numbered.map(|((i, s), lines)| i.words(extents, s, lines)).collect();
         let table = Memory::of(&layer_words.concat());
@@ -216,7 +216,7 @@ impl Image {
         }
     }
 
-    /// What a batch row's last resolve missed: the rows, and how many are in scratch slots.
+    /// The misses of a batch row's last resolve: the rows, and how many are in scratch slots.
     pub fn list(&self, row: usize, selected: usize) -> (Vec<Fetch>, usize) {
         let list = self.lists.read();
         let [count, scratch] = [list[10 * row + 2], list[10 * row + 3]].map(|word| word as usize);

@@ -11,7 +11,7 @@ pub const SOUND: u32 = 0;
 const FAILED: u32 = 1;
 const BYTES: u32 = 2;
 
-/// What a batch row's last resolve missed.
+/// The misses of a batch row's last resolve.
 #[derive(Clone, Debug, Default)]
 pub struct List {
     pub fetches: Vec<Fetch>,
@@ -36,7 +36,7 @@ impl List {
     }
 }
 
-/// Which part of a step an operation works on.
+/// The part of a step that an operation works on.
 #[derive(Clone, Copy, Debug)]
 pub struct StepRange {
     pub layer: usize,
@@ -45,9 +45,9 @@ pub struct StepRange {
     pub rows: QueryRange,
 }
 
-/// What a resolve answers.
+/// The output of a resolve.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct Output {
     /// `[count][rows][k]`.
     pub slots: Vec<i32>,
     /// `[1 + waves][batch][rows][k]`; batch rows outside the part are left as they were.
@@ -111,7 +111,7 @@ impl Model {
         &mut self.done[row * self.tables.len() + layer]
     }
 
-    /// The words that say what was done, of the rows of the step.
+    /// The words that record the calls made, for the rows of the step.
     pub fn marks(&self) -> Vec<u32> {
         let words = self.extents.shapes[0].query_rows.div_ceil(32);
         let set = |done: &BTreeSet<u32>, word: u32| {
@@ -208,7 +208,7 @@ impl Model {
         }
     }
 
-    /// Accepts landed rows in one layer; false where it cannot be.
+    /// Accepts landed rows in one layer; false if that is impossible.
     fn accept(&mut self, layer: usize, lane: u32, accepted: u32, next: u32) -> bool {
         let mut moves = Vec::new();
         let done = self.tables[layer].commit(&Portable, lane, accepted, next, |moved| moves.push(moved));
@@ -246,8 +246,8 @@ impl Model {
         }
     }
 
-    /// Fills the parts of `answer` that the part's rows have.
-    pub fn resolve(&mut self, range: &StepRange, selection: &[i32], answer: &mut Answer) {
+    /// Fills the entries of `output` that belong to the part's rows.
+    pub fn resolve(&mut self, range: &StepRange, selection: &[i32], output: &mut Output) {
         let per_row = range.rows.count as usize * self.extents.top_k() as usize;
         let (batch, rows) = (self.extents.batch as usize, range.rows.count as usize);
         let lists = 1 + self.extents.shapes[range.layer].waves as usize;
@@ -255,20 +255,20 @@ impl Model {
             let row = range.first as usize + index;
             for list in 0..lists {
                 let first = (list * batch + row) * rows;
-                answer.counts[first..first + rows].fill(0);
+                output.counts[first..first + rows].fill(0);
                 let k = self.extents.top_k() as usize;
-                answer.lists[first * k..(first + rows) * k].fill(-1);
+                output.lists[first * k..(first + rows) * k].fill(-1);
             }
             let missing = self.lists[row].missing(self.step, &self.extents);
             let of = (range.layer, range.rows.first, range.rows.count, self.step);
             self.lists[row] = List { of, share: self.lists[row].share, ..List::default() };
-            answer.slots[index * per_row..][..per_row].fill(-1);
+            output.slots[index * per_row..][..per_row].fill(-1);
             if let Some(entry) = self.entries.get(row).copied() {
                 self.done(row, range.layer)[0].extend(range.rows.first..range.rows.first + range.rows.count);
                 if let Some(cause) = missing {
                     self.blame(entry.lane, 1, (range.layer, row), cause, range.layer as u32);
                 }
-                self.resolve_row(range, row, entry, &selection[index * per_row..][..per_row], index, answer);
+                self.resolve_row(range, row, entry, &selection[index * per_row..][..per_row], index, output);
             }
         }
     }
@@ -280,7 +280,7 @@ impl Model {
         entry: Entry,
         selection: &[i32],
         index: usize,
-        answer: &mut Answer,
+        output: &mut Output,
     ) {
         let k = self.extents.top_k() as usize;
         let count = entry.query_rows.saturating_sub(range.rows.first).min(range.rows.count);
@@ -288,7 +288,7 @@ impl Model {
             return;
         }
         let asked = count as usize * k;
-        let slots = &mut answer.slots[index * selection.len()..][..asked];
+        let slots = &mut output.slots[index * selection.len()..][..asked];
         let selection = &selection[..asked];
         let mut fetches = vec![Fetch { position: 0, slot: 0 }; asked];
         let rows = QueryRange { first: range.rows.first, count };
@@ -306,8 +306,8 @@ impl Model {
         self.divider
             .divide(tables.shape(), &answered, k, |query, list, slot| {
                 let at = (list * batch + row) * all + query;
-                answer.lists[at * k + answer.counts[at] as usize] = slot;
-                answer.counts[at] += 1;
+                output.lists[at * k + output.counts[at] as usize] = slot;
+                output.counts[at] += 1;
             })
             .unwrap();
         let share = tables.shape().scratch as usize;
@@ -356,7 +356,7 @@ impl Model {
         }
     }
 
-    /// Copies a row between its slot and the total pool; false where the lane has no page for it.
+    /// Copies a row between its slot and the total pool; false if the lane has no page for it.
     fn move_row(&mut self, layer: usize, lane: u32, fetch: Fetch, down: bool) -> bool {
         let g = &self.extents.geometry;
         let page = self.pages[lane as usize].get((fetch.position / g.page_tokens()) as usize).copied();

@@ -89,8 +89,8 @@ fn walk(kernels: &Kernels, path: &Path, ratio: f64) {
             let first = header.warm_steps + step * QUERY_ROWS;
             let selection: Vec<i32> =
                 (0..QUERY_ROWS).flat_map(|row| selected(&trace, first + row, layer)).collect();
-            let mut answer = world.unanswered(layer as usize, QUERY_ROWS);
-            world.resolve(&range, &selection, &mut answer);
+            let mut output = world.empty_output(layer as usize, QUERY_ROWS);
+            world.resolve(&range, &selection, &mut output);
             world.gather(&range, 0);
             world.scatter(&range);
         }

@@ -1,7 +1,7 @@
 //! The kernels and the model together: both run every operation, and the test compares everything after it.
 
 use crate::image::{Extents, Image, Struct};
-use crate::model::{Answer, Model, StepRange};
+use crate::model::{Model, Output, StepRange};
 use forebay::device::descriptor::{Entry, step};
 use forebay::residency::{LayerTables, QueryRange, TableWords};
 use forebay_standin::{Kernels, Launch, Memory};
@@ -28,7 +28,7 @@ impl Random {
     }
 }
 
-/// How a world's kernels run.
+/// The way a world's kernels run.
 #[derive(Clone, Copy, Debug)]
 pub struct How {
     pub threads: u32,
@@ -41,11 +41,11 @@ pub struct World<'a> {
     kernels: &'a Kernels,
     how: How,
     pub random: Random,
-    /// How often an engine does what it must not: one in so many; 0 for never.
+    /// The engine makes a mistake in one of so many operations; 0 for never.
     pub mischief: u32,
-    /// The causes that steps have failed of.
+    /// The causes of failed steps so far.
     pub causes: BTreeSet<u32>,
-    /// Pages that a lane comes with at most.
+    /// The most pages that a lane joins with.
     pub pages: usize,
     steps: u64,
     free: Vec<Vec<u32>>,
@@ -100,7 +100,7 @@ impl<'a> World<'a> {
         self.args().words(&self.image.layer_words[layer]).words(&self.image.micro)
     }
 
-    /// Bytes of shared memory where the room to work in is there: `RoomAt`.
+    /// Bytes of shared memory if the work room is there: `RoomAt`.
     fn room_bytes(&self, room: u32) -> u32 {
         let extents = &self.model.extents;
         4 * [0, extents.work_words(), extents.work_words() + extents.set_words() / 2][room as usize] as u32
@@ -117,8 +117,8 @@ impl<'a> World<'a> {
         words
     }
 
-    /// Pages of a lane: as many as there may be tokens, all distinct from other lanes'. Now and then one is
-    /// beyond the total pool, or the last ones are not there.
+    /// Pages of a lane: enough for all its tokens, all distinct from other lanes'. Sometimes one is beyond the total
+    /// pool, or the last ones are missing.
     fn pages_of(&mut self, lane: u32) -> Vec<u32> {
         let pages = self.model.extents.lane_pages;
         let mut own: Vec<u32> = (0..pages).map(|index| (index * 7 + 3) % pages + lane * pages).collect();
@@ -163,7 +163,7 @@ impl<'a> World<'a> {
         self.compare("join");
     }
 
-    /// Gives a lane to a sequence, which cannot be: no table changes.
+    /// Gives a lane to a sequence, which is impossible: no table changes.
     pub fn refused_join(&mut self, lane: u32, budget: u32, length: u32, blocks: &[u32]) {
         let pages = self.pages_of(lane);
         let mut staged = self.staged(length, &pages);
@@ -178,7 +178,7 @@ impl<'a> World<'a> {
         self.compare("refused join");
     }
 
-    /// Makes a lane one that has made all steps but `left`.
+    /// Makes a lane one that has made all its steps but `left`.
     pub fn age(&mut self, lane: u32, left: u32) {
         for (image, tables) in self.image.layers.iter().zip(&mut self.model.tables) {
             let mut heads = image.heads();
@@ -228,7 +228,7 @@ impl<'a> World<'a> {
         self.compare("warm gather");
     }
 
-    /// Begins a step; `accepted` are the counts that stand on the device.
+    /// Begins a step; `accepted` are the counts on the device.
     pub fn begin(&mut self, entries: &[Entry], accepted: &[u32]) {
         self.steps += 1;
         let mut words = vec![77; step::words(self.model.extents.batch)];
@@ -267,21 +267,21 @@ impl<'a> World<'a> {
         [range.layer as u32, range.first, range.count, range.rows.first, range.rows.count]
     }
 
-    /// An answer that nothing has been written to.
-    pub fn unanswered(&self, layer: usize, rows: u32) -> Answer {
+    /// An output that nothing has been written to.
+    pub fn empty_output(&self, layer: usize, rows: u32) -> Output {
         let lists = 1 + self.model.extents.shapes[layer].waves;
         let rows = (lists * self.model.extents.batch * rows) as usize;
         let k = self.model.extents.top_k() as usize;
-        Answer { slots: Vec::new(), lists: vec![-7; rows * k], counts: vec![7; rows] }
+        Output { slots: Vec::new(), lists: vec![-7; rows * k], counts: vec![7; rows] }
     }
 
-    /// Resolves a part; `answer` is what earlier parts have left in the lists.
-    pub fn resolve(&mut self, range: &StepRange, selection: &[i32], answer: &mut Answer) {
+    /// Resolves a part of the step; `output` holds what earlier parts left in the lists.
+    pub fn resolve(&mut self, range: &StepRange, selection: &[i32], output: &mut Output) {
         let words = |values: &[i32]| Memory::of(&values.iter().map(|v| *v as u32).collect::<Vec<_>>());
         let back = |memory: &Memory| memory.read().iter().map(|word| *word as i32).collect::<Vec<_>>();
-        answer.slots = vec![-7; selection.len()];
-        let (asked, slots) = (words(selection), words(&answer.slots));
-        let (lists, counts) = (words(&answer.lists), Memory::of(&answer.counts));
+        output.slots = vec![-7; selection.len()];
+        let (asked, slots) = (words(selection), words(&output.slots));
+        let (lists, counts) = (words(&output.lists), Memory::of(&output.counts));
         let divided = self.model.extents.shapes[range.layer].waves > 1 || self.random.one_in(2);
         let args = self.of_layer(range.layer).at(&asked).at(&slots);
         let args = if divided { args.at(&lists).at(&counts) } else { args.long(0).long(0) };
@@ -290,11 +290,11 @@ impl<'a> World<'a> {
         let args = args.words(&[self.model.extents.batch, room, 0]);
         let bytes = self.room_bytes(room);
         self.run(c"forebay_resolve", [range.count, 1, 1], bytes, args);
-        self.model.resolve(range, selection, answer);
-        assert_eq!(back(&slots), answer.slots, "{range:?} {:?}", self.how);
+        self.model.resolve(range, selection, output);
+        assert_eq!(back(&slots), output.slots, "{range:?} {:?}", self.how);
         if divided {
-            assert_eq!(counts.read(), answer.counts, "{range:?} {:?}", self.how);
-            assert_eq!(back(&lists), answer.lists, "{range:?} {:?}", self.how);
+            assert_eq!(counts.read(), output.counts, "{range:?} {:?}", self.how);
+            assert_eq!(back(&lists), output.lists, "{range:?} {:?}", self.how);
         }
         for memory in [&asked, &slots, &lists, &counts] {
             assert!(memory.is_fenced());
@@ -363,14 +363,14 @@ impl<'a> World<'a> {
         let marks = self.model.marks();
         if after != "load" {
             let found = self.image.marks.read();
-            assert_eq!(found[..marks.len()], marks, "what was done after {after}, {:?}", self.how);
+            assert_eq!(found[..marks.len()], marks, "calls recorded after {after}, {:?}", self.how);
         }
         let first = self.image.first.read();
         assert!(first.iter().all(|row| *row == 0), "rows by lane after {after}");
         assert!(self.image.is_fenced(), "a write outside after {after}, {:?}", self.how);
     }
 
-    /// The lanes' digests, as the kernel adds them up.
+    /// The lanes' digests, as the kernel sums them.
     pub fn compare_digests(&mut self) {
         for lane in 0..self.model.trust.len() as u32 {
             let sum = Memory::new(2);
@@ -383,11 +383,11 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Positions near a wandering centre, with repetitions, -1, and now and then one that may not be.
+    /// Positions near a wandering centre, with repetitions, -1, and sometimes an invalid one.
     pub fn selection(&mut self, limit: u32, spread: u32) -> Vec<i32> {
         let centre = self.random.below(limit);
         let k = self.model.extents.top_k();
-        let pick = |world: &mut Self| match world.random.below(10) {
+        let position = |world: &mut Self| match world.random.below(10) {
             0 => -1,
             _ if limit == 0 => -1,
             _ if world.mischief() && world.random.one_in(20) => {
@@ -395,10 +395,10 @@ impl<'a> World<'a> {
             }
             _ => ((centre + world.random.below(spread)) % limit) as i32,
         };
-        (0..k).map(|_| pick(self)).collect()
+        (0..k).map(|_| position(self)).collect()
     }
 
-    /// A part's selections, by what each query row may see.
+    /// The selections of a part of the step, by the positions that each query row may see.
     pub fn selections(&mut self, range: &StepRange, entries: &[Entry], spread: u32) -> Vec<i32> {
         let mut all = Vec::new();
         for row in range.first..range.first + range.count {
@@ -456,7 +456,7 @@ impl<'a> World<'a> {
     fn layer(&mut self, layer: usize, entries: &[Entry]) {
         let shape = self.model.extents.shapes[layer];
         let batch = self.model.extents.batch;
-        // A draft layer runs a pass a row; an ordinary layer takes all rows at once.
+        // A draft layer runs one draft pass per row; an ordinary layer takes all rows at once.
         let calls: Vec<QueryRange> = match self.random.one_in(3) {
             true => (0..shape.query_rows).map(|first| QueryRange { first, count: 1 }).collect(),
             false => vec![QueryRange { first: 0, count: shape.query_rows }],
@@ -467,12 +467,12 @@ impl<'a> World<'a> {
             let range = |first: u32, end: u32| StepRange { layer, first, count: end - first, rows };
             let split_indices: Vec<StepRange> =
                 [range(0, half), range(half, batch)].into_iter().filter(|range| range.count > 0).collect();
-            let mut answer = self.unanswered(layer, rows.count);
+            let mut output = self.empty_output(layer, rows.count);
             let mut split_indices = split_indices;
             split_indices.retain(|_| self.mischief == 0 || !self.random.one_in(40));
             for range in &split_indices {
                 let selection = self.selections(range, entries, spread);
-                self.resolve(range, &selection, &mut answer);
+                self.resolve(range, &selection, &mut output);
             }
             for range in &split_indices {
                 for wave in 0..shape.waves {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 const TOKENS: u32 = 16;
 
-/// What stands between an operation that gives something back and the one that takes it.
+/// The order between an operation that releases something and the one that takes it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Between {
     Nothing,
@@ -82,7 +82,7 @@ impl Reuse {
         reuse
     }
 
-    /// A lane joins with pages and one slot block, and its rows are brought up.
+    /// A lane joins with pages and one slot block, and its rows are loaded.
     fn join(&self, lane: u32, stream: Stream, pages: &[u32], block: u32) -> Result<()> {
         let (lane, blocks, length) = (Lane(lane), [vec![block]], TOKENS * pages.len() as u32);
         self.watch.enqueue(
@@ -97,10 +97,10 @@ impl Reuse {
         )
     }
 
-    /// Cuts lane 0 down to page 0.
-    fn cut(&self, stream: Stream) -> Result<()> {
-        let cut = Truncate { lane: Lane(0), settle: 0, length: TOKENS, pages: &[0] };
-        self.watch.enqueue(self.pools, stream, PoolOp::Truncate(cut))
+    /// Truncates lane 0 to page 0.
+    fn truncate(&self, stream: Stream) -> Result<()> {
+        let truncate = Truncate { lane: Lane(0), settle: 0, length: TOKENS, pages: &[0] };
+        self.watch.enqueue(self.pools, stream, PoolOp::Truncate(truncate))
     }
 
     fn leave(&self) {
@@ -132,12 +132,12 @@ impl Reuse {
     }
 }
 
-/// `gives` passes, and `takes` behind it exactly when one of `enough` stands between them; otherwise the refusal
+/// `gives` passes, and `takes` after it passes exactly when one of `enough` is between them; otherwise the refusal
 /// names `what`.
 fn needs(enough: &[Between], gives: impl Fn(&Reuse), takes: impl Fn(&Reuse) -> Result<()>, what: &str) {
     for between in [Between::Nothing, Between::Edge, Between::Seen] {
         let reuse = Reuse::new();
-        // All before has been seen: what is missing is what stands between these two.
+        // The watch has seen all work before: only the order between these two is missing.
         reuse.between(Between::Seen);
         gives(&reuse);
         reuse.between(between);
@@ -155,29 +155,39 @@ fn needs(enough: &[Between], gives: impl Fn(&Reuse), takes: impl Fn(&Reuse) -> R
 const ORDERED: &[Between] = &[Between::Edge, Between::Seen];
 
 #[test]
-fn a_page_is_not_written_before_the_lane_that_had_it_has_left() {
+fn a_page_is_not_written_before_its_last_lane_has_left() {
     needs(ORDERED, Reuse::leave, |reuse| reuse.overwrite(1), "which leave (stream");
 }
 
 #[test]
-fn a_page_is_not_written_before_the_truncation_that_cuts_it_off_has_ended() {
-    needs(ORDERED, |reuse| reuse.cut(reuse.first).unwrap(), |reuse| reuse.overwrite(1), "which truncate");
+fn a_page_is_not_written_before_the_truncation_that_frees_it_has_ended() {
+    needs(
+        ORDERED,
+        |reuse| reuse.truncate(reuse.first).unwrap(),
+        |reuse| reuse.overwrite(1),
+        "which truncate",
+    );
 }
 
 #[test]
-fn slot_blocks_are_not_another_lane_s_before_the_one_that_had_them_has_left() {
+fn slot_blocks_go_to_another_lane_only_after_the_last_one_has_left() {
     let joins = |block| move |reuse: &Reuse| reuse.join(1, reuse.second, &[2], block);
     needs(ORDERED, Reuse::leave, joins(0), "slot blocks of pools, layer 0 0, which leave");
-    // Other blocks are nobody's.
+    // Other blocks have no owner.
     needs(&[Between::Nothing, Between::Edge, Between::Seen], Reuse::leave, joins(1), "");
 }
 
 #[test]
-fn f4_nothing_is_staged_for_a_lane_before_the_host_has_seen_what_was_staged_last_taken_over() {
+fn f4_nothing_is_staged_for_a_lane_before_the_device_has_read_what_was_staged_last() {
     let seen = &[Between::Seen];
-    let cut = |reuse: &Reuse| reuse.cut(reuse.first).unwrap();
-    // An edge does not hold the host back, nor does the stream's own order.
-    needs(seen, cut, |reuse| reuse.cut(reuse.first), "staged arguments of pools, lane 0 0, which truncate");
+    let truncate = |reuse: &Reuse| reuse.truncate(reuse.first).unwrap();
+    // An edge does not hold the host, nor does the stream's own order.
+    needs(
+        seen,
+        truncate,
+        |reuse| reuse.truncate(reuse.first),
+        "staged arguments of pools, lane 0 0, which truncate",
+    );
     let join = |reuse: &Reuse| reuse.join(1, reuse.first, &[2], 1).unwrap();
     let leave_and_join = |reuse: &Reuse| {
         reuse.watch.enqueue(reuse.pools, reuse.first, PoolOp::Leave(Lane(1)))?;
@@ -186,21 +196,21 @@ fn f4_nothing_is_staged_for_a_lane_before_the_host_has_seen_what_was_staged_last
     needs(seen, join, leave_and_join, "staged arguments of pools, lane 0 1, which join");
 }
 
-/// Two ranges over one backing, as buffers share what they do not need at the same time.
+/// Two ranges over one backing, as buffers share memory that they do not need at the same time.
 #[test]
 fn ranges_over_one_backing_are_the_same_bytes() {
     let watch = Watch::new(HostDevice::new(HostOptions::default()));
     let size = watch.granularity();
     let [shared, own] = [2, 1].map(|pieces| watch.backing(pieces * size).unwrap());
     let piece = |backing, offset| Mapped { backing, offset, bytes: size };
-    // One has the shared bytes in front and behind its own ones; the other the first of them alone.
+    // One has the shared bytes before and after its own ones; the other has only the first of them.
     let long = watch.range(&[piece(shared, 0), piece(own, 0), piece(shared, size)]).unwrap();
     let short = watch.range(&[piece(shared, 0)]).unwrap();
     let [a, b] = [(); 2].map(|()| watch.stream().unwrap());
     let from = watch.allocate(3 * size).unwrap();
     let writes = |stream, to: Slice| watch.copy(stream, from.part(0, to.bytes()).unwrap(), to);
     writes(a, short.part(0, size / 2).unwrap()).unwrap();
-    // Other bytes of the backing, and of the range, have nothing to do with it.
+    // Other bytes of the backing and of the range are not affected.
     writes(b, long.part(size / 2, 2 * size).unwrap()).unwrap();
     for to in [long, long.part(size / 2 - 1, 2).unwrap()] {
         let error = writes(b, to).unwrap_err().to_string();
@@ -210,7 +220,7 @@ fn ranges_over_one_backing_are_the_same_bytes() {
     watch.record(event, a).unwrap();
     watch.wait(b, event).unwrap();
     writes(b, long).unwrap();
-    // The engine's own declarations are placed likewise.
+    // The engine's own declarations are placed in the same way.
     let reads = [forebay::check::watch::bytes(&short, false)];
     watch.engine(a, "reader", &reads).unwrap_err();
     watch.engine(b, "reader", &reads).unwrap();

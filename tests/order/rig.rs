@@ -17,18 +17,18 @@ pub const HALF: u32 = 1;
 const QUERY_ROWS: u32 = 2;
 const K: u32 = 12;
 
-/// Which streams of a micro-batch are one.
+/// The streams of a micro-batch that are the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing {
     /// Four streams.
     None,
-    /// R is in the compute stream, S in that of G.
+    /// R is on the compute stream, S on that of G.
     Two,
-    /// Both micro-batches have one stream for G and one for S.
+    /// Both micro-batches share one stream for G and one for S.
     Copies,
 }
 
-/// Two layers and a draft layer, two micro-batches; budgets below what a step selects.
+/// Two layers and a draft layer, two micro-batches; budgets below the selection of a step.
 pub fn config(waves: u32) -> Config {
     let shape = Shape {
         layers: 2,
@@ -95,13 +95,13 @@ pub struct Rig {
     pub cache: Cache,
     pub micro: Vec<Micro>,
     pub sequences: Vec<Sequence>,
-    /// Where the host's own work goes.
+    /// The stream of the host's own work.
     pub stream: Stream,
     pub attends: bool,
     pub flights: Vec<Step>,
 }
 
-/// The engine's side: what it selects depends on the layer alone, and lies below every length.
+/// The engine's side: its selection depends on the layer alone, and is below every length.
 pub struct Caller {
     pub watch: Arc<Watch>,
     pub host: Arc<HostDevice>,
@@ -112,13 +112,13 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// The part of a buffer of all rows that is the call's.
+    /// The part of a buffer of all rows that belongs to the call.
     fn of(&self, buffer: Slice, call: &EngineCall) -> Slice {
         let row = buffer.bytes() / u64::from(BATCH * QUERY_ROWS) * u64::from(call.rows.count);
         buffer.part(u64::from(call.first) * row, u64::from(call.count) * row).unwrap()
     }
 
-    fn answer(&self, call: &EngineCall) -> ResolveOutput {
+    fn output(&self, call: &EngineCall) -> ResolveOutput {
         let micro = &self.micro[call.micro_batch.index()];
         ResolveOutput { slots: self.of(micro.slots, call), split_indices: Some(micro.split_indices) }
     }
@@ -143,10 +143,10 @@ impl Engine for Caller {
                     Attended::Resident => Attention::Resident,
                     Attended::Fetched { wave } => Attention::Fetched { wave },
                 };
-                self.watch.attend(self.pools, stream, &range, reads, &self.answer(call))
+                self.watch.attend(self.pools, stream, &range, reads, &self.output(call))
             }
             Work::Merge if self.attends => {
-                self.watch.attend(self.pools, stream, &range, Attention::Merged, &self.answer(call))
+                self.watch.attend(self.pools, stream, &range, Attention::Merged, &self.output(call))
             }
             Work::Attend(_) | Work::Project | Work::Merge | Work::Rest => Ok(()),
         }
@@ -187,12 +187,12 @@ impl Rig {
         Rig { stream: stream(), watch, host, cache, micro, sequences, flights, attends: true }
     }
 
-    /// What a sequence asks for.
+    /// The request of a sequence.
     pub fn asks(budget: u32) -> Open {
         Open { prompt: PROMPT, promised: 60, budget: Budget::Slots(budget), bring_up: BringUp::Whole }
     }
 
-    /// Opens a sequence, fills its prompt and joins it by a warm-up, each stretch of it on a stream of its own.
+    /// Opens a sequence, fills its prompt and joins it by a warm-up, with each stretch on a stream of its own.
     pub fn admit_warm(&mut self, budget: u32) -> Result<Sequence> {
         let sequence = self.cache.open(&Rig::asks(budget))?;
         self.cache.append_in_place(sequence, PROMPT)?;
@@ -241,7 +241,7 @@ impl Rig {
         rows.map(|sequence| BatchRow { sequence: *sequence, accepted, query_rows: QUERY_ROWS }).collect()
     }
 
-    /// Enqueues a step of both micro-batches, the order of each layer given, and leaves it in flight.
+    /// Enqueues a step of both micro-batches, with the given order of each layer, and leaves it in flight.
     pub fn step(&mut self, orders: [Overlap; 3], accepted: u32) -> Result<()> {
         let mut caller = self.caller();
         let mut steps = Vec::new();

@@ -24,7 +24,7 @@ pub const DRAFT_LAYERS: u32 = 1;
 const BATCH: u32 = 3;
 const PROMPT: u32 = 150;
 
-/// What a run varies.
+/// The parameters of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Setting {
     pub seed: u64,
@@ -34,7 +34,7 @@ pub struct Setting {
     pub waves: u32,
     /// Sequences of each micro-batch.
     pub real: [u32; 2],
-    /// The chance of an entry of a selection to be empty.
+    /// The chance that an entry of a selection is empty.
     pub empty: f64,
     /// Steps are enqueued for the whole captured batch, whose last rows are inert.
     pub captured: bool,
@@ -52,7 +52,7 @@ struct Decoded {
     landed: u32,
     /// Query rows of this step.
     rows: u32,
-    /// By position, who wrote the row.
+    /// By position, the step that wrote the row.
     versions: Vec<u64>,
 }
 
@@ -72,19 +72,19 @@ pub enum Fault {
     Panics,
 }
 
-/// What of a step is enqueued.
+/// The work of a step that is enqueued.
 enum What<'a> {
     Step(&'a [Overlap]),
     Layer(Layer, Option<u32>),
 }
 
-/// What the streams' work has found.
+/// The findings of the streams' work.
 #[derive(Debug, Default)]
 struct Found {
-    /// The valid entries, the log-sum-exp and the output of each part.
+    /// The valid entries, the log-sum-exp and the output of each share.
     split_indices: BTreeMap<Place, Vec<(u32, f32, [f32; WIDTH])>>,
     merged: BTreeMap<Place, Option<[f32; WIDTH]>>,
-    /// Rows that a part attended to, resident and fetched.
+    /// Rows that a share attended to, resident and fetched.
     attended: [u64; 2],
 }
 
@@ -183,7 +183,7 @@ impl Decode {
         }
     }
 
-    /// The engine's call number `calls` from now on fails.
+    /// The engine's call number `calls`, counted from now on, fails.
     pub fn fail_after(&mut self, calls: u32, how: Fault) {
         self.fail = Some((calls, how));
     }
@@ -193,7 +193,8 @@ impl Decode {
         self.stray = Some(self.device.stream().unwrap());
     }
 
-    /// One step of both micro-batches, compared with the truth; or the error of an abandoned one.
+    /// Runs one step of both micro-batches and compares it with the expected rows. Returns the error of an abandoned
+    /// step.
     pub fn step(&mut self, orders: &[Overlap]) -> Result<()> {
         let mut steps = self.prepare();
         let orders: Vec<Overlap> =
@@ -211,7 +212,7 @@ impl Decode {
         for (step, micro) in steps.iter_mut().zip(self.micro.clone()) {
             let compute = micro.layers.streams.compute;
             if enqueued.is_err() && self.setting.one_by_one {
-                // Layer by layer, the other micro-batch's step does not know of it.
+                // Layer by layer, the other micro-batch's step has no part in it.
                 self.cache.abandon(step).unwrap();
             }
             self.cache.finish(step, compute).unwrap();
@@ -236,7 +237,7 @@ impl Decode {
         self.cache.validate()
     }
 
-    /// The step's new rows stand in the total pool.
+    /// The step's new rows are in the total pool.
     fn compare_stored(&self) {
         for sequence in self.sequences.iter().flatten() {
             for layer in 0..LAYERS + DRAFT_LAYERS {
@@ -251,7 +252,7 @@ impl Decode {
         }
     }
 
-    /// Enqueues the layers of prepared steps, with what they share changed, and leaves it at that.
+    /// Enqueues the layers of prepared steps, with a change to the arguments that they share, and nothing more.
     pub fn enqueue_only(
         &mut self,
         steps: &mut [Step],
@@ -278,9 +279,9 @@ impl Decode {
         self.enqueue(steps, &layers, What::Layer(Layer(layer), draft_pass), &mut BTreeMap::new())
     }
 
-    /// A step that is abandoned at the engine's call number `calls`, finished and not yet retired: what the next
-    /// prepare answers, and the retirements.
-    pub fn behind_an_abandoned_step(&mut self, calls: u32, orders: &[Overlap]) -> (Error, [Kind; 2]) {
+    /// A step that is abandoned at the engine's call number `calls`, then finished, and not yet retired. Returns what
+    /// the next prepare returns, and the retirements.
+    pub fn after_an_abandoned_step(&mut self, calls: u32, orders: &[Overlap]) -> (Error, [Kind; 2]) {
         let mut steps = self.prepare();
         self.fail_after(calls, Fault::Refuses);
         let layers = self.layers(&steps);
@@ -302,9 +303,9 @@ impl Decode {
         (refused, kinds)
     }
 
-    /// A step of which the scatter stream is none of the device's, finished on another stream while its compute
-    /// streams are held: whether it ends only behind them.
-    pub fn ends_behind_what_ran(&mut self, clock: &ClockDevice, orders: &[Overlap]) -> bool {
+    /// A step whose scatter stream the device does not have, finished on another stream while its compute streams are
+    /// held. Returns whether it ends only after them.
+    pub fn ends_after_its_work(&mut self, clock: &ClockDevice, orders: &[Overlap]) -> bool {
         let other = self.device.stream().unwrap();
         let mut steps = self.prepare();
         self.micro.iter().for_each(|m| clock.hold(m.layers.streams.compute).unwrap());
@@ -322,8 +323,8 @@ impl Decode {
         held
     }
 
-    /// Enqueues a step while its scatter streams are held, finishes it, and looks whether it has ended before
-    /// they were let go.
+    /// Enqueues a step while its scatter streams are held, finishes it, and returns whether it ended before they were
+    /// released.
     pub fn is_held_by_its_scatters(
         &mut self,
         clock: &ClockDevice,
@@ -379,7 +380,7 @@ impl Decode {
         steps
     }
 
-    /// What the layers of each step share.
+    /// The arguments that the layers of each step share.
     fn layers(&self, steps: &[Step]) -> Vec<Layers> {
         let batch = |step: &Step| if self.setting.captured { BATCH } else { step.rows() };
         steps.iter().zip(&self.micro).map(|(step, m)| Layers { batch: batch(step), ..m.layers }).collect()
@@ -449,19 +450,19 @@ impl Decode {
         }
     }
 
-    /// Something was compared.
+    /// Notes that something was compared.
     pub fn check(&self) {
         assert!(self.compared > 0);
         let stats = self.cache.stats();
         assert!(stats.hits > 0 && stats.misses > 0, "{stats:?}");
     }
 
-    /// What is resident, sequence by sequence.
+    /// The resident rows, sequence by sequence.
     pub fn digests(&self) -> Vec<u64> {
         self.sequences.iter().flatten().map(|s| self.cache.digest(s.handle).unwrap()).collect()
     }
 
-    /// Cuts every sequence to what it had accepted.
+    /// Truncates every sequence to its accepted length.
     pub fn truncate(&mut self) {
         (self.fail, self.stray) = (None, None);
         *self.found.lock().unwrap() = Found::default();
@@ -469,7 +470,7 @@ impl Decode {
             for sequence in sequences {
                 let compute = micro.layers.streams.compute;
                 let length = self.cache.length(sequence.handle).unwrap().committed;
-                assert_eq!(length, sequence.length, "what was accepted before the abandoned step stands");
+                assert_eq!(length, sequence.length, "rows accepted before the abandoned step stay");
                 let _ready = self.cache.truncate(sequence.handle, length, compute).unwrap();
                 sequence.landed = 0;
             }
@@ -537,16 +538,16 @@ impl Callbacks<'_> {
             let names = [self.number, sequence.id, call.layer.0.into(), call.rows.first.into(), query.into()];
             chance(self.seed, &[&names[..], &[what]].concat())
         };
-        let mut picks = Vec::new();
+        let mut positions = Vec::new();
         for entry in 0..K as u64 {
-            // Mostly what is near the end or among few old rows, so that some stay resident.
+            // Mostly positions near the end or among a few old rows, so that some stay resident.
             let near = draw(1000 + entry) < 0.6;
             let span = if near { 20.0 } else { f64::from(reach) };
             let position = (reach - 1).saturating_sub((draw(entry) * span) as u32) as i32;
-            let none = draw(2000 + entry) < self.empty || picks.contains(&position);
-            picks.push(if none { -1 } else { position });
+            let none = draw(2000 + entry) < self.empty || positions.contains(&position);
+            positions.push(if none { -1 } else { position });
         }
-        picks
+        positions
     }
 
     fn run(&self, stream: Stream, work: impl Fn() + Send + Sync + 'static) -> Result<()> {
@@ -557,18 +558,18 @@ impl Callbacks<'_> {
         let buffer = self.micro[call.micro_batch.index()].layers.buffers.selection;
         let mut writes = Vec::new();
         for (row, query) in self.rows(call) {
-            let picks = self.select(call, row, query);
+            let positions = self.select(call, row, query);
             let sequence = &self.sequences[call.micro_batch.index()][row as usize];
             let layer = u64::from(call.layer.0);
             let token = |p: &i32| {
                 let (position, version) = (*p as u64, sequence.versions[*p as usize]);
                 Token { sequence: sequence.id, layer, position, version }.row()
             };
-            let rows: Vec<[f32; WIDTH]> = picks.iter().filter(|p| **p >= 0).map(token).collect();
+            let rows: Vec<[f32; WIDTH]> = positions.iter().filter(|p| **p >= 0).map(token).collect();
             let asked = self::query(sequence.id, layer, self.number, query.into());
             self.expected.insert(Self::place(call, row, query), attention(&asked, &rows));
             let at = u64::from(row * call.rows.count + query - call.rows.first) * K as u64;
-            let bytes: Vec<u8> = picks.iter().flat_map(|p| p.to_le_bytes()).collect();
+            let bytes: Vec<u8> = positions.iter().flat_map(|p| p.to_le_bytes()).collect();
             writes.push((buffer.part(4 * at, bytes.len() as u64)?, bytes));
         }
         let memory = Arc::clone(self.memory);
@@ -619,7 +620,7 @@ impl Callbacks<'_> {
             let asked = self::query(sequence.id, call.layer.0.into(), self.number, query.into());
             reads.push((Self::place(&call, row, query), list, count, asked));
         }
-        // Rows of the captured batch that no sequence has are answered with nothing, whatever they select.
+        // Rows of the captured batch without a sequence resolve to no slots, whatever they select.
         let mut inert = Vec::new();
         for row in self.sequences[call.micro_batch.index()].len() as u32..call.count {
             let at = u64::from(row * call.rows.count);
@@ -630,7 +631,7 @@ impl Callbacks<'_> {
             for slice in &inert {
                 let mut bytes = vec![0; slice.bytes() as usize];
                 memory.read(*slice, &mut bytes).unwrap();
-                assert!(bytes.iter().all(|byte| *byte == 0xFF), "an inert row is answered");
+                assert!(bytes.iter().all(|byte| *byte == 0xFF), "an inert row has a slot");
             }
             for (place, list, count, asked) in &reads {
                 let range = attend(&memory, slab, (*list, *count), asked);

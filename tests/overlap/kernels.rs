@@ -14,7 +14,7 @@ fn floats(bytes: &[u8]) -> [f32; WIDTH] {
     std::array::from_fn(|i| f32::from_le_bytes([0, 1, 2, 3].map(|b| bytes[4 * i + b])))
 }
 
-/// One part of attention as a kernel has it: valid entries, natural log-sum-exp, output.
+/// The attention of one share as a kernel returns it: valid entries, natural log-sum-exp, output.
 pub fn attend(
     memory: &TestDevice,
     slab: Slice,
@@ -50,7 +50,7 @@ pub fn attend(
     (valid, most + sum.ln(), out)
 }
 
-/// M: parts weigh by their log-sum-exp; one without a valid entry does not count.
+/// M: shares weigh by their log-sum-exp; one without a valid entry does not count.
 pub fn merge(parts: &[(u32, f32, [f32; WIDTH])]) -> Option<[f32; WIDTH]> {
     let valid: Vec<_> = parts.iter().filter(|(count, ..)| *count > 0).collect();
     let most = valid.iter().map(|(_, lse, _)| *lse).fold(f32::NEG_INFINITY, f32::max);

@@ -3,7 +3,7 @@
 /// Values of a row; each is an f32.
 pub const WIDTH: usize = 8;
 
-/// A number of [0, 1) from a seed and a few names.
+/// A number of [0, 1) from a seed and a few identifiers.
 pub fn chance(seed: u64, names: &[u64]) -> f64 {
     let mut x = seed ^ 0x9E37_79B9_7F4A_7C15;
     for name in names {
@@ -14,7 +14,8 @@ pub fn chance(seed: u64, names: &[u64]) -> f64 {
     (x >> 11) as f64 / (1_u64 << 53) as f64
 }
 
-/// A row: who wrote it for which token in which layer. `version` tells the rows apart that a position had.
+/// A row: the sequence that wrote it, for which token, in which layer. `version` distinguishes the rows that one
+/// position had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Token {
     pub sequence: u64,
@@ -36,12 +37,12 @@ impl Token {
     }
 }
 
-/// What a query row asks.
+/// The query of a query row.
 pub fn query(sequence: u64, layer: u64, step: u64, row: u64) -> [f32; WIDTH] {
     vector(&[sequence + 1000, layer, step, row])
 }
 
-/// Attention in one pass: a row is key and value at once. Nothing where nothing is selected.
+/// Attention computed at once: a row is key and value. Empty if nothing is selected.
 pub fn attention(query: &[f32; WIDTH], rows: &[[f32; WIDTH]]) -> Option<[f64; WIDTH]> {
     let score = |row: &[f32; WIDTH]| -> f64 {
         row.iter().zip(query).map(|(k, q)| f64::from(*k) * f64::from(*q)).sum()

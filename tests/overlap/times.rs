@@ -14,7 +14,7 @@ const BATCH: u32 = 8;
 const K: u32 = 64;
 pub const LAYERS: u32 = 2;
 
-/// An engine whose work is time on the clock: 100 us of everything but the projections and the rest.
+/// An engine whose work is only time on the clock: 100 us for everything except the projections and the rest.
 struct Timed<'a>(&'a ClockDevice);
 
 impl Engine for Timed<'_> {
@@ -37,11 +37,11 @@ impl Engine for Timed<'_> {
     }
 }
 
-/// One layer's start and end of everything by name; R, G and S by half or wave: "resolve 0", "gather 1".
+/// Start and end of all works of one layer by name; R, G and S by half or wave: "resolve 0", "gather 1".
 pub type Times = BTreeMap<String, (f64, f64)>;
 
-/// Runs two micro-batches' step of [`LAYERS`] layers; answers each layer's times, layer by layer, micro-batch
-/// by micro-batch.
+/// Runs one step of [`LAYERS`] layers in two micro-batches. Returns each layer's times, layer by layer, micro-batch by
+/// micro-batch.
 pub fn times(order: Overlap, waves: u32, misses: f64, seed: Option<u64>) -> Vec<Times> {
     let clock = ClockDevice::new(ClockOptions { seed, record: true, ..ClockOptions::default() }).unwrap();
     let shape = Shape { layers: LAYERS, top_k: K, ..Shape::DEEPSEEK_V3_2 };
@@ -118,7 +118,8 @@ fn by_layer(spans: &[Span]) -> Vec<Times> {
     layers.into_values().collect()
 }
 
-/// The edges of an order: design, "Edges of one layer". The first has ended when the second starts.
+/// The edges of an order, as in the section "Edges of one layer" of the design page. The first has ended when the
+/// second starts.
 pub fn edges(order: Overlap, waves: u32) -> Vec<(&'static str, &'static str)> {
     let mut edges = match order {
         Overlap::None => vec![("I0", "I"), ("I", "resolve 0"), ("resolve 0", "gather 0"), ("gather 0", "P")],
@@ -150,7 +151,7 @@ pub fn edges(order: Overlap, waves: u32) -> Vec<(&'static str, &'static str)> {
     match (order, waves) {
         (Overlap::None, 1) => edges.extend([("P", "A"), ("A", "rest")]),
         (_, 1) => edges.push(("A1", "M")),
-        // The second wave's rows stand where those of the first did.
+        // The second wave's rows take the slots of the first wave's rows.
         (Overlap::Dba, _) => edges.extend([("A1", "gather 2"), ("gather 2", "A1b"), ("A1b", "M")]),
         _ => edges.extend([("A1", "gather 1"), ("gather 1", "A1b"), ("A1b", "M")]),
     }

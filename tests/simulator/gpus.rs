@@ -12,8 +12,8 @@ fn of_tokens(tokens: f64) -> Load {
     Load { rows: tokens / 2.0, query_rows: 2.0, context: 32768.0, width: 2048.0 }
 }
 
-/// DeepSeek-V3.2's experts by hand: 256 in a layer, 8 a token, three matrices of 7168 x 2048, a byte a value;
-/// 1979 TFLOPS and 4800 GB/s, of which 50% and 80%.
+/// DeepSeek-V3.2's experts by hand: 256 per layer, 8 per token, three matrices of 7168 x 2048, one byte per value; 1979
+/// TFLOPS and 4800 GB/s, of which 50% and 80%.
 fn routed_us(tokens: f64, gpus: f64) -> f64 {
     let (expert, per_gpu) = (3.0 * 7168.0 * 2048.0, 256.0 / gpus);
     let each_expert_is_visited = 1.0 - (-(tokens * gpus * 8.0 / 256.0)).exp();
@@ -23,7 +23,7 @@ fn routed_us(tokens: f64, gpus: f64) -> f64 {
 }
 
 #[test]
-fn experts_and_exchange_elsewhere_are_the_closed_forms() {
+fn experts_and_exchange_on_other_numbers_of_gpus_follow_the_closed_forms() {
     let (own, one_node) = (ess(), ess().on_gpus(8).unwrap());
     for tokens in [2.0, 24.0, 64.0, 160.0, 288.0, 400.0] {
         let load = of_tokens(tokens);
@@ -40,7 +40,7 @@ fn experts_and_exchange_elsewhere_are_the_closed_forms() {
     }
 }
 
-/// Where the exchange was measured itself, its bytes are what changes.
+/// Where the exchange itself was measured, its bytes change.
 #[test]
 fn a_measured_exchange_changes_by_its_bytes() {
     let mut file = ess().file().clone();
@@ -66,16 +66,16 @@ fn fewer_gpus_never_take_less_for_experts_nor_more_for_the_exchange() {
     }
 }
 
-/// Before there was a model of them, 8, 32 and 256 GPUs all took 79.6 ms.
+/// Before the model of GPUs, 8, 32 and 256 GPUs all took 79.6 ms.
 #[test]
-fn a_step_takes_longer_on_fewer_gpus_and_on_its_own_what_it_took() {
+fn a_step_takes_longer_on_fewer_gpus_and_as_long_as_measured_on_its_own_number() {
     let step = |setup: Setup| Simulator::new(setup).run(&POINT, &Options::default()).unwrap().step_ms;
     let (own, same) = (step(ess()), step(ess().on_gpus(32).unwrap()));
     assert_eq!(own, same);
     assert!(!ess().on_gpus(32).unwrap().served().extrapolated);
     let (node, two) = (step(ess().on_gpus(8).unwrap()), step(ess().on_gpus(16).unwrap()));
     assert!(node > 1.02 * two && two >= own, "{node} {two} {own}");
-    // A file that names other GPUs than its costs' is the same as the option.
+    // A file that names other GPUs than its costs has the same effect as the option.
     let mut file = ess().file().clone();
     file.deployment.gpus = 8;
     assert_eq!(step(Setup::new(file).unwrap()), node);
@@ -108,15 +108,15 @@ fn gpus_that_the_model_cannot_price_are_refused_in_one_line() {
     }
     let none = ess().on_gpus(0).unwrap_err().to_string();
     assert!(none.contains("deployment.gpus"), "{none}");
-    // Costs so short that the experts' part would be more than all of them.
+    // Costs so short that the experts' part would exceed the total.
     let mut file = ess().file().clone();
     file.costs.rest = Some(forebay::predict::cost::Cost { axes: Vec::new(), us: vec![Some(1.0)] });
     let more = Setup::new(file).unwrap().on_gpus(128).unwrap();
     assert!(more.us(Term::Rest, &of_tokens(2.0)).unwrap_err().to_string().contains("costs.rest at 2 tokens"));
 }
 
-/// Dispatch and combine of 128 tokens by DeepEP's low-latency kernels on H800 (NVLink 160 GB/s, network 50 GB/s),
-/// microseconds, by GPUs; none of it was used.
+/// Dispatch and combine of 128 tokens by DeepEP's low-latency kernels on H800 (NVLink 160 GB/s, network 50 GB/s), in
+/// microseconds, by GPUs; the fit used none of it.
 const DEEPEP: [(u32, f64); 6] = [
     (8, 77.0 + 114.0),
     (16, 118.0 + 195.0),
@@ -142,10 +142,10 @@ fn the_exchange_agrees_with_published_times() {
 }
 
 #[test]
-fn the_page_has_what_other_numbers_of_gpus_take() {
+fn the_page_has_the_step_times_of_other_numbers_of_gpus() {
     let lines = [8, 16, 32, 64, 128].map(|gpus| {
         let setup = ess().on_gpus(gpus).unwrap();
-        // Those of the planner: POINT has two query rows, so the draft layer is there.
+        // Those of the planner: POINT has two query rows, so it has the draft layer.
         let weights = setup.weights(2).unwrap().unwrap() as f64 / 1e9;
         let mut simulator = Simulator::new(setup);
         let mut cell = |context, batch, ratio| {
@@ -159,7 +159,7 @@ fn the_page_has_what_other_numbers_of_gpus_take() {
     on_the_page(&lines);
 }
 
-/// What was written before there was a word on origin is still read, and says that it does not say.
+/// A file without an origin, of the first version, is still read, and the result says that the origin is not stated.
 #[test]
 fn a_file_of_the_first_version_states_no_origin() {
     let mut file = ess().file().clone();
@@ -175,7 +175,7 @@ fn a_file_of_the_first_version_states_no_origin() {
     assert!(Setup::parse(&text).unwrap_err().to_string().contains("origin: a field of version 2"));
 }
 
-/// A fit says where its numbers come from, or that its measurements do not say it.
+/// A fit states the origin of its numbers, or that its measurements state none.
 #[test]
 fn a_fit_states_its_origin() {
     let origin = |change: fn(&mut File)| {

@@ -79,7 +79,7 @@ fn the_hosts_calls_of_a_layer_are_those_that_the_schedule_makes() {
     for order in Overlap::ALL {
         let (operations, edges) = counted(order);
         assert!(operations >= 3 && edges >= 1);
-        // 61 layers and one pass of the draft layer where the setup has one, of two micro-batches.
+        // 61 layers and one draft pass where the setup has a draft layer, of two micro-batches.
         let shape = *ess().shape();
         let layers = f64::from(2 * (shape.layers + shape.draft_layers));
         let of = |costs| host(costs, order).uncaptured_us / layers;
@@ -108,7 +108,7 @@ fn a_step_waits_for_the_host_where_that_takes_longer() {
 }
 
 #[test]
-fn the_pages_host_times_are_what_comes_out() {
+fn the_host_times_of_the_page_are_the_computed_ones() {
     let outcome = Simulator::new(ess()).run(&POINT, &Default::default()).unwrap();
     on_the_page(&[
         format!("| captured | {:.3} ms |", outcome.host.captured_us / 1e3),

@@ -99,7 +99,7 @@ fn numbers_that_no_file_can_hold_are_refused_too() {
 }
 
 #[test]
-fn a_point_that_makes_no_sense_is_refused_by_its_field() {
+fn an_invalid_point_is_refused_by_its_field() {
     for (point, words) in [
         (Point { context: 0, ..POINT }, "context"),
         (Point { context: 163_841, ..POINT }, "context (tokens 163841, most 163840)"),
@@ -119,7 +119,7 @@ fn a_point_that_makes_no_sense_is_refused_by_its_field() {
         (Point { mtp: 64, accept: 1.0, batch: 1, ..POINT }, "costs.index: query_rows beyond"),
     ] {
         let error = simulator().run(&point, &Options::default()).unwrap_err();
-        // What makes no sense, and what makes sense but is not known.
+        // Invalid points, and valid points without known costs.
         let unknown = ["misses.", "costs.", "batch (requests 4294967295"];
         let kind = match unknown.iter().any(|unknown| words.starts_with(unknown)) {
             true => Kind::OutOfRange,
@@ -155,7 +155,7 @@ fn options_that_make_no_sense_are_refused() {
     let mut without = forebay::predict::simulate::Simulator::new(Setup::new(file).unwrap());
     let error = without.run(&POINT, &Options::default()).unwrap_err().to_string();
     assert!(error.contains("misses: missing"), "{error}");
-    // At a ratio of 1 nobody asks.
+    // At a ratio of 1 no misses are needed.
     without.run(&Point { ratio: 1.0, ..POINT }, &Options::default()).unwrap();
 }
 
@@ -190,9 +190,9 @@ fn measurements_that_cannot_be_met_are_refused_by_their_row() {
     }
 }
 
-/// What rows of overlap cannot tell is an error of theirs, not of what is reckoned from it.
+/// Rows of overlap without information are an error of the rows, not of the values computed from them.
 #[test]
-fn rows_of_overlap_that_tell_nothing_are_refused() {
+fn rows_of_overlap_without_information_are_refused() {
     use forebay::predict::fit::{OverlapRow, fit};
     let refused = |change: fn(&mut Vec<OverlapRow>), words: &str| {
         let mut measured = Measurements::parse(MEASUREMENTS).unwrap();
@@ -209,7 +209,7 @@ fn rows_of_overlap_that_tell_nothing_are_refused() {
     refused(|rows| rows[4].context = 1 << 30, "overlap[4]: context");
     refused(|rows| rows.iter_mut().for_each(|row| row.us = 5e5), "overlap: no engine");
     refused(|rows| rows.iter_mut().for_each(|row| row.us = -5e5), "overlap: no engine");
-    // The orders hide nothing at all: nothing runs that could hide it.
+    // The orders hide nothing: no work runs that could hide it.
     refused(
         |rows| {
             let none: Vec<f64> = rows.iter().filter(|row| row.order == "none").map(|row| row.us).collect();
@@ -219,9 +219,9 @@ fn rows_of_overlap_that_tell_nothing_are_refused() {
     );
 }
 
-/// The example on the page is one.
+/// The example on the page is a valid setup.
 #[test]
-fn the_page_of_the_format_shows_a_setup() {
+fn the_setup_on_the_page_of_the_format_is_read() {
     let page = include_str!("../../docs/setup-format.md");
     let example = page.split("```json\n").nth(1).unwrap().split("```").next().unwrap();
     let mut simulator = forebay::predict::simulate::Simulator::new(Setup::parse(example).unwrap());
@@ -229,7 +229,7 @@ fn the_page_of_the_format_shows_a_setup() {
     assert!(out.step_ms > 0.0 && out.throughput.is_finite());
 }
 
-/// A setup with a piece of its text damaged is refused, or simulates to numbers.
+/// A setup with a damaged piece of text is refused, or simulates to finite numbers.
 #[test]
 fn a_damaged_setup_is_refused_or_gives_numbers() {
     let mut state = 1_u64;

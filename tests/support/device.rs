@@ -28,7 +28,7 @@ use forebay_standin::{Given, Hold, Options, Standin};
 #[cfg(feature = "cuda")]
 use given::{Remote, given};
 
-/// A device whose memory a test reads and writes, whatever is under way.
+/// A device whose memory a test reads and writes at any time.
 #[derive(Debug)]
 pub struct TestDevice {
     memory: Memory,
@@ -42,7 +42,7 @@ enum Memory {
     Cuda(Box<Cuda>),
 }
 
-/// The CUDA device and the driver beneath.
+/// The CUDA device and the driver under it.
 #[cfg(feature = "cuda")]
 #[derive(Debug)]
 struct Cuda {
@@ -58,7 +58,7 @@ enum Driver {
     Given(&'static Given, Arc<Remote>),
 }
 
-/// Places for digests, taken in turn: many more than are under way.
+/// Places for digests, taken in turn: many more than are in use at once.
 #[cfg(feature = "cuda")]
 #[derive(Debug)]
 struct Digests {
@@ -81,20 +81,20 @@ fn on_cuda() -> bool {
     cfg!(feature = "cuda") && std::env::var("FOREBAY_TEST_DEVICE").is_ok_and(|value| value == "cuda")
 }
 
-/// How many of `usual` cases a test tries on its device: an eighth on the stand-in, which runs every thread of a
-/// kernel by itself.
+/// The number of cases, out of `usual`, that a test tries on its device: an eighth on the stand-in, which runs every
+/// thread of a kernel by itself.
 pub fn tried(usual: u32) -> u32 {
     if on_cuda() { usual.div_ceil(8) } else { few(usual) }
 }
 
-/// How many of `usual` cases a test tries on any device: an eighth with `FOREBAY_FEW=1`, for a build that looks at
-/// something which every run does (`make asan`).
+/// The number of cases, out of `usual`, that a test tries on any device: an eighth with `FOREBAY_FEW=1`, for a build
+/// that checks something which every run does (`make asan`).
 pub fn few(usual: u32) -> u32 {
     if std::env::var("FOREBAY_FEW").is_ok_and(|value| value == "1") { usual.div_ceil(8) } else { usual }
 }
 
-/// Whether there is a driver: one that was given, or a stand-in that could be built; says that the test skips what
-/// needs it, if not.
+/// Whether there is a driver: a given one, or a stand-in that could be built. If not, reports a skip of the parts that
+/// need one.
 #[cfg(feature = "cuda")]
 pub fn driver_is_there() -> bool {
     let there = given().is_some() || Standin::new(Options::default()).is_some();
@@ -104,7 +104,7 @@ pub fn driver_is_there() -> bool {
     there
 }
 
-/// Whether the CUDA device is on a driver that was given.
+/// Whether the CUDA device is on a given driver.
 pub fn is_given() -> bool {
     #[cfg(feature = "cuda")]
     return given().is_some();
@@ -112,15 +112,15 @@ pub fn is_given() -> bool {
     false
 }
 
-/// Whether the driver is a stand-in of the test's own, which `does` what no other does; says that the test skips what
-/// needs that, if not.
+/// Whether the driver is a stand-in of the test's own, which has the ability `does`. If not, reports a skip of the
+/// parts that need it.
 #[cfg(feature = "cuda")]
 pub fn own_driver(does: &str) -> bool {
     skip::own_driver(does) && driver_is_there()
 }
 
 impl TestDevice {
-    /// The device that tests run on: the host device of these options, or what stands for it on the stand-in.
+    /// The device that tests run on: the host device of these options, or its counterpart on the stand-in.
     pub fn new(options: HostOptions) -> Arc<TestDevice> {
         #[cfg(feature = "cuda")]
         if on_cuda()
@@ -137,9 +137,8 @@ impl TestDevice {
         Arc::new(TestDevice { memory: Memory::Host(HostDevice::new(options)), threaded: options.threaded })
     }
 
-    /// The CUDA device on a stand-in of its own, which delays and reorders by the seed, with the memory that
-    /// the options say; none where the stand-in could not be built. Or on the driver that was given, which does as it
-    /// does.
+    /// The CUDA device on a stand-in of its own, which delays and reorders by the seed, with the memory that the
+    /// options say; none where the stand-in could not be built. With a given driver: on that driver, without a seed.
     #[cfg(feature = "cuda")]
     pub fn cuda(options: &HostOptions, seed: Option<u64>) -> Option<Arc<TestDevice>> {
         if let Some(driver) = given() {
@@ -152,7 +151,7 @@ impl TestDevice {
         let standin =
             Standin::new(Options { seed, memory: options.memory.unwrap_or(usual.memory), ..usual })?;
         let library = Some(standin.library().to_owned());
-        // Few threads a block: the stand-in runs each of them by itself.
+        // Few threads per block: the stand-in runs each of them by itself.
         let device =
             CudaDevice::new(CudaOptions { library, unload: true, threads: 64, ..CudaOptions::default() })
                 .unwrap();
@@ -167,7 +166,7 @@ impl TestDevice {
         Arc::new(TestDevice { memory, threaded: false })
     }
 
-    /// The device, to be held.
+    /// The device, as a trait object.
     pub fn device(&self) -> Arc<dyn Device> {
         match &self.memory {
             Memory::Host(host) => host.clone(),
@@ -179,7 +178,7 @@ impl TestDevice {
         }
     }
 
-    /// The stand-in of the test's own, where that is what it runs on.
+    /// The stand-in of the test's own, if the test runs on one.
     #[cfg(feature = "cuda")]
     pub fn standin(&self) -> Option<&Standin> {
         match &self.memory {
@@ -191,7 +190,7 @@ impl TestDevice {
         }
     }
 
-    /// The driver that was given, where that is what the tests run on.
+    /// The given driver, if the tests run on one.
     #[cfg(feature = "cuda")]
     fn given(&self) -> Option<(&'static Given, &Arc<Remote>)> {
         match &self.memory {
@@ -203,18 +202,18 @@ impl TestDevice {
         }
     }
 
-    /// Whether its memory is another machine's, as a GPU's is.
+    /// Whether its memory is separate from the host's, as a GPU's is.
     pub fn is_remote(&self) -> bool {
         !matches!(self.memory, Memory::Host(_))
     }
 
-    /// Whether streams are threads of their own.
+    /// Whether each stream is a thread.
     pub fn runs_by_itself(&self) -> bool {
         self.threaded
     }
 
-    /// Holds a stream until the answer is dropped: a thread of the host device by a call, a stream of the stand-in, or
-    /// one of a driver that was given.
+    /// Holds a stream until the result is dropped: a thread of the host device by a call, a stream of the stand-in, or
+    /// one of a given driver.
     pub fn hold(self: &Arc<Self>, stream: Stream) -> Held {
         #[cfg(feature = "cuda")]
         if let Some((driver, _)) = self.given() {
@@ -226,7 +225,7 @@ impl TestDevice {
             self.hold_by_itself(stream, true);
         } else {
             let closed = Mutex::new(closed);
-            // The sender's end is the signal.
+            // The sender's drop is the signal.
             self.call(stream, Arc::new(move || assert!(closed.lock().unwrap().recv().is_err()))).unwrap();
         }
         Held {
@@ -245,7 +244,8 @@ impl TestDevice {
         }
     }
 
-    /// The operation of this number from now on fails on the stand-in. The host device knew it from its start.
+    /// Fails the operation of this number, counted from now on, on the stand-in. The host device got the number at its
+    /// start.
     pub fn fail_operation(&self, _number: u64) {
         #[cfg(feature = "cuda")]
         if let Some(standin) = self.standin() {
@@ -254,7 +254,7 @@ impl TestDevice {
         }
     }
 
-    /// Waits that a driver has seen enqueued, captured ones too.
+    /// The waits that a driver saw enqueued, captured ones too.
     pub fn waits(&self) -> u64 {
         #[cfg(feature = "cuda")]
         match (self.standin(), self.given()) {
@@ -265,7 +265,7 @@ impl TestDevice {
         0
     }
 
-    /// As if the caller left out the waits of these numbers; outside captures, but on the stand-in.
+    /// Leaves out the waits of these numbers, as if the caller had not made them; the stand-in does so in captures too.
     pub fn without_waits(&self, _numbers: Range<u64>) {
         #[cfg(feature = "cuda")]
         match (self.standin(), self.given()) {
@@ -275,7 +275,7 @@ impl TestDevice {
         }
     }
 
-    /// Operations that have run: what fails one by its number counts these. Of a driver that was given, operations
+    /// The number of operations that have run. A planned failure is numbered by it. On a given driver, the operations
     /// that were enqueued.
     pub fn operations(&self) -> u64 {
         match &self.memory {
@@ -288,7 +288,7 @@ impl TestDevice {
         }
     }
 
-    /// Reads bytes as the device sees them, as they are now.
+    /// Reads the bytes that the device sees now.
     pub fn read(&self, slice: Slice, bytes: &mut [u8]) -> Result<()> {
         match &self.memory {
             Memory::Host(host) => host.read(slice, bytes),
@@ -302,7 +302,7 @@ impl TestDevice {
         }
     }
 
-    /// Writes bytes as the device sees them, now.
+    /// Writes bytes that the device sees, at once.
     pub fn write(&self, slice: Slice, bytes: &[u8]) -> Result<()> {
         match &self.memory {
             Memory::Host(host) => host.write(slice, bytes),
@@ -316,21 +316,21 @@ impl TestDevice {
         }
     }
 
-    /// Enqueues the residency digest of a lane on `queue`, which is this device or a clock over it: `told` is called
-    /// with it when the stream comes there.
+    /// Enqueues the residency digest of a lane on `queue`, which is this device or a clock over it. Calls `then` with
+    /// it when the stream reaches it.
     pub fn digest_in(
         self: &Arc<Self>,
         queue: &dyn Device,
         (pools, lane): (Pools, Lane),
         stream: Stream,
-        told: impl Fn(u64) + Send + Sync + 'static,
+        then: impl Fn(u64) + Send + Sync + 'static,
     ) -> Result<()> {
         let own = Arc::downgrade(self);
         match &self.memory {
             Memory::Host(_) => {
                 let tell = move || {
                     if let Some(digest) = own.upgrade().and_then(|device| device.digest(pools, lane).ok()) {
-                        told(digest);
+                        then(digest);
                     }
                 };
                 queue.call(stream, Arc::new(tell))
@@ -343,7 +343,7 @@ impl TestDevice {
                 let tell = move || {
                     let mut digest = [0; 8];
                     if own.upgrade().is_some_and(|device| device.read(to, &mut digest).is_ok()) {
-                        told(u64::from_le_bytes(digest));
+                        then(u64::from_le_bytes(digest));
                     }
                 };
                 queue.call(stream, Arc::new(tell))
@@ -355,7 +355,7 @@ impl TestDevice {
 /// A stream that is held until this is dropped.
 #[derive(Debug)]
 pub struct Held {
-    // In front of the device, whose end waits for its streams.
+    // Before the device, because the device's end waits for its streams.
     #[cfg(feature = "cuda")]
     _hold: Option<Hold>,
     _open: mpsc::Sender<()>,
@@ -369,7 +369,7 @@ impl Drop for Held {
     }
 }
 
-/// What a read or write outside the device's memory answers.
+/// The result of a read or write outside the device's memory.
 #[cfg(feature = "cuda")]
 fn outside(inside: bool) -> Result<()> {
     if inside { Ok(()) } else { Err(Error::new(Kind::OutOfRange, "test device").at("slice")) }

@@ -18,18 +18,18 @@ pub enum Call {
     Scatter,
 }
 
-/// Which calls are left out; of a gather the wave.
+/// The calls to leave out; for a gather, its wave.
 pub type Left = Box<dyn Fn(Call, &StepRange, u32) -> bool + Send>;
 
 /// See the file's head.
 pub struct Forgets {
     device: Arc<dyn Device>,
     left: Mutex<Left>,
-    /// What reports ask for, in place of what the cache asks: for controls.
+    /// The due calls for reports, in place of those from the cache: for controls.
     expected: Option<Expected>,
-    /// Waits of a stream for an event, so far.
+    /// The number of waits of a stream for an event so far.
     pub waits: AtomicU32,
-    /// Which events were recorded on which stream, in order, and which were waited for on which.
+    /// The events recorded on each stream, in order, and the events that each stream waited for.
     pub recorded: Mutex<Vec<(Event, Stream)>>,
     pub awaited: Mutex<Vec<(Event, Stream)>>,
 }
@@ -52,7 +52,7 @@ impl Forgets {
         })
     }
 
-    /// From now on leaves out the calls of which `left` says so.
+    /// From now on leaves out the calls that `left` selects.
     pub fn leave_out(&self, left: impl Fn(Call, &StepRange, u32) -> bool + Send + 'static) {
         *self.left.lock().unwrap() = Box::new(left);
     }
@@ -62,10 +62,10 @@ impl Forgets {
     }
 }
 
-/// The other methods, handed on as they are.
+/// The other methods, forwarded.
 macro_rules! hand_on {
-    ($($name:ident($($argument:ident: $of:ty),*) -> $answer:ty;)*) => {
-        $(fn $name(&self, $($argument: $of),*) -> $answer { self.device.$name($($argument),*) })*
+    ($($name:ident($($argument:ident: $of:ty),*) -> $result:ty;)*) => {
+        $(fn $name(&self, $($argument: $of),*) -> $result { self.device.$name($($argument),*) })*
     };
 }
 

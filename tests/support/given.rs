@@ -17,7 +17,7 @@ use forebay::os::Map;
 use forebay::{Lane, Result};
 use forebay_standin::Given;
 
-/// The driver that tests are to run on, if one is named.
+/// The driver that tests must run on, if one is named.
 pub fn given() -> Option<&'static Given> {
     Given::named().unwrap_or_else(|refused| panic!("FOREBAY_TEST_DRIVER: {refused}"))
 }
@@ -36,25 +36,25 @@ impl Remote {
         Remote { device, waits: 0.into(), without: Mutex::new(0..0), enqueued: 0.into() }
     }
 
-    /// Waits so far.
+    /// The number of waits so far.
     pub fn waits(&self) -> u64 {
         self.waits.load(Ordering::Relaxed)
     }
 
-    /// As if the caller left out the waits of these numbers.
+    /// Leaves out the waits of these numbers, as if the caller had not made them.
     pub fn without_waits(&self, numbers: Range<u64>) {
         *self.without.lock().unwrap() = numbers;
     }
 
-    /// Copies and operations of caches that were enqueued so far.
+    /// The number of copies and pool operations enqueued so far.
     pub fn enqueued(&self) -> u64 {
         self.enqueued.load(Ordering::Relaxed)
     }
 
-    /// Counts what was enqueued.
-    fn count(&self, answer: Result<()>) -> Result<()> {
-        self.enqueued.fetch_add(u64::from(answer.is_ok()), Ordering::Relaxed);
-        answer
+    /// Counts an enqueued operation.
+    fn count(&self, result: Result<()>) -> Result<()> {
+        self.enqueued.fetch_add(u64::from(result.is_ok()), Ordering::Relaxed);
+        result
     }
 }
 

@@ -14,19 +14,19 @@ pub struct Oracle {
     pub landed: u32,
 }
 
-/// What one step found.
+/// The result of one step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Step {
     /// Selected and resident, ascending.
     pub hits: Vec<u32>,
     /// Selected and fetched, ascending.
     pub misses: Vec<u32>,
-    /// How many of the misses, the lowest ones, have no slot after the step.
+    /// The number of misses, the lowest ones, that have no slot after the step.
     pub scratch: usize,
 }
 
 impl Oracle {
-    /// A sequence of `length` tokens, nothing resident.
+    /// A sequence of `length` tokens, with no resident row.
     pub fn new(budget: usize, length: u32) -> Self {
         Oracle { order: Vec::new(), budget, length, landed: 0 }
     }
@@ -66,7 +66,7 @@ impl Oracle {
         Step { hits, misses, scratch }
     }
 
-    /// Cuts the sequence to `length` tokens.
+    /// Truncates the sequence to `length` tokens.
     pub fn truncate(&mut self, length: u32) {
         self.order.retain(|p| *p < length);
         (self.length, self.landed) = (length, 0);

@@ -3,8 +3,8 @@
 use forebay::Kind;
 use forebay::trace::requests::{Format, Options, RequestTrace};
 
-/// Any bytes are a request trace, or an error in one line that is no defect of ours. A trace's blocks are
-/// dense, in the order of first sight, and as many as its lengths allow. Answers whether it was one.
+/// Any bytes are a request trace, or an error in one line that is not an internal one. A trace's blocks are dense, in
+/// the order of first sight, and as many as its lengths allow. Returns whether it was a trace.
 pub fn request_bytes(bytes: &[u8], subagents: bool) -> bool {
     let options = Options { subagents, ..Options::default() };
     let trace = match RequestTrace::from_bytes(bytes, &options) {

@@ -1,7 +1,7 @@
 //! The report of a test that cannot run on this machine.
 #![allow(clippy::expect_used)]
 
-/// Says that the test that calls did not run, without `what`: on standard error, and in `$FOREBAY_SKIPS`.
+/// Reports that the calling test did not run, because `what` is missing: on standard error, and in `$FOREBAY_SKIPS`.
 pub fn skip(what: &str) {
     let thread = std::thread::current();
     let line = format!("SKIP: {}: without {what}\n", thread.name().unwrap_or("a test"));
@@ -13,8 +13,8 @@ pub fn skip(what: &str) {
     }
 }
 
-/// Whether the driver is a stand-in of the test's own, which `does` what no other does; says that the test skips, if it
-/// runs on the driver that `FOREBAY_TEST_DRIVER` names.
+/// Whether the driver is a stand-in of the test's own, which has the ability `does`. Reports a skip if the test runs on
+/// the driver that `FOREBAY_TEST_DRIVER` names.
 #[allow(dead_code, reason = "a test takes what it needs")]
 pub fn own_driver(does: &str) -> bool {
     let own = std::env::var_os("FOREBAY_TEST_DRIVER").is_none();

@@ -12,8 +12,8 @@ pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// A file that ci/kernels installs, by its path in `target/kernels`, and a C++ compiler. When one of the two is
-/// missing the test says that it skips, and returns.
+/// A file that ci/kernels installs, by its path in `target/kernels`, and a C++ compiler. If one of the two is missing,
+/// reports a skip and returns none.
 pub fn installed(file: &str) -> Option<PathBuf> {
     let path = root().join("target/kernels").join(file);
     let compiler = Command::new("g++").arg("--version").output().is_ok_and(|run| run.status.success());

@@ -2,7 +2,7 @@
 
 use forebay::trace::SelectionTrace;
 
-/// Positions that a trace may hold here: enough for every branch, little enough for thousands of runs.
+/// Positions that a trace may hold here: enough for every branch, few enough for thousands of runs.
 const MEMBERS: u64 = 1 << 16;
 
 /// The header of a small trace.
@@ -13,19 +13,19 @@ pub const HEADER: &[u8] =
 pub const RECORDING: &[u8] =
     br#"{"layers":3,"shares":[0,1,0],"k":2,"first_position":1,"decode_start":2,"context":99}"#;
 
-/// A content: the format's name, a header, what stands behind it.
+/// A content: the format's name, a header, and the rest.
 pub fn content(name: &[u8; 8], header: &[u8], rest: &[u8]) -> Vec<u8> {
     [&name[..], &(header.len() as u32).to_le_bytes(), header, rest].concat()
 }
 
-/// A zstd frame that holds `bytes` as they are, at most 128 KiB: packing them would be the dearest part of a run.
+/// A zstd frame that holds `bytes` unpacked, at most 128 KiB: packing them would be the costliest part of a run.
 pub fn frame(bytes: &[u8]) -> Vec<u8> {
     let length = bytes.len() as u32;
     let block = (length << 3 | 1).to_le_bytes();
     [&[0x28, 0xB5, 0x2F, 0xFD, 0xA0][..], &length.to_le_bytes(), &block[..3], bytes].concat()
 }
 
-/// A recording of `groups`, each a frame behind its mark.
+/// A recording of `groups`, each a frame after its mark.
 pub fn recording(groups: &[&[u8]]) -> Vec<u8> {
     groups.iter().fold(frame(&content(b"TOPKTRC2", RECORDING, &[])), |file, group| {
         let frame = frame(group);
@@ -35,9 +35,9 @@ pub fn recording(groups: &[&[u8]]) -> Vec<u8> {
     })
 }
 
-/// What no fuzzer finds by itself, chosen by the first byte: the others as a header behind a format's name, as the
-/// sets or groups behind a header, as the frames behind a recording's first one, or as a group in a frame of its own.
-/// Packed parts take a hundred times as long and come up less.
+/// Inputs that no fuzzer finds by itself, chosen by the first byte: the others as a header after a format's name, as
+/// the sets or groups after a header, as the frames after a recording's first one, or as a group in a frame of its own.
+/// Packed parts take a hundred times as long and are rarer.
 pub fn trace_parts(bytes: &[u8]) {
     let Some((choice, bytes)) = bytes.split_first() else { return };
     trace_bytes(&match choice {
@@ -54,8 +54,8 @@ pub fn trace_parts(bytes: &[u8]) {
 /// The first group of a recording: one step, which selects positions 0 and 1 in both layers that have sets.
 pub const GROUP: &[u8] = &[0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0];
 
-/// Any bytes are a trace, or an error in one line. A trace keeps the rules of its sets and survives being
-/// written and read again. Answers whether it was one.
+/// Any bytes are a trace, or an error in one line. A trace keeps the rules of its sets and is the same after it is
+/// written and read again. Returns whether it was a trace.
 pub fn trace_bytes(bytes: &[u8]) -> bool {
     let trace = match SelectionTrace::from_bytes_within(bytes, MEMBERS) {
         Ok(trace) => trace,

@@ -6,15 +6,15 @@ mod skip;
 
 use std::path::PathBuf;
 
-/// The directory `kind` of the traces: in `$FOREBAY_TRACES`, or beside the repository. When it is missing
-/// the test says that it skips, and returns.
+/// The directory `kind` of the traces: in `$FOREBAY_TRACES`, or next to the repository. If it is missing, reports a
+/// skip and returns none.
 pub fn directory(kind: &str) -> Option<PathBuf> {
-    let beside = || {
+    let default = || {
         let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
         let root = if root.ends_with("cli") { root.join("..") } else { root };
         root.join("../shared/traces")
     };
-    let directory = std::env::var_os("FOREBAY_TRACES").map_or_else(beside, PathBuf::from).join(kind);
+    let directory = std::env::var_os("FOREBAY_TRACES").map_or_else(default, PathBuf::from).join(kind);
     if directory.is_dir() {
         return Some(directory);
     }

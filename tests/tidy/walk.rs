@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_function_that_is_not_there_is_reported() {
+    fn a_missing_function_is_reported() {
         for (name, wanted) in [
             ("src/a.rs::gone", "src/a.rs defines no function gone"),
             ("src/a.rs::said", "src/a.rs defines no function said"),

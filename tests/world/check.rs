@@ -8,24 +8,24 @@ use forebay::{Error, Kind, Layer, Length, SLOT_BLOCK, Sequence, Stats};
 use std::collections::BTreeMap;
 use std::io::Write;
 
-/// What nobody may change who is refused.
+/// The state that a refused call must not change.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Snapshot {
     counters: [u64; 5],
     sequences: Vec<(Sequence, u64, Length)>,
 }
 
-/// What a run came to: equal on every device.
+/// The outcomes of a run: equal on every device.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Outcomes {
     pub log: Vec<u64>,
     pub digests: Vec<StepDigest>,
-    /// How often something happened that a run is to reach.
+    /// The number of times that a run reached each listed outcome.
     pub reached: BTreeMap<String, u64>,
 }
 
 impl Outcomes {
-    /// Appends a sum over what the run came to, where `FOREBAY_WORLD_DIGESTS` names a file: to compare two builds.
+    /// Appends a sum over the outcomes of the run, if `FOREBAY_WORLD_DIGESTS` names a file: to compare two builds.
     fn record(&self) {
         let Some(path) = std::env::var_os("FOREBAY_WORLD_DIGESTS") else { return };
         let text = format!("{:?} {:?}", self.log, self.digests);
@@ -38,18 +38,18 @@ impl Outcomes {
 }
 
 impl World {
-    /// Counts something that a run is to reach.
+    /// Counts an outcome that a run should reach.
     pub fn note(&mut self, what: &str) {
         *self.reached.entry(what.to_owned()).or_default() += 1;
     }
 
-    /// Whether a sequence's tables and bytes stand still.
+    /// Whether a sequence's tables and bytes are at rest.
     fn is_still(&self, seq: &Seq) -> bool {
         let host = self.tickets.last().is_none_or(|ticket| ticket.poll().is_some());
         seq.is_open() && (!self.asynchronous || seq.in_flight == 0 && host)
     }
 
-    /// Whether looking at the tables is no operation that may be the one to fail.
+    /// Whether reading the tables is not an operation that may be the one to fail.
     fn can_look(&self) -> bool {
         !(self.faulty && self.engine.device.is_remote())
     }
@@ -61,7 +61,7 @@ impl World {
     pub fn snapshot(&self) -> Snapshot {
         let s = self.cache.stats();
         let still = self.seqs.iter().filter(|s| self.is_still(s));
-        // A lane that a sequence has not joined may still be its last tenant's.
+        // A lane that a sequence has not joined may still belong to its last sequence.
         let digest = |s: &Seq| if s.state == State::Filling { 0 } else { self.digest(s) };
         let of = |s: &Seq| (s.handle, digest(s), self.cache.length(s.handle).unwrap());
         Snapshot {
@@ -70,8 +70,8 @@ impl World {
         }
     }
 
-    /// The value, when none was expected to be refused; the refusal's kind and that nothing changed
-    /// otherwise. Gauges are compared with the model's after every operation.
+    /// The value, if no refusal was expected; otherwise checks the refusal's kind and that nothing changed. Gauges are
+    /// compared with the model's after every operation.
     pub fn expect<T>(
         &mut self,
         before: Snapshot,
@@ -201,7 +201,7 @@ impl World {
         self.check();
     }
 
-    /// With everything closed every gauge is back at its start, but for shared pages. Forgets who was there.
+    /// With everything closed, every gauge except shared pages is at its start. Forgets the sequences.
     pub fn forget(&mut self) {
         let gauges = |s: Stats| {
             [

@@ -21,8 +21,8 @@ use super::run::{On, Setup};
 /// Words of a stamp before its pattern.
 const HEADER: usize = 8;
 
-/// The bytes of a row: who wrote it, for which layer and position, in which generation; then a pattern of
-/// these to its last byte. A row that is mixed of two fits neither.
+/// The bytes of a row: its writer, layer, position and generation; then a pattern of these to its last byte. A row that
+/// is a mixture of two matches neither.
 pub fn stamp(geometry: &Geometry, layer: u32, position: u32, origin: Origin) -> Vec<u8> {
     let Origin { owner, generation } = origin;
     let mut mixed = owner ^ (u64::from(generation) << 32 | u64::from(position)) ^ u64::from(layer) << 56;
@@ -36,14 +36,14 @@ pub fn stamp(geometry: &Geometry, layer: u32, position: u32, origin: Origin) -> 
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// The bytes of an index key, by the same marks.
+/// The bytes of an index key, made from the same values.
 pub fn key(geometry: &Geometry, layer: u32, position: u32, origin: Origin) -> Vec<u8> {
     let mark = origin.owner.rotate_left(7) ^ u64::from(origin.generation) << 20 ^ u64::from(position) << 4;
     let bytes = (mark ^ u64::from(layer)).to_le_bytes();
     bytes.iter().copied().cycle().take(geometry.shape().index_key_bytes as usize).collect()
 }
 
-/// What a step was found to have done at its end, in its own stream.
+/// The result of a step as found at its end, on its own stream.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct StepDigest {
     pub step: u64,
@@ -51,10 +51,10 @@ pub struct StepDigest {
     pub digest: u64,
 }
 
-/// What the engine's own calls found, on whichever thread they ran.
+/// The findings of the engine's own calls, on any thread.
 #[derive(Debug, Default)]
 pub struct Found {
-    /// Steps and what attention saw wrong in them.
+    /// Steps, and the errors that attention saw in them.
     pub wrong: Vec<(u64, String)>,
     pub digests: Vec<StepDigest>,
 }
@@ -79,9 +79,9 @@ pub struct Micro {
 /// An edge of the order that a control leaves out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Edge {
-    /// A behind G.
+    /// A after G.
     Gathered,
-    /// S behind P.
+    /// S after P.
     Written,
 }
 
@@ -99,17 +99,17 @@ impl Drop for Held {
     }
 }
 
-/// One layer call of a step: what is selected, what attention must read, what is written.
+/// One layer call of a step: its selection, the rows that attention must read, and its writes.
 #[derive(Clone, Debug)]
 pub struct Work {
     pub step: u64,
     pub call: LayerCall,
     pub selection: Vec<i32>,
-    /// For each entry the row that attention must find, or none for the answer -1.
+    /// For each entry the row that attention must find, or none if it resolves to -1.
     pub expected: Vec<Option<Vec<u8>>>,
-    /// Landing slots and what goes there.
+    /// Landing slots and their new contents.
     pub rows: Vec<(u32, Vec<u8>)>,
-    /// Byte offsets in the layer's index keys and what goes there.
+    /// Byte offsets in the layer's index keys and their new contents.
     pub keys: Vec<(u64, Vec<u8>)>,
     /// The engine forgets S.
     pub forgets: bool,
@@ -118,18 +118,18 @@ pub struct Work {
 /// See the module's head.
 #[derive(Debug)]
 pub struct Engine {
-    /// Where the bytes are.
+    /// Access to the bytes.
     pub device: Arc<TestDevice>,
-    /// When what is enqueued happens to them, by chance.
+    /// When the enqueued work happens to them, by chance.
     pub clock: Option<Arc<ClockDevice>>,
-    /// Checks the order of everything that is enqueued, if it is to be.
+    /// Checks the order of all enqueued work, if the setup asks for it.
     pub watch: Option<Arc<Watch>>,
     pub host: Stream,
     micro: Vec<Micro>,
-    /// Taken in turn, more than are waited for at once: a device that has failed makes no new ones.
+    /// Taken in turn; more than are waited for at once, because a failed device makes no new ones.
     events: Vec<Event>,
     next_event: AtomicUsize,
-    /// Never recorded: it tells whether the device has failed.
+    /// Never recorded: a query of it returns whether the device has failed.
     pub probe: Event,
     /// For controls.
     pub missing: Option<Edge>,
@@ -158,7 +158,7 @@ fn read_slot(device: &TestDevice, geometry: &Geometry, slab: Slice, slot: u32) -
     Some(row)
 }
 
-/// A: every entry answered with the slot of the row that is meant.
+/// A: every entry with a slot holds the row that is meant.
 fn attend(
     device: &TestDevice,
     geometry: &Geometry,
@@ -166,10 +166,10 @@ fn attend(
     slots: Slice,
     work: &Work,
 ) -> Option<String> {
-    let mut answers = vec![0; slots.bytes() as usize];
-    device.read(slots, &mut answers).unwrap();
-    let answers = answers.as_chunks::<4>().0.iter().map(|bytes| i32::from_le_bytes(*bytes));
-    for (index, (slot, expected)) in answers.zip(&work.expected).enumerate() {
+    let mut returned = vec![0; slots.bytes() as usize];
+    device.read(slots, &mut returned).unwrap();
+    let returned = returned.as_chunks::<4>().0.iter().map(|bytes| i32::from_le_bytes(*bytes));
+    for (index, (slot, expected)) in returned.zip(&work.expected).enumerate() {
         let right = match (slot, expected) {
             (-1, None) => true,
             (0.., Some(row)) => read_slot(device, geometry, slab, slot as u32).as_ref() == Some(row),
@@ -178,7 +178,7 @@ fn attend(
         if !right {
             let position = work.selection[index];
             let place = work.call;
-            return Some(format!("{place:?} entry {index}: position {position} answered by slot {slot}"));
+            return Some(format!("{place:?} entry {index}: position {position} resolved to slot {slot}"));
         }
     }
     None
@@ -194,7 +194,7 @@ fn range(step: &Step, call: LayerCall) -> StepRange {
     StepRange { micro_batch: step.micro_batch(), layer: call.layer, first, count, rows }
 }
 
-/// Where the bytes are, and the clock around it, if the setup has one.
+/// Access to the bytes, and the clock around the device, if the setup has one.
 fn machine(setup: &Setup) -> (Arc<TestDevice>, Option<Arc<ClockDevice>>) {
     let Setup { on, options, without, .. } = *setup;
     let missing = without.into_iter().map(|number| number..number + 1);
@@ -261,7 +261,7 @@ impl Engine {
         }
     }
 
-    /// What runs the work.
+    /// The device that runs the work.
     pub fn base(&self) -> Arc<dyn Device> {
         match &self.clock {
             Some(clock) => clock.clone(),
@@ -269,17 +269,17 @@ impl Engine {
         }
     }
 
-    /// How many operations have run: what fails one by its number counts these.
+    /// The number of operations that have run. A planned failure is numbered by it.
     pub fn operations(&self) -> u64 {
         self.clock.as_ref().map_or_else(|| self.device.operations(), |clock| clock.operations())
     }
 
-    /// Waits that have been enqueued, on a device that runs by chance.
+    /// The waits enqueued so far, on a device that runs by chance.
     pub fn waits(&self) -> u64 {
         self.clock.as_ref().map_or_else(|| self.device.waits(), |clock| clock.waits())
     }
 
-    /// For controls: as if the caller left out the waits of these numbers.
+    /// For controls: leaves out the waits of these numbers, as if the caller had not made them.
     pub fn without_waits(&self, numbers: Range<u64>) {
         match &self.clock {
             Some(clock) => clock.without_waits(numbers),
@@ -287,7 +287,7 @@ impl Engine {
         }
     }
 
-    /// What work is enqueued on.
+    /// The device on which work is enqueued.
     pub fn queue(&self) -> Arc<dyn Device> {
         match &self.watch {
             Some(watch) => watch.clone(),
@@ -306,7 +306,7 @@ impl Engine {
         self.base().call(stream, Arc::new(run)).unwrap();
     }
 
-    /// An event that nobody waits for any more.
+    /// An event that nothing waits for any more.
     pub fn event(&self) -> Event {
         self.events[self.next_event.fetch_add(1, Ordering::Relaxed) % self.events.len()]
     }
@@ -332,7 +332,7 @@ impl Engine {
         self.micro[micro as usize].scatter
     }
 
-    /// Holds a stream of a threaded device, or of a clock, until the answer is dropped.
+    /// Holds a stream of a threaded device, or of a clock, until the result is dropped.
     pub fn hold(&self, stream: Stream) -> Held {
         let Some(clock) = &self.clock else {
             return Held { clock: None, _held: Some(self.device.hold(stream)) };
@@ -341,13 +341,13 @@ impl Engine {
         Held { clock: Some((clock.clone(), stream)), _held: None }
     }
 
-    /// Lets time pass in which what is not held may run.
+    /// Lets time pass in which work that is not held may run.
     pub fn idle(&self) {
         if self.clock.is_none() && self.device.runs_by_itself() {
             return (0..1000).for_each(|_| std::thread::yield_now());
         }
         let (base, event) = (self.base(), self.probe);
-        // A driver that was given runs by itself, and has to be given the time.
+        // A given driver runs by itself and needs real time.
         let looks =
             if self.clock.is_none() && self.device.is_remote() && device::is_given() { 10_000 } else { 20 };
         (0..looks).for_each(|_| assert!(base.query(event).is_ok()));
@@ -372,7 +372,7 @@ impl Engine {
         tensor
     }
 
-    /// One layer call: I0 and I, R, G, P, A on the engine's stream; S behind P on its own.
+    /// One layer call: I0 and I, R, G, P, A on the engine's stream; S after P on its own.
     pub fn layer(&self, cache: &Cache, step: &Step, work: Work) -> Result<()> {
         let m = &self.micro[step.micro_batch().index()];
         let bytes = 4 * work.selection.len() as u64;
@@ -432,22 +432,22 @@ impl Engine {
         Ok(())
     }
 
-    /// S, behind P.
+    /// S, after P.
     pub fn store(&self, cache: &Cache, step: &Step, call: LayerCall) -> Result<()> {
         let m = &self.micro[step.micro_batch().index()];
         cache.scatter(step, call, m.scatter)?;
         self.queue().record(m.scattered, m.scatter)
     }
 
-    /// Joins every S, notes the lanes' digests, and finishes. Answers an event behind it all.
+    /// Joins every S, notes the lanes' digests, and finishes. Returns an event after all of it.
     pub fn finish(&self, cache: &mut Cache, step: &mut Step, lanes: Vec<u32>) -> Result<Event> {
         let m = &self.micro[step.micro_batch().index()];
         self.queue().wait(m.engine, m.scattered)?;
         for (row, lane) in lanes.into_iter().enumerate() {
             let (found, step) = (Arc::clone(&self.found), step.number());
-            let told = move |digest| found.lock().unwrap().digests.push(StepDigest { step, row, digest });
+            let note = move |digest| found.lock().unwrap().digests.push(StepDigest { step, row, digest });
             let base = self.base();
-            self.device.digest_in(&*base, (cache.pools(), Lane(lane)), m.engine, told)?;
+            self.device.digest_in(&*base, (cache.pools(), Lane(lane)), m.engine, note)?;
         }
         cache.finish(step, m.engine)?;
         let done = self.event();
@@ -460,7 +460,7 @@ impl Engine {
         self.drain(self.host);
     }
 
-    /// Waits for an event. A failed device says so by every ticket and step; here only the end matters.
+    /// Waits for an event. A failed device reports its failure by every ticket and step; here only the end matters.
     pub fn wait(&self, event: Event) {
         let _ = self.queue().synchronize(event);
     }

@@ -5,19 +5,19 @@ use super::share::{Name, Script};
 use forebay::{Budget, Config, Sequence, Slots};
 use std::collections::HashMap;
 
-/// Who wrote a row, and which of its writings it is.
+/// The writer of a row, and the number of the write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
     /// The writing sequence's handle, or [`FOUND`].
     pub owner: u64,
-    /// Counts writings; for found rows, where their bytes are kept.
+    /// Counts writes; for rows that were found in place, where their bytes are kept.
     pub generation: u32,
 }
 
-/// The owner of rows that were declared to be in place: whatever was there.
+/// The owner of rows that were declared to be in place, with any contents.
 pub const FOUND: u64 = u64::MAX;
 
-/// Where a sequence is in its life.
+/// The phase of a sequence's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     Filling,
@@ -37,35 +37,34 @@ pub struct Seq {
     pub admitted: u32,
     pub whole: bool,
     pub budgets: Vec<u32>,
-    /// By layer the committed rows, or while it fills those that are there.
+    /// By layer the committed rows, or during prefill those that are there.
     pub rows: Vec<Vec<Origin>>,
-    /// What the last step wrote behind them.
+    /// The rows that the last step wrote after them.
     pub landed: Vec<Origin>,
     pub oracles: Vec<Oracle>,
     pub micro: Option<u32>,
     pub in_flight: u32,
-    /// A step of it failed and it was not rolled back since: steps enqueued behind fail too, and accept
-    /// nothing.
+    /// One of its steps failed and it was not truncated since: later steps fail too, and accept nothing.
     pub tainted: bool,
-    /// Pages by the model's own names, and one that is held for a copy.
+    /// Pages by the model's own numbers, and one that is held for a copy.
     pub pages: Vec<usize>,
     pub held: Option<usize>,
     pub lane: u32,
     pub landing: Vec<u32>,
-    /// Index pages, as the cache said.
+    /// Index pages, as the cache named them.
     pub key_pages: Vec<u32>,
     /// Slots whose rows a bounded warm-up has not visited.
     pub unvisited: u64,
     pub rows_a_call: u64,
-    /// Its tokens, if they are known, and its published pages: whether it uses what the index holds.
+    /// Its tokens, if the cache has them, and its published pages, each with whether it uses the page of the index.
     pub script: Option<Script>,
     pub names: Vec<(Name, bool)>,
-    /// Committed rows that are stored for certain.
+    /// Committed rows that are certainly stored.
     pub stored: u32,
 }
 
 impl Seq {
-    /// Whether the handle still names it.
+    /// Whether the handle still names the sequence.
     pub fn is_open(&self) -> bool {
         !matches!(self.state, State::Closing | State::Gone)
     }
@@ -75,7 +74,7 @@ impl Seq {
         self.rows[0].len() as u32
     }
 
-    /// What every layer's oracle and rows become when `accepted` landed rows are and `next` are to land.
+    /// Updates every layer's oracle and rows: `accepted` landed rows are accepted, and `next` rows will land.
     pub fn commit(&mut self, accepted: u32, next: Vec<Origin>) {
         for (rows, oracle) in self.rows.iter_mut().zip(&mut self.oracles) {
             rows.extend(&self.landed[..accepted as usize]);
@@ -98,7 +97,7 @@ impl Seq {
     }
 }
 
-/// Pages by name, each with its owners counted.
+/// Pages by number, each with its owners counted.
 #[derive(Debug, Default)]
 pub struct PageModel {
     owners: HashMap<usize, u32>,
@@ -124,7 +123,7 @@ impl PageModel {
         *self.owners.get_mut(&page).unwrap() += 1;
     }
 
-    /// How many own it.
+    /// The number of its owners.
     pub fn owners(&self, page: usize) -> u32 {
         self.owners[&page]
     }
@@ -147,12 +146,12 @@ pub fn declared_slots(config: &Config, layers: u32) -> Vec<u32> {
     }
 }
 
-/// Tokens with the rows that may be in flight behind them.
+/// Tokens with the rows that may be in flight after them.
 pub fn reach(config: &Config, tokens: u32) -> u32 {
     tokens + config.query_rows * config.steps_in_flight
 }
 
-/// The slots that a budget gives by layer, or none for one that makes no sense.
+/// The slots that a budget gives by layer, or none for an invalid one.
 pub fn budgets(config: &Config, budget: &Budget, admitted: u32, layers: u32) -> Option<Vec<u32>> {
     let table = match budget {
         Budget::Ratio(ratio) if *ratio > 0.0 && *ratio <= 1.0 => {

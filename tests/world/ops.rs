@@ -1,7 +1,7 @@
 //! The operations of a world, and the mapping from any string of bytes to operations.
 
-/// One operation. Numbers are wishes: the interpreter maps them into what makes sense, or, where it is a
-/// wish for something that must be refused, leaves them as they are.
+/// One operation. Its numbers are wishes: the interpreter maps them to valid arguments, or, if the wish is for
+/// something that must be refused, uses them unchanged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Op {
     /// Opens a sequence and leaves it empty.
@@ -10,9 +10,9 @@ pub enum Op {
     Start { prompt: u8, promised: u8, budget: u8, whole: bool },
     /// A chunk of prompt rows in one layer.
     Append { seq: u8, layer: u8, count: u8 },
-    /// Rows that are declared to be there.
+    /// Rows that are declared to be in place.
     InPlace { seq: u8, count: u8 },
-    /// What is left of the prompt in every layer.
+    /// The rest of the prompt in every layer.
     Fill { seq: u8 },
     /// Joins with `warm` steps of selections and a bound of `bound` rows a call.
     Join { seq: u8, warm: u8, bound: u8, seed: u16 },
@@ -26,21 +26,21 @@ pub enum Op {
     Finish { micro: u8 },
     /// A whole step, enqueued and left in flight.
     Step { micro: u8, rows: u8, width: u8, seed: u16 },
-    /// Retires one of the steps in flight; an odd wish takes the oldest, others any.
+    /// Retires one of the steps in flight: the oldest for an odd wish, else any.
     Retire { which: u8 },
     /// Tries to retire a step that is still open.
     RetireOpen { micro: u8 },
-    /// Cuts a sequence, in one of several ways.
+    /// Truncates a sequence, in one of several ways.
     Truncate { seq: u8, how: u8, by: u8 },
-    /// Forks a sequence that has nothing in flight, else sees it refused.
+    /// Forks a sequence that has nothing in flight; otherwise the fork must be refused.
     Fork { seq: u8, promised: u8, budget: u8, whole: bool },
-    /// Closes, whatever is in flight.
+    /// Closes a sequence, even with work in flight.
     Close { seq: u8 },
-    /// Releases what can be released.
+    /// Releases everything that can be released.
     Reap,
     /// As `Start`, with tokens of one of a few scripts.
     StartShared { prompt: u8, promised: u8, budget: u8, script: u8 },
-    /// Publishes pages, as far as `by` tokens behind those that are.
+    /// Publishes pages, up to `by` tokens after those that are published.
     Publish { seq: u8, by: u8 },
 }
 
@@ -48,7 +48,7 @@ pub enum Op {
 pub const OP_BYTES: usize = 6;
 
 impl Op {
-    /// The operation that six bytes mean; all of them mean one.
+    /// The operation that six bytes encode; every six bytes encode one.
     pub fn decode([kind, a, b, c, low, high]: [u8; OP_BYTES]) -> Op {
         let seed = u16::from_le_bytes([low, high]);
         let whole = c & 1 == 0;
@@ -76,12 +76,12 @@ impl Op {
     }
 }
 
-/// The operations that `bytes` mean; a rest that is too short for one is left out.
+/// The operations that `bytes` encode; a rest that is too short for one is left out.
 pub fn ops_from_bytes(bytes: &[u8]) -> Vec<Op> {
     bytes.as_chunks::<OP_BYTES>().0.iter().map(|op| Op::decode(*op)).collect()
 }
 
-/// A plain generator of numbers: the world must not depend on a crate's idea of randomness.
+/// A plain generator of numbers: the world must not depend on a crate's definition of randomness.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 

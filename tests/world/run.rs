@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 /// The most steps of warm-up selections.
 pub const WARM_STEPS: u32 = 3;
 
-/// What runs a world's operations.
+/// The device that runs a world's operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum On {
     /// The device that tests run on.
@@ -28,22 +28,22 @@ pub enum On {
     Cuda { seed: Option<u64> },
 }
 
-/// How a world is made.
+/// The setup of a world.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
-    /// Which geometry: one run, two runs in padded blocks, V3.2's rows.
+    /// The geometry: one run, two runs in padded blocks, V3.2's rows.
     pub variant: u8,
     pub options: HostOptions,
-    /// What runs the operations.
+    /// The device that runs the operations.
     pub on: On,
-    /// Whether the order of everything that is enqueued is checked.
+    /// Whether the order of all enqueued work is checked.
     pub watched: bool,
     /// For controls: the wait that is left out of the schedule, by its number.
     pub without: Option<u64>,
 }
 
 impl On {
-    /// Whether what is enqueued runs later, by chance.
+    /// Whether enqueued work runs later, by chance.
     pub fn is_by_chance(self) -> bool {
         match self {
             On::Host => false,
@@ -55,7 +55,7 @@ impl On {
 }
 
 impl Setup {
-    /// A world of `variant` whose operations run where they are enqueued.
+    /// A world of `variant` whose operations run when they are enqueued.
     pub fn inline(variant: u8) -> Setup {
         Setup { variant, options: HostOptions::default(), on: On::Host, watched: false, without: None }
     }
@@ -114,7 +114,7 @@ pub struct World {
     pub flights: Vec<Flight>,
     pub generation: u32,
     pub counted: Stats,
-    /// Everything that another device must come to as well.
+    /// The results that another device must reach as well.
     pub log: Vec<u64>,
     pub start: Stats,
     pub reached: BTreeMap<String, u64>,
@@ -124,11 +124,11 @@ pub struct World {
     pub asynchronous: bool,
     /// The device is made to fail.
     pub faulty: bool,
-    /// It had failed before this operation.
+    /// The device had failed before this operation.
     dead: bool,
     /// Whether host-issued work is waited for at once.
     pub patient: bool,
-    /// Every ticket that was given out.
+    /// Every ticket that the cache returned.
     pub tickets: Vec<Ticket>,
 }
 
@@ -184,7 +184,7 @@ impl World {
         self.geometry.layers()
     }
 
-    /// Whether the device was made to fail, and has.
+    /// Whether the device was told to fail, and has failed.
     pub fn failed(&self) -> bool {
         let base = self.engine.base();
         self.faulty && base.query(self.engine.probe).is_err()
@@ -194,7 +194,7 @@ impl World {
     pub fn apply(&mut self, op: &Op) {
         self.dead = self.failed();
         if self.dead && matches!(op, Op::Truncate { .. } | Op::Fork { .. } | Op::JoinMore { .. }) {
-            // Reports were lost, and with them how long the sequences are.
+            // Reports were lost, and with them the lengths of the sequences.
             return;
         }
         match *op {
@@ -253,13 +253,13 @@ impl World {
         self.seqs.iter().filter(|s| s.state == State::Closing).count() as u32
     }
 
-    /// The open sequence that a wish means.
+    /// The open sequence that a wish selects.
     pub fn pick(&self, wish: u8) -> Option<usize> {
         let open: Vec<usize> = (0..self.seqs.len()).filter(|s| self.seqs[*s].is_open()).collect();
         open.get(usize::from(wish).checked_rem(open.len())?).copied()
     }
 
-    /// A handle that names nothing any more, or never did.
+    /// A handle that names no sequence any more, or never did.
     pub fn dead_handle(&self, wish: u8) -> Sequence {
         let closed: Vec<_> = self.seqs.iter().filter(|s| !s.is_open()).map(|s| s.handle).collect();
         let forged = Sequence::from_bits(u64::from(wish) << 40 | 1);
@@ -274,7 +274,7 @@ impl World {
         }
     }
 
-    /// Where an index key stands, from the pages that the cache named.
+    /// The place of an index key, from the pages that the cache named.
     pub fn key_offset(&self, key_pages: &[u32], position: u32) -> u64 {
         let tokens = self.geometry.page_tokens();
         let page = key_pages[(position / tokens) as usize];
@@ -299,7 +299,7 @@ impl World {
         }
     }
 
-    /// Why an opening must be refused, else its budgets and pages; `shared` pages are not taken.
+    /// The reason why an opening must be refused, else its budgets and pages; `shared` pages are not taken.
     pub fn admit(&mut self, open: &Open, shared: u32) -> Result<(Vec<u32>, u32), Kind> {
         let admitted = open.prompt + open.promised;
         if admitted == 0 || admitted > self.config.max_tokens {
@@ -324,7 +324,7 @@ impl World {
 
     fn open(&mut self, prompt: u8, promised: u8, budget: u8, whole: bool) -> Option<usize> {
         let bring_up = if whole { BringUp::Whole } else { BringUp::Nothing };
-        // Now and then more than the cache was made for.
+        // Sometimes more than the capacity of the cache.
         let prompt = u32::from(prompt) % if promised > 250 { 255 } else { 110 };
         let promised = u32::from(promised) % 60;
         let open = Open { prompt, promised, budget: Self::budget(budget), bring_up };
@@ -396,7 +396,7 @@ impl World {
 
     fn append_op(&mut self, wish: u8, layer: u8, count: u8) {
         let Some(seq) = self.pick(wish) else { return };
-        // Of 4 layers one is not there.
+        // One of 4 layers does not exist.
         let (layer, s) = (u32::from(layer) % (self.layers() + 1), &self.seqs[seq]);
         let left = s.rows.get(layer as usize).map(|rows| s.prompt.saturating_sub(rows.len() as u32));
         let count = if count > 240 { 200 } else { u32::from(count) % (left.unwrap_or(0) + 1) };
@@ -457,10 +457,10 @@ impl World {
         let mut random = Random::new(seed.into());
         // A hint may be wrong: positions at and beyond the length warm nothing.
         let limit = s.prompt + u32::from(random.one_in(3)) * 5;
-        let pick = |_| if random.one_in(6) { -1 } else { random.below(limit.max(1)) as i32 };
-        let picks: Vec<i32> = (0..warm * self.layers() * k).map(pick).collect();
-        let selections = self.warm.part(0, 4 * picks.len() as u64).unwrap();
-        let bytes: Vec<u8> = picks.iter().flat_map(|p| p.to_le_bytes()).collect();
+        let position = |_| if random.one_in(6) { -1 } else { random.below(limit.max(1)) as i32 };
+        let positions: Vec<i32> = (0..warm * self.layers() * k).map(position).collect();
+        let selections = self.warm.part(0, 4 * positions.len() as u64).unwrap();
+        let bytes: Vec<u8> = positions.iter().flat_map(|p| p.to_le_bytes()).collect();
         self.engine.device.write(selections, &bytes).unwrap();
         let warm_up = WarmUp {
             selections: (warm > 0).then_some(selections),
@@ -473,8 +473,9 @@ impl World {
         let s = &mut self.seqs[seq];
         s.enter();
         for (layer, oracle) in s.oracles.iter_mut().enumerate() {
-            let picks = picks.chunks_exact(k as usize).skip(layer * warm as usize).take(warm as usize);
-            for step in picks {
+            let positions =
+                positions.chunks_exact(k as usize).skip(layer * warm as usize).take(warm as usize);
+            for step in positions {
                 oracle.select(step.iter().filter(|p| **p >= 0).map(|p| *p as u32));
             }
         }
@@ -510,8 +511,8 @@ impl World {
         }
     }
 
-    /// Waits for a ticket; it must end, and end well unless the device has failed. On a device that had
-    /// failed before nothing ends well.
+    /// Waits for a ticket. It must end, and end well unless the device has failed. On a device that had failed before,
+    /// no ticket ends well.
     fn ended(&mut self, ticket: &Ticket) {
         self.tickets.push(ticket.clone());
         if !self.patient {
@@ -530,7 +531,7 @@ impl World {
 
     // ---- cutting, forking, closing -------------------------------------------------------------------
 
-    /// A held page goes back: with the step that follows, or with a call that takes it back first.
+    /// A held page is freed: by the step that follows, or by an earlier call that takes it back.
     pub fn release_held(&mut self, seq: usize) {
         if let Some(page) = self.seqs[seq].held.take() {
             self.pages.release(page);
@@ -570,7 +571,7 @@ impl World {
         let result = self.cache.truncate(handle, to, self.engine.host);
         let Some(ticket) = self.expect(before, result, expected) else { return };
         self.ended(&ticket);
-        self.cut_names(seq, first, &shared);
+        self.remove_block_hashes(seq, first, &shared);
         let fresh = self.pages.take(shared.len() as u32);
         for (place, fresh) in shared.into_iter().zip(fresh) {
             let old = std::mem::replace(&mut self.seqs[seq].pages[place], fresh);
@@ -605,7 +606,7 @@ impl World {
             _ => Err(Kind::InvalidState),
         };
         let (handle, before) = (p.handle, self.snapshot());
-        // The prompt is the parent's, whatever is said here.
+        // The prompt is the parent's, whatever the request says.
         let asked = Open { prompt: 7, ..open.clone() };
         let result = self.cache.fork(handle, &asked, self.engine.host);
         let refused = admitted.as_ref().err().copied();
@@ -647,14 +648,14 @@ impl World {
         let filling = std::mem::replace(&mut self.seqs[seq].state, State::Closing) == State::Filling;
         self.leave(seq);
         if filling {
-            // Its pages come back when the engine's prefill has passed.
+            // Its pages are freed when the engine's prefill has passed.
             self.engine.settle();
             (0..self.seqs.len()).for_each(|seq| self.release_held(seq));
             assert_eq!(self.cache.reap(host).unwrap(), self.closing());
         }
     }
 
-    /// What a closed sequence holds comes back once nothing names it.
+    /// The resources of a closed sequence are freed once no operation names them.
     pub fn leave(&mut self, seq: usize) {
         if self.seqs[seq].state == State::Closing && self.seqs[seq].in_flight == 0 {
             self.seqs[seq].state = State::Gone;

@@ -5,14 +5,14 @@ use super::model::{Origin, State};
 use super::run::World;
 use forebay::{BringUp, Kind, Open, Tokens};
 
-/// All that makes a page what it is: salt, whether keys were supplied, and every token up to its end.
+/// The content that identifies a page: salt, whether keys were supplied, and every token up to its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Name {
     script: Script,
     ids: Vec<u32>,
 }
 
-/// What a sequence's tokens are, and for whom.
+/// The tokens of a sequence, and its tenant.
 #[derive(Clone, Copy, Debug)]
 pub struct Script {
     number: u32,
@@ -30,8 +30,7 @@ impl PartialEq for Script {
 impl Eq for Script {}
 
 impl Script {
-    /// The script that a wish means: three beginnings in common with others, often another tenant
-    /// or keys of the caller's.
+    /// The script of a wish: three beginnings in common with others, often another tenant or keys of the caller's.
     pub fn new(wish: u8) -> Script {
         Script {
             number: u32::from(wish) % 3,
@@ -40,7 +39,7 @@ impl Script {
         }
     }
 
-    /// The tokens before `end`. Scripts part at 37, in the middle of a page, and at 70.
+    /// The tokens before `end`. Scripts diverge at 37, in the middle of a page, and at 70.
     fn ids(self, end: u32) -> Vec<u32> {
         let id = |position| match position {
             0..37 => position,
@@ -68,7 +67,7 @@ struct Shared {
     users: u32,
 }
 
-/// Blocks, those used longest ago first.
+/// Blocks, least recently used first.
 #[derive(Debug, Default)]
 pub struct Index(Vec<Shared>);
 
@@ -77,7 +76,7 @@ impl Index {
         self.0.iter_mut().find(|shared| shared.name == *name)
     }
 
-    /// Blocks that nobody uses.
+    /// Blocks without a user.
     pub fn unused(&self) -> u32 {
         self.0.iter().filter(|shared| shared.users == 0).count() as u32
     }
@@ -98,7 +97,7 @@ impl World {
         self.config.host_pages.min(self.config.index_pages) - self.pages.taken()
     }
 
-    /// Whether `count` pages can be had; shared ones make room that nobody uses and nobody else owns.
+    /// Whether `count` pages are available; unused shared pages without another owner count as available.
     pub fn room(&mut self, count: u32) -> bool {
         let gives =
             |world: &World, shared: &Shared| shared.users == 0 && world.pages.owners(shared.page) == 1;
@@ -116,7 +115,7 @@ impl World {
         true
     }
 
-    /// Opens a sequence whose tokens are known, appends what is not shared, joins.
+    /// Opens a sequence with its tokens given, appends the part that is not shared, joins.
     pub fn start_shared(&mut self, prompt: u8, promised: u8, budget: u8, wish: u8) {
         let script = Script::new(wish);
         let bring_up = if wish & 1 == 0 { BringUp::Whole } else { BringUp::Nothing };
@@ -126,7 +125,7 @@ impl World {
             budget: Self::budget(budget),
             bring_up,
         };
-        // Now and then fewer tokens are offered than there are, or more, or keys that do not fit.
+        // Sometimes fewer tokens are given than the prompt has, or more, or keys that do not fit.
         let offered = match budget {
             250.. => open.prompt + 1,
             200..250 => open.prompt.saturating_sub(1),
@@ -139,7 +138,7 @@ impl World {
         };
         let names: Vec<Name> = (1..=offered / page).map(|n| script.name(n * page)).collect();
         let run: Vec<Name> = names.into_iter().take_while(|name| self.index.find(name).is_some()).collect();
-        // While it is admitted it uses what it shares: eviction must pass that by.
+        // During its admission it uses the pages that it shares: eviction must skip them.
         run.iter().for_each(|name| self.index.find(name).unwrap().users += 1);
         let admitted = match offered > open.prompt || keys.len() > (offered / page) as usize {
             true => Err(Kind::OutOfRange),
@@ -177,7 +176,7 @@ impl World {
         self.join(seq, 0, 0, 0);
     }
 
-    /// Publishes what a sequence has, as far as `by` tokens behind what is published.
+    /// Publishes a sequence's pages, up to `by` tokens after those that are published.
     pub fn publish(&mut self, wish: u8, by: u8) {
         let Some(seq) = self.pick(wish) else { return };
         let page = self.geometry.page_tokens();
@@ -188,7 +187,7 @@ impl World {
         let script = s.script.unwrap_or(Script::new(0));
         let ids = script.ids(published * page + known).split_off((published * page) as usize);
         let keys = if script.keyed { &KEYS[..(known / page) as usize] } else { &[][..] };
-        // Now and then the ids begin elsewhere.
+        // Sometimes the ids begin elsewhere.
         let from = if by == 250 { published * page + page } else { published * page };
         let expected = match s.state {
             State::Running if s.script.is_none() => Some(Kind::InvalidState),
@@ -222,7 +221,7 @@ impl World {
         }
     }
 
-    /// A sequence's own page becomes what others find.
+    /// A sequence's own page becomes the one that others find.
     fn enter_index(&mut self, seq: usize, n: u32, name: Name) {
         let (s, page) = (&self.seqs[seq], self.geometry.page_tokens() as usize);
         let range = n as usize * page..(n as usize + 1) * page;
@@ -233,14 +232,14 @@ impl World {
         self.counted.published_pages += 1;
     }
 
-    /// Pages whose twins are gone take their places.
+    /// Pages whose duplicates are gone take their places.
     fn find_twins(&mut self, seq: usize) {
         for n in 0..self.seqs[seq].names.len() {
             let (name, used) = self.seqs[seq].names[n].clone();
             if !used && self.index.find(&name).is_none() {
                 self.enter_index(seq, n as u32, name);
                 self.seqs[seq].names[n].1 = true;
-                self.note("publish a page whose twin is gone");
+                self.note("publish a page whose duplicate is gone");
             }
         }
     }
@@ -255,14 +254,15 @@ impl World {
         (self.seqs[child].names, self.seqs[child].script) = (names, self.seqs[parent].script);
     }
 
-    /// By page of a sequence whether the index holds it for this sequence alone.
+    /// By page of a sequence, whether the index holds it for this sequence alone.
     pub fn held_alone(&mut self, seq: usize, page: usize) -> bool {
         let name = self.seqs[seq].names.get(page).filter(|(_, used)| *used).cloned();
         name.is_some_and(|(name, _)| self.index.find(&name).unwrap().users == 1)
     }
 
-    /// A cut takes the names of all pages from `first` on; what the sequence uses alone and keeps is forgotten.
-    pub fn cut_names(&mut self, seq: usize, first: usize, replaced: &[usize]) {
+    /// A truncation removes the block hashes of all pages from `first` on; pages that only this sequence uses, and
+    /// keeps, leave the index.
+    pub fn remove_block_hashes(&mut self, seq: usize, first: usize, replaced: &[usize]) {
         while self.seqs[seq].names.len() > first {
             let page = self.seqs[seq].names.len() - 1;
             let alone = self.held_alone(seq, page) && !replaced.contains(&page);
@@ -271,15 +271,15 @@ impl World {
                 let place = self.index.0.iter().position(|shared| shared.name == name).unwrap();
                 let gone = self.index.0.remove(place);
                 self.pages.release(gone.page);
-                self.note("truncate what was published");
+                self.note("truncate published pages");
             } else if used {
                 self.index.release(&name);
-                self.note("truncate what others share");
+                self.note("truncate shared pages");
             }
         }
     }
 
-    /// A sequence that ends uses nothing any more.
+    /// A sequence that ends uses no page any more.
     pub fn drop_names(&mut self, seq: usize) {
         for (name, used) in std::mem::take(&mut self.seqs[seq].names).into_iter().rev() {
             if used {

@@ -8,14 +8,14 @@ use super::run::World;
 use forebay::device::Event;
 use forebay::{Accepted, BatchRow, Kind, Layer, LayerCall, MicroBatch, Step};
 
-/// A row of a step that has not been retired.
+/// A row of a step that is not retired yet.
 #[derive(Clone, Debug)]
 pub struct FlightRow {
     seq: usize,
     /// Committed tokens as of this step's commit.
     length: u32,
     landed: Vec<Origin>,
-    /// The sequence may be closed while the step is open: what the engine must know of it.
+    /// The sequence may be closed while the step is open: the engine's copy of what it needs.
     key_pages: Vec<u32>,
 }
 
@@ -29,10 +29,10 @@ pub struct Flight {
     next: usize,
     /// Hits, misses and scratch rows by layer.
     counts: Vec<[u64; 3]>,
-    /// The call whose selections reach beyond the length, if one is to.
+    /// The call whose selections reach beyond the length, if there is one.
     beyond: Option<usize>,
     pub fails: bool,
-    /// It was given up, because something of it is missing.
+    /// The step was given up, because a call of it is missing.
     abandoned: bool,
     /// A call whose rows were not stored.
     unstored: Option<LayerCall>,
@@ -40,7 +40,7 @@ pub struct Flight {
     random: Random,
 }
 
-/// A prepare, as it is asked for.
+/// The arguments of a prepare.
 struct Ask {
     micro: u32,
     width: u32,
@@ -48,11 +48,11 @@ struct Ask {
     tensor: bool,
 }
 
-/// What the model says of an ask.
+/// The result of a prepare that the model expects.
 enum Verdict {
     Sound,
     Refused(Kind),
-    /// More rows may be in flight than the library can know the fate of: either answer is right.
+    /// More rows may be in flight than the library can decide about: either result is right.
     Perhaps(Kind),
 }
 
@@ -63,14 +63,14 @@ impl World {
             && s.in_flight < self.config.steps_in_flight
     }
 
-    /// The row of a sequence in a step of `width`: a random share of its drafts accepted, told by the host
-    /// or by the device.
+    /// The row of a sequence in a step of `width`: a random share of its drafts is accepted, by the host's count or by
+    /// the device's.
     fn wish(&self, seq: usize, width: u32, random: &mut Random) -> (BatchRow, u32) {
         let s = &self.seqs[seq];
         let accepted = random.below(s.landed.len() as u32 + 1);
-        let told = if random.one_in(2) { Accepted::OnDevice } else { Accepted::Rows(accepted) };
+        let count = if random.one_in(2) { Accepted::OnDevice } else { Accepted::Rows(accepted) };
         let query_rows = if random.one_in(3) { 1 + random.below(width) } else { width };
-        (BatchRow { sequence: s.handle, accepted: told, query_rows }, accepted)
+        (BatchRow { sequence: s.handle, accepted: count, query_rows }, accepted)
     }
 
     /// Prepares a step, or is refused.
@@ -80,7 +80,7 @@ impl World {
         let width = 1 + u32::from(width) % self.config.query_rows;
         let mut chosen: Vec<usize> =
             (0..self.seqs.len()).filter(|s| self.is_eligible(&self.seqs[*s], micro)).collect();
-        // A mask that would leave nobody leaves everybody.
+        // A mask that leaves no sequence leaves all.
         let marked = |place: usize| mask >> (place % 8) & 1 == 0;
         let mut place = 0..chosen.len();
         if place.clone().any(marked) {
@@ -96,7 +96,7 @@ impl World {
         } else if ask.rows.is_empty() {
             return;
         }
-        // A count that cannot be, which only the device can see.
+        // An impossible count, which only the device can see.
         if random.one_in(24) && !chosen.is_empty() {
             counts[0] = self.seqs[chosen[0]].landed.len() as u32 + 1 + random.below(9);
         }
@@ -105,7 +105,7 @@ impl World {
         self.prepare(&ask, &counts, random);
     }
 
-    /// Makes an ask one that should, most often, be refused.
+    /// Changes a prepare so that it should, most often, be refused.
     fn spoil(&self, ask: &mut Ask, mask: u8, random: &mut Random) {
         let dead = self.dead_handle(mask);
         let any = self.pick(mask).map(|s| self.seqs[s].handle);
@@ -125,7 +125,7 @@ impl World {
         }
     }
 
-    /// What must become of a prepare.
+    /// The required result of a prepare.
     fn judge(&self, ask: &Ask, counts: &[u32]) -> Verdict {
         use Verdict::{Perhaps, Refused};
         let range = ask.rows.is_empty() || ask.rows.len() > self.config.batch as usize;
@@ -181,8 +181,8 @@ impl World {
             Verdict::Sound => None,
             Verdict::Refused(kind) => Some(kind),
             Verdict::Perhaps(_) if result.is_ok() => None,
-            // Which of the rows was refused first is the library's to choose, and with it the kind: take
-            // what it says if it is one of the two that can be.
+            // If several rows are refused, the library may report any of them, and so one of several kinds: accept the
+            // reported kind if it is one of the two possible.
             Verdict::Perhaps(kind) => {
                 let said = result.as_ref().unwrap_err().kind();
                 let failed = said == Kind::DeviceFailed && self.failed();
@@ -197,7 +197,7 @@ impl World {
         self.enter_step(step, ask, counts, random);
     }
 
-    /// The model's side of a prepare: the previous steps are committed, new rows are expected to land.
+    /// The model's side of a prepare: the previous steps are committed, and new rows are expected to land.
     fn enter_step(&mut self, step: Step, ask: &Ask, counts: &[u32], random: Random) {
         let (mut random, mut rows) = (random, Vec::new());
         let mut fails = false;
@@ -212,7 +212,7 @@ impl World {
             let lie = row.accepted == Accepted::OnDevice && *count > s.landed.len() as u32;
             let accepted = match row.accepted {
                 Accepted::Rows(count) => count,
-                // Not believed: nothing is accepted, and the step fails.
+                // The count is not believed: nothing is accepted, and the step fails.
                 Accepted::OnDevice if lie => 0,
                 Accepted::OnDevice => *count,
             };
@@ -245,7 +245,7 @@ impl World {
         self.open[ask.micro as usize] = Some(flight);
     }
 
-    /// Ordinary layers whole or in two halves of the batch, draft layers pass by pass.
+    /// Ordinary layers whole or in two halves of the batch, draft layers by draft pass.
     fn plan_calls(&self, ask: &Ask, rows: u32, random: &mut Random) -> Vec<LayerCall> {
         let mut calls = Vec::new();
         for layer in 0..self.layers() {
@@ -268,14 +268,14 @@ impl World {
 
     /// Entries of one query row that sees `limit` tokens: near a wandering centre, the newest ones among
     /// them, with repetitions and -1.
-    fn picks(&self, limit: u32, random: &mut Random) -> Vec<i32> {
+    fn positions(&self, limit: u32, random: &mut Random) -> Vec<i32> {
         let (centre, spread) = (random.below(limit), 1 + random.below(60));
-        let pick = |_| match random.below(12) {
+        let position = |_| match random.below(12) {
             0 => -1,
             1 | 2 => (limit - 1 - random.below(limit.min(4))) as i32,
             _ => ((centre + random.below(spread)) % limit) as i32,
         };
-        (0..self.config.shape.top_k).map(pick).collect()
+        (0..self.config.shape.top_k).map(position).collect()
     }
 
     /// Enqueues the next layer call of an open step.
@@ -294,7 +294,7 @@ impl World {
         self.open[micro] = Some(flight);
     }
 
-    /// What a layer call selects, must find, and writes; the oracles select the same.
+    /// The selection of a layer call, the rows that it must find, and its writes; the oracles select the same.
     fn work(&mut self, flight: &mut Flight, call: LayerCall, mut beyond: bool) -> Work {
         let layer = call.layer.0;
         let (first, count) = call.batch_rows.unwrap_or((0, flight.rows.len() as u32));
@@ -312,28 +312,28 @@ impl World {
             let mut selected = Vec::new();
             for query in queries.clone() {
                 let limit = row.length + query + 1;
-                let mut picks = self.picks(limit, &mut flight.random);
+                let mut positions = self.positions(limit, &mut flight.random);
                 let Some(origin) = row.landed.get(query as usize) else {
-                    // The step is wider than this row: whatever stands here is nobody's selection.
-                    work.expected.extend(vec![None; picks.len()]);
-                    work.selection.extend(picks);
+                    // The step is wider than this row: these entries belong to no selection.
+                    work.expected.extend(vec![None; positions.len()]);
+                    work.selection.extend(positions);
                     continue;
                 };
                 if std::mem::take(&mut beyond) {
-                    picks[3] = [limit as i32, i32::MAX, -2][flight.random.below(3) as usize];
+                    positions[3] = [limit as i32, i32::MAX, -2][flight.random.below(3) as usize];
                     flight.fails = true;
                     self.seqs[row.seq].tainted = true;
                 }
-                let expected = picks.iter().map(|pick| {
-                    let position = u32::try_from(*pick).ok().filter(|p| *p < limit)?;
+                let expected = positions.iter().map(|position| {
+                    let position = u32::try_from(*position).ok().filter(|p| *p < limit)?;
                     let committed = self.seqs[row.seq].rows[layer as usize].get(position as usize);
                     let landed = || &row.landed[(position - row.length) as usize];
                     let origin = if position < row.length { committed.unwrap() } else { landed() };
                     Some(self.row(layer, position, *origin))
                 });
                 work.expected.extend(expected);
-                selected.extend(picks.iter().filter_map(|p| u32::try_from(*p).ok()));
-                work.selection.extend(picks);
+                selected.extend(positions.iter().filter_map(|p| u32::try_from(*p).ok()));
+                work.selection.extend(positions);
                 let position = row.length + query;
                 let slot = self.seqs[row.seq].landing[query as usize];
                 work.rows.push((slot, self.row(layer, position, *origin)));
@@ -366,7 +366,7 @@ impl World {
         let stream = self.engine.stream(flight.micro);
         let again = self.cache.finish(&mut flight.step, stream).unwrap_err();
         assert_eq!(again.kind(), Kind::InvalidState);
-        // What was given up publishes nothing, and nothing is built on it.
+        // A step that was given up publishes nothing, and no later row builds on it.
         for row in flight.rows.iter().filter(|_| flight.abandoned) {
             let s = &mut self.seqs[row.seq];
             s.tainted = true;
@@ -392,7 +392,7 @@ impl World {
         due.min()
     }
 
-    /// A step of which something is missing is not finished: it is completed, or given up now and then.
+    /// A step with a missing call is not finished: it is completed, or sometimes given up now.
     fn finish_early(&mut self, place: usize) {
         let Some(mut flight) = self.open[place].take() else { return };
         let all = flight.next == flight.calls.len();
@@ -417,7 +417,7 @@ impl World {
         self.open[place] = Some(flight);
     }
 
-    /// A step that is open is not retired, and comes back.
+    /// An open step is not retired, and is returned.
     pub fn retire_open(&mut self, micro: u8) {
         let place = usize::from(micro) % self.open.len();
         let Some(mut flight) = self.open[place].take() else { return };
@@ -428,7 +428,7 @@ impl World {
         self.expect::<()>(before, Err(unretired.error), Some(Kind::Busy));
     }
 
-    /// Retires a step: what it counted is what the oracles counted.
+    /// Retires a step: its counts equal the oracles' counts.
     pub fn retire(&mut self, which: u8) {
         if self.flights.is_empty() {
             return;
@@ -483,7 +483,7 @@ impl World {
             if flight.fails && s.state == State::Running {
                 s.state = State::Failed;
             }
-            // What an older step wrote may yet turn out to be worth nothing.
+            // Rows of an older step may still turn out to be invalid.
             if !flight.fails && !older {
                 s.stored = s.stored.max(row.length);
             }

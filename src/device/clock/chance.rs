@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn among_a_stream_s_operations_are_prompt_and_very_late_ones_early_and_late_effects() {
+    fn a_streams_operations_are_prompt_or_very_late_with_early_or_late_effects() {
         let draws: Vec<Draw> = (0..400).map(|number| operation(1, 2, number)).collect();
         let share = |is: fn(&Draw) -> bool| draws.iter().filter(|d| is(d)).count();
         assert!(share(|d| d.before_ns == 0.0) > 80);

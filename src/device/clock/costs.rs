@@ -270,7 +270,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_that_makes_no_sense_is_refused_by_its_name() {
+    fn an_invalid_number_is_refused_by_its_name() {
         type Spoil = fn(&mut Costs);
         let spoiled: [(&str, Spoil); 17] = [
             ("resolve_wave", |c| c.resolve_wave = Some(0)),
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_demand_that_makes_no_sense_is_refused() {
+    fn an_invalid_demand_is_refused() {
         for (ns, sm) in [(-1.0, 0.5), (f64::NAN, 0.5), (1.0, 1.1), (1.0, f64::NAN), (1.5e308, 1.0)] {
             assert_eq!(Work::demand(Demand { ns, sm }).unwrap_err().kind(), Kind::InvalidConfig);
         }

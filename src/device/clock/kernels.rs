@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn a_resolve_is_the_sum_of_what_its_source_has() {
+    fn a_resolve_costs_the_sum_of_its_parts() {
         let costs = KernelCosts::default();
         let of = Resolve { query_rows: 1, top_k: 2048, budget: 6_881, misses: 274 };
         // 108 blocks: 216 words in 4 rounds of 16 warps with 4 words each; 14 turns of 512 threads.
@@ -401,7 +401,7 @@ mod tests {
             (loads * 0.3 + turns * 0.17 + 23.0 * 0.02, loads * 0.6 + turns * 0.21 + 23.0 * 0.03);
         let found = sum(&costs.resolve(&Design::BEFORE, &of));
         assert!((found.low - least).abs() < 1e-9 && (found.high - most).abs() < 1e-9, "{found:?}");
-        // The blocks once, a load a round, two a victim, ties four ahead and then in registers.
+        // The blocks once, a load per round, two per victim, ties four ahead and then in registers.
         let loads = 3.0 + 1.0 + 5.0 + 2.0 + 4.0 + 2.0;
         let (least, most) =
             (loads * 0.3 + 42.0 * 0.02 + 23.0 * 0.02, loads * 0.6 + 42.0 * 0.03 + 23.0 * 0.03);
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gather_is_its_chain_a_round_trip_and_its_bytes() {
+    fn a_gather_costs_its_chain_a_round_trip_and_its_bytes() {
         let costs = KernelCosts::default();
         let found = sum(&costs.gather(&Design::NOW, 410.0, 656, 704));
         let bytes = 410.0 * 704.0 / 35.2e3;

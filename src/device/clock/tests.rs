@@ -93,13 +93,13 @@ fn range(layer: u32, first: u32, count: u32) -> StepRange {
 }
 
 #[test]
-fn one_stream_takes_the_sum_of_its_gaps_and_works() {
+fn one_stream_takes_the_sum_of_its_gaps_and_operations() {
     let device = exact(Costs { launch_ns: 5.0, ..costs() });
     let [stream] = streams(&device);
     (1..=3).for_each(|n| compute(&device, stream, 10.0 * f64::from(n), 1.0));
     assert_eq!(device.run().unwrap(), 75.0);
     assert_eq!(times(&device), [(5.0, 15.0), (20.0, 40.0), (45.0, 75.0)]);
-    // Time goes on from there; anew it begins at 0.
+    // Time continues from there; after a reset it begins at 0.
     compute(&device, stream, 10.0, 1.0);
     assert_eq!(device.run().unwrap(), 90.0);
     device.reset().unwrap();
@@ -127,19 +127,19 @@ fn a_wait_is_for_the_last_record_before_it_and_for_none_that_comes_later() {
     let [a, b, c, d] = streams(&device);
     let event = device.event().unwrap();
     assert_eq!(device.reached(event), None);
-    // Never recorded: passes.
+    // Never recorded: the wait passes.
     device.wait(c, event).unwrap();
     compute(&device, c, 1.0, 0.0);
     compute(&device, a, 10.0, 0.0);
     device.record(event, a).unwrap();
     device.wait(b, event).unwrap();
-    // Recorded again, later and elsewhere: not what b waits for.
+    // Recorded again, later and on another stream: b does not wait for that.
     compute(&device, a, 90.0, 0.0);
     device.record(event, a).unwrap();
     compute(&device, b, 5.0, 0.0);
     device.wait(d, event).unwrap();
     compute(&device, d, 2.0, 0.0);
-    assert!(!device.query(event).unwrap(), "a look takes a moment, not all the time there is");
+    assert!(!device.query(event).unwrap(), "a query takes a moment, not all the time there is");
     assert_eq!(device.run().unwrap(), 102.0);
     assert_eq!(times(&device), [(0.0, 1.0), (0.0, 10.0), (10.0, 15.0), (10.0, 100.0), (100.0, 102.0)]);
     assert_eq!(device.reached(event), Some(100.0));
@@ -162,7 +162,7 @@ fn a_record_in_a_fast_stream_does_not_end_a_wait_for_one_in_a_slow_stream() {
 }
 
 #[test]
-fn works_that_want_more_than_all_sms_slow_each_other_in_proportion() {
+fn operations_that_want_more_than_all_sms_slow_each_other_in_proportion() {
     let device = exact(costs());
     let [a, b, c] = streams(&device);
     // 0.9 + 0.6 = 1.5: both run at two thirds of their speed; work without SMs is not slowed.
@@ -237,7 +237,7 @@ fn a_copy_engine_takes_copies_in_the_order_of_becoming_ready() {
     compute(&device, b, 2.0, 0.0);
     compute(&device, c, 1.0, 0.0);
     copy(a, 10);
-    // b's was enqueued first, c's is ready first; a's second one comes after both.
+    // b's operation was enqueued first, c's is ready first; a's second one comes after both.
     copy(b, 40);
     copy(c, 20);
     copy(a, 10);
@@ -257,12 +257,12 @@ fn two_copy_engines_divide_the_link() {
     copy(c, 20);
     copy(a, 10);
     assert_eq!(device.run().unwrap(), 80.0);
-    // c begins when a is done, a's second one when c is; b runs at half the rate all the time.
+    // c's begins when a's ends, and a's second one when c's does; b's runs at half the rate all the time.
     assert_eq!(times(&device), [(0.0, 20.0), (20.0, 60.0), (60.0, 80.0), (0.0, 80.0)]);
 }
 
 #[test]
-fn calls_and_tickets_happen_when_their_stream_is_there() {
+fn calls_and_tickets_complete_when_their_stream_reaches_them() {
     let device = exact(costs());
     let [a, b] = streams(&device);
     let times = Arc::new(Mutex::new(Vec::new()));
@@ -309,7 +309,7 @@ fn a_device_that_fails_reaches_its_events_and_ends_its_tickets() {
 }
 
 #[test]
-fn what_stands_behind_a_held_stream_is_refused_and_runs_when_it_is_let_go() {
+fn work_after_a_held_stream_is_refused_and_runs_when_the_stream_is_released() {
     let device = exact(costs());
     let [a, b] = streams(&device);
     compute(&device, a, 5.0, 0.0);
@@ -330,7 +330,7 @@ fn what_stands_behind_a_held_stream_is_refused_and_runs_when_it_is_let_go() {
 }
 
 #[test]
-fn a_device_that_is_dropped_runs_what_is_queued() {
+fn a_device_that_is_dropped_runs_its_queued_work() {
     let device = exact(costs());
     let [stream] = streams(&device);
     device.hold(stream).unwrap();
@@ -358,17 +358,18 @@ fn a_callback_that_waits_for_the_device_is_refused() {
     assert_eq!(*found.lock(), [(Kind::Busy, false)]);
 }
 
-/// What a callback holds, and what panics when the callback is gone: not in it, where it would be caught.
+/// A value that a callback holds, which panics when it is dropped: not inside the callback, where the panic would be
+/// caught.
 struct Bomb;
 
 impl Drop for Bomb {
     fn drop(&mut self) {
-        panic!("what a callback holds");
+        panic!("a value that a callback holds");
     }
 }
 
 #[test]
-fn an_effect_that_panics_fails_the_device_and_nobody_waits_for_ever() {
+fn an_effect_that_panics_fails_the_device_and_ends_every_wait() {
     let device = exact(costs());
     let [stream] = streams(&device);
     let bomb = Bomb;
@@ -381,7 +382,7 @@ fn an_effect_that_panics_fails_the_device_and_nobody_waits_for_ever() {
     device.complete(stream, completer).unwrap();
     let panics = std::panic::AssertUnwindSafe(|| device.run());
     std::panic::catch_unwind(panics).unwrap_err();
-    // Another thread may drive, and learns what has become of the device.
+    // Another thread may drive the clock, and learns the state of the device.
     let other = device.clone();
     let error = std::thread::spawn(move || other.run()).join().unwrap().unwrap_err();
     assert_eq!((error.kind(), error.number("kind")), (Kind::DeviceFailed, Some(Kind::Internal as u64)));
@@ -389,7 +390,7 @@ fn an_effect_that_panics_fails_the_device_and_nobody_waits_for_ever() {
 }
 
 #[test]
-fn counts_begin_anew_and_what_was_set_stays() {
+fn counts_restart_and_settings_stay() {
     let device = exact(costs());
     let [a, b] = streams(&device);
     device.without_waits(1..2);
@@ -407,7 +408,7 @@ fn counts_begin_anew_and_what_was_set_stays() {
 }
 
 #[test]
-fn a_confined_device_refuses_other_streams_and_says_so_when_it_is_lifted() {
+fn a_confined_device_refuses_other_streams_and_reports_it_at_the_end() {
     let device = exact(costs());
     let [a, b] = streams(&device);
     device.confine(Some(a)).unwrap();
@@ -429,7 +430,7 @@ fn misuse_is_an_error_that_names_the_field() {
     assert_eq!(kind(device.set_misses(Layer(0), f64::NAN)), Kind::InvalidConfig);
     assert_eq!(kind(device.set_misses(Layer(0), -1.0)), Kind::InvalidConfig);
     assert_eq!(kind(device.compute(stream, named(""), Demand { ns: -1.0, sm: 0.0 })), Kind::InvalidConfig);
-    // Another device's, though they have the same number, and of this one's a number that it never gave.
+    // Another device's, though their numbers are the same; and a number that this device never returned.
     let foreign = other.attach(layout(&other, 2)).unwrap();
     for unknown in [foreign, device.id().pools(1)] {
         assert_eq!(kind(device.enqueue(unknown, stream, PoolOp::Leave(Lane(0)))), Kind::OutOfRange);
@@ -466,7 +467,7 @@ fn misuse_is_an_error_that_names_the_field() {
 }
 
 #[test]
-fn a_seed_gives_the_same_times_again_and_another_one_others() {
+fn one_seed_gives_the_same_times_again_and_another_seed_gives_others() {
     let run = |seed| {
         let options = ClockOptions { seed: Some(seed), record: true, ..ClockOptions::default() };
         let device = ClockDevice::new(options).unwrap();

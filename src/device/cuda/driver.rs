@@ -628,7 +628,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_cannot_do_what_is_needed_is_told_what() {
+    fn a_device_that_lacks_an_ability_is_refused_by_its_name() {
         assert_eq!(suits(but(-1, 0)), Ok((8, 1)));
         assert_eq!(suits(but(attribute::CAPABILITY_MINOR, 0)), Ok((8, 0)));
         for (attribute, value, place) in [

@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_computed_is_the_product_of_the_operands_also_in_a_graph() {
+    fn the_result_is_the_product_of_the_operands_also_in_a_graph() {
         for (threads, rounds) in [(512, 8), (64, 1)] {
             let Some((device, _standin)) = device(threads) else { return };
             let stream = device.stream().unwrap();
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn a_persistent_kernel_makes_the_same_products_by_as_few_blocks_as_it_is_left() {
+    fn a_persistent_kernel_computes_the_same_products_with_any_number_of_blocks() {
         let Some((device, _standin)) = device(512) else { return };
         let stream = device.stream().unwrap();
         let processors = device.facts().unwrap().processors;

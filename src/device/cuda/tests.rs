@@ -18,7 +18,7 @@ fn driver(options: Options) -> Option<Beneath> {
     driver
 }
 
-/// A stand-in of the test's own, which `does` something that no other driver does.
+/// A stand-in of the test's own, which has the ability `does`.
 fn own(options: Options, does: &str) -> Option<Standin> {
     if !skip::own_driver(does) {
         return None;
@@ -26,7 +26,7 @@ fn own(options: Options, does: &str) -> Option<Standin> {
     if let Beneath::Own(standin) = driver(options)? { Some(*standin) } else { None }
 }
 
-/// On a stand-in with few threads a block: it runs each of them by itself.
+/// Few threads per block: a stand-in runs each of them by itself.
 fn device(library: &str) -> Result<Arc<CudaDevice>> {
     let usual = CudaOptions { library: Some(library.to_owned()), ..CudaOptions::default() };
     let given = Given::named().unwrap().is_some();
@@ -61,7 +61,7 @@ impl<'a> Engine<'a> {
         let mut context = 1;
         // SAFETY: see `Engine`.
         let mut ask = || unsafe { self.api.ctx_get_current(&mut context) };
-        // The call that is to be refused may be this one.
+        // The refused call may be this one.
         if ask() != 0 {
             done(ask());
         }
@@ -135,7 +135,7 @@ fn some_calls(device: &CudaDevice) -> Vec<Result<()>> {
 }
 
 #[test]
-fn a_callers_context_is_what_it_was_whatever_a_call_answers() {
+fn a_callers_context_is_unchanged_whatever_a_call_returns() {
     let Some(standin) = own(Options::default(), "fails a call") else { return };
     let engine = Engine::new(standin.api(), 1);
     let mut stayed = 0;
@@ -145,7 +145,7 @@ fn a_callers_context_is_what_it_was_whatever_a_call_answers() {
         let mut look = || {
             let refused = standin.failed_call();
             if popped && refused.as_deref() == Some("cuCtxPopCurrent_v2") {
-                // It is not tried again: that could take the caller's own off.
+                // It is not tried again: that could pop the caller's own context.
                 popped = false;
                 stayed += 1;
                 assert_ne!(engine.current(), engine.context, "call {n}");
@@ -178,7 +178,7 @@ fn any_thread_may_call_and_has_no_context_when_it_had_none() {
         for _ in 0..4 {
             scope.spawn(|| {
                 assert_eq!(engine.current(), 0);
-                assert!(some_calls(&device).iter().filter(|answer| answer.is_err()).count() == 1);
+                assert!(some_calls(&device).iter().filter(|result| result.is_err()).count() == 1);
                 assert_eq!(engine.current(), 0);
             });
         }
@@ -212,7 +212,7 @@ fn an_engines_stream_is_borrowed_and_stays_its_own() {
     let raw = engine.stream();
     let slice = device.allocate(4).unwrap();
     let event = device.event().unwrap();
-    assert_eq!(device.record(event, Stream(raw)).unwrap_err().kind(), Kind::OutOfRange, "not made known");
+    assert_eq!(device.record(event, Stream(raw)).unwrap_err().kind(), Kind::OutOfRange, "not borrowed yet");
     // SAFETY: the stream lives until the test ends.
     let [stream, again] = [raw, raw].map(|raw| unsafe { device.borrow_stream(raw) });
     assert_eq!((stream.as_ref().unwrap(), &stream), (&Stream(raw), &again));
@@ -271,7 +271,7 @@ fn memory_and_queries_break_no_capture_of_an_engine() {
             true => std::thread::scope(|scope| scope.spawn(calls).join().unwrap()),
         }
         assert_eq!(engine.captured(raw), 0);
-        // The control: the same without what the device does about it.
+        // The control: the same without the device's measures against it.
         engine.capture(raw);
         let refused = match elsewhere {
             false => plain(&engine),
@@ -309,7 +309,7 @@ fn a_capture_of_the_engines_takes_launches_and_no_calls() {
     assert_eq!(engine.captured(raw), 0, "none of it has broken the capture");
 }
 
-/// Memory that is written on one stream as soon as it is there; whether the bytes stay.
+/// Memory that is written on one stream as soon as it is allocated. Returns whether the bytes stay.
 fn first_written_elsewhere(seed: u64, zeroed_in_time: bool) -> bool {
     let Some(standin) = driver(Options { seed: Some(seed), ..Options::default() }) else {
         return zeroed_in_time;
@@ -373,7 +373,7 @@ fn an_engine_that_passes_no_address_or_an_odd_one_is_refused() {
 }
 
 #[test]
-fn a_selection_that_the_kernels_cannot_count_is_refused() {
+fn a_selection_too_large_for_the_kernels_counters_is_refused() {
     use crate::geometry::{Geometry, Shape};
     let Some(standin) = driver(Options::default()) else { return };
     let device = device(standin.library()).unwrap();
@@ -423,7 +423,7 @@ fn a_stream_that_was_given_back_may_be_destroyed_before_the_device() {
     drop(held);
     assert_eq!(device.return_stream(own).unwrap_err().kind(), Kind::OutOfRange, "not borrowed");
     device.return_stream(stream).unwrap();
-    assert_eq!(Arc::strong_count(&count), 1, "what was enqueued has ended");
+    assert_eq!(Arc::strong_count(&count), 1, "the enqueued work has ended");
     // SAFETY: the engine's own stream, which no device has registered any more.
     done(unsafe { standin.api().stream_destroy(raw) });
     for refused in [device.return_stream(stream), device.record(event, stream)] {
@@ -439,17 +439,17 @@ fn a_stream_that_was_given_back_may_be_destroyed_before_the_device() {
 }
 
 #[test]
-fn what_a_device_keeps_goes_behind_what_was_enqueued() {
+fn a_value_that_a_device_keeps_is_dropped_after_the_enqueued_work() {
     let Some(standin) = driver(Options { seed: Some(1), ..Options::default() }) else { return };
     let device = device(standin.library()).unwrap();
     let stream = device.stream().unwrap();
-    let (value, (told, heard)) = (Arc::new(()), std::sync::mpsc::channel());
+    let (value, (sender, receiver)) = (Arc::new(()), std::sync::mpsc::channel());
     let alive = Arc::downgrade(&value);
     device.keep(value);
     let seen = std::sync::Weak::clone(&alive);
-    device.call(stream, Arc::new(move || told.send(seen.upgrade().is_some()).unwrap())).unwrap();
+    device.call(stream, Arc::new(move || sender.send(seen.upgrade().is_some()).unwrap())).unwrap();
     drop(device);
-    assert!(heard.recv().unwrap(), "what runs may need it");
+    assert!(receiver.recv().unwrap(), "running work may need it");
     assert!(alive.upgrade().is_none());
 }
 
@@ -468,7 +468,7 @@ fn the_legacy_stream_is_one_and_the_per_thread_one_is_refused() {
 }
 
 #[test]
-fn the_drivers_library_stays_when_the_last_device_goes() {
+fn the_drivers_library_stays_loaded_when_the_last_device_is_dropped() {
     let Some(standin) = own(Options::default(), "can be unloaded") else { return };
     let path = std::ffi::CString::new(standin.library()).unwrap();
     // SAFETY: a path; nothing is loaded that is not there.
@@ -488,7 +488,7 @@ fn the_drivers_library_stays_when_the_last_device_goes() {
 }
 
 #[test]
-fn memory_that_is_registered_already_is_told_so() {
+fn registering_memory_twice_is_an_error_that_says_so() {
     let Some(standin) = driver(Options::default()) else { return };
     let device = device(standin.library()).unwrap();
     let request = crate::os::Request {
@@ -516,7 +516,7 @@ fn memory_that_is_registered_already_is_told_so() {
 
 #[cfg(feature = "measure")]
 #[test]
-fn our_streams_go_before_an_engines() {
+fn our_streams_are_destroyed_before_an_engines() {
     use crate::device::probe::Probe;
     let Some(standin) = driver(Options::default()) else { return };
     let device = device(standin.library()).unwrap();
@@ -530,7 +530,7 @@ fn our_streams_go_before_an_engines() {
     let (own, usual) = (device.stream().unwrap(), device.engine_stream().unwrap());
     assert!(priority(own.0) < 0, "less is more");
     assert_eq!((priority(usual.0), priority(engine.stream())), (0, 0));
-    // A graph would run all of it with the priority of the stream of its launch, unless it is told otherwise.
+    // A graph would run all of it with the priority of the stream of its launch, unless it is configured otherwise.
     device.capture(usual).unwrap();
     device.captured(usual).unwrap();
     if let Beneath::Own(standin) = &standin {

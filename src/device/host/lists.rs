@@ -1,6 +1,6 @@
 //! The list of rows to fetch: what a batch row's last resolve missed, and how much of it was gathered.
 //!
-//! A resolve fills it, each gather takes one attention wave's share, and the report checks that nothing is left. It
+//! A resolve fills it, each gather takes one attention wave's part, and the report checks that nothing is left. It
 //! holds positions and slots and moves no bytes.
 
 use crate::device::StepRange;

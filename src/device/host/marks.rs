@@ -92,7 +92,7 @@ mod tests {
     use crate::error::Kind;
 
     #[test]
-    fn marks_that_there_is_no_memory_for_are_an_error() {
+    fn marks_without_memory_for_them_are_an_error() {
         for layers in [1 << 20, u32::MAX] {
             let error = Marks::new(layers, 32_767, u32::MAX).unwrap_err();
             assert_eq!((error.kind(), error.place()), (Kind::OutOfMemory, "marks of steps"));

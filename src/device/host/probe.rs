@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_that_was_never_stamped_or_is_not_there_is_refused() {
+    fn a_mark_that_was_never_stamped_or_does_not_exist_is_refused() {
         let device = HostDevice::new(HostOptions::default());
         let mark = device.mark().unwrap();
         for (from, to) in [(mark, mark), (Mark(7), mark)] {
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_carried_whole_and_only_in_words_of_16_bytes() {
+    fn a_run_is_copied_whole_and_only_in_words_of_16_bytes() {
         let device = HostDevice::new(HostOptions::default());
         let stream = device.stream().unwrap();
         let (from, to) = (device.allocate(64).unwrap(), device.allocate(64).unwrap());

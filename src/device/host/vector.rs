@@ -488,7 +488,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_step_that_is_read_in_parts_is_one_step_by_every_scan(seed: u64) {
+        fn every_scan_reads_a_step_in_parts_as_one_step(seed: u64) {
             let plain = steps(&Portable, seed);
             if let Some(scan) = Avx512::detect() {
                 prop_assert_eq!(steps(&scan, seed), plain);

@@ -193,7 +193,7 @@ mod tests {
     use crate::device::DeviceId;
 
     #[test]
-    fn words_are_reached_where_they_are_and_nowhere_else() {
+    fn words_are_read_and_written_at_their_address_only() {
         for copier in Copier::all() {
             let memory: Vec<u32> = (0..300).collect();
             let slice = DeviceId::new().slice(memory.as_ptr() as u64 + 4 * 10, 4 * 200);

@@ -32,7 +32,7 @@ fn lost(request: &Request, what: &str, call: Call, errno: i32) -> (Map, Vec<Fall
 
 #[test]
 fn no_size_grows_by_a_whole_page() {
-    // 60 GB asked, 80 GB taken: what rounding to a power of two costs. Nothing is populated here.
+    // 60 GB asked, 80 GB taken: the cost of rounding to a power of two. Nothing is populated here.
     let page = page_size();
     for bytes in [1, page - 1, page, page + 1, 3 * MIB + 1, 5 * (1 << 30) + 1] {
         let (map, lost) = Map::new(&plain(bytes), &NoFaults).unwrap();
@@ -68,7 +68,7 @@ fn without_huge_pages_base_pages_are_taken() {
 
 /// The fault reports huge pages, so that the calls for them are made on any system.
 #[test]
-fn huge_pages_that_cannot_be_had_are_given_back_with_the_cause() {
+fn unavailable_huge_pages_are_released_and_the_cause_is_reported() {
     let state = MemoryState { huge_page: 2 * MIB, huge_free: 9, ..MemoryState::default() };
     let request = all_of(3 * MIB);
     match Map::on_huge_pages(&request, &state, &NoFaults) {

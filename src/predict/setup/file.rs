@@ -322,7 +322,7 @@ mod tests {
     use crate::predict::setup::Setup;
 
     #[test]
-    fn texts_that_steer_a_terminal_or_claim_what_is_not_there_are_refused() {
+    fn texts_with_control_characters_or_false_claims_are_refused() {
         let refused = |change: &dyn Fn(&mut File), words: &str| {
             let mut file = Setup::named("ess").unwrap().unwrap().file().clone();
             change(&mut file);

@@ -43,7 +43,7 @@ fn next(seed: &mut u64) -> u64 {
     *seed
 }
 
-/// What an engine would say of `header`'s trace.
+/// The declaration of an engine for `header`'s trace.
 fn recording_of(header: &Header) -> Recording {
     Recording {
         layers: header.layers,
@@ -79,7 +79,7 @@ fn small() -> SelectionTrace {
     drifting(Header::example(3, 9, 4, 6, 40), 7)
 }
 
-/// A step's sets as a kernel emits them: shuffled, -1 where there is none.
+/// A step's sets as a kernel emits them: shuffled, with -1 for missing entries.
 fn emitted(trace: &SelectionTrace, step: u32, seed: &mut u64) -> Vec<i32> {
     let header = trace.header();
     let mut all = Vec::new();
@@ -94,7 +94,7 @@ fn emitted(trace: &SelectionTrace, step: u32, seed: &mut u64) -> Vec<i32> {
     all
 }
 
-/// Records steps of `trace` until all are there or one is refused.
+/// Records steps of `trace` until all are recorded or one is refused.
 fn record(writer: &mut TraceWriter, trace: &SelectionTrace) -> Result<()> {
     let mut seed = 5;
     for step in writer.steps()..trace.header().steps {
@@ -130,7 +130,7 @@ fn borders(file: &[u8]) -> Vec<usize> {
     all
 }
 
-/// Whether `part` holds the first sets of `whole`, and nothing else.
+/// Whether `part` holds the first sets of `whole`, and nothing more.
 fn begins(part: &SelectionTrace, whole: &SelectionTrace) -> bool {
     let (a, b) = (part.header(), whole.header());
     let same = (a.layers, a.k, a.first_position) == (b.layers, b.k, b.first_position) && a.steps <= b.steps;
@@ -176,7 +176,7 @@ fn a_cut_anywhere_leaves_the_whole_groups() {
             assert_eq!(u64::from(read.header().steps), 40.min(7 * (pieces as u64 - 1)), "{cut}");
             let left = (cut - borders[pieces - 1]) as u64;
             assert_eq!(read.header().unfinished, (pieces < 8).then_some(left), "{cut}");
-            // What was read is a trace like any other.
+            // The part that was read is a trace like any other.
             assert!(SelectionTrace::from_bytes(&read.encode().unwrap()).is_ok());
         }
     }
@@ -201,7 +201,7 @@ fn damage_is_an_error_or_left_off_at_the_end() {
                     }
                     Ok(read) => {
                         assert!(begins(&read, &trace), "byte {at}: a wrong set");
-                        // A bit of zstd's that means nothing (there are some) changes nothing.
+                        // A bit of zstd's without meaning (there are some) changes nothing.
                         let whole = read.header().steps == 40;
                         assert!(at >= last || whole && read.header().unfinished.is_some() != finish, "{at}");
                         left += u32::from(at >= last && read.header().unfinished.is_some());
@@ -246,7 +246,7 @@ fn bursts_of_damage_and_cuts_never_make_a_wrong_set() {
 fn damage_before_a_good_group_is_never_a_cut() {
     let file = recorded(&small(), 7, false);
     let borders = borders(&file);
-    // A whole group gone, twice there, in the wrong place; a mark overwritten by zeros.
+    // A whole group missing, duplicated, or in the wrong place; a mark overwritten by zeros.
     let piece = |n: usize| &file[borders[n - 1]..borders[n]];
     let start = &file[..borders[0]];
     let chain = |order: &[usize]| {
@@ -271,7 +271,7 @@ fn a_last_mark_that_is_damaged_is_left_off_with_its_frame() {
     for finish in [true, false] {
         let file = recorded(&small(), 7, finish);
         let borders = borders(&file);
-        // Of the last piece, the end where there is one; then of the one before it, a good mark behind.
+        // Of the last piece, the end if there is one; then of the one before it, with a good mark after it.
         for (last, behind) in [(borders.len() - 1, false), (borders.len() - 2, true)] {
             let (start, steps) = (borders[last - 1], 7 * (last as u64 - 1));
             for at in start..start + MARK_BYTES {
@@ -291,7 +291,7 @@ fn a_last_mark_that_is_damaged_is_left_off_with_its_frame() {
 }
 
 #[test]
-fn no_more_than_64_mib_are_left_off_and_a_mark_is_found_wherever_it_stands() {
+fn no_more_than_64_mib_are_left_off_and_a_mark_is_found_anywhere() {
     let file = recorded(&small(), 7, false);
     let last = file[borders(&file)[5]..].to_vec();
     let read = |zeros: u64, behind: &[u8]| {
@@ -335,7 +335,7 @@ fn framed(frame: &[u8]) -> Vec<u8> {
     [&mark(frame.len() as u32), frame].concat()
 }
 
-/// A group behind `before` steps, of `steps` steps, each of which changes nothing.
+/// A group after `before` steps, of `steps` steps, each of which changes nothing.
 fn idle(before: u8, steps: u8) -> Vec<u8> {
     let mut group = vec![before, 0, 0, 0, steps, 0, 0, 0];
     group.resize(8 + 4 * usize::from(steps), 0);
@@ -367,7 +367,7 @@ fn a_frame_that_is_not_just_its_group_is_damage() {
 }
 
 #[test]
-fn a_whole_frame_that_says_what_cannot_be_is_an_error_also_at_the_end() {
+fn a_whole_frame_with_an_impossible_content_is_an_error_also_at_the_end() {
     let first = by_hand();
     let behind = |second: &[u8]| SelectionTrace::from_bytes(&[&first, second].concat());
     assert_eq!(behind(&framed(&packed(&idle(1, 3)))).unwrap().header().steps, 4, "the control");
@@ -391,7 +391,7 @@ fn zeros_of_a_lost_power_are_left_off() {
     let trace = small();
     let file = recorded(&trace, 7, false);
     let borders = borders(&file);
-    // The last group's tail, all of it, and blocks behind it, were never stored.
+    // The last group's tail, all of it, and blocks after it, were never stored.
     for (from, behind) in [(borders[5] + 20, 0), (borders[5] + 40, 4096), (borders[5], 512), (file.len(), 9)]
     {
         let mut torn = file.clone();
@@ -406,7 +406,7 @@ fn zeros_of_a_lost_power_are_left_off() {
             (Some(left), (7 * groups as u32).min(40))
         );
         torn.extend_from_slice(&file[borders[0]..borders[1]]);
-        assert!(SelectionTrace::from_bytes(&torn).is_err(), "what follows is a group");
+        assert!(SelectionTrace::from_bytes(&torn).is_err(), "a group follows");
     }
 }
 
@@ -419,7 +419,7 @@ fn a_recording_cut_in_its_prompt_has_warm_steps_only() {
     assert_eq!(header.decode_steps(), 0);
 }
 
-/// A disk that takes so many bytes a write, and no more than `room` in all.
+/// A disk that takes so many bytes per write, and no more than `room` in total.
 struct Narrow {
     most: usize,
     room: AtomicU64,
@@ -437,7 +437,7 @@ impl Faults for Narrow {
     }
 }
 
-/// Records through `faults`: the first error, if there is one, and what the file then holds.
+/// Records through `faults`. Returns the first error, if there is one, and the file's contents.
 fn through(trace: &SelectionTrace, faults: Arc<dyn Faults>) -> (Option<Error>, Option<Vec<u8>>) {
     let directory = Directory::new("faults");
     let frames = Frames { steps: 7, ..Frames::default() };
@@ -459,7 +459,7 @@ fn through(trace: &SelectionTrace, faults: Arc<dyn Faults>) -> (Option<Error>, O
 }
 
 #[test]
-fn whichever_call_fails_the_file_ends_with_a_whole_group() {
+fn after_any_failed_call_the_file_ends_with_a_whole_group() {
     let trace = small();
     let whole = recorded(&trace, 7, true);
     let borders = borders(&whole);
@@ -467,13 +467,13 @@ fn whichever_call_fails_the_file_ends_with_a_whole_group() {
     assert_eq!(through(&trace, counted.clone()), (None, Some(whole.clone())));
     let calls = counted.count();
     assert_eq!(calls, 2 + 1 + 7 * 2 + 3, "folder, create, marks and frames, file and folder stored");
-    // The folder is opened by the first call and stored by the fourth last; what counts is the file.
+    // The first call opens the folder and the fourth last stores it; the file counts.
     for n in (1..calls).filter(|n| *n != calls - 4) {
         let (e, file) = through(&trace, Arc::new(Inject::nth(n, libc::ENOSPC)));
         let e = e.unwrap();
         assert!(e.kind() == Kind::Io && e.place().ends_with("No space left on device"), "{e}");
         match file {
-            None => assert!(n < 3, "{n}: the beginning could not be written"),
+            None => assert!(n < 3, "{n}: the start could not be written"),
             Some(file) => {
                 assert!(whole.starts_with(&file) && borders.contains(&file.len()), "call {n}");
                 let read = SelectionTrace::from_bytes(&file);
@@ -499,7 +499,7 @@ fn a_disk_that_fills_up_leaves_whole_groups() {
         let wanted = borders.iter().rfind(|border| **border <= room);
         assert_eq!(file.map(|f| f.len()), wanted.copied(), "room for {room} bytes");
     }
-    // Where the part cannot even be cut off, it is read as a cut.
+    // If even the truncation of the part fails, the part is read as a cut.
     struct Stuck(Narrow);
     impl Faults for Stuck {
         fn before(&self, call: Call) -> Option<i32> {
@@ -517,7 +517,7 @@ fn a_disk_that_fills_up_leaves_whole_groups() {
 }
 
 #[test]
-fn nothing_is_written_over_and_a_failed_beginning_leaves_no_file() {
+fn nothing_is_overwritten_and_a_failed_start_leaves_no_file() {
     let directory = Directory::new("new");
     let recording = recording_of(small().header());
     fs::write(directory.file(), "dear").unwrap();
@@ -555,7 +555,7 @@ fn nothing_is_written_over_and_a_failed_beginning_leaves_no_file() {
 }
 
 #[test]
-fn what_no_set_can_be_is_refused_and_nothing_of_it_is_recorded() {
+fn an_impossible_set_is_refused_and_not_recorded() {
     let directory = Directory::new("refused");
     let recording = Recording {
         layers: 2,
@@ -627,7 +627,7 @@ fn a_writer_crosses_threads() {
     crosses::<crate::trace::requests::RequestWriter>();
 }
 
-/// What is held does not depend on how much was recorded.
+/// The writer's memory does not depend on how much was recorded.
 #[test]
 fn memory_is_taken_at_creation_and_never_more() {
     let directory = Directory::new("memory");
@@ -638,7 +638,7 @@ fn memory_is_taken_at_creation_and_never_more() {
     let before = writer.memory();
     let mut selected = vec![0; 3 * 64];
     for position in 0..12_000_u32 {
-        // Every set is another one, the most that a step can cost: all of the old set goes.
+        // Every set differs from the last one, the most that a step can cost: all members of the old set leave.
         let base = if position % 2 == 0 || position < 200 { position } else { position - 100 };
         for (i, place) in selected.iter_mut().enumerate() {
             *place = (base as i32 - (i % 64) as i32).max(-1);
@@ -653,7 +653,7 @@ fn memory_is_taken_at_creation_and_never_more() {
 }
 
 #[test]
-fn a_group_that_holds_what_no_trace_can_is_refused() {
+fn a_group_with_an_impossible_content_is_refused() {
     let recording = br#"{"layers":1,"k":2,"first_position":5,"decode_start":6,"context":7}"#;
     let plain = |groups: &[u8]| {
         let start = [RECORDING.as_bytes(), &(recording.len() as u32).to_le_bytes(), recording];
@@ -675,7 +675,7 @@ fn a_group_that_holds_what_no_trace_can_is_refused() {
 
 proptest! {
     #[test]
-    fn what_is_recorded_is_read_again(
+    fn a_recorded_trace_is_read_back(
         layers in 1_u32..5, k in 1_u32..40, first in 0_u32..400, warm in 0_u32..5, decode in 1_u32..30,
         steps in 1_u32..9, bytes in 1_u32..500, seed in any::<u64>(),
     ) {

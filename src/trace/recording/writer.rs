@@ -365,7 +365,7 @@ mod tests {
 
     #[test]
     fn steps_are_those_recorded_and_after_a_failure_those_in_the_file() {
-        // Folder, file, beginning, a mark and a frame; the second frame fails.
+        // Folder, file, start, a mark and a frame; the second frame fails.
         let (path, mut writer) = writer("lost", Arc::new(Inject::nth(6, libc::ENOSPC)));
         for position in 5..8 {
             writer.record(position, &[0, 1]).unwrap();

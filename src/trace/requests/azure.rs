@@ -89,7 +89,7 @@ mod tests {
     use super::seconds;
 
     #[test]
-    fn times_run_on_over_days_months_and_leap_years() {
+    fn times_continue_over_days_months_and_leap_years() {
         let gap = |a, b| seconds(b).unwrap() - seconds(a).unwrap();
         assert_eq!(gap("2023-11-16 23:59:59.5", "2023-11-17 00:00:00.5"), 1.0);
         assert_eq!(gap("2024-02-28 00:00:00", "2024-03-01 00:00:00"), 2.0 * 86_400.0);

@@ -6,7 +6,7 @@ fn read(text: &str) -> Result<RequestTrace> {
     RequestTrace::from_bytes(text.as_bytes(), &Options::default())
 }
 
-/// The place of an error: what, line, column.
+/// The place of an error: its text, line, column.
 fn fault(text: &str) -> (String, u64, u64) {
     let e = read(text).unwrap_err();
     assert_eq!(e.kind(), Kind::BadFormat, "{e}");
@@ -127,11 +127,11 @@ fn sessions_are_interleaved_by_their_times() {
         (0..trace.requests()).map(of).collect::<Vec<_>>()
     };
     assert_eq!(lengths(&trace), [(130, 1), (130, 1), (0, 0), (64, 3)]);
-    // A sub-agent's requests are where their times are, beside what follows their element.
+    // A sub-agent's requests are ordered by their times, next to the requests after their element.
     let options = Options { subagents: true, ..Options::default() };
     let trace = RequestTrace::from_bytes(SESSIONS.as_bytes(), &options).unwrap();
     assert_eq!(all(&trace), [vec![0, 1], vec![2, 3], vec![4], vec![2], vec![2]]);
-    // Of times that are all alike nothing follows: the file's order stays, and is told.
+    // If all times are the same nothing follows from them: the file's order stays, and is reported.
     let alike = ["0.5", "1.0", "2.0", "0.0", "9.0"].iter();
     let alike = alike.fold(SESSIONS.to_owned(), |text, t| text.replace(&format!("\"t\":{t}"), "\"t\":3.0"));
     let trace = read(&alike).unwrap();
@@ -147,7 +147,7 @@ fn sessions_are_interleaved_by_their_times() {
 }
 
 #[test]
-fn ragpulse_puts_five_lists_together_and_counts_what_others_forbid() {
+fn ragpulse_joins_five_lists_and_counts_repeats_and_late_requests() {
     let line = |time: &str, ids: &str| {
         let start =
             format!("{{\"timestamp\":\"{time}\",\"input_length\":900,\"output_length\":1,\"hash_ids\":");
@@ -186,7 +186,7 @@ fn azure_has_lengths_and_no_blocks() {
 }
 
 #[test]
-fn what_stands_before_or_behind_a_session_s_requests_makes_no_difference() {
+fn content_before_or_after_the_requests_of_a_session_makes_no_difference() {
     let of = |text: &str| read(text).map(|trace| (all(&trace), trace.notes(), trace.distinct()));
     let moved = |scope: &str, first: &str| {
         let lines = SESSIONS.lines().map(|line| {
@@ -265,7 +265,7 @@ fn the_hint_of_too_many_ids_names_an_option_that_helps() {
 }
 
 #[test]
-fn a_side_file_that_names_nothing_is_refused() {
+fn a_side_file_without_names_is_refused() {
     let path = std::env::temp_dir().join(format!("forebay-{}-side", std::process::id()));
     std::fs::write(&path, "\n \n").unwrap();
     let options = Options { piece_lengths: vec![path.clone()], ..Options::default() };
@@ -308,7 +308,7 @@ fn lines_that_say_their_block_size_agree() {
 }
 
 #[test]
-fn what_a_file_is_stands_behind_its_blank_lines() {
+fn a_format_is_recognised_after_blank_lines() {
     let path = std::env::temp_dir().join(format!("forebay-{}-blank", std::process::id()));
     let line = mooncake(0, 512, "[1]");
     let csv = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,1,2\n";
@@ -318,9 +318,9 @@ fn what_a_file_is_stands_behind_its_blank_lines() {
             [(&line[..], Some(true)), (csv, Some(true)), ("TOPKTRC1", Some(false)), ("x", None)]
         {
             std::fs::write(&path, blank.to_owned() + text).unwrap();
-            assert_eq!(is_request_trace(&path), Ok(told), "{text} behind {} bytes", blank.len());
+            assert_eq!(is_request_trace(&path), Ok(told), "{text} after {} bytes", blank.len());
             let read = RequestTrace::read(&path, &Options::default());
-            assert_eq!(read.is_ok(), told == Some(true), "{text} behind {} bytes", blank.len());
+            assert_eq!(read.is_ok(), told == Some(true), "{text} after {} bytes", blank.len());
         }
         std::fs::write(&path, blank).unwrap();
         assert_eq!(is_request_trace(&path), Ok(None));
@@ -330,7 +330,7 @@ fn what_a_file_is_stands_behind_its_blank_lines() {
     std::fs::remove_file(&path).unwrap();
 }
 
-/// A small file that unfolds without end is refused by what was read of it.
+/// A small file that decompresses without end is refused by the bytes read so far.
 #[test]
 fn blank_lines_and_the_whole_content_have_a_limit() {
     let blanks = |count: u64| {
@@ -359,7 +359,7 @@ fn blank_lines_and_the_whole_content_have_a_limit() {
 }
 
 #[test]
-fn a_file_that_begins_with_blanks_only_is_looked_at_for_so_long() {
+fn leading_blanks_are_read_up_to_a_limit() {
     let folder = std::env::temp_dir().join(format!("forebay-blanks-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let path = folder.join("blank.jsonl.zst");

@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_recorded_is_read_and_published_blocks_go_unsaid() {
+    fn recorded_requests_are_read_back_and_published_blocks_are_left_out() {
         for (block_tokens, said) in [(16, true), (512, false)] {
             let path = Fresh::new();
             let mut writer = RequestWriter::create(&path.0, block_tokens).unwrap();
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_reader_refuses_is_refused_before_it_is_written() {
+    fn content_that_a_reader_refuses_is_refused_before_it_is_written() {
         let path = Fresh::new();
         assert_eq!(RequestWriter::create(&path.0, 0).err().unwrap().kind(), Kind::InvalidConfig);
         let mut writer = RequestWriter::create(&path.0, 16).unwrap();
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn whichever_call_fails_the_file_ends_with_a_whole_line() {
+    fn after_any_failed_call_the_file_ends_with_a_whole_line() {
         let through = |faults: Arc<dyn Faults>| {
             let path = Fresh::new();
             let ends = || {
@@ -326,7 +326,7 @@ mod tests {
         let whole = whole.unwrap();
         assert_eq!(ended, Ok(3000));
         assert!(counted.count() > 10, "{}", counted.count());
-        // The folder is opened by the first call and stored by the second last; the file counts.
+        // The first call opens the folder and the second last stores it; the file counts.
         for n in 0..counted.count() {
             let (ended, file) = through(Arc::new(Inject::nth(n, libc::ENOSPC)));
             if [0, counted.count() - 2].contains(&n) {
@@ -337,7 +337,7 @@ mod tests {
             let file = file.unwrap_or_default();
             assert!(whole.starts_with(&file) && file.last().is_none_or(|byte| *byte == b'\n'), "call {n}");
         }
-        /// Writes a part of the third batch, then nothing.
+        /// Writes a part of the third batch, then fails to write more.
         struct Short(AtomicU64);
         impl Faults for Short {
             fn before(&self, call: Call) -> Option<i32> {
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_does_not_grow() {
+    fn the_writers_memory_does_not_grow() {
         let path = Fresh::new();
         let mut writer = RequestWriter::create(&path.0, 16).unwrap();
         many(&mut writer, 500).unwrap();

@@ -126,7 +126,7 @@ fn another_thread_is_stopped_by_global_captures_unless_it_is_relaxed() {
 }
 
 #[test]
-fn the_batched_copy_answers_900_and_vanishes() {
+fn the_batched_copy_returns_900_and_is_not_captured() {
     let Some(standin) = standin(Options::default()) else { return };
     let gpu = Gpu::new(&standin);
     let (stream, memory) = (gpu.stream(), gpu.memory(4096));
@@ -204,7 +204,7 @@ fn a_capture_does_not_wait_for_work_outside() {
 }
 
 #[test]
-fn a_captured_event_cannot_be_asked() {
+fn a_captured_event_cannot_be_queried() {
     breaks(RELAXED, 907, |gpu, stream, _| {
         let event = gpu.event();
         gpu.record(event, stream);
@@ -268,7 +268,7 @@ fn two_captures_do_not_merge() {
 }
 
 #[test]
-fn events_from_outside_may_stand_in_a_graph() {
+fn external_events_may_be_nodes_of_a_graph() {
     let Some(standin) = standin(Options::default()) else { return };
     let gpu = Gpu::new(&standin);
     let (stream, outside) = (gpu.stream(), gpu.stream());
@@ -308,7 +308,7 @@ fn pageable_memory_is_not_captured_and_blocks_outside() {
 }
 
 #[test]
-fn a_handle_of_a_conditional_node_goes_with_its_graph_and_needs_its_node() {
+fn a_handle_of_a_conditional_node_is_destroyed_with_its_graph_and_needs_its_node() {
     for conditional_nodes in [true, false] {
         let Some(standin) = standin(Options { conditional_nodes, ..Options::default() }) else { return };
         let gpu = Gpu::new(&standin);

@@ -29,7 +29,7 @@ fn nothing_works_before_cu_init_and_without_a_context() {
 }
 
 #[test]
-fn a_context_that_nobody_retains_is_gone() {
+fn a_context_that_is_retained_no_more_is_gone() {
     let Some(standin) = standin(Options::default()) else { return };
     let gpu = Gpu::new(&standin);
     assert_eq!(code!(gpu, primary_ctx_release(0)), 0);
@@ -52,7 +52,7 @@ fn drivers_that_cannot_be_used_say_why() {
 }
 
 #[test]
-fn a_device_says_what_it_was_asked_to_be() {
+fn a_device_reports_the_properties_it_was_given() {
     let options = Options { capability: (7, 5), warp: 64, devices: 2, ..Options::default() };
     let Some(standin) = standin(options) else { return };
     let gpu = Gpu::new(&standin);
@@ -89,7 +89,7 @@ fn handles_that_are_unknown_or_stale_are_refused() {
     ] {
         assert_eq!(code, 400);
     }
-    assert_eq!(code!(gpu, module_get_function(&mut 0, gpu.module(), c"nobody".as_ptr())), 500);
+    assert_eq!(code!(gpu, module_get_function(&mut 0, gpu.module(), c"no_kernel".as_ptr())), 500);
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn the_call_that_is_to_fail_fails_alone_and_does_nothing() {
 }
 
 #[test]
-fn an_operation_that_fails_ends_the_device_and_gives_back_all_the_same() {
+fn an_operation_that_fails_ends_the_device_and_still_frees_its_memory() {
     for seed in 0..4 {
         let Some(standin) = standin(seeded(seed)) else { return };
         let gpu = Gpu::new(&standin);
@@ -184,7 +184,7 @@ fn two_drivers_share_nothing() {
 }
 
 #[test]
-fn the_copy_of_the_library_goes_with_its_driver() {
+fn the_copy_of_the_library_is_removed_with_its_driver() {
     let Some(standin) = standin(Options::default()) else { return };
     let path = standin.library().to_owned();
     assert!(std::path::Path::new(&path).exists());

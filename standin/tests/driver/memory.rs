@@ -22,7 +22,7 @@ impl Pages {
 }
 
 #[test]
-fn memory_ends_at_its_limit_and_comes_back() {
+fn memory_is_limited_and_is_freed() {
     let Some(standin) = standin(Options { memory: 8 << 20, ..Options::default() }) else { return };
     let gpu = Gpu::new(&standin);
     let first = gpu.memory(6 << 20);
@@ -47,7 +47,7 @@ fn fresh_memory_is_not_zero() {
 }
 
 #[test]
-fn registrations_stand_on_pages_and_do_not_overlap() {
+fn registrations_are_whole_pages_and_do_not_overlap() {
     let Some(standin) = standin(Options::default()) else { return };
     let gpu = Gpu::new(&standin);
     let pages = Pages::new(4);
@@ -151,7 +151,7 @@ fn a_copy_between_two_places_of_the_host_blocks_and_others_do_not() {
 }
 
 #[test]
-fn freeing_runs_what_names_the_memory_first() {
+fn freeing_first_runs_the_work_that_names_the_memory() {
     let Some(standin) = standin(seeded(7)) else { return };
     let gpu = Gpu::new(&standin);
     let (stream, kept) = (gpu.stream(), gpu.memory(PAGE));
@@ -187,7 +187,7 @@ fn a_graph_that_names_freed_memory_fails() {
 }
 
 #[test]
-fn one_handle_stands_at_two_addresses() {
+fn one_handle_is_mapped_at_two_addresses() {
     let Some(standin) = standin(Options::default()) else { return };
     let gpu = Gpu::new(&standin);
     let (range, handle, stream) = (gpu.reserve(2 * GRANULE), gpu.handle(GRANULE), gpu.stream());
@@ -234,7 +234,7 @@ fn sizes_and_offsets_of_mappings_are_granules() {
 }
 
 #[test]
-fn everything_given_back_is_counted() {
+fn every_free_is_counted() {
     let Some(standin) = standin(Options::default()) else { return };
     let gpu = Gpu::new(&standin);
     let (memory, stream, event, module) = (gpu.memory(PAGE), gpu.stream(), gpu.event(), gpu.module());
@@ -308,7 +308,7 @@ fn memory_crosses_into_another_process() {
 }
 
 #[test]
-fn memory_for_a_fabric_is_exported_as_64_bytes_or_not_to_be_had() {
+fn memory_for_a_fabric_is_exported_as_64_bytes_or_unavailable() {
     const FABRIC: i32 = 8;
     let properties = MemoryProperties { handle_types: FABRIC, ..DEVICE_MEMORY };
     for fabric in [true, false] {

@@ -25,7 +25,7 @@ fn without_a_seed_everything_runs_when_it_is_enqueued() {
 }
 
 #[test]
-fn with_a_seed_nothing_has_to_run_before_somebody_looks() {
+fn with_a_seed_nothing_has_to_run_before_a_call_looks() {
     let mut late = 0;
     for seed in 0..20 {
         let Some(standin) = standin(seeded(seed)) else { return };
@@ -121,7 +121,7 @@ fn a_node_comes_after_all_that_its_stream_waited_for() {
 }
 
 #[test]
-fn a_fork_whose_edge_is_left_out_is_captured_all_the_same() {
+fn a_fork_whose_edge_is_left_out_is_still_captured() {
     let Some(standin) = standin(Options::default()) else { return };
     let gpu = Gpu::new(&standin);
     standin.without_waits(0..1);
@@ -217,7 +217,7 @@ fn a_wait_means_the_last_record_before_it() {
 }
 
 #[test]
-fn waiting_for_what_cannot_run_is_an_error_and_no_hang() {
+fn waiting_for_work_that_cannot_run_is_an_error_and_not_a_hang() {
     for seed in [None, Some(1)] {
         let Some(standin) = standin(Options { seed, ..Options::default() }) else { return };
         let gpu = Gpu::new(&standin);
@@ -243,7 +243,7 @@ fn waiting_for_what_cannot_run_is_an_error_and_no_hang() {
 }
 
 #[test]
-fn what_a_destroyed_stream_holds_still_runs() {
+fn work_of_a_destroyed_stream_still_runs() {
     for hold in [false, true] {
         let Some(standin) = standin(seeded(3)) else { return };
         let gpu = Gpu::new(&standin);
@@ -309,7 +309,7 @@ fn arguments_are_those_of_the_launch_and_of_the_capture() {
     assert_eq!(gpu.add(function, *args, stream), 0);
     assert_eq!(code!(gpu, graph_launch(exec, stream)), 0);
     assert_eq!(code!(gpu, graph_launch(exec, stream)), 0);
-    assert_eq!(code!(gpu, graph_exec_destroy(exec)), 0, "what is launched still runs");
+    assert_eq!(code!(gpu, graph_exec_destroy(exec)), 0, "the launched graph still runs");
     assert_eq!(code!(gpu, stream_synchronize(stream)), 0);
     assert_eq!(gpu.word(memory), 102);
 }
@@ -368,7 +368,7 @@ unsafe extern "C" fn count(data: *mut c_void) {
 }
 
 #[test]
-fn threads_share_a_driver_and_none_waits_for_ever() {
+fn threads_share_a_driver_and_every_wait_ends() {
     for seed in [None, Some(1), Some(2)] {
         let Some(standin) = standin(Options { seed, ..Options::default() }) else { return };
         let gpu = Gpu::new(&standin);

@@ -19,20 +19,20 @@ struct Item {
     gap: f64,
     work: Work,
     /// It comes after the last work, so far, of these streams.
-    behind: Vec<usize>,
+    after: Vec<usize>,
 }
 
 fn machine(copy_engines: u32, duplex: f64) -> Machine {
     Machine { link: [1.0, 0.5], duplex, copy_engines }
 }
 
-/// Ends by the clock.
+/// The ends by the clock.
 fn by_clock(items: &[Item], streams: usize, machine: Machine) -> Vec<f64> {
     let mut timeline: Timeline<usize> = Timeline::new(machine, u64::MAX, false);
     (0..streams).for_each(|_| assert!(timeline.stream().0 < streams as u64));
     let mut ends = vec![0.0; items.len()];
     for (number, item) in items.iter().enumerate() {
-        for from in &item.behind {
+        for from in &item.after {
             let event = timeline.event();
             let event = timeline.find_event(event).unwrap();
             timeline.record(event, *from);
@@ -57,7 +57,7 @@ fn dependencies(items: &[Item], streams: usize) -> Vec<Vec<usize>> {
     let mut last = vec![None; streams];
     let mut all = Vec::new();
     for (number, item) in items.iter().enumerate() {
-        let from = item.behind.iter().chain([&item.stream]).filter_map(|stream| last[*stream]);
+        let from = item.after.iter().chain([&item.stream]).filter_map(|stream| last[*stream]);
         all.push(from.collect());
         last[item.stream] = Some(number);
     }
@@ -109,13 +109,13 @@ fn rates(items: &[Item], stages: &[Stage], machine: &Machine) -> Vec<f64> {
 /// Ends in tiny time steps; `None` when two copies became ready so close to each other that only smaller steps could
 /// tell which was first.
 fn by_ticks(items: &[Item], streams: usize, machine: Machine) -> Option<Vec<f64>> {
-    let behind = dependencies(items, streams);
+    let after = dependencies(items, streams);
     let mut stages = vec![Stage::Waits; items.len()];
     let (mut ends, mut ready) = (vec![0.0; items.len()], vec![f64::NAN; items.len()]);
     let mut tick = 0_u64;
     while stages.iter().any(|stage| *stage != Stage::Done) {
         let now = tick as f64 * TICK;
-        // What has nothing left to do moves on, as far as it can at this time.
+        // A work with nothing left moves on, as far as it can at this time.
         loop {
             let before = stages.clone();
             for (n, item) in items.iter().enumerate() {
@@ -130,7 +130,7 @@ fn by_ticks(items: &[Item], streams: usize, machine: Machine) -> Option<Vec<f64>
                     busy < machine.copy_engines as usize && first == Some(n)
                 };
                 stages[n] = match stages[n] {
-                    Stage::Waits if behind[n].iter().all(|m| stages[*m] == Stage::Done) => {
+                    Stage::Waits if after[n].iter().all(|m| stages[*m] == Stage::Done) => {
                         Stage::Gap(item.gap)
                     }
                     Stage::Gap(left) if left <= 0.0 => {
@@ -173,8 +173,8 @@ fn by_ticks(items: &[Item], streams: usize, machine: Machine) -> Option<Vec<f64>
 fn item(streams: usize, kinds: std::ops::Range<u8>) -> impl Strategy<Value = Item> {
     let numbers = (0..40_u32, 0..8_u32, 0..30_u32, 1..30_u32, 0..5_u32);
     (0..streams, kinds, numbers, prop::collection::vec(0..streams, 0..3)).prop_map(
-        |(stream, kind, (gap, fixed, ns, bytes, sm), behind)| {
-            // Odd fractions: two things at the same time are another test's.
+        |(stream, kind, (gap, fixed, ns, bytes, sm), after)| {
+            // Odd fractions: another test covers two events at the same time.
             let odd = |n: u32, part: f64| f64::from(n) * (1.0 + part);
             let (ns, sm, bytes) = (odd(ns, 0.137), f64::from(sm) / 4.0, odd(bytes, 0.071));
             let fixed_ns = odd(fixed, 0.0413);
@@ -187,7 +187,7 @@ fn item(streams: usize, kinds: std::ops::Range<u8>) -> impl Strategy<Value = Ite
                     Work { fixed_ns, bytes, direction, copy_engine: true, ..Work::default() }
                 }
             };
-            Item { stream, gap: odd(gap, 0.0217), work, behind }
+            Item { stream, gap: odd(gap, 0.0217), work, after }
         },
     )
 }
@@ -226,14 +226,14 @@ proptest! {
     }
 }
 
-/// The control: the oracle tells machines apart.
+/// The control: the oracle distinguishes machines.
 #[test]
 fn the_oracle_sees_a_link_that_is_not_divided() {
     let rows = |stream| Item {
         stream,
         gap: 0.0,
         work: Work::rows(&costs().gather, Direction::ToDevice, 40.0),
-        behind: Vec::new(),
+        after: Vec::new(),
     };
     let items = [rows(0), rows(1)];
     let ends = by_ticks(&items, 2, machine(1, 1.0)).unwrap();
