@@ -51,7 +51,7 @@ fn thousands(value: f64) -> String {
 }
 
 #[test]
-fn where_offload_pays_the_sentence_has_batch_ratio_gain_and_latency() {
+fn where_offload_pays_the_sentence_gives_batch_ratio_gain_and_latency() {
     let (offload, sentence) = advice(NODE);
     assert_eq!(offload, Some(true));
     let entry = entry(NODE);
@@ -81,7 +81,7 @@ fn where_offload_pays_the_sentence_has_batch_ratio_gain_and_latency() {
 }
 
 #[test]
-fn what_is_of_a_gpu_of_a_node_and_of_all_follows_from_the_gpus() {
+fn figures_per_gpu_per_node_and_in_total_follow_from_the_number_of_gpus() {
     for (gpus, node) in [("8", 8.0), ("16", 8.0), ("32", 8.0)] {
         let options = NODE.replace("--gpus 8", &format!("--gpus {gpus} --weights 60GB --batch 20"));
         let entry = entry(&options);
@@ -118,7 +118,7 @@ fn what_is_of_a_gpu_of_a_node_and_of_all_follows_from_the_gpus() {
 }
 
 #[test]
-fn weights_are_the_models_unless_they_are_said() {
+fn weights_are_the_models_unless_given() {
     let of = |options: &str| entry(options)["deployment"].clone();
     let own = of("--gpus 8 --gpu 141GB --context 64K");
     assert!(own["weights_of"].as_str().unwrap().contains("DeepSeek-V3.2"));
@@ -133,7 +133,7 @@ fn weights_are_the_models_unless_they_are_said() {
 }
 
 #[test]
-fn where_it_does_not_pay_the_sentence_says_do_not_and_why() {
+fn where_offload_does_not_pay_the_sentence_advises_against_it_with_a_reason() {
     let not = |options: &str, words: &[&str]| {
         let (offload, sentence) = advice(options);
         assert_eq!(offload, Some(false), "{options}: {sentence}");
@@ -190,7 +190,7 @@ fn noted(options: &str) -> (String, String) {
 
 /// Too slow is not "does not pay": larger batches yield more, and whoever asks for less speed gets it.
 #[test]
-fn what_is_only_too_slow_has_another_mark_than_what_does_not_pay() {
+fn a_plan_that_is_too_slow_and_one_that_does_not_pay_have_different_marks() {
     let slower = "fewer sequences, all rows on the device, yield as many";
     let (notes, text) = noted(&format!("{NODE} --min-otps 19.2"));
     assert!(notes.contains("batches with offload yield more, but") && !notes.contains(slower), "{notes}");
@@ -217,7 +217,7 @@ fn what_is_only_too_slow_has_another_mark_than_what_does_not_pay() {
 }
 
 #[test]
-fn a_named_batch_that_fits_whole_is_told_to_be_too_slow() {
+fn a_named_batch_that_fits_whole_is_reported_as_too_slow() {
     let otps = entry(&format!("{NODE} --batch 4"))["otps"].as_f64().unwrap();
     let (offload, sentence) = advice(&format!("{NODE} --batch 4 --min-otps 50"));
     let words = format!(
@@ -256,7 +256,7 @@ fn given_weights_and_another_gpus_memory_are_in_the_sentence() {
 }
 
 #[test]
-fn sizes_come_back_in_the_unit_that_they_were_given_in() {
+fn sizes_are_printed_in_the_unit_of_the_input() {
     let given =
         "--gpus 8 --gpu 141GB --weights 100GB --activations 1.5GB --host 600GB --context 64K --batch 20";
     let text = plan(given, &["--wide"]);
@@ -286,7 +286,7 @@ fn setup(name: &str, change: impl Fn(&mut Value)) -> String {
 /// There is one number of what weights take, and it is held against the memory that was named: by a plan `--gpu`, by a
 /// simulation the setup's.
 #[test]
-fn weights_are_one_number_and_held_against_the_memory_that_was_named() {
+fn weights_are_one_number_and_checked_against_the_named_memory() {
     let narrow = setup("narrow.json", |setup| setup["gpu"]["memory_gib"] = 80.into());
     let options = NODE.replace("ess", &narrow);
     let planned = entry(&options);
@@ -305,7 +305,7 @@ fn weights_are_one_number_and_held_against_the_memory_that_was_named() {
 
 /// A node has as many GPUs as the setup says.
 #[test]
-fn a_node_is_the_setups() {
+fn the_setup_gives_the_gpus_of_a_node() {
     let file = setup("nodes-of-four.json", |setup| setup["deployment"]["node_gpus"] = 4.into());
     let options = NODE.replace("ess", &file).replace("--gpus 8", "--gpus 16 --batch 30");
     let four = entry(&options);
@@ -326,14 +326,14 @@ fn a_node_is_the_setups() {
 }
 
 #[test]
-fn a_rate_that_was_given_is_called_what_it_is() {
+fn a_given_rate_is_reported_as_given() {
     let assumed = entry(&format!("{NODE} --link 37GB/s"))["provenance"]["assumptions"].to_string();
     assert!(assumed.contains("link: single rows gathered at 37 GB/s, as given"), "{assumed}");
     assert!(!assumed.contains("other rates than"), "{assumed}");
 }
 
 #[test]
-fn what_is_not_known_is_no_advice() {
+fn no_advice_is_given_without_data() {
     let (offload, sentence) = advice("--gpus 8 --gpu 141GB --context 64K");
     assert!(
         offload.is_none() && sentence.contains("pass --setup to find out whether that pays"),
@@ -345,7 +345,7 @@ fn what_is_not_known_is_no_advice() {
 
 /// Where nothing fits at all there is no plan; where something does, what does not has a sentence of its own.
 #[test]
-fn where_nothing_fits_it_is_said() {
+fn a_plan_where_nothing_fits_is_reported() {
     let arguments: Vec<&str> = std::iter::once("plan").chain(NODE.split(' ')).collect();
     let error = refuses(&[&arguments[..], &["--batch", "900"]].concat());
     assert!(error.contains("gpu: the cache of this batch") && error.contains("smaller batch"), "{error}");
@@ -357,7 +357,7 @@ fn where_nothing_fits_it_is_said() {
 }
 
 #[test]
-fn not_simulated_and_not_tried_have_marks_of_their_own() {
+fn not_simulated_and_not_tried_have_different_marks() {
     let unknown = plan(&NODE.replace("--context 64K", "--context 64K,1K"), &["--weights", "0"]);
     let line = |start: &str| unknown.lines().find(|line| line.trim_start().starts_with(start)).unwrap();
     assert!(line("64K").contains("[l]") && !line("64K").contains("[u]"), "{unknown}");
@@ -368,7 +368,7 @@ fn not_simulated_and_not_tried_have_marks_of_their_own() {
 }
 
 #[test]
-fn a_sweep_has_a_sentence_for_each_setting() {
+fn a_sweep_gives_one_sentence_for_each_setting() {
     let options = NODE.replace("--context 64K", "--context 32K,64K");
     let text = plan(&options, &["--link", "pcie4,pcie5"]);
     let said: String = last(&text);
@@ -381,7 +381,7 @@ fn a_sweep_has_a_sentence_for_each_setting() {
 }
 
 #[test]
-fn lines_are_as_long_as_a_piped_terminal_is_wide() {
+fn piped_lines_are_no_longer_than_the_default_width() {
     let sweep = NODE.replace("--context 64K", "--context 32K,64K,1K") + " --link pcie4,c2c";
     let memory =
         "--gpus 8 --gpu 141GB,180GB --context 32K,64K --mtp 1,2 --batch 4,20,max --model deepseek-v3.2,glm-5";
@@ -397,7 +397,7 @@ fn lines_are_as_long_as_a_piped_terminal_is_wide() {
 }
 
 #[test]
-fn the_page_has_baseline_gain_and_what_was_asked() {
+fn the_page_shows_baseline_gain_and_inputs() {
     let page = plan(NODE, &["--html", "-"]);
     let at = |words: &str| page.find(words).unwrap_or_else(|| panic!("{words}"));
     let (headline, gain) = (at("<h1 class=\"sentence\">Offload: "), at("tokens/s, gained"));
@@ -414,7 +414,7 @@ fn the_page_has_baseline_gain_and_what_was_asked() {
 
 /// README's first command under "Before buying memory", as a shell takes it, and the sentence below it.
 #[test]
-fn the_readmes_command_ends_with_the_sentence_that_stands_below_it() {
+fn the_readmes_command_ends_with_the_sentence_printed_below_it() {
     let readme = include_str!("../../README.md");
     let part = readme.split("## Before buying memory").nth(1).unwrap();
     let mut blocks = part.split("```").skip(1).step_by(2);

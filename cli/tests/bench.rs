@@ -69,7 +69,7 @@ fn every_group_is_measured_on_the_host_and_agrees_with_the_rule() {
 }
 
 #[test]
-fn the_share_of_misses_is_what_was_asked() {
+fn the_share_of_misses_is_the_requested_one() {
     let entries = entries(&["--only", "resolve", "--rounds", "1"]);
     let mut shares = Vec::new();
     for figure in &entries[1..] {
@@ -130,7 +130,7 @@ fn every_group_is_measured_on_a_gpu_and_agrees_with_the_rule() {
 }
 
 #[test]
-fn a_profiler_has_one_gather_or_one_resolve_alone() {
+fn a_profiler_can_isolate_one_gather_or_one_resolve() {
     let found = entries(&["--only", "gather,resolve", "--rows", "100", "--batch", "2"]);
     let [_, gather, resolve] = &found[..] else { panic!("{found:?}") };
     let named = |figure: &Value, keys: &[&str]| -> Vec<Value> {
@@ -144,7 +144,7 @@ fn a_profiler_has_one_gather_or_one_resolve_alone() {
 }
 
 #[test]
-fn rows_come_from_as_much_memory_as_was_asked_for_and_every_figure_says_how_much() {
+fn rows_come_from_the_requested_memory_and_every_figure_reports_its_size() {
     let more = ["--only", "gather,scatter,resolve-gather,warm-up", "--rounds", "1", "--pool", "6MiB"];
     let entries = entries(&more);
     for figure in &entries[1..] {
@@ -156,7 +156,7 @@ fn rows_come_from_as_much_memory_as_was_asked_for_and_every_figure_says_how_much
 
 /// Of a GPU's figures of rows, what they ask of the link: by shape, and near to it by their times.
 #[test]
-fn figures_of_rows_say_what_they_ask_of_a_gpus_link() {
+fn row_figures_report_their_requests_on_the_gpus_link() {
     let Some(driver) = driver() else { return };
     let more =
         ["--device", "cuda:0", "--driver", driver.library(), "--only", "gather,scatter", "--rounds", "1"];
@@ -180,7 +180,7 @@ fn figures_of_rows_say_what_they_ask_of_a_gpus_link() {
 }
 
 #[test]
-fn what_a_gpu_does_not_have_is_refused() {
+fn options_that_a_gpu_lacks_are_refused() {
     let Some(driver) = driver() else { return };
     let on = |device: &str, more: &[&str]| {
         let all = ["bench", "--quick", "--only", "gather", "--device", device, "--driver", driver.library()];
@@ -193,7 +193,7 @@ fn what_a_gpu_does_not_have_is_refused() {
 }
 
 #[test]
-fn bad_input_is_one_error_that_names_it() {
+fn bad_input_is_one_error_that_names_the_input() {
     let refused = |more: &[&str]| refuses(&[&["bench", "--quick"], more].concat());
     let error = refused(&["--only", "gather,gaather"]);
     assert!(error.contains("gaather") && error.contains("--only"), "{error}");
@@ -275,7 +275,7 @@ fn a_closed_pipe_is_no_error() {
 }
 
 #[test]
-fn rows_stand_in_the_drivers_own_memory_if_asked_for() {
+fn rows_are_in_driver_allocated_memory_on_request() {
     let Some(driver) = driver() else { return };
     let of = |pinned: &str| {
         let of_gpu = ["--device", "cuda:0", "--driver", driver.library(), "--rounds", "1", "--only"];

@@ -49,7 +49,7 @@ fn are_whole(figures: &[Value], captured: &str) {
 }
 
 #[test]
-fn the_host_makes_every_figure_call_by_call() {
+fn the_host_measures_every_figure_call_by_call() {
     are_whole(&figures(&[]), "no");
 }
 
@@ -63,7 +63,7 @@ fn are_persistent(figures: &[Value]) {
 }
 
 #[test]
-fn a_gpu_makes_every_figure_in_captured_steps_beside_persistent_kernels_too() {
+fn a_gpu_measures_every_figure_in_captured_steps_also_next_to_persistent_kernels() {
     let Some(driver) = Standin::new(Options::default()) else {
         return skip::skip("g++, which builds the stand-in driver");
     };

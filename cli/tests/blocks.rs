@@ -106,25 +106,25 @@ fn compare(kind: &str, file: &str, options: &Options, capacities: &[u32]) {
 }
 
 #[test]
-fn mooncake_replays_as_a_naive_cache_does() {
+fn mooncake_replays_as_in_a_naive_cache() {
     let capacities = [1, 7, 24, 1000, 10_000, 50_000, 182_790];
     compare("mooncake", "conversation_trace.jsonl.zst", &Options::default(), &capacities);
 }
 
 #[test]
-fn ragpulse_replays_as_a_naive_cache_does() {
+fn ragpulse_replays_as_in_a_naive_cache() {
     compare("ragpulse", "0_trace.jsonl.zst", &Options::default(), &[3, 100, 2000, 30_000]);
 }
 
 #[test]
-fn sessions_replay_as_a_naive_cache_does() {
+fn sessions_replay_as_in_a_naive_cache() {
     let in_turn = Options { one_after_another: true, ..Options::default() };
     compare("kv-cache-tester", "agentic_A.jsonl.zst", &in_turn, &[781, 10_000]);
 }
 
 /// As they come without an option: beside each other, by their times.
 #[test]
-fn interleaved_sessions_replay_as_a_naive_cache_does() {
+fn interleaved_sessions_replay_as_in_a_naive_cache() {
     compare("kv-cache-tester", "agentic_A.jsonl.zst", &Options::default(), &[12_501, 100_000]);
 }
 
@@ -137,7 +137,7 @@ fn second_half(trace: &RequestTrace, policy: Policy, capacity: u64) -> (u64, u64
 
 /// `kvcache-simulator` 0.1.3, to the last token.
 #[test]
-fn mooncake_comes_out_as_another_simulator_says() {
+fn mooncake_replays_as_in_another_simulator() {
     let Some(directory) = traces::directory("mooncake") else {
         return;
     };
@@ -164,7 +164,7 @@ fn mooncake_comes_out_as_another_simulator_says() {
 }
 
 #[test]
-fn sessions_come_out_as_published() {
+fn sessions_replay_as_published() {
     let Some(directory) = traces::directory("kv-cache-tester") else {
         return;
     };
@@ -214,17 +214,17 @@ fn compare_curve(kind: &str, file: &str, options: &dyn Fn(&Path) -> Options) {
 }
 
 #[test]
-fn the_curve_of_mooncake_is_what_replays_count() {
+fn the_curve_of_mooncake_equals_its_replays() {
     compare_curve("mooncake", "conversation_trace.jsonl.zst", &|_| Options::default());
 }
 
 #[test]
-fn the_curve_of_sessions_is_what_replays_count() {
+fn the_curve_of_sessions_equals_their_replays() {
     compare_curve("kv-cache-tester", "agentic_A.jsonl.zst", &|_| Options::default());
 }
 
 #[test]
-fn the_curve_of_ragpulse_is_what_replays_count() {
+fn the_curve_of_ragpulse_equals_its_replays() {
     compare_curve("ragpulse", "0_trace.jsonl.zst", &|directory| {
         let files = ["1_sys_prompt", "2_passages", "3_history", "4_user_input", "5_web_search"];
         let piece_lengths = files.map(|name| directory.join(format!("{name}.jsonl.zst"))).to_vec();
@@ -364,13 +364,13 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_curve_is_the_naive_list_at_every_capacity(prompts in prompts(30, 7)) {
+    fn the_curve_equals_a_naive_list_at_every_capacity(prompts in prompts(30, 7)) {
         every_capacity(&prompts, &mooncake(&prompts));
     }
 
     /// Ids that claim to name prefixes and stand behind different ones: files in the wild.
     #[test]
-    fn the_curve_of_shuffled_ids_is_the_naive_list_at_every_capacity(
+    fn the_curve_of_shuffled_ids_equals_a_naive_list_at_every_capacity(
         prompts in prop::collection::vec(
             prop::sample::subsequence((0..12_u64).collect::<Vec<_>>(), 0..8).prop_shuffle(), 1..30)
     ) {
@@ -379,14 +379,14 @@ proptest! {
 
     /// The same piece behind different ones, and twice in a request.
     #[test]
-    fn the_curve_of_pieces_is_the_naive_list_at_every_capacity(
+    fn the_curve_of_pieces_equals_a_naive_list_at_every_capacity(
         prompts in prop::collection::vec(prop::collection::vec(0..12_u64, 0..8), 1..30)
     ) {
         every_capacity(&prompts, &pieces(&prompts));
     }
 
     #[test]
-    fn belady_is_the_most_of_all_choices(prompts in prompts(8, 4), capacity in 1..5_u32) {
+    fn belady_hits_the_most_of_all_choices(prompts in prompts(8, 4), capacity in 1..5_u32) {
         let trace = mooncake(&prompts);
         let hits = |policy| replayed(&trace, policy, capacity, 0).hit_blocks;
         let belady = hits(Policy::Belady);
@@ -409,7 +409,7 @@ fn one(prompts: &[Vec<u64>], policy: Policy, capacity: u32, i: usize) -> Outcome
 }
 
 #[test]
-fn s3_fifo_counts_as_by_hand() {
+fn s3_fifo_counts_as_computed_by_hand() {
     // Ten blocks: one of the small queue, nine of the main one, nine remembered.
     let prompts: [&[u64]; 14] = [
         &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9], // 9 to 0 enter, the last one first, all small

@@ -40,7 +40,7 @@ fn until_figures(path: &Path, run: &mut Child) {
 }
 
 #[test]
-fn figures_are_written_line_by_line_and_are_those_of_the_list() {
+fn figures_are_written_line_by_line_and_equal_the_list() {
     let folder = folder("lines");
     let path = folder.join("figures.jsonl");
     let name = path.to_str().unwrap();
@@ -67,7 +67,7 @@ fn figures_are_written_line_by_line_and_are_those_of_the_list() {
 }
 
 #[test]
-fn a_bench_that_is_killed_leaves_the_figures_until_then() {
+fn a_killed_bench_leaves_the_figures_up_to_that_moment() {
     let path = folder("killed").join("figures.jsonl");
     let long = ["bench", "--quick", "--only", "gather", "--rounds", "5000", "--json-lines"];
     let mut command = forebay(&[&long[..], &[path.to_str().unwrap()]].concat());
@@ -103,7 +103,7 @@ fn plan(minutes: &str, call: &str) -> (Option<i32>, Vec<String>) {
 }
 
 #[test]
-fn a_plan_puts_every_part_into_a_call_that_holds_it() {
+fn the_plan_assigns_every_part_to_a_call_with_enough_time() {
     let (status, planned) = plan("45", "9.5");
     assert_eq!(status, Some(0), "{planned:?}");
     let mut parts = Vec::new();
@@ -135,7 +135,7 @@ fn a_plan_puts_every_part_into_a_call_that_holds_it() {
 }
 
 #[test]
-fn a_machine_without_a_gpu_gets_one_line_and_no_results() {
+fn a_machine_without_a_gpu_prints_one_line_and_no_results() {
     let bundle = folder("no-gpu");
     let run = |arguments: &[&str]| -> Output {
         // A driver that is there shows no device.
@@ -153,7 +153,7 @@ fn a_machine_without_a_gpu_gets_one_line_and_no_results() {
 }
 
 #[test]
-fn a_run_that_is_ended_keeps_its_figures_and_says_so() {
+fn a_run_that_is_ended_keeps_its_figures_and_reports_the_end() {
     let Some(driver) = Standin::new(Options::default()) else {
         return skip::skip("g++, which builds the stand-in driver");
     };

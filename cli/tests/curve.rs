@@ -58,27 +58,27 @@ fn every_trace(mtp: u32, warmup: u32) {
 }
 
 #[test]
-fn the_curve_of_every_trace_is_what_the_pools_count() {
+fn the_curve_of_every_trace_equals_the_pools() {
     every_trace(1, 32);
 }
 
 #[test]
-fn the_curve_of_every_trace_from_cold_is_what_the_pools_count() {
+fn the_curve_of_every_trace_from_cold_equals_the_pools() {
     every_trace(1, 0);
 }
 
 #[test]
-fn the_curve_of_every_trace_by_two_rows_is_what_the_pools_count() {
+fn the_curve_of_every_trace_by_two_rows_equals_the_pools() {
     every_trace(2, 32);
 }
 
 #[test]
-fn the_curve_of_every_trace_by_two_rows_from_cold_is_what_the_pools_count() {
+fn the_curve_of_every_trace_by_two_rows_from_cold_equals_the_pools() {
     every_trace(2, 0);
 }
 
 #[test]
-fn the_curve_of_the_demo_trace_is_what_the_pools_count() {
+fn the_curve_of_the_demo_trace_equals_the_pools() {
     for mtp in 1..4 {
         // A cold start misses more, or the warm-up shows nothing.
         assert!(compare(&demo(), mtp, 0) > compare(&demo(), mtp, 32));
@@ -141,7 +141,7 @@ fn the_table_has_a_line_for_each_size_and_a_star_below_the_curve() {
 }
 
 #[test]
-fn what_a_replay_refuses_its_curve_refuses() {
+fn a_curve_refuses_the_same_options_as_a_replay() {
     let demo = demo();
     let demo = demo.to_str().unwrap();
     for (arguments, word) in [

@@ -73,7 +73,7 @@ fn a_sound_machine_has_nothing_to_fix() {
 }
 
 #[test]
-fn what_a_machine_lacks_is_found_and_comes_with_a_fix() {
+fn a_missing_resource_is_found_and_comes_with_a_fix() {
     let machine = Machine::sound("lacking");
     let no = |file: &str, text: &str| machine.write(file, text);
     no("proc/sys/kernel/osrelease", "5.4.0-150\n");
@@ -112,7 +112,7 @@ fn what_a_machine_lacks_is_found_and_comes_with_a_fix() {
 }
 
 #[test]
-fn limits_are_lifted_or_bind_as_the_system_has_it() {
+fn limits_bind_unless_a_capability_lifts_them() {
     let machine = Machine::sound("limits");
     machine.write("proc/self/limits", &machine::limits("8388608"));
     machine.write("proc/self/status", "CapEff:\t000001ffffffffff\n");
@@ -135,7 +135,7 @@ fn limits_are_lifted_or_bind_as_the_system_has_it() {
 }
 
 #[test]
-fn pages_of_the_pool_are_those_that_shared_memory_gets() {
+fn the_pools_page_size_is_that_of_shared_memory() {
     let machine = Machine::sound("pages");
     let meminfo = |total: u32, free: u32| {
         let pages = format!("HugePages_Total: {total}\nHugePages_Free: {free}\nHugepagesize: 2048 kB\n");
@@ -183,7 +183,7 @@ fn long_pages_are_reserved_at_boot_and_those_of_another_size_are_lost() {
 
 /// What programs read.
 #[test]
-fn a_machine_is_told_in_numbers_too() {
+fn the_json_has_the_facts_of_the_machine_as_numbers() {
     let machine = Machine::sound("numbers");
     let facts = |machine: &Machine| host(machine)["facts"].clone();
     let gib = |n: u64| n << 30;
@@ -235,7 +235,7 @@ fn text_that_could_steer_the_terminal_is_harmless() {
 }
 
 #[test]
-fn without_a_driver_that_is_wanted_its_status_is_1_and_it_says_what_to_do() {
+fn without_a_requested_driver_the_status_is_1_and_the_fix_is_printed() {
     let machine = Machine::sound("driver");
     let asked = ["--no-rates", "--driver", "no-such-folder/libcuda.so.1", "--root", machine.root()];
     for more in [&[][..], &["--device", "cuda:0"]] {
@@ -257,7 +257,7 @@ fn without_a_driver_that_is_wanted_its_status_is_1_and_it_says_what_to_do() {
 
 /// A host without GPUs has a driver only to note: nothing that was asked for does not work.
 #[test]
-fn warnings_and_notes_are_no_problem() {
+fn warnings_and_notes_leave_the_status_0() {
     let machine = Machine::sound("no-problem");
     machine.write("proc/self/limits", &machine::limits("65536"));
     std::fs::remove_dir_all(machine.path("sys/bus")).unwrap();
@@ -267,7 +267,7 @@ fn warnings_and_notes_are_no_problem() {
 
 /// A command that a finding names has the device that was asked for, and runs there.
 #[test]
-fn advice_runs_on_the_device_that_was_asked_for() {
+fn advice_runs_on_the_requested_device() {
     let machine = Machine::sound("advice");
     let found = entries(&["--device", "host", "--quick", "--root", machine.root()]);
     let fixes = found[0]["findings"].as_array().unwrap().iter().map(|found| found["fix"].as_str().unwrap());

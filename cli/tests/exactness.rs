@@ -70,7 +70,7 @@ fn compare(path: &std::path::Path) {
 }
 
 #[test]
-fn every_trace_replays_as_the_oracle_says() {
+fn every_trace_replays_as_in_the_oracle() {
     let Some(directory) = traces::directory("topk") else { return };
     let mut seen = 0;
     for entry in std::fs::read_dir(directory).unwrap() {
@@ -84,7 +84,7 @@ fn every_trace_replays_as_the_oracle_says() {
 }
 
 #[test]
-fn the_demo_trace_replays_as_the_oracle_says() {
+fn the_demo_trace_replays_as_in_the_oracle() {
     let data = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../data");
     compare(&data.join("demo.topk.zst"));
 }

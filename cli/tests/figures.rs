@@ -98,7 +98,7 @@ fn every_text_of_a_picture_has_room_and_can_be_read() {
 }
 
 #[test]
-fn control_the_browser_tells_what_is_wrong_with_a_picture() {
+fn control_the_browser_finds_faults_of_a_picture() {
     let Some(program) = chromium() else { return };
     let wrong = "<svg viewBox=\"0 0 400 100\" width=\"400\"><title>a</title><rect width=\"400\" height=\"100\" \
                  fill=\"#fffefb\"/><text x=\"10\" y=\"20\">over</text><text x=\"12\" y=\"20\">lying</text>\
@@ -117,7 +117,7 @@ fn lightness(pixel: [u8; 3]) -> f64 {
 }
 
 #[test]
-fn a_picture_in_a_page_follows_the_light() {
+fn a_picture_in_a_page_follows_light_and_dark_mode() {
     const HIGH: usize = 700;
     let Some(program) = chromium() else { return };
     let (file, pictures) = (folder("lights").join("page.html"), pictures());

@@ -71,7 +71,7 @@ fn calls(requests: &str) -> Vec<Vec<&str>> {
 }
 
 #[test]
-fn nothing_that_is_printed_is_wider_than_a_terminal() {
+fn no_output_is_wider_than_a_terminal() {
     let requests = requests();
     for call in calls(&requests) {
         let output = forebay(&call).env("LC_ALL", "C.UTF-8").env("NO_COLOR", "1").output().unwrap();
@@ -83,7 +83,7 @@ fn nothing_that_is_printed_is_wider_than_a_terminal() {
 }
 
 #[test]
-fn helps_are_no_wider_than_a_terminal() {
+fn help_texts_are_no_wider_than_a_terminal() {
     for command in ["", "replay", "plan", "simulate", "fit", "bench", "doctor", "completions"] {
         for help in ["--help", "-h"] {
             let call: Vec<&str> = [command, help].into_iter().filter(|word| !word.is_empty()).collect();
@@ -94,7 +94,7 @@ fn helps_are_no_wider_than_a_terminal() {
 }
 
 #[test]
-fn what_does_not_fit_is_named_and_wide_shows_it() {
+fn columns_that_do_not_fit_are_named_and_wide_shows_them() {
     let call = ["replay", TRACE, "--mtp", "2"];
     let (narrow, wide) = (succeeds(&call), succeeds(&[&call[..], &["--wide"]].concat()));
     assert!(narrow.contains("Left out, for 80 columns: to host a step. --wide shows all.\n"), "{narrow}");
@@ -103,7 +103,7 @@ fn what_does_not_fit_is_named_and_wide_shows_it() {
 }
 
 #[test]
-fn nothing_at_all_is_refused_and_numbers_stand_as_they_were_given() {
+fn zero_is_refused_and_numbers_are_quoted_as_given() {
     for (call, parts) in [
         (&["replay", TRACE, "--slots", "0"][..], &["'0'", "--slots", "from 1 to"][..]),
         (&["replay", TRACE, "--prompt-share", "0.0"], &["'0.0'", "--prompt-share", "above 0"]),
@@ -117,7 +117,7 @@ fn nothing_at_all_is_refused_and_numbers_stand_as_they_were_given() {
 }
 
 #[test]
-fn a_file_of_another_kind_is_called_what_it_is_and_sent_where_it_belongs() {
+fn a_file_of_another_kind_is_identified_and_its_command_named() {
     let (setup, measurements) = ("../data/setups/ess.json", "../data/setups/ess-measurements.json");
     let (requests, page) = (requests(), file("page.html", "<!DOCTYPE html>\n<html></html>\n"));
     let results = file("results.json", &succeeds(&["replay", TRACE, "--slots", "1024", "--json", "-"]));
@@ -144,7 +144,7 @@ fn a_file_of_another_kind_is_called_what_it_is_and_sent_where_it_belongs() {
 }
 
 #[test]
-fn what_was_probably_meant_is_named() {
+fn errors_suggest_the_probable_name() {
     for (call, meant) in [
         (&["replay", TRACE, "--prompt-shaer", "0.1"][..], "'--prompt-share'"),
         (&["replay", TRACE, "--policy", "belad"], "'belady'"),
@@ -175,7 +175,7 @@ fn plurals_of_one(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn one_of_a_thing_is_not_called_by_its_plural() {
+fn a_count_of_one_has_no_plural() {
     assert_eq!(plurals_of_one("layer 1 misses; 1 layer, (1 sessions)\n11 rows").len(), 1, "the control");
     let line = |ids: &str| {
         format!("{{\"timestamp\":0,\"input_length\":1,\"output_length\":1,\"hash_ids\":[{ids}]}}\n")
@@ -241,7 +241,7 @@ fn completions_list_the_built_in_setups() {
 }
 
 #[test]
-fn the_rule_of_a_number_is_said() {
+fn an_error_gives_the_rule_of_its_number() {
     for threads in ["33", "0", "1024", "-32"] {
         let error = refuses(&["bench", "--threads", threads]);
         assert!(error.contains("not a multiple of 32 from 32 to 512"), "{error}");

@@ -228,7 +228,7 @@ fn line(command: &str, first: &[&str], options: &[(String, bool)], chance: &mut 
 }
 
 #[test]
-fn any_command_line_gets_a_result_or_one_line() {
+fn any_command_line_gives_a_result_or_one_line() {
     let folder = folder("lines");
     fs::create_dir(folder.join("folder")).unwrap();
     let files = files();
@@ -317,7 +317,7 @@ fn mutated(content: &[u8], chance: &mut Chance) -> Vec<u8> {
 }
 
 #[test]
-fn any_file_gets_a_result_or_one_line() {
+fn any_file_gives_a_result_or_one_line() {
     let folder = folder("files");
     let files = files();
     let commands = [
@@ -357,7 +357,7 @@ fn any_file_gets_a_result_or_one_line() {
 const STEERING: &str = "A\u{202e}\u{2066}\u{200f}\u{61c}\u{1b}[2J\u{9b}31m\u{7}\u{7f}\n\u{2028}Z";
 
 #[test]
-fn nothing_that_others_wrote_steers_terminal_or_page() {
+fn foreign_text_never_controls_terminal_or_page() {
     let folder = folder("steering");
     let text = |text: &str| text.to_owned();
     let named = |name: &str| text(name);
@@ -497,7 +497,7 @@ fn long_files(folder: &Path, long: &str) -> Vec<Vec<String>> {
 }
 
 #[test]
-fn an_error_shows_at_most_200_bytes_of_what_it_was_given() {
+fn an_error_shows_at_most_200_bytes_of_its_input() {
     let folder = folder("echo");
     let long = "A".repeat(10_000);
     let mut refusals = 0;
@@ -521,7 +521,7 @@ fn an_error_shows_at_most_200_bytes_of_what_it_was_given() {
 /// A trace of 65,536 steps in a context of millions, as many positions as it names: pools would pass over a million
 /// slots in each step, minutes of work. The bound on processor time is that of every run here.
 #[test]
-fn many_steps_over_many_slots_take_as_long_as_what_they_select() {
+fn many_steps_over_many_slots_take_time_by_their_selected_rows() {
     let folder = folder("steps");
     let (k, steps, context) = (64_u32, 1_u32 << 16, 1_u32 << 22);
     let start = context - steps;

@@ -98,7 +98,7 @@ fn confined(arguments: &[&str]) -> std::process::Output {
 
 /// Whatever layers and context a small file declares: tables stand over the positions that it names.
 #[test]
-fn small_traces_are_replayed_in_little_memory_whatever_they_declare() {
+fn small_traces_are_replayed_in_little_memory_whatever_their_header_declares() {
     let all = "--slots 9 --policy lru,fifo,s3-fifo,decay,decay-tokens,belady --json -";
     let both = "--slots 70 --split by-layer --prefetch inter-layer --json -";
     let [replay, html, curve] = ["--json -", "--html -", "--curve --json -"];
@@ -129,7 +129,7 @@ fn small_traces_are_replayed_in_little_memory_whatever_they_declare() {
 /// Layers that have no position in common need tables that are larger than the trace: the bound is named before they
 /// are taken, and may be raised.
 #[test]
-fn what_needs_more_than_is_allowed_is_refused_before_it_is_taken() {
+fn memory_beyond_the_limit_is_refused_before_it_is_allocated() {
     let path = trace("apart.topk", 600, 2000, 1 << 24, 2000);
     let path = path.to_str().unwrap();
     for arguments in [&["replay", path][..], &["replay", path, "--html", "-"]] {
@@ -182,7 +182,7 @@ const PROGRAM: u64 = 48 << 20;
 
 /// What a header promises is held against the allowance before a set of it is read: the sets are not even there.
 #[test]
-fn what_a_header_promises_is_refused_before_a_set_is_decoded() {
+fn a_header_beyond_the_limit_is_refused_before_a_set_is_decoded() {
     // 64 layers x 1000 steps x 2048 positions, four bytes each.
     let path = beginning("promises.topk", 64, 2048, 1000, 1 << 24);
     let needs = size(PROGRAM + 4 * 64 * 1000 * 2048);
@@ -215,7 +215,7 @@ fn what_a_header_promises_is_refused_before_a_set_is_decoded() {
 
 /// A recording does not say how long it is: it is asked for step by step.
 #[test]
-fn a_recording_is_refused_where_it_grows_beyond_what_is_allowed() {
+fn a_recording_is_refused_where_it_grows_beyond_the_limit() {
     let (k, steps) = (60_000, 100);
     let recording = r#"{"layers":1,"k":60000,"first_position":60000,"decode_start":60001}"#.as_bytes();
     let mut bytes = [b"TOPKTRC2", &(recording.len() as u32).to_le_bytes()[..], recording].concat();
@@ -253,7 +253,7 @@ fn sessions(name: &str, sessions: u64, requests: u64, blocks: u64, distinct: u64
 
 /// Interleaving holds references and requests a second time: asked for before it is taken, to the last byte.
 #[test]
-fn interleaving_is_asked_for_before_it_is_taken() {
+fn interleaving_is_checked_against_the_limit_before_it_is_allocated() {
     let (all, blocks) = (16_384, 64);
     let path = sessions("interleaved.jsonl", 2, all / 2, blocks, 1000, 0);
     let references = all * blocks;
@@ -276,7 +276,7 @@ fn interleaving_is_asked_for_before_it_is_taken() {
 /// Whatever is allowed, a request trace is read within it or refused with both numbers: where the address space ends a
 /// little behind it, nothing fails for want of memory. The ids' table is many times the trace.
 #[test]
-fn request_traces_are_read_within_what_is_allowed() {
+fn request_traces_are_read_within_the_limit() {
     let path = sessions("ids.jsonl", 50, 20, 1000, u64::MAX, 1 << 40);
     let mut read = 0;
     for megabytes in [60, 90, 120, 180, 260] {
@@ -297,7 +297,7 @@ fn request_traces_are_read_within_what_is_allowed() {
 
 /// A trace of a few bytes whose context is the longest there may be: what is held grows with it.
 #[test]
-fn a_long_context_is_held_by_few_threads() {
+fn few_threads_replay_a_long_context() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("long_context");
     std::fs::create_dir_all(&folder).unwrap();
     let trace = folder.join("long.topk");
@@ -333,7 +333,7 @@ fn starved(kib: u32, arguments: &[&str]) -> String {
 
 /// Where memory is short while a side file, a line or a JSON text is read, that is an error and no abort.
 #[test]
-fn memory_that_ends_while_a_text_is_read_is_an_error() {
+fn running_out_of_memory_while_a_text_is_read_is_an_error() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("starved");
     std::fs::create_dir_all(&folder).unwrap();
     let written = |name: &str, text: &str| {

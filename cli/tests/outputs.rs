@@ -85,7 +85,7 @@ fn behind(limits: &str, arguments: &[&str]) -> Command {
 }
 
 #[test]
-fn the_limit_on_a_files_size_is_an_error_and_no_signal() {
+fn exceeding_the_file_size_limit_is_an_error_and_no_signal() {
     let folder = Folder::new("limit");
     let out = folder.name("out");
     for old in [None, Some("old")] {
@@ -131,7 +131,7 @@ fn killed(arguments: &[&str], signal: Signal, turns: u32) -> Output {
 }
 
 #[test]
-fn whenever_it_is_killed_a_file_is_old_or_new_and_nothing_is_left() {
+fn whenever_the_command_is_killed_the_file_is_old_or_new_and_nothing_else_is_left() {
     let folder = Folder::new("killed");
     let out = folder.name("out");
     let new = plan();
@@ -166,7 +166,7 @@ fn whenever_it_is_killed_a_file_is_old_or_new_and_nothing_is_left() {
 
 /// Two places where it waits for somebody else: killed there, at a moment that is known.
 #[test]
-fn it_can_be_killed_while_it_waits_for_a_pipe() {
+fn the_command_can_be_killed_while_it_waits_for_a_pipe() {
     let folder = Folder::new("waits");
     let (input, output, out) = (folder.fifo("in"), folder.fifo("out"), folder.name("file"));
     // More than a pipe holds: it waits for a reader who reads nothing.
@@ -186,7 +186,7 @@ fn it_can_be_killed_while_it_waits_for_a_pipe() {
 }
 
 #[test]
-fn what_a_dead_process_left_is_removed_by_the_next_write() {
+fn files_of_a_dead_process_are_removed_by_the_next_write() {
     let folder = Folder::new("left");
     fs::write(folder.name(".forebay-1-0.partial"), "half").unwrap();
     // One that is alive holds its lock.
@@ -201,7 +201,7 @@ fn what_a_dead_process_left_is_removed_by_the_next_write() {
 }
 
 #[test]
-fn of_several_that_write_one_file_one_is_there_whole() {
+fn concurrent_writers_of_one_file_leave_one_whole_result() {
     let folder = Folder::new("several");
     let out = folder.name("out");
     fn asked<'a>(context: &'a str, target: &'a str) -> Vec<&'a str> {
@@ -234,7 +234,7 @@ fn fed(arguments: &[&str], pipe: &str, input: &[u8]) -> Output {
 }
 
 #[test]
-fn a_pipe_is_read_as_a_file_is_or_refused_in_one_line() {
+fn a_pipe_is_read_like_a_file_or_refused_in_one_line() {
     let folder = Folder::new("fed");
     let pipe = folder.fifo("pipe");
     let setup = fs::read_to_string(data("setups/ess.json")).unwrap();
@@ -287,7 +287,7 @@ fn read_from(pipe: &str, arguments: &[&str]) -> (Output, String) {
 }
 
 #[test]
-fn results_go_into_pipes_devices_and_what_links_lead_to() {
+fn results_are_written_to_pipes_devices_and_link_targets() {
     let folder = Folder::new("kinds");
     let (pipe, new) = (folder.fifo("pipe"), plan());
     let (output, read) = read_from(&pipe, &[&PLAN[..], &["--json", &pipe]].concat());
@@ -316,7 +316,7 @@ fn results_go_into_pipes_devices_and_what_links_lead_to() {
 }
 
 #[test]
-fn nothing_is_printed_where_a_file_of_the_same_call_cannot_be_written() {
+fn nothing_is_printed_if_a_file_of_the_same_call_cannot_be_written() {
     let folder = Folder::new("order");
     let (demo, measured) = (data("demo.topk.zst"), data("setups/ess-measurements.json"));
     let requests = folder.name("requests");
@@ -353,7 +353,7 @@ fn nothing_is_printed_where_a_file_of_the_same_call_cannot_be_written() {
 }
 
 #[test]
-fn standard_output_is_one_place_by_whatever_name() {
+fn standard_output_is_recognised_under_every_name() {
     let folder = Folder::new("stdout");
     let new = plan();
     for name in ["/dev/stdout", "/proc/self/fd/1", "/dev/fd/1"] {
@@ -372,7 +372,7 @@ fn standard_output_is_one_place_by_whatever_name() {
 }
 
 #[test]
-fn two_results_in_one_file_are_refused_by_whatever_names() {
+fn two_results_in_one_file_are_refused_under_every_name() {
     let folder = Folder::new("same");
     fs::create_dir(folder.name("under")).unwrap();
     fs::write(folder.name("there"), "dear").unwrap();
@@ -405,7 +405,7 @@ fn two_results_in_one_file_are_refused_by_whatever_names() {
 }
 
 #[test]
-fn no_result_takes_the_place_of_an_input() {
+fn no_result_replaces_an_input() {
     let folder = Folder::new("input");
     let input = folder.name("input");
     let demo = data("demo.topk.zst");
@@ -446,7 +446,7 @@ fn no_result_takes_the_place_of_an_input() {
 const NOBODY: u32 = 65534;
 
 #[test]
-fn a_user_without_rights_gets_errors_and_leaves_nothing() {
+fn a_user_without_permissions_gets_errors_and_leaves_nothing() {
     let folder = Folder::at(std::env::temp_dir().join(format!("forebay-{}-nobody", std::process::id())));
     let everybody = |path: &Path, mode| fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
     everybody(&folder.0, 0o755);

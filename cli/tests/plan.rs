@@ -74,7 +74,7 @@ fn entries_have_the_documented_fields() {
 /// `ratio` is of the context at its end; what replay's pools are sized by is a prompt share. Options, JSON, tables,
 /// pages and the page that describes JSON say so alike.
 #[test]
-fn a_ratio_is_of_the_context_at_its_end_and_replay_has_a_prompt_share() {
+fn a_ratio_is_a_share_of_the_final_context_and_replay_takes_a_prompt_share() {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/demo.topk.zst");
     let trace = demo.to_str().unwrap();
     let header = forebay::trace::SelectionTrace::read(&demo).unwrap().header().clone();
@@ -133,7 +133,7 @@ fn a_ratio_is_of_the_context_at_its_end_and_replay_has_a_prompt_share() {
 }
 
 #[test]
-fn a_sweep_says_which_points_do_not_fit() {
+fn a_sweep_reports_the_points_that_do_not_fit() {
     let rows = plans("--gpu 80GiB,141GB --weights 0 --context 128K --batch 40,90 --mtp 2");
     let fits: Vec<bool> = rows.iter().map(|row| row["fits"].as_bool().unwrap()).collect();
     assert_eq!(fits, [true, false, true, true]);
@@ -154,7 +154,7 @@ fn a_sweep_says_which_points_do_not_fit() {
 }
 
 #[test]
-fn a_stride_of_whole_lines_is_offered_with_its_cost() {
+fn a_stride_of_whole_cache_lines_is_offered_with_its_cost() {
     let given = "--gpu 80GiB --weights 0 --context 32K --mtp 2 --batch 160";
     let [entry] = &plans(given)[..] else { panic!("one entry") };
     let stride = &entry["host_stride"];
@@ -180,7 +180,7 @@ fn a_stride_of_whole_lines_is_offered_with_its_cost() {
 }
 
 #[test]
-fn where_offload_does_not_pay_it_is_said() {
+fn a_plan_where_offload_does_not_pay_is_reported() {
     let whole = told(&["plan", "--weights", "0", "--gpu", "80GiB", "--context", "32K", "--batch", "52"]);
     assert!(whole.contains("Does not pay here: all rows of this batch fit on the device"), "{whole}");
     let dense =
@@ -193,7 +193,7 @@ fn where_offload_does_not_pay_it_is_said() {
 }
 
 #[test]
-fn with_a_setup_the_best_batch_is_found_and_what_it_yields() {
+fn with_a_setup_the_best_batch_and_its_throughput_are_found() {
     let budget = "--setup ess --gpu 80GiB --weights 0 --context 32K --mtp 2 --accept 1.7 --tables beside";
     let [best] = &plans(budget)[..] else { panic!("one entry") };
     assert_eq!(
@@ -243,7 +243,7 @@ fn setup(name: &str, change: impl Fn(&mut Value)) -> String {
 }
 
 #[test]
-fn a_setup_with_a_model_of_its_own_is_planned_as_that() {
+fn a_setup_with_its_own_model_is_planned_as_that_model() {
     let own = setup("own-model.json", |setup| {
         setup["name"] = "mine".into();
         let dims = serde_json::to_value(Dims { context_max: 65536, ..Dims::DEEPSEEK_V3_2 }).unwrap();
@@ -282,7 +282,7 @@ fn a_setup_with_a_model_of_its_own_is_planned_as_that() {
 }
 
 #[test]
-fn a_point_that_is_not_known_leaves_the_others() {
+fn a_point_without_data_leaves_the_others() {
     let known = "--setup ess --gpu 80GiB --weights 0 --mtp 2 --accept 1.7";
     let rows = plans(&format!("{known} --context 32K,8K,1K"));
     let yields: Vec<bool> = rows.iter().map(|row| row.get("throughput").is_some()).collect();
@@ -303,7 +303,7 @@ fn a_point_that_is_not_known_leaves_the_others() {
 }
 
 #[test]
-fn a_rooflines_rows_are_marked_among_fitted_ones() {
+fn rows_of_the_roofline_are_marked_among_fitted_rows() {
     let options = "--setup ess --gpu 80GiB --weights 0 --context 32K --batch 96 --mtp 2 --accept 1.7";
     let both = format!("{options} --model deepseek-v3.2,deepseek-v3.2-bf16");
     let rows = plans(&both);
@@ -322,7 +322,7 @@ fn a_rooflines_rows_are_marked_among_fitted_ones() {
 }
 
 #[test]
-fn misses_of_another_model_or_context_are_said_with_the_plan() {
+fn misses_of_another_model_or_context_are_reported_with_the_plan() {
     let trace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/demo.topk.zst");
     let options =
         format!("--setup ess --gpu 80GiB --weights 0 --context 32K --batch 96 --trace {}", trace.display());
@@ -336,7 +336,7 @@ fn misses_of_another_model_or_context_are_said_with_the_plan() {
 }
 
 #[test]
-fn memory_and_time_are_of_the_same_micro_batches() {
+fn memory_and_time_count_the_same_micro_batches() {
     let options = "--setup ess --gpu 80GiB --weights 0 --mtp 2 --accept 1.7 --batch 40";
     let of = |options: &str| plans(options).remove(0);
     let (two, one) =
@@ -388,7 +388,7 @@ fn memory_and_time_are_of_the_same_micro_batches() {
 }
 
 #[test]
-fn what_does_not_fit_says_what_was_asked() {
+fn a_plan_that_does_not_fit_repeats_its_inputs() {
     let rows = plans(
         "--setup ess --link pcie4 --gpu 80GiB --weights 0 --context 128K --batch 40,900 --ratio auto --mtp 2",
     );

@@ -50,7 +50,7 @@ fn compare(path: &Path) {
 }
 
 #[test]
-fn lru_by_the_simulator_is_the_production_rule_on_every_trace() {
+fn the_simulators_lru_is_the_production_rule_on_every_trace() {
     let Some(directory) = traces::directory("topk") else { return };
     let paths = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
     let paths: Vec<_> = paths.filter(|path| path.to_string_lossy().ends_with(".topk.zst")).collect();
@@ -59,7 +59,7 @@ fn lru_by_the_simulator_is_the_production_rule_on_every_trace() {
 }
 
 #[test]
-fn lru_by_the_simulator_is_the_production_rule_on_the_demo_trace() {
+fn the_simulators_lru_is_the_production_rule_on_the_demo_trace() {
     compare(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/demo.topk.zst"));
 }
 
@@ -170,7 +170,7 @@ proptest! {
 
     /// Pools that a step's rows exceed included.
     #[test]
-    fn belady_is_the_least_of_all_choices(small in small(1)) {
+    fn belady_misses_the_least_of_all_choices(small in small(1)) {
         let misses = small.misses(Policy::Belady);
         prop_assert_eq!(misses, small.least(0, 0, &mut HashMap::new()));
         for policy in ALL {
@@ -179,7 +179,7 @@ proptest! {
     }
 
     #[test]
-    fn a_heap_lets_the_rows_go_that_a_scan_does(small in small(1)) {
+    fn a_heap_evicts_the_same_rows_as_a_scan(small in small(1)) {
         for policy in [Policy::Lru, Policy::Fifo, Policy::Belady] {
             let [heap, scan] = [0, u32::MAX].map(|rows| small.misses_of(policy, rows));
             prop_assert_eq!(heap, scan, "{}", policy.name());
@@ -210,7 +210,7 @@ proptest! {
 }
 
 #[test]
-fn s3_fifo_counts_as_by_hand() {
+fn s3_fifo_counts_as_computed_by_hand() {
     // Ten slots: one of the small queue, nine of the main one, nine remembered. Rows 0 to 4 are hit twice.
     //   step 0: 0 to 9 enter, all small            1, 2: 0 to 4 are hit
     //   3: 10 is fetched: 0 to 4 move to the main queue, 5 leaves and is remembered

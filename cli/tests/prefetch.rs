@@ -86,7 +86,7 @@ fn naive(trace: &SelectionTrace, setting: Setting, slots: &[u32]) -> Vec<(Prefet
 }
 
 #[test]
-fn a_prefetch_brings_what_a_naive_model_brings() {
+fn a_prefetch_fetches_the_rows_of_a_naive_model() {
     let trace = SelectionTrace::read(&demo()).unwrap();
     let layers = trace.header().layers;
     for (mtp, warmup) in [(1, 32), (2, 0)] {
@@ -112,7 +112,7 @@ fn a_prefetch_brings_what_a_naive_model_brings() {
 }
 
 #[test]
-fn every_policy_is_looked_into() {
+fn every_policy_counts_the_prefetch_hits_of_its_own_pool() {
     let trace = SelectionTrace::read(&demo()).unwrap();
     let setting = Setting { slots: 1229, warmup: 32, mtp: 1, steps: 150 };
     let policies = [Policy::Lru, Policy::Fifo, Policy::S3Fifo, Policy::DecayTokens, Policy::Belady];
@@ -130,7 +130,7 @@ fn every_policy_is_looked_into() {
 }
 
 #[test]
-fn a_prefetch_counts_as_by_hand() {
+fn a_prefetch_counts_as_computed_by_hand() {
     // Two layers of two slots; rows 4, 5, 6 are born in steps 0, 1, 2. The second layer:
     //   step 0: empty; brought 0, 1; selected 0, 2: 0 is covered, 1 extra. Then 2 and the born 4 stay
     //   step 1: brought 1 (4 is there); selected 1, 2: 1 is covered. Then 2 and the born 5 stay
@@ -149,7 +149,7 @@ fn a_prefetch_counts_as_by_hand() {
 }
 
 #[test]
-fn the_command_says_both_beside_the_plain_replay() {
+fn the_command_prints_both_next_to_the_plain_replay() {
     let demo = demo();
     let demo = demo.to_str().unwrap();
     let replay = |more: &[&str]| {
@@ -180,7 +180,7 @@ fn the_command_says_both_beside_the_plain_replay() {
 }
 
 #[test]
-fn a_curve_has_no_pools_to_look_into() {
+fn a_curve_refuses_prefetch() {
     let demo = demo();
     let demo = demo.to_str().unwrap();
     let errors = command::refuses(&["replay", demo, "--curve", "--prefetch", "inter-layer"]);

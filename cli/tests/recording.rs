@@ -78,7 +78,7 @@ fn demo() -> PathBuf {
 }
 
 #[test]
-fn recorded_again_every_trace_replays_the_same() {
+fn every_trace_replays_the_same_after_another_recording() {
     let Some(directory) = traces::directory("topk") else {
         return;
     };
@@ -101,7 +101,7 @@ fn recorded_again_every_trace_replays_the_same() {
 }
 
 #[test]
-fn a_recording_that_was_not_finished_is_replayed_and_said_to_be() {
+fn an_unfinished_recording_is_replayed_and_reported() {
     let trace = SelectionTrace::read(&demo()).unwrap();
     let whole = record(&trace, "whole.topk", true);
     assert_eq!(entries(&whole), entries(&demo()));
@@ -127,7 +127,7 @@ fn a_recording_that_was_not_finished_is_replayed_and_said_to_be() {
 }
 
 #[test]
-fn recorded_requests_are_replayed_by_their_own_block_size() {
+fn recorded_requests_are_replayed_with_their_own_block_size() {
     let path = fresh("requests.jsonl");
     let mut writer = RequestWriter::create(&path, 64).unwrap();
     for (milliseconds, blocks) in [(0, &[1, 2, 3][..]), (5, &[1, 2, 4]), (9, &[1, 3, 2])] {
@@ -157,7 +157,7 @@ fn pipe(name: &str, bytes: &[u8]) -> (PathBuf, Child) {
 /// What a pipe brings is read as it comes: a selection trace to its end, one that ends early to an error. What has to
 /// be read twice is refused before it is opened.
 #[test]
-fn a_trace_comes_through_a_pipe_or_is_refused_in_a_line() {
+fn a_trace_is_read_from_a_pipe_or_refused_in_one_line() {
     let bytes = fs::read(demo()).unwrap();
     let (path, mut writer) = pipe("whole.pipe", &bytes);
     let piped = entries(&path);

@@ -90,7 +90,7 @@ fn text(path: &Path) -> &str {
 }
 
 #[test]
-fn a_tiny_trace_counts_as_by_hand() {
+fn a_tiny_trace_counts_as_computed_by_hand() {
     let path = tiny("by-hand");
     // Two slots, warmed with {0,1} and {2,3}: resident 2, 3.
     //   4: {0}: miss, resident 3 0, born 4: 0 4      5: {1}: miss: 4 1, born 5: 1 5
@@ -156,7 +156,7 @@ fn json_has_the_documented_fields_one_entry_for_each_size() {
 }
 
 #[test]
-fn policies_stand_side_by_side_at_each_size() {
+fn policies_are_printed_side_by_side_at_each_size() {
     let path = demo();
     let (policies, slots) = (["belady", "lru", "fifo", "s3-fifo", "decay", "decay-tokens"], ["614", "1229"]);
     let named = policies.join(",");
@@ -183,7 +183,7 @@ fn policies_stand_side_by_side_at_each_size() {
 }
 
 #[test]
-fn people_get_a_heading_a_line_for_each_size_and_the_definitions() {
+fn the_text_has_a_heading_one_line_for_each_size_and_the_definitions() {
     let path = demo();
     let out = succeeds(&["replay", text(&path), "--prompt-share", "0.1,0.2"]);
     assert!(out.starts_with(text(&path)), "{out}");
@@ -199,14 +199,14 @@ fn people_get_a_heading_a_line_for_each_size_and_the_definitions() {
 }
 
 #[test]
-fn texts_of_a_trace_cannot_steer_the_terminal() {
+fn texts_from_a_trace_cannot_control_the_terminal() {
     let path = tiny("steer");
     let out = succeeds(&["replay", text(&path), "--slots", "2", "--warmup", "0"]);
     assert!(out.contains("tiny?[31m") && !out.contains('\u{1b}'), "{out}");
 }
 
 #[test]
-fn no_colour_is_printed_where_none_is_wanted() {
+fn no_colour_is_printed_if_none_is_wanted() {
     let demo = demo();
     let coloured = |arguments: &[&str], variables: &[(&str, &str)]| {
         let output = forebay(arguments).envs(variables.iter().copied()).output().unwrap();
@@ -239,7 +239,7 @@ fn the_largest_pool_and_the_longest_step_are_replayed() {
 }
 
 #[test]
-fn several_traces_are_replayed_in_the_order_named() {
+fn several_traces_are_replayed_in_the_given_order() {
     let (one, two) = (tiny("several"), demo());
     let all = entries(&["replay", text(&one), text(&two), "--slots", "4,9", "--warmup", "2"]);
     let names: Vec<_> = all.iter().map(|e| (e["layers"].clone(), e["slots"].clone())).collect();
@@ -247,7 +247,7 @@ fn several_traces_are_replayed_in_the_order_named() {
 }
 
 #[test]
-fn a_json_file_is_written_beside_the_tables() {
+fn a_json_file_is_written_in_addition_to_the_tables() {
     let file = folder("json-file").join("out.json");
     let out = succeeds(&["replay", text(&demo()), "--prompt-share", "0.2", "--json", text(&file)]);
     assert!(out.contains("Misses per step"));
@@ -283,7 +283,7 @@ fn full_standard_output_is_an_error() {
 }
 
 #[test]
-fn bad_traces_are_named_with_what_is_wrong() {
+fn bad_traces_are_named_with_their_fault() {
     let folder = folder("bad-traces");
     let whole = fs::read(demo()).unwrap();
     let write = |name: &str, bytes: &[u8]| {
@@ -310,7 +310,7 @@ fn bad_traces_are_named_with_what_is_wrong() {
 }
 
 #[test]
-fn values_without_sense_are_named_with_the_allowed_range() {
+fn values_out_of_range_are_named_with_the_allowed_range() {
     let demo = demo();
     let replay = |more: &[&str]| refuses(&[&["replay", text(&demo)], more].concat());
     for value in ["0", "7", "nan", "-0.5", "inf", "x", "0.2,0"] {
@@ -349,7 +349,7 @@ fn values_without_sense_are_named_with_the_allowed_range() {
 }
 
 #[test]
-fn memory_that_cannot_be_had_is_an_error_that_names_the_trace() {
+fn a_failed_allocation_is_an_error_that_names_the_trace() {
     // 1 GiB of sets and a limit of 300 MiB.
     let path = unfolding("too-large", 4096);
     let arguments = ["replay", text(&path)];
@@ -393,7 +393,7 @@ fn a_study_that_does_not_fit_is_an_error_that_names_the_trace() {
 }
 
 #[test]
-fn a_share_of_an_empty_prompt_is_pointed_to_slots() {
+fn a_share_of_an_empty_prompt_is_refused_with_a_hint_at_slots() {
     let json =
         r#"{"layers":1,"k":1,"steps":2,"warm_steps":0,"first_position":0,"decode_start":0,"context":2}"#;
     let mut bytes = b"TOPKTRC1".to_vec();
@@ -410,7 +410,7 @@ fn a_share_of_an_empty_prompt_is_pointed_to_slots() {
 }
 
 #[test]
-fn json_never_replaces_a_trace() {
+fn a_json_output_never_replaces_a_trace() {
     let path = tiny("replaces");
     let before = fs::read(&path).unwrap();
     let (link, hard) = (path.with_file_name("link"), path.with_file_name("hard"));
@@ -424,7 +424,7 @@ fn json_never_replaces_a_trace() {
 }
 
 #[test]
-fn without_warmup_a_short_prompt_warms_with_all_it_has() {
+fn without_warmup_a_short_prompt_warms_up_with_all_its_rows() {
     let path = tiny("short-prompt");
     let all = entries(&["replay", text(&path), "--slots", "2"]);
     assert_eq!(all, entries(&["replay", text(&path), "--slots", "2", "--warmup", "2"]));
@@ -436,7 +436,7 @@ fn without_warmup_a_short_prompt_warms_with_all_it_has() {
 }
 
 #[test]
-fn a_share_of_the_context_is_shown_where_it_says_something() {
+fn a_share_of_the_context_is_shown_where_it_is_meaningful() {
     let demo = demo();
     let out = succeeds(&["replay", text(&demo), "--slots", "1,614,6145"]);
     let shown: Vec<_> = out
@@ -470,7 +470,7 @@ fn a_trace_without_decode_steps_is_named() {
 
 /// A reader that closes the pipe at once ends every command quietly.
 #[test]
-fn a_closed_pipe_ends_it_quietly() {
+fn a_closed_pipe_ends_the_command_quietly() {
     let demo = demo();
     for arguments in [
         &["replay", text(&demo), "--prompt-share", "0.2"][..],

@@ -40,7 +40,7 @@ fn report() -> &'static str {
 }
 
 #[test]
-fn a_report_says_what_the_other_outputs_say() {
+fn a_report_agrees_with_the_other_outputs() {
     let (demo, page) = (demo(), report());
     let policies = "lru,belady,decay-tokens,fifo,s3-fifo,decay";
     let json = succeeds(&[
@@ -77,7 +77,7 @@ fn a_report_says_what_the_other_outputs_say() {
 }
 
 #[test]
-fn a_report_names_nothing_outside_itself() {
+fn a_report_references_nothing_outside_itself() {
     let page = report();
     for word in ["://", "src=", "url(", "@import", "<script", "<link", "<iframe", "<object"] {
         assert!(!page.contains(word), "{word}");
@@ -107,7 +107,7 @@ fn recorded(folder: &Path, steps: u32, warm_steps: u32) -> PathBuf {
 }
 
 #[test]
-fn one_step_without_a_prompt_has_nothing_to_be_similar_to() {
+fn one_step_without_a_prompt_has_no_similarity() {
     let folder = folder("one");
     for (warm, told) in [(0, false), (1, true)] {
         let trace = recorded(&folder, 1 + warm, warm);
@@ -118,7 +118,7 @@ fn one_step_without_a_prompt_has_nothing_to_be_similar_to() {
 }
 
 #[test]
-fn the_size_at_which_lru_misses_as_little_is_exact() {
+fn the_size_at_which_lru_misses_as_few_is_exact() {
     let trace = recorded(&folder("reached"), 60, 0);
     let trace = trace.to_str().unwrap();
     for slots in ["4", "8", "12", "20"] {
@@ -162,7 +162,7 @@ fn two_traces_have_a_section_each_and_standard_output_gets_the_page() {
 }
 
 #[test]
-fn what_cannot_be_reported_is_refused_and_nothing_is_written() {
+fn an_impossible_report_is_refused_and_nothing_is_written() {
     let folder = folder("refused");
     let page = folder.join("report.html");
     let (page, demo) = (page.to_str().unwrap(), demo());
@@ -235,7 +235,7 @@ fn request_traces_have_hits_by_capacity() {
 }
 
 #[test]
-fn one_is_written_without_a_plural() {
+fn a_report_writes_a_count_of_one_without_a_plural() {
     let trace = folder("single").join("requests.jsonl");
     fs::write(&trace, "{\"timestamp\": 0, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": [0]}\n")
         .unwrap();
@@ -270,7 +270,7 @@ fn lightness(pixel: [u8; 3]) -> f64 {
 }
 
 #[test]
-fn a_browser_shows_it_by_light_and_by_dark() {
+fn a_browser_shows_the_report_in_light_and_dark_mode() {
     let Some(program) = chromium() else { return };
     let folder = folder("lights");
     let (page, phone) = (folder.join("page.html"), folder.join("phone.html"));
@@ -342,7 +342,7 @@ fn looked(program: &Path, page: &str, folder: &Path, width: u32) -> Value {
 }
 
 #[test]
-fn no_text_leaves_its_place_on_a_phone_or_a_desk() {
+fn no_text_overflows_on_a_phone_or_a_desktop() {
     let Some(program) = chromium() else { return };
     let folder = folder("places");
     for width in [360, 390, 700, 1160] {
@@ -356,7 +356,7 @@ fn no_text_leaves_its_place_on_a_phone_or_a_desk() {
 }
 
 #[test]
-fn control_the_browser_tells_what_is_wrong_with_a_page() {
+fn control_the_browser_finds_faults_of_a_page() {
     let Some(program) = chromium() else { return };
     let folder = folder("control");
     let wrong = "<!DOCTYPE html><html><head></head><body><div style=\"width:900px\">wide</div>\

@@ -74,7 +74,7 @@ fn an_entry_has_the_documented_fields_and_they_agree() {
 }
 
 #[test]
-fn a_step_that_the_host_binds_is_said_to_be() {
+fn a_host_bound_step_is_reported() {
     let of = |options: &str| simulated(&format!("{POINT} {options}"))[0]["host"].clone();
     let host = of("--overlap dba");
     assert_eq!(host["bound_by"], "device");
@@ -100,7 +100,7 @@ fn a_step_that_the_host_binds_is_said_to_be() {
 }
 
 #[test]
-fn what_kernels_should_take_is_told_by_terms_and_prices_can_be_changed() {
+fn predicted_kernel_times_are_listed_by_term_and_prices_can_be_changed() {
     let told = |more: &[&str]| {
         let arguments = [&["simulate", "--kernels", "--json", "-"][..], more].concat();
         serde_json::from_str::<Vec<Value>>(&succeeds(&arguments)).unwrap()
@@ -139,7 +139,7 @@ fn what_kernels_should_take_is_told_by_terms_and_prices_can_be_changed() {
 }
 
 #[test]
-fn the_ratio_that_fits_is_found_and_nothing_is_exposed_at_1() {
+fn the_ratio_that_fits_is_found_and_at_1_no_time_is_exposed() {
     let rows =
         simulated("--context 32K --mtp 2 --accept 1.7 --batch 52,64,96,128,160 --ratio auto --cache 80GiB");
     let ratios: Vec<f64> = rows.iter().map(|row| (number(row, "ratio") * 100.0).round() / 100.0).collect();
@@ -153,7 +153,7 @@ fn the_ratio_that_fits_is_found_and_nothing_is_exposed_at_1() {
 }
 
 #[test]
-fn orders_links_and_traffic_stand_side_by_side() {
+fn orders_links_and_traffic_are_printed_side_by_side() {
     let rows = simulated(&format!("{POINT} --overlap none,da,dba,best"));
     let exposed: Vec<f64> = rows.iter().map(|row| number(row, "exposed_ms")).collect();
     assert_eq!(
@@ -271,7 +271,7 @@ fn misses_by_step_are_run_step_by_step() {
 }
 
 #[test]
-fn trace_events_are_as_perfetto_reads_them() {
+fn trace_events_have_the_form_that_perfetto_reads() {
     let path = file("step.json");
     let arguments = [&["simulate", "--setup", "ess", "--perfetto", path.to_str().unwrap()][..]].concat();
     let arguments: Vec<&str> = arguments.into_iter().chain(POINT.split(' ')).collect();
@@ -301,7 +301,7 @@ fn trace_events_are_as_perfetto_reads_them() {
 }
 
 #[test]
-fn pictures_are_sound_and_chromium_draws_them() {
+fn pictures_are_well_formed_and_chromium_draws_them() {
     let (timeline, page) = (file("step.svg"), file("sweep.html"));
     let begin = ["simulate", "--setup", "ess", "--timeline", timeline.to_str().unwrap(), "--layer", "17"];
     let arguments: Vec<&str> = begin.into_iter().chain(POINT.split(' ')).collect();
@@ -333,7 +333,7 @@ fn pictures_are_sound_and_chromium_draws_them() {
 }
 
 #[test]
-fn pictures_tell_settings_works_and_conditions_apart() {
+fn pictures_distinguish_settings_work_and_conditions() {
     let base = "simulate --setup ess --context 32K --mtp 2 --accept 1.7";
     let run = |options: &str| {
         let options = format!("{base} {options}");
@@ -425,7 +425,7 @@ fn bad_input_is_one_error_that_names_the_option_or_the_field() {
 }
 
 #[test]
-fn a_fit_gives_the_built_in_setup_and_says_what_is_left() {
+fn a_fit_gives_the_built_in_setup_and_reports_the_residuals() {
     let (measurements, setup) = (data("setups/ess-measurements.json"), file("fitted.json"));
     let text = succeeds(&["fit", &measurements, "-o", setup.to_str().unwrap()]);
     assert!(text.contains("residual") && text.contains("steps[0]") && text.contains("overlap[14]"), "{text}");
@@ -444,7 +444,7 @@ fn a_fit_gives_the_built_in_setup_and_says_what_is_left() {
 }
 
 #[test]
-fn a_fit_takes_measured_rates() {
+fn a_fit_accepts_measured_rates() {
     let measurements = data("setups/ess-measurements.json");
     let measured: Value = serde_json::from_str(&fs::read_to_string(&measurements).unwrap()).unwrap();
     let mut rates = measured["setup"]["link"]["rates"].clone();
@@ -488,7 +488,7 @@ fn of_point(options: &str) -> String {
 }
 
 #[test]
-fn every_output_says_from_what_it_was_computed() {
+fn every_output_names_its_inputs() {
     let text = unbroken(&of_point(""));
     assert!(text.starts_with(SENTENCE), "{text}");
     assert!(text.contains("Assumed: the study (ESS, arXiv 2512.10576v1) does not name its GPU"));
@@ -547,7 +547,7 @@ fn other_gpus_are_priced_and_marked_extrapolated() {
 }
 
 #[test]
-fn gpus_that_cannot_be_priced_are_refused_in_one_line() {
+fn gpus_without_prices_are_refused_in_one_line() {
     for (options, words) in [
         (format!("--gpus 256 {POINT}"), "256 GPUs: the costs are of 32, and can be extrapolated to 8 to 128"),
         (format!("--gpus 4 {POINT}"), "4 GPUs: the costs are of 32"),
@@ -566,7 +566,7 @@ fn gpus_that_cannot_be_priced_are_refused_in_one_line() {
 
 /// A setup is anybody's file: its texts go to terminals and pages.
 #[test]
-fn a_setup_s_texts_steer_neither_terminal_nor_page() {
+fn texts_of_a_setup_control_neither_terminal_nor_page() {
     let mut setup: Value =
         serde_json::from_str(&fs::read_to_string(data("setups/ess.json")).unwrap()).unwrap();
     setup["name"] = json!("ess\u{1b}[2J<script>alert(1)</script>");
@@ -610,7 +610,7 @@ fn the_page_of_one_point_shows_its_timeline() {
 
 /// What `forebay doctor` measured of a GPU counts as measured; of its host device, or of who knows where, not.
 #[test]
-fn a_fit_says_what_of_its_setup_was_measured() {
+fn a_fit_reports_the_measured_part_of_its_setup() {
     let measurements = data("setups/ess-measurements.json");
     let measured: Value = serde_json::from_str(&fs::read_to_string(&measurements).unwrap()).unwrap();
     let rates = measured["setup"]["link"]["rates"].clone();
@@ -636,7 +636,7 @@ fn a_fit_says_what_of_its_setup_was_measured() {
 
 /// Each row of measurements is simulated, those of overlap over and over: so many are taken and no more.
 #[test]
-fn measurements_have_a_limit_that_is_named() {
+fn too_many_measurements_are_refused_with_the_limit() {
     let text = fs::read_to_string(data("setups/ess-measurements.json")).unwrap();
     for (list, most) in [("steps", 4096), ("overlap", 128)] {
         let mut measured: Value = serde_json::from_str(&text).unwrap();

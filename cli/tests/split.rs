@@ -61,7 +61,7 @@ fn compare(path: &Path, mtp: u32, ratios: &[f64]) {
 }
 
 #[test]
-fn the_pools_count_what_the_curves_said_on_every_trace() {
+fn the_pools_count_as_the_curves_predict_on_every_trace() {
     let Some(directory) = traces::directory("topk") else { return };
     let paths = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
     let paths: Vec<_> = paths.filter(|path| path.to_string_lossy().ends_with(".topk.zst")).collect();
@@ -73,7 +73,7 @@ fn the_pools_count_what_the_curves_said_on_every_trace() {
 }
 
 #[test]
-fn the_pools_count_what_the_curves_said_on_the_demo_trace() {
+fn the_pools_count_as_the_curves_predict_on_the_demo_trace() {
     (1..4).for_each(|mtp| compare(&demo(), mtp, &[0.05, 0.15, 0.2, 0.5, 1.0]));
 }
 
@@ -196,7 +196,7 @@ fn equal_gains_go_to_the_lower_layer() {
 }
 
 #[test]
-fn the_command_sets_both_splits_side_by_side() {
+fn the_command_prints_both_splits_side_by_side() {
     let demo = demo();
     let demo = demo.to_str().unwrap();
     let arguments = ["replay", demo, "--split", "by-layer", "--prompt-share", "0.1,0.2", "--json", "-"];
@@ -249,7 +249,7 @@ fn a_size_below_the_curves_stays_uniform() {
 }
 
 #[test]
-fn what_cannot_be_divided_is_refused() {
+fn a_split_is_refused_with_a_curve_and_for_request_traces() {
     let demo = demo();
     let demo = demo.to_str().unwrap();
     let errors = command::refuses(&["replay", demo, "--split", "by-layer", "--curve"]);

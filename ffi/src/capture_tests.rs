@@ -186,7 +186,7 @@ fn same_slots(told: &[i32], own: &[i32]) {
 }
 
 #[test]
-fn launches_come_to_what_rust_does_layer_by_layer() {
+fn launches_equal_rusts_layer_by_layer_steps() {
     let Some(mut graphs) = Graphs::new() else { return };
     let captured = graphs.capture();
     for _ in 0..6 {
@@ -220,7 +220,7 @@ fn launches_allocate_nothing() {
 }
 
 #[test]
-fn an_engine_captures_around_the_layers_and_launches_by_itself() {
+fn an_engine_captures_around_the_layers_and_launches_its_own_graph() {
     let Some(mut graphs) = Graphs::new() else { return };
     let (mut captured, mut graph, mut exec) = (null_mut(), 0, 0);
     let (cache, stream) = (graphs.rig.cache, graphs.rig.at.addr() as u64);
@@ -265,7 +265,7 @@ fn refused(made: FbStatus, wanted: FbStatus, cache: *const FbCache, said: &str) 
 }
 
 #[test]
-fn a_capture_that_makes_no_sense_is_refused_and_nothing_is_left_of_it() {
+fn an_invalid_capture_is_refused_and_leaves_nothing() {
     use FbStatus::*;
     let Some(mut graphs) = Graphs::new() else { return };
     let (cache, right) = (graphs.rig.cache, graphs.bucket());
@@ -321,7 +321,7 @@ fn a_capture_that_makes_no_sense_is_refused_and_nothing_is_left_of_it() {
 }
 
 #[test]
-fn a_launch_is_refused_for_steps_that_it_does_not_fit() {
+fn a_launch_is_refused_for_steps_that_do_not_fit_the_capture() {
     use FbStatus::*;
     let Some(mut graphs) = Graphs::new() else { return };
     let (cache, captured) = (graphs.rig.cache, graphs.capture());
@@ -360,7 +360,7 @@ fn a_launch_is_refused_for_steps_that_it_does_not_fit() {
 }
 
 #[test]
-fn a_device_without_graphs_says_so() {
+fn a_device_without_graphs_refuses_a_capture() {
     let rig = Rig::new(config());
     let (mut words, mut captured) = (vec![0; 2 * WORDS], null_mut());
     let side = FbOverlapConfig {

@@ -25,7 +25,7 @@ fn from_text(text: &CStr) -> (FbStatus, String, (u32, Vec<u32>)) {
 }
 
 #[test]
-fn a_table_goes_to_text_and_back() {
+fn a_table_survives_the_way_to_text_and_back() {
     let (status, _, (version, orders)) = from_text(TEXT);
     ok(status);
     assert_eq!((version, orders.as_slice()), (7, &[FB_OVERLAP_NONE, FB_OVERLAP_DA, FB_OVERLAP_DBA][..]));
@@ -51,7 +51,7 @@ fn a_table_goes_to_text_and_back() {
 }
 
 #[test]
-fn a_text_that_is_no_table_is_refused_with_its_line() {
+fn a_text_that_is_no_table_is_refused_with_its_line_number() {
     use FbStatus::*;
     for (text, wanted, said) in [
         (c"", FbBadFormat, "its title"),
@@ -117,7 +117,7 @@ fn create_chooser(config: &FbChooserConfig) -> (*mut FbChooser, FbStatus, String
 }
 
 #[test]
-fn the_best_table_is_rusts() {
+fn the_best_table_equals_rusts() {
     let mut orders = [99; 3];
     let misses = [10.0, 60.0, 1e9];
     // SAFETY: as many misses and room as it is told.
@@ -149,7 +149,7 @@ fn the_best_table_is_rusts() {
 }
 
 #[test]
-fn a_chooser_moves_as_rusts_does() {
+fn a_chooser_switches_like_rusts() {
     let (buckets, hysteresis) = ([bucket(), FbBucket { batch: 8, ..bucket() }], eager());
     let config = FbChooserConfig {
         buckets: buckets.as_ptr(),
@@ -191,7 +191,7 @@ fn a_chooser_moves_as_rusts_does() {
 }
 
 #[test]
-fn a_chooser_refuses_numbers_that_make_no_sense() {
+fn a_chooser_refuses_invalid_numbers() {
     let right = FbChooserConfig { bucket_count: 1, tables_max: 2, ..blank() };
     let made = |bucket: FbBucket, hysteresis: Option<FbHysteresis>, config: FbChooserConfig| {
         let hysteresis = hysteresis.as_ref().map_or(null(), |of| &raw const *of);
@@ -250,7 +250,7 @@ fn a_chooser_refuses_numbers_that_make_no_sense() {
 }
 
 #[test]
-fn calls_of_a_chooser_refuse_what_it_does_not_have() {
+fn calls_of_a_chooser_refuse_layers_rows_and_tables_it_lacks() {
     let hysteresis = FbHysteresis { steps: 0, ..eager() };
     let config = FbChooserConfig {
         buckets: &bucket(),

@@ -96,7 +96,7 @@ pub(crate) fn first_wrong(holds: &[bool]) -> u8 {
 }
 
 #[test]
-fn a_handle_that_names_nothing_here_is_a_status() {
+fn an_unknown_handle_is_a_status() {
     let (apple, ended) = pair();
     assert_eq!(change(null_mut::<Pair>(), touch), FbStatus::FbInvalidConfig);
     assert_eq!(read(std::ptr::null::<Pair>(), look), FbStatus::FbInvalidConfig);
@@ -124,7 +124,7 @@ fn a_handle_that_names_nothing_here_is_a_status() {
 }
 
 #[test]
-fn a_stale_handle_is_closed_though_its_place_is_taken_again() {
+fn a_stale_handle_is_closed_even_if_its_place_is_reused() {
     // In a child no other thread takes places.
     let code = in_child(|| {
         let place = |handle: *mut Pair| handle.addr() as u64 & word::USE;
@@ -143,7 +143,7 @@ fn a_stale_handle_is_closed_though_its_place_is_taken_again() {
 }
 
 #[test]
-fn a_call_inside_keeps_others_out_and_readers_share() {
+fn a_running_call_excludes_others_and_readers_share() {
     let (handle, ended) = pair();
     let inside = change(handle, |_| {
         assert_eq!(change(handle, touch), FbStatus::FbBusy, "a callback that calls back");
@@ -169,7 +169,7 @@ fn a_call_inside_keeps_others_out_and_readers_share() {
 }
 
 #[test]
-fn readers_never_see_a_change_under_way() {
+fn readers_never_see_a_half_made_change() {
     const TURNS: u64 = 20_000;
     let handle = Sent(pair().0.addr());
     let start = Barrier::new(4);
@@ -209,7 +209,7 @@ fn readers_never_see_a_change_under_way() {
 }
 
 #[test]
-fn short_readers_do_not_refuse_who_must_be_alone() {
+fn short_readers_do_not_starve_an_exclusive_call() {
     const READS: usize = 2_000;
     let handle = Sent(pair().0.addr());
     let reads = AtomicUsize::new(0);
@@ -231,7 +231,7 @@ fn short_readers_do_not_refuse_who_must_be_alone() {
 }
 
 #[test]
-fn of_two_threads_that_destroy_one_does() {
+fn one_of_two_destroying_threads_succeeds() {
     for _ in 0..500 {
         let (handle, ended) = pair();
         let (handle, start) = (Sent(handle.addr()), Barrier::new(3));
@@ -258,7 +258,7 @@ fn of_two_threads_that_destroy_one_does() {
 }
 
 #[test]
-fn a_full_table_is_an_error_and_places_come_back() {
+fn a_full_table_is_an_error_and_places_are_reused() {
     let code = in_child(|| {
         let all: Vec<*mut Pear> = (0..PLACES).map_while(|_| give(|| Ok(Pear)).ok()).collect();
         let full = give(|| Ok(Pear)).map_err(|error| error.kind()) == Err(Kind::Exhausted);
@@ -330,7 +330,7 @@ fn a_fork_inside_a_call_leaves_the_childs_table_alone() {
 }
 
 #[test]
-fn a_panic_in_a_change_breaks_the_object_and_in_a_read_does_not() {
+fn a_panic_breaks_the_object_in_a_change_but_not_in_a_read() {
     let (handle, ended) = pair();
     let panicked = read(handle, |_| panic!("shown on standard error: this test means to"));
     assert_eq!((panicked, read(handle, look)), (FbStatus::FbInternal, FbStatus::FbOk));
@@ -371,7 +371,7 @@ fn an_object_keeps_the_text_of_its_own_last_failure() {
 }
 
 #[test]
-fn two_types_of_one_kind_are_noticed() {
+fn two_types_with_one_kind_are_detected() {
     let pear = give(|| Ok(Pear)).unwrap();
     assert_eq!(read(pear.cast::<Twin>(), look), FbStatus::FbInternal);
     assert_eq!(end(pear, touch), FbStatus::FbOk);

@@ -154,7 +154,7 @@ fn scripts(rig: &mut Rig, sides: u32) -> (Script, Script) {
 }
 
 #[test]
-fn a_layer_in_each_order_is_what_rust_does() {
+fn a_layer_in_each_order_equals_rusts() {
     let mut rig = Rig::new(config());
     for number in [FB_OVERLAP_NONE, FB_OVERLAP_DA, FB_OVERLAP_DBA] {
         for _ in 0..3 {
@@ -180,7 +180,7 @@ fn a_layer_in_each_order_is_what_rust_does() {
 const ORDERS: [u32; ALL as usize] = [FB_OVERLAP_NONE, FB_OVERLAP_DBA, FB_OVERLAP_DA, FB_OVERLAP_DA];
 
 #[test]
-fn steps_of_several_micro_batches_are_what_rust_does() {
+fn steps_of_several_micro_batches_equal_rusts() {
     let mut rig = Rig::new(config());
     for round in 0..4 {
         // Every other time the second step is the first one in the cache.
@@ -211,7 +211,7 @@ fn refused(made: FbStatus, wanted: FbStatus, rig: &Rig, said: &str) {
 }
 
 #[test]
-fn what_a_callback_answers_is_the_answer_and_abandons_the_step() {
+fn an_error_of_a_callback_is_returned_and_abandons_the_step() {
     let mut rig = Rig::new(config());
     let kinds = [(8, FbStatus::FbOutOfRange), (12, FbStatus::FbIo), (14, FbStatus::FbInternal)];
     for (number, (said, wanted)) in
@@ -241,7 +241,7 @@ fn what_a_callback_answers_is_the_answer_and_abandons_the_step() {
 }
 
 #[test]
-fn overlap_refuses_what_makes_no_sense_before_anything_is_enqueued() {
+fn overlap_refuses_invalid_arguments_before_it_enqueues_anything() {
     use FbStatus::*;
     let mut rig = Rig::new(config());
     let open = [rig.prepare(0..2, 0), rig.prepare(2..4, 1)];

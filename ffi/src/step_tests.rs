@@ -31,7 +31,7 @@ fn scatter(rig: &Rig, step: FbStep, own: &Step, layer: u32) {
 }
 
 #[test]
-fn layers_one_by_one_are_what_rust_does() {
+fn layers_one_by_one_equal_rusts() {
     let mut rig = Rig::new(config());
     for _ in 0..12 {
         let (step, own) = rig.prepare(0..4, 0);
@@ -53,7 +53,7 @@ fn layers_one_by_one_are_what_rust_does() {
 }
 
 #[test]
-fn all_layers_in_one_call_are_the_layers_one_by_one() {
+fn all_layers_in_one_call_equal_the_layers_one_by_one() {
     let mut rig = Rig::new(roomy());
     for _ in 0..6 {
         let (step, own) = rig.prepare(0..3, 0);
@@ -136,7 +136,7 @@ fn range(rig: &Rig, step: FbStep, own: &Step, range: &FbStepRange, call: LayerCa
 }
 
 #[test]
-fn parts_of_layers_are_what_rust_does() {
+fn step_ranges_equal_rusts() {
     let mut rig = Rig::new(config());
     for round in 0..6 {
         let (step, own) = rig.prepare(0..4, 0);
@@ -172,7 +172,7 @@ fn status(made: FbStatus, wanted: FbStatus, rig: &Rig, said: &str) {
 }
 
 #[test]
-fn a_step_that_makes_no_sense_is_refused_and_nothing_is_begun() {
+fn an_invalid_step_is_refused_and_nothing_begins() {
     use FbStatus::*;
     let rig = Rig::new(config());
     let rows: Vec<FbBatchRow> = rig
@@ -229,7 +229,7 @@ fn a_step_that_makes_no_sense_is_refused_and_nothing_is_begun() {
 }
 
 #[test]
-fn the_device_may_say_how_many_rows_were_accepted() {
+fn the_device_may_hold_the_numbers_of_accepted_rows() {
     let mut rig = Rig::new(config());
     let (step, own) = rig.prepare(0..2, 0);
     rig.rest(step, &own);
@@ -265,7 +265,7 @@ fn the_device_may_say_how_many_rows_were_accepted() {
 }
 
 #[test]
-fn calls_of_a_layer_refuse_what_does_not_fit_the_step() {
+fn calls_of_a_layer_refuse_arguments_that_do_not_fit_the_step() {
     use FbStatus::*;
     let mut rig = Rig::new(config());
     let (step, own) = rig.prepare(0..2, 0);
@@ -331,7 +331,7 @@ fn calls_of_a_layer_refuse_what_does_not_fit_the_step() {
 }
 
 #[test]
-fn a_step_ends_once_and_is_kept_while_it_cannot() {
+fn a_step_ends_once_and_is_kept_until_it_can_end() {
     use FbStatus::*;
     let mut rig = Rig::new(config());
     let (mut step, own) = rig.prepare(0..2, 0);
@@ -363,7 +363,7 @@ fn a_step_ends_once_and_is_kept_while_it_cannot() {
 }
 
 #[test]
-fn an_abandoned_step_is_cancelled_and_tells_nothing() {
+fn an_abandoned_step_is_cancelled_and_reports_nothing() {
     let mut rig = Rig::new(config());
     let (step, own) = rig.prepare(0..2, 0);
     rig.rest(step, &own);
@@ -382,7 +382,7 @@ fn an_abandoned_step_is_cancelled_and_tells_nothing() {
 }
 
 #[test]
-fn rooms_serve_again() {
+fn emptied_lists_keep_their_memory() {
     let mut list = Vec::with_capacity(5);
     let mut step = 1;
     list.push(&mut step);

@@ -93,7 +93,7 @@ fn said_of(selections: *const FbSelections, which: u32) -> String {
 }
 
 #[test]
-fn what_is_recorded_through_c_is_read_by_rust_and_through_c() {
+fn a_recording_made_through_c_is_read_by_rust_and_through_c() {
     let path = Fresh::new("whole");
     let texts = ["label", "a model", "arch", "score", "mode", "te\u{e4}xt"].map(|t| CString::new(t).unwrap());
     let ids = [4, 9];
@@ -181,7 +181,7 @@ fn threads_read_one_trace_at_the_same_time() {
 }
 
 #[test]
-fn a_recording_destroyed_before_its_end_is_unfinished_and_whole() {
+fn a_recording_destroyed_early_is_unfinished_and_readable() {
     let path = Fresh::new("unfinished");
     let (trace, ..) = create_trace(&path, &declared());
     record(trace, 1..6);
@@ -196,7 +196,7 @@ fn a_recording_destroyed_before_its_end_is_unfinished_and_whole() {
 }
 
 #[test]
-fn a_recording_refuses_what_its_file_could_not_hold() {
+fn a_recording_refuses_selections_that_its_file_cannot_hold() {
     use FbStatus::*;
     let path = Fresh::new("refused");
     let not_utf8 = c"\xFF".as_ptr();
@@ -263,7 +263,7 @@ fn a_recording_refuses_what_its_file_could_not_hold() {
 }
 
 #[test]
-fn a_reader_refuses_what_is_no_trace_and_what_it_does_not_have() {
+fn a_reader_refuses_files_that_are_no_trace_and_steps_it_lacks() {
     use FbStatus::*;
     let path = Fresh::new("reader");
     std::fs::write(&path.0, b"nothing of the sort").unwrap();
@@ -365,7 +365,7 @@ fn requests_recorded_through_c_are_a_trace() {
 }
 
 #[test]
-fn no_file_is_left_where_no_handle_is() {
+fn no_file_is_left_without_a_handle() {
     let (trace, requests) = (Fresh::new("full-trace"), Fresh::new("full-requests"));
     // A child has a table of its own to fill.
     let code = in_child(|| {

@@ -196,7 +196,7 @@ fn the_library_exports_what_the_header_declares_and_nothing_else() {
 }
 
 #[test]
-fn a_change_is_named() {
+fn a_changed_declaration_is_named() {
     let old = "symbol fb_a\nnumber FB_X = 1\nstruct fb_s: 16 bytes, aligned 8\n    a at 0, 8 bytes\n";
     let new = "symbol fb_b\nnumber FB_X = 2\nstruct fb_s: 16 bytes, aligned 8\n    a at 8, 8 bytes\n";
     let wanted = [

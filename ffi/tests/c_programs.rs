@@ -182,7 +182,7 @@ programs!(
 );
 
 #[test]
-fn every_program_is_run() {
+fn every_c_program_is_run() {
     let entries = std::fs::read_dir(root().join("ffi/c-tests")).unwrap().map(|entry| entry.unwrap().path());
     let stem = |path: PathBuf| path.file_stem().unwrap().to_str().unwrap().to_owned();
     let is_program = |path: &PathBuf| path.extension().is_none_or(|end| end != "h" && end != "supp");
@@ -238,7 +238,7 @@ fn a_batch_with_fewer_rows_than_stated_is_reported() {
 }
 
 #[test]
-fn prompt_rows_that_are_not_there_are_reported() {
+fn missing_prompt_rows_are_reported() {
     // The copy into the total pool is machine code, which a build's instrumentation does not see.
     valgrind_reports("short-rows", "Invalid read");
 }
@@ -249,7 +249,7 @@ fn undefined_arithmetic_is_reported() {
 }
 
 #[test]
-fn rows_that_were_never_stored_are_noticed() {
+fn rows_that_were_never_stored_are_detected() {
     if !gcc::is_there("gcc") {
         return;
     }

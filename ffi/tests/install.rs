@@ -158,7 +158,7 @@ fn a_staged_installation_names_its_prefix() {
 }
 
 #[test]
-fn a_prefix_that_is_no_absolute_path_is_refused() {
+fn a_relative_prefix_is_refused() {
     for prefix in ["", "here", "./here"] {
         let ended = library::install(Path::new(prefix)).output().unwrap();
         assert_eq!(ended.status.code(), Some(2), "{prefix}");

@@ -34,11 +34,11 @@ fn run(compiler: &str, standard: &str, source: &str) {
 }
 
 #[test]
-fn the_listing_in_c_prints_what_the_page_says() {
+fn the_listing_in_c_prints_the_output_of_the_page() {
     run("gcc", "-std=c11", "decode.c");
 }
 
 #[test]
-fn the_listing_in_cpp_prints_what_the_page_says() {
+fn the_listing_in_cpp_prints_the_output_of_the_page() {
     run("g++", "-std=c++17", "decode.cpp");
 }

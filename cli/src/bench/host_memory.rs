@@ -263,7 +263,7 @@ mod tests {
     use forebay::device::host::{HostDevice, HostOptions};
 
     #[test]
-    fn a_gpu_has_a_fifth_of_what_is_free_and_a_host_little() {
+    fn by_default_a_gpu_takes_a_fifth_of_free_memory_and_the_host_little() {
         let of = |gpu, quick, system| {
             let free = Free { system, node: None };
             bytes(For { asked: None, quick, gpu, least: LEAST }, free).map_err(|error| error.to_string())
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_is_taken_if_it_can_be_had_and_will_do() {
+    fn a_requested_size_is_used_if_it_is_available_and_large_enough() {
         let of = |asked, quick| {
             let wanted = For { asked: Some(asked), quick, gpu: false, least: 500 << 20 };
             let free = Free { system: 8 << 30, node: None };
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_taken_than_the_node_has_to_which_it_is_bound() {
+    fn a_bound_process_leaves_an_eighth_of_its_node_free() {
         let of = |asked, node| {
             let free = Free { system: 400 << 30, node };
             let wanted = For { asked, quick: false, gpu: true, least: LEAST };

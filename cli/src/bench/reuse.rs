@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn equally_old_rows_are_all_over_the_slots_behind_a_decode() {
+    fn after_a_decode_rows_of_one_age_are_spread_over_the_slots() {
         let (rows, stretches) = ties(DECODED);
         assert!(rows > 30 && stretches * 10 > rows * 9, "{rows} in {stretches}");
         // The control: after a prompt they are adjacent.
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_each_age_come_back_as_often_as_in_the_recorded_trace() {
+    fn rows_of_each_age_are_reused_as_often_as_in_the_recorded_trace() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/demo.topk.zst");
         let trace = SelectionTrace::read(&path).unwrap();
         let header = trace.header();
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn all_hits_are_divided_and_no_class_gives_more_than_it_has() {
+    fn all_hits_are_divided_and_no_class_gives_more_rows_than_it_has() {
         let mut rows = [0; CLASSES];
         (rows[0], rows[1], rows[9]) = (2048, 500, 3000);
         let taken = divided(rows, 1774);

@@ -307,7 +307,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ceiling_counts_what_must_be_touched_once() {
+    fn a_ceiling_counts_each_byte_that_must_be_touched_once() {
         // Of a table of 100 words no more is touched than it has.
         assert_eq!([scattered(3, 100, 32), scattered(1000, 100, 32)], [96, 416]);
         let bytes = |share| touched(&Extents::ONE_LANE, Wanted::share(2048, 1, share), 32);

@@ -162,7 +162,7 @@ mod tests {
     use forebay_standin::{Options, Standin};
 
     #[test]
-    fn work_goes_in_front_and_is_longer_where_the_host_was_late() {
+    fn the_leading_work_grows_where_the_host_was_late() {
         let Some(driver) = Standin::new(Options::default()) else {
             return skip::skip("g++, which builds the stand-in driver");
         };

@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_huge_pages_are_told_once_and_refused_ones_are_told() {
+    fn missing_huge_pages_are_reported_once_and_so_are_refused_ones() {
         let lost = |cause: &str| {
             fallback(&Fallback { what: Fallback::HUGE_PAGES, wanted: 1, cause: cause.to_owned() })
         };

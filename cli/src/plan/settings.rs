@@ -163,7 +163,7 @@ mod tests {
     /// Every plan compared with every other would be over 10^9 comparisons for each output. As it is, this is
     /// seconds.
     #[test]
-    fn outputs_of_a_sweep_are_no_more_work_than_its_plans() {
+    fn outputs_of_a_sweep_take_linear_time() {
         const PLANS: u32 = 40_000;
         let batches = sweep(PLANS, |number, demand| demand.batch = Batch::Sequences(number + 1));
         let text = String::from_utf8(json::text(&batches, 0.0).unwrap()).unwrap();
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_setting_is_named_by_what_differs() {
+    fn a_setting_is_named_by_its_differences() {
         let one = sweep(3, |number, demand| demand.batch = Batch::Sequences(number + 1));
         let told = Settings::of(&one);
         assert_eq!((told, told.name(&one[0]).as_str()), (Settings::default(), ""));

@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn where_slots_are_many_a_step_costs_what_it_selects() {
+    fn with_many_slots_a_step_costs_only_its_selected_rows() {
         let (slots, steps) = (100_000, 5_000);
         let (heap, missed) = asked(slots, 2, steps);
         assert!(heap < 20 * u64::from(steps), "{heap} ranks were asked for in {steps} steps");

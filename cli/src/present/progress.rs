@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn from_the_first_quarter_on_what_is_left_is_known_within_a_factor_of_two() {
+    fn after_the_first_quarter_the_time_left_is_right_within_a_factor_of_two() {
         for (number, run) in runs().iter().enumerate() {
             let of =
                 |done: &[u64], now| left(now, done.len() as u64, run.len() as u64).unwrap().as_secs_f64();
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn control_the_last_piece_alone_does_not_know() {
+    fn control_the_last_piece_alone_does_not_predict_the_time_left() {
         let by_last = |run: &Run| {
             let of = |done: &[u64], _| (run.len() - done.len()) as f64 * *done.last().unwrap() as f64 / 1e3;
             worst(run, of)
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_done_says_nothing_and_all_done_leaves_nothing() {
+    fn no_time_is_shown_at_the_start_and_zero_is_left_at_the_end() {
         let second = Duration::from_secs(1);
         assert_eq!(left(second, 0, 10), None);
         assert_eq!(left(second, 0, 0), None);

@@ -268,7 +268,7 @@ mod tests {
 
     /// Every policy, split, curve and prefetch over a prompt of a million positions, and over the forty named ones.
     #[test]
-    fn a_compact_trace_counts_the_same() {
+    fn a_compact_trace_gives_the_same_counts() {
         use clap::ValueEnum;
         for seed in [1, 2] {
             let whole = sparse(seed);
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bar_ends_where_the_work_does() {
+    fn the_progress_bar_ends_with_the_work() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/demo.topk.zst");
         let trace = SelectionTrace::read(&path).unwrap();
         let setting = |slots| Setting { slots, warmup: 32, mtp: 2, steps: 20 };

@@ -202,7 +202,7 @@ mod tests {
 
     /// The demo's selections at sizes above what a step selects: every step and layer as the production pools count.
     #[test]
-    fn the_stack_counts_what_the_pools_count() {
+    fn the_lru_stack_equals_the_pools() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/demo.topk.zst");
         let trace = SelectionTrace::read(&path).unwrap();
         let header = trace.header();
@@ -225,7 +225,7 @@ mod tests {
 
     /// What runs is what was reckoned, by the header alone.
     #[test]
-    fn the_header_says_what_counts_and_what_it_holds() {
+    fn the_header_decides_the_method_and_its_memory() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/demo.topk.zst");
         let demo = SelectionTrace::read(&path).unwrap().header().clone();
         let long = Header { layers: 1024, k: 64, decode_start: 1 << 18, ..demo.clone() };

@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn results_stand_by_index_and_an_error_ends_the_work() {
+    fn results_are_ordered_by_index_and_an_error_ends_the_work() {
         assert_eq!(each(1000, 0, |index| Ok(index * index)).unwrap()[999], 999 * 999);
         assert!(each(0, 0, Ok).unwrap().is_empty());
         let begun = AtomicUsize::new(0);
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn large_pieces_are_done_by_few() {
+    fn few_threads_work_on_large_pieces() {
         assert_eq!([0, BYTES / 8, BYTES / 3, BYTES, u64::MAX].map(threads), [8, 8, 3, 1, 1]);
         let (now, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let work = |_| {

@@ -57,7 +57,7 @@ fn a_sound_gpu_has_nothing_to_fix() {
 }
 
 #[test]
-fn captures_that_lose_their_priorities_are_said() {
+fn captures_that_lose_their_priorities_are_reported() {
     let Some(driver) = driver() else { return };
     let machine = Machine::sound("gpu-priorities");
     let line =
@@ -79,7 +79,7 @@ fn captures_that_lose_their_priorities_are_said() {
 }
 
 #[test]
-fn a_link_that_gives_less_than_it_could_is_told_from_one_that_sleeps() {
+fn a_slow_link_is_distinguished_from_an_idle_link() {
     let Some(driver) = driver() else { return };
     let machine = Machine::sound("gpu-link");
     machine.link("current", "8.0 GT/s PCIe", "8");
@@ -118,7 +118,7 @@ fn huge_pages_count_on_the_node_that_has_them() {
 }
 
 #[test]
-fn gpus_that_this_process_is_not_given_are_noted() {
+fn gpus_hidden_from_this_process_are_noted() {
     let Some(driver) = driver() else { return };
     let machine = Machine::sound("gpu-hidden");
     for (bus, class) in
@@ -133,7 +133,7 @@ fn gpus_that_this_process_is_not_given_are_noted() {
 
 /// The bus as the system has it: the GPU's folder is a link into the tree, below its port.
 #[test]
-fn a_slot_that_gives_less_than_the_card_takes_is_found() {
+fn a_bus_slot_slower_than_its_card_is_found() {
     let Some(driver) = driver() else { return };
     let machine = Machine::sound("gpu-slot");
     let port = "sys/devices/pci0000:3a/0000:3a:01.0";
@@ -150,7 +150,7 @@ fn a_slot_that_gives_less_than_the_card_takes_is_found() {
 }
 
 #[test]
-fn a_process_that_is_kept_from_the_gpus_node_is_warned() {
+fn a_process_barred_from_the_gpus_node_gets_a_warning() {
     let Some(driver) = driver() else { return };
     let machine = Machine::sound("gpu-node");
     machine.write("proc/self/status", "Cpus_allowed_list:\t0-3\nMems_allowed_list:\t0\n");
@@ -172,7 +172,7 @@ fn a_process_that_is_kept_from_the_gpus_node_is_warned() {
 }
 
 #[test]
-fn a_gpu_in_a_container_without_files_is_looked_at_all_the_same() {
+fn a_gpu_is_examined_in_a_container_without_system_files() {
     let Some(driver) = driver() else { return };
     let found = gpu(&driver, &Machine::bare("gpu-bare"));
     is(&found, "GPU", "ok", &[]);
@@ -181,7 +181,7 @@ fn a_gpu_in_a_container_without_files_is_looked_at_all_the_same() {
 }
 
 #[test]
-fn every_gpu_is_looked_at_or_the_one_that_is_named() {
+fn every_gpu_is_examined_unless_one_is_named() {
     let Some(driver) = driver() else { return };
     let named = |name: &str| entries(&["--no-rates", "--driver", driver.library(), "--device", name]);
     assert_eq!(named("cuda:0").len(), 2);
@@ -197,7 +197,7 @@ fn keys(value: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn rates_are_measured_and_a_fit_takes_them() {
+fn measured_rates_are_accepted_by_fit() {
     let Some(driver) = driver() else { return };
     let machine = Machine::sound("gpu-rates");
     let file = machine.path("doctor.json");
@@ -264,7 +264,7 @@ fn rates_are_measured_and_a_fit_takes_them() {
 
 /// Of the stand-in's GPU beside node 0, which every machine has, and beside one that none has.
 #[test]
-fn a_gpu_is_measured_from_its_node_or_it_is_said_that_it_was_not() {
+fn a_gpu_is_measured_from_its_node_or_the_other_node_is_reported() {
     let Some(driver) = driver() else { return };
     let machine = Machine::sound("gpu-near");
     machine.link("current", "2.5 GT/s PCIe", "16");
@@ -289,7 +289,7 @@ fn a_gpu_is_measured_from_its_node_or_it_is_said_that_it_was_not() {
 }
 
 #[test]
-fn the_host_device_is_measured_where_it_is_named() {
+fn the_host_device_is_measured_if_named() {
     let found = entries(&["--quick", "--device", "host"]);
     assert_eq!(found.len(), 1);
     assert_eq!(found[0]["device"], "host");

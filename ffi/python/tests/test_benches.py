@@ -39,7 +39,7 @@ def test_every_group_has_figures_that_were_compared(driver: str, tmp_path: Path,
     assert {entry.get("group") for entry in json.loads(capsys.readouterr().out)} == {None, "resolve"}
 
 
-def test_control_a_wrong_row_a_wrong_count_and_a_wrong_residency_end_it(
+def test_control_a_wrong_row_count_or_residency_ends_the_bench(
     driver: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     sizes = {"lanes": 2, "tokens": 128, "slots": 48, "top_k": 32, "misses": 8}
@@ -94,13 +94,13 @@ def test_control_a_wrong_row_a_wrong_count_and_a_wrong_residency_end_it(
         (["--driver", "/nowhere.so"], "--driver"),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_a_line(arguments: list[str], says: str, capsys: Any) -> None:
+def test_invalid_options_are_refused_in_one_line(arguments: list[str], says: str, capsys: Any) -> None:
     with pytest.raises(SystemExit) as ended:
         gpu.main(arguments)
     assert ended.value.code == 2 and says in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_a_file_that_cannot_be_written_is_said_before_anything_is_measured(driver: str, capsys: Any) -> None:
+def test_an_unwritable_file_is_reported_before_anything_is_measured(driver: str, capsys: Any) -> None:
     with pytest.raises(SystemExit) as ended:
         gpu.main(["--quick", "--driver", driver, "--json", "/nowhere/figures.json"])
     told = capsys.readouterr()

@@ -28,7 +28,7 @@ def cuda() -> forebay.CudaDevice:
     return forebay.CudaDevice(0, library=library)
 
 
-def test_a_step_on_cuda_comes_to_what_the_host_device_does(make: Make, cuda: forebay.CudaDevice) -> None:
+def test_a_step_on_cuda_equals_one_on_the_host_device(make: Make, cuda: forebay.CudaDevice) -> None:
     host, device = make(), make(cuda)
     pair = [joined(host, bring_up="nothing"), joined(device, bring_up="nothing")]
     shape = (1, 1, TOP_K)
@@ -54,7 +54,7 @@ def test_a_step_on_cuda_comes_to_what_the_host_device_does(make: Make, cuda: for
     assert isinstance(device.slab(0), forebay.CudaMemory) and device.slab(0).shape[1:] == (64, 16)
 
 
-def test_rows_stand_in_the_memory_that_the_device_was_made_for(make: Make, cuda: forebay.CudaDevice) -> None:
+def test_rows_are_stored_in_the_memory_the_device_was_created_with(make: Make, cuda: forebay.CudaDevice) -> None:
     library = os.environ["FOREBAY_STANDIN_LIBRARY"]
     calls_of = ctypes.CDLL(library).standin_calls_of
     calls_of.restype = ctypes.c_uint64
@@ -87,7 +87,7 @@ def test_tensors_of_another_memory_are_refused(make: Make, cuda: forebay.CudaDev
         step.retire(wait=True)
 
 
-def test_no_driver_is_an_error_that_says_so() -> None:
+def test_a_missing_driver_is_an_error_that_names_it() -> None:
     with pytest.raises(forebay.ForebayError, match="no-such-driver"):
         forebay.CudaDevice(0, library="/no-such-driver.so")
 
@@ -137,7 +137,7 @@ class Captures:
         return own
 
 
-def test_launches_of_a_capture_come_to_what_calls_do(make: Make, cuda: forebay.CudaDevice) -> None:
+def test_launches_of_a_capture_equal_calls(make: Make, cuda: forebay.CudaDevice) -> None:
     both = Captures(make, cuda)
     captured = both.capture()
     # The engine's work is asked for once, on the streams of the bucket.
@@ -173,7 +173,7 @@ def test_launches_of_a_capture_come_to_what_calls_do(make: Make, cuda: forebay.C
     both.step(closed)
 
 
-def test_what_the_callable_raises_ends_a_capture(make: Make, cuda: forebay.CudaDevice) -> None:
+def test_an_exception_of_the_callable_ends_a_capture(make: Make, cuda: forebay.CudaDevice) -> None:
     both = Captures(make, cuda)
 
     def failing(call: forebay.EngineCall) -> None:
@@ -261,7 +261,7 @@ class TorchStream:
         self.cuda_stream, self.device = address, types.SimpleNamespace(type="cuda", index=number)
 
 
-def test_torchs_stream_is_taken(make: Make, cuda: forebay.CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchs_stream_is_accepted(make: Make, cuda: forebay.CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     own = cuda.stream()
     cache = make(cuda)
     sequence = joined(cache)
@@ -292,7 +292,7 @@ def test_torchs_stream_is_taken(make: Make, cuda: forebay.CudaDevice, monkeypatc
     assert cuda.stream_of(None) == cuda.stream_of(own) and asked == [0]
 
 
-def test_a_stream_of_the_engines_is_given_back(make: Make, cuda: forebay.CudaDevice) -> None:
+def test_a_stream_of_the_engine_is_released(make: Make, cuda: forebay.CudaDevice) -> None:
     own = cuda.stream()
     with pytest.raises(forebay.InvalidArgument, match="stream"):
         cuda.return_stream(own)
@@ -315,7 +315,7 @@ def test_a_stream_of_the_engines_is_given_back(make: Make, cuda: forebay.CudaDev
     assert cache.stats().steps_in_flight == 0
 
 
-def test_memory_that_dlpack_gave_lives_as_long_as_its_consumer(make: Make, cuda: forebay.CudaDevice) -> None:
+def test_memory_exported_by_dlpack_lives_as_long_as_its_consumer(make: Make, cuda: forebay.CudaDevice) -> None:
     cache = make(cuda)
     slab = cache.slab(1)
 

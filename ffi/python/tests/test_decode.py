@@ -33,7 +33,7 @@ class Naive:
 
 @pytest.mark.parametrize("threads", [False, True])
 @pytest.mark.parametrize("seed", range(3))
-def test_random_steps_equal_a_naive_lru_and_read_the_rows_that_were_written(
+def test_random_steps_equal_a_naive_lru_and_read_the_written_rows(
     make: Make, threads: bool, seed: int
 ) -> None:
     chance = random.Random(seed)
@@ -98,7 +98,7 @@ def check_slots(cache: forebay.Cache, layer: int, selection: Any, slots: Any) ->
             assert bytes(slab[slot // 64, slot % 64]) == bytes(row_of(layer, position))
 
 
-def test_ways_of_calling_a_layer_come_to_the_same(make: Make) -> None:
+def test_all_ways_of_calling_a_layer_give_the_same_result(make: Make) -> None:
     answers = []
     for way in range(4):
         cache = make()
@@ -217,7 +217,7 @@ def test_slots_by_layer_and_rows_in_two_runs(make: Make) -> None:
     assert cache.info.block_bytes == 64 * 24
 
 
-def test_accepted_rows_may_stand_on_the_device(make: Make) -> None:
+def test_numbers_of_accepted_rows_may_be_on_the_device(make: Make) -> None:
     cache = make()
     sequence = joined(cache)
     accepted = np.zeros(4, np.int32)

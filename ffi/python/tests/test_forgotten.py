@@ -57,7 +57,7 @@ def begin(make: Make, called: Call) -> tuple[forebay.Cache, list[forebay.Sequenc
 
 
 @pytest.mark.parametrize(("called", "says"), FORGOTTEN)
-def test_a_forgotten_call_is_named_and_made_up_for(make: Make, called: Call, says: str) -> None:
+def test_a_forgotten_call_is_named_and_can_be_made_later(make: Make, called: Call, says: str) -> None:
     cache, sequences, step = begin(make, called)
     for end in (step.finish, step.retire):
         with pytest.raises(forebay.InvalidState, match=says):
@@ -77,7 +77,7 @@ def test_a_forgotten_call_is_named_and_made_up_for(make: Make, called: Call, say
 
 
 @pytest.mark.parametrize(("called", "says"), FORGOTTEN)
-def test_a_step_with_a_forgotten_call_is_abandoned_and_a_roll_back_heals_it(
+def test_a_step_with_a_forgotten_call_is_abandoned_and_truncate_repairs_the_sequence(
     make: Make, called: Call, says: str
 ) -> None:
     cache, sequences, step = begin(make, called)
@@ -93,7 +93,7 @@ def test_a_step_with_a_forgotten_call_is_abandoned_and_a_roll_back_heals_it(
     cache.validate()
 
 
-def test_an_exception_of_the_body_abandons_the_step_and_comes_out_as_it_is(make: Make) -> None:
+def test_an_exception_of_the_body_abandons_the_step_and_is_raised_unchanged(make: Make) -> None:
     cache = make()
     sequence = joined(cache)
     with pytest.raises(KeyError, match="the engine's own"):
@@ -202,7 +202,7 @@ def device(request: pytest.FixtureRequest) -> forebay.Device:
 
 
 @pytest.mark.parametrize("halves", [False, True])
-def test_each_call_of_a_model_that_drafts_is_missed(make: Make, device: forebay.Device, halves: bool) -> None:
+def test_each_forgotten_call_of_a_drafting_model_is_detected(make: Make, device: forebay.Device, halves: bool) -> None:
     """In two passes of attention, with a batch row that has fewer query rows: what it has not is not due."""
     rig = Rig(make, device, slots=TOP_K, attention_waves=PASSES)
     assert rig.cache.info.attention_waves == PASSES
@@ -235,7 +235,7 @@ def test_each_call_of_a_model_that_drafts_is_missed(make: Make, device: forebay.
 
 
 @pytest.mark.parametrize("order", ["none", "da", "dba"])
-def test_a_draft_pass_and_a_layer_that_the_schedule_was_not_told_of(
+def test_a_draft_pass_and_a_layer_missing_from_the_schedule_are_named(
     make: Make, device: forebay.Device, order: str
 ) -> None:
     rig = Rig(make, device)
@@ -269,7 +269,7 @@ def test_a_draft_pass_and_a_layer_that_the_schedule_was_not_told_of(
     rig.cache.validate()
 
 
-def test_a_capture_that_was_not_launched_or_holds_too_few_passes(
+def test_a_capture_that_was_not_launched_or_lacks_draft_passes_fails_its_step(
     make: Make,
     cuda: forebay.CudaDevice,  # noqa: F811
 ) -> None:
@@ -340,7 +340,7 @@ class Pieces:
 
 
 @pytest.mark.parametrize("in_pieces", [False, True])
-def test_a_graph_of_the_engines_that_was_not_launched_fails_its_step(
+def test_a_graph_of_the_engine_that_was_not_launched_fails_its_step(
     make: Make,
     cuda: forebay.CudaDevice,  # noqa: F811
     in_pieces: bool,

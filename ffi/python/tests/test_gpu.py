@@ -230,7 +230,7 @@ class Both:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_random_runs_come_to_what_the_host_device_does(place: Place, seed: int) -> None:
+def test_random_runs_equal_those_on_the_host_device(place: Place, seed: int) -> None:
     chance, both = random.Random(seed), Both(place)
     texts = [both.open(warm_up=number == 1) for number in range(3)]
     hits = misses = scratch = 0
@@ -285,7 +285,7 @@ def capture(both: Both, texts: list[Text], order: str, width: int, place: Place)
 
 
 @pytest.mark.parametrize("order", ["none", "da", "dba"])
-def test_steps_that_the_engine_captures_come_to_what_the_host_device_does(place: Place, order: str) -> None:
+def test_steps_that_the_engine_captures_equal_those_on_the_host_device(place: Place, order: str) -> None:
     chance, both = random.Random(5), Both(place)
     texts, width = [both.open(), both.open(warm_up=True)], QUERY_ROWS
     captured, replay = capture(both, texts, order, width, place)
@@ -317,7 +317,7 @@ def test_steps_that_the_engine_captures_come_to_what_the_host_device_does(place:
     both.close()
 
 
-def test_streams_of_the_engines_are_taken_in_any_form_and_given_back(place: Place) -> None:
+def test_streams_of_the_engine_are_accepted_in_any_form_and_released(place: Place) -> None:
     chance, both = random.Random(2), Both(place)
     text = both.open()
     for bare in (False, True):
@@ -366,7 +366,7 @@ def test_two_streams_are_ordered_and_a_third_reads(place: Place) -> None:
     both.close()
 
 
-def test_memory_of_the_device_is_a_tensor_by_dlpack_and_by_the_array_interface(place: Place) -> None:
+def test_device_memory_becomes_a_tensor_by_dlpack_and_by_the_array_interface(place: Place) -> None:
     both = Both(place)
     slab = both.caches[1].slab(1)
     assert slab.__dlpack_device__() == (2, 0) and slab.shape[1:] == (64, ROW)
@@ -392,7 +392,7 @@ def test_memory_of_the_device_is_a_tensor_by_dlpack_and_by_the_array_interface(p
     assert place.read(again[2][5])[7] == 7
 
 
-def test_a_position_beyond_the_length_fails_the_step_and_a_roll_back_heals_it(place: Place) -> None:
+def test_a_position_beyond_the_length_fails_the_step_and_truncate_repairs_the_sequence(place: Place) -> None:
     chance, both = random.Random(4), Both(place)
     text = both.open()
     both.step(chance, [text])
@@ -450,7 +450,7 @@ def test_tensors_that_do_not_fit_are_refused_and_nothing_is_written(place: Place
     both.close()
 
 
-def test_the_callers_context_is_as_it_was_after_every_call(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_call_restores_the_callers_context(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     chance, both = random.Random(3), Both(place)
     calls = 0
 
@@ -525,7 +525,7 @@ def on_torch() -> Iterator[Torch]:
     made.leave()
 
 
-def test_torchs_allocator_knows_nothing_of_forebay(on_torch: Torch) -> None:
+def test_torchs_allocator_does_not_count_forebays_memory(on_torch: Torch) -> None:
     torch = on_torch.torch
 
     def taken() -> Any:
@@ -564,7 +564,7 @@ def test_torchs_allocator_knows_nothing_of_forebay(on_torch: Torch) -> None:
     assert int(views[0].sum()) == int(views[1].sum())
 
 
-def test_a_tensor_that_a_step_reads_is_not_given_to_others(on_torch: Torch) -> None:
+def test_a_tensor_that_a_step_reads_is_not_reused_by_the_allocator(on_torch: Torch) -> None:
     torch, both = on_torch.torch, Both(on_torch)
     text = both.open()
     step = both.caches[1].prepare([(text.both[1], 0, 1)], stream=both.stream)
@@ -581,7 +581,7 @@ def test_a_tensor_that_a_step_reads_is_not_given_to_others(on_torch: Torch) -> N
     both.close()
 
 
-def test_torchs_current_stream_is_taken_where_none_is_given(on_torch: Torch) -> None:
+def test_torchs_current_stream_is_the_default(on_torch: Torch) -> None:
     torch, both = on_torch.torch, Both(on_torch)
     text, stream = both.open(), on_torch.stream()
     stream.wait_stream(torch.cuda.current_stream())

@@ -47,7 +47,7 @@ def test_slots_are_flashmlas_indices(make: Make) -> None:
             whole(step, 1)
 
 
-def test_what_flashmla_does_not_take_is_refused(make: Make) -> None:
+def test_arguments_that_flashmla_rejects_are_refused(make: Make) -> None:
     with pytest.raises(forebay.InvalidArgument, match="multiple of 64"):
         flashmla.indices(np.zeros((1, 1, 8), np.int32))
     with pytest.raises(forebay.InvalidArgument, match="int64"):
@@ -84,8 +84,8 @@ def test_block_tables_name_the_pages_of_index_keys(make: Make) -> None:
         flashmla.block_table(sequences, out=np.zeros((2, 12), np.int64))
 
 
-def test_a_collector_shows_what_the_driving_thread_left(make: Make) -> None:
-    needs_prometheus("a_collector_shows_what_the_driving_thread_left")
+def test_a_collector_shows_the_last_stats_of_the_driving_thread(make: Make) -> None:
+    needs_prometheus("a_collector_shows_the_last_stats_of_the_driving_thread")
     import prometheus_client
 
     from forebay.prometheus import Collector
@@ -117,8 +117,8 @@ def test_a_collector_shows_what_the_driving_thread_left(make: Make) -> None:
     assert list(collector.collect())[0].samples == []
 
 
-def test_a_name_shows_its_own_cache(make: Make) -> None:
-    needs_prometheus("a_name_shows_its_own_cache")
+def test_a_collectors_name_shows_its_own_cache(make: Make) -> None:
+    needs_prometheus("a_collectors_name_shows_its_own_cache")
     from forebay.prometheus import Collector
 
     def step(cache: forebay.Cache, sequence: forebay.Sequence, accepted: int) -> None:
@@ -157,7 +157,7 @@ def test_a_name_shows_its_own_cache(make: Make) -> None:
     step(new, waits, 1)
 
 
-def test_the_package_imports_nothing_that_was_not_asked_for() -> None:
+def test_the_package_imports_no_optional_package_by_itself() -> None:
     heavy = ("torch", "prometheus_client", "cupy", "jax", "cffi")
     script = f"import sys, forebay; print([m for m in {heavy} if m in sys.modules])"
     ran = subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.PIPE, text=True)

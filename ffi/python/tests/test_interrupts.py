@@ -368,7 +368,7 @@ class JoinsHeldBehind(dict[Any, Any]):
 
 
 @pytest.mark.parametrize("scenario", READ_OR_WRITTEN)
-def test_control_memory_that_is_held_behind_the_call_is_written(
+def test_control_memory_that_is_held_only_after_the_call_is_overwritten(
     scenario: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = forebay.record.CacheHandle.__init__
@@ -449,7 +449,7 @@ def test_an_interrupted_launch_keeps_its_capture_until_the_step_has_ended(
     assert not any(handle in alive for handle in handles)
 
 
-def test_control_a_capture_that_is_held_behind_the_launch_is_let_go(
+def test_control_a_capture_that_is_held_only_after_the_launch_is_released(
     make: Callable[..., forebay.Cache],
     cuda: forebay.CudaDevice,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
@@ -461,7 +461,7 @@ def test_control_a_capture_that_is_held_behind_the_launch_is_let_go(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_an_interrupted_creation_or_end_loses_no_handle_and_no_memory_that_is_viewed() -> None:
+def test_an_interrupted_creation_or_end_loses_no_handle_and_no_viewed_memory() -> None:
     shape = forebay.Shape(layers=1, row_bytes=(ROW, 0), top_k=TOP_K, page_tokens=16)
     views: list[Any] = []
 

@@ -124,7 +124,7 @@ print("done")
 """)
 
 
-def test_a_forked_child_ends_nothing_and_its_parent_goes_on() -> None:
+def test_a_forked_child_ends_nothing_and_its_parent_continues() -> None:
     run("""
 for threads in (False, True):
     device, cache = make(threads)
@@ -203,7 +203,7 @@ print("done")
 """)
 
 
-def test_closing_is_idempotent_and_what_is_closed_says_so() -> None:
+def test_closing_is_idempotent_and_closed_objects_refuse_calls() -> None:
     run("""
 device, cache = make()
 sequence = joined(cache)
@@ -222,7 +222,7 @@ print("done")
 """)
 
 
-def test_exceptions_half_way_leave_nothing() -> None:
+def test_exceptions_halfway_leave_nothing() -> None:
     run("""
 def fails():
     device, cache = make()

@@ -249,7 +249,7 @@ ROUNDING = 2e-4
     ("order", "passes", "batch"), [("passes", 1, 1), ("passes", 3, 2), ("da", 1, 1), ("da", 3, 1), ("dba", 1, 4)]
 )
 @pytest.mark.usefixtures("one_selection")
-def test_attention_in_parts_comes_to_the_same_but_for_rounding(order: str, passes: int, batch: int) -> None:
+def test_split_attention_gives_the_same_result_up_to_rounding(order: str, passes: int, batch: int) -> None:
     asked = requests(batch)
     ratio = RATIO if passes == 1 else 0.6 * TOP_K / CONTEXT
     sizes: dict[str, Any] = {"top_k": TOP_K, "query_rows": 2, "ratio": ratio, "order": order}
@@ -326,7 +326,7 @@ def test_control_a_step_whose_misses_were_not_gathered_gives_no_tokens(monkeypat
                 pass
 
 
-def test_the_model_is_the_model() -> None:
+def test_the_model_predicts_english() -> None:
     """It foretells English, and not the same words in a senseless order."""
     count = 1024 if SOAK else 512
     tokens = text()[:count]
@@ -337,7 +337,7 @@ def test_the_model_is_the_model() -> None:
     assert model().perplexity(mixed, model().prefill(mixed).hidden) > 20 * dense
 
 
-def test_a_packed_part_of_the_model_is_that_part_and_decodes(tmp_path: Path) -> None:
+def test_a_packed_part_of_the_model_equals_that_part_and_decodes(tmp_path: Path) -> None:
     """What `pack.py` writes needs neither GGUF nor a tokenizer."""
     import pack
 
@@ -353,7 +353,7 @@ def test_a_packed_part_of_the_model_is_that_part_and_decodes(tmp_path: Path) -> 
     assert ran.returncode == 0 and "2 layers" in ran.stdout and "to the last bit" in ran.stdout, ran.stderr
 
 
-def test_the_tokenizer_gives_every_text_back() -> None:
+def test_the_tokenizer_decodes_every_text_it_encoded() -> None:
     words = smollm2.tokenizer(smollm2.weights_path())
     texts = ["A forebay, 1,024 rows: it's full.\n\n  indented\tline", "naïve — “Zürich” 東京 🙂"]
     texts += [engine.english()[:20000]]
@@ -404,14 +404,14 @@ def test_the_example_shows_misses_and_memory_and_compares() -> None:
         (["--weights", str(EXAMPLES / "decode.py")], "--weights"),
     ],
 )
-def test_the_example_refuses_what_makes_no_sense_in_one_sentence(arguments: list[str], says: str) -> None:
+def test_the_example_refuses_invalid_options_in_one_sentence(arguments: list[str], says: str) -> None:
     ran = example(*arguments)
     assert ran.returncode == 2
     last = ran.stderr.splitlines()[-1]
     assert says in last and "Traceback" not in ran.stderr
 
 
-def test_the_example_names_a_package_that_is_not_there(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_the_example_names_a_missing_package(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     import decode
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

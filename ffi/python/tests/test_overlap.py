@@ -63,7 +63,7 @@ def begin(make: Make, *, rows: int = 2) -> tuple[forebay.Cache, Engine, forebay.
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_every_order_attends_to_what_was_selected(make: Make, order: str) -> None:
+def test_every_order_attends_to_the_selected_rows(make: Make, order: str) -> None:
     cache, engine, layers = begin(make)
     for turn in range(2):
         engine.read.clear()
@@ -98,7 +98,7 @@ def test_layer_by_layer_is_the_same(make: Make) -> None:
 
 
 @pytest.mark.parametrize("at", range(0, 14, 3))
-def test_what_the_callable_raises_comes_out_and_the_step_is_abandoned(make: Make, at: int) -> None:
+def test_an_exception_of_the_callable_is_raised_and_abandons_the_step(make: Make, at: int) -> None:
     cache, engine, layers = begin(make)
     step = cache.prepare([(s, 0, 1) for s in engine.sequences])
     left = iter(range(at))
@@ -175,7 +175,7 @@ def test_more_rows_than_the_buffers_have_are_refused(make: Make) -> None:
     step.retire()
 
 
-def test_what_a_capture_is_given_is_named(make: Make) -> None:
+def test_bad_arguments_of_a_capture_are_named(make: Make) -> None:
     cache, engine, layers = begin(make)
     other = forebay.Layers(forebay.Buffers.empty(make(), 2, 1, split=True), batch=2)
     two = forebay.Layers(forebay.Buffers.empty(cache, 2, 2, split=True), batch=2)

@@ -59,7 +59,7 @@ def threaded(make: Make, **changes: Any) -> tuple[forebay.Device, forebay.Cache,
 
 @pytest.mark.parametrize("how", ["forgotten", "raised", "left running"])
 @pytest.mark.parametrize("as_buffers", [False, True])
-def test_tensors_of_a_step_that_is_given_up_live_until_it_has_ended(
+def test_tensors_of_an_abandoned_step_live_until_it_has_ended(
     make: Make, hold: Hold, how: str, as_buffers: bool
 ) -> None:
     device, cache, sequence = threaded(make)
@@ -144,7 +144,7 @@ def warm() -> Any:
 
 
 @pytest.mark.parametrize("why", ["incomplete", "joined", "closed", "busy", "stream"])
-def test_a_warm_up_that_was_refused_is_let_go_at_once_or_with_its_sequence(
+def test_a_refused_warm_up_is_released_at_once_or_with_its_sequence(
     make: Make, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device, cache, sequence = threaded(make)
@@ -194,7 +194,7 @@ def test_a_warm_up_that_was_refused_is_let_go_at_once_or_with_its_sequence(
 
 @pytest.mark.parametrize(("code", "refusal"), [(2, forebay.OutOfMemory), (900, forebay.InvalidState)])
 @pytest.mark.parametrize("retried", [True, False])
-def test_a_warm_up_that_the_device_refused_is_let_go_when_nothing_can_read_it(
+def test_a_warm_up_that_the_device_refused_is_released_once_nothing_can_read_it(
     make: Make,
     cuda: forebay.CudaDevice,  # noqa: F811
     retried: bool,
@@ -247,7 +247,7 @@ def test_a_warm_up_that_the_device_refused_is_let_go_when_nothing_can_read_it(
     cache.validate()
 
 
-def test_what_a_call_made_to_find_a_tensor_lives_as_long_as_its_work(make: Make, hold: Hold) -> None:
+def test_an_export_made_for_a_call_lives_as_long_as_its_work(make: Make, hold: Hold) -> None:
     """A DLPack producer whose export is a copy: with the capsule that goes."""
     made: list[weakref.ref[Any]] = []
 
@@ -386,7 +386,7 @@ print("done")
 
 
 @pytest.mark.parametrize("name", ["Sequence", "Step"])
-def test_what_an_exception_comes_between_is_ended(make: Make, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_an_object_interrupted_in_its_creation_is_ended(make: Make, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """As a KeyboardInterrupt does, between the library's answer and the object that is made for it."""
     cache = make()
     sequence = joined(cache)
@@ -432,7 +432,7 @@ def test_a_device_that_is_closed_still_serves_its_caches(make: Make) -> None:
     assert step.retire(wait=True).step == 1
 
 
-def test_one_stream_runs_behind_another_where_it_is_told_to(hold: Hold) -> None:
+def test_one_stream_runs_after_another_on_request(hold: Hold) -> None:
     device = forebay.HostDevice(threads=True)
     one, two, ran = device.stream(), device.stream(), []
     gate = hold(device, one)
@@ -444,7 +444,7 @@ def test_one_stream_runs_behind_another_where_it_is_told_to(hold: Hold) -> None:
     assert ran == ["before", "after"]
 
 
-def test_what_a_call_raises_comes_out_of_its_own_streams_wait() -> None:
+def test_an_exception_of_a_call_is_raised_by_the_wait_of_its_own_stream() -> None:
     device = forebay.HostDevice(threads=True)
     one, two = device.stream(), device.stream()
     for stream in (one, two):
@@ -479,7 +479,7 @@ print("done")
 """)
 
 
-def test_a_cache_that_cannot_end_is_told_of(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_end_is_reported(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     from forebay import record as module
 
     class Broken:
@@ -495,7 +495,7 @@ def test_a_cache_that_cannot_end_is_told_of(make: Make, monkeypatch: pytest.Monk
     assert lib.fb_cache_destroy(cache._pointer) == 0
 
 
-def test_what_is_closed_or_in_use_says_what_and_why(make: Make) -> None:
+def test_errors_of_closed_and_used_objects_give_the_reason(make: Make) -> None:
     device = forebay.HostDevice()
     cache = make(device)
     cache.close()

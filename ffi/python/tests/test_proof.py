@@ -127,7 +127,7 @@ def test_control_one_wrong_row_changes_the_logits(
         assert not same_bits(ours.step().logits, truth.step().logits)
 
 
-def test_control_rows_that_were_not_gathered_are_missed(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_missing_gathers_are_detected(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = requests(1)
     with Offloaded(model(), asked, top_k=TOP_K, ratio=RATIO, order="passes", arrays=place) as cache:
         monkeypatch.setattr(forebay.Step, "gather", lambda *_, **__: None)
@@ -143,7 +143,7 @@ def example(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_the_example_decodes_where_it_is_told(place: Any) -> None:
+def test_the_example_decodes_on_the_chosen_device(place: Any) -> None:
     where = ["--device", "cuda:0"] if isinstance(place, arrays.Torch) else []
     if isinstance(place, arrays.Standin):
         where = ["--device", "cuda:0", "--driver", str(place.driver)]
@@ -163,7 +163,7 @@ def test_the_example_decodes_where_it_is_told(place: Any) -> None:
         (["--layers", "31"], "--layers"),
     ],
 )
-def test_the_example_refuses_a_device_that_is_not_there(arguments: list[str], says: str) -> None:
+def test_the_example_refuses_a_missing_device(arguments: list[str], says: str) -> None:
     ran = example(*arguments)
     assert ran.returncode == 2
     assert says in ran.stderr.splitlines()[-1] and "Traceback" not in ran.stderr

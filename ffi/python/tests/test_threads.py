@@ -14,7 +14,7 @@ from conftest import LAYERS, TOP_K, empty, joined, some, whole
 Make = Callable[..., forebay.Cache]
 
 
-def test_two_threads_on_one_cache_are_told(make: Make) -> None:
+def test_a_second_thread_on_one_cache_is_refused(make: Make) -> None:
     """While a call is inside the library, held there by a work of its own stream, another thread's is refused."""
     cache = make()
     sequence = joined(cache)
@@ -47,7 +47,7 @@ def test_two_threads_on_one_cache_are_told(make: Make) -> None:
     step.retire()
 
 
-def test_threads_that_race_get_busy_or_are_served(make: Make) -> None:
+def test_racing_threads_succeed_or_get_busy(make: Make) -> None:
     cache = make()
     served, refused, other = [0], [0], []
 
@@ -75,7 +75,7 @@ def test_threads_that_race_get_busy_or_are_served(make: Make) -> None:
     cache.validate()
 
 
-def test_two_caches_are_driven_side_by_side(make: Make) -> None:
+def test_two_threads_drive_two_caches_at_once(make: Make) -> None:
     device = forebay.HostDevice(threads=True)
     caches = [make(device), make(device)]
     found: dict[int, Any] = {}

@@ -35,7 +35,7 @@ def annotated() -> list[Any]:
 
 
 @pytest.mark.parametrize("one", annotated(), ids=lambda one: f"{one.__module__}.{one.__qualname__}")
-def test_hints_name_what_there_is(one: Any) -> None:
+def test_type_hints_resolve(one: Any) -> None:
     typing.get_type_hints(one)
 
 
@@ -54,9 +54,9 @@ def enter(device: forebay.HostDevice, cache: forebay.Cache, step: forebay.Step, 
 """
 
 
-def test_a_checker_refuses_what_is_no_tensor(tmp_path: Path) -> None:
+def test_a_type_checker_refuses_objects_that_are_no_tensors(tmp_path: Path) -> None:
     if importlib.util.find_spec("mypy") is None:
-        skip("a_checker_refuses_what_is_no_tensor", "mypy is not installed")
+        skip("a_type_checker_refuses_objects_that_are_no_tensors", "mypy is not installed")
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     command = [sys.executable, "-m", "mypy", "--no-incremental", str(program)]

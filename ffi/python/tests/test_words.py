@@ -89,7 +89,7 @@ def refusal(**changes: Any) -> str:
 
 
 @pytest.mark.parametrize(("field", "value", "number", "rule"), BY_SHAPE + BY_CACHE)
-def test_a_rule_that_is_broken_is_told_with_the_field_and_the_number(
+def test_a_broken_rule_is_reported_with_field_and_number(
     field: str, value: Any, number: str, rule: str
 ) -> None:
     # One page is too few for so many steps; a batch is as large as there are lanes where it is not declared.
@@ -104,28 +104,28 @@ def test_a_rule_that_is_broken_is_told_with_the_field_and_the_number(
     for field in [*SHAPE_FIELDS, *NUMBERS]
     if value is not None or field not in OPTIONAL
 ])  # fmt: skip
-def test_what_no_field_holds_is_told_as_it_was_given(field: str, value: Any) -> None:
+def test_an_error_quotes_a_value_that_no_field_holds(field: str, value: Any) -> None:
     name = f"shape.{field}" if field in SHAPE_FIELDS else field
     assert refusal(**{field: value}).startswith(f"{name}: got {value!r}; expected "), field
 
 
-def test_a_node_that_is_none_is_told_as_it_was_given() -> None:
+def test_an_error_quotes_an_invalid_numa_node() -> None:
     with pytest.raises(forebay.InvalidArgument, match="^numa_node: got -7; expected a whole number from 0 "):
         forebay.Cache(forebay.HostDevice(), forebay.Shape(**SHAPE), **CACHE, numa_node=-7)
 
 
 @pytest.mark.parametrize("field", NUMBERS)
-def test_nothing_of_what_is_counted_is_no_default(field: str) -> None:
+def test_a_count_of_zero_is_refused(field: str) -> None:
     assert refusal(**{field: 0}).startswith(f"{field}: got 0; expected a whole number from 1 ")
 
 
-def test_every_field_has_a_rule_that_is_broken() -> None:
+def test_a_rule_of_every_field_is_broken_in_a_test() -> None:
     declared = set(inspect.signature(forebay.Cache).parameters) - {"device", "shape"}
     assert declared == {*NUMBERS, *OTHERS}
     assert {rule[0] for rule in BY_SHAPE} == set(SHAPE_FIELDS)
 
 
-def test_arguments_that_are_something_else_are_the_packages_own_error(make: Make, tmp_path: Path) -> None:
+def test_arguments_of_a_wrong_type_raise_the_packages_own_error(make: Make, tmp_path: Path) -> None:
     cache = make()
     sequence = joined(cache)
     lone = "\ud800"
@@ -161,7 +161,7 @@ def test_arguments_that_are_something_else_are_the_packages_own_error(make: Make
     cache.open(prompt=8, promised=0).close()
 
 
-def test_one_is_not_many(make: Make) -> None:
+def test_a_count_of_one_has_no_plural(make: Make) -> None:
     cache = make()
     with joined(cache) as sequence, cache.prepare([(sequence, 0, 1)]) as step:
         assert "1 sequence>" in repr(cache) and "of 1 row," in repr(step)
@@ -173,7 +173,7 @@ def test_one_is_not_many(make: Make) -> None:
     assert "0 sequences" in repr(cache)
 
 
-def test_a_sequence_is_called_the_same_by_its_errors(make: Make) -> None:
+def test_all_errors_name_a_sequence_alike(make: Make) -> None:
     cache = make()
     sequence = cache.open(prompt=8)
     sequence.close()
@@ -183,7 +183,7 @@ def test_a_sequence_is_called_the_same_by_its_errors(make: Make) -> None:
     assert re.findall(r"0x[0-9a-f]+", str(caught.value)) == name and len(name) == 1
 
 
-def test_a_position_is_shown_as_the_selection_has_it(make: Make) -> None:
+def test_an_error_shows_a_position_as_given_in_the_selection(make: Make) -> None:
     cache = make()
     sequence = joined(cache)
     step = cache.prepare([(sequence, 0, 1)])
@@ -194,7 +194,7 @@ def test_a_position_is_shown_as_the_selection_has_it(make: Make) -> None:
         step.retire()
 
 
-def test_a_cache_that_the_machine_has_no_memory_for_is_refused_with_both_numbers() -> None:
+def test_a_cache_larger_than_the_machines_memory_is_refused_with_both_numbers() -> None:
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     available = 1024 * int(fields["MemAvailable"].split()[0])
     # Rows of the device's pool, which a host device takes of the machine as they are used: twice what there is.

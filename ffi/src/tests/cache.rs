@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_preset_fills_in_the_model_and_leaves_the_rest() {
+fn a_preset_fills_in_the_model_fields_only() {
     let mut config = FbCacheConfig { lanes: 5, numa_node: 2, ..sized() };
     // SAFETY: the names end with a zero, and the config states its size.
     unsafe {
@@ -26,7 +26,7 @@ fn a_preset_fills_in_the_model_and_leaves_the_rest() {
 }
 
 #[test]
-fn a_footprint_is_what_the_cache_takes() {
+fn a_footprint_equals_the_memory_of_the_cache() {
     let mut footprint: FbCacheFootprint = sized();
     // SAFETY: both state their size.
     unsafe {
@@ -48,7 +48,7 @@ fn a_footprint_is_what_the_cache_takes() {
 }
 
 #[test]
-fn what_a_cache_is_and_has_can_be_asked() {
+fn info_and_stats_report_the_config_and_the_pools() {
     let device = host();
     let config =
         FbCacheConfig { draft_layers: 1, layers: 1, batch: 2, device_block_align: 4096, ..declared() };
@@ -75,7 +75,7 @@ fn what_a_cache_is_and_has_can_be_asked() {
 }
 
 #[test]
-fn memory_of_a_layer_is_there_and_of_another_is_not() {
+fn layers_of_the_cache_have_memory_and_others_have_none() {
     let device = host();
     let cache = make_cache(device, &declared());
     let without = make_cache(device, &FbCacheConfig { index_key_bytes: 0, ..declared() });
@@ -99,7 +99,7 @@ fn memory_of_a_layer_is_there_and_of_another_is_not() {
 }
 
 #[test]
-fn slots_by_layer_are_the_pools() {
+fn slots_by_layer_are_those_of_the_pool() {
     let device = host();
     let table = [192, 256];
     let cache = make_cache(device, &FbCacheConfig { slots_by_layer: table.as_ptr(), ..declared() });
@@ -111,7 +111,7 @@ fn slots_by_layer_are_the_pools() {
 }
 
 #[test]
-fn a_cache_with_sequences_stays_and_a_closed_one_that_waits_is_reaped() {
+fn a_cache_with_sequences_is_kept_and_a_closed_waiting_one_is_reaped() {
     let device = make_device(&FbDeviceConfig { kind: FB_DEVICE_HOST_THREADS, ..sized() });
     let cache = make_cache(device, &declared());
     let sequence = join(cache, 20, 10);
@@ -131,7 +131,7 @@ fn a_cache_with_sequences_stays_and_a_closed_one_that_waits_is_reaped() {
 
 /// What the head promises: the pools are the device's until it goes.
 #[test]
-fn the_memory_of_a_cache_is_its_devices() {
+fn the_memory_of_a_cache_comes_from_its_device() {
     let device = make_device(&FbDeviceConfig { memory: 1 << 20, ..sized() });
     let mut made = Vec::new();
     while made.len() < 100 && made.last().is_none_or(|status| *status == FbOk) {
@@ -169,7 +169,7 @@ fn a_cache_in_which_a_call_panicked_can_only_be_destroyed() {
 }
 
 #[test]
-fn layers_of_several_attention_passes_go_by_parts() {
+fn layers_of_several_attention_waves_are_called_by_step_ranges() {
     let device = host();
     let scarce = FbCacheConfig { attention_waves: 2, query_rows: 40, min_budget: 4, slots: 4, ..declared() };
     let cache = make_cache(device, &scarce);

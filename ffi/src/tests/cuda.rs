@@ -76,7 +76,7 @@ unsafe extern "C" fn count(data: *mut c_void) {
 }
 
 #[test]
-fn a_step_runs_on_the_engines_stream_and_everything_is_given_back() {
+fn a_step_runs_on_the_engines_stream_and_every_resource_is_released() {
     let Some((device, engine)) = set_up(Options { seed: Some(3), ..Options::default() }) else { return };
     let (stream, driver) = (engine.stream(), &engine.driver);
     let cache = make_cache(device, &declared());
@@ -127,7 +127,7 @@ fn a_step_runs_on_the_engines_stream_and_everything_is_given_back() {
 }
 
 #[test]
-fn rows_stand_in_the_memory_that_the_device_was_made_for() {
+fn rows_are_stored_in_the_memory_the_device_was_created_with() {
     for (host_memory, registered) in [(FB_HOST_MEMORY_REGISTERED, 2), (FB_HOST_MEMORY_DRIVER, 1)] {
         let Some((device, engine)) = set_up_with(Options::default(), host_memory) else { return };
         let cache = make_cache(device, &declared());

@@ -15,7 +15,7 @@ fn refusal(config: &FbDeviceConfig) -> (FbStatus, String) {
 }
 
 #[test]
-fn what_a_kind_does_not_know_is_refused_by_name() {
+fn fields_that_a_device_kind_lacks_are_refused_by_name() {
     let library = c"no-such-driver.so".as_ptr();
     for (config, name) in [
         (FbDeviceConfig { kind: 3, ..sized() }, "kind"),
@@ -52,7 +52,7 @@ const fn name_on_cuda(field: &'static str) -> &'static str {
 }
 
 #[test]
-fn a_device_stays_while_it_has_caches() {
+fn a_device_is_kept_while_it_has_caches() {
     let device = host();
     let (one, other) = (make_cache(device, &declared()), make_cache(device, &declared()));
     // SAFETY: nothing is at work.
@@ -74,7 +74,7 @@ fn a_device_stays_while_it_has_caches() {
 }
 
 #[test]
-fn a_cache_that_cannot_be_made_leaves_the_device_free() {
+fn a_cache_that_cannot_be_created_leaves_the_device_free() {
     let device = make_device(&FbDeviceConfig { memory: 1 << 16, ..sized() });
     let (mut cache, mut text) = (null_mut(), [0; 512]);
     let config = FbCacheConfig { lanes: 300, ..declared() };
@@ -93,7 +93,7 @@ fn a_cache_that_cannot_be_made_leaves_the_device_free() {
 }
 
 #[test]
-fn a_ticket_holds_no_device_up() {
+fn a_ticket_does_not_keep_a_device_alive() {
     let device = make_device(&FbDeviceConfig { kind: FB_DEVICE_HOST_THREADS, ..sized() });
     let cache = make_cache(device, &declared());
     let mut door = None;
@@ -135,7 +135,7 @@ fn a_ticket_holds_no_device_up() {
 }
 
 #[test]
-fn streams_run_in_the_order_that_was_asked_for() {
+fn streams_run_in_the_requested_order() {
     let device = make_device(&FbDeviceConfig { kind: FB_DEVICE_HOST_THREADS, ..sized() });
     let (open, gate) = mpsc::channel();
     let data = (gate, AtomicU32::new(0));
@@ -178,7 +178,7 @@ unsafe extern "C" fn see(data: *mut c_void) {
 }
 
 #[test]
-fn memory_is_zero_and_its_own() {
+fn allocated_memory_is_zero_and_separate() {
     let device = host();
     let mut addresses = [null_mut(); 2];
     // SAFETY: all are there, and the memory is as long as it was asked for.
@@ -242,7 +242,7 @@ fn work_on_the_inline_device_runs_in_its_call() {
 }
 
 #[test]
-fn a_stream_of_its_own_thread_is_waited_for() {
+fn a_stream_with_its_own_thread_is_waited_for() {
     let device = make_device(&FbDeviceConfig { kind: FB_DEVICE_HOST_THREADS, ..sized() });
     let (open, gate) = mpsc::channel();
     let data = (gate, AtomicU32::new(0));

@@ -97,7 +97,7 @@ fn overlap_in_a_child(answer: u32, gives: bool) {
 }
 
 #[test]
-fn a_child_that_comes_out_of_a_callback_is_told_and_goes_no_further() {
+fn a_child_forked_inside_a_callback_gets_an_error_and_the_step_ends() {
     for answer in [0, 1, FbIo as u32, 77] {
         overlap_in_a_child(answer, false);
         overlap_in_a_child(answer, true);
@@ -120,7 +120,7 @@ unsafe extern "C" fn fork_and_return(data: *mut c_void) {
 }
 
 #[test]
-fn a_child_that_comes_out_of_a_streams_work_is_told() {
+fn a_child_forked_inside_a_streams_work_gets_an_error() {
     let device = host();
     let (mut state, parent) = (-1, std::process::id());
     // SAFETY: the answer has room until the work has run, which is in the call.

@@ -195,7 +195,7 @@ fn outcome(ticket: *const FbTicket) -> (u32, u32) {
 }
 
 #[test]
-fn structs_hold_no_padding() {
+fn structs_have_no_padding() {
     const WORD: usize = 8;
     for (size, words, halves) in [
         (size_of::<FbDeviceConfig>(), 3, 6),

@@ -6,7 +6,7 @@ use crate::handle::tests::{Pear, first_wrong, in_child};
 use crate::testing::allocations;
 
 #[test]
-fn a_sequence_grows_is_cut_and_forked() {
+fn a_sequence_is_grown_truncated_and_forked() {
     let device = host();
     let cache = make_cache(device, &declared());
     let sequence = join(cache, 40, 40);
@@ -52,7 +52,7 @@ fn a_sequence_grows_is_cut_and_forked() {
 }
 
 #[test]
-fn a_warm_up_within_a_bound_is_joined_by_stretches() {
+fn a_bounded_warm_up_is_joined_in_several_calls() {
     let device = host();
     let cache = make_cache(device, &declared());
     let sequence = fill(cache, 190, 10);
@@ -88,7 +88,7 @@ fn a_warm_up_within_a_bound_is_joined_by_stretches() {
 }
 
 #[test]
-fn rows_in_place_and_budgets_by_layer_are_taken() {
+fn rows_in_place_and_budgets_by_layer_are_accepted() {
     let device = host();
     let cache = make_cache(device, &FbCacheConfig { residency_only: 1, min_budget: 32, ..declared() });
     let mut sequence = 0;
@@ -182,7 +182,7 @@ fn a_ticket_outlives_its_cache_and_its_device() {
 }
 
 #[test]
-fn without_a_place_for_its_ticket_nothing_is_enqueued() {
+fn without_room_for_a_ticket_nothing_is_enqueued() {
     let code = in_child(|| {
         let device = host();
         let cache = make_cache(device, &declared());
@@ -225,7 +225,7 @@ fn a_forked_child_cannot_write_to_its_parents_rows() {
 }
 
 #[test]
-fn rows_that_were_written_in_place_are_the_sequences() {
+fn rows_written_in_place_are_rows_of_the_sequence() {
     let device = host();
     let cache = make_cache(device, &declared());
     let (mut sequence, mut pages, mut count) = (0, [zeroed::<FbPage>(); 16], 0);

@@ -42,7 +42,7 @@ fn find(cache: *const FbCache, prompt: &FbTokens, salt: &[u8]) -> u32 {
 }
 
 #[test]
-fn a_published_prefix_is_found_under_its_salt_and_keys_only() {
+fn a_published_prefix_is_found_only_under_its_salt_and_keys() {
     let device = host();
     let cache = make_cache(device, &declared());
     let plain = tokens(&IDS, &[]);
@@ -86,7 +86,7 @@ fn a_published_prefix_is_found_under_its_salt_and_keys_only() {
 }
 
 #[test]
-fn tokens_that_make_no_sense_take_nothing() {
+fn invalid_tokens_allocate_nothing() {
     let device = host();
     let cache = make_cache(device, &declared());
     let keys = [FbKey { is_set: 2, ..zeroed() }; 3];

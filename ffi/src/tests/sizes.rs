@@ -15,7 +15,7 @@ fn required<T: Versioned>() -> (&'static str, usize, usize) {
 
 /// Never change a number here: a struct that needs more is another struct.
 #[test]
-fn what_callers_must_state_stays() {
+fn the_sizes_that_callers_must_state_do_not_change() {
     let found = [
         (required::<FbDeviceConfig>(), 12),
         (required::<FbCacheConfig>(), 52),

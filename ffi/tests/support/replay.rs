@@ -12,7 +12,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(cases()) })]
 
     #[test]
-    fn any_bytes_are_a_run_of_calls(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
+    fn any_bytes_decode_to_a_run_of_calls(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
         calls::ffi_calls(&bytes);
     }
 }

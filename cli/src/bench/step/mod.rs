@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn sequences_have_prompts_of_their_own_as_far_as_the_pool_holds_them() {
+    fn sequences_have_their_own_prompts_as_far_as_the_pool_holds_them() {
         let (device, _, asked) = quick();
         let study = study(device, &asked);
         let point = Point::groups(false, true)[0][0].clone();
@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn a_layer_that_is_answered_for_another_is_found_by_the_digests() {
+    fn the_digests_find_a_layer_that_was_resolved_as_another() {
         let (device, _, asked) = quick();
         let study = study(device, &asked);
         let (mut machine, mut works, point) = filled(&study);
