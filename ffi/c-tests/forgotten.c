@@ -6,7 +6,7 @@
 
 #include "check.h"
 
-enum { DRAFT = LAYERS - 1, PASSES = 2, ROWS = 2, CALLS_MAX = 64, LISTS = (1 + PASSES) * ROWS * PICKS };
+enum { DRAFT = LAYERS - 1, WAVES = 2, ROWS = 2, CALLS_MAX = 64, LISTS = (1 + WAVES) * ROWS * PICKS };
 
 typedef enum { RESOLVE, GATHER, SCATTER } asked;
 typedef enum { WHOLE, HALVES } mode;
@@ -27,7 +27,7 @@ typedef struct {
     /* First those of a layer, then those of each draft pass. */
     int32_t selection[ROWS * PICKS], of_pass[QUERY][ROWS * TOP_K];
     int32_t slots[ROWS * PICKS], lists[LISTS];
-    uint32_t counts[(1 + PASSES) * ROWS * QUERY];
+    uint32_t counts[(1 + WAVES) * ROWS * QUERY];
     made due[CALLS_MAX];
     uint32_t due_count, refused[3], too_late;
 } rig;
@@ -45,7 +45,7 @@ static void add_range(rig *r, uint32_t layer, uint32_t first, uint32_t count, ui
     range.count = count;
     range.draft_pass = pass;
     add(r, RESOLVE, range, 0);
-    for (uint32_t attention_wave = 0; attention_wave < PASSES; attention_wave++) {
+    for (uint32_t attention_wave = 0; attention_wave < WAVES; attention_wave++) {
         add(r, GATHER, range, attention_wave);
     }
     add(r, SCATTER, range, 0);
@@ -161,7 +161,7 @@ static uint32_t missed_from(const rig *r, const fb_step_range *range, uint32_t a
     size_t lists = (size_t)ROWS * (range->draft_pass == FB_ALL_QUERY_ROWS ? QUERY : 1);
     uint32_t missed = 0;
     OK(r->device, fb_stream_wait(r->device, r->stream));
-    for (size_t at = (1 + attention_wave) * lists; at < (1 + PASSES) * lists; at++) {
+    for (size_t at = (1 + attention_wave) * lists; at < (1 + WAVES) * lists; at++) {
         missed += r->counts[at];
     }
     return missed;
@@ -259,14 +259,14 @@ static void begin(rig *r, uint32_t device) {
     config.layers = LAYERS - 1;
     config.draft_layers = 1;
     config.slots = config.min_budget = TOP_K;
-    config.attention_waves = PASSES;
+    config.attention_waves = WAVES;
     memset(r, 0, sizeof *r);
     r->device = device_of(device);
     r->cache = cache_of(r->device, &config);
     OK(r->device, fb_stream_create(r->device, &r->stream));
     fb_info info = SIZED(fb_info);
     OK(r->cache, fb_cache_info(r->cache, &info));
-    CHECK(info.attention_waves == PASSES);
+    CHECK(info.attention_waves == WAVES);
     writes = 0;
     for (uint32_t row = 0; row < ROWS; row++) {
         open_story(r->cache, &r->of[row], 50 + 20 * row, r->stream);

@@ -111,7 +111,7 @@ def test_an_exception_of_the_body_abandons_the_step_and_is_raised_unchanged(make
 
 
 # Of two layers and one that drafts, the last; query rows of a step.
-DRAFT, QUERY, PASSES = LAYERS - 1, 2, 2
+DRAFT, QUERY, WAVES = LAYERS - 1, 2, 2
 Made = tuple[str, dict[str, Any]]
 
 
@@ -178,7 +178,7 @@ def due(halves: bool) -> Iterator[list[Made]]:
         for draft_pass in range(QUERY) if layer == DRAFT else (None,):
             for rows in ({"first": 0, "count": 1}, {"first": 1, "count": 1}) if halves else ({},):
                 of = {"layer": layer, "draft_pass": draft_pass, **rows}
-                gathers: list[Made] = [("gather", {**of, "attention_wave": number}) for number in range(PASSES)]
+                gathers: list[Made] = [("gather", {**of, "attention_wave": number}) for number in range(WAVES)]
                 yield [("resolve", of), *gathers, ("scatter", of)]
 
 
@@ -204,8 +204,8 @@ def device(request: pytest.FixtureRequest) -> forebay.Device:
 @pytest.mark.parametrize("halves", [False, True])
 def test_each_forgotten_call_of_a_drafting_model_is_detected(make: Make, device: forebay.Device, halves: bool) -> None:
     """In two passes of attention, with a batch row that has fewer query rows: what it has not is not due."""
-    rig = Rig(make, device, slots=TOP_K, attention_waves=PASSES)
-    assert rig.cache.info.attention_waves == PASSES
+    rig = Rig(make, device, slots=TOP_K, attention_waves=WAVES)
+    assert rig.cache.info.attention_waves == WAVES
     # A gather that had nothing to fetch can be made up for at any time.
     rig.host(rig.buffers.selection)[:] = -1
     refusals = 0

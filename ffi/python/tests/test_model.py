@@ -246,27 +246,27 @@ ROUNDING = 2e-4
 
 
 @pytest.mark.parametrize(
-    ("order", "passes", "batch"), [("passes", 1, 1), ("passes", 3, 2), ("da", 1, 1), ("da", 3, 1), ("dba", 1, 4)]
+    ("order", "waves", "batch"), [("waves", 1, 1), ("waves", 3, 2), ("da", 1, 1), ("da", 3, 1), ("dba", 1, 4)]
 )
 @pytest.mark.usefixtures("one_selection")
-def test_split_attention_gives_the_same_result_up_to_rounding(order: str, passes: int, batch: int) -> None:
+def test_split_attention_gives_the_same_result_up_to_rounding(order: str, waves: int, batch: int) -> None:
     asked = requests(batch)
-    ratio = RATIO if passes == 1 else 0.6 * TOP_K / CONTEXT
+    ratio = RATIO if waves == 1 else 0.6 * TOP_K / CONTEXT
     sizes: dict[str, Any] = {"top_k": TOP_K, "query_rows": 2, "ratio": ratio, "order": order}
-    with Offloaded(model(), asked, attention_waves=passes, **sizes) as cache:
+    with Offloaded(model(), asked, attention_waves=waves, **sizes) as cache:
         # More than one pass only where the budget does not hold what a step selects.
-        assert cache.cache.info.attention_waves == passes
-        assert passes == 1 or cache.budget < TOP_K
+        assert cache.cache.info.attention_waves == waves
+        assert waves == 1 or cache.budget < TOP_K
         resident = Resident(model(), asked, top_k=TOP_K, query_rows=2)
         found = decode_both(cache, resident, asked, 2, read=True, exact=False)
-        report(f"order {order}, {passes} passes", cache, found)
+        report(f"order {order}, {waves} waves", cache, found)
         # What has ended has given everything back but published pages.
         cache.cache.reap(cache.streams[0])
         stats = cache.cache.stats()
         assert all(sequence.closed for sequence in cache.sequences)
         assert (stats.sequences, stats.free_lanes) == (0, batch)
         assert 0 < found.worst < ROUNDING
-        assert (cache.cache.stats().scratch > 0) == (passes > 1)
+        assert (cache.cache.stats().scratch > 0) == (waves > 1)
 
 
 def corrupt(cache: Offloaded, layer: int, slots: smollm2.Ids) -> None:
@@ -319,7 +319,7 @@ def test_control_one_wrong_row_changes_the_logits(
 
 def test_control_a_step_whose_misses_were_not_gathered_gives_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = requests(1)
-    with Offloaded(model(), asked, top_k=TOP_K, ratio=RATIO, order="passes") as cache:
+    with Offloaded(model(), asked, top_k=TOP_K, ratio=RATIO, order="waves") as cache:
         monkeypatch.setattr(forebay.Step, "gather", lambda *_, **__: None)
         with pytest.raises(forebay.InvalidState, match="a gather was not enqueued"):
             for _ in Decoder(cache, asked, read=True):

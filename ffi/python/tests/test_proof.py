@@ -68,23 +68,23 @@ def same_bits(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("order", "passes", "batch", "query_rows"),
+    ("order", "waves", "batch", "query_rows"),
     [
         ("whole", 1, 1, 1),
         ("whole", 1, 3, 2),
-        ("passes", 1, 2, 2),
-        ("passes", 3, 2, 2),
+        ("waves", 1, 2, 2),
+        ("waves", 3, 2, 2),
         ("da", 1, 2, 2),
         ("da", 3, 1, 2),
         ("dba", 1, 4, 1),
     ],
 )
 def test_decodes_as_with_every_row_resident(
-    place: Any, order: str, passes: int, batch: int, query_rows: int
+    place: Any, order: str, waves: int, batch: int, query_rows: int
 ) -> None:
     asked, sizes = requests(batch), {"top_k": TOP_K, "query_rows": query_rows, "arrays": place}
-    ratio = RATIO if passes == 1 else 0.08
-    with Offloaded(model(), asked, ratio=ratio, order=order, attention_waves=passes, **sizes) as cache:
+    ratio = RATIO if waves == 1 else 0.08
+    with Offloaded(model(), asked, ratio=ratio, order=order, attention_waves=waves, **sizes) as cache:
         # Others find the first half of the prompt.
         assert [one.shared for one in cache.sequences] == [0] + [CONTEXT // 2 // BLOCK * BLOCK] * (batch - 1)
         resident = Resident(model(), asked, **sizes)
@@ -97,7 +97,7 @@ def test_decodes_as_with_every_row_resident(
         assert sides[0].histories == sides[1].histories
         assert worst < ROUNDING and steps >= TOKENS // query_rows
         assert (cache.misses > 0).all() and (cache.hits > 0).all()
-        assert passes == 1 or cache.cache.stats().scratch > 0
+        assert waves == 1 or cache.cache.stats().scratch > 0
         # Behind what the ends of the sequences have enqueued.
         cache.device.wait(cache.streams[0])
         cache.cache.validate()
@@ -129,7 +129,7 @@ def test_control_one_wrong_row_changes_the_logits(
 
 def test_control_missing_gathers_are_detected(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = requests(1)
-    with Offloaded(model(), asked, top_k=TOP_K, ratio=RATIO, order="passes", arrays=place) as cache:
+    with Offloaded(model(), asked, top_k=TOP_K, ratio=RATIO, order="waves", arrays=place) as cache:
         monkeypatch.setattr(forebay.Step, "gather", lambda *_, **__: None)
         with pytest.raises(forebay.InvalidState, match="a gather was not enqueued"):
             for _ in Decoder(cache, asked, read=True):
