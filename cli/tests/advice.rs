@@ -1,5 +1,6 @@
-//! `forebay plan` as an operator asks it: whether to offload on a node, at which batch and ratio, and what that gains.
-//! The sentence at the end, the page's headline and JSON say one thing, and the README's command prints what it says.
+//! Tests of the advice that `forebay plan` gives an operator: whether to offload on a node, at which batch and ratio,
+//! and what that gains. The last sentence of the text, the headline of the page and the JSON agree, and the README
+//! shows what its command prints.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "support/command.rs"]

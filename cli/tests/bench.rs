@@ -1,4 +1,4 @@
-//! `forebay bench`: every group on the host and on the stand-in driver, what it writes, what it refuses.
+//! Tests of `forebay bench`: every group on the host and on the stand-in driver, its output files, and its errors.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "support/command.rs"]

@@ -1,5 +1,5 @@
-//! `forebay bench --only step`: on the host and on the stand-in driver, whose steps are captured, everything is there
-//! and everything was compared with the rule.
+//! Tests of `forebay bench --only step` on the host, and on the stand-in driver, where the steps are captured: every
+//! figure is measured, and every result is compared with the rule.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "support/command.rs"]

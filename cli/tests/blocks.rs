@@ -1,6 +1,6 @@
-//! Replays of request traces: LRU is a naive cache's to the last hit, LRU, FIFO and the optimum are what others
-//! published, the optimum is that of a search over all choices, S3-FIFO is as counted by hand, and every capacity
-//! of the curve is a replay of that capacity.
+//! Tests of replays of request traces. LRU equals a naive cache to the last hit. LRU, FIFO and the optimum equal
+//! published results. The optimum equals a search over all choices, S3-FIFO equals a count by hand, and every capacity
+//! of the curve equals a replay of that capacity.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 #[path = "../src/blocks/mod.rs"]

@@ -1,5 +1,5 @@
-//! What a machine with a GPU is left with: figures line by line as they are measured, and `ci/gpu/run.sh`, which plans
-//! its calls, says that there is no GPU, and keeps what was measured when it is ended.
+//! Tests of the results that a machine with a GPU leaves behind. `forebay bench` writes each figure when it has
+//! measured it. `ci/gpu/run.sh` plans its calls, reports a missing GPU, and keeps its figures when it is ended.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "support/command.rs"]

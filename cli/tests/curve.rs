@@ -1,4 +1,4 @@
-//! `forebay replay --curve`: every size of it is what a replay of that size alone counts.
+//! Tests of `forebay replay --curve`: every size on the curve has the counts of a replay of that size alone.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 #[path = "../src/study"]

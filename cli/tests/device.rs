@@ -1,4 +1,4 @@
-//! `--device`: which device replays, what is said where there is none, and that every device counts the same.
+//! Tests of `--device`: which device replays, the errors without one, and that every device counts the same.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "support/command.rs"]

@@ -1,5 +1,5 @@
-//! `forebay doctor`: every finding on machines that are made of files, what a GPU adds, and that its rates are
-//! rates for `forebay fit`.
+//! Tests of `forebay doctor`: every finding on machines that are made of files, the findings of a GPU, and that
+//! `forebay fit` accepts the measured rates.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "support/command.rs"]

@@ -1,5 +1,5 @@
-//! Hits and misses of a replay through the production pools equal the naive oracle's, to the last one, on
-//! every selection trace at hand.
+//! Tests that hits and misses of a replay through the production pools equal those of the naive oracle, to the last
+//! one, on every selection trace that is installed.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 #[path = "../../tests/support/oracle.rs"]

@@ -1,5 +1,5 @@
-//! The pictures of the documentation as a browser shows them, by light and by dark: texts that touch, leave their
-//! picture or cannot be told from what is behind them.
+//! Tests of the documentation's pictures in a browser, in light and in dark mode: no text touches another one, leaves
+//! its picture, or has too little contrast with its background.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "support/browser.rs"]

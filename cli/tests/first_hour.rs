@@ -1,5 +1,4 @@
-//! The first hour with the command: what it prints fits a terminal, and what it refuses it refuses in the words of who
-//! asked.
+//! Tests of a user's first hour with the command: its output fits a terminal, and its errors use the user's own words.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "support/command.rs"]

@@ -1,7 +1,7 @@
-//! Input of any content: command lines and files by a seed, text that would steer a terminal, text without end.
+//! Tests with input of any content: random command lines and files, text that would control a terminal, endless text.
 //!
-//! Whatever is asked, the answer is a result or one line of error: no panic, no signal, no line that others wrote.
-//! Each run has a bound on its address space and on its processor time, which a defect would meet. `FOREBAY_SOAK`
+//! Whatever the input, the command gives a result or one line of error: no panic, no signal, no line from the input.
+//! Each run has a limit on its address space and on its processor time, which a defect would exceed. `FOREBAY_SOAK`
 //! tries more.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

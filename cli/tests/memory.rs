@@ -1,7 +1,7 @@
-//! What a replay holds at its peak: less than the trace's decoded size and 500 MB, whatever is asked of it.
+//! Tests of the peak memory of a replay: less than the trace's decoded size plus 500 MB, whatever the options.
 //!
-//! The peak is the kernel's, of the largest child that has ended so far. Runs stand in the order of their limits,
-//! so an earlier run cannot make a later one fail. The tests share the children.
+//! The kernel reports the peak, that of the largest child that has ended so far. The runs are in the order of their
+//! limits, so an earlier run cannot make a later one fail. The tests share the children.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 #[path = "support/command.rs"]

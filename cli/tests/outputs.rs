@@ -1,5 +1,6 @@
-//! Where results go: files that are there as a whole or not at all, whoever writes, whatever the limits, and whenever
-//! the command is killed; pipes, devices and names that lead to one file.
+//! Tests of the places to which results are written. A file has its old or its new content, whichever process writes
+//! it, whatever the limits, and whenever the command is killed. Results also go to pipes, devices, and files with
+//! several names.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "support/command.rs"]

@@ -1,4 +1,4 @@
-//! `forebay plan`, run as its users run it: what it says fits, what it refuses.
+//! Tests of `forebay plan`, run as its users run it: what fits, and what it refuses.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "support/command.rs"]

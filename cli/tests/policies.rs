@@ -1,5 +1,5 @@
-//! The policies for study: LRU by their simulator is the production pools' to the last miss; the optimum is
-//! that of a search over all choices; FIFO is a list; S3-FIFO is as counted by hand.
+//! Tests of the policies for study. Simulated LRU equals the production pools to the last miss, the optimum equals a
+//! search over all choices, FIFO equals a list, and S3-FIFO equals a count by hand.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 #[path = "../src/policy/mod.rs"]

@@ -1,5 +1,5 @@
-//! `--prefetch inter-layer`: what it covers and what it brings for nobody is what a naive model counts, under
-//! every size and split; the command's plain numbers stay as they were.
+//! Tests of `--prefetch inter-layer`: the covered rows and the rows fetched for nothing equal those of a naive model,
+//! for every size and split; the other numbers of the command do not change.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 #[path = "../src/policy/mod.rs"]

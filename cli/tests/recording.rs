@@ -1,4 +1,4 @@
-//! `forebay replay` of what was recorded: the same counts as of the trace that it was recorded from.
+//! Tests of `forebay replay` on recordings: a recorded trace gives the counts of the original.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 #[path = "support/command.rs"]

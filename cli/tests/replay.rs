@@ -1,4 +1,4 @@
-//! The command `forebay`, run as its users run it: what it prints, writes, refuses and returns.
+//! Tests of `forebay replay`, run as its users run it: its output, its files, its errors and its exit status.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "support/command.rs"]

@@ -1,4 +1,4 @@
-//! The report of `forebay replay --html`: what it says, when it is refused, and how it looks in a browser.
+//! Tests of the report of `forebay replay --html`: its sentences, its errors, and its looks in a browser.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "support/browser.rs"]

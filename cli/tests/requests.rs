@@ -1,4 +1,4 @@
-//! `forebay replay` of request traces: what the command prints and refuses.
+//! Tests of `forebay replay` on request traces: the output and the errors.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 #[path = "support/command.rs"]

@@ -1,4 +1,4 @@
-//! `forebay simulate` and `forebay fit`, run as their users run them.
+//! Tests of `forebay simulate` and `forebay fit`, run as their users run them.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "support/browser.rs"]

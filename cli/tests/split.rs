@@ -1,5 +1,5 @@
-//! `--split by-layer`: the pools count what the curves said, no division does better where that can be known,
-//! and the command says what it did.
+//! Tests of `--split by-layer`: the pools have the counts that the curves predict, no other split is better where the
+//! best is known, and the command reports its split.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 #[path = "../src/study"]

@@ -1,12 +1,13 @@
 //! Claim: a layer call through C costs at most 100 ns more than the Rust call, for a whole batch at once.
 //!
-//! The C side is the shared library, built in release and opened as any program opens it; the Rust side the crate
-//! itself. Both do the same on an inline host device: `fb_layer` and `Cache::layer` of every layer of a step, at batch
-//! 1, 8 and 64, k 64 and 2,048, with every row resident and with an eighth missed. Only these calls are timed, by the
-//! time that the thread has run, in turns; the figure is the median over the rounds of the difference.
+//! The C side is the shared library, built in release and opened as any program opens it; the Rust side is the crate
+//! itself. Both make the same calls on an inline host device: `fb_layer` and `Cache::layer` for every layer of a step,
+//! at batch 1, 8 and 64, k 64 and 2,048, with every row resident and with an eighth of the rows missed. The bench times
+//! only these calls, by the thread's CPU time, and alternates the sides. The figure is the median difference over the
+//! rounds.
 //!
-//! Where a machine is too noisy for nanoseconds, `FOREBAY_COUNT_SIDE=c` or `=rust` makes `FOREBAY_COUNT_STEPS` steps
-//! of the smallest shape on one side alone and prints the calls, to be counted under callgrind.
+//! For machines too noisy for nanoseconds, `FOREBAY_COUNT_SIDE=c` or `=rust` makes `FOREBAY_COUNT_STEPS` steps of the
+//! smallest shape on one side alone and prints the number of calls, for a count of instructions under callgrind.
 
 #[path = "../../benches/support/clock.rs"]
 mod clock;

@@ -1,5 +1,5 @@
-//! Captured steps through C on the stand-in driver or the one that is named, beside a twin in Rust on the host device,
-//! and what is refused.
+//! Tests of captured steps through C, on the stand-in driver or the named driver, next to a twin in Rust on the host
+//! device, and of the errors.
 
 use std::ffi::{CString, c_void};
 use std::ptr::{null, null_mut};

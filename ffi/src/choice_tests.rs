@@ -1,4 +1,4 @@
-//! Tables, prices and choosers through C, beside those of Rust, and each bad number.
+//! Tests of tables, prices and choosers through C: they equal those of Rust, and each bad number is refused.
 
 use std::ffi::CStr;
 use std::ptr::{null, null_mut};

@@ -1,6 +1,7 @@
-//! The table from outside: what each wrong use of a handle answers, also between threads and across a fork.
+//! Tests of the handle table from outside: the status of each wrong use of a handle, also between threads and across a
+//! fork.
 //!
-//! The table is the process's, so a test that needs all of it runs in a forked child, which has one of its own.
+//! The process has one table, so a test that needs all of it runs in a forked child, which has its own table.
 
 use std::cell::Cell;
 use std::ptr::null_mut;

@@ -1,4 +1,4 @@
-//! Overlapped layers through a callback of C: the same calls and answers as by an engine in Rust.
+//! Tests of overlapped layers through a C callback: the same calls and results as with an engine in Rust.
 
 use std::ptr::{null, null_mut};
 

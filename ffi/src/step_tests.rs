@@ -1,4 +1,5 @@
-//! Steps through C, beside a twin in Rust to which the same is done: equal slots, lists, counters and lengths.
+//! Tests of steps through C, next to a twin in Rust that gets the same calls: slots, lists, counters and lengths are
+//! equal.
 
 use std::ptr::{null, null_mut};
 

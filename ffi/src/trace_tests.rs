@@ -1,4 +1,4 @@
-//! Recordings through C: written, read back by Rust and through C, and what is refused.
+//! Tests of recordings through C: written, read back through Rust and through C, and their errors.
 
 use std::ffi::{CString, OsString};
 use std::os::unix::ffi::OsStringExt;

@@ -1,7 +1,8 @@
-//! The interface as programs were built against it: symbols, layouts and numbers, compared with `abi/baseline.txt`.
+//! Compares the interface with the one that programs were built against: symbols, layouts and numbers, recorded in
+//! `abi/baseline.txt`.
 //!
-//! Symbols are those that the installed shared library exports, so that nothing else leaks out of it. Layouts and
-//! numbers are what a C compiler makes of the header: a program is written from the header's names, compiled and run.
+//! The symbols are those that the installed shared library exports, so that nothing else leaks out of it. Layouts and
+//! numbers come from a C compiler: the test writes a program from the header's names, compiles it and runs it.
 //! `FOREBAY_BLESS=1 cargo test -p forebay-ffi --test baseline` records a change.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]

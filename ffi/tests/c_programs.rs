@@ -1,14 +1,13 @@
-//! The C programs of `c-tests`, one for each noun of the interface, compiled by gcc and run twice.
+//! Compiles the C programs of `c-tests` by gcc, one for each noun of the interface, and runs each of them twice.
 //!
-//! | | library | sees |
+//! | | library | detects |
 //! |---|---|---|
-//! | `sanitized` | static, built with AddressSanitizer; the program also with UBSan | accesses, leaks, both sides |
-//! | `under_valgrind` | shared, as installed | what no build's instrumentation sees |
+//! | `sanitized` | static, with AddressSanitizer; the program also with UBSan | bad accesses and leaks, both sides |
+//! | `under_valgrind` | shared, as installed | errors in code without instrumentation |
 //!
-//! The sanitized library is built by a cargo of its own into a folder of this test's. Rust's and gcc's sanitizers
-//! share their interface, so that gcc's run time serves both. `capture` is given a stand-in driver where it is
-//! sanitized. The programs of `controls` must be reported: without them a tool that does not work would look like
-//! programs without errors.
+//! The test builds the sanitized library by its own cargo into its own folder. Rust's and gcc's sanitizers share their
+//! interface, so gcc's run time serves both. In the sanitized run `capture` gets a stand-in driver. The programs of
+//! `controls` must be reported: without them a broken tool would look like programs without errors.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 

@@ -1,5 +1,5 @@
-//! What `make install` leaves is enough for programs outside this tree: `examples-c`, copied elsewhere, is built by
-//! make with pkg-config and by CMake, with both libraries, and run.
+//! Tests that the files of `make install` suffice for programs outside this tree: `examples-c`, copied elsewhere, is
+//! built by make with pkg-config and by CMake, with both libraries, and run.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 

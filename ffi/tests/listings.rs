@@ -1,5 +1,5 @@
-//! The page about embedding shows programs that run: here those in C and C++, compiled against an installed library.
-//! `tests/integration.rs` has the Rust one; the Python package's tests have theirs.
+//! Tests that the programs on the page about embedding run: here those in C and C++, compiled against an installed
+//! library. `tests/integration.rs` tests the Rust one; the Python package's tests have theirs.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 

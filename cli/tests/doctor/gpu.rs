@@ -1,4 +1,4 @@
-//! What the doctor finds of a GPU: the stand-in driver's, on machines that are made of files.
+//! The doctor's findings about a GPU: the stand-in driver's GPU, on machines that are made of files.
 
 use std::path::Path;
 

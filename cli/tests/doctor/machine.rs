@@ -1,4 +1,4 @@
-//! A machine as a folder with the files that the doctor reads.
+//! A made-up machine: a folder with the files that the doctor reads.
 
 use std::fs;
 use std::path::{Path, PathBuf};

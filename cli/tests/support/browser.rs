@@ -1,4 +1,4 @@
-//! A headless Chromium, and what a test says when there is none.
+//! A headless Chromium, and the message of a test that skips without one.
 
 #[path = "../../../tests/support/skip.rs"]
 mod skip;

@@ -1,4 +1,4 @@
-"""Fixtures of the tests: small caches, skips as docs/testing.md has them, and what an engine has on the stand-in."""
+"""Fixtures of the tests: small caches, skips as in docs/testing.md, and an engine's calls on the stand-in driver."""
 
 from __future__ import annotations
 

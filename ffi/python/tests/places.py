@@ -1,7 +1,7 @@
-"""What an engine has beside forebay: arrays on the device, streams, captures. With torch on a GPU, and on the stand-in.
+"""The engine's side of a test, with torch on a GPU and on the stand-in driver: arrays on the device, streams, captures.
 
-Both classes have the same methods, so that a test runs on either. An engine's kernels are copies here, which is all
-that the stand-in runs beside forebay's own.
+Both classes have the same methods, so that a test runs on either. The engine's kernels are copies here, because apart
+from forebay's kernels the stand-in runs only copies.
 """
 
 from __future__ import annotations

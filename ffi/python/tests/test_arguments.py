@@ -1,4 +1,4 @@
-"""Tensors and streams as arguments: what is taken, and what is refused with nothing written."""
+"""Tensors and streams as arguments: which ones are accepted, and which ones are refused with nothing written."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The bench of the GPU, on tiny shapes and the stand-in driver: that it measures what it says, and ends where a row is
-wrong. No time is looked at."""
+"""The GPU bench on tiny shapes and the stand-in driver: it measures what its figures name, and ends at a wrong row. The
+tests ignore times."""
 
 from __future__ import annotations
 

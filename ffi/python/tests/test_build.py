@@ -1,4 +1,4 @@
-"""The wheel: for which machines it says it is, and what stands in it."""
+"""The wheel: its platform tag, and its contents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the header to what cffi reads."""
+"""The translation of the header into cffi's declarations."""
 
 from __future__ import annotations
 

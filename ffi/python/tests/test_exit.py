@@ -1,4 +1,4 @@
-"""The interpreter's end with work in flight, and interpreters that are not for the package: no crash and no hang."""
+"""The end of the interpreter with work in flight, and unsupported interpreters: no crash and no hang."""
 
 from __future__ import annotations
 

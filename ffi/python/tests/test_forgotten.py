@@ -1,4 +1,4 @@
-"""A step in which a call was forgotten is refused by `finish`, or fails where only the device can know."""
+"""`finish` refuses a step in which a call was forgotten; if only the device can detect it, the step fails."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""An engine's loop on the CUDA device, beside the host device: with torch on a GPU, and on the stand-in driver.
+"""An engine's loop on the CUDA device, next to the host device: with torch on a GPU, and on the stand-in driver.
 
-The tests are the same for both: `places` has what an engine has on either. `Both` decodes there and on the host device,
-and compares the rows at the slots, counts and digests. Torch's side runs where torch has a GPU; the stand-in's where
-`FOREBAY_STANDIN_LIBRARY` names it. What only torch has, its allocator and its current stream, is tested at the end.
+The tests are the same for both: `places` has the engine's side of either. `Both` decodes there and on the host device,
+and compares the rows at the slots, counts and digests. The torch tests run if torch has a GPU, the stand-in tests if
+`FOREBAY_STANDIN_LIBRARY` names the stand-in. The last tests are about torch's own allocator and current stream.
 
-Needs the package, NumPy, pytest, and `conftest.py` and `places.py` beside it.
+Needs the package, NumPy, pytest, and `conftest.py` and `places.py` in the same folder.
 """
 
 from __future__ import annotations

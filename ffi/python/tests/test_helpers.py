@@ -1,4 +1,4 @@
-"""What engines need beside the cache: FlashMLA's arguments, block tables, a Prometheus collector."""
+"""Helpers for engines: FlashMLA's arguments, block tables, a Prometheus collector."""
 
 from __future__ import annotations
 

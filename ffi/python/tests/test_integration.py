@@ -1,4 +1,4 @@
-"""Pages show programs that run. Those of the page about embedding print the same line in every language."""
+"""The programs on the pages run. Those on the page about embedding print the same line in every language."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A KeyboardInterrupt at every point of every call that hands memory over: nothing is freed that a stream still uses.
+"""A KeyboardInterrupt at every point of every call that is given memory: no memory is freed that a stream still uses.
 
-Points are the lines of the package, and the return of each call that it makes, where the interpreter raises what is
-pending. The device has threads and a stream that is held, so that what was enqueued runs when everything that the
-interrupted call had is gone. Then the bytes are looked at.
+The points are the lines of the package and the return of each call that it makes, where the interpreter raises pending
+exceptions. The device has threads and a held stream, so that the enqueued work runs when all objects of the interrupted
+call are gone. Then the test compares the bytes.
 """
 
 from __future__ import annotations

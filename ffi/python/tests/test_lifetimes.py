@@ -1,6 +1,6 @@
-"""Ends in any order: each script runs in a process of its own, which must end well and leave no handle behind.
+"""Objects ended in any order: each script runs in its own process, which must end without errors and leave no handle.
 
-Handles left are counted by the library's answers: each handle that was given is asked once more at the end.
+The tests count the handles that are left by the library's statuses: at the end they try each handle once more.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The proof: a real model decodes real text with a fifth of its rows on the device, to the last bit as with all.
+"""The proof: a real model decodes real text with a fifth of its rows on the device, to the last bit as with all rows.
 
-Both sides run the same arithmetic (`examples/engine.py`) in one process, with the same shapes and BLAS threads; what
-differs is where rows are kept. So any bit of any logit that differs is a wrong row. The short sizes run always, the
-long ones (4,096 tokens of context, 1,024 decoded) under FOREBAY_SOAK=1.
+Both sides run the same arithmetic (`examples/engine.py`) in one process, with the same shapes and BLAS threads; only
+the place of the rows differs. So a different bit of any logit means a wrong row. The short sizes always run, the long
+ones (4,096 tokens of context, 1,024 decoded) under FOREBAY_SOAK=1.
 """
 
 from __future__ import annotations

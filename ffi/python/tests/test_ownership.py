@@ -1,4 +1,4 @@
-"""What enqueued work names lives until that work has ended, whatever becomes of steps, tickets, caches and devices."""
+"""Memory that enqueued work uses lives until the work ends, whatever happens to steps, tickets, caches and devices."""
 
 from __future__ import annotations
 

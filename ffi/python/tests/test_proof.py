@@ -1,4 +1,4 @@
-"""The proof's mechanics wherever slots can be: a model of SmolLM2's shape, few layers and weights by chance, decodes to
+"""The mechanics of the proof on every device: a model of SmolLM2's shape with few layers and random weights decodes to
 the last bit as with every row resident. `test_model.py` has the real weights.
 
 On the host device, on the stand-in driver, and with torch on a GPU, whose attention reads forebay's slabs and a tensor

@@ -1,4 +1,4 @@
-"""Sequences beside their steps: forks, roll-backs, warm-ups, shared prefixes, tickets, lengths, pages."""
+"""Sequences apart from their steps: forks, truncation, warm-ups, shared prefixes, tickets, lengths, pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads: calls release the interpreter's lock; one cache is one thread's at a time."""
+"""Threads: calls release the interpreter's lock, and one thread at a time uses a cache."""
 
 from __future__ import annotations
 

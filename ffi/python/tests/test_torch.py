@@ -1,4 +1,4 @@
-"""Torch's own tensors and streams, where torch is."""
+"""Torch's own tensors and streams, if torch is installed."""
 
 from __future__ import annotations
 

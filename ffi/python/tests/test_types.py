@@ -1,4 +1,4 @@
-"""The annotations: `typing.get_type_hints` reads all of them, and a checker refuses what is no tensor."""
+"""The annotations: `typing.get_type_hints` resolves all of them, and a checker refuses objects that are no tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors in the caller's words: the package's own names, the rule that was broken, numbers as they were given."""
+"""Errors in the caller's words: the package's own names, the broken rule, and numbers as given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-//! The calls that concern a whole cache.
+//! Tests of the calls that concern a whole cache.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! The CUDA device through the calls, on the stand-in for its driver or on the one that is given.
+//! Tests of the CUDA device through C calls, on the stand-in driver or on the named driver.
 
 use std::ffi::CString;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,4 +1,4 @@
-//! Devices, their streams and their memory.
+//! Tests of devices, their streams and their memory.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;

@@ -1,4 +1,4 @@
-//! A process that forks inside a callback, and goes on in the child.
+//! Tests of a process that forks inside a callback and continues in the child.
 
 use super::*;
 use crate::choice::FB_OVERLAP_NONE;

@@ -1,6 +1,6 @@
-//! The calls as C makes them, in Rust: what needs a device, a cache and sequences together.
+//! Tests that make the C calls from Rust and need a device, a cache and sequences together.
 //!
-//! The programs in `c-tests` see the same from outside; here are the cases that need many small set-ups.
+//! The programs in `c-tests` test the same from outside; this module has the cases that need many small set-ups.
 
 mod cache;
 #[cfg(feature = "cuda")]

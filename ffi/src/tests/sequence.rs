@@ -1,4 +1,4 @@
-//! The life of sequences, and tickets.
+//! Tests of the life of sequences, and of tickets.
 
 use super::*;
 use crate::handle::give;

@@ -1,4 +1,4 @@
-//! Prefixes that sequences share.
+//! Tests of prefixes that sequences share.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! What callers may never be asked for: more bytes of a struct than its first version had.
+//! Tests of the sizes that callers must state: never more bytes of a struct than its first version had.
 
 use super::*;
 use crate::capture::*;

@@ -1,8 +1,8 @@
-//! The body of the fuzz target `ffi_calls`: any bytes are a run of calls of the C interface, whatever their numbers.
+//! The body of the fuzz target `ffi_calls`: any bytes decode to a run of calls of the C interface with any numbers.
 //!
-//! Pointers are valid and as long as they are said to be; everything else may be nonsense, and often is not, so that
-//! runs get far. After every call the status is one that a caller can cause, and the cache's books are in order. In
-//! the end whatever is open is closed, and everything that was free at the start is free again.
+//! Pointers are valid and as long as stated. Every other argument may be invalid, but is often valid, so that runs get
+//! far. After every call the status is one that a caller can cause, and the cache passes its checks. At the end the run
+//! closes whatever is open, and everything that was free at the start is free again.
 
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};

@@ -1,4 +1,4 @@
-//! Whether a compiler is there, and what a test says that must skip without it (docs/testing.md).
+//! Whether a compiler is installed, and the message of a test that skips without one (docs/testing.md).
 
 #[path = "../../../tests/support/skip.rs"]
 mod skip;

@@ -1,4 +1,4 @@
-//! The library as a program outside this tree has it: installed, by the script behind `make install`.
+//! The library as a program outside this tree gets it: installed by the script that `make install` runs.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,5 +1,5 @@
-//! The fuzz target `ffi_calls`, replayed on random bytes: a test of this crate's own, because what C links cannot be
-//! linked by a test of Rust's.
+//! Replays the fuzz target `ffi_calls` on random bytes. This is a test of its own crate, because a Rust test of the
+//! library cannot link what C links.
 
 use proptest::prelude::*;
 
