@@ -13,7 +13,7 @@ use command::{refuses, succeeds};
 use forebay_standin::{Options, Standin};
 use serde_json::Value;
 
-/// All groups but the captured step, which has tests of its own.
+/// All groups except the captured step, which has its own tests.
 const GROUPS: [&str; 7] = ["gather", "scatter", "resolve", "resolve-gather", "commit", "warm-up", "nodes"];
 
 fn all() -> String {
@@ -26,7 +26,7 @@ fn entries(more: &[&str]) -> Vec<Value> {
     serde_json::from_str::<Vec<Value>>(&text).unwrap()
 }
 
-/// What every run writes: the device first, then whole figures of every group.
+/// Every run writes the device first, then complete figures of every group.
 fn check(entries: &[Value], device: &str) {
     let (first, figures) = entries.split_first().unwrap();
     assert_eq!((&first["kind"], &first["device"]), (&"bench-device".into(), &device.into()));
@@ -60,7 +60,7 @@ fn check(entries: &[Value], device: &str) {
 fn every_group_is_measured_on_the_host_and_agrees_with_the_rule() {
     let entries = entries(&["--only", &all()]);
     check(&entries, "host");
-    // No target speaks of the host.
+    // The host has no targets.
     assert!(entries.iter().all(|entry| entry.get("target").is_none()));
     let calls = |batch| (batch, 1, "calls".to_owned());
     assert_eq!(nodes(&entries), [calls(1), calls(4)], "a host has no graphs");
@@ -84,7 +84,7 @@ fn the_share_of_misses_is_the_requested_one() {
     }
 }
 
-/// Of the figures of nodes: batch, streams, and how they were enqueued. Each is three nodes a layer.
+/// Parameters of the node figures: batch, streams, and how the nodes were enqueued. Each layer has three nodes.
 fn nodes(entries: &[Value]) -> Vec<(u64, u64, String)> {
     let of = |figure: &&Value| figure["group"] == "nodes";
     let told = |figure: &Value| {
@@ -98,7 +98,7 @@ fn nodes(entries: &[Value]) -> Vec<(u64, u64, String)> {
     entries.iter().filter(of).map(told).collect()
 }
 
-/// A driver's library for the command to load; nothing without a C++ compiler, and then the test says that it skips.
+/// A driver's library for the command to load; `None` without a C++ compiler, after a message that the test skips.
 fn driver() -> Option<Standin> {
     let standin = Standin::new(Options::default());
     if standin.is_none() {
@@ -115,7 +115,7 @@ fn every_group_is_measured_on_a_gpu_and_agrees_with_the_rule() {
     check(&found, "cuda:0");
     let graph = |batch, streams| (batch, streams, "graph".to_owned());
     assert_eq!(nodes(&found), [graph(1, 1), graph(1, 3), graph(4, 1), graph(4, 3)]);
-    // Its tuning is taken, and written.
+    // The tuning is used, and written to the output.
     let plain = serde_json::json!({
         "pinned": "registered", "bulk": false, "programmatic": false, "persistent": false
     });
@@ -125,7 +125,7 @@ fn every_group_is_measured_on_a_gpu_and_agrees_with_the_rule() {
     let options = &tuned[0]["options"];
     let told = (&options["gather_blocks"], &options["threads"], &options["bulk"]);
     assert_eq!(told, (&2.into(), &64.into(), &true.into()), "{options}");
-    // No warp loads what a bulk copy brings.
+    // Bulk copies load no rows by warps.
     assert!(tuned.len() > 1 && tuned[1..].iter().all(|figure| figure.get("link").is_none()));
 }
 
@@ -138,7 +138,7 @@ fn a_profiler_can_isolate_one_gather_or_one_resolve() {
     };
     assert_eq!(named(gather, &["rows", "row_bytes", "stride"]), [100, 656, 704]);
     assert!(gather["beside"].get("packed on the host").is_none(), "{gather}");
-    // Two calls warm up, three are timed: each row, and each lane's report, answers and digest.
+    // Two calls warm up and three are timed: each row, and each lane's report, slots and digest.
     assert_eq!(named(resolve, &["batch", "query_rows", "budget"]), [2, 1, 160]);
     assert_eq!(resolve["parameters"]["misses"], 0.134);
 }
@@ -154,7 +154,7 @@ fn rows_come_from_the_requested_memory_and_every_figure_reports_its_size() {
     assert!(table.contains("; pool: 4.00 MiB)"), "{table}");
 }
 
-/// Of a GPU's figures of rows, what they ask of the link: by shape, and near to it by their times.
+/// Requests on the link by a GPU's row figures: computed from the shape, and estimated from the times.
 #[test]
 fn row_figures_report_their_requests_on_the_gpus_link() {
     let Some(driver) = driver() else { return };
@@ -206,7 +206,7 @@ fn bad_input_is_one_error_that_names_the_input() {
         (&["--gather-blocks", "8"], &["--gather-blocks", "--device cuda:N"]),
         (&["--pool", "64"], &["--pool", "80GiB"]),
         (&["--pool", "0"], &["--pool"]),
-        // More than any machine has: refused before anything is taken.
+        // More than any machine has: refused before any memory is taken.
         (&["--pool", "900000TiB"], &["--pool", "exceeds", "free"]),
         (&["--pool", "1MiB"], &["--pool", "less than", "least 4194304"]),
         (&["--threads", "64"], &["--threads", "--device cuda:N"]),
@@ -232,7 +232,7 @@ fn bad_input_is_one_error_that_names_the_input() {
     }
 }
 
-/// A file of this test's own.
+/// The path of a file for this test only.
 fn file(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name)
 }
@@ -257,7 +257,7 @@ fn tables_and_the_picture_name_what_was_measured() {
     for part in GROUPS.iter().chain(&["packed on the host", "rows of a call", "copy engine"]) {
         assert!(picture.contains(part), "{part}");
     }
-    // One group is a picture too, and the picture alone goes to standard output.
+    // One group gives a picture too, and a picture alone goes to standard output.
     let alone = succeeds(&["bench", "--quick", "--picture", "-", "--only", "scatter"]);
     assert!(alone.starts_with("<svg ") && !alone.contains("Ceilings: \n"));
 }
@@ -281,7 +281,7 @@ fn rows_are_in_driver_allocated_memory_on_request() {
         let of_gpu = ["--device", "cuda:0", "--driver", driver.library(), "--rounds", "1", "--only"];
         entries(&[&of_gpu[..], &["gather,scatter", "--pinned", pinned]].concat())
     };
-    // Every row is compared with what was filled in.
+    // Every row is compared with its stored bytes.
     for pinned in ["registered", "driver"] {
         let figures = of(pinned);
         assert!(figures.len() > 2 && figures[1..].iter().all(|figure| figure["checked"].as_u64() > Some(0)));

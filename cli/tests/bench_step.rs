@@ -53,7 +53,7 @@ fn the_host_measures_every_figure_call_by_call() {
     are_whole(&figures(&[]), "no");
 }
 
-/// Whether every figure says that its work ran as persistent kernels, and that each sequence had a prompt of its own.
+/// Whether every figure reports that its work ran as persistent kernels, and that each sequence had its own prompt.
 fn are_persistent(figures: &[Value]) {
     for figure in figures.iter().filter(|figure| figure["name"] != "rounds of products") {
         let named = &figure["parameters"];
@@ -68,7 +68,7 @@ fn a_gpu_measures_every_figure_in_captured_steps_also_next_to_persistent_kernels
         return skip::skip("g++, which builds the stand-in driver");
     };
     let of_gpu = ["--device", "cuda:0", "--driver", driver.library()];
-    // Steps take the stand-in half a minute: one run for both.
+    // The steps take the stand-in half a minute, so one run serves both.
     let found = figures(&[&of_gpu[..], &["--persistent", "--pool", "64MiB"]].concat());
     are_whole(&found, "yes");
     are_persistent(&found);

@@ -24,17 +24,17 @@ use forebay::trace::requests::{Options, RequestTrace};
 use proptest::prelude::*;
 use serde_json::Value;
 
-/// A block as the file names it: the line, where ids are local to it, and the id.
+/// A block as named in the file: the line, if ids are local to it, and the id.
 type Block = (usize, u64);
 
-/// A request as the file has it: tokens of the prompt, and its blocks.
+/// A request of the file: tokens of the prompt, and its blocks.
 type Asked = (u64, Vec<Block>);
 
 fn ids(line: usize, list: &Value) -> Vec<Block> {
     list.as_array().unwrap().iter().map(|id| (line, id.as_u64().unwrap())).collect()
 }
 
-/// The requests of a JSON trace, read by another reader: a tree for every line.
+/// The requests of a JSON trace, read independently: each line as a tree.
 fn asked(path: &Path, interleaved: bool) -> Vec<Asked> {
     let text = zstd::decode_all(fs::File::open(path).unwrap()).unwrap();
     let (mut all, mut times) = (Vec::new(), Vec::new());
@@ -68,7 +68,7 @@ fn asked(path: &Path, interleaved: bool) -> Vec<Asked> {
     all
 }
 
-/// A cache by dates of last use: hits of each request's leading run, and blocks that went.
+/// A cache with dates of last use: hits of each request's leading run, and evicted blocks.
 fn naive(requests: &[Asked], capacity: usize) -> (u64, u64) {
     let (mut used, mut by_date) = (HashMap::new(), BTreeMap::new());
     let (mut date, mut hits, mut evicted) = (0_u64, 0, 0);
@@ -122,20 +122,20 @@ fn sessions_replay_as_in_a_naive_cache() {
     compare("kv-cache-tester", "agentic_A.jsonl.zst", &in_turn, &[781, 10_000]);
 }
 
-/// As they come without an option: beside each other, by their times.
+/// The default order: sessions interleaved by time.
 #[test]
 fn interleaved_sessions_replay_as_in_a_naive_cache() {
     compare("kv-cache-tester", "agentic_A.jsonl.zst", &Options::default(), &[12_501, 100_000]);
 }
 
-/// Tokens in hit blocks and all input tokens, the second half of the requests measured.
+/// Tokens in hit blocks and all input tokens, measured over the second half of the requests.
 fn second_half(trace: &RequestTrace, policy: Policy, capacity: u64) -> (u64, u64) {
     let capacity = u32::try_from(capacity).unwrap();
     let outcome = blocks::replay(trace, policy, capacity, trace.requests() / 2, || ()).unwrap();
     (outcome.hit_tokens, outcome.input_tokens)
 }
 
-/// `kvcache-simulator` 0.1.3, to the last token.
+/// The counts of `kvcache-simulator` 0.1.3, equal to the last token.
 #[test]
 fn mooncake_replays_as_in_another_simulator() {
     let Some(directory) = traces::directory("mooncake") else {
@@ -169,7 +169,7 @@ fn sessions_replay_as_published() {
         return;
     };
     let path = directory.join("agentic_A.jsonl.zst");
-    // Published are sessions one after another.
+    // The published figures run the sessions one after another.
     let in_turn = Options { one_after_another: true, ..Options::default() };
     let trace = RequestTrace::read(&path, &in_turn).unwrap();
     let notes = trace.notes();
@@ -185,7 +185,7 @@ fn sessions_replay_as_published() {
     assert_eq!(with.requests(), 11_309 - 21 + 225);
 }
 
-/// Walks along the changes: between them no hit comes or goes. Answers the last one.
+/// Visits every change of the curve: between two of them no hit is gained or lost. Returns the last capacity.
 fn changes(curve: &BlockCurve) -> u32 {
     let mut below = 0;
     for capacity in curve.changes() {
@@ -197,7 +197,7 @@ fn changes(curve: &BlockCurve) -> u32 {
     below
 }
 
-/// Eight capacities of the curve, and what lies beyond it, against replays of them.
+/// Compares eight capacities of the curve, and one beyond it, with replays.
 fn compare_curve(kind: &str, file: &str, options: &dyn Fn(&Path) -> Options) {
     let Some(directory) = traces::directory(kind) else { return };
     let trace = RequestTrace::read(&directory.join(file), &options(&directory)).unwrap();
@@ -245,7 +245,7 @@ fn mooncake(prompts: &[Vec<u64>]) -> RequestTrace {
     RequestTrace::from_bytes(text.as_bytes(), &Options::default()).unwrap()
 }
 
-/// A RAGPulse trace, lengths of pieces unknown.
+/// A RAGPulse trace; the lengths of its pieces are unknown.
 fn pieces(prompts: &[Vec<u64>]) -> RequestTrace {
     let line = |ids: &Vec<u64>| {
         format!(
@@ -257,7 +257,7 @@ fn pieces(prompts: &[Vec<u64>]) -> RequestTrace {
     RequestTrace::from_bytes(text.as_bytes(), &Options::default()).unwrap()
 }
 
-/// Prompts over two words: a block's id is its prefix as binary digits behind a 1.
+/// Prompts over two words: a block's id is its prefix as binary digits after a 1.
 fn prefixes(words: &[u64]) -> Vec<u64> {
     let longer = |id: &mut u64, word: &u64| {
         *id = *id * 2 + word;
@@ -271,7 +271,7 @@ fn prompts(most: usize, longest: usize) -> impl Strategy<Value = Prompts> {
     prop::collection::vec(prompt, 1..=most).prop_map(|all| all.iter().map(|words| prefixes(words)).collect())
 }
 
-/// A plain list, the newest last; answers hits and evictions from request `skip` on.
+/// A plain list, the newest last; returns hits and evictions from request `skip` on.
 fn list(prompts: &[Vec<u64>], capacity: usize, skip: usize) -> (u64, u64) {
     let (mut list, mut hits, mut evicted): (Vec<u64>, _, _) = (Vec::new(), 0, 0);
     for (i, prompt) in prompts.iter().enumerate() {
@@ -308,8 +308,8 @@ fn queue(prompts: &[Vec<u64>], capacity: usize) -> u64 {
     hits
 }
 
-/// The most hits of requests from `at` on over all choices, with `resident` before it: after a request any of
-/// the blocks stay that were resident or that it used, at most `capacity`.
+/// The most hits of the requests from `at` on over all choices, with `resident` before them: after a request the cache
+/// keeps at most `capacity` of the blocks that were resident or that the request used.
 fn most(
     prompts: &[Vec<u64>],
     at: usize,
@@ -368,7 +368,7 @@ proptest! {
         every_capacity(&prompts, &mooncake(&prompts));
     }
 
-    /// Ids that claim to name prefixes and stand behind different ones: files in the wild.
+    /// Ids that claim to name prefixes but occur after different ones, as in some published files.
     #[test]
     fn the_curve_of_shuffled_ids_equals_a_naive_list_at_every_capacity(
         prompts in prop::collection::vec(
@@ -377,7 +377,7 @@ proptest! {
         every_capacity(&prompts, &mooncake(&prompts));
     }
 
-    /// The same piece behind different ones, and twice in a request.
+    /// The same piece after different ones, and twice in a request.
     #[test]
     fn the_curve_of_pieces_equals_a_naive_list_at_every_capacity(
         prompts in prop::collection::vec(prop::collection::vec(0..12_u64, 0..8), 1..30)
@@ -403,14 +403,14 @@ proptest! {
     }
 }
 
-/// What request `i` counted.
+/// The counts of request `i`.
 fn one(prompts: &[Vec<u64>], policy: Policy, capacity: u32, i: usize) -> Outcome {
     replayed(&mooncake(&prompts[..=i]), policy, capacity, i)
 }
 
 #[test]
 fn s3_fifo_counts_as_computed_by_hand() {
-    // Ten blocks: one of the small queue, nine of the main one, nine remembered.
+    // Ten blocks: one in the small queue, nine in the main one, nine remembered.
     let prompts: [&[u64]; 14] = [
         &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9], // 9 to 0 enter, the last one first, all small
         &[0, 1, 2, 3, 4],                // hit
@@ -436,7 +436,7 @@ fn s3_fifo_counts_as_computed_by_hand() {
 
 #[test]
 fn where_ids_name_pieces_belady_is_no_bound() {
-    // One block: 1 is asked for sooner than 5, but behind 2, which is not there.
+    // One block: 1 is requested sooner than 5, but after 2, which is not resident.
     let prompts: Prompts = vec![vec![5, 1], vec![2, 1], vec![5]];
     assert_eq!(replayed(&pieces(&prompts), Policy::Belady, 1, 0).hit_blocks, 0);
     assert_eq!(most(&prompts, 0, 0, 1, &mut HashMap::new()), 1);

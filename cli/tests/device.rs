@@ -29,7 +29,7 @@ fn without_a_driver_the_error_names_the_missing_part_and_the_fix() {
     // A library that is no driver.
     let error = refusal(&["--device", "cuda:0", "--driver", "libc.so.6"]);
     assert!(error.contains("CUDA driver") && error.contains("cuDriverGetVersion"), "{error}");
-    // The system's own, where there is one, would replay.
+    // The system's driver, if there is one, would replay.
     let output = command::forebay(&["replay", &demo(), "--prompt-share", "0.1", "--device", "cuda:0"])
         .output()
         .unwrap();
@@ -70,11 +70,11 @@ fn counts_that_only_the_host_has_are_refused_for_other_devices() {
     }
 }
 
-/// A driver for the command to load: the one that `FOREBAY_TEST_DRIVER` names, or a stand-in's; nothing without a C++
-/// compiler, and then the test says that it skips.
+/// A driver for the command to load: the one that `FOREBAY_TEST_DRIVER` names, or a stand-in; `None` without a C++
+/// compiler, after a message that the test skips.
 struct Driver {
     library: String,
-    /// Goes with its file.
+    /// Removed together with its file.
     _standin: Option<Standin>,
 }
 

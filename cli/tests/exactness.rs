@@ -18,7 +18,7 @@ use forebay::trace::SelectionTrace;
 use oracle::Oracle;
 use study::pools::{self, Outcome, Setting};
 
-/// The rule's own words over one layer of the trace: its hits, its misses by step.
+/// The rule, written out literally, over one layer of the trace: hits, and misses by step.
 fn naive(trace: &SelectionTrace, setting: Setting, layer: u32) -> (u64, Vec<u64>) {
     let Setting { slots, warmup, mtp, steps } = setting;
     let header = trace.header();
@@ -39,7 +39,7 @@ fn naive(trace: &SelectionTrace, setting: Setting, layer: u32) -> (u64, Vec<u64>
     (hits, misses)
 }
 
-/// All layers by the rule's own words.
+/// All layers by the literal rule.
 fn expected(trace: &SelectionTrace, setting: Setting) -> Outcome {
     let mut outcome = Outcome { layers: Vec::new(), steps: vec![0; setting.steps as usize] };
     for layer in 0..trace.header().layers {
@@ -55,8 +55,8 @@ fn compare(path: &std::path::Path) {
     let header = trace.header();
     let ratio = |r: f64| (r * f64::from(header.decode_start) + 0.5) as u32;
     let (tenth, fifth) = (ratio(0.1), ratio(0.2));
-    // Every ratio with one query row and two, cold and warm. Half of k, and 1.5 k for two rows: scratch slots
-    // in every step.
+    // Every ratio with one query row and two, cold and warm. Half of k, and 1.5 k for two rows, need scratch slots in
+    // every step.
     let ratios = [tenth, fifth].map(|slots| [(1, slots, 0), (1, slots, 32), (2, slots, 0), (2, slots, 32)]);
     let below =
         [(1, header.k / 2, 32), (2, header.k / 2, 0), (2, header.k * 3 / 2, 0), (2, header.k * 3 / 2, 32)];

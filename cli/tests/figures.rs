@@ -23,7 +23,7 @@ fn pictures() -> Vec<(String, PathBuf)> {
     named
 }
 
-/// A folder of one test's own.
+/// A folder for one test only.
 fn folder(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("figures").join(name);
     let _ = fs::remove_dir_all(&folder);
@@ -31,7 +31,7 @@ fn folder(name: &str) -> PathBuf {
     folder
 }
 
-/// A page that holds `body`, as wide as the column of a README.
+/// A page that contains `body`, as wide as the column of a README.
 fn page(body: &str) -> String {
     format!(
         "<!DOCTYPE html><html><head><meta charset=\"utf-8\"><meta name=\"color-scheme\" content=\"light dark\"></head>\
@@ -39,8 +39,8 @@ fn page(body: &str) -> String {
     )
 }
 
-/// Asks the browser for each text of each picture whether it stands in its picture and alone, and how its colour
-/// differs from what is painted beneath it (the ratio of WCAG, of which body text needs 4.5).
+/// Asks the browser about each text of each picture: whether it is inside its picture and overlaps no other, and its
+/// contrast with the background below it (the ratio of WCAG; body text needs 4.5).
 const LOOK: &str = "<script>
     const found = { texts: 0, out: [], over: [], pale: [] };
     const numbers = text => text.match(/[0-9.]+/g).map(Number);
@@ -73,7 +73,7 @@ const LOOK: &str = "<script>
     document.body.dataset.found = JSON.stringify(found).replace(/[<&]/g, '');
 </script>";
 
-/// What [`LOOK`] finds.
+/// The result of [`LOOK`].
 fn looked(program: &Path, pictures: &str, folder: &Path, light: Light) -> Value {
     let file = folder.join("look.html");
     fs::write(&file, page(&format!("{pictures}{LOOK}"))).unwrap();

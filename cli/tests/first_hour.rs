@@ -6,17 +6,17 @@ mod command;
 
 use command::{forebay, refuses, succeeds};
 
-/// The trace of the repository, as a path that is short in any checkout.
+/// The repository's trace, by a path that is short in any checkout.
 const TRACE: &str = "../data/demo.topk.zst";
 
-/// A file of this name and text, for this test program alone.
+/// A file with this name and text, for this test program only.
 fn file(name: &str, text: &str) -> String {
     let path = format!("{}/{name}", env!("CARGO_TARGET_TMPDIR"));
     std::fs::write(&path, text).unwrap();
     path
 }
 
-/// A small request trace of Mooncake's.
+/// A small request trace in Mooncake's format.
 fn requests() -> String {
     let line = |time: u32, ids: &str| {
         format!("{{\"timestamp\":{time},\"input_length\":1000,\"output_length\":10,\"hash_ids\":[{ids}]}}\n")
@@ -24,7 +24,7 @@ fn requests() -> String {
     file("first_hour.jsonl", &[line(0, "1,2"), line(10, "1,3"), line(20, "1,2")].concat())
 }
 
-/// Every line that is wider than the terminal, but for a word that is as long by itself.
+/// Every line that is wider than the terminal, except a single word that is that long.
 fn too_wide(text: &str) -> Vec<&str> {
     let long = |line: &&str| line.chars().count() > 80 && line.trim().contains(' ');
     text.lines().filter(long).collect()
@@ -154,9 +154,9 @@ fn errors_suggest_the_probable_name() {
     }
 }
 
-/// What stands behind a 1 and ends as a plural does: `1 layers`.
+/// Words that follow a 1 and end like a plural: `1 layers`.
 fn plurals_of_one(text: &str) -> Vec<String> {
-    // Verbs that follow a number which is a name: layer 1 misses.
+    // Verbs after a number that is a name: layer 1 misses.
     const VERBS: [&str; 6] = ["is", "has", "was", "as", "misses", "gets"];
     let words = |line: &str| -> Vec<String> { line.split(' ').map(str::to_owned).collect() };
     let plain = |word: &str| word.trim_matches(|c: char| !c.is_alphanumeric() && c != '-').to_owned();
@@ -232,7 +232,7 @@ fn completions_list_the_built_in_setups() {
             assert!(asked.clone().any(|line| line.contains(setup)), "{shell}: no {setup}");
         }
     }
-    // A file may be named all the same.
+    // An explicit file name is still allowed.
     assert!(
         refuses(&["plan", "--gpu", "141GB", "--setup", "none.json", "--context", "32K"])
             .contains("none.json")

@@ -24,7 +24,7 @@ use nix::unistd::{Pid, Uid, mkfifo};
 /// A command that ends soon and writes little.
 const PLAN: [&str; 7] = ["plan", "--gpu", "141GB", "--weights", "38GB", "--context", "8192"];
 
-/// One that takes files of many kinds.
+/// A command that reads files of many kinds.
 const POINT: [&str; 9] =
     ["simulate", "--setup", "ess", "--context", "32768", "--batch", "8", "--ratio", "0.2"];
 
@@ -32,7 +32,7 @@ fn data(name: &str) -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../data").join(name).display().to_string()
 }
 
-/// A folder of one test's own.
+/// A folder for one test only.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -50,7 +50,7 @@ impl Folder {
         self.0.join(name).display().to_string()
     }
 
-    /// What stands in it, in order.
+    /// The file names in it, in order.
     fn names(&self) -> Vec<String> {
         let mut names: Vec<String> =
             fs::read_dir(&self.0).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
@@ -76,7 +76,7 @@ fn plan() -> String {
     succeeds(&[&PLAN[..], &["--json", "-"]].concat())
 }
 
-/// Runs it behind a command of the shell.
+/// Runs the command after a shell command.
 fn behind(limits: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new("sh");
     let script = format!("{limits}; exec \"$@\"");
@@ -99,7 +99,7 @@ fn exceeding_the_file_size_limit_is_an_error_and_no_signal() {
         assert_eq!(fs::read_to_string(&out).ok().as_deref(), old);
         assert_eq!(folder.names().len(), usize::from(old.is_some()));
     }
-    // Behind standard output stands a file too; what was written of it is the shell's to remove.
+    // A file is also at standard output; its content is the shell's to remove.
     for arguments in [&PLAN[..], &["--help"], &["completions", "bash"]] {
         let printed = File::create(folder.name("printed")).unwrap();
         let status = behind("ulimit -f 0", arguments).stdout(printed).output().unwrap().status;
@@ -122,11 +122,11 @@ fn a_files_name_may_be_as_long_as_the_system_allows() {
     assert_eq!(folder.names().len(), 1);
 }
 
-/// Ends a run by a signal after a number of turns; what it ended with.
+/// Ends a run by a signal after a number of turns; returns its exit status.
 fn killed(arguments: &[&str], signal: Signal, turns: u32) -> Output {
     let child = forebay(arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     (0..turns).for_each(|_| spin_loop());
-    // It was not waited for: the number is still its own.
+    // Not waited for yet: the process id is still its own.
     kill(Pid::from_raw(child.id() as i32), signal).unwrap();
     child.wait_with_output().unwrap()
 }
@@ -139,7 +139,7 @@ fn whenever_the_command_is_killed_the_file_is_old_or_new_and_nothing_else_is_lef
     let arguments = [&PLAN[..], &["--json", &out]].concat();
     let (mut ended, mut left) = (0, 0);
     let mut runs = 0;
-    // Where the machine is busy many end before they are killed: there are more of them then.
+    // On a busy machine many runs end before they are killed, so the test makes more of them.
     while runs < 40 || runs < 400 && ended <= 5 {
         let run = runs % 40;
         runs += 1;
@@ -165,18 +165,18 @@ fn whenever_the_command_is_killed_the_file_is_old_or_new_and_nothing_else_is_lef
     assert_eq!(fs::read_to_string(&out).unwrap(), new);
 }
 
-/// Two places where it waits for somebody else: killed there, at a moment that is known.
+/// Two places where the command waits for another process: it is killed there, at a known moment.
 #[test]
 fn the_command_can_be_killed_while_it_waits_for_a_pipe() {
     let folder = Folder::new("waits");
     let (input, output, out) = (folder.fifo("in"), folder.fifo("out"), folder.name("file"));
-    // More than a pipe holds: it waits for a reader who reads nothing.
+    // More than a pipe holds: the command waits for a reader that reads nothing.
     for (arguments, pipe) in [
         (vec!["fit", &input, "-o", &out], &input),
         ([&POINT[..], &["--perfetto", &output, "--json", &out]].concat(), &output),
     ] {
         let child = forebay(&arguments).stdout(Stdio::null()).spawn().unwrap();
-        // Opening it meets the child, whichever side that has.
+        // Opening the pipe meets the child, whichever side the child opens.
         let met = OpenOptions::new().read(pipe == &output).write(pipe == &input).open(pipe).unwrap();
         kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).unwrap();
         let ended = child.wait_with_output().unwrap().status;
@@ -190,7 +190,7 @@ fn the_command_can_be_killed_while_it_waits_for_a_pipe() {
 fn files_of_a_dead_process_are_removed_by_the_next_write() {
     let folder = Folder::new("left");
     fs::write(folder.name(".forebay-1-0.partial"), "half").unwrap();
-    // One that is alive holds its lock.
+    // A process that is alive holds its lock.
     let alive = File::create(folder.name(".forebay-1-1.partial")).unwrap();
     alive.lock().unwrap();
     let write = || succeeds(&[&PLAN[..], &["--json", &folder.name("out")]].concat());
@@ -220,10 +220,10 @@ fn concurrent_writers_of_one_file_leave_one_whole_result() {
     }
 }
 
-/// Runs it with what `input` holds behind a pipe, which is given up where it is never read.
+/// Runs the command with the content of `input` in a pipe, which is abandoned if the command never reads it.
 fn fed(arguments: &[&str], pipe: &str, input: &[u8]) -> Output {
     std::thread::scope(|scope| {
-        // Whoever reads may close it early; the answer is looked at, not the writer's.
+        // A reader may close the pipe early; the test looks at the output, not at the writer.
         let writer = scope.spawn(|| {
             let _ = fs::write(pipe, input);
         });
@@ -272,13 +272,13 @@ fn a_pipe_is_read_like_a_file_or_refused_in_one_line() {
             refused(fed(&piped, &pipe, &content[..cut]), &piped);
         }
     }
-    // Request traces are told by their first bytes, which a pipe gives once.
+    // Request traces are recognised by their first bytes, which a pipe gives only once.
     let requests = br#"{"timestamp":0,"input_length":512,"output_length":1,"hash_ids":[0]}"#;
     refused(fed(&["replay", &pipe], &pipe, requests), &["replay"]);
     refused(fed(&["doctor", "--root", &pipe], &pipe, b""), &["doctor"]);
 }
 
-/// Runs it, and reads what it writes into a pipe.
+/// Runs the command, and reads its output from a pipe.
 fn read_from(pipe: &str, arguments: &[&str]) -> (Output, String) {
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| fs::read_to_string(pipe).unwrap());
@@ -362,7 +362,7 @@ fn standard_output_is_recognised_under_every_name() {
         let error = refuses(&[&PLAN[..], &["--json", "-", "--html", name]].concat());
         assert!(error.contains("name the same file"), "{error}");
     }
-    // As a file too: what the shell opened keeps all that is written.
+    // Also as a file: a file that the shell opened keeps everything written to it.
     let out = folder.name("out");
     for name in ["/dev/stdout", &out] {
         let printed = File::create(&out).unwrap();
@@ -435,7 +435,7 @@ fn no_result_replaces_an_input() {
             assert!(error.contains("would replace the "), "{arguments:?}: {error}");
         }
     }
-    // Appending to it is writing to it.
+    // Appending to the file is writing to it.
     let appended = OpenOptions::new().append(true).open(&input).unwrap();
     let output = forebay(&["replay", &input, "--json", "-"]).stdout(appended).output().unwrap();
     assert!(output.status.code() == Some(2) && output.stderr.starts_with(b"error: "), "{output:?}");
@@ -443,7 +443,7 @@ fn no_result_replaces_an_input() {
     assert_eq!(folder.names(), ["input", "link", "second"]);
 }
 
-/// The number of a user who owns nothing, on every system.
+/// The id of a user who owns nothing, on every system.
 const NOBODY: u32 = 65534;
 
 #[test]
@@ -469,7 +469,7 @@ fn a_user_without_permissions_gets_errors_and_leaves_nothing() {
         }
         command.stdin(Stdio::null()).output().unwrap()
     };
-    // A file system that is mounted without programs, say.
+    // For example a file system that is mounted without execute permission.
     if run("true", &["--version"]).status.code() != Some(0) {
         everybody(&folder.0, 0o755);
         return skip::skip("a folder for all users");
@@ -485,12 +485,12 @@ fn a_user_without_permissions_gets_errors_and_leaves_nothing() {
     for read in [["replay", &hidden_one], ["replay", &hidden], ["fit", &hidden_one]] {
         refused(run("true", &read), &read);
     }
-    // What another user left cannot be removed, and is no reason to fail.
+    // Files of another user cannot be removed, which is no reason to fail.
     fs::write(open.join(".forebay-1-0.partial"), "left").unwrap();
     let out = open.join("out").display().to_string();
     let output = run("true", &[&PLAN[..], &["--json", &out]].concat());
     assert!(output.status.success() && fs::read_to_string(&out).unwrap() == plan(), "{output:?}");
-    // Without a page of locked memory, and without threads beside its own: the same, or an error in one line.
+    // Without locked memory, and without threads besides its own: the same result, or an error in one line.
     let replay = ["replay", &trace, "--prompt-share", "0.5", "--json", "-"];
     let printed = succeeds(&replay);
     let output = run("ulimit -l 0", &replay);

@@ -11,7 +11,7 @@ use command::{refuses, succeeds};
 use forebay::predict::model::Dims;
 use serde_json::{Value, json};
 
-/// Runs it, options as one text; answers the entries of its JSON.
+/// Runs the command with options as one text; returns the entries of its JSON.
 fn plans(options: &str) -> Vec<Value> {
     let arguments: Vec<&str> = ["plan", "--json", "-"].into_iter().chain(options.split(' ')).collect();
     match serde_json::from_str(&succeeds(&arguments)).unwrap() {
@@ -20,7 +20,7 @@ fn plans(options: &str) -> Vec<Value> {
     }
 }
 
-/// The tables as a user gets them, lines joined: where they break does not matter here.
+/// The tables as printed, with all lines joined, because line breaks do not matter here.
 fn told(arguments: &[&str]) -> String {
     succeeds(arguments).replace('\n', " ")
 }
@@ -71,8 +71,8 @@ fn entries_have_the_documented_fields() {
     assert!(entry["fits"].as_bool().unwrap() && entry.get("why").is_none());
 }
 
-/// `ratio` is of the context at its end; what replay's pools are sized by is a prompt share. Options, JSON, tables,
-/// pages and the page that describes JSON say so alike.
+/// `ratio` is a share of the final context; replay sizes its pools by a prompt share. Options, JSON, tables, pages and
+/// the documentation of the JSON agree.
 #[test]
 fn a_ratio_is_a_share_of_the_final_context_and_replay_takes_a_prompt_share() {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/demo.topk.zst");
@@ -107,7 +107,7 @@ fn a_ratio_is_a_share_of_the_final_context_and_replay_takes_a_prompt_share() {
             "{kind}"
         );
     }
-    // What people read: the table's first head stands over two lines.
+    // The printed table: its first head takes two lines.
     for more in [&[][..], &["--curve"]] {
         let table = succeeds(&[&replay[..], more].concat());
         let heads: Vec<&str> =
@@ -166,7 +166,7 @@ fn a_stride_of_whole_cache_lines_is_offered_with_its_cost() {
     );
     let rows = entry["bytes_by_part"]["host_rows"].as_u64().unwrap();
     assert_eq!(other["host_rows"].as_u64(), Some(rows / 704 * 768));
-    // What was offered is what it then takes, and 704 is offered back.
+    // The offered stride is the one the plan then uses, and 704 is offered in return.
     let [aligned] = &plans(&format!("{given} --host-stride 768"))[..] else { panic!("one entry") };
     assert_eq!(aligned["bytes_by_part"]["host_rows"].as_u64(), Some(rows / 704 * 768));
     assert_eq!(aligned["host_stride"]["other"]["host_rows"].as_u64(), Some(rows));
@@ -226,13 +226,13 @@ fn a_link_that_is_too_slow_does_not_pay() {
     assert!(table.contains("never") && table.contains("Does not pay here"), "{table}");
     let asked = plans(&format!("{options} --batch 128"));
     assert_eq!((&asked[0]["offload"], &asked[0]["pays"]), (&true.into(), &false.into()));
-    // A ratio below those that misses are known for: the plan stands, its time is not known.
+    // A ratio below those with known misses: there is a plan, without its time.
     let unknown = plans("--gpu 80GiB --weights 0 --context 32K --mtp 2 --setup ess --batch 128,240");
     assert!(unknown[0].get("throughput").is_some() && unknown[1].get("throughput").is_none());
     assert!(unknown[1]["notes"].to_string().contains("unknown"), "{}", unknown[1]["notes"]);
 }
 
-/// The built-in setup, changed; the file's name.
+/// A changed copy of the built-in setup; returns the file's name.
 fn setup(name: &str, change: impl Fn(&mut Value)) -> String {
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/setups/ess.json");
     let mut setup: Value = serde_json::from_str(&fs::read_to_string(data).unwrap()).unwrap();
@@ -286,7 +286,7 @@ fn a_point_without_data_leaves_the_others() {
     let known = "--setup ess --gpu 80GiB --weights 0 --mtp 2 --accept 1.7";
     let rows = plans(&format!("{known} --context 32K,8K,1K"));
     let yields: Vec<bool> = rows.iter().map(|row| row.get("throughput").is_some()).collect();
-    // Of 8K what fits whole is known, of 1K nothing.
+    // Of 8K the part that fits whole is known, of 1K nothing.
     assert_eq!(yields, [true, true, false]);
     assert!(rows[1]["notes"].to_string().contains("larger batches were not tried"));
     assert!(rows[2]["notes"].to_string().contains("not simulated"));
@@ -365,7 +365,7 @@ fn memory_and_time_count_the_same_micro_batches() {
         serde_json::from_str::<Value>(&text).unwrap()[0]["step_ms"].clone()
     };
     assert_eq!((&two["step_ms"], &one["step_ms"]), (&simulated("on"), &simulated("off")));
-    // Beyond the context up to which the setup runs two.
+    // Longer than the contexts for which the setup runs two.
     let long = of(&format!("{options} --context 128K"));
     let asked = of(&format!("{options} --context 128K --micro-batches 1"));
     assert_eq!(long, asked);
@@ -481,7 +481,7 @@ fn bad_input_is_one_error_that_names_the_option_or_the_field() {
         let error = refuses(&arguments);
         assert!(error.contains(named), "{options}: {error}");
     }
-    // One value of a list that is wrong is an error of the whole.
+    // One wrong value in a list is an error of the whole list.
     assert!(
         refuses(&["plan", "--weights", "0", "--gpu", "80GiB", "--context", "32K,200K"]).contains("context")
     );

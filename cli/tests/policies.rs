@@ -26,14 +26,14 @@ use policy::{Job, Policy, run};
 use proptest::prelude::*;
 use study::pools::{self, Setting};
 
-/// Every study policy, beside LRU.
+/// Every study policy except LRU.
 const ALL: [Policy; 5] = [Policy::Lru, Policy::Fifo, Policy::S3Fifo, Policy::Decay, Policy::DecayTokens];
 
 fn compare(path: &Path) {
     let trace = SelectionTrace::read(path).unwrap();
     let header = trace.header();
     let ratio = |r: f64| (r * f64::from(header.decode_start) + 0.5) as u32;
-    // One query row and two, cold and warm; half of k, and less than two rows select: scratch slots.
+    // One query row and two, cold and warm; half of k, and fewer slots than two query rows select: scratch slots.
     for (mtp, warmup, slots) in
         [(1, 32, vec![ratio(0.2), header.k / 2]), (2, 32, vec![ratio(0.1)]), (2, 0, vec![header.k * 3 / 2])]
     {
@@ -63,14 +63,14 @@ fn the_simulators_lru_is_the_production_rule_on_the_demo_trace() {
     compare(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/demo.topk.zst"));
 }
 
-/// Steps over so few positions that every choice can be tried.
+/// Steps over so few positions that the test can try every choice.
 #[derive(Clone, Debug)]
 struct Small {
     prompt: u32,
     warm: u32,
     mtp: u32,
     slots: u32,
-    /// By step, any order, repeated.
+    /// By step, in any order, with repetitions.
     selections: Vec<Vec<u32>>,
 }
 
@@ -87,7 +87,7 @@ impl Small {
         self.misses_of(policy, self.steps().mean_rows())
     }
 
-    /// With pools that take a step to select so many rows: of few they keep a heap, of many they scan.
+    /// The misses of pools that expect a step to select `rows` rows: with few they keep a heap, with many they scan.
     fn misses_of(&self, policy: Policy, rows: u32) -> u64 {
         let setting = Setting { slots: self.slots, warmup: self.warm, mtp: self.mtp, steps: self.groups() };
         let steps = self.steps();
@@ -104,7 +104,7 @@ impl Small {
         self.selections[step].iter().fold(0, |set, position| set | 1 << position)
     }
 
-    /// The least misses of decode steps from `step` on, with `resident` before it, over all choices that the
+    /// The least misses of decode steps from `step` on, with `resident` before them, over all choices that the module
     /// head of `policy` allows.
     fn least(&self, step: usize, resident: u32, seen: &mut HashMap<(usize, u32), u64>) -> u64 {
         if step == self.selections.len() {
@@ -124,7 +124,7 @@ impl Small {
         };
         let mut best = u64::MAX;
         for after in subsets(from).filter(|set| set & kept == kept && self.holds(*set)) {
-            // Nothing is born, so nothing is chosen, after a warm-up step.
+            // A warm-up step adds no row, so there is no choice after it.
             let choices = if born == 0 { after } else { after | born };
             for next in subsets(choices).filter(|set| self.holds(*set) && (born != 0 || *set == after)) {
                 best = best.min(self.least(step + 1, next, seen));
@@ -168,7 +168,7 @@ fn small(least_slots: u32) -> impl Strategy<Value = Small> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
-    /// Pools that a step's rows exceed included.
+    /// Includes pools that the rows of a step exceed.
     #[test]
     fn belady_misses_the_least_of_all_choices(small in small(1)) {
         let misses = small.misses(Policy::Belady);

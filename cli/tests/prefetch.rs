@@ -31,14 +31,14 @@ fn demo() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/demo.topk.zst")
 }
 
-/// The rows of a layer from oldest to newest, and how many stay.
+/// The rows of a layer from oldest to newest, and how many rows stay.
 struct List {
     rows: Vec<u32>,
     slots: usize,
 }
 
 impl List {
-    /// Unselected rows, selected ones, then those born; the newest stay.
+    /// Unselected rows, selected ones, then the new ones; the newest stay.
     fn step(&mut self, selected: &BTreeSet<u32>) {
         self.rows.retain(|row| !selected.contains(row));
         self.rows.extend(selected);
@@ -50,7 +50,7 @@ impl List {
     }
 }
 
-/// LRU with sets: what the prefetch brings each layer, and the layer's misses.
+/// LRU with sets: the rows that the prefetch fetches for each layer, and the layer's misses.
 fn naive(trace: &SelectionTrace, setting: Setting, slots: &[u32]) -> Vec<(Prefetched, u64)> {
     let header = trace.header();
     let union = |group: u32, layer: u32| {
@@ -131,10 +131,10 @@ fn every_policy_counts_the_prefetch_hits_of_its_own_pool() {
 
 #[test]
 fn a_prefetch_counts_as_computed_by_hand() {
-    // Two layers of two slots; rows 4, 5, 6 are born in steps 0, 1, 2. The second layer:
-    //   step 0: empty; brought 0, 1; selected 0, 2: 0 is covered, 1 extra. Then 2 and the born 4 stay
-    //   step 1: brought 1 (4 is there); selected 1, 2: 1 is covered. Then 2 and the born 5 stay
-    //   step 2: brought 0 (2 is there); selected 0, 5: 0 is covered
+    // Two layers of two slots; rows 4, 5, 6 are new in steps 0, 1, 2. The second layer:
+    //   step 0: empty; fetched 0, 1; selected 0, 2: 0 is covered, 1 is extra. Then 2 and the new row 4 stay
+    //   step 1: fetched 1 (4 is resident); selected 1, 2: 1 is covered. Then 2 and the new row 5 stay
+    //   step 2: fetched 0 (2 is resident); selected 0, 5: 0 is covered
     let header: Header = serde_json::from_value(serde_json::json!({
         "layers": 2, "layer_ids": [3, 9], "k": 2, "steps": 3, "warm_steps": 0, "first_position": 4,
         "decode_start": 4, "context": 7,

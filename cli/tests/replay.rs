@@ -16,7 +16,7 @@ fn demo() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/demo.topk.zst")
 }
 
-/// A folder of one test's own.
+/// A folder for one test only.
 fn folder(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = fs::remove_dir_all(&folder);
@@ -24,7 +24,7 @@ fn folder(name: &str) -> PathBuf {
     folder
 }
 
-/// Runs it with `kib` KiB of address space.
+/// Runs the command with `kib` KiB of address space.
 fn confined(kib: u32, arguments: &[&str]) -> Output {
     let script = "ulimit -v $1 || exit 9; shift; exec \"$@\"";
     let mut command = Command::new("sh");
@@ -40,7 +40,7 @@ fn entries(arguments: &[&str]) -> Vec<Value> {
     }
 }
 
-/// A trace of one layer in which every set is written out: k 2, warm positions 2 and 3, decode from 4.
+/// A trace of one layer with every set written out: k 2, warm positions 2 and 3, decode from 4.
 fn tiny(name: &str) -> PathBuf {
     let json = br#"{"label":"tiny\u001b[31m","layers":1,"layer_ids":[7],"k":2,"steps":7,"warm_steps":2,
         "first_position":2,"decode_start":4,"context":9}"#;
@@ -68,7 +68,7 @@ fn tiny(name: &str) -> PathBuf {
     path
 }
 
-/// A small file that unfolds: one layer, k 65535, all `steps` sets the same, none of them of the prompt.
+/// A small file that unpacks to a large one: one layer, k 65535, all `steps` sets equal, without prompt positions.
 fn unfolding(name: &str, steps: u32) -> PathBuf {
     let json = format!(
         r#"{{"layers":1,"k":65535,"steps":{steps},"warm_steps":0,"first_position":65535,
@@ -101,7 +101,7 @@ fn a_tiny_trace_counts_as_computed_by_hand() {
     assert_eq!((&layer["layer"], &layer["hits"], &layer["misses"]), (&7.into(), &1.into(), &5.into()));
     assert_eq!(warm[0]["total"]["misses_per_step"], 1.0);
     assert_eq!(warm[0]["total"]["miss_ratio"], 5.0 / 6.0);
-    // Eight slots hold all. Cold: 0 and 1 are fetched once, 4 and 6 were born here.
+    // Eight slots hold all rows. Cold: 0 and 1 are fetched once, 4 and 6 were new here.
     let cold = entries(&["replay", text(&path), "--slots", "8", "--warmup", "0"]);
     assert_eq!((&cold[0]["total"]["hits"], &cold[0]["total"]["misses"]), (&4.into(), &2.into()));
     let warm = entries(&["replay", text(&path), "--slots", "8", "--warmup", "2"]);
@@ -264,7 +264,7 @@ fn json_that_cannot_be_written_is_an_error_and_leaves_nothing() {
     assert!(replay("/no-such-folder/out.json").contains("No such file or directory"));
     let folder = folder("unwritable");
     assert!(replay(text(&folder)).contains("Is a directory"));
-    // Bad input is found before anything is written: the old file stays.
+    // Bad input is detected before anything is written: the old file is kept.
     let old = folder.join("old.json");
     fs::write(&old, "old").unwrap();
     refuses(&["replay", text(&demo), "no-such-trace", "--json", text(&old)]);
@@ -320,7 +320,7 @@ fn values_out_of_range_are_named_with_the_allowed_range() {
         assert!(e.contains("above 0 and at most 1") || e.contains("0 < S <= 1"), "{e}");
     }
     assert!(replay(&["--prompt-share", "0.00001"]).contains("leaves no slot"));
-    // Ratios that nobody named are passed over where they leave none.
+    // Default ratios are left out where they leave no slot.
     let small = tiny("values_without_sense");
     assert_eq!(entries(&["replay", text(&small)]).len(), 2, "0.1 of four tokens is no slot");
     assert!(refuses(&["replay", text(&small), "--prompt-share", "0.1"]).contains("leaves no slot"));
@@ -336,7 +336,7 @@ fn values_out_of_range_are_named_with_the_allowed_range() {
         }
     }
     assert!(replay(&["--slots", "9", "--prompt-share", "0.1"]).contains("cannot be used with"));
-    // A ratio is of the context at its end, and replay has none.
+    // A ratio is a share of the final context, and replay has no such option.
     let e = replay(&["--ratio", "0.1"]);
     assert!(e.contains("'--ratio") && e.contains("similar") && e.contains("'--prompt-share'"), "{e}");
     assert!(replay(&["--warmup", "65"]).contains("warmup 65, warm_steps 64"));
@@ -358,7 +358,7 @@ fn a_failed_allocation_is_an_error_that_names_the_trace() {
     let more = unfolding("beyond-the-limit", 4097);
     let e = refuses(&["replay", text(&more)]);
     assert!(e.contains("too large") && e.contains("most 268435456"), "{e}");
-    // Rows of 4096 bytes at 10 layers of 6656 tokens are 270 MB, which a replay does not take, and does not map.
+    // Rows of 4096 bytes for 10 layers of 6656 tokens are 270 MB, which a replay neither allocates nor maps.
     let demo = demo();
     let arguments = ["replay", text(&demo), "--model", "gqa-8x128", "--prompt-share", "1"];
     assert_eq!(confined(200 << 10, &arguments).status.code(), Some(0));
@@ -370,20 +370,20 @@ fn a_failed_allocation_is_an_error_that_names_the_trace() {
 
 #[test]
 fn a_replay_keeps_one_copy_of_the_trace() {
-    // 250 MiB of sets; the limit leaves room for the program and the pools, not for a second copy.
+    // 250 MiB of sets; the limit has room for the program and the pools, but not for a second copy.
     let path = unfolding("one-copy", 1000);
     let arguments = ["replay", text(&path), "--slots", "65536", "--json", "-"];
     let output = confined(480 << 10, &arguments);
     assert_eq!(String::from_utf8(output.stderr).unwrap(), "");
     let list: Value = serde_json::from_slice(&output.stdout).unwrap();
-    // Everything is fetched once and stays.
+    // Every row is fetched once and stays.
     let total = &list[0]["total"];
     assert_eq!((&total["hits"], &total["misses"]), (&(999 * 65535).into(), &65535.into()));
 }
 
 #[test]
 fn a_study_that_does_not_fit_is_an_error_that_names_the_trace() {
-    // 100 MiB of sets, twice as much for one layer's steps, and a limit of 250 MiB.
+    // 100 MiB of sets, twice that for one layer's steps, and a limit of 250 MiB.
     let path = unfolding("study-too-large", 400);
     let arguments = ["replay", text(&path), "--slots", "65536", "--policy", "fifo"];
     let e = refused(confined(250 << 10, &arguments), &arguments);
@@ -495,7 +495,7 @@ fn version_help_and_completions() {
     }
     assert!(refuses(&["completions", "cmd"]).contains("bash"));
     assert!(succeeds(&["--help"]).starts_with("Plans, simulates and measures KV-cache offload"));
-    // A bare call shows the help.
+    // A call without arguments prints the help.
     let bare = forebay(&[]).output().unwrap();
     assert_eq!(bare.status.code(), Some(2));
 }

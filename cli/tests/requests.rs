@@ -22,7 +22,7 @@ fn refuses(arguments: &[&str]) -> String {
     command::refuses(&replay(arguments))
 }
 
-/// A file of one test's own.
+/// A file for one test only.
 fn file(name: &str, bytes: &[u8]) -> String {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("requests");
     fs::create_dir_all(&folder).unwrap();
@@ -37,7 +37,7 @@ fn request(time: u32, length: u32, ids: &str) -> String {
     )
 }
 
-/// By hand, 3 blocks hold: a, b, c; then a, b hit, d pushes c out; then a hits, c does not.
+/// By hand, 3 blocks hold: a, b, c; then a, b hit, d evicts c; then a hits, c misses.
 fn tiny() -> String {
     request(0, 1100, "1,2,3") + &request(1, 1500, "1,2,4") + &request(1, 1536, "1,3,2")
 }
@@ -82,7 +82,7 @@ fn entries(arguments: &[&str]) -> Vec<Value> {
 
 #[test]
 fn policies_are_printed_side_by_side_at_every_capacity() {
-    // Three blocks. FIFO: d pushes out a, so the third request hits nothing. The optimum lets no d in.
+    // Three blocks. FIFO: d evicts a, so the third request hits nothing. The optimum does not admit d.
     let path = file("side-by-side.jsonl", tiny().as_bytes());
     let named = "belady,lru,fifo,s3-fifo";
     let replays = entries(&[&path, "--capacity", "3,4", "--policy", named]);
@@ -203,7 +203,7 @@ fn a_file_of_another_kind_is_identified_and_the_accepted_kinds_named() {
             assert!(said.contains(&path) && said.contains(found) && said.contains(hint), "{said}");
         }
     }
-    // A byte order mark is nothing that matters.
+    // A byte order mark is ignored.
     assert!(succeeds(&[&file("marked.jsonl", marked.as_bytes())]).contains("3 requests (mooncake)"));
 }
 
@@ -287,8 +287,8 @@ fn session(id: &str, requests: &[(f64, &str)]) -> String {
     format!("{{\"id\":\"{id}\",\"block_size\":64,\"hash_id_scope\":\"local\",\"requests\":[{requests}]}}\n")
 }
 
-/// Two sessions of one block and two turns, a cache of one block: one after another each second turn hits, in turns
-/// none does.
+/// Two sessions of one block and two turns, a cache of one block: one after another each second turn hits; interleaved
+/// none hits.
 #[test]
 fn sessions_are_interleaved_by_time_as_the_headline_reports() {
     let turns = |offset: f64| [(offset, "1"), (offset + 2.0, "1")];

@@ -13,7 +13,7 @@ use command::{refuses, succeeds};
 use forebay::overlap::Table;
 use serde_json::{Value, json};
 
-/// A file of the tests' own.
+/// A file for these tests only.
 fn file(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("simulate");
     fs::create_dir_all(&folder).unwrap();
@@ -30,7 +30,7 @@ fn data(name: &str) -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../data").join(name).to_str().unwrap().to_owned()
 }
 
-/// Runs it on the setup `ess`, options as one text; answers the entries of its JSON.
+/// Runs the command on the setup `ess` with options as one text; returns the entries of its JSON.
 fn simulated(options: &str) -> Vec<Value> {
     let begin = ["simulate", "--json", "-", "--setup", "ess"];
     let arguments: Vec<&str> = begin.into_iter().chain(options.split(' ')).collect();
@@ -80,7 +80,7 @@ fn a_host_bound_step_is_reported() {
     assert_eq!(host["bound_by"], "device");
     let captured = number(&host, "captured_us");
     assert!(captured > 0.0 && number(&host, "uncaptured_us") > 10.0 * captured);
-    // A host whose every call takes a millisecond, and one whose step takes a second.
+    // A host whose every call takes a millisecond, and a host whose step takes a second.
     for (operation_us, step_us, bound, words) in [
         (1e3, 1.0, "host-unless-captured", "Bound by the host unless captured: 1 step, the first of"),
         (1e3, 1e6, "host", "Bound by the host captured or not: 1 step, the first of"),
@@ -145,7 +145,7 @@ fn the_ratio_that_fits_is_found_and_at_1_no_time_is_exposed() {
     let ratios: Vec<f64> = rows.iter().map(|row| (number(row, "ratio") * 100.0).round() / 100.0).collect();
     assert_eq!(ratios, [1.0, 0.82, 0.48, 0.31, 0.21]);
     assert_eq!(rows[0]["exposed_ms"], 0.0);
-    // One of the rows that the setup was fitted on: 73.30 ms.
+    // One of the rows that the setup is fitted to: 73.30 ms.
     assert!((number(&rows[0], "step_ms") - 73.3).abs() < 0.3, "{}", rows[0]["step_ms"]);
     let accepted = simulated("--context 32K --mtp 4 --accept 2.8,3.4 --batch 52 --ratio 1 --mtp 4");
     assert_eq!(accepted.len(), 2);
@@ -164,7 +164,7 @@ fn orders_links_and_traffic_are_printed_side_by_side() {
     let rows = simulated(&format!("{POINT} --link pcie4,c2c,5GB/s"));
     let links: Vec<&str> = rows.iter().map(|row| row["link"].as_str().unwrap()).collect();
     assert_eq!(links, ["pcie4", "c2c", "5GB/s"]);
-    // The rate of the setup's own link is its own link.
+    // The rate of the setup's own link means that link.
     let own = format!("{POINT} --traffic-up 5 --link 37GB/s");
     let near = number(&simulated(&own)[0], "step_ms")
         / number(&simulated(&format!("{POINT} --traffic-up 5"))[0], "step_ms");
@@ -213,7 +213,7 @@ fn misses_come_from_a_table_a_curve_or_a_trace() {
     let trace = data("demo.topk.zst");
     let replayed =
         simulated(&format!("--context 32K --mtp 2 --accept 1.7 --batch 128 --ratio 0.1,0.3 --trace {trace}"));
-    // What `forebay replay` counts, layer by layer of the trace: a ratio is of the context at its end, of a trace too.
+    // The counts of `forebay replay`, layer by layer: a ratio is a share of the final context, also of a trace.
     let header = forebay::trace::SelectionTrace::read(Path::new(&trace)).unwrap().header().clone();
     let end = f64::from(header.decode_start + header.steps - header.warm_steps);
     let slots = [0.1, 0.3].map(|ratio| format!("{:.0}", ratio * end)).join(",");
@@ -234,7 +234,7 @@ fn misses_come_from_a_table_a_curve_or_a_trace() {
 
 #[test]
 fn misses_by_step_are_run_step_by_step() {
-    // Layer 3 misses much in every other step, layer 9 in the rest.
+    // Layer 3 misses much in every other step, layer 9 in the others.
     let at = |layer: usize| (0..61).map(|l| if l == layer { 1900.0 } else { 20.0 }).collect::<Vec<f64>>();
     let few = vec![5.0; 61];
     let steps = [at(3), few.clone(), vec![400.0; 61], at(9)];
@@ -256,7 +256,7 @@ fn misses_by_step_are_run_step_by_step() {
     assert_eq!((&all["steps"]["count"], &all["steps"]["worst"]), (&json!(4), &json!(2)));
     assert_eq!(all["steps"]["worst_ms"], alone[2]["step_ms"]);
     assert!(alone[0].get("steps").is_none());
-    // One order for all steps cannot beat each step's own best.
+    // One order for all steps cannot be better than each step's best order.
     let best = run(&steps, "best");
     let own = steps.iter().map(|step| number(&run(std::slice::from_ref(step), "best"), "step_ms"));
     assert!(number(&best, "step_ms") >= own.sum::<f64>() / 4.0 - 1e-9);
@@ -285,7 +285,7 @@ fn trace_events_have_the_form_that_perfetto_reads() {
         .collect();
     assert_eq!(lanes[0], "compute");
     assert!(lanes.iter().any(|lane| lane.starts_with("gather")), "{lanes:?}");
-    // Events of a track may touch; they must not overlap.
+    // Events of a track may touch but must not overlap.
     let ns = |event: &Value, field: &str| (number(event, field) * 1e3).round() as i64;
     for track in 1..=lanes.len() {
         let of = events.iter().filter(|event| event["ph"] == "X" && event["tid"] == track);
@@ -325,7 +325,7 @@ fn pictures_are_well_formed_and_chromium_draws_them() {
             colours.sort_unstable();
             colours.dedup();
             assert!(colours.len() > 20, "{}: {} colours", picture.display(), colours.len());
-            // By night the corner is dark, by day light.
+            // The corner is dark in dark mode and light in light mode.
             let corner = shot.pixels[shot.width * (shot.height - 2) + 2];
             assert_eq!(corner[0] > 128, light == browser::Light::Bright, "{}", picture.display());
         }
@@ -339,7 +339,7 @@ fn pictures_distinguish_settings_work_and_conditions() {
         let options = format!("{base} {options}");
         succeeds(&options.split(' ').collect::<Vec<_>>())
     };
-    // A line each; alone, ratios are what a line goes over.
+    // One line each; with a single ratio axis, the ratios are the horizontal axis.
     let page = run("--batch 64,128 --ratio 0.25,0.5 --html -");
     assert!(page.contains("Throughput by batch"), "batches");
     assert!([">ratio 0.25<", ">ratio 0.5<"].iter().all(|name| page.contains(name)));
@@ -477,7 +477,7 @@ fn a_fit_accepts_measured_rates() {
 const SENTENCE: &str = "Computed from setup ess: 32 GPUs, fitted to a published simulation on an assumed H200; nothing \
                         here was measured.";
 
-/// A report without the ends of its lines, which are its width's.
+/// A report with its line breaks removed, because they depend on its width.
 fn unbroken(text: &str) -> String {
     text.replace('\n', " ")
 }
@@ -533,7 +533,7 @@ fn other_gpus_are_priced_and_marked_extrapolated() {
     ));
     assert!(of_point("--gpus 8 --html -").contains("Extrapolated: 8 GPUs, from costs of 32."));
     assert!(of_point("--gpus 8 --timeline -").contains("ess on 8 GPUs, extrapolated"));
-    // The setup's own field is the same as the option.
+    // The setup's own field has the effect of the option.
     let mut setup: Value =
         serde_json::from_str(&fs::read_to_string(data("setups/ess.json")).unwrap()).unwrap();
     setup["deployment"]["gpus"] = json!(8);
@@ -542,7 +542,7 @@ fn other_gpus_are_priced_and_marked_extrapolated() {
     let entries: Vec<Value> =
         serde_json::from_str(&succeeds(&options.split(' ').collect::<Vec<_>>())).unwrap();
     assert_eq!(number(&entries[0], "step_ms"), node.0);
-    // What fits beside the weights is priced.
+    // Rows that fit next to the weights get a price.
     simulated("--gpus 16 --context 32K --mtp 2 --batch 64 --ratio auto --cache 60GiB");
 }
 
@@ -564,7 +564,7 @@ fn gpus_without_prices_are_refused_in_one_line() {
     }
 }
 
-/// A setup is anybody's file: its texts go to terminals and pages.
+/// Users exchange setup files, and their texts reach terminals and pages.
 #[test]
 fn texts_of_a_setup_control_neither_terminal_nor_page() {
     let mut setup: Value =
@@ -608,7 +608,8 @@ fn the_page_of_one_point_shows_its_timeline() {
     assert!(sweep.contains("Throughput by batch") && !sweep.contains("The step by streams"));
 }
 
-/// What `forebay doctor` measured of a GPU counts as measured; of its host device, or of who knows where, not.
+/// Rates that `forebay doctor` measured on a GPU count as measured; rates of its host device or without a source do
+/// not.
 #[test]
 fn a_fit_reports_the_measured_part_of_its_setup() {
     let measurements = data("setups/ess-measurements.json");
@@ -634,7 +635,7 @@ fn a_fit_reports_the_measured_part_of_its_setup() {
     }
 }
 
-/// Each row of measurements is simulated, those of overlap over and over: so many are taken and no more.
+/// The fit simulates each row of measurements, overlap rows many times, so their number is limited.
 #[test]
 fn too_many_measurements_are_refused_with_the_limit() {
     let text = fs::read_to_string(data("setups/ess-measurements.json")).unwrap();

@@ -8,7 +8,7 @@ use crate::{entries, finding, is, skip};
 use forebay_standin::{Options, Standin};
 use serde_json::Value;
 
-/// A driver's library for the command to load; nothing without a C++ compiler, and then the test says that it skips.
+/// A driver's library for the command to load; `None` without a C++ compiler, after a message that the test skips.
 fn driver() -> Option<Standin> {
     let standin = Standin::new(Options::default());
     if standin.is_none() {
@@ -17,7 +17,7 @@ fn driver() -> Option<Standin> {
     standin
 }
 
-/// The GPU's entry, without measuring.
+/// The GPU's entry, without measurements.
 fn gpu(driver: &Standin, machine: &Machine) -> Value {
     let found = entries(&["--no-rates", "--driver", driver.library(), "--root", machine.root()]);
     assert_eq!(found.len(), 2, "one GPU and the machine");
@@ -86,14 +86,14 @@ fn a_slow_link_is_distinguished_from_an_idle_link() {
     is(&gpu(&driver, &machine), "PCIe link", "warning", &["gen 3 x8 now", "8 GB/s", "fewer lanes"]);
     machine.link("current", "2.5 GT/s PCIe", "16");
     is(&gpu(&driver, &machine), "PCIe link", "note", &["lower speed", "--no-rates"]);
-    // The system's ways to say that it does not know.
+    // The system's values for "unknown".
     for (speed, width) in [("Unknown", "16"), ("32.0 GT/s PCIe", "63"), ("32.0 GT/s PCIe", "x")] {
         machine.link("current", speed, width);
         is(&gpu(&driver, &machine), "PCIe link", "note", &["unknown"]);
     }
 }
 
-/// Reserved huge pages count as memory of their node, and serve no other one.
+/// Reserved huge pages count as memory of their node, and serve no other node.
 #[test]
 fn huge_pages_count_on_the_node_that_has_them() {
     let Some(driver) = driver() else { return };
@@ -131,7 +131,7 @@ fn gpus_hidden_from_this_process_are_noted() {
     is(&all[1], "GPUs", "note", &["1 of 2", "CUDA_VISIBLE_DEVICES"]);
 }
 
-/// The bus as the system has it: the GPU's folder is a link into the tree, below its port.
+/// The bus as the system shows it: the GPU's folder is a link into the tree, below its port.
 #[test]
 fn a_bus_slot_slower_than_its_card_is_found() {
     let Some(driver) = driver() else { return };
@@ -165,7 +165,7 @@ fn a_process_barred_from_the_gpus_node_gets_a_warning() {
     is(&gpu(&driver, &machine), "NUMA node", "note", &["not online"]);
     machine.gpu("numa_node", "garbage");
     is(&gpu(&driver, &machine), "NUMA node", "note", &["unknown"]);
-    // One socket: nothing to place, and the firmware need not say.
+    // With one socket there is no choice of node, and the firmware need not report one.
     machine.gpu("numa_node", "-1");
     machine.write("sys/devices/system/node/online", "0\n");
     is(&gpu(&driver, &machine), "NUMA node", "ok", &[]);
@@ -245,11 +245,11 @@ fn measured_rates_are_accepted_by_fit() {
         assert!(text.contains(name) && finding(entry, name)["value"] != "", "{name}: {text}");
     }
     assert!(finding(entry, "copies up")["means"].as_str().unwrap().contains("63.0 GB/s"), "{entry:#}");
-    // A fit takes the rates from the list as it is. What overlap cost elsewhere cannot be explained by this link.
+    // `fit` accepts the list's rates unchanged. This link cannot explain overlap costs measured elsewhere.
     let published = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/setups/ess-measurements.json");
     let mut measured: Value = serde_json::from_str(&std::fs::read_to_string(published).unwrap()).unwrap();
     measured.as_object_mut().unwrap().remove("overlap");
-    // The stand-in takes most of a millisecond for a gather of any size: steps are as long as its works then.
+    // The stand-in takes most of a millisecond for a gather of any size, so its work determines the length of a step.
     for step in measured["steps"].as_array_mut().unwrap() {
         step["ms"] = (10.0 * step["ms"].as_f64().unwrap()).into();
     }
@@ -262,7 +262,7 @@ fn measured_rates_are_accepted_by_fit() {
     assert_eq!(setup["link"]["rates"], entry["rates"]);
 }
 
-/// Of the stand-in's GPU beside node 0, which every machine has, and beside one that none has.
+/// With the stand-in's GPU on node 0, which every machine has, and on a node that no machine has.
 #[test]
 fn a_gpu_is_measured_from_its_node_or_the_other_node_is_reported() {
     let Some(driver) = driver() else { return };
@@ -275,10 +275,10 @@ fn a_gpu_is_measured_from_its_node_or_the_other_node_is_reported() {
     let found = measured();
     match finding(&found, "measured from")["state"].as_str() {
         Some("ok") => is(&found, "measured from", "ok", &["node 0"]),
-        // A container may forbid the policy, and then says so.
+        // A container may forbid the policy, and the finding reports that.
         _ => is(&found, "measured from", "warning", &["set_mempolicy", "SYS_NICE"]),
     }
-    // Just used, it does not sleep for want of use.
+    // The link was just used, so it is not asleep.
     assert!(!finding(&found, "PCIe link").to_string().contains("--no-rates"), "{found:#}");
     machine.write("sys/devices/system/node/online", "0,900\n");
     machine.write("sys/devices/system/node/node900/cpulist", "1020-1023\n");
