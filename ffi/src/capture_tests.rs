@@ -25,7 +25,7 @@ const WORDS: usize = (BATCH * QUERY_ROWS * K) as usize;
 const ROWS: usize = 2 * (BATCH * QUERY_ROWS) as usize;
 const ORDERS: [u32; ALL as usize] = [FB_OVERLAP_NONE, FB_OVERLAP_DBA, FB_OVERLAP_DA, FB_OVERLAP_DA];
 
-/// An engine whose selection is written beforehand, the same in every layer; a call of its choice it refuses.
+/// An engine whose selection is written beforehand, the same in every layer; it can refuse one call of its choice.
 /// # Safety
 /// `data` is null or names a number, `call` the library's.
 unsafe extern "C" fn enqueue(data: *mut c_void, call: *const FbEngineCall, _stream: *mut c_void) -> u32 {
@@ -49,12 +49,12 @@ impl Engine for Idle {
 struct Graphs {
     rig: Rig,
     sides: [FbOverlapConfig; 2],
-    /// Behind the device, which is given back first.
+    /// After the device in the order of fields, because the device is released first.
     driver: Driver,
 }
 
 impl Graphs {
-    /// None where there is no driver.
+    /// `None` without a driver.
     fn new() -> Option<Graphs> {
         let Some(driver) = Driver::new(Options::default()).unwrap() else {
             skip::skip("g++, which builds the stand-in driver");
@@ -66,17 +66,17 @@ impl Graphs {
         let (mut device, mut cache, config) = (null_mut(), null_mut(), config());
         let stream = |device| {
             let mut stream = null_mut();
-            // SAFETY: a place for the answer.
+            // SAFETY: room for the output.
             ok(unsafe { fb_stream_create(device, &mut stream) });
             stream
         };
         let memory = |device, words: usize| {
             let mut address = null_mut();
-            // SAFETY: a place for the answer.
+            // SAFETY: room for the output.
             ok(unsafe { fb_device_allocate(device, 4 * words as u64, &mut address) });
             address
         };
-        // SAFETY: places for the answers.
+        // SAFETY: room for the outputs.
         unsafe {
             ok(fb_device_create(&asked, null_mut(), 0, &mut device));
             ok(fb_cache_create(device, &config, null_mut(), 0, &mut cache));
@@ -113,12 +113,12 @@ impl Graphs {
 
     fn capture(&self) -> *mut FbCaptured {
         let mut captured = null_mut();
-        // SAFETY: buffers of the bucket's shape, and a place for the answer.
+        // SAFETY: buffers of the bucket's shape, and room for the output.
         ok(unsafe { fb_capture(self.rig.cache, &self.bucket(), &engine(null_mut()), &mut captured) });
         captured
     }
 
-    /// One step of each micro-batch, launched by `launch` and in the twin layer by layer.
+    /// Runs one step of each micro-batch, launched by `launch` and in the twin layer by layer.
     fn step(&mut self, launch: impl FnOnce(&Graphs, &[FbStep])) {
         let rig = &mut self.rig;
         let picks = [rig.selection(0..2), rig.selection(2..4)];
@@ -170,7 +170,7 @@ impl Graphs {
     }
 }
 
-/// Slots are the same but for where scratch, landing and budget slots begin: devices map memory by other grains.
+/// Slots are equal except for the begin of scratch, landing and budget slots: devices map memory in other grains.
 fn same_slots(told: &[i32], own: &[i32]) {
     let mut shifts = [None; 3];
     for (told, own) in told.iter().zip(own) {
@@ -225,7 +225,7 @@ fn an_engine_captures_around_the_layers_and_launches_its_own_graph() {
     let (mut captured, mut graph, mut exec) = (null_mut(), 0, 0);
     let (cache, stream) = (graphs.rig.cache, graphs.rig.at.addr() as u64);
     let bucket = graphs.bucket();
-    // SAFETY: buffers of the bucket's shape, handles of the driver's, places for the answers.
+    // SAFETY: buffers of the bucket's shape, handles of the driver's, room for the outputs.
     unsafe {
         let early = fb_capture_into(cache, &bucket, &engine(null_mut()), &mut captured);
         assert_eq!(early, FbStatus::FbInvalidState);
@@ -271,7 +271,7 @@ fn an_invalid_capture_is_refused_and_leaves_nothing() {
     let (cache, right) = (graphs.rig.cache, graphs.bucket());
     let mut captured = null_mut();
     let mut capture = |config: FbCaptureConfig, engine: &FbEngine| {
-        // SAFETY: buffers of the bucket's shape, and a place for the answer.
+        // SAFETY: buffers of the bucket's shape, and room for the output.
         let made = unsafe { fb_capture(cache, &config, engine, &mut captured) };
         assert!(captured.is_null(), "written on success only");
         made
@@ -329,7 +329,7 @@ fn a_launch_is_refused_for_steps_that_do_not_fit_the_capture() {
     let foreign = other.capture();
     graphs.step(|_, steps| {
         let swapped = [steps[1], steps[0]];
-        // SAFETY: so many steps.
+        // SAFETY: that many steps.
         unsafe {
             let launch =
                 |captured, steps: &[FbStep]| fb_launch(cache, captured, steps.as_ptr(), steps.len() as u32);
@@ -349,7 +349,7 @@ fn a_launch_is_refused_for_steps_that_do_not_fit_the_capture() {
         }
     });
     ok(fb_captured_destroy(captured));
-    // What was captured outlives its cache, and holds the device.
+    // A capture outlives its cache, and keeps the device.
     let device = other.rig.device;
     other.rig.end_cache();
     // SAFETY: it is refused.
@@ -377,7 +377,7 @@ fn a_device_without_graphs_refuses_a_capture() {
         query_rows: QUERY_ROWS,
         ..blank()
     };
-    // SAFETY: buffers of the bucket's shape, and a place for the answer.
+    // SAFETY: buffers of the bucket's shape, and room for the output.
     let made = unsafe { fb_capture(rig.cache, &config, &engine(null_mut()), &mut captured) };
     refused(made, FbStatus::FbUnsupported, rig.cache, "graphs");
 }

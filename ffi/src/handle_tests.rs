@@ -12,7 +12,7 @@ use std::thread;
 use super::*;
 use crate::status::fb_error_text;
 
-/// Two numbers that are equal unless an exclusive call is inside; counts its ends.
+/// Two numbers that are equal unless an exclusive call is running; it counts the ends.
 struct Pair {
     one: u64,
     other: u64,
@@ -29,7 +29,7 @@ impl Object for Pear {
     const KIND: u8 = 202;
     const NAME: &'static str = "pear";
 }
-/// Of a kind that another type has.
+/// Has the kind of another type.
 impl Object for Twin {
     const KIND: u8 = 202;
     const NAME: &'static str = "twin";
@@ -41,7 +41,7 @@ impl Drop for Pair {
     }
 }
 
-/// A handle between threads.
+/// A handle that threads can share.
 #[derive(Clone, Copy)]
 struct Sent(usize);
 
@@ -73,12 +73,12 @@ fn touch<T>(_: &mut T) -> Result<()> {
     Ok(())
 }
 
-/// Runs `call` in a forked child, which ends with its answer; answers that.
+/// Runs `call` in a forked child, which exits with its result; returns that result.
 pub(crate) fn in_child(call: impl FnOnce() -> u8) -> i32 {
     // SAFETY: the child runs `call`, which takes no lock that another thread may hold, and ends without unwinding.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // A child that fails must not run on as another test process.
+        // A failed child must not continue as a second test process.
         let code = caught(call).unwrap_or(99);
         // SAFETY: ends the child at once.
         unsafe { libc::_exit(i32::from(code)) };
@@ -91,7 +91,7 @@ pub(crate) fn in_child(call: impl FnOnce() -> u8) -> i32 {
     libc::WEXITSTATUS(state)
 }
 
-/// The number of the first of these that does not hold, from 1; 0 if all hold. For children, which cannot fail.
+/// The number of the first false condition, from 1; 0 if all hold. For children, which cannot fail a test.
 pub(crate) fn first_wrong(holds: &[bool]) -> u8 {
     holds.iter().position(|holds| !holds).map_or(0, |at| at as u8 + 1)
 }
@@ -105,7 +105,7 @@ fn an_unknown_handle_is_a_status() {
     assert_eq!(change(apple.cast::<Pear>(), touch), FbStatus::FbInvalidConfig);
     assert_eq!(end(apple.cast::<Pear>(), touch), FbStatus::FbInvalidConfig);
     assert_eq!(text(std::ptr::null(), |_| ()), FbStatus::FbInvalidConfig);
-    // An address of the caller's, a number without a kind, one of a place that never had a name.
+    // An address of the caller's, a number without a kind, and a place that never had a handle.
     for number in [&raw const ended as usize, 0x10_0000, u64::from(Pair::KIND) as usize * (1 << 56) + 0xFFFF]
     {
         let forged = without_provenance_mut::<Pair>(number);
@@ -251,7 +251,7 @@ fn one_of_two_destroying_threads_succeeds() {
             [one.join().unwrap(), other]
         });
         let done = statuses.iter().filter(|status| **status == FbStatus::FbOk).count();
-        // Both may have met the reader; then it is still there.
+        // Both may have met the reader; then the object still exists.
         let left = end(handle.pair(), touch);
         assert_eq!(done + usize::from(left == FbStatus::FbOk), 1, "{statuses:?} {left:?}");
         assert_eq!(ended.load(Ordering::Relaxed), 1);
@@ -294,7 +294,7 @@ fn a_forked_child_has_none_of_its_parents_handles() {
             end(handle, touch) == FbStatus::FbClosed,
             text(handle.cast(), |_| ()) == FbStatus::FbClosed,
         ];
-        // Its own are good, and are none of the parent's, though they have its places.
+        // The child's own handles work, and equal none of the parent's, although they use the same places.
         let own = give(|| Ok(Pear)).unwrap_or(null_mut());
         let other = ![0, before].contains(&base());
         let good = own.addr() != handle.addr() && end(own, touch) == FbStatus::FbOk;

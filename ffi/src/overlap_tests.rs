@@ -15,7 +15,7 @@ use crate::testing::*;
 const BATCH: u32 = 2;
 const WORDS: usize = (BATCH * QUERY_ROWS * K) as usize;
 
-/// The buffers of a micro-batch, and what its layers select: by layer or pass, all query rows of the batch.
+/// The buffers of a micro-batch, and the selections of its layers: by layer or draft pass, all query rows of the batch.
 #[derive(Clone, Debug, PartialEq)]
 struct Side {
     selection: Vec<i32>,
@@ -25,13 +25,13 @@ struct Side {
     picks: Vec<Vec<i32>>,
 }
 
-/// What both engines do: they write what was picked to be selected, note each call, and copy each answer.
+/// The script of both engines: they write the planned selections, note each call, and copy each layer's slots.
 #[derive(Debug, Default)]
 struct Script {
     sides: Vec<Side>,
     calls: Vec<[u32; 9]>,
     answers: Vec<i32>,
-    /// The call of this number answers so.
+    /// The call with this number returns this status.
     fails: Option<(usize, u32)>,
     /// A cache that a callback must not enter.
     cache: Option<*mut FbCache>,
@@ -88,7 +88,7 @@ unsafe extern "C" fn enqueue(data: *mut c_void, call: *const FbEngineCall, strea
     assert_eq!((call.size, stream), (size_of::<FbEngineCall>(), null_mut()));
     if let Some(cache) = script.cache {
         let mut stats = blank();
-        // SAFETY: a place for the answer, and a number that names no step.
+        // SAFETY: room for the output, and a number that names no step.
         unsafe {
             assert_eq!(fb_cache_stats(cache, &mut stats), FbStatus::FbBusy);
             assert_eq!(fb_retire(cache, &mut 1, null_mut(), null_mut()), FbStatus::FbBusy);
@@ -339,7 +339,7 @@ fn no_call_of_a_step_allocates() {
             ..blank()
         };
         let mut step = 0;
-        // SAFETY: the rows are there, and a place for the answer.
+        // SAFETY: the rows are valid, and room for the output.
         ok(unsafe { fb_prepare(rig.cache, &config, null_mut(), &mut step) });
         step
     };
@@ -347,7 +347,7 @@ fn no_call_of_a_step_allocates() {
         let mut steps = [step(&first, 0), step(&second, 1)];
         let (to, range, none) = (slots.as_mut_ptr(), blank::<FbStepRange>(), null_mut());
         let buffers = FbBuffers { selection: selection.as_ptr(), slots: to, ..blank() };
-        // SAFETY: buffers of the steps' shape, and places for the answers.
+        // SAFETY: buffers of the steps' shape, and room for the outputs.
         unsafe {
             ok(fb_layer(rig.cache, steps[0], 0, selection.as_ptr(), to, none));
             ok(fb_layers(rig.cache, steps[0], selection.as_ptr(), to, none));

@@ -10,7 +10,7 @@ use super::*;
 use crate::layer::*;
 use crate::testing::*;
 
-/// Words of this process as the twin's device names them.
+/// Words of this process, under the twin device's name for them.
 fn slice<T>(rig: &Rig, words: &[T]) -> Slice {
     // SAFETY: memory of the process, and the twin's stream runs inside its calls.
     unsafe { rig.own.import(words.as_ptr() as u64, 4 * words.len() as u64) }
@@ -60,7 +60,7 @@ fn all_layers_in_one_call_equal_the_layers_one_by_one() {
         let (step, own) = rig.prepare(0..3, 0);
         let selection: Vec<i32> = (0..ALL).flat_map(|_| rig.selection(0..3)).collect();
         let mut slots = vec![7; selection.len() + 1];
-        // SAFETY: buffers of the step's shape, one layer behind the other.
+        // SAFETY: buffers of the step's shape, one layer after the other.
         ok(unsafe { fb_layers(rig.cache, step, selection.as_ptr(), slots.as_mut_ptr(), null_mut()) });
         assert_eq!(slots.pop(), Some(7), "nothing behind them");
         let chunks = selection.chunks(selection.len() / ALL as usize);
@@ -78,7 +78,7 @@ fn all_layers_in_one_call_are_refused_where_a_row_might_be_in_a_scratch_slot() {
     let (step, own) = rig.prepare(0..3, 0);
     let selection: Vec<i32> = (0..ALL).flat_map(|_| rig.selection(0..3)).collect();
     let mut slots = vec![7; selection.len()];
-    // SAFETY: buffers of the step's shape, one layer behind the other.
+    // SAFETY: buffers of the step's shape, one layer after the other.
     let made = unsafe { fb_layers(rig.cache, step, selection.as_ptr(), slots.as_mut_ptr(), null_mut()) };
     status(
         made,
@@ -93,7 +93,7 @@ fn all_layers_in_one_call_are_refused_where_a_row_might_be_in_a_scratch_slot() {
         "(layer 0, batch row 0, selected 16, budget 12); call layer by layer",
     );
     assert!(slots.iter().all(|slot| *slot == 7), "nothing was enqueued");
-    // The step goes on, and comes to what one without that call does.
+    // The step continues, and gives the result of one without that call.
     for (layer, chunk) in (0..).zip(selection.chunks(selection.len() / ALL as usize)) {
         let slots = &mut slots[..chunk.len()];
         // SAFETY: buffers of the step's shape.
@@ -104,7 +104,7 @@ fn all_layers_in_one_call_are_refused_where_a_row_might_be_in_a_scratch_slot() {
     rig.end(step, own);
 }
 
-/// Resolves and gathers a part in both, with index lists, and compares what was answered.
+/// Resolves and gathers a step range on both sides, with split indices, and compares the outputs.
 fn range(rig: &Rig, step: FbStep, own: &Step, range: &FbStepRange, call: LayerCall, selection: &[i32]) {
     let rows = call.draft_pass.map_or(QUERY_ROWS, |_| 1) * 4;
     let room = || (vec![7; selection.len()], vec![7; (2 * rows * K) as usize], vec![7; 2 * rows as usize]);
@@ -124,7 +124,7 @@ fn range(rig: &Rig, step: FbStep, own: &Step, range: &FbStepRange, call: LayerCa
         slots: slice(rig, &wanted.0),
         split_indices: Some(split_indices),
     };
-    // SAFETY: buffers of the part's shape.
+    // SAFETY: buffers of the step range's shape.
     unsafe {
         ok(fb_resolve(rig.cache, step, range, &buffers, null_mut()));
         ok(fb_gather(rig.cache, step, range, 0, null_mut()));
@@ -151,7 +151,7 @@ fn step_ranges_equal_rusts() {
             };
             let (told, call) = of(0, 1, 1);
             range(&rig, step, &own, &told, call, &selection[..row]);
-            // From the second row on, however many there are.
+            // All rows from the second one on.
             let (told, call) = of(1, 3, if round % 2 == 0 { 0 } else { 3 });
             range(&rig, step, &own, &told, call, &selection[row..]);
         }
@@ -186,7 +186,7 @@ fn an_invalid_step_is_refused_and_nothing_begins() {
     let twice = [rows[0], rows[0]];
     let mut step = 99;
     let mut refuse = |config: FbStepConfig, wanted, said| {
-        // SAFETY: its rows are there, and a place for the answer.
+        // SAFETY: its rows are valid, and room for the output.
         let made = unsafe { fb_prepare(rig.cache, &config, null_mut(), &mut step) };
         status(made, wanted, &rig, said);
         assert_eq!(step, 99, "written on success only");
@@ -217,11 +217,11 @@ fn an_invalid_step_is_refused_and_nothing_begins() {
         // A stream that the device does not have.
         status(fb_prepare(rig.cache, &right, 77 as *mut _, &mut step), FbOutOfRange, &rig, "");
     }
-    // A caller built before `accepted` was there.
+    // A caller built before `accepted` existed.
     let older = FbStepConfig { size: std::mem::offset_of!(FbStepConfig, accepted), micro_batch: 9, ..right };
-    // SAFETY: its rows are there, and a place for the answer.
+    // SAFETY: its rows are valid, and room for the output.
     ok(unsafe { fb_prepare(rig.cache, &older, null_mut(), &mut step) });
-    // SAFETY: a place for the number.
+    // SAFETY: room for the number.
     unsafe {
         ok(fb_abandon(rig.cache, step));
         ok(fb_finish(rig.cache, step, null_mut()));
@@ -338,7 +338,7 @@ fn a_step_ends_once_and_is_kept_until_it_can_end() {
     let (mut step, own) = rig.prepare(0..2, 0);
     let (kept, mut done): (_, FbRetired) = (step, blank());
     done.hits = 99;
-    // SAFETY: places for the answers.
+    // SAFETY: room for the outputs.
     unsafe {
         let busy = fb_retire(rig.cache, &mut step, null_mut(), &mut done);
         status(busy, FbBusy, &rig, "the step was not finished");
@@ -355,7 +355,7 @@ fn a_step_ends_once_and_is_kept_until_it_can_end() {
         status(fb_retired_counts(rig.cache, null_mut(), 1, &mut 0), FbInvalidConfig, &rig, "counts");
         status(fb_retired_lengths(rig.cache, null_mut(), 0, null_mut()), FbInvalidConfig, &rig, "count");
     }
-    // Another cache's number names nothing here.
+    // Another cache's number is unknown here.
     let mut other = Rig::new(config());
     let (foreign, twin) = other.prepare(0..1, 0);
     status(fb_finish(rig.cache, foreign, null_mut()), FbClosed, &rig, "step");
@@ -373,7 +373,7 @@ fn an_abandoned_step_is_cancelled_and_reports_nothing() {
     let (mut step, mut own) = rig.prepare(0..2, 0);
     ok(fb_abandon(rig.cache, step));
     ok(fb_finish(rig.cache, step, null_mut()));
-    // SAFETY: a place for the number.
+    // SAFETY: room for the number.
     let ended = unsafe { fb_retire(rig.cache, &mut step, null_mut(), null_mut()) };
     status(ended, FbStatus::FbCancelled, &rig, "not enqueued completely");
     assert_eq!((step, told(rig.cache)), (0, (Vec::new(), Vec::new())));

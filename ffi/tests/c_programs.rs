@@ -23,10 +23,10 @@ mod library;
 use forebay_standin::{Driver, Options};
 use library::{root, succeed, target};
 
-/// How a program ends that a tool has reported.
+/// The exit status of a program that a tool has reported.
 const REPORTED: i32 = 66;
 
-/// What the static library asks of its linker.
+/// The libraries that the static library needs from its linker.
 const STATIC: [&str; 7] = ["-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl", "-lc"];
 
 /// The static library under AddressSanitizer, built once.
@@ -42,7 +42,7 @@ fn sanitized_library() -> &'static Path {
             "x86_64-unknown-linux-gnu",
             "--message-format=json",
         ]);
-        // Only lets the stable compiler take the sanitizer's flag; nothing built so is shipped.
+        // Only makes the stable compiler accept the sanitizer's flag; no such build is shipped.
         cargo.env("RUSTC_BOOTSTRAP", "1").env("RUSTFLAGS", "-Zsanitizer=address");
         cargo.env("CARGO_TARGET_DIR", target()).env_remove("CARGO_ENCODED_RUSTFLAGS");
         let messages = succeed(cargo);
@@ -56,7 +56,7 @@ fn sanitized_library() -> &'static Path {
     })
 }
 
-/// A compiler with what all programs are compiled with.
+/// A compiler with the options of all programs.
 fn compiler(language: &str) -> Command {
     let mut compiler = match language {
         "c" => Command::new("gcc"),
@@ -129,10 +129,10 @@ fn under_valgrind(program: &Path) -> Command {
     valgrind
 }
 
-/// A program without errors ends well, says nothing of any, and has checked something.
+/// A program without errors exits with 0, prints no error, and has made at least one check.
 fn is_clean(mut program: Command, name: &str, built: &str) {
-    // Held until the program has ended: the library is a file that goes with it. Its kernels' threads have stacks that
-    // valgrind takes for wild pointers.
+    // Kept until the program has ended, because the library is a file that is removed with it. Its kernels' threads
+    // have stacks that valgrind takes for wild pointers.
     let captures = (name, built) == ("capture", "sanitized");
     let driver = if captures { Driver::new(Options::default()).unwrap() } else { None };
     program.args(driver.iter().map(Driver::library));
@@ -193,7 +193,7 @@ fn every_c_program_is_run() {
     assert_eq!(found, wanted);
 }
 
-/// A program that must be reported, by AddressSanitizer or UBSan, in these words.
+/// A program that AddressSanitizer or UBSan must report, in these words.
 fn is_reported(mode: &str, words: &str) {
     if !gcc::is_there("gcc") {
         return;
@@ -206,7 +206,7 @@ fn is_reported(mode: &str, words: &str) {
     assert!(said.contains(words), "{said}");
 }
 
-/// The same, by valgrind.
+/// The same by valgrind.
 fn valgrind_reports(mode: &str, words: &str) {
     if !["gcc", "valgrind"].into_iter().all(gcc::is_there) {
         return;
@@ -238,7 +238,7 @@ fn a_batch_with_fewer_rows_than_stated_is_reported() {
 
 #[test]
 fn missing_prompt_rows_are_reported() {
-    // The copy into the total pool is machine code, which a build's instrumentation does not see.
+    // The copy into the total pool is machine code without instrumentation.
     valgrind_reports("short-rows", "Invalid read");
 }
 

@@ -12,7 +12,7 @@ mod library;
 
 use library::{installed, root, succeed, target};
 
-/// What the page says that the programs print.
+/// The programs' output as the page shows it.
 fn printed() -> String {
     let page = std::fs::read_to_string(root().join("docs/integration.md")).unwrap();
     let (_, shown) = page.split_once("```text\n").expect("the page shows what is printed");

@@ -269,7 +269,7 @@ mod tests {
             bytes(For { asked: None, quick, gpu, least: LEAST }, free).map_err(|error| error.to_string())
         };
         assert_eq!(of(true, false, 2 << 40), Ok(64 << 30));
-        // An eighth stays.
+        // An eighth is left free.
         assert_eq!(of(true, false, 80 << 30), Ok(14 << 30));
         assert_eq!(of(false, false, 80 << 30), Ok(3 << 29));
         assert_eq!(of(false, false, 4 << 30), Ok((7 << 29) / 5));
@@ -293,7 +293,7 @@ mod tests {
             let (kind, text) = of(asked, quick).unwrap_err();
             assert!(kind == Kind::InvalidConfig && text.contains("--pool") && text.contains(place), "{text}");
         }
-        // A system that does not tell is believed to have it.
+        // A system that does not report free memory is assumed to have enough.
         let unknown = Free { system: 0, node: None };
         let wanted = For { asked: Some(1 << 30), quick: false, gpu: true, least: 1 };
         assert_eq!(bytes(wanted, unknown).unwrap(), 1 << 30);
@@ -314,7 +314,7 @@ mod tests {
             assert!(text.contains(part), "{part}: {text}");
         }
         assert!(!text.contains('\n'), "{text}");
-        // Without one, and by default.
+        // Without a node, and by default.
         assert_eq!(of(Some(71 << 30), None), Ok(71 << 30));
         assert_eq!((of(None, node), of(None, None)), (Ok(14 << 30), Ok(64 << 30)));
     }

@@ -77,7 +77,7 @@ mod tests {
         let device: Arc<dyn Probe> = HostDevice::new(HostOptions::default());
         let mut rig = Rig::new(&device, Extents::ONE_LANE, Places::Tables, true).unwrap();
         rig.fill(decoded).unwrap();
-        // The device made the same of it.
+        // The device got the same state.
         rig.finish().unwrap();
         let stamps = rig.oracle.stamps(0, 0);
         let mut oldest = stamps.clone();
@@ -128,7 +128,7 @@ mod tests {
         (rows[0], rows[1], rows[9]) = (2048, 500, 3000);
         let taken = divided(rows, 1774);
         assert_eq!(taken.iter().sum::<usize>(), 1774);
-        // 1529, 151 and 75 by their shares: 1755, so a little more of each.
+        // 1529, 151 and 75 by their shares are 1755 in all, so each gets a little more.
         assert!(
             taken[0].abs_diff(1546) < 5 && taken[1].abs_diff(152) < 3 && taken[9].abs_diff(76) < 3,
             "{taken:?}"

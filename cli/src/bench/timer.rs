@@ -172,7 +172,7 @@ mod tests {
         let timer = Timer::new(&device, false).unwrap();
         let rounds = || timer.ahead.as_ref().unwrap().rounds.get();
         let before = rounds();
-        // The host comes behind all of the work, and waits for it: it is late.
+        // The host waits for the end of all the work, so it is late.
         let late = |stream| {
             let event = device.event()?;
             device.record(event, stream)?;

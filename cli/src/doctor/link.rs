@@ -145,7 +145,7 @@ mod tests {
             (link.peak(None), link.peak(Some(3e9)), link.peak(Some(50e9))),
             (Some(4e9), Some(4e9), None)
         );
-        // No lanes are missing from a link that carried more than it says.
+        // A link that carried more than its reported rate lacks no lanes.
         let narrow = Link { now: Some(Lanes { generation: 5, width: 1 }), ..link };
         assert_eq!(narrow.findings("", Some(50e9))[0].state, State::Ok);
         assert_eq!(narrow.findings("", Some(3e9))[0].state, State::Warning);

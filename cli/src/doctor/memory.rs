@@ -304,7 +304,7 @@ mod tests {
 
     use super::*;
 
-    /// The finding of that name, where the trial has it.
+    /// The finding with that name, if the trial has it.
     fn tried_with(call: Call, errno: i32, name: &str) -> Option<Finding> {
         tried(Some(0), &Inject::call(call, errno)).into_iter().find(|finding| finding.name == name)
     }

@@ -61,10 +61,10 @@ pub fn of_trace(path: &Path, steps: u64) -> ProgressBar {
 mod tests {
     use super::*;
 
-    /// Milliseconds of a piece each, by a clock that is only counted.
+    /// Milliseconds of each piece, on a simulated clock.
     type Run = Vec<u64>;
 
-    /// The largest factor by which `estimate` is wrong from the first quarter of the time on, up to the last piece.
+    /// The largest factor by which `estimate` is wrong between the first quarter of the time and the last piece.
     fn worst(run: &Run, estimate: impl Fn(&[u64], Duration) -> f64) -> f64 {
         let all: u64 = run.iter().sum();
         let mut now = 0;
@@ -81,7 +81,7 @@ mod tests {
     }
 
     fn runs() -> Vec<Run> {
-        // Hundredths of a second that the trace in data/ took under each policy, at two sizes.
+        // Times in hundredths of a second of the trace in data/ under each policy, at two sizes.
         let policies = [13, 15, 17, 27, 13, 17, 23, 29, 20, 24, 15, 18];
         let of_policies = |order: &[u64]| order.iter().flat_map(|cost| [*cost; 50]).collect();
         let (mut up, mut down) = (policies, policies);

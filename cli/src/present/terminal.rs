@@ -256,7 +256,7 @@ mod tests {
         assert!(widest(&parts) <= 30 && parts.matches("a name").count() == 2, "{parts}");
         assert!(parts.contains("first") && parts.contains("second") && parts.contains("third"), "{parts}");
         assert!(!parts.contains("--wide"), "{parts}");
-        // A column that is wider than the page is alone in its part.
+        // A column wider than the page has a part of its own.
         let narrow = at(5).fit(sample(at(5)), &Spare { keys: 1, ..Spare::default() });
         assert_eq!(narrow.matches("a name").count(), 3, "{narrow}");
     }

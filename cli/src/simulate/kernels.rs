@@ -169,7 +169,7 @@ mod tests {
         let lines: Vec<String> = prices.chain(figures).collect();
         let missing = lines.iter().filter(|line| !page.lines().any(|on| on == line.as_str())).count();
         assert_eq!(missing, 0, "docs/gpu-notes.md should have:\n{}", lines.join("\n"));
-        // And no others.
+        // The page has no other prices.
         let table = page.lines().skip_while(|line| !line.starts_with("| figure | unit |")).skip(2);
         let count = table.take_while(|line| line.starts_with('|')).count();
         assert_eq!(count, super::table(&costs).len());

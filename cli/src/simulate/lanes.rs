@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn events_of_a_track_may_touch_but_do_not_overlap() {
-        // Ends and starts that no decimal fraction holds.
+        // Ends and starts that no decimal fraction represents exactly.
         let third = 100.0 / 3.0;
         let spans: Vec<Span> =
             (0..50).map(|i| span(0, "rest", 0, f64::from(i) * third, f64::from(i + 1) * third)).collect();

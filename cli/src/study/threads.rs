@@ -74,7 +74,7 @@ mod tests {
             if index >= 7 { Err(Error::new(Kind::OutOfMemory, "work")) } else { Ok(()) }
         });
         assert_eq!(result.unwrap_err().kind(), Kind::OutOfMemory);
-        // No thread begins anything after its own error.
+        // A thread begins no piece after its own error.
         assert!(begun.into_inner() <= 7 + MOST);
     }
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, Callable, Iterator, NoReturn
 
-# Before NumPy is there: BLAS threads that wait for each other are slow beside other programs.
+# Set before NumPy is imported: BLAS threads that wait for each other are slow next to other programs.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np  # noqa: E402
@@ -16,9 +16,9 @@ import pytest  # noqa: E402
 
 import forebay  # noqa: E402
 
-# Of the checkout. Where only the package's tests are, there may be none.
+# The checkout's root. Where only the package's tests are installed, there may be none.
 ROOT = Path(__file__).resolve().parent.joinpath("../../..").resolve()
-# The replay is the bench's.
+# The same replay as the bench's.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benches"))
 
 LAYERS, ROW, TOP_K = 3, 16, 8

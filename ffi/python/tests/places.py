@@ -80,7 +80,7 @@ class Standin:
     def seed(self, seed: int | None) -> None:
         """Whether work runs late and across streams, as a seed picks, or when it is enqueued."""
         numbers = (9, 0, 12080, 1, 32, 0, 1, 1, 1, 1)
-        # As the stand-in's `StandinOptions` has them; what is behind them is 0.
+        # The layout of the stand-in's `StandinOptions`; the fields after these are 0.
         options = struct.pack("<3Q11I", seed or 0, 8 << 30, 2**64 - 1, seed is not None, *numbers).ljust(256, b"\0")
         self.driver.library.standin_configure(options)
 
@@ -137,7 +137,7 @@ class Standin:
     def capture(self, stream: Any) -> Iterator[list[Callable[[], None]]]:
         compute, graph, executable = ctypes.c_void_p(stream.cuda_stream), ctypes.c_void_p(), ctypes.c_void_p()
         replay: list[Callable[[], None]] = []
-        # In global mode, as torch does: nothing that may wait is allowed to any thread meanwhile.
+        # In global mode, as torch does it: meanwhile no thread may make a call that could wait.
         self.driver("cuStreamBeginCapture_v2", compute, 0)
         try:
             yield replay
@@ -176,7 +176,7 @@ class Torch:
         except ImportError:
             skip("torch_on_a_gpu", "torch is not installed")
         if os.environ.get("FOREBAY_STANDIN_LIBRARY"):
-            # A loader gives who asks for libcuda.so.1 the one that is there.
+            # A program that loads libcuda.so.1 gets the library that is already loaded under this name.
             skip("torch_on_a_gpu", "FOREBAY_STANDIN_LIBRARY names a stand-in, which torch would take for the driver")
         if not torch.cuda.is_available():
             skip("torch_on_a_gpu", "torch has no GPU")

@@ -169,7 +169,7 @@ def test_a_wrong_tensor_is_named_and_nothing_is_written(
     assert str(caught.value).startswith(f"{argument}: got ") and "expected" in str(caught.value)
     assert isinstance(caught.value, (TypeError, ValueError)) and caught.value.status == 1
     assert (slots == -77).all()
-    # The step goes on as if it had not been called.
+    # The step continues as if the call had not been made.
     step.layer(0, good, slots)
     whole(step, 0)
     assert step.retire().hits + step.retired.misses == 2  # type: ignore[union-attr]

@@ -63,7 +63,7 @@ def test_control_a_wrong_row_count_or_residency_ends_the_bench(
     rig = gpu.Rig(place, **sizes)
     monkeypatch.setattr(rig.twins[0].__class__, "digest", lambda self: id(self))
     ends(rig, "residency differs")
-    # Equal on both devices, and not what the figure says.
+    # Equal on both devices, but not the misses in the figure's name.
     rig = gpu.Rig(place, **sizes)
     picks = rig.picks
 

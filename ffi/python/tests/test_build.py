@@ -67,7 +67,7 @@ def test_the_wheel_has_its_licences_and_no_debug_information() -> None:
     named = importlib.metadata.metadata("forebay").get_all("License-File") or []
     assert set(named) == {"LICENSE-MIT", "LICENSE-APACHE"}
     library = next(file for file in files if file.name == "libforebay.so")
-    # Line tables are five sixths of it.
+    # Line tables are five sixths of the library.
     assert len(library.read_binary()) < 10 << 20
 
 

@@ -11,7 +11,7 @@ import pytest
 import forebay
 from forebay.choice import best
 
-# None exposes what is missed, DA half of it and 5 us, DBA nothing and 30 us.
+# None exposes every miss, DA half of them and 5 us, DBA nothing and 30 us.
 PRICES = forebay.Prices([0, 100], [[[0, 100e3], [5e3, 55e3], [30e3, 30e3]]])
 
 

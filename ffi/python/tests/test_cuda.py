@@ -64,7 +64,7 @@ def test_rows_are_stored_in_the_memory_the_device_was_created_with(make: Make, c
             before = calls_of(b"cuMemHostRegister_v2")
             make(device).close()
             found.append(calls_of(b"cuMemHostRegister_v2") - before)
-    # The ring, and rows that are the system's.
+    # The ring, and rows in system memory.
     assert found == [2, 2, 1]
     with pytest.raises(forebay.InvalidArgument, match="host_memory.*'pinned'.*'registered' or 'driver'"):
         forebay.CudaDevice(0, library=library, host_memory="pinned")
@@ -140,7 +140,7 @@ class Captures:
 def test_launches_of_a_capture_equal_calls(make: Make, cuda: forebay.CudaDevice) -> None:
     both = Captures(make, cuda)
     captured = both.capture()
-    # The engine's work is asked for once, on the streams of the bucket.
+    # The engine enqueues its work once, on the streams of the bucket.
     assert {call.stream for call in both.calls} == {both.streams["compute"].address}
     assert {call.layer for call in both.calls} == set(range(LAYERS))
     asked = len(both.calls)
@@ -243,7 +243,7 @@ def test_a_torch_that_drops_priorities_is_named_once(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):
-            # Without a capture of the driver's it is refused behind the warning.
+            # Without a capture of the driver's, the call is refused after the warning.
             with pytest.raises(forebay.InvalidState, match="no capture is in progress"):
                 both.capture(into=True)
         both.capture()
@@ -275,7 +275,7 @@ def test_torchs_stream_is_accepted(make: Make, cuda: forebay.CudaDevice, monkeyp
     for stream in (TorchStream(own.address, number=1), types.SimpleNamespace(cuda=own.address)):
         with pytest.raises(forebay.InvalidArgument, match="stream"):
             cache.reap(stream)
-    # Where none is given: torch's current one, once torch uses CUDA.
+    # Without a stream: torch's current one, once torch uses CUDA.
     asked: list[int] = []
 
     def current(number: int) -> TorchStream:
@@ -298,7 +298,7 @@ def test_a_stream_of_the_engine_is_released(make: Make, cuda: forebay.CudaDevice
         cuda.return_stream(own)
     with pytest.raises(forebay.InvalidArgument, match="stream"):
         cuda.return_stream(0xF0EBA0)
-    # Another device's stream is an engine's to this one.
+    # To this device, a stream of another forebay device is a stream of the engine.
     other = forebay.CudaDevice(0, library=os.environ["FOREBAY_STANDIN_LIBRARY"])
     stream = other.stream().address
     cache = make(cuda)
@@ -309,7 +309,7 @@ def test_a_stream_of_the_engine_is_released(make: Make, cuda: forebay.CudaDevice
     cuda.return_stream(stream)
     with pytest.raises(forebay.InvalidArgument, match="stream"):
         cuda.return_stream(stream)
-    # What was forgotten on it ends all the same.
+    # The forgotten work on it ends as well.
     cuda.wait()
     cache.reap()
     assert cache.stats().steps_in_flight == 0

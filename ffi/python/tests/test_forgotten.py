@@ -51,7 +51,7 @@ def begin(make: Make, called: Call) -> tuple[forebay.Cache, list[forebay.Sequenc
     for layer in (0, *range(2, LAYERS)):
         step.layer(layer, none, empty(2))
         step.scatter(layer)
-    # The last one: a gather can be made up for until the next layer resolves.
+    # The last call: a gather can be made later until the next layer resolves.
     called(step, forebay.Buffers(cache, some(1, 2).repeat(2, 0), empty(2)))
     return cache, sequences, step
 
@@ -105,12 +105,12 @@ def test_an_exception_of_the_body_abandons_the_step_and_is_raised_unchanged(make
     with pytest.raises(forebay.InvalidState, match="a scatter was not enqueued .layer 0"):
         with cache.prepare([(sequence, 0, 1)]) as step:
             step.layer(0, some(1), empty())
-    # It is open still.
+    # It is still open.
     whole(step, 0)
     assert step.retire().step == 2
 
 
-# Of two layers and one that drafts, the last; query rows of a step.
+# The draft layer, which is the last of three; the query rows of a step; the attention waves.
 DRAFT, QUERY, WAVES = LAYERS - 1, 2, 2
 Made = tuple[str, dict[str, Any]]
 
@@ -206,14 +206,14 @@ def test_each_forgotten_call_of_a_drafting_model_is_detected(make: Make, device:
     """In two passes of attention, with a batch row that has fewer query rows: what it has not is not due."""
     rig = Rig(make, device, slots=TOP_K, attention_waves=WAVES)
     assert rig.cache.info.attention_waves == WAVES
-    # A gather that had nothing to fetch can be made up for at any time.
+    # A gather that had nothing to fetch can be made later at any time.
     rig.host(rig.buffers.selection)[:] = -1
     refusals = 0
     for widths in ((QUERY, 1), (1, QUERY)):
         for part in due(halves):
             for at in range(len(part)):
                 step = rig.prepare(*widths)
-                # A gather counts for nothing where the one before it, or its resolve, is missing.
+                # A gather counts only after the previous wave's gather and after its resolve.
                 kept = part[:at] + [call for call in part[at + 1 :] if call[0] == "scatter"]
                 for other in due(halves):
                     for call in kept if other == part else other:
@@ -225,11 +225,11 @@ def test_each_forgotten_call_of_a_drafting_model_is_detected(make: Make, device:
                     if at % 2:
                         rig.give_up(step)
                         continue
-                    # It needs its resolve anew behind another.
+                    # After another resolve it needs its own resolve again.
                     for call in part[-1:] if part[at][0] == "scatter" else part[:-1]:
                         rig.make(step, call)
                 assert step.retire(wait=True).step > 0
-    # Per part 4 calls; in halves the narrow row has no second pass of the draft layer.
+    # 4 calls for each part; in halves the narrow row has no second draft pass.
     assert refusals == 2 * 4 * (4 if not halves else 7)
     rig.cache.validate()
 

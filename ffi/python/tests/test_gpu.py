@@ -45,7 +45,7 @@ class Text:
         self.both, self.writers = both, writers
         self.pending: list[int] = []
         self.landed = 0
-        # Asked for once: they stay, and nothing may be asked of a cache inside a callback of its own.
+        # Queried once: the values do not change, and a callback may not query its own cache.
         self.landing = [both[1].landing_slot(query) for query in range(QUERY_ROWS)]
 
     @property
@@ -190,7 +190,7 @@ class Both:
         self.on_gpu(gpu, texts, widths, picks)
         found = self.end(host, gpu, texts)
         for layer in range(LAYERS):
-            # Slots are the device's own, whose slab has other gaps; what is in them is not.
+            # Slot numbers are the device's own, because its slab has other gaps; the rows in the slots are equal.
             assert ((self.place.read(self.answers[layer]) < 0) == (told[layer] < 0)).all()
             assert self.place.has_rows(self.seen[layer], self.answers[layer], self.truth(layer, texts, picks[layer]))
         return found
@@ -202,7 +202,7 @@ class Both:
         text.landed = 0
         for side, sequence in enumerate(text.both):
             sequence.truncate(length, (None, self.stream)[side])
-        # A fork and a digest are refused while it runs.
+        # A fork and a digest are refused while the step runs.
         self.gpu.wait(self.stream)
 
     def fork(self, text: Text) -> Text:
@@ -331,7 +331,7 @@ def test_streams_of_the_engine_are_accepted_in_any_form_and_released(place: Plac
         picks[0, 0, :20] = chance.sample(range(PROMPT), 20)
         told, answer = np.full_like(picks, -1), place.array(np.full_like(picks, -77))
         host.layer(0, picks, told)
-        # The selection comes by DLPack alone, and the answer is taken by it.
+        # The selection comes by DLPack alone, and the slots are written by it.
         gpu.layer(0, place.dlpack(place.array(picks)), place.dlpack(answer))
         whole(host, 0)
         whole(gpu, 0, into=both.nothing())
@@ -388,7 +388,7 @@ def test_device_memory_becomes_a_tensor_by_dlpack_and_by_the_array_interface(pla
         assert [run.strides for run in runs] == [(64 * 48, 32, 1), (64 * 48, 16, 1)]
         assert runs[1].address - runs[0].address == 64 * 32
     both.close()
-    # A view keeps the memory, closed or not.
+    # A view keeps the memory alive, even if it is closed.
     assert place.read(again[2][5])[7] == 7
 
 
@@ -407,7 +407,7 @@ def test_a_position_beyond_the_length_fails_the_step_and_truncate_repairs_the_se
     with pytest.raises(forebay.ForebayError):
         both.caches[1].prepare([(text.both[1], 0, 1)], stream=both.stream)
     text.both[1].truncate(text.length, both.stream)
-    # What the host device did not do: resident rows differ from here on, what is read does not.
+    # The host device did not run this step: resident rows differ from here on, but the rows read do not.
     host, gpu = both.begin([text], [0], [1])
     picks = both.choose(chance, [text], [1])
     both.on_host(host, [text], [1], picks)
@@ -551,7 +551,7 @@ def test_torchs_allocator_does_not_count_forebays_memory(on_torch: Torch) -> Non
             if step.retired is None:
                 step.retire(wait=True)
     assert taken() == before
-    # A view is nobody's allocation, on either way to make one.
+    # To torch's allocator a view is no allocation, whichever way made it.
     views = [torch.from_dlpack(cache.slab(0)), torch.as_tensor(cache.slab(0), device="cuda:0")]
     assert taken() == before
     assert {view.data_ptr() for view in views} == {cache.slab(0).address}
@@ -589,7 +589,7 @@ def test_torchs_current_stream_is_the_default(on_torch: Torch) -> None:
     picks[0, 0, :9] = range(9)
     with torch.cuda.stream(stream):
         asked, slots = on_torch.array(picks), on_torch.array(picks)
-        # Work of torch's in front of it, on the same stream: nothing else orders the two.
+        # Torch's own work precedes it on the same stream; nothing else orders the two.
         wide = torch.zeros((2048, 2048), device="cuda:0")
         for _ in range(20):
             wide = wide @ wide

@@ -41,7 +41,7 @@ def test_slots_are_flashmlas_indices(make: Make) -> None:
             step.layer(1, selection, slots)
             indices, blocks = flashmla.indices(slots), flashmla.kv_cache(cache, 1)
             assert indices is slots and blocks.shape[1:] == (64, 1, 656)
-            # As FlashMLA reads: block x page size + offset.
+            # FlashMLA's indices: block x page size + offset.
             for position, index in zip(selection.ravel(), indices.ravel()):
                 assert index == -1 if position == -1 else (blocks[index // 64, index % 64, 0] == rows[position]).all()
             whole(step, 1)
@@ -137,7 +137,7 @@ def test_a_collectors_name_shows_its_own_cache(make: Make) -> None:
     step(old, sequence, 0)
     assert value("steps") == 0
     waits = joined(new)
-    # Nothing was retired since: what a driver that admits leaves by hand.
+    # No step was retired since: an admitting driver publishes the stats by hand.
     assert value("sequences") == 0
     collector.take("m")
     assert value("sequences") == 1
@@ -149,7 +149,7 @@ def test_a_collectors_name_shows_its_own_cache(make: Make) -> None:
     for name in ("m", "another"):
         with pytest.raises(forebay.InvalidArgument, match="name"):
             collector.take(name)
-    # A cache outlives the collectors that watch it.
+    # A cache may outlive the collectors that watch it.
     gone = weakref.ref(collector)
     del collector
     gc.collect()

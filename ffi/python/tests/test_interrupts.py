@@ -30,7 +30,7 @@ from test_ownership import Gate
 PACKAGE = str(Path(forebay.__file__).parent)
 CANARY, UNTOUCHED = 0x5A, -77
 POSITIONS = (3, 17, 30)
-# Memory that freed arrays had is never given back: what is wrong writes there, and not into the interpreter's.
+# Memory of freed arrays is never released: a faulty write hits it, and not the interpreter's memory.
 _kept: list[Any] = []
 
 
@@ -349,7 +349,7 @@ def test_an_interrupt_anywhere_frees_nothing_that_is_in_use(scenario: Scenario) 
     assert set(alive) == before, "a handle was lost"
 
 
-# What a package that holds behind the call has in its hands meanwhile.
+# The objects that a package would hold meanwhile if it kept them only after the call.
 _late: list[Any] = []
 
 
@@ -431,8 +431,8 @@ def test_an_interrupted_launch_keeps_its_capture_until_the_step_has_ended(
 ) -> None:
     both = Captures(make, cuda)
     launch_at_each_point(both, monkeypatch)
-    # And one whose capture is interrupted leaves nothing that its device would wait for; but in a finalizer, whose
-    # exceptions the interpreter drops.
+    # An interrupted capture leaves nothing that its device would wait for, except in a finalizer, whose exceptions the
+    # interpreter drops.
     at = 0
     while interrupt(both.capture, at, "_left_by", "_end_captured", "leave")[0]:
         at += 1
@@ -444,7 +444,7 @@ def test_an_interrupted_launch_keeps_its_capture_until_the_step_has_ended(
     cuda.close()
     del both
     gc.collect()
-    # What was left is ended with the next device.
+    # Creating the next device ends the leftovers.
     forebay.HostDevice().close()
     assert not any(handle in alive for handle in handles)
 

@@ -49,7 +49,7 @@ import smollm2  # noqa: E402
 from engine import Decoder, Request, Resident  # noqa: E402
 from offloaded import BLOCK, Offloaded  # noqa: E402
 
-# Tokens of context, tokens decoded in all, k. Half of a context of several sequences is shared.
+# Tokens of context, tokens decoded in all, k. Several sequences share half of their context.
 CONTEXT, TOKENS, TOP_K = (4096, 1024, 256) if SOAK else (640, 24, 48)
 
 
@@ -160,7 +160,7 @@ def check_memory(cache: Offloaded, asked: list[Request], query_rows: int, ratio:
         slab = cache.keys[layer].nbytes + cache.values[layer].nbytes
         assert slab == sum(blocks.values()) * block * info.row_bytes
     assert cache.slot_bytes() == blocks["budgets"] * block * info.row_bytes
-    # The blocks of 64 are the rounding.
+    # The rounding is to blocks of 64.
     assert cache.slot_bytes() <= len(asked) * (ratio * tokens + block) * info.row_bytes
 
 
@@ -173,8 +173,8 @@ def report(name: str, cache: Offloaded, found: Compared) -> None:
     print(f"  {cache.cache.stats()}")
 
 
-# Of several sizes the last leaves so few slots that rows which were decoded go and are fetched again. The long ones
-# read real text; where a draft must be what the model says, as in service, it writes.
+# The last size leaves so few slots that decoded rows are evicted and fetched again. The long sizes read real text;
+# where drafts must equal the model's tokens, as in service, the model writes the text.
 @pytest.mark.parametrize(
     ("batch", "query_rows", "read", "ratio"),
     [(1, 1, SOAK, RATIO), (1, 2, True, RATIO), (4, 1, True, RATIO), (4, 2, True, RATIO), (2, 2, False, 0.03)],
@@ -185,7 +185,7 @@ def test_decodes_to_the_last_bit_as_with_every_row_resident(
     asked = requests(batch)
     with Kept(model(), asked, top_k=TOP_K, query_rows=query_rows, ratio=ratio) as cache:
         check_memory(cache, asked, query_rows, ratio)
-        # The first has nothing to share; the others take over half of its prompt.
+        # The first sequence has nothing to share; the others share half of its prompt.
         half = CONTEXT // 2 // BLOCK * BLOCK
         assert [sequence.shared for sequence in cache.sequences] == [0] + [half] * (batch - 1)
         resident = Resident(model(), asked, top_k=TOP_K, query_rows=query_rows)
@@ -195,7 +195,7 @@ def test_decodes_to_the_last_bit_as_with_every_row_resident(
         report(f"batch {batch}, {query_rows} query rows", cache, found)
         assert found.tokens >= TOKENS
         assert (cache.misses > 0).all()
-        # However long it decodes, attention reads so many places of a layer and no more.
+        # However long it decodes, attention reads only so many slots of a layer.
         places = batch * (cache.budget + query_rows + beyond(cache, query_rows))
         assert all(0 < len(slots) <= places for slots in cache.read)
         if query_rows > 1:
@@ -239,9 +239,9 @@ def one_selection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine.Forward, "index", choose)
 
 
-# Parts of a sum are added in another order: a float32 has 24 bits, and what 30 layers make of the last ones stays far
-# below a thousandth of a logit, whose differences decide about tokens; measured are 4e-5. One row in the place of its
-# neighbour moves the logits by forty times as much and more.
+# Split attention adds the parts of a sum in another order. A float32 has 24 bits, and the rounding of 30 layers stays
+# far below a thousandth of a logit, whose differences decide about tokens; the measured difference is 4e-5. One row in
+# its neighbour's slot changes the logits at least forty times as much.
 ROUNDING = 2e-4
 
 
@@ -254,13 +254,13 @@ def test_split_attention_gives_the_same_result_up_to_rounding(order: str, waves:
     ratio = RATIO if waves == 1 else 0.6 * TOP_K / CONTEXT
     sizes: dict[str, Any] = {"top_k": TOP_K, "query_rows": 2, "ratio": ratio, "order": order}
     with Offloaded(model(), asked, attention_waves=waves, **sizes) as cache:
-        # More than one pass only where the budget does not hold what a step selects.
+        # More than one wave only if the budget does not hold all rows that a step selects.
         assert cache.cache.info.attention_waves == waves
         assert waves == 1 or cache.budget < TOP_K
         resident = Resident(model(), asked, top_k=TOP_K, query_rows=2)
         found = decode_both(cache, resident, asked, 2, read=True, exact=False)
         report(f"order {order}, {waves} waves", cache, found)
-        # What has ended has given everything back but published pages.
+        # Ended sequences have released everything except published pages.
         cache.cache.reap(cache.streams[0])
         stats = cache.cache.stats()
         assert all(sequence.closed for sequence in cache.sequences)
@@ -360,7 +360,7 @@ def test_the_tokenizer_decodes_every_text_it_encoded() -> None:
     texts += [(EXAMPLES.parents[2] / "docs" / name).read_text() for name in ("design.md", "testing.md")]
     for given in texts:
         assert words.decode(words.encode(given).ids, skip_special_tokens=False) == given
-    # As the model was trained: a digit is a token, and a space begins a word.
+    # As in the model's training: a digit is a token, and a space begins a word.
     assert words.encode(" The 128 rows").tokens == ["ĠThe", "Ġ", "1", "2", "8", "Ġrows"]
 
 

@@ -74,7 +74,7 @@ def test_every_order_attends_to_the_selected_rows(make: Make, order: str) -> Non
             for row in range(2):
                 selected = [(3 * at + 5 * layer + row) % 40 for at in range(TOP_K)]
                 assert sorted(engine.read[layer, row]) == sorted(selected)
-        # Beside a birth of the step before, the same rows again are hits.
+        # Besides a new row of the previous step, the same rows are hits again.
         assert (retired.hits, retired.misses) == ((0, 2 * LAYERS * TOP_K) if turn == 0 else (2 * LAYERS * TOP_K, 0))
         engine.length += 1
     works = [call.work for call in engine.calls if call.layer == 0]

@@ -154,7 +154,7 @@ def test_a_refused_warm_up_is_released_at_once_or_with_its_sequence(
     if why == "closed":
         own.close()
     if why == "stream":
-        # One that no device knows: the package lets none through.
+        # A stream that no device knows; the package lets none through.
         monkeypatch.setattr(device, "stream_of", lambda _stream: forebay._library.ffi.cast("void *", 0xF0EBA0))
     found: list[Any] = []
 
@@ -171,14 +171,14 @@ def test_a_refused_warm_up_is_released_at_once_or_with_its_sequence(
     kinds = {"closed": forebay.Closed, "busy": forebay.Busy, "stream": forebay.OutOfRange}
     gc.collect()
     if why == "incomplete":
-        # An engine that tries until its prefill is there keeps one warm-up once.
+        # An engine that retries until its prefill is complete keeps one warm-up once.
         warm_up = warm()
         for _ in range(3):
             found.append(refused(lambda given: own.join(warm_up=given), warm_up))
         del warm_up
         gc.collect()
         assert len(cache._record.joins) == 2
-    # A refusal that was let in does not say whether something was enqueued.
+    # A refusal inside the library does not say whether something was enqueued.
     let_in = why in ("incomplete", "stream")
     assert found and all(kind is kinds.get(why, forebay.InvalidState) for _named, kind in found)
     assert all((named() is not None) == let_in for named, _kind in found)
@@ -223,14 +223,14 @@ def test_a_warm_up_that_the_device_refused_is_released_once_nothing_can_read_it(
             try:
                 sequence.join(other)
             except forebay.InvalidState:
-                # It had come as far as the rows.
+                # The call had come as far as the rows.
                 sequence.join_more(other)
         else:
             sequence.close(other)
         for _ in range(2):
             cache.reap(other)
             gc.collect()
-            # The stream is held: what was taken has not run.
+            # The stream is held: the accepted work has not run.
             assert bool(cache._record.joins) == (named() is not None)
         kept += named() is not None
         driver.standin_hold(address, 0)

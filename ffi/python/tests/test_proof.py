@@ -30,7 +30,7 @@ from engine import Decoder, Resident  # noqa: E402
 from offloaded import BLOCK, Offloaded  # noqa: E402
 
 LAYERS, VOCABULARY, CONTEXT, TOKENS, TOP_K, RATIO = 3, 2048, 200, 16, 32, 0.2
-# As in test_model.py: parts of a sum in another order.
+# As in test_model.py: split attention adds the parts of a sum in another order.
 ROUNDING = 2e-4
 
 
@@ -85,7 +85,7 @@ def test_decodes_as_with_every_row_resident(
     asked, sizes = requests(batch), {"top_k": TOP_K, "query_rows": query_rows, "arrays": place}
     ratio = RATIO if waves == 1 else 0.08
     with Offloaded(model(), asked, ratio=ratio, order=order, attention_waves=waves, **sizes) as cache:
-        # Others find the first half of the prompt.
+        # The other sequences share the first half of the prompt.
         assert [one.shared for one in cache.sequences] == [0] + [CONTEXT // 2 // BLOCK * BLOCK] * (batch - 1)
         resident = Resident(model(), asked, **sizes)
         sides = [Decoder(side, asked, query_rows=query_rows, read=True) for side in (cache, resident)]
@@ -98,7 +98,7 @@ def test_decodes_as_with_every_row_resident(
         assert worst < ROUNDING and steps >= TOKENS // query_rows
         assert (cache.misses > 0).all() and (cache.hits > 0).all()
         assert waves == 1 or cache.cache.stats().scratch > 0
-        # Behind what the ends of the sequences have enqueued.
+        # After the work that the ends of the sequences have enqueued.
         cache.device.wait(cache.streams[0])
         cache.cache.validate()
 

@@ -69,7 +69,7 @@ def test_prompt_rows_may_be_written_in_place(make: Make) -> None:
     assert bytes(cache.slab(2)[slot // 64, slot % 64]) == bytes(row_of(2, 33))
     cache.close()
     cache.device.close()
-    # The view keeps the memory.
+    # The view keeps the memory alive.
     assert (rows[:, :, 12:16] == 0).sum() > 0
 
 
@@ -165,7 +165,7 @@ def test_calls_that_do_not_fit_are_refused_and_named(make: Make) -> None:
     with pytest.raises(forebay.InvalidArgument, match="tokens"):
         cache.open(prompt=8, salt=b"tenant")
     assert not held.closed
-    # One that is forgotten makes room.
+    # A forgotten sequence frees its lane.
     del held
     cache.open(prompt=8).close()
 

@@ -117,7 +117,7 @@ def test_a_recorder_leaves_rejected_drafts_out(tmp_path: Path) -> None:
     a, b = forebay.SelectionTrace(first), forebay.SelectionTrace(second)
     assert (a.header.steps, a.header.first_position, b.header.steps) == (4, 10, 3)
     assert a.read(0, 2)[:, 0].tolist() == [[0, 1, 2], [3, 4, 5]]
-    # Of b the first step's second row was rejected: the next one is at its position.
+    # Of b the first step's second row was rejected: the next row has its position.
     assert b.read(0, 3)[:, 1].tolist() == [[6, 7, 8], [6, 7, 8], [0, 1, 2]]
     assert a.text("mode") == "a test"
 

@@ -60,9 +60,9 @@ def test_a_type_checker_refuses_objects_that_are_no_tensors(tmp_path: Path) -> N
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     command = [sys.executable, "-m", "mypy", "--no-incremental", str(program)]
-    # From elsewhere, without the package's own settings: as a user's checker sees it.
+    # From another folder, without the package's own settings, as in a user's check.
     package = str(Path(forebay.__file__).parents[1])
-    # What is installed mypy finds, and will not be told.
+    # mypy finds installed packages by itself, and accepts no path to them.
     environment = {"PATH": "/usr/bin:/bin"} | ({} if package in site.getsitepackages() else {"MYPYPATH": package})
     ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     refused = [line for line in ran.stdout.splitlines() if ": error:" in line and "program.py" in line]

@@ -23,7 +23,7 @@ OPTIONAL = ("batch", "steps_in_flight", "micro_batches", "host_pages", "index_pa
             "attention_waves")  # fmt: skip
 
 
-# A rule of each field, broken: what is given, the number as the error has it, and the rule in its words.
+# A broken rule of each field: the given value, the number as the error has it, and the rule in its words.
 MOST = "at most 4096, draft layers included"
 BY_SHAPE: list[tuple[str, Any, str, str]] = [
     ("layers", 0, "value 0", "pass 1 or more"),
@@ -66,7 +66,7 @@ BY_CACHE: list[tuple[str, Any, str, str]] = [
 ]
 NUMBERS = ["lanes", "max_tokens", "slots", "pool_slots", "query_rows", "batch", "steps_in_flight", "micro_batches",
            "host_pages", "index_pages", "min_budget", "attention_waves"]  # fmt: skip
-# What is no count: switches, and where the memory is.
+# Fields that are no counts: switches, and the place of the memory.
 OTHERS = {"residency_only", "huge_pages", "populate", "lock", "overcommit", "numa_node"}
 
 
@@ -80,9 +80,9 @@ def refusal(**changes: Any) -> str:
         with pytest.raises((forebay.InvalidConfig, forebay.Overflow, forebay.OutOfMemory)) as caught:
             made(forebay.Shape(**shape), **declared)  # type: ignore[operator]
         told.append(str(caught.value))
-        # What only a cache has.
+        # Rules of the cache only.
         declared["lock"] = False
-    # A device of the host maps pages, a GPU more; and what is too large by far may be more than the machine has.
+    # A host device maps pages, a GPU larger ones; and values far too large may exceed the machine's memory.
     numbers = [re.sub(r"value \d+", "value", text) for text in told]
     assert numbers[0] == numbers[1] or caught.type is forebay.OutOfMemory
     return told[0]
@@ -92,7 +92,7 @@ def refusal(**changes: Any) -> str:
 def test_a_broken_rule_is_reported_with_field_and_number(
     field: str, value: Any, number: str, rule: str
 ) -> None:
-    # One page is too few for so many steps; a batch is as large as there are lanes where it is not declared.
+    # One page is too few for so many steps; without a batch size it is the number of lanes.
     beside = {"host_pages": {"steps_in_flight": 16}, "index_pages": {"steps_in_flight": 16}, "lanes": {"batch": 4}}
     said = refusal(**{field: value}, **beside.get(field, {}))
     assert re.search(rf"\b{field}\b", said) and number in said and rule in said, said
@@ -157,7 +157,7 @@ def test_arguments_of_a_wrong_type_raise_the_packages_own_error(make: Make, tmp_
         with pytest.raises(forebay.InvalidArgument, match=says):
             call()
     assert not path.exists()
-    # What is nothing at all may be 0.
+    # Arguments that may be nothing may be 0.
     cache.open(prompt=8, promised=0).close()
 
 
@@ -197,15 +197,15 @@ def test_an_error_shows_a_position_as_given_in_the_selection(make: Make) -> None
 def test_a_cache_larger_than_the_machines_memory_is_refused_with_both_numbers() -> None:
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     available = 1024 * int(fields["MemAvailable"].split()[0])
-    # Rows of the device's pool, which a host device takes of the machine as they are used: twice what there is.
-    # In eight layers: of one mapping the system itself may say that it is too much.
+    # Rows of the device's pool, which a host device takes from the machine when they are used: twice the available
+    # memory, in eight layers, because the system itself may refuse one mapping of that size.
     shape = forebay.Shape(layers=8, row_bytes=(1 << 16, 0), top_k=8, page_tokens=16)
     declared = {**CACHE, "lanes": 1, "host_pages": 16, "pool_slots": 2 * available >> 19}
     with pytest.raises(forebay.OutOfMemory, match="memory of the machine.*overcommit") as caught:
         forebay.Cache(forebay.HostDevice(), shape, **declared)
     wanted, has = map(int, re.findall(r"wanted (\d+), available (\d+)", str(caught.value))[0])
     assert wanted > 2 * available - (1 << 23) and 0 < has < wanted
-    # With it the same is made, where the system does not keep count of what it has promised: it is touched by nobody.
+    # With overcommit the same cache is created if the system does not count promised memory: nothing touches it.
     device = forebay.HostDevice()
     if Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "2":
         with pytest.raises(forebay.OutOfMemory) as refused:

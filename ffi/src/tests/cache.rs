@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn a_preset_fills_in_the_model_fields_only() {
     let mut config = FbCacheConfig { lanes: 5, numa_node: 2, ..sized() };
-    // SAFETY: the names end with a zero, and the config states its size.
+    // SAFETY: the names end with a zero byte, and the config states its size.
     unsafe {
         assert_eq!(fb_preset(c"deepseek-v3.2".as_ptr(), null_mut(), 0, &raw mut config), FbOk);
         assert_eq!((config.layers, config.row_bytes, config.index_key_bytes), (61, [656, 0], 132));
@@ -67,7 +67,7 @@ fn info_and_stats_report_the_config_and_the_pools() {
         close(cache, sequence);
         assert_eq!(fb_cache_stats(cache, &raw mut stats), FbOk);
         assert_eq!((stats.sequences, stats.free_host_pages), (0, info.host_pages));
-        // An older caller's struct is written as far as it goes.
+        // An older caller's struct is written as far as its size.
         info = FbInfo { size: 8, ..info };
         assert_eq!(fb_cache_info(cache, &raw mut info), FbInvalidConfig);
     }
@@ -116,7 +116,7 @@ fn a_cache_with_sequences_is_kept_and_a_closed_waiting_one_is_reaped() {
     let cache = make_cache(device, &declared());
     let sequence = join(cache, 20, 10);
     let mut waiting = 77;
-    // SAFETY: the answer has room.
+    // SAFETY: the output has room.
     unsafe {
         assert_eq!(fb_cache_destroy(cache), FbBusy);
         assert!(text_of(cache).contains("sequences 1"), "{}", text_of(cache));
@@ -129,14 +129,14 @@ fn a_cache_with_sequences_is_kept_and_a_closed_waiting_one_is_reaped() {
     destroy(cache, device);
 }
 
-/// What the head promises: the pools are the device's until it goes.
+/// The promise of the header: the pools belong to the device until it ends.
 #[test]
 fn the_memory_of_a_cache_comes_from_its_device() {
     let device = make_device(&FbDeviceConfig { memory: 1 << 20, ..sized() });
     let mut made = Vec::new();
     while made.len() < 100 && made.last().is_none_or(|status| *status == FbOk) {
         let mut cache = null_mut();
-        // SAFETY: all are there, and nothing is at work in the cache.
+        // SAFETY: all pointers are valid, and no call is running in the cache.
         unsafe {
             made.push(fb_cache_create(device, &declared(), null_mut(), 0, &raw mut cache));
             let ended = fb_cache_destroy(cache);
@@ -144,7 +144,7 @@ fn the_memory_of_a_cache_comes_from_its_device() {
         }
     }
     assert_eq!((made.first(), made.last()), (Some(&FbOk), Some(&FbOutOfMemory)), "{}", made.len());
-    // SAFETY: nothing is at work.
+    // SAFETY: no call is running.
     assert_eq!(unsafe { fb_device_destroy(device) }, FbOk);
 }
 
@@ -182,7 +182,7 @@ fn layers_of_several_attention_waves_are_called_by_step_ranges() {
     let config = FbStepConfig { rows: &raw const row, row_count: 1, query_rows: 1, ..sized() };
     let (selection, mut slots) = ([-1; (LAYERS * TOP_K) as usize], [-7; (LAYERS * TOP_K) as usize]);
     let (mut step, from, to, stream) = (0, selection.as_ptr(), slots.as_mut_ptr(), null_mut());
-    // SAFETY: all are there and as long as stated; the inline stream has passed each call when it returns.
+    // SAFETY: all pointers are valid and as long as stated; the inline stream has passed each call when it returns.
     unsafe {
         assert_eq!(fb_prepare(cache, &raw const config, stream, &raw mut step), FbOk, "{}", text_of(cache));
         for refused in [fb_layer(cache, step, 0, from, to, stream), fb_layers(cache, step, from, to, stream)]

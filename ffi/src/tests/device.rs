@@ -8,7 +8,7 @@ use super::*;
 
 fn refusal(config: &FbDeviceConfig) -> (FbStatus, String) {
     let (mut device, mut text) = (null_mut(), [0; 512]);
-    // SAFETY: all are there and as long as stated.
+    // SAFETY: all pointers are valid and as long as stated.
     let status = unsafe { fb_device_create(config, text.as_mut_ptr(), text.len(), &raw mut device) };
     assert!(device.is_null());
     (status, text_in(&text))
@@ -46,7 +46,7 @@ fn fields_that_a_device_kind_lacks_are_refused_by_name() {
 
 const CUDA: bool = cfg!(feature = "cuda");
 
-/// What is refused of a field of CUDA's, which a library without it never comes to look at.
+/// The part of an error for a field of CUDA's, which a library without CUDA does not examine.
 const fn name_on_cuda(field: &'static str) -> &'static str {
     if CUDA { field } else { "kind" }
 }
@@ -55,7 +55,7 @@ const fn name_on_cuda(field: &'static str) -> &'static str {
 fn a_device_is_kept_while_it_has_caches() {
     let device = host();
     let (one, other) = (make_cache(device, &declared()), make_cache(device, &declared()));
-    // SAFETY: nothing is at work.
+    // SAFETY: no call is running.
     unsafe {
         assert_eq!(fb_device_destroy(device), FbBusy);
         assert!(
@@ -68,7 +68,7 @@ fn a_device_is_kept_while_it_has_caches() {
     }
     destroy(other, device);
     let mut cache = null_mut();
-    // SAFETY: all are there.
+    // SAFETY: all pointers are valid.
     let status = unsafe { fb_cache_create(device, &declared(), null_mut(), 0, &raw mut cache) };
     assert_eq!((status, cache.is_null()), (FbClosed, true));
 }
@@ -78,7 +78,7 @@ fn a_cache_that_cannot_be_created_leaves_the_device_free() {
     let device = make_device(&FbDeviceConfig { memory: 1 << 16, ..sized() });
     let (mut cache, mut text) = (null_mut(), [0; 512]);
     let config = FbCacheConfig { lanes: 300, ..declared() };
-    // SAFETY: all are there and as long as stated.
+    // SAFETY: all pointers are valid and as long as stated.
     unsafe {
         let status =
             fb_cache_create(device, &raw const config, text.as_mut_ptr(), text.len(), &raw mut cache);
@@ -108,7 +108,7 @@ fn a_ticket_does_not_keep_a_device_alive() {
     let inside = &AtomicU32::new(0);
     let sent = device.addr();
     thread::scope(|scope| {
-        // A ticket that asks its device while the device is destroyed.
+        // A ticket that queries its device while the device is destroyed.
         let asking = door.clone();
         scope.spawn(move || {
             asking.with(|_| {
@@ -118,7 +118,7 @@ fn a_ticket_does_not_keep_a_device_alive() {
             });
         });
         asked.recv().unwrap();
-        // SAFETY: nothing is at work.
+        // SAFETY: no call is running.
         assert_eq!(unsafe { fb_cache_destroy(cache) }, FbOk);
         let destroyed = scope.spawn(move || {
             // SAFETY: as above.
@@ -147,7 +147,7 @@ fn streams_run_in_the_requested_order() {
         assert_eq!(fb_stream_create(device, &raw mut other), FbOk);
         assert_eq!(fb_stream_call(device, null_mut(), Some(wait), held), FbOk);
         assert_eq!(fb_stream_order(device, null_mut(), other), FbOk);
-        // The other stream waits for the gate, though no thread waits here.
+        // The other stream waits for the gate, but no thread waits here.
         assert_eq!(fb_stream_call(device, other, Some(see), (&raw const seen).cast_mut().cast()), FbOk);
         open.send(()).unwrap();
         assert_eq!(fb_stream_wait(device, other), FbOk);
@@ -161,7 +161,7 @@ fn streams_run_in_the_requested_order() {
     }
 }
 
-/// What a counter had when it was looked at.
+/// The value of a counter when the callback read it.
 struct Seen {
     calls: *const AtomicU32,
     at: AtomicU32,
@@ -181,7 +181,7 @@ unsafe extern "C" fn see(data: *mut c_void) {
 fn allocated_memory_is_zero_and_separate() {
     let device = host();
     let mut addresses = [null_mut(); 2];
-    // SAFETY: all are there, and the memory is as long as it was asked for.
+    // SAFETY: all pointers are valid, and the memory is as long as it was asked for.
     unsafe {
         for address in &mut addresses {
             assert_eq!(fb_device_allocate(device, 100, address), FbOk);
@@ -254,13 +254,13 @@ fn a_stream_with_its_own_thread_is_waited_for() {
         assert_eq!(fb_stream_create(device, &raw mut other), FbOk);
         assert_eq!(fb_stream_call(device, null_mut(), Some(wait), held), FbOk);
         assert_eq!(fb_stream_call(device, other, Some(count), calls), FbOk);
-        // The other stream does not wait for the first, whose work has not had its word.
+        // The other stream does not wait for the first, which still waits for its word.
         assert_eq!(fb_stream_wait(device, other), FbOk);
         assert_eq!(data.1.load(Ordering::Relaxed), 1);
         open.send(()).unwrap();
         assert_eq!(fb_stream_wait(device, null_mut()), FbOk);
         assert_eq!(data.1.load(Ordering::Relaxed), 2);
-        // What is enqueued when the device goes still runs.
+        // Work enqueued before the end of the device still runs.
         assert_eq!(fb_stream_call(device, other, Some(count), calls), FbOk);
         assert_eq!(fb_device_destroy(device), FbOk);
         assert_eq!(data.1.load(Ordering::Relaxed), 3);

@@ -16,7 +16,7 @@ fn a_sequence_is_grown_truncated_and_forked() {
     assert_eq!(length_of(cache, sequence).landed, 1);
     let (mut ticket, mut child, mut pages, mut count) = (null_mut(), 0, [zeroed::<FbPage>(); 2], 0);
     let fork = FbOpenConfig { bring_up: FB_BRING_UP_NOTHING, ..opening(0, 20) };
-    // SAFETY: all are there and as long as stated.
+    // SAFETY: all pointers are valid and as long as stated.
     unsafe {
         // A row is neither accepted nor rejected.
         let refused = fb_fork(cache, sequence, &raw const fork, null_mut(), &raw mut child, &raw mut ticket);
@@ -94,7 +94,7 @@ fn rows_in_place_and_budgets_by_layer_are_accepted() {
     let mut sequence = 0;
     let table = [40, 64];
     let config = FbOpenConfig { slots_by_layer: table.as_ptr(), ..opening(50, 10) };
-    // SAFETY: all are there, and the table has a value a layer.
+    // SAFETY: all pointers are valid, and the table has a value a layer.
     unsafe {
         assert_eq!(fb_open(cache, &raw const config, &raw mut sequence), FbOk, "{}", text_of(cache));
         assert_eq!(fb_append_in_place(cache, sequence, 30), FbOk);
@@ -118,7 +118,7 @@ fn numbers_of_another_cache_and_of_a_closed_sequence_name_nothing() {
     let (mine, theirs) = (join(cache, 20, 10), join(other, 20, 10));
     assert_ne!(mine, theirs);
     let mut slot = 77;
-    // SAFETY: the answers have room.
+    // SAFETY: the outputs have room.
     unsafe {
         for wrong in [theirs, 0, u64::MAX, mine ^ 1, mine ^ 1 << 40] {
             assert_eq!(fb_landing_slot(cache, wrong, 0, &raw mut slot), FbClosed);
@@ -164,7 +164,7 @@ fn a_ticket_outlives_its_cache_and_its_device() {
     let cache = make_cache(device, &declared());
     let sequence = fill(cache, 100, 10);
     let mut ticket = null_mut();
-    // SAFETY: the answers have room.
+    // SAFETY: the outputs have room.
     unsafe {
         assert_eq!(fb_join(cache, sequence, null(), null_mut(), &raw mut ticket), FbOk);
         assert_eq!(fb_stream_wait(device, null_mut()), FbOk);
@@ -189,7 +189,7 @@ fn without_room_for_a_ticket_nothing_is_enqueued() {
         let sequence = fill(cache, 20, 10);
         while give(|| Ok(Pear)).is_ok() {}
         let mut ticket = null_mut();
-        // SAFETY: the answer has room.
+        // SAFETY: the output has room.
         let (refused, joined) = unsafe {
             let refused = fb_join(cache, sequence, null(), null_mut(), &raw mut ticket);
             let still = length_of(cache, sequence).running == 0 && ticket.is_null();
@@ -208,7 +208,7 @@ fn a_forked_child_cannot_write_to_its_parents_rows() {
     let row = [9_u8; ROW as usize];
     let code = in_child(|| {
         let mut other = 0;
-        // SAFETY: all are there.
+        // SAFETY: all pointers are valid.
         unsafe {
             first_wrong(&[
                 fb_append(cache, sequence, 0, row.as_ptr().cast(), 1) == FbClosed,
@@ -229,7 +229,7 @@ fn rows_written_in_place_are_rows_of_the_sequence() {
     let device = host();
     let cache = make_cache(device, &declared());
     let (mut sequence, mut pages, mut count) = (0, [zeroed::<FbPage>(); 16], 0);
-    // SAFETY: all are there; rows are written to pages of the sequence's own, inside what was answered.
+    // SAFETY: all pointers are valid; rows are written to pages of the sequence's own, inside the returned rows.
     unsafe {
         assert_eq!(fb_open(cache, &opening(20, 10), &raw mut sequence), FbOk);
         assert_eq!(fb_pages(cache, sequence, pages.as_mut_ptr(), 16, &raw mut count), FbOk);
@@ -265,7 +265,7 @@ fn texts_name_the_argument_and_the_callers_number() {
     let (mut count, row) = (0, FbBatchRow { sequence: 77, accepted: 0, query_rows: 1 });
     let config = FbStepConfig { rows: &raw const row, row_count: 1, query_rows: 1, ..sized() };
     let mut pages = [FbPage { host: 0, index_keys: 0 }; 1];
-    // SAFETY: null is refused, and all else is there.
+    // SAFETY: null is refused, and all else is valid.
     unsafe {
         let calls = allocations(|| {
             assert_eq!(fb_pages(cache, sequence, pages.as_mut_ptr(), 1, &raw mut count), FbOk);

@@ -50,6 +50,6 @@ fn the_sizes_that_callers_must_state_do_not_change() {
     let texts: Vec<String> = texts.collect();
     let count = |word: &str| texts.iter().map(|text| text.matches(word).count()).sum::<usize>();
     assert_eq!(count("impl Versioned for Fb"), found.len(), "a struct is missing here");
-    // A whole struct that grows would raise what is asked for.
+    // If a nested struct grew, the stated size would grow with it.
     assert_eq!(count(concat!("REQUIRED: usize = size_of", "::<")), 0);
 }

@@ -5,7 +5,7 @@ mod skip;
 
 use std::process::Command;
 
-/// Whether `compiler` runs; otherwise the test says that it skips.
+/// Whether `compiler` runs; if not, the test prints that it skips.
 pub fn is_there(compiler: &str) -> bool {
     if Command::new(compiler).arg("--version").output().is_ok_and(|ended| ended.status.success()) {
         return true;

@@ -17,12 +17,12 @@ proptest! {
     }
 }
 
-/// How many runs: as many as `PROPTEST_CASES` says.
+/// The number of runs, from `PROPTEST_CASES` if set.
 fn cases() -> u32 {
     std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(200)
 }
 
-/// Runs that are refused at their first call would find nothing.
+/// Runs whose first call is refused would find nothing.
 #[test]
 fn random_bytes_decode_and_share() {
     let mut state = 7_u64;

@@ -246,7 +246,7 @@ mod tests {
         Took { us, layers_host_us: 10.0, ahead: true, ..Took::default() }
     }
 
-    /// Two rounds: the second one is slower in all of its steps.
+    /// Two rounds, of which the second is slower in all its steps.
     fn measured() -> Measured {
         let steps = |us: f64| vec![took(us), took(us + 500.0)];
         let ordered =
@@ -292,7 +292,7 @@ mod tests {
     fn exposed_time_is_a_step_minus_the_resident_step_of_its_round() {
         let all = figures(&measured(), true);
         let da = named(&all, "step, da");
-        // Not against its own resident steps, and not the medians' difference.
+        // The baseline is neither the resident steps of the same order nor the difference of the medians.
         assert_eq!((beside_of(&da, "exposed"), beside_of(&da, "exposed a layer")), (1000.0, 100.0));
         assert_eq!(da.ceiling, ("resident step", 100_250.0));
         assert_eq!(beside_of(&da, "the same order, resident"), 100_550.0);

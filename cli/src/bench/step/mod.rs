@@ -454,7 +454,7 @@ mod tests {
         let (mut machine, mut works, point) = filled(&study);
         let orders = vec![Overlap::Da; point.layers as usize];
         machine.check_digests().unwrap();
-        // A row that is resident where one was to be fetched: other counts.
+        // A row is resident that was to be fetched: other counts.
         let mut picks = machine.rule.next(4, 2, 6).unwrap();
         let missed = picks.missed[1][0];
         let hit = *picks.selections[1].iter().find(|row| !picks.missed[1].contains(row)).unwrap();
@@ -474,7 +474,7 @@ mod tests {
         let (mut machine, mut works, point) = filled(&study);
         let orders = vec![Overlap::None; point.layers as usize];
         let mut picks = machine.rule.next(4, 2, 36).unwrap();
-        // All of it is missed in either pattern: the counts are those of the rule.
+        // All rows miss in either pattern, so the counts are those of the rule.
         picks.selections.swap(0, 2);
         picks.missed.swap(0, 2);
         let stepped = machine.step(&picks, Way::Calls(&orders, &mut works));
@@ -492,7 +492,7 @@ mod tests {
         let before = machine.checked;
         machine.check_rows(&picks, &works, answers).unwrap();
         assert!(machine.checked >= before + 3 * 3 * 6, "{} rows", machine.checked - before);
-        // The slots of one layer, all of them.
+        // All slots of one layer.
         let slab = machine.cache.slab(forebay::Layer(1)).unwrap();
         let picks = machine.rule.next(point.batch, point.query_rows, 0).unwrap();
         machine.device.write(slab, &vec![0x5A; slab.bytes() as usize]).unwrap();

@@ -26,7 +26,7 @@ fn header(layers: u32, steps: u32) -> Header {
     .unwrap()
 }
 
-/// Figures of `layers` layers and `steps` steps in each of which `missed(layer, step)` rows are missed, of 4.
+/// Figures of `layers` layers and `steps` steps; each step selects 4 rows and misses `missed(layer, step)` of them.
 fn figures(layers: u32, steps: u32, missed: impl Fn(u32, u32) -> u64) -> Figures {
     let of_layer = |layer| (0..steps).map(|step| missed(layer, step)).sum::<u64>();
     let counts: Vec<Count> = (0..layers)
@@ -78,7 +78,7 @@ fn page(figures: &Figures) -> String {
     page::document(&[section(figures)], "", &[])
 }
 
-/// Every element that is opened is closed, in order; nothing is fetched; every number is one.
+/// Checks that every opened element is closed, in order, that the page fetches nothing, and that every number is one.
 fn sound(page: &str) {
     let (mut open, mut rest) = (Vec::new(), page);
     while let Some(start) = rest.find('<') {
@@ -193,7 +193,7 @@ fn misses_of_another_model_are_never_attributed_to_the_model_of_the_rows() {
     }
 }
 
-/// The sentence of the card whose name begins so.
+/// The sentence of the card whose name begins with `name`.
 fn said(figures: &Figures, name: &str) -> String {
     let cards = section(figures).cards;
     cards.into_iter().find(|card| card.name.starts_with(name)).expect("a card").sentence
@@ -209,7 +209,7 @@ fn equal_values_are_not_ranked() {
     assert!(split.contains("All layers get 110 slots") && !split.contains("times"), "{split}");
     assert!(said(&alike, "Similarity between").contains("All pairs are equally similar."));
     assert!(said(&alike, "Similarity within").ends_with("the same in all layers."));
-    // A sequence of 110 tokens holds no more than 110 slots of a layer.
+    // A sequence of 110 tokens uses no more than 110 slots of a layer.
     alike.divided.as_mut().unwrap().layers = vec![(110, 20, 10), (55, 20, 20), (55, 20, 20)];
     let split = said(&alike, "Split by layer");
     assert!(split.contains("110 slots, 1.0 times the 110 of a uniform split"), "{split}");
@@ -293,7 +293,7 @@ fn repeated_titles_include_their_paths() {
     assert_eq!(sections.map(|section| section.title), ["made up (a/x)", "another", "made up (b/x)"]);
 }
 
-/// Hits of a cache where `blocks` of 100 references hit with all of 8 blocks, and half of them with 2.
+/// A cache with hits for `blocks` of 100 references at 8 blocks, which is all, and for half of them at 2 blocks.
 fn hits(blocks: u64, format: Format, distinct: u32) -> Hits {
     let of = |hit_blocks| Outcome {
         requests: 10,
@@ -392,7 +392,7 @@ fn rounding_never_turns_a_share_into_0_or_1() {
     assert_eq!([1e-300, 0.0005, 0.2, 1.0].map(numbers::ratio), ["1e-300", "0.0005", "0.2", "1"]);
 }
 
-/// The contrast of two colours, after WCAG.
+/// The contrast of two colours by WCAG.
 fn contrast(one: &str, other: &str) -> f64 {
     let light = |colour: &str| {
         let part = |i: usize| f64::from(u8::from_str_radix(&colour[i..i + 2], 16).unwrap()) / 255.0;
@@ -420,7 +420,7 @@ fn digits_are_readable_on_every_shade() {
     }
 }
 
-/// Two layers, k 2, three decode steps after one warm one.
+/// Two layers, k 2, three decode steps after one warm-up step.
 fn small() -> SelectionTrace {
     let header: Header = serde_json::from_value(serde_json::json!({
         "layers": 2, "layer_ids": [3, 9], "k": 2, "steps": 4, "warm_steps": 1, "first_position": 4,
