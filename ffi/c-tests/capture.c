@@ -20,7 +20,7 @@ static void on_the_host(void) {
     fb_device *device = device_of(FB_DEVICE_HOST);
     fb_cache_config config = declared();
     fb_cache *cache = cache_of(device, &config);
-    int32_t selection[LANES * PICKS], slots[LANES * PICKS];
+    int32_t selection[LANES * ENTRIES], slots[LANES * ENTRIES];
     uint32_t by_layer[LAYERS] = {FB_OVERLAP_NONE, FB_OVERLAP_NONE, FB_OVERLAP_NONE};
     fb_overlap_config bucket = SIZED(fb_overlap_config);
     bucket.selection = selection;
@@ -170,8 +170,8 @@ static void begin(rig *r, const char *path) {
     }
     fb_overlap_config layers = SIZED(fb_overlap_config);
     layers.compute = layers.resolve = layers.gather = layers.scatter = r->stream;
-    layers.selection = (int32_t *)device_words(r, BUCKET * PICKS);
-    layers.slots = (int32_t *)device_words(r, BUCKET * PICKS);
+    layers.selection = (int32_t *)device_words(r, BUCKET * ENTRIES);
+    layers.slots = (int32_t *)device_words(r, BUCKET * ENTRIES);
     layers.batch = BUCKET;
     r->layers = layers;
 }

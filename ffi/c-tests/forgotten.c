@@ -6,7 +6,7 @@
 
 #include "check.h"
 
-enum { DRAFT = LAYERS - 1, WAVES = 2, ROWS = 2, CALLS_MAX = 64, LISTS = (1 + WAVES) * ROWS * PICKS };
+enum { DRAFT = LAYERS - 1, WAVES = 2, ROWS = 2, CALLS_MAX = 64, LISTS = (1 + WAVES) * ROWS * ENTRIES };
 
 typedef enum { RESOLVE, GATHER, SCATTER } asked;
 typedef enum { WHOLE, HALVES } mode;
@@ -25,8 +25,8 @@ typedef struct {
     story of[ROWS];
     uint32_t query_rows[ROWS];
     /* First those of a layer, then those of each draft pass. */
-    int32_t selection[ROWS * PICKS], of_pass[QUERY][ROWS * TOP_K];
-    int32_t slots[ROWS * PICKS], lists[LISTS];
+    int32_t selection[ROWS * ENTRIES], of_pass[QUERY][ROWS * TOP_K];
+    int32_t slots[ROWS * ENTRIES], lists[LISTS];
     uint32_t counts[(1 + WAVES) * ROWS * QUERY];
     made due[CALLS_MAX];
     uint32_t due_count, refused[3], too_late;
@@ -83,10 +83,10 @@ static fb_step prepare(rig *r) {
         of->committed += of->accepted;
         of->accepted = 0;
         for (uint32_t query = 0; query < r->query_rows[row]; query++) {
-            int32_t *picks = r->selection + row * PICKS + query * TOP_K;
+            int32_t *selection = r->selection + row * ENTRIES + query * TOP_K;
             of->written[of->committed + query] = ++writes;
-            pick_rows(picks, of->committed + query, writes);
-            memcpy(r->of_pass[query] + row * TOP_K, picks, TOP_K * sizeof *picks);
+            select_rows(selection, of->committed + query, writes);
+            memcpy(r->of_pass[query] + row * TOP_K, selection, TOP_K * sizeof *selection);
         }
         for (uint32_t layer = 0; layer < LAYERS; layer++) {
             land(r->cache, of, layer, r->query_rows[row]);
@@ -100,7 +100,7 @@ static fb_status make(rig *r, fb_step step, const made *call) {
     const fb_step_range *range = &call->range;
     switch (call->kind) {
     case RESOLVE:
-        buffers.selection = range->draft_pass == FB_ALL_QUERY_ROWS ? r->selection + range->first * PICKS
+        buffers.selection = range->draft_pass == FB_ALL_QUERY_ROWS ? r->selection + range->first * ENTRIES
                                                             : r->of_pass[range->draft_pass - 1] + range->first * TOP_K;
         buffers.slots = r->slots;
         buffers.lists = r->lists;
@@ -304,19 +304,19 @@ static void forget_each(uint32_t device) {
 
 /* With fb_layer and fb_scatter: a layer that was not called, and one whose rows were not stored. */
 static void forget_in_one_pass(void) {
-    static int32_t picks[LANES * PICKS], slots[LANES * PICKS];
+    static int32_t selection[LANES * ENTRIES], slots[LANES * ENTRIES];
     fb_device *device = device_of(FB_DEVICE_HOST);
     fb_cache_config config = declared();
     fb_cache *cache = cache_of(device, &config);
     story of;
-    memset(picks, 0xff, sizeof picks);
+    memset(selection, 0xff, sizeof selection);
     open_story(cache, &of, 40, NULL);
     fb_step step = begin_step(cache, &of, 1, QUERY, NULL);
     IS(FB_INVALID_STATE, fb_finish(cache, step, NULL));
     CHECK(says(cache, "a resolve was not enqueued (layer 0, batch row 0, query row 0)"));
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
         land(cache, &of, layer, QUERY);
-        OK(cache, fb_layer(cache, step, layer, picks, slots, NULL));
+        OK(cache, fb_layer(cache, step, layer, selection, slots, NULL));
         IS(FB_INVALID_STATE, fb_finish(cache, step, NULL));
         CHECK(says(cache, "a scatter was not enqueued"));
         OK(cache, fb_scatter(cache, step, layer, NULL));

@@ -99,14 +99,14 @@ static void stretches(fb_device *device, fb_cache *cache) {
     CHECK(outcome_of(ticket) == FB_TICKET_DONE);
     OK(ticket, fb_ticket_destroy(ticket));
     /* The rows that the warm-up selected last are resident: a step that selects them misses nothing. */
-    int32_t picks[TOP_K], slots[TOP_K];
+    int32_t selection[TOP_K], slots[TOP_K];
     fb_step step = begin_step(cache, &of, 1, 1, stream);
     fb_retired retired = SIZED(fb_retired);
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
-        memcpy(picks, selections + (layer * 4 + 3) * TOP_K, sizeof picks);
-        OK(cache, fb_layer(cache, step, layer, picks, slots, stream));
+        memcpy(selection, selections + (layer * 4 + 3) * TOP_K, sizeof selection);
+        OK(cache, fb_layer(cache, step, layer, selection, slots, stream));
         OK(device, fb_stream_wait(device, stream));
-        CHECK(compare_rows(cache, &of, layer, picks, slots, TOP_K) == TOP_K);
+        CHECK(compare_rows(cache, &of, layer, selection, slots, TOP_K) == TOP_K);
         OK(cache, fb_scatter(cache, step, layer, stream));
     }
     OK(cache, fb_finish(cache, step, stream));

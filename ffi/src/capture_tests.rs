@@ -121,10 +121,10 @@ impl Graphs {
     /// Runs one step of each micro-batch, launched by `launch` and in the twin layer by layer.
     fn step(&mut self, launch: impl FnOnce(&Graphs, &[FbStep])) {
         let rig = &mut self.rig;
-        let picks = [rig.selection(0..2), rig.selection(2..4)];
+        let selections = [rig.selection(0..2), rig.selection(2..4)];
         let mut open = [rig.prepare(0..2, 0), rig.prepare(2..4, 1)];
-        for (side, picks) in self.sides.iter().zip(&picks) {
-            let bytes: Vec<u8> = picks.iter().flat_map(|pick| pick.to_le_bytes()).collect();
+        for (side, selections) in self.sides.iter().zip(&selections) {
+            let bytes: Vec<u8> = selections.iter().flat_map(|position| position.to_le_bytes()).collect();
             assert!(self.driver.write(side.selection.addr() as u64, &bytes));
         }
         let steps = [open[0].0, open[1].0];
@@ -148,7 +148,7 @@ impl Graphs {
                 batch: BATCH,
                 half: 1,
                 buffers: Buffers {
-                    selection: slice(picks[side].as_ptr().addr(), WORDS),
+                    selection: slice(selections[side].as_ptr().addr(), WORDS),
                     slots: slice(slots.as_ptr().addr(), WORDS),
                     split_indices: Some(split_indices),
                 },

@@ -22,7 +22,7 @@ struct Side {
     slots: Vec<i32>,
     lists: Vec<i32>,
     counts: Vec<u32>,
-    picks: Vec<Vec<i32>>,
+    selections: Vec<Vec<i32>>,
 }
 
 /// The script of both engines: they write the planned selections, note each call, and copy each layer's slots.
@@ -61,7 +61,8 @@ impl Script {
             for one in first..first + count {
                 let from = ((one * QUERY_ROWS + first_query_row) * K) as usize;
                 let to = one as usize * row;
-                side.selection[to..to + row].copy_from_slice(&side.picks[layer as usize][from..from + row]);
+                side.selection[to..to + row]
+                    .copy_from_slice(&side.selections[layer as usize][from..from + row]);
             }
         }
         if work == FB_WORK_ATTEND {
@@ -102,14 +103,14 @@ fn engine(script: &mut Script) -> FbEngine {
 }
 
 impl Side {
-    fn new(picks: Vec<Vec<i32>>) -> Side {
+    fn new(selections: Vec<Vec<i32>>) -> Side {
         let rows = 2 * (BATCH * QUERY_ROWS) as usize;
         Side {
             selection: vec![-1; WORDS],
             slots: vec![7; WORDS],
             lists: vec![7; rows * K as usize],
             counts: vec![7; rows],
-            picks,
+            selections,
         }
     }
 

@@ -65,13 +65,13 @@ def test_control_a_wrong_row_count_or_residency_ends_the_bench(
     ends(rig, "residency differs")
     # Equal on both devices, but not the misses in the figure's name.
     rig = gpu.Rig(place, **sizes)
-    picks = rig.picks
+    select = rig.select
 
     def still() -> Any:
-        picks()
+        select()
         return rig.orders[:, None, :32].copy()
 
-    monkeypatch.setattr(rig, "picks", still)
+    monkeypatch.setattr(rig, "select", still)
     ends(rig, "misses by layer")
     rig = gpu.Rig(place, **sizes)
     resolve = forebay.Step.layer

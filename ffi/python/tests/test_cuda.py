@@ -117,7 +117,7 @@ class Captures:
     def step(self, launch: Callable[[forebay.Step], object]) -> list[forebay.LayerCount]:
         """A step of both, `launch` for the one on CUDA."""
         positions = [[[(self.turn * 3 + at * (row + 2)) % 40 for at in range(TOP_K)]] for row in range(2)]
-        picks = np.array(positions, np.int32)
+        selected = np.array(positions, np.int32)
         accepted = min(self.turn, 1)
         self.turn += 1
         host, device = (
@@ -126,9 +126,9 @@ class Captures:
         )
         slots = empty(2)
         for layer in range(LAYERS):
-            host.layer(layer, picks, slots)
+            host.layer(layer, selected, slots)
             host.scatter(layer)
-        self.selection.host()[:] = picks
+        self.selection.host()[:] = selected
         self.slots.host()[:] = -77
         launch(device)
         told, own = device.retire(wait=True).layers, host.retire().layers

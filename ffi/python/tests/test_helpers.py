@@ -137,7 +137,7 @@ def test_a_collectors_name_shows_its_own_cache(make: Make) -> None:
     step(old, sequence, 0)
     assert value("steps") == 0
     waits = joined(new)
-    # No step was retired since: an admitting driver publishes the stats by hand.
+    # No step was retired since: an engine that admits requests publishes the stats itself, by `take`.
     assert value("sequences") == 0
     collector.take("m")
     assert value("sequences") == 1

@@ -17,7 +17,7 @@ from conftest import ROOT
 HEAD = """
 import faulthandler, gc, os, sys, threading, types
 faulthandler.enable()
-# Compiling these costs a child more than all the rest, most of all under valgrind; it needs no fixtures and tests.
+# A stub: importing pytest costs a child more than all the rest, most of all under valgrind.
 mark = types.SimpleNamespace(parametrize=lambda *_: lambda test: test)
 sys.modules["pytest"] = types.SimpleNamespace(fixture=lambda made: made, mark=mark)
 sys.path.insert(0, {tests!r})

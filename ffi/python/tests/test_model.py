@@ -95,16 +95,16 @@ def decode_both(
     """Decodes on both sides, step by step, and compares tokens and logits of each."""
     sides = [Decoder(side, asked, query_rows=query_rows, read=read) for side in (cache, resident)]
     found = Compared()
-    for ours, truth in itertools.zip_longest(*sides):
-        assert (ours.rows, ours.tokens) == (truth.rows, truth.tokens), f"step {found.steps}"
+    for ours, expected in itertools.zip_longest(*sides):
+        assert (ours.rows, ours.tokens) == (expected.rows, expected.tokens), f"step {found.steps}"
         if exact:
-            assert same_bits(ours.logits, truth.logits), f"step {found.steps}: the logits differ"
-        assert np.array_equal(ours.logits.argmax(-1), truth.logits.argmax(-1)), f"step {found.steps}"
+            assert same_bits(ours.logits, expected.logits), f"step {found.steps}: the logits differ"
+        assert np.array_equal(ours.logits.argmax(-1), expected.logits.argmax(-1)), f"step {found.steps}"
         found.steps += 1
         found.rejected += ours.rejected
         found.accepted += sum(len(new) - 1 for new in ours.tokens)
         found.tokens += sum(map(len, ours.tokens))
-        found.worst = max(found.worst, float(np.abs(ours.logits - truth.logits).max()))
+        found.worst = max(found.worst, float(np.abs(ours.logits - expected.logits).max()))
         for logits, new in zip(ours.logits, ours.tokens, strict=True):
             found.surprise += float(smollm2.surprise(logits[: len(new)], new).sum())
     assert sides[0].histories == sides[1].histories
@@ -136,8 +136,8 @@ def check_rows(cache: Offloaded, resident: Resident) -> None:
         for position in {0, CONTEXT // 2 - 1, CONTEXT - 2, *range(CONTEXT - 1, length)}:
             for layer in range(model().layers):
                 row = sequence.read_row(layer, position).view(np.float32)
-                truth = [rows[layer, number, position] for rows in (resident.all_keys, resident.all_values)]
-                assert same_bits(row, np.concatenate(truth)), f"layer {layer}, position {position}"
+                expected = [rows[layer, number, position] for rows in (resident.all_keys, resident.all_values)]
+                assert same_bits(row, np.concatenate(expected)), f"layer {layer}, position {position}"
 
 
 def beyond(cache: Offloaded, query_rows: int) -> int:
@@ -303,9 +303,9 @@ def test_control_one_wrong_row_changes_the_logits(
 ) -> None:
     asked = requests(1)
     with Offloaded(model(), asked, top_k=TOP_K, query_rows=1, ratio=RATIO) as cache:
-        truth = Decoder(Resident(model(), asked, top_k=TOP_K), asked, read=True)
+        expected = Decoder(Resident(model(), asked, top_k=TOP_K), asked, read=True)
         ours = Decoder(cache, asked, read=True)
-        assert same_bits(ours.step().logits, truth.step().logits)
+        assert same_bits(ours.step().logits, expected.step().logits)
         rows = cache.rows
 
         def read(at: int, slots: smollm2.Ids) -> tuple[smollm2.Floats, smollm2.Floats]:
@@ -314,7 +314,7 @@ def test_control_one_wrong_row_changes_the_logits(
             return rows(at, slots)
 
         monkeypatch.setattr(cache, "rows", read)
-        assert not same_bits(ours.step().logits, truth.step().logits)
+        assert not same_bits(ours.step().logits, expected.step().logits)
 
 
 def test_control_a_step_whose_misses_were_not_gathered_gives_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

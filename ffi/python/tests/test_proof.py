@@ -90,10 +90,10 @@ def test_decodes_as_with_every_row_resident(
         resident = Resident(model(), asked, **sizes)
         sides = [Decoder(side, asked, query_rows=query_rows, read=True) for side in (cache, resident)]
         steps, worst = 0, 0.0
-        for ours, truth in itertools.zip_longest(*sides):
-            assert (ours.rows, ours.tokens) == (truth.rows, truth.tokens)
-            assert order != "whole" or same_bits(ours.logits, truth.logits), f"step {steps}"
-            worst, steps = max(worst, float(np.abs(ours.logits - truth.logits).max())), steps + 1
+        for ours, expected in itertools.zip_longest(*sides):
+            assert (ours.rows, ours.tokens) == (expected.rows, expected.tokens)
+            assert order != "whole" or same_bits(ours.logits, expected.logits), f"step {steps}"
+            worst, steps = max(worst, float(np.abs(ours.logits - expected.logits).max())), steps + 1
         assert sides[0].histories == sides[1].histories
         assert worst < ROUNDING and steps >= TOKENS // query_rows
         assert (cache.misses > 0).all() and (cache.hits > 0).all()
@@ -109,8 +109,8 @@ def test_control_one_wrong_row_changes_the_logits(
 ) -> None:
     asked, sizes = requests(1), {"top_k": TOP_K, "arrays": place}
     with Offloaded(model(), asked, ratio=RATIO, **sizes) as cache:
-        truth, ours = (Decoder(side, asked, read=True) for side in (Resident(model(), asked, **sizes), cache))
-        assert same_bits(ours.step().logits, truth.step().logits)
+        expected, ours = (Decoder(side, asked, read=True) for side in (Resident(model(), asked, **sizes), cache))
+        assert same_bits(ours.step().logits, expected.step().logits)
         rows = cache.rows
 
         def read(at: int, slots: Any) -> Any:
@@ -124,7 +124,7 @@ def test_control_one_wrong_row_changes_the_logits(
             return rows(at, slots)
 
         monkeypatch.setattr(cache, "rows", read)
-        assert not same_bits(ours.step().logits, truth.step().logits)
+        assert not same_bits(ours.step().logits, expected.step().logits)
 
 
 def test_control_missing_gathers_are_detected(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:

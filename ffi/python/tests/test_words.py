@@ -82,7 +82,7 @@ def refusal(**changes: Any) -> str:
         told.append(str(caught.value))
         # Rules of the cache only.
         declared["lock"] = False
-    # A host device maps pages, a GPU larger ones; and values far too large may exceed the machine's memory.
+    # The host device and a GPU differ in mapping sizes, and values far too large may exceed the machine's memory.
     numbers = [re.sub(r"value \d+", "value", text) for text in told]
     assert numbers[0] == numbers[1] or caught.type is forebay.OutOfMemory
     return told[0]
@@ -157,7 +157,7 @@ def test_arguments_of_a_wrong_type_raise_the_packages_own_error(make: Make, tmp_
         with pytest.raises(forebay.InvalidArgument, match=says):
             call()
     assert not path.exists()
-    # Arguments that may be nothing may be 0.
+    # The number of promised rows may be 0.
     cache.open(prompt=8, promised=0).close()
 
 

@@ -83,8 +83,8 @@ fn a_step_runs_on_the_engines_stream_and_every_resource_is_released() {
     let sequence = fill(cache, 100, 10);
     let words = u64::from(TOP_K) * 4;
     let (selection, slots) = (allocate(device, words), allocate(device, words));
-    let picks: [u8; 16] = [7, 0, 0, 0, 93, 0, 0, 0, 255, 255, 255, 255, 7, 0, 0, 0];
-    assert!(driver.write(selection.addr() as u64, &picks));
+    let selected: [u8; 16] = [7, 0, 0, 0, 93, 0, 0, 0, 255, 255, 255, 255, 7, 0, 0, 0];
+    assert!(driver.write(selection.addr() as u64, &selected));
     let row = FbBatchRow { sequence, accepted: 0, query_rows: 1 };
     let config = FbStepConfig { rows: &raw const row, row_count: 1, query_rows: 1, ..sized() };
     let (mut ticket, mut step) = (null_mut(), 0);
