@@ -43,7 +43,7 @@ class Held:
 
 
 class Dlpack:
-    """A tensor that shows DLPack and nothing else."""
+    """A tensor with DLPack and nothing else."""
 
     def __init__(self, tensor: Any, device: tuple[int, int]) -> None:
         self.tensor, self.device = tensor, device
@@ -56,7 +56,7 @@ class Dlpack:
 
 
 class EngineStream:
-    """What `torch.cuda.Stream` shows."""
+    """A stream in the form of `torch.cuda.Stream`."""
 
     def __init__(self, address: int) -> None:
         self.cuda_stream, self.device = address, types.SimpleNamespace(type="cuda", index=0)
@@ -78,7 +78,7 @@ class Standin:
         self.driver.leave()
 
     def seed(self, seed: int | None) -> None:
-        """Whether work runs late and across streams, as a seed picks, or when it is enqueued."""
+        """With a seed, work runs late and across streams in an order by the seed; else when it is enqueued."""
         numbers = (9, 0, 12080, 1, 32, 0, 1, 1, 1, 1)
         # The layout of the stand-in's `StandinOptions`; the fields after these are 0.
         options = struct.pack("<3Q11I", seed or 0, 8 << 30, 2**64 - 1, seed is not None, *numbers).ljust(256, b"\0")
@@ -156,7 +156,7 @@ class Standin:
 
 
 class Late(Standin):
-    """The same, where nothing runs by itself: late, and across streams."""
+    """The same with a seed: work runs late, and across streams."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -227,7 +227,7 @@ class Torch:
         return self.torch.cuda.Stream(self.gpu)
 
     def end(self, stream: Any) -> None:
-        """Torch's streams are of a pool, which keeps them."""
+        """Torch's streams come from a pool, which keeps them."""
 
     def state(self) -> Any:
         context = ctypes.c_void_p()

@@ -16,7 +16,7 @@ Make = Callable[..., forebay.Cache]
 
 
 class Dtype:
-    """Reads as torch's do."""
+    """A dtype whose text is in torch's form."""
 
     def __init__(self, name: str, itemsize: int) -> None:
         self.name, self.itemsize = name, itemsize
@@ -37,7 +37,7 @@ CPU, CUDA = Where("cpu"), Where("cuda", 1)
 
 
 class Tensor:
-    """Looks like torch's: an array behind `data_ptr`."""
+    """A tensor in torch's form: an array under `data_ptr`."""
 
     def __init__(self, array: Any, dtype: Dtype = INT32, device: Where = CPU) -> None:
         self.array, self.dtype, self.device = array, dtype, device
@@ -68,7 +68,7 @@ class ByDlpack:
 
 
 class OldDlpack(ByDlpack):
-    """As before DLPack 1.0: no `max_version`."""
+    """DLPack before 1.0: no `max_version`."""
 
     def __dlpack__(self, stream: Any = None) -> Any:
         return self.array.__dlpack__()
@@ -83,14 +83,14 @@ class ByInterface:
 
 
 class DataInBytes:
-    """Has its memory in a buffer, not at an address: what PIL shows."""
+    """Has its memory in a buffer and not at an address, like PIL."""
 
     def __init__(self, array: Any) -> None:
         self.__array_interface__ = {**array.__array_interface__, "data": array.tobytes()}
 
 
 class Conjugated(Tensor):
-    """Reads as the conjugate of what stands in its memory."""
+    """A lazy conjugate: its values differ from the bytes in its memory."""
 
     def is_conj(self) -> bool:
         return True
@@ -102,7 +102,7 @@ class Negated(Tensor):
 
 
 class OnCuda:
-    """What CuPy shows."""
+    """An array in CuPy's form."""
 
     def __init__(self, array: Any) -> None:
         self.__cuda_array_interface__ = {**array.__array_interface__, "version": 3}
@@ -380,7 +380,7 @@ def test_strides_and_access_given_only_by_a_protocol_are_respected(make: Make) -
         forebay.Buffers(cache, some(1), ByInterface(frozen))
 
     class Behind(ByDlpack):
-        """Its rows begin behind the address."""
+        """Its rows begin after the address."""
 
         def __dlpack__(self, **given: Any) -> Any:
             from forebay import dlpack

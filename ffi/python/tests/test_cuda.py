@@ -93,7 +93,7 @@ def test_a_missing_driver_is_an_error_that_names_it() -> None:
 
 
 class Captures:
-    """A cache on the stand-in with a bucket of two batch rows, beside one on the host device; the selections of a step
+    """A cache on the stand-in with a bucket of two batch rows, next to one on the host device; the selections of a step
     are written beforehand, the same in every layer."""
 
     def __init__(self, make: Make, cuda: forebay.CudaDevice) -> None:
@@ -115,7 +115,7 @@ class Captures:
         return self.caches[1].capture([self.layers], **{**declared, **changes})
 
     def step(self, launch: Callable[[forebay.Step], object]) -> list[forebay.LayerCount]:
-        """A step of both, `launch` for the one on CUDA."""
+        """Runs a step on both; `launch` runs the one on CUDA."""
         positions = [[[(self.turn * 3 + at * (row + 2)) % 40 for at in range(TOP_K)]] for row in range(2)]
         selected = np.array(positions, np.int32)
         accepted = min(self.turn, 1)
@@ -255,7 +255,7 @@ def test_a_torch_that_drops_priorities_is_named_once(
 
 
 class TorchStream:
-    """What torch.cuda.Stream shows."""
+    """A stream in the form of torch.cuda.Stream."""
 
     def __init__(self, address: int, number: int = 0) -> None:
         self.cuda_stream, self.device = address, types.SimpleNamespace(type="cuda", index=number)
@@ -320,7 +320,7 @@ def test_memory_exported_by_dlpack_lives_as_long_as_its_consumer(make: Make, cud
     slab = cache.slab(1)
 
     class OnTheHost:
-        """The stand-in's memory is the host's: what takes a tensor of the host's may take it."""
+        """The stand-in's memory is the host's, so a consumer of host tensors may use it."""
 
         def __dlpack__(self, **_: Any) -> Any:
             capsule = slab.__dlpack__()

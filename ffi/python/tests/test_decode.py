@@ -15,13 +15,13 @@ Make = Callable[..., forebay.Cache]
 
 
 class Naive:
-    """What is resident of one sequence in one layer: a list, oldest first (residency, the rule)."""
+    """The resident rows of one sequence in one layer: a list, oldest first (the rule of `residency`)."""
 
     def __init__(self, budget: int, resident: list[int]) -> None:
         self.budget, self.order = budget, resident
 
     def step(self, selected: set[int]) -> tuple[int, int]:
-        """Hits and misses of a step; then the order behind it."""
+        """Returns hits and misses of a step, and updates the order."""
         hits = len(selected & set(self.order))
         self.order = [p for p in self.order if p not in selected] + sorted(selected)
         self.order = self.order[-self.budget :]
@@ -88,7 +88,7 @@ def test_random_steps_equal_a_naive_lru_and_read_the_written_rows(
 
 
 def check_slots(cache: forebay.Cache, layer: int, selection: Any, slots: Any) -> None:
-    """Each slot has the row that was selected."""
+    """Checks that each slot has the selected row."""
     slab = cache.slab(layer)
     assert slab.shape[1:] == (64, ROW)
     for position, slot in zip(selection.ravel().tolist(), slots.ravel().tolist()):

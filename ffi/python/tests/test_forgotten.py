@@ -17,7 +17,7 @@ Call = Callable[[forebay.Step, forebay.Buffers], None]
 
 
 def nothing(step: forebay.Step, buffers: forebay.Buffers) -> None:
-    """Everything of layer 1 is forgotten."""
+    """Forgets every call of layer 1."""
 
 
 def no_gather(step: forebay.Step, buffers: forebay.Buffers) -> None:
@@ -116,7 +116,7 @@ Made = tuple[str, dict[str, Any]]
 
 
 class Rig:
-    """Two sequences in a model with a draft layer. On CUDA everything is enqueued on one stream."""
+    """Two sequences of a model with a draft layer. On CUDA all work is on one stream."""
 
     def __init__(self, make: Make, device: forebay.Device, **changes: Any) -> None:
         self.device = device
@@ -151,7 +151,7 @@ class Rig:
         })
 
     def refused(self, step: forebay.Step, says: str) -> None:
-        """Twice, by each of the calls that finish; nothing of it ends."""
+        """Checks that every finishing call refuses the step, twice, and that the step does not end."""
         for end in (step.finish, step.retire):
             with pytest.raises(forebay.InvalidState, match=f"{says}.*; enqueue it, or abandon the step"):
                 end()
@@ -164,7 +164,7 @@ class Rig:
         self.healed()
 
     def healed(self) -> None:
-        """A step of what has failed is refused; a roll-back heals it."""
+        """Checks that a step of a failed sequence is refused, and truncates the sequences, which repairs them."""
         with pytest.raises(forebay.InvalidState, match="a step of the sequence failed"):
             self.cache.prepare([(self.sequences[0], 0, 1)], stream=self.stream)
         for sequence in self.sequences:
@@ -173,7 +173,7 @@ class Rig:
 
 
 def due(halves: bool) -> Iterator[list[Made]]:
-    """Everything that is due of a step, by parts: layers whole or in halves of the batch, draft layers by pass."""
+    """The calls that a step requires, by parts: layers whole or in halves of the batch, draft layers by draft pass."""
     for layer in range(LAYERS):
         for draft_pass in range(QUERY) if layer == DRAFT else (None,):
             for rows in ({"first": 0, "count": 1}, {"first": 1, "count": 1}) if halves else ({},):
@@ -183,7 +183,7 @@ def due(halves: bool) -> Iterator[list[Made]]:
 
 
 def missing(made: Made, widths: tuple[int, ...]) -> str | None:
-    """What finish says when this call was left out; None: nothing, as no batch row has that query row."""
+    """The error of finish without this call; None if no batch row has that query row."""
     call, of = made
     query = of["draft_pass"] or 0
     first, count = of.get("first", 0), of.get("count", 2)
@@ -203,7 +203,7 @@ def device(request: pytest.FixtureRequest) -> forebay.Device:
 
 @pytest.mark.parametrize("halves", [False, True])
 def test_each_forgotten_call_of_a_drafting_model_is_detected(make: Make, device: forebay.Device, halves: bool) -> None:
-    """In two passes of attention, with a batch row that has fewer query rows: what it has not is not due."""
+    """In two attention waves, with a narrower batch row: calls for query rows that it lacks are not required."""
     rig = Rig(make, device, slots=TOP_K, attention_waves=WAVES)
     assert rig.cache.info.attention_waves == WAVES
     # A gather that had nothing to fetch can be made later at any time.
@@ -301,7 +301,7 @@ def test_a_capture_that_was_not_launched_or_lacks_draft_passes_fails_its_step(
 
 
 class Pieces:
-    """An engine that captures its layers in graphs of its own: one, or one for each layer and each draft pass."""
+    """An engine that captures its layers in its own graphs: one, or one for each layer and each draft pass."""
 
     def __init__(self, rig: Rig, pieces: bool) -> None:
         self.driver, self.pieces, self.stream = Driver(), pieces, ctypes.c_void_p(rig.stream.address)

@@ -32,14 +32,14 @@ SHAPE = forebay.Shape(layers=LAYERS, row_bytes=(ROW, 0), top_k=TOP_K, page_token
 
 @pytest.fixture(params=[Standin, Late, Torch])
 def place(request: pytest.FixtureRequest) -> Iterator[Place]:
-    """Where the engine's arrays live."""
+    """The place of the engine's arrays."""
     made = request.param()
     yield made
     made.leave()
 
 
 class Text:
-    """A sequence on both devices, and who wrote each of its rows."""
+    """A sequence on both devices, and the number of the write of each of its rows."""
 
     def __init__(self, both: tuple[Any, Any], writers: list[int]) -> None:
         self.both, self.writers = both, writers
@@ -54,7 +54,7 @@ class Text:
 
 
 class Both:
-    """A cache on the CUDA device and one on the host device, in each step the same of both."""
+    """A cache on the CUDA device and one on the host device, which run the same steps."""
 
     def __init__(self, place: Place, **changes: Any) -> None:
         self.place = place
@@ -73,12 +73,12 @@ class Both:
         self.written = 0
 
     def nothing(self, query_rows: int = 1) -> tuple[Any, Any]:
-        """A selection of nothing of one batch row, and room for its slots."""
+        """An empty selection of one batch row, and room for its slots."""
         none = np.full((1, query_rows, TOP_K), -1, np.int32)
         return self.place.array(none), self.place.array(none)
 
     def rows(self, layer: int, positions: Any, writers: Any) -> np.ndarray[Any, Any]:
-        """Rows that say where they belong and who wrote them; zeros for position -1."""
+        """Rows whose bytes identify them and their write; zeros for position -1."""
         positions, writers = np.asarray(positions), np.asarray(writers)
         keys = ((writers * LAYERS + layer) * 1024 + positions).astype(np.uint32)
         made: np.ndarray[Any, Any] = keys[..., None] * np.uint32(2654435761) + np.arange(ROW // 4, dtype=np.uint32)
@@ -98,7 +98,7 @@ class Both:
         return Text((both[0], both[1]), writers)
 
     def begin(self, texts: list[Text], accepted: list[int], widths: list[int]) -> tuple[Any, Any]:
-        """Prepares both steps; the new rows of each sequence stand at `fresh`."""
+        """Prepares both steps; the new rows of each sequence are in `fresh`."""
         self.written += 1
         for text, count in zip(texts, accepted):
             text.writers += text.pending[:count] if text.landed else []
@@ -122,7 +122,7 @@ class Both:
         return host, gpu
 
     def choose(self, chance: random.Random, texts: list[Text], widths: list[int]) -> np.ndarray[Any, Any]:
-        """Selections of each layer; a row sees those before it and its own."""
+        """Selections of each layer; a query row sees the rows before it and its own."""
         selections = np.full((LAYERS, len(texts), QUERY_ROWS, TOP_K), -1, np.int32)
         for layer in range(LAYERS):
             for at, text in enumerate(texts):
@@ -133,7 +133,7 @@ class Both:
         return selections
 
     def expected(self, layer: int, texts: list[Text], selections: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """The rows that a layer's attention is to read."""
+        """The rows that a layer's attention must read."""
         writers = np.zeros_like(selections)
         for at, text in enumerate(texts):
             known = np.array(text.writers + text.pending, np.int64)
@@ -141,7 +141,7 @@ class Both:
         return self.rows(layer, selections, writers)
 
     def on_host(self, step: Any, texts: list[Text], widths: list[int], selections: np.ndarray[Any, Any]) -> Any:
-        """The host device's step; slots of every layer, whose rows are checked."""
+        """Runs the host device's step, checks the rows, and returns the slots of every layer."""
         host_slots = np.full_like(selections, -77)
         for layer in range(LAYERS):
             step.layer(layer, selections[layer], host_slots[layer])
@@ -155,14 +155,14 @@ class Both:
         return host_slots
 
     def land(self, layer: int, texts: list[Text], widths: list[int], stream: int) -> None:
-        """P: the new rows go to their landing slots."""
+        """Copies the new rows to their landing slots."""
         for at, text in enumerate(texts):
             for query in range(widths[at]):
                 slot = text.landing[query]
                 self.place.copy(self.slabs[layer][slot // 64][slot % 64], self.fresh[layer][at][query], stream)
 
     def on_gpu(self, step: Any, texts: list[Text], widths: list[int], selections: np.ndarray[Any, Any]) -> None:
-        """The CUDA device's, enqueued whole; what attention would read is copied in the order of the stream."""
+        """Enqueues the CUDA device's whole step, with a copy of the slab where attention would read it."""
         raw = self.stream.cuda_stream
         whole = self.place.array(selections)
         slots = [self.place.array(np.full_like(selections[0], -77)) for _ in range(LAYERS)]
@@ -174,14 +174,14 @@ class Both:
         self.answers = slots
 
     def end(self, host: Any, gpu: Any, texts: list[Text]) -> Any:
-        """Retires both, whose counts and lengths are equal."""
+        """Retires both steps, and compares counts and lengths."""
         own, other = host.retire(), gpu.retire(wait=True)
         assert (own.counts == other.counts).all() and (own.lengths == other.lengths).all()
         assert own.lengths.tolist() == [text.length for text in texts]
         return own
 
     def step(self, chance: random.Random, texts: list[Text]) -> Any:
-        """A step of some sequences, with drafts of which some are rejected."""
+        """Runs a step of some sequences, with drafts of which some are rejected."""
         accepted = [chance.randint(0, text.landed) for text in texts]
         widths = [chance.randint(1, QUERY_ROWS) for _ in texts]
         host, gpu = self.begin(texts, accepted, widths)
@@ -197,7 +197,7 @@ class Both:
         return found
 
     def truncate(self, text: Text, length: int) -> None:
-        """Rolls a sequence back."""
+        """Truncates a sequence."""
         text.writers += text.pending[: text.landed] if text.landed else []
         del text.writers[length:]
         text.landed = 0
@@ -207,13 +207,13 @@ class Both:
         self.gpu.wait(self.stream)
 
     def fork(self, text: Text) -> Text:
-        """A sequence that goes on from another's rows."""
+        """Forks a sequence."""
         room = {"promised": PROMPT + PROMISED - text.length - QUERY_ROWS, "slots": SLOTS, "bring_up": "nothing"}
         both = [one.fork(stream=(None, self.stream)[side], **room)[0] for side, one in enumerate(text.both)]
         return Text((both[0], both[1]), list(text.writers))
 
     def check(self, texts: list[Text]) -> None:
-        """Digests, every row in host memory, and every invariant."""
+        """Checks digests, every row in host memory, and every invariant."""
         for cache in self.caches:
             cache.validate()
         for text in texts:
@@ -520,7 +520,7 @@ def test_the_interpreter_ends_with_work_in_flight(place: Place, end: str) -> Non
 
 @pytest.fixture
 def on_torch() -> Iterator[Torch]:
-    """What only torch has."""
+    """Torch, for tests that only torch can run."""
     made = Torch()
     yield made
     made.leave()

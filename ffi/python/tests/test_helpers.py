@@ -19,7 +19,7 @@ from forebay import flashmla
 Make = Callable[..., forebay.Cache]
 
 def needs_prometheus(name: str) -> None:
-    """Leaves a test out where the client library is not installed."""
+    """Skips a test if the client library is not installed."""
     if importlib.util.find_spec("prometheus_client") is None:
         skip(name, "prometheus_client is not installed")
 

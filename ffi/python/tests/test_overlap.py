@@ -15,7 +15,7 @@ ORDERS = ("none", "da", "dba")
 
 
 class Engine:
-    """Selects by position and layer, writes stamped rows, and reads what it attends to."""
+    """Selects by position and layer, writes stamped rows, and reads the rows that it attends to."""
 
     def __init__(self, cache: forebay.Cache, sequences: list[forebay.Sequence], buffers: forebay.Buffers) -> None:
         self.cache, self.sequences, self.buffers = cache, sequences, buffers
@@ -48,7 +48,7 @@ class Engine:
     outside = False
 
     def ready(self) -> None:
-        """A callable may not call into its cache: what it needs is looked up before."""
+        """Looks up everything that the callable needs, because it may not call into its cache."""
         self.landing = [sequence.landing_slot(0) for sequence in self.sequences]
         self.cache_slab = [self.cache.slab(layer) for layer in range(LAYERS)]
 

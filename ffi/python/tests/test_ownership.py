@@ -35,7 +35,7 @@ class Gate:
 
 @pytest.fixture
 def hold(make: Make) -> Iterator[Callable[..., Gate]]:
-    """Holds streams; they are open again when the test's caches end."""
+    """Holds streams, and releases them before the test's caches end."""
     gates: list[Gate] = []
 
     def held(device: forebay.Device, stream: Any = None) -> Gate:
@@ -129,7 +129,7 @@ def test_a_warm_up_lives_until_its_join_has_ended_without_its_ticket(make: Make,
 
 
 def refused(join: Callable[[Any], object], warm_up: Any) -> tuple[weakref.ref[Any], type[BaseException] | None]:
-    """What is left of a warm-up whose join was made, and what was raised, if anything was."""
+    """Makes the join; returns a weak reference to the warm-up, and the type of the exception, if one was raised."""
     named, kind = weakref.ref(warm_up), None
     try:
         join(warm_up)
@@ -201,9 +201,9 @@ def test_a_warm_up_that_the_device_refused_is_released_once_nothing_can_read_it(
     code: int,
     refusal: type[BaseException],
 ) -> None:
-    """The driver refuses one of a join's calls, on a stream that is held, as out of memory or as a capture's: what it
-    had taken is read late, until the join that is tried again on another stream has ended, or the sequence that was
-    closed on another is reaped."""
+    """The driver refuses one of a join's calls on a held stream, because of memory or a capture. The work enqueued before
+    the refusal runs late: until another join on another stream has ended, or until the sequence, closed on another
+    stream, is reaped."""
     driver = ctypes.CDLL(os.environ["FOREBAY_STANDIN_LIBRARY"])
     cache, stream, other, kept = make(cuda), cuda.stream(), cuda.stream(), 0
     address = ctypes.c_uint64(stream.address)
@@ -248,7 +248,7 @@ def test_a_warm_up_that_the_device_refused_is_released_once_nothing_can_read_it(
 
 
 def test_an_export_made_for_a_call_lives_as_long_as_its_work(make: Make, hold: Hold) -> None:
-    """A DLPack producer whose export is a copy: with the capsule that goes."""
+    """With a DLPack producer whose export is a copy, which the capsule frees."""
     made: list[weakref.ref[Any]] = []
 
     class Copies:
@@ -387,7 +387,7 @@ print("done")
 
 @pytest.mark.parametrize("name", ["Sequence", "Step"])
 def test_an_object_interrupted_in_its_creation_is_ended(make: Make, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """As a KeyboardInterrupt does, between the library's answer and the object that is made for it."""
+    """By a KeyboardInterrupt between the library's return and the creation of the Python object."""
     cache = make()
     sequence = joined(cache)
 

@@ -36,7 +36,7 @@ ROUNDING = 2e-4
 
 @pytest.fixture(params=["host", "stand-in", "late stand-in", "torch"])
 def place(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Where the slots are."""
+    """The place of the slots."""
     if request.param == "host":
         yield arrays.Numpy()
     elif request.param != "torch":
@@ -51,13 +51,13 @@ def place(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 @functools.cache
 def model() -> smollm2.Model:
-    """The same for all tests."""
+    """The same model for all tests."""
     return smollm2.Model(smollm2.Drawn(1, smollm2.Sizes(layers=LAYERS, vocabulary=VOCABULARY)))
 
 
 @functools.cache
 def requests(batch: int) -> list[engine.Request]:
-    """Prompts by chance, which have half of their tokens in common."""
+    """Random prompts, which have half of their tokens in common."""
     count = engine.needed(context=CONTEXT, batch=batch, promised=TOKENS)
     text = np.random.default_rng(1).integers(0, VOCABULARY, count).tolist()
     return engine.requests(model(), text, context=CONTEXT, batch=batch, promised=TOKENS)
@@ -137,7 +137,7 @@ def test_control_missing_gathers_are_detected(place: Any, monkeypatch: pytest.Mo
 
 
 def example(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs the example with weights by chance."""
+    """Runs the example with random weights."""
     sizes = ["--layers", "2", "--context", "96", "--tokens", "6", "--top-k", "16", "--random-weights", "5"]
     command = [sys.executable, str(EXAMPLES / "decode.py"), *sizes, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)

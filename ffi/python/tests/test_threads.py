@@ -15,7 +15,7 @@ Make = Callable[..., forebay.Cache]
 
 
 def test_a_second_thread_on_one_cache_is_refused(make: Make) -> None:
-    """While a call is inside the library, held there by a work of its own stream, another thread's is refused."""
+    """While one thread's call is in the library, held there by work of its stream, another thread's call is refused."""
     cache = make()
     sequence = joined(cache)
     step = cache.prepare([(sequence, 0, 1)])
@@ -103,7 +103,7 @@ def test_two_threads_drive_two_caches_at_once(make: Make) -> None:
 
 
 def test_calls_release_the_interpreters_lock(make: Make) -> None:
-    """A call that waits for what only another thread does would hang for ever otherwise."""
+    """Otherwise a call that waits for another thread's action would hang for ever."""
     device = forebay.HostDevice(threads=True)
     make(device)
     go = threading.Event()

@@ -71,7 +71,7 @@ OTHERS = {"residency_only", "huge_pages", "populate", "lock", "overcommit", "num
 
 
 def refusal(**changes: Any) -> str:
-    """What is said of a cache with these fields of its shape and of its own."""
+    """The error of a cache with these fields, of its shape or its own."""
     shape = {**SHAPE, **{name: changes.pop(name) for name in list(changes) if name in SHAPE_FIELDS}}
     declared = {**CACHE, **changes}
     del declared["lock"]
