@@ -65,7 +65,7 @@ fn every_group_is_measured_on_the_host_and_agrees_with_the_rule() {
     let calls = |batch| (batch, 1, "calls".to_owned());
     assert_eq!(nodes(&entries), [calls(1), calls(4)], "a host has no graphs");
     let ways = |entry: &&Value| entry["beside"].get("packed on the host").is_some();
-    assert!(entries.iter().filter(ways).count() >= 2, "rows that are packed stand beside those that are not");
+    assert!(entries.iter().filter(ways).count() >= 2, "packed rows and unpacked ones");
 }
 
 #[test]
@@ -87,15 +87,15 @@ fn the_share_of_misses_is_the_requested_one() {
 /// Parameters of the node figures: batch, streams, and how the nodes were enqueued. Each layer has three nodes.
 fn nodes(entries: &[Value]) -> Vec<(u64, u64, String)> {
     let of = |figure: &&Value| figure["group"] == "nodes";
-    let told = |figure: &Value| {
+    let parameters_of = |figure: &Value| {
         let number = |name: &str| figure["parameters"][name].as_u64().unwrap();
         assert_eq!(number("nodes"), 3 * number("layers"), "{figure}");
-        assert_eq!(figure["checked"], number("batch") * 64, "every answer of a batch row: {figure}");
+        assert_eq!(figure["checked"], number("batch") * 64, "every slot of a batch row: {figure}");
         assert!(figure["beside"]["the host's launch"].as_f64().unwrap() > 0.0, "{figure}");
         let enqueued = figure["parameters"]["enqueued"].as_str().unwrap().to_owned();
         (number("batch"), number("streams"), enqueued)
     };
-    entries.iter().filter(of).map(told).collect()
+    entries.iter().filter(of).map(parameters_of).collect()
 }
 
 /// A driver's library for the command to load; `None` without a C++ compiler, after a message that the test skips.
@@ -123,8 +123,8 @@ fn every_group_is_measured_on_a_gpu_and_agrees_with_the_rule() {
     let tuned = [&of_gpu[..5], &["gather", "--gather-blocks", "2", "--threads", "64", "--bulk"]].concat();
     let tuned = entries(&tuned);
     let options = &tuned[0]["options"];
-    let told = (&options["gather_blocks"], &options["threads"], &options["bulk"]);
-    assert_eq!(told, (&2.into(), &64.into(), &true.into()), "{options}");
+    let used = (&options["gather_blocks"], &options["threads"], &options["bulk"]);
+    assert_eq!(used, (&2.into(), &64.into(), &true.into()), "{options}");
     // Bulk copies load no rows by warps.
     assert!(tuned.len() > 1 && tuned[1..].iter().all(|figure| figure.get("link").is_none()));
 }

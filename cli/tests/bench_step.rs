@@ -26,8 +26,8 @@ fn are_whole(figures: &[Value], captured: &str) {
     for (name, count) in counts {
         assert_eq!(of(name).len(), count, "{name}");
     }
-    let besides = (of("work beside a gather").len(), of("gather behind work").len());
-    assert_eq!((of("forebay's nodes").len(), besides), (4, (2, 2)));
+    let overlapping = (of("work beside a gather").len(), of("gather behind work").len());
+    assert_eq!((of("forebay's nodes").len(), overlapping), (4, (2, 2)));
     for figure in figures {
         assert_eq!(figure["group"], "step");
         assert!(figure["target"].is_null(), "tiny steps reach nothing: {figure}");

@@ -128,8 +128,8 @@ fn the_plan_assigns_every_part_to_a_call_with_enough_time() {
         let lines = plan(minutes, call).1;
         lines.into_iter().find(|line| line.starts_with("no time for:")).unwrap_or_default()
     };
-    assert!(left_out("20", "5").contains(" python "), "it says what does not fit");
-    assert!(left_out("600", "60").is_empty(), "with time there is a place for everything");
+    assert!(left_out("20", "5").contains(" python "), "it names the part that does not fit");
+    assert!(left_out("600", "60").is_empty(), "with enough time every part has a call");
     assert_eq!(plan("0", "5").0, Some(2), "nothing can be done in no time");
     assert_eq!(plan("45", "x").0, Some(2));
 }

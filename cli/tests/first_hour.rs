@@ -121,7 +121,7 @@ fn a_file_of_another_kind_is_identified_and_its_command_named() {
     let (requests, page) = (requests(), file("page.html", "<!DOCTYPE html>\n<html></html>\n"));
     let results = file("results.json", &succeeds(&["replay", TRACE, "--slots", "1024", "--json", "-"]));
     let plan = ["plan", "--setup", "ess", "--gpu", "80GiB", "--context", "32K"];
-    for (call, is, goes) in [
+    for (call, is, use_for) in [
         (vec!["replay", setup], "a setup", "--setup"),
         (vec!["replay", measurements], "measurements", "forebay fit"),
         (vec!["replay", &page], "an HTML page", "browser"),
@@ -137,7 +137,7 @@ fn a_file_of_another_kind_is_identified_and_its_command_named() {
         ([&plan[..], &["--misses", measurements]].concat(), "measurements", "forebay fit"),
     ] {
         let error = refuses(&call);
-        assert!(error.contains(&format!(" is {is}")) && error.contains(goes), "{call:?}: {error}");
+        assert!(error.contains(&format!(" is {is}")) && error.contains(use_for), "{call:?}: {error}");
         assert!(error.contains("is wanted"), "{call:?}: {error}");
     }
 }

@@ -77,7 +77,7 @@ fn plan() -> String {
 }
 
 /// Runs the command after a shell command.
-fn behind(limits: &str, arguments: &[&str]) -> Command {
+fn with_limits(limits: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new("sh");
     let script = format!("{limits}; exec \"$@\"");
     command.args(["-c", &script, "sh", env!("CARGO_BIN_EXE_forebay")]).args(arguments);
@@ -94,7 +94,7 @@ fn exceeding_the_file_size_limit_is_an_error_and_no_signal() {
             fs::write(&out, old).unwrap();
         }
         let arguments = [&PLAN[..], &["--html", &out]].concat();
-        let error = refused(behind("ulimit -f 1", &arguments).output().unwrap(), &arguments);
+        let error = refused(with_limits("ulimit -f 1", &arguments).output().unwrap(), &arguments);
         assert!(error.contains("write: File too large"), "{error}");
         assert_eq!(fs::read_to_string(&out).ok().as_deref(), old);
         assert_eq!(folder.names().len(), usize::from(old.is_some()));
@@ -102,12 +102,12 @@ fn exceeding_the_file_size_limit_is_an_error_and_no_signal() {
     // A file is also at standard output; its content is the shell's to remove.
     for arguments in [&PLAN[..], &["--help"], &["completions", "bash"]] {
         let printed = File::create(folder.name("printed")).unwrap();
-        let status = behind("ulimit -f 0", arguments).stdout(printed).output().unwrap().status;
+        let status = with_limits("ulimit -f 0", arguments).stdout(printed).output().unwrap().status;
         assert_eq!(status.code(), Some(2), "{arguments:?}: {status}");
     }
     // Shared memory counts as a file.
     let arguments = ["replay", &data("demo.topk.zst"), "--prompt-share", "0.5", "--json", "-"];
-    let error = refused(behind("ulimit -f 1", &arguments).output().unwrap(), &arguments);
+    let error = refused(with_limits("ulimit -f 1", &arguments).output().unwrap(), &arguments);
     assert!(error.contains("ftruncate: File too large") && error.contains("raise the limit"), "{error}");
 }
 

@@ -21,7 +21,7 @@ fn plans(options: &str) -> Vec<Value> {
 }
 
 /// The tables as printed, with all lines joined, because line breaks do not matter here.
-fn told(arguments: &[&str]) -> String {
+fn printed(arguments: &[&str]) -> String {
     succeeds(arguments).replace('\n', " ")
 }
 
@@ -171,7 +171,7 @@ fn a_stride_of_whole_cache_lines_is_offered_with_its_cost() {
     assert_eq!(aligned["bytes_by_part"]["host_rows"].as_u64(), Some(rows / 704 * 768));
     assert_eq!(aligned["host_stride"]["other"]["host_rows"].as_u64(), Some(rows));
     let arguments: Vec<&str> = std::iter::once("plan").chain(given.split(' ')).collect();
-    let said = told(&arguments);
+    let said = printed(&arguments);
     assert!(said.contains("At 768 (--host-stride): 6.00 requests, +9.1% of the rows' host memory"), "{said}");
     let whole = plans("--gpu 80GiB --weights 0 --context 32K --mtp 2 --batch 52");
     assert!(whole[0].get("host_stride").is_none());
@@ -181,14 +181,14 @@ fn a_stride_of_whole_cache_lines_is_offered_with_its_cost() {
 
 #[test]
 fn a_plan_where_offload_does_not_pay_is_reported() {
-    let whole = told(&["plan", "--weights", "0", "--gpu", "80GiB", "--context", "32K", "--batch", "52"]);
+    let whole = printed(&["plan", "--weights", "0", "--gpu", "80GiB", "--context", "32K", "--batch", "52"]);
     assert!(whole.contains("Does not pay here: all rows of this batch fit on the device"), "{whole}");
     let dense =
-        told(&["plan", "--weights", "0", "--gpu", "80GiB", "--context", "4K", "--model", "deepseek-v3"]);
+        printed(&["plan", "--weights", "0", "--gpu", "80GiB", "--context", "4K", "--model", "deepseek-v3"]);
     assert!(dense.contains("dense attention"), "{dense}");
-    let few = told(&["plan", "--weights", "0", "--gpu", "80GiB", "--context", "32K", "--batch", "190"]);
+    let few = printed(&["plan", "--weights", "0", "--gpu", "80GiB", "--context", "32K", "--batch", "190"]);
     assert!(few.contains("Fewer than 6400 slots"), "{few}");
-    let pays = told(&["plan", "--weights", "0", "--gpu", "80GiB", "--context", "32K", "--batch", "128"]);
+    let pays = printed(&["plan", "--weights", "0", "--gpu", "80GiB", "--context", "32K", "--batch", "128"]);
     assert!(!pays.contains("oes not pay"), "{pays}");
 }
 
@@ -222,7 +222,7 @@ fn a_link_that_is_too_slow_does_not_pay() {
         (&false.into(), &false.into(), &Value::Null)
     );
     let arguments: Vec<&str> = std::iter::once("plan").chain(options.split(' ')).collect();
-    let table = told(&[&arguments[..], &["--wide"]].concat());
+    let table = printed(&[&arguments[..], &["--wide"]].concat());
     assert!(table.contains("never") && table.contains("Does not pay here"), "{table}");
     let asked = plans(&format!("{options} --batch 128"));
     assert_eq!((&asked[0]["offload"], &asked[0]["pays"]), (&true.into(), &false.into()));
@@ -331,7 +331,7 @@ fn misses_of_another_model_or_context_are_reported_with_the_plan() {
         assert!(note.contains(words), "{note}");
     }
     let arguments: Vec<&str> = std::iter::once("plan").chain(options.split(' ')).collect();
-    assert!(told(&arguments).contains(&note));
+    assert!(printed(&arguments).contains(&note));
     assert!(succeeds(&[&arguments[..], &["--html", "-"]].concat()).contains(&note));
 }
 

@@ -109,11 +109,11 @@ fn recorded(folder: &Path, steps: u32, warm_steps: u32) -> PathBuf {
 #[test]
 fn one_step_without_a_prompt_has_no_similarity() {
     let folder = folder("one");
-    for (warm, told) in [(0, false), (1, true)] {
+    for (warm, shown) in [(0, false), (1, true)] {
         let trace = recorded(&folder, 1 + warm, warm);
         let page = succeeds(&["replay", trace.to_str().unwrap(), "--slots", "9", "--html", "-"]);
         assert!(!page.contains("NaN"), "{warm} warm steps");
-        assert_eq!(page.contains("Similarity within a layer"), told);
+        assert_eq!(page.contains("Similarity within a layer"), shown);
     }
 }
 

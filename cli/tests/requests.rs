@@ -298,8 +298,8 @@ fn sessions_are_interleaved_by_time_as_the_headline_reports() {
         let arguments = [&[path, "--capacity", "1", "--json", "-"], option].concat();
         serde_json::from_str::<Vec<Value>>(&succeeds(&arguments)).unwrap().remove(0)
     };
-    let (beside, in_turn) = (of(&path, &[]), of(&path, &["--one-after-another"]));
-    assert_eq!((&beside["hit_blocks"], &beside["sessions"]), (&0.into(), &"interleaved".into()));
+    let (together, in_turn) = (of(&path, &[]), of(&path, &["--one-after-another"]));
+    assert_eq!((&together["hit_blocks"], &together["sessions"]), (&0.into(), &"interleaved".into()));
     assert_eq!((&in_turn["hit_blocks"], &in_turn["sessions"]), (&2.into(), &"one-after-another".into()));
     let text = succeeds(&[&path]);
     assert!(text.contains("2 sessions, interleaved by time, all beginning together"), "{text}");

@@ -94,18 +94,18 @@ fn a_host_bound_step_is_reported() {
         let entries: Value =
             serde_json::from_str(&succeeds(&[&arguments[..], &["--json", "-"]].concat())).unwrap();
         assert_eq!(entries[0]["host"]["bound_by"], bound);
-        let told = succeeds(&arguments).replace('\n', " ");
-        assert!(told.contains(words) && !told.contains("No step waits"), "{told}");
+        let printed = succeeds(&arguments).replace('\n', " ");
+        assert!(printed.contains(words) && !printed.contains("No step waits"), "{printed}");
     }
 }
 
 #[test]
 fn predicted_kernel_times_are_listed_by_term_and_prices_can_be_changed() {
-    let told = |more: &[&str]| {
+    let entries_with = |more: &[&str]| {
         let arguments = [&["simulate", "--kernels", "--json", "-"][..], more].concat();
         serde_json::from_str::<Vec<Value>>(&succeeds(&arguments)).unwrap()
     };
-    let entries = told(&[]);
+    let entries = entries_with(&[]);
     let (head, figures) = entries.split_first().unwrap();
     assert_eq!((&head["kind"], &head["measured"]), (&"kernel-prices".into(), &false.into()));
     let sum = |value: &Value, end: &str| -> f64 {
@@ -125,7 +125,7 @@ fn predicted_kernel_times_are_listed_by_term_and_prices_can_be_changed() {
         }
     }
     assert!(sums >= 16, "{sums}");
-    let changed = told(&["--assume", "load_us=1..2", "--assume", "node_us=0.5"]);
+    let changed = entries_with(&["--assume", "load_us=1..2", "--assume", "node_us=0.5"]);
     let find = |of: &[Value]| {
         of.iter().find(|one| one["figure"] == "launches of R, G and S, 61 layers, captured").cloned()
     };

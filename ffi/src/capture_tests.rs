@@ -163,22 +163,22 @@ impl Graphs {
         for (side, (slots, ..)) in self.sides.iter().zip(&answers) {
             let mut bytes = vec![0; 4 * WORDS];
             assert!(self.driver.read(side.slots.addr() as u64, &mut bytes));
-            let told: Vec<i32> =
+            let launched: Vec<i32> =
                 bytes.chunks_exact(4).map(|word| i32::from_le_bytes(word.try_into().unwrap())).collect();
-            same_slots(&told, slots);
+            same_slots(&launched, slots);
         }
     }
 }
 
 /// Slots are equal except for the begin of scratch, landing and budget slots: devices map memory in other grains.
-fn same_slots(told: &[i32], own: &[i32]) {
+fn same_slots(launched: &[i32], own: &[i32]) {
     let mut shifts = [None; 3];
-    for (told, own) in told.iter().zip(own) {
+    for (launched, own) in launched.iter().zip(own) {
         match own {
-            -1 => assert_eq!(*told, -1),
+            -1 => assert_eq!(*launched, -1),
             _ => {
-                let shift = shifts[(own / 64).min(2) as usize].get_or_insert(told - own);
-                assert_eq!(told - own, *shift, "{told} for {own}");
+                let shift = shifts[(own / 64).min(2) as usize].get_or_insert(launched - own);
+                assert_eq!(launched - own, *shift, "{launched} for {own}");
             }
         }
     }
@@ -195,7 +195,7 @@ fn launches_equal_rusts_layer_by_layer_steps() {
             ok(unsafe { fb_launch(graphs.rig.cache, captured, steps.as_ptr(), 2) });
         });
     }
-    let (counts, _) = told(graphs.rig.cache);
+    let (counts, _) = report_of(graphs.rig.cache);
     assert!(counts.iter().all(|count| count.hits > 0) && counts.iter().any(|count| count.misses > 0));
     ok(fb_captured_destroy(captured));
     assert_eq!(fb_captured_destroy(captured), FbStatus::FbClosed);

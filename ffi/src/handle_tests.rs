@@ -345,7 +345,7 @@ fn a_panic_breaks_the_object_in_a_change_but_not_in_a_read() {
     assert_eq!(read(handle, |_| run()), FbStatus::FbInternal);
     assert!(text_of(handle).starts_with("call: internal error: the library broke"), "{}", text_of(handle));
     assert_eq!((end(handle, |_| run()), ran.get()), (FbStatus::FbOk, false));
-    assert_eq!(ended.load(Ordering::Relaxed), 0, "what a panic left cannot be trusted to end");
+    assert_eq!(ended.load(Ordering::Relaxed), 0, "an object that a panic left is not ended");
     assert_eq!(end(handle, touch), FbStatus::FbClosed);
 }
 
@@ -359,11 +359,11 @@ fn an_object_keeps_the_text_of_its_own_last_failure() {
     assert!(text_of(one).starts_with("first: busy"), "a call that succeeds leaves it");
     assert_eq!(read(one, |_| Err(Error::new(Kind::Io, "second"))), FbStatus::FbIo);
     assert!(text_of(one).starts_with("second: "), "a const call leaves one too");
-    let beside = change(one, |_| {
+    let second = change(one, |_| {
         assert_eq!(read(one, look), FbStatus::FbBusy);
         Ok(())
     });
-    assert_eq!(beside, FbStatus::FbOk);
+    assert_eq!(second, FbStatus::FbOk);
     assert!(text_of(one).starts_with("second: "), "a refused call leaves none");
     assert_eq!(text_of(other), "");
     for handle in [one, other] {

@@ -114,7 +114,7 @@ impl Side {
         }
     }
 
-    fn told(&mut self) -> FbOverlapConfig {
+    fn config(&mut self) -> FbOverlapConfig {
         FbOverlapConfig {
             selection: self.selection.as_ptr(),
             slots: self.slots.as_mut_ptr(),
@@ -164,7 +164,7 @@ fn a_layer_in_each_order_equals_rusts() {
             script.cache = Some(rig.cache);
             let passes = (0..LAYERS).map(|layer| (layer, FB_ALL_QUERY_ROWS));
             for (layer, pass) in passes.chain((0..QUERY_ROWS).map(|pass| (LAYERS, pass + 1))) {
-                let (layers, engine) = (script.sides[0].told(), engine(&mut script));
+                let (layers, engine) = (script.sides[0].config(), engine(&mut script));
                 // SAFETY: buffers of the step's shape, and the callback of this test.
                 ok(unsafe { fb_overlap(rig.cache, step, layer, pass, number, &layers, &engine) });
                 let layers = twin.sides[0].own(&rig);
@@ -189,7 +189,7 @@ fn steps_of_several_micro_batches_equal_rusts() {
         let (mut script, mut twin) = scripts(&mut rig, 2);
         let named: Vec<usize> = if round % 2 == 0 { vec![0, 1] } else { vec![1, 0] };
         let steps: Vec<FbStep> = named.iter().map(|of| open[*of].0).collect();
-        let layers: Vec<FbOverlapConfig> = named.iter().map(|of| script.sides[*of].told()).collect();
+        let layers: Vec<FbOverlapConfig> = named.iter().map(|of| script.sides[*of].config()).collect();
         let (of, to) = (steps.as_ptr(), layers.as_ptr());
         let engine = engine(&mut script);
         // SAFETY: buffers of the steps' shape, and the callback of this test.
@@ -221,12 +221,12 @@ fn an_error_of_a_callback_is_returned_and_abandons_the_step() {
         let (mut step, mut own) = rig.prepare(0..2, 0);
         let (mut script, _) = scripts(&mut rig, 1);
         script.fails = Some((number, said));
-        let (layers, engine) = (script.sides[0].told(), engine(&mut script));
+        let (layers, engine) = (script.sides[0].config(), engine(&mut script));
         // SAFETY: buffers of the step's shape, and the callback of this test.
         unsafe {
             let made = fb_overlap(rig.cache, step, 0, 0, FB_OVERLAP_DA, &layers, &engine);
             refused(made, wanted, &rig, &format!("status {said}"));
-            assert_eq!(script.calls.len(), number, "nothing behind it");
+            assert_eq!(script.calls.len(), number, "no call after it");
             let again = fb_overlap(rig.cache, step, 0, 0, FB_OVERLAP_DA, &layers, &engine);
             refused(again, FbStatus::FbInvalidState, &rig, "abandoned");
             ok(fb_finish(rig.cache, step, null_mut()));
@@ -248,7 +248,7 @@ fn overlap_refuses_invalid_arguments_before_it_enqueues_anything() {
     let open = [rig.prepare(0..2, 0), rig.prepare(2..4, 1)];
     let (mut script, _) = scripts(&mut rig, 2);
     let engine = engine(&mut script);
-    let right = script.sides[0].told();
+    let right = script.sides[0].config();
     let step = open[0].0;
     let overlap = |layer: u32, pass: u32, order: u32, layers: FbOverlapConfig| {
         // SAFETY: all are refused before a buffer is touched.
@@ -284,7 +284,7 @@ fn overlap_refuses_invalid_arguments_before_it_enqueues_anything() {
             unsafe { fb_overlap_steps(rig.cache, steps, layers, count, orders, drafts, engine) }
         };
     let both = [open[0].0, open[1].0];
-    let sides = [right, script.sides[1].told()];
+    let sides = [right, script.sides[1].config()];
     // SAFETY: null is refused.
     unsafe {
         let made = fb_overlap(rig.cache, step, 0, 0, 0, null(), &engine);
@@ -329,7 +329,7 @@ fn no_call_of_a_step_allocates() {
     sides.iter_mut().for_each(|side| side.selection.iter_mut().zip(0..).for_each(|(to, p)| *to = p));
     let (selection, mut slots) = (vec![5; ALL as usize * WORDS], vec![7; ALL as usize * WORDS]);
     let (mut counts, mut count) = ([Default::default(); ALL as usize], 0);
-    let layers = sides.each_mut().map(Side::told);
+    let layers = sides.each_mut().map(Side::config);
     let engine = FbEngine { enqueue: Some(idle), ..blank() };
     let step = |rows: &[FbBatchRow; 2], micro_batch| {
         let config = FbStepConfig {

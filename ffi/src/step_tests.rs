@@ -48,7 +48,7 @@ fn layers_one_by_one_equal_rusts() {
         }
         rig.end(step, own);
     }
-    let (counts, _) = told(rig.cache);
+    let (counts, _) = report_of(rig.cache);
     assert!(counts.iter().all(|count| count.hits > 0 && count.misses > count.scratch), "{counts:?}");
     assert!(counts.iter().any(|count| count.scratch > 0), "{counts:?}");
 }
@@ -62,7 +62,7 @@ fn all_layers_in_one_call_equal_the_layers_one_by_one() {
         let mut slots = vec![7; selection.len() + 1];
         // SAFETY: buffers of the step's shape, one layer after the other.
         ok(unsafe { fb_layers(rig.cache, step, selection.as_ptr(), slots.as_mut_ptr(), null_mut()) });
-        assert_eq!(slots.pop(), Some(7), "nothing behind them");
+        assert_eq!(slots.pop(), Some(7), "nothing after them");
         let chunks = selection.chunks(selection.len() / ALL as usize);
         let wanted: Vec<i32> =
             (0..).zip(chunks).flat_map(|(layer, chunk)| twin_layer(&rig, &own, layer, chunk)).collect();
@@ -108,12 +108,12 @@ fn all_layers_in_one_call_are_refused_where_a_row_might_be_in_a_scratch_slot() {
 fn range(rig: &Rig, step: FbStep, own: &Step, range: &FbStepRange, call: LayerCall, selection: &[i32]) {
     let rows = call.draft_pass.map_or(QUERY_ROWS, |_| 1) * 4;
     let room = || (vec![7; selection.len()], vec![7; (2 * rows * K) as usize], vec![7; 2 * rows as usize]);
-    let (mut told, wanted) = (room(), room());
+    let (mut written, wanted) = (room(), room());
     let buffers = FbBuffers {
         selection: selection.as_ptr(),
-        slots: told.0.as_mut_ptr(),
-        lists: told.1.as_mut_ptr(),
-        counts: told.2.as_mut_ptr(),
+        slots: written.0.as_mut_ptr(),
+        lists: written.1.as_mut_ptr(),
+        counts: written.2.as_mut_ptr(),
         batch: 4,
         ..blank()
     };
@@ -133,7 +133,7 @@ fn range(rig: &Rig, step: FbStep, own: &Step, range: &FbStepRange, call: LayerCa
     rig.twin.resolve(own, call, rig.stream, own_buffers).unwrap();
     rig.twin.gather(own, call, 0, rig.stream).unwrap();
     rig.twin.scatter(own, call, rig.stream).unwrap();
-    assert_eq!(told, wanted);
+    assert_eq!(written, wanted);
 }
 
 #[test]
@@ -149,18 +149,18 @@ fn step_ranges_equal_rusts() {
                     LayerCall { layer: Layer(layer), batch_rows: Some((first, count)), draft_pass: None };
                 (FbStepRange { layer, first, count: given, ..blank() }, call)
             };
-            let (told, call) = of(0, 1, 1);
-            range(&rig, step, &own, &told, call, &selection[..row]);
+            let (passed, call) = of(0, 1, 1);
+            range(&rig, step, &own, &passed, call, &selection[..row]);
             // All rows from the second one on.
-            let (told, call) = of(1, 3, if round % 2 == 0 { 0 } else { 3 });
-            range(&rig, step, &own, &told, call, &selection[row..]);
+            let (passed, call) = of(1, 3, if round % 2 == 0 { 0 } else { 3 });
+            range(&rig, step, &own, &passed, call, &selection[row..]);
         }
         for pass in 0..QUERY_ROWS {
             let call = LayerCall { layer: Layer(LAYERS), batch_rows: None, draft_pass: Some(pass) };
             let selection: Vec<i32> =
                 rig.selection(0..4).chunks(K as usize).step_by(2).flatten().copied().collect();
-            let told = FbStepRange { layer: LAYERS, draft_pass: pass + 1, ..blank() };
-            range(&rig, step, &own, &told, call, &selection);
+            let passed = FbStepRange { layer: LAYERS, draft_pass: pass + 1, ..blank() };
+            range(&rig, step, &own, &passed, call, &selection);
         }
         rig.end(step, own);
     }
@@ -262,7 +262,7 @@ fn the_device_may_hold_the_numbers_of_accepted_rows() {
         ok(fb_finish(rig.cache, step, null_mut()));
         ok(fb_retire(rig.cache, &mut step, null_mut(), null_mut()));
     }
-    assert_eq!(told(rig.cache).1, [PROMPT + 2, PROMPT + 1]);
+    assert_eq!(report_of(rig.cache).1, [PROMPT + 2, PROMPT + 1]);
 }
 
 #[test]
@@ -369,14 +369,14 @@ fn an_abandoned_step_is_cancelled_and_reports_nothing() {
     let (step, own) = rig.prepare(0..2, 0);
     rig.rest(step, &own);
     rig.end(step, own);
-    assert!(!told(rig.cache).0.is_empty());
+    assert!(!report_of(rig.cache).0.is_empty());
     let (mut step, mut own) = rig.prepare(0..2, 0);
     ok(fb_abandon(rig.cache, step));
     ok(fb_finish(rig.cache, step, null_mut()));
     // SAFETY: room for the number.
     let ended = unsafe { fb_retire(rig.cache, &mut step, null_mut(), null_mut()) };
     status(ended, FbStatus::FbCancelled, &rig, "not enqueued completely");
-    assert_eq!((step, told(rig.cache)), (0, (Vec::new(), Vec::new())));
+    assert_eq!((step, report_of(rig.cache)), (0, (Vec::new(), Vec::new())));
     rig.twin.abandon(&mut own).unwrap();
     rig.twin.finish(&mut own, rig.stream).unwrap();
     assert_eq!(rig.twin.retire(own, rig.stream).unwrap_err().error.kind(), Kind::Cancelled);

@@ -136,15 +136,15 @@ fn a_recording_made_through_c_is_read_by_rust_and_through_c() {
         assert_eq!(&said_of(selections, which), wanted);
         assert_eq!(wanted, texts[which as usize].to_str().unwrap());
     }
-    let (mut told, mut count) = ([0; 2], 0);
+    let (mut layer_ids, mut count) = ([0; 2], 0);
     // SAFETY: room for two.
-    ok(unsafe { fb_selections_layer_ids(selections, told.as_mut_ptr(), 2, &mut count) });
-    assert_eq!((told, count), (ids, 2));
+    ok(unsafe { fb_selections_layer_ids(selections, layer_ids.as_mut_ptr(), 2, &mut count) });
+    assert_eq!((layer_ids, count), (ids, 2));
 
     let mut positions = vec![99; 4 * (LAYERS * K) as usize + 1];
     // SAFETY: room for three steps and one more number.
     ok(unsafe { fb_selections_read(selections, 0, 4, positions.as_mut_ptr()) });
-    assert_eq!(positions.pop(), Some(99), "nothing behind them");
+    assert_eq!(positions.pop(), Some(99), "nothing after them");
     for (set, (step, layer)) in
         positions.chunks(K as usize).zip((0..4).flat_map(|step| (0..LAYERS).map(move |l| (step, l))))
     {

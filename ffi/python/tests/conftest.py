@@ -91,8 +91,8 @@ def empty(rows: int = 1, query_rows: int = 1) -> np.ndarray[Any, Any]:
 
 
 def whole(step: forebay.Step, *called: int, into: tuple[Any, Any] | None = None) -> None:
-    """Makes the calls that a step still requires: layers not in `called` select nothing, and the contents of the landing
-    slots of all layers are stored. `into`: an empty selection, and slots, for memory other than the host's."""
+    """Makes the calls that a step still requires: layers not in `called` select nothing, and all layers store the
+    contents of their landing slots. `into`: an empty selection, and slots, for memory other than the host's."""
     for layer in range(step.cache.info.layers):
         if layer not in called:
             words = (step.rows, step.query_rows, step.cache.info.top_k)

@@ -89,8 +89,8 @@ class Interrupt:
 
 @functools.cache
 def places(code: CodeType) -> tuple[frozenset[int], frozenset[int]]:
-    """Offsets of instructions after calls; and offsets where an exception handler begins or ends: the interpreter raises
-    nothing there, and if a tracer raises there, the exception in handling is lost."""
+    """Offsets of instructions after calls; and offsets where an exception handler begins or ends: the interpreter
+    raises nothing there, and if a tracer raises there, the exception in handling is lost."""
     listed = list(dis.get_instructions(code))
     calls = frozenset(b.offset for a, b in zip(listed, listed[1:]) if a.opname.startswith("CALL"))
     return calls, frozenset(one.offset for one in listed if one.opname in ("PUSH_EXC_INFO", "POP_EXCEPT"))
@@ -145,8 +145,8 @@ class World:
             assert self.warm.digest() == expected_digest(), "the wrong rows were read"
 
     def end(self, noted: bool) -> None:
-        """Checks that all resources are released and that the cache still works. The cache ends objects that a finalizer
-        could not note."""
+        """Checks that all resources are released and that the cache still works. The cache ends objects that a
+        finalizer could not note."""
         self.more.clear()
         self.warm = None
         for _ in range(2):

@@ -201,9 +201,9 @@ def test_a_warm_up_that_the_device_refused_is_released_once_nothing_can_read_it(
     code: int,
     refusal: type[BaseException],
 ) -> None:
-    """The driver refuses one of a join's calls on a held stream, because of memory or a capture. The work enqueued before
-    the refusal runs late: until another join on another stream has ended, or until the sequence, closed on another
-    stream, is reaped."""
+    """The driver refuses one of a join's calls on a held stream, because of memory or a capture. The work enqueued
+    before the refusal runs late: until another join on another stream has ended, or until the sequence, closed on
+    another stream, is reaped."""
     driver = ctypes.CDLL(os.environ["FOREBAY_STANDIN_LIBRARY"])
     cache, stream, other, kept = make(cuda), cuda.stream(), cuda.stream(), 0
     address = ctypes.c_uint64(stream.address)

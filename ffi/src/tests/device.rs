@@ -129,7 +129,7 @@ fn a_ticket_does_not_keep_a_device_alive() {
             thread::yield_now();
         }
         open.send(()).unwrap();
-        assert_eq!(destroyed.join().unwrap(), (FbOk, 1), "the device ends behind who asks it");
+        assert_eq!(destroyed.join().unwrap(), (FbOk, 1), "the device ends after the query");
     });
     door.with(|_| panic!("the device is gone"));
 }
@@ -151,7 +151,7 @@ fn streams_run_in_the_requested_order() {
         assert_eq!(fb_stream_call(device, other, Some(see), (&raw const seen).cast_mut().cast()), FbOk);
         open.send(()).unwrap();
         assert_eq!(fb_stream_wait(device, other), FbOk);
-        assert_eq!(seen.at.load(Ordering::Relaxed), 1, "behind the first stream's work");
+        assert_eq!(seen.at.load(Ordering::Relaxed), 1, "after the first stream's work");
         let unknown = held;
         assert_eq!(fb_stream_order(device, unknown, other), FbOutOfRange);
         assert_eq!(fb_stream_order(device, other, unknown), FbOutOfRange);

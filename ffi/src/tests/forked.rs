@@ -84,7 +84,7 @@ fn overlap_in_a_child(answer: u32, gives: bool) {
             let closed = ended == FbClosed && fb_finish(cache, step, null_mut()) == FbClosed;
             libc::_exit(i32::from(!closed));
         }
-        assert_eq!((data.state, data.left), (0, before), "the child was told, and stored nothing");
+        assert_eq!((data.state, data.left), (0, before), "the child got an error, and stored nothing");
         assert_eq!(ended, FbOk, "{}", text_of(cache));
         assert_eq!(fb_layer(cache, step, 1, selection.as_ptr(), slots.as_mut_ptr(), null_mut()), FbOk);
         assert_eq!(fb_scatter(cache, step, 1, null_mut()), FbOk);
