@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 #[path = "../src/blocks/mod.rs"]
-#[expect(dead_code, reason = "what a replay takes is asked by the command")]
+#[expect(dead_code, reason = "only the command uses the memory estimates")]
 mod blocks;
 #[path = "../src/study"]
 mod study {
@@ -98,7 +98,7 @@ fn compare(kind: &str, file: &str, options: &Options, capacities: &[u32]) {
         let outcome = blocks::replay(&trace, Policy::Lru, *capacity, 0, || ()).unwrap();
         let counted = (outcome.hit_blocks, outcome.evicted_blocks);
         assert_eq!(counted, naive(&asked, *capacity as usize), "{file} at {capacity}");
-        assert!(outcome.hit_blocks > 0, "a replay without hits shows nothing");
+        assert!(outcome.hit_blocks > 0, "a replay without hits proves nothing");
         assert_eq!(outcome.requests, asked.len() as u64);
         assert_eq!(outcome.blocks, asked.iter().map(|(_, blocks)| blocks.len() as u64).sum::<u64>());
         assert_eq!(outcome.input_tokens, asked.iter().map(|(tokens, _)| tokens).sum::<u64>());

@@ -130,7 +130,7 @@ fn the_plan_assigns_every_part_to_a_call_with_enough_time() {
     };
     assert!(left_out("20", "5").contains(" python "), "it names the part that does not fit");
     assert!(left_out("600", "60").is_empty(), "with enough time every part has a call");
-    assert_eq!(plan("0", "5").0, Some(2), "nothing can be done in no time");
+    assert_eq!(plan("0", "5").0, Some(2), "no part fits into zero minutes");
     assert_eq!(plan("45", "x").0, Some(2));
 }
 

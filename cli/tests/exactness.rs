@@ -3,11 +3,11 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 #[path = "../../tests/support/oracle.rs"]
-#[expect(dead_code, reason = "a replay cuts no sequence and brings nothing up")]
+#[expect(dead_code, reason = "a replay truncates no sequence and loads no rows")]
 mod oracle;
 #[path = "../src/study"]
 mod study {
-    #[expect(dead_code, reason = "what a replay takes is asked by the command")]
+    #[expect(dead_code, reason = "only the command uses the memory estimates")]
     pub mod pools;
 }
 #[path = "../../tests/support/traces.rs"]

@@ -6,11 +6,11 @@
 mod policy;
 #[path = "../src/study"]
 mod study {
-    #[expect(dead_code, reason = "what a replay takes is asked by the command")]
+    #[expect(dead_code, reason = "only the command uses the memory estimates")]
     pub mod pools;
     pub mod reserve;
     pub mod s3fifo_queues;
-    #[expect(dead_code, reason = "what a replay takes is asked by the command")]
+    #[expect(dead_code, reason = "only the command uses the memory estimates")]
     pub mod threads;
 }
 #[path = "../../tests/support/traces.rs"]

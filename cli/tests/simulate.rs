@@ -346,7 +346,7 @@ fn pictures_distinguish_settings_work_and_conditions() {
     assert_eq!(page.matches("<path class=\"line ").count(), 4);
     let page = run("--batch 128 --ratio 0.25,0.3,0.5 --link pcie4,c2c --html -");
     assert!(page.contains("Throughput by ratio") && page.contains("slots / context"));
-    assert!(page.contains("mtp 2, link c2c"), "the best one's link");
+    assert!(page.contains("mtp 2, link c2c"), "the link of the best point");
     let page = run("--batch 64,96,128 --ratio auto --cache 80GiB --html -");
     assert!(page.contains("Throughput by batch") && !page.contains("ratio auto"));
     let picture = run("--batch 128 --ratio 0.31 --fill --traffic-up 30 --timeline -");

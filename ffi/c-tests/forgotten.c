@@ -25,7 +25,7 @@ typedef struct {
     story of[ROWS];
     uint32_t query_rows[ROWS];
     /* First those of a layer, then those of each draft pass. */
-    int32_t selection[ROWS * ENTRIES], of_pass[QUERY][ROWS * TOP_K];
+    int32_t selection[ROWS * ENTRIES], by_draft_pass[QUERY][ROWS * TOP_K];
     int32_t slots[ROWS * ENTRIES], lists[LISTS];
     uint32_t counts[(1 + WAVES) * ROWS * QUERY];
     made due[CALLS_MAX];
@@ -77,7 +77,7 @@ static fb_step prepare(rig *r) {
     OK(r->cache, fb_prepare(r->cache, &config, r->stream, &step));
     OK(r->device, fb_stream_wait(r->device, r->stream));
     memset(r->selection, 0xff, sizeof r->selection);
-    memset(r->of_pass, 0xff, sizeof r->of_pass);
+    memset(r->by_draft_pass, 0xff, sizeof r->by_draft_pass);
     for (uint32_t row = 0; row < ROWS; row++) {
         story *of = &r->of[row];
         of->committed += of->accepted;
@@ -86,7 +86,7 @@ static fb_step prepare(rig *r) {
             int32_t *selection = r->selection + row * ENTRIES + query * TOP_K;
             of->written[of->committed + query] = ++writes;
             select_rows(selection, of->committed + query, writes);
-            memcpy(r->of_pass[query] + row * TOP_K, selection, TOP_K * sizeof *selection);
+            memcpy(r->by_draft_pass[query] + row * TOP_K, selection, TOP_K * sizeof *selection);
         }
         for (uint32_t layer = 0; layer < LAYERS; layer++) {
             land(r->cache, of, layer, r->query_rows[row]);
@@ -100,8 +100,10 @@ static fb_status make(rig *r, fb_step step, const made *call) {
     const fb_step_range *range = &call->range;
     switch (call->kind) {
     case RESOLVE:
-        buffers.selection = range->draft_pass == FB_ALL_QUERY_ROWS ? r->selection + range->first * ENTRIES
-                                                            : r->of_pass[range->draft_pass - 1] + range->first * TOP_K;
+        buffers.selection = r->selection + range->first * ENTRIES;
+        if (range->draft_pass != FB_ALL_QUERY_ROWS) {
+            buffers.selection = r->by_draft_pass[range->draft_pass - 1] + range->first * TOP_K;
+        }
         buffers.slots = r->slots;
         buffers.lists = r->lists;
         buffers.counts = r->counts;
@@ -197,7 +199,7 @@ static void complete(rig *r, fb_step step, const made *without, uint32_t missed)
     truncate(r);
 }
 
-static void give_up(rig *r, fb_step step) {
+static void abandon(rig *r, fb_step step) {
     OK(r->cache, fb_abandon(r->cache, step));
     OK(r->cache, fb_finish(r->cache, step, r->stream));
     OK(r->device, fb_stream_wait(r->device, r->stream));
@@ -248,7 +250,7 @@ static void step_without(rig *r, const made *without, int completed) {
     if (completed) {
         complete(r, step, without, missed);
     } else {
-        give_up(r, step);
+        abandon(r, step);
     }
     CHECK(stats_of(r->cache).steps_in_flight == 0);
 }
@@ -303,7 +305,7 @@ static void forget_each(uint32_t device) {
 }
 
 /* With fb_layer and fb_scatter: a layer that was not called, and one whose rows were not stored. */
-static void forget_in_one_pass(void) {
+static void forget_with_whole_layers(void) {
     static int32_t selection[LANES * ENTRIES], slots[LANES * ENTRIES];
     fb_device *device = device_of(FB_DEVICE_HOST);
     fb_cache_config config = declared();
@@ -337,6 +339,6 @@ static void forget_in_one_pass(void) {
 int main(void) {
     forget_each(FB_DEVICE_HOST);
     forget_each(FB_DEVICE_HOST_THREADS);
-    forget_in_one_pass();
+    forget_with_whole_layers();
     return checked();
 }

@@ -172,7 +172,7 @@ static fb_overlap_config layers_of(engine *e, const streams *four) {
     return layers;
 }
 
-static void know_addresses(engine *e) {
+static void record_addresses(engine *e) {
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
         e->slabs[layer] = row_at(e->cache, layer, 0);
     }
@@ -186,7 +186,7 @@ static void know_addresses(engine *e) {
 static fb_step begin(engine *e, const streams *four) {
     fb_step step = begin_step(e->cache, e->stories, BATCH, QUERY, four->stream[0]);
     e->work_count = 0;
-    know_addresses(e);
+    record_addresses(e);
     return step;
 }
 

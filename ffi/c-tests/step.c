@@ -19,8 +19,8 @@ static void a_hundred_steps(fb_cache *cache) {
     }
 }
 
-/* A step that is abandoned or failed publishes nothing; its sequence is truncated and goes on. */
-static void given_up(fb_cache *cache) {
+/* A step that is abandoned or failed publishes nothing; its sequence is truncated and continues. */
+static void abandoned(fb_cache *cache) {
     int32_t selection[ENTRIES], slots[ENTRIES];
     story of;
     open_story(cache, &of, 40, NULL);
@@ -268,7 +268,7 @@ int main(void) {
     fb_cache_config config = declared();
     fb_cache *cache = cache_of(device, &config);
     a_hundred_steps(cache);
-    given_up(cache);
+    abandoned(cache);
     all_ways(device);
     reports(cache);
     accepted_on_device(cache);

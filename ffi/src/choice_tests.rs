@@ -185,7 +185,7 @@ fn a_chooser_switches_like_rusts() {
         assert_eq!((orders.map(|one| order(0, one).unwrap()).as_slice(), layers), (&table.by_layer[..], 2));
         assert_eq!(version, table.version);
     }
-    assert!(changed > 0, "it never moved");
+    assert!(changed > 0, "the chooser never switched");
     ok(fb_chooser_destroy(chooser));
     assert_eq!(fb_chooser_destroy(chooser), FbStatus::FbClosed);
 }

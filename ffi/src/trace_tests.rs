@@ -234,7 +234,7 @@ fn a_recording_refuses_selections_that_its_file_cannot_hold() {
     let older = sized(std::mem::offset_of!(FbTraceConfig, context), declared());
     let (trace, status, _) = create_trace(&path, &older);
     ok(status);
-    assert_eq!(create_trace(&path, &declared()).1, FbIo, "the file is there");
+    assert_eq!(create_trace(&path, &declared()).1, FbIo, "the file exists");
     let right = selected(1);
     let refuse = |position, selected: &[i32], wanted, said: &str| {
         // SAFETY: that many numbers.

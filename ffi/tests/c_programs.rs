@@ -138,7 +138,7 @@ fn is_clean(mut program: Command, name: &str, built: &str) {
     program.args(driver.iter().map(Driver::library));
     let (ended, said) = run(program, &format!("{name}-{built}"));
     assert!(ended.status.success(), "{}: {said}", ended.status);
-    assert_eq!(said, "", "a clean program says nothing");
+    assert_eq!(said, "", "a program without errors prints nothing");
     let said = String::from_utf8_lossy(&ended.stdout);
     let checks: u64 =
         said.trim_end().strip_suffix(" checks").and_then(|count| count.parse().ok()).expect(&said);

@@ -15,7 +15,7 @@ use library::{installed, root, succeed, target};
 /// The programs' output as the page shows it.
 fn printed() -> String {
     let page = std::fs::read_to_string(root().join("docs/integration.md")).unwrap();
-    let (_, shown) = page.split_once("```text\n").expect("the page shows what is printed");
+    let (_, shown) = page.split_once("```text\n").expect("the page shows the output");
     shown.split_once("```").unwrap().0.to_owned()
 }
 

@@ -209,7 +209,7 @@ bool run_one() {
     return true;
 }
 
-bool somebody_runs() {
+bool any_stream_runs() {
     for (auto& [handle, stream] : gpu.streams) {
         if (stream->busy) return true;
     }
@@ -235,7 +235,7 @@ CUresult run_until(const std::function<bool()>& done) {
     while (!(result = gpu.sticky) && !done()) {
         if (run_one()) continue;
         // Another thread is in a host function, so work that depends on it runs afterwards.
-        if (somebody_runs()) {
+        if (any_stream_runs()) {
             gpu.changed.wait(held);
             continue;
         }

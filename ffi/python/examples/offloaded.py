@@ -233,13 +233,13 @@ class Offloaded:
         )
 
         def enqueue(call: forebay.EngineCall) -> None:
-            self.arrays.run(self.device, call.stream, functools.partial(self._part, forward, work, call))
+            self.arrays.run(self.device, call.stream, functools.partial(self._piece, forward, work, call))
 
         self.cache.overlap_steps([step], [layers], [self.order] * self.model.layers, enqueue)
         step.finish()
         self.device.wait(compute)
 
-    def _part(self, forward: Forward, work: Work, call: forebay.EngineCall) -> None:
+    def _piece(self, forward: Forward, work: Work, call: forebay.EngineCall) -> None:
         """Does the engine's piece of a layer."""
         match call.work, call.attended:
             case "project", _:

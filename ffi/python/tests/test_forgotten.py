@@ -161,9 +161,9 @@ class Rig:
         step.abandon()
         with pytest.raises(forebay.Cancelled, match="truncate its sequences"):
             step.retire(wait=True)
-        self.healed()
+        self.repaired()
 
-    def healed(self) -> None:
+    def repaired(self) -> None:
         """Checks that a step of a failed sequence is refused, and truncates the sequences, which repairs them."""
         with pytest.raises(forebay.InvalidState, match="a step of the sequence failed"):
             self.cache.prepare([(self.sequences[0], 0, 1)], stream=self.stream)
@@ -359,6 +359,6 @@ def test_a_graph_of_the_engine_that_was_not_launched_fails_its_step(
         says = f"a query row was never resolved .batch row 0, layer {layer}, value {query}.; truncate its sequences"
         with pytest.raises(forebay.DeviceFailed, match=says):
             step.retire(wait=True)
-        rig.healed()
+        rig.repaired()
     engine.close()
     rig.cache.validate()

@@ -43,7 +43,7 @@ fn a_sequence_is_grown_truncated_and_forked() {
         let (mut one, mut other) = (0, 0);
         assert_eq!(fb_digest(cache, sequence, &raw mut one), FbOk);
         assert_eq!(fb_digest(cache, child, &raw mut other), FbOk);
-        assert_ne!(one, other, "nothing was brought up");
+        assert_ne!(one, other, "no rows were loaded");
     }
     step(cache, child, 0, null_mut());
     close(cache, sequence);
