@@ -61,12 +61,12 @@ impl Engine for Model<'_> {
             return Ok(());
         }
         let first = self.windows[call.layer.index()];
-        let picks = (0..call.count * K).flat_map(|entry| ((first + entry % K) % PROMPT).to_le_bytes());
-        let (picks, bytes) = (picks.collect::<Vec<u8>>(), u64::from(4 * K));
+        let entries = (0..call.count * K).flat_map(|entry| ((first + entry % K) % PROMPT).to_le_bytes());
+        let (entries, bytes) = (entries.collect::<Vec<u8>>(), u64::from(4 * K));
         let slice = self.selection.part(u64::from(call.first) * bytes, u64::from(call.count) * bytes)?;
         let host = Arc::clone(self.host);
         // A refused write shows in the counts, which are compared below.
-        self.clock.call(stream, Arc::new(move || drop(host.write(slice, &picks))))
+        self.clock.call(stream, Arc::new(move || drop(host.write(slice, &entries))))
     }
 }
 

@@ -34,8 +34,9 @@ fn main() -> forebay::Result<()> {
         for layer in 0..4 {
             let call = LayerCall::whole(Layer(layer));
             // The indexer's work: here a window that moves through the prompt.
-            let picks: Vec<u8> = (0..128_i32).flat_map(|i| ((i + number) * 3 % 1000).to_le_bytes()).collect();
-            device.write(selection, &picks)?;
+            let entries: Vec<u8> =
+                (0..128_i32).flat_map(|i| ((i + number) * 3 % 1000).to_le_bytes()).collect();
+            device.write(selection, &entries)?;
             cache.layer(&step, call, streams, Buffers { selection, slots, split_indices: None })?;
             // The engine's attention reads `slots`, and its projections write the new rows to
             // `cache.landing_slot(sequence, 0..2)` of the layer's slab; then they are stored:

@@ -72,8 +72,9 @@ pub fn decode() -> forebay::Result<String> {
             let call = LayerCall::whole(Layer(layer));
             // I: the engine's top-k writes the selection. R and G: slots, and what is missing.
             let rows = lengths.into_iter().flat_map(|length| [length, length + 1]);
-            let picks: Vec<u8> = rows.flat_map(|at| select(number, at)).flat_map(i32::to_le_bytes).collect();
-            device.write(selection, &picks)?;
+            let entries: Vec<u8> =
+                rows.flat_map(|at| select(number, at)).flat_map(i32::to_le_bytes).collect();
+            device.write(selection, &entries)?;
             cache.layer(&step, call, streams, Buffers { selection, slots, split_indices: None })?;
             // P: the engine writes the new rows to their landing slots.
             let slab = cache.slab(Layer(layer))?;

@@ -23,10 +23,10 @@ impl Engine for Model {
         if call.work != Work::Index {
             return Ok(());
         }
-        let picks: Vec<u8> = (0..64).flat_map(|i| ((i + self.step) * 3 % 1000).to_le_bytes()).collect();
+        let entries: Vec<u8> = (0..64).flat_map(|i| ((i + self.step) * 3 % 1000).to_le_bytes()).collect();
         let (device, selection) = (Arc::clone(&self.device), self.selection);
         // The device reports errors of its streams when the step is retired.
-        self.device.call(stream, Arc::new(move || drop(device.write(selection, &picks))))
+        self.device.call(stream, Arc::new(move || drop(device.write(selection, &entries))))
     }
 }
 

@@ -27,8 +27,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for position in 968..1200 {
         // The indexer's work, as a kernel emits it: [layers][k] positions in any order. Positions of drafts are
         // recorded once they are accepted.
-        let picks: Vec<i32> = (0..LAYERS * K).map(|i| (position - (i * 7) % 448 - i / K) as i32).collect();
-        writer.record(position, &picks)?;
+        let entries: Vec<i32> = (0..LAYERS * K).map(|i| (position - (i * 7) % 448 - i / K) as i32).collect();
+        writer.record(position, &entries)?;
         if position % 100 == 0 {
             writer.flush()?; // Flushed steps can be read again even if this process is killed now.
         }

@@ -1,5 +1,6 @@
-//! `forebay plan` as an operator asks it: whether to offload on a node, at which batch and ratio, and what that gains.
-//! The sentence at the end, the page's headline and JSON say one thing, and the README's command prints what it says.
+//! Tests of the advice that `forebay plan` gives an operator: whether to offload on a node, at which batch and ratio,
+//! and what that gains. The last sentence of the text, the headline of the page and the JSON agree, and the README
+//! shows what its command prints.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "support/command.rs"]
@@ -24,12 +25,12 @@ fn entry(options: &str) -> Value {
     entries.remove(0)
 }
 
-/// What stands behind the last empty line, as one line.
+/// The text after the last empty line, as one line.
 fn last(text: &str) -> String {
     text.trim_end().rsplit("\n\n").next().unwrap().replace('\n', " ")
 }
 
-/// The advice of every output, which is one; and whether it is to offload.
+/// The advice, which is the same in every output, and whether it recommends offload.
 fn advice(options: &str) -> (Option<bool>, String) {
     let entry = entry(options);
     let sentence = entry["advice"]["sentence"].as_str().unwrap().to_owned();
@@ -37,7 +38,7 @@ fn advice(options: &str) -> (Option<bool>, String) {
     assert_eq!(last(&plan(options, &["--wide"])), sentence, "{options}");
     let page = plan(options, &["--html", "-"]);
     assert!(page.contains(&format!(">{sentence}</h1>")), "{options}: {sentence}");
-    // One sentence: what ends in a full stop stands once.
+    // The advice is one sentence: a text that ends in a full stop occurs once.
     assert!(sentence.ends_with('.') && !sentence.contains(". "), "{sentence}");
     (entry["advice"]["offload"].as_bool(), sentence)
 }
@@ -51,7 +52,7 @@ fn thousands(value: f64) -> String {
 }
 
 #[test]
-fn where_offload_pays_the_sentence_has_batch_ratio_gain_and_latency() {
+fn where_offload_pays_the_sentence_gives_batch_ratio_gain_and_latency() {
     let (offload, sentence) = advice(NODE);
     assert_eq!(offload, Some(true));
     let entry = entry(NODE);
@@ -81,7 +82,7 @@ fn where_offload_pays_the_sentence_has_batch_ratio_gain_and_latency() {
 }
 
 #[test]
-fn what_is_of_a_gpu_of_a_node_and_of_all_follows_from_the_gpus() {
+fn figures_per_gpu_per_node_and_in_total_follow_from_the_number_of_gpus() {
     for (gpus, node) in [("8", 8.0), ("16", 8.0), ("32", 8.0)] {
         let options = NODE.replace("--gpus 8", &format!("--gpus {gpus} --weights 60GB --batch 20"));
         let entry = entry(&options);
@@ -102,7 +103,7 @@ fn what_is_of_a_gpu_of_a_node_and_of_all_follows_from_the_gpus() {
             (&(gpus as u32).into(), &Value::Null)
         );
     }
-    // Divided by heads, a node's GPUs have the same sequences.
+    // With the attention heads split, a node's GPUs have the same sequences.
     let heads = entry("--gpus 16 --gpu 141GB --context 64K --attention tp --batch 20");
     assert_eq!((&heads["sequences"], &heads["deployment"]["attention"]), (&40.into(), &"tp".into()));
     let extrapolated = |gpus: &str| {
@@ -118,12 +119,12 @@ fn what_is_of_a_gpu_of_a_node_and_of_all_follows_from_the_gpus() {
 }
 
 #[test]
-fn weights_are_the_models_unless_they_are_said() {
+fn weights_are_the_models_unless_given() {
     let of = |options: &str| entry(options)["deployment"].clone();
     let own = of("--gpus 8 --gpu 141GB --context 64K");
     assert!(own["weights_of"].as_str().unwrap().contains("DeepSeek-V3.2"));
     assert_eq!(own["weights_bytes"], 101_718_362_128_u64);
-    // A setup's GPUs where none are named: fewer experts on each.
+    // Without a number of GPUs the setup's counts: fewer experts on each.
     let more = of("--setup ess --gpu 141GB --context 64K --mtp 2");
     assert!(more["gpus"] == 32 && more["weights_bytes"].as_u64() < own["weights_bytes"].as_u64());
     for (said, bytes) in [("38GB", 38_000_000_000_u64), ("0", 0)] {
@@ -133,7 +134,7 @@ fn weights_are_the_models_unless_they_are_said() {
 }
 
 #[test]
-fn where_it_does_not_pay_the_sentence_says_do_not_and_why() {
+fn where_offload_does_not_pay_the_sentence_advises_against_it_with_a_reason() {
     let not = |options: &str, words: &[&str]| {
         let (offload, sentence) = advice(options);
         assert_eq!(offload, Some(false), "{options}: {sentence}");
@@ -142,19 +143,19 @@ fn where_it_does_not_pay_the_sentence_says_do_not_and_why() {
             assert!(sentence.contains(words), "{words}, {options}: {sentence}");
         }
     };
-    // A gain of less than 3%, with a batch that is hardly larger and a ratio that is.
+    // A gain of less than 3%, with a hardly larger batch and a hardly smaller ratio.
     not(
         &format!("{NODE} --batch 10 --ratio 0.5 --link 1GB/s"),
         &["1.7% more", "less than 3% more is not worth it"],
     );
     not(&format!("{NODE} --batch 10 --ratio 0.5 --link 0.5GB/s"), &["% fewer tokens", "not worth it"]);
-    // Nearly all rows stay where they were.
+    // Nearly all rows stay on the device.
     not(&format!("{NODE} --batch 9 --ratio 0.99"), &["leaves nearly all rows on the device"]);
     not(&format!("{NODE} --link 0.1GB/s"), &["no batch with it yields more than the 9 sequences"]);
     not(&format!("{NODE} --batch 4"), &["all rows of 4 sequences fit on each GPU"]);
     not("--gpus 8 --gpu 141GB --context 64K --batch 4", &["all rows of 4 sequences fit on each GPU"]);
     not("--gpus 8 --gpu 141GB --context 4K --model deepseek-v3", &["dense attention reads every row"]);
-    // Batches that are fast enough do not need it, or there are none.
+    // The batches that are fast enough do not need offload, or no batch is fast enough.
     not(
         &format!("{NODE} --min-otps 19.2"),
         &["no batch with it decodes 19.2 tokens", "without it 9 sequences on each GPU decode 19.3"],
@@ -174,7 +175,7 @@ fn batches_that_are_too_slow_are_not_advised() {
     assert!(some["otps"].as_f64() >= Some(17.0) && any["otps"].as_f64() < Some(17.0));
     assert!(some["batch"].as_u64() < any["batch"].as_u64());
     assert!(some["throughput"].as_f64() < any["throughput"].as_f64());
-    // One sequence more would be too slow.
+    // With one more sequence the step would be too slow.
     let next = some["batch"].as_u64().unwrap() + 1;
     let slow = entry(&format!("{NODE} --min-otps 17 --batch {next}"));
     assert!(slow["otps"].as_f64() < Some(17.0) && slow["advice"]["offload"] == false);
@@ -188,9 +189,9 @@ fn noted(options: &str) -> (String, String) {
     (entry(options)["notes"].to_string(), plan(options, &["--wide"]))
 }
 
-/// Too slow is not "does not pay": larger batches yield more, and whoever asks for less speed gets it.
+/// "Too slow" is not "does not pay": larger batches yield more, and a user with a lower target speed can have them.
 #[test]
-fn what_is_only_too_slow_has_another_mark_than_what_does_not_pay() {
+fn a_plan_that_is_too_slow_and_one_that_does_not_pay_have_different_marks() {
     let slower = "fewer sequences, all rows on the device, yield as many";
     let (notes, text) = noted(&format!("{NODE} --min-otps 19.2"));
     assert!(notes.contains("batches with offload yield more, but") && !notes.contains(slower), "{notes}");
@@ -198,11 +199,11 @@ fn what_is_only_too_slow_has_another_mark_than_what_does_not_pay() {
         |text: &str| text.lines().find(|line| line.trim_start().starts_with("64K")).unwrap().to_owned();
     assert!(line(&text).contains("too slow") && line(&text).contains("[m]"), "{text}");
     assert!(!line(&text).contains("never") && !line(&text).contains("[t]"), "{text}");
-    // Where the link is what is slow, that is what is said.
+    // If the link is the slow part, the text names it.
     let (notes, text) = noted(&format!("{NODE} --link 0.1GB/s"));
     assert!(notes.contains(slower) && !notes.contains("yield more"), "{notes}");
     assert!(line(&text).contains("never") && line(&text).contains("[t]") && !text.contains("[m]"), "{text}");
-    // Some batches are fast enough, and those that yield more are not.
+    // Some batches are fast enough, but not those that yield more.
     let slow = format!("{NODE} --link 1.5GB/s");
     let least = |otps: &str| entry(&format!("{slow} --min-otps {otps}"));
     let without = entry(&slow)["without"]["otps"].as_f64().unwrap();
@@ -211,13 +212,13 @@ fn what_is_only_too_slow_has_another_mark_than_what_does_not_pay() {
         any["pays"] == true && some["pays_from"].is_null() && some["advice"]["offload"] == false,
         "{any} {some}"
     );
-    // Not even one sequence: no batch has times, and the mark says why.
+    // Not even one sequence fits: no batch has times, and the mark gives the reason.
     let (notes, text) = noted(&format!("{NODE} --min-otps 500"));
     assert!(notes.contains("fewer tokens a second than --min-otps") && line(&text).contains("[o]"), "{text}");
 }
 
 #[test]
-fn a_named_batch_that_fits_whole_is_told_to_be_too_slow() {
+fn a_named_batch_that_fits_whole_is_reported_as_too_slow() {
     let otps = entry(&format!("{NODE} --batch 4"))["otps"].as_f64().unwrap();
     let (offload, sentence) = advice(&format!("{NODE} --batch 4 --min-otps 50"));
     let words = format!(
@@ -228,7 +229,7 @@ fn a_named_batch_that_fits_whole_is_told_to_be_too_slow() {
     assert!(!fast.contains("and each decodes"), "{fast}");
 }
 
-/// A sentence that is handed on alone says what it does not count.
+/// The sentence also names what it does not count, because users quote it alone.
 #[test]
 fn given_weights_and_another_gpus_memory_are_in_the_sentence() {
     let (_, plain) = advice(NODE);
@@ -256,7 +257,7 @@ fn given_weights_and_another_gpus_memory_are_in_the_sentence() {
 }
 
 #[test]
-fn sizes_come_back_in_the_unit_that_they_were_given_in() {
+fn sizes_are_printed_in_the_unit_of_the_input() {
     let given =
         "--gpus 8 --gpu 141GB --weights 100GB --activations 1.5GB --host 600GB --context 64K --batch 20";
     let text = plan(given, &["--wide"]);
@@ -273,7 +274,7 @@ fn sizes_come_back_in_the_unit_that_they_were_given_in() {
     assert!(several.contains("80 GiB: ") && several.contains("141 GB: "), "{several}");
 }
 
-/// The built-in setup, changed; the file's name.
+/// A changed copy of the built-in setup; returns the file's name.
 fn setup(name: &str, change: impl Fn(&mut Value)) -> String {
     let data = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/setups/ess.json");
     let mut setup: Value = serde_json::from_str(&std::fs::read_to_string(data).unwrap()).unwrap();
@@ -283,10 +284,9 @@ fn setup(name: &str, change: impl Fn(&mut Value)) -> String {
     file.to_str().unwrap().to_owned()
 }
 
-/// There is one number of what weights take, and it is held against the memory that was named: by a plan `--gpu`, by a
-/// simulation the setup's.
+/// The bytes of the weights are one number. A plan compares it with `--gpu`, a simulation with the setup's memory.
 #[test]
-fn weights_are_one_number_and_held_against_the_memory_that_was_named() {
+fn weights_are_one_number_and_checked_against_the_named_memory() {
     let narrow = setup("narrow.json", |setup| setup["gpu"]["memory_gib"] = 80.into());
     let options = NODE.replace("ess", &narrow);
     let planned = entry(&options);
@@ -303,9 +303,9 @@ fn weights_are_one_number_and_held_against_the_memory_that_was_named() {
     assert_eq!((&least["fits"], &least["deployment"]["weights_bytes"]), (&true.into(), &0.into()));
 }
 
-/// A node has as many GPUs as the setup says.
+/// A node has the number of GPUs that the setup gives.
 #[test]
-fn a_node_is_the_setups() {
+fn the_setup_gives_the_gpus_of_a_node() {
     let file = setup("nodes-of-four.json", |setup| setup["deployment"]["node_gpus"] = 4.into());
     let options = NODE.replace("ess", &file).replace("--gpus 8", "--gpus 16 --batch 30");
     let four = entry(&options);
@@ -316,7 +316,7 @@ fn a_node_is_the_setups() {
     let host = format!("{:.0} GB of host memory on each node", 4.0 * of("host_bytes") / 1e9);
     assert!(four["advice"]["sentence"].to_string().contains(&host), "{four}");
     assert!(plan(&options, &["--html", "-"]).contains("tokens/s of 4 GPUs"));
-    // Without a setup, and by the built-in one, it is 8.
+    // Without a setup, and with the built-in one, a node has 8 GPUs.
     let eight = entry("--gpus 16 --gpu 141GB --context 64K --batch 20");
     assert_eq!(eight["deployment"]["node_gpus"], 8);
     let refused: Vec<&str> =
@@ -326,14 +326,14 @@ fn a_node_is_the_setups() {
 }
 
 #[test]
-fn a_rate_that_was_given_is_called_what_it_is() {
+fn a_given_rate_is_reported_as_given() {
     let assumed = entry(&format!("{NODE} --link 37GB/s"))["provenance"]["assumptions"].to_string();
     assert!(assumed.contains("link: single rows gathered at 37 GB/s, as given"), "{assumed}");
     assert!(!assumed.contains("other rates than"), "{assumed}");
 }
 
 #[test]
-fn what_is_not_known_is_no_advice() {
+fn no_advice_is_given_without_data() {
     let (offload, sentence) = advice("--gpus 8 --gpu 141GB --context 64K");
     assert!(
         offload.is_none() && sentence.contains("pass --setup to find out whether that pays"),
@@ -343,9 +343,9 @@ fn what_is_not_known_is_no_advice() {
     assert!(offload.is_none() && sentence.starts_with("Unknown: "), "{sentence}");
 }
 
-/// Where nothing fits at all there is no plan; where something does, what does not has a sentence of its own.
+/// If nothing fits, there is no plan; if something fits, each point that does not has its own sentence.
 #[test]
-fn where_nothing_fits_it_is_said() {
+fn a_plan_where_nothing_fits_is_reported() {
     let arguments: Vec<&str> = std::iter::once("plan").chain(NODE.split(' ')).collect();
     let error = refuses(&[&arguments[..], &["--batch", "900"]].concat());
     assert!(error.contains("gpu: the cache of this batch") && error.contains("smaller batch"), "{error}");
@@ -357,7 +357,7 @@ fn where_nothing_fits_it_is_said() {
 }
 
 #[test]
-fn not_simulated_and_not_tried_have_marks_of_their_own() {
+fn not_simulated_and_not_tried_have_different_marks() {
     let unknown = plan(&NODE.replace("--context 64K", "--context 64K,1K"), &["--weights", "0"]);
     let line = |start: &str| unknown.lines().find(|line| line.trim_start().starts_with(start)).unwrap();
     assert!(line("64K").contains("[l]") && !line("64K").contains("[u]"), "{unknown}");
@@ -368,20 +368,20 @@ fn not_simulated_and_not_tried_have_marks_of_their_own() {
 }
 
 #[test]
-fn a_sweep_has_a_sentence_for_each_setting() {
+fn a_sweep_gives_one_sentence_for_each_setting() {
     let options = NODE.replace("--context 64K", "--context 32K,64K");
     let text = plan(&options, &["--link", "pcie4,pcie5"]);
     let said: String = last(&text);
     for setting in ["pcie4, 32K: ", "pcie5, 32K: ", "pcie4, 64K: ", "pcie5, 64K: "] {
         assert!(said.contains(&format!("{setting}Offload: at batch ")), "{setting}: {said}");
     }
-    // Batches and ratios are no settings: of them the best is named.
+    // Batches and ratios are no settings: the advice names the best of them.
     let several = last(&plan(NODE, &["--batch", "4,12,30"]));
     assert!(several.starts_with("Offload: at batch 30 on each GPU"), "{several}");
 }
 
 #[test]
-fn lines_are_as_long_as_a_piped_terminal_is_wide() {
+fn piped_lines_are_no_longer_than_the_default_width() {
     let sweep = NODE.replace("--context 64K", "--context 32K,64K,1K") + " --link pcie4,c2c";
     let memory =
         "--gpus 8 --gpu 141GB,180GB --context 32K,64K --mtp 1,2 --batch 4,20,max --model deepseek-v3.2,glm-5";
@@ -397,7 +397,7 @@ fn lines_are_as_long_as_a_piped_terminal_is_wide() {
 }
 
 #[test]
-fn the_page_has_baseline_gain_and_what_was_asked() {
+fn the_page_shows_baseline_gain_and_inputs() {
     let page = plan(NODE, &["--html", "-"]);
     let at = |words: &str| page.find(words).unwrap_or_else(|| panic!("{words}"));
     let (headline, gain) = (at("<h1 class=\"sentence\">Offload: "), at("tokens/s, gained"));
@@ -412,9 +412,9 @@ fn the_page_has_baseline_gain_and_what_was_asked() {
     }
 }
 
-/// README's first command under "Before buying memory", as a shell takes it, and the sentence below it.
+/// README's first command under "Before buying memory", split as by a shell, and the sentence below it.
 #[test]
-fn the_readmes_command_ends_with_the_sentence_that_stands_below_it() {
+fn the_readmes_command_ends_with_the_sentence_printed_below_it() {
     let readme = include_str!("../../README.md");
     let part = readme.split("## Before buying memory").nth(1).unwrap();
     let mut blocks = part.split("```").skip(1).step_by(2);

@@ -1,4 +1,4 @@
-//! `forebay bench`: every group on the host and on the stand-in driver, what it writes, what it refuses.
+//! Tests of `forebay bench`: every group on the host and on the stand-in driver, its output files, and its errors.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "support/command.rs"]
@@ -13,7 +13,7 @@ use command::{refuses, succeeds};
 use forebay_standin::{Options, Standin};
 use serde_json::Value;
 
-/// All groups but the captured step, which has tests of its own.
+/// All groups except the captured step, which has its own tests.
 const GROUPS: [&str; 7] = ["gather", "scatter", "resolve", "resolve-gather", "commit", "warm-up", "nodes"];
 
 fn all() -> String {
@@ -26,7 +26,7 @@ fn entries(more: &[&str]) -> Vec<Value> {
     serde_json::from_str::<Vec<Value>>(&text).unwrap()
 }
 
-/// What every run writes: the device first, then whole figures of every group.
+/// Every run writes the device first, then complete figures of every group.
 fn check(entries: &[Value], device: &str) {
     let (first, figures) = entries.split_first().unwrap();
     assert_eq!((&first["kind"], &first["device"]), (&"bench-device".into(), &device.into()));
@@ -60,16 +60,16 @@ fn check(entries: &[Value], device: &str) {
 fn every_group_is_measured_on_the_host_and_agrees_with_the_rule() {
     let entries = entries(&["--only", &all()]);
     check(&entries, "host");
-    // No target speaks of the host.
+    // The host has no targets.
     assert!(entries.iter().all(|entry| entry.get("target").is_none()));
     let calls = |batch| (batch, 1, "calls".to_owned());
     assert_eq!(nodes(&entries), [calls(1), calls(4)], "a host has no graphs");
     let ways = |entry: &&Value| entry["beside"].get("packed on the host").is_some();
-    assert!(entries.iter().filter(ways).count() >= 2, "rows that are packed stand beside those that are not");
+    assert!(entries.iter().filter(ways).count() >= 2, "packed rows and unpacked ones");
 }
 
 #[test]
-fn the_share_of_misses_is_what_was_asked() {
+fn the_share_of_misses_is_the_requested_one() {
     let entries = entries(&["--only", "resolve", "--rounds", "1"]);
     let mut shares = Vec::new();
     for figure in &entries[1..] {
@@ -84,21 +84,21 @@ fn the_share_of_misses_is_what_was_asked() {
     }
 }
 
-/// Of the figures of nodes: batch, streams, and how they were enqueued. Each is three nodes a layer.
+/// Parameters of the node figures: batch, streams, and how the nodes were enqueued. Each layer has three nodes.
 fn nodes(entries: &[Value]) -> Vec<(u64, u64, String)> {
     let of = |figure: &&Value| figure["group"] == "nodes";
-    let told = |figure: &Value| {
+    let parameters_of = |figure: &Value| {
         let number = |name: &str| figure["parameters"][name].as_u64().unwrap();
         assert_eq!(number("nodes"), 3 * number("layers"), "{figure}");
-        assert_eq!(figure["checked"], number("batch") * 64, "every answer of a batch row: {figure}");
+        assert_eq!(figure["checked"], number("batch") * 64, "every slot of a batch row: {figure}");
         assert!(figure["beside"]["the host's launch"].as_f64().unwrap() > 0.0, "{figure}");
         let enqueued = figure["parameters"]["enqueued"].as_str().unwrap().to_owned();
         (number("batch"), number("streams"), enqueued)
     };
-    entries.iter().filter(of).map(told).collect()
+    entries.iter().filter(of).map(parameters_of).collect()
 }
 
-/// A driver's library for the command to load; nothing without a C++ compiler, and then the test says that it skips.
+/// A driver's library for the command to load; `None` without a C++ compiler, after a message that the test skips.
 fn driver() -> Option<Standin> {
     let standin = Standin::new(Options::default());
     if standin.is_none() {
@@ -115,7 +115,7 @@ fn every_group_is_measured_on_a_gpu_and_agrees_with_the_rule() {
     check(&found, "cuda:0");
     let graph = |batch, streams| (batch, streams, "graph".to_owned());
     assert_eq!(nodes(&found), [graph(1, 1), graph(1, 3), graph(4, 1), graph(4, 3)]);
-    // Its tuning is taken, and written.
+    // The tuning is used, and written to the output.
     let plain = serde_json::json!({
         "pinned": "registered", "bulk": false, "programmatic": false, "persistent": false
     });
@@ -123,14 +123,14 @@ fn every_group_is_measured_on_a_gpu_and_agrees_with_the_rule() {
     let tuned = [&of_gpu[..5], &["gather", "--gather-blocks", "2", "--threads", "64", "--bulk"]].concat();
     let tuned = entries(&tuned);
     let options = &tuned[0]["options"];
-    let told = (&options["gather_blocks"], &options["threads"], &options["bulk"]);
-    assert_eq!(told, (&2.into(), &64.into(), &true.into()), "{options}");
-    // No warp loads what a bulk copy brings.
+    let used = (&options["gather_blocks"], &options["threads"], &options["bulk"]);
+    assert_eq!(used, (&2.into(), &64.into(), &true.into()), "{options}");
+    // Bulk copies load no rows by warps.
     assert!(tuned.len() > 1 && tuned[1..].iter().all(|figure| figure.get("link").is_none()));
 }
 
 #[test]
-fn a_profiler_has_one_gather_or_one_resolve_alone() {
+fn a_profiler_can_isolate_one_gather_or_one_resolve() {
     let found = entries(&["--only", "gather,resolve", "--rows", "100", "--batch", "2"]);
     let [_, gather, resolve] = &found[..] else { panic!("{found:?}") };
     let named = |figure: &Value, keys: &[&str]| -> Vec<Value> {
@@ -138,13 +138,13 @@ fn a_profiler_has_one_gather_or_one_resolve_alone() {
     };
     assert_eq!(named(gather, &["rows", "row_bytes", "stride"]), [100, 656, 704]);
     assert!(gather["beside"].get("packed on the host").is_none(), "{gather}");
-    // Two calls warm up, three are timed: each row, and each lane's report, answers and digest.
+    // Two calls warm up and three are timed: each row, and each lane's report, slots and digest.
     assert_eq!(named(resolve, &["batch", "query_rows", "budget"]), [2, 1, 160]);
     assert_eq!(resolve["parameters"]["misses"], 0.134);
 }
 
 #[test]
-fn rows_come_from_as_much_memory_as_was_asked_for_and_every_figure_says_how_much() {
+fn rows_come_from_the_requested_memory_and_every_figure_reports_its_size() {
     let more = ["--only", "gather,scatter,resolve-gather,warm-up", "--rounds", "1", "--pool", "6MiB"];
     let entries = entries(&more);
     for figure in &entries[1..] {
@@ -154,9 +154,9 @@ fn rows_come_from_as_much_memory_as_was_asked_for_and_every_figure_says_how_much
     assert!(table.contains("; pool: 4.00 MiB)"), "{table}");
 }
 
-/// Of a GPU's figures of rows, what they ask of the link: by shape, and near to it by their times.
+/// Requests on the link by a GPU's row figures: computed from the shape, and estimated from the times.
 #[test]
-fn figures_of_rows_say_what_they_ask_of_a_gpus_link() {
+fn row_figures_report_their_requests_on_the_gpus_link() {
     let Some(driver) = driver() else { return };
     let more =
         ["--device", "cuda:0", "--driver", driver.library(), "--only", "gather,scatter", "--rounds", "1"];
@@ -180,7 +180,7 @@ fn figures_of_rows_say_what_they_ask_of_a_gpus_link() {
 }
 
 #[test]
-fn what_a_gpu_does_not_have_is_refused() {
+fn options_that_a_gpu_lacks_are_refused() {
     let Some(driver) = driver() else { return };
     let on = |device: &str, more: &[&str]| {
         let all = ["bench", "--quick", "--only", "gather", "--device", device, "--driver", driver.library()];
@@ -193,7 +193,7 @@ fn what_a_gpu_does_not_have_is_refused() {
 }
 
 #[test]
-fn bad_input_is_one_error_that_names_it() {
+fn bad_input_is_one_error_that_names_the_input() {
     let refused = |more: &[&str]| refuses(&[&["bench", "--quick"], more].concat());
     let error = refused(&["--only", "gather,gaather"]);
     assert!(error.contains("gaather") && error.contains("--only"), "{error}");
@@ -206,7 +206,7 @@ fn bad_input_is_one_error_that_names_it() {
         (&["--gather-blocks", "8"], &["--gather-blocks", "--device cuda:N"]),
         (&["--pool", "64"], &["--pool", "80GiB"]),
         (&["--pool", "0"], &["--pool"]),
-        // More than any machine has: refused before anything is taken.
+        // More than any machine has: refused before any memory is taken.
         (&["--pool", "900000TiB"], &["--pool", "exceeds", "free"]),
         (&["--pool", "1MiB"], &["--pool", "less than", "least 4194304"]),
         (&["--threads", "64"], &["--threads", "--device cuda:N"]),
@@ -232,7 +232,7 @@ fn bad_input_is_one_error_that_names_it() {
     }
 }
 
-/// A file of this test's own.
+/// The path of a file for this test only.
 fn file(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name)
 }
@@ -257,7 +257,7 @@ fn tables_and_the_picture_name_what_was_measured() {
     for part in GROUPS.iter().chain(&["packed on the host", "rows of a call", "copy engine"]) {
         assert!(picture.contains(part), "{part}");
     }
-    // One group is a picture too, and the picture alone goes to standard output.
+    // One group gives a picture too, and a picture alone goes to standard output.
     let alone = succeeds(&["bench", "--quick", "--picture", "-", "--only", "scatter"]);
     assert!(alone.starts_with("<svg ") && !alone.contains("Ceilings: \n"));
 }
@@ -275,13 +275,13 @@ fn a_closed_pipe_is_no_error() {
 }
 
 #[test]
-fn rows_stand_in_the_drivers_own_memory_if_asked_for() {
+fn rows_are_in_driver_allocated_memory_on_request() {
     let Some(driver) = driver() else { return };
     let of = |pinned: &str| {
         let of_gpu = ["--device", "cuda:0", "--driver", driver.library(), "--rounds", "1", "--only"];
         entries(&[&of_gpu[..], &["gather,scatter", "--pinned", pinned]].concat())
     };
-    // Every row is compared with what was filled in.
+    // Every row is compared with its stored bytes.
     for pinned in ["registered", "driver"] {
         let figures = of(pinned);
         assert!(figures.len() > 2 && figures[1..].iter().all(|figure| figure["checked"].as_u64() > Some(0)));

@@ -1,5 +1,5 @@
-//! `forebay bench --only step`: on the host and on the stand-in driver, whose steps are captured, everything is there
-//! and everything was compared with the rule.
+//! Tests of `forebay bench --only step` on the host, and on the stand-in driver, where the steps are captured: every
+//! figure is measured, and every result is compared with the rule.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "support/command.rs"]
@@ -26,8 +26,8 @@ fn are_whole(figures: &[Value], captured: &str) {
     for (name, count) in counts {
         assert_eq!(of(name).len(), count, "{name}");
     }
-    let besides = (of("work beside a gather").len(), of("gather behind work").len());
-    assert_eq!((of("forebay's nodes").len(), besides), (4, (2, 2)));
+    let overlapping = (of("work beside a gather").len(), of("gather behind work").len());
+    assert_eq!((of("forebay's nodes").len(), overlapping), (4, (2, 2)));
     for figure in figures {
         assert_eq!(figure["group"], "step");
         assert!(figure["target"].is_null(), "tiny steps reach nothing: {figure}");
@@ -49,11 +49,11 @@ fn are_whole(figures: &[Value], captured: &str) {
 }
 
 #[test]
-fn the_host_makes_every_figure_call_by_call() {
+fn the_host_measures_every_figure_call_by_call() {
     are_whole(&figures(&[]), "no");
 }
 
-/// Whether every figure says that its work ran as persistent kernels, and that each sequence had a prompt of its own.
+/// Whether every figure reports that its work ran as persistent kernels, and that each sequence had its own prompt.
 fn are_persistent(figures: &[Value]) {
     for figure in figures.iter().filter(|figure| figure["name"] != "rounds of products") {
         let named = &figure["parameters"];
@@ -63,12 +63,12 @@ fn are_persistent(figures: &[Value]) {
 }
 
 #[test]
-fn a_gpu_makes_every_figure_in_captured_steps_beside_persistent_kernels_too() {
+fn a_gpu_measures_every_figure_in_captured_steps_also_next_to_persistent_kernels() {
     let Some(driver) = Standin::new(Options::default()) else {
         return skip::skip("g++, which builds the stand-in driver");
     };
     let of_gpu = ["--device", "cuda:0", "--driver", driver.library()];
-    // Steps take the stand-in half a minute: one run for both.
+    // The steps take the stand-in half a minute, so one run serves both.
     let found = figures(&[&of_gpu[..], &["--persistent", "--pool", "64MiB"]].concat());
     are_whole(&found, "yes");
     are_persistent(&found);

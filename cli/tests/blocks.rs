@@ -1,10 +1,10 @@
-//! Replays of request traces: LRU is a naive cache's to the last hit, LRU, FIFO and the optimum are what others
-//! published, the optimum is that of a search over all choices, S3-FIFO is as counted by hand, and every capacity
-//! of the curve is a replay of that capacity.
+//! Tests of replays of request traces. LRU equals a naive cache to the last hit. LRU, FIFO and the optimum equal
+//! published results. The optimum equals a search over all choices, S3-FIFO equals a count by hand, and every capacity
+//! of the curve equals a replay of that capacity.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 #[path = "../src/blocks/mod.rs"]
-#[expect(dead_code, reason = "what a replay takes is asked by the command")]
+#[expect(dead_code, reason = "only the command uses the memory estimates")]
 mod blocks;
 #[path = "../src/study"]
 mod study {
@@ -24,17 +24,17 @@ use forebay::trace::requests::{Options, RequestTrace};
 use proptest::prelude::*;
 use serde_json::Value;
 
-/// A block as the file names it: the line, where ids are local to it, and the id.
+/// A block as named in the file: the line, if ids are local to it, and the id.
 type Block = (usize, u64);
 
-/// A request as the file has it: tokens of the prompt, and its blocks.
+/// A request of the file: tokens of the prompt, and its blocks.
 type Asked = (u64, Vec<Block>);
 
 fn ids(line: usize, list: &Value) -> Vec<Block> {
     list.as_array().unwrap().iter().map(|id| (line, id.as_u64().unwrap())).collect()
 }
 
-/// The requests of a JSON trace, read by another reader: a tree for every line.
+/// The requests of a JSON trace, read independently: each line as a tree.
 fn asked(path: &Path, interleaved: bool) -> Vec<Asked> {
     let text = zstd::decode_all(fs::File::open(path).unwrap()).unwrap();
     let (mut all, mut times) = (Vec::new(), Vec::new());
@@ -68,7 +68,7 @@ fn asked(path: &Path, interleaved: bool) -> Vec<Asked> {
     all
 }
 
-/// A cache by dates of last use: hits of each request's leading run, and blocks that went.
+/// A cache with dates of last use: hits of each request's leading run, and evicted blocks.
 fn naive(requests: &[Asked], capacity: usize) -> (u64, u64) {
     let (mut used, mut by_date) = (HashMap::new(), BTreeMap::new());
     let (mut date, mut hits, mut evicted) = (0_u64, 0, 0);
@@ -98,7 +98,7 @@ fn compare(kind: &str, file: &str, options: &Options, capacities: &[u32]) {
         let outcome = blocks::replay(&trace, Policy::Lru, *capacity, 0, || ()).unwrap();
         let counted = (outcome.hit_blocks, outcome.evicted_blocks);
         assert_eq!(counted, naive(&asked, *capacity as usize), "{file} at {capacity}");
-        assert!(outcome.hit_blocks > 0, "a replay without hits shows nothing");
+        assert!(outcome.hit_blocks > 0, "a replay without hits proves nothing");
         assert_eq!(outcome.requests, asked.len() as u64);
         assert_eq!(outcome.blocks, asked.iter().map(|(_, blocks)| blocks.len() as u64).sum::<u64>());
         assert_eq!(outcome.input_tokens, asked.iter().map(|(tokens, _)| tokens).sum::<u64>());
@@ -106,38 +106,38 @@ fn compare(kind: &str, file: &str, options: &Options, capacities: &[u32]) {
 }
 
 #[test]
-fn mooncake_replays_as_a_naive_cache_does() {
+fn mooncake_replays_as_in_a_naive_cache() {
     let capacities = [1, 7, 24, 1000, 10_000, 50_000, 182_790];
     compare("mooncake", "conversation_trace.jsonl.zst", &Options::default(), &capacities);
 }
 
 #[test]
-fn ragpulse_replays_as_a_naive_cache_does() {
+fn ragpulse_replays_as_in_a_naive_cache() {
     compare("ragpulse", "0_trace.jsonl.zst", &Options::default(), &[3, 100, 2000, 30_000]);
 }
 
 #[test]
-fn sessions_replay_as_a_naive_cache_does() {
+fn sessions_replay_as_in_a_naive_cache() {
     let in_turn = Options { one_after_another: true, ..Options::default() };
     compare("kv-cache-tester", "agentic_A.jsonl.zst", &in_turn, &[781, 10_000]);
 }
 
-/// As they come without an option: beside each other, by their times.
+/// The default order: sessions interleaved by time.
 #[test]
-fn interleaved_sessions_replay_as_a_naive_cache_does() {
+fn interleaved_sessions_replay_as_in_a_naive_cache() {
     compare("kv-cache-tester", "agentic_A.jsonl.zst", &Options::default(), &[12_501, 100_000]);
 }
 
-/// Tokens in hit blocks and all input tokens, the second half of the requests measured.
+/// Tokens in hit blocks and all input tokens, measured over the second half of the requests.
 fn second_half(trace: &RequestTrace, policy: Policy, capacity: u64) -> (u64, u64) {
     let capacity = u32::try_from(capacity).unwrap();
     let outcome = blocks::replay(trace, policy, capacity, trace.requests() / 2, || ()).unwrap();
     (outcome.hit_tokens, outcome.input_tokens)
 }
 
-/// `kvcache-simulator` 0.1.3, to the last token.
+/// The counts of `kvcache-simulator` 0.1.3, equal to the last token.
 #[test]
-fn mooncake_comes_out_as_another_simulator_says() {
+fn mooncake_replays_as_in_another_simulator() {
     let Some(directory) = traces::directory("mooncake") else {
         return;
     };
@@ -164,12 +164,12 @@ fn mooncake_comes_out_as_another_simulator_says() {
 }
 
 #[test]
-fn sessions_come_out_as_published() {
+fn sessions_replay_as_published() {
     let Some(directory) = traces::directory("kv-cache-tester") else {
         return;
     };
     let path = directory.join("agentic_A.jsonl.zst");
-    // Published are sessions one after another.
+    // The published figures run the sessions one after another.
     let in_turn = Options { one_after_another: true, ..Options::default() };
     let trace = RequestTrace::read(&path, &in_turn).unwrap();
     let notes = trace.notes();
@@ -185,7 +185,7 @@ fn sessions_come_out_as_published() {
     assert_eq!(with.requests(), 11_309 - 21 + 225);
 }
 
-/// Walks along the changes: between them no hit comes or goes. Answers the last one.
+/// Visits every change of the curve: between two of them no hit is gained or lost. Returns the last capacity.
 fn changes(curve: &BlockCurve) -> u32 {
     let mut below = 0;
     for capacity in curve.changes() {
@@ -197,7 +197,7 @@ fn changes(curve: &BlockCurve) -> u32 {
     below
 }
 
-/// Eight capacities of the curve, and what lies beyond it, against replays of them.
+/// Compares eight capacities of the curve, and one beyond it, with replays.
 fn compare_curve(kind: &str, file: &str, options: &dyn Fn(&Path) -> Options) {
     let Some(directory) = traces::directory(kind) else { return };
     let trace = RequestTrace::read(&directory.join(file), &options(&directory)).unwrap();
@@ -214,17 +214,17 @@ fn compare_curve(kind: &str, file: &str, options: &dyn Fn(&Path) -> Options) {
 }
 
 #[test]
-fn the_curve_of_mooncake_is_what_replays_count() {
+fn the_curve_of_mooncake_equals_its_replays() {
     compare_curve("mooncake", "conversation_trace.jsonl.zst", &|_| Options::default());
 }
 
 #[test]
-fn the_curve_of_sessions_is_what_replays_count() {
+fn the_curve_of_sessions_equals_their_replays() {
     compare_curve("kv-cache-tester", "agentic_A.jsonl.zst", &|_| Options::default());
 }
 
 #[test]
-fn the_curve_of_ragpulse_is_what_replays_count() {
+fn the_curve_of_ragpulse_equals_its_replays() {
     compare_curve("ragpulse", "0_trace.jsonl.zst", &|directory| {
         let files = ["1_sys_prompt", "2_passages", "3_history", "4_user_input", "5_web_search"];
         let piece_lengths = files.map(|name| directory.join(format!("{name}.jsonl.zst"))).to_vec();
@@ -245,7 +245,7 @@ fn mooncake(prompts: &[Vec<u64>]) -> RequestTrace {
     RequestTrace::from_bytes(text.as_bytes(), &Options::default()).unwrap()
 }
 
-/// A RAGPulse trace, lengths of pieces unknown.
+/// A RAGPulse trace; the lengths of its pieces are unknown.
 fn pieces(prompts: &[Vec<u64>]) -> RequestTrace {
     let line = |ids: &Vec<u64>| {
         format!(
@@ -257,7 +257,7 @@ fn pieces(prompts: &[Vec<u64>]) -> RequestTrace {
     RequestTrace::from_bytes(text.as_bytes(), &Options::default()).unwrap()
 }
 
-/// Prompts over two words: a block's id is its prefix as binary digits behind a 1.
+/// Prompts over two words: a block's id is its prefix as binary digits after a 1.
 fn prefixes(words: &[u64]) -> Vec<u64> {
     let longer = |id: &mut u64, word: &u64| {
         *id = *id * 2 + word;
@@ -271,7 +271,7 @@ fn prompts(most: usize, longest: usize) -> impl Strategy<Value = Prompts> {
     prop::collection::vec(prompt, 1..=most).prop_map(|all| all.iter().map(|words| prefixes(words)).collect())
 }
 
-/// A plain list, the newest last; answers hits and evictions from request `skip` on.
+/// A plain list, the newest last; returns hits and evictions from request `skip` on.
 fn list(prompts: &[Vec<u64>], capacity: usize, skip: usize) -> (u64, u64) {
     let (mut list, mut hits, mut evicted): (Vec<u64>, _, _) = (Vec::new(), 0, 0);
     for (i, prompt) in prompts.iter().enumerate() {
@@ -308,8 +308,8 @@ fn queue(prompts: &[Vec<u64>], capacity: usize) -> u64 {
     hits
 }
 
-/// The most hits of requests from `at` on over all choices, with `resident` before it: after a request any of
-/// the blocks stay that were resident or that it used, at most `capacity`.
+/// The most hits of the requests from `at` on over all choices, with `resident` before them: after a request the cache
+/// keeps at most `capacity` of the blocks that were resident or that the request used.
 fn most(
     prompts: &[Vec<u64>],
     at: usize,
@@ -364,29 +364,29 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_curve_is_the_naive_list_at_every_capacity(prompts in prompts(30, 7)) {
+    fn the_curve_equals_a_naive_list_at_every_capacity(prompts in prompts(30, 7)) {
         every_capacity(&prompts, &mooncake(&prompts));
     }
 
-    /// Ids that claim to name prefixes and stand behind different ones: files in the wild.
+    /// Ids that claim to name prefixes but occur after different ones, as in some published files.
     #[test]
-    fn the_curve_of_shuffled_ids_is_the_naive_list_at_every_capacity(
+    fn the_curve_of_shuffled_ids_equals_a_naive_list_at_every_capacity(
         prompts in prop::collection::vec(
             prop::sample::subsequence((0..12_u64).collect::<Vec<_>>(), 0..8).prop_shuffle(), 1..30)
     ) {
         every_capacity(&prompts, &mooncake(&prompts));
     }
 
-    /// The same piece behind different ones, and twice in a request.
+    /// The same piece after different ones, and twice in a request.
     #[test]
-    fn the_curve_of_pieces_is_the_naive_list_at_every_capacity(
+    fn the_curve_of_pieces_equals_a_naive_list_at_every_capacity(
         prompts in prop::collection::vec(prop::collection::vec(0..12_u64, 0..8), 1..30)
     ) {
         every_capacity(&prompts, &pieces(&prompts));
     }
 
     #[test]
-    fn belady_is_the_most_of_all_choices(prompts in prompts(8, 4), capacity in 1..5_u32) {
+    fn belady_hits_the_most_of_all_choices(prompts in prompts(8, 4), capacity in 1..5_u32) {
         let trace = mooncake(&prompts);
         let hits = |policy| replayed(&trace, policy, capacity, 0).hit_blocks;
         let belady = hits(Policy::Belady);
@@ -403,14 +403,14 @@ proptest! {
     }
 }
 
-/// What request `i` counted.
+/// The counts of request `i`.
 fn one(prompts: &[Vec<u64>], policy: Policy, capacity: u32, i: usize) -> Outcome {
     replayed(&mooncake(&prompts[..=i]), policy, capacity, i)
 }
 
 #[test]
-fn s3_fifo_counts_as_by_hand() {
-    // Ten blocks: one of the small queue, nine of the main one, nine remembered.
+fn s3_fifo_counts_as_computed_by_hand() {
+    // Ten blocks: one in the small queue, nine in the main one, nine remembered.
     let prompts: [&[u64]; 14] = [
         &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9], // 9 to 0 enter, the last one first, all small
         &[0, 1, 2, 3, 4],                // hit
@@ -436,7 +436,7 @@ fn s3_fifo_counts_as_by_hand() {
 
 #[test]
 fn where_ids_name_pieces_belady_is_no_bound() {
-    // One block: 1 is asked for sooner than 5, but behind 2, which is not there.
+    // One block: 1 is requested sooner than 5, but after 2, which is not resident.
     let prompts: Prompts = vec![vec![5, 1], vec![2, 1], vec![5]];
     assert_eq!(replayed(&pieces(&prompts), Policy::Belady, 1, 0).hit_blocks, 0);
     assert_eq!(most(&prompts, 0, 0, 1, &mut HashMap::new()), 1);

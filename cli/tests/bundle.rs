@@ -1,5 +1,5 @@
-//! What a machine with a GPU is left with: figures line by line as they are measured, and `ci/gpu/run.sh`, which plans
-//! its calls, says that there is no GPU, and keeps what was measured when it is ended.
+//! Tests of the results that a machine with a GPU leaves behind. `forebay bench` writes each figure when it has
+//! measured it. `ci/gpu/run.sh` plans its calls, reports a missing GPU, and keeps its figures when it is ended.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "support/command.rs"]
@@ -16,7 +16,7 @@ use command::{forebay, refuses, succeeds};
 use forebay_standin::{Options, Standin};
 use serde_json::Value;
 
-/// A folder of this test's own, empty.
+/// An empty folder for this test only.
 fn folder(name: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("bundle").join(name);
     drop(fs::remove_dir_all(&path));
@@ -30,7 +30,7 @@ fn lines(path: &Path) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// Waits until `path` has figures, as long as `run` lasts.
+/// Waits until `path` has figures, at most as long as `run` runs.
 fn until_figures(path: &Path, run: &mut Child) {
     let figures = || fs::read_to_string(path).unwrap_or_default().matches("\"kind\":\"bench\",").count();
     while figures() < 2 {
@@ -40,7 +40,7 @@ fn until_figures(path: &Path, run: &mut Child) {
 }
 
 #[test]
-fn figures_are_written_line_by_line_and_are_those_of_the_list() {
+fn figures_are_written_line_by_line_and_equal_the_list() {
     let folder = folder("lines");
     let path = folder.join("figures.jsonl");
     let name = path.to_str().unwrap();
@@ -49,7 +49,7 @@ fn figures_are_written_line_by_line_and_are_those_of_the_list() {
     let found = lines(&path);
     assert_eq!(found[0]["kind"], "bench-device");
     assert_eq!(found.len(), listed.len());
-    // A group may sort what it has measured: each figure is there once.
+    // A group may sort its measurements: each figure occurs once.
     let sorted = |entries: &[Value]| {
         let mut texts: Vec<String> = entries.iter().map(Value::to_string).collect();
         texts.sort();
@@ -67,7 +67,7 @@ fn figures_are_written_line_by_line_and_are_those_of_the_list() {
 }
 
 #[test]
-fn a_bench_that_is_killed_leaves_the_figures_until_then() {
+fn a_killed_bench_leaves_the_figures_up_to_that_moment() {
     let path = folder("killed").join("figures.jsonl");
     let long = ["bench", "--quick", "--only", "gather", "--rounds", "5000", "--json-lines"];
     let mut command = forebay(&[&long[..], &[path.to_str().unwrap()]].concat());
@@ -79,7 +79,7 @@ fn a_bench_that_is_killed_leaves_the_figures_until_then() {
     assert!(found.len() >= 3 && found[1]["group"] == "gather", "{found:?}");
 }
 
-/// The script with the command beside it, as the bundle has them, on the driver in `driver`.
+/// The script with the command next to it, as in the bundle, on the driver in `driver`.
 fn script(bundle: &Path, driver: &Path, arguments: &[&str]) -> Command {
     fs::create_dir_all(bundle.join("bin")).unwrap();
     fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join("../ci/gpu/run.sh"), bundle.join("run.sh")).unwrap();
@@ -95,7 +95,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// The lines of a plan, and its status.
+/// Returns the lines of a plan, and its status.
 fn plan(minutes: &str, call: &str) -> (Option<i32>, Vec<String>) {
     let bundle = folder(&format!("plan-{minutes}-{call}"));
     let output = script(&bundle, &bundle, &["plan", minutes, call]).output().unwrap();
@@ -103,7 +103,7 @@ fn plan(minutes: &str, call: &str) -> (Option<i32>, Vec<String>) {
 }
 
 #[test]
-fn a_plan_puts_every_part_into_a_call_that_holds_it() {
+fn the_plan_assigns_every_part_to_a_call_with_enough_time() {
     let (status, planned) = plan("45", "9.5");
     assert_eq!(status, Some(0), "{planned:?}");
     let mut parts = Vec::new();
@@ -118,7 +118,7 @@ fn a_plan_puts_every_part_into_a_call_that_holds_it() {
         room += seconds;
     }
     assert!(room < 2700.0, "{planned:?}");
-    // What is most worth knowing comes first, and tests behind the figures.
+    // The most informative calls come first, and tests after the figures.
     let first = ["smoke", "doctor", "rows", "fetch", "step", "resolve", "nodes", "pools"];
     assert_eq!(parts[..8], first, "{planned:?}");
     for part in ["step-ways", "ncu", "tests", "python", "sanitizer"] {
@@ -128,17 +128,17 @@ fn a_plan_puts_every_part_into_a_call_that_holds_it() {
         let lines = plan(minutes, call).1;
         lines.into_iter().find(|line| line.starts_with("no time for:")).unwrap_or_default()
     };
-    assert!(left_out("20", "5").contains(" python "), "it says what does not fit");
-    assert!(left_out("600", "60").is_empty(), "with time there is a place for everything");
-    assert_eq!(plan("0", "5").0, Some(2), "nothing can be done in no time");
+    assert!(left_out("20", "5").contains(" python "), "it names the part that does not fit");
+    assert!(left_out("600", "60").is_empty(), "with enough time every part has a call");
+    assert_eq!(plan("0", "5").0, Some(2), "no part fits into zero minutes");
     assert_eq!(plan("45", "x").0, Some(2));
 }
 
 #[test]
-fn a_machine_without_a_gpu_gets_one_line_and_no_results() {
+fn a_machine_without_a_gpu_prints_one_line_and_no_results() {
     let bundle = folder("no-gpu");
     let run = |arguments: &[&str]| -> Output {
-        // A driver that is there shows no device.
+        // The driver loads but shows no device.
         script(&bundle, &bundle, arguments).env("CUDA_VISIBLE_DEVICES", "-1").output().unwrap()
     };
     let output = run(&["all", "results"]);
@@ -153,7 +153,7 @@ fn a_machine_without_a_gpu_gets_one_line_and_no_results() {
 }
 
 #[test]
-fn a_run_that_is_ended_keeps_its_figures_and_says_so() {
+fn a_run_that_is_ended_keeps_its_figures_and_reports_the_end() {
     let Some(driver) = Standin::new(Options::default()) else {
         return skip::skip("g++, which builds the stand-in driver");
     };
@@ -176,7 +176,7 @@ fn a_run_that_is_ended_keeps_its_figures_and_says_so() {
     let summary = fs::read_to_string(results.join("summary.txt")).unwrap();
     assert!(summary.contains("rows: interrupted") && !summary.contains("nodes: "), "{summary}");
     assert!(summary.ends_with(&format!("is in {}\n", results.display())), "{summary}");
-    // The next call goes on there.
+    // The next call continues there.
     let output = script(&bundle, &bundle, &["nodes", "results"]).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stdout));
     assert!(lines(&results.join("figures.jsonl")).len() > found.len() + 6);

@@ -1,11 +1,11 @@
-//! `forebay replay --curve`: every size of it is what a replay of that size alone counts.
+//! Tests of `forebay replay --curve`: every size on the curve has the counts of a replay of that size alone.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 #[path = "../src/study"]
 mod study {
-    #[expect(dead_code, reason = "what a replay takes is asked by the command")]
+    #[expect(dead_code, reason = "only the command uses the memory estimates")]
     pub mod curve;
-    #[expect(dead_code, reason = "what a replay takes is asked by the command")]
+    #[expect(dead_code, reason = "only the command uses the memory estimates")]
     pub mod pools;
 }
 #[path = "../../tests/support/traces.rs"]
@@ -26,15 +26,15 @@ fn demo() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/demo.topk.zst")
 }
 
-/// Eight sizes: the smallest that the curve holds for, its neighbour, some ratios, the one from which on the
-/// curve is flat, and more than there are tokens.
+/// Eight sizes: the smallest of the curve, its neighbour, some ratios, the size from which on the curve is flat, and
+/// one larger than the number of tokens.
 fn sizes(trace: &SelectionTrace, curves: &Curves) -> [u32; 8] {
     let (exact, flat) = (curves.exact_from(), curves.flat_from());
     let ratio = |ratio: f64| ((ratio * f64::from(trace.header().decode_start) + 0.5) as u32).max(exact);
     [exact, exact + 1, ratio(0.1), ratio(0.2), ratio(0.35), ratio(0.6), flat.max(exact), 1 << 24]
 }
 
-/// The curves of a trace against the pools, layer by layer; answers the misses at the smallest size.
+/// Compares the curves of a trace with the pools, layer by layer; returns the misses at the smallest size.
 fn compare(path: &Path, mtp: u32, warmup: u32) -> u64 {
     let trace = SelectionTrace::read(path).unwrap();
     let setting = Setting { slots: 0, warmup, mtp, steps: trace.header().decode_steps() / mtp };
@@ -58,29 +58,29 @@ fn every_trace(mtp: u32, warmup: u32) {
 }
 
 #[test]
-fn the_curve_of_every_trace_is_what_the_pools_count() {
+fn the_curve_of_every_trace_equals_the_pools() {
     every_trace(1, 32);
 }
 
 #[test]
-fn the_curve_of_every_trace_from_cold_is_what_the_pools_count() {
+fn the_curve_of_every_trace_from_cold_equals_the_pools() {
     every_trace(1, 0);
 }
 
 #[test]
-fn the_curve_of_every_trace_by_two_rows_is_what_the_pools_count() {
+fn the_curve_of_every_trace_by_two_rows_equals_the_pools() {
     every_trace(2, 32);
 }
 
 #[test]
-fn the_curve_of_every_trace_by_two_rows_from_cold_is_what_the_pools_count() {
+fn the_curve_of_every_trace_by_two_rows_from_cold_equals_the_pools() {
     every_trace(2, 0);
 }
 
 #[test]
-fn the_curve_of_the_demo_trace_is_what_the_pools_count() {
+fn the_curve_of_the_demo_trace_equals_the_pools() {
     for mtp in 1..4 {
-        // A cold start misses more, or the warm-up shows nothing.
+        // A cold start misses more; otherwise the warm-up would have no effect.
         assert!(compare(&demo(), mtp, 0) > compare(&demo(), mtp, 32));
     }
 }
@@ -108,10 +108,10 @@ fn json_has_every_change_and_marks_sizes_that_were_replayed() {
     assert!(slots.is_sorted_by(|a, b| a < b));
     assert!(curve[2..].array_windows().all(|[a, b]| number(&a["misses"]) > number(&b["misses"])));
     assert!((slots.len() as u64) < flat - exact, "no size without a change: nothing is shown");
-    // A size between two points, at the widest gap.
+    // A size between two points, in the widest gap.
     let gap = slots[2..].array_windows().max_by_key(|[a, b]| b - a).unwrap();
     assert!(gap[1] - gap[0] > 1);
-    // What the pools say, of marked sizes as well.
+    // The pools' counts, also for the marked sizes.
     for slots in [9, 40, exact, (exact + flat) / 2, gap[1] - 1, gap[1], flat, flat + 7] {
         let single = &entries(&["replay", demo, "--slots", &slots.to_string(), "--mtp", "2"])[0];
         let point = curve.iter().rfind(|point| number(&point["slots"]) <= slots).unwrap();
@@ -141,7 +141,7 @@ fn the_table_has_a_line_for_each_size_and_a_star_below_the_curve() {
 }
 
 #[test]
-fn what_a_replay_refuses_its_curve_refuses() {
+fn a_curve_refuses_the_same_options_as_a_replay() {
     let demo = demo();
     let demo = demo.to_str().unwrap();
     for (arguments, word) in [

@@ -1,4 +1,4 @@
-//! `--device`: which device replays, what is said where there is none, and that every device counts the same.
+//! Tests of `--device`: which device replays, the errors without one, and that every device counts the same.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "support/command.rs"]
@@ -21,7 +21,7 @@ fn refusal(more: &[&str]) -> String {
 }
 
 #[test]
-fn without_a_driver_the_error_says_what_is_missing_and_what_to_do() {
+fn without_a_driver_the_error_names_the_missing_part_and_the_fix() {
     let error = refusal(&["--device", "cuda:0", "--driver", "no-such-folder/libcuda.so.1"]);
     for part in ["CUDA driver", "no-such-folder/libcuda.so.1", "No such file", "525", "host device"] {
         assert!(error.contains(part), "{part}: {error}");
@@ -29,7 +29,7 @@ fn without_a_driver_the_error_says_what_is_missing_and_what_to_do() {
     // A library that is no driver.
     let error = refusal(&["--device", "cuda:0", "--driver", "libc.so.6"]);
     assert!(error.contains("CUDA driver") && error.contains("cuDriverGetVersion"), "{error}");
-    // The system's own, where there is one, would replay.
+    // The system's driver, if there is one, would replay.
     let output = command::forebay(&["replay", &demo(), "--prompt-share", "0.1", "--device", "cuda:0"])
         .output()
         .unwrap();
@@ -40,7 +40,7 @@ fn without_a_driver_the_error_says_what_is_missing_and_what_to_do() {
 }
 
 #[test]
-fn a_device_is_named_as_it_is_counted() {
+fn a_device_is_named_cuda_and_its_number() {
     for name in ["cuda", "cuda:", "cuda:-1", "cuda:one", "cuda:4294967296", "CUDA:0", "gpu", ""] {
         let error = refusal(&["--device", name]);
         assert!(error.contains("--device") && error.contains("cuda:0"), "{name}: {error}");
@@ -49,7 +49,7 @@ fn a_device_is_named_as_it_is_counted() {
 }
 
 #[test]
-fn the_host_is_the_device_where_none_is_named() {
+fn the_host_is_the_default_device() {
     let replay = |more: &[&str]| {
         succeeds(&[&["replay", &demo(), "--prompt-share", "0.1", "--json", "-"], more].concat())
     };
@@ -57,7 +57,7 @@ fn the_host_is_the_device_where_none_is_named() {
 }
 
 #[test]
-fn what_the_host_counts_is_refused_for_another_device() {
+fn counts_that_only_the_host_has_are_refused_for_other_devices() {
     for more in [
         &["--policy", "fifo"][..],
         &["--policy", "lru,belady"],
@@ -70,11 +70,11 @@ fn what_the_host_counts_is_refused_for_another_device() {
     }
 }
 
-/// A driver for the command to load: the one that `FOREBAY_TEST_DRIVER` names, or a stand-in's; nothing without a C++
-/// compiler, and then the test says that it skips.
+/// A driver for the command to load: the one that `FOREBAY_TEST_DRIVER` names, or a stand-in; `None` without a C++
+/// compiler, after a message that the test skips.
 struct Driver {
     library: String,
-    /// Goes with its file.
+    /// Removed together with its file.
     _standin: Option<Standin>,
 }
 
@@ -90,7 +90,7 @@ fn driver() -> Option<Driver> {
 }
 
 #[test]
-fn a_gpu_counts_what_the_host_counts() {
+fn a_gpu_counts_the_same_as_the_host() {
     let Some(driver) = driver() else { return };
     let trace = demo();
     for more in [

@@ -1,5 +1,5 @@
-//! `forebay doctor`: every finding on machines that are made of files, what a GPU adds, and that its rates are
-//! rates for `forebay fit`.
+//! Tests of `forebay doctor`: every finding on machines that are made of files, the findings of a GPU, and that
+//! `forebay fit` accepts the measured rates.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "support/command.rs"]
@@ -15,7 +15,7 @@ use command::{forebay, refuses, succeeds};
 use machine::Machine;
 use serde_json::Value;
 
-/// Runs it to status 0 or 1, which says whether it found problems; standard error must be empty.
+/// Runs the command, which must exit with 0 or 1 (problems found) and leave standard error empty.
 fn diagnoses(arguments: &[&str]) -> (i32, String) {
     let output = forebay(arguments).output().unwrap();
     let (status, errors) = (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap());
@@ -23,7 +23,7 @@ fn diagnoses(arguments: &[&str]) -> (i32, String) {
     (status, String::from_utf8(output.stdout).unwrap())
 }
 
-/// What the doctor finds with `more`, by device. Its status says whether there is a problem among it.
+/// The findings with the arguments `more`, by device. The status shows whether one of them is a problem.
 fn entries(more: &[&str]) -> Vec<Value> {
     let (status, out) = diagnoses(&[&["doctor", "--json", "-"], more].concat());
     let entries = serde_json::from_str::<Value>(&out).unwrap().as_array().unwrap().clone();
@@ -33,7 +33,7 @@ fn entries(more: &[&str]) -> Vec<Value> {
     entries
 }
 
-/// What the doctor finds of a machine without measuring, and without a driver.
+/// The findings about a machine, without measurements and without a driver.
 fn host(machine: &Machine) -> Value {
     let found = entries(&["--no-rates", "--driver", "no-such-folder/libcuda.so.1", "--root", machine.root()]);
     assert_eq!(found.len(), 1, "no GPU, no entry of one");
@@ -48,7 +48,7 @@ fn finding<'a>(entry: &'a Value, name: &str) -> &'a Value {
     one
 }
 
-/// State, value and the rest of a finding of a machine.
+/// Checks state, value and the remaining texts of a finding about a machine.
 fn is(entry: &Value, name: &str, state: &str, parts: &[&str]) {
     let found = finding(entry, name);
     assert_eq!(found["state"], state, "{found:#}");
@@ -73,7 +73,7 @@ fn a_sound_machine_has_nothing_to_fix() {
 }
 
 #[test]
-fn what_a_machine_lacks_is_found_and_comes_with_a_fix() {
+fn a_missing_resource_is_found_and_comes_with_a_fix() {
     let machine = Machine::sound("lacking");
     let no = |file: &str, text: &str| machine.write(file, text);
     no("proc/sys/kernel/osrelease", "5.4.0-150\n");
@@ -112,18 +112,18 @@ fn what_a_machine_lacks_is_found_and_comes_with_a_fix() {
 }
 
 #[test]
-fn limits_are_lifted_or_bind_as_the_system_has_it() {
+fn limits_bind_unless_a_capability_lifts_them() {
     let machine = Machine::sound("limits");
     machine.write("proc/self/limits", &machine::limits("8388608"));
     machine.write("proc/self/status", "CapEff:\t000001ffffffffff\n");
     is(&host(&machine), "locked-memory limit", "ok", &["8.00 MiB, lifted by CAP_IPC_LOCK"]);
-    // All but the one that counts.
+    // All capabilities but the relevant one.
     machine.write("proc/self/status", "CapEff:\t000001ffffffbfff\n");
     is(&host(&machine), "locked-memory limit", "warning", &["8.00 MiB"]);
-    // A limit that is more than there is.
+    // A limit above the machine's memory.
     machine.write("proc/self/limits", &machine::limits("2199023255552"));
     is(&host(&machine), "locked-memory limit", "ok", &["2048 GiB"]);
-    // A group of version 1, seen from a container.
+    // A cgroup of version 1, seen from a container.
     machine.write("proc/self/cgroup", "4:cpu,memory:/docker/x\n");
     machine.write("sys/fs/cgroup/memory/memory.stat", "cache 1\nhierarchical_memory_limit 34359738368\n");
     is(&host(&machine), "memory limit", "warning", &["32.0 GiB", "version 1"]);
@@ -135,7 +135,7 @@ fn limits_are_lifted_or_bind_as_the_system_has_it() {
 }
 
 #[test]
-fn pages_of_the_pool_are_those_that_shared_memory_gets() {
+fn the_pools_page_size_is_that_of_shared_memory() {
     let machine = Machine::sound("pages");
     let meminfo = |total: u32, free: u32| {
         let pages = format!("HugePages_Total: {total}\nHugePages_Free: {free}\nHugepagesize: 2048 kB\n");
@@ -181,9 +181,9 @@ fn long_pages_are_reserved_at_boot_and_those_of_another_size_are_lost() {
     is(&host(&machine), "other huge pages", "note", &["409600 of 2.00 MiB"]);
 }
 
-/// What programs read.
+/// The facts for programs.
 #[test]
-fn a_machine_is_told_in_numbers_too() {
+fn the_json_has_the_facts_of_the_machine_as_numbers() {
     let machine = Machine::sound("numbers");
     let facts = |machine: &Machine| host(machine)["facts"].clone();
     let gib = |n: u64| n << 30;
@@ -204,7 +204,7 @@ fn files_that_are_missing_or_garbage_are_notes() {
     for file in garbage.files() {
         std::fs::write(&file, b"\xFF\x00garbage: -1 [\nMemTotal: x kB\nflags").unwrap();
     }
-    // A folder where a file should be.
+    // A folder in place of a file.
     let folders = Machine::bare("folders");
     std::fs::create_dir_all(folders.path("proc/meminfo")).unwrap();
     for machine in [bare, garbage, folders] {
@@ -235,7 +235,7 @@ fn text_that_could_steer_the_terminal_is_harmless() {
 }
 
 #[test]
-fn without_a_driver_that_is_wanted_its_status_is_1_and_it_says_what_to_do() {
+fn without_a_requested_driver_the_status_is_1_and_the_fix_is_printed() {
     let machine = Machine::sound("driver");
     let asked = ["--no-rates", "--driver", "no-such-folder/libcuda.so.1", "--root", machine.root()];
     for more in [&[][..], &["--device", "cuda:0"]] {
@@ -243,7 +243,7 @@ fn without_a_driver_that_is_wanted_its_status_is_1_and_it_says_what_to_do() {
         is(&found[0], "driver", "problem", &["no-such-folder/libcuda.so.1", "525"]);
         is(&found[0], "GPUs", "problem", &["\"0\""]);
     }
-    // The kernel has a driver, and no library is found.
+    // The kernel has a driver, but no library is found.
     is(&host(&machine), "driver", "problem", &["docker --gpus all"]);
     std::fs::remove_file(machine.path("proc/driver/nvidia/version")).unwrap();
     let without = host(&machine);
@@ -255,9 +255,9 @@ fn without_a_driver_that_is_wanted_its_status_is_1_and_it_says_what_to_do() {
     assert!(first.contains("525"), "{first}");
 }
 
-/// A host without GPUs has a driver only to note: nothing that was asked for does not work.
+/// On a host without GPUs a missing driver is only a note, because nothing depends on it.
 #[test]
-fn warnings_and_notes_are_no_problem() {
+fn warnings_and_notes_leave_the_status_0() {
     let machine = Machine::sound("no-problem");
     machine.write("proc/self/limits", &machine::limits("65536"));
     std::fs::remove_dir_all(machine.path("sys/bus")).unwrap();
@@ -265,9 +265,9 @@ fn warnings_and_notes_are_no_problem() {
     assert!(status == 0 && text.contains("What to fix: 0 problems, 1 warning"), "{status}: {text}");
 }
 
-/// A command that a finding names has the device that was asked for, and runs there.
+/// A command in a finding names the requested device, and runs there.
 #[test]
-fn advice_runs_on_the_device_that_was_asked_for() {
+fn advice_runs_on_the_requested_device() {
     let machine = Machine::sound("advice");
     let found = entries(&["--device", "host", "--quick", "--root", machine.root()]);
     let fixes = found[0]["findings"].as_array().unwrap().iter().map(|found| found["fix"].as_str().unwrap());

@@ -1,13 +1,13 @@
-//! Hits and misses of a replay through the production pools equal the naive oracle's, to the last one, on
-//! every selection trace at hand.
+//! Tests that hits and misses of a replay through the production pools equal those of the naive oracle, to the last
+//! one, on every selection trace that is installed.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 #[path = "../../tests/support/oracle.rs"]
-#[expect(dead_code, reason = "a replay cuts no sequence and brings nothing up")]
+#[expect(dead_code, reason = "a replay truncates no sequence and loads no rows")]
 mod oracle;
 #[path = "../src/study"]
 mod study {
-    #[expect(dead_code, reason = "what a replay takes is asked by the command")]
+    #[expect(dead_code, reason = "only the command uses the memory estimates")]
     pub mod pools;
 }
 #[path = "../../tests/support/traces.rs"]
@@ -18,7 +18,7 @@ use forebay::trace::SelectionTrace;
 use oracle::Oracle;
 use study::pools::{self, Outcome, Setting};
 
-/// The rule's own words over one layer of the trace: its hits, its misses by step.
+/// The rule, written out literally, over one layer of the trace: hits, and misses by step.
 fn naive(trace: &SelectionTrace, setting: Setting, layer: u32) -> (u64, Vec<u64>) {
     let Setting { slots, warmup, mtp, steps } = setting;
     let header = trace.header();
@@ -39,7 +39,7 @@ fn naive(trace: &SelectionTrace, setting: Setting, layer: u32) -> (u64, Vec<u64>
     (hits, misses)
 }
 
-/// All layers by the rule's own words.
+/// All layers by the literal rule.
 fn expected(trace: &SelectionTrace, setting: Setting) -> Outcome {
     let mut outcome = Outcome { layers: Vec::new(), steps: vec![0; setting.steps as usize] };
     for layer in 0..trace.header().layers {
@@ -55,8 +55,8 @@ fn compare(path: &std::path::Path) {
     let header = trace.header();
     let ratio = |r: f64| (r * f64::from(header.decode_start) + 0.5) as u32;
     let (tenth, fifth) = (ratio(0.1), ratio(0.2));
-    // Every ratio with one query row and two, cold and warm. Half of k, and 1.5 k for two rows: scratch slots
-    // in every step.
+    // Every ratio with one query row and two, cold and warm. Half of k, and 1.5 k for two rows, need scratch slots in
+    // every step.
     let ratios = [tenth, fifth].map(|slots| [(1, slots, 0), (1, slots, 32), (2, slots, 0), (2, slots, 32)]);
     let below =
         [(1, header.k / 2, 32), (2, header.k / 2, 0), (2, header.k * 3 / 2, 0), (2, header.k * 3 / 2, 32)];
@@ -70,7 +70,7 @@ fn compare(path: &std::path::Path) {
 }
 
 #[test]
-fn every_trace_replays_as_the_oracle_says() {
+fn every_trace_replays_as_in_the_oracle() {
     let Some(directory) = traces::directory("topk") else { return };
     let mut seen = 0;
     for entry in std::fs::read_dir(directory).unwrap() {
@@ -84,7 +84,7 @@ fn every_trace_replays_as_the_oracle_says() {
 }
 
 #[test]
-fn the_demo_trace_replays_as_the_oracle_says() {
+fn the_demo_trace_replays_as_in_the_oracle() {
     let data = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../data");
     compare(&data.join("demo.topk.zst"));
 }

@@ -1,5 +1,5 @@
-//! The pictures of the documentation as a browser shows them, by light and by dark: texts that touch, leave their
-//! picture or cannot be told from what is behind them.
+//! Tests of the documentation's pictures in a browser, in light and in dark mode: no text touches another one, leaves
+//! its picture, or has too little contrast with its background.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "support/browser.rs"]
@@ -23,7 +23,7 @@ fn pictures() -> Vec<(String, PathBuf)> {
     named
 }
 
-/// A folder of one test's own.
+/// A folder for one test only.
 fn folder(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("figures").join(name);
     let _ = fs::remove_dir_all(&folder);
@@ -31,7 +31,7 @@ fn folder(name: &str) -> PathBuf {
     folder
 }
 
-/// A page that holds `body`, as wide as the column of a README.
+/// A page that contains `body`, as wide as the column of a README.
 fn page(body: &str) -> String {
     format!(
         "<!DOCTYPE html><html><head><meta charset=\"utf-8\"><meta name=\"color-scheme\" content=\"light dark\"></head>\
@@ -39,8 +39,8 @@ fn page(body: &str) -> String {
     )
 }
 
-/// Asks the browser for each text of each picture whether it stands in its picture and alone, and how its colour
-/// differs from what is painted beneath it (the ratio of WCAG, of which body text needs 4.5).
+/// Asks the browser about each text of each picture: whether it is inside its picture and overlaps no other, and its
+/// contrast with the background below it (the ratio of WCAG; body text needs 4.5).
 const LOOK: &str = "<script>
     const found = { texts: 0, out: [], over: [], pale: [] };
     const numbers = text => text.match(/[0-9.]+/g).map(Number);
@@ -73,7 +73,7 @@ const LOOK: &str = "<script>
     document.body.dataset.found = JSON.stringify(found).replace(/[<&]/g, '');
 </script>";
 
-/// What [`LOOK`] finds.
+/// The result of [`LOOK`].
 fn looked(program: &Path, pictures: &str, folder: &Path, light: Light) -> Value {
     let file = folder.join("look.html");
     fs::write(&file, page(&format!("{pictures}{LOOK}"))).unwrap();
@@ -98,7 +98,7 @@ fn every_text_of_a_picture_has_room_and_can_be_read() {
 }
 
 #[test]
-fn control_the_browser_tells_what_is_wrong_with_a_picture() {
+fn control_the_browser_finds_faults_of_a_picture() {
     let Some(program) = chromium() else { return };
     let wrong = "<svg viewBox=\"0 0 400 100\" width=\"400\"><title>a</title><rect width=\"400\" height=\"100\" \
                  fill=\"#fffefb\"/><text x=\"10\" y=\"20\">over</text><text x=\"12\" y=\"20\">lying</text>\
@@ -117,7 +117,7 @@ fn lightness(pixel: [u8; 3]) -> f64 {
 }
 
 #[test]
-fn a_picture_in_a_page_follows_the_light() {
+fn a_picture_in_a_page_follows_light_and_dark_mode() {
     const HIGH: usize = 700;
     let Some(program) = chromium() else { return };
     let (file, pictures) = (folder("lights").join("page.html"), pictures());

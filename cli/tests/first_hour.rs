@@ -1,5 +1,4 @@
-//! The first hour with the command: what it prints fits a terminal, and what it refuses it refuses in the words of who
-//! asked.
+//! Tests of a user's first hour with the command: its output fits a terminal, and its errors use the user's own words.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "support/command.rs"]
@@ -7,17 +6,17 @@ mod command;
 
 use command::{forebay, refuses, succeeds};
 
-/// The trace of the repository, as a path that is short in any checkout.
+/// The repository's trace, by a path that is short in any checkout.
 const TRACE: &str = "../data/demo.topk.zst";
 
-/// A file of this name and text, for this test program alone.
+/// A file with this name and text, for this test program only.
 fn file(name: &str, text: &str) -> String {
     let path = format!("{}/{name}", env!("CARGO_TARGET_TMPDIR"));
     std::fs::write(&path, text).unwrap();
     path
 }
 
-/// A small request trace of Mooncake's.
+/// A small request trace in Mooncake's format.
 fn requests() -> String {
     let line = |time: u32, ids: &str| {
         format!("{{\"timestamp\":{time},\"input_length\":1000,\"output_length\":10,\"hash_ids\":[{ids}]}}\n")
@@ -25,7 +24,7 @@ fn requests() -> String {
     file("first_hour.jsonl", &[line(0, "1,2"), line(10, "1,3"), line(20, "1,2")].concat())
 }
 
-/// Every line that is wider than the terminal, but for a word that is as long by itself.
+/// Every line that is wider than the terminal, except a single word that is that long.
 fn too_wide(text: &str) -> Vec<&str> {
     let long = |line: &&str| line.chars().count() > 80 && line.trim().contains(' ');
     text.lines().filter(long).collect()
@@ -71,7 +70,7 @@ fn calls(requests: &str) -> Vec<Vec<&str>> {
 }
 
 #[test]
-fn nothing_that_is_printed_is_wider_than_a_terminal() {
+fn no_output_is_wider_than_a_terminal() {
     let requests = requests();
     for call in calls(&requests) {
         let output = forebay(&call).env("LC_ALL", "C.UTF-8").env("NO_COLOR", "1").output().unwrap();
@@ -83,7 +82,7 @@ fn nothing_that_is_printed_is_wider_than_a_terminal() {
 }
 
 #[test]
-fn helps_are_no_wider_than_a_terminal() {
+fn help_texts_are_no_wider_than_a_terminal() {
     for command in ["", "replay", "plan", "simulate", "fit", "bench", "doctor", "completions"] {
         for help in ["--help", "-h"] {
             let call: Vec<&str> = [command, help].into_iter().filter(|word| !word.is_empty()).collect();
@@ -94,7 +93,7 @@ fn helps_are_no_wider_than_a_terminal() {
 }
 
 #[test]
-fn what_does_not_fit_is_named_and_wide_shows_it() {
+fn columns_that_do_not_fit_are_named_and_wide_shows_them() {
     let call = ["replay", TRACE, "--mtp", "2"];
     let (narrow, wide) = (succeeds(&call), succeeds(&[&call[..], &["--wide"]].concat()));
     assert!(
@@ -106,7 +105,7 @@ fn what_does_not_fit_is_named_and_wide_shows_it() {
 }
 
 #[test]
-fn nothing_at_all_is_refused_and_numbers_stand_as_they_were_given() {
+fn zero_is_refused_and_numbers_are_quoted_as_given() {
     for (call, parts) in [
         (&["replay", TRACE, "--slots", "0"][..], &["'0'", "--slots", "from 1 to"][..]),
         (&["replay", TRACE, "--prompt-share", "0.0"], &["'0.0'", "--prompt-share", "above 0"]),
@@ -120,12 +119,12 @@ fn nothing_at_all_is_refused_and_numbers_stand_as_they_were_given() {
 }
 
 #[test]
-fn a_file_of_another_kind_is_called_what_it_is_and_sent_where_it_belongs() {
+fn a_file_of_another_kind_is_identified_and_its_command_named() {
     let (setup, measurements) = ("../data/setups/ess.json", "../data/setups/ess-measurements.json");
     let (requests, page) = (requests(), file("page.html", "<!DOCTYPE html>\n<html></html>\n"));
     let results = file("results.json", &succeeds(&["replay", TRACE, "--slots", "1024", "--json", "-"]));
     let plan = ["plan", "--setup", "ess", "--gpu", "80GiB", "--context", "32K"];
-    for (call, is, goes) in [
+    for (call, is, use_for) in [
         (vec!["replay", setup], "a setup", "--setup"),
         (vec!["replay", measurements], "measurements", "forebay fit"),
         (vec!["replay", &page], "an HTML page", "browser"),
@@ -141,13 +140,13 @@ fn a_file_of_another_kind_is_called_what_it_is_and_sent_where_it_belongs() {
         ([&plan[..], &["--misses", measurements]].concat(), "measurements", "forebay fit"),
     ] {
         let error = refuses(&call);
-        assert!(error.contains(&format!(" is {is}")) && error.contains(goes), "{call:?}: {error}");
+        assert!(error.contains(&format!(" is {is}")) && error.contains(use_for), "{call:?}: {error}");
         assert!(error.contains("is wanted"), "{call:?}: {error}");
     }
 }
 
 #[test]
-fn what_was_probably_meant_is_named() {
+fn errors_suggest_the_probable_name() {
     for (call, meant) in [
         (&["replay", TRACE, "--prompt-shaer", "0.1"][..], "'--prompt-share'"),
         (&["replay", TRACE, "--policy", "belad"], "'belady'"),
@@ -158,9 +157,9 @@ fn what_was_probably_meant_is_named() {
     }
 }
 
-/// What stands behind a 1 and ends as a plural does: `1 layers`.
+/// Words that follow a 1 and end like a plural: `1 layers`.
 fn plurals_of_one(text: &str) -> Vec<String> {
-    // Verbs that follow a number which is a name: layer 1 misses.
+    // Verbs after a number that is a name: layer 1 misses.
     const VERBS: [&str; 6] = ["is", "has", "was", "as", "misses", "gets"];
     let words = |line: &str| -> Vec<String> { line.split(' ').map(str::to_owned).collect() };
     let plain = |word: &str| word.trim_matches(|c: char| !c.is_alphanumeric() && c != '-').to_owned();
@@ -178,7 +177,7 @@ fn plurals_of_one(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn one_of_a_thing_is_not_called_by_its_plural() {
+fn a_count_of_one_has_no_plural() {
     assert_eq!(plurals_of_one("layer 1 misses; 1 layer, (1 sessions)\n11 rows").len(), 1, "the control");
     let line = |ids: &str| {
         format!("{{\"timestamp\":0,\"input_length\":1,\"output_length\":1,\"hash_ids\":[{ids}]}}\n")
@@ -236,7 +235,7 @@ fn completions_list_the_built_in_setups() {
             assert!(asked.clone().any(|line| line.contains(setup)), "{shell}: no {setup}");
         }
     }
-    // A file may be named all the same.
+    // An explicit file name is still allowed.
     assert!(
         refuses(&["plan", "--gpu", "141GB", "--setup", "none.json", "--context", "32K"])
             .contains("none.json")
@@ -244,7 +243,7 @@ fn completions_list_the_built_in_setups() {
 }
 
 #[test]
-fn the_rule_of_a_number_is_said() {
+fn an_error_gives_the_rule_of_its_number() {
     for threads in ["33", "0", "1024", "-32"] {
         let error = refuses(&["bench", "--threads", threads]);
         assert!(error.contains("not a multiple of 32 from 32 to 512"), "{error}");

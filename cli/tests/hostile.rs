@@ -1,7 +1,7 @@
-//! Input of any content: command lines and files by a seed, text that would steer a terminal, text without end.
+//! Tests with input of any content: random command lines and files, text that would control a terminal, endless text.
 //!
-//! Whatever is asked, the answer is a result or one line of error: no panic, no signal, no line that others wrote.
-//! Each run has a bound on its address space and on its processor time, which a defect would meet. `FOREBAY_SOAK`
+//! Whatever the input, the command gives a result or one line of error: no panic, no signal, no line from the input.
+//! Each run has a limit on its address space and on its processor time, which a defect would exceed. `FOREBAY_SOAK`
 //! tries more.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -17,21 +17,21 @@ use command::{forebay, refuses, succeeds};
 use forebay::text::{ECHO, steers};
 use serde_json::{Value, json};
 
-/// The longest error line: a few texts that others wrote, and our own words.
+/// The longest error line: a few texts from the input, and our own words.
 const LINE: usize = 1_500;
 
 fn data(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../data").join(name)
 }
 
-/// A plan that is answered.
+/// A plan that succeeds.
 const PLAN: [&str; 5] = ["plan", "--gpu", "141GB", "--weights", "38GB"];
 
 /// A point that is simulated.
 const POINT: [&str; 9] =
     ["simulate", "--setup", "ess", "--context", "32768", "--batch", "8", "--ratio", "0.2"];
 
-/// A folder of one test's own.
+/// A folder for one test only.
 fn folder(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("hostile-{name}"));
     let _ = fs::remove_dir_all(&folder);
@@ -39,7 +39,7 @@ fn folder(name: &str) -> PathBuf {
     folder
 }
 
-/// Runs it in `folder`, with bounds.
+/// Runs the command in `folder`, within limits.
 fn run(folder: &Path, arguments: &[String]) -> Output {
     let mut command = Command::new("sh");
     let script = "ulimit -v 4000000; ulimit -t 20; exec \"$@\"";
@@ -47,7 +47,7 @@ fn run(folder: &Path, arguments: &[String]) -> Output {
     command.env("LC_ALL", "C.UTF-8").current_dir(folder).stdin(Stdio::null()).output().unwrap()
 }
 
-/// Holds what a run may answer, whatever it was asked.
+/// Checks the limits that hold for every output, whatever the input.
 fn check(output: &Output, asked: &dyn std::fmt::Debug) {
     let errors = String::from_utf8(output.stderr.clone()).unwrap();
     let status = output.status.code();
@@ -66,7 +66,7 @@ fn check(output: &Output, asked: &dyn std::fmt::Debug) {
     }
 }
 
-/// Numbers by a seed (xorshift).
+/// Random numbers from a seed (xorshift).
 struct Chance(u64);
 
 impl Chance {
@@ -86,8 +86,8 @@ impl Chance {
     }
 }
 
-/// Runs `body` for so many seeds, or many more in a soak, two at a time. It says which were answered: neither all are,
-/// nor next to none.
+/// Runs `body` for so many seeds, or many more in a soak, two at a time. It returns whether a run succeeded: neither
+/// all runs nor next to none may succeed.
 fn seeds(count: u64, body: impl Fn(&mut Chance) -> bool + Sync) {
     let count = if std::env::var_os("FOREBAY_SOAK").is_some() { 20 * count } else { count };
     let answered: u64 = std::thread::scope(|scope| {
@@ -102,7 +102,7 @@ fn seeds(count: u64, body: impl Fn(&mut Chance) -> bool + Sync) {
     assert!(answered > count / 20 && answered < count, "{answered} of {count}");
 }
 
-/// A selection trace of two layers and three steps, with a label and a model's name of any content.
+/// A selection trace of two layers and three steps, with any label and any model name.
 fn trace(label: &str) -> Vec<u8> {
     let header = json!({"label": label, "model": label, "layers": 2, "k": 2, "steps": 3, "warm_steps": 0,
         "first_position": 5, "decode_start": 5, "context": 8})
@@ -120,7 +120,7 @@ const REQUESTS: &str = r#"{"timestamp":0,"input_length":1024,"output_length":3,"
 {"timestamp":9,"input_length":512,"output_length":3,"hash_ids":[0]}
 "#;
 
-/// A good file of each kind, by the name that it is written under.
+/// A valid file of each kind, by its file name.
 fn files() -> BTreeMap<&'static str, Vec<u8>> {
     let setup = fs::read(data("setups/ess.json")).unwrap();
     let whole: Value = serde_json::from_slice(&setup).unwrap();
@@ -135,7 +135,7 @@ fn files() -> BTreeMap<&'static str, Vec<u8>> {
     ])
 }
 
-/// The options of a command, each with whether it takes a value, as its help has them: new ones are found too.
+/// The options of a command, and whether each takes a value, read from its help, so that new ones are found too.
 fn options(command: &str) -> Vec<(String, bool)> {
     let help = succeeds(&[command, "--help"]);
     let named = help.lines().filter_map(|line| {
@@ -150,14 +150,14 @@ fn options(command: &str) -> Vec<(String, bool)> {
     found
 }
 
-/// What no option was made for, or another one.
+/// A value that no option expects, or one for another option.
 const WORDS: &str = "0 1 2 3 8 64 512 4096 32768 131072 -1 -0.5 0.1 0.999 1.5 37 4294967295 4294967296 \
                      18446744073709551615 18446744073709551616 1e308 1e-308 1e400 NaN inf -inf 0x10 1_000 , 1,2 \
                      1,,2 0.1,0.2,0.5 max auto ess glm-5.2 pcie4 -1GB/s NaNGB/s none best on lru,belady cuda:0 \
                      cuda:99999999999 --json - -- \u{202e}evil \u{1b}]0;evil\u{7} é漢🦀 /dev/null /dev/full \
                      /nowhere/x trace requests setup misses rates table measured out folder missing";
 
-/// What options are made for; of others nothing is known.
+/// Values that options expect; for unlisted options none are known.
 const GOOD: [(&str, &str); 23] = [
     ("--batch", "1 8 52 4,8"),
     ("--capacity", "1 2 8"),
@@ -184,7 +184,7 @@ const GOOD: [(&str, &str); 23] = [
     ("--warmup", "0 2"),
 ];
 
-/// A value for the option: what it may want, or what none does.
+/// A value for the option: one that it expects, or one that no option expects.
 fn value(option: &str, chance: &mut Chance) -> String {
     let of = |words: &str, chance: &mut Chance| {
         let words: Vec<&str> = words.split_whitespace().collect();
@@ -200,11 +200,11 @@ fn value(option: &str, chance: &mut Chance) -> String {
     }
 }
 
-/// A command line: mostly of what its command knows, with values that it may want and others.
+/// A command line: mostly options that its command has, with expected and unexpected values.
 fn line(command: &str, first: &[&str], options: &[(String, bool)], chance: &mut Chance) -> Vec<String> {
     let mut line = vec![command];
     line.extend((!first.is_empty()).then(|| *chance.one(first)));
-    // Most of what there is to ask needs these.
+    // Most commands need these.
     match command {
         "doctor" => line.extend(["--no-rates", "--device", "host"]),
         "plan" if chance.below(8) > 0 => line.extend(&PLAN[1..]),
@@ -228,11 +228,11 @@ fn line(command: &str, first: &[&str], options: &[(String, bool)], chance: &mut 
 }
 
 #[test]
-fn any_command_line_gets_a_result_or_one_line() {
+fn any_command_line_gives_a_result_or_one_line() {
     let folder = folder("lines");
     fs::create_dir(folder.join("folder")).unwrap();
     let files = files();
-    // What measures the machine takes its time and is left out.
+    // Options that measure the machine take long and are left out.
     let known = [
         ("replay", &["trace", "trace", "requests", "setup"][..]),
         ("plan", &[]),
@@ -286,7 +286,7 @@ fn mutated(content: &[u8], chance: &mut Chance) -> Vec<u8> {
     ];
     let mut bytes = content.to_vec();
     if chance.below(2) == 0 {
-        // One digit is another: mostly still what the format demands.
+        // Changes one digit: mostly still valid for the format.
         let digits: Vec<usize> = (0..bytes.len()).filter(|at| bytes[*at].is_ascii_digit()).collect();
         bytes[*chance.one(&digits)] = b'0' + chance.below(10) as u8;
         return bytes;
@@ -304,7 +304,7 @@ fn mutated(content: &[u8], chance: &mut Chance) -> Vec<u8> {
             }
             4 => bytes.splice(at..at, vec![b'['; 1 << chance.below(16)]).for_each(drop),
             _ => {
-                // A whole number in the text, from where it begins.
+                // A whole number in the text, from its beginning.
                 let digit = |byte: &u8| byte.is_ascii_digit();
                 let from = bytes.iter().skip(at).position(digit).map_or(at, |next| at + next);
                 let length = bytes.iter().skip(from).take_while(|byte| digit(byte)).count();
@@ -317,7 +317,7 @@ fn mutated(content: &[u8], chance: &mut Chance) -> Vec<u8> {
 }
 
 #[test]
-fn any_file_gets_a_result_or_one_line() {
+fn any_file_gives_a_result_or_one_line() {
     let folder = folder("files");
     let files = files();
     let commands = [
@@ -353,11 +353,11 @@ fn any_file_gets_a_result_or_one_line() {
     });
 }
 
-/// Turns the line around, clears the screen, sets the title, ends the line.
+/// Reverses the line, clears the screen, sets the title, ends the line.
 const STEERING: &str = "A\u{202e}\u{2066}\u{200f}\u{61c}\u{1b}[2J\u{9b}31m\u{7}\u{7f}\n\u{2028}Z";
 
 #[test]
-fn nothing_that_others_wrote_steers_terminal_or_page() {
+fn foreign_text_never_controls_terminal_or_page() {
     let folder = folder("steering");
     let text = |text: &str| text.to_owned();
     let named = |name: &str| text(name);
@@ -382,7 +382,7 @@ fn nothing_that_others_wrote_steers_terminal_or_page() {
         ["fit", "measured"].map(text).to_vec(),
     ];
     for line in lines.clone() {
-        // Where there is a page it says the same; JSON keeps the text, in escapes.
+        // A page, if there is one, agrees; JSON keeps the text, in escapes.
         let fit = line[0] == "fit";
         lines.push([&line[..], &[text("--json"), text("-")]].concat());
         if !fit && !line.contains(&text("--curve")) {
@@ -402,7 +402,7 @@ fn nothing_that_others_wrote_steers_terminal_or_page() {
             assert!(entries[0]["trace"].as_str().unwrap().starts_with(STEERING), "the text itself");
         }
     }
-    // What is refused is named, in one line.
+    // Every refusal names its cause in one line.
     for line in [
         vec![text("replay"), format!("{STEERING}.none")],
         vec![text("fit"), named(STEERING)],
@@ -418,7 +418,7 @@ fn nothing_that_others_wrote_steers_terminal_or_page() {
     }
 }
 
-/// Each command with a long option, and each option of it with a long value.
+/// Each command with a long option, and each option with a long value.
 fn long_arguments(long: &str) -> Vec<Vec<String>> {
     let mut lines = Vec::new();
     for command in ["replay", "plan", "simulate", "fit", "bench", "doctor", "completions"] {
@@ -497,7 +497,7 @@ fn long_files(folder: &Path, long: &str) -> Vec<Vec<String>> {
 }
 
 #[test]
-fn an_error_shows_at_most_200_bytes_of_what_it_was_given() {
+fn an_error_shows_at_most_200_bytes_of_its_input() {
     let folder = folder("echo");
     let long = "A".repeat(10_000);
     let mut refusals = 0;
@@ -513,15 +513,15 @@ fn an_error_shows_at_most_200_bytes_of_what_it_was_given() {
         refusals += usize::from(echoed > 50);
     }
     assert!(refusals > lines.len() / 4, "{refusals} of {} say what they were given", lines.len());
-    // The control: what is short is shown whole.
+    // The control: a short text is shown whole.
     let short = "A".repeat(ECHO - 1);
     assert!(refuses(&["replay", &short]).contains(&short));
 }
 
-/// A trace of 65,536 steps in a context of millions, as many positions as it names: pools would pass over a million
-/// slots in each step, minutes of work. The bound on processor time is that of every run here.
+/// A trace of 65,536 steps in a context of millions, with as many positions. Pools would visit over a million slots in
+/// each step, minutes of work. The limit on processor time is that of every run in this file.
 #[test]
-fn many_steps_over_many_slots_take_as_long_as_what_they_select() {
+fn many_steps_over_many_slots_take_time_by_their_selected_rows() {
     let folder = folder("steps");
     let (k, steps, context) = (64_u32, 1_u32 << 16, 1_u32 << 22);
     let start = context - steps;
@@ -533,7 +533,7 @@ fn many_steps_over_many_slots_take_as_long_as_what_they_select() {
     let mut bytes = [b"TOPKTRC1", &(header.len() as u32).to_le_bytes()[..], header.as_bytes()].concat();
     bytes.extend([(k as u16).to_le_bytes(), [0, 0]].concat());
     bytes.resize(bytes.len() + k as usize, 0);
-    // Each step but the first exchanges its lowest position for the next one behind its highest, once around.
+    // Each step except the first replaces its lowest position by the one after its highest, once around.
     for step in 1..steps {
         bytes.extend([1, 0, 1, 0]);
         let mut position = k + step - 1;
@@ -556,11 +556,11 @@ fn many_steps_over_many_slots_take_as_long_as_what_they_select() {
             .map(|entry| entry["total"]["misses"].as_u64().unwrap())
             .collect::<Vec<_>>()
     };
-    // Each step but the first decode step's warm-up misses the one position that it was not there for.
+    // In each step except the first, the warm-up of decoding misses the one new position.
     let misses = u64::from(steps) - 1;
     assert_eq!(call("--slots 300000,1000000"), [misses; 2]);
     assert_eq!(call("--slots 60000 --policy fifo,s3-fifo,belady").len(), 3);
-    // What looks at every slot in every step is refused by name.
+    // Policies that visit every slot in every step are refused by name.
     let words = "replay long.topk --slots 4000000 --memory 3GB --policy decay";
     let output = run(&folder, &words.split(' ').map(str::to_owned).collect::<Vec<_>>());
     let error = String::from_utf8(output.stderr).unwrap();

@@ -1,7 +1,7 @@
-//! What a replay holds at its peak: less than the trace's decoded size and 500 MB, whatever is asked of it.
+//! Tests of the peak memory of a replay: less than the trace's decoded size plus 500 MB, whatever the options.
 //!
-//! The peak is the kernel's, of the largest child that has ended so far. Runs stand in the order of their limits,
-//! so an earlier run cannot make a later one fail. The tests share the children.
+//! The kernel reports the peak, that of the largest child that has ended so far. The runs are in the order of their
+//! limits, so an earlier run cannot make a later one fail. The tests share the children.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 #[path = "support/command.rs"]
@@ -16,7 +16,7 @@ use std::process::{Command, Stdio};
 use command::{forebay, refused, refuses, succeeds};
 use nix::sys::resource::{UsageWho, getrusage};
 
-/// Beside the decoded trace.
+/// The allowance in addition to the decoded trace.
 const BESIDE: u64 = 500 * 1000 * 1000;
 
 fn decoded(path: &Path) -> u64 {
@@ -24,7 +24,7 @@ fn decoded(path: &Path) -> u64 {
     std::io::copy(&mut decoder, &mut std::io::sink()).unwrap()
 }
 
-/// Peak resident bytes of all children so far.
+/// The peak of resident bytes over all children so far.
 fn peak() -> u64 {
     let kib = getrusage(UsageWho::RUSAGE_CHILDREN).unwrap().max_rss();
     u64::try_from(kib).unwrap() * 1024
@@ -38,7 +38,7 @@ fn a_replay_stays_within_the_decoded_trace_and_500_mb() {
     };
     let (selections, requests) =
         (topk.join("smollm2-8k-policy-tf.topk.zst"), sessions.join("agentic_A.jsonl.zst"));
-    // Where pools hold the whole prompt memory is most, and little leaves: that is what takes time.
+    // Pools that hold the whole prompt need the most memory and evict little; evictions take the time.
     let all = ["--policy", "lru,s3-fifo,decay-tokens,belady", "--prompt-share", "1"];
     for (trace, arguments) in [
         (&selections, &all[..]),
@@ -66,7 +66,7 @@ fn varint(mut value: u32, out: &mut Vec<u8>) {
     out.push(value as u8);
 }
 
-/// A trace whose layers select `k` positions in a row, those of layer l from `l * stride` on, in every step the same.
+/// A trace whose layers select `k` consecutive positions, from `l * stride` on in layer l, the same in every step.
 fn trace(name: &str, layers: u32, k: u16, context: u32, stride: u32) -> PathBuf {
     const STEPS: u32 = 3;
     let start = context - STEPS;
@@ -89,16 +89,16 @@ fn trace(name: &str, layers: u32, k: u16, context: u32, stride: u32) -> PathBuf 
     path
 }
 
-/// Runs it with 1 GB of address space: what is mapped and never touched counts there.
+/// Runs the command with 1 GB of address space, in which memory counts that is mapped and never touched.
 fn confined(arguments: &[&str]) -> std::process::Output {
     let script = "ulimit -v 1000000 || exit 9; exec \"$@\"";
     let mut command = Command::new("sh");
     command.args(["-c", script, "sh", env!("CARGO_BIN_EXE_forebay")]).args(arguments).output().unwrap()
 }
 
-/// Whatever layers and context a small file declares: tables stand over the positions that it names.
+/// The layers and the context that a small file declares do not matter: tables cover the positions in its sets.
 #[test]
-fn small_traces_are_replayed_in_little_memory_whatever_they_declare() {
+fn small_traces_are_replayed_in_little_memory_whatever_their_header_declares() {
     let all = "--slots 9 --policy lru,fifo,s3-fifo,decay,decay-tokens,belady --json -";
     let both = "--slots 70 --split by-layer --prefetch inter-layer --json -";
     let [replay, html, curve] = ["--json -", "--html -", "--curve --json -"];
@@ -126,10 +126,10 @@ fn small_traces_are_replayed_in_little_memory_whatever_they_declare() {
     }
 }
 
-/// Layers that have no position in common need tables that are larger than the trace: the bound is named before they
-/// are taken, and may be raised.
+/// Layers without common positions need tables larger than the trace: the error names the limit before they are
+/// allocated, and the user can raise it.
 #[test]
-fn what_needs_more_than_is_allowed_is_refused_before_it_is_taken() {
+fn memory_beyond_the_limit_is_refused_before_it_is_allocated() {
     let path = trace("apart.topk", 600, 2000, 1 << 24, 2000);
     let path = path.to_str().unwrap();
     for arguments in [&["replay", path][..], &["replay", path, "--html", "-"]] {
@@ -142,13 +142,13 @@ fn what_needs_more_than_is_allowed_is_refused_before_it_is_taken() {
         );
         assert!(errors.contains("allow more with --memory SIZE"), "{errors}");
     }
-    // The control: allowed that much, it is taken, and ends where the machine's limit is.
+    // The control: with a limit that large, the command allocates them, and fails at the machine's limit.
     let errors = confined(&["replay", path, "--memory", "1TB"]).stderr;
     let errors = String::from_utf8(errors).unwrap();
     assert!(errors.contains("out of memory") && !errors.contains("--memory"), "{errors}");
 }
 
-/// A file that holds nothing but the beginning of a trace.
+/// A file that contains only the beginning of a trace.
 fn beginning(name: &str, layers: u32, k: u32, steps: u32, context: u32) -> String {
     let start = context - steps;
     let header = format!(
@@ -160,7 +160,7 @@ fn beginning(name: &str, layers: u32, k: u32, steps: u32, context: u32) -> Strin
     written(name, &bytes)
 }
 
-/// A file of these tests.
+/// The path of a file of these tests.
 fn written(name: &str, bytes: &[u8]) -> String {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("memory");
     std::fs::create_dir_all(&folder).unwrap();
@@ -169,7 +169,7 @@ fn written(name: &str, bytes: &[u8]) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// The command's words for a size.
+/// A size as the command prints it.
 fn size(bytes: u64) -> String {
     let value = bytes as f64 / 1048576.0;
     let (value, unit) = if value < 1024.0 { (value, "MiB") } else { (value / 1024.0, "GiB") };
@@ -177,12 +177,12 @@ fn size(bytes: u64) -> String {
     format!("{value:.decimals$} {unit}")
 }
 
-/// What the program itself takes.
+/// The memory of the program itself.
 const PROGRAM: u64 = 48 << 20;
 
-/// What a header promises is held against the allowance before a set of it is read: the sets are not even there.
+/// The command compares the size in a header with the limit before it reads a set: the sets do not even exist here.
 #[test]
-fn what_a_header_promises_is_refused_before_a_set_is_decoded() {
+fn a_header_beyond_the_limit_is_refused_before_a_set_is_decoded() {
     // 64 layers x 1000 steps x 2048 positions, four bytes each.
     let path = beginning("promises.topk", 64, 2048, 1000, 1 << 24);
     let needs = size(PROGRAM + 4 * 64 * 1000 * 2048);
@@ -199,10 +199,10 @@ fn what_a_header_promises_is_refused_before_a_set_is_decoded() {
         let wanted = format!("{path}: needs {needs} of memory, but the limit is {};", size(300_000_000));
         assert!(e.contains(&wanted) && e.contains("--memory SIZE"), "{call:?}: {e}");
         assert!(e.contains(hint) && (hint == "--slots" || !e.contains("--slots")), "{call:?}: {e}");
-        // The control: what is allowed is read, and is not there.
+        // The control: a size within the limit is read, and the sets are missing.
         assert!(refuses(&call).contains("truncated"), "{call:?}");
     }
-    // Tables that the header alone tells: of two tables of words and a stack of all positions, more than 500 MB.
+    // Tables that follow from the header alone: two tables of words and a stack of all positions exceed 500 MB.
     let path = beginning("tables.topk", 1024, 4096, 64, 1 << 18);
     for arguments in
         [&["replay", &path][..], &["replay", &path, "--html", "-"], &["replay", &path, "--curve"]]
@@ -213,9 +213,9 @@ fn what_a_header_promises_is_refused_before_a_set_is_decoded() {
     }
 }
 
-/// A recording does not say how long it is: it is asked for step by step.
+/// A recording does not store its length, so the command checks the limit at every step.
 #[test]
-fn a_recording_is_refused_where_it_grows_beyond_what_is_allowed() {
+fn a_recording_is_refused_where_it_grows_beyond_the_limit() {
     let (k, steps) = (60_000, 100);
     let recording = r#"{"layers":1,"k":60000,"first_position":60000,"decode_start":60001}"#.as_bytes();
     let mut bytes = [b"TOPKTRC2", &(recording.len() as u32).to_le_bytes()[..], recording].concat();
@@ -232,7 +232,7 @@ fn a_recording_is_refused_where_it_grows_beyond_what_is_allowed() {
     assert!(succeeds(&["replay", &path, "--slots", "9", "--json", "-"]).contains("\"steps\": 99"));
 }
 
-/// Sessions whose ids are large numbers, in one scope, by the same times: `sessions` of `requests`, each with `blocks`
+/// Sessions in one scope with the same times, whose ids are large numbers: `sessions` of `requests`, each with `blocks`
 /// of `distinct` ids.
 fn sessions(name: &str, sessions: u64, requests: u64, blocks: u64, distinct: u64, first: u64) -> String {
     let mut text = String::new();
@@ -251,13 +251,13 @@ fn sessions(name: &str, sessions: u64, requests: u64, blocks: u64, distinct: u64
     written(name, text.as_bytes())
 }
 
-/// Interleaving holds references and requests a second time: asked for before it is taken, to the last byte.
+/// Interleaving needs references and requests twice: the command checks the limit first, to the last byte.
 #[test]
-fn interleaving_is_asked_for_before_it_is_taken() {
+fn interleaving_is_checked_against_the_limit_before_it_is_allocated() {
     let (all, blocks) = (16_384, 64);
     let path = sessions("interleaved.jsonl", 2, all / 2, blocks, 1000, 0);
     let references = all * blocks;
-    // Powers of two, which vectors that double hold exactly. Ids stand in a table that is gone by then.
+    // Powers of two, which vectors that double hold exactly. The table of ids is freed by then.
     let trace = 4 * references + 12 * all;
     let interleaving = 4 * references + (8 + 4 + 12) * all + 4 * 1000;
     let replay = |memory: u64, more: &[&str]| {
@@ -273,10 +273,10 @@ fn interleaving_is_asked_for_before_it_is_taken() {
     assert_eq!(replay(enough - 1000, &["--one-after-another"]).status.code(), Some(0));
 }
 
-/// Whatever is allowed, a request trace is read within it or refused with both numbers: where the address space ends a
-/// little behind it, nothing fails for want of memory. The ids' table is many times the trace.
+/// Within any limit, a request trace is read or refused with both numbers. With an address space a little larger than
+/// the limit no allocation fails. The ids' table is many times the trace.
 #[test]
-fn request_traces_are_read_within_what_is_allowed() {
+fn request_traces_are_read_within_the_limit() {
     let path = sessions("ids.jsonl", 50, 20, 1000, u64::MAX, 1 << 40);
     let mut read = 0;
     for megabytes in [60, 90, 120, 180, 260] {
@@ -295,9 +295,9 @@ fn request_traces_are_read_within_what_is_allowed() {
     assert!((1..5).contains(&read), "{read} of 5 were read");
 }
 
-/// A trace of a few bytes whose context is the longest there may be: what is held grows with it.
+/// A trace of a few bytes with the longest possible context, on which the memory of a replay depends.
 #[test]
-fn a_long_context_is_held_by_few_threads() {
+fn few_threads_replay_a_long_context() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("long_context");
     std::fs::create_dir_all(&folder).unwrap();
     let trace = folder.join("long.topk");
@@ -308,7 +308,7 @@ fn a_long_context_is_held_by_few_threads() {
         context - steps
     );
     let mut bytes = [b"TOPKTRC1", &(header.len() as u32).to_le_bytes()[..], header.as_bytes()].concat();
-    // Positions 0 and 1 in every layer; nothing changes afterwards.
+    // Positions 0 and 1 in every layer, in every step.
     bytes.extend([2, 0, 0, 0, 0, 0].repeat(layers));
     bytes.extend([0; 4].repeat(layers * (steps as usize - 1)));
     std::fs::write(&trace, bytes).unwrap();
@@ -320,7 +320,7 @@ fn a_long_context_is_held_by_few_threads() {
     }
 }
 
-/// Runs it with `kib` KiB of address space, to an error in one line: never a signal.
+/// Runs the command with `kib` KiB of address space; it must fail with an error in one line, never by a signal.
 fn starved(kib: u32, arguments: &[&str]) -> String {
     let script = "ulimit -v $1 || exit 9; shift; exec \"$@\"";
     let mut command = Command::new("sh");
@@ -331,9 +331,10 @@ fn starved(kib: u32, arguments: &[&str]) -> String {
     errors
 }
 
-/// Where memory is short while a side file, a line or a JSON text is read, that is an error and no abort.
+/// If memory runs out while the command reads a side file, a line or a JSON text, it returns an error and does not
+/// abort.
 #[test]
-fn memory_that_ends_while_a_text_is_read_is_an_error() {
+fn running_out_of_memory_while_a_text_is_read_is_an_error() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("starved");
     std::fs::create_dir_all(&folder).unwrap();
     let written = |name: &str, text: &str| {
@@ -355,7 +356,7 @@ fn memory_that_ends_while_a_text_is_read_is_an_error() {
         control.args(["-c", script, "sh", &kib.to_string(), env!("CARGO_BIN_EXE_forebay")]);
         control.args(["replay", &small, "--json", "-"]).output().unwrap().status.success()
     };
-    // What the program itself takes, to 4 MiB, and as much more.
+    // The memory of the program itself, to 4 MiB, and the same again.
     let kib = (4..64).map(|n| n << 12).find(fits).unwrap() + (4 << 10);
 
     let many: String =

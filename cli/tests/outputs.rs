@@ -1,5 +1,6 @@
-//! Where results go: files that are there as a whole or not at all, whoever writes, whatever the limits, and whenever
-//! the command is killed; pipes, devices and names that lead to one file.
+//! Tests of the places to which results are written. A file has its old or its new content, whichever process writes
+//! it, whatever the limits, and whenever the command is killed. Results also go to pipes, devices, and files with
+//! several names.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "support/command.rs"]
@@ -23,7 +24,7 @@ use nix::unistd::{Pid, Uid, mkfifo};
 /// A command that ends soon and writes little.
 const PLAN: [&str; 7] = ["plan", "--gpu", "141GB", "--weights", "38GB", "--context", "8192"];
 
-/// One that takes files of many kinds.
+/// A command that reads files of many kinds.
 const POINT: [&str; 9] =
     ["simulate", "--setup", "ess", "--context", "32768", "--batch", "8", "--ratio", "0.2"];
 
@@ -31,7 +32,7 @@ fn data(name: &str) -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../data").join(name).display().to_string()
 }
 
-/// A folder of one test's own.
+/// A folder for one test only.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -49,7 +50,7 @@ impl Folder {
         self.0.join(name).display().to_string()
     }
 
-    /// What stands in it, in order.
+    /// The file names in it, in order.
     fn names(&self) -> Vec<String> {
         let mut names: Vec<String> =
             fs::read_dir(&self.0).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
@@ -75,8 +76,8 @@ fn plan() -> String {
     succeeds(&[&PLAN[..], &["--json", "-"]].concat())
 }
 
-/// Runs it behind a command of the shell.
-fn behind(limits: &str, arguments: &[&str]) -> Command {
+/// Runs the command after a shell command.
+fn with_limits(limits: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new("sh");
     let script = format!("{limits}; exec \"$@\"");
     command.args(["-c", &script, "sh", env!("CARGO_BIN_EXE_forebay")]).args(arguments);
@@ -85,7 +86,7 @@ fn behind(limits: &str, arguments: &[&str]) -> Command {
 }
 
 #[test]
-fn the_limit_on_a_files_size_is_an_error_and_no_signal() {
+fn exceeding_the_file_size_limit_is_an_error_and_no_signal() {
     let folder = Folder::new("limit");
     let out = folder.name("out");
     for old in [None, Some("old")] {
@@ -93,20 +94,20 @@ fn the_limit_on_a_files_size_is_an_error_and_no_signal() {
             fs::write(&out, old).unwrap();
         }
         let arguments = [&PLAN[..], &["--html", &out]].concat();
-        let error = refused(behind("ulimit -f 1", &arguments).output().unwrap(), &arguments);
+        let error = refused(with_limits("ulimit -f 1", &arguments).output().unwrap(), &arguments);
         assert!(error.contains("write: File too large"), "{error}");
         assert_eq!(fs::read_to_string(&out).ok().as_deref(), old);
         assert_eq!(folder.names().len(), usize::from(old.is_some()));
     }
-    // Behind standard output stands a file too; what was written of it is the shell's to remove.
+    // A file is also at standard output; its content is the shell's to remove.
     for arguments in [&PLAN[..], &["--help"], &["completions", "bash"]] {
         let printed = File::create(folder.name("printed")).unwrap();
-        let status = behind("ulimit -f 0", arguments).stdout(printed).output().unwrap().status;
+        let status = with_limits("ulimit -f 0", arguments).stdout(printed).output().unwrap().status;
         assert_eq!(status.code(), Some(2), "{arguments:?}: {status}");
     }
     // Shared memory counts as a file.
     let arguments = ["replay", &data("demo.topk.zst"), "--prompt-share", "0.5", "--json", "-"];
-    let error = refused(behind("ulimit -f 1", &arguments).output().unwrap(), &arguments);
+    let error = refused(with_limits("ulimit -f 1", &arguments).output().unwrap(), &arguments);
     assert!(error.contains("ftruncate: File too large") && error.contains("raise the limit"), "{error}");
 }
 
@@ -121,24 +122,24 @@ fn a_files_name_may_be_as_long_as_the_system_allows() {
     assert_eq!(folder.names().len(), 1);
 }
 
-/// Ends a run by a signal after a number of turns; what it ended with.
+/// Ends a run by a signal after a number of turns; returns its exit status.
 fn killed(arguments: &[&str], signal: Signal, turns: u32) -> Output {
     let child = forebay(arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     (0..turns).for_each(|_| spin_loop());
-    // It was not waited for: the number is still its own.
+    // Not waited for yet: the process id is still its own.
     kill(Pid::from_raw(child.id() as i32), signal).unwrap();
     child.wait_with_output().unwrap()
 }
 
 #[test]
-fn whenever_it_is_killed_a_file_is_old_or_new_and_nothing_is_left() {
+fn whenever_the_command_is_killed_the_file_is_old_or_new_and_nothing_else_is_left() {
     let folder = Folder::new("killed");
     let out = folder.name("out");
     let new = plan();
     let arguments = [&PLAN[..], &["--json", &out]].concat();
     let (mut ended, mut left) = (0, 0);
     let mut runs = 0;
-    // Where the machine is busy many end before they are killed: there are more of them then.
+    // On a busy machine many runs end before they are killed, so the test makes more of them.
     while runs < 40 || runs < 400 && ended <= 5 {
         let run = runs % 40;
         runs += 1;
@@ -164,18 +165,18 @@ fn whenever_it_is_killed_a_file_is_old_or_new_and_nothing_is_left() {
     assert_eq!(fs::read_to_string(&out).unwrap(), new);
 }
 
-/// Two places where it waits for somebody else: killed there, at a moment that is known.
+/// Two places where the command waits for another process: it is killed there, at a known moment.
 #[test]
-fn it_can_be_killed_while_it_waits_for_a_pipe() {
+fn the_command_can_be_killed_while_it_waits_for_a_pipe() {
     let folder = Folder::new("waits");
     let (input, output, out) = (folder.fifo("in"), folder.fifo("out"), folder.name("file"));
-    // More than a pipe holds: it waits for a reader who reads nothing.
+    // More than a pipe holds: the command waits for a reader that reads nothing.
     for (arguments, pipe) in [
         (vec!["fit", &input, "-o", &out], &input),
         ([&POINT[..], &["--perfetto", &output, "--json", &out]].concat(), &output),
     ] {
         let child = forebay(&arguments).stdout(Stdio::null()).spawn().unwrap();
-        // Opening it meets the child, whichever side that has.
+        // Opening the pipe meets the child, whichever side the child opens.
         let met = OpenOptions::new().read(pipe == &output).write(pipe == &input).open(pipe).unwrap();
         kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).unwrap();
         let ended = child.wait_with_output().unwrap().status;
@@ -186,10 +187,10 @@ fn it_can_be_killed_while_it_waits_for_a_pipe() {
 }
 
 #[test]
-fn what_a_dead_process_left_is_removed_by_the_next_write() {
+fn files_of_a_dead_process_are_removed_by_the_next_write() {
     let folder = Folder::new("left");
     fs::write(folder.name(".forebay-1-0.partial"), "half").unwrap();
-    // One that is alive holds its lock.
+    // A process that is alive holds its lock.
     let alive = File::create(folder.name(".forebay-1-1.partial")).unwrap();
     alive.lock().unwrap();
     let write = || succeeds(&[&PLAN[..], &["--json", &folder.name("out")]].concat());
@@ -201,7 +202,7 @@ fn what_a_dead_process_left_is_removed_by_the_next_write() {
 }
 
 #[test]
-fn of_several_that_write_one_file_one_is_there_whole() {
+fn concurrent_writers_of_one_file_leave_one_whole_result() {
     let folder = Folder::new("several");
     let out = folder.name("out");
     fn asked<'a>(context: &'a str, target: &'a str) -> Vec<&'a str> {
@@ -219,10 +220,10 @@ fn of_several_that_write_one_file_one_is_there_whole() {
     }
 }
 
-/// Runs it with what `input` holds behind a pipe, which is given up where it is never read.
+/// Runs the command with the content of `input` in a pipe, which is abandoned if the command never reads it.
 fn fed(arguments: &[&str], pipe: &str, input: &[u8]) -> Output {
     std::thread::scope(|scope| {
-        // Whoever reads may close it early; the answer is looked at, not the writer's.
+        // A reader may close the pipe early; the test looks at the output, not at the writer.
         let writer = scope.spawn(|| {
             let _ = fs::write(pipe, input);
         });
@@ -234,7 +235,7 @@ fn fed(arguments: &[&str], pipe: &str, input: &[u8]) -> Output {
 }
 
 #[test]
-fn a_pipe_is_read_as_a_file_is_or_refused_in_one_line() {
+fn a_pipe_is_read_like_a_file_or_refused_in_one_line() {
     let folder = Folder::new("fed");
     let pipe = folder.fifo("pipe");
     let setup = fs::read_to_string(data("setups/ess.json")).unwrap();
@@ -271,13 +272,13 @@ fn a_pipe_is_read_as_a_file_is_or_refused_in_one_line() {
             refused(fed(&piped, &pipe, &content[..cut]), &piped);
         }
     }
-    // Request traces are told by their first bytes, which a pipe gives once.
+    // Request traces are recognised by their first bytes, which a pipe gives only once.
     let requests = br#"{"timestamp":0,"input_length":512,"output_length":1,"hash_ids":[0]}"#;
     refused(fed(&["replay", &pipe], &pipe, requests), &["replay"]);
     refused(fed(&["doctor", "--root", &pipe], &pipe, b""), &["doctor"]);
 }
 
-/// Runs it, and reads what it writes into a pipe.
+/// Runs the command, and reads its output from a pipe.
 fn read_from(pipe: &str, arguments: &[&str]) -> (Output, String) {
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| fs::read_to_string(pipe).unwrap());
@@ -287,7 +288,7 @@ fn read_from(pipe: &str, arguments: &[&str]) -> (Output, String) {
 }
 
 #[test]
-fn results_go_into_pipes_devices_and_what_links_lead_to() {
+fn results_are_written_to_pipes_devices_and_link_targets() {
     let folder = Folder::new("kinds");
     let (pipe, new) = (folder.fifo("pipe"), plan());
     let (output, read) = read_from(&pipe, &[&PLAN[..], &["--json", &pipe]].concat());
@@ -316,7 +317,7 @@ fn results_go_into_pipes_devices_and_what_links_lead_to() {
 }
 
 #[test]
-fn nothing_is_printed_where_a_file_of_the_same_call_cannot_be_written() {
+fn nothing_is_printed_if_a_file_of_the_same_call_cannot_be_written() {
     let folder = Folder::new("order");
     let (demo, measured) = (data("demo.topk.zst"), data("setups/ess-measurements.json"));
     let requests = folder.name("requests");
@@ -353,7 +354,7 @@ fn nothing_is_printed_where_a_file_of_the_same_call_cannot_be_written() {
 }
 
 #[test]
-fn standard_output_is_one_place_by_whatever_name() {
+fn standard_output_is_recognised_under_every_name() {
     let folder = Folder::new("stdout");
     let new = plan();
     for name in ["/dev/stdout", "/proc/self/fd/1", "/dev/fd/1"] {
@@ -361,7 +362,7 @@ fn standard_output_is_one_place_by_whatever_name() {
         let error = refuses(&[&PLAN[..], &["--json", "-", "--html", name]].concat());
         assert!(error.contains("name the same file"), "{error}");
     }
-    // As a file too: what the shell opened keeps all that is written.
+    // Also as a file: a file that the shell opened keeps everything written to it.
     let out = folder.name("out");
     for name in ["/dev/stdout", &out] {
         let printed = File::create(&out).unwrap();
@@ -372,7 +373,7 @@ fn standard_output_is_one_place_by_whatever_name() {
 }
 
 #[test]
-fn two_results_in_one_file_are_refused_by_whatever_names() {
+fn two_results_in_one_file_are_refused_under_every_name() {
     let folder = Folder::new("same");
     fs::create_dir(folder.name("under")).unwrap();
     fs::write(folder.name("there"), "dear").unwrap();
@@ -405,7 +406,7 @@ fn two_results_in_one_file_are_refused_by_whatever_names() {
 }
 
 #[test]
-fn no_result_takes_the_place_of_an_input() {
+fn no_result_replaces_an_input() {
     let folder = Folder::new("input");
     let input = folder.name("input");
     let demo = data("demo.topk.zst");
@@ -434,7 +435,7 @@ fn no_result_takes_the_place_of_an_input() {
             assert!(error.contains("would replace the "), "{arguments:?}: {error}");
         }
     }
-    // Appending to it is writing to it.
+    // Appending to the file is writing to it.
     let appended = OpenOptions::new().append(true).open(&input).unwrap();
     let output = forebay(&["replay", &input, "--json", "-"]).stdout(appended).output().unwrap();
     assert!(output.status.code() == Some(2) && output.stderr.starts_with(b"error: "), "{output:?}");
@@ -442,11 +443,11 @@ fn no_result_takes_the_place_of_an_input() {
     assert_eq!(folder.names(), ["input", "link", "second"]);
 }
 
-/// The number of a user who owns nothing, on every system.
+/// The id of a user who owns nothing, on every system.
 const NOBODY: u32 = 65534;
 
 #[test]
-fn a_user_without_rights_gets_errors_and_leaves_nothing() {
+fn a_user_without_permissions_gets_errors_and_leaves_nothing() {
     let folder = Folder::at(std::env::temp_dir().join(format!("forebay-{}-nobody", std::process::id())));
     let everybody = |path: &Path, mode| fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
     everybody(&folder.0, 0o755);
@@ -468,7 +469,7 @@ fn a_user_without_rights_gets_errors_and_leaves_nothing() {
         }
         command.stdin(Stdio::null()).output().unwrap()
     };
-    // A file system that is mounted without programs, say.
+    // For example a file system that is mounted without execute permission.
     if run("true", &["--version"]).status.code() != Some(0) {
         everybody(&folder.0, 0o755);
         return skip::skip("a folder for all users");
@@ -484,12 +485,12 @@ fn a_user_without_rights_gets_errors_and_leaves_nothing() {
     for read in [["replay", &hidden_one], ["replay", &hidden], ["fit", &hidden_one]] {
         refused(run("true", &read), &read);
     }
-    // What another user left cannot be removed, and is no reason to fail.
+    // Files of another user cannot be removed, which is no reason to fail.
     fs::write(open.join(".forebay-1-0.partial"), "left").unwrap();
     let out = open.join("out").display().to_string();
     let output = run("true", &[&PLAN[..], &["--json", &out]].concat());
     assert!(output.status.success() && fs::read_to_string(&out).unwrap() == plan(), "{output:?}");
-    // Without a page of locked memory, and without threads beside its own: the same, or an error in one line.
+    // Without locked memory, and without threads besides its own: the same result, or an error in one line.
     let replay = ["replay", &trace, "--prompt-share", "0.5", "--json", "-"];
     let printed = succeeds(&replay);
     let output = run("ulimit -l 0", &replay);

@@ -1,4 +1,4 @@
-//! `forebay plan`, run as its users run it: what it says fits, what it refuses.
+//! Tests of `forebay plan`, run as its users run it: what fits, and what it refuses.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "support/command.rs"]
@@ -11,7 +11,7 @@ use command::{refuses, succeeds};
 use forebay::predict::model::Dims;
 use serde_json::{Value, json};
 
-/// Runs it, options as one text; answers the entries of its JSON.
+/// Runs the command with options as one text; returns the entries of its JSON.
 fn plans(options: &str) -> Vec<Value> {
     let arguments: Vec<&str> = ["plan", "--json", "-"].into_iter().chain(options.split(' ')).collect();
     match serde_json::from_str(&succeeds(&arguments)).unwrap() {
@@ -20,8 +20,8 @@ fn plans(options: &str) -> Vec<Value> {
     }
 }
 
-/// The tables as a user gets them, lines joined: where they break does not matter here.
-fn told(arguments: &[&str]) -> String {
+/// The tables as printed, with all lines joined, because line breaks do not matter here.
+fn printed(arguments: &[&str]) -> String {
     succeeds(arguments).replace('\n', " ")
 }
 
@@ -71,10 +71,10 @@ fn entries_have_the_documented_fields() {
     assert!(entry["fits"].as_bool().unwrap() && entry.get("why").is_none());
 }
 
-/// `ratio` is of the context at its end; what replay's pools are sized by is a prompt share. Options, JSON, tables,
-/// pages and the page that describes JSON say so alike.
+/// `ratio` is a share of the final context; replay sizes its pools by a prompt share. Options, JSON, tables, pages and
+/// the documentation of the JSON agree.
 #[test]
-fn a_ratio_is_of_the_context_at_its_end_and_replay_has_a_prompt_share() {
+fn a_ratio_is_a_share_of_the_final_context_and_replay_takes_a_prompt_share() {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/demo.topk.zst");
     let trace = demo.to_str().unwrap();
     let header = forebay::trace::SelectionTrace::read(&demo).unwrap().header().clone();
@@ -107,7 +107,7 @@ fn a_ratio_is_of_the_context_at_its_end_and_replay_has_a_prompt_share() {
             "{kind}"
         );
     }
-    // What people read: the table's first head stands over two lines.
+    // The printed table: its first head takes two lines.
     for more in [&[][..], &["--curve"]] {
         let table = succeeds(&[&replay[..], more].concat());
         let heads: Vec<&str> =
@@ -133,7 +133,7 @@ fn a_ratio_is_of_the_context_at_its_end_and_replay_has_a_prompt_share() {
 }
 
 #[test]
-fn a_sweep_says_which_points_do_not_fit() {
+fn a_sweep_reports_the_points_that_do_not_fit() {
     let rows = plans("--gpu 80GiB,141GB --weights 0 --context 128K --batch 40,90 --mtp 2");
     let fits: Vec<bool> = rows.iter().map(|row| row["fits"].as_bool().unwrap()).collect();
     assert_eq!(fits, [true, false, true, true]);
@@ -154,7 +154,7 @@ fn a_sweep_says_which_points_do_not_fit() {
 }
 
 #[test]
-fn a_stride_of_whole_lines_is_offered_with_its_cost() {
+fn a_stride_of_whole_cache_lines_is_offered_with_its_cost() {
     let given = "--gpu 80GiB --weights 0 --context 32K --mtp 2 --batch 160";
     let [entry] = &plans(given)[..] else { panic!("one entry") };
     let stride = &entry["host_stride"];
@@ -166,12 +166,12 @@ fn a_stride_of_whole_lines_is_offered_with_its_cost() {
     );
     let rows = entry["bytes_by_part"]["host_rows"].as_u64().unwrap();
     assert_eq!(other["host_rows"].as_u64(), Some(rows / 704 * 768));
-    // What was offered is what it then takes, and 704 is offered back.
+    // The offered stride is the one the plan then uses, and 704 is offered in return.
     let [aligned] = &plans(&format!("{given} --host-stride 768"))[..] else { panic!("one entry") };
     assert_eq!(aligned["bytes_by_part"]["host_rows"].as_u64(), Some(rows / 704 * 768));
     assert_eq!(aligned["host_stride"]["other"]["host_rows"].as_u64(), Some(rows));
     let arguments: Vec<&str> = std::iter::once("plan").chain(given.split(' ')).collect();
-    let said = told(&arguments);
+    let said = printed(&arguments);
     assert!(said.contains("At 768 (--host-stride): 6.00 requests, +9.1% of the rows' host memory"), "{said}");
     let whole = plans("--gpu 80GiB --weights 0 --context 32K --mtp 2 --batch 52");
     assert!(whole[0].get("host_stride").is_none());
@@ -180,20 +180,20 @@ fn a_stride_of_whole_lines_is_offered_with_its_cost() {
 }
 
 #[test]
-fn where_offload_does_not_pay_it_is_said() {
-    let whole = told(&["plan", "--weights", "0", "--gpu", "80GiB", "--context", "32K", "--batch", "52"]);
+fn a_plan_where_offload_does_not_pay_is_reported() {
+    let whole = printed(&["plan", "--weights", "0", "--gpu", "80GiB", "--context", "32K", "--batch", "52"]);
     assert!(whole.contains("Does not pay here: all rows of this batch fit on the device"), "{whole}");
     let dense =
-        told(&["plan", "--weights", "0", "--gpu", "80GiB", "--context", "4K", "--model", "deepseek-v3"]);
+        printed(&["plan", "--weights", "0", "--gpu", "80GiB", "--context", "4K", "--model", "deepseek-v3"]);
     assert!(dense.contains("dense attention"), "{dense}");
-    let few = told(&["plan", "--weights", "0", "--gpu", "80GiB", "--context", "32K", "--batch", "190"]);
+    let few = printed(&["plan", "--weights", "0", "--gpu", "80GiB", "--context", "32K", "--batch", "190"]);
     assert!(few.contains("Fewer than 6400 slots"), "{few}");
-    let pays = told(&["plan", "--weights", "0", "--gpu", "80GiB", "--context", "32K", "--batch", "128"]);
+    let pays = printed(&["plan", "--weights", "0", "--gpu", "80GiB", "--context", "32K", "--batch", "128"]);
     assert!(!pays.contains("oes not pay"), "{pays}");
 }
 
 #[test]
-fn with_a_setup_the_best_batch_is_found_and_what_it_yields() {
+fn with_a_setup_the_best_batch_and_its_throughput_are_found() {
     let budget = "--setup ess --gpu 80GiB --weights 0 --context 32K --mtp 2 --accept 1.7 --tables beside";
     let [best] = &plans(budget)[..] else { panic!("one entry") };
     assert_eq!(
@@ -222,17 +222,17 @@ fn a_link_that_is_too_slow_does_not_pay() {
         (&false.into(), &false.into(), &Value::Null)
     );
     let arguments: Vec<&str> = std::iter::once("plan").chain(options.split(' ')).collect();
-    let table = told(&[&arguments[..], &["--wide"]].concat());
+    let table = printed(&[&arguments[..], &["--wide"]].concat());
     assert!(table.contains("never") && table.contains("Does not pay here"), "{table}");
     let asked = plans(&format!("{options} --batch 128"));
     assert_eq!((&asked[0]["offload"], &asked[0]["pays"]), (&true.into(), &false.into()));
-    // A ratio below those that misses are known for: the plan stands, its time is not known.
+    // A ratio below those with known misses: there is a plan, without its time.
     let unknown = plans("--gpu 80GiB --weights 0 --context 32K --mtp 2 --setup ess --batch 128,240");
     assert!(unknown[0].get("throughput").is_some() && unknown[1].get("throughput").is_none());
     assert!(unknown[1]["notes"].to_string().contains("unknown"), "{}", unknown[1]["notes"]);
 }
 
-/// The built-in setup, changed; the file's name.
+/// A changed copy of the built-in setup; returns the file's name.
 fn setup(name: &str, change: impl Fn(&mut Value)) -> String {
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/setups/ess.json");
     let mut setup: Value = serde_json::from_str(&fs::read_to_string(data).unwrap()).unwrap();
@@ -243,7 +243,7 @@ fn setup(name: &str, change: impl Fn(&mut Value)) -> String {
 }
 
 #[test]
-fn a_setup_with_a_model_of_its_own_is_planned_as_that() {
+fn a_setup_with_its_own_model_is_planned_as_that_model() {
     let own = setup("own-model.json", |setup| {
         setup["name"] = "mine".into();
         let dims = serde_json::to_value(Dims { context_max: 65536, ..Dims::DEEPSEEK_V3_2 }).unwrap();
@@ -282,11 +282,11 @@ fn a_setup_with_a_model_of_its_own_is_planned_as_that() {
 }
 
 #[test]
-fn a_point_that_is_not_known_leaves_the_others() {
+fn a_point_without_data_leaves_the_others() {
     let known = "--setup ess --gpu 80GiB --weights 0 --mtp 2 --accept 1.7";
     let rows = plans(&format!("{known} --context 32K,8K,1K"));
     let yields: Vec<bool> = rows.iter().map(|row| row.get("throughput").is_some()).collect();
-    // Of 8K what fits whole is known, of 1K nothing.
+    // Of 8K the part that fits whole is known, of 1K nothing.
     assert_eq!(yields, [true, true, false]);
     assert!(rows[1]["notes"].to_string().contains("larger batches were not tried"));
     assert!(rows[2]["notes"].to_string().contains("not simulated"));
@@ -303,7 +303,7 @@ fn a_point_that_is_not_known_leaves_the_others() {
 }
 
 #[test]
-fn a_rooflines_rows_are_marked_among_fitted_ones() {
+fn rows_of_the_roofline_are_marked_among_fitted_rows() {
     let options = "--setup ess --gpu 80GiB --weights 0 --context 32K --batch 96 --mtp 2 --accept 1.7";
     let both = format!("{options} --model deepseek-v3.2,deepseek-v3.2-bf16");
     let rows = plans(&both);
@@ -322,7 +322,7 @@ fn a_rooflines_rows_are_marked_among_fitted_ones() {
 }
 
 #[test]
-fn misses_of_another_model_or_context_are_said_with_the_plan() {
+fn misses_of_another_model_or_context_are_reported_with_the_plan() {
     let trace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/demo.topk.zst");
     let options =
         format!("--setup ess --gpu 80GiB --weights 0 --context 32K --batch 96 --trace {}", trace.display());
@@ -331,12 +331,12 @@ fn misses_of_another_model_or_context_are_said_with_the_plan() {
         assert!(note.contains(words), "{note}");
     }
     let arguments: Vec<&str> = std::iter::once("plan").chain(options.split(' ')).collect();
-    assert!(told(&arguments).contains(&note));
+    assert!(printed(&arguments).contains(&note));
     assert!(succeeds(&[&arguments[..], &["--html", "-"]].concat()).contains(&note));
 }
 
 #[test]
-fn memory_and_time_are_of_the_same_micro_batches() {
+fn memory_and_time_count_the_same_micro_batches() {
     let options = "--setup ess --gpu 80GiB --weights 0 --mtp 2 --accept 1.7 --batch 40";
     let of = |options: &str| plans(options).remove(0);
     let (two, one) =
@@ -365,7 +365,7 @@ fn memory_and_time_are_of_the_same_micro_batches() {
         serde_json::from_str::<Value>(&text).unwrap()[0]["step_ms"].clone()
     };
     assert_eq!((&two["step_ms"], &one["step_ms"]), (&simulated("on"), &simulated("off")));
-    // Beyond the context up to which the setup runs two.
+    // Longer than the contexts for which the setup runs two.
     let long = of(&format!("{options} --context 128K"));
     let asked = of(&format!("{options} --context 128K --micro-batches 1"));
     assert_eq!(long, asked);
@@ -388,7 +388,7 @@ fn memory_and_time_are_of_the_same_micro_batches() {
 }
 
 #[test]
-fn what_does_not_fit_says_what_was_asked() {
+fn a_plan_that_does_not_fit_repeats_its_inputs() {
     let rows = plans(
         "--setup ess --link pcie4 --gpu 80GiB --weights 0 --context 128K --batch 40,900 --ratio auto --mtp 2",
     );
@@ -481,7 +481,7 @@ fn bad_input_is_one_error_that_names_the_option_or_the_field() {
         let error = refuses(&arguments);
         assert!(error.contains(named), "{options}: {error}");
     }
-    // One value of a list that is wrong is an error of the whole.
+    // One wrong value in a list is an error of the whole list.
     assert!(
         refuses(&["plan", "--weights", "0", "--gpu", "80GiB", "--context", "32K,200K"]).contains("context")
     );

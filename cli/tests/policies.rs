@@ -1,16 +1,16 @@
-//! The policies for study: LRU by their simulator is the production pools' to the last miss; the optimum is
-//! that of a search over all choices; FIFO is a list; S3-FIFO is as counted by hand.
+//! Tests of the policies for study. Simulated LRU equals the production pools to the last miss, the optimum equals a
+//! search over all choices, FIFO equals a list, and S3-FIFO equals a count by hand.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 #[path = "../src/policy/mod.rs"]
 mod policy;
 #[path = "../src/study"]
 mod study {
-    #[expect(dead_code, reason = "what a replay takes is asked by the command")]
+    #[expect(dead_code, reason = "only the command uses the memory estimates")]
     pub mod pools;
     pub mod reserve;
     pub mod s3fifo_queues;
-    #[expect(dead_code, reason = "what a replay takes is asked by the command")]
+    #[expect(dead_code, reason = "only the command uses the memory estimates")]
     pub mod threads;
 }
 #[path = "../../tests/support/traces.rs"]
@@ -26,14 +26,14 @@ use policy::{Job, Policy, run};
 use proptest::prelude::*;
 use study::pools::{self, Setting};
 
-/// Every study policy, beside LRU.
+/// Every study policy except LRU.
 const ALL: [Policy; 5] = [Policy::Lru, Policy::Fifo, Policy::S3Fifo, Policy::Decay, Policy::DecayTokens];
 
 fn compare(path: &Path) {
     let trace = SelectionTrace::read(path).unwrap();
     let header = trace.header();
     let ratio = |r: f64| (r * f64::from(header.decode_start) + 0.5) as u32;
-    // One query row and two, cold and warm; half of k, and less than two rows select: scratch slots.
+    // One query row and two, cold and warm; half of k, and fewer slots than two query rows select: scratch slots.
     for (mtp, warmup, slots) in
         [(1, 32, vec![ratio(0.2), header.k / 2]), (2, 32, vec![ratio(0.1)]), (2, 0, vec![header.k * 3 / 2])]
     {
@@ -50,7 +50,7 @@ fn compare(path: &Path) {
 }
 
 #[test]
-fn lru_by_the_simulator_is_the_production_rule_on_every_trace() {
+fn the_simulators_lru_is_the_production_rule_on_every_trace() {
     let Some(directory) = traces::directory("topk") else { return };
     let paths = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
     let paths: Vec<_> = paths.filter(|path| path.to_string_lossy().ends_with(".topk.zst")).collect();
@@ -59,18 +59,18 @@ fn lru_by_the_simulator_is_the_production_rule_on_every_trace() {
 }
 
 #[test]
-fn lru_by_the_simulator_is_the_production_rule_on_the_demo_trace() {
+fn the_simulators_lru_is_the_production_rule_on_the_demo_trace() {
     compare(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/demo.topk.zst"));
 }
 
-/// Steps over so few positions that every choice can be tried.
+/// Steps over so few positions that the test can try every choice.
 #[derive(Clone, Debug)]
 struct Small {
     prompt: u32,
     warm: u32,
     mtp: u32,
     slots: u32,
-    /// By step, any order, repeated.
+    /// By step, in any order, with repetitions.
     selections: Vec<Vec<u32>>,
 }
 
@@ -87,7 +87,7 @@ impl Small {
         self.misses_of(policy, self.steps().mean_rows())
     }
 
-    /// With pools that take a step to select so many rows: of few they keep a heap, of many they scan.
+    /// The misses of pools that expect a step to select `rows` rows: with few they keep a heap, with many they scan.
     fn misses_of(&self, policy: Policy, rows: u32) -> u64 {
         let setting = Setting { slots: self.slots, warmup: self.warm, mtp: self.mtp, steps: self.groups() };
         let steps = self.steps();
@@ -104,7 +104,7 @@ impl Small {
         self.selections[step].iter().fold(0, |set, position| set | 1 << position)
     }
 
-    /// The least misses of decode steps from `step` on, with `resident` before it, over all choices that the
+    /// The least misses of decode steps from `step` on, with `resident` before them, over all choices that the module
     /// head of `policy` allows.
     fn least(&self, step: usize, resident: u32, seen: &mut HashMap<(usize, u32), u64>) -> u64 {
         if step == self.selections.len() {
@@ -124,7 +124,7 @@ impl Small {
         };
         let mut best = u64::MAX;
         for after in subsets(from).filter(|set| set & kept == kept && self.holds(*set)) {
-            // Nothing is born, so nothing is chosen, after a warm-up step.
+            // A warm-up step adds no row, so there is no choice after it.
             let choices = if born == 0 { after } else { after | born };
             for next in subsets(choices).filter(|set| self.holds(*set) && (born != 0 || *set == after)) {
                 best = best.min(self.least(step + 1, next, seen));
@@ -168,9 +168,9 @@ fn small(least_slots: u32) -> impl Strategy<Value = Small> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
-    /// Pools that a step's rows exceed included.
+    /// Includes pools that the rows of a step exceed.
     #[test]
-    fn belady_is_the_least_of_all_choices(small in small(1)) {
+    fn belady_misses_the_least_of_all_choices(small in small(1)) {
         let misses = small.misses(Policy::Belady);
         prop_assert_eq!(misses, small.least(0, 0, &mut HashMap::new()));
         for policy in ALL {
@@ -179,7 +179,7 @@ proptest! {
     }
 
     #[test]
-    fn a_heap_lets_the_rows_go_that_a_scan_does(small in small(1)) {
+    fn a_heap_evicts_the_same_rows_as_a_scan(small in small(1)) {
         for policy in [Policy::Lru, Policy::Fifo, Policy::Belady] {
             let [heap, scan] = [0, u32::MAX].map(|rows| small.misses_of(policy, rows));
             prop_assert_eq!(heap, scan, "{}", policy.name());
@@ -210,7 +210,7 @@ proptest! {
 }
 
 #[test]
-fn s3_fifo_counts_as_by_hand() {
+fn s3_fifo_counts_as_computed_by_hand() {
     // Ten slots: one of the small queue, nine of the main one, nine remembered. Rows 0 to 4 are hit twice.
     //   step 0: 0 to 9 enter, all small            1, 2: 0 to 4 are hit
     //   3: 10 is fetched: 0 to 4 move to the main queue, 5 leaves and is remembered

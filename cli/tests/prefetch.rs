@@ -1,17 +1,17 @@
-//! `--prefetch inter-layer`: what it covers and what it brings for nobody is what a naive model counts, under
-//! every size and split; the command's plain numbers stay as they were.
+//! Tests of `--prefetch inter-layer`: the covered rows and the rows fetched for nothing equal those of a naive model,
+//! for every size and split; the other numbers of the command do not change.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 #[path = "../src/policy/mod.rs"]
 mod policy;
 #[path = "../src/study"]
 mod study {
-    #[expect(dead_code, reason = "what a replay takes is asked by the command")]
+    #[expect(dead_code, reason = "only the command uses the memory estimates")]
     pub mod pools;
     pub mod prefetch;
     pub mod reserve;
     pub mod s3fifo_queues;
-    #[expect(dead_code, reason = "what a replay takes is asked by the command")]
+    #[expect(dead_code, reason = "only the command uses the memory estimates")]
     pub mod threads;
 }
 
@@ -31,14 +31,14 @@ fn demo() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/demo.topk.zst")
 }
 
-/// The rows of a layer from oldest to newest, and how many stay.
+/// The rows of a layer from oldest to newest, and how many rows stay.
 struct List {
     rows: Vec<u32>,
     slots: usize,
 }
 
 impl List {
-    /// Unselected rows, selected ones, then those born; the newest stay.
+    /// Unselected rows, selected ones, then the new ones; the newest stay.
     fn step(&mut self, selected: &BTreeSet<u32>) {
         self.rows.retain(|row| !selected.contains(row));
         self.rows.extend(selected);
@@ -50,7 +50,7 @@ impl List {
     }
 }
 
-/// LRU with sets: what the prefetch brings each layer, and the layer's misses.
+/// LRU with sets: the rows that the prefetch fetches for each layer, and the layer's misses.
 fn naive(trace: &SelectionTrace, setting: Setting, slots: &[u32]) -> Vec<(Prefetched, u64)> {
     let header = trace.header();
     let union = |group: u32, layer: u32| {
@@ -86,7 +86,7 @@ fn naive(trace: &SelectionTrace, setting: Setting, slots: &[u32]) -> Vec<(Prefet
 }
 
 #[test]
-fn a_prefetch_brings_what_a_naive_model_brings() {
+fn a_prefetch_fetches_the_rows_of_a_naive_model() {
     let trace = SelectionTrace::read(&demo()).unwrap();
     let layers = trace.header().layers;
     for (mtp, warmup) in [(1, 32), (2, 0)] {
@@ -112,7 +112,7 @@ fn a_prefetch_brings_what_a_naive_model_brings() {
 }
 
 #[test]
-fn every_policy_is_looked_into() {
+fn every_policy_counts_the_prefetch_hits_of_its_own_pool() {
     let trace = SelectionTrace::read(&demo()).unwrap();
     let setting = Setting { slots: 1229, warmup: 32, mtp: 1, steps: 150 };
     let policies = [Policy::Lru, Policy::Fifo, Policy::S3Fifo, Policy::DecayTokens, Policy::Belady];
@@ -130,11 +130,11 @@ fn every_policy_is_looked_into() {
 }
 
 #[test]
-fn a_prefetch_counts_as_by_hand() {
-    // Two layers of two slots; rows 4, 5, 6 are born in steps 0, 1, 2. The second layer:
-    //   step 0: empty; brought 0, 1; selected 0, 2: 0 is covered, 1 extra. Then 2 and the born 4 stay
-    //   step 1: brought 1 (4 is there); selected 1, 2: 1 is covered. Then 2 and the born 5 stay
-    //   step 2: brought 0 (2 is there); selected 0, 5: 0 is covered
+fn a_prefetch_counts_as_computed_by_hand() {
+    // Two layers of two slots; rows 4, 5, 6 are new in steps 0, 1, 2. The second layer:
+    //   step 0: empty; fetched 0, 1; selected 0, 2: 0 is covered, 1 is extra. Then 2 and the new row 4 stay
+    //   step 1: fetched 1 (4 is resident); selected 1, 2: 1 is covered. Then 2 and the new row 5 stay
+    //   step 2: fetched 0 (2 is resident); selected 0, 5: 0 is covered
     let header: Header = serde_json::from_value(serde_json::json!({
         "layers": 2, "layer_ids": [3, 9], "k": 2, "steps": 3, "warm_steps": 0, "first_position": 4,
         "decode_start": 4, "context": 7,
@@ -149,7 +149,7 @@ fn a_prefetch_counts_as_by_hand() {
 }
 
 #[test]
-fn the_command_says_both_beside_the_plain_replay() {
+fn the_command_prints_both_next_to_the_plain_replay() {
     let demo = demo();
     let demo = demo.to_str().unwrap();
     let replay = |more: &[&str]| {
@@ -180,7 +180,7 @@ fn the_command_says_both_beside_the_plain_replay() {
 }
 
 #[test]
-fn a_curve_has_no_pools_to_look_into() {
+fn a_curve_refuses_prefetch() {
     let demo = demo();
     let demo = demo.to_str().unwrap();
     let errors = command::refuses(&["replay", demo, "--curve", "--prefetch", "inter-layer"]);

@@ -1,4 +1,4 @@
-//! `forebay replay` of what was recorded: the same counts as of the trace that it was recorded from.
+//! Tests of `forebay replay` on recordings: a recorded trace gives the counts of the original.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 #[path = "support/command.rs"]
@@ -15,7 +15,7 @@ use forebay::trace::requests::{Arrival, RequestWriter};
 use forebay::trace::{Frames, Recording, SelectionTrace, TraceWriter};
 use serde_json::Value;
 
-/// A file of one test's own, not there yet.
+/// The path of a file for one test only, which does not exist yet.
 fn fresh(name: &str) -> PathBuf {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("recording");
     fs::create_dir_all(&folder).unwrap();
@@ -28,7 +28,7 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// The positions of a step as a kernel emits them: by no order, -1 where a set is smaller than k.
+/// The positions of a step as a kernel writes them: in no order, -1 where a set is smaller than k.
 fn emitted(trace: &SelectionTrace, step: u32, out: &mut Vec<i32>) {
     out.clear();
     for layer in 0..trace.header().layers {
@@ -44,7 +44,7 @@ fn emitted(trace: &SelectionTrace, step: u32, out: &mut Vec<i32>) {
     }
 }
 
-/// Records `trace` to a fresh file; without its end, when it is not to be finished.
+/// Records `trace` to a new file; without the end, if the recording is to be unfinished.
 fn record(trace: &SelectionTrace, name: &str, finish: bool) -> PathBuf {
     let (path, header) = (fresh(name), trace.header().clone());
     let mut recording = Recording::default();
@@ -78,7 +78,7 @@ fn demo() -> PathBuf {
 }
 
 #[test]
-fn recorded_again_every_trace_replays_the_same() {
+fn every_trace_replays_the_same_after_another_recording() {
     let Some(directory) = traces::directory("topk") else {
         return;
     };
@@ -101,7 +101,7 @@ fn recorded_again_every_trace_replays_the_same() {
 }
 
 #[test]
-fn a_recording_that_was_not_finished_is_replayed_and_said_to_be() {
+fn an_unfinished_recording_is_replayed_and_reported() {
     let trace = SelectionTrace::read(&demo()).unwrap();
     let whole = record(&trace, "whole.topk", true);
     assert_eq!(entries(&whole), entries(&demo()));
@@ -117,7 +117,7 @@ fn a_recording_that_was_not_finished_is_replayed_and_said_to_be() {
         assert!(said.contains(&format!("not finished: {left} bytes after")), "{said}");
         assert!(!succeeds(&[&["replay", text(&whole)], option].concat()).contains("not finished"));
     }
-    // Damage with more behind it is no cut.
+    // Damage followed by more data is not an unfinished recording.
     let mut damaged = bytes;
     let middle = damaged.len() / 2;
     damaged[middle] ^= 0x10;
@@ -127,7 +127,7 @@ fn a_recording_that_was_not_finished_is_replayed_and_said_to_be() {
 }
 
 #[test]
-fn recorded_requests_are_replayed_by_their_own_block_size() {
+fn recorded_requests_are_replayed_with_their_own_block_size() {
     let path = fresh("requests.jsonl");
     let mut writer = RequestWriter::create(&path, 64).unwrap();
     for (milliseconds, blocks) in [(0, &[1, 2, 3][..]), (5, &[1, 2, 4]), (9, &[1, 3, 2])] {
@@ -154,10 +154,10 @@ fn pipe(name: &str, bytes: &[u8]) -> (PathBuf, Child) {
     (path, writer)
 }
 
-/// What a pipe brings is read as it comes: a selection trace to its end, one that ends early to an error. What has to
-/// be read twice is refused before it is opened.
+/// A pipe is read as it comes: a selection trace to its end, a shortened one to an error. A file that must be read
+/// twice is refused before it is opened.
 #[test]
-fn a_trace_comes_through_a_pipe_or_is_refused_in_a_line() {
+fn a_trace_is_read_from_a_pipe_or_refused_in_one_line() {
     let bytes = fs::read(demo()).unwrap();
     let (path, mut writer) = pipe("whole.pipe", &bytes);
     let piped = entries(&path);
@@ -174,7 +174,7 @@ fn a_trace_comes_through_a_pipe_or_is_refused_in_a_line() {
     let e = refuses(&["replay", text(&path)]);
     assert!(e.contains("request traces are read from regular files, not through a pipe"), "{e}");
     writer.wait().unwrap();
-    // Nobody writes into this one: it must not be opened.
+    // No process writes to this pipe: the command must not open it.
     let path = fresh("never.pipe");
     assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
     let (page, json) = (fresh("never.html"), fresh("never.json"));

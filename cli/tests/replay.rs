@@ -1,4 +1,4 @@
-//! The command `forebay`, run as its users run it: what it prints, writes, refuses and returns.
+//! Tests of `forebay replay`, run as its users run it: its output, its files, its errors and its exit status.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "support/command.rs"]
@@ -16,7 +16,7 @@ fn demo() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/demo.topk.zst")
 }
 
-/// A folder of one test's own.
+/// A folder for one test only.
 fn folder(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = fs::remove_dir_all(&folder);
@@ -24,7 +24,7 @@ fn folder(name: &str) -> PathBuf {
     folder
 }
 
-/// Runs it with `kib` KiB of address space.
+/// Runs the command with `kib` KiB of address space.
 fn confined(kib: u32, arguments: &[&str]) -> Output {
     let script = "ulimit -v $1 || exit 9; shift; exec \"$@\"";
     let mut command = Command::new("sh");
@@ -40,7 +40,7 @@ fn entries(arguments: &[&str]) -> Vec<Value> {
     }
 }
 
-/// A trace of one layer in which every set is written out: k 2, warm positions 2 and 3, decode from 4.
+/// A trace of one layer with every set written out: k 2, warm positions 2 and 3, decode from 4.
 fn tiny(name: &str) -> PathBuf {
     let json = br#"{"label":"tiny\u001b[31m","layers":1,"layer_ids":[7],"k":2,"steps":7,"warm_steps":2,
         "first_position":2,"decode_start":4,"context":9}"#;
@@ -68,7 +68,7 @@ fn tiny(name: &str) -> PathBuf {
     path
 }
 
-/// A small file that unfolds: one layer, k 65535, all `steps` sets the same, none of them of the prompt.
+/// A small file that unpacks to a large one: one layer, k 65535, all `steps` sets equal, without prompt positions.
 fn unfolding(name: &str, steps: u32) -> PathBuf {
     let json = format!(
         r#"{{"layers":1,"k":65535,"steps":{steps},"warm_steps":0,"first_position":65535,
@@ -90,7 +90,7 @@ fn text(path: &Path) -> &str {
 }
 
 #[test]
-fn a_tiny_trace_counts_as_by_hand() {
+fn a_tiny_trace_counts_as_computed_by_hand() {
     let path = tiny("by-hand");
     // Two slots, warmed with {0,1} and {2,3}: resident 2, 3.
     //   4: {0}: miss, resident 3 0, born 4: 0 4      5: {1}: miss: 4 1, born 5: 1 5
@@ -101,7 +101,7 @@ fn a_tiny_trace_counts_as_by_hand() {
     assert_eq!((&layer["layer"], &layer["hits"], &layer["misses"]), (&7.into(), &1.into(), &5.into()));
     assert_eq!(warm[0]["total"]["misses_per_step"], 1.0);
     assert_eq!(warm[0]["total"]["miss_ratio"], 5.0 / 6.0);
-    // Eight slots hold all. Cold: 0 and 1 are fetched once, 4 and 6 were born here.
+    // Eight slots hold all rows. Cold: 0 and 1 are fetched once, 4 and 6 were new here.
     let cold = entries(&["replay", text(&path), "--slots", "8", "--warmup", "0"]);
     assert_eq!((&cold[0]["total"]["hits"], &cold[0]["total"]["misses"]), (&4.into(), &2.into()));
     let warm = entries(&["replay", text(&path), "--slots", "8", "--warmup", "2"]);
@@ -156,7 +156,7 @@ fn json_has_the_documented_fields_one_entry_for_each_size() {
 }
 
 #[test]
-fn policies_stand_side_by_side_at_each_size() {
+fn policies_are_printed_side_by_side_at_each_size() {
     let path = demo();
     let (policies, slots) = (["belady", "lru", "fifo", "s3-fifo", "decay", "decay-tokens"], ["614", "1229"]);
     let named = policies.join(",");
@@ -183,7 +183,7 @@ fn policies_stand_side_by_side_at_each_size() {
 }
 
 #[test]
-fn people_get_a_heading_a_line_for_each_size_and_the_definitions() {
+fn the_text_has_a_heading_one_line_for_each_size_and_the_definitions() {
     let path = demo();
     let out = succeeds(&["replay", text(&path), "--prompt-share", "0.1,0.2"]);
     assert!(out.starts_with(text(&path)), "{out}");
@@ -199,14 +199,14 @@ fn people_get_a_heading_a_line_for_each_size_and_the_definitions() {
 }
 
 #[test]
-fn texts_of_a_trace_cannot_steer_the_terminal() {
+fn texts_from_a_trace_cannot_control_the_terminal() {
     let path = tiny("steer");
     let out = succeeds(&["replay", text(&path), "--slots", "2", "--warmup", "0"]);
     assert!(out.contains("tiny?[31m") && !out.contains('\u{1b}'), "{out}");
 }
 
 #[test]
-fn no_colour_is_printed_where_none_is_wanted() {
+fn no_colour_is_printed_if_none_is_wanted() {
     let demo = demo();
     let coloured = |arguments: &[&str], variables: &[(&str, &str)]| {
         let output = forebay(arguments).envs(variables.iter().copied()).output().unwrap();
@@ -239,7 +239,7 @@ fn the_largest_pool_and_the_longest_step_are_replayed() {
 }
 
 #[test]
-fn several_traces_are_replayed_in_the_order_named() {
+fn several_traces_are_replayed_in_the_given_order() {
     let (one, two) = (tiny("several"), demo());
     let all = entries(&["replay", text(&one), text(&two), "--slots", "4,9", "--warmup", "2"]);
     let names: Vec<_> = all.iter().map(|e| (e["layers"].clone(), e["slots"].clone())).collect();
@@ -247,7 +247,7 @@ fn several_traces_are_replayed_in_the_order_named() {
 }
 
 #[test]
-fn a_json_file_is_written_beside_the_tables() {
+fn a_json_file_is_written_in_addition_to_the_tables() {
     let file = folder("json-file").join("out.json");
     let out = succeeds(&["replay", text(&demo()), "--prompt-share", "0.2", "--json", text(&file)]);
     assert!(out.contains("Misses per step"));
@@ -264,7 +264,7 @@ fn json_that_cannot_be_written_is_an_error_and_leaves_nothing() {
     assert!(replay("/no-such-folder/out.json").contains("No such file or directory"));
     let folder = folder("unwritable");
     assert!(replay(text(&folder)).contains("Is a directory"));
-    // Bad input is found before anything is written: the old file stays.
+    // Bad input is detected before anything is written: the old file is kept.
     let old = folder.join("old.json");
     fs::write(&old, "old").unwrap();
     refuses(&["replay", text(&demo), "no-such-trace", "--json", text(&old)]);
@@ -283,7 +283,7 @@ fn full_standard_output_is_an_error() {
 }
 
 #[test]
-fn bad_traces_are_named_with_what_is_wrong() {
+fn bad_traces_are_named_with_their_fault() {
     let folder = folder("bad-traces");
     let whole = fs::read(demo()).unwrap();
     let write = |name: &str, bytes: &[u8]| {
@@ -310,7 +310,7 @@ fn bad_traces_are_named_with_what_is_wrong() {
 }
 
 #[test]
-fn values_without_sense_are_named_with_the_allowed_range() {
+fn values_out_of_range_are_named_with_the_allowed_range() {
     let demo = demo();
     let replay = |more: &[&str]| refuses(&[&["replay", text(&demo)], more].concat());
     for value in ["0", "7", "nan", "-0.5", "inf", "x", "0.2,0"] {
@@ -320,7 +320,7 @@ fn values_without_sense_are_named_with_the_allowed_range() {
         assert!(e.contains("above 0 and at most 1") || e.contains("0 < S <= 1"), "{e}");
     }
     assert!(replay(&["--prompt-share", "0.00001"]).contains("leaves no slot"));
-    // Ratios that nobody named are passed over where they leave none.
+    // Default ratios are left out where they leave no slot.
     let small = tiny("values_without_sense");
     assert_eq!(entries(&["replay", text(&small)]).len(), 2, "0.1 of four tokens is no slot");
     assert!(refuses(&["replay", text(&small), "--prompt-share", "0.1"]).contains("leaves no slot"));
@@ -336,7 +336,7 @@ fn values_without_sense_are_named_with_the_allowed_range() {
         }
     }
     assert!(replay(&["--slots", "9", "--prompt-share", "0.1"]).contains("cannot be used with"));
-    // A ratio is of the context at its end, and replay has none.
+    // A ratio is a share of the final context, and replay has no such option.
     let e = replay(&["--ratio", "0.1"]);
     assert!(e.contains("'--ratio") && e.contains("similar") && e.contains("'--prompt-share'"), "{e}");
     assert!(replay(&["--warmup", "65"]).contains("warmup 65, warm_steps 64"));
@@ -349,7 +349,7 @@ fn values_without_sense_are_named_with_the_allowed_range() {
 }
 
 #[test]
-fn memory_that_cannot_be_had_is_an_error_that_names_the_trace() {
+fn a_failed_allocation_is_an_error_that_names_the_trace() {
     // 1 GiB of sets and a limit of 300 MiB.
     let path = unfolding("too-large", 4096);
     let arguments = ["replay", text(&path)];
@@ -358,7 +358,7 @@ fn memory_that_cannot_be_had_is_an_error_that_names_the_trace() {
     let more = unfolding("beyond-the-limit", 4097);
     let e = refuses(&["replay", text(&more)]);
     assert!(e.contains("too large") && e.contains("most 268435456"), "{e}");
-    // Rows of 4096 bytes at 10 layers of 6656 tokens are 270 MB, which a replay does not take, and does not map.
+    // Rows of 4096 bytes for 10 layers of 6656 tokens are 270 MB, which a replay neither allocates nor maps.
     let demo = demo();
     let arguments = ["replay", text(&demo), "--model", "gqa-8x128", "--prompt-share", "1"];
     assert_eq!(confined(200 << 10, &arguments).status.code(), Some(0));
@@ -370,20 +370,20 @@ fn memory_that_cannot_be_had_is_an_error_that_names_the_trace() {
 
 #[test]
 fn a_replay_keeps_one_copy_of_the_trace() {
-    // 250 MiB of sets; the limit leaves room for the program and the pools, not for a second copy.
+    // 250 MiB of sets; the limit has room for the program and the pools, but not for a second copy.
     let path = unfolding("one-copy", 1000);
     let arguments = ["replay", text(&path), "--slots", "65536", "--json", "-"];
     let output = confined(480 << 10, &arguments);
     assert_eq!(String::from_utf8(output.stderr).unwrap(), "");
     let list: Value = serde_json::from_slice(&output.stdout).unwrap();
-    // Everything is fetched once and stays.
+    // Every row is fetched once and stays.
     let total = &list[0]["total"];
     assert_eq!((&total["hits"], &total["misses"]), (&(999 * 65535).into(), &65535.into()));
 }
 
 #[test]
 fn a_study_that_does_not_fit_is_an_error_that_names_the_trace() {
-    // 100 MiB of sets, twice as much for one layer's steps, and a limit of 250 MiB.
+    // 100 MiB of sets, twice that for one layer's steps, and a limit of 250 MiB.
     let path = unfolding("study-too-large", 400);
     let arguments = ["replay", text(&path), "--slots", "65536", "--policy", "fifo"];
     let e = refused(confined(250 << 10, &arguments), &arguments);
@@ -393,7 +393,7 @@ fn a_study_that_does_not_fit_is_an_error_that_names_the_trace() {
 }
 
 #[test]
-fn a_share_of_an_empty_prompt_is_pointed_to_slots() {
+fn a_share_of_an_empty_prompt_is_refused_with_a_hint_at_slots() {
     let json =
         r#"{"layers":1,"k":1,"steps":2,"warm_steps":0,"first_position":0,"decode_start":0,"context":2}"#;
     let mut bytes = b"TOPKTRC1".to_vec();
@@ -410,7 +410,7 @@ fn a_share_of_an_empty_prompt_is_pointed_to_slots() {
 }
 
 #[test]
-fn json_never_replaces_a_trace() {
+fn a_json_output_never_replaces_a_trace() {
     let path = tiny("replaces");
     let before = fs::read(&path).unwrap();
     let (link, hard) = (path.with_file_name("link"), path.with_file_name("hard"));
@@ -424,7 +424,7 @@ fn json_never_replaces_a_trace() {
 }
 
 #[test]
-fn without_warmup_a_short_prompt_warms_with_all_it_has() {
+fn without_warmup_a_short_prompt_warms_up_with_all_its_rows() {
     let path = tiny("short-prompt");
     let all = entries(&["replay", text(&path), "--slots", "2"]);
     assert_eq!(all, entries(&["replay", text(&path), "--slots", "2", "--warmup", "2"]));
@@ -436,7 +436,7 @@ fn without_warmup_a_short_prompt_warms_with_all_it_has() {
 }
 
 #[test]
-fn a_share_of_the_context_is_shown_where_it_says_something() {
+fn a_share_of_the_context_is_shown_where_it_is_meaningful() {
     let demo = demo();
     let out = succeeds(&["replay", text(&demo), "--slots", "1,614,6145"]);
     let shown: Vec<_> = out
@@ -470,7 +470,7 @@ fn a_trace_without_decode_steps_is_named() {
 
 /// A reader that closes the pipe at once ends every command quietly.
 #[test]
-fn a_closed_pipe_ends_it_quietly() {
+fn a_closed_pipe_ends_the_command_quietly() {
     let demo = demo();
     for arguments in [
         &["replay", text(&demo), "--prompt-share", "0.2"][..],
@@ -495,7 +495,7 @@ fn version_help_and_completions() {
     }
     assert!(refuses(&["completions", "cmd"]).contains("bash"));
     assert!(succeeds(&["--help"]).starts_with("Plans, simulates and measures KV-cache offload"));
-    // A bare call shows the help.
+    // A call without arguments prints the help.
     let bare = forebay(&[]).output().unwrap();
     assert_eq!(bare.status.code(), Some(2));
 }

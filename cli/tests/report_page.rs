@@ -1,4 +1,4 @@
-//! The report of `forebay replay --html`: what it says, when it is refused, and how it looks in a browser.
+//! Tests of the report of `forebay replay --html`: its sentences, its errors, and its looks in a browser.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "support/browser.rs"]
@@ -20,7 +20,7 @@ fn demo() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/demo.topk.zst")
 }
 
-/// A folder of one test's own.
+/// A folder for one test only.
 fn folder(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("report").join(name);
     let _ = fs::remove_dir_all(&folder);
@@ -28,7 +28,7 @@ fn folder(name: &str) -> PathBuf {
     folder
 }
 
-/// The demo trace's report, made once.
+/// The demo trace's report, written once.
 fn report() -> &'static str {
     static PAGE: OnceLock<String> = OnceLock::new();
     PAGE.get_or_init(|| {
@@ -40,7 +40,7 @@ fn report() -> &'static str {
 }
 
 #[test]
-fn a_report_says_what_the_other_outputs_say() {
+fn a_report_agrees_with_the_other_outputs() {
     let (demo, page) = (demo(), report());
     let policies = "lru,belady,decay-tokens,fifo,s3-fifo,decay";
     let json = succeeds(&[
@@ -77,7 +77,7 @@ fn a_report_says_what_the_other_outputs_say() {
 }
 
 #[test]
-fn a_report_names_nothing_outside_itself() {
+fn a_report_references_nothing_outside_itself() {
     let page = report();
     for word in ["://", "src=", "url(", "@import", "<script", "<link", "<iframe", "<object"] {
         assert!(!page.contains(word), "{word}");
@@ -107,18 +107,18 @@ fn recorded(folder: &Path, steps: u32, warm_steps: u32) -> PathBuf {
 }
 
 #[test]
-fn one_step_without_a_prompt_has_nothing_to_be_similar_to() {
+fn one_step_without_a_prompt_has_no_similarity() {
     let folder = folder("one");
-    for (warm, told) in [(0, false), (1, true)] {
+    for (warm, shown) in [(0, false), (1, true)] {
         let trace = recorded(&folder, 1 + warm, warm);
         let page = succeeds(&["replay", trace.to_str().unwrap(), "--slots", "9", "--html", "-"]);
         assert!(!page.contains("NaN"), "{warm} warm steps");
-        assert_eq!(page.contains("Similarity within a layer"), told);
+        assert_eq!(page.contains("Similarity within a layer"), shown);
     }
 }
 
 #[test]
-fn the_size_at_which_lru_misses_as_little_is_exact() {
+fn the_size_at_which_lru_misses_as_few_is_exact() {
     let trace = recorded(&folder("reached"), 60, 0);
     let trace = trace.to_str().unwrap();
     for slots in ["4", "8", "12", "20"] {
@@ -137,7 +137,7 @@ fn the_size_at_which_lru_misses_as_little_is_exact() {
         let sizes = (1..=102u32).map(|size| size.to_string());
         let all: Vec<String> = sizes.collect();
         let (mut least, mut enough) = (0, all.len() - 1);
-        // LRU misses less in larger pools, never more.
+        // LRU never misses more in larger pools.
         while least < enough {
             let middle = (least + enough) / 2;
             if misses(&all[middle], "lru") <= optimum { enough = middle } else { least = middle + 1 }
@@ -162,7 +162,7 @@ fn two_traces_have_a_section_each_and_standard_output_gets_the_page() {
 }
 
 #[test]
-fn what_cannot_be_reported_is_refused_and_nothing_is_written() {
+fn an_impossible_report_is_refused_and_nothing_is_written() {
     let folder = folder("refused");
     let page = folder.join("report.html");
     let (page, demo) = (page.to_str().unwrap(), demo());
@@ -181,19 +181,19 @@ fn what_cannot_be_reported_is_refused_and_nothing_is_written() {
         assert!(error.contains(words), "{more:?}: {error}");
     }
     assert!(!folder.join("report.html").exists());
-    // Both outputs at once, each whole, and no table beside them.
+    // Both outputs at once, each complete, without a table.
     let both = succeeds(&["replay", demo, "--html", page, "--json", "-", "--prompt-share", "0.1"]);
     let alone = succeeds(&["replay", demo, "--json", "-", "--prompt-share", "0.1"]);
     assert!(both == alone && fs::read_to_string(page).unwrap().ends_with("</html>\n"));
     fs::remove_file(page).unwrap();
     let error = refuses(&["replay", demo, "--link-rate", "37"]);
     assert!(error.contains("--html"), "{error}");
-    // A trace that is cut off, after a whole one.
+    // A truncated trace after a complete one.
     let bytes = fs::read(demo).unwrap();
     let cut = folder.join("cut.topk.zst");
     fs::write(&cut, &bytes[..bytes.len() / 2]).unwrap();
     refuses(&["replay", demo, cut.to_str().unwrap(), "--html", page]);
-    // A folder that is not there.
+    // A folder that does not exist.
     refuses(&["replay", demo, "--html", folder.join("none/report.html").to_str().unwrap()]);
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
 }
@@ -235,7 +235,7 @@ fn request_traces_have_hits_by_capacity() {
 }
 
 #[test]
-fn one_is_written_without_a_plural() {
+fn a_report_writes_a_count_of_one_without_a_plural() {
     let trace = folder("single").join("requests.jsonl");
     fs::write(&trace, "{\"timestamp\": 0, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": [0]}\n")
         .unwrap();
@@ -270,7 +270,7 @@ fn lightness(pixel: [u8; 3]) -> f64 {
 }
 
 #[test]
-fn a_browser_shows_it_by_light_and_by_dark() {
+fn a_browser_shows_the_report_in_light_and_dark_mode() {
     let Some(program) = chromium() else { return };
     let folder = folder("lights");
     let (page, phone) = (folder.join("page.html"), folder.join("phone.html"));
@@ -298,8 +298,8 @@ fn a_browser_shows_it_by_light_and_by_dark() {
     assert!(papers[0] == papers[1] && papers[2] == papers[3] && papers[0] != papers[2], "{papers:?}");
 }
 
-/// Asks the browser where things came to stand: how wide the page is, which texts leave their picture, which lie
-/// on one another or are small. The report itself may not run this, so its policy is taken out.
+/// Asks the browser for the layout: the width of the page, and which texts leave their picture, overlap or are small.
+/// The report's policy forbids this script, so the test removes the policy.
 const LOOK: &str = "<script>
     const found = { wide: document.documentElement.scrollWidth, window: innerWidth, out: [], over: [], small: [] };
     for (const picture of document.querySelectorAll('svg')) {
@@ -319,7 +319,7 @@ const LOOK: &str = "<script>
     parent.document.body.dataset.found = JSON.stringify(found).replace(/[<&]/g, '');
 </script>";
 
-/// A page that holds `page` in a frame `width` wide: windows are not made narrower than 500.
+/// A page that shows `page` in a frame of `width`: windows are never narrower than 500.
 fn framed(page: &str, file: &Path, width: u32, height: u32) {
     let inside = page.replace('&', "&amp;").replace('"', "&quot;");
     let frame =
@@ -330,7 +330,7 @@ fn framed(page: &str, file: &Path, width: u32, height: u32) {
     fs::write(file, text).unwrap();
 }
 
-/// What [`LOOK`] finds in the page at this width.
+/// The result of [`LOOK`] for the page at this width.
 fn looked(program: &Path, page: &str, folder: &Path, width: u32) -> Value {
     let file = folder.join("look.html");
     let policy = page.lines().find(|line| line.contains("Content-Security-Policy")).unwrap_or("<head>");
@@ -342,7 +342,7 @@ fn looked(program: &Path, page: &str, folder: &Path, width: u32) -> Value {
 }
 
 #[test]
-fn no_text_leaves_its_place_on_a_phone_or_a_desk() {
+fn no_text_overflows_on_a_phone_or_a_desktop() {
     let Some(program) = chromium() else { return };
     let folder = folder("places");
     for width in [360, 390, 700, 1160] {
@@ -356,7 +356,7 @@ fn no_text_leaves_its_place_on_a_phone_or_a_desk() {
 }
 
 #[test]
-fn control_the_browser_tells_what_is_wrong_with_a_page() {
+fn control_the_browser_finds_faults_of_a_page() {
     let Some(program) = chromium() else { return };
     let folder = folder("control");
     let wrong = "<!DOCTYPE html><html><head></head><body><div style=\"width:900px\">wide</div>\
@@ -368,7 +368,7 @@ fn control_the_browser_tells_what_is_wrong_with_a_page() {
         (found["over"][0].as_str(), found["out"][0].as_str()),
         (Some("null: over | lying"), Some("null: outside"))
     );
-    // Whatever a page would fetch its policy refuses, and the browser says so.
+    // The page's policy blocks every fetch, and the browser reports it.
     let forbidden = folder.join("forbidden.html");
     let head = "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'\">";
     fs::write(

@@ -1,4 +1,4 @@
-//! `forebay replay` of request traces: what the command prints and refuses.
+//! Tests of `forebay replay` on request traces: the output and the errors.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 #[path = "support/command.rs"]
@@ -22,7 +22,7 @@ fn refuses(arguments: &[&str]) -> String {
     command::refuses(&replay(arguments))
 }
 
-/// A file of one test's own.
+/// A file for one test only.
 fn file(name: &str, bytes: &[u8]) -> String {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("requests");
     fs::create_dir_all(&folder).unwrap();
@@ -37,13 +37,13 @@ fn request(time: u32, length: u32, ids: &str) -> String {
     )
 }
 
-/// By hand, 3 blocks hold: a, b, c; then a, b hit, d pushes c out; then a hits, c does not.
+/// By hand, 3 blocks hold: a, b, c; then a, b hit, d evicts c; then a hits, c misses.
 fn tiny() -> String {
     request(0, 1100, "1,2,3") + &request(1, 1500, "1,2,4") + &request(1, 1536, "1,3,2")
 }
 
 #[test]
-fn json_says_what_was_counted() {
+fn the_json_has_the_counts_of_the_replay() {
     let path = file("tiny.jsonl", tiny().as_bytes());
     let text = succeeds(&[&path, "--capacity", "3,4", "--json", "-"]);
     let entries: Vec<Value> = serde_json::from_str(&text).unwrap();
@@ -81,8 +81,8 @@ fn entries(arguments: &[&str]) -> Vec<Value> {
 }
 
 #[test]
-fn policies_stand_side_by_side_at_every_capacity() {
-    // Three blocks. FIFO: d pushes out a, so the third request hits nothing. The optimum lets no d in.
+fn policies_are_printed_side_by_side_at_every_capacity() {
+    // Three blocks. FIFO: d evicts a, so the third request hits nothing. The optimum does not admit d.
     let path = file("side-by-side.jsonl", tiny().as_bytes());
     let named = "belady,lru,fifo,s3-fifo";
     let replays = entries(&[&path, "--capacity", "3,4", "--policy", named]);
@@ -110,7 +110,7 @@ fn policies_stand_side_by_side_at_every_capacity() {
 }
 
 #[test]
-fn a_curve_tells_every_capacity() {
+fn a_curve_covers_every_capacity() {
     let path = file("curve.jsonl", tiny().as_bytes());
     let singles = entries(&[&path, "--capacity", "1,2,3,4,5", "--skip", "1"]);
     let curves = entries(&[&path, "--capacity", "1,2,3,4,5", "--skip", "1", "--curve"]);
@@ -145,7 +145,7 @@ fn a_curve_tells_every_capacity() {
 }
 
 #[test]
-fn lengths_alone_are_said_to_share_nothing() {
+fn a_trace_of_lengths_alone_is_reported_to_share_nothing() {
     let path =
         file("azure.csv", b"TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:17:03.9799600,4808,10");
     assert!(succeeds(&[&path]).contains("requests share nothing"));
@@ -156,7 +156,7 @@ fn lengths_alone_are_said_to_share_nothing() {
 }
 
 #[test]
-fn bad_input_is_named_where_it_stands() {
+fn bad_input_is_named_with_its_line() {
     let bad = |name: &str, text: &str| refuses(&[&file(name, text.as_bytes())]);
     let text = bad("many.jsonl", &(tiny() + &request(9, 512, "1,2")));
     assert!(text.contains("many.jsonl: more block ids than the length allows (line 4, column 67"), "{text}");
@@ -186,7 +186,7 @@ fn bad_input_is_named_where_it_stands() {
 }
 
 #[test]
-fn a_file_of_another_kind_is_told_what_it_is_and_what_is_read() {
+fn a_file_of_another_kind_is_identified_and_the_accepted_kinds_named() {
     let array = format!("[{}]", tiny().trim_end().replace('\n', ",\n"));
     let marked = "\u{FEFF}".to_owned() + &tiny();
     for (name, text, found, hint) in [
@@ -203,12 +203,12 @@ fn a_file_of_another_kind_is_told_what_it_is_and_what_is_read() {
             assert!(said.contains(&path) && said.contains(found) && said.contains(hint), "{said}");
         }
     }
-    // A byte order mark is nothing that matters.
+    // A byte order mark is ignored.
     assert!(succeeds(&[&file("marked.jsonl", marked.as_bytes())]).contains("3 requests (mooncake)"));
 }
 
 #[test]
-fn a_request_trace_through_a_pipe_is_told_to_come_as_a_file() {
+fn a_request_trace_from_a_pipe_is_refused_and_a_file_asked_for() {
     for text in [tiny().as_str(), "TIMESTAMP,ContextTokens,GeneratedTokens\n"] {
         for bytes in [text.as_bytes().to_vec(), zstd::encode_all(text.as_bytes(), 1).unwrap()] {
             let (reader, mut writer) = std::io::pipe().unwrap();
@@ -241,7 +241,7 @@ fn options_and_traces_must_fit_each_other() {
 }
 
 #[test]
-fn no_option_is_ignored_and_no_file_is_taken_for_another() {
+fn no_option_is_ignored_and_no_file_is_mistaken_for_another_kind() {
     let trace = file("fits.jsonl", tiny().as_bytes());
     for [flag, value] in [["--mtp", "2"], ["--model", "glm-5"], ["--device", "host"], ["--warmup", "0"]] {
         let said = refuses(&[&trace, flag, value]);
@@ -261,7 +261,7 @@ fn no_option_is_ignored_and_no_file_is_taken_for_another() {
 }
 
 #[test]
-fn a_side_file_is_not_written_over() {
+fn a_side_file_is_not_overwritten() {
     let (trace, lengths) = (file("side.jsonl", tiny().as_bytes()), file("lengths.jsonl", b"{}\n"));
     let said = refuses(&[&trace, "--block-lengths", &lengths, "--json", &lengths]);
     assert!(said.contains("would replace"), "{said}");
@@ -287,10 +287,10 @@ fn session(id: &str, requests: &[(f64, &str)]) -> String {
     format!("{{\"id\":\"{id}\",\"block_size\":64,\"hash_id_scope\":\"local\",\"requests\":[{requests}]}}\n")
 }
 
-/// Two sessions of one block and two turns, a cache of one block: one after another each second turn hits, in turns
-/// none does.
+/// Two sessions of one block and two turns, a cache of one block: one after another each second turn hits; interleaved
+/// none hits.
 #[test]
-fn sessions_are_interleaved_by_their_times_and_the_headline_says_so() {
+fn sessions_are_interleaved_by_time_as_the_headline_reports() {
     let turns = |offset: f64| [(offset, "1"), (offset + 2.0, "1")];
     let both = session("a", &turns(0.0)) + &session("b", &turns(1.0));
     let path = file("sessions.jsonl", both.as_bytes());
@@ -298,8 +298,8 @@ fn sessions_are_interleaved_by_their_times_and_the_headline_says_so() {
         let arguments = [&[path, "--capacity", "1", "--json", "-"], option].concat();
         serde_json::from_str::<Vec<Value>>(&succeeds(&arguments)).unwrap().remove(0)
     };
-    let (beside, in_turn) = (of(&path, &[]), of(&path, &["--one-after-another"]));
-    assert_eq!((&beside["hit_blocks"], &beside["sessions"]), (&0.into(), &"interleaved".into()));
+    let (together, in_turn) = (of(&path, &[]), of(&path, &["--one-after-another"]));
+    assert_eq!((&together["hit_blocks"], &together["sessions"]), (&0.into(), &"interleaved".into()));
     assert_eq!((&in_turn["hit_blocks"], &in_turn["sessions"]), (&2.into(), &"one-after-another".into()));
     let text = succeeds(&[&path]);
     assert!(text.contains("2 sessions, interleaved by time, all beginning together"), "{text}");

@@ -1,4 +1,4 @@
-//! `forebay simulate` and `forebay fit`, run as their users run them.
+//! Tests of `forebay simulate` and `forebay fit`, run as their users run them.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "support/browser.rs"]
@@ -13,7 +13,7 @@ use command::{refuses, succeeds};
 use forebay::overlap::Table;
 use serde_json::{Value, json};
 
-/// A file of the tests' own.
+/// A file for these tests only.
 fn file(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("simulate");
     fs::create_dir_all(&folder).unwrap();
@@ -30,7 +30,7 @@ fn data(name: &str) -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../data").join(name).to_str().unwrap().to_owned()
 }
 
-/// Runs it on the setup `ess`, options as one text; answers the entries of its JSON.
+/// Runs the command on the setup `ess` with options as one text; returns the entries of its JSON.
 fn simulated(options: &str) -> Vec<Value> {
     let begin = ["simulate", "--json", "-", "--setup", "ess"];
     let arguments: Vec<&str> = begin.into_iter().chain(options.split(' ')).collect();
@@ -74,13 +74,13 @@ fn an_entry_has_the_documented_fields_and_they_agree() {
 }
 
 #[test]
-fn a_step_that_the_host_binds_is_said_to_be() {
+fn a_host_bound_step_is_reported() {
     let of = |options: &str| simulated(&format!("{POINT} {options}"))[0]["host"].clone();
     let host = of("--overlap dba");
     assert_eq!(host["bound_by"], "device");
     let captured = number(&host, "captured_us");
     assert!(captured > 0.0 && number(&host, "uncaptured_us") > 10.0 * captured);
-    // A host whose every call takes a millisecond, and one whose step takes a second.
+    // A host whose every call takes a millisecond, and a host whose step takes a second.
     for (operation_us, step_us, bound, words) in [
         (1e3, 1.0, "host-unless-captured", "Bound by the host unless captured: 1 step, the first of"),
         (1e3, 1e6, "host", "Bound by the host captured or not: 1 step, the first of"),
@@ -94,18 +94,18 @@ fn a_step_that_the_host_binds_is_said_to_be() {
         let entries: Value =
             serde_json::from_str(&succeeds(&[&arguments[..], &["--json", "-"]].concat())).unwrap();
         assert_eq!(entries[0]["host"]["bound_by"], bound);
-        let told = succeeds(&arguments).replace('\n', " ");
-        assert!(told.contains(words) && !told.contains("No step waits"), "{told}");
+        let printed = succeeds(&arguments).replace('\n', " ");
+        assert!(printed.contains(words) && !printed.contains("No step waits"), "{printed}");
     }
 }
 
 #[test]
-fn what_kernels_should_take_is_told_by_terms_and_prices_can_be_changed() {
-    let told = |more: &[&str]| {
+fn predicted_kernel_times_are_listed_by_term_and_prices_can_be_changed() {
+    let entries_with = |more: &[&str]| {
         let arguments = [&["simulate", "--kernels", "--json", "-"][..], more].concat();
         serde_json::from_str::<Vec<Value>>(&succeeds(&arguments)).unwrap()
     };
-    let entries = told(&[]);
+    let entries = entries_with(&[]);
     let (head, figures) = entries.split_first().unwrap();
     assert_eq!((&head["kind"], &head["measured"]), (&"kernel-prices".into(), &false.into()));
     let sum = |value: &Value, end: &str| -> f64 {
@@ -125,7 +125,7 @@ fn what_kernels_should_take_is_told_by_terms_and_prices_can_be_changed() {
         }
     }
     assert!(sums >= 16, "{sums}");
-    let changed = told(&["--assume", "load_us=1..2", "--assume", "node_us=0.5"]);
+    let changed = entries_with(&["--assume", "load_us=1..2", "--assume", "node_us=0.5"]);
     let find = |of: &[Value]| {
         of.iter().find(|one| one["figure"] == "launches of R, G and S, 61 layers, captured").cloned()
     };
@@ -139,13 +139,13 @@ fn what_kernels_should_take_is_told_by_terms_and_prices_can_be_changed() {
 }
 
 #[test]
-fn the_ratio_that_fits_is_found_and_nothing_is_exposed_at_1() {
+fn the_ratio_that_fits_is_found_and_at_1_no_time_is_exposed() {
     let rows =
         simulated("--context 32K --mtp 2 --accept 1.7 --batch 52,64,96,128,160 --ratio auto --cache 80GiB");
     let ratios: Vec<f64> = rows.iter().map(|row| (number(row, "ratio") * 100.0).round() / 100.0).collect();
     assert_eq!(ratios, [1.0, 0.82, 0.48, 0.31, 0.21]);
     assert_eq!(rows[0]["exposed_ms"], 0.0);
-    // One of the rows that the setup was fitted on: 73.30 ms.
+    // One of the rows that the setup is fitted to: 73.30 ms.
     assert!((number(&rows[0], "step_ms") - 73.3).abs() < 0.3, "{}", rows[0]["step_ms"]);
     let accepted = simulated("--context 32K --mtp 4 --accept 2.8,3.4 --batch 52 --ratio 1 --mtp 4");
     assert_eq!(accepted.len(), 2);
@@ -153,7 +153,7 @@ fn the_ratio_that_fits_is_found_and_nothing_is_exposed_at_1() {
 }
 
 #[test]
-fn orders_links_and_traffic_stand_side_by_side() {
+fn orders_links_and_traffic_are_printed_side_by_side() {
     let rows = simulated(&format!("{POINT} --overlap none,da,dba,best"));
     let exposed: Vec<f64> = rows.iter().map(|row| number(row, "exposed_ms")).collect();
     assert_eq!(
@@ -164,7 +164,7 @@ fn orders_links_and_traffic_stand_side_by_side() {
     let rows = simulated(&format!("{POINT} --link pcie4,c2c,5GB/s"));
     let links: Vec<&str> = rows.iter().map(|row| row["link"].as_str().unwrap()).collect();
     assert_eq!(links, ["pcie4", "c2c", "5GB/s"]);
-    // The rate of the setup's own link is its own link.
+    // The rate of the setup's own link means that link.
     let own = format!("{POINT} --traffic-up 5 --link 37GB/s");
     let near = number(&simulated(&own)[0], "step_ms")
         / number(&simulated(&format!("{POINT} --traffic-up 5"))[0], "step_ms");
@@ -213,7 +213,7 @@ fn misses_come_from_a_table_a_curve_or_a_trace() {
     let trace = data("demo.topk.zst");
     let replayed =
         simulated(&format!("--context 32K --mtp 2 --accept 1.7 --batch 128 --ratio 0.1,0.3 --trace {trace}"));
-    // What `forebay replay` counts, layer by layer of the trace: a ratio is of the context at its end, of a trace too.
+    // The counts of `forebay replay`, layer by layer: a ratio is a share of the final context, also of a trace.
     let header = forebay::trace::SelectionTrace::read(Path::new(&trace)).unwrap().header().clone();
     let end = f64::from(header.decode_start + header.steps - header.warm_steps);
     let slots = [0.1, 0.3].map(|ratio| format!("{:.0}", ratio * end)).join(",");
@@ -234,7 +234,7 @@ fn misses_come_from_a_table_a_curve_or_a_trace() {
 
 #[test]
 fn misses_by_step_are_run_step_by_step() {
-    // Layer 3 misses much in every other step, layer 9 in the rest.
+    // Layer 3 misses much in every other step, layer 9 in the others.
     let at = |layer: usize| (0..61).map(|l| if l == layer { 1900.0 } else { 20.0 }).collect::<Vec<f64>>();
     let few = vec![5.0; 61];
     let steps = [at(3), few.clone(), vec![400.0; 61], at(9)];
@@ -256,7 +256,7 @@ fn misses_by_step_are_run_step_by_step() {
     assert_eq!((&all["steps"]["count"], &all["steps"]["worst"]), (&json!(4), &json!(2)));
     assert_eq!(all["steps"]["worst_ms"], alone[2]["step_ms"]);
     assert!(alone[0].get("steps").is_none());
-    // One order for all steps cannot beat each step's own best.
+    // One order for all steps cannot be better than each step's best order.
     let best = run(&steps, "best");
     let own = steps.iter().map(|step| number(&run(std::slice::from_ref(step), "best"), "step_ms"));
     assert!(number(&best, "step_ms") >= own.sum::<f64>() / 4.0 - 1e-9);
@@ -271,7 +271,7 @@ fn misses_by_step_are_run_step_by_step() {
 }
 
 #[test]
-fn trace_events_are_as_perfetto_reads_them() {
+fn trace_events_have_the_form_that_perfetto_reads() {
     let path = file("step.json");
     let arguments = [&["simulate", "--setup", "ess", "--perfetto", path.to_str().unwrap()][..]].concat();
     let arguments: Vec<&str> = arguments.into_iter().chain(POINT.split(' ')).collect();
@@ -285,7 +285,7 @@ fn trace_events_are_as_perfetto_reads_them() {
         .collect();
     assert_eq!(lanes[0], "compute");
     assert!(lanes.iter().any(|lane| lane.starts_with("gather")), "{lanes:?}");
-    // Events of a track may touch; they must not overlap.
+    // Events of a track may touch but must not overlap.
     let ns = |event: &Value, field: &str| (number(event, field) * 1e3).round() as i64;
     for track in 1..=lanes.len() {
         let of = events.iter().filter(|event| event["ph"] == "X" && event["tid"] == track);
@@ -301,7 +301,7 @@ fn trace_events_are_as_perfetto_reads_them() {
 }
 
 #[test]
-fn pictures_are_sound_and_chromium_draws_them() {
+fn pictures_are_well_formed_and_chromium_draws_them() {
     let (timeline, page) = (file("step.svg"), file("sweep.html"));
     let begin = ["simulate", "--setup", "ess", "--timeline", timeline.to_str().unwrap(), "--layer", "17"];
     let arguments: Vec<&str> = begin.into_iter().chain(POINT.split(' ')).collect();
@@ -325,7 +325,7 @@ fn pictures_are_sound_and_chromium_draws_them() {
             colours.sort_unstable();
             colours.dedup();
             assert!(colours.len() > 20, "{}: {} colours", picture.display(), colours.len());
-            // By night the corner is dark, by day light.
+            // The corner is dark in dark mode and light in light mode.
             let corner = shot.pixels[shot.width * (shot.height - 2) + 2];
             assert_eq!(corner[0] > 128, light == browser::Light::Bright, "{}", picture.display());
         }
@@ -333,20 +333,20 @@ fn pictures_are_sound_and_chromium_draws_them() {
 }
 
 #[test]
-fn pictures_tell_settings_works_and_conditions_apart() {
+fn pictures_distinguish_settings_work_and_conditions() {
     let base = "simulate --setup ess --context 32K --mtp 2 --accept 1.7";
     let run = |options: &str| {
         let options = format!("{base} {options}");
         succeeds(&options.split(' ').collect::<Vec<_>>())
     };
-    // A line each; alone, ratios are what a line goes over.
+    // One line each; with a single ratio axis, the ratios are the horizontal axis.
     let page = run("--batch 64,128 --ratio 0.25,0.5 --html -");
     assert!(page.contains("Throughput by batch"), "batches");
     assert!([">ratio 0.25<", ">ratio 0.5<"].iter().all(|name| page.contains(name)));
     assert_eq!(page.matches("<path class=\"line ").count(), 4);
     let page = run("--batch 128 --ratio 0.25,0.3,0.5 --link pcie4,c2c --html -");
     assert!(page.contains("Throughput by ratio") && page.contains("slots / context"));
-    assert!(page.contains("mtp 2, link c2c"), "the best one's link");
+    assert!(page.contains("mtp 2, link c2c"), "the link of the best point");
     let page = run("--batch 64,96,128 --ratio auto --cache 80GiB --html -");
     assert!(page.contains("Throughput by batch") && !page.contains("ratio auto"));
     let picture = run("--batch 128 --ratio 0.31 --fill --traffic-up 30 --timeline -");
@@ -425,7 +425,7 @@ fn bad_input_is_one_error_that_names_the_option_or_the_field() {
 }
 
 #[test]
-fn a_fit_gives_the_built_in_setup_and_says_what_is_left() {
+fn a_fit_gives_the_built_in_setup_and_reports_the_residuals() {
     let (measurements, setup) = (data("setups/ess-measurements.json"), file("fitted.json"));
     let text = succeeds(&["fit", &measurements, "-o", setup.to_str().unwrap()]);
     assert!(text.contains("residual") && text.contains("steps[0]") && text.contains("overlap[14]"), "{text}");
@@ -444,7 +444,7 @@ fn a_fit_gives_the_built_in_setup_and_says_what_is_left() {
 }
 
 #[test]
-fn a_fit_takes_measured_rates() {
+fn a_fit_accepts_measured_rates() {
     let measurements = data("setups/ess-measurements.json");
     let measured: Value = serde_json::from_str(&fs::read_to_string(&measurements).unwrap()).unwrap();
     let mut rates = measured["setup"]["link"]["rates"].clone();
@@ -477,7 +477,7 @@ fn a_fit_takes_measured_rates() {
 const SENTENCE: &str = "Computed from setup ess: 32 GPUs, fitted to a published simulation on an assumed H200; nothing \
                         here was measured.";
 
-/// A report without the ends of its lines, which are its width's.
+/// A report with its line breaks removed, because they depend on its width.
 fn unbroken(text: &str) -> String {
     text.replace('\n', " ")
 }
@@ -488,7 +488,7 @@ fn of_point(options: &str) -> String {
 }
 
 #[test]
-fn every_output_says_from_what_it_was_computed() {
+fn every_output_names_its_inputs() {
     let text = unbroken(&of_point(""));
     assert!(text.starts_with(SENTENCE), "{text}");
     assert!(text.contains("Assumed: the study (ESS, arXiv 2512.10576v1) does not name its GPU"));
@@ -533,7 +533,7 @@ fn other_gpus_are_priced_and_marked_extrapolated() {
     ));
     assert!(of_point("--gpus 8 --html -").contains("Extrapolated: 8 GPUs, from costs of 32."));
     assert!(of_point("--gpus 8 --timeline -").contains("ess on 8 GPUs, extrapolated"));
-    // The setup's own field is the same as the option.
+    // The setup's own field has the effect of the option.
     let mut setup: Value =
         serde_json::from_str(&fs::read_to_string(data("setups/ess.json")).unwrap()).unwrap();
     setup["deployment"]["gpus"] = json!(8);
@@ -542,12 +542,12 @@ fn other_gpus_are_priced_and_marked_extrapolated() {
     let entries: Vec<Value> =
         serde_json::from_str(&succeeds(&options.split(' ').collect::<Vec<_>>())).unwrap();
     assert_eq!(number(&entries[0], "step_ms"), node.0);
-    // What fits beside the weights is priced.
+    // Rows that fit next to the weights get a price.
     simulated("--gpus 16 --context 32K --mtp 2 --batch 64 --ratio auto --cache 60GiB");
 }
 
 #[test]
-fn gpus_that_cannot_be_priced_are_refused_in_one_line() {
+fn gpus_without_prices_are_refused_in_one_line() {
     for (options, words) in [
         (format!("--gpus 256 {POINT}"), "256 GPUs: the costs are of 32, and can be extrapolated to 8 to 128"),
         (format!("--gpus 4 {POINT}"), "4 GPUs: the costs are of 32"),
@@ -564,9 +564,9 @@ fn gpus_that_cannot_be_priced_are_refused_in_one_line() {
     }
 }
 
-/// A setup is anybody's file: its texts go to terminals and pages.
+/// Users exchange setup files, and their texts reach terminals and pages.
 #[test]
-fn a_setup_s_texts_steer_neither_terminal_nor_page() {
+fn texts_of_a_setup_control_neither_terminal_nor_page() {
     let mut setup: Value =
         serde_json::from_str(&fs::read_to_string(data("setups/ess.json")).unwrap()).unwrap();
     setup["name"] = json!("ess\u{1b}[2J<script>alert(1)</script>");
@@ -608,9 +608,10 @@ fn the_page_of_one_point_shows_its_timeline() {
     assert!(sweep.contains("Throughput by batch") && !sweep.contains("The step by streams"));
 }
 
-/// What `forebay doctor` measured of a GPU counts as measured; of its host device, or of who knows where, not.
+/// Rates that `forebay doctor` measured on a GPU count as measured; rates of its host device or without a source do
+/// not.
 #[test]
-fn a_fit_says_what_of_its_setup_was_measured() {
+fn a_fit_reports_the_measured_part_of_its_setup() {
     let measurements = data("setups/ess-measurements.json");
     let measured: Value = serde_json::from_str(&fs::read_to_string(&measurements).unwrap()).unwrap();
     let rates = measured["setup"]["link"]["rates"].clone();
@@ -634,9 +635,9 @@ fn a_fit_says_what_of_its_setup_was_measured() {
     }
 }
 
-/// Each row of measurements is simulated, those of overlap over and over: so many are taken and no more.
+/// The fit simulates each row of measurements, overlap rows many times, so their number is limited.
 #[test]
-fn measurements_have_a_limit_that_is_named() {
+fn too_many_measurements_are_refused_with_the_limit() {
     let text = fs::read_to_string(data("setups/ess-measurements.json")).unwrap();
     for (list, most) in [("steps", 4096), ("overlap", 128)] {
         let mut measured: Value = serde_json::from_str(&text).unwrap();

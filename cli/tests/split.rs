@@ -1,12 +1,12 @@
-//! `--split by-layer`: the pools count what the curves said, no division does better where that can be known,
-//! and the command says what it did.
+//! Tests of `--split by-layer`: the pools have the counts that the curves predict, no other split is better where the
+//! best is known, and the command reports its split.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 #[path = "../src/study"]
 mod study {
-    #[expect(dead_code, reason = "what a replay takes is asked by the command")]
+    #[expect(dead_code, reason = "only the command uses the memory estimates")]
     pub mod curve;
-    #[expect(dead_code, reason = "what a replay takes is asked by the command")]
+    #[expect(dead_code, reason = "only the command uses the memory estimates")]
     pub mod pools;
     pub mod split;
 }
@@ -31,8 +31,8 @@ fn demo() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/demo.topk.zst")
 }
 
-/// The trace at some sizes: the pools count by layer what the curves say of the divided slots, and all layers
-/// together miss no more than with as many slots each.
+/// Compares the trace at some sizes: the pools count by layer as the curves predict for the divided slots, and all
+/// layers together miss no more than with equal slots.
 fn compare(path: &Path, mtp: u32, ratios: &[f64]) {
     let trace = SelectionTrace::read(path).unwrap();
     let header = trace.header();
@@ -61,7 +61,7 @@ fn compare(path: &Path, mtp: u32, ratios: &[f64]) {
 }
 
 #[test]
-fn the_pools_count_what_the_curves_said_on_every_trace() {
+fn the_pools_count_as_the_curves_predict_on_every_trace() {
     let Some(directory) = traces::directory("topk") else { return };
     let paths = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
     let paths: Vec<_> = paths.filter(|path| path.to_string_lossy().ends_with(".topk.zst")).collect();
@@ -73,15 +73,15 @@ fn the_pools_count_what_the_curves_said_on_every_trace() {
 }
 
 #[test]
-fn the_pools_count_what_the_curves_said_on_the_demo_trace() {
+fn the_pools_count_as_the_curves_predict_on_the_demo_trace() {
     (1..4).for_each(|mtp| compare(&demo(), mtp, &[0.05, 0.15, 0.2, 0.5, 1.0]));
 }
 
 /// Rows of the prompt of a small layer.
 const ROWS: u32 = 7;
 
-/// A layer whose steps select one row each: the one that stands `depth` rows deep in the order of rows. Rows
-/// 0 to 6 are touched first. So any curve can be had, and none needs more than one slot to be exact.
+/// A layer whose steps select one row each: the row at stack distance `depth` in the LRU order. Rows 0 to 6 are touched
+/// first. So the test can make any curve, and no curve needs more than one slot to be exact.
 fn steps(depths: &[usize]) -> Vec<u32> {
     let mut order: Vec<u32> = (0..ROWS).rev().collect();
     let touch = |depth: &usize| {
@@ -125,13 +125,13 @@ fn least(layers: &[Vec<u32>], total: usize) -> u64 {
     (1..=total - rest.len()).map(each).min().unwrap()
 }
 
-/// Two or three layers by the depths of their selections, and slots for each.
+/// Two or three layers by the stack distances of their selections, and slots for each.
 fn layers() -> impl Strategy<Value = (Vec<Vec<usize>>, u32)> {
     let depths = prop::collection::vec(1..=ROWS as usize, 0..24);
     (prop::collection::vec(depths, 2..4), 1..=ROWS)
 }
 
-/// Gain of each further slot, which a convex curve never has after a smaller one.
+/// The gain of each further slot; of a convex curve it never grows.
 fn gains(curve: &forebay::study::MissRatioCurve) -> Vec<u64> {
     (1..ROWS).map(|slots| curve.misses(slots) - curve.misses(slots + 1)).collect()
 }
@@ -141,7 +141,7 @@ proptest! {
 
     #[test]
     fn no_division_of_convex_curves_misses_less((depths, slots) in layers()) {
-        // Sorted by how often they occur, depths give a convex curve.
+        // Stack distances sorted by frequency give a convex curve.
         let convex: Vec<Vec<usize>> = depths.iter().map(|depths| {
             let mut counts: Vec<usize> = (1..=7).map(|d| depths.iter().filter(|x| **x == d).count()).collect();
             counts.sort_unstable_by(|a, b| b.cmp(a));
@@ -155,8 +155,8 @@ proptest! {
         prop_assert_eq!(missed.sum::<u64>(), least(&layers, slots as usize * layers.len()));
     }
 
-    /// Curves of any shape: what is lost to the best division is less than one segment saves, and a whole curve
-    /// is no more than that; uniform is never better.
+    /// Curves of any shape: the loss against the best split is less than the gain of one segment, and a whole curve is
+    /// one segment at most; uniform is never better.
     #[test]
     fn a_division_of_other_curves_loses_less_than_a_segment((depths, slots) in layers()) {
         let layers: Vec<Vec<u32>> = depths.iter().map(|depths| steps(depths)).collect();
@@ -181,11 +181,11 @@ fn a_jump_is_taken_whole_or_not_at_all() {
     let curves = curves(&layers);
     assert_eq!(gains(&curves.layers[0]), [0, 0, 0, 20, 0, 0]);
     assert_eq!(split::by_layer(&curves, 4, ROWS).unwrap(), [5, 3]);
-    // Four slots in all: the jump does not fit, its place is taken by what does.
+    // Four slots in all: the jump does not fit, and smaller gains take its place.
     assert_eq!(split::by_layer(&curves, 2, ROWS).unwrap(), [1, 3]);
-    // More than both gain from.
+    // More slots than both layers can use.
     assert_eq!(split::by_layer(&curves, 7, ROWS).unwrap(), [5, 7]);
-    // One slot each is what a step may need.
+    // A step may need one slot in each layer.
     assert_eq!(split::by_layer(&curves, 1, ROWS).unwrap(), [1, 1]);
 }
 
@@ -196,7 +196,7 @@ fn equal_gains_go_to_the_lower_layer() {
 }
 
 #[test]
-fn the_command_sets_both_splits_side_by_side() {
+fn the_command_prints_both_splits_side_by_side() {
     let demo = demo();
     let demo = demo.to_str().unwrap();
     let arguments = ["replay", demo, "--split", "by-layer", "--prompt-share", "0.1,0.2", "--json", "-"];
@@ -221,7 +221,7 @@ fn the_command_sets_both_splits_side_by_side() {
     assert_eq!(uniform, command::succeeds(&["replay", demo, "--prompt-share", "0.1,0.2"]));
 }
 
-/// Every policy gets the slots of LRU's curves, and its gain is over its own uniform split.
+/// Every policy gets the slots of LRU's curves; its gain is relative to its own uniform split.
 #[test]
 fn other_policies_replay_the_same_split() {
     let demo = demo();
@@ -249,7 +249,7 @@ fn a_size_below_the_curves_stays_uniform() {
 }
 
 #[test]
-fn what_cannot_be_divided_is_refused() {
+fn a_split_is_refused_with_a_curve_and_for_request_traces() {
     let demo = demo();
     let demo = demo.to_str().unwrap();
     let errors = command::refuses(&["replay", demo, "--split", "by-layer", "--curve"]);

@@ -17,11 +17,11 @@ static void must(fb_status status, const void *handle) {
 }
 
 /* The engine's indexer: a query row at `at` selects itself, the row before it, and some of the prompt. */
-static void select_rows(int32_t *picks, uint32_t number, uint32_t at) {
-    picks[0] = (int32_t)at;
-    picks[1] = (int32_t)at - 1;
+static void select_rows(int32_t *selection, uint32_t number, uint32_t at) {
+    selection[0] = (int32_t)at;
+    selection[1] = (int32_t)at - 1;
     for (uint32_t i = 2; i < TOP_K; i++) {
-        picks[i] = (int32_t)(3 * (i + number) % PROMPT);
+        selection[i] = (int32_t)(3 * (i + number) % PROMPT);
     }
 }
 

@@ -34,11 +34,11 @@ void must(fb_status status, const void *handle) {
 }
 
 // The engine's indexer: a query row at `at` selects itself, the row before it, and some of the prompt.
-void select_rows(std::vector<std::int32_t> &picks, std::uint32_t number, std::uint32_t at) {
-    picks.push_back(static_cast<std::int32_t>(at));
-    picks.push_back(static_cast<std::int32_t>(at - 1));
+void select_rows(std::vector<std::int32_t> &selection, std::uint32_t number, std::uint32_t at) {
+    selection.push_back(static_cast<std::int32_t>(at));
+    selection.push_back(static_cast<std::int32_t>(at - 1));
     for (std::uint32_t i = 2; i < kTopK; i++) {
-        picks.push_back(static_cast<std::int32_t>(3 * (i + number) % kPrompt));
+        selection.push_back(static_cast<std::int32_t>(3 * (i + number) % kPrompt));
     }
 }
 

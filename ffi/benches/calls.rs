@@ -1,12 +1,13 @@
 //! Claim: a layer call through C costs at most 100 ns more than the Rust call, for a whole batch at once.
 //!
-//! The C side is the shared library, built in release and opened as any program opens it; the Rust side the crate
-//! itself. Both do the same on an inline host device: `fb_layer` and `Cache::layer` of every layer of a step, at batch
-//! 1, 8 and 64, k 64 and 2,048, with every row resident and with an eighth missed. Only these calls are timed, by the
-//! time that the thread has run, in turns; the figure is the median over the rounds of the difference.
+//! The C side is the shared library, built in release and opened as any program opens it; the Rust side is the crate
+//! itself. Both make the same calls on an inline host device: `fb_layer` and `Cache::layer` for every layer of a step,
+//! at batch 1, 8 and 64, k 64 and 2,048, with every row resident and with an eighth of the rows missed. The bench times
+//! only these calls, by the thread's CPU time, and alternates the sides. The figure is the median difference over the
+//! rounds.
 //!
-//! Where a machine is too noisy for nanoseconds, `FOREBAY_COUNT_SIDE=c` or `=rust` makes `FOREBAY_COUNT_STEPS` steps
-//! of the smallest shape on one side alone and prints the calls, to be counted under callgrind.
+//! For machines too noisy for nanoseconds, `FOREBAY_COUNT_SIDE=c` or `=rust` makes `FOREBAY_COUNT_STEPS` steps of the
+//! smallest shape on one side alone and prints the number of calls, for a count of instructions under callgrind.
 
 #[path = "../../benches/support/clock.rs"]
 mod clock;
@@ -32,13 +33,13 @@ use race::{Side, done, record};
 
 const LAYERS: u32 = 4;
 const ROW_BYTES: u32 = 64;
-/// Nanoseconds that a call through C may cost more.
+/// The nanoseconds that a call through C may cost more.
 const MOST_NS: f64 = 100.0;
 const ROUNDS: usize = 31;
-/// Selected positions of a pass, about.
+/// The approximate number of selected positions in a repetition.
 const POSITIONS: u32 = 1 << 20;
 
-/// What is measured: rows of the batch, positions of each, and whether some are missed.
+/// One shape to measure: batch rows, positions of each, and whether some miss.
 #[derive(Clone, Copy)]
 struct Point {
     batch: u32,
@@ -47,19 +48,19 @@ struct Point {
 }
 
 impl Point {
-    /// Tokens of a sequence: four times what a step selects.
+    /// Tokens of a sequence: four times the rows that a step selects.
     const fn tokens(self) -> u32 {
         4 * self.k
     }
 
-    /// What the steps select in turn: windows that move on by an eighth, or one window.
+    /// The selections of the steps in turn: windows that move on by an eighth, or one window.
     fn selections(self) -> Vec<Vec<i32>> {
         let moves = if self.misses { self.tokens() / (self.k / 8) } else { 1 };
         let window = |at: u32| (0..self.k).map(move |j| ((at * (self.k / 8) + j) % self.tokens()) as i32);
         (0..moves).map(|at| (0..self.batch).flat_map(|_| window(at)).collect()).collect()
     }
 
-    /// Calls of each layer in a step: more only where they find everything resident.
+    /// Calls of each layer in a step: more than one only if all rows are resident.
     fn repeats(self) -> u32 {
         if self.misses { 1 } else { (POSITIONS / (8 * LAYERS * self.batch * self.k)).clamp(1, 64) }
     }
@@ -156,7 +157,7 @@ impl Steps for InRust {
     }
 }
 
-/// `fb_device_config` as far as it is required.
+/// The required fields of `fb_device_config`.
 #[repr(C)]
 struct DeviceConfig {
     size: usize,
@@ -172,7 +173,7 @@ struct CacheConfig {
     words: [u32; 22],
 }
 
-/// `fb_open_config` as far as it is required, and its budget.
+/// The required fields of `fb_open_config`, and its budget.
 #[repr(C)]
 struct OpenConfig {
     size: usize,
@@ -189,7 +190,7 @@ struct RowInC {
     query_rows: u32,
 }
 
-/// `fb_step_config` as far as it is required.
+/// The required fields of `fb_step_config`.
 #[repr(C)]
 struct StepConfig {
     size: usize,
@@ -218,7 +219,7 @@ struct Calls {
     device_destroy: unsafe extern "C" fn(Handle) -> u32,
 }
 
-/// Builds the shared library, and answers its path.
+/// Builds the shared library, and returns its path.
 fn build() -> Option<String> {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["build", "--offline", "--release", "-p", "forebay-ffi", "--lib", "--message-format=json"]);
@@ -231,7 +232,7 @@ fn build() -> Option<String> {
     files.find_map(|file| file.as_str().filter(|file| file.ends_with("libforebay.so")).map(str::to_owned))
 }
 
-/// The address of a symbol, as a function of whatever type the field has.
+/// The address of a symbol, as a function of the field's type.
 ///
 /// # Safety
 /// `library` is open, and the symbol is a function of type `F`.
@@ -299,7 +300,7 @@ impl ThroughC {
         // Small pages, lazy, unlocked.
         words[20] = 7;
         let config = CacheConfig { size: size_of::<CacheConfig>(), words };
-        // SAFETY: places for the answers.
+        // SAFETY: room for the outputs.
         unsafe {
             refused("device", (calls.device_create)(&asked, null_mut(), 0, &mut device))?;
             refused("cache", (calls.cache_create)(device, &config, null_mut(), 0, &mut cache))?;
@@ -309,7 +310,7 @@ impl ThroughC {
             OpenConfig { size: size_of::<OpenConfig>(), prompt: tokens, promised: 64, slots: k, bring_up: 1 };
         let join = |_| {
             let mut sequence = 0;
-            // SAFETY: as many rows as it is told, and a place for the answer.
+            // SAFETY: as many rows as stated, and room for the output.
             unsafe {
                 refused("open", (calls.open)(cache, &open, &mut sequence))?;
                 for layer in 0..LAYERS {
@@ -335,7 +336,7 @@ impl Steps for ThroughC {
             query_rows: 1,
         };
         let mut step = 0;
-        // SAFETY: buffers of the step's shape, and places for the answers.
+        // SAFETY: buffers of the step's shape, and room for the outputs.
         unsafe {
             refused("prepare", prepare(self.cache, &config, none, &mut step))?;
             let lap = Lap::begin();
@@ -367,7 +368,7 @@ impl Drop for ThroughC {
     }
 }
 
-/// Some steps, and how many layer calls they made.
+/// Makes some steps; returns the number of layer calls.
 fn pass(side: &mut dyn Steps, point: Point, selections: &[Vec<i32>], next: &mut usize) -> (Duration, u64) {
     let mut time = Duration::ZERO;
     for _ in 0..point.steps() {
@@ -377,7 +378,7 @@ fn pass(side: &mut dyn Steps, point: Point, selections: &[Vec<i32>], next: &mut 
     (time, u64::from(point.steps() * point.repeats() * LAYERS))
 }
 
-/// Nanoseconds a call that the C side takes longer: the median over the rounds; and those of a Rust call.
+/// Nanoseconds a call that the C side takes longer: the median over the rounds; and the nanoseconds of a Rust call.
 fn difference(rust: &mut Side<'_>, c: &mut Side<'_>) -> (f64, f64) {
     let ns = |side: &mut Side<'_>| {
         let (time, calls) = (side.pass)();

@@ -42,7 +42,7 @@ typedef struct {
     fb_step step;
     uint32_t ids[PAGE];
     uint32_t orders[LAYERS];
-    int32_t picks[LANES * PICKS];
+    int32_t selection[LANES * ENTRIES];
     double numbers[8];
     uint64_t blocks[2];
     answers out;
@@ -122,7 +122,7 @@ TRY(open) {
     fb_open_config config = opening(10, 10);
     return fb_open(handle, P(1, &config), P(2, &w->out.number));
 }
-TRY(append) { return fb_append(handle, w->sequence, 0, P(1, w->picks), 1); }
+TRY(append) { return fb_append(handle, w->sequence, 0, P(1, w->selection), 1); }
 TRY(append_in_place) { return UNUSED, fb_append_in_place(handle, w->sequence, 1000); }
 TRY(join) { return UNUSED, fb_join(handle, w->sequence, NULL, NULL, NULL); }
 TRY(join_more) { return UNUSED, fb_join_more(handle, w->sequence, NULL, NULL); }
@@ -171,12 +171,12 @@ TRY(prepare) {
     config.query_rows = 1;
     return fb_prepare(handle, P(1, &config), NULL, P(2, &w->out.number));
 }
-TRY(layer) { return fb_layer(handle, w->step, 0, P(1, w->picks), P(2, (int32_t *)w->out.bytes), NULL); }
-TRY(layers) { return fb_layers(handle, w->step, P(1, w->picks), P(2, (int32_t *)w->out.bytes), NULL); }
+TRY(layer) { return fb_layer(handle, w->step, 0, P(1, w->selection), P(2, (int32_t *)w->out.bytes), NULL); }
+TRY(layers) { return fb_layers(handle, w->step, P(1, w->selection), P(2, (int32_t *)w->out.bytes), NULL); }
 TRY(resolve) {
     fb_step_range range = SIZED(fb_step_range);
     fb_buffers buffers = SIZED(fb_buffers);
-    buffers.selection = P(3, w->picks);
+    buffers.selection = P(3, w->selection);
     buffers.slots = P(4, (int32_t *)w->out.bytes);
     return fb_resolve(handle, w->step, P(1, &range), P(2, &buffers), NULL);
 }
@@ -201,7 +201,7 @@ TRY(retired_lengths) { return fb_retired_lengths(handle, P(1, &w->out.word), 4, 
 
 static inline fb_overlap_config calls_layers(world *w) {
     fb_overlap_config layers = SIZED(fb_overlap_config);
-    layers.selection = w->picks;
+    layers.selection = w->selection;
     layers.slots = (int32_t *)w->out.bytes;
     layers.batch = 1;
     return layers;
@@ -295,7 +295,7 @@ TRY(trace_create) {
     config.k = 1;
     return fb_trace_create(P(1, CALLS_NEW), P(2, &config), NULL, 0, P(3, (fb_trace **)&w->out.pointer));
 }
-TRY(trace_record) { return fb_trace_record(handle, 4, P(1, w->picks), LAYERS); }
+TRY(trace_record) { return fb_trace_record(handle, 4, P(1, w->selection), LAYERS); }
 TRY(trace_flush) { return UNUSED, fb_trace_flush(handle); }
 TRY(trace_sync) { return UNUSED, fb_trace_sync(handle); }
 TRY(trace_finish) { return UNUSED, fb_trace_finish(handle, NULL); }
@@ -406,7 +406,7 @@ static inline void make_files(world *w) {
     config.first_position = 4;
     config.decode_start = 4;
     IS(FB_OK, fb_trace_create(CALLS_TRACE, &config, NULL, 0, &w->trace));
-    OK(w->trace, fb_trace_record(w->trace, 4, w->picks, LAYERS));
+    OK(w->trace, fb_trace_record(w->trace, 4, w->selection, LAYERS));
     OK(w->trace, fb_trace_flush(w->trace));
     IS(FB_OK, fb_selections_open(CALLS_TRACE, NULL, 0, &w->selections));
     IS(FB_OK, fb_requests_create(CALLS_REQUESTS, 16, NULL, 0, &w->requests));
@@ -422,7 +422,7 @@ static inline void make_world(world *w) {
     open_story(w->cache, &of, 40, NULL);
     w->sequence = of.sequence;
     OK(w->cache, fb_truncate(w->cache, w->sequence, 40, NULL, &w->ticket));
-    memset(w->picks, 0, sizeof w->picks);
+    memset(w->selection, 0, sizeof w->selection);
     fb_prices prices = calls_prices(w);
     fb_table table = {1, LAYERS, w->orders};
     double exposed[3] = {0, 0, 0};

@@ -20,7 +20,7 @@ static void on_the_host(void) {
     fb_device *device = device_of(FB_DEVICE_HOST);
     fb_cache_config config = declared();
     fb_cache *cache = cache_of(device, &config);
-    int32_t selection[LANES * PICKS], slots[LANES * PICKS];
+    int32_t selection[LANES * ENTRIES], slots[LANES * ENTRIES];
     uint32_t by_layer[LAYERS] = {FB_OVERLAP_NONE, FB_OVERLAP_NONE, FB_OVERLAP_NONE};
     fb_overlap_config bucket = SIZED(fb_overlap_config);
     bucket.selection = selection;
@@ -170,8 +170,8 @@ static void begin(rig *r, const char *path) {
     }
     fb_overlap_config layers = SIZED(fb_overlap_config);
     layers.compute = layers.resolve = layers.gather = layers.scatter = r->stream;
-    layers.selection = (int32_t *)device_words(r, BUCKET * PICKS);
-    layers.slots = (int32_t *)device_words(r, BUCKET * PICKS);
+    layers.selection = (int32_t *)device_words(r, BUCKET * ENTRIES);
+    layers.slots = (int32_t *)device_words(r, BUCKET * ENTRIES);
     layers.batch = BUCKET;
     r->layers = layers;
 }
@@ -222,7 +222,7 @@ static void truncate(rig *r) {
     OK(r->device, fb_stream_wait(r->device, r->stream));
 }
 
-static void abandoned(rig *r, fb_step step) {
+static void abandon(rig *r, fb_step step) {
     OK(r->cache, fb_abandon(r->cache, step));
     OK(r->cache, fb_finish(r->cache, step, r->stream));
     IS(FB_CANCELLED, retire(r, step));
@@ -230,7 +230,7 @@ static void abandoned(rig *r, fb_step step) {
 }
 
 /* The host has a record of what a capture holds, and whether it was launched. */
-static void known_to_the_host(rig *r) {
+static void detected_by_the_host(rig *r) {
     fb_captured *captured = capture(r, NULL, QUERY);
     fb_step step = prepare(r);
     IS(FB_INVALID_STATE, fb_finish(r->cache, step, r->stream));
@@ -251,7 +251,7 @@ static void known_to_the_host(rig *r) {
             IS(FB_INVALID_STATE, fb_finish(r->cache, step, r->stream));
             CHECK(says(r->cache, text) && says(r->cache, "enqueue it, or abandon the step"));
             if (!completed) {
-                abandoned(r, step);
+                abandon(r, step);
                 continue;
             }
             fb_engine calls = SIZED(fb_engine);
@@ -297,7 +297,7 @@ static void launched_without(rig *r, const engine *own, const fb_captured *captu
 }
 
 /* One graph of the engine's own that was never launched; then one graph for each layer, of which one is left out. */
-static void known_to_the_device(rig *r) {
+static void detected_by_the_device(rig *r) {
     for (int in_pieces = 0; in_pieces < 2; in_pieces++) {
         engine own;
         memset(&own, 0, sizeof own);
@@ -320,8 +320,8 @@ static void on_cuda(const char *path) {
     /* The driver stays loaded, and its memory stays reachable. */
     static rig r;
     begin(&r, path);
-    known_to_the_host(&r);
-    known_to_the_device(&r);
+    detected_by_the_host(&r);
+    detected_by_the_device(&r);
     for (uint32_t row = 0; row < BUCKET; row++) {
         OK(r.cache, fb_close(r.cache, r.of[row].sequence, r.stream));
     }

@@ -72,7 +72,7 @@ enum {
     PAGE = 16,
     TOP_K = 8,
     QUERY = 2,
-    PICKS = QUERY * TOP_K,
+    ENTRIES = QUERY * TOP_K,
     LANES = 3,
     SLOTS = 24,
     MAX_TOKENS = 200
@@ -206,28 +206,28 @@ static inline void land(const fb_cache *cache, const story *of, uint32_t layer, 
 }
 
 /* Positions that a query row may select: its own, one twice, none, and others that vary. */
-static inline void pick_rows(int32_t *picks, uint32_t own, uint32_t number) {
+static inline void select_rows(int32_t *selection, uint32_t own, uint32_t number) {
     for (uint32_t k = 0; k < TOP_K; k++) {
-        picks[k] = (int32_t)((number * 13 + k * k * 5) % (own + 1));
+        selection[k] = (int32_t)((number * 13 + k * k * 5) % (own + 1));
     }
-    picks[1] = (int32_t)own;
-    picks[3] = picks[2];
-    picks[5] = -1;
+    selection[1] = (int32_t)own;
+    selection[3] = selection[2];
+    selection[5] = -1;
 }
 
 /* Attention's view: checks that the row at each returned slot is the last write; returns the number of compared
  * rows. */
-static inline uint32_t compare_rows(const fb_cache *cache, const story *of, uint32_t layer, const int32_t *picks,
+static inline uint32_t compare_rows(const fb_cache *cache, const story *of, uint32_t layer, const int32_t *selection,
                                     const int32_t *slots, uint32_t count) {
     uint32_t compared = 0;
-    for (uint32_t pick = 0; pick < count; pick++) {
+    for (uint32_t entry = 0; entry < count; entry++) {
         uint32_t row[WORDS];
-        if (picks[pick] < 0) {
-            CHECK(slots[pick] == -1);
+        if (selection[entry] < 0) {
+            CHECK(slots[entry] == -1);
             continue;
         }
-        stamp(of, row, layer, (uint32_t)picks[pick]);
-        CHECK(memcmp(row_at(cache, layer, slots[pick]), row, ROW) == 0);
+        stamp(of, row, layer, (uint32_t)selection[entry]);
+        CHECK(memcmp(row_at(cache, layer, slots[entry]), row, ROW) == 0);
         compared++;
     }
     return compared;
@@ -262,28 +262,29 @@ static inline fb_step begin_step(fb_cache *cache, story *of, uint32_t count, uin
 /* Makes the calls that a step's layers need from `first` on, without a test of their results: they select nothing,
  * and store the contents of the landing slots. */
 static inline void rest_of_step(fb_cache *cache, fb_step step, uint32_t first, void *stream) {
-    static int32_t picks[LANES * PICKS], slots[LANES * PICKS];
-    memset(picks, 0xff, sizeof picks);
+    static int32_t selection[LANES * ENTRIES], slots[LANES * ENTRIES];
+    memset(selection, 0xff, sizeof selection);
     for (uint32_t layer = first; layer < LAYERS; layer++) {
-        OK(cache, fb_layer(cache, step, layer, picks, slots, stream));
+        OK(cache, fb_layer(cache, step, layer, selection, slots, stream));
         OK(cache, fb_scatter(cache, step, layer, stream));
     }
 }
 
 /* Runs one whole step of sequences in inline streams; each accepts `accepted` of its rows in the next one. */
 static inline void decode_step(fb_cache *cache, story *of, uint32_t count, uint32_t number, uint32_t accepted) {
-    int32_t picks[LANES * PICKS], slots[LANES * PICKS];
+    int32_t selection[LANES * ENTRIES], slots[LANES * ENTRIES];
     fb_step step = begin_step(cache, of, count, QUERY, NULL);
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
         for (uint32_t row = 0; row < count; row++) {
             for (uint32_t query = 0; query < QUERY; query++) {
-                pick_rows(picks + row * PICKS + query * TOP_K, of[row].committed + query, number + layer + query);
+                int32_t *own = selection + row * ENTRIES + query * TOP_K;
+                select_rows(own, of[row].committed + query, number + layer + query);
             }
             land(cache, &of[row], layer, QUERY);
         }
-        OK(cache, fb_layer(cache, step, layer, picks, slots, NULL));
+        OK(cache, fb_layer(cache, step, layer, selection, slots, NULL));
         for (uint32_t row = 0; row < count; row++) {
-            (void)compare_rows(cache, &of[row], layer, picks + row * PICKS, slots + row * PICKS, PICKS);
+            (void)compare_rows(cache, &of[row], layer, selection + row * ENTRIES, slots + row * ENTRIES, ENTRIES);
         }
         OK(cache, fb_scatter(cache, step, layer, NULL));
     }

@@ -52,16 +52,16 @@ static void undefined(uint32_t seed) {
 
 /* Sparse slots are few, so that a row stored too early is fetched again from memory that it never reached. */
 static void unstored(fb_cache *cache, story *of) {
-    int32_t picks[PICKS], slots[PICKS];
+    int32_t selection[ENTRIES], slots[ENTRIES];
     for (uint32_t number = 0; number < 100; number++) {
         fb_step step = begin_step(cache, of, 1, QUERY, NULL);
         for (uint32_t query = 0; query < QUERY; query++) {
-            pick_rows(picks + query * TOP_K, of->committed + query, number * 29);
+            select_rows(selection + query * TOP_K, of->committed + query, number * 29);
         }
         OK(cache, fb_scatter(cache, step, 0, NULL));
         land(cache, of, 0, QUERY);
-        OK(cache, fb_layer(cache, step, 0, picks, slots, NULL));
-        (void)compare_rows(cache, of, 0, picks, slots, PICKS);
+        OK(cache, fb_layer(cache, step, 0, selection, slots, NULL));
+        (void)compare_rows(cache, of, 0, selection, slots, ENTRIES);
         rest_of_step(cache, step, 1, NULL);
         OK(cache, fb_finish(cache, step, NULL));
         OK(cache, fb_retire(cache, &step, NULL, NULL));

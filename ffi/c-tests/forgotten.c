@@ -6,7 +6,7 @@
 
 #include "check.h"
 
-enum { DRAFT = LAYERS - 1, PASSES = 2, ROWS = 2, CALLS_MAX = 64, LISTS = (1 + PASSES) * ROWS * PICKS };
+enum { DRAFT = LAYERS - 1, WAVES = 2, ROWS = 2, CALLS_MAX = 64, LISTS = (1 + WAVES) * ROWS * ENTRIES };
 
 typedef enum { RESOLVE, GATHER, SCATTER } asked;
 typedef enum { WHOLE, HALVES } mode;
@@ -25,9 +25,9 @@ typedef struct {
     story of[ROWS];
     uint32_t query_rows[ROWS];
     /* First those of a layer, then those of each draft pass. */
-    int32_t selection[ROWS * PICKS], of_pass[QUERY][ROWS * TOP_K];
-    int32_t slots[ROWS * PICKS], lists[LISTS];
-    uint32_t counts[(1 + PASSES) * ROWS * QUERY];
+    int32_t selection[ROWS * ENTRIES], by_draft_pass[QUERY][ROWS * TOP_K];
+    int32_t slots[ROWS * ENTRIES], lists[LISTS];
+    uint32_t counts[(1 + WAVES) * ROWS * QUERY];
     made due[CALLS_MAX];
     uint32_t due_count, refused[3], too_late;
 } rig;
@@ -45,7 +45,7 @@ static void add_range(rig *r, uint32_t layer, uint32_t first, uint32_t count, ui
     range.count = count;
     range.draft_pass = pass;
     add(r, RESOLVE, range, 0);
-    for (uint32_t attention_wave = 0; attention_wave < PASSES; attention_wave++) {
+    for (uint32_t attention_wave = 0; attention_wave < WAVES; attention_wave++) {
         add(r, GATHER, range, attention_wave);
     }
     add(r, SCATTER, range, 0);
@@ -77,16 +77,16 @@ static fb_step prepare(rig *r) {
     OK(r->cache, fb_prepare(r->cache, &config, r->stream, &step));
     OK(r->device, fb_stream_wait(r->device, r->stream));
     memset(r->selection, 0xff, sizeof r->selection);
-    memset(r->of_pass, 0xff, sizeof r->of_pass);
+    memset(r->by_draft_pass, 0xff, sizeof r->by_draft_pass);
     for (uint32_t row = 0; row < ROWS; row++) {
         story *of = &r->of[row];
         of->committed += of->accepted;
         of->accepted = 0;
         for (uint32_t query = 0; query < r->query_rows[row]; query++) {
-            int32_t *picks = r->selection + row * PICKS + query * TOP_K;
+            int32_t *selection = r->selection + row * ENTRIES + query * TOP_K;
             of->written[of->committed + query] = ++writes;
-            pick_rows(picks, of->committed + query, writes);
-            memcpy(r->of_pass[query] + row * TOP_K, picks, TOP_K * sizeof *picks);
+            select_rows(selection, of->committed + query, writes);
+            memcpy(r->by_draft_pass[query] + row * TOP_K, selection, TOP_K * sizeof *selection);
         }
         for (uint32_t layer = 0; layer < LAYERS; layer++) {
             land(r->cache, of, layer, r->query_rows[row]);
@@ -100,8 +100,10 @@ static fb_status make(rig *r, fb_step step, const made *call) {
     const fb_step_range *range = &call->range;
     switch (call->kind) {
     case RESOLVE:
-        buffers.selection = range->draft_pass == FB_ALL_QUERY_ROWS ? r->selection + range->first * PICKS
-                                                            : r->of_pass[range->draft_pass - 1] + range->first * TOP_K;
+        buffers.selection = r->selection + range->first * ENTRIES;
+        if (range->draft_pass != FB_ALL_QUERY_ROWS) {
+            buffers.selection = r->by_draft_pass[range->draft_pass - 1] + range->first * TOP_K;
+        }
         buffers.slots = r->slots;
         buffers.lists = r->lists;
         buffers.counts = r->counts;
@@ -161,7 +163,7 @@ static uint32_t missed_from(const rig *r, const fb_step_range *range, uint32_t a
     size_t lists = (size_t)ROWS * (range->draft_pass == FB_ALL_QUERY_ROWS ? QUERY : 1);
     uint32_t missed = 0;
     OK(r->device, fb_stream_wait(r->device, r->stream));
-    for (size_t at = (1 + attention_wave) * lists; at < (1 + PASSES) * lists; at++) {
+    for (size_t at = (1 + attention_wave) * lists; at < (1 + WAVES) * lists; at++) {
         missed += r->counts[at];
     }
     return missed;
@@ -197,7 +199,7 @@ static void complete(rig *r, fb_step step, const made *without, uint32_t missed)
     truncate(r);
 }
 
-static void give_up(rig *r, fb_step step) {
+static void abandon(rig *r, fb_step step) {
     OK(r->cache, fb_abandon(r->cache, step));
     OK(r->cache, fb_finish(r->cache, step, r->stream));
     OK(r->device, fb_stream_wait(r->device, r->stream));
@@ -248,7 +250,7 @@ static void step_without(rig *r, const made *without, int completed) {
     if (completed) {
         complete(r, step, without, missed);
     } else {
-        give_up(r, step);
+        abandon(r, step);
     }
     CHECK(stats_of(r->cache).steps_in_flight == 0);
 }
@@ -259,14 +261,14 @@ static void begin(rig *r, uint32_t device) {
     config.layers = LAYERS - 1;
     config.draft_layers = 1;
     config.slots = config.min_budget = TOP_K;
-    config.attention_waves = PASSES;
+    config.attention_waves = WAVES;
     memset(r, 0, sizeof *r);
     r->device = device_of(device);
     r->cache = cache_of(r->device, &config);
     OK(r->device, fb_stream_create(r->device, &r->stream));
     fb_info info = SIZED(fb_info);
     OK(r->cache, fb_cache_info(r->cache, &info));
-    CHECK(info.attention_waves == PASSES);
+    CHECK(info.attention_waves == WAVES);
     writes = 0;
     for (uint32_t row = 0; row < ROWS; row++) {
         open_story(r->cache, &r->of[row], 50 + 20 * row, r->stream);
@@ -303,20 +305,20 @@ static void forget_each(uint32_t device) {
 }
 
 /* With fb_layer and fb_scatter: a layer that was not called, and one whose rows were not stored. */
-static void forget_in_one_pass(void) {
-    static int32_t picks[LANES * PICKS], slots[LANES * PICKS];
+static void forget_with_whole_layers(void) {
+    static int32_t selection[LANES * ENTRIES], slots[LANES * ENTRIES];
     fb_device *device = device_of(FB_DEVICE_HOST);
     fb_cache_config config = declared();
     fb_cache *cache = cache_of(device, &config);
     story of;
-    memset(picks, 0xff, sizeof picks);
+    memset(selection, 0xff, sizeof selection);
     open_story(cache, &of, 40, NULL);
     fb_step step = begin_step(cache, &of, 1, QUERY, NULL);
     IS(FB_INVALID_STATE, fb_finish(cache, step, NULL));
     CHECK(says(cache, "a resolve was not enqueued (layer 0, batch row 0, query row 0)"));
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
         land(cache, &of, layer, QUERY);
-        OK(cache, fb_layer(cache, step, layer, picks, slots, NULL));
+        OK(cache, fb_layer(cache, step, layer, selection, slots, NULL));
         IS(FB_INVALID_STATE, fb_finish(cache, step, NULL));
         CHECK(says(cache, "a scatter was not enqueued"));
         OK(cache, fb_scatter(cache, step, layer, NULL));
@@ -337,6 +339,6 @@ static void forget_in_one_pass(void) {
 int main(void) {
     forget_each(FB_DEVICE_HOST);
     forget_each(FB_DEVICE_HOST_THREADS);
-    forget_in_one_pass();
+    forget_with_whole_layers();
     return checked();
 }

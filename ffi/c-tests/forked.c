@@ -1,5 +1,5 @@
-/* A forked child has none of its parent's handles: every call with one returns FB_CLOSED there, and the parent goes
- * on. Objects that the child creates are its own. */
+/* A forked child has none of its parent's handles: every call with one returns FB_CLOSED there, and the parent
+ * continues. Objects that the child creates are its own. */
 
 #include "calls.h"
 

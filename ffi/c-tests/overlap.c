@@ -4,7 +4,7 @@
 #include "check.h"
 
 enum { STEPS = 12, BATCH = 2, LISTS = 2, CALLS_MAX = 4096 };
-enum { BATCH_PICKS = BATCH * PICKS };
+enum { BATCH_ENTRIES = BATCH * ENTRIES };
 
 typedef struct engine engine;
 
@@ -21,9 +21,9 @@ struct engine {
     uint32_t number;
     /* Counts down the calls until one is refused; -1 for none. */
     int refuse_at;
-    int32_t selection[BATCH_PICKS];
-    int32_t slots[BATCH_PICKS];
-    int32_t lists[LISTS * BATCH_PICKS];
+    int32_t selection[BATCH_ENTRIES];
+    int32_t slots[BATCH_ENTRIES];
+    int32_t lists[LISTS * BATCH_ENTRIES];
     uint32_t counts[LISTS * BATCH * QUERY];
     /* The words that attention has read, by row. */
     uint64_t attended[BATCH * QUERY];
@@ -77,11 +77,11 @@ static void compare_sums(engine *e, uint32_t layer) {
             uint64_t wanted = 0;
             for (uint32_t k = 0; k < TOP_K; k++) {
                 uint32_t words[WORDS];
-                int32_t pick = e->selection[at * TOP_K + k];
-                if (pick < 0) {
+                int32_t position = e->selection[at * TOP_K + k];
+                if (position < 0) {
                     continue;
                 }
-                stamp(&e->stories[row], words, layer, (uint32_t)pick);
+                stamp(&e->stories[row], words, layer, (uint32_t)position);
                 for (uint32_t word = 0; word < WORDS; word++) {
                     wanted += (uint64_t)words[word] * (word + 1);
                 }
@@ -101,7 +101,7 @@ static void run_work(void *data) {
     case FB_WORK_INDEX:
         for (uint32_t row = call->first; row < call->first + call->count; row++) {
             for (uint32_t query = 0; query < QUERY; query++) {
-                pick_rows(e->selection + (row * QUERY + query) * TOP_K, e->stories[row].committed + query,
+                select_rows(e->selection + (row * QUERY + query) * TOP_K, e->stories[row].committed + query,
                           e->number * 17 + call->layer);
             }
         }
@@ -172,7 +172,7 @@ static fb_overlap_config layers_of(engine *e, const streams *four) {
     return layers;
 }
 
-static void know_addresses(engine *e) {
+static void record_addresses(engine *e) {
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
         e->slabs[layer] = row_at(e->cache, layer, 0);
     }
@@ -186,7 +186,7 @@ static void know_addresses(engine *e) {
 static fb_step begin(engine *e, const streams *four) {
     fb_step step = begin_step(e->cache, e->stories, BATCH, QUERY, four->stream[0]);
     e->work_count = 0;
-    know_addresses(e);
+    record_addresses(e);
     return step;
 }
 

@@ -147,7 +147,7 @@ static void forked(fb_cache *cache) {
 }
 
 /* The call returns the number of pages even without room for them, and writes no more than there is room for. */
-static void pages_asked(fb_cache *cache) {
+static void pages_listed(fb_cache *cache) {
     story of;
     open_story(cache, &of, 50, NULL);
     uint32_t count = 0;
@@ -226,7 +226,7 @@ int main(void) {
     refused(cache);
     truncated(cache);
     forked(cache);
-    pages_asked(cache);
+    pages_listed(cache);
     digests(device);
     closed(cache);
     rows_read(cache);

@@ -116,7 +116,7 @@ static void keyed(fb_cache *cache) {
 }
 
 /* Without tokens there is nothing to publish. */
-static void unnamed(fb_cache *cache) {
+static void without_tokens(fb_cache *cache) {
     uint32_t ids[PROMPT], published = 77;
     story of;
     ids_from(ids, PROMPT, 1);
@@ -133,7 +133,7 @@ int main(void) {
     fb_cache *cache = cache_of(device, &config);
     shared_prefix(cache);
     keyed(cache);
-    unnamed(cache);
+    without_tokens(cache);
     CHECK(stats_of(cache).sequences == 0);
     end_all(device, cache);
     return checked();

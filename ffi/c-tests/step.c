@@ -19,9 +19,9 @@ static void a_hundred_steps(fb_cache *cache) {
     }
 }
 
-/* A step that is abandoned or failed publishes nothing; its sequence is truncated and goes on. */
-static void given_up(fb_cache *cache) {
-    int32_t picks[PICKS], slots[PICKS];
+/* A step that is abandoned or failed publishes nothing; its sequence is truncated and continues. */
+static void abandoned(fb_cache *cache) {
+    int32_t selection[ENTRIES], slots[ENTRIES];
     story of;
     open_story(cache, &of, 40, NULL);
     decode_step(cache, &of, 1, 3, 1);
@@ -37,11 +37,11 @@ static void given_up(fb_cache *cache) {
 
     step = begin_step(cache, &of, 1, QUERY, NULL);
     for (uint32_t query = 0; query < QUERY; query++) {
-        pick_rows(picks + query * TOP_K, of.committed + query, 1);
+        select_rows(selection + query * TOP_K, of.committed + query, 1);
     }
-    picks[2] = (int32_t)(of.committed + QUERY);
+    selection[2] = (int32_t)(of.committed + QUERY);
     rest_of_step(cache, step, 0, NULL);
-    OK(cache, fb_layer(cache, step, 1, picks, slots, NULL));
+    OK(cache, fb_layer(cache, step, 1, selection, slots, NULL));
     OK(cache, fb_finish(cache, step, NULL));
     fb_retired retired = SIZED(fb_retired);
     IS(FB_DEVICE_FAILED, fb_retire(cache, &step, NULL, &retired));
@@ -58,7 +58,7 @@ static void given_up(fb_cache *cache) {
 static void ways(fb_device *device, uint32_t way, int32_t *slots, uint64_t digest[2]) {
     fb_cache_config config = declared();
     fb_cache *cache = cache_of(device, &config);
-    int32_t picks[LAYERS * 2 * PICKS];
+    int32_t selection[LAYERS * 2 * ENTRIES];
     story of[2];
     open_story(cache, &of[0], 60, NULL);
     open_story(cache, &of[1], 90, NULL);
@@ -70,17 +70,18 @@ static void ways(fb_device *device, uint32_t way, int32_t *slots, uint64_t diges
         for (uint32_t row = 0; row < 2; row++) {
             land(cache, &of[row], layer, QUERY);
             for (uint32_t query = 0; query < QUERY; query++) {
-                pick_rows(picks + ((layer * 2 + row) * QUERY + query) * TOP_K, of[row].committed + query, 40 + layer);
+                int32_t *own = selection + ((layer * 2 + row) * QUERY + query) * TOP_K;
+                select_rows(own, of[row].committed + query, 40 + layer);
             }
         }
     }
     if (way == 1) {
-        OK(cache, fb_layers(cache, step, picks, slots, NULL));
+        OK(cache, fb_layers(cache, step, selection, slots, NULL));
     }
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
-        size_t at = (size_t)layer * 2 * PICKS;
+        size_t at = (size_t)layer * 2 * ENTRIES;
         if (way == 0) {
-            OK(cache, fb_layer(cache, step, layer, picks + at, slots + at, NULL));
+            OK(cache, fb_layer(cache, step, layer, selection + at, slots + at, NULL));
         }
         for (uint32_t row = 0; way == 2 && row < 2; row++) {
             fb_step_range range = SIZED(fb_step_range);
@@ -88,14 +89,15 @@ static void ways(fb_device *device, uint32_t way, int32_t *slots, uint64_t diges
             range.first = row;
             range.count = 1;
             fb_buffers buffers = SIZED(fb_buffers);
-            buffers.selection = picks + at + row * PICKS;
-            buffers.slots = slots + at + row * PICKS;
+            buffers.selection = selection + at + row * ENTRIES;
+            buffers.slots = slots + at + row * ENTRIES;
             OK(cache, fb_resolve(cache, step, &range, &buffers, NULL));
             OK(cache, fb_gather(cache, step, &range, 0, NULL));
             OK(cache, fb_scatter_range(cache, step, &range, NULL));
         }
         for (uint32_t row = 0; row < 2; row++) {
-            (void)compare_rows(cache, &of[row], layer, picks + at + row * PICKS, slots + at + row * PICKS, PICKS);
+            uint32_t from = at + row * ENTRIES;
+            (void)compare_rows(cache, &of[row], layer, selection + from, slots + from, ENTRIES);
         }
         if (way != 2) {
             OK(cache, fb_scatter(cache, step, layer, NULL));
@@ -111,7 +113,7 @@ static void ways(fb_device *device, uint32_t way, int32_t *slots, uint64_t diges
 }
 
 static void all_ways(fb_device *device) {
-    int32_t slots[3][LAYERS * 2 * PICKS];
+    int32_t slots[3][LAYERS * 2 * ENTRIES];
     uint64_t digest[3][2];
     for (uint32_t way = 0; way < 3; way++) {
         ways(device, way, slots[way], digest[way]);
@@ -153,7 +155,7 @@ static void reports(fb_cache *cache) {
 /* The accepted counts may be on the device only. */
 static void accepted_on_device(fb_cache *cache) {
     uint32_t accepted[LANES] = {2, 0, 0};
-    int32_t picks[PICKS], slots[PICKS];
+    int32_t selection[ENTRIES], slots[ENTRIES];
     story of;
     open_story(cache, &of, 40, NULL);
     decode_step(cache, &of, 1, 3, 2);
@@ -170,12 +172,12 @@ static void accepted_on_device(fb_cache *cache) {
     of.committed += 2;
     for (uint32_t query = 0; query < QUERY; query++) {
         of.written[of.committed + query] = ++writes;
-        pick_rows(picks + query * TOP_K, of.committed + query, 5);
+        select_rows(selection + query * TOP_K, of.committed + query, 5);
     }
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
         land(cache, &of, layer, QUERY);
-        OK(cache, fb_layer(cache, step, layer, picks, slots, NULL));
-        CHECK(compare_rows(cache, &of, layer, picks, slots, PICKS) > 0);
+        OK(cache, fb_layer(cache, step, layer, selection, slots, NULL));
+        CHECK(compare_rows(cache, &of, layer, selection, slots, ENTRIES) > 0);
         OK(cache, fb_scatter(cache, step, layer, NULL));
     }
     OK(cache, fb_finish(cache, step, NULL));
@@ -190,18 +192,18 @@ static void accepted_on_device(fb_cache *cache) {
 static void stale(fb_device *device, fb_cache *cache) {
     fb_cache_config config = declared();
     fb_cache *other = cache_of(device, &config);
-    int32_t picks[PICKS], slots[PICKS];
+    int32_t selection[ENTRIES], slots[ENTRIES];
     story of, foreign;
-    memset(picks, 0xff, sizeof picks);
+    memset(selection, 0xff, sizeof selection);
     memset(slots, 0x5a, sizeof slots);
     open_story(cache, &of, 40, NULL);
     open_story(other, &foreign, 40, NULL);
     fb_step step = begin_step(cache, &of, 1, QUERY, NULL);
     fb_step theirs = begin_step(other, &foreign, 1, QUERY, NULL);
     CHECK(step != theirs);
-    IS(FB_CLOSED, fb_layer(other, step, 0, picks, slots, NULL));
+    IS(FB_CLOSED, fb_layer(other, step, 0, selection, slots, NULL));
     IS(FB_CLOSED, fb_retire(other, &step, NULL, NULL));
-    IS(FB_OUT_OF_RANGE, fb_layer(cache, step, LAYERS, picks, slots, NULL));
+    IS(FB_OUT_OF_RANGE, fb_layer(cache, step, LAYERS, selection, slots, NULL));
     CHECK(step != 0 && slots[0] == 0x5a5a5a5a);
     IS(FB_BUSY, fb_retire(cache, &step, NULL, NULL));
     IS(FB_BUSY, fb_cache_destroy(cache));
@@ -213,7 +215,7 @@ static void stale(fb_device *device, fb_cache *cache) {
     of.accepted = 1;
     step = begin_step(cache, &of, 1, QUERY, NULL);
     CHECK(step != gone);
-    IS(FB_CLOSED, fb_layer(cache, gone, 0, picks, slots, NULL));
+    IS(FB_CLOSED, fb_layer(cache, gone, 0, selection, slots, NULL));
     IS(FB_CLOSED, fb_scatter(cache, gone, 0, NULL));
     IS(FB_CLOSED, fb_finish(cache, gone, NULL));
     IS(FB_CLOSED, fb_abandon(cache, gone));
@@ -266,7 +268,7 @@ int main(void) {
     fb_cache_config config = declared();
     fb_cache *cache = cache_of(device, &config);
     a_hundred_steps(cache);
-    given_up(cache);
+    abandoned(cache);
     all_ways(device);
     reports(cache);
     accepted_on_device(cache);

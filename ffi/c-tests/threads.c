@@ -33,7 +33,7 @@ typedef struct {
     fb_step step;
     stages at;
     int held;
-    int32_t selection[PICKS], slots[PICKS];
+    int32_t selection[ENTRIES], slots[ENTRIES];
 } shared;
 
 /* The engine's first work holds the cache until the other thread has made all its calls. */
@@ -47,7 +47,7 @@ static uint32_t enqueue(void *data, const fb_engine_call *call, void *stream) {
     }
     if (call->work == FB_WORK_INDEX) {
         for (uint32_t query = 0; query < QUERY; query++) {
-            pick_rows(s->selection + query * TOP_K, s->of.committed + query, 3);
+            select_rows(s->selection + query * TOP_K, s->of.committed + query, 3);
         }
     }
     return FB_OK;
@@ -103,7 +103,7 @@ static void busy(fb_device *device) {
     OK(other, fb_cache_destroy(other));
     reach(&s.at, 2);
     CHECK(pthread_join(thread, NULL) == 0);
-    (void)compare_rows(s.cache, &s.of, 0, s.selection, s.slots, PICKS);
+    (void)compare_rows(s.cache, &s.of, 0, s.selection, s.slots, ENTRIES);
     rest_of_step(s.cache, s.step, 1, NULL);
     OK(s.cache, fb_finish(s.cache, s.step, NULL));
     OK(s.cache, fb_retire(s.cache, &s.step, NULL, NULL));

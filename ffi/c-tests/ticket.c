@@ -20,7 +20,7 @@ static void hold(void *data) {
     pthread_mutex_unlock(&at->lock);
 }
 
-static void let_go(gate *at) {
+static void release(gate *at) {
     pthread_mutex_lock(&at->lock);
     at->held = 0;
     pthread_cond_broadcast(&at->changed);
@@ -60,7 +60,7 @@ static void pending_then_done(fb_device *device, fb_cache *cache) {
     OK(cache, fb_cache_reap(cache, stream, NULL));
     CHECK(stats_of(cache).sequences == 1);
     IS(FB_BUSY, fb_cache_destroy(cache));
-    let_go(&at);
+    release(&at);
     OK(device, fb_stream_wait(device, stream));
     CHECK(outcome_of(ticket) == FB_TICKET_DONE && outcome_of(ticket) == FB_TICKET_DONE);
     OK(cache, fb_cache_reap(cache, stream, NULL));
@@ -71,8 +71,8 @@ static void pending_then_done(fb_device *device, fb_cache *cache) {
     IS(FB_CLOSED, fb_ticket_destroy(ticket));
 }
 
-/* join_more continues a bounded warm-up; each stretch has its own ticket. */
-static void stretches(fb_device *device, fb_cache *cache) {
+/* join_more continues a bounded warm-up; each call has its own ticket. */
+static void joined_in_several_calls(fb_device *device, fb_cache *cache) {
     int32_t selections[LAYERS * 4 * TOP_K];
     void *stream = NULL;
     fb_ticket *ticket = NULL;
@@ -99,14 +99,14 @@ static void stretches(fb_device *device, fb_cache *cache) {
     CHECK(outcome_of(ticket) == FB_TICKET_DONE);
     OK(ticket, fb_ticket_destroy(ticket));
     /* The rows that the warm-up selected last are resident: a step that selects them misses nothing. */
-    int32_t picks[TOP_K], slots[TOP_K];
+    int32_t selection[TOP_K], slots[TOP_K];
     fb_step step = begin_step(cache, &of, 1, 1, stream);
     fb_retired retired = SIZED(fb_retired);
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
-        memcpy(picks, selections + (layer * 4 + 3) * TOP_K, sizeof picks);
-        OK(cache, fb_layer(cache, step, layer, picks, slots, stream));
+        memcpy(selection, selections + (layer * 4 + 3) * TOP_K, sizeof selection);
+        OK(cache, fb_layer(cache, step, layer, selection, slots, stream));
         OK(device, fb_stream_wait(device, stream));
-        CHECK(compare_rows(cache, &of, layer, picks, slots, TOP_K) == TOP_K);
+        CHECK(compare_rows(cache, &of, layer, selection, slots, TOP_K) == TOP_K);
         OK(cache, fb_scatter(cache, step, layer, stream));
     }
     OK(cache, fb_finish(cache, step, stream));
@@ -162,7 +162,7 @@ int main(void) {
     fb_cache_config config = declared();
     fb_cache *cache = cache_of(device, &config);
     pending_then_done(device, cache);
-    stretches(device, cache);
+    joined_in_several_calls(device, cache);
     refused(cache);
     outlives(device);
     OK(device, fb_stream_wait(device, NULL));

@@ -1,5 +1,5 @@
-//! Captured steps through C on the stand-in driver or the one that is named, beside a twin in Rust on the host device,
-//! and what is refused.
+//! Tests of captured steps through C, on the stand-in driver or the named driver, next to a twin in Rust on the host
+//! device, and of the errors.
 
 use std::ffi::{CString, c_void};
 use std::ptr::{null, null_mut};
@@ -25,7 +25,7 @@ const WORDS: usize = (BATCH * QUERY_ROWS * K) as usize;
 const ROWS: usize = 2 * (BATCH * QUERY_ROWS) as usize;
 const ORDERS: [u32; ALL as usize] = [FB_OVERLAP_NONE, FB_OVERLAP_DBA, FB_OVERLAP_DA, FB_OVERLAP_DA];
 
-/// An engine whose selection is written beforehand, the same in every layer; a call of its choice it refuses.
+/// An engine whose selection is written beforehand, the same in every layer; it can refuse one call of its choice.
 /// # Safety
 /// `data` is null or names a number, `call` the library's.
 unsafe extern "C" fn enqueue(data: *mut c_void, call: *const FbEngineCall, _stream: *mut c_void) -> u32 {
@@ -49,12 +49,12 @@ impl Engine for Idle {
 struct Graphs {
     rig: Rig,
     sides: [FbOverlapConfig; 2],
-    /// Behind the device, which is given back first.
+    /// After the device in the order of fields, because the device is released first.
     driver: Driver,
 }
 
 impl Graphs {
-    /// None where there is no driver.
+    /// `None` without a driver.
     fn new() -> Option<Graphs> {
         let Some(driver) = Driver::new(Options::default()).unwrap() else {
             skip::skip("g++, which builds the stand-in driver");
@@ -66,17 +66,17 @@ impl Graphs {
         let (mut device, mut cache, config) = (null_mut(), null_mut(), config());
         let stream = |device| {
             let mut stream = null_mut();
-            // SAFETY: a place for the answer.
+            // SAFETY: room for the output.
             ok(unsafe { fb_stream_create(device, &mut stream) });
             stream
         };
         let memory = |device, words: usize| {
             let mut address = null_mut();
-            // SAFETY: a place for the answer.
+            // SAFETY: room for the output.
             ok(unsafe { fb_device_allocate(device, 4 * words as u64, &mut address) });
             address
         };
-        // SAFETY: places for the answers.
+        // SAFETY: room for the outputs.
         unsafe {
             ok(fb_device_create(&asked, null_mut(), 0, &mut device));
             ok(fb_cache_create(device, &config, null_mut(), 0, &mut cache));
@@ -113,18 +113,18 @@ impl Graphs {
 
     fn capture(&self) -> *mut FbCaptured {
         let mut captured = null_mut();
-        // SAFETY: buffers of the bucket's shape, and a place for the answer.
+        // SAFETY: buffers of the bucket's shape, and room for the output.
         ok(unsafe { fb_capture(self.rig.cache, &self.bucket(), &engine(null_mut()), &mut captured) });
         captured
     }
 
-    /// One step of each micro-batch, launched by `launch` and in the twin layer by layer.
+    /// Runs one step of each micro-batch, launched by `launch` and in the twin layer by layer.
     fn step(&mut self, launch: impl FnOnce(&Graphs, &[FbStep])) {
         let rig = &mut self.rig;
-        let picks = [rig.selection(0..2), rig.selection(2..4)];
+        let selections = [rig.selection(0..2), rig.selection(2..4)];
         let mut open = [rig.prepare(0..2, 0), rig.prepare(2..4, 1)];
-        for (side, picks) in self.sides.iter().zip(&picks) {
-            let bytes: Vec<u8> = picks.iter().flat_map(|pick| pick.to_le_bytes()).collect();
+        for (side, selections) in self.sides.iter().zip(&selections) {
+            let bytes: Vec<u8> = selections.iter().flat_map(|position| position.to_le_bytes()).collect();
             assert!(self.driver.write(side.selection.addr() as u64, &bytes));
         }
         let steps = [open[0].0, open[1].0];
@@ -148,7 +148,7 @@ impl Graphs {
                 batch: BATCH,
                 half: 1,
                 buffers: Buffers {
-                    selection: slice(picks[side].as_ptr().addr(), WORDS),
+                    selection: slice(selections[side].as_ptr().addr(), WORDS),
                     slots: slice(slots.as_ptr().addr(), WORDS),
                     split_indices: Some(split_indices),
                 },
@@ -163,22 +163,22 @@ impl Graphs {
         for (side, (slots, ..)) in self.sides.iter().zip(&answers) {
             let mut bytes = vec![0; 4 * WORDS];
             assert!(self.driver.read(side.slots.addr() as u64, &mut bytes));
-            let told: Vec<i32> =
+            let launched: Vec<i32> =
                 bytes.chunks_exact(4).map(|word| i32::from_le_bytes(word.try_into().unwrap())).collect();
-            same_slots(&told, slots);
+            same_slots(&launched, slots);
         }
     }
 }
 
-/// Slots are the same but for where scratch, landing and budget slots begin: devices map memory by other grains.
-fn same_slots(told: &[i32], own: &[i32]) {
+/// Slots are equal except for the begin of scratch, landing and budget slots: devices map memory in other grains.
+fn same_slots(launched: &[i32], own: &[i32]) {
     let mut shifts = [None; 3];
-    for (told, own) in told.iter().zip(own) {
+    for (launched, own) in launched.iter().zip(own) {
         match own {
-            -1 => assert_eq!(*told, -1),
+            -1 => assert_eq!(*launched, -1),
             _ => {
-                let shift = shifts[(own / 64).min(2) as usize].get_or_insert(told - own);
-                assert_eq!(told - own, *shift, "{told} for {own}");
+                let shift = shifts[(own / 64).min(2) as usize].get_or_insert(launched - own);
+                assert_eq!(launched - own, *shift, "{launched} for {own}");
             }
         }
     }
@@ -186,7 +186,7 @@ fn same_slots(told: &[i32], own: &[i32]) {
 }
 
 #[test]
-fn launches_come_to_what_rust_does_layer_by_layer() {
+fn launches_equal_rusts_layer_by_layer_steps() {
     let Some(mut graphs) = Graphs::new() else { return };
     let captured = graphs.capture();
     for _ in 0..6 {
@@ -195,7 +195,7 @@ fn launches_come_to_what_rust_does_layer_by_layer() {
             ok(unsafe { fb_launch(graphs.rig.cache, captured, steps.as_ptr(), 2) });
         });
     }
-    let (counts, _) = told(graphs.rig.cache);
+    let (counts, _) = report_of(graphs.rig.cache);
     assert!(counts.iter().all(|count| count.hits > 0) && counts.iter().any(|count| count.misses > 0));
     ok(fb_captured_destroy(captured));
     assert_eq!(fb_captured_destroy(captured), FbStatus::FbClosed);
@@ -220,12 +220,12 @@ fn launches_allocate_nothing() {
 }
 
 #[test]
-fn an_engine_captures_around_the_layers_and_launches_by_itself() {
+fn an_engine_captures_around_the_layers_and_launches_its_own_graph() {
     let Some(mut graphs) = Graphs::new() else { return };
     let (mut captured, mut graph, mut exec) = (null_mut(), 0, 0);
     let (cache, stream) = (graphs.rig.cache, graphs.rig.at.addr() as u64);
     let bucket = graphs.bucket();
-    // SAFETY: buffers of the bucket's shape, handles of the driver's, places for the answers.
+    // SAFETY: buffers of the bucket's shape, handles of the driver's, room for the outputs.
     unsafe {
         let early = fb_capture_into(cache, &bucket, &engine(null_mut()), &mut captured);
         assert_eq!(early, FbStatus::FbInvalidState);
@@ -265,13 +265,13 @@ fn refused(made: FbStatus, wanted: FbStatus, cache: *const FbCache, said: &str) 
 }
 
 #[test]
-fn a_capture_that_makes_no_sense_is_refused_and_nothing_is_left_of_it() {
+fn an_invalid_capture_is_refused_and_leaves_nothing() {
     use FbStatus::*;
     let Some(mut graphs) = Graphs::new() else { return };
     let (cache, right) = (graphs.rig.cache, graphs.bucket());
     let mut captured = null_mut();
     let mut capture = |config: FbCaptureConfig, engine: &FbEngine| {
-        // SAFETY: buffers of the bucket's shape, and a place for the answer.
+        // SAFETY: buffers of the bucket's shape, and room for the output.
         let made = unsafe { fb_capture(cache, &config, engine, &mut captured) };
         assert!(captured.is_null(), "written on success only");
         made
@@ -321,7 +321,7 @@ fn a_capture_that_makes_no_sense_is_refused_and_nothing_is_left_of_it() {
 }
 
 #[test]
-fn a_launch_is_refused_for_steps_that_it_does_not_fit() {
+fn a_launch_is_refused_for_steps_that_do_not_fit_the_capture() {
     use FbStatus::*;
     let Some(mut graphs) = Graphs::new() else { return };
     let (cache, captured) = (graphs.rig.cache, graphs.capture());
@@ -329,7 +329,7 @@ fn a_launch_is_refused_for_steps_that_it_does_not_fit() {
     let foreign = other.capture();
     graphs.step(|_, steps| {
         let swapped = [steps[1], steps[0]];
-        // SAFETY: so many steps.
+        // SAFETY: that many steps.
         unsafe {
             let launch =
                 |captured, steps: &[FbStep]| fb_launch(cache, captured, steps.as_ptr(), steps.len() as u32);
@@ -349,7 +349,7 @@ fn a_launch_is_refused_for_steps_that_it_does_not_fit() {
         }
     });
     ok(fb_captured_destroy(captured));
-    // What was captured outlives its cache, and holds the device.
+    // A capture outlives its cache, and keeps the device.
     let device = other.rig.device;
     other.rig.end_cache();
     // SAFETY: it is refused.
@@ -360,7 +360,7 @@ fn a_launch_is_refused_for_steps_that_it_does_not_fit() {
 }
 
 #[test]
-fn a_device_without_graphs_says_so() {
+fn a_device_without_graphs_refuses_a_capture() {
     let rig = Rig::new(config());
     let (mut words, mut captured) = (vec![0; 2 * WORDS], null_mut());
     let side = FbOverlapConfig {
@@ -377,7 +377,7 @@ fn a_device_without_graphs_says_so() {
         query_rows: QUERY_ROWS,
         ..blank()
     };
-    // SAFETY: buffers of the bucket's shape, and a place for the answer.
+    // SAFETY: buffers of the bucket's shape, and room for the output.
     let made = unsafe { fb_capture(rig.cache, &config, &engine(null_mut()), &mut captured) };
     refused(made, FbStatus::FbUnsupported, rig.cache, "graphs");
 }

@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_of_other_versions_are_understood_or_refused() {
+    fn struct_sizes_of_other_versions_are_read_or_refused() {
         assert_eq!(read(&[24, 1, 2]), Ok(Two { size: 24, first: 1, second: 2 }));
         assert_eq!(read(&[16, 1, 99]), Ok(Two { size: 16, first: 1, second: 0 }), "an older caller");
         assert_eq!(read(&[32, 1, 2, 0]), Ok(Two { size: 32, first: 1, second: 2 }), "a newer one");
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn structs_of_an_array_stand_as_far_apart_as_they_state() {
+    fn structs_of_an_array_have_their_stated_size_as_stride() {
         let list = |words: &[u64], count| {
             // SAFETY: each test states no more bytes than it passes, or a size that is refused before.
             let read: Vec<_> = unsafe { versioned_list(words.as_ptr().cast::<Two>(), count) }.collect();
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_and_paths_are_bytes_up_to_a_zero() {
+    fn texts_and_paths_are_bytes_up_to_a_zero_byte() {
         // SAFETY: literals that end with a zero, and null.
         unsafe {
             assert_eq!(text(c"\u{e4}".as_ptr(), "x"), Ok("\u{e4}"));
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_never_leaves_its_room() {
+    fn a_list_never_exceeds_its_capacity() {
         for room in 0..4 {
             let (mut places, mut count) = ([9; 4], 0);
             let list = [1_u32, 2].into_iter();
@@ -471,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_fits_callers_of_other_versions() {
+    fn an_output_struct_fits_callers_of_other_versions() {
         let answer = Two { size: 24, first: 1, second: 2 };
         for (size, wanted) in [(16, [16, 1, 9, 9]), (24, [24, 1, 2, 9]), (32, [32, 1, 2, 0])] {
             let mut words = [size, 9, 9, 9_u64];

@@ -1,4 +1,4 @@
-//! Tables, prices and choosers through C, beside those of Rust, and each bad number.
+//! Tests of tables, prices and choosers through C: they equal those of Rust, and each bad number is refused.
 
 use std::ffi::CStr;
 use std::ptr::{null, null_mut};
@@ -11,7 +11,7 @@ const TEXT: &CStr = c"forebay overlap table 1\nversion 7\nlayers 3\n0 none\n1 da
 fn from_text(text: &CStr) -> (FbStatus, String, (u32, Vec<u32>)) {
     let (mut version, mut orders, mut layers) = (99, [99; 8], 99);
     let (status, said) = reason(|reason, bytes| {
-        // SAFETY: as much room as it is told, and places for the answers.
+        // SAFETY: as much room as stated, and room for the outputs.
         unsafe {
             let orders = orders.as_mut_ptr();
             fb_table_from_text(text.as_ptr(), reason, bytes, &mut version, orders, 8, &mut layers)
@@ -25,21 +25,21 @@ fn from_text(text: &CStr) -> (FbStatus, String, (u32, Vec<u32>)) {
 }
 
 #[test]
-fn a_table_goes_to_text_and_back() {
+fn a_table_survives_the_way_to_text_and_back() {
     let (status, _, (version, orders)) = from_text(TEXT);
     ok(status);
     assert_eq!((version, orders.as_slice()), (7, &[FB_OVERLAP_NONE, FB_OVERLAP_DA, FB_OVERLAP_DBA][..]));
     let table = FbTable { version, layers: 3, orders: orders.as_ptr() };
     let mut bytes = 0;
     let (status, said) = reason(|text, room| {
-        // SAFETY: a text of so many bytes, and a place for the answer.
+        // SAFETY: a text of that many bytes, and room for the output.
         unsafe { fb_table_to_text(&table, null_mut(), 0, text, room, &mut bytes) }
     });
     ok(status);
     assert_eq!((said.as_bytes(), bytes), (TEXT.to_bytes(), TEXT.count_bytes() + 1));
-    // Cut, and only measured.
+    // Shortened output, and only the size.
     let mut short = [9; 5];
-    // SAFETY: as much room as it is told, and a place for the answer.
+    // SAFETY: as much room as stated, and room for the output.
     unsafe {
         ok(fb_table_to_text(&table, null_mut(), 0, short.as_mut_ptr(), 4, &mut bytes));
         ok(fb_table_to_text(&table, null_mut(), 0, null_mut(), 0, &mut bytes));
@@ -51,7 +51,7 @@ fn a_table_goes_to_text_and_back() {
 }
 
 #[test]
-fn a_text_that_is_no_table_is_refused_with_its_line() {
+fn a_text_that_is_no_table_is_refused_with_its_line_number() {
     use FbStatus::*;
     for (text, wanted, said) in [
         (c"", FbBadFormat, "its title"),
@@ -65,7 +65,7 @@ fn a_text_that_is_no_table_is_refused_with_its_line() {
     }
     let (mut version, mut layers, mut bytes) = (0, 0, 0);
     let table = FbTable { version: 1, layers: 1, orders: &3 };
-    // SAFETY: null is refused, and places for the answers.
+    // SAFETY: null is refused, and room for the outputs.
     unsafe {
         let read =
             |text, version, layers| fb_table_from_text(text, null_mut(), 0, version, null_mut(), 0, layers);
@@ -88,7 +88,7 @@ fn a_text_that_is_no_table_is_refused_with_its_line() {
     }
 }
 
-/// DA costs 40 and saves all; DBA costs 90 and saves nothing more; none is exposed 1 ns a miss.
+/// DA costs 40 and hides everything; DBA costs 90 and hides no more; none exposes 1 ns a miss.
 const MISSES: [f64; 2] = [0.0, 100.0];
 const EXPOSED: [f64; 6] = [0.0, 100.0, 40.0, 40.0, 90.0, 90.0];
 
@@ -110,22 +110,22 @@ fn eager() -> FbHysteresis {
 fn create_chooser(config: &FbChooserConfig) -> (*mut FbChooser, FbStatus, String) {
     let mut chooser = null_mut();
     let (status, said) = reason(|text, bytes| {
-        // SAFETY: a text of so many bytes, and a place for the answer.
+        // SAFETY: a text of that many bytes, and room for the output.
         unsafe { fb_chooser_create(config, text, bytes, &mut chooser) }
     });
     (chooser, status, said)
 }
 
 #[test]
-fn the_best_table_is_rusts() {
+fn the_best_table_equals_rusts() {
     let mut orders = [99; 3];
     let misses = [10.0, 60.0, 1e9];
-    // SAFETY: as many misses and room as it is told.
+    // SAFETY: as many misses and as much room as stated.
     ok(unsafe { fb_table_best(&prices(), misses.as_ptr(), 3, null_mut(), 0, orders.as_mut_ptr()) });
     assert_eq!(orders, [FB_OVERLAP_NONE, FB_OVERLAP_DA, FB_OVERLAP_DA]);
     for wrong in [f64::NAN, f64::INFINITY, -1.0, 2e9] {
         let (status, said) = reason(|text, bytes| {
-            // SAFETY: the same, and a text of so many bytes.
+            // SAFETY: the same, and a text of that many bytes.
             unsafe { fb_table_best(&prices(), [0.0, wrong].as_ptr(), 2, text, bytes, orders.as_mut_ptr()) }
         });
         assert_eq!(status, FbStatus::FbInvalidConfig, "{wrong}");
@@ -149,7 +149,7 @@ fn the_best_table_is_rusts() {
 }
 
 #[test]
-fn a_chooser_moves_as_rusts_does() {
+fn a_chooser_switches_like_rusts() {
     let (buckets, hysteresis) = ([bucket(), FbBucket { batch: 8, ..bucket() }], eager());
     let config = FbChooserConfig {
         buckets: buckets.as_ptr(),
@@ -160,7 +160,7 @@ fn a_chooser_moves_as_rusts_does() {
     };
     let (chooser, status, said) = create_chooser(&config);
     assert_eq!((status, said.as_str()), (FbStatus::FbOk, ""));
-    // SAFETY: what it names is there.
+    // SAFETY: its pointers are valid.
     let mut twin = unsafe { config.declare() }.unwrap();
     let mut changed = 0;
     for step in 0..12_u32 {
@@ -169,14 +169,14 @@ fn a_chooser_moves_as_rusts_does() {
         let own = counts.map(|of| LayerCount { hits: of.hits, misses: of.misses, scratch: of.scratch });
         let next = if step % 5 == 4 { 6 } else { 3 };
         let mut choice: FbChoice = blank();
-        // SAFETY: so many counters, and a place for the answer.
+        // SAFETY: that many counters, and room for the output.
         ok(unsafe { fb_choose(chooser, counts.as_ptr(), 2, 4, next, &mut choice) });
         let wanted = twin.choose(&own, 4, next).unwrap();
         assert_eq!((choice.bucket as usize, choice.index as usize), (wanted.bucket, wanted.index));
         assert_eq!((choice.version, choice.changed != 0), (wanted.version, wanted.changed));
         changed += choice.changed;
         let (mut orders, mut layers, mut version) = ([99; 2], 0, 0);
-        // SAFETY: room for two, and places for the answers.
+        // SAFETY: room for two, and room for the outputs.
         ok(unsafe {
             let orders = orders.as_mut_ptr();
             fb_chooser_table(chooser, choice.bucket, choice.index, orders, 2, &mut layers, &mut version)
@@ -185,13 +185,13 @@ fn a_chooser_moves_as_rusts_does() {
         assert_eq!((orders.map(|one| order(0, one).unwrap()).as_slice(), layers), (&table.by_layer[..], 2));
         assert_eq!(version, table.version);
     }
-    assert!(changed > 0, "it never moved");
+    assert!(changed > 0, "the chooser never switched");
     ok(fb_chooser_destroy(chooser));
     assert_eq!(fb_chooser_destroy(chooser), FbStatus::FbClosed);
 }
 
 #[test]
-fn a_chooser_refuses_numbers_that_make_no_sense() {
+fn a_chooser_refuses_invalid_numbers() {
     let right = FbChooserConfig { bucket_count: 1, tables_max: 2, ..blank() };
     let made = |bucket: FbBucket, hysteresis: Option<FbHysteresis>, config: FbChooserConfig| {
         let hysteresis = hysteresis.as_ref().map_or(null(), |of| &raw const *of);
@@ -250,7 +250,7 @@ fn a_chooser_refuses_numbers_that_make_no_sense() {
 }
 
 #[test]
-fn calls_of_a_chooser_refuse_what_it_does_not_have() {
+fn calls_of_a_chooser_refuse_layers_rows_and_tables_it_lacks() {
     let hysteresis = FbHysteresis { steps: 0, ..eager() };
     let config = FbChooserConfig {
         buckets: &bucket(),
@@ -264,7 +264,7 @@ fn calls_of_a_chooser_refuse_what_it_does_not_have() {
     ok(status);
     let counts = [FbLayerCount::default(); 3];
     let (mut choice, mut layers, mut version): (FbChoice, _, _) = (blank(), 0, 0);
-    // SAFETY: so many counters, null, and places for the answers.
+    // SAFETY: that many counters, null, and room for the outputs.
     unsafe {
         let mut choose =
             |layers, rows, next| fb_choose(chooser, counts.as_ptr(), layers, rows, next, &mut choice);

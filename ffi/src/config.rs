@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_declared_arrives_and_what_is_zero_gets_its_default() {
+    fn declared_fields_arrive_and_zero_fields_get_their_default() {
         let plain = declare(&small()).unwrap();
         assert_eq!(plain, Config { memory: plain.memory, ..Config::new(small().shape(), 1, 100, 64) });
         assert_eq!(plain.memory, Memory { huge: false, populate: false, lock: false, node: None });
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_meant_is_refused() {
+    fn invalid_and_contradictory_fields_are_refused() {
         let table = [64, 128];
         let slots_by_layer = table.as_ptr();
         for (config, kind, place) in [

@@ -1,6 +1,7 @@
-//! The table from outside: what each wrong use of a handle answers, also between threads and across a fork.
+//! Tests of the handle table from outside: the status of each wrong use of a handle, also between threads and across a
+//! fork.
 //!
-//! The table is the process's, so a test that needs all of it runs in a forked child, which has one of its own.
+//! The process has one table, so a test that needs all of it runs in a forked child, which has its own table.
 
 use std::cell::Cell;
 use std::ptr::null_mut;
@@ -11,7 +12,7 @@ use std::thread;
 use super::*;
 use crate::error_text::fb_error_text;
 
-/// Two numbers that are equal unless an exclusive call is inside; counts its ends.
+/// Two numbers that are equal unless an exclusive call is running; it counts the ends.
 struct Pair {
     one: u64,
     other: u64,
@@ -28,7 +29,7 @@ impl Object for Pear {
     const KIND: u8 = 202;
     const NAME: &'static str = "pear";
 }
-/// Of a kind that another type has.
+/// Has the kind of another type.
 impl Object for Twin {
     const KIND: u8 = 202;
     const NAME: &'static str = "twin";
@@ -40,7 +41,7 @@ impl Drop for Pair {
     }
 }
 
-/// A handle between threads.
+/// A handle that threads can share.
 #[derive(Clone, Copy)]
 struct Sent(usize);
 
@@ -72,12 +73,12 @@ fn touch<T>(_: &mut T) -> Result<()> {
     Ok(())
 }
 
-/// Runs `call` in a forked child, which ends with its answer; answers that.
+/// Runs `call` in a forked child, which exits with its result; returns that result.
 pub(crate) fn in_child(call: impl FnOnce() -> u8) -> i32 {
     // SAFETY: the child runs `call`, which takes no lock that another thread may hold, and ends without unwinding.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // A child that fails must not run on as another test process.
+        // A failed child must not continue as a second test process.
         let code = caught(call).unwrap_or(99);
         // SAFETY: ends the child at once.
         unsafe { libc::_exit(i32::from(code)) };
@@ -90,13 +91,13 @@ pub(crate) fn in_child(call: impl FnOnce() -> u8) -> i32 {
     libc::WEXITSTATUS(state)
 }
 
-/// The number of the first of these that does not hold, from 1; 0 if all hold. For children, which cannot fail.
+/// The number of the first false condition, from 1; 0 if all hold. For children, which cannot fail a test.
 pub(crate) fn first_wrong(holds: &[bool]) -> u8 {
     holds.iter().position(|holds| !holds).map_or(0, |at| at as u8 + 1)
 }
 
 #[test]
-fn a_handle_that_names_nothing_here_is_a_status() {
+fn an_unknown_handle_is_a_status() {
     let (apple, ended) = pair();
     assert_eq!(change(null_mut::<Pair>(), touch), FbStatus::FbInvalidConfig);
     assert_eq!(read(std::ptr::null::<Pair>(), look), FbStatus::FbInvalidConfig);
@@ -104,7 +105,7 @@ fn a_handle_that_names_nothing_here_is_a_status() {
     assert_eq!(change(apple.cast::<Pear>(), touch), FbStatus::FbInvalidConfig);
     assert_eq!(end(apple.cast::<Pear>(), touch), FbStatus::FbInvalidConfig);
     assert_eq!(text(std::ptr::null(), |_| ()), FbStatus::FbInvalidConfig);
-    // An address of the caller's, a number without a kind, one of a place that never had a name.
+    // An address of the caller's, a number without a kind, and a place that never had a handle.
     for number in [&raw const ended as usize, 0x10_0000, u64::from(Pair::KIND) as usize * (1 << 56) + 0xFFFF]
     {
         let forged = without_provenance_mut::<Pair>(number);
@@ -124,7 +125,7 @@ fn a_handle_that_names_nothing_here_is_a_status() {
 }
 
 #[test]
-fn a_stale_handle_is_closed_though_its_place_is_taken_again() {
+fn a_stale_handle_is_closed_even_if_its_place_is_reused() {
     // In a child no other thread takes places.
     let code = in_child(|| {
         let place = |handle: *mut Pair| handle.addr() as u64 & word::USE;
@@ -143,7 +144,7 @@ fn a_stale_handle_is_closed_though_its_place_is_taken_again() {
 }
 
 #[test]
-fn a_call_inside_keeps_others_out_and_readers_share() {
+fn a_running_call_excludes_others_and_readers_share() {
     let (handle, ended) = pair();
     let inside = change(handle, |_| {
         assert_eq!(change(handle, touch), FbStatus::FbBusy, "a callback that calls back");
@@ -169,7 +170,7 @@ fn a_call_inside_keeps_others_out_and_readers_share() {
 }
 
 #[test]
-fn readers_never_see_a_change_under_way() {
+fn readers_never_see_a_half_made_change() {
     const TURNS: u64 = 20_000;
     let handle = Sent(pair().0.addr());
     let start = Barrier::new(4);
@@ -209,7 +210,7 @@ fn readers_never_see_a_change_under_way() {
 }
 
 #[test]
-fn short_readers_do_not_refuse_who_must_be_alone() {
+fn short_readers_do_not_starve_an_exclusive_call() {
     const READS: usize = 2_000;
     let handle = Sent(pair().0.addr());
     let reads = AtomicUsize::new(0);
@@ -231,7 +232,7 @@ fn short_readers_do_not_refuse_who_must_be_alone() {
 }
 
 #[test]
-fn of_two_threads_that_destroy_one_does() {
+fn one_of_two_destroying_threads_succeeds() {
     for _ in 0..500 {
         let (handle, ended) = pair();
         let (handle, start) = (Sent(handle.addr()), Barrier::new(3));
@@ -250,7 +251,7 @@ fn of_two_threads_that_destroy_one_does() {
             [one.join().unwrap(), other]
         });
         let done = statuses.iter().filter(|status| **status == FbStatus::FbOk).count();
-        // Both may have met the reader; then it is still there.
+        // Both may have met the reader; then the object still exists.
         let left = end(handle.pair(), touch);
         assert_eq!(done + usize::from(left == FbStatus::FbOk), 1, "{statuses:?} {left:?}");
         assert_eq!(ended.load(Ordering::Relaxed), 1);
@@ -258,7 +259,7 @@ fn of_two_threads_that_destroy_one_does() {
 }
 
 #[test]
-fn a_full_table_is_an_error_and_places_come_back() {
+fn a_full_table_is_an_error_and_places_are_reused() {
     let code = in_child(|| {
         let all: Vec<*mut Pear> = (0..PLACES).map_while(|_| give(|| Ok(Pear)).ok()).collect();
         let full = give(|| Ok(Pear)).map_err(|error| error.kind()) == Err(Kind::Exhausted);
@@ -293,7 +294,7 @@ fn a_forked_child_has_none_of_its_parents_handles() {
             end(handle, touch) == FbStatus::FbClosed,
             text(handle.cast(), |_| ()) == FbStatus::FbClosed,
         ];
-        // Its own are good, and are none of the parent's, though they have its places.
+        // The child's own handles work, and equal none of the parent's, although they use the same places.
         let own = give(|| Ok(Pear)).unwrap_or(null_mut());
         let other = ![0, before].contains(&base());
         let good = own.addr() != handle.addr() && end(own, touch) == FbStatus::FbOk;
@@ -330,7 +331,7 @@ fn a_fork_inside_a_call_leaves_the_childs_table_alone() {
 }
 
 #[test]
-fn a_panic_in_a_change_breaks_the_object_and_in_a_read_does_not() {
+fn a_panic_breaks_the_object_in_a_change_but_not_in_a_read() {
     let (handle, ended) = pair();
     let panicked = read(handle, |_| panic!("shown on standard error: this test means to"));
     assert_eq!((panicked, read(handle, look)), (FbStatus::FbInternal, FbStatus::FbOk));
@@ -344,7 +345,7 @@ fn a_panic_in_a_change_breaks_the_object_and_in_a_read_does_not() {
     assert_eq!(read(handle, |_| run()), FbStatus::FbInternal);
     assert!(text_of(handle).starts_with("call: internal error: the library broke"), "{}", text_of(handle));
     assert_eq!((end(handle, |_| run()), ran.get()), (FbStatus::FbOk, false));
-    assert_eq!(ended.load(Ordering::Relaxed), 0, "what a panic left cannot be trusted to end");
+    assert_eq!(ended.load(Ordering::Relaxed), 0, "an object that a panic left is not ended");
     assert_eq!(end(handle, touch), FbStatus::FbClosed);
 }
 
@@ -358,11 +359,11 @@ fn an_object_keeps_the_text_of_its_own_last_failure() {
     assert!(text_of(one).starts_with("first: busy"), "a call that succeeds leaves it");
     assert_eq!(read(one, |_| Err(Error::new(Kind::Io, "second"))), FbStatus::FbIo);
     assert!(text_of(one).starts_with("second: "), "a const call leaves one too");
-    let beside = change(one, |_| {
+    let second = change(one, |_| {
         assert_eq!(read(one, look), FbStatus::FbBusy);
         Ok(())
     });
-    assert_eq!(beside, FbStatus::FbOk);
+    assert_eq!(second, FbStatus::FbOk);
     assert!(text_of(one).starts_with("second: "), "a refused call leaves none");
     assert_eq!(text_of(other), "");
     for handle in [one, other] {
@@ -371,7 +372,7 @@ fn an_object_keeps_the_text_of_its_own_last_failure() {
 }
 
 #[test]
-fn two_types_of_one_kind_are_noticed() {
+fn two_types_with_one_kind_are_detected() {
     let pear = give(|| Ok(Pear)).unwrap();
     assert_eq!(read(pear.cast::<Twin>(), look), FbStatus::FbInternal);
     assert_eq!(end(pear, touch), FbStatus::FbOk);

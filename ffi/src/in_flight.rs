@@ -121,7 +121,7 @@ mod tests {
     use super::emptied;
 
     #[test]
-    fn rooms_serve_again() {
+    fn emptied_lists_keep_their_memory() {
         let mut list = Vec::with_capacity(5);
         let mut step = 1;
         list.push(&mut step);

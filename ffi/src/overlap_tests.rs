@@ -1,4 +1,4 @@
-//! Overlapped layers through a callback of C: the same calls and answers as by an engine in Rust.
+//! Tests of overlapped layers through a C callback: the same calls and results as with an engine in Rust.
 
 use std::ptr::{null, null_mut};
 
@@ -15,23 +15,23 @@ use crate::testing::*;
 const BATCH: u32 = 2;
 const WORDS: usize = (BATCH * QUERY_ROWS * K) as usize;
 
-/// The buffers of a micro-batch, and what its layers select: by layer or pass, all query rows of the batch.
+/// The buffers of a micro-batch, and the selections of its layers: by layer or draft pass, all query rows of the batch.
 #[derive(Clone, Debug, PartialEq)]
 struct Side {
     selection: Vec<i32>,
     slots: Vec<i32>,
     lists: Vec<i32>,
     counts: Vec<u32>,
-    picks: Vec<Vec<i32>>,
+    selections: Vec<Vec<i32>>,
 }
 
-/// What both engines do: they write what was picked to be selected, note each call, and copy each answer.
+/// The script of both engines: they write the planned selections, note each call, and copy each layer's slots.
 #[derive(Debug, Default)]
 struct Script {
     sides: Vec<Side>,
     calls: Vec<[u32; 9]>,
     answers: Vec<i32>,
-    /// The call of this number answers so.
+    /// The call with this number returns this status.
     fails: Option<(usize, u32)>,
     /// A cache that a callback must not enter.
     cache: Option<*mut FbCache>,
@@ -61,7 +61,8 @@ impl Script {
             for one in first..first + count {
                 let from = ((one * QUERY_ROWS + first_query_row) * K) as usize;
                 let to = one as usize * row;
-                side.selection[to..to + row].copy_from_slice(&side.picks[layer as usize][from..from + row]);
+                side.selection[to..to + row]
+                    .copy_from_slice(&side.selections[layer as usize][from..from + row]);
             }
         }
         if work == FB_WORK_ATTEND {
@@ -88,7 +89,7 @@ unsafe extern "C" fn enqueue(data: *mut c_void, call: *const FbEngineCall, strea
     assert_eq!((call.size, stream), (size_of::<FbEngineCall>(), null_mut()));
     if let Some(cache) = script.cache {
         let mut stats = blank();
-        // SAFETY: a place for the answer, and a number that names no step.
+        // SAFETY: room for the output, and a number that names no step.
         unsafe {
             assert_eq!(fb_cache_stats(cache, &mut stats), FbStatus::FbBusy);
             assert_eq!(fb_retire(cache, &mut 1, null_mut(), null_mut()), FbStatus::FbBusy);
@@ -102,18 +103,18 @@ fn engine(script: &mut Script) -> FbEngine {
 }
 
 impl Side {
-    fn new(picks: Vec<Vec<i32>>) -> Side {
+    fn new(selections: Vec<Vec<i32>>) -> Side {
         let rows = 2 * (BATCH * QUERY_ROWS) as usize;
         Side {
             selection: vec![-1; WORDS],
             slots: vec![7; WORDS],
             lists: vec![7; rows * K as usize],
             counts: vec![7; rows],
-            picks,
+            selections,
         }
     }
 
-    fn told(&mut self) -> FbOverlapConfig {
+    fn config(&mut self) -> FbOverlapConfig {
         FbOverlapConfig {
             selection: self.selection.as_ptr(),
             slots: self.slots.as_mut_ptr(),
@@ -154,7 +155,7 @@ fn scripts(rig: &mut Rig, sides: u32) -> (Script, Script) {
 }
 
 #[test]
-fn a_layer_in_each_order_is_what_rust_does() {
+fn a_layer_in_each_order_equals_rusts() {
     let mut rig = Rig::new(config());
     for number in [FB_OVERLAP_NONE, FB_OVERLAP_DA, FB_OVERLAP_DBA] {
         for _ in 0..3 {
@@ -163,7 +164,7 @@ fn a_layer_in_each_order_is_what_rust_does() {
             script.cache = Some(rig.cache);
             let passes = (0..LAYERS).map(|layer| (layer, FB_ALL_QUERY_ROWS));
             for (layer, pass) in passes.chain((0..QUERY_ROWS).map(|pass| (LAYERS, pass + 1))) {
-                let (layers, engine) = (script.sides[0].told(), engine(&mut script));
+                let (layers, engine) = (script.sides[0].config(), engine(&mut script));
                 // SAFETY: buffers of the step's shape, and the callback of this test.
                 ok(unsafe { fb_overlap(rig.cache, step, layer, pass, number, &layers, &engine) });
                 let layers = twin.sides[0].own(&rig);
@@ -180,7 +181,7 @@ fn a_layer_in_each_order_is_what_rust_does() {
 const ORDERS: [u32; ALL as usize] = [FB_OVERLAP_NONE, FB_OVERLAP_DBA, FB_OVERLAP_DA, FB_OVERLAP_DA];
 
 #[test]
-fn steps_of_several_micro_batches_are_what_rust_does() {
+fn steps_of_several_micro_batches_equal_rusts() {
     let mut rig = Rig::new(config());
     for round in 0..4 {
         // Every other time the second step is the first one in the cache.
@@ -188,7 +189,7 @@ fn steps_of_several_micro_batches_are_what_rust_does() {
         let (mut script, mut twin) = scripts(&mut rig, 2);
         let named: Vec<usize> = if round % 2 == 0 { vec![0, 1] } else { vec![1, 0] };
         let steps: Vec<FbStep> = named.iter().map(|of| open[*of].0).collect();
-        let layers: Vec<FbOverlapConfig> = named.iter().map(|of| script.sides[*of].told()).collect();
+        let layers: Vec<FbOverlapConfig> = named.iter().map(|of| script.sides[*of].config()).collect();
         let (of, to) = (steps.as_ptr(), layers.as_ptr());
         let engine = engine(&mut script);
         // SAFETY: buffers of the steps' shape, and the callback of this test.
@@ -211,7 +212,7 @@ fn refused(made: FbStatus, wanted: FbStatus, rig: &Rig, said: &str) {
 }
 
 #[test]
-fn what_a_callback_answers_is_the_answer_and_abandons_the_step() {
+fn an_error_of_a_callback_is_returned_and_abandons_the_step() {
     let mut rig = Rig::new(config());
     let kinds = [(8, FbStatus::FbOutOfRange), (12, FbStatus::FbIo), (14, FbStatus::FbInternal)];
     for (number, (said, wanted)) in
@@ -220,12 +221,12 @@ fn what_a_callback_answers_is_the_answer_and_abandons_the_step() {
         let (mut step, mut own) = rig.prepare(0..2, 0);
         let (mut script, _) = scripts(&mut rig, 1);
         script.fails = Some((number, said));
-        let (layers, engine) = (script.sides[0].told(), engine(&mut script));
+        let (layers, engine) = (script.sides[0].config(), engine(&mut script));
         // SAFETY: buffers of the step's shape, and the callback of this test.
         unsafe {
             let made = fb_overlap(rig.cache, step, 0, 0, FB_OVERLAP_DA, &layers, &engine);
             refused(made, wanted, &rig, &format!("status {said}"));
-            assert_eq!(script.calls.len(), number, "nothing behind it");
+            assert_eq!(script.calls.len(), number, "no call after it");
             let again = fb_overlap(rig.cache, step, 0, 0, FB_OVERLAP_DA, &layers, &engine);
             refused(again, FbStatus::FbInvalidState, &rig, "abandoned");
             ok(fb_finish(rig.cache, step, null_mut()));
@@ -241,13 +242,13 @@ fn what_a_callback_answers_is_the_answer_and_abandons_the_step() {
 }
 
 #[test]
-fn overlap_refuses_what_makes_no_sense_before_anything_is_enqueued() {
+fn overlap_refuses_invalid_arguments_before_it_enqueues_anything() {
     use FbStatus::*;
     let mut rig = Rig::new(config());
     let open = [rig.prepare(0..2, 0), rig.prepare(2..4, 1)];
     let (mut script, _) = scripts(&mut rig, 2);
     let engine = engine(&mut script);
-    let right = script.sides[0].told();
+    let right = script.sides[0].config();
     let step = open[0].0;
     let overlap = |layer: u32, pass: u32, order: u32, layers: FbOverlapConfig| {
         // SAFETY: all are refused before a buffer is touched.
@@ -283,7 +284,7 @@ fn overlap_refuses_what_makes_no_sense_before_anything_is_enqueued() {
             unsafe { fb_overlap_steps(rig.cache, steps, layers, count, orders, drafts, engine) }
         };
     let both = [open[0].0, open[1].0];
-    let sides = [right, script.sides[1].told()];
+    let sides = [right, script.sides[1].config()];
     // SAFETY: null is refused.
     unsafe {
         let made = fb_overlap(rig.cache, step, 0, 0, 0, null(), &engine);
@@ -328,7 +329,7 @@ fn no_call_of_a_step_allocates() {
     sides.iter_mut().for_each(|side| side.selection.iter_mut().zip(0..).for_each(|(to, p)| *to = p));
     let (selection, mut slots) = (vec![5; ALL as usize * WORDS], vec![7; ALL as usize * WORDS]);
     let (mut counts, mut count) = ([Default::default(); ALL as usize], 0);
-    let layers = sides.each_mut().map(Side::told);
+    let layers = sides.each_mut().map(Side::config);
     let engine = FbEngine { enqueue: Some(idle), ..blank() };
     let step = |rows: &[FbBatchRow; 2], micro_batch| {
         let config = FbStepConfig {
@@ -339,7 +340,7 @@ fn no_call_of_a_step_allocates() {
             ..blank()
         };
         let mut step = 0;
-        // SAFETY: the rows are there, and a place for the answer.
+        // SAFETY: the rows are valid, and room for the output.
         ok(unsafe { fb_prepare(rig.cache, &config, null_mut(), &mut step) });
         step
     };
@@ -347,7 +348,7 @@ fn no_call_of_a_step_allocates() {
         let mut steps = [step(&first, 0), step(&second, 1)];
         let (to, range, none) = (slots.as_mut_ptr(), blank::<FbStepRange>(), null_mut());
         let buffers = FbBuffers { selection: selection.as_ptr(), slots: to, ..blank() };
-        // SAFETY: buffers of the steps' shape, and places for the answers.
+        // SAFETY: buffers of the steps' shape, and room for the outputs.
         unsafe {
             ok(fb_layer(rig.cache, steps[0], 0, selection.as_ptr(), to, none));
             ok(fb_layers(rig.cache, steps[0], selection.as_ptr(), to, none));

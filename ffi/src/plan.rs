@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_is_what_rust_plans() {
+    fn a_plan_equals_rusts() {
         let model = model();
         let shape = model.shape();
         assert_eq!(shape, Shape::DEEPSEEK_V3_2);
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_names_what_makes_no_sense_or_does_not_fit() {
+    fn a_plan_names_invalid_fields_and_what_does_not_fit() {
         use FbStatus::*;
         let model = model();
         let right = asked(&model);

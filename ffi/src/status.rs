@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_kind_has_its_number_and_words() {
+    fn every_error_kind_has_a_number_and_a_text() {
         for kind in Kind::ALL {
             assert_eq!(FbStatus::from(kind) as u32, kind as u32);
             assert_eq!(text_of(kind as u32).to_str(), Ok(kind.describe()));
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn the_header_has_every_status_and_no_other() {
+    fn the_header_declares_exactly_the_statuses() {
         let shout = |name: String| {
             let word =
                 |c: char| if c.is_uppercase() { format!("_{c}") } else { c.to_uppercase().to_string() };
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_is_replaced_and_cut_between_characters() {
+    fn a_text_is_replaced_and_shortened_between_characters() {
         let mut text = Text::new();
         assert_eq!(text.with_end(), b"\0");
         text.set(&Error::new(Kind::Io, "x").at("\u{e4}".repeat(TEXT_BYTES)));

@@ -1,4 +1,5 @@
-//! Steps through C, beside a twin in Rust to which the same is done: equal slots, lists, counters and lengths.
+//! Tests of steps through C, next to a twin in Rust that gets the same calls: slots, lists, counters and lengths are
+//! equal.
 
 use std::ptr::{null, null_mut};
 
@@ -9,7 +10,7 @@ use super::*;
 use crate::layer::*;
 use crate::testing::*;
 
-/// Words of this process as the twin's device names them.
+/// Words of this process, under the twin device's name for them.
 fn slice<T>(rig: &Rig, words: &[T]) -> Slice {
     // SAFETY: memory of the process, and the twin's stream runs inside its calls.
     unsafe { rig.own.import(words.as_ptr() as u64, 4 * words.len() as u64) }
@@ -31,7 +32,7 @@ fn scatter(rig: &Rig, step: FbStep, own: &Step, layer: u32) {
 }
 
 #[test]
-fn layers_one_by_one_are_what_rust_does() {
+fn layers_one_by_one_equal_rusts() {
     let mut rig = Rig::new(config());
     for _ in 0..12 {
         let (step, own) = rig.prepare(0..4, 0);
@@ -47,21 +48,21 @@ fn layers_one_by_one_are_what_rust_does() {
         }
         rig.end(step, own);
     }
-    let (counts, _) = told(rig.cache);
+    let (counts, _) = report_of(rig.cache);
     assert!(counts.iter().all(|count| count.hits > 0 && count.misses > count.scratch), "{counts:?}");
     assert!(counts.iter().any(|count| count.scratch > 0), "{counts:?}");
 }
 
 #[test]
-fn all_layers_in_one_call_are_the_layers_one_by_one() {
+fn all_layers_in_one_call_equal_the_layers_one_by_one() {
     let mut rig = Rig::new(roomy());
     for _ in 0..6 {
         let (step, own) = rig.prepare(0..3, 0);
         let selection: Vec<i32> = (0..ALL).flat_map(|_| rig.selection(0..3)).collect();
         let mut slots = vec![7; selection.len() + 1];
-        // SAFETY: buffers of the step's shape, one layer behind the other.
+        // SAFETY: buffers of the step's shape, one layer after the other.
         ok(unsafe { fb_layers(rig.cache, step, selection.as_ptr(), slots.as_mut_ptr(), null_mut()) });
-        assert_eq!(slots.pop(), Some(7), "nothing behind them");
+        assert_eq!(slots.pop(), Some(7), "nothing after them");
         let chunks = selection.chunks(selection.len() / ALL as usize);
         let wanted: Vec<i32> =
             (0..).zip(chunks).flat_map(|(layer, chunk)| twin_layer(&rig, &own, layer, chunk)).collect();
@@ -77,7 +78,7 @@ fn all_layers_in_one_call_are_refused_where_a_row_might_be_in_a_scratch_slot() {
     let (step, own) = rig.prepare(0..3, 0);
     let selection: Vec<i32> = (0..ALL).flat_map(|_| rig.selection(0..3)).collect();
     let mut slots = vec![7; selection.len()];
-    // SAFETY: buffers of the step's shape, one layer behind the other.
+    // SAFETY: buffers of the step's shape, one layer after the other.
     let made = unsafe { fb_layers(rig.cache, step, selection.as_ptr(), slots.as_mut_ptr(), null_mut()) };
     status(
         made,
@@ -92,7 +93,7 @@ fn all_layers_in_one_call_are_refused_where_a_row_might_be_in_a_scratch_slot() {
         "(layer 0, batch row 0, selected 16, budget 12); call layer by layer",
     );
     assert!(slots.iter().all(|slot| *slot == 7), "nothing was enqueued");
-    // The step goes on, and comes to what one without that call does.
+    // The step continues, and gives the result of one without that call.
     for (layer, chunk) in (0..).zip(selection.chunks(selection.len() / ALL as usize)) {
         let slots = &mut slots[..chunk.len()];
         // SAFETY: buffers of the step's shape.
@@ -103,16 +104,16 @@ fn all_layers_in_one_call_are_refused_where_a_row_might_be_in_a_scratch_slot() {
     rig.end(step, own);
 }
 
-/// Resolves and gathers a part in both, with index lists, and compares what was answered.
+/// Resolves and gathers a step range on both sides, with split indices, and compares the outputs.
 fn range(rig: &Rig, step: FbStep, own: &Step, range: &FbStepRange, call: LayerCall, selection: &[i32]) {
     let rows = call.draft_pass.map_or(QUERY_ROWS, |_| 1) * 4;
     let room = || (vec![7; selection.len()], vec![7; (2 * rows * K) as usize], vec![7; 2 * rows as usize]);
-    let (mut told, wanted) = (room(), room());
+    let (mut written, wanted) = (room(), room());
     let buffers = FbBuffers {
         selection: selection.as_ptr(),
-        slots: told.0.as_mut_ptr(),
-        lists: told.1.as_mut_ptr(),
-        counts: told.2.as_mut_ptr(),
+        slots: written.0.as_mut_ptr(),
+        lists: written.1.as_mut_ptr(),
+        counts: written.2.as_mut_ptr(),
         batch: 4,
         ..blank()
     };
@@ -123,7 +124,7 @@ fn range(rig: &Rig, step: FbStep, own: &Step, range: &FbStepRange, call: LayerCa
         slots: slice(rig, &wanted.0),
         split_indices: Some(split_indices),
     };
-    // SAFETY: buffers of the part's shape.
+    // SAFETY: buffers of the step range's shape.
     unsafe {
         ok(fb_resolve(rig.cache, step, range, &buffers, null_mut()));
         ok(fb_gather(rig.cache, step, range, 0, null_mut()));
@@ -132,11 +133,11 @@ fn range(rig: &Rig, step: FbStep, own: &Step, range: &FbStepRange, call: LayerCa
     rig.twin.resolve(own, call, rig.stream, own_buffers).unwrap();
     rig.twin.gather(own, call, 0, rig.stream).unwrap();
     rig.twin.scatter(own, call, rig.stream).unwrap();
-    assert_eq!(told, wanted);
+    assert_eq!(written, wanted);
 }
 
 #[test]
-fn parts_of_layers_are_what_rust_does() {
+fn step_ranges_equal_rusts() {
     let mut rig = Rig::new(config());
     for round in 0..6 {
         let (step, own) = rig.prepare(0..4, 0);
@@ -148,18 +149,18 @@ fn parts_of_layers_are_what_rust_does() {
                     LayerCall { layer: Layer(layer), batch_rows: Some((first, count)), draft_pass: None };
                 (FbStepRange { layer, first, count: given, ..blank() }, call)
             };
-            let (told, call) = of(0, 1, 1);
-            range(&rig, step, &own, &told, call, &selection[..row]);
-            // From the second row on, however many there are.
-            let (told, call) = of(1, 3, if round % 2 == 0 { 0 } else { 3 });
-            range(&rig, step, &own, &told, call, &selection[row..]);
+            let (passed, call) = of(0, 1, 1);
+            range(&rig, step, &own, &passed, call, &selection[..row]);
+            // All rows from the second one on.
+            let (passed, call) = of(1, 3, if round % 2 == 0 { 0 } else { 3 });
+            range(&rig, step, &own, &passed, call, &selection[row..]);
         }
         for pass in 0..QUERY_ROWS {
             let call = LayerCall { layer: Layer(LAYERS), batch_rows: None, draft_pass: Some(pass) };
             let selection: Vec<i32> =
                 rig.selection(0..4).chunks(K as usize).step_by(2).flatten().copied().collect();
-            let told = FbStepRange { layer: LAYERS, draft_pass: pass + 1, ..blank() };
-            range(&rig, step, &own, &told, call, &selection);
+            let passed = FbStepRange { layer: LAYERS, draft_pass: pass + 1, ..blank() };
+            range(&rig, step, &own, &passed, call, &selection);
         }
         rig.end(step, own);
     }
@@ -172,7 +173,7 @@ fn status(made: FbStatus, wanted: FbStatus, rig: &Rig, said: &str) {
 }
 
 #[test]
-fn a_step_that_makes_no_sense_is_refused_and_nothing_is_begun() {
+fn an_invalid_step_is_refused_and_nothing_begins() {
     use FbStatus::*;
     let rig = Rig::new(config());
     let rows: Vec<FbBatchRow> = rig
@@ -185,7 +186,7 @@ fn a_step_that_makes_no_sense_is_refused_and_nothing_is_begun() {
     let twice = [rows[0], rows[0]];
     let mut step = 99;
     let mut refuse = |config: FbStepConfig, wanted, said| {
-        // SAFETY: its rows are there, and a place for the answer.
+        // SAFETY: its rows are valid, and room for the output.
         let made = unsafe { fb_prepare(rig.cache, &config, null_mut(), &mut step) };
         status(made, wanted, &rig, said);
         assert_eq!(step, 99, "written on success only");
@@ -216,11 +217,11 @@ fn a_step_that_makes_no_sense_is_refused_and_nothing_is_begun() {
         // A stream that the device does not have.
         status(fb_prepare(rig.cache, &right, 77 as *mut _, &mut step), FbOutOfRange, &rig, "");
     }
-    // A caller built before `accepted` was there.
+    // A caller built before `accepted` existed.
     let older = FbStepConfig { size: std::mem::offset_of!(FbStepConfig, accepted), micro_batch: 9, ..right };
-    // SAFETY: its rows are there, and a place for the answer.
+    // SAFETY: its rows are valid, and room for the output.
     ok(unsafe { fb_prepare(rig.cache, &older, null_mut(), &mut step) });
-    // SAFETY: a place for the number.
+    // SAFETY: room for the number.
     unsafe {
         ok(fb_abandon(rig.cache, step));
         ok(fb_finish(rig.cache, step, null_mut()));
@@ -229,7 +230,7 @@ fn a_step_that_makes_no_sense_is_refused_and_nothing_is_begun() {
 }
 
 #[test]
-fn the_device_may_say_how_many_rows_were_accepted() {
+fn the_device_may_hold_the_numbers_of_accepted_rows() {
     let mut rig = Rig::new(config());
     let (step, own) = rig.prepare(0..2, 0);
     rig.rest(step, &own);
@@ -261,11 +262,11 @@ fn the_device_may_say_how_many_rows_were_accepted() {
         ok(fb_finish(rig.cache, step, null_mut()));
         ok(fb_retire(rig.cache, &mut step, null_mut(), null_mut()));
     }
-    assert_eq!(told(rig.cache).1, [PROMPT + 2, PROMPT + 1]);
+    assert_eq!(report_of(rig.cache).1, [PROMPT + 2, PROMPT + 1]);
 }
 
 #[test]
-fn calls_of_a_layer_refuse_what_does_not_fit_the_step() {
+fn calls_of_a_layer_refuse_arguments_that_do_not_fit_the_step() {
     use FbStatus::*;
     let mut rig = Rig::new(config());
     let (step, own) = rig.prepare(0..2, 0);
@@ -331,13 +332,13 @@ fn calls_of_a_layer_refuse_what_does_not_fit_the_step() {
 }
 
 #[test]
-fn a_step_ends_once_and_is_kept_while_it_cannot() {
+fn a_step_ends_once_and_is_kept_until_it_can_end() {
     use FbStatus::*;
     let mut rig = Rig::new(config());
     let (mut step, own) = rig.prepare(0..2, 0);
     let (kept, mut done): (_, FbRetired) = (step, blank());
     done.hits = 99;
-    // SAFETY: places for the answers.
+    // SAFETY: room for the outputs.
     unsafe {
         let busy = fb_retire(rig.cache, &mut step, null_mut(), &mut done);
         status(busy, FbBusy, &rig, "the step was not finished");
@@ -354,7 +355,7 @@ fn a_step_ends_once_and_is_kept_while_it_cannot() {
         status(fb_retired_counts(rig.cache, null_mut(), 1, &mut 0), FbInvalidConfig, &rig, "counts");
         status(fb_retired_lengths(rig.cache, null_mut(), 0, null_mut()), FbInvalidConfig, &rig, "count");
     }
-    // Another cache's number names nothing here.
+    // Another cache's number is unknown here.
     let mut other = Rig::new(config());
     let (foreign, twin) = other.prepare(0..1, 0);
     status(fb_finish(rig.cache, foreign, null_mut()), FbClosed, &rig, "step");
@@ -363,19 +364,19 @@ fn a_step_ends_once_and_is_kept_while_it_cannot() {
 }
 
 #[test]
-fn an_abandoned_step_is_cancelled_and_tells_nothing() {
+fn an_abandoned_step_is_cancelled_and_reports_nothing() {
     let mut rig = Rig::new(config());
     let (step, own) = rig.prepare(0..2, 0);
     rig.rest(step, &own);
     rig.end(step, own);
-    assert!(!told(rig.cache).0.is_empty());
+    assert!(!report_of(rig.cache).0.is_empty());
     let (mut step, mut own) = rig.prepare(0..2, 0);
     ok(fb_abandon(rig.cache, step));
     ok(fb_finish(rig.cache, step, null_mut()));
-    // SAFETY: a place for the number.
+    // SAFETY: room for the number.
     let ended = unsafe { fb_retire(rig.cache, &mut step, null_mut(), null_mut()) };
     status(ended, FbStatus::FbCancelled, &rig, "not enqueued completely");
-    assert_eq!((step, told(rig.cache)), (0, (Vec::new(), Vec::new())));
+    assert_eq!((step, report_of(rig.cache)), (0, (Vec::new(), Vec::new())));
     rig.twin.abandon(&mut own).unwrap();
     rig.twin.finish(&mut own, rig.stream).unwrap();
     assert_eq!(rig.twin.retire(own, rig.stream).unwrap_err().error.kind(), Kind::Cancelled);

@@ -1,4 +1,4 @@
-//! What the tests of the calls share: a cache behind its handle, and its twin in Rust, to which the same is done.
+//! Shared by the tests of the calls: a cache under its handle, and its twin in Rust, which gets the same calls.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -23,13 +23,13 @@ use crate::layer::{fb_layer, fb_scatter};
 use crate::status::FbStatus;
 use crate::step::*;
 
-/// A struct of zeros, as C makes it.
+/// A zeroed struct, as a C caller makes it.
 pub(crate) fn zeroed<T: Plain>() -> T {
-    // SAFETY: any bytes are one.
+    // SAFETY: any bytes are a valid value.
     unsafe { std::mem::zeroed() }
 }
 
-/// Where the head of a struct says how large it is.
+/// The size that the head of a struct states.
 pub(crate) fn sized<T: Versioned>(size: usize, value: T) -> T {
     let mut value = value;
     // SAFETY: a versioned struct begins with its size.
@@ -37,7 +37,7 @@ pub(crate) fn sized<T: Versioned>(size: usize, value: T) -> T {
     value
 }
 
-/// A struct of zeros that knows its size.
+/// A zeroed struct with its size stated.
 pub(crate) fn blank<T: Versioned>() -> T {
     sized(size_of::<T>(), zeroed())
 }
@@ -46,24 +46,24 @@ pub(crate) fn ok(status: FbStatus) {
     assert_eq!(status, FbStatus::FbOk);
 }
 
-/// The text of the last call that failed on a handle.
+/// The text of the handle's last failed call.
 pub(crate) fn error_text<T>(handle: *const T) -> String {
     let mut text = [0 as c_char; 512];
-    // SAFETY: as many bytes as it is told.
+    // SAFETY: as many bytes as stated.
     ok(unsafe { fb_error_text(handle.cast(), text.as_mut_ptr(), text.len()) });
-    // SAFETY: the call has ended it with a zero.
+    // SAFETY: the call has ended it with a zero byte.
     unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned()
 }
 
-/// What a creation says, and how it ended.
+/// The text and the status of a creation.
 pub(crate) fn reason(create: impl FnOnce(*mut c_char, usize) -> FbStatus) -> (FbStatus, String) {
     let mut text = [0 as c_char; 512];
     let status = create(text.as_mut_ptr(), text.len());
-    // SAFETY: zeros, or what the call has ended with one.
+    // SAFETY: zeros, or a text that the call has ended with a zero byte.
     (status, unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned())
 }
 
-/// A number by chance.
+/// A random number.
 pub(crate) fn draw(state: &mut u64, below: u32) -> u32 {
     *state = state.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
     ((*state >> 33) as u32) % below.max(1)
@@ -77,7 +77,7 @@ pub(crate) const QUERY_ROWS: u32 = 2;
 pub(crate) const PROMPT: u32 = 90;
 pub(crate) const ROW_BYTES: u32 = 64;
 
-/// Budgets smaller than prompts, so that much is missed, and than what a step selects, so that scratch is used.
+/// Budgets smaller than prompts, so that many rows miss, and smaller than a step's selection, so that it uses scratch.
 pub(crate) fn config() -> FbCacheConfig {
     FbCacheConfig {
         layers: LAYERS,
@@ -96,7 +96,7 @@ pub(crate) fn config() -> FbCacheConfig {
     }
 }
 
-/// Budgets that hold whatever a step selects: no row is in a scratch slot.
+/// Budgets that hold every selection of a step: no row is in a scratch slot.
 pub(crate) fn roomy() -> FbCacheConfig {
     let slots = QUERY_ROWS * K;
     FbCacheConfig { slots, min_budget: slots, ..config() }
@@ -124,7 +124,7 @@ pub(crate) struct Rig {
     pub(crate) chance: u64,
 }
 
-/// Admits a sequence whose rows are its number, layer and position.
+/// Admits a sequence whose rows hold its number, layer and position.
 pub(crate) fn open(cache: &mut Cache, number: u32, stream: Stream) -> Result<Sequence> {
     let budget = Budget::Slots(cache.config().min_budget);
     let opened = cache.open(&Open { prompt: PROMPT, promised: 200, budget, bring_up: BringUp::Nothing })?;
@@ -140,7 +140,7 @@ pub(crate) fn open(cache: &mut Cache, number: u32, stream: Stream) -> Result<Seq
 impl Rig {
     pub(crate) fn new(config: FbCacheConfig) -> Rig {
         let (mut device, mut cache) = (null_mut(), null_mut());
-        // SAFETY: places for the answers.
+        // SAFETY: room for the outputs.
         unsafe {
             ok(fb_device_create(&blank(), null_mut(), 0, &mut device));
             ok(fb_cache_create(device, &config, null_mut(), 0, &mut cache));
@@ -148,7 +148,7 @@ impl Rig {
         Rig::of(config, device, cache, null_mut())
     }
 
-    /// With a cache that was made elsewhere; its twin is on the host device.
+    /// With a cache that was created elsewhere; its twin is on the host device.
     pub(crate) fn of(
         config: FbCacheConfig,
         device: *mut FbDevice,
@@ -196,7 +196,7 @@ impl Rig {
             ..blank()
         };
         let mut step = 0;
-        // SAFETY: the rows are there, and a place for the answer.
+        // SAFETY: the rows are valid, and room for the output.
         ok(unsafe { fb_prepare(self.cache, &config, self.at, &mut step) });
         let own = self.twin.prepare(MicroBatch(micro_batch), QUERY_ROWS, &rows.1, None, self.stream).unwrap();
         (step, own)
@@ -219,7 +219,7 @@ impl Rig {
         }
     }
 
-    /// What the sequences select in one layer: `[rows][query rows][k]`, some of it nothing.
+    /// The selection of the sequences in one layer: `[rows][query rows][k]`, some entries empty.
     pub(crate) fn selection(&mut self, of: std::ops::Range<usize>) -> Vec<i32> {
         let mut selection = Vec::new();
         for twin in &self.sequences[of] {
@@ -235,8 +235,8 @@ impl Rig {
         selection
     }
 
-    /// The calls that a step still needs for layers that a test does not use, in both: they select nothing and store
-    /// what the landing slots hold.
+    /// The calls that a step still requires for layers that a test does not use, in both: they select nothing and store
+    /// the contents of the landing slots.
     pub(crate) fn rest(&self, step: FbStep, own: &Step) {
         let words = (own.rows() * own.query_rows() * K) as usize;
         let (selection, mut slots) = (vec![-1_i32; words], vec![0_i32; words]);
@@ -258,11 +258,11 @@ impl Rig {
         }
     }
 
-    /// Ends a step in both, and compares what it has done.
+    /// Ends a step in both, and compares the reports.
     pub(crate) fn end(&mut self, mut step: FbStep, mut own: Step) {
         self.twin.finish(&mut own, self.stream).unwrap();
         let mut done: FbRetired = blank();
-        // SAFETY: places for the answers.
+        // SAFETY: room for the outputs.
         unsafe {
             ok(fb_finish(self.cache, step, self.at));
             ok(fb_retire(self.cache, &mut step, self.at, &mut done));
@@ -272,21 +272,21 @@ impl Rig {
         assert_eq!((done.hits, done.misses), retired.total());
         assert_eq!(done.step, retired.step());
         let counts: Vec<FbLayerCount> = retired.layers().iter().map(FbLayerCount::from).collect();
-        assert_eq!((counts, retired.lengths().to_vec()), told(self.cache));
+        assert_eq!((counts, retired.lengths().to_vec()), report_of(self.cache));
     }
 }
 
-/// Counters and lengths of the step retired last.
-pub(crate) fn told(cache: *const FbCache) -> (Vec<FbLayerCount>, Vec<u32>) {
+/// Counters and lengths of the last retired step.
+pub(crate) fn report_of(cache: *const FbCache) -> (Vec<FbLayerCount>, Vec<u32>) {
     let (mut layers, mut rows) = (0, 0);
-    // SAFETY: no room for any but their number.
+    // SAFETY: no room except for the number of entries.
     unsafe {
         ok(fb_retired_counts(cache, null_mut(), 0, &mut layers));
         ok(fb_retired_lengths(cache, null_mut(), 0, &mut rows));
     }
     let mut counts = vec![FbLayerCount::default(); layers as usize];
     let mut lengths = vec![0; rows as usize];
-    // SAFETY: room for as many.
+    // SAFETY: room for that many.
     unsafe {
         ok(fb_retired_counts(cache, counts.as_mut_ptr(), layers, &mut layers));
         ok(fb_retired_lengths(cache, lengths.as_mut_ptr(), rows, &mut rows));
@@ -307,7 +307,7 @@ impl Rig {
                 }
             }));
         }
-        // SAFETY: nothing is at work.
+        // SAFETY: no call is running.
         ok(unsafe { fb_cache_destroy(self.cache) });
         self.cache = null_mut();
     }
@@ -321,7 +321,7 @@ impl Drop for Rig {
         if !self.cache.is_null() {
             self.end_cache();
         }
-        // SAFETY: nothing is at work.
+        // SAFETY: no call is running.
         ok(unsafe { fb_device_destroy(self.device) });
     }
 }
@@ -335,12 +335,12 @@ thread_local! {
 
 impl Counting {
     fn note() {
-        // A thread that is ending counts no more.
+        // A thread that is ending is no longer counted.
         let _ = CALLS.try_with(|calls| calls.set(calls.get() + 1));
     }
 }
 
-// SAFETY: every call is handed to the system's allocator as it came.
+// SAFETY: every call goes to the system's allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         Counting::note();

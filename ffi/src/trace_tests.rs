@@ -1,4 +1,4 @@
-//! Recordings through C: written, read back by Rust and through C, and what is refused.
+//! Tests of recordings through C: written, read back through Rust and through C, and their errors.
 
 use std::ffi::{CString, OsString};
 use std::os::unix::ffi::OsStringExt;
@@ -15,12 +15,12 @@ use crate::requests::*;
 use crate::selections::*;
 use crate::testing::*;
 
-/// A path of one test's own; the file is removed at the end.
+/// A path for one test only; the file is removed at the end.
 struct Fresh(PathBuf, CString);
 
 impl Fresh {
     fn new(name: &str) -> Fresh {
-        // Bytes that are no UTF-8: a path is passed through as it came.
+        // Bytes that are no UTF-8: the library passes a path through unchanged.
         let mut bytes = std::env::temp_dir().into_os_string().into_encoded_bytes();
         bytes.extend(format!("/forebay-{}-c-{name}-", std::process::id()).into_bytes());
         bytes.push(0xFF);
@@ -50,13 +50,13 @@ fn declared() -> FbTraceConfig {
 fn create_trace(path: &Fresh, config: &FbTraceConfig) -> (*mut FbTrace, FbStatus, String) {
     let mut trace = null_mut();
     let (status, said) = reason(|text, bytes| {
-        // SAFETY: a text of so many bytes, and a place for the answer.
+        // SAFETY: a text of that many bytes, and room for the output.
         unsafe { fb_trace_create(path.of(), config, text, bytes, &mut trace) }
     });
     (trace, status, said)
 }
 
-/// What the query at a position selects: the last ones, in a kernel's order.
+/// The selection of the query at a position: the last positions, in a kernel's order.
 fn selected(position: u32) -> Vec<i32> {
     (0..LAYERS)
         .flat_map(|layer| {
@@ -71,21 +71,21 @@ fn selected(position: u32) -> Vec<i32> {
 fn record(trace: *mut FbTrace, positions: std::ops::Range<u32>) {
     for position in positions {
         let selected = selected(position);
-        // SAFETY: so many numbers.
+        // SAFETY: that many numbers.
         ok(unsafe { fb_trace_record(trace, position, selected.as_ptr(), selected.len()) });
     }
 }
 
 fn open(path: &Fresh) -> *mut FbSelections {
     let mut selections = null_mut();
-    // SAFETY: no text, and a place for the answer.
+    // SAFETY: no text, and room for the output.
     ok(unsafe { fb_selections_open(path.of(), null_mut(), 0, &mut selections) });
     selections
 }
 
 fn said_of(selections: *const FbSelections, which: u32) -> String {
     let (status, said) = reason(|text, bytes| {
-        // SAFETY: a text of so many bytes.
+        // SAFETY: a text of that many bytes.
         unsafe { fb_selections_text(selections, which, text, bytes) }
     });
     ok(status);
@@ -93,7 +93,7 @@ fn said_of(selections: *const FbSelections, which: u32) -> String {
 }
 
 #[test]
-fn what_is_recorded_through_c_is_read_by_rust_and_through_c() {
+fn a_recording_made_through_c_is_read_by_rust_and_through_c() {
     let path = Fresh::new("whole");
     let texts = ["label", "a model", "arch", "score", "mode", "te\u{e4}xt"].map(|t| CString::new(t).unwrap());
     let ids = [4, 9];
@@ -117,7 +117,7 @@ fn what_is_recorded_through_c_is_read_by_rust_and_through_c() {
     ok(fb_trace_sync(trace));
     record(trace, 8..10);
     let mut steps = 0;
-    // SAFETY: a place for the answer.
+    // SAFETY: room for the output.
     ok(unsafe { fb_trace_finish(trace, &mut steps) });
     assert_eq!(steps, 9);
     ok(fb_trace_destroy(trace));
@@ -125,7 +125,7 @@ fn what_is_recorded_through_c_is_read_by_rust_and_through_c() {
     let read = SelectionTrace::read(&path.0).unwrap();
     let selections = open(&path);
     let mut header: FbTraceHeader = blank();
-    // SAFETY: a place for the answer.
+    // SAFETY: room for the output.
     ok(unsafe { fb_selections_header(selections, &mut header) });
     let own = read.header();
     assert_eq!((header.layers, header.k, header.steps, header.warm_steps), (LAYERS, K, 9, 2));
@@ -136,15 +136,15 @@ fn what_is_recorded_through_c_is_read_by_rust_and_through_c() {
         assert_eq!(&said_of(selections, which), wanted);
         assert_eq!(wanted, texts[which as usize].to_str().unwrap());
     }
-    let (mut told, mut count) = ([0; 2], 0);
+    let (mut layer_ids, mut count) = ([0; 2], 0);
     // SAFETY: room for two.
-    ok(unsafe { fb_selections_layer_ids(selections, told.as_mut_ptr(), 2, &mut count) });
-    assert_eq!((told, count), (ids, 2));
+    ok(unsafe { fb_selections_layer_ids(selections, layer_ids.as_mut_ptr(), 2, &mut count) });
+    assert_eq!((layer_ids, count), (ids, 2));
 
     let mut positions = vec![99; 4 * (LAYERS * K) as usize + 1];
     // SAFETY: room for three steps and one more number.
     ok(unsafe { fb_selections_read(selections, 0, 4, positions.as_mut_ptr()) });
-    assert_eq!(positions.pop(), Some(99), "nothing behind them");
+    assert_eq!(positions.pop(), Some(99), "nothing after them");
     for (set, (step, layer)) in
         positions.chunks(K as usize).zip((0..4).flat_map(|step| (0..LAYERS).map(move |l| (step, l))))
     {
@@ -181,7 +181,7 @@ fn threads_read_one_trace_at_the_same_time() {
 }
 
 #[test]
-fn a_recording_destroyed_before_its_end_is_unfinished_and_whole() {
+fn a_recording_destroyed_early_is_unfinished_and_readable() {
     let path = Fresh::new("unfinished");
     let (trace, ..) = create_trace(&path, &declared());
     record(trace, 1..6);
@@ -189,14 +189,14 @@ fn a_recording_destroyed_before_its_end_is_unfinished_and_whole() {
     assert_eq!(fb_trace_destroy(trace), FbStatus::FbClosed);
     let selections = open(&path);
     let mut header: FbTraceHeader = blank();
-    // SAFETY: a place for the answer.
+    // SAFETY: room for the output.
     ok(unsafe { fb_selections_header(selections, &mut header) });
     assert_eq!((header.steps, header.unfinished, header.context), (5, 1, 6));
     ok(fb_selections_destroy(selections));
 }
 
 #[test]
-fn a_recording_refuses_what_its_file_could_not_hold() {
+fn a_recording_refuses_selections_that_its_file_cannot_hold() {
     use FbStatus::*;
     let path = Fresh::new("refused");
     let not_utf8 = c"\xFF".as_ptr();
@@ -219,7 +219,7 @@ fn a_recording_refuses_what_its_file_could_not_hold() {
         assert!(!path.0.exists(), "{said}");
     }
     let mut trace = null_mut();
-    // SAFETY: null is refused, and a place for the answer.
+    // SAFETY: null is refused, and room for the output.
     unsafe {
         let config = declared();
         assert_eq!(fb_trace_create(null(), &config, null_mut(), 0, &mut trace), FbInvalidConfig);
@@ -234,10 +234,10 @@ fn a_recording_refuses_what_its_file_could_not_hold() {
     let older = sized(std::mem::offset_of!(FbTraceConfig, context), declared());
     let (trace, status, _) = create_trace(&path, &older);
     ok(status);
-    assert_eq!(create_trace(&path, &declared()).1, FbIo, "the file is there");
+    assert_eq!(create_trace(&path, &declared()).1, FbIo, "the file exists");
     let right = selected(1);
     let refuse = |position, selected: &[i32], wanted, said: &str| {
-        // SAFETY: so many numbers.
+        // SAFETY: that many numbers.
         let status = unsafe { fb_trace_record(trace, position, selected.as_ptr(), selected.len()) };
         let text = error_text(trace);
         assert!(status == wanted && text.contains(said), "{said}: {text}");
@@ -248,7 +248,7 @@ fn a_recording_refuses_what_its_file_could_not_hold() {
     refuse(1, &[0, 1, -1, 0, 2, -1], FbOutOfRange, "beyond");
     refuse(1, &[0, 1, -1, 0, i32::MIN, -1], FbOutOfRange, "beyond");
     refuse(1, &[0, 1, -1, 0, 0, -1], FbOutOfRange, "too few");
-    // SAFETY: null is refused, and places for the answers.
+    // SAFETY: null is refused, and room for the outputs.
     unsafe {
         assert_eq!(fb_trace_record(trace, 1, null(), 6), FbInvalidConfig);
         assert_eq!(fb_trace_record(null_mut(), 1, right.as_ptr(), 6), FbInvalidConfig);
@@ -263,17 +263,17 @@ fn a_recording_refuses_what_its_file_could_not_hold() {
 }
 
 #[test]
-fn a_reader_refuses_what_is_no_trace_and_what_it_does_not_have() {
+fn a_reader_refuses_files_that_are_no_trace_and_steps_it_lacks() {
     use FbStatus::*;
     let path = Fresh::new("reader");
     std::fs::write(&path.0, b"nothing of the sort").unwrap();
     let mut selections = null_mut();
     let (status, said) = reason(|text, bytes| {
-        // SAFETY: a text of so many bytes, and a place for the answer.
+        // SAFETY: a text of that many bytes, and room for the output.
         unsafe { fb_selections_open(path.of(), text, bytes, &mut selections) }
     });
     assert!(status == FbBadFormat && !said.is_empty() && selections.is_null(), "{said}");
-    // SAFETY: null is refused, and a place for the answer.
+    // SAFETY: null is refused, and room for the output.
     unsafe {
         assert_eq!(fb_selections_open(null(), null_mut(), 0, &mut selections), FbInvalidConfig);
         assert_eq!(fb_selections_open(path.of(), null_mut(), 0, null_mut()), FbInvalidConfig);
@@ -313,11 +313,11 @@ fn requests_recorded_through_c_are_a_trace() {
     let path = Fresh::new("requests");
     let mut requests = null_mut();
     let (status, said) = reason(|text, bytes| {
-        // SAFETY: a text of so many bytes, and a place for the answer.
+        // SAFETY: a text of that many bytes, and room for the output.
         unsafe { fb_requests_create(path.of(), 0, text, bytes, &mut requests) }
     });
     assert!(status == FbInvalidConfig && said.contains("block_tokens"), "{said}");
-    // SAFETY: null is refused, and a place for the answer.
+    // SAFETY: null is refused, and room for the output.
     unsafe {
         assert_eq!(fb_requests_create(null(), 16, null_mut(), 0, &mut requests), FbInvalidConfig);
         assert_eq!(fb_requests_create(path.of(), 16, null_mut(), 0, null_mut()), FbInvalidConfig);
@@ -332,7 +332,7 @@ fn requests_recorded_through_c_are_a_trace() {
         block_count: 3,
         ..blank()
     };
-    // SAFETY: so many blocks.
+    // SAFETY: that many blocks.
     let record = |arrival: FbArrival| unsafe { fb_requests_record(requests, &arrival) };
     ok(record(arrival));
     for (refused, wanted, said) in [
@@ -351,7 +351,7 @@ fn requests_recorded_through_c_are_a_trace() {
     ok(fb_requests_flush(requests));
     ok(fb_requests_sync(requests));
     let mut count = 0;
-    // SAFETY: null is refused, and a place for the answer.
+    // SAFETY: null is refused, and room for the output.
     unsafe {
         assert_eq!(fb_requests_record(requests, null()), FbInvalidConfig);
         ok(fb_requests_finish(requests, &mut count));
@@ -365,14 +365,14 @@ fn requests_recorded_through_c_are_a_trace() {
 }
 
 #[test]
-fn no_file_is_left_where_no_handle_is() {
+fn no_file_is_left_without_a_handle() {
     let (trace, requests) = (Fresh::new("full-trace"), Fresh::new("full-requests"));
-    // A child has a table of its own to fill.
+    // A child has its own table to fill.
     let code = in_child(|| {
         while give(|| Ok(Pear)).is_ok() {}
         let (_, full, _) = create_trace(&trace, &declared());
         let mut made = null_mut();
-        // SAFETY: a place for the answer.
+        // SAFETY: room for the output.
         let also = unsafe { fb_requests_create(requests.of(), 64, null_mut(), 0, &mut made) };
         first_wrong(&[
             full == FbStatus::FbExhausted && also == FbStatus::FbExhausted,

@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_takes_no_more_readers_than_it_can_count() {
+    fn a_handle_admits_no_more_readers_than_it_can_count() {
         let word = AtomicU64::new(0);
         let name = occupy(&word, 7, 5);
         assert_eq!((kind(name), name), (7, 7 << KIND_SHIFT | 5 << GENERATION_SHIFT));
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn generations_go_round_without_touching_the_kind() {
+    fn generations_wrap_around_without_changing_the_kind() {
         let word = AtomicU64::new(0);
         let name = occupy(&word, 1, u64::MAX);
         assert_eq!(name, 1 << KIND_SHIFT | GENERATION);

@@ -1,7 +1,8 @@
-//! The interface as programs were built against it: symbols, layouts and numbers, compared with `abi/baseline.txt`.
+//! Compares the interface with the one that programs were built against: symbols, layouts and numbers, recorded in
+//! `abi/baseline.txt`.
 //!
-//! Symbols are those that the installed shared library exports, so that nothing else leaks out of it. Layouts and
-//! numbers are what a C compiler makes of the header: a program is written from the header's names, compiled and run.
+//! The symbols are those that the installed shared library exports, so that nothing else leaks out of it. Layouts and
+//! numbers come from a C compiler: the test writes a program from the header's names, compiles it and runs it.
 //! `FOREBAY_BLESS=1 cargo test -p forebay-ffi --test baseline` records a change.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
@@ -35,7 +36,7 @@ fn code(header: &str) -> Vec<&str> {
     plain.map(|line| line.split(" //").next().unwrap_or(line).trim_end()).collect()
 }
 
-/// What the header declares.
+/// The declarations of the header.
 #[derive(Default)]
 struct Names {
     /// Structs with their fields.
@@ -43,12 +44,12 @@ struct Names {
     /// Enumerators and constants.
     numbers: Vec<String>,
     functions: BTreeSet<String>,
-    /// Types that are another's name.
+    /// Types that are another type's name.
     aliases: Vec<String>,
 }
 
-/// The name that a declaration ends in: `uint32_t row_bytes[2];` declares `row_bytes`, and
-/// `fb_status (*enqueue)(void *data);` `enqueue`.
+/// The name at the end of a declaration: `uint32_t row_bytes[2];` declares `row_bytes`, and `fb_status (*enqueue)(void
+/// *data);` declares `enqueue`.
 fn declared(line: &str) -> Option<String> {
     let line = line.trim().trim_end_matches([';', ',']);
     let name = match line.split_once("(*") {
@@ -67,7 +68,7 @@ fn names(header: &str) -> Names {
         at += 1;
         let line = line.trim();
         if let Some(define) = line.strip_prefix("#define FB_") {
-            // The guard has no value.
+            // The include guard has no value.
             names.numbers.extend(define.split_once(' ').map(|(name, _)| format!("FB_{name}")));
         } else if let Some(rest) = line.strip_prefix("typedef struct ").filter(|rest| rest.ends_with('{')) {
             let body = lines[at..].iter().take_while(|line| !line.starts_with('}'));
@@ -94,7 +95,7 @@ fn names(header: &str) -> Names {
     names
 }
 
-/// A program that says how a C compiler lays all of it out.
+/// A program that prints how a C compiler lays out all structs.
 fn program(names: &Names) -> String {
     let mut text = String::from("#include <forebay.h>\n#include <stdio.h>\nint main(void) {\n");
     for number in names.numbers.iter().collect::<BTreeSet<_>>() {
@@ -119,7 +120,7 @@ fn program(names: &Names) -> String {
     text + "    return 0;\n}\n"
 }
 
-/// What the shared library defines for others.
+/// The symbols that the shared library exports.
 fn exported() -> BTreeSet<String> {
     let mut nm = Command::new("nm");
     nm.args(["--dynamic", "--defined-only"]).arg(installed().join("lib/libforebay.so"));
@@ -146,7 +147,7 @@ fn now() -> String {
     format!("{symbols}{}", layouts(&names))
 }
 
-/// What one has and the other has not, line by line; a field belongs to its struct.
+/// The lines that one side has and the other lacks; a field belongs to its struct.
 fn changes(recorded: &str, found: &str) -> Vec<String> {
     let lines = |text: &str| {
         let mut owner = String::new();
@@ -196,7 +197,7 @@ fn the_library_exports_what_the_header_declares_and_nothing_else() {
 }
 
 #[test]
-fn a_change_is_named() {
+fn a_changed_declaration_is_named() {
     let old = "symbol fb_a\nnumber FB_X = 1\nstruct fb_s: 16 bytes, aligned 8\n    a at 0, 8 bytes\n";
     let new = "symbol fb_b\nnumber FB_X = 2\nstruct fb_s: 16 bytes, aligned 8\n    a at 8, 8 bytes\n";
     let wanted = [
@@ -249,10 +250,10 @@ const char *fb_text(uint32_t a,
     assert_eq!(names.functions.into_iter().collect::<Vec<_>>(), ["fb_open", "fb_text"]);
 }
 
-/// Calls that take neither a handle nor a pointer, so that there is nothing to get wrong.
+/// Calls without a handle and a pointer, which a caller cannot misuse.
 const HARMLESS: [&str; 4] = ["fb_abi_version", "fb_plan_note_text", "fb_status_text", "fb_version"];
 
-/// The programs of misuse go over a table of calls: it has all of them.
+/// The programs of misuse use a table of calls, which must list all of them.
 #[test]
 fn every_call_is_misused() {
     let table = std::fs::read_to_string(root().join("ffi/c-tests/calls.h")).unwrap();

@@ -1,14 +1,13 @@
-//! The C programs of `c-tests`, one for each noun of the interface, compiled by gcc and run twice.
+//! Compiles the C programs of `c-tests` by gcc, one for each noun of the interface, and runs each of them twice.
 //!
-//! | | library | sees |
+//! | | library | detects |
 //! |---|---|---|
-//! | `sanitized` | static, built with AddressSanitizer; the program also with UBSan | accesses, leaks, both sides |
-//! | `under_valgrind` | shared, as installed | what no build's instrumentation sees |
+//! | `sanitized` | static, with AddressSanitizer; the program also with UBSan | bad accesses and leaks, both sides |
+//! | `under_valgrind` | shared, as installed | errors in code without instrumentation |
 //!
-//! The sanitized library is built by a cargo of its own into a folder of this test's. Rust's and gcc's sanitizers
-//! share their interface, so that gcc's run time serves both. `capture` is given a stand-in driver where it is
-//! sanitized. The programs of `controls` must be reported: without them a tool that does not work would look like
-//! programs without errors.
+//! The test builds the sanitized library by its own cargo into its own folder. Rust's and gcc's sanitizers share their
+//! interface, so gcc's run time serves both. In the sanitized run `capture` gets a stand-in driver. The programs of
+//! `controls` must be reported: without them a broken tool would look like programs without errors.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
@@ -24,10 +23,10 @@ mod library;
 use forebay_standin::{Driver, Options};
 use library::{root, succeed, target};
 
-/// How a program ends that a tool has reported.
+/// The exit status of a program that a tool has reported.
 const REPORTED: i32 = 66;
 
-/// What the static library asks of its linker.
+/// The libraries that the static library needs from its linker.
 const STATIC: [&str; 7] = ["-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl", "-lc"];
 
 /// The static library under AddressSanitizer, built once.
@@ -43,7 +42,7 @@ fn sanitized_library() -> &'static Path {
             "x86_64-unknown-linux-gnu",
             "--message-format=json",
         ]);
-        // Only lets the stable compiler take the sanitizer's flag; nothing built so is shipped.
+        // Only makes the stable compiler accept the sanitizer's flag; no such build is shipped.
         cargo.env("RUSTC_BOOTSTRAP", "1").env("RUSTFLAGS", "-Zsanitizer=address");
         cargo.env("CARGO_TARGET_DIR", target()).env_remove("CARGO_ENCODED_RUSTFLAGS");
         let messages = succeed(cargo);
@@ -57,7 +56,7 @@ fn sanitized_library() -> &'static Path {
     })
 }
 
-/// A compiler with what all programs are compiled with.
+/// A compiler with the options of all programs.
 fn compiler(language: &str) -> Command {
     let mut compiler = match language {
         "c" => Command::new("gcc"),
@@ -130,16 +129,16 @@ fn under_valgrind(program: &Path) -> Command {
     valgrind
 }
 
-/// A program without errors ends well, says nothing of any, and has checked something.
+/// A program without errors exits with 0, prints no error, and has made at least one check.
 fn is_clean(mut program: Command, name: &str, built: &str) {
-    // Held until the program has ended: the library is a file that goes with it. Its kernels' threads have stacks that
-    // valgrind takes for wild pointers.
+    // Kept until the program has ended, because the library is a file that is removed with it. Its kernels' threads
+    // have stacks that valgrind takes for wild pointers.
     let captures = (name, built) == ("capture", "sanitized");
     let driver = if captures { Driver::new(Options::default()).unwrap() } else { None };
     program.args(driver.iter().map(Driver::library));
     let (ended, said) = run(program, &format!("{name}-{built}"));
     assert!(ended.status.success(), "{}: {said}", ended.status);
-    assert_eq!(said, "", "a clean program says nothing");
+    assert_eq!(said, "", "a program without errors prints nothing");
     let said = String::from_utf8_lossy(&ended.stdout);
     let checks: u64 =
         said.trim_end().strip_suffix(" checks").and_then(|count| count.parse().ok()).expect(&said);
@@ -182,7 +181,7 @@ programs!(
 );
 
 #[test]
-fn every_program_is_run() {
+fn every_c_program_is_run() {
     let entries = std::fs::read_dir(root().join("ffi/c-tests")).unwrap().map(|entry| entry.unwrap().path());
     let stem = |path: PathBuf| path.file_stem().unwrap().to_str().unwrap().to_owned();
     let is_program = |path: &PathBuf| path.extension().is_none_or(|end| end != "h" && end != "supp");
@@ -194,7 +193,7 @@ fn every_program_is_run() {
     assert_eq!(found, wanted);
 }
 
-/// A program that must be reported, by AddressSanitizer or UBSan, in these words.
+/// A program that AddressSanitizer or UBSan must report, in these words.
 fn is_reported(mode: &str, words: &str) {
     if !gcc::is_there("gcc") {
         return;
@@ -207,7 +206,7 @@ fn is_reported(mode: &str, words: &str) {
     assert!(said.contains(words), "{said}");
 }
 
-/// The same, by valgrind.
+/// The same by valgrind.
 fn valgrind_reports(mode: &str, words: &str) {
     if !["gcc", "valgrind"].into_iter().all(gcc::is_there) {
         return;
@@ -238,8 +237,8 @@ fn a_batch_with_fewer_rows_than_stated_is_reported() {
 }
 
 #[test]
-fn prompt_rows_that_are_not_there_are_reported() {
-    // The copy into the total pool is machine code, which a build's instrumentation does not see.
+fn missing_prompt_rows_are_reported() {
+    // The copy into the total pool is machine code without instrumentation.
     valgrind_reports("short-rows", "Invalid read");
 }
 
@@ -249,7 +248,7 @@ fn undefined_arithmetic_is_reported() {
 }
 
 #[test]
-fn rows_that_were_never_stored_are_noticed() {
+fn rows_that_were_never_stored_are_detected() {
     if !gcc::is_there("gcc") {
         return;
     }

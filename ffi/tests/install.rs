@@ -1,5 +1,5 @@
-//! What `make install` leaves is enough for programs outside this tree: `examples-c`, copied elsewhere, is built by
-//! make with pkg-config and by CMake, with both libraries, and run.
+//! Tests that the files of `make install` suffice for programs outside this tree: `examples-c`, copied elsewhere, is
+//! built by make with pkg-config and by CMake, with both libraries, and run.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
@@ -18,7 +18,7 @@ fn abi() -> String {
     header.lines().find_map(|line| line.strip_prefix("#define FB_ABI_VERSION ")).unwrap().to_owned()
 }
 
-/// A copy of the examples in a folder that has nothing of this tree above it.
+/// A copy of the examples, in a folder outside this tree.
 struct Outside(PathBuf);
 
 impl Outside {
@@ -40,7 +40,7 @@ impl Outside {
         command
     }
 
-    /// A program that was built there runs, with the libraries that it should have.
+    /// Runs a program that was built there, which must use the expected libraries.
     fn check(&self, program: &str, shared: bool) {
         let program = self.0.join(program);
         let said = succeed(Command::new(&program));
@@ -103,7 +103,7 @@ fn cmake_builds_with_both_libraries() {
     outside.check("build/hello-static", false);
 }
 
-/// Another version than the installed one is not taken for it.
+/// CMake does not accept another version than the installed one.
 #[test]
 fn cmake_refuses_another_version() {
     if !are_there(&["cmake", "gcc"]) {
@@ -137,7 +137,7 @@ fn pkg_config_knows_the_version_and_what_static_programs_need() {
     assert!(ask(&["--static", "--libs"]).contains("-lpthread"));
 }
 
-/// Packagers stage into a folder; the files still name the prefix that they will have.
+/// Packagers stage into a folder, but the files name the final prefix.
 #[test]
 fn a_staged_installation_names_its_prefix() {
     let stage = target().join("staged");
@@ -158,7 +158,7 @@ fn a_staged_installation_names_its_prefix() {
 }
 
 #[test]
-fn a_prefix_that_is_no_absolute_path_is_refused() {
+fn a_relative_prefix_is_refused() {
     for prefix in ["", "here", "./here"] {
         let ended = library::install(Path::new(prefix)).output().unwrap();
         assert_eq!(ended.status.code(), Some(2), "{prefix}");

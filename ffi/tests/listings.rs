@@ -1,5 +1,5 @@
-//! The page about embedding shows programs that run: here those in C and C++, compiled against an installed library.
-//! `tests/integration.rs` has the Rust one; the Python package's tests have theirs.
+//! Tests that the programs on the page about embedding run: here those in C and C++, compiled against an installed
+//! library. `tests/integration.rs` tests the Rust one; the Python package's tests have theirs.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
@@ -12,10 +12,10 @@ mod library;
 
 use library::{installed, root, succeed, target};
 
-/// What the page says that the programs print.
+/// The programs' output as the page shows it.
 fn printed() -> String {
     let page = std::fs::read_to_string(root().join("docs/integration.md")).unwrap();
-    let (_, shown) = page.split_once("```text\n").expect("the page shows what is printed");
+    let (_, shown) = page.split_once("```text\n").expect("the page shows the output");
     shown.split_once("```").unwrap().0.to_owned()
 }
 
@@ -34,11 +34,11 @@ fn run(compiler: &str, standard: &str, source: &str) {
 }
 
 #[test]
-fn the_listing_in_c_prints_what_the_page_says() {
+fn the_listing_in_c_prints_the_output_of_the_page() {
     run("gcc", "-std=c11", "decode.c");
 }
 
 #[test]
-fn the_listing_in_cpp_prints_what_the_page_says() {
+fn the_listing_in_cpp_prints_the_output_of_the_page() {
     run("g++", "-std=c++17", "decode.cpp");
 }

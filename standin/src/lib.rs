@@ -395,7 +395,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn copies_of_processes_that_are_gone_are_removed_and_no_others() {
+    fn only_copies_of_dead_processes_are_removed() {
         let folder = Path::new(env!("OUT_DIR")).join(format!("stale.{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         // No process has such a high number.

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use cudarc::driver::{CudaContext, CudaStream, DriverError};
 use forebay::device::cuda::CudaOptions;
 use forebay::{
-    Accepted, BringUp, Budget, Buffers, Cache, Config, Error, Kind, Layer, LayerCall, Memory, MicroBatch,
-    Open, Result, BatchRow, Sequence, Shape, Streams, WarmUp,
+    Accepted, BatchRow, BringUp, Budget, Buffers, Cache, Config, Error, Kind, Layer, LayerCall, Memory,
+    MicroBatch, Open, Result, Sequence, Shape, Streams, WarmUp,
 };
 use forebay_cudarc::{Bridge, DeviceView, LentSlice};
 
@@ -101,12 +101,13 @@ pub fn decode(context: &Arc<CudaContext>, library: Option<String>) -> Result<Str
         let mut step = engine.cache.prepare(MicroBatch(0), 1, &[row], None, ours)?;
         for layer in 0..LAYERS {
             let call = LayerCall::whole(Layer(layer));
-            let picks = (1..TOP_K as u32).map(|i| 5 * (i + number) % PROMPT);
-            let picks: Vec<i32> = [position].into_iter().chain(picks).map(|pick| pick as i32).collect();
-            engine.stream.memcpy_htod(&picks, &mut engine.selection.view_mut()).map_err(failed)?;
+            let selected = (1..TOP_K as u32).map(|i| 5 * (i + number) % PROMPT);
+            let selected: Vec<i32> =
+                [position].into_iter().chain(selected).map(|position| position as i32).collect();
+            engine.stream.memcpy_htod(&selected, &mut engine.selection.view_mut()).map_err(failed)?;
             engine.cache.layer(&step, call, Streams { resolve: ours, gather: ours }, buffers)?;
             engine.project(sequence, layer, position)?;
-            read += engine.attend(layer, &picks)?;
+            read += engine.attend(layer, &selected)?;
             engine.cache.scatter(&step, call, ours)?;
         }
         engine.cache.finish(&mut step, ours)?;

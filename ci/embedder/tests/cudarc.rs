@@ -87,7 +87,7 @@ fn a_view_without_cudarcs_tracking_is_captured() {
 }
 
 #[test]
-fn another_context_is_refused_whatever_is_of_it() {
+fn streams_events_and_memory_of_another_context_are_refused() {
     let Some((_alone, library)) = driver() else { return };
     let context = CudaContext::new(0).unwrap();
     let bridge = bridge(&context, library.clone());
@@ -116,7 +116,7 @@ fn another_context_is_refused_whatever_is_of_it() {
 }
 
 #[test]
-fn events_go_both_ways() {
+fn events_work_in_both_directions() {
     let Some((_alone, library)) = driver() else { return };
     let context = CudaContext::new(0).unwrap();
     let bridge = bridge(&context, library);
@@ -134,7 +134,7 @@ fn events_go_both_ways() {
 }
 
 #[test]
-fn lent_memory_outlives_who_lent_it_and_the_devices_is_not_freed_by_cudarc() {
+fn lent_memory_outlives_its_lender_and_cudarc_does_not_free_the_devices_memory() {
     let Some((_alone, library)) = driver() else { return };
     let context = CudaContext::new(0).unwrap();
     let bridge = bridge(&context, library);
@@ -162,7 +162,7 @@ fn lent_memory_outlives_who_lent_it_and_the_devices_is_not_freed_by_cudarc() {
 }
 
 #[test]
-fn views_are_of_whole_elements_of_memory_that_the_device_keeps() {
+fn views_cover_whole_elements_of_memory_that_the_device_keeps() {
     let Some((_alone, library)) = driver() else { return };
     let context = CudaContext::new(0).unwrap();
     let (bridge, other) = (bridge(&context, library.clone()), bridge(&context, library));

@@ -263,13 +263,13 @@ mod tests {
     use forebay::device::host::{HostDevice, HostOptions};
 
     #[test]
-    fn a_gpu_has_a_fifth_of_what_is_free_and_a_host_little() {
+    fn by_default_a_gpu_takes_a_fifth_of_free_memory_and_the_host_little() {
         let of = |gpu, quick, system| {
             let free = Free { system, node: None };
             bytes(For { asked: None, quick, gpu, least: LEAST }, free).map_err(|error| error.to_string())
         };
         assert_eq!(of(true, false, 2 << 40), Ok(64 << 30));
-        // An eighth stays.
+        // An eighth is left free.
         assert_eq!(of(true, false, 80 << 30), Ok(14 << 30));
         assert_eq!(of(false, false, 80 << 30), Ok(3 << 29));
         assert_eq!(of(false, false, 4 << 30), Ok((7 << 29) / 5));
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_is_taken_if_it_can_be_had_and_will_do() {
+    fn a_requested_size_is_used_if_it_is_available_and_large_enough() {
         let of = |asked, quick| {
             let wanted = For { asked: Some(asked), quick, gpu: false, least: 500 << 20 };
             let free = Free { system: 8 << 30, node: None };
@@ -293,14 +293,14 @@ mod tests {
             let (kind, text) = of(asked, quick).unwrap_err();
             assert!(kind == Kind::InvalidConfig && text.contains("--pool") && text.contains(place), "{text}");
         }
-        // A system that does not tell is believed to have it.
+        // A system that does not report free memory is assumed to have enough.
         let unknown = Free { system: 0, node: None };
         let wanted = For { asked: Some(1 << 30), quick: false, gpu: true, least: 1 };
         assert_eq!(bytes(wanted, unknown).unwrap(), 1 << 30);
     }
 
     #[test]
-    fn no_more_is_taken_than_the_node_has_to_which_it_is_bound() {
+    fn a_bound_process_leaves_an_eighth_of_its_node_free() {
         let of = |asked, node| {
             let free = Free { system: 400 << 30, node };
             let wanted = For { asked, quick: false, gpu: true, least: LEAST };
@@ -314,7 +314,7 @@ mod tests {
             assert!(text.contains(part), "{part}: {text}");
         }
         assert!(!text.contains('\n'), "{text}");
-        // Without one, and by default.
+        // Without a node, and by default.
         assert_eq!(of(Some(71 << 30), None), Ok(71 << 30));
         assert_eq!((of(None, node), of(None, None)), (Ok(14 << 30), Ok(64 << 30)));
     }

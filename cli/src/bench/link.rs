@@ -121,18 +121,18 @@ mod tests {
     }
 
     #[test]
-    fn a_row_asks_for_its_lines_and_for_those_that_two_warps_share() {
-        // By hand: 656 bytes touch six lines at any alignment. Of ten lines of 64 bytes in a row one in eight
-        // begins a warp, and half of these are in the middle of a line of 128: 10 / 16 more.
+    fn a_row_requests_its_lines_and_those_that_two_warps_share() {
+        // By hand: 656 bytes touch six lines at any alignment. Of ten consecutive lines of 64 bytes, one in eight
+        // begins a warp, and half of these are in the middle of a 128-byte line: 10 / 16 more.
         assert_eq!(asks(656, 704, 64), (6.625, 672.0));
         assert_eq!(asks(656, 704, 128), (6.0, 672.0));
         assert_eq!(asks(656, 768, 128), (6.0, 672.0));
-        // Of 40 pieces behind the first one in 32 begins a warp, and one in eight of these a line; half of them are
+        // Of the 40 pieces after the first, one in 32 begins a warp, and one in eight of these a line; half of them are
         // in the middle of a sector.
         let (requests, bytes) = asks(656, 656, 16);
         assert_eq!((requests, bytes), (6.0 + 40.0 / 32.0 * 7.0 / 8.0, 672.0 + 40.0 / 32.0 / 2.0 * 32.0));
         assert!((requests - 7.09).abs() < 0.005, "{requests}");
-        // Whole lines are what a long run asks for.
+        // A long run requests whole lines.
         assert_eq!(asks(1152, 1152, 128), (9.0, 1152.0));
     }
 
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_is_bound_by_requests_is_told_from_one_that_is_bound_by_bytes() {
+    fn a_request_bound_link_is_distinguished_from_a_byte_bound_link() {
         let shape = RowShape { row: 656, stride: 704 };
         let link = Link { asks: Asks::of(shape), rows: 4096, ceiling: 35.2e9, launch_us: 2.0 };
         // 35.2 GB/s are 275 million lines a second.

@@ -241,7 +241,7 @@ mod tests {
     use forebay::device::host::{HostDevice, HostOptions};
 
     #[test]
-    fn nodes_that_find_a_step_or_that_did_not_run_are_no_figure() {
+    fn graph_nodes_that_did_not_run_give_no_figure() {
         let device: Arc<dyn Probe> = HostDevice::new(HostOptions::default());
         let mut nodes = Nodes::new(&device, true).unwrap();
         let resolve = |nodes: &Nodes| nodes.node(Node::Resolve, 1, nodes.rig.stream(), 2).unwrap();

@@ -367,7 +367,7 @@ mod tests {
     };
 
     #[test]
-    fn a_step_misses_exactly_what_was_asked_again_and_again() {
+    fn every_step_misses_exactly_the_requested_rows() {
         let mut oracle = Oracle::new(SHAPE, 1, 2, 64).unwrap();
         oracle.join(0, &[0, 1, 2], 192, 1024).unwrap();
         let fill: Vec<i32> = (0..192).map(|position| position * 5).collect();
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_wanted_is_an_entry_without_a_position() {
+    fn entries_beyond_the_wanted_rows_have_no_position() {
         let mut oracle = Oracle::new(SHAPE, 1, 2, 64).unwrap();
         oracle.join(1, &[3], 64, 500).unwrap();
         let mut selection = Vec::new();
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn a_planted_slot_and_a_planted_byte_are_found() {
+    fn a_planted_wrong_slot_and_a_planted_wrong_byte_are_found() {
         let wanted: Vec<i32> = (0..32).collect();
         assert_eq!(compare_slots(3, 8, &wanted, &wanted).unwrap(), 32);
         let mut found = wanted.clone();

@@ -219,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_middle_of_the_rounds_stands_for_them() {
+    fn a_figure_is_the_median_of_its_rounds() {
         let spread = |times: &[f64]| Spread::of(times.to_vec());
         assert_eq!(spread(&[5.0, 1.0, 3.0, 2.0, 4.0]), Spread { us: 3.0, low: 2.0, high: 4.0 });
         assert_eq!(spread(&[4.0, 1.0]).us, 2.5);

@@ -77,7 +77,7 @@ mod tests {
         let device: Arc<dyn Probe> = HostDevice::new(HostOptions::default());
         let mut rig = Rig::new(&device, Extents::ONE_LANE, Places::Tables, true).unwrap();
         rig.fill(decoded).unwrap();
-        // The device made the same of it.
+        // The device got the same state.
         rig.finish().unwrap();
         let stamps = rig.oracle.stamps(0, 0);
         let mut oldest = stamps.clone();
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn equally_old_rows_are_all_over_the_slots_behind_a_decode() {
+    fn after_a_decode_rows_of_one_age_are_spread_over_the_slots() {
         let (rows, stretches) = ties(DECODED);
         assert!(rows > 30 && stretches * 10 > rows * 9, "{rows} in {stretches}");
         // The control: after a prompt they are adjacent.
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_each_age_come_back_as_often_as_in_the_recorded_trace() {
+    fn rows_of_each_age_are_reused_as_often_as_in_the_recorded_trace() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/demo.topk.zst");
         let trace = SelectionTrace::read(&path).unwrap();
         let header = trace.header();
@@ -123,12 +123,12 @@ mod tests {
     }
 
     #[test]
-    fn all_hits_are_divided_and_no_class_gives_more_than_it_has() {
+    fn all_hits_are_divided_and_no_class_gives_more_rows_than_it_has() {
         let mut rows = [0; CLASSES];
         (rows[0], rows[1], rows[9]) = (2048, 500, 3000);
         let taken = divided(rows, 1774);
         assert_eq!(taken.iter().sum::<usize>(), 1774);
-        // 1529, 151 and 75 by their shares: 1755, so a little more of each.
+        // 1529, 151 and 75 by their shares are 1755 in all, so each gets a little more.
         assert!(
             taken[0].abs_diff(1546) < 5 && taken[1].abs_diff(152) < 3 && taken[9].abs_diff(76) < 3,
             "{taken:?}"

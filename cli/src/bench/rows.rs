@@ -404,7 +404,7 @@ mod tests {
     use forebay::device::host::{HostDevice, HostOptions};
 
     #[test]
-    fn a_row_that_a_call_wrote_beside_its_own_is_found() {
+    fn a_row_that_a_call_wrote_outside_its_own_is_found() {
         let device: Arc<dyn Probe> = HostDevice::new(HostOptions::default());
         let memory = Memory::filled(&*device, host_memory::QUICK).unwrap();
         let mut pools = Gather::new(&device, SHAPES[0], &memory, true).unwrap();
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn every_piece_of_a_landed_row_is_another_one_at_the_next_call() {
+    fn every_piece_of_a_landed_row_differs_at_the_next_call() {
         let device: Arc<dyn Probe> = HostDevice::new(HostOptions::default());
         let memory = Memory::filled(&*device, host_memory::QUICK).unwrap();
         let mut pools = Scatter::new(&device, SHAPES[0], &memory, true).unwrap();

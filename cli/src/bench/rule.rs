@@ -307,12 +307,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ceiling_counts_what_must_be_touched_once() {
-        // Of a table of 100 words no more is touched than it has.
+    fn a_ceiling_counts_each_byte_that_must_be_touched_once() {
+        // A table of 100 words has no more than that to touch.
         assert_eq!([scattered(3, 100, 32), scattered(1000, 100, 32)], [96, 416]);
         let bytes = |share| touched(&Extents::ONE_LANE, Wanted::share(2048, 1, share), 32);
-        // Without misses: 2048 answers and entries, look-ups of a sector each, all stamps read, hits' written: of
-        // 6881 stamps there are 861 sectors.
+        // Without misses: 2048 slots and entries, look-ups of a sector each, all stamps read, stamps of hits written:
+        // 6881 stamps are in 861 sectors.
         assert_eq!(bytes(0.0), 8 * 2048 + 32 * 2048 + 4 * 6881 + 32 * 861);
         assert!(bytes(0.3) > bytes(0.067));
     }

@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_share_above_the_ceiling_says_why() {
+    fn a_share_above_the_ceiling_comes_with_its_reason() {
         let figure = |ceiling| Figure::new("gather", "a", vec![20.0], ("read", ceiling), 1);
         assert!(above(&[figure(15.0), figure(26.2)]).unwrap().contains("caches"));
         assert_eq!(above(&[figure(15.0), figure(20.0)]), None);

@@ -162,7 +162,7 @@ mod tests {
     use forebay_standin::{Options, Standin};
 
     #[test]
-    fn work_goes_in_front_and_is_longer_where_the_host_was_late() {
+    fn the_leading_work_grows_where_the_host_was_late() {
         let Some(driver) = Standin::new(Options::default()) else {
             return skip::skip("g++, which builds the stand-in driver");
         };
@@ -172,7 +172,7 @@ mod tests {
         let timer = Timer::new(&device, false).unwrap();
         let rounds = || timer.ahead.as_ref().unwrap().rounds.get();
         let before = rounds();
-        // The host comes behind all of the work, and waits for it: it is late.
+        // The host waits for the end of all the work, so it is late.
         let late = |stream| {
             let event = device.event()?;
             device.record(event, stream)?;

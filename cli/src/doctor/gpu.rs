@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ability_that_is_not_there_says_what_follows_why_and_what_to_do() {
+    fn a_missing_ability_is_reported_with_consequence_cause_and_fix() {
         let all = ABILITIES.map(|(name, ..)| ability(name, "take another driver"));
         for (found, (name, state, _, without)) in abilities(&all).iter().zip(ABILITIES) {
             assert_eq!(
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_others_hold_is_noted() {
+    fn memory_that_other_processes_hold_is_noted() {
         let state = |free: u64| identity(&facts((9, 0), free << 30))[2].state;
         assert_eq!((state(139), state(105), state(104)), (State::Ok, State::Ok, State::Note));
         let old = &identity(&facts((8, 0), 0))[1];
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn page_tables_are_said_of_a_gib_and_of_all_that_is_there() {
+    fn page_tables_are_reported_for_a_gib_and_for_all_available_memory() {
         let state = MemoryState { available: Some(300 << 30), ..MemoryState::default() };
         let found = page_tables(&state);
         assert_eq!(found.value, "2.00 MiB of the GPU's memory a GiB");
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_above_the_ceiling_says_why() {
+    fn a_share_above_the_ceiling_comes_with_its_reason() {
         let rates = |speed| rows("gather of rows", &RowRates::flat(656, speed), 36e9, "").means;
         assert!(rates(47e9).starts_with("131% of its ceiling") && rates(47e9).contains("caches"));
         assert_eq!(rates(18e9), "50% of its ceiling");

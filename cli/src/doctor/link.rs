@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slow_link_is_told_from_one_that_sleeps_and_from_one_that_is_not_the_way() {
+    fn a_slow_link_is_distinguished_from_an_idle_link_and_from_an_unused_link() {
         let lanes = |generation| Lanes { generation, width: 16 };
         let link = Link { now: Some(lanes(1)), most: Some(lanes(5)), slot: None };
         for (copied, state, text) in [
@@ -145,14 +145,14 @@ mod tests {
             (link.peak(None), link.peak(Some(3e9)), link.peak(Some(50e9))),
             (Some(4e9), Some(4e9), None)
         );
-        // No lanes are missing from a link that carried more than it says.
+        // A link that carried more than its reported rate lacks no lanes.
         let narrow = Link { now: Some(Lanes { generation: 5, width: 1 }), ..link };
         assert_eq!(narrow.findings("", Some(50e9))[0].state, State::Ok);
         assert_eq!(narrow.findings("", Some(3e9))[0].state, State::Warning);
     }
 
     #[test]
-    fn a_link_carries_what_its_generation_and_width_say() {
+    fn a_links_bandwidth_follows_from_its_generation_and_width() {
         for (generation, width, gb) in
             [(1, 16, 4.0), (3, 8, 7.88), (4, 16, 31.5), (5, 16, 63.0), (6, 16, 121.0)]
         {

@@ -304,7 +304,7 @@ mod tests {
 
     use super::*;
 
-    /// The finding of that name, where the trial has it.
+    /// The finding with that name, if the trial has it.
     fn tried_with(call: Call, errno: i32, name: &str) -> Option<Finding> {
         tried(Some(0), &Inject::call(call, errno)).into_iter().find(|finding| finding.name == name)
     }
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_huge_pages_are_told_once_and_refused_ones_are_told() {
+    fn missing_huge_pages_are_reported_once_and_so_are_refused_ones() {
         let lost = |cause: &str| {
             fallback(&Fallback { what: Fallback::HUGE_PAGES, wanted: 1, cause: cause.to_owned() })
         };

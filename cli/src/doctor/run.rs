@@ -325,7 +325,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_on_the_bus_is_found_however_long_its_domain_is_written() {
+    fn a_bus_address_is_found_whatever_the_length_of_its_domain() {
         for (bus, folder) in [
             ("0000:3b:00.0", "0000:3b:00.0"),
             ("00000000:3b:00.0", "0000:3b:00.0"),
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_that_could_not_be_had_say_what_to_do() {
+    fn rates_that_could_not_be_measured_come_with_a_fix() {
         let told = |kind| not_measured(&Error::new(kind, "rates").at("gather.points"));
         let found = told(Kind::InvalidConfig);
         assert!(found.means.contains("gather.points") && found.fix.contains("nothing else"), "{found:?}");

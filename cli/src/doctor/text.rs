@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_long_meaning_stands_in_lines_of_whole_words_and_states_stay_with_their_findings() {
+    fn a_long_meaning_is_broken_between_words_and_states_stay_with_their_findings() {
         let long = "word ".repeat(40);
         let finding = |state, means: &str| Finding::ok("name", "value", means).but_if(true, state, "fix");
         let look = Look { utf8: false, width: Some(60) };

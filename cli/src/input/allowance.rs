@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_held_beside_a_trace_is_bounded_and_all_of_it_where_something_is_said() {
+    fn memory_alongside_a_trace_is_bounded_and_all_memory_where_a_limit_is_given() {
         let usual = Allowance { of: Replayed::Requests, memory: None };
         assert!(usual.check(1 << 30, BESIDE - PROGRAM).is_ok());
         assert!(usual.check(0, BESIDE - PROGRAM + 1).is_err());

@@ -230,7 +230,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_have_a_unit_and_nothing_else() {
+    fn a_size_is_a_number_with_a_unit() {
         assert_eq!(bytes("80GiB"), Ok(80 << 30));
         assert_eq!(bytes("141GB"), Ok(141_000_000_000));
         assert_eq!(bytes("0.5KiB"), Ok(512));
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_come_back_in_the_units_they_were_given_in() {
+    fn sizes_are_printed_in_the_units_of_the_input() {
         let shown = ["100GB", "80GiB", "1.5TiB", "0", "512MB"].map(|text| size(text).unwrap().to_string());
         assert_eq!(shown, ["100 GB", "80 GiB", "1.5 TiB", "0", "512 MB"]);
         assert_eq!(
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_ratios_and_rates() {
+    fn batches_ratios_and_rates_are_parsed() {
         assert_eq!([batch("max"), batch("160")], [Ok(Batch::Most), Ok(Batch::Sequences(160))]);
         assert_eq!(
             [ratio("auto"), ratio("0.31"), ratio("1")],

@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_switches_and_lists_are_read_and_nonsense_is_none() {
+    fn fields_switches_and_lists_are_read_and_garbage_is_ignored() {
         let text = "MemTotal:  16 kB\nNode 1 MemFree: 2 kB\nmodel name\t: A B\nHugePages_Total:    7\n";
         assert_eq!(kib(text, "MemTotal"), Some(16384));
         assert_eq!(kib(text, "Node 1 MemFree"), Some(2048));

@@ -129,7 +129,7 @@ mod tests {
     use crate::plan::{html, json, text};
     use crate::present::terminal::Look;
 
-    /// So many plans that differ in what `change` says, by the number of the plan.
+    /// `plans` plans that differ by `change`, which gets the number of the plan.
     fn sweep(plans: u32, change: impl Fn(u32, &mut Demand)) -> Vec<Point> {
         let demand =
             Demand { batch: Batch::Sequences(60), ..Demand::new(Shape::DEEPSEEK_V3_2, 80 << 30, 32768) };
@@ -160,21 +160,21 @@ mod tests {
         (0..plans).map(point).collect()
     }
 
-    /// Every plan compared with every other would be over 10^9 comparisons for each output. As it is, this is
+    /// A comparison of every plan with every other would take over 10^9 comparisons for each output. This takes
     /// seconds.
     #[test]
-    fn outputs_of_a_sweep_are_no_more_work_than_its_plans() {
+    fn outputs_of_a_sweep_take_linear_time() {
         const PLANS: u32 = 40_000;
         let batches = sweep(PLANS, |number, demand| demand.batch = Batch::Sequences(number + 1));
         let text = String::from_utf8(json::text(&batches, 0.0).unwrap()).unwrap();
         assert_eq!(text.matches("\"kind\": \"plan\"").count(), PLANS as usize);
         assert_eq!(text.matches("With offload the 8 GPUs hold").count(), PLANS as usize);
-        // Each context a setting of its own, with a sentence of its own.
+        // Each context is its own setting, with its own sentence.
         let contexts = sweep(PLANS, |number, demand| demand.context = 32768 + number);
         let advised = Advised::of(&contexts, 0.0);
         assert!(advised.all().count() == PLANS as usize && advised.only().is_none());
         assert_eq!(advised.all().nth(5), Some(("32773", advised.of_point(5).unwrap())));
-        // Tables and pages have a line for each plan: of fewer, as comfy-table takes its time.
+        // Tables and pages have a line for each plan: with fewer plans here, because comfy-table is slow.
         let some = sweep(PLANS / 10, |number, demand| demand.batch = Batch::Sequences(number + 1));
         let look = Look { utf8: false, width: Some(80) };
         assert!(text::report(&some, 0.0, look).lines().count() > some.len());
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_setting_is_named_by_what_differs() {
+    fn a_setting_is_named_by_its_differences() {
         let one = sweep(3, |number, demand| demand.batch = Batch::Sequences(number + 1));
         let told = Settings::of(&one);
         assert_eq!((told, told.name(&one[0]).as_str()), (Settings::default(), ""));

@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn only_tokens_remember_what_left() {
+    fn only_decay_tokens_remembers_evicted_rows() {
         let row = Selected { position: 0, next: crate::policy::pool::NEVER };
         let ranks = [Memory::Slots, Memory::Tokens].map(|memory| {
             let mut decay = Decay::new(1, memory).unwrap();

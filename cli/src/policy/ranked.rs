@@ -245,7 +245,7 @@ mod tests {
     use super::*;
     use crate::policy::pool::NEVER;
 
-    /// A rank that counts how often it is asked for.
+    /// A rank that counts its calls.
     struct Counted(Lru, Rc<Cell<u64>>);
 
     impl Rank for Counted {
@@ -263,7 +263,7 @@ mod tests {
         }
     }
 
-    /// How often ranks were asked for in `steps` steps of two rows each, with a pool that is full from the start.
+    /// The number of rank calls in `steps` steps of two rows each, with a pool that is full from the start.
     fn asked(slots: usize, rows: usize, steps: u32) -> (u64, u32) {
         let (asked, positions) = (Rc::new(Cell::new(0)), 2 * slots + steps as usize);
         let rank = Counted(Lru::new(positions).unwrap(), asked.clone());
@@ -280,11 +280,11 @@ mod tests {
     }
 
     #[test]
-    fn where_slots_are_many_a_step_costs_what_it_selects() {
+    fn with_many_slots_a_step_costs_only_its_selected_rows() {
         let (slots, steps) = (100_000, 5_000);
         let (heap, missed) = asked(slots, 2, steps);
         assert!(heap < 20 * u64::from(steps), "{heap} ranks were asked for in {steps} steps");
-        // The control: a scan asks for all of them, and the same rows leave.
+        // The control: a scan ranks all rows, and evicts the same ones.
         let few = 50;
         let (scan, scanned) = asked(slots, slots, few);
         assert!(scan > u64::from(few) * slots as u64 / 2, "{scan}");

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn json_on_a_terminal_steers_nothing_and_means_the_same() {
+    fn json_on_a_terminal_has_no_control_characters_and_the_same_value() {
         let text = "a\u{7f}\u{9b}31m\u{202e}\u{2067}\u{1b}\n\"é漢\"".to_owned();
         let written = String::from_utf8(list(&[&text]).unwrap()).unwrap();
         assert!(!written.chars().any(|c| c != '\n' && steers(c)), "{written}");

@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn no_sign_is_lost_and_nothing_has_none() {
+    fn no_sign_is_lost_and_zero_has_none() {
         assert_eq!(
             [2.34567, 23.4567, 234.567, 9.999, 99.97].map(number),
             ["2.35", "23.5", "235", "10.0", "100"]

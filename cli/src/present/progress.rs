@@ -61,10 +61,10 @@ pub fn of_trace(path: &Path, steps: u64) -> ProgressBar {
 mod tests {
     use super::*;
 
-    /// Milliseconds of a piece each, by a clock that is only counted.
+    /// Milliseconds of each piece, on a simulated clock.
     type Run = Vec<u64>;
 
-    /// The largest factor by which `estimate` is wrong from the first quarter of the time on, up to the last piece.
+    /// The largest factor by which `estimate` is wrong between the first quarter of the time and the last piece.
     fn worst(run: &Run, estimate: impl Fn(&[u64], Duration) -> f64) -> f64 {
         let all: u64 = run.iter().sum();
         let mut now = 0;
@@ -81,7 +81,7 @@ mod tests {
     }
 
     fn runs() -> Vec<Run> {
-        // Hundredths of a second that the trace in data/ took under each policy, at two sizes.
+        // Times in hundredths of a second of the trace in data/ under each policy, at two sizes.
         let policies = [13, 15, 17, 27, 13, 17, 23, 29, 20, 24, 15, 18];
         let of_policies = |order: &[u64]| order.iter().flat_map(|cost| [*cost; 50]).collect();
         let (mut up, mut down) = (policies, policies);
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn from_the_first_quarter_on_what_is_left_is_known_within_a_factor_of_two() {
+    fn after_the_first_quarter_the_time_left_is_right_within_a_factor_of_two() {
         for (number, run) in runs().iter().enumerate() {
             let of =
                 |done: &[u64], now| left(now, done.len() as u64, run.len() as u64).unwrap().as_secs_f64();
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn control_the_last_piece_alone_does_not_know() {
+    fn control_the_last_piece_alone_does_not_predict_the_time_left() {
         let by_last = |run: &Run| {
             let of = |done: &[u64], _| (run.len() - done.len()) as f64 * *done.last().unwrap() as f64 / 1e3;
             worst(run, of)
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_done_says_nothing_and_all_done_leaves_nothing() {
+    fn no_time_is_shown_at_the_start_and_zero_is_left_at_the_end() {
         let second = Duration::from_secs(1);
         assert_eq!(left(second, 0, 10), None);
         assert_eq!(left(second, 0, 0), None);

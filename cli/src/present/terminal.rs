@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_spared_is_left_out_in_its_order_and_named() {
+    fn optional_columns_are_left_out_in_order_and_named() {
         let spare = Spare { columns: &["second", "nothing", "first", "third"], keys: 1, text: None };
         let less = at(41).fit(sample(at(41)), &spare);
         assert!(!less.lines().next().unwrap().contains("second") && less.contains("first"), "{less}");
@@ -255,12 +255,12 @@ mod tests {
     }
 
     #[test]
-    fn a_table_without_anything_to_spare_stands_in_parts() {
+    fn a_table_without_optional_columns_is_split_into_parts() {
         let parts = at(30).fit(sample(at(30)), &Spare { keys: 1, ..Spare::default() });
         assert!(widest(&parts) <= 30 && parts.matches("a name").count() == 2, "{parts}");
         assert!(parts.contains("first") && parts.contains("second") && parts.contains("third"), "{parts}");
         assert!(!parts.contains("--wide"), "{parts}");
-        // A column that is wider than the page is alone in its part.
+        // A column wider than the page has a part of its own.
         let narrow = at(5).fit(sample(at(5)), &Spare { keys: 1, ..Spare::default() });
         assert_eq!(narrow.matches("a name").count(), 3, "{narrow}");
     }
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn bars_are_measured_in_eighths_or_whole_signs() {
+    fn bars_have_a_resolution_of_eighths_or_of_whole_characters() {
         assert_eq!(bar(1.0, 1.0, BAR, true), "█".repeat(BAR));
         assert_eq!(bar(1.0, BAR as f64 * 2.0, BAR, true), "▌");
         assert_eq!(bar(1.0, 2.0, BAR, false), "#".repeat(BAR / 2));

@@ -233,7 +233,7 @@ mod tests {
 
     use super::*;
 
-    /// Sets of 8 positions far apart, some of them kept from step to step, in layers that share some.
+    /// Sets of 8 distant positions, some of which stay selected from step to step, in layers that share some.
     fn sparse(seed: u64) -> SelectionTrace {
         let (layers, steps, first, k) = (3_u32, 60_u32, 1_000_000_u32, 8_usize);
         let json = format!(
@@ -266,9 +266,10 @@ mod tests {
         forebay::trace::Header { layer_ids: (0..header.layers).collect(), ..header }
     }
 
-    /// Every policy, split, curve and prefetch over a prompt of a million positions, and over the forty named ones.
+    /// Every policy, split, curve and prefetch over a prompt of a million positions, and over only the forty selected
+    /// ones.
     #[test]
-    fn a_compact_trace_counts_the_same() {
+    fn a_compact_trace_gives_the_same_counts() {
         use clap::ValueEnum;
         for seed in [1, 2] {
             let whole = sparse(seed);
@@ -299,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bar_ends_where_the_work_does() {
+    fn the_progress_bar_ends_with_the_work() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/demo.topk.zst");
         let trace = SelectionTrace::read(&path).unwrap();
         let setting = |slots| Setting { slots, warmup: 32, mtp: 2, steps: 20 };

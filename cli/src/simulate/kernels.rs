@@ -157,7 +157,7 @@ mod tests {
 
     /// The page has every line of the table, and every price.
     #[test]
-    fn the_pages_predictions_are_what_the_command_says() {
+    fn the_pages_predictions_equal_the_commands() {
         let page = include_str!("../../../docs/gpu-notes.md");
         let costs = KernelCosts::default();
         let figures = table(&costs).into_iter().map(|Figure { name, unit, before, now }| {
@@ -169,14 +169,14 @@ mod tests {
         let lines: Vec<String> = prices.chain(figures).collect();
         let missing = lines.iter().filter(|line| !page.lines().any(|on| on == line.as_str())).count();
         assert_eq!(missing, 0, "docs/gpu-notes.md should have:\n{}", lines.join("\n"));
-        // And no others.
+        // The page has no other prices.
         let table = page.lines().skip_while(|line| !line.starts_with("| figure | unit |")).skip(2);
         let count = table.take_while(|line| line.starts_with('|')).count();
         assert_eq!(count, super::table(&costs).len());
     }
 
     #[test]
-    fn a_price_is_read_as_it_is_written_and_a_wrong_one_is_refused() {
+    fn a_printed_price_parses_back_and_a_wrong_one_is_refused() {
         let mut costs = KernelCosts::default();
         assumed(&mut costs, "round_trip_us=1.2..1.8").unwrap();
         assumed(&mut costs, "read_gb_s=25").unwrap();

@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn streams_are_lanes_named_by_what_runs_there() {
+    fn streams_are_lanes_named_after_their_work() {
         let spans = [
             span(7, "gather", 1, 50.0, 90.0),
             span(0, "project", 0, 0.0, 10.0),
@@ -169,8 +169,8 @@ mod tests {
     }
 
     #[test]
-    fn events_of_a_track_touch_and_do_not_overlap() {
-        // Ends and starts that no decimal fraction holds.
+    fn events_of_a_track_may_touch_but_do_not_overlap() {
+        // Ends and starts that no decimal fraction represents exactly.
         let third = 100.0 / 3.0;
         let spans: Vec<Span> =
             (0..50).map(|i| span(0, "rest", 0, f64::from(i) * third, f64::from(i + 1) * third)).collect();

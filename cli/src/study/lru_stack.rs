@@ -200,9 +200,10 @@ mod tests {
     use super::*;
     use crate::study::pools;
 
-    /// The demo's selections at sizes above what a step selects: every step and layer as the production pools count.
+    /// Every step and layer of the demo's selections has the counts of the production pools, at sizes above a step's
+    /// rows.
     #[test]
-    fn the_stack_counts_what_the_pools_count() {
+    fn the_lru_stack_equals_the_pools() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/demo.topk.zst");
         let trace = SelectionTrace::read(&path).unwrap();
         let header = trace.header();
@@ -223,9 +224,9 @@ mod tests {
         assert_eq!((e.kind(), e.number("slots")), (Kind::OutOfRange, Some(10)));
     }
 
-    /// What runs is what was reckoned, by the header alone.
+    /// The method that runs is the one chosen from the header alone.
     #[test]
-    fn the_header_says_what_counts_and_what_it_holds() {
+    fn the_header_decides_the_method_and_its_memory() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/demo.topk.zst");
         let demo = SelectionTrace::read(&path).unwrap().header().clone();
         let long = Header { layers: 1024, k: 64, decode_start: 1 << 18, ..demo.clone() };
@@ -233,7 +234,7 @@ mod tests {
         let at = |slots, steps| Setting { slots, warmup: 0, mtp: 1, steps };
         let how = |header: &Header, at: Setting| How::of(header, at, &vec![at.slots; header.layers as usize]);
         assert_eq!((how(&demo, at(1000, 60)), how(&long, at(1 << 17, 4096))), (How::Pools, How::Stack));
-        // Eight steps of the same go through pools, which hold tables of every layer.
+        // Eight equal steps go through pools, which have tables of every layer.
         assert_eq!(how(&long, at(1 << 17, 8)), How::Pools);
         let bytes = [4096, 8].map(|steps| needs(&long, &shape, at(1 << 17, steps)).unwrap());
         assert!(bytes[0] < 1 << 24 && bytes[1] > 1 << 30, "{bytes:?}");

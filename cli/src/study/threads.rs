@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn results_stand_by_index_and_an_error_ends_the_work() {
+    fn results_are_ordered_by_index_and_an_error_ends_the_work() {
         assert_eq!(each(1000, 0, |index| Ok(index * index)).unwrap()[999], 999 * 999);
         assert!(each(0, 0, Ok).unwrap().is_empty());
         let begun = AtomicUsize::new(0);
@@ -74,12 +74,12 @@ mod tests {
             if index >= 7 { Err(Error::new(Kind::OutOfMemory, "work")) } else { Ok(()) }
         });
         assert_eq!(result.unwrap_err().kind(), Kind::OutOfMemory);
-        // No thread begins anything after its own error.
+        // A thread begins no piece after its own error.
         assert!(begun.into_inner() <= 7 + MOST);
     }
 
     #[test]
-    fn large_pieces_are_done_by_few() {
+    fn few_threads_work_on_large_pieces() {
         assert_eq!([0, BYTES / 8, BYTES / 3, BYTES, u64::MAX].map(threads), [8, 8, 3, 1, 1]);
         let (now, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let work = |_| {

@@ -1,4 +1,4 @@
-//! What the doctor finds of a GPU: the stand-in driver's, on machines that are made of files.
+//! The doctor's findings about a GPU: the stand-in driver's GPU, on machines that are made of files.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use crate::{entries, finding, is, skip};
 use forebay_standin::{Options, Standin};
 use serde_json::Value;
 
-/// A driver's library for the command to load; nothing without a C++ compiler, and then the test says that it skips.
+/// A driver's library for the command to load; `None` without a C++ compiler, after a message that the test skips.
 fn driver() -> Option<Standin> {
     let standin = Standin::new(Options::default());
     if standin.is_none() {
@@ -17,7 +17,7 @@ fn driver() -> Option<Standin> {
     standin
 }
 
-/// The GPU's entry, without measuring.
+/// The GPU's entry, without measurements.
 fn gpu(driver: &Standin, machine: &Machine) -> Value {
     let found = entries(&["--no-rates", "--driver", driver.library(), "--root", machine.root()]);
     assert_eq!(found.len(), 2, "one GPU and the machine");
@@ -57,7 +57,7 @@ fn a_sound_gpu_has_nothing_to_fix() {
 }
 
 #[test]
-fn captures_that_lose_their_priorities_are_said() {
+fn captures_that_lose_their_priorities_are_reported() {
     let Some(driver) = driver() else { return };
     let machine = Machine::sound("gpu-priorities");
     let line =
@@ -79,21 +79,21 @@ fn captures_that_lose_their_priorities_are_said() {
 }
 
 #[test]
-fn a_link_that_gives_less_than_it_could_is_told_from_one_that_sleeps() {
+fn a_slow_link_is_distinguished_from_an_idle_link() {
     let Some(driver) = driver() else { return };
     let machine = Machine::sound("gpu-link");
     machine.link("current", "8.0 GT/s PCIe", "8");
     is(&gpu(&driver, &machine), "PCIe link", "warning", &["gen 3 x8 now", "8 GB/s", "fewer lanes"]);
     machine.link("current", "2.5 GT/s PCIe", "16");
     is(&gpu(&driver, &machine), "PCIe link", "note", &["lower speed", "--no-rates"]);
-    // The system's ways to say that it does not know.
+    // The system's values for "unknown".
     for (speed, width) in [("Unknown", "16"), ("32.0 GT/s PCIe", "63"), ("32.0 GT/s PCIe", "x")] {
         machine.link("current", speed, width);
         is(&gpu(&driver, &machine), "PCIe link", "note", &["unknown"]);
     }
 }
 
-/// Reserved huge pages count as memory of their node, and serve no other one.
+/// Reserved huge pages count as memory of their node, and serve no other node.
 #[test]
 fn huge_pages_count_on_the_node_that_has_them() {
     let Some(driver) = driver() else { return };
@@ -118,7 +118,7 @@ fn huge_pages_count_on_the_node_that_has_them() {
 }
 
 #[test]
-fn gpus_that_this_process_is_not_given_are_noted() {
+fn gpus_hidden_from_this_process_are_noted() {
     let Some(driver) = driver() else { return };
     let machine = Machine::sound("gpu-hidden");
     for (bus, class) in
@@ -131,9 +131,9 @@ fn gpus_that_this_process_is_not_given_are_noted() {
     is(&all[1], "GPUs", "note", &["1 of 2", "CUDA_VISIBLE_DEVICES"]);
 }
 
-/// The bus as the system has it: the GPU's folder is a link into the tree, below its port.
+/// The bus as the system shows it: the GPU's folder is a link into the tree, below its port.
 #[test]
-fn a_slot_that_gives_less_than_the_card_takes_is_found() {
+fn a_bus_slot_slower_than_its_card_is_found() {
     let Some(driver) = driver() else { return };
     let machine = Machine::sound("gpu-slot");
     let port = "sys/devices/pci0000:3a/0000:3a:01.0";
@@ -150,7 +150,7 @@ fn a_slot_that_gives_less_than_the_card_takes_is_found() {
 }
 
 #[test]
-fn a_process_that_is_kept_from_the_gpus_node_is_warned() {
+fn a_process_barred_from_the_gpus_node_gets_a_warning() {
     let Some(driver) = driver() else { return };
     let machine = Machine::sound("gpu-node");
     machine.write("proc/self/status", "Cpus_allowed_list:\t0-3\nMems_allowed_list:\t0\n");
@@ -165,14 +165,14 @@ fn a_process_that_is_kept_from_the_gpus_node_is_warned() {
     is(&gpu(&driver, &machine), "NUMA node", "note", &["not online"]);
     machine.gpu("numa_node", "garbage");
     is(&gpu(&driver, &machine), "NUMA node", "note", &["unknown"]);
-    // One socket: nothing to place, and the firmware need not say.
+    // With one socket there is no choice of node, and the firmware need not report one.
     machine.gpu("numa_node", "-1");
     machine.write("sys/devices/system/node/online", "0\n");
     is(&gpu(&driver, &machine), "NUMA node", "ok", &[]);
 }
 
 #[test]
-fn a_gpu_in_a_container_without_files_is_looked_at_all_the_same() {
+fn a_gpu_is_examined_in_a_container_without_system_files() {
     let Some(driver) = driver() else { return };
     let found = gpu(&driver, &Machine::bare("gpu-bare"));
     is(&found, "GPU", "ok", &[]);
@@ -181,7 +181,7 @@ fn a_gpu_in_a_container_without_files_is_looked_at_all_the_same() {
 }
 
 #[test]
-fn every_gpu_is_looked_at_or_the_one_that_is_named() {
+fn every_gpu_is_examined_unless_one_is_named() {
     let Some(driver) = driver() else { return };
     let named = |name: &str| entries(&["--no-rates", "--driver", driver.library(), "--device", name]);
     assert_eq!(named("cuda:0").len(), 2);
@@ -197,7 +197,7 @@ fn keys(value: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn rates_are_measured_and_a_fit_takes_them() {
+fn measured_rates_are_accepted_by_fit() {
     let Some(driver) = driver() else { return };
     let machine = Machine::sound("gpu-rates");
     let file = machine.path("doctor.json");
@@ -245,11 +245,11 @@ fn rates_are_measured_and_a_fit_takes_them() {
         assert!(text.contains(name) && finding(entry, name)["value"] != "", "{name}: {text}");
     }
     assert!(finding(entry, "copies up")["means"].as_str().unwrap().contains("63.0 GB/s"), "{entry:#}");
-    // A fit takes the rates from the list as it is. What overlap cost elsewhere cannot be explained by this link.
+    // `fit` accepts the list's rates unchanged. This link cannot explain overlap costs measured elsewhere.
     let published = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/setups/ess-measurements.json");
     let mut measured: Value = serde_json::from_str(&std::fs::read_to_string(published).unwrap()).unwrap();
     measured.as_object_mut().unwrap().remove("overlap");
-    // The stand-in takes most of a millisecond for a gather of any size: steps are as long as its works then.
+    // The stand-in takes most of a millisecond for a gather of any size, so its work determines the length of a step.
     for step in measured["steps"].as_array_mut().unwrap() {
         step["ms"] = (10.0 * step["ms"].as_f64().unwrap()).into();
     }
@@ -262,9 +262,9 @@ fn rates_are_measured_and_a_fit_takes_them() {
     assert_eq!(setup["link"]["rates"], entry["rates"]);
 }
 
-/// Of the stand-in's GPU beside node 0, which every machine has, and beside one that none has.
+/// With the stand-in's GPU on node 0, which every machine has, and on a node that no machine has.
 #[test]
-fn a_gpu_is_measured_from_its_node_or_it_is_said_that_it_was_not() {
+fn a_gpu_is_measured_from_its_node_or_the_other_node_is_reported() {
     let Some(driver) = driver() else { return };
     let machine = Machine::sound("gpu-near");
     machine.link("current", "2.5 GT/s PCIe", "16");
@@ -275,10 +275,10 @@ fn a_gpu_is_measured_from_its_node_or_it_is_said_that_it_was_not() {
     let found = measured();
     match finding(&found, "measured from")["state"].as_str() {
         Some("ok") => is(&found, "measured from", "ok", &["node 0"]),
-        // A container may forbid the policy, and then says so.
+        // A container may forbid the policy, and the finding reports that.
         _ => is(&found, "measured from", "warning", &["set_mempolicy", "SYS_NICE"]),
     }
-    // Just used, it does not sleep for want of use.
+    // The link was just used, so it is not asleep.
     assert!(!finding(&found, "PCIe link").to_string().contains("--no-rates"), "{found:#}");
     machine.write("sys/devices/system/node/online", "0,900\n");
     machine.write("sys/devices/system/node/node900/cpulist", "1020-1023\n");
@@ -289,7 +289,7 @@ fn a_gpu_is_measured_from_its_node_or_it_is_said_that_it_was_not() {
 }
 
 #[test]
-fn the_host_device_is_measured_where_it_is_named() {
+fn the_host_device_is_measured_if_named() {
     let found = entries(&["--quick", "--device", "host"]);
     assert_eq!(found.len(), 1);
     assert_eq!(found[0]["device"], "host");

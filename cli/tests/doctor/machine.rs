@@ -1,4 +1,4 @@
-//! A machine as a folder with the files that the doctor reads.
+//! A made-up machine: a folder with the files that the doctor reads.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ pub fn limits(locked: &str) -> String {
 }
 
 impl Machine {
-    /// Without any file.
+    /// A machine without any files.
     pub fn bare(name: &str) -> Machine {
         let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("doctor").join(name);
         let _ = fs::remove_dir_all(&root);
@@ -29,7 +29,7 @@ impl Machine {
         Machine { root }
     }
 
-    /// Two sockets, all in order; the stand-in's GPU on the second one, in a slot as good as itself.
+    /// Two sockets, everything in order; the stand-in's GPU on the second one, in a slot as fast as the card.
     pub fn sound(name: &str) -> Machine {
         let machine = Machine::bare(name);
         let processor = |n: u32| {
@@ -86,7 +86,7 @@ impl Machine {
         fs::write(path, text).unwrap();
     }
 
-    /// So many GiB of a node are free, of 512; one of them holds files.
+    /// Sets a node's free memory in GiB, of 512; one of them holds files.
     pub fn memory_of(&self, node: u32, free: u64) {
         let line = |name: &str, gib: u64| format!("Node {node} {name}:  {} kB\n", gib << 20);
         let text = line("MemTotal", 512) + &line("MemFree", free - 1) + &line("Inactive(file)", 1);

@@ -1,4 +1,4 @@
-//! A headless Chromium, and what a test says when there is none.
+//! A headless Chromium, and the message of a test that skips without one.
 
 #[path = "../../../tests/support/skip.rs"]
 mod skip;
@@ -6,7 +6,7 @@ mod skip;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Where Chromium is. When it is nowhere the test says that it skips, and returns.
+/// The path of Chromium. If it is not installed, the test prints that it skips, and returns.
 pub fn chromium() -> Option<PathBuf> {
     let folders: Vec<PathBuf> = std::env::var_os("PATH").iter().flat_map(std::env::split_paths).collect();
     let names = ["chromium", "chromium-browser", "google-chrome"];
@@ -18,15 +18,14 @@ pub fn chromium() -> Option<PathBuf> {
     None
 }
 
-/// By what light a page is looked at.
+/// The colour scheme in which a page is opened.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Light {
     Dark,
     Bright,
 }
 
-/// Opens `page` in a window of `width` by `height`; returns what it writes to standard output, and what to
-/// standard error.
+/// Opens `page` in a window of `width` by `height`; returns the browser's standard output and standard error.
 pub fn open(
     program: &Path,
     page: &Path,
@@ -52,7 +51,7 @@ pub fn open(
     (text(&output.stdout), text(&output.stderr))
 }
 
-/// What the page complained about while it was opened.
+/// The errors that the page reported while it was opened.
 pub fn complaints(errors: &str) -> Vec<&str> {
     errors.lines().filter(|line| line.contains("CONSOLE") || line.contains("net::ERR")).collect()
 }

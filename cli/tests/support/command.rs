@@ -8,7 +8,7 @@ pub fn forebay(arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs it to success and returns standard output; standard error must be empty.
+/// Runs the command, which must succeed, and returns standard output; standard error must be empty.
 pub fn succeeds(arguments: &[&str]) -> String {
     let output = forebay(arguments).output().unwrap();
     let errors = String::from_utf8(output.stderr).unwrap();
@@ -16,7 +16,7 @@ pub fn succeeds(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Runs it to status 2 and returns the error, one line; nothing may have been printed.
+/// Runs the command, which must exit with 2, and returns the error, one line; standard output must be empty.
 pub fn refuses(arguments: &[&str]) -> String {
     refused(forebay(arguments).output().unwrap(), arguments)
 }

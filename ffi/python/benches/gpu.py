@@ -117,7 +117,7 @@ class Rig:
         made[..., :4] = np.array([lane, layer], np.uint16).view(np.uint8)
         return made
 
-    def picks(self) -> Ids:
+    def select(self) -> Ids:
         """Returns the next step's selection, the same in every layer."""
         made = np.full((self.lanes, self.query_rows, self.top_k), -1, np.int32)
         for query in range(self.query_rows):
@@ -132,14 +132,14 @@ class Rig:
         rows = [(sequence, self.accepted, self.query_rows) for sequence in self.sequences]
         return self.cache.prepare(rows, query_rows=self.query_rows, stream=self.place.stream)
 
-    def end(self, step: forebay.Step, picks: Ids) -> None:
+    def end(self, step: forebay.Step, selection: Ids) -> None:
         """Ends the step; the host device's step must have the same counts."""
         found = step.retire(wait=True)
         rows = [(twin, self.accepted, self.query_rows) for twin in self.twins]
         own, self.accepted = self.twin.prepare(rows, query_rows=self.query_rows), 0
-        slots = np.empty_like(picks)
+        slots = np.empty_like(selection)
         for layer in range(self.twin.info.layers):
-            own.layer(layer, picks, slots)
+            own.layer(layer, selection, slots)
         if not (found.counts == own.retire().counts).all():
             stop(f"step {self.turn}: hits and misses are {found.counts.tolist()}, not the host device's")
         # A figure's bytes are computed from these misses; the first step misses all, and `calls` repeats its selection.
@@ -147,15 +147,15 @@ class Rig:
             stop(f"step {self.turn}: {found.counts[:, 1].tolist()} misses by layer, not {self.lanes * self.misses}")
         self.checked += found.counts.size
 
-    def check_rows(self, slots: Any, picks: Ids, layer: int = 0) -> None:
+    def check_rows(self, slots: Any, selection: Ids, layer: int = 0) -> None:
         """Checks that the rows at the slots are the stored ones."""
         if self.rows is None:
             return
-        truth = np.stack([self.stamped(self.rows[picks[lane]], lane, layer) for lane in range(self.lanes)])
-        truth[picks < 0] = 0
-        if not self.place.has_rows(self.cache.slab(layer), slots, truth):
+        expected = np.stack([self.stamped(self.rows[selection[lane]], lane, layer) for lane in range(self.lanes)])
+        expected[selection < 0] = 0
+        if not self.place.has_rows(self.cache.slab(layer), slots, expected):
             stop(f"step {self.turn}, layer {layer}: a row is not the one that was stored")
-        self.checked += picks.size
+        self.checked += selection.size
 
     def land(self) -> NDArray[np.uint8]:
         """Writes a step's new rows, as the engine does, to where scatter reads them."""
@@ -192,8 +192,8 @@ class Rig:
         times: dict[str, list[float]] = {}
         landed = None
         for turn in range(rounds + 2):
-            picks, self.accepted = self.picks(), int(turn == 1 and landed is not None)
-            buffers = forebay.Buffers(self.cache, self.place.array(picks), self.slots)
+            selection, self.accepted = self.select(), int(turn == 1 and landed is not None)
+            buffers = forebay.Buffers(self.cache, self.place.array(selection), self.slots)
             step, timed = self.begin(), {}
             if apart:
                 timed["resolve"] = self.place.timed(lambda: step.resolve(0, buffers))
@@ -201,11 +201,11 @@ class Rig:
             else:
                 timed["resolve-gather"] = self.place.timed(lambda: step.layer(0, buffers))
             if turn in (0, rounds + 1):
-                self.check_rows(self.slots, picks)
+                self.check_rows(self.slots, selection)
             if self.rows is not None:
                 landed = self.land() if turn == 0 else landed
                 timed["scatter"] = self.place.timed(lambda: step.scatter(0))
-            self.end(step, picks)
+            self.end(step, selection)
             if turn == 1 and landed is not None:
                 self.check_landed(landed)
             for name, us in timed.items():
@@ -337,14 +337,14 @@ class Captured:
         found, least = [], []
         for turn in range(rounds + 2):
             least.append(self.place.timed(alone, FAR_AHEAD))
-            picks = self.rig.picks()
-            self.place.copy(self.asked, self.place.array(picks), self.place.stream.cuda_stream)
+            selection = self.rig.select()
+            self.place.copy(self.asked, self.place.array(selection), self.place.stream.cuda_stream)
             step = self.rig.begin()
             found.append(self.place.timed(replay, FAR_AHEAD))
             captured.launched([step])
             if turn == rounds + 1:
-                self.rig.check_rows(self.slots, picks, len(by_layer) - 1)
-            self.rig.end(step, picks)
+                self.rig.check_rows(self.slots, selection, len(by_layer) - 1)
+            self.rig.end(step, selection)
         captured.close()
         return found[2:], least[2:]
 
@@ -377,9 +377,9 @@ def calls(run: Run) -> Iterable[Figure]:
     """Measures the host time of a layer call, for a whole batch on a GPU's stream."""
     lanes, layers = (2, 4) if run.quick else (16, 61)
     rig = Rig(run.place, lanes=lanes, layers=layers, tokens=128, slots=128, top_k=64, misses=4, chosen=16, rows=False)
-    picks = rig.picks()
-    several = run.place.array(np.stack([picks] * layers))
-    answers = run.place.array(np.stack([picks] * layers))
+    selection = rig.select()
+    several = run.place.array(np.stack([selection] * layers))
+    answers = run.place.array(np.stack([selection] * layers))
     asked, answer = several[0], answers[0]
     buffers = forebay.Buffers(rig.cache, asked, answer)
 
@@ -403,7 +403,7 @@ def calls(run: Run) -> Iterable[Figure]:
             began = time.perf_counter()
             way(step)
             found[name].append((time.perf_counter() - began) * 1e6 / layers)
-            rig.end(step, picks)
+            rig.end(step, selection)
     checked = rig.close()
     one = statistics.median(found["all layers in one call"][2:])
     for name, times in found.items():

@@ -44,8 +44,8 @@ MOST = 65536
 """The most tokens of all sequences: their rows take 9 GiB, including those of the comparison."""
 TAIL = 16
 """How many tokens at the end of a prompt are shown."""
-PASSES = 4
-"""Attention waves in the order "passes", if the slots do not hold all rows that a step selects."""
+WAVES = 4
+"""Attention waves in the order "waves", if the slots do not hold all rows that a step selects."""
 
 
 def options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -63,7 +63,7 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     number("--query-rows", type=int, default=2, metavar="N", help="query rows of a step: 1 + drafts")
     number("--ratio", type=float, default=0.2, metavar="R", help="slots on the device as a share of the rows")
     number("--top-k", type=int, default=256, metavar="N", help="positions that a query row reads in a layer")
-    orders = ["whole", "passes", "da", "dba"]
+    orders = ["whole", "waves", "da", "dba"]
     number("--order", choices=orders, default="whole", help="order of a layer's work, see offloaded.py")
     number("--read", action="store_true", help="read on in the text, and report the perplexity")
     number("--text", type=Path, metavar="FILE", help="a text of your own (default: the Python language reference)")
@@ -341,9 +341,9 @@ def program(chosen: argparse.Namespace) -> None:
     screen.says(f"model    {name}: {model.layers} layers, in each a row of {8 * model.kv_width:,} bytes")
     made = prompts(model, tokens, chosen, screen)
     sizes = {"top_k": chosen.top_k, "query_rows": chosen.query_rows, "ratio": chosen.ratio, "order": chosen.order}
-    passes = PASSES if chosen.order == "passes" else 1
+    waves = WAVES if chosen.order == "waves" else 1
     try:
-        opened = Offloaded(model, made, attention_waves=passes, arrays=place, **sizes)
+        opened = Offloaded(model, made, attention_waves=waves, arrays=place, **sizes)
     except ForebayError as error:
         stop(f"--device {chosen.device}: {error}")
     with opened as cache:

@@ -8,7 +8,7 @@ half-precision copies of the keys, in forebay's pages, which are always on the d
 The engine chooses the order of a layer's work:
 
     whole   project, index, resolve and gather, prepare, scatter, attend: attention waits for the gather
-    passes  the same with several gathers (attention waves) into the same scratch slots, attention after each, a merge
+    waves   the same with several gathers (attention waves) into the same scratch slots, attention after each, a merge
     da      attention over the resident rows during the gather, then over the fetched rows, and a merge
     dba     the same, and the first half's gather runs during the second half's indexer
 
@@ -36,7 +36,7 @@ from smollm2 import Floats, Halves, Ids, Model, top_k
 
 BLOCK = 64
 """Slots of a block, and tokens of a page."""
-ORDERS = ("whole", "passes", "da", "dba")
+ORDERS = ("whole", "waves", "da", "dba")
 
 
 @dataclass(frozen=True)
@@ -169,8 +169,8 @@ class Offloaded:
             self.positions = forward.positions
             if self.order == "whole":
                 self._whole(step, forward)
-            elif self.order == "passes":
-                self._passes(step, forward)
+            elif self.order == "waves":
+                self._waves(step, forward)
             else:
                 self._overlapped(step, forward)
             retired = step.retire(wait=True)
@@ -186,10 +186,10 @@ class Offloaded:
     def _work_of(self, forward: Forward) -> Work:
         """A layer's selection and slots; every layer of every step reuses them."""
         if forward.shape not in self.work:
-            whole, passes = (*forward.shape, self.k), 1 + self.cache.info.attention_waves
+            whole, lists = (*forward.shape, self.k), 1 + self.cache.info.attention_waves
             shapes = [whole, whole]
             if self.order != "whole":
-                shapes += [(passes, *whole), (passes, *forward.shape)]
+                shapes += [(lists, *whole), (lists, *forward.shape)]
             made = [self.arrays.numbers(self.device, shape) for shape in shapes]
             buffers = forebay.Buffers(self.cache, *(given for given, _ in made))
             seen = [array for _, array in made]
@@ -208,7 +208,7 @@ class Offloaded:
             forward.attend(layer, work.slots)
             forward.rest(layer)
 
-    def _passes(self, step: forebay.Step, forward: Forward) -> None:
+    def _waves(self, step: forebay.Step, forward: Forward) -> None:
         """Every layer, with split attention: the resident rows, then the rows of each attention wave."""
         work = self._work_of(forward)
         for layer in range(self.model.layers):
@@ -233,13 +233,13 @@ class Offloaded:
         )
 
         def enqueue(call: forebay.EngineCall) -> None:
-            self.arrays.run(self.device, call.stream, functools.partial(self._part, forward, work, call))
+            self.arrays.run(self.device, call.stream, functools.partial(self._piece, forward, work, call))
 
         self.cache.overlap_steps([step], [layers], [self.order] * self.model.layers, enqueue)
         step.finish()
         self.device.wait(compute)
 
-    def _part(self, forward: Forward, work: Work, call: forebay.EngineCall) -> None:
+    def _piece(self, forward: Forward, work: Work, call: forebay.EngineCall) -> None:
         """Does the engine's piece of a layer."""
         match call.work, call.attended:
             case "project", _:

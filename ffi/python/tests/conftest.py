@@ -1,4 +1,4 @@
-"""Fixtures of the tests: small caches, skips as docs/testing.md has them, and what an engine has on the stand-in."""
+"""Fixtures of the tests: small caches, skips as in docs/testing.md, and an engine's calls on the stand-in driver."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, Callable, Iterator, NoReturn
 
-# Before NumPy is there: BLAS threads that wait for each other are slow beside other programs.
+# Set before NumPy is imported: BLAS threads that wait for each other are slow next to other programs.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np  # noqa: E402
@@ -16,16 +16,16 @@ import pytest  # noqa: E402
 
 import forebay  # noqa: E402
 
-# Of the checkout. Where only the package's tests are, there may be none.
+# The checkout's root. Where only the package's tests are installed, there may be none.
 ROOT = Path(__file__).resolve().parent.joinpath("../../..").resolve()
-# The replay is the bench's.
+# The same replay as the bench's.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benches"))
 
 LAYERS, ROW, TOP_K = 3, 16, 8
 
 
 def skip(name: str, why: str) -> NoReturn:
-    """Says that a test did not run, as `tests/support/skip.rs` does."""
+    """Skips the test, with the same line as `tests/support/skip.rs`."""
     line = f"SKIP: {name}: {why}\n"
     sys.stderr.write(line)
     if path := os.environ.get("FOREBAY_SKIPS"):
@@ -35,7 +35,7 @@ def skip(name: str, why: str) -> NoReturn:
 
 
 def row_of(layer: int, position: int, generation: int = 0) -> np.ndarray[Any, Any]:
-    """A row that says where it belongs."""
+    """A row whose bytes identify it."""
     row = np.zeros(ROW, np.uint8)
     row.view(np.uint32)[:] = (layer, position, generation, 0xF0EBA)
     return row
@@ -54,7 +54,7 @@ def shape() -> forebay.Shape:
 
 @pytest.fixture
 def make(shape: forebay.Shape) -> Iterator[Callable[..., forebay.Cache]]:
-    """Makes caches of the small model, each on a device of its own, and closes them."""
+    """Makes caches of the small model, each on its own device, and closes them."""
     made: list[Any] = []
 
     def build(device: forebay.Device | None = None, **changes: Any) -> forebay.Cache:
@@ -70,7 +70,7 @@ def make(shape: forebay.Shape) -> Iterator[Callable[..., forebay.Cache]]:
 
 
 def joined(cache: forebay.Cache, prompt: int = 40, promised: int = 16, **changes: Any) -> forebay.Sequence:
-    """A sequence with its prompt."""
+    """A sequence that has joined with its prompt."""
     sequence = cache.open(prompt=prompt, promised=promised, **changes)
     for layer in range(cache.info.layers):
         sequence.append(layer, rows_of(layer, 0, prompt))
@@ -86,14 +86,13 @@ def some(*positions: int) -> np.ndarray[Any, Any]:
 
 
 def empty(rows: int = 1, query_rows: int = 1) -> np.ndarray[Any, Any]:
-    """Where slots go; nothing that the library writes."""
+    """Room for slots, filled with a value that the library never writes."""
     return np.full((rows, query_rows, TOP_K), -77, np.int32)
 
 
 def whole(step: forebay.Step, *called: int, into: tuple[Any, Any] | None = None) -> None:
-    """What is due of a step of which a test asks nothing more: in layers that were not called nothing is selected, and
-    what stands in the landing slots of all layers is stored. `into`: a selection of nothing, and slots, elsewhere than
-    in host memory."""
+    """Makes the calls that a step still requires: layers not in `called` select nothing, and all layers store the
+    contents of their landing slots. `into`: an empty selection, and slots, for memory other than the host's."""
     for layer in range(step.cache.info.layers):
         if layer not in called:
             words = (step.rows, step.query_rows, step.cache.info.top_k)
@@ -102,7 +101,7 @@ def whole(step: forebay.Step, *called: int, into: tuple[Any, Any] | None = None)
 
 
 class OnCuda:
-    """Device memory as an int32 tensor: what CuPy shows. The stand-in's memory is the host's."""
+    """Device memory as an int32 tensor, in the form of CuPy. The stand-in's memory is the host's."""
 
     def __init__(self, memory: forebay.CudaMemory, shape: tuple[int, ...]) -> None:
         self.memory, self.shape = memory, shape
@@ -117,7 +116,7 @@ class OnCuda:
 
 
 class OnHost:
-    """The stand-in's memory, as what it is."""
+    """The stand-in's memory, as the host memory that it is."""
 
     def __init__(self, memory: forebay.CudaMemory) -> None:
         self.__array_interface__ = {**memory.interface()}
@@ -130,7 +129,7 @@ def on_host(memory: forebay.CudaMemory) -> Any:
 
 
 class Driver:
-    """What an engine calls of the driver by itself: the stand-in's own functions, in the primary context."""
+    """The driver calls of an engine: the stand-in's own functions, in the primary context."""
 
     def __init__(self) -> None:
         self.library = ctypes.CDLL(os.environ["FOREBAY_STANDIN_LIBRARY"])

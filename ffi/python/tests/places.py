@@ -1,7 +1,7 @@
-"""What an engine has beside forebay: arrays on the device, streams, captures. With torch on a GPU, and on the stand-in.
+"""The engine's side of a test, with torch on a GPU and on the stand-in driver: arrays on the device, streams, captures.
 
-Both classes have the same methods, so that a test runs on either. An engine's kernels are copies here, which is all
-that the stand-in runs beside forebay's own.
+Both classes have the same methods, so that a test runs on either. The engine's kernels are copies here, because apart
+from forebay's kernels the stand-in runs only copies.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Held:
 
 
 class Dlpack:
-    """A tensor that shows DLPack and nothing else."""
+    """A tensor with DLPack and nothing else."""
 
     def __init__(self, tensor: Any, device: tuple[int, int]) -> None:
         self.tensor, self.device = tensor, device
@@ -56,7 +56,7 @@ class Dlpack:
 
 
 class EngineStream:
-    """What `torch.cuda.Stream` shows."""
+    """A stream in the form of `torch.cuda.Stream`."""
 
     def __init__(self, address: int) -> None:
         self.cuda_stream, self.device = address, types.SimpleNamespace(type="cuda", index=0)
@@ -78,9 +78,9 @@ class Standin:
         self.driver.leave()
 
     def seed(self, seed: int | None) -> None:
-        """Whether work runs late and across streams, as a seed picks, or when it is enqueued."""
+        """With a seed, work runs late and across streams in an order by the seed; else when it is enqueued."""
         numbers = (9, 0, 12080, 1, 32, 0, 1, 1, 1, 1)
-        # As the stand-in's `StandinOptions` has them; what is behind them is 0.
+        # The layout of the stand-in's `StandinOptions`; the fields after these are 0.
         options = struct.pack("<3Q11I", seed or 0, 8 << 30, 2**64 - 1, seed is not None, *numbers).ljust(256, b"\0")
         self.driver.library.standin_configure(options)
 
@@ -137,7 +137,7 @@ class Standin:
     def capture(self, stream: Any) -> Iterator[list[Callable[[], None]]]:
         compute, graph, executable = ctypes.c_void_p(stream.cuda_stream), ctypes.c_void_p(), ctypes.c_void_p()
         replay: list[Callable[[], None]] = []
-        # In global mode, as torch does: nothing that may wait is allowed to any thread meanwhile.
+        # In global mode, as torch does it: meanwhile no thread may make a call that could wait.
         self.driver("cuStreamBeginCapture_v2", compute, 0)
         try:
             yield replay
@@ -156,7 +156,7 @@ class Standin:
 
 
 class Late(Standin):
-    """The same, where nothing runs by itself: late, and across streams."""
+    """The same with a seed: work runs late, and across streams."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -176,7 +176,7 @@ class Torch:
         except ImportError:
             skip("torch_on_a_gpu", "torch is not installed")
         if os.environ.get("FOREBAY_STANDIN_LIBRARY"):
-            # A loader gives who asks for libcuda.so.1 the one that is there.
+            # A program that loads libcuda.so.1 gets the library that is already loaded under this name.
             skip("torch_on_a_gpu", "FOREBAY_STANDIN_LIBRARY names a stand-in, which torch would take for the driver")
         if not torch.cuda.is_available():
             skip("torch_on_a_gpu", "torch has no GPU")
@@ -227,7 +227,7 @@ class Torch:
         return self.torch.cuda.Stream(self.gpu)
 
     def end(self, stream: Any) -> None:
-        """Torch's streams are of a pool, which keeps them."""
+        """Torch's streams come from a pool, which keeps them."""
 
     def state(self) -> Any:
         context = ctypes.c_void_p()

@@ -1,4 +1,4 @@
-"""Tensors and streams as arguments: what is taken, and what is refused with nothing written."""
+"""Tensors and streams as arguments: which ones are accepted, and which ones are refused with nothing written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Make = Callable[..., forebay.Cache]
 
 
 class Dtype:
-    """Reads as torch's do."""
+    """A dtype whose text is in torch's form."""
 
     def __init__(self, name: str, itemsize: int) -> None:
         self.name, self.itemsize = name, itemsize
@@ -37,7 +37,7 @@ CPU, CUDA = Where("cpu"), Where("cuda", 1)
 
 
 class Tensor:
-    """Looks like torch's: an array behind `data_ptr`."""
+    """A tensor in torch's form: an array under `data_ptr`."""
 
     def __init__(self, array: Any, dtype: Dtype = INT32, device: Where = CPU) -> None:
         self.array, self.dtype, self.device = array, dtype, device
@@ -68,7 +68,7 @@ class ByDlpack:
 
 
 class OldDlpack(ByDlpack):
-    """As before DLPack 1.0: no `max_version`."""
+    """DLPack before 1.0: no `max_version`."""
 
     def __dlpack__(self, stream: Any = None) -> Any:
         return self.array.__dlpack__()
@@ -83,14 +83,14 @@ class ByInterface:
 
 
 class DataInBytes:
-    """Has its memory in a buffer, not at an address: what PIL shows."""
+    """Has its memory in a buffer and not at an address, like PIL."""
 
     def __init__(self, array: Any) -> None:
         self.__array_interface__ = {**array.__array_interface__, "data": array.tobytes()}
 
 
 class Conjugated(Tensor):
-    """Reads as the conjugate of what stands in its memory."""
+    """A lazy conjugate: its values differ from the bytes in its memory."""
 
     def is_conj(self) -> bool:
         return True
@@ -102,7 +102,7 @@ class Negated(Tensor):
 
 
 class OnCuda:
-    """What CuPy shows."""
+    """An array in CuPy's form."""
 
     def __init__(self, array: Any) -> None:
         self.__cuda_array_interface__ = {**array.__array_interface__, "version": 3}
@@ -110,7 +110,7 @@ class OnCuda:
 
 
 @pytest.mark.parametrize("wrap", [Tensor, ByDlpack, OldDlpack, ByInterface])
-def test_whatever_speaks_a_protocol_is_taken_and_written(make: Make, wrap: Callable[[Any], Any]) -> None:
+def test_any_object_with_a_protocol_is_accepted_and_written(make: Make, wrap: Callable[[Any], Any]) -> None:
     cache = make()
     sequence = joined(cache, bring_up="nothing")
     answers = []
@@ -169,13 +169,13 @@ def test_a_wrong_tensor_is_named_and_nothing_is_written(
     assert str(caught.value).startswith(f"{argument}: got ") and "expected" in str(caught.value)
     assert isinstance(caught.value, (TypeError, ValueError)) and caught.value.status == 1
     assert (slots == -77).all()
-    # The step goes on as if it had not been called.
+    # The step continues as if the call had not been made.
     step.layer(0, good, slots)
     whole(step, 0)
     assert step.retire().hits + step.retired.misses == 2  # type: ignore[union-attr]
 
 
-def test_a_read_only_answer_is_refused(make: Make) -> None:
+def test_a_read_only_output_is_refused(make: Make) -> None:
     cache = make()
     sequence = joined(cache)
     step = cache.prepare([(sequence, 0, 1)])
@@ -276,7 +276,7 @@ def test_streams_of_another_kind_are_refused(make: Make) -> None:
 
 
 @pytest.mark.parametrize("wrong", [-1, 1 << 32, 1.5, "1", None])
-def test_a_number_that_is_none_is_named(make: Make, wrong: Any) -> None:
+def test_an_argument_that_is_no_number_is_named(make: Make, wrong: Any) -> None:
     cache = make()
     sequence = joined(cache)
     step = cache.prepare([(sequence, 0, 1)])
@@ -311,7 +311,7 @@ def test_a_number_that_is_none_is_named(make: Make, wrong: Any) -> None:
     step.retire()
 
 
-def test_rows_of_a_batch_are_packed_as_the_library_declares_them(make: Make) -> None:
+def test_batch_rows_are_packed_as_the_library_declares_them(make: Make) -> None:
     cache = make()
     one, two = joined(cache), joined(cache)
     given: Any = [(one, 3, 1), (two, None, np.int64(2)), (one, np.uint8(0), True)]
@@ -322,7 +322,7 @@ def test_rows_of_a_batch_are_packed_as_the_library_declares_them(make: Make) -> 
         assert cache._packed(wrong) is None  # type: ignore[arg-type]
 
 
-def test_rows_of_a_batch_are_named(make: Make) -> None:
+def test_bad_batch_rows_are_named(make: Make) -> None:
     cache, other = make(), make()
     sequence, foreign = joined(cache), joined(other)
     for rows, says in (
@@ -368,7 +368,7 @@ def test_rows_whose_memory_is_a_buffer_are_read_there(make: Make) -> None:
         forebay.Buffers(cache, some(1), DataInBytes(empty()))
 
 
-def test_layouts_that_only_a_protocol_tells_are_followed(make: Make) -> None:
+def test_strides_and_access_given_only_by_a_protocol_are_respected(make: Make) -> None:
     cache = make()
     sequence = cache.open(prompt=4)
     rows = rows_of(0, 0, 8)
@@ -380,7 +380,7 @@ def test_layouts_that_only_a_protocol_tells_are_followed(make: Make) -> None:
         forebay.Buffers(cache, some(1), ByInterface(frozen))
 
     class Behind(ByDlpack):
-        """Its rows begin behind the address."""
+        """Its rows begin after the address."""
 
         def __dlpack__(self, **given: Any) -> Any:
             from forebay import dlpack
@@ -395,7 +395,7 @@ def test_layouts_that_only_a_protocol_tells_are_followed(make: Make) -> None:
     assert (sequence.read_row(0, 0) == rows[4]).all()
 
 
-def test_values_that_do_not_stand_in_memory_are_refused(make: Make) -> None:
+def test_tensors_with_lazy_or_scattered_values_are_refused(make: Make) -> None:
     cache = make()
     sequence = cache.open(prompt=4)
     rows = rows_of(0, 0, 4)
@@ -410,7 +410,7 @@ def test_values_that_do_not_stand_in_memory_are_refused(make: Make) -> None:
     sequence.append(0, Tensor(rows, floats))
 
 
-def test_a_dlpack_producer_on_cuda_is_asked_to_order_nothing() -> None:
+def test_a_dlpack_producer_on_cuda_is_asked_not_to_synchronise() -> None:
     from forebay.tensors import look
 
     asked: list[dict[str, Any]] = []
@@ -424,13 +424,13 @@ def test_a_dlpack_producer_on_cuda_is_asked_to_order_nothing() -> None:
     assert [given["stream"] for given in asked] == [-1]
 
 
-def test_buffers_take_what_has_no_shape_of_its_own(make: Make) -> None:
+def test_buffers_accept_objects_without_a_shape(make: Make) -> None:
     buffers = forebay.Buffers(make(), ByDlpack(some(1)), ByDlpack(empty()))
     assert (buffers.rows, buffers.query_rows) == (1, 1)
 
 
 @pytest.mark.parametrize("threads", [False, True])
-def test_numbers_salts_and_callables_are_named(make: Make, threads: bool) -> None:
+def test_bad_numbers_salts_and_callables_are_named(make: Make, threads: bool) -> None:
     device = forebay.HostDevice(threads=threads)
     cache = make(device)
     sequence = joined(cache)

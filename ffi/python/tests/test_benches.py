@@ -1,5 +1,5 @@
-"""The bench of the GPU, on tiny shapes and the stand-in driver: that it measures what it says, and ends where a row is
-wrong. No time is looked at."""
+"""The GPU bench on tiny shapes and the stand-in driver: it measures what its figures name, and ends at a wrong row. The
+tests ignore times."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_every_group_has_figures_that_were_compared(driver: str, tmp_path: Path,
     assert {entry.get("group") for entry in json.loads(capsys.readouterr().out)} == {None, "resolve"}
 
 
-def test_control_a_wrong_row_a_wrong_count_and_a_wrong_residency_end_it(
+def test_control_a_wrong_row_count_or_residency_ends_the_bench(
     driver: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     sizes = {"lanes": 2, "tokens": 128, "slots": 48, "top_k": 32, "misses": 8}
@@ -63,15 +63,15 @@ def test_control_a_wrong_row_a_wrong_count_and_a_wrong_residency_end_it(
     rig = gpu.Rig(place, **sizes)
     monkeypatch.setattr(rig.twins[0].__class__, "digest", lambda self: id(self))
     ends(rig, "residency differs")
-    # Equal on both devices, and not what the figure says.
+    # Equal on both devices, but not the misses in the figure's name.
     rig = gpu.Rig(place, **sizes)
-    picks = rig.picks
+    select = rig.select
 
     def still() -> Any:
-        picks()
+        select()
         return rig.orders[:, None, :32].copy()
 
-    monkeypatch.setattr(rig, "picks", still)
+    monkeypatch.setattr(rig, "select", still)
     ends(rig, "misses by layer")
     rig = gpu.Rig(place, **sizes)
     resolve = forebay.Step.layer
@@ -94,13 +94,13 @@ def test_control_a_wrong_row_a_wrong_count_and_a_wrong_residency_end_it(
         (["--driver", "/nowhere.so"], "--driver"),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_a_line(arguments: list[str], says: str, capsys: Any) -> None:
+def test_invalid_options_are_refused_in_one_line(arguments: list[str], says: str, capsys: Any) -> None:
     with pytest.raises(SystemExit) as ended:
         gpu.main(arguments)
     assert ended.value.code == 2 and says in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_a_file_that_cannot_be_written_is_said_before_anything_is_measured(driver: str, capsys: Any) -> None:
+def test_an_unwritable_file_is_reported_before_anything_is_measured(driver: str, capsys: Any) -> None:
     with pytest.raises(SystemExit) as ended:
         gpu.main(["--quick", "--driver", driver, "--json", "/nowhere/figures.json"])
     told = capsys.readouterr()

@@ -1,4 +1,4 @@
-"""The wheel: for which machines it says it is, and what stands in it."""
+"""The wheel: its platform tag, and its contents."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def elf(machine: int, asks: bytes = b"GLIBC_2.2.5 GLIBC_2.17") -> bytes:
         (elf(62, b"GLIBC_2.9 GLIBC_2.39 GLIBC_2.4"), "manylinux_2_39_x86_64"),
     ],
 )
-def test_the_tag_is_what_the_library_is_for(hook: ModuleType, library: bytes, tag: str) -> None:
+def test_the_tag_is_the_platform_of_the_library(hook: ModuleType, library: bytes, tag: str) -> None:
     assert hook.platform(library) == tag
 
 
@@ -43,7 +43,7 @@ def test_the_tag_is_what_the_library_is_for(hook: ModuleType, library: bytes, ta
     [elf(243), elf(62)[:4] + b"\x01" + elf(62)[5:], elf(62, b""), b"MZ", b""],
     ids=["another machine", "32 bits", "another C library", "no library", "empty"],
 )
-def test_what_no_wheel_can_say_is_refused(hook: ModuleType, library: bytes) -> None:
+def test_a_library_without_a_platform_tag_is_refused(hook: ModuleType, library: bytes) -> None:
     with pytest.raises(RuntimeError, match="the library is for"):
         hook.platform(library)
 
@@ -67,11 +67,11 @@ def test_the_wheel_has_its_licences_and_no_debug_information() -> None:
     named = importlib.metadata.metadata("forebay").get_all("License-File") or []
     assert set(named) == {"LICENSE-MIT", "LICENSE-APACHE"}
     library = next(file for file in files if file.name == "libforebay.so")
-    # Line tables are five sixths of it.
+    # Line tables are five sixths of the library.
     assert len(library.read_binary()) < 10 << 20
 
 
-def test_what_is_compiled_is_said_where_the_user_looks(hook: ModuleType, tmp_path: Path) -> None:
+def test_the_compilation_is_announced_on_the_terminal(hook: ModuleType, tmp_path: Path) -> None:
     said: list[str] = []
     terminal = tmp_path / "terminal"
     hook.tell(said.append, "it compiles", terminal)
@@ -82,7 +82,7 @@ def test_what_is_compiled_is_said_where_the_user_looks(hook: ModuleType, tmp_pat
 
 
 @pytest.mark.parametrize("cargo", [None, "cargo 1.80.1 (376290515 2024-07-16)", "cargo 0.9", "something else", ""])
-def test_a_cargo_that_cannot_compile_it_is_named_before_it_is_tried(
+def test_a_cargo_that_is_missing_or_too_old_is_named_before_it_runs(
     hook: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cargo: str | None
 ) -> None:
     if cargo is not None:

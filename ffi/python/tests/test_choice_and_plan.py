@@ -11,11 +11,11 @@ import pytest
 import forebay
 from forebay.choice import best
 
-# None exposes what is missed, DA half of it and 5 us, DBA nothing and 30 us.
+# None exposes every miss, DA half of them and 5 us, DBA nothing and 30 us.
 PRICES = forebay.Prices([0, 100], [[[0, 100e3], [5e3, 55e3], [30e3, 30e3]]])
 
 
-def test_a_table_is_text_and_back() -> None:
+def test_a_table_survives_the_way_to_text_and_back() -> None:
     table = forebay.Table(("none", "da", "dba", "da"), version=7)
     text = table.to_text()
     assert forebay.Table.from_text(text) == table
@@ -25,7 +25,7 @@ def test_a_table_is_text_and_back() -> None:
         forebay.Table(("none", "both")).to_text()
 
 
-def test_names_and_texts_that_are_none_are_named() -> None:
+def test_invalid_names_and_texts_are_named() -> None:
     for call, says in (
         (lambda: forebay.Table.from_text(3), "text"),  # type: ignore[arg-type]
         (lambda: forebay.Table.from_text("a\0b"), "text.*zero byte"),
@@ -59,7 +59,7 @@ def test_the_best_order_is_the_cheapest() -> None:
         best(PRICES, [float("nan")])
 
 
-def test_a_chooser_moves_when_misses_do() -> None:
+def test_a_chooser_switches_when_the_misses_change() -> None:
     bucket = forebay.Bucket(4, [forebay.Table(("none", "none"))], PRICES)
     quick = forebay.Hysteresis(smoothing=1.0, share=0.1, least_ns=1000.0, steps=2)
     chooser = forebay.Chooser([bucket], tables_max=2, hysteresis=quick)
@@ -76,7 +76,7 @@ def test_a_chooser_moves_when_misses_do() -> None:
         chooser.choose([few], 4, 4)
 
 
-def test_a_plan_says_what_fits() -> None:
+def test_a_plan_reports_whether_it_fits() -> None:
     shape = forebay.Shape.preset("deepseek-v3.2")
     plan = forebay.plan(shape, gpu=80 << 30, context=32768, weights=30 << 30, batch=128)
     assert plan.offloads and 0 < plan.ratio < 1 and plan.batch == 128 and plan.slots > 0
@@ -95,7 +95,7 @@ def test_a_plan_says_what_fits() -> None:
     assert np.isfinite(plan.ratio)
 
 
-def test_numbers_of_numpy_are_numbers(make: Callable[..., forebay.Cache]) -> None:
+def test_numbers_of_numpy_are_accepted_as_numbers(make: Callable[..., forebay.Cache]) -> None:
     plain, numpys = (make(slots=count, pool_slots=4 * count) for count in (64, np.int64(64)))
     assert plain.info == numpys.info
     shape, slots = plain.shape, np.array([16, 32, 64])

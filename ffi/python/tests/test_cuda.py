@@ -28,7 +28,7 @@ def cuda() -> forebay.CudaDevice:
     return forebay.CudaDevice(0, library=library)
 
 
-def test_a_step_on_cuda_comes_to_what_the_host_device_does(make: Make, cuda: forebay.CudaDevice) -> None:
+def test_a_step_on_cuda_equals_one_on_the_host_device(make: Make, cuda: forebay.CudaDevice) -> None:
     host, device = make(), make(cuda)
     pair = [joined(host, bring_up="nothing"), joined(device, bring_up="nothing")]
     shape = (1, 1, TOP_K)
@@ -54,7 +54,7 @@ def test_a_step_on_cuda_comes_to_what_the_host_device_does(make: Make, cuda: for
     assert isinstance(device.slab(0), forebay.CudaMemory) and device.slab(0).shape[1:] == (64, 16)
 
 
-def test_rows_stand_in_the_memory_that_the_device_was_made_for(make: Make, cuda: forebay.CudaDevice) -> None:
+def test_rows_are_stored_in_the_memory_the_device_was_created_with(make: Make, cuda: forebay.CudaDevice) -> None:
     library = os.environ["FOREBAY_STANDIN_LIBRARY"]
     calls_of = ctypes.CDLL(library).standin_calls_of
     calls_of.restype = ctypes.c_uint64
@@ -64,7 +64,7 @@ def test_rows_stand_in_the_memory_that_the_device_was_made_for(make: Make, cuda:
             before = calls_of(b"cuMemHostRegister_v2")
             make(device).close()
             found.append(calls_of(b"cuMemHostRegister_v2") - before)
-    # The ring, and rows that are the system's.
+    # The ring, and rows in system memory.
     assert found == [2, 2, 1]
     with pytest.raises(forebay.InvalidArgument, match="host_memory.*'pinned'.*'registered' or 'driver'"):
         forebay.CudaDevice(0, library=library, host_memory="pinned")
@@ -87,13 +87,13 @@ def test_tensors_of_another_memory_are_refused(make: Make, cuda: forebay.CudaDev
         step.retire(wait=True)
 
 
-def test_no_driver_is_an_error_that_says_so() -> None:
+def test_a_missing_driver_is_an_error_that_names_it() -> None:
     with pytest.raises(forebay.ForebayError, match="no-such-driver"):
         forebay.CudaDevice(0, library="/no-such-driver.so")
 
 
 class Captures:
-    """A cache on the stand-in with a bucket of two batch rows, beside one on the host device; the selections of a step
+    """A cache on the stand-in with a bucket of two batch rows, next to one on the host device; the selections of a step
     are written beforehand, the same in every layer."""
 
     def __init__(self, make: Make, cuda: forebay.CudaDevice) -> None:
@@ -115,9 +115,9 @@ class Captures:
         return self.caches[1].capture([self.layers], **{**declared, **changes})
 
     def step(self, launch: Callable[[forebay.Step], object]) -> list[forebay.LayerCount]:
-        """A step of both, `launch` for the one on CUDA."""
+        """Runs a step on both; `launch` runs the one on CUDA."""
         positions = [[[(self.turn * 3 + at * (row + 2)) % 40 for at in range(TOP_K)]] for row in range(2)]
-        picks = np.array(positions, np.int32)
+        selected = np.array(positions, np.int32)
         accepted = min(self.turn, 1)
         self.turn += 1
         host, device = (
@@ -126,9 +126,9 @@ class Captures:
         )
         slots = empty(2)
         for layer in range(LAYERS):
-            host.layer(layer, picks, slots)
+            host.layer(layer, selected, slots)
             host.scatter(layer)
-        self.selection.host()[:] = picks
+        self.selection.host()[:] = selected
         self.slots.host()[:] = -77
         launch(device)
         told, own = device.retire(wait=True).layers, host.retire().layers
@@ -137,10 +137,10 @@ class Captures:
         return own
 
 
-def test_launches_of_a_capture_come_to_what_calls_do(make: Make, cuda: forebay.CudaDevice) -> None:
+def test_launches_of_a_capture_equal_calls(make: Make, cuda: forebay.CudaDevice) -> None:
     both = Captures(make, cuda)
     captured = both.capture()
-    # The engine's work is asked for once, on the streams of the bucket.
+    # The engine enqueues its work once, on the streams of the bucket.
     assert {call.stream for call in both.calls} == {both.streams["compute"].address}
     assert {call.layer for call in both.calls} == set(range(LAYERS))
     asked = len(both.calls)
@@ -173,7 +173,7 @@ def test_launches_of_a_capture_come_to_what_calls_do(make: Make, cuda: forebay.C
     both.step(closed)
 
 
-def test_what_the_callable_raises_ends_a_capture(make: Make, cuda: forebay.CudaDevice) -> None:
+def test_an_exception_of_the_callable_ends_a_capture(make: Make, cuda: forebay.CudaDevice) -> None:
     both = Captures(make, cuda)
 
     def failing(call: forebay.EngineCall) -> None:
@@ -243,7 +243,7 @@ def test_a_torch_that_drops_priorities_is_named_once(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):
-            # Without a capture of the driver's it is refused behind the warning.
+            # Without a capture of the driver's, the call is refused after the warning.
             with pytest.raises(forebay.InvalidState, match="no capture is in progress"):
                 both.capture(into=True)
         both.capture()
@@ -255,13 +255,13 @@ def test_a_torch_that_drops_priorities_is_named_once(
 
 
 class TorchStream:
-    """What torch.cuda.Stream shows."""
+    """A stream in the form of torch.cuda.Stream."""
 
     def __init__(self, address: int, number: int = 0) -> None:
         self.cuda_stream, self.device = address, types.SimpleNamespace(type="cuda", index=number)
 
 
-def test_torchs_stream_is_taken(make: Make, cuda: forebay.CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchs_stream_is_accepted(make: Make, cuda: forebay.CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     own = cuda.stream()
     cache = make(cuda)
     sequence = joined(cache)
@@ -275,7 +275,7 @@ def test_torchs_stream_is_taken(make: Make, cuda: forebay.CudaDevice, monkeypatc
     for stream in (TorchStream(own.address, number=1), types.SimpleNamespace(cuda=own.address)):
         with pytest.raises(forebay.InvalidArgument, match="stream"):
             cache.reap(stream)
-    # Where none is given: torch's current one, once torch uses CUDA.
+    # Without a stream: torch's current one, once torch uses CUDA.
     asked: list[int] = []
 
     def current(number: int) -> TorchStream:
@@ -292,13 +292,13 @@ def test_torchs_stream_is_taken(make: Make, cuda: forebay.CudaDevice, monkeypatc
     assert cuda.stream_of(None) == cuda.stream_of(own) and asked == [0]
 
 
-def test_a_stream_of_the_engines_is_given_back(make: Make, cuda: forebay.CudaDevice) -> None:
+def test_a_stream_of_the_engine_is_released(make: Make, cuda: forebay.CudaDevice) -> None:
     own = cuda.stream()
     with pytest.raises(forebay.InvalidArgument, match="stream"):
         cuda.return_stream(own)
     with pytest.raises(forebay.InvalidArgument, match="stream"):
         cuda.return_stream(0xF0EBA0)
-    # Another device's stream is an engine's to this one.
+    # To this device, a stream of another forebay device is a stream of the engine.
     other = forebay.CudaDevice(0, library=os.environ["FOREBAY_STANDIN_LIBRARY"])
     stream = other.stream().address
     cache = make(cuda)
@@ -309,18 +309,18 @@ def test_a_stream_of_the_engines_is_given_back(make: Make, cuda: forebay.CudaDev
     cuda.return_stream(stream)
     with pytest.raises(forebay.InvalidArgument, match="stream"):
         cuda.return_stream(stream)
-    # What was forgotten on it ends all the same.
+    # The forgotten work on it ends as well.
     cuda.wait()
     cache.reap()
     assert cache.stats().steps_in_flight == 0
 
 
-def test_memory_that_dlpack_gave_lives_as_long_as_its_consumer(make: Make, cuda: forebay.CudaDevice) -> None:
+def test_memory_exported_by_dlpack_lives_as_long_as_its_consumer(make: Make, cuda: forebay.CudaDevice) -> None:
     cache = make(cuda)
     slab = cache.slab(1)
 
     class OnTheHost:
-        """The stand-in's memory is the host's: what takes a tensor of the host's may take it."""
+        """The stand-in's memory is the host's, so a consumer of host tensors may use it."""
 
         def __dlpack__(self, **_: Any) -> Any:
             capsule = slab.__dlpack__()

@@ -1,4 +1,4 @@
-"""From the header to what cffi reads."""
+"""The translation of the header into cffi's declarations."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_conditions_are_those_of_c11() -> None:
     "header",
     ["#if ANY\n#endif\n", "#pragma once\n", '#define FB_TEXT "a"\n', "#endif\n", "#else\n", "#ifdef __cplusplus\n"],
 )
-def test_what_is_not_understood_is_an_error(header: str) -> None:
+def test_an_unknown_declaration_is_an_error(header: str) -> None:
     with pytest.raises(ValueError):
         declarations.declarations(header)
 

@@ -15,13 +15,13 @@ Make = Callable[..., forebay.Cache]
 
 
 class Naive:
-    """What is resident of one sequence in one layer: a list, oldest first (residency, the rule)."""
+    """The resident rows of one sequence in one layer: a list, oldest first (the rule of `residency`)."""
 
     def __init__(self, budget: int, resident: list[int]) -> None:
         self.budget, self.order = budget, resident
 
     def step(self, selected: set[int]) -> tuple[int, int]:
-        """Hits and misses of a step; then the order behind it."""
+        """Returns hits and misses of a step, and updates the order."""
         hits = len(selected & set(self.order))
         self.order = [p for p in self.order if p not in selected] + sorted(selected)
         self.order = self.order[-self.budget :]
@@ -33,7 +33,7 @@ class Naive:
 
 @pytest.mark.parametrize("threads", [False, True])
 @pytest.mark.parametrize("seed", range(3))
-def test_random_steps_equal_a_naive_lru_and_read_the_rows_that_were_written(
+def test_random_steps_equal_a_naive_lru_and_read_the_written_rows(
     make: Make, threads: bool, seed: int
 ) -> None:
     chance = random.Random(seed)
@@ -42,7 +42,7 @@ def test_random_steps_equal_a_naive_lru_and_read_the_rows_that_were_written(
     naive = [[Naive(16, []) for _ in range(LAYERS)] for _ in sequences]
     lengths, landed = [20 + 7 * at for at in range(3)], [0, 0, 0]
     for _ in range(18):
-        # Rows are accepted from the front; those that are not are overwritten.
+        # Rows are accepted from the first one on; rejected ones are overwritten.
         accepted = [chance.randint(0, count) for count in landed]
         for at, count in enumerate(accepted):
             for model in naive[at]:
@@ -53,7 +53,7 @@ def test_random_steps_equal_a_naive_lru_and_read_the_rows_that_were_written(
         hits = [0] * LAYERS
         misses = [0] * LAYERS
         for layer in range(LAYERS):
-            # The rows of a step are all resident: 8 of 16 slots, and landing slots.
+            # All rows of a step are resident: 8 of 16 slots, and landing slots.
             selection = np.full((3, width, TOP_K), -1, np.int32)
             for at in range(3):
                 pool = chance.sample(range(lengths[at]), 6)
@@ -88,7 +88,7 @@ def test_random_steps_equal_a_naive_lru_and_read_the_rows_that_were_written(
 
 
 def check_slots(cache: forebay.Cache, layer: int, selection: Any, slots: Any) -> None:
-    """Each slot has the row that was selected."""
+    """Checks that each slot has the selected row."""
     slab = cache.slab(layer)
     assert slab.shape[1:] == (64, ROW)
     for position, slot in zip(selection.ravel().tolist(), slots.ravel().tolist()):
@@ -98,7 +98,7 @@ def check_slots(cache: forebay.Cache, layer: int, selection: Any, slots: Any) ->
             assert bytes(slab[slot // 64, slot % 64]) == bytes(row_of(layer, position))
 
 
-def test_ways_of_calling_a_layer_come_to_the_same(make: Make) -> None:
+def test_all_ways_of_calling_a_layer_give_the_same_result(make: Make) -> None:
     answers = []
     for way in range(4):
         cache = make()
@@ -144,7 +144,7 @@ def test_all_layers_at_once_are_refused_where_a_row_might_be_in_a_scratch_slot(m
     with pytest.raises(forebay.InvalidConfig, match="layer 0, batch row 0, selected 8, budget 4.*call layer by layer"):
         step.layers(selection, slots)
     assert (slots == -77).all()
-    # The step goes on, a layer at a time.
+    # The step continues, one layer at a time.
     for layer in range(LAYERS):
         step.layer(layer, selection[layer], slots[layer])
         check_slots(cache, layer, selection[layer], slots[layer])
@@ -166,7 +166,7 @@ def test_a_step_is_a_context_manager(make: Make) -> None:
         with cache.prepare([(sequence, 0, 1)]) as step:
             step.layer(0, some(1), empty())
             raise RuntimeError("half-way")
-    # The step was abandoned: nothing follows it but a roll-back.
+    # The step was abandoned: only a truncate can follow.
     with pytest.raises(forebay.ForebayError):
         cache.prepare([(sequence, 0, 1)])
     sequence.truncate(40)
@@ -210,14 +210,14 @@ def test_slots_by_layer_and_rows_in_two_runs(make: Make) -> None:
                     assert (found == rows[position]).all()
                 step.scatter(layer)
         assert step.retired is not None
-        # 20 rows are within 32 slots and beyond 16: the second layer brought all of them up.
+        # 20 rows fit 32 slots but not 16: the second layer loaded all of them.
         assert step.retired.layers == [(0, 2, 0), (2, 0, 0)]
     with pytest.raises(forebay.InvalidArgument, match="run"):
         cache.slab(0, run=2)
     assert cache.info.block_bytes == 64 * 24
 
 
-def test_accepted_rows_may_stand_on_the_device(make: Make) -> None:
+def test_numbers_of_accepted_rows_may_be_on_the_device(make: Make) -> None:
     cache = make()
     sequence = joined(cache)
     accepted = np.zeros(4, np.int32)

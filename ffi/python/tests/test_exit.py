@@ -1,4 +1,4 @@
-"""The interpreter's end with work in flight, and interpreters that are not for the package: no crash and no hang."""
+"""The end of the interpreter with work in flight, and unsupported interpreters: no crash and no hang."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ del sequence, ticket
 
 
 def ends(script: str, *options: str) -> str:
-    """Runs it to its end, which must be a good one; what it said on stderr."""
+    """Runs the script, which must exit with 0; returns its stderr."""
     text = HEAD.format(tests=str(ROOT / "ffi" / "python" / "tests")) + script
     ran = subprocess.run([sys.executable, *options, "-c", text], timeout=60, capture_output=True, text=True)
     assert ran.returncode == 0, (ran.returncode, ran.stderr)

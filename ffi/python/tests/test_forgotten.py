@@ -1,4 +1,4 @@
-"""A step in which a call was forgotten is refused by `finish`, or fails where only the device can know."""
+"""`finish` refuses a step in which a call was forgotten; if only the device can detect it, the step fails."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Call = Callable[[forebay.Step, forebay.Buffers], None]
 
 
 def nothing(step: forebay.Step, buffers: forebay.Buffers) -> None:
-    """Everything of layer 1 is forgotten."""
+    """Forgets every call of layer 1."""
 
 
 def no_gather(step: forebay.Step, buffers: forebay.Buffers) -> None:
@@ -51,13 +51,13 @@ def begin(make: Make, called: Call) -> tuple[forebay.Cache, list[forebay.Sequenc
     for layer in (0, *range(2, LAYERS)):
         step.layer(layer, none, empty(2))
         step.scatter(layer)
-    # The last one: a gather can be made up for until the next layer resolves.
+    # The last call: a gather can be made later until the next layer resolves.
     called(step, forebay.Buffers(cache, some(1, 2).repeat(2, 0), empty(2)))
     return cache, sequences, step
 
 
 @pytest.mark.parametrize(("called", "says"), FORGOTTEN)
-def test_a_forgotten_call_is_named_and_made_up_for(make: Make, called: Call, says: str) -> None:
+def test_a_forgotten_call_is_named_and_can_be_made_later(make: Make, called: Call, says: str) -> None:
     cache, sequences, step = begin(make, called)
     for end in (step.finish, step.retire):
         with pytest.raises(forebay.InvalidState, match=says):
@@ -77,7 +77,7 @@ def test_a_forgotten_call_is_named_and_made_up_for(make: Make, called: Call, say
 
 
 @pytest.mark.parametrize(("called", "says"), FORGOTTEN)
-def test_a_step_with_a_forgotten_call_is_abandoned_and_a_roll_back_heals_it(
+def test_a_step_with_a_forgotten_call_is_abandoned_and_truncate_repairs_the_sequence(
     make: Make, called: Call, says: str
 ) -> None:
     cache, sequences, step = begin(make, called)
@@ -93,7 +93,7 @@ def test_a_step_with_a_forgotten_call_is_abandoned_and_a_roll_back_heals_it(
     cache.validate()
 
 
-def test_an_exception_of_the_body_abandons_the_step_and_comes_out_as_it_is(make: Make) -> None:
+def test_an_exception_of_the_body_abandons_the_step_and_is_raised_unchanged(make: Make) -> None:
     cache = make()
     sequence = joined(cache)
     with pytest.raises(KeyError, match="the engine's own"):
@@ -105,18 +105,18 @@ def test_an_exception_of_the_body_abandons_the_step_and_comes_out_as_it_is(make:
     with pytest.raises(forebay.InvalidState, match="a scatter was not enqueued .layer 0"):
         with cache.prepare([(sequence, 0, 1)]) as step:
             step.layer(0, some(1), empty())
-    # It is open still.
+    # It is still open.
     whole(step, 0)
     assert step.retire().step == 2
 
 
-# Of two layers and one that drafts, the last; query rows of a step.
-DRAFT, QUERY, PASSES = LAYERS - 1, 2, 2
+# The draft layer, which is the last of three; the query rows of a step; the attention waves.
+DRAFT, QUERY, WAVES = LAYERS - 1, 2, 2
 Made = tuple[str, dict[str, Any]]
 
 
 class Rig:
-    """Two sequences in a model with a draft layer. On CUDA everything is enqueued on one stream."""
+    """Two sequences of a model with a draft layer. On CUDA all work is on one stream."""
 
     def __init__(self, make: Make, device: forebay.Device, **changes: Any) -> None:
         self.device = device
@@ -151,7 +151,7 @@ class Rig:
         })
 
     def refused(self, step: forebay.Step, says: str) -> None:
-        """Twice, by each of the calls that finish; nothing of it ends."""
+        """Checks that every finishing call refuses the step, twice, and that the step does not end."""
         for end in (step.finish, step.retire):
             with pytest.raises(forebay.InvalidState, match=f"{says}.*; enqueue it, or abandon the step"):
                 end()
@@ -161,10 +161,10 @@ class Rig:
         step.abandon()
         with pytest.raises(forebay.Cancelled, match="truncate its sequences"):
             step.retire(wait=True)
-        self.healed()
+        self.repaired()
 
-    def healed(self) -> None:
-        """A step of what has failed is refused; a roll-back heals it."""
+    def repaired(self) -> None:
+        """Checks that a step of a failed sequence is refused, and truncates the sequences, which repairs them."""
         with pytest.raises(forebay.InvalidState, match="a step of the sequence failed"):
             self.cache.prepare([(self.sequences[0], 0, 1)], stream=self.stream)
         for sequence in self.sequences:
@@ -173,17 +173,17 @@ class Rig:
 
 
 def due(halves: bool) -> Iterator[list[Made]]:
-    """Everything that is due of a step, by parts: layers whole or in halves of the batch, draft layers by pass."""
+    """The calls that a step requires, by parts: layers whole or in halves of the batch, draft layers by draft pass."""
     for layer in range(LAYERS):
         for draft_pass in range(QUERY) if layer == DRAFT else (None,):
             for rows in ({"first": 0, "count": 1}, {"first": 1, "count": 1}) if halves else ({},):
                 of = {"layer": layer, "draft_pass": draft_pass, **rows}
-                gathers: list[Made] = [("gather", {**of, "attention_wave": number}) for number in range(PASSES)]
+                gathers: list[Made] = [("gather", {**of, "attention_wave": number}) for number in range(WAVES)]
                 yield [("resolve", of), *gathers, ("scatter", of)]
 
 
 def missing(made: Made, widths: tuple[int, ...]) -> str | None:
-    """What finish says when this call was left out; None: nothing, as no batch row has that query row."""
+    """The error of finish without this call; None if no batch row has that query row."""
     call, of = made
     query = of["draft_pass"] or 0
     first, count = of.get("first", 0), of.get("count", 2)
@@ -202,18 +202,18 @@ def device(request: pytest.FixtureRequest) -> forebay.Device:
 
 
 @pytest.mark.parametrize("halves", [False, True])
-def test_each_call_of_a_model_that_drafts_is_missed(make: Make, device: forebay.Device, halves: bool) -> None:
-    """In two passes of attention, with a batch row that has fewer query rows: what it has not is not due."""
-    rig = Rig(make, device, slots=TOP_K, attention_waves=PASSES)
-    assert rig.cache.info.attention_waves == PASSES
-    # A gather that had nothing to fetch can be made up for at any time.
+def test_each_forgotten_call_of_a_drafting_model_is_detected(make: Make, device: forebay.Device, halves: bool) -> None:
+    """In two attention waves, with a narrower batch row: calls for query rows that it lacks are not required."""
+    rig = Rig(make, device, slots=TOP_K, attention_waves=WAVES)
+    assert rig.cache.info.attention_waves == WAVES
+    # A gather that had nothing to fetch can be made later at any time.
     rig.host(rig.buffers.selection)[:] = -1
     refusals = 0
     for widths in ((QUERY, 1), (1, QUERY)):
         for part in due(halves):
             for at in range(len(part)):
                 step = rig.prepare(*widths)
-                # A gather counts for nothing where the one before it, or its resolve, is missing.
+                # A gather counts only after the previous wave's gather and after its resolve.
                 kept = part[:at] + [call for call in part[at + 1 :] if call[0] == "scatter"]
                 for other in due(halves):
                     for call in kept if other == part else other:
@@ -225,17 +225,17 @@ def test_each_call_of_a_model_that_drafts_is_missed(make: Make, device: forebay.
                     if at % 2:
                         rig.give_up(step)
                         continue
-                    # It needs its resolve anew behind another.
+                    # After another resolve it needs its own resolve again.
                     for call in part[-1:] if part[at][0] == "scatter" else part[:-1]:
                         rig.make(step, call)
                 assert step.retire(wait=True).step > 0
-    # Per part 4 calls; in halves the narrow row has no second pass of the draft layer.
+    # 4 calls for each part; in halves the narrow row has no second draft pass.
     assert refusals == 2 * 4 * (4 if not halves else 7)
     rig.cache.validate()
 
 
 @pytest.mark.parametrize("order", ["none", "da", "dba"])
-def test_a_draft_pass_and_a_layer_that_the_schedule_was_not_told_of(
+def test_a_draft_pass_and_a_layer_missing_from_the_schedule_are_named(
     make: Make, device: forebay.Device, order: str
 ) -> None:
     rig = Rig(make, device)
@@ -269,7 +269,7 @@ def test_a_draft_pass_and_a_layer_that_the_schedule_was_not_told_of(
     rig.cache.validate()
 
 
-def test_a_capture_that_was_not_launched_or_holds_too_few_passes(
+def test_a_capture_that_was_not_launched_or_lacks_draft_passes_fails_its_step(
     make: Make,
     cuda: forebay.CudaDevice,  # noqa: F811
 ) -> None:
@@ -301,7 +301,7 @@ def test_a_capture_that_was_not_launched_or_holds_too_few_passes(
 
 
 class Pieces:
-    """An engine that captures its layers in graphs of its own: one, or one for each layer and each draft pass."""
+    """An engine that captures its layers in its own graphs: one, or one for each layer and each draft pass."""
 
     def __init__(self, rig: Rig, pieces: bool) -> None:
         self.driver, self.pieces, self.stream = Driver(), pieces, ctypes.c_void_p(rig.stream.address)
@@ -340,7 +340,7 @@ class Pieces:
 
 
 @pytest.mark.parametrize("in_pieces", [False, True])
-def test_a_graph_of_the_engines_that_was_not_launched_fails_its_step(
+def test_a_graph_of_the_engine_that_was_not_launched_fails_its_step(
     make: Make,
     cuda: forebay.CudaDevice,  # noqa: F811
     in_pieces: bool,
@@ -359,6 +359,6 @@ def test_a_graph_of_the_engines_that_was_not_launched_fails_its_step(
         says = f"a query row was never resolved .batch row 0, layer {layer}, value {query}.; truncate its sequences"
         with pytest.raises(forebay.DeviceFailed, match=says):
             step.retire(wait=True)
-        rig.healed()
+        rig.repaired()
     engine.close()
     rig.cache.validate()

@@ -1,10 +1,10 @@
-"""An engine's loop on the CUDA device, beside the host device: with torch on a GPU, and on the stand-in driver.
+"""An engine's loop on the CUDA device, next to the host device: with torch on a GPU, and on the stand-in driver.
 
-The tests are the same for both: `places` has what an engine has on either. `Both` decodes there and on the host device,
-and compares the rows at the slots, counts and digests. Torch's side runs where torch has a GPU; the stand-in's where
-`FOREBAY_STANDIN_LIBRARY` names it. What only torch has, its allocator and its current stream, is tested at the end.
+The tests are the same for both: `places` has the engine's side of either. `Both` decodes there and on the host device,
+and compares the rows at the slots, counts and digests. The torch tests run if torch has a GPU, the stand-in tests if
+`FOREBAY_STANDIN_LIBRARY` names the stand-in. The last tests are about torch's own allocator and current stream.
 
-Needs the package, NumPy, pytest, and `conftest.py` and `places.py` beside it.
+Needs the package, NumPy, pytest, and `conftest.py` and `places.py` in the same folder.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ SHAPE = forebay.Shape(layers=LAYERS, row_bytes=(ROW, 0), top_k=TOP_K, page_token
 
 @pytest.fixture(params=[Standin, Late, Torch])
 def place(request: pytest.FixtureRequest) -> Iterator[Place]:
-    """Where the engine's arrays live."""
+    """The place of the engine's arrays."""
     made = request.param()
     yield made
     made.leave()
 
 
 class Text:
-    """A sequence on both devices, and who wrote each of its rows."""
+    """A sequence on both devices, and the number of the write of each of its rows."""
 
     def __init__(self, both: tuple[Any, Any], writers: list[int]) -> None:
         self.both, self.writers = both, writers
         self.pending: list[int] = []
         self.landed = 0
-        # Asked for once: they stay, and nothing may be asked of a cache inside a callback of its own.
+        # Queried once: the values do not change, and a callback may not query its own cache.
         self.landing = [both[1].landing_slot(query) for query in range(QUERY_ROWS)]
 
     @property
@@ -54,7 +54,7 @@ class Text:
 
 
 class Both:
-    """A cache on the CUDA device and one on the host device, in each step the same of both."""
+    """A cache on the CUDA device and one on the host device, which run the same steps."""
 
     def __init__(self, place: Place, **changes: Any) -> None:
         self.place = place
@@ -67,18 +67,18 @@ class Both:
         self.stream = place.stream()
         whole = (LANES, QUERY_ROWS, TOP_K)
         none = np.full(whole, -1, np.int32)
-        self.asked, self.told = place.array(np.stack([none] * LAYERS)), place.array(np.stack([none] * LAYERS))
+        self.selected, self.resolved = place.array(np.stack([none] * LAYERS)), place.array(np.stack([none] * LAYERS))
         self.fresh = place.array(np.zeros((LAYERS, LANES, QUERY_ROWS, ROW), np.uint8))
         self.seen = place.array(np.zeros((LAYERS, *self.slabs[0].shape), np.uint8))
         self.written = 0
 
     def nothing(self, query_rows: int = 1) -> tuple[Any, Any]:
-        """A selection of nothing of one batch row, and room for its slots."""
+        """An empty selection of one batch row, and room for its slots."""
         none = np.full((1, query_rows, TOP_K), -1, np.int32)
         return self.place.array(none), self.place.array(none)
 
     def rows(self, layer: int, positions: Any, writers: Any) -> np.ndarray[Any, Any]:
-        """Rows that say where they belong and who wrote them; zeros for position -1."""
+        """Rows whose bytes identify them and their write; zeros for position -1."""
         positions, writers = np.asarray(positions), np.asarray(writers)
         keys = ((writers * LAYERS + layer) * 1024 + positions).astype(np.uint32)
         made: np.ndarray[Any, Any] = keys[..., None] * np.uint32(2654435761) + np.arange(ROW // 4, dtype=np.uint32)
@@ -98,7 +98,7 @@ class Both:
         return Text((both[0], both[1]), writers)
 
     def begin(self, texts: list[Text], accepted: list[int], widths: list[int]) -> tuple[Any, Any]:
-        """Prepares both steps; the new rows of each sequence stand at `fresh`."""
+        """Prepares both steps; the new rows of each sequence are in `fresh`."""
         self.written += 1
         for text, count in zip(texts, accepted):
             text.writers += text.pending[:count] if text.landed else []
@@ -122,106 +122,107 @@ class Both:
         return host, gpu
 
     def choose(self, chance: random.Random, texts: list[Text], widths: list[int]) -> np.ndarray[Any, Any]:
-        """Selections of each layer; a row sees those before it and its own."""
-        picks = np.full((LAYERS, len(texts), QUERY_ROWS, TOP_K), -1, np.int32)
+        """Selections of each layer; a query row sees the rows before it and its own."""
+        selections = np.full((LAYERS, len(texts), QUERY_ROWS, TOP_K), -1, np.int32)
         for layer in range(LAYERS):
             for at, text in enumerate(texts):
                 likely = chance.sample(range(text.length), 130)
                 for query in range(widths[at]):
                     own = chance.sample(likely, chance.randint(20, TOP_K - 2)) + [text.length + query]
-                    picks[layer, at, query, : len(own)] = own
-        return picks
+                    selections[layer, at, query, : len(own)] = own
+        return selections
 
-    def truth(self, layer: int, texts: list[Text], picks: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """The rows that a layer's attention is to read."""
-        writers = np.zeros_like(picks)
+    def expected(self, layer: int, texts: list[Text], selections: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """The rows that a layer's attention must read."""
+        writers = np.zeros_like(selections)
         for at, text in enumerate(texts):
             known = np.array(text.writers + text.pending, np.int64)
-            writers[at] = known[np.maximum(picks[at], 0)]
-        return self.rows(layer, picks, writers)
+            writers[at] = known[np.maximum(selections[at], 0)]
+        return self.rows(layer, selections, writers)
 
-    def on_host(self, step: Any, texts: list[Text], widths: list[int], picks: np.ndarray[Any, Any]) -> Any:
-        """The host device's step; slots of every layer, whose rows are checked."""
-        told = np.full_like(picks, -77)
+    def on_host(self, step: Any, texts: list[Text], widths: list[int], selections: np.ndarray[Any, Any]) -> Any:
+        """Runs the host device's step, checks the rows, and returns the slots of every layer."""
+        host_slots = np.full_like(selections, -77)
         for layer in range(LAYERS):
-            step.layer(layer, picks[layer], told[layer])
+            step.layer(layer, selections[layer], host_slots[layer])
             for at, text in enumerate(texts):
                 for query in range(widths[at]):
                     self.host_slabs[layer][text.both[0].landing_slot(query)] = self.new_rows[layer, at, query]
             step.scatter(layer)
-            found = self.host_slabs[layer][np.maximum(told[layer], 0)]
-            rows = np.where(told[layer][..., None] < 0, 0, found)
-            assert np.array_equal(rows, self.truth(layer, texts, picks[layer]))
-        return told
+            found = self.host_slabs[layer][np.maximum(host_slots[layer], 0)]
+            rows = np.where(host_slots[layer][..., None] < 0, 0, found)
+            assert np.array_equal(rows, self.expected(layer, texts, selections[layer]))
+        return host_slots
 
     def land(self, layer: int, texts: list[Text], widths: list[int], stream: int) -> None:
-        """P: the new rows go to their landing slots."""
+        """Copies the new rows to their landing slots."""
         for at, text in enumerate(texts):
             for query in range(widths[at]):
                 slot = text.landing[query]
                 self.place.copy(self.slabs[layer][slot // 64][slot % 64], self.fresh[layer][at][query], stream)
 
-    def on_gpu(self, step: Any, texts: list[Text], widths: list[int], picks: np.ndarray[Any, Any]) -> None:
-        """The CUDA device's, enqueued whole; what attention would read is copied in the order of the stream."""
+    def on_gpu(self, step: Any, texts: list[Text], widths: list[int], selections: np.ndarray[Any, Any]) -> None:
+        """Enqueues the CUDA device's whole step, with a copy of the slab where attention would read it."""
         raw = self.stream.cuda_stream
-        whole = self.place.array(picks)
-        told = [self.place.array(np.full_like(picks[0], -77)) for _ in range(LAYERS)]
+        whole = self.place.array(selections)
+        slots = [self.place.array(np.full_like(selections[0], -77)) for _ in range(LAYERS)]
         for layer in range(LAYERS):
-            step.layer(layer, whole[layer], told[layer])
+            step.layer(layer, whole[layer], slots[layer])
             self.land(layer, texts, widths, raw)
             self.place.copy(self.seen[layer], self.slabs[layer], raw)
             step.scatter(layer, stream=raw)
-        self.answers = told
+        self.answers = slots
 
     def end(self, host: Any, gpu: Any, texts: list[Text]) -> Any:
-        """Retires both, whose counts and lengths are equal."""
+        """Retires both steps, and compares counts and lengths."""
         own, other = host.retire(), gpu.retire(wait=True)
         assert (own.counts == other.counts).all() and (own.lengths == other.lengths).all()
         assert own.lengths.tolist() == [text.length for text in texts]
         return own
 
     def step(self, chance: random.Random, texts: list[Text]) -> Any:
-        """A step of some sequences, with drafts of which some are rejected."""
+        """Runs a step of some sequences, with drafts of which some are rejected."""
         accepted = [chance.randint(0, text.landed) for text in texts]
         widths = [chance.randint(1, QUERY_ROWS) for _ in texts]
         host, gpu = self.begin(texts, accepted, widths)
-        picks = self.choose(chance, texts, widths)
-        told = self.on_host(host, texts, widths, picks)
-        self.on_gpu(gpu, texts, widths, picks)
+        selections = self.choose(chance, texts, widths)
+        host_slots = self.on_host(host, texts, widths, selections)
+        self.on_gpu(gpu, texts, widths, selections)
         found = self.end(host, gpu, texts)
         for layer in range(LAYERS):
-            # Slots are the device's own, whose slab has other gaps; what is in them is not.
-            assert ((self.place.read(self.answers[layer]) < 0) == (told[layer] < 0)).all()
-            assert self.place.has_rows(self.seen[layer], self.answers[layer], self.truth(layer, texts, picks[layer]))
+            # Slot numbers are the device's own, because its slab has other gaps; the rows in the slots are equal.
+            assert ((self.place.read(self.answers[layer]) < 0) == (host_slots[layer] < 0)).all()
+            expected = self.expected(layer, texts, selections[layer])
+            assert self.place.has_rows(self.seen[layer], self.answers[layer], expected)
         return found
 
-    def cut(self, text: Text, length: int) -> None:
-        """Rolls a sequence back."""
+    def truncate(self, text: Text, length: int) -> None:
+        """Truncates a sequence."""
         text.writers += text.pending[: text.landed] if text.landed else []
         del text.writers[length:]
         text.landed = 0
         for side, sequence in enumerate(text.both):
             sequence.truncate(length, (None, self.stream)[side])
-        # A fork and a digest are refused while it runs.
+        # A fork and a digest are refused while the step runs.
         self.gpu.wait(self.stream)
 
     def fork(self, text: Text) -> Text:
-        """A sequence that goes on from another's rows."""
+        """Forks a sequence."""
         room = {"promised": PROMPT + PROMISED - text.length - QUERY_ROWS, "slots": SLOTS, "bring_up": "nothing"}
         both = [one.fork(stream=(None, self.stream)[side], **room)[0] for side, one in enumerate(text.both)]
         return Text((both[0], both[1]), list(text.writers))
 
     def check(self, texts: list[Text]) -> None:
-        """Digests, every row in host memory, and every invariant."""
+        """Checks digests, every row in host memory, and every invariant."""
         for cache in self.caches:
             cache.validate()
         for text in texts:
             assert text.both[0].digest() == text.both[1].digest()
             for layer in range(LAYERS):
-                truth = self.rows(layer, range(text.length), text.writers)
+                expected = self.rows(layer, range(text.length), text.writers)
                 for position in range(text.length):
                     for sequence in text.both:
-                        assert sequence.read_row(layer, position).tobytes() == truth[position].tobytes()
+                        assert sequence.read_row(layer, position).tobytes() == expected[position].tobytes()
 
     def close(self) -> None:
         self.slabs = []
@@ -230,7 +231,7 @@ class Both:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_random_runs_come_to_what_the_host_device_does(place: Place, seed: int) -> None:
+def test_random_runs_equal_those_on_the_host_device(place: Place, seed: int) -> None:
     chance, both = random.Random(seed), Both(place)
     texts = [both.open(warm_up=number == 1) for number in range(3)]
     hits = misses = scratch = 0
@@ -238,9 +239,9 @@ def test_random_runs_come_to_what_the_host_device_does(place: Place, seed: int) 
         found = both.step(chance, texts)
         hits, misses, scratch = hits + found.hits, misses + found.misses, scratch + int(found.counts[:, 2].sum())
         if turn == 4:
-            both.cut(texts[0], chance.randint(PROMPT - 30, texts[0].length))
+            both.truncate(texts[0], chance.randint(PROMPT - 30, texts[0].length))
         if turn == 7:
-            both.cut(texts[2], texts[2].length)
+            both.truncate(texts[2], texts[2].length)
             texts.append(both.fork(texts[2]))
         if turn == 10:
             for side, sequence in enumerate(texts.pop(0).both):
@@ -248,7 +249,7 @@ def test_random_runs_come_to_what_the_host_device_does(place: Place, seed: int) 
             texts.insert(0, both.open(warm_up=True))
     assert hits > 0 < misses and scratch > 0
     for text in texts:
-        both.cut(text, text.length)
+        both.truncate(text, text.length)
     both.check(texts)
     both.close()
 
@@ -268,14 +269,14 @@ def capture(both: Both, texts: list[Text], order: str, width: int, place: Place)
         if call.work == "index":
             for row in range(call.first, call.first + call.count):
                 for query in range(width):
-                    place.copy(selection[row][query], both.asked[call.layer][row][query], call.stream)
+                    place.copy(selection[row][query], both.selected[call.layer][row][query], call.stream)
         elif call.work == "prepare":
             both.land(call.layer, texts, widths, call.stream)
         elif call.work == "attend" and call.attended != "resident":
             place.copy(both.seen[call.layer], both.slabs[call.layer], call.stream)
             for row in range(rows):
                 for query in range(width):
-                    place.copy(both.told[call.layer][row][query], slots[row][query], call.stream)
+                    place.copy(both.resolved[call.layer][row][query], slots[row][query], call.stream)
 
     with place.capture(both.stream) as replay:
         captured = both.caches[1].capture(
@@ -285,7 +286,7 @@ def capture(both: Both, texts: list[Text], order: str, width: int, place: Place)
 
 
 @pytest.mark.parametrize("order", ["none", "da", "dba"])
-def test_steps_that_the_engine_captures_come_to_what_the_host_device_does(place: Place, order: str) -> None:
+def test_steps_that_the_engine_captures_equal_those_on_the_host_device(place: Place, order: str) -> None:
     chance, both = random.Random(5), Both(place)
     texts, width = [both.open(), both.open(warm_up=True)], QUERY_ROWS
     captured, replay = capture(both, texts, order, width, place)
@@ -293,31 +294,31 @@ def test_steps_that_the_engine_captures_come_to_what_the_host_device_does(place:
     for _ in range(6):
         accepted, widths = [chance.randint(0, text.landed) for text in texts], [width] * len(texts)
         host, gpu = both.begin(texts, accepted, widths)
-        picks = both.choose(chance, texts, widths)
-        told = both.on_host(host, texts, widths, picks)
-        place.write(both.asked, np.concatenate([picks, padding], axis=1))
-        place.write(both.told, np.full_like(place.read(both.told), -77))
+        selections = both.choose(chance, texts, widths)
+        host_slots = both.on_host(host, texts, widths, selections)
+        place.write(both.selected, np.concatenate([selections, padding], axis=1))
+        place.write(both.resolved, np.full_like(place.read(both.resolved), -77))
         with pytest.raises(forebay.InvalidState):
             captured.launch([gpu])
         replay()
         captured.launched([gpu])
         both.end(host, gpu, texts)
-        answers = place.read(both.told)
+        answers = place.read(both.resolved)
         for layer in range(LAYERS):
-            assert ((answers[layer][: len(texts)] < 0) == (told[layer] < 0)).all()
+            assert ((answers[layer][: len(texts)] < 0) == (host_slots[layer] < 0)).all()
             rows = np.zeros((LANES, QUERY_ROWS, TOP_K, ROW), np.uint8)
-            rows[: len(texts)] = both.truth(layer, texts, picks[layer])
+            rows[: len(texts)] = both.expected(layer, texts, selections[layer])
             answers[layer][len(texts) :] = -1
             slots = place.array(answers[layer])
             assert place.has_rows(both.seen[layer], slots, rows)
     for text in texts:
-        both.cut(text, text.length)
+        both.truncate(text, text.length)
     both.check(texts)
     captured.close()
     both.close()
 
 
-def test_streams_of_the_engines_are_taken_in_any_form_and_given_back(place: Place) -> None:
+def test_streams_of_the_engine_are_accepted_in_any_form_and_released(place: Place) -> None:
     chance, both = random.Random(2), Both(place)
     text = both.open()
     for bare in (False, True):
@@ -327,18 +328,18 @@ def test_streams_of_the_engines_are_taken_in_any_form_and_given_back(place: Plac
             cache.prepare([(text.both[side], 0, 1)], query_rows=1, stream=(None, raw)[side])
             for side, cache in enumerate(both.caches)
         )
-        picks = np.full((1, 1, TOP_K), -1, np.int32)
-        picks[0, 0, :20] = chance.sample(range(PROMPT), 20)
-        told, answer = np.full_like(picks, -1), place.array(np.full_like(picks, -77))
-        host.layer(0, picks, told)
-        # The selection comes by DLPack alone, and the answer is taken by it.
-        gpu.layer(0, place.dlpack(place.array(picks)), place.dlpack(answer))
+        selection = np.full((1, 1, TOP_K), -1, np.int32)
+        selection[0, 0, :20] = chance.sample(range(PROMPT), 20)
+        host_slots, answer = np.full_like(selection, -1), place.array(np.full_like(selection, -77))
+        host.layer(0, selection, host_slots)
+        # The selection comes by DLPack alone, and the slots are written by it.
+        gpu.layer(0, place.dlpack(place.array(selection)), place.dlpack(answer))
         whole(host, 0)
         whole(gpu, 0, into=both.nothing())
         assert gpu._stream == both.gpu.stream_of(raw) != both.gpu.stream_of(both.stream)
         host.retire(), gpu.retire(wait=True)
-        assert ((place.read(answer) < 0) == (told < 0)).all()
-        assert place.has_rows(both.slabs[0], answer, both.rows(0, picks, np.full_like(picks, 1)))
+        assert ((place.read(answer) < 0) == (host_slots < 0)).all()
+        assert place.has_rows(both.slabs[0], answer, both.rows(0, selection, np.full_like(selection, 1)))
         both.gpu.return_stream(raw)
         with pytest.raises(forebay.InvalidArgument, match="stream"):
             both.gpu.return_stream(raw)
@@ -349,11 +350,11 @@ def test_streams_of_the_engines_are_taken_in_any_form_and_given_back(place: Plac
 def test_two_streams_are_ordered_and_a_third_reads(place: Place) -> None:
     both = Both(place)
     text, fetch, side = both.open(), place.stream(), place.stream()
-    picks = np.full((1, 1, TOP_K), -1, np.int32)
-    picks[0, 0, :30] = range(50, 80)
+    selection = np.full((1, 1, TOP_K), -1, np.int32)
+    selection[0, 0, :30] = range(50, 80)
     step = both.caches[1].prepare([(text.both[1], 0, 1)], stream=both.stream)
-    answer, seen = place.array(np.full_like(picks, -77)), place.array(np.zeros(both.slabs[0].shape, np.uint8))
-    buffers = forebay.Buffers(both.caches[1], place.array(picks), answer)
+    answer, seen = place.array(np.full_like(selection, -77)), place.array(np.zeros(both.slabs[0].shape, np.uint8))
+    buffers = forebay.Buffers(both.caches[1], place.array(selection), answer)
     step.resolve(0, buffers)
     both.gpu.order(both.stream, fetch)
     step.gather(0, stream=fetch)
@@ -362,11 +363,11 @@ def test_two_streams_are_ordered_and_a_third_reads(place: Place) -> None:
     both.gpu.order(side, both.stream)
     whole(step, 0, into=both.nothing())
     step.retire(wait=True)
-    assert place.has_rows(seen, answer, both.rows(0, picks, np.full_like(picks, 1)))
+    assert place.has_rows(seen, answer, both.rows(0, selection, np.full_like(selection, 1)))
     both.close()
 
 
-def test_memory_of_the_device_is_a_tensor_by_dlpack_and_by_the_array_interface(place: Place) -> None:
+def test_device_memory_becomes_a_tensor_by_dlpack_and_by_the_array_interface(place: Place) -> None:
     both = Both(place)
     slab = both.caches[1].slab(1)
     assert slab.__dlpack_device__() == (2, 0) and slab.shape[1:] == (64, ROW)
@@ -388,33 +389,33 @@ def test_memory_of_the_device_is_a_tensor_by_dlpack_and_by_the_array_interface(p
         assert [run.strides for run in runs] == [(64 * 48, 32, 1), (64 * 48, 16, 1)]
         assert runs[1].address - runs[0].address == 64 * 32
     both.close()
-    # A view keeps the memory, closed or not.
+    # A view keeps the memory alive, even if it is closed.
     assert place.read(again[2][5])[7] == 7
 
 
-def test_a_position_beyond_the_length_fails_the_step_and_a_roll_back_heals_it(place: Place) -> None:
+def test_a_position_beyond_the_length_fails_the_step_and_truncate_repairs_the_sequence(place: Place) -> None:
     chance, both = random.Random(4), Both(place)
     text = both.open()
     both.step(chance, [text])
-    both.cut(text, text.length)
-    picks = np.full((1, QUERY_ROWS, TOP_K), -1, np.int32)
-    picks[0, 0, :3] = (1, 2, text.length + 40)
+    both.truncate(text, text.length)
+    selection = np.full((1, QUERY_ROWS, TOP_K), -1, np.int32)
+    selection[0, 0, :3] = (1, 2, text.length + 40)
     wrong = both.caches[1].prepare([(text.both[1], 0, QUERY_ROWS)], stream=both.stream)
-    wrong.layer(1, place.array(picks), place.array(np.full_like(picks, -77)))
+    wrong.layer(1, place.array(selection), place.array(np.full_like(selection, -77)))
     whole(wrong, 1, into=both.nothing(QUERY_ROWS))
     with pytest.raises(forebay.DeviceFailed, match=str(text.length + 40)):
         wrong.retire(wait=True)
     with pytest.raises(forebay.ForebayError):
         both.caches[1].prepare([(text.both[1], 0, 1)], stream=both.stream)
     text.both[1].truncate(text.length, both.stream)
-    # What the host device did not do: resident rows differ from here on, what is read does not.
+    # The host device did not run this step: resident rows differ from here on, but the rows read do not.
     host, gpu = both.begin([text], [0], [1])
-    picks = both.choose(chance, [text], [1])
-    both.on_host(host, [text], [1], picks)
-    both.on_gpu(gpu, [text], [1], picks)
+    selections = both.choose(chance, [text], [1])
+    both.on_host(host, [text], [1], selections)
+    both.on_gpu(gpu, [text], [1], selections)
     host.retire(), gpu.retire(wait=True)
     for layer in range(LAYERS):
-        assert place.has_rows(both.seen[layer], both.answers[layer], both.truth(layer, [text], picks[layer]))
+        assert place.has_rows(both.seen[layer], both.answers[layer], both.expected(layer, [text], selections[layer]))
     both.close()
 
 
@@ -450,7 +451,7 @@ def test_tensors_that_do_not_fit_are_refused_and_nothing_is_written(place: Place
     both.close()
 
 
-def test_the_callers_context_is_as_it_was_after_every_call(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_call_restores_the_callers_context(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     chance, both = random.Random(3), Both(place)
     calls = 0
 
@@ -477,7 +478,7 @@ def test_the_callers_context_is_as_it_was_after_every_call(place: Place, monkeyp
     for _ in range(2):
         both.step(chance, [text])
     captured, replay = capture(both, [text, both.open()], "none", 1, place)
-    both.cut(text, text.length)
+    both.truncate(text, text.length)
     other = both.fork(text)
     both.gpu.order(both.gpu.stream(), both.stream)
     both.gpu.wait(both.stream)
@@ -497,11 +498,11 @@ LAST = """
     from test_gpu import Both, TOP_K
     both = Both(place)
     text = both.open()
-    picks = np.full((1, 1, TOP_K), -1, np.int32)
-    picks[0, 0, :20] = range(20)
+    selection = np.full((1, 1, TOP_K), -1, np.int32)
+    selection[0, 0, :20] = range(20)
     step = both.caches[1].prepare([(text.both[1], 0, 1)], stream=both.stream)
     for layer in range(3):
-        step.layer(layer, place.array(picks), place.array(picks))
+        step.layer(layer, place.array(selection), place.array(selection))
         step.scatter(layer)
     kept = place.view(both.caches[1].slab(0))
     {end}
@@ -519,20 +520,20 @@ def test_the_interpreter_ends_with_work_in_flight(place: Place, end: str) -> Non
 
 @pytest.fixture
 def on_torch() -> Iterator[Torch]:
-    """What only torch has."""
+    """Torch, for tests that only torch can run."""
     made = Torch()
     yield made
     made.leave()
 
 
-def test_torchs_allocator_knows_nothing_of_forebay(on_torch: Torch) -> None:
+def test_torchs_allocator_does_not_count_forebays_memory(on_torch: Torch) -> None:
     torch = on_torch.torch
 
     def taken() -> Any:
         return torch.cuda.memory_stats(0), torch.cuda.memory_allocated(0), torch.cuda.memory_reserved(0)
 
-    picks = on_torch.array(np.full((1, 1, TOP_K), 3, np.int32))
-    slots = torch.empty_like(picks)
+    selection = on_torch.array(np.full((1, 1, TOP_K), 3, np.int32))
+    slots = torch.empty_like(selection)
     stream = on_torch.stream()
     torch.cuda.synchronize()
     before, free = taken(), torch.cuda.mem_get_info(0)[0]
@@ -546,12 +547,12 @@ def test_torchs_allocator_knows_nothing_of_forebay(on_torch: Torch) -> None:
         for turn in range(4):
             with cache.prepare([(sequence, min(turn, 1), 1)], stream=stream) as step:
                 for layer in range(LAYERS):
-                    step.layer(layer, picks, slots)
+                    step.layer(layer, selection, slots)
                     step.scatter(layer)
             if step.retired is None:
                 step.retire(wait=True)
     assert taken() == before
-    # A view is nobody's allocation, on either way to make one.
+    # To torch's allocator a view is no allocation, whichever way made it.
     views = [torch.from_dlpack(cache.slab(0)), torch.as_tensor(cache.slab(0), device="cuda:0")]
     assert taken() == before
     assert {view.data_ptr() for view in views} == {cache.slab(0).address}
@@ -564,16 +565,16 @@ def test_torchs_allocator_knows_nothing_of_forebay(on_torch: Torch) -> None:
     assert int(views[0].sum()) == int(views[1].sum())
 
 
-def test_a_tensor_that_a_step_reads_is_not_given_to_others(on_torch: Torch) -> None:
+def test_a_tensor_that_a_step_reads_is_not_reused_by_the_allocator(on_torch: Torch) -> None:
     torch, both = on_torch.torch, Both(on_torch)
     text = both.open()
     step = both.caches[1].prepare([(text.both[1], 0, 1)], stream=both.stream)
-    picks = torch.full((1, 1, TOP_K), 5, dtype=torch.int32, device="cuda:0")
-    slots = torch.empty_like(picks)
-    addresses = {picks.data_ptr(), slots.data_ptr()}
+    selection = torch.full((1, 1, TOP_K), 5, dtype=torch.int32, device="cuda:0")
+    slots = torch.empty_like(selection)
+    addresses = {selection.data_ptr(), slots.data_ptr()}
     torch.cuda.synchronize()
-    step.layer(0, picks, slots)
-    del picks, slots
+    step.layer(0, selection, slots)
+    del selection, slots
     others = [torch.empty((1, 1, TOP_K), dtype=torch.int32, device="cuda:0") for _ in range(64)]
     assert not addresses & {other.data_ptr() for other in others}
     whole(step, 0, into=both.nothing())
@@ -581,15 +582,15 @@ def test_a_tensor_that_a_step_reads_is_not_given_to_others(on_torch: Torch) -> N
     both.close()
 
 
-def test_torchs_current_stream_is_taken_where_none_is_given(on_torch: Torch) -> None:
+def test_torchs_current_stream_is_the_default(on_torch: Torch) -> None:
     torch, both = on_torch.torch, Both(on_torch)
     text, stream = both.open(), on_torch.stream()
     stream.wait_stream(torch.cuda.current_stream())
-    picks = np.full((1, 1, TOP_K), -1, np.int32)
-    picks[0, 0, :9] = range(9)
+    selection = np.full((1, 1, TOP_K), -1, np.int32)
+    selection[0, 0, :9] = range(9)
     with torch.cuda.stream(stream):
-        asked, slots = on_torch.array(picks), on_torch.array(picks)
-        # Work of torch's in front of it, on the same stream: nothing else orders the two.
+        asked, slots = on_torch.array(selection), on_torch.array(selection)
+        # Torch's own work precedes it on the same stream; nothing else orders the two.
         wide = torch.zeros((2048, 2048), device="cuda:0")
         for _ in range(20):
             wide = wide @ wide

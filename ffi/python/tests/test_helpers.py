@@ -1,4 +1,4 @@
-"""What engines need beside the cache: FlashMLA's arguments, block tables, a Prometheus collector."""
+"""Helpers for engines: FlashMLA's arguments, block tables, a Prometheus collector."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from forebay import flashmla
 Make = Callable[..., forebay.Cache]
 
 def needs_prometheus(name: str) -> None:
-    """Leaves a test out where the client library is not installed."""
+    """Skips a test if the client library is not installed."""
     if importlib.util.find_spec("prometheus_client") is None:
         skip(name, "prometheus_client is not installed")
 
@@ -41,13 +41,13 @@ def test_slots_are_flashmlas_indices(make: Make) -> None:
             step.layer(1, selection, slots)
             indices, blocks = flashmla.indices(slots), flashmla.kv_cache(cache, 1)
             assert indices is slots and blocks.shape[1:] == (64, 1, 656)
-            # As FlashMLA reads: block x page size + offset.
+            # FlashMLA's indices: block x page size + offset.
             for position, index in zip(selection.ravel(), indices.ravel()):
                 assert index == -1 if position == -1 else (blocks[index // 64, index % 64, 0] == rows[position]).all()
             whole(step, 1)
 
 
-def test_what_flashmla_does_not_take_is_refused(make: Make) -> None:
+def test_arguments_that_flashmla_rejects_are_refused(make: Make) -> None:
     with pytest.raises(forebay.InvalidArgument, match="multiple of 64"):
         flashmla.indices(np.zeros((1, 1, 8), np.int32))
     with pytest.raises(forebay.InvalidArgument, match="int64"):
@@ -84,8 +84,8 @@ def test_block_tables_name_the_pages_of_index_keys(make: Make) -> None:
         flashmla.block_table(sequences, out=np.zeros((2, 12), np.int64))
 
 
-def test_a_collector_shows_what_the_driving_thread_left(make: Make) -> None:
-    needs_prometheus("a_collector_shows_what_the_driving_thread_left")
+def test_a_collector_shows_the_last_stats_of_the_driving_thread(make: Make) -> None:
+    needs_prometheus("a_collector_shows_the_last_stats_of_the_driving_thread")
     import prometheus_client
 
     from forebay.prometheus import Collector
@@ -117,8 +117,8 @@ def test_a_collector_shows_what_the_driving_thread_left(make: Make) -> None:
     assert list(collector.collect())[0].samples == []
 
 
-def test_a_name_shows_its_own_cache(make: Make) -> None:
-    needs_prometheus("a_name_shows_its_own_cache")
+def test_a_collectors_name_shows_its_own_cache(make: Make) -> None:
+    needs_prometheus("a_collectors_name_shows_its_own_cache")
     from forebay.prometheus import Collector
 
     def step(cache: forebay.Cache, sequence: forebay.Sequence, accepted: int) -> None:
@@ -137,7 +137,7 @@ def test_a_name_shows_its_own_cache(make: Make) -> None:
     step(old, sequence, 0)
     assert value("steps") == 0
     waits = joined(new)
-    # Nothing was retired since: what a driver that admits leaves by hand.
+    # No step was retired since: an engine that admits requests publishes the stats itself, by `take`.
     assert value("sequences") == 0
     collector.take("m")
     assert value("sequences") == 1
@@ -149,7 +149,7 @@ def test_a_name_shows_its_own_cache(make: Make) -> None:
     for name in ("m", "another"):
         with pytest.raises(forebay.InvalidArgument, match="name"):
             collector.take(name)
-    # A cache outlives the collectors that watch it.
+    # A cache may outlive the collectors that watch it.
     gone = weakref.ref(collector)
     del collector
     gc.collect()
@@ -157,7 +157,7 @@ def test_a_name_shows_its_own_cache(make: Make) -> None:
     step(new, waits, 1)
 
 
-def test_the_package_imports_nothing_that_was_not_asked_for() -> None:
+def test_the_package_imports_no_optional_package_by_itself() -> None:
     heavy = ("torch", "prometheus_client", "cupy", "jax", "cffi")
     script = f"import sys, forebay; print([m for m in {heavy} if m in sys.modules])"
     ran = subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.PIPE, text=True)

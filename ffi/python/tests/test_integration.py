@@ -1,4 +1,4 @@
-"""Pages show programs that run. Those of the page about embedding print the same line in every language."""
+"""The programs on the pages run. Those on the page about embedding print the same line in every language."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from conftest import ROOT
 
 
-def test_the_listing_prints_what_the_page_says() -> None:
+def test_the_listing_prints_the_output_of_the_page() -> None:
     page = (ROOT / "docs" / "integration.md").read_text()
     printed = page.partition("```text\n")[2].partition("```")[0].strip()
     listing = ROOT / "examples" / "integration" / "decode.py"

@@ -1,8 +1,8 @@
-"""A KeyboardInterrupt at every point of every call that hands memory over: nothing is freed that a stream still uses.
+"""A KeyboardInterrupt at every point of every call that is given memory: no memory is freed that a stream still uses.
 
-Points are the lines of the package, and the return of each call that it makes, where the interpreter raises what is
-pending. The device has threads and a stream that is held, so that what was enqueued runs when everything that the
-interrupted call had is gone. Then the bytes are looked at.
+The points are the lines of the package and the return of each call that it makes, where the interpreter raises pending
+exceptions. The device has threads and a held stream, so that the enqueued work runs when all objects of the interrupted
+call are gone. Then the test compares the bytes.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from test_ownership import Gate
 PACKAGE = str(Path(forebay.__file__).parent)
 CANARY, UNTOUCHED = 0x5A, -77
 POSITIONS = (3, 17, 30)
-# Memory that freed arrays had is never given back: what is wrong writes there, and not into the interpreter's.
+# Memory of freed arrays is never released: a faulty write hits it, and not the interpreter's memory.
 _kept: list[Any] = []
 
 
 class Ground:
-    """The program's memory. What an array of it had is another array's when it is freed: a canary stands there."""
+    """The program's memory. When an array is freed, its memory gets a canary, as if another array used it."""
 
     def __init__(self) -> None:
         self.memory, self.used = np.zeros(1 << 14, np.uint8), 0
@@ -43,7 +43,7 @@ class Ground:
         _kept.append(self.memory)
 
     def array(self, shape: tuple[int, ...], fill: int) -> Any:
-        """An int32 array of it."""
+        """An int32 array in this memory."""
         first, self.used = self.used, self.used + 4 * int(np.prod(shape))
         assert self.used <= self.memory.nbytes
         owner = _Owner(self.memory.ctypes.data + first, shape)
@@ -57,7 +57,7 @@ class Ground:
         self.freed.append((first, end))
 
     def check(self) -> None:
-        """Nothing has written where another array stands now."""
+        """Checks that every canary is unchanged."""
         for first, end in self.freed:
             assert (self.memory[first:end] == CANARY).all(), "another array of the program was written"
 
@@ -68,7 +68,7 @@ class _Owner:
 
 
 class Interrupt:
-    """Raises at one point of the package's, counted from 0; in no function of these names."""
+    """Raises at one point of the package, counted from 0, except in functions with these names."""
 
     def __init__(self, at: int, but: tuple[str, ...] = ()) -> None:
         self.left, self.raised, self.but = at, False, but
@@ -89,15 +89,15 @@ class Interrupt:
 
 @functools.cache
 def places(code: CodeType) -> tuple[frozenset[int], frozenset[int]]:
-    """Offsets of what follows calls; and those where a handler begins or ends: the interpreter raises nothing there,
-    and loses the exception that is being handled where a tracer does."""
+    """Offsets of instructions after calls; and offsets where an exception handler begins or ends: the interpreter
+    raises nothing there, and if a tracer raises there, the exception in handling is lost."""
     listed = list(dis.get_instructions(code))
     calls = frozenset(b.offset for a, b in zip(listed, listed[1:]) if a.opname.startswith("CALL"))
     return calls, frozenset(one.offset for one in listed if one.opname in ("PUSH_EXC_INFO", "POP_EXCEPT"))
 
 
 class World:
-    """A cache on a device with threads, whose stream is held; calls are handed memory of `ground`."""
+    """A cache on a device with threads, whose stream is held; calls get memory of `ground`."""
 
     def __init__(self) -> None:
         self.ground = Ground()
@@ -130,7 +130,7 @@ class World:
         )
 
     def check(self) -> None:
-        """After a call, interrupted or not: lets the stream go on, and looks at what it has read and written."""
+        """After a call, interrupted or not: releases the stream, and checks the bytes that it read and wrote."""
         self.gate.open()
         self.device.wait()
         self.ground.check()
@@ -145,7 +145,8 @@ class World:
             assert self.warm.digest() == expected_digest(), "the wrong rows were read"
 
     def end(self, noted: bool) -> None:
-        """All that was taken comes back, and the cache still works. What a finalizer could not note its cache ends."""
+        """Checks that all resources are released and that the cache still works. The cache ends objects that a
+        finalizer could not note."""
         self.more.clear()
         self.warm = None
         for _ in range(2):
@@ -228,7 +229,7 @@ def join(world: World) -> Callable[[], object]:
 
 @functools.cache
 def expected_digest() -> int:
-    """Of a sequence that has joined in peace."""
+    """The digest of a sequence that has joined without an interrupt."""
     world = World()
     join(world)()
     world.device.wait()
@@ -256,7 +257,7 @@ def overlap_steps(world: World) -> Callable[[], object]:
 
 
 def whole_step(world: World) -> Callable[[], object]:
-    """Its block ends it too, where the body raises, where it runs still, and where it has ended."""
+    """The `with` block also ends the step if the body raises, while it runs, and after its end."""
 
     def call() -> None:
         with world.cache.prepare([(world.sequence, 0, 1)]) as step:
@@ -300,7 +301,7 @@ ALL = (*READ_OR_WRITTEN, prepare, whole_step, retire, sequences)
 
 @pytest.fixture(autouse=True)
 def no_collector() -> Iterator[None]:
-    """What an interrupted call had goes by its count of references: a collection for each point takes long."""
+    """Reference counts free the objects of an interrupted call: a collection at each point would take long."""
     gc.collect()
     gc.disable()
     yield
@@ -308,7 +309,7 @@ def no_collector() -> Iterator[None]:
 
 
 def interrupt(call: Callable[[], object], at: int, *but: str) -> tuple[bool, bool]:
-    """Whether there was such a point, and whether the interrupt came out: the interpreter drops a finalizer's."""
+    """Whether there was such a point, and whether the interrupt was raised: the interpreter drops a finalizer's."""
     tracer, before = Interrupt(at, but), sys.gettrace()
     sys.settrace(tracer)
     try:
@@ -321,7 +322,7 @@ def interrupt(call: Callable[[], object], at: int, *but: str) -> tuple[bool, boo
 
 
 def at_each_point(scenario: Scenario, ends: bool) -> int:
-    """Runs it once for each point; how many there are."""
+    """Runs the scenario once for each point; returns the number of points."""
     at = 0
     while True:
         world = World()
@@ -349,12 +350,12 @@ def test_an_interrupt_anywhere_frees_nothing_that_is_in_use(scenario: Scenario) 
     assert set(alive) == before, "a handle was lost"
 
 
-# What a package that holds behind the call has in its hands meanwhile.
+# The objects that a package would hold meanwhile if it kept them only after the call.
 _late: list[Any] = []
 
 
 class HeldBehind(Kept):
-    """Keeps only what it is told of when the call has returned."""
+    """Keeps objects only after the call has returned."""
 
     __slots__ = ()
 
@@ -368,7 +369,7 @@ class JoinsHeldBehind(dict[Any, Any]):
 
 
 @pytest.mark.parametrize("scenario", READ_OR_WRITTEN)
-def test_control_memory_that_is_held_behind_the_call_is_written(
+def test_control_memory_that_is_held_only_after_the_call_is_overwritten(
     scenario: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = forebay.record.CacheHandle.__init__
@@ -384,7 +385,7 @@ def test_control_memory_that_is_held_behind_the_call_is_written(
 
 
 class Asked:
-    """The library, which notes what is called."""
+    """The library, with a note of every call."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -400,7 +401,7 @@ class Asked:
 
 
 def launch_at_each_point(both: Captures, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody but the step has the capture when its launch has returned."""
+    """Only the step holds the capture when its launch has returned."""
     cache, raised, at = both.caches[1], True, 0
     while raised:
         captured, asked = both.capture(), Asked()
@@ -431,8 +432,8 @@ def test_an_interrupted_launch_keeps_its_capture_until_the_step_has_ended(
 ) -> None:
     both = Captures(make, cuda)
     launch_at_each_point(both, monkeypatch)
-    # And one whose capture is interrupted leaves nothing that its device would wait for; but in a finalizer, whose
-    # exceptions the interpreter drops.
+    # An interrupted capture leaves nothing that its device would wait for, except in a finalizer, whose exceptions the
+    # interpreter drops.
     at = 0
     while interrupt(both.capture, at, "_left_by", "_end_captured", "leave")[0]:
         at += 1
@@ -444,12 +445,12 @@ def test_an_interrupted_launch_keeps_its_capture_until_the_step_has_ended(
     cuda.close()
     del both
     gc.collect()
-    # What was left is ended with the next device.
+    # Creating the next device ends the leftovers.
     forebay.HostDevice().close()
     assert not any(handle in alive for handle in handles)
 
 
-def test_control_a_capture_that_is_held_behind_the_launch_is_let_go(
+def test_control_a_capture_that_is_held_only_after_the_launch_is_released(
     make: Callable[..., forebay.Cache],
     cuda: forebay.CudaDevice,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
@@ -461,7 +462,7 @@ def test_control_a_capture_that_is_held_behind_the_launch_is_let_go(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_an_interrupted_creation_or_end_loses_no_handle_and_no_memory_that_is_viewed() -> None:
+def test_an_interrupted_creation_or_end_loses_no_handle_and_no_viewed_memory() -> None:
     shape = forebay.Shape(layers=1, row_bytes=(ROW, 0), top_k=TOP_K, page_tokens=16)
     views: list[Any] = []
 

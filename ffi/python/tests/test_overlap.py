@@ -15,7 +15,7 @@ ORDERS = ("none", "da", "dba")
 
 
 class Engine:
-    """Selects by position and layer, writes stamped rows, and reads what it attends to."""
+    """Selects by position and layer, writes stamped rows, and reads the rows that it attends to."""
 
     def __init__(self, cache: forebay.Cache, sequences: list[forebay.Sequence], buffers: forebay.Buffers) -> None:
         self.cache, self.sequences, self.buffers = cache, sequences, buffers
@@ -48,7 +48,7 @@ class Engine:
     outside = False
 
     def ready(self) -> None:
-        """A callable may not call into its cache: what it needs is looked up before."""
+        """Looks up everything that the callable needs, because it may not call into its cache."""
         self.landing = [sequence.landing_slot(0) for sequence in self.sequences]
         self.cache_slab = [self.cache.slab(layer) for layer in range(LAYERS)]
 
@@ -63,7 +63,7 @@ def begin(make: Make, *, rows: int = 2) -> tuple[forebay.Cache, Engine, forebay.
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_every_order_attends_to_what_was_selected(make: Make, order: str) -> None:
+def test_every_order_attends_to_the_selected_rows(make: Make, order: str) -> None:
     cache, engine, layers = begin(make)
     for turn in range(2):
         engine.read.clear()
@@ -74,7 +74,7 @@ def test_every_order_attends_to_what_was_selected(make: Make, order: str) -> Non
             for row in range(2):
                 selected = [(3 * at + 5 * layer + row) % 40 for at in range(TOP_K)]
                 assert sorted(engine.read[layer, row]) == sorted(selected)
-        # Beside a birth of the step before, the same rows again are hits.
+        # Besides a new row of the previous step, the same rows are hits again.
         assert (retired.hits, retired.misses) == ((0, 2 * LAYERS * TOP_K) if turn == 0 else (2 * LAYERS * TOP_K, 0))
         engine.length += 1
     works = [call.work for call in engine.calls if call.layer == 0]
@@ -98,7 +98,7 @@ def test_layer_by_layer_is_the_same(make: Make) -> None:
 
 
 @pytest.mark.parametrize("at", range(0, 14, 3))
-def test_what_the_callable_raises_comes_out_and_the_step_is_abandoned(make: Make, at: int) -> None:
+def test_an_exception_of_the_callable_is_raised_and_abandons_the_step(make: Make, at: int) -> None:
     cache, engine, layers = begin(make)
     step = cache.prepare([(s, 0, 1) for s in engine.sequences])
     left = iter(range(at))
@@ -175,7 +175,7 @@ def test_more_rows_than_the_buffers_have_are_refused(make: Make) -> None:
     step.retire()
 
 
-def test_what_a_capture_is_given_is_named(make: Make) -> None:
+def test_bad_arguments_of_a_capture_are_named(make: Make) -> None:
     cache, engine, layers = begin(make)
     other = forebay.Layers(forebay.Buffers.empty(make(), 2, 1, split=True), batch=2)
     two = forebay.Layers(forebay.Buffers.empty(cache, 2, 2, split=True), batch=2)

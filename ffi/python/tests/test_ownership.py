@@ -1,4 +1,4 @@
-"""What enqueued work names lives until that work has ended, whatever becomes of steps, tickets, caches and devices."""
+"""Memory that enqueued work uses lives until the work ends, whatever happens to steps, tickets, caches and devices."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Gate:
 
 @pytest.fixture
 def hold(make: Make) -> Iterator[Callable[..., Gate]]:
-    """Holds streams; they are open again when the test's caches end."""
+    """Holds streams, and releases them before the test's caches end."""
     gates: list[Gate] = []
 
     def held(device: forebay.Device, stream: Any = None) -> Gate:
@@ -59,7 +59,7 @@ def threaded(make: Make, **changes: Any) -> tuple[forebay.Device, forebay.Cache,
 
 @pytest.mark.parametrize("how", ["forgotten", "raised", "left running"])
 @pytest.mark.parametrize("as_buffers", [False, True])
-def test_tensors_of_a_step_that_is_given_up_live_until_it_has_ended(
+def test_tensors_of_an_abandoned_step_live_until_it_has_ended(
     make: Make, hold: Hold, how: str, as_buffers: bool
 ) -> None:
     device, cache, sequence = threaded(make)
@@ -129,7 +129,7 @@ def test_a_warm_up_lives_until_its_join_has_ended_without_its_ticket(make: Make,
 
 
 def refused(join: Callable[[Any], object], warm_up: Any) -> tuple[weakref.ref[Any], type[BaseException] | None]:
-    """What is left of a warm-up whose join was made, and what was raised, if anything was."""
+    """Makes the join; returns a weak reference to the warm-up, and the type of the exception, if one was raised."""
     named, kind = weakref.ref(warm_up), None
     try:
         join(warm_up)
@@ -144,7 +144,7 @@ def warm() -> Any:
 
 
 @pytest.mark.parametrize("why", ["incomplete", "joined", "closed", "busy", "stream"])
-def test_a_warm_up_that_was_refused_is_let_go_at_once_or_with_its_sequence(
+def test_a_refused_warm_up_is_released_at_once_or_with_its_sequence(
     make: Make, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device, cache, sequence = threaded(make)
@@ -154,7 +154,7 @@ def test_a_warm_up_that_was_refused_is_let_go_at_once_or_with_its_sequence(
     if why == "closed":
         own.close()
     if why == "stream":
-        # One that no device knows: the package lets none through.
+        # A stream that no device knows; the package lets none through.
         monkeypatch.setattr(device, "stream_of", lambda _stream: forebay._library.ffi.cast("void *", 0xF0EBA0))
     found: list[Any] = []
 
@@ -171,14 +171,14 @@ def test_a_warm_up_that_was_refused_is_let_go_at_once_or_with_its_sequence(
     kinds = {"closed": forebay.Closed, "busy": forebay.Busy, "stream": forebay.OutOfRange}
     gc.collect()
     if why == "incomplete":
-        # An engine that tries until its prefill is there keeps one warm-up once.
+        # An engine that retries until its prefill is complete keeps one warm-up once.
         warm_up = warm()
         for _ in range(3):
             found.append(refused(lambda given: own.join(warm_up=given), warm_up))
         del warm_up
         gc.collect()
         assert len(cache._record.joins) == 2
-    # A refusal that was let in does not say whether something was enqueued.
+    # A refusal inside the library does not say whether something was enqueued.
     let_in = why in ("incomplete", "stream")
     assert found and all(kind is kinds.get(why, forebay.InvalidState) for _named, kind in found)
     assert all((named() is not None) == let_in for named, _kind in found)
@@ -194,16 +194,16 @@ def test_a_warm_up_that_was_refused_is_let_go_at_once_or_with_its_sequence(
 
 @pytest.mark.parametrize(("code", "refusal"), [(2, forebay.OutOfMemory), (900, forebay.InvalidState)])
 @pytest.mark.parametrize("retried", [True, False])
-def test_a_warm_up_that_the_device_refused_is_let_go_when_nothing_can_read_it(
+def test_a_warm_up_that_the_device_refused_is_released_once_nothing_can_read_it(
     make: Make,
     cuda: forebay.CudaDevice,  # noqa: F811
     retried: bool,
     code: int,
     refusal: type[BaseException],
 ) -> None:
-    """The driver refuses one of a join's calls, on a stream that is held, as out of memory or as a capture's: what it
-    had taken is read late, until the join that is tried again on another stream has ended, or the sequence that was
-    closed on another is reaped."""
+    """The driver refuses one of a join's calls on a held stream, because of memory or a capture. The work enqueued
+    before the refusal runs late: until another join on another stream has ended, or until the sequence, closed on
+    another stream, is reaped."""
     driver = ctypes.CDLL(os.environ["FOREBAY_STANDIN_LIBRARY"])
     cache, stream, other, kept = make(cuda), cuda.stream(), cuda.stream(), 0
     address = ctypes.c_uint64(stream.address)
@@ -223,14 +223,14 @@ def test_a_warm_up_that_the_device_refused_is_let_go_when_nothing_can_read_it(
             try:
                 sequence.join(other)
             except forebay.InvalidState:
-                # It had come as far as the rows.
+                # The call had come as far as the rows.
                 sequence.join_more(other)
         else:
             sequence.close(other)
         for _ in range(2):
             cache.reap(other)
             gc.collect()
-            # The stream is held: what was taken has not run.
+            # The stream is held: the accepted work has not run.
             assert bool(cache._record.joins) == (named() is not None)
         kept += named() is not None
         driver.standin_hold(address, 0)
@@ -247,8 +247,8 @@ def test_a_warm_up_that_the_device_refused_is_let_go_when_nothing_can_read_it(
     cache.validate()
 
 
-def test_what_a_call_made_to_find_a_tensor_lives_as_long_as_its_work(make: Make, hold: Hold) -> None:
-    """A DLPack producer whose export is a copy: with the capsule that goes."""
+def test_an_export_made_for_a_call_lives_as_long_as_its_work(make: Make, hold: Hold) -> None:
+    """With a DLPack producer whose export is a copy, which the capsule frees."""
     made: list[weakref.ref[Any]] = []
 
     class Copies:
@@ -386,8 +386,8 @@ print("done")
 
 
 @pytest.mark.parametrize("name", ["Sequence", "Step"])
-def test_what_an_exception_comes_between_is_ended(make: Make, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """As a KeyboardInterrupt does, between the library's answer and the object that is made for it."""
+def test_an_object_interrupted_in_its_creation_is_ended(make: Make, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """By a KeyboardInterrupt between the library's return and the creation of the Python object."""
     cache = make()
     sequence = joined(cache)
 
@@ -432,7 +432,7 @@ def test_a_device_that_is_closed_still_serves_its_caches(make: Make) -> None:
     assert step.retire(wait=True).step == 1
 
 
-def test_one_stream_runs_behind_another_where_it_is_told_to(hold: Hold) -> None:
+def test_one_stream_runs_after_another_on_request(hold: Hold) -> None:
     device = forebay.HostDevice(threads=True)
     one, two, ran = device.stream(), device.stream(), []
     gate = hold(device, one)
@@ -444,7 +444,7 @@ def test_one_stream_runs_behind_another_where_it_is_told_to(hold: Hold) -> None:
     assert ran == ["before", "after"]
 
 
-def test_what_a_call_raises_comes_out_of_its_own_streams_wait() -> None:
+def test_an_exception_of_a_call_is_raised_by_the_wait_of_its_own_stream() -> None:
     device = forebay.HostDevice(threads=True)
     one, two = device.stream(), device.stream()
     for stream in (one, two):
@@ -479,7 +479,7 @@ print("done")
 """)
 
 
-def test_a_cache_that_cannot_end_is_told_of(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_end_is_reported(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     from forebay import record as module
 
     class Broken:
@@ -495,7 +495,7 @@ def test_a_cache_that_cannot_end_is_told_of(make: Make, monkeypatch: pytest.Monk
     assert lib.fb_cache_destroy(cache._pointer) == 0
 
 
-def test_what_is_closed_or_in_use_says_what_and_why(make: Make) -> None:
+def test_errors_of_closed_and_used_objects_give_the_reason(make: Make) -> None:
     device = forebay.HostDevice()
     cache = make(device)
     cache.close()

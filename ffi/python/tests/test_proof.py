@@ -1,4 +1,4 @@
-"""The proof's mechanics wherever slots can be: a model of SmolLM2's shape, few layers and weights by chance, decodes to
+"""The mechanics of the proof on every device: a model of SmolLM2's shape with few layers and random weights decodes to
 the last bit as with every row resident. `test_model.py` has the real weights.
 
 On the host device, on the stand-in driver, and with torch on a GPU, whose attention reads forebay's slabs and a tensor
@@ -30,13 +30,13 @@ from engine import Decoder, Resident  # noqa: E402
 from offloaded import BLOCK, Offloaded  # noqa: E402
 
 LAYERS, VOCABULARY, CONTEXT, TOKENS, TOP_K, RATIO = 3, 2048, 200, 16, 32, 0.2
-# As in test_model.py: parts of a sum in another order.
+# As in test_model.py: split attention adds the parts of a sum in another order.
 ROUNDING = 2e-4
 
 
 @pytest.fixture(params=["host", "stand-in", "late stand-in", "torch"])
 def place(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Where the slots are."""
+    """The place of the slots."""
     if request.param == "host":
         yield arrays.Numpy()
     elif request.param != "torch":
@@ -51,13 +51,13 @@ def place(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 @functools.cache
 def model() -> smollm2.Model:
-    """The same for all tests."""
+    """The same model for all tests."""
     return smollm2.Model(smollm2.Drawn(1, smollm2.Sizes(layers=LAYERS, vocabulary=VOCABULARY)))
 
 
 @functools.cache
 def requests(batch: int) -> list[engine.Request]:
-    """Prompts by chance, which have half of their tokens in common."""
+    """Random prompts, which have half of their tokens in common."""
     count = engine.needed(context=CONTEXT, batch=batch, promised=TOKENS)
     text = np.random.default_rng(1).integers(0, VOCABULARY, count).tolist()
     return engine.requests(model(), text, context=CONTEXT, batch=batch, promised=TOKENS)
@@ -68,37 +68,37 @@ def same_bits(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("order", "passes", "batch", "query_rows"),
+    ("order", "waves", "batch", "query_rows"),
     [
         ("whole", 1, 1, 1),
         ("whole", 1, 3, 2),
-        ("passes", 1, 2, 2),
-        ("passes", 3, 2, 2),
+        ("waves", 1, 2, 2),
+        ("waves", 3, 2, 2),
         ("da", 1, 2, 2),
         ("da", 3, 1, 2),
         ("dba", 1, 4, 1),
     ],
 )
 def test_decodes_as_with_every_row_resident(
-    place: Any, order: str, passes: int, batch: int, query_rows: int
+    place: Any, order: str, waves: int, batch: int, query_rows: int
 ) -> None:
     asked, sizes = requests(batch), {"top_k": TOP_K, "query_rows": query_rows, "arrays": place}
-    ratio = RATIO if passes == 1 else 0.08
-    with Offloaded(model(), asked, ratio=ratio, order=order, attention_waves=passes, **sizes) as cache:
-        # Others find the first half of the prompt.
+    ratio = RATIO if waves == 1 else 0.08
+    with Offloaded(model(), asked, ratio=ratio, order=order, attention_waves=waves, **sizes) as cache:
+        # The other sequences share the first half of the prompt.
         assert [one.shared for one in cache.sequences] == [0] + [CONTEXT // 2 // BLOCK * BLOCK] * (batch - 1)
         resident = Resident(model(), asked, **sizes)
         sides = [Decoder(side, asked, query_rows=query_rows, read=True) for side in (cache, resident)]
         steps, worst = 0, 0.0
-        for ours, truth in itertools.zip_longest(*sides):
-            assert (ours.rows, ours.tokens) == (truth.rows, truth.tokens)
-            assert order != "whole" or same_bits(ours.logits, truth.logits), f"step {steps}"
-            worst, steps = max(worst, float(np.abs(ours.logits - truth.logits).max())), steps + 1
+        for ours, expected in itertools.zip_longest(*sides):
+            assert (ours.rows, ours.tokens) == (expected.rows, expected.tokens)
+            assert order != "whole" or same_bits(ours.logits, expected.logits), f"step {steps}"
+            worst, steps = max(worst, float(np.abs(ours.logits - expected.logits).max())), steps + 1
         assert sides[0].histories == sides[1].histories
         assert worst < ROUNDING and steps >= TOKENS // query_rows
         assert (cache.misses > 0).all() and (cache.hits > 0).all()
-        assert passes == 1 or cache.cache.stats().scratch > 0
-        # Behind what the ends of the sequences have enqueued.
+        assert waves == 1 or cache.cache.stats().scratch > 0
+        # After the work that the ends of the sequences have enqueued.
         cache.device.wait(cache.streams[0])
         cache.cache.validate()
 
@@ -109,8 +109,8 @@ def test_control_one_wrong_row_changes_the_logits(
 ) -> None:
     asked, sizes = requests(1), {"top_k": TOP_K, "arrays": place}
     with Offloaded(model(), asked, ratio=RATIO, **sizes) as cache:
-        truth, ours = (Decoder(side, asked, read=True) for side in (Resident(model(), asked, **sizes), cache))
-        assert same_bits(ours.step().logits, truth.step().logits)
+        expected, ours = (Decoder(side, asked, read=True) for side in (Resident(model(), asked, **sizes), cache))
+        assert same_bits(ours.step().logits, expected.step().logits)
         rows = cache.rows
 
         def read(at: int, slots: Any) -> Any:
@@ -124,12 +124,12 @@ def test_control_one_wrong_row_changes_the_logits(
             return rows(at, slots)
 
         monkeypatch.setattr(cache, "rows", read)
-        assert not same_bits(ours.step().logits, truth.step().logits)
+        assert not same_bits(ours.step().logits, expected.step().logits)
 
 
-def test_control_rows_that_were_not_gathered_are_missed(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_missing_gathers_are_detected(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = requests(1)
-    with Offloaded(model(), asked, top_k=TOP_K, ratio=RATIO, order="passes", arrays=place) as cache:
+    with Offloaded(model(), asked, top_k=TOP_K, ratio=RATIO, order="waves", arrays=place) as cache:
         monkeypatch.setattr(forebay.Step, "gather", lambda *_, **__: None)
         with pytest.raises(forebay.InvalidState, match="a gather was not enqueued"):
             for _ in Decoder(cache, asked, read=True):
@@ -137,13 +137,13 @@ def test_control_rows_that_were_not_gathered_are_missed(place: Any, monkeypatch:
 
 
 def example(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs the example with weights by chance."""
+    """Runs the example with random weights."""
     sizes = ["--layers", "2", "--context", "96", "--tokens", "6", "--top-k", "16", "--random-weights", "5"]
     command = [sys.executable, str(EXAMPLES / "decode.py"), *sizes, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_the_example_decodes_where_it_is_told(place: Any) -> None:
+def test_the_example_decodes_on_the_chosen_device(place: Any) -> None:
     where = ["--device", "cuda:0"] if isinstance(place, arrays.Torch) else []
     if isinstance(place, arrays.Standin):
         where = ["--device", "cuda:0", "--driver", str(place.driver)]
@@ -163,7 +163,7 @@ def test_the_example_decodes_where_it_is_told(place: Any) -> None:
         (["--layers", "31"], "--layers"),
     ],
 )
-def test_the_example_refuses_a_device_that_is_not_there(arguments: list[str], says: str) -> None:
+def test_the_example_refuses_a_missing_device(arguments: list[str], says: str) -> None:
     ran = example(*arguments)
     assert ran.returncode == 2
     assert says in ran.stderr.splitlines()[-1] and "Traceback" not in ran.stderr

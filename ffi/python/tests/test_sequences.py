@@ -1,4 +1,4 @@
-"""Sequences beside their steps: forks, roll-backs, warm-ups, shared prefixes, tickets, lengths, pages."""
+"""Sequences apart from their steps: forks, truncation, warm-ups, shared prefixes, tickets, lengths, pages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def decode(cache: forebay.Cache, sequence: forebay.Sequence, accepted: int, leng
         whole(step)
 
 
-def test_a_life_from_open_to_close(make: Make) -> None:
+def test_a_sequence_from_open_to_close(make: Make) -> None:
     cache = make()
     free = cache.stats()
     sequence = cache.open(prompt=40, promised=16)
@@ -69,11 +69,11 @@ def test_prompt_rows_may_be_written_in_place(make: Make) -> None:
     assert bytes(cache.slab(2)[slot // 64, slot % 64]) == bytes(row_of(2, 33))
     cache.close()
     cache.device.close()
-    # The view keeps the memory.
+    # The view keeps the memory alive.
     assert (rows[:, :, 12:16] == 0).sum() > 0
 
 
-def test_a_fork_goes_its_own_way(make: Make) -> None:
+def test_a_fork_decodes_independently_of_its_parent(make: Make) -> None:
     cache = make()
     parent = joined(cache)
     child, ticket = parent.fork(promised=8)
@@ -130,7 +130,7 @@ def test_a_prefix_is_shared_by_content(make: Make) -> None:
     assert (stats.shared_tokens, stats.published_pages) == (32, 4)
 
 
-def test_a_warm_up_brings_up_what_was_selected(make: Make) -> None:
+def test_a_warm_up_loads_the_selected_rows(make: Make) -> None:
     cache = make()
     sequence = cache.open(prompt=40, promised=4, bring_up="nothing")
     for layer in range(LAYERS):
@@ -150,7 +150,7 @@ def test_a_warm_up_brings_up_what_was_selected(make: Make) -> None:
     assert step.retired is not None and step.retired.layers == [(5, 1, 0)] * LAYERS
 
 
-def test_what_does_not_fit_is_refused_and_named(make: Make) -> None:
+def test_calls_that_do_not_fit_are_refused_and_named(make: Make) -> None:
     cache = make(lanes=1)
     held = joined(cache)
     with pytest.raises(forebay.Exhausted, match="lane") as caught:
@@ -165,7 +165,7 @@ def test_what_does_not_fit_is_refused_and_named(make: Make) -> None:
     with pytest.raises(forebay.InvalidArgument, match="tokens"):
         cache.open(prompt=8, salt=b"tenant")
     assert not held.closed
-    # One that is forgotten makes room.
+    # A forgotten sequence frees its lane.
     del held
     cache.open(prompt=8).close()
 

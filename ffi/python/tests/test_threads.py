@@ -1,4 +1,4 @@
-"""Threads: calls release the interpreter's lock; one cache is one thread's at a time."""
+"""Threads: calls release the interpreter's lock, and one thread at a time uses a cache."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from conftest import LAYERS, TOP_K, empty, joined, some, whole
 Make = Callable[..., forebay.Cache]
 
 
-def test_two_threads_on_one_cache_are_told(make: Make) -> None:
-    """While a call is inside the library, held there by a work of its own stream, another thread's is refused."""
+def test_a_second_thread_on_one_cache_is_refused(make: Make) -> None:
+    """While one thread's call is in the library, held there by work of its stream, another thread's call is refused."""
     cache = make()
     sequence = joined(cache)
     step = cache.prepare([(sequence, 0, 1)])
@@ -47,7 +47,7 @@ def test_two_threads_on_one_cache_are_told(make: Make) -> None:
     step.retire()
 
 
-def test_threads_that_race_get_busy_or_are_served(make: Make) -> None:
+def test_racing_threads_succeed_or_get_busy(make: Make) -> None:
     cache = make()
     served, refused, other = [0], [0], []
 
@@ -75,7 +75,7 @@ def test_threads_that_race_get_busy_or_are_served(make: Make) -> None:
     cache.validate()
 
 
-def test_two_caches_are_driven_side_by_side(make: Make) -> None:
+def test_two_threads_drive_two_caches_at_once(make: Make) -> None:
     device = forebay.HostDevice(threads=True)
     caches = [make(device), make(device)]
     found: dict[int, Any] = {}
@@ -103,7 +103,7 @@ def test_two_caches_are_driven_side_by_side(make: Make) -> None:
 
 
 def test_calls_release_the_interpreters_lock(make: Make) -> None:
-    """A call that waits for what only another thread does would hang for ever otherwise."""
+    """Otherwise a call that waits for another thread's action would hang for ever."""
     device = forebay.HostDevice(threads=True)
     make(device)
     go = threading.Event()

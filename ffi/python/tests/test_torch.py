@@ -1,4 +1,4 @@
-"""Torch's own tensors and streams, where torch is."""
+"""Torch's own tensors and streams, if torch is installed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def torch() -> Any:
     return found
 
 
-def test_torch_tensors_are_taken_and_written(make: Make, torch: Any) -> None:
+def test_torch_tensors_are_accepted_and_written(make: Make, torch: Any) -> None:
     cache = make()
     with cache.open(prompt=40, bring_up="nothing") as sequence:
         for layer in range(LAYERS):
@@ -39,7 +39,7 @@ def test_torch_tensors_are_taken_and_written(make: Make, torch: Any) -> None:
         assert slab[slot // 64, slot % 64].numpy().tobytes() == rows_of(0, 9, 1).tobytes()
 
 
-def test_what_does_not_fit_is_refused(make: Make, torch: Any) -> None:
+def test_tensors_that_do_not_fit_are_refused(make: Make, torch: Any) -> None:
     cache = make()
     sequence = joined(cache)
     good, slots = torch.from_numpy(some(1)), torch.from_numpy(empty())

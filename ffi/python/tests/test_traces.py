@@ -57,7 +57,7 @@ def test_what_is_recorded_is_read_again(tmp_path: Path) -> None:
         trace.text("author")
 
 
-def test_a_recording_that_is_dropped_keeps_its_steps(tmp_path: Path) -> None:
+def test_a_dropped_recording_keeps_its_steps(tmp_path: Path) -> None:
     writer = forebay.TraceWriter(tmp_path / "a.topk", layers=1, k=2, first_position=5)
     for position in range(5, 9):
         writer.record(position, np.array([[0, position]], np.int32))
@@ -117,12 +117,12 @@ def test_a_recorder_leaves_rejected_drafts_out(tmp_path: Path) -> None:
     a, b = forebay.SelectionTrace(first), forebay.SelectionTrace(second)
     assert (a.header.steps, a.header.first_position, b.header.steps) == (4, 10, 3)
     assert a.read(0, 2)[:, 0].tolist() == [[0, 1, 2], [3, 4, 5]]
-    # Of b the first step's second row was rejected: the next one is at its position.
+    # Of b the first step's second row was rejected: the next row has its position.
     assert b.read(0, 3)[:, 1].tolist() == [[6, 7, 8], [6, 7, 8], [0, 1, 2]]
     assert a.text("mode") == "a test"
 
 
-def test_a_recorder_leaves_layers_out_that_share_anothers_sets(tmp_path: Path) -> None:
+def test_a_recorder_leaves_out_layers_that_share_another_layers_sets(tmp_path: Path) -> None:
     with forebay.TraceRecorder(tmp_path, layers=3, k=2, batch=1, shares=[0, 0, 2]) as recorder:
         path = recorder.start("a", 5)
         for turn in range(2):
@@ -135,7 +135,7 @@ def test_a_recorder_leaves_layers_out_that_share_anothers_sets(tmp_path: Path) -
         forebay.TraceRecorder(tmp_path, layers=3, k=2, batch=1, shares=[0])
 
 
-def test_a_recorder_records_nothing_that_another_step_selected(tmp_path: Path) -> None:
+def test_a_recorder_records_no_selection_of_another_step(tmp_path: Path) -> None:
     with forebay.TraceRecorder(tmp_path, layers=2, k=2, batch=2) as recorder:
         recorder.start("a", 10)
         for layer in range(2):
@@ -155,7 +155,7 @@ def test_a_recorder_records_nothing_that_another_step_selected(tmp_path: Path) -
     assert forebay.SelectionTrace(tmp_path / "a.topk").read(1, 1).tolist() == [[[2, 3], [4, 5]]]
 
 
-def test_a_zero_byte_ends_no_path_and_no_text(tmp_path: Path) -> None:
+def test_a_zero_byte_in_a_path_or_text_is_refused(tmp_path: Path) -> None:
     path = f"{tmp_path}/a\0b"
     for call in (
         lambda: forebay.TraceWriter(path, layers=1, k=1),
@@ -173,14 +173,14 @@ def test_a_zero_byte_ends_no_path_and_no_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("share", "mtp"), [(0.1, 1), (0.2, 2), (0.05, 3)])
-def test_a_replay_finds_what_the_command_finds(share: float, mtp: int) -> None:
+def test_a_replay_counts_the_same_as_the_command(share: float, mtp: int) -> None:
     import replay
 
     target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
     commands = [target / profile / "forebay" for profile in ("release", "debug")]
     command = next((str(path) for path in commands if path.exists()), None)
     if command is None:
-        skip("a_replay_finds_what_the_command_finds", "the command was not built")
+        skip("a_replay_counts_the_same_as_the_command", "the command was not built")
     counts, _ = replay.by_command(command, str(DEMO), [share], mtp)
     trace = forebay.SelectionTrace(DEMO)
     found = replay.replay(trace, slots=replay.slots_of(share, trace.header.decode_start), mtp=mtp)

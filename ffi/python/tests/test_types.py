@@ -1,4 +1,4 @@
-"""The annotations: `typing.get_type_hints` reads all of them, and a checker refuses what is no tensor."""
+"""The annotations: `typing.get_type_hints` resolves all of them, and a checker refuses objects that are no tensors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def annotated() -> list[Any]:
 
 
 @pytest.mark.parametrize("one", annotated(), ids=lambda one: f"{one.__module__}.{one.__qualname__}")
-def test_hints_name_what_there_is(one: Any) -> None:
+def test_type_hints_resolve(one: Any) -> None:
     typing.get_type_hints(one)
 
 
@@ -54,15 +54,15 @@ def enter(device: forebay.HostDevice, cache: forebay.Cache, step: forebay.Step, 
 """
 
 
-def test_a_checker_refuses_what_is_no_tensor(tmp_path: Path) -> None:
+def test_a_type_checker_refuses_objects_that_are_no_tensors(tmp_path: Path) -> None:
     if importlib.util.find_spec("mypy") is None:
-        skip("a_checker_refuses_what_is_no_tensor", "mypy is not installed")
+        skip("a_type_checker_refuses_objects_that_are_no_tensors", "mypy is not installed")
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     command = [sys.executable, "-m", "mypy", "--no-incremental", str(program)]
-    # From elsewhere, without the package's own settings: as a user's checker sees it.
+    # From another folder, without the package's own settings, as in a user's check.
     package = str(Path(forebay.__file__).parents[1])
-    # What is installed mypy finds, and will not be told.
+    # mypy finds installed packages by itself, and accepts no path to them.
     environment = {"PATH": "/usr/bin:/bin"} | ({} if package in site.getsitepackages() else {"MYPYPATH": package})
     ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     refused = [line for line in ran.stdout.splitlines() if ": error:" in line and "program.py" in line]

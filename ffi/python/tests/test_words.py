@@ -1,4 +1,4 @@
-"""Errors in the caller's words: the package's own names, the rule that was broken, numbers as they were given."""
+"""Errors in the caller's words: the package's own names, the broken rule, and numbers as given."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OPTIONAL = ("batch", "steps_in_flight", "micro_batches", "host_pages", "index_pa
             "attention_waves")  # fmt: skip
 
 
-# A rule of each field, broken: what is given, the number as the error has it, and the rule in its words.
+# A broken rule of each field: the given value, the number as the error has it, and the rule in its words.
 MOST = "at most 4096, draft layers included"
 BY_SHAPE: list[tuple[str, Any, str, str]] = [
     ("layers", 0, "value 0", "pass 1 or more"),
@@ -66,12 +66,12 @@ BY_CACHE: list[tuple[str, Any, str, str]] = [
 ]
 NUMBERS = ["lanes", "max_tokens", "slots", "pool_slots", "query_rows", "batch", "steps_in_flight", "micro_batches",
            "host_pages", "index_pages", "min_budget", "attention_waves"]  # fmt: skip
-# What is no count: switches, and where the memory is.
+# Fields that are no counts: switches, and the place of the memory.
 OTHERS = {"residency_only", "huge_pages", "populate", "lock", "overcommit", "numa_node"}
 
 
 def refusal(**changes: Any) -> str:
-    """What is said of a cache with these fields of its shape and of its own."""
+    """The error of a cache with these fields, of its shape or its own."""
     shape = {**SHAPE, **{name: changes.pop(name) for name in list(changes) if name in SHAPE_FIELDS}}
     declared = {**CACHE, **changes}
     del declared["lock"]
@@ -80,19 +80,19 @@ def refusal(**changes: Any) -> str:
         with pytest.raises((forebay.InvalidConfig, forebay.Overflow, forebay.OutOfMemory)) as caught:
             made(forebay.Shape(**shape), **declared)  # type: ignore[operator]
         told.append(str(caught.value))
-        # What only a cache has.
+        # Rules of the cache only.
         declared["lock"] = False
-    # A device of the host maps pages, a GPU more; and what is too large by far may be more than the machine has.
+    # The host device and a GPU differ in mapping sizes, and values far too large may exceed the machine's memory.
     numbers = [re.sub(r"value \d+", "value", text) for text in told]
     assert numbers[0] == numbers[1] or caught.type is forebay.OutOfMemory
     return told[0]
 
 
 @pytest.mark.parametrize(("field", "value", "number", "rule"), BY_SHAPE + BY_CACHE)
-def test_a_rule_that_is_broken_is_told_with_the_field_and_the_number(
+def test_a_broken_rule_is_reported_with_field_and_number(
     field: str, value: Any, number: str, rule: str
 ) -> None:
-    # One page is too few for so many steps; a batch is as large as there are lanes where it is not declared.
+    # One page is too few for so many steps; without a batch size it is the number of lanes.
     beside = {"host_pages": {"steps_in_flight": 16}, "index_pages": {"steps_in_flight": 16}, "lanes": {"batch": 4}}
     said = refusal(**{field: value}, **beside.get(field, {}))
     assert re.search(rf"\b{field}\b", said) and number in said and rule in said, said
@@ -104,28 +104,28 @@ def test_a_rule_that_is_broken_is_told_with_the_field_and_the_number(
     for field in [*SHAPE_FIELDS, *NUMBERS]
     if value is not None or field not in OPTIONAL
 ])  # fmt: skip
-def test_what_no_field_holds_is_told_as_it_was_given(field: str, value: Any) -> None:
+def test_an_error_quotes_a_value_that_no_field_holds(field: str, value: Any) -> None:
     name = f"shape.{field}" if field in SHAPE_FIELDS else field
     assert refusal(**{field: value}).startswith(f"{name}: got {value!r}; expected "), field
 
 
-def test_a_node_that_is_none_is_told_as_it_was_given() -> None:
+def test_an_error_quotes_an_invalid_numa_node() -> None:
     with pytest.raises(forebay.InvalidArgument, match="^numa_node: got -7; expected a whole number from 0 "):
         forebay.Cache(forebay.HostDevice(), forebay.Shape(**SHAPE), **CACHE, numa_node=-7)
 
 
 @pytest.mark.parametrize("field", NUMBERS)
-def test_nothing_of_what_is_counted_is_no_default(field: str) -> None:
+def test_a_count_of_zero_is_refused(field: str) -> None:
     assert refusal(**{field: 0}).startswith(f"{field}: got 0; expected a whole number from 1 ")
 
 
-def test_every_field_has_a_rule_that_is_broken() -> None:
+def test_a_rule_of_every_field_is_broken_in_a_test() -> None:
     declared = set(inspect.signature(forebay.Cache).parameters) - {"device", "shape"}
     assert declared == {*NUMBERS, *OTHERS}
     assert {rule[0] for rule in BY_SHAPE} == set(SHAPE_FIELDS)
 
 
-def test_arguments_that_are_something_else_are_the_packages_own_error(make: Make, tmp_path: Path) -> None:
+def test_arguments_of_a_wrong_type_raise_the_packages_own_error(make: Make, tmp_path: Path) -> None:
     cache = make()
     sequence = joined(cache)
     lone = "\ud800"
@@ -157,11 +157,11 @@ def test_arguments_that_are_something_else_are_the_packages_own_error(make: Make
         with pytest.raises(forebay.InvalidArgument, match=says):
             call()
     assert not path.exists()
-    # What is nothing at all may be 0.
+    # The number of promised rows may be 0.
     cache.open(prompt=8, promised=0).close()
 
 
-def test_one_is_not_many(make: Make) -> None:
+def test_a_count_of_one_has_no_plural(make: Make) -> None:
     cache = make()
     with joined(cache) as sequence, cache.prepare([(sequence, 0, 1)]) as step:
         assert "1 sequence>" in repr(cache) and "of 1 row," in repr(step)
@@ -173,7 +173,7 @@ def test_one_is_not_many(make: Make) -> None:
     assert "0 sequences" in repr(cache)
 
 
-def test_a_sequence_is_called_the_same_by_its_errors(make: Make) -> None:
+def test_all_errors_name_a_sequence_alike(make: Make) -> None:
     cache = make()
     sequence = cache.open(prompt=8)
     sequence.close()
@@ -183,7 +183,7 @@ def test_a_sequence_is_called_the_same_by_its_errors(make: Make) -> None:
     assert re.findall(r"0x[0-9a-f]+", str(caught.value)) == name and len(name) == 1
 
 
-def test_a_position_is_shown_as_the_selection_has_it(make: Make) -> None:
+def test_an_error_shows_a_position_as_given_in_the_selection(make: Make) -> None:
     cache = make()
     sequence = joined(cache)
     step = cache.prepare([(sequence, 0, 1)])
@@ -194,18 +194,18 @@ def test_a_position_is_shown_as_the_selection_has_it(make: Make) -> None:
         step.retire()
 
 
-def test_a_cache_that_the_machine_has_no_memory_for_is_refused_with_both_numbers() -> None:
+def test_a_cache_larger_than_the_machines_memory_is_refused_with_both_numbers() -> None:
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     available = 1024 * int(fields["MemAvailable"].split()[0])
-    # Rows of the device's pool, which a host device takes of the machine as they are used: twice what there is.
-    # In eight layers: of one mapping the system itself may say that it is too much.
+    # Rows of the device's pool, which a host device takes from the machine when they are used: twice the available
+    # memory, in eight layers, because the system itself may refuse one mapping of that size.
     shape = forebay.Shape(layers=8, row_bytes=(1 << 16, 0), top_k=8, page_tokens=16)
     declared = {**CACHE, "lanes": 1, "host_pages": 16, "pool_slots": 2 * available >> 19}
     with pytest.raises(forebay.OutOfMemory, match="memory of the machine.*overcommit") as caught:
         forebay.Cache(forebay.HostDevice(), shape, **declared)
     wanted, has = map(int, re.findall(r"wanted (\d+), available (\d+)", str(caught.value))[0])
     assert wanted > 2 * available - (1 << 23) and 0 < has < wanted
-    # With it the same is made, where the system does not keep count of what it has promised: it is touched by nobody.
+    # With overcommit the same cache is created if the system does not count promised memory: nothing touches it.
     device = forebay.HostDevice()
     if Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "2":
         with pytest.raises(forebay.OutOfMemory) as refused:

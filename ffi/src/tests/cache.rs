@@ -1,11 +1,11 @@
-//! The calls that concern a whole cache.
+//! Tests of the calls that concern a whole cache.
 
 use super::*;
 
 #[test]
-fn a_preset_fills_in_the_model_and_leaves_the_rest() {
+fn a_preset_fills_in_the_model_fields_only() {
     let mut config = FbCacheConfig { lanes: 5, numa_node: 2, ..sized() };
-    // SAFETY: the names end with a zero, and the config states its size.
+    // SAFETY: the names end with a zero byte, and the config states its size.
     unsafe {
         assert_eq!(fb_preset(c"deepseek-v3.2".as_ptr(), null_mut(), 0, &raw mut config), FbOk);
         assert_eq!((config.layers, config.row_bytes, config.index_key_bytes), (61, [656, 0], 132));
@@ -26,7 +26,7 @@ fn a_preset_fills_in_the_model_and_leaves_the_rest() {
 }
 
 #[test]
-fn a_footprint_is_what_the_cache_takes() {
+fn a_footprint_equals_the_memory_of_the_cache() {
     let mut footprint: FbCacheFootprint = sized();
     // SAFETY: both state their size.
     unsafe {
@@ -48,7 +48,7 @@ fn a_footprint_is_what_the_cache_takes() {
 }
 
 #[test]
-fn what_a_cache_is_and_has_can_be_asked() {
+fn info_and_stats_report_the_config_and_the_pools() {
     let device = host();
     let config =
         FbCacheConfig { draft_layers: 1, layers: 1, batch: 2, device_block_align: 4096, ..declared() };
@@ -67,7 +67,7 @@ fn what_a_cache_is_and_has_can_be_asked() {
         close(cache, sequence);
         assert_eq!(fb_cache_stats(cache, &raw mut stats), FbOk);
         assert_eq!((stats.sequences, stats.free_host_pages), (0, info.host_pages));
-        // An older caller's struct is written as far as it goes.
+        // An older caller's struct is written as far as its size.
         info = FbInfo { size: 8, ..info };
         assert_eq!(fb_cache_info(cache, &raw mut info), FbInvalidConfig);
     }
@@ -75,7 +75,7 @@ fn what_a_cache_is_and_has_can_be_asked() {
 }
 
 #[test]
-fn memory_of_a_layer_is_there_and_of_another_is_not() {
+fn layers_of_the_cache_have_memory_and_others_have_none() {
     let device = host();
     let cache = make_cache(device, &declared());
     let without = make_cache(device, &FbCacheConfig { index_key_bytes: 0, ..declared() });
@@ -99,7 +99,7 @@ fn memory_of_a_layer_is_there_and_of_another_is_not() {
 }
 
 #[test]
-fn slots_by_layer_are_the_pools() {
+fn slots_by_layer_are_those_of_the_pool() {
     let device = host();
     let table = [192, 256];
     let cache = make_cache(device, &FbCacheConfig { slots_by_layer: table.as_ptr(), ..declared() });
@@ -111,12 +111,12 @@ fn slots_by_layer_are_the_pools() {
 }
 
 #[test]
-fn a_cache_with_sequences_stays_and_a_closed_one_that_waits_is_reaped() {
+fn a_cache_with_sequences_is_kept_and_a_closed_waiting_one_is_reaped() {
     let device = make_device(&FbDeviceConfig { kind: FB_DEVICE_HOST_THREADS, ..sized() });
     let cache = make_cache(device, &declared());
     let sequence = join(cache, 20, 10);
     let mut waiting = 77;
-    // SAFETY: the answer has room.
+    // SAFETY: the output has room.
     unsafe {
         assert_eq!(fb_cache_destroy(cache), FbBusy);
         assert!(text_of(cache).contains("sequences 1"), "{}", text_of(cache));
@@ -129,14 +129,14 @@ fn a_cache_with_sequences_stays_and_a_closed_one_that_waits_is_reaped() {
     destroy(cache, device);
 }
 
-/// What the head promises: the pools are the device's until it goes.
+/// The promise of the header: the pools belong to the device until it ends.
 #[test]
-fn the_memory_of_a_cache_is_its_devices() {
+fn the_memory_of_a_cache_comes_from_its_device() {
     let device = make_device(&FbDeviceConfig { memory: 1 << 20, ..sized() });
     let mut made = Vec::new();
     while made.len() < 100 && made.last().is_none_or(|status| *status == FbOk) {
         let mut cache = null_mut();
-        // SAFETY: all are there, and nothing is at work in the cache.
+        // SAFETY: all pointers are valid, and no call is running in the cache.
         unsafe {
             made.push(fb_cache_create(device, &declared(), null_mut(), 0, &raw mut cache));
             let ended = fb_cache_destroy(cache);
@@ -144,7 +144,7 @@ fn the_memory_of_a_cache_is_its_devices() {
         }
     }
     assert_eq!((made.first(), made.last()), (Some(&FbOk), Some(&FbOutOfMemory)), "{}", made.len());
-    // SAFETY: nothing is at work.
+    // SAFETY: no call is running.
     assert_eq!(unsafe { fb_device_destroy(device) }, FbOk);
 }
 
@@ -169,7 +169,7 @@ fn a_cache_in_which_a_call_panicked_can_only_be_destroyed() {
 }
 
 #[test]
-fn layers_of_several_attention_passes_go_by_parts() {
+fn layers_of_several_attention_waves_are_called_by_step_ranges() {
     let device = host();
     let scarce = FbCacheConfig { attention_waves: 2, query_rows: 40, min_budget: 4, slots: 4, ..declared() };
     let cache = make_cache(device, &scarce);
@@ -182,7 +182,7 @@ fn layers_of_several_attention_passes_go_by_parts() {
     let config = FbStepConfig { rows: &raw const row, row_count: 1, query_rows: 1, ..sized() };
     let (selection, mut slots) = ([-1; (LAYERS * TOP_K) as usize], [-7; (LAYERS * TOP_K) as usize]);
     let (mut step, from, to, stream) = (0, selection.as_ptr(), slots.as_mut_ptr(), null_mut());
-    // SAFETY: all are there and as long as stated; the inline stream has passed each call when it returns.
+    // SAFETY: all pointers are valid and as long as stated; the inline stream has passed each call when it returns.
     unsafe {
         assert_eq!(fb_prepare(cache, &raw const config, stream, &raw mut step), FbOk, "{}", text_of(cache));
         for refused in [fb_layer(cache, step, 0, from, to, stream), fb_layers(cache, step, from, to, stream)]

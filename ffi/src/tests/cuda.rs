@@ -1,4 +1,4 @@
-//! The CUDA device through the calls, on the stand-in for its driver or on the one that is given.
+//! Tests of the CUDA device through C calls, on the stand-in driver or on the named driver.
 
 use std::ffi::CString;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,7 +10,7 @@ use super::*;
 #[path = "../../../tests/support/skip.rs"]
 mod skip;
 
-/// The driver beneath, and what an engine has of its own there.
+/// The driver below the library, and the engine's own objects on it.
 struct Engine {
     driver: Driver,
     context: u64,
@@ -22,10 +22,10 @@ impl Engine {
         std::ptr::without_provenance_mut(self.stream as usize)
     }
 
-    /// Gives back what is its own; answers what is left.
+    /// Releases the engine's own objects; returns the resources that are left.
     fn end(self) -> Resources {
         let api = self.driver.api();
-        // SAFETY: both are its own, and nothing uses them any more.
+        // SAFETY: both are the engine's own and unused.
         unsafe {
             assert_eq!(api.ctx_push_current(self.context), 0);
             assert_eq!(api.stream_destroy(self.stream), 0);
@@ -36,7 +36,7 @@ impl Engine {
     }
 }
 
-/// A device on a stand-in, and an engine with a stream in the same context; none without a compiler.
+/// A device on a stand-in, and an engine with a stream in the same context; `None` without a compiler.
 fn set_up(options: Options) -> Option<(*mut FbDevice, Engine)> {
     set_up_with(options, FB_HOST_MEMORY_REGISTERED)
 }
@@ -51,7 +51,7 @@ fn set_up_with(options: Options, host_memory: u32) -> Option<(*mut FbDevice, Eng
     let device = make_device(&FbDeviceConfig { kind: FB_DEVICE_CUDA, library, host_memory, ..sized() });
     let (mut context, mut stream, mut popped) = (0, 0, 0);
     let api = driver.api();
-    // SAFETY: all are there.
+    // SAFETY: all pointers are valid.
     unsafe {
         assert_eq!(api.primary_ctx_retain(&raw mut context, 0), 0);
         assert_eq!(api.ctx_push_current(context), 0);
@@ -76,19 +76,19 @@ unsafe extern "C" fn count(data: *mut c_void) {
 }
 
 #[test]
-fn a_step_runs_on_the_engines_stream_and_everything_is_given_back() {
+fn a_step_runs_on_the_engines_stream_and_every_resource_is_released() {
     let Some((device, engine)) = set_up(Options { seed: Some(3), ..Options::default() }) else { return };
     let (stream, driver) = (engine.stream(), &engine.driver);
     let cache = make_cache(device, &declared());
     let sequence = fill(cache, 100, 10);
     let words = u64::from(TOP_K) * 4;
     let (selection, slots) = (allocate(device, words), allocate(device, words));
-    let picks: [u8; 16] = [7, 0, 0, 0, 93, 0, 0, 0, 255, 255, 255, 255, 7, 0, 0, 0];
-    assert!(driver.write(selection.addr() as u64, &picks));
+    let selected: [u8; 16] = [7, 0, 0, 0, 93, 0, 0, 0, 255, 255, 255, 255, 7, 0, 0, 0];
+    assert!(driver.write(selection.addr() as u64, &selected));
     let row = FbBatchRow { sequence, accepted: 0, query_rows: 1 };
     let config = FbStepConfig { rows: &raw const row, row_count: 1, query_rows: 1, ..sized() };
     let (mut ticket, mut step) = (null_mut(), 0);
-    // SAFETY: all are there and as long as stated; buffers are the device's.
+    // SAFETY: all pointers are valid and as long as stated; buffers are the device's.
     unsafe {
         assert_eq!(fb_join(cache, sequence, null(), stream, null_mut()), FbOutOfRange, "not borrowed");
         assert_eq!(fb_stream_wait(device, stream), FbOutOfRange);
@@ -127,7 +127,7 @@ fn a_step_runs_on_the_engines_stream_and_everything_is_given_back() {
 }
 
 #[test]
-fn rows_stand_in_the_memory_that_the_device_was_made_for() {
+fn rows_are_stored_in_the_memory_the_device_was_created_with() {
     for (host_memory, registered) in [(FB_HOST_MEMORY_REGISTERED, 2), (FB_HOST_MEMORY_DRIVER, 1)] {
         let Some((device, engine)) = set_up_with(Options::default(), host_memory) else { return };
         let cache = make_cache(device, &declared());
@@ -139,7 +139,7 @@ fn rows_stand_in_the_memory_that_the_device_was_made_for() {
     }
 }
 
-/// The rows of the last layer at the slots that were answered.
+/// The rows of the last layer at the resolved slots.
 fn check_rows(cache: *const FbCache, driver: &Driver, slots: *const c_void) {
     let mut answer = [0; 16];
     assert!(driver.read(slots.addr() as u64, &mut answer));
@@ -161,7 +161,7 @@ fn streams_that_cannot_be_borrowed_are_refused() {
     let mut own = null_mut();
     // SAFETY: the streams are none, the legacy one, or refused.
     unsafe {
-        // The per-thread stream, and the legacy stream by its other name.
+        // The per-thread stream, and the legacy stream under its other name.
         for wrong in [2, 1] {
             let status = fb_stream_borrow(device, std::ptr::without_provenance_mut(wrong));
             assert_eq!(status, FbInvalidConfig, "{wrong}");
@@ -190,7 +190,7 @@ fn a_lost_device_ends_tickets_and_can_be_destroyed() {
     let cache = make_cache(device, &declared());
     let sequence = fill(cache, 100, 10);
     let mut ticket = null_mut();
-    // SAFETY: the stream lives until the device is destroyed; the answers have room.
+    // SAFETY: the stream lives until the device is destroyed; the outputs have room.
     unsafe {
         assert_eq!(fb_stream_borrow(device, stream), FbOk);
         standin.hold(engine.stream);

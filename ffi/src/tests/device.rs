@@ -1,4 +1,4 @@
-//! Devices, their streams and their memory.
+//! Tests of devices, their streams and their memory.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
@@ -8,14 +8,14 @@ use super::*;
 
 fn refusal(config: &FbDeviceConfig) -> (FbStatus, String) {
     let (mut device, mut text) = (null_mut(), [0; 512]);
-    // SAFETY: all are there and as long as stated.
+    // SAFETY: all pointers are valid and as long as stated.
     let status = unsafe { fb_device_create(config, text.as_mut_ptr(), text.len(), &raw mut device) };
     assert!(device.is_null());
     (status, text_in(&text))
 }
 
 #[test]
-fn what_a_kind_does_not_know_is_refused_by_name() {
+fn fields_that_a_device_kind_lacks_are_refused_by_name() {
     let library = c"no-such-driver.so".as_ptr();
     for (config, name) in [
         (FbDeviceConfig { kind: 3, ..sized() }, "kind"),
@@ -55,10 +55,10 @@ fn what_a_kind_does_not_know_is_refused_by_name() {
 }
 
 #[test]
-fn a_device_stays_while_it_has_caches() {
+fn a_device_is_kept_while_it_has_caches() {
     let device = host();
     let (one, other) = (make_cache(device, &declared()), make_cache(device, &declared()));
-    // SAFETY: nothing is at work.
+    // SAFETY: no call is running.
     unsafe {
         assert_eq!(fb_device_destroy(device), FbBusy);
         assert!(
@@ -71,17 +71,17 @@ fn a_device_stays_while_it_has_caches() {
     }
     destroy(other, device);
     let mut cache = null_mut();
-    // SAFETY: all are there.
+    // SAFETY: all pointers are valid.
     let status = unsafe { fb_cache_create(device, &declared(), null_mut(), 0, &raw mut cache) };
     assert_eq!((status, cache.is_null()), (FbClosed, true));
 }
 
 #[test]
-fn a_cache_that_cannot_be_made_leaves_the_device_free() {
+fn a_cache_that_cannot_be_created_leaves_the_device_free() {
     let device = make_device(&FbDeviceConfig { memory: 1 << 16, ..sized() });
     let (mut cache, mut text) = (null_mut(), [0; 512]);
     let config = FbCacheConfig { lanes: 300, ..declared() };
-    // SAFETY: all are there and as long as stated.
+    // SAFETY: all pointers are valid and as long as stated.
     unsafe {
         let status =
             fb_cache_create(device, &raw const config, text.as_mut_ptr(), text.len(), &raw mut cache);
@@ -96,7 +96,7 @@ fn a_cache_that_cannot_be_made_leaves_the_device_free() {
 }
 
 #[test]
-fn a_ticket_holds_no_device_up() {
+fn a_ticket_does_not_keep_a_device_alive() {
     let device = make_device(&FbDeviceConfig { kind: FB_DEVICE_HOST_THREADS, ..sized() });
     let cache = make_cache(device, &declared());
     let mut door = None;
@@ -111,7 +111,7 @@ fn a_ticket_holds_no_device_up() {
     let inside = &AtomicU32::new(0);
     let sent = device.addr();
     thread::scope(|scope| {
-        // A ticket that asks its device while the device is destroyed.
+        // A ticket that queries its device while the device is destroyed.
         let asking = door.clone();
         scope.spawn(move || {
             asking.with(|_| {
@@ -121,7 +121,7 @@ fn a_ticket_holds_no_device_up() {
             });
         });
         asked.recv().unwrap();
-        // SAFETY: nothing is at work.
+        // SAFETY: no call is running.
         assert_eq!(unsafe { fb_cache_destroy(cache) }, FbOk);
         let destroyed = scope.spawn(move || {
             // SAFETY: as above.
@@ -132,13 +132,13 @@ fn a_ticket_holds_no_device_up() {
             thread::yield_now();
         }
         open.send(()).unwrap();
-        assert_eq!(destroyed.join().unwrap(), (FbOk, 1), "the device ends behind who asks it");
+        assert_eq!(destroyed.join().unwrap(), (FbOk, 1), "the device ends after the query");
     });
     door.with(|_| panic!("the device is gone"));
 }
 
 #[test]
-fn streams_run_in_the_order_that_was_asked_for() {
+fn streams_run_in_the_requested_order() {
     let device = make_device(&FbDeviceConfig { kind: FB_DEVICE_HOST_THREADS, ..sized() });
     let (open, gate) = mpsc::channel();
     let data = (gate, AtomicU32::new(0));
@@ -150,11 +150,11 @@ fn streams_run_in_the_order_that_was_asked_for() {
         assert_eq!(fb_stream_create(device, &raw mut other), FbOk);
         assert_eq!(fb_stream_call(device, null_mut(), Some(wait), held), FbOk);
         assert_eq!(fb_stream_order(device, null_mut(), other), FbOk);
-        // The other stream waits for the gate, though no thread waits here.
+        // The other stream waits for the gate, but no thread waits here.
         assert_eq!(fb_stream_call(device, other, Some(see), (&raw const seen).cast_mut().cast()), FbOk);
         open.send(()).unwrap();
         assert_eq!(fb_stream_wait(device, other), FbOk);
-        assert_eq!(seen.at.load(Ordering::Relaxed), 1, "behind the first stream's work");
+        assert_eq!(seen.at.load(Ordering::Relaxed), 1, "after the first stream's work");
         let unknown = held;
         assert_eq!(fb_stream_order(device, unknown, other), FbOutOfRange);
         assert_eq!(fb_stream_order(device, other, unknown), FbOutOfRange);
@@ -164,7 +164,7 @@ fn streams_run_in_the_order_that_was_asked_for() {
     }
 }
 
-/// What a counter had when it was looked at.
+/// The value of a counter when the callback read it.
 struct Seen {
     calls: *const AtomicU32,
     at: AtomicU32,
@@ -181,10 +181,10 @@ unsafe extern "C" fn see(data: *mut c_void) {
 }
 
 #[test]
-fn memory_is_zero_and_its_own() {
+fn allocated_memory_is_zero_and_separate() {
     let device = host();
     let mut addresses = [null_mut(); 2];
-    // SAFETY: all are there, and the memory is as long as it was asked for.
+    // SAFETY: all pointers are valid, and the memory is as long as it was asked for.
     unsafe {
         for address in &mut addresses {
             assert_eq!(fb_device_allocate(device, 100, address), FbOk);
@@ -245,7 +245,7 @@ fn work_on_the_inline_device_runs_in_its_call() {
 }
 
 #[test]
-fn a_stream_of_its_own_thread_is_waited_for() {
+fn a_stream_with_its_own_thread_is_waited_for() {
     let device = make_device(&FbDeviceConfig { kind: FB_DEVICE_HOST_THREADS, ..sized() });
     let (open, gate) = mpsc::channel();
     let data = (gate, AtomicU32::new(0));
@@ -257,13 +257,13 @@ fn a_stream_of_its_own_thread_is_waited_for() {
         assert_eq!(fb_stream_create(device, &raw mut other), FbOk);
         assert_eq!(fb_stream_call(device, null_mut(), Some(wait), held), FbOk);
         assert_eq!(fb_stream_call(device, other, Some(count), calls), FbOk);
-        // The other stream does not wait for the first, whose work has not had its word.
+        // The other stream does not wait for the first, which still waits for its word.
         assert_eq!(fb_stream_wait(device, other), FbOk);
         assert_eq!(data.1.load(Ordering::Relaxed), 1);
         open.send(()).unwrap();
         assert_eq!(fb_stream_wait(device, null_mut()), FbOk);
         assert_eq!(data.1.load(Ordering::Relaxed), 2);
-        // What is enqueued when the device goes still runs.
+        // Work enqueued before the end of the device still runs.
         assert_eq!(fb_stream_call(device, other, Some(count), calls), FbOk);
         assert_eq!(fb_device_destroy(device), FbOk);
         assert_eq!(data.1.load(Ordering::Relaxed), 3);

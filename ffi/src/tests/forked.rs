@@ -1,21 +1,21 @@
-//! A process that forks inside a callback, and goes on in the child.
+//! Tests of a process that forks inside a callback and continues in the child.
 
 use super::*;
 use crate::choice::FB_OVERLAP_NONE;
 use crate::overlap::*;
 
-/// What a callback does: forks before its first preparation, and answers so in the child.
+/// The plan of a callback: it forks before its first preparation, and returns this status in the child.
 struct Forks {
     child: i32,
     answer: u32,
-    /// Where the new row goes. Slabs are shared with the child here, so its engine can write another one.
+    /// The place of the new row. The child shares the slabs here, so its engine can write another row.
     landing: *mut u8,
-    /// The row in the total pool, which is shared everywhere.
+    /// The row in the total pool, which parent and child share.
     stored: *const u8,
-    /// How the child ended, and what the total pool then had.
+    /// The child's exit status, and the content of the total pool afterwards.
     state: i32,
     left: u8,
-    /// The child takes the places of its parent's handles.
+    /// The child reuses the places of its parent's handles.
     gives: bool,
 }
 
@@ -48,7 +48,7 @@ unsafe extern "C" fn forks(data: *mut c_void, call: *const FbEngineCall, _stream
 fn stored_row(cache: *const FbCache, sequence: u64, position: u32) -> *const u8 {
     let (mut pages, mut count) = ([FbPage { host: 0, index_keys: 0 }; 4], 0);
     let (mut rows, mut bytes, mut info) = (null_mut(), 0, sized::<FbInfo>());
-    // SAFETY: all are there and as long as stated; the row is inside of what fb_rows answers.
+    // SAFETY: all pointers are valid and as long as stated; the row is inside the rows that `fb_rows` returns.
     unsafe {
         assert_eq!(fb_pages(cache, sequence, pages.as_mut_ptr(), 4, &raw mut count), FbOk);
         assert_eq!(fb_rows(cache, 0, &raw mut rows, &raw mut bytes), FbOk);
@@ -58,7 +58,7 @@ fn stored_row(cache: *const FbCache, sequence: u64, position: u32) -> *const u8 
     }
 }
 
-/// One layer whose callback forks; in the child the call must answer FB_CLOSED, and nothing may go on.
+/// One layer whose callback forks; in the child the call must return FB_CLOSED, and do nothing more.
 fn overlap_in_a_child(answer: u32, gives: bool) {
     let device = host();
     let cache = make_cache(device, &declared());
@@ -67,7 +67,7 @@ fn overlap_in_a_child(answer: u32, gives: bool) {
     let config = FbStepConfig { rows: &raw const row, row_count: 1, query_rows: 1, ..sized() };
     let (mut step, mut landing, mut slab, mut bytes) = (0, 0, null_mut(), 0);
     let (selection, mut slots) = ([0, -1, -1, -1], [-7; TOP_K as usize]);
-    // SAFETY: all are there and as long as stated; the inline stream has passed each call when it returns.
+    // SAFETY: all pointers are valid and as long as stated; the inline stream has passed each call when it returns.
     unsafe {
         assert_eq!(fb_landing_slot(cache, sequence, 0, &raw mut landing), FbOk);
         assert_eq!(fb_slab(cache, 0, &raw mut slab, &raw mut bytes), FbOk);
@@ -84,7 +84,7 @@ fn overlap_in_a_child(answer: u32, gives: bool) {
             let closed = ended == FbClosed && fb_finish(cache, step, null_mut()) == FbClosed;
             libc::_exit(i32::from(!closed));
         }
-        assert_eq!((data.state, data.left), (0, before), "the child was told, and stored nothing");
+        assert_eq!((data.state, data.left), (0, before), "the child got an error, and stored nothing");
         assert_eq!(ended, FbOk, "{}", text_of(cache));
         assert_eq!(fb_layer(cache, step, 1, selection.as_ptr(), slots.as_mut_ptr(), null_mut()), FbOk);
         assert_eq!(fb_scatter(cache, step, 1, null_mut()), FbOk);
@@ -97,7 +97,7 @@ fn overlap_in_a_child(answer: u32, gives: bool) {
 }
 
 #[test]
-fn a_child_that_comes_out_of_a_callback_is_told_and_goes_no_further() {
+fn a_child_forked_inside_a_callback_gets_an_error_and_the_step_ends() {
     for answer in [0, 1, FbIo as u32, 77] {
         overlap_in_a_child(answer, false);
         overlap_in_a_child(answer, true);
@@ -107,7 +107,7 @@ fn a_child_that_comes_out_of_a_callback_is_told_and_goes_no_further() {
 /// # Safety
 /// `data` has room for a word.
 unsafe extern "C" fn fork_and_return(data: *mut c_void) {
-    // SAFETY: the child leaves by `_exit` behind the call.
+    // SAFETY: the child leaves by `_exit` after the call.
     let child = unsafe { libc::fork() };
     if child != 0 {
         let mut state = 0;
@@ -120,16 +120,16 @@ unsafe extern "C" fn fork_and_return(data: *mut c_void) {
 }
 
 #[test]
-fn a_child_that_comes_out_of_a_streams_work_is_told() {
+fn a_child_forked_inside_a_streams_work_gets_an_error() {
     let device = host();
     let (mut state, parent) = (-1, std::process::id());
-    // SAFETY: the answer has room until the work has run, which is in the call.
+    // SAFETY: the output has room until the work has run, which is in the call.
     let ended = unsafe { fb_stream_call(device, null_mut(), Some(fork_and_return), (&raw mut state).cast()) };
     if std::process::id() != parent {
         // SAFETY: ends the child at once.
         unsafe { libc::_exit(i32::from(ended != FbClosed)) };
     }
     assert_eq!((ended, state), (FbOk, 0));
-    // SAFETY: nothing is at work.
+    // SAFETY: no call is running.
     assert_eq!(unsafe { fb_device_destroy(device) }, FbOk);
 }

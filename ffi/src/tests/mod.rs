@@ -1,6 +1,6 @@
-//! The calls as C makes them, in Rust: what needs a device, a cache and sequences together.
+//! Tests that make the C calls from Rust and need a device, a cache and sequences together.
 //!
-//! The programs in `c-tests` see the same from outside; here are the cases that need many small set-ups.
+//! The programs in `c-tests` test the same from outside; this module has the cases that need many small set-ups.
 
 mod cache;
 #[cfg(feature = "cuda")]
@@ -31,7 +31,7 @@ const ROW: u32 = 64;
 const PAGE: u32 = 16;
 const TOP_K: u32 = 4;
 
-/// A struct as a caller sets it up: zero, then its size.
+/// A struct as a caller sets it up: zero, with its size.
 fn sized<T: Versioned>() -> T {
     let mut value = zeroed::<T>();
     // SAFETY: a versioned struct begins with its size.
@@ -47,7 +47,7 @@ fn zeroed<T: Plain>() -> T {
 fn make_device(config: &FbDeviceConfig) -> *mut FbDevice {
     let mut device = null_mut();
     let mut text = [0; 512];
-    // SAFETY: all are there and as long as stated.
+    // SAFETY: all pointers are valid and as long as stated.
     let status = unsafe { fb_device_create(config, text.as_mut_ptr(), text.len(), &raw mut device) };
     assert_eq!(status, FbOk, "{}", text_in(&text));
     device
@@ -76,14 +76,14 @@ fn declared() -> FbCacheConfig {
 fn make_cache(device: *const FbDevice, config: &FbCacheConfig) -> *mut FbCache {
     let mut cache = null_mut();
     let mut text = [0; 512];
-    // SAFETY: all are there and as long as stated.
+    // SAFETY: all pointers are valid and as long as stated.
     let status = unsafe { fb_cache_create(device, config, text.as_mut_ptr(), text.len(), &raw mut cache) };
     assert_eq!(status, FbOk, "{}", text_in(&text));
     cache
 }
 
 fn text_in(text: &[c_char]) -> String {
-    // SAFETY: the texts of these tests end with a zero.
+    // SAFETY: the texts of these tests end with a zero byte.
     unsafe { CStr::from_ptr(text.as_ptr()) }.to_str().unwrap().to_owned()
 }
 
@@ -94,7 +94,7 @@ fn text_of<T>(handle: *const T) -> String {
     text_in(&text)
 }
 
-/// What the row of a position holds.
+/// The content of a position's row.
 fn row_of(layer: u32, position: u32) -> [u8; ROW as usize] {
     let mut row = [layer as u8 + 1; ROW as usize];
     row[..4].copy_from_slice(&position.to_ne_bytes());
@@ -108,7 +108,7 @@ fn opening(prompt: u32, promised: u32) -> FbOpenConfig {
 /// Opens a sequence and appends its prompt.
 fn fill(cache: *mut FbCache, prompt: u32, promised: u32) -> u64 {
     let mut sequence = 0;
-    // SAFETY: all are there.
+    // SAFETY: all pointers are valid.
     let status = unsafe { fb_open(cache, &opening(prompt, promised), &raw mut sequence) };
     assert_eq!(status, FbOk, "{}", text_of(cache));
     append(cache, sequence, 0..prompt);
@@ -118,7 +118,7 @@ fn fill(cache: *mut FbCache, prompt: u32, promised: u32) -> u64 {
 fn append(cache: *mut FbCache, sequence: u64, positions: std::ops::Range<u32>) {
     for layer in 0..LAYERS {
         let rows: Vec<u8> = positions.clone().flat_map(|position| row_of(layer, position)).collect();
-        // SAFETY: so many rows are there.
+        // SAFETY: that many rows are valid.
         let status =
             unsafe { fb_append(cache, sequence, layer, rows.as_ptr().cast(), positions.len() as u32) };
         assert_eq!(status, FbOk, "{}", text_of(cache));
@@ -150,7 +150,7 @@ fn read_row(cache: *const FbCache, sequence: u64, layer: u32, position: u32) -> 
     row
 }
 
-/// A step of one sequence, one query row, on one stream: selects position 0 in every layer. Answers its slots.
+/// A step of one sequence with one query row, on one stream: selects position 0 in every layer. Returns its slots.
 fn step(cache: *mut FbCache, sequence: u64, accepted: u32, stream: *mut c_void) -> Vec<i32> {
     let row = FbBatchRow { sequence, accepted, query_rows: 1 };
     let config = FbStepConfig { rows: &raw const row, row_count: 1, query_rows: 1, ..sized() };
@@ -177,9 +177,9 @@ fn close(cache: *mut FbCache, sequence: u64) {
     assert_eq!(unsafe { fb_close(cache, sequence, null_mut()) }, FbOk, "{}", text_of(cache));
 }
 
-/// Everything must be closed: the cache goes, then the device.
+/// Destroys the cache, then the device; everything in them must be closed.
 fn destroy(cache: *mut FbCache, device: *mut FbDevice) {
-    // SAFETY: nothing is at work.
+    // SAFETY: no call is running.
     unsafe {
         assert_eq!(fb_cache_validate(cache), FbOk, "{}", text_of(cache));
         assert_eq!(fb_cache_destroy(cache), FbOk, "{}", text_of(cache));
@@ -195,7 +195,7 @@ fn outcome(ticket: *const FbTicket) -> (u32, u32) {
 }
 
 #[test]
-fn structs_hold_no_padding() {
+fn structs_have_no_padding() {
     const WORD: usize = 8;
     for (size, words, halves) in [
         (size_of::<FbDeviceConfig>(), 3, 6),

@@ -1,4 +1,4 @@
-//! The life of sequences, and tickets.
+//! Tests of the life of sequences, and of tickets.
 
 use super::*;
 use crate::handle::give;
@@ -6,7 +6,7 @@ use crate::handle::tests::{Pear, first_wrong, in_child};
 use crate::testing::allocations;
 
 #[test]
-fn a_sequence_grows_is_cut_and_forked() {
+fn a_sequence_is_grown_truncated_and_forked() {
     let device = host();
     let cache = make_cache(device, &declared());
     let sequence = join(cache, 40, 40);
@@ -16,7 +16,7 @@ fn a_sequence_grows_is_cut_and_forked() {
     assert_eq!(length_of(cache, sequence).landed, 1);
     let (mut ticket, mut child, mut pages, mut count) = (null_mut(), 0, [zeroed::<FbPage>(); 2], 0);
     let fork = FbOpenConfig { bring_up: FB_BRING_UP_NOTHING, ..opening(0, 20) };
-    // SAFETY: all are there and as long as stated.
+    // SAFETY: all pointers are valid and as long as stated.
     unsafe {
         // A row is neither accepted nor rejected.
         let refused = fb_fork(cache, sequence, &raw const fork, null_mut(), &raw mut child, &raw mut ticket);
@@ -43,7 +43,7 @@ fn a_sequence_grows_is_cut_and_forked() {
         let (mut one, mut other) = (0, 0);
         assert_eq!(fb_digest(cache, sequence, &raw mut one), FbOk);
         assert_eq!(fb_digest(cache, child, &raw mut other), FbOk);
-        assert_ne!(one, other, "nothing was brought up");
+        assert_ne!(one, other, "no rows were loaded");
     }
     step(cache, child, 0, null_mut());
     close(cache, sequence);
@@ -52,7 +52,7 @@ fn a_sequence_grows_is_cut_and_forked() {
 }
 
 #[test]
-fn a_warm_up_within_a_bound_is_joined_by_stretches() {
+fn a_bounded_warm_up_is_joined_in_several_calls() {
     let device = host();
     let cache = make_cache(device, &declared());
     let sequence = fill(cache, 190, 10);
@@ -88,13 +88,13 @@ fn a_warm_up_within_a_bound_is_joined_by_stretches() {
 }
 
 #[test]
-fn rows_in_place_and_budgets_by_layer_are_taken() {
+fn rows_in_place_and_budgets_by_layer_are_accepted() {
     let device = host();
     let cache = make_cache(device, &FbCacheConfig { residency_only: 1, min_budget: 32, ..declared() });
     let mut sequence = 0;
     let table = [40, 64];
     let config = FbOpenConfig { slots_by_layer: table.as_ptr(), ..opening(50, 10) };
-    // SAFETY: all are there, and the table has a value a layer.
+    // SAFETY: all pointers are valid, and the table has a value a layer.
     unsafe {
         assert_eq!(fb_open(cache, &raw const config, &raw mut sequence), FbOk, "{}", text_of(cache));
         assert_eq!(fb_append_in_place(cache, sequence, 30), FbOk);
@@ -118,7 +118,7 @@ fn numbers_of_another_cache_and_of_a_closed_sequence_name_nothing() {
     let (mine, theirs) = (join(cache, 20, 10), join(other, 20, 10));
     assert_ne!(mine, theirs);
     let mut slot = 77;
-    // SAFETY: the answers have room.
+    // SAFETY: the outputs have room.
     unsafe {
         for wrong in [theirs, 0, u64::MAX, mine ^ 1, mine ^ 1 << 40] {
             assert_eq!(fb_landing_slot(cache, wrong, 0, &raw mut slot), FbClosed);
@@ -164,7 +164,7 @@ fn a_ticket_outlives_its_cache_and_its_device() {
     let cache = make_cache(device, &declared());
     let sequence = fill(cache, 100, 10);
     let mut ticket = null_mut();
-    // SAFETY: the answers have room.
+    // SAFETY: the outputs have room.
     unsafe {
         assert_eq!(fb_join(cache, sequence, null(), null_mut(), &raw mut ticket), FbOk);
         assert_eq!(fb_stream_wait(device, null_mut()), FbOk);
@@ -182,14 +182,14 @@ fn a_ticket_outlives_its_cache_and_its_device() {
 }
 
 #[test]
-fn without_a_place_for_its_ticket_nothing_is_enqueued() {
+fn without_room_for_a_ticket_nothing_is_enqueued() {
     let code = in_child(|| {
         let device = host();
         let cache = make_cache(device, &declared());
         let sequence = fill(cache, 20, 10);
         while give(|| Ok(Pear)).is_ok() {}
         let mut ticket = null_mut();
-        // SAFETY: the answer has room.
+        // SAFETY: the output has room.
         let (refused, joined) = unsafe {
             let refused = fb_join(cache, sequence, null(), null_mut(), &raw mut ticket);
             let still = length_of(cache, sequence).running == 0 && ticket.is_null();
@@ -208,7 +208,7 @@ fn a_forked_child_cannot_write_to_its_parents_rows() {
     let row = [9_u8; ROW as usize];
     let code = in_child(|| {
         let mut other = 0;
-        // SAFETY: all are there.
+        // SAFETY: all pointers are valid.
         unsafe {
             first_wrong(&[
                 fb_append(cache, sequence, 0, row.as_ptr().cast(), 1) == FbClosed,
@@ -225,11 +225,11 @@ fn a_forked_child_cannot_write_to_its_parents_rows() {
 }
 
 #[test]
-fn rows_that_were_written_in_place_are_the_sequences() {
+fn rows_written_in_place_are_rows_of_the_sequence() {
     let device = host();
     let cache = make_cache(device, &declared());
     let (mut sequence, mut pages, mut count) = (0, [zeroed::<FbPage>(); 16], 0);
-    // SAFETY: all are there; rows are written to pages of the sequence's own, inside what was answered.
+    // SAFETY: all pointers are valid; rows are written to pages of the sequence's own, inside the returned rows.
     unsafe {
         assert_eq!(fb_open(cache, &opening(20, 10), &raw mut sequence), FbOk);
         assert_eq!(fb_pages(cache, sequence, pages.as_mut_ptr(), 16, &raw mut count), FbOk);
@@ -265,7 +265,7 @@ fn texts_name_the_argument_and_the_callers_number() {
     let (mut count, row) = (0, FbBatchRow { sequence: 77, accepted: 0, query_rows: 1 });
     let config = FbStepConfig { rows: &raw const row, row_count: 1, query_rows: 1, ..sized() };
     let mut pages = [FbPage { host: 0, index_keys: 0 }; 1];
-    // SAFETY: null is refused, and all else is there.
+    // SAFETY: null is refused, and all else is valid.
     unsafe {
         let calls = allocations(|| {
             assert_eq!(fb_pages(cache, sequence, pages.as_mut_ptr(), 1, &raw mut count), FbOk);

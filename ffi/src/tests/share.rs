@@ -1,4 +1,4 @@
-//! Prefixes that sequences share.
+//! Tests of prefixes that sequences share.
 
 use super::*;
 
@@ -26,7 +26,7 @@ fn open(cache: *mut FbCache, prompt: &FbTokens, salt: &[u8]) -> (FbStatus, u64, 
     let (mut sequence, mut shared) = (0, 77);
     let config = opening(48, 10);
     let (salt, bytes) = (salt.as_ptr().cast(), salt.len());
-    // SAFETY: all are there and as long as stated.
+    // SAFETY: all pointers are valid and as long as stated.
     let status = unsafe {
         fb_open_shared(cache, &raw const config, prompt, salt, bytes, &raw mut sequence, &raw mut shared)
     };
@@ -35,14 +35,14 @@ fn open(cache: *mut FbCache, prompt: &FbTokens, salt: &[u8]) -> (FbStatus, u64, 
 
 fn find(cache: *const FbCache, prompt: &FbTokens, salt: &[u8]) -> u32 {
     let mut shared = 77;
-    // SAFETY: all are there and as long as stated.
+    // SAFETY: all pointers are valid and as long as stated.
     let status = unsafe { fb_find_shared(cache, prompt, salt.as_ptr().cast(), salt.len(), &raw mut shared) };
     assert_eq!(status, FbOk, "{}", text_of(cache));
     shared
 }
 
 #[test]
-fn a_published_prefix_is_found_under_its_salt_and_keys_only() {
+fn a_published_prefix_is_found_only_under_its_salt_and_keys() {
     let device = host();
     let cache = make_cache(device, &declared());
     let plain = tokens(&IDS, &[]);
@@ -50,7 +50,7 @@ fn a_published_prefix_is_found_under_its_salt_and_keys_only() {
     assert_eq!((status, shared), (FbOk, 0), "{}", text_of(cache));
     append(cache, sequence, 0..48);
     let mut published = 77;
-    // SAFETY: all are there.
+    // SAFETY: all pointers are valid.
     unsafe {
         assert_eq!(fb_publish(cache, sequence, 0, &raw const plain, &raw mut published), FbInvalidState);
         assert_eq!(fb_join(cache, sequence, null(), null_mut(), null_mut()), FbOk);
@@ -86,7 +86,7 @@ fn a_published_prefix_is_found_under_its_salt_and_keys_only() {
 }
 
 #[test]
-fn tokens_that_make_no_sense_take_nothing() {
+fn invalid_tokens_allocate_nothing() {
     let device = host();
     let cache = make_cache(device, &declared());
     let keys = [FbKey { is_set: 2, ..zeroed() }; 3];

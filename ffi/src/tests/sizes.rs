@@ -1,4 +1,4 @@
-//! What callers may never be asked for: more bytes of a struct than its first version had.
+//! Tests of the sizes that callers must state: never more bytes of a struct than its first version had.
 
 use super::*;
 use crate::capture::*;
@@ -15,7 +15,7 @@ fn required<T: Versioned>() -> (&'static str, usize, usize) {
 
 /// Never change a number here: a struct that needs more is another struct.
 #[test]
-fn what_callers_must_state_stays() {
+fn the_sizes_that_callers_must_state_do_not_change() {
     let found = [
         (required::<FbDeviceConfig>(), 12),
         (required::<FbCacheConfig>(), 52),
@@ -50,6 +50,6 @@ fn what_callers_must_state_stays() {
     let texts: Vec<String> = texts.collect();
     let count = |word: &str| texts.iter().map(|text| text.matches(word).count()).sum::<usize>();
     assert_eq!(count("impl Versioned for Fb"), found.len(), "a struct is missing here");
-    // A whole struct that grows would raise what is asked for.
+    // If a nested struct grew, the stated size would grow with it.
     assert_eq!(count(concat!("REQUIRED: usize = size_of", "::<")), 0);
 }

@@ -1,8 +1,8 @@
-//! The body of the fuzz target `ffi_calls`: any bytes are a run of calls of the C interface, whatever their numbers.
+//! The body of the fuzz target `ffi_calls`: any bytes decode to a run of calls of the C interface with any numbers.
 //!
-//! Pointers are valid and as long as they are said to be; everything else may be nonsense, and often is not, so that
-//! runs get far. After every call the status is one that a caller can cause, and the cache's books are in order. In
-//! the end whatever is open is closed, and everything that was free at the start is free again.
+//! Pointers are valid and as long as stated. Every other argument may be invalid, but is often valid, so that runs get
+//! far. After every call the status is one that a caller can cause, and the cache passes its checks. At the end the run
+//! closes whatever is open, and everything that was free at the start is free again.
 
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};
@@ -32,7 +32,7 @@ fn zero<T: Copy>() -> T {
     unsafe { std::mem::zeroed() }
 }
 
-/// An all-zero struct but for these fields, its size stated.
+/// A zeroed struct except for these fields, with its size stated.
 macro_rules! sized {
     (@ $field:ident) => { $field };
     (@ $field:ident $value:expr) => { $value };
@@ -44,7 +44,7 @@ macro_rules! sized {
     }};
 }
 
-/// What the bytes are read as: numbers that are small, or as large as they can be.
+/// The interpretation of the bytes: numbers that are small, or as large as possible.
 struct Numbers<'a> {
     left: &'a [u8],
 }
@@ -109,7 +109,7 @@ impl World {
             memory: config::FB_MEMORY_SMALL_PAGES | config::FB_MEMORY_LAZY | config::FB_MEMORY_UNLOCKED,
         });
         let (mut device, mut cache) = (null_mut(), null_mut());
-        // SAFETY: both configs state their sizes, and the answers have room.
+        // SAFETY: both configs state their sizes, and the outputs have room.
         unsafe {
             let host = sized!(FbDeviceConfig { kind: device::FB_DEVICE_HOST });
             assert!(sound(device::fb_device_create(&host, null_mut(), 0, &mut device), "device"));
@@ -134,13 +134,13 @@ impl World {
         stats
     }
 
-    /// What comes back when everything is closed.
+    /// The free resources when everything is closed.
     fn gauges(&self) -> [u32; 6] {
         let now = self.stats();
         [
             now.sequences,
             now.steps_in_flight,
-            // Published pages that no sequence uses make room for others.
+            // Unused published pages count as free.
             now.free_host_pages + now.unused_pages,
             now.free_index_pages + now.unused_pages,
             now.free_slots,
@@ -160,7 +160,7 @@ impl World {
         sized!(FbTokens { ids: self.ids[first..].as_ptr(), count: numbers.byte() as u32 % (TOKENS - 1) })
     }
 
-    /// A sequence that is open, or one that never was.
+    /// A sequence that is open, or a number that never was one.
     fn sequence(&self, numbers: &mut Numbers<'_>) -> u64 {
         match numbers.byte() {
             wild @ 250.. => u64::MAX >> (wild % 8 * 8),
@@ -171,7 +171,7 @@ impl World {
     fn open_place(&mut self, numbers: &mut Numbers<'_>) -> *mut u64 {
         let free = self.sequences.iter().position(|sequence| *sequence == 0);
         let place = free.unwrap_or(numbers.byte() as usize % self.sequences.len());
-        // One that is in the way is closed first: it would be forgotten.
+        // A sequence in this place is closed first; otherwise the run would forget it.
         let before = self.sequences[place];
         if before != 0 {
             self.close(before);
@@ -187,14 +187,14 @@ impl World {
         }
     }
 
-    /// Everything that makes a sequence ready to decode.
+    /// Every call that makes a sequence ready to decode.
     fn start(&mut self, numbers: &mut Numbers<'_>) {
         let config = self.open_config(numbers);
         let shares = !numbers.byte().is_multiple_of(4);
         let tokens = sized!(FbTokens { ids: self.ids.as_ptr(), count: config.prompt.min(TOKENS) });
         let place = self.open_place(numbers);
         let (mut shared, cache) = (0, self.cache);
-        // SAFETY: sizes are stated; ids and answers are there.
+        // SAFETY: sizes are stated; ids and outputs are valid.
         let status = unsafe {
             match shares {
                 true => share::fb_open_shared(cache, &config, &tokens, null(), 0, place, &mut shared),
@@ -246,17 +246,17 @@ impl World {
             query_rows: width,
             micro_batch: if numbers.byte() < 250 { 0 } else { numbers.number() },
         });
-        // SAFETY: the rows are there, and the answer has room.
+        // SAFETY: the rows are valid, and the output has room.
         sound(unsafe { step::fb_prepare(self.cache, &config, null_mut(), &mut self.steps[free]) }, "prepare");
     }
 
-    /// Ends a step, however far it has come.
+    /// Ends a step in any state.
     fn end_step(&mut self, place: usize) {
         // SAFETY: the step's number is this world's.
         unsafe {
             let finished = step::fb_finish(self.cache, self.steps[place], null_mut());
             sound(finished, "finish");
-            // Something was not enqueued.
+            // Some call was not made.
             if finished == FbStatus::FbInvalidState {
                 sound(step::fb_abandon(self.cache, self.steps[place]), "abandon");
                 sound(step::fb_finish(self.cache, self.steps[place], null_mut()), "finish");
@@ -323,7 +323,7 @@ impl World {
                 0 | 1 => layer::fb_layer(cache, step, numbers.below(LAYERS), selection, slots, stream),
                 2 if numbers.byte() < 64 => layer::fb_layers(cache, step, selection, slots, stream),
                 2 => {
-                    // Whole, so that some steps are accepted.
+                    // Complete, so that some steps are accepted.
                     for layer in 0..LAYERS {
                         sound(layer::fb_layer(cache, step, layer, selection, slots, stream), "layer");
                         sound(layer::fb_scatter(cache, step, layer, stream), "scatter");
@@ -342,7 +342,7 @@ impl World {
         sound(status, "on a step");
     }
 
-    /// One call that reads.
+    /// One call that only reads.
     fn read(&mut self, numbers: &mut Numbers<'_>) {
         let (cache, sequence) = (self.cache.cast_const(), self.sequence(numbers));
         let (mut word, mut number, mut address) = (0, 0, null_mut());
@@ -350,7 +350,7 @@ impl World {
         let mut pages = [FbPage { host: 0, index_keys: 0 }; 4];
         let mut length = sized!(FbSequenceLength {});
         let tokens = self.tokens(numbers);
-        // SAFETY: sizes are stated, and every answer has the room that is said.
+        // SAFETY: sizes are stated, and every output has the stated room.
         let status = unsafe {
             match numbers.byte() % 8 {
                 0 => sequence::fb_length(cache, sequence, &mut length),
@@ -375,7 +375,7 @@ impl World {
             0 => {
                 let config = self.open_config(numbers);
                 let place = self.open_place(numbers);
-                // SAFETY: the size is stated, and the answer has room.
+                // SAFETY: the size is stated, and the output has room.
                 sound(unsafe { sequence::fb_open(self.cache, &config, place) }, "open");
             }
             1..=4 => self.start(numbers),
@@ -423,7 +423,7 @@ impl Drop for World {
     }
 }
 
-/// Any bytes are a run of calls; what the cache has done in it.
+/// Any bytes decode to a run of calls; returns the effects on the cache.
 pub fn ffi_calls(bytes: &[u8]) -> FbStats {
     let mut world = World::new();
     let start = world.gauges();

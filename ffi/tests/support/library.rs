@@ -1,4 +1,4 @@
-//! The library as a program outside this tree has it: installed, by the script behind `make install`.
+//! The library as a program outside this tree gets it: installed by the script that `make install` runs.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,12 +8,12 @@ pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-/// The folder of what these tests build otherwise than the running build does.
+/// The folder for builds that differ from the running one.
 pub fn target() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join("c-tests")
 }
 
-/// The prefix of an installation, built with optimisation as it is shipped. Made once a test program.
+/// The prefix of an installation, built with optimisation as shipped, once per test program.
 pub fn installed() -> &'static Path {
     static PREFIX: OnceLock<PathBuf> = OnceLock::new();
     PREFIX.get_or_init(|| {
@@ -23,8 +23,8 @@ pub fn installed() -> &'static Path {
     })
 }
 
-/// The command that installs into `prefix`. What is shipped may have been built already, beside what the running build
-/// made: cargo has the folder of temporary files there.
+/// The command that installs into `prefix`. The shipped build may exist already, next to the running build: cargo has
+/// the folder of temporary files there.
 pub fn install(prefix: &Path) -> Command {
     let built = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
     let mut install = Command::new(root().join("ci/ffi-install"));
@@ -32,7 +32,7 @@ pub fn install(prefix: &Path) -> Command {
     install
 }
 
-/// Runs a command that must end well; what it said on standard output.
+/// Runs a command that must succeed; returns its standard output.
 pub fn succeed(mut command: Command) -> String {
     let ended = command.output().unwrap();
     let (out, err) = (String::from_utf8_lossy(&ended.stdout), String::from_utf8_lossy(&ended.stderr));

@@ -1,5 +1,5 @@
-//! The fuzz target `ffi_calls`, replayed on random bytes: a test of this crate's own, because what C links cannot be
-//! linked by a test of Rust's.
+//! Replays the fuzz target `ffi_calls` on random bytes. This is a test of its own crate, because a Rust test of the
+//! library cannot link what C links.
 
 use proptest::prelude::*;
 
@@ -12,17 +12,17 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(cases()) })]
 
     #[test]
-    fn any_bytes_are_a_run_of_calls(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
+    fn any_bytes_decode_to_a_run_of_calls(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
         calls::ffi_calls(&bytes);
     }
 }
 
-/// How many runs: as many as `PROPTEST_CASES` says.
+/// The number of runs, from `PROPTEST_CASES` if set.
 fn cases() -> u32 {
     std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(200)
 }
 
-/// Runs that are refused at their first call would find nothing.
+/// Runs whose first call is refused would find nothing.
 #[test]
 fn random_bytes_decode_and_share() {
     let mut state = 7_u64;

@@ -272,13 +272,13 @@ mod tests {
     }
 
     #[test]
-    fn the_line_is_that_of_the_times_and_says_how_far_they_are_off() {
+    fn the_fitted_line_reports_its_distance_from_the_measured_times() {
         let line = Line::through(&[(10, 25.0), (20, 45.0), (40, 85.0), (80, 165.0)]).unwrap();
         assert!((line.fixed_us - 5.0).abs() < 1e-9 && (line.round_us - 2.0).abs() < 1e-9, "{line:?}");
         assert!(line.off < 1e-9);
         assert_eq!((line.rounds(105.0), line.rounds(5.9), line.rounds(0.0)), (50, 0, 0));
         assert!((line.us(line.rounds(1234.0)) - 1234.0).abs() <= 1.0);
-        // A curve is not taken for a line.
+        // A curve is not accepted as a line.
         let curve = Line::through(&[(10, 25.0), (20, 45.0), (40, 125.0), (80, 165.0)]).unwrap();
         assert!(curve.off > 0.1, "{curve:?}");
         let disturbed = Line::through(&[(1, 5.0), (2, 4.0)]).unwrap();
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn works_are_fitted_to_the_step_that_nothing_disturbed() {
+    fn engine_work_is_fitted_to_the_least_disturbed_step() {
         let mut lengths = Lengths::new(&Setup::named("ess").unwrap().unwrap(), &point()).unwrap();
         let before = lengths.scale;
         lengths.fit(&[400_000.0, 125_000.0, 330_000.0]);
@@ -297,8 +297,8 @@ mod tests {
     }
 
     #[test]
-    fn short_works_are_as_long_as_they_should_be_in_all_layers_together() {
-        // Rounds as long as most works of a small batch.
+    fn short_engine_work_has_the_requested_length_over_all_layers() {
+        // Rounds as long as most engine work of a small batch.
         let line = Line { fixed_us: 1.5, round_us: 2.5, off: 0.0 };
         for us in [4.2, 5.1, 6.0, 59.0, 275.3] {
             let all = (0..61).map(|layer| line.us(line.rounds_of(us, Layer(layer)))).sum::<f64>();
@@ -309,8 +309,8 @@ mod tests {
     }
 
     #[test]
-    fn short_works_bend_the_line_as_much_as_long_ones() {
-        // Works of milliseconds are a hundredth off; one of a round is 4 us.
+    fn short_and_long_engine_work_weigh_equally_in_the_fit() {
+        // Work of milliseconds is a hundredth off; work of one round is 4 us.
         let time = |rounds: u32| match rounds {
             0..64 => 1.5 + 2.5 * f64::from(rounds),
             _ => (1.5 + 2.5 * f64::from(rounds)) * if rounds < 300 { 1.01 } else { 0.99 },
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn the_works_of_a_step_take_what_was_asked_for_and_stand_to_each_other_as_in_the_setup() {
+    fn the_work_of_a_step_takes_the_requested_time_in_the_proportions_of_the_setup() {
         let setup = Setup::named("ess").unwrap().unwrap();
         for (point, step) in [(point(), 100_000.0), (Point { batch: 1, ..point() }, 100_000.0)] {
             let lengths = Lengths::new(&setup, &point).unwrap();
@@ -331,7 +331,7 @@ mod tests {
             let load = |width| Load { rows: point.batch.into(), query_rows: 2.0, context: 32768.0, width };
             let of_setup = setup.us(Term::Attend, &load(2048.0)).unwrap();
             assert!((us(Work::Attend(Attended::All)) / lengths.scale - of_setup).abs() < 1e-9);
-            // 109 of 190 misses by each query row: two widths of 64.
+            // 109 of 190 misses for each query row: two widths of 64.
             let fetched = setup.us(Term::Attend, &load(128.0)).unwrap();
             let ours = us(Work::Attend(Attended::Fetched { wave: 0 })) / lengths.scale;
             assert!((ours - fetched).abs() < 1e-9);

@@ -246,7 +246,7 @@ mod tests {
         Took { us, layers_host_us: 10.0, ahead: true, ..Took::default() }
     }
 
-    /// Two rounds: the second one is slower in all of its steps.
+    /// Two rounds, of which the second is slower in all its steps.
     fn measured() -> Measured {
         let steps = |us: f64| vec![took(us), took(us + 500.0)];
         let ordered =
@@ -289,10 +289,10 @@ mod tests {
     }
 
     #[test]
-    fn exposed_is_what_a_step_takes_more_than_the_resident_one_of_its_round() {
+    fn exposed_time_is_a_step_minus_the_resident_step_of_its_round() {
         let all = figures(&measured(), true);
         let da = named(&all, "step, da");
-        // Not against its own resident steps, and not the medians' difference.
+        // The baseline is neither the resident steps of the same order nor the difference of the medians.
         assert_eq!((beside_of(&da, "exposed"), beside_of(&da, "exposed a layer")), (1000.0, 100.0));
         assert_eq!(da.ceiling, ("resident step", 100_250.0));
         assert_eq!(beside_of(&da, "the same order, resident"), 100_550.0);
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_smaller_batch_and_a_host_that_lags_are_said() {
+    fn a_smaller_batch_and_a_lagging_host_are_reported() {
         let text = |figure: &Figure, name: &str| {
             figure.parameters.iter().find(|(key, _)| *key == name).map(|(_, value)| value.to_string())
         };
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_are_what_a_resident_step_takes_beside_the_engine() {
+    fn node_time_is_a_resident_step_minus_the_engines_work() {
         let mut measured = measured();
         let nodes = |measured: &Measured| named(&figures(measured, true), "forebay's nodes");
         let figure = nodes(&measured);
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn work_beside_a_gather_is_compared_with_work_alone() {
+    fn work_during_a_gather_is_compared_with_work_alone() {
         let mut measured = measured();
         let figure = named(&figures(&measured, true), "work beside a gather");
         assert_eq!((figure.us, figure.ceiling), (33.0, ("work alone", 30.0)));

@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn sequences_have_prompts_of_their_own_as_far_as_the_pool_holds_them() {
+    fn sequences_have_their_own_prompts_as_far_as_the_pool_holds_them() {
         let (device, _, asked) = quick();
         let study = study(device, &asked);
         let point = Point::groups(false, true)[0][0].clone();
@@ -454,7 +454,7 @@ mod tests {
         let (mut machine, mut works, point) = filled(&study);
         let orders = vec![Overlap::Da; point.layers as usize];
         machine.check_digests().unwrap();
-        // A row that is resident where one was to be fetched: other counts.
+        // A row is resident that was to be fetched: other counts.
         let mut picks = machine.rule.next(4, 2, 6).unwrap();
         let missed = picks.missed[1][0];
         let hit = *picks.selections[1].iter().find(|row| !picks.missed[1].contains(row)).unwrap();
@@ -468,13 +468,13 @@ mod tests {
     }
 
     #[test]
-    fn a_layer_that_is_answered_for_another_is_found_by_the_digests() {
+    fn the_digests_find_a_layer_that_was_resolved_as_another() {
         let (device, _, asked) = quick();
         let study = study(device, &asked);
         let (mut machine, mut works, point) = filled(&study);
         let orders = vec![Overlap::None; point.layers as usize];
         let mut picks = machine.rule.next(4, 2, 36).unwrap();
-        // All of it is missed in either pattern: the counts are those of the rule.
+        // All rows miss in either pattern, so the counts are those of the rule.
         picks.selections.swap(0, 2);
         picks.missed.swap(0, 2);
         let stepped = machine.step(&picks, Way::Calls(&orders, &mut works));
@@ -492,7 +492,7 @@ mod tests {
         let before = machine.checked;
         machine.check_rows(&picks, &works, answers).unwrap();
         assert!(machine.checked >= before + 3 * 3 * 6, "{} rows", machine.checked - before);
-        // The slots of one layer, all of them.
+        // All slots of one layer.
         let slab = machine.cache.slab(forebay::Layer(1)).unwrap();
         let picks = machine.rule.next(point.batch, point.query_rows, 0).unwrap();
         machine.device.write(slab, &vec![0x5A; slab.bytes() as usize]).unwrap();

@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_point_of_a_group_holds_the_others() {
+    fn the_first_point_of_a_group_is_at_least_as_large_as_the_others() {
         for (gpu, quick) in [(false, false), (false, true), (true, false), (true, true)] {
             for group in Point::groups(gpu, quick) {
                 let first = &group[0];

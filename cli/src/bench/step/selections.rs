@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_selects_what_misses_as_many_rows_as_were_asked_for() {
+    fn a_step_selects_rows_with_the_requested_number_of_misses() {
         let mut rule = Rule::new(extent()).unwrap();
         for (batch, query_rows, misses) in
             [(3, 2, 72), (3, 2, 72), (3, 2, 72), (3, 2, 9), (2, 1, 0), (3, 1, 7), (1, 2, 0), (3, 2, 21)]
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn one_query_row_reads_the_share_of_the_misses_that_was_asked_for() {
+    fn one_query_row_reads_the_requested_share_of_the_misses() {
         assert_eq!(shared_misses(2048, 1, 0, 137, 0.57), 137);
         let shared = shared_misses(2048, 2, 256, 190, 0.5736);
         // 28 by both, 81 by each alone: 109 of 190.
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn digests_tell_patterns_and_layers_apart() {
+    fn digests_distinguish_patterns_and_layers() {
         let mut rule = Rule::new(extent()).unwrap();
         rule.next(3, 2, 72).unwrap();
         assert_ne!(rule.digest(0, 3), rule.digest(0, 4));
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_that_gives_up_what_was_just_selected_is_refused() {
+    fn a_budget_that_evicts_just_selected_rows_is_refused() {
         let error = Rule::new(Extent { budget: 100, ..extent() }).unwrap_err();
         assert_eq!((error.kind(), error.number("selected")), (Kind::InvalidConfig, Some(72)));
         assert!(Rule::new(Extent { prompt: 200, ..extent() }).is_err());

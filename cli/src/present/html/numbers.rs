@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_share_keeps_its_sign_and_nothing_has_none() {
+    fn a_share_keeps_its_sign_and_zero_has_none() {
         assert_eq!(
             [0.12, -0.12, -0.004, -0.000_01, -0.0].map(percent),
             ["12%", "-12%", "-0.40%", "0%", "0%"]

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn factors_stand_equally_far_apart() {
+    fn equal_factors_are_equally_far_apart() {
         let scale = Scale::factors(3.0, 180.0, 100.0, 0.0);
         assert_eq!(scale.ticks, [2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0]);
         let (a, b, c) = (scale.place(2.0), scale.place(20.0), scale.place(200.0));

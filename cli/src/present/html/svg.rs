@@ -196,18 +196,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_of_a_file_is_never_markup() {
+    fn text_from_a_file_is_never_markup() {
         let text = escape("<img src=x onerror=\"a('b')\">&\u{1b}\u{202e}");
         assert_eq!(text, "&lt;img src=x onerror=&quot;a(&#39;b&#39;)&quot;&gt;&amp;\u{fffd}\u{fffd}");
     }
 
     #[test]
-    fn coordinates_are_short_and_numbers() {
+    fn coordinates_are_short_finite_numbers() {
         assert_eq!([1.0, 1.25, -0.04, f64::NAN, f64::INFINITY].map(at), ["1", "1.3", "0", "0", "0"]);
     }
 
     #[test]
-    fn what_has_no_extent_is_not_drawn() {
+    fn shapes_without_extent_are_not_drawn() {
         let mut svg = Svg::new(1.0, 1.0, "", "");
         svg.rect("a", (0.0, 0.0), 0.0, 5.0, "");
         svg.polyline("a", &[(0.0, 0.0)], "");

@@ -26,7 +26,7 @@ fn header(layers: u32, steps: u32) -> Header {
     .unwrap()
 }
 
-/// Figures of `layers` layers and `steps` steps in each of which `missed(layer, step)` rows are missed, of 4.
+/// Figures of `layers` layers and `steps` steps; each step selects 4 rows and misses `missed(layer, step)` of them.
 fn figures(layers: u32, steps: u32, missed: impl Fn(u32, u32) -> u64) -> Figures {
     let of_layer = |layer| (0..steps).map(|step| missed(layer, step)).sum::<u64>();
     let counts: Vec<Count> = (0..layers)
@@ -78,7 +78,7 @@ fn page(figures: &Figures) -> String {
     page::document(&[section(figures)], "", &[])
 }
 
-/// Every element that is opened is closed, in order; nothing is fetched; every number is one.
+/// Checks that every opened element is closed, in order, that the page fetches nothing, and that every number is one.
 fn sound(page: &str) {
     let (mut open, mut rest) = (Vec::new(), page);
     while let Some(start) = rest.find('<') {
@@ -99,7 +99,7 @@ fn sound(page: &str) {
 }
 
 #[test]
-fn pages_of_the_ends_of_what_there_can_be_are_sound() {
+fn pages_of_the_smallest_and_largest_inputs_are_well_formed() {
     for (layers, steps) in [(1, 1), (1, 2), (2, 33), (61, 1), (61, 2048), (200, 8)] {
         for missed in [0, 1, 4] {
             let page = page(&figures(layers, steps, |_, _| missed));
@@ -110,7 +110,7 @@ fn pages_of_the_ends_of_what_there_can_be_are_sound() {
 }
 
 #[test]
-fn sentences_say_what_the_figures_say() {
+fn sentences_agree_with_the_figures() {
     let figures = figures(5, 10, |layer, _| [0, 1, 1, 1, 4][layer as usize]);
     let section = section(&figures);
     let sentence = |name: &str| {
@@ -139,7 +139,7 @@ fn sentences_say_what_the_figures_say() {
 }
 
 #[test]
-fn nothing_missed_is_said_and_not_drawn_as_something() {
+fn zero_misses_are_stated_and_not_drawn() {
     let figures = figures(3, 10, |_, _| 0);
     let section = section(&figures);
     assert!(section.cards[0].sentence.contains("nothing is missed"), "{}", section.cards[0].sentence);
@@ -147,7 +147,7 @@ fn nothing_missed_is_said_and_not_drawn_as_something() {
 }
 
 #[test]
-fn texts_of_a_trace_stay_text() {
+fn texts_from_a_trace_are_never_markup() {
     let attack = "</title></style><script>alert(1)</script><img src=x onerror='a()'>\"&\u{1b}[31m";
     let mut figures = figures(2, 3, |_, _| 1);
     figures.header.label = attack.to_owned();
@@ -163,7 +163,7 @@ fn texts_of_a_trace_stay_text() {
 }
 
 #[test]
-fn misses_of_another_model_are_never_shown_as_those_of_the_model_whose_rows_are_moved() {
+fn misses_of_another_model_are_never_attributed_to_the_model_of_the_rows() {
     let mut figures = figures(1, 1, |_, _| 1);
     assert!(section(&figures).warning.is_some_and(|text| text.starts_with("Proxy for deepseek-v3.2")));
     figures.header.model = String::new();
@@ -193,14 +193,14 @@ fn misses_of_another_model_are_never_shown_as_those_of_the_model_whose_rows_are_
     }
 }
 
-/// The sentence of the card whose name begins so.
+/// The sentence of the card whose name begins with `name`.
 fn said(figures: &Figures, name: &str) -> String {
     let cards = section(figures).cards;
     cards.into_iter().find(|card| card.name.starts_with(name)).expect("a card").sentence
 }
 
 #[test]
-fn what_is_alike_is_not_ranked() {
+fn equal_values_are_not_ranked() {
     let mut alike = figures(3, 10, |_, _| 2);
     alike.setting.slots = 1000;
     alike.divided.as_mut().unwrap().layers = vec![(110, 20, 20); 3];
@@ -209,14 +209,14 @@ fn what_is_alike_is_not_ranked() {
     assert!(split.contains("All layers get 110 slots") && !split.contains("times"), "{split}");
     assert!(said(&alike, "Similarity between").contains("All pairs are equally similar."));
     assert!(said(&alike, "Similarity within").ends_with("the same in all layers."));
-    // A sequence of 110 tokens holds no more than 110 slots of a layer.
+    // A sequence of 110 tokens uses no more than 110 slots of a layer.
     alike.divided.as_mut().unwrap().layers = vec![(110, 20, 10), (55, 20, 20), (55, 20, 20)];
     let split = said(&alike, "Split by layer");
     assert!(split.contains("110 slots, 1.0 times the 110 of a uniform split"), "{split}");
 }
 
 #[test]
-fn a_cold_start_is_near_only_where_it_stays_so() {
+fn a_cold_start_counts_as_close_only_where_it_stays_close() {
     let mut figures = figures(1, 40, |_, _| 2);
     figures.setting.warmup = 4;
     figures.cold = (0..40).map(|step| if step < 5 || (20..25).contains(&step) { 4 } else { 2 }).collect();
@@ -230,7 +230,7 @@ fn a_cold_start_is_near_only_where_it_stays_so() {
 }
 
 #[test]
-fn time_is_told_by_positions_and_what_is_not_looked_at_is_said() {
+fn time_is_given_in_positions_and_skipped_layers_are_reported() {
     let mut figures = figures(200, 4, |_, _| 1);
     figures.header.steps = 1100;
     figures.shown = (0..200).step_by(2).collect();
@@ -256,7 +256,7 @@ fn time_is_told_by_positions_and_what_is_not_looked_at_is_said() {
 }
 
 #[test]
-fn a_split_that_is_not_counted_says_why() {
+fn a_split_without_counts_comes_with_its_reason() {
     let mut figures = figures(2, 10, |_, _| 2);
     (figures.exact_from, figures.divided) = (64, None);
     let sentence = said(&figures, "Split by layer");
@@ -268,7 +268,7 @@ fn a_split_that_is_not_counted_says_why() {
 }
 
 #[test]
-fn policies_are_not_shares_of_nothing() {
+fn policies_are_not_shown_as_shares_of_zero() {
     let mut figures = figures(2, 10, |_, _| 0);
     figures.policies[1].1[1].misses = 20;
     assert_eq!(said(&figures, "Policies"), "LRU misses nothing; decay-tokens misses 1.00.");
@@ -276,7 +276,7 @@ fn policies_are_not_shares_of_nothing() {
 }
 
 #[test]
-fn an_unfinished_recording_is_said() {
+fn an_unfinished_recording_is_reported() {
     let mut figures = figures(2, 10, |_, _| 0);
     assert!(!page(&figures).contains("not finished"));
     figures.header.unfinished = Some(7);
@@ -285,7 +285,7 @@ fn an_unfinished_recording_is_said() {
 }
 
 #[test]
-fn titles_that_repeat_have_their_paths() {
+fn repeated_titles_include_their_paths() {
     let (figures, mut other) = (figures(1, 2, |_, _| 1), figures(1, 2, |_, _| 1));
     other.header.label = "another".to_owned();
     let mut sections = [section(&figures), section(&other), section(&figures)];
@@ -293,7 +293,7 @@ fn titles_that_repeat_have_their_paths() {
     assert_eq!(sections.map(|section| section.title), ["made up (a/x)", "another", "made up (b/x)"]);
 }
 
-/// Hits of a cache where `blocks` of 100 references hit with all of 8 blocks, and half of them with 2.
+/// A cache with hits for `blocks` of 100 references at 8 blocks, which is all, and for half of them at 2 blocks.
 fn hits(blocks: u64, format: Format, distinct: u32) -> Hits {
     let of = |hit_blocks| Outcome {
         requests: 10,
@@ -328,7 +328,7 @@ fn hits(blocks: u64, format: Format, distinct: u32) -> Hits {
 }
 
 #[test]
-fn hits_are_said_by_capacity_with_what_they_are_shares_of() {
+fn hits_are_given_by_capacity_with_their_denominator() {
     let section = html::section(&hits(40, Format::Mooncake, 8));
     assert_eq!(
         section.cards[0].sentence,
@@ -349,7 +349,7 @@ fn hits_are_said_by_capacity_with_what_they_are_shares_of() {
 }
 
 #[test]
-fn a_capacity_that_nobody_named_says_why_it_is_shown() {
+fn a_default_capacity_comes_with_its_reason() {
     let why = "With 2 blocks, where LRU has half of the possible block hits, LRU hits";
     let mut hits = hits(40, Format::Mooncake, 8);
     assert!(!html::section(&hits).cards[0].sentence.contains("half of"));
@@ -366,7 +366,7 @@ fn a_capacity_that_nobody_named_says_why_it_is_shown() {
 }
 
 #[test]
-fn a_rule_far_above_lru_leaves_the_frame_under_its_name() {
+fn a_policy_far_above_lru_leaves_the_frame_and_keeps_its_name() {
     let mut figures = figures(1, 10, |_, _| 2);
     let worse = figures.lru.iter().map(|size| Size { misses: size.misses * 2, ..*size }).collect();
     figures.policies.push((Policy::Fifo, worse));
@@ -384,7 +384,7 @@ fn pictures_without_misses_are_left_out() {
 }
 
 #[test]
-fn numbers_are_written_as_they_are() {
+fn rounding_never_turns_a_share_into_0_or_1() {
     assert_eq!(
         [0.0, 0.006, 0.5, 0.994, 0.996, 0.99996, 1.0].map(numbers::percent),
         ["0%", "0.60%", "50%", "99%", "99.6%", ">99.9%", "100%"]
@@ -392,7 +392,7 @@ fn numbers_are_written_as_they_are() {
     assert_eq!([1e-300, 0.0005, 0.2, 1.0].map(numbers::ratio), ["1e-300", "0.0005", "0.2", "1"]);
 }
 
-/// The contrast of two colours, after WCAG.
+/// The contrast of two colours by WCAG.
 fn contrast(one: &str, other: &str) -> f64 {
     let light = |colour: &str| {
         let part = |i: usize| f64::from(u8::from_str_radix(&colour[i..i + 2], 16).unwrap()) / 255.0;
@@ -420,7 +420,7 @@ fn digits_are_readable_on_every_shade() {
     }
 }
 
-/// Two layers, k 2, three decode steps after one warm one.
+/// Two layers, k 2, three decode steps after one warm-up step.
 fn small() -> SelectionTrace {
     let header: Header = serde_json::from_value(serde_json::json!({
         "layers": 2, "layer_ids": [3, 9], "k": 2, "steps": 4, "warm_steps": 1, "first_position": 4,
