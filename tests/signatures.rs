@@ -280,8 +280,8 @@ fn the_stand_in_declares_the_driver_as_its_header_does() {
 #[test]
 fn the_library_uses_only_functions_that_the_stand_in_has() {
     let (table, header) = (read(TABLE), read(STANDIN));
-    let stands_in = symbols(&header);
+    let provided = symbols(&header);
     let missing: Vec<_> =
-        functions(&table).into_iter().filter(|(name, _)| !stands_in.contains(&**name)).collect();
+        functions(&table).into_iter().filter(|(name, _)| !provided.contains(&**name)).collect();
     assert_eq!(missing, []);
 }

@@ -443,12 +443,13 @@ fn no_result_replaces_an_input() {
     assert_eq!(folder.names(), ["input", "link", "second"]);
 }
 
-/// The id of a user who owns nothing, on every system.
-const NOBODY: u32 = 65534;
+/// The kernel's overflow id, of a user that owns nothing.
+const OVERFLOW_UID: u32 = 65534;
 
 #[test]
 fn a_user_without_permissions_gets_errors_and_leaves_nothing() {
-    let folder = Folder::at(std::env::temp_dir().join(format!("forebay-{}-nobody", std::process::id())));
+    let folder =
+        Folder::at(std::env::temp_dir().join(format!("forebay-{}-unprivileged", std::process::id())));
     let everybody = |path: &Path, mode| fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
     everybody(&folder.0, 0o755);
     let (program, trace) = (folder.name("program"), folder.name("trace"));
@@ -463,7 +464,7 @@ fn a_user_without_permissions_gets_errors_and_leaves_nothing() {
         let script = format!("{limits}; exec \"$@\"");
         command.args(["-c", &script, "sh", &program]).args(arguments).env("LC_ALL", "C").current_dir("/");
         if Uid::effective().is_root() {
-            command.uid(NOBODY).gid(NOBODY);
+            command.uid(OVERFLOW_UID).gid(OVERFLOW_UID);
         } else {
             everybody(&folder.0, 0o555);
         }

@@ -19,7 +19,7 @@ use crate::study::pools::Setting;
 
 fn header(layers: u32, steps: u32) -> Header {
     serde_json::from_value(serde_json::json!({
-        "label": "made up", "model": "nobody's", "layers": layers, "k": 4, "steps": steps, "warm_steps": 0,
+        "label": "made up", "model": "unknown", "layers": layers, "k": 4, "steps": steps, "warm_steps": 0,
         "first_position": 100, "decode_start": 100, "context": 100 + steps,
         "layer_ids": (0..layers).collect::<Vec<_>>(),
     }))
