@@ -151,7 +151,7 @@ impl World {
             let reached = s.length() + accepted + row.query_rows;
             let refused = match () {
                 () if s.state != State::Running => Some(Kind::InvalidState),
-                () if s.micro.is_some_and(|own| own != ask.micro) => Some(Kind::InvalidConfig),
+                () if s.micro.is_some_and(|own| own != ask.micro) => Some(Kind::InvalidState),
                 () if s.in_flight >= self.config.steps_in_flight => Some(Kind::Busy),
                 () if row.query_rows == 0 || row.query_rows > ask.width => Some(Kind::OutOfRange),
                 () if accepted > landed => Some(Kind::OutOfRange),
