@@ -6,10 +6,10 @@
 //! |---|---|---|
 //! | filling | [`Cache::open`], [`Cache::open_shared`] | [`append`], [`append_in_place`], [`join`] |
 //! | joining | [`Cache::join`] with a limit on bytes | [`join_more`], until all rows are loaded |
-//! | running | [`Cache::join`], [`Cache::fork`] | [`prepare`], [`truncate`], [`publish`], fork |
+//! | running | [`join`] without a limit, [`join_more`], [`truncate`], fork | [`prepare`], [`truncate`], [`publish`], fork |
 //! | truncating | a `truncate` that the device refused half-way | [`truncate`] |
 //! | failed | a failed step | [`truncate`] |
-//! | closing | [`Cache::close`] with work in flight | none: the handle is closed |
+//! | closing | [`Cache::close`] with work in flight | none: its number is closed |
 //!
 //! [`append`]: Cache::append
 //! [`append_in_place`]: Cache::append_in_place
@@ -21,9 +21,9 @@
 //!
 //! # What it promises, and how
 //!
-//! Opening a sequence takes everything that the sequence will need: host pages and index-key pages for the prompt,
-//! the promised tokens and the rows in flight, slots in every layer, and a lane. So a step cannot run out of
-//! memory, and it allocates nothing.
+//! Opening a sequence takes everything that the sequence will need: host pages and index-key pages for the prompt, the
+//! promised tokens and the rows in flight, slots in every layer, and a lane. So a step allocates nothing and cannot run
+//! out of memory.
 //!
 //! The cache takes back the resources that a step names when the last step that names them has been retired and every
 //! ticket on them has ended. That holds for steps that completed and for steps that were abandoned. If the device
@@ -32,8 +32,9 @@
 //!
 //! # What it does not do
 //!
-//! It has no thread, no lock and no clock: `&mut self` is the lock. Only `digest` and `validate`, which are for checks,
-//! wait for a GPU. It never synchronises an engine's stream. It computes no attention.
+//! It has no thread and no clock. It needs no lock, because a call that changes it takes `&mut self`. Only `digest` and
+//! `validate`, which are for checks, wait for a GPU. It never synchronises an engine's stream. It computes no
+//! attention.
 
 mod accept;
 mod admit;

@@ -16,40 +16,41 @@
 //! | S | scatter: copies the new rows from the landing slots to the total pool | forebay |
 //!
 //! ```text
-//! none   compute: I0 I R G P A                        S after P
-//! DA     compute: I0 I . P . A0 . A1 M                A0 (resident rows) after P and R
+//! none   compute: I0 I R G P A Rest                   S after P
+//! DA     compute: I0 I P . A0 . A1 M Rest             A0 (resident rows) after P and R
 //!        resolve:      R                              A1 (fetched rows) after A0 and G
-//!        gather:         G------------                S after P
-//! DBA    compute: I0 I1 . I2 . P . A0 . A1 M          R and G of the first half of the batch
-//!        resolve:        R1   R2                      run while the second half's indexer runs
-//!        gather:           G1---G2-----
+//!        gather:         G------                      S after P
+//! DBA    compute: I0 I1 I2 P . A0 . A1 M Rest         R and G of the first half of the batch
+//!        resolve:       R1 R2                         run while the second half's indexer runs
+//!        gather:           G1-G2---
 //! ```
 //!
 //! In the pictures a dot is a wait of the compute stream. DA (dual attention) calls attention in two parts; DBA divides
 //! the indexer's batch as well.
 //!
-//! A layer's first operation comes after all of the previous layer's operations on the compute stream. This also
-//! orders all buffers that the layers reuse: the last attention of the previous layer has read its index lists and its
-//! scratch slots, its gather has read its list of fetches, and R of this layer comes after both. So no event is needed
+//! On the compute stream, a layer's first operation follows the previous layer's last. This also orders all buffers
+//! that the layers reuse. By the end of the previous layer, its attention has read that layer's index lists and scratch
+//! slots, and its gather has read that layer's list of fetches. R of this layer comes after that. So no event is needed
 //! between layers, except for the scatters, which the step joins at its end.
 //!
-//! **Several attention waves.** If a step may fetch more rows than the scratch slots hold, attention runs in waves. In
-//! each wave G copies a part of the fetched rows to the scratch slots, and A1 reads them; the next wave's G waits for
-//! that A1. If a batch row needs fewer waves, the other waves fetch and attend nothing for it. The number of waves
+//! **Several attention waves.** If a step may fetch more rows than the scratch slots hold, attention runs in waves. The
+//! first wave's G copies the fetched rows that have budget slots, and a first part of the others to the scratch slots.
+//! Each further wave copies another part of these others. A1 reads what its wave copied, and the next wave's G waits
+//! for that A1. If a batch row needs fewer waves, the other waves fetch and attend nothing for it. The number of waves
 //! never depends on data, so a captured graph holds all of them.
 //!
-//! **Edges.** An edge between two streams is one event, recorded on one stream and waited for on the other at once. On
-//! a single stream no event is needed. The schedule reuses its events from layer to layer: a wait refers to the last
-//! record before it.
+//! **Edges.** An edge between two streams is one event: the schedule enqueues its record on one stream and, in the same
+//! call, the wait on the other. On a single stream no event is needed. The schedule reuses its events from layer to
+//! layer: a wait refers to the last record before it.
 //!
 //! **Capture.** In each layer the compute stream waits for the last R and G, and once, at the step's end, for all
-//! scatters ([`Schedule::join`]). So a captured step joins every stream that it forks. If micro-batches have compute
+//! scatters ([`Schedule::join`]). So a captured step joins every stream that it forks to. If micro-batches have compute
 //! streams of their own, the caller that captures (`Cache::capture`, or the engine) must fork to them and join them.
 //!
-//! **Costs.** At most seven edges in a layer, and two more for each further wave, in addition to R, G and S. The
-//! schedule allocates nothing and waits for nothing.
+//! **Costs.** Besides R, G and S themselves, a layer costs at most seven edges. Each wave after the first costs two
+//! more, and its G. The schedule allocates nothing and waits for nothing.
 //!
-//! The schedule does not choose the order (`choice`), and a callback may compute anything.
+//! The module `choice` chooses the order, not the schedule. A callback may compute anything.
 
 use crate::device::{Device, Event, PoolOp, Pools, ResolveOutput, Slice, SplitIndices, StepRange, Stream};
 use crate::error::{Error, Kind, Result};

@@ -5,14 +5,15 @@
 //!
 //! # What it decides
 //!
-//! A sequence has a budget of slots in each layer, which hold some of its rows there. A step brings the selections
-//! (top-k indices) of its query rows, and the rule uses their union. A step here is one resolve; a draft layer has one
-//! for each draft pass. The rule orders the rows that were resident, and those that the step selected or created, from
-//! oldest to newest:
+//! In each layer a sequence has a budget of slots, and these hold some of its rows of that layer. A step brings the
+//! selections (top-k indices) of its query rows, and the rule uses their union. A step here is one resolve; a draft
+//! layer has one for each draft pass. The rule orders the rows that were resident, and those that the step selected or
+//! created, from oldest to newest:
 //!
 //! 1. rows that the step did not select, in their old order;
 //! 2. rows that the step selected, hits and fetched rows alike, by ascending position;
-//! 3. rows that the step created, by ascending position, once the next step's commit has accepted them.
+//! 3. rows that the step created, by ascending position, once the commit at the next decode step's beginning has
+//!    accepted them.
 //!
 //! The newest rows of that order, one for each slot of the budget, are resident afterwards. There is one exception: if
 //! the hits and the fetched rows together are more than the slots of the budget, all hits keep their slots, the
@@ -50,7 +51,7 @@
 //! # Costs
 //!
 //! Each layer stores four bytes for each token of a lane (`slot_of`) and eight bytes for each slot (`position_of`,
-//! `stamp_of`). At 128K tokens and a ratio of 0.1 that is 7.3% of the 656-byte rows that the slots hold. A hit
+//! `stamp_of`). At 128K tokens, a ratio of 0.1 and rows of 656 bytes that is 7.3% of the bytes of the slots. A hit
 //! costs two random accesses. A step adds one scan of the lane's stamps, and a few more scans if many slots must
 //! be evicted at once.
 //!
@@ -61,9 +62,9 @@
 //! | absent | [`ABSENT`] | [`LayerTables::resolve`], a warm-up or the bring-up gives the row a slot |
 //! | resident | a budget slot, whose `position_of` points back | the row becomes a victim or is truncated |
 //! | landing | a landing slot, for positions from `length` on | commit or truncate accepts or forgets the row |
-//! | scratch | a scratch slot, inside one call of `resolve` | the same call; attention reads the bytes after it |
+//! | scratch | a scratch slot, inside one call of `resolve` | the end of that call; attention reads the bytes later |
 //!
-//! [`LayerTables::validate`] checks all these invariants. The tests call it after every operation.
+//! [`LayerTables::validate`] checks that the tables agree with these states. The tests call it after every operation.
 //!
 //! # What it does not do
 //!
