@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | filling | [`Cache::open`], [`Cache::open_shared`] | [`append`], [`append_in_place`], [`join`] |
 //! | joining | [`Cache::join`] with a limit on bytes | [`join_more`], until all rows are loaded |
-//! | running | [`join`] without a limit, [`join_more`], [`truncate`], fork | [`prepare`], [`truncate`], [`publish`], fork |
+//! | running | [`join`] (no limit), [`join_more`], [`truncate`], fork | [`prepare`], [`truncate`], [`publish`], fork |
 //! | truncating | a `truncate` that the device refused half-way | [`truncate`] |
 //! | failed | a failed step | [`truncate`] |
 //! | closing | [`Cache::close`] with work in flight | none: its number is closed |
