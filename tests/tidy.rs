@@ -12,6 +12,8 @@ use std::process::Command;
 
 #[path = "tidy/circles.rs"]
 mod circles;
+#[path = "tidy/filters.rs"]
+mod filters;
 #[path = "tidy/layout.rs"]
 mod layout;
 #[path = "tidy/pages.rs"]
@@ -112,6 +114,11 @@ fn modules_use_modules_above_them_only() {
 #[test]
 fn files_of_a_member_import_each_other_in_no_circle() {
     report(&circles::circles(&tree()));
+}
+
+#[test]
+fn filters_of_tests_select_some() {
+    report(&filters::without_tests(&tree()));
 }
 
 #[test]

@@ -297,7 +297,7 @@ static void refused(engine *e, fb_device *device) {
     IS(FB_INVALID_CONFIG, fb_overlap(e->cache, step, 0, 0, FB_OVERLAP_DA, &layers, &calls));
     layers = layers_of(e, &four);
     layers.compute = four.stream[1];
-    IS(FB_INVALID_CONFIG, fb_overlap(e->cache, step, 0, 0, FB_OVERLAP_DA, &layers, &calls));
+    IS(FB_INVALID_STATE, fb_overlap(e->cache, step, 0, 0, FB_OVERLAP_DA, &layers, &calls));
     calls.enqueue = NULL;
     layers = layers_of(e, &four);
     IS(FB_INVALID_CONFIG, fb_overlap(e->cache, step, 0, 0, FB_OVERLAP_DA, &layers, &calls));

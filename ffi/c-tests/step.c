@@ -96,7 +96,7 @@ static void ways(fb_device *device, uint32_t way, int32_t *slots, uint64_t diges
             OK(cache, fb_scatter_range(cache, step, &range, NULL));
         }
         for (uint32_t row = 0; row < 2; row++) {
-            uint32_t from = at + row * ENTRIES;
+            size_t from = at + row * ENTRIES;
             (void)compare_rows(cache, &of[row], layer, selection + from, slots + from, ENTRIES);
         }
         if (way != 2) {

@@ -218,7 +218,7 @@ impl Cache {
     pub fn launch(&mut self, captured: &Captured, steps: &mut [&mut Step]) -> Result<()> {
         self.check_captured("launch", captured, steps)?;
         for (step, (_, layers)) in steps.iter().zip(&captured.micro_batches) {
-            self.check_prepared(step, layers)?;
+            self.check_prepared("launch", step, layers)?;
         }
         let Some(graph) = captured.graph else {
             return Err(refuse(Kind::InvalidState, "launch", "the graph is the engine's")
@@ -246,7 +246,8 @@ impl Cache {
     /// is ordered after the launch.
     ///
     /// # Errors
-    /// As [`Cache::launch`].
+    /// As [`Cache::launch`], but for the stream that a step was prepared on; [`Kind::InvalidState`] if the cache has
+    /// the graph.
     pub fn launched(&mut self, captured: &Captured, steps: &mut [&mut Step]) -> Result<()> {
         self.check_captured("launched", captured, steps)?;
         if captured.graph.is_some() {

@@ -4,8 +4,8 @@
 //! and has no gap, and the hash of the next page needs only its last entry. Publishing appends to it, and truncating
 //! cuts it (`share`). Its capacity is taken when the sequence is opened: publishing never grows it.
 //!
-//! The list says which blocks the sequence uses. It does not count their users, as the index of shared pages does, and
-//! it holds no pages, as the sequence's page table does.
+//! The list says which blocks the sequence uses. It does not count their users, as the index of published pages does,
+//! and it holds no pages, as the sequence's page table does.
 
 use crate::error::Result;
 use crate::fallible::vector;

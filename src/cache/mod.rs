@@ -277,8 +277,8 @@ impl Cache {
         self.sparse.tables().first().map_or(1, |table| table.waves)
     }
 
-    /// The cache's pools on the device: residency tables, page tables, index lists and lists of fetches. For checking
-    /// devices and for tools.
+    /// The cache's pools on the device: residency tables, page tables, lists of fetches, step descriptors and counts.
+    /// For checking devices and for tools.
     pub const fn pools(&self) -> Pools {
         self.pools
     }

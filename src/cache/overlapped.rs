@@ -160,7 +160,7 @@ impl Cache {
     fn run(&self, step: &Step, layer: Layer, layers: &Layers) -> Result<Run> {
         self.check_step(step, layer)?;
         self.check_layers(step, layers)?;
-        self.check_prepared(step, layers)?;
+        self.check_prepared("overlap", step, layers)?;
         self.layers_run(step.micro_batch, step.rows, step.query_rows, layers)
     }
 
@@ -179,16 +179,16 @@ impl Cache {
 
     /// Checks that the compute stream is the one that the step was prepared on, so that the layers run after the
     /// step's begin.
-    pub(super) fn check_prepared(&self, step: &Step, layers: &Layers) -> Result<()> {
+    pub(super) fn check_prepared(&self, operation: &'static str, step: &Step, layers: &Layers) -> Result<()> {
         let prepared = self.ring.slot(step)?.prepared;
         if prepared == layers.streams.compute {
             return Ok(());
         }
-        Err(Error::new(Kind::InvalidState, "overlap")
+        Err(Error::new(Kind::InvalidState, operation)
             .at("the step was prepared on another stream than the compute stream")
             .with("prepared", prepared.0)
             .with("compute", layers.streams.compute.0)
-            .hint("pass the stream that the step was prepared on as the compute stream"))
+            .hint("prepare a step on the compute stream of its layers"))
     }
 
     fn check_rows(&self, rows: u32, layers: &Layers) -> Result<()> {

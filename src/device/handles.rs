@@ -120,7 +120,7 @@ impl Backing {
     }
 }
 
-/// The residency tables, page tables and lists of one cache on a device.
+/// The residency tables, page tables and lists of fetches of one cache on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pools {
     device: DeviceId,

@@ -67,8 +67,8 @@ impl Pieces {
     }
 }
 
-/// The different values of `at * step` modulo a power of two, for the rows or warps `at`: each is equally frequent. A
-/// step is a multiple of 4 where there are more values than threads of a warp.
+/// The different values of `at * step` modulo a power of two, for the rows or warps `at`; each is equally frequent. At
+/// most 32 are used, which are all values modulo 128 if `step` is a multiple of 4.
 fn multiples(step: u32, modulus: u32) -> impl Iterator<Item = u32> {
     let period = modulus >> (step | modulus).trailing_zeros();
     (0..period.min(WARP)).map(move |at| at * (step % modulus) % modulus)

@@ -101,7 +101,7 @@ pub enum Work {
     Rest,
 }
 
-/// Which of the selected rows per call of attention reads.
+/// Which of the selected rows a call of attention reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Attended {
     /// All selected rows, through the slots that the resolve returned.

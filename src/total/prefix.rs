@@ -244,8 +244,8 @@ impl PrefixIndex {
         }
         let entry = self.free.pop().ok_or_else(|| {
             Error::new(Kind::Exhausted, "insert")
-                .at("shared blocks")
-                .with("blocks", self.len())
+                .at("published pages")
+                .with("pages", self.len())
                 .with("unused", self.unused())
         })?;
         self.entries[entry as usize] = Entry { block: *block, pages, users: 1 };

@@ -465,5 +465,6 @@ fn layers_on_another_stream_than_the_steps_are_refused() {
     let mut steps = [run.prepare(0), run.prepare(1)];
     let [first, second] = &mut steps;
     let error = run.cache.launch(&run.captured[0], &mut [first, second]).unwrap_err();
+    assert_eq!((error.kind(), error.operation()), (Kind::InvalidState, "launch"));
     assert_eq!(error.place(), "the step was prepared on another stream than the compute stream");
 }

@@ -318,8 +318,8 @@ class Captured:
         def work() -> None:
             for layer in range(self.rig.cache.info.layers):
                 for name in ("project", "index", "prepare", "attend", "rest"):
-                    keys = "all" if name == "attend" else None
-                    self.enqueue(forebay.EngineCall(name, keys, 0, 0, layer, 0, lanes, 0, 1, stream))
+                    attended = "all" if name == "attend" else None
+                    self.enqueue(forebay.EngineCall(name, attended, 0, 0, layer, 0, lanes, 0, 1, stream))
 
         return self.place.captured(work)[1]
 

@@ -297,7 +297,7 @@ class Cache:
 
         Raises:
             Busy: every step is in flight; retire one.
-            InvalidState: a sequence has not joined, or its step failed.
+            InvalidState: a sequence has not joined, belongs to another micro-batch, or its step failed.
             InvalidConfig, OutOfRange, Closed: the message names the row.
         """
         self._record.make_up()

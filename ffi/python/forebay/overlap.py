@@ -239,7 +239,8 @@ class Captured:
         """Launches the graph for open steps, one of each micro-batch, in their order.
 
         Raises:
-            InvalidState: the engine owns the graph, or a step is finished or already launched. Nothing was launched.
+            InvalidState: the engine owns the graph, or a step is finished, already launched, or prepared on another
+                stream than the compute stream of the capture. Nothing was launched.
             InvalidConfig, OutOfRange, Closed: the steps do not fit the capture. Nothing was launched. If the device
                 refuses something afterwards, the steps are abandoned.
         """

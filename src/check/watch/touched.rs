@@ -22,7 +22,7 @@ const PAGES: &str = "pages of the total pool of pools";
 const SLOT_BLOCKS: &str = "slot blocks of pools, layer";
 /// The lists that the host keeps for a join or a truncation until it runs.
 pub(super) const STAGED: &str = "staged arguments of pools, lane";
-const BLOCK: &str = "step descriptor of pools, micro-batch";
+const DESCRIPTOR: &str = "step descriptor of pools, micro-batch";
 const COUNTS: &str = "counts of pools, micro-batch";
 const LISTS: &str = "lists of fetches of pools, micro-batch";
 const BYTES: &str = "bytes at addresses of";
@@ -172,7 +172,7 @@ impl Watched {
             PoolOp::Begin(begin) => {
                 let mut list = vec![bytes(&begin.descriptor, false)];
                 list.extend(begin.accepted.iter().map(|accepted| bytes(accepted, false)));
-                let written = [BLOCK, COUNTS].map(|name| self.space(name, begin.micro_batch.0));
+                let written = [DESCRIPTOR, COUNTS].map(|name| self.space(name, begin.micro_batch.0));
                 list.extend(written.map(|space| Access::write(space, 0, 1)));
                 lanes.iter().for_each(|lane| self.lane(*lane, &mut list));
                 list
@@ -201,7 +201,7 @@ impl Watched {
             PoolOp::Report { micro_batch, slot } => {
                 let space = |name| self.space(name, micro_batch.0);
                 vec![
-                    Access::read(space(BLOCK), 0, 1),
+                    Access::read(space(DESCRIPTOR), 0, 1),
                     Access::read(space(LISTS), 0, self.batch.into()),
                     Access::write(space(COUNTS), 0, 1),
                     bytes(slot, true),
@@ -357,7 +357,7 @@ impl Watched {
 
     /// The step descriptor, from which an operation reads its lanes.
     fn descriptor(&self, range: &StepRange) -> Access {
-        Access::read(self.space(BLOCK, range.micro_batch.0), 0, 1)
+        Access::read(self.space(DESCRIPTOR, range.micro_batch.0), 0, 1)
     }
 
     /// The lists of fetches of `range`.

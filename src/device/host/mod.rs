@@ -14,7 +14,7 @@
 
 mod copy;
 mod errors;
-mod lists;
+mod fetches;
 mod marks;
 mod pages;
 mod pools;

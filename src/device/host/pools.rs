@@ -10,7 +10,7 @@ use crate::device::descriptor::{
 };
 use crate::device::host::copy::{AHEAD, Copier, PAIRS, Pair, ask};
 use crate::device::host::errors::{NAME, bad};
-use crate::device::host::lists::List;
+use crate::device::host::fetches::List;
 use crate::device::host::marks::{Mark, Marks};
 use crate::device::host::pages::PageTables;
 use crate::device::host::vector::Avx512;

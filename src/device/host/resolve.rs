@@ -10,7 +10,7 @@
 //! runs alongside the other half's resolve.
 
 use crate::device::descriptor::{self, Cause, Sticky};
-use crate::device::host::lists::List;
+use crate::device::host::fetches::List;
 use crate::device::host::marks::Mark;
 use crate::device::host::pools::{Copies, HostPools, Record};
 use crate::device::host::words::Words;
