@@ -192,8 +192,12 @@ fn moves_that_differ(picture: &str, sources: &str) -> Vec<String> {
     // A close, the end of the last work and a failed step move a sequence on without a check of its state.
     let (mut from, mut to) =
         (BTreeSet::new(), BTreeSet::from(["free", "closing", "failed"].map(str::to_owned)));
-    for (cell, _) in cells(picture, "move ") {
+    for (cell, label) in cells(picture, "move ") {
         let [_, before, call, after] = cell.split(' ').collect::<Vec<_>>()[..] else { panic!("{cell}") };
+        // A label names its call, or says what the call came to.
+        if !label.contains(call) && !["nothing left", "again"].contains(&label) {
+            differ.push(format!("{label} for {call}"));
+        }
         from.insert((before.to_owned(), call.to_owned()));
         to.insert(after.to_owned());
     }
@@ -214,6 +218,11 @@ fn the_states_of_a_sequence_and_their_calls_are_those_of_the_cache() {
     assert_eq!(moves_that_differ(&other, &sources), ["fork in running"]);
     let other = drawn.replace(">joining</text>", ">warming</text>");
     assert_eq!(moves_that_differ(&other, &sources), ["joining", "warming"]);
+    let other = drawn.replace(">join_more</text>", ">join_less</text>");
+    assert_eq!(moves_that_differ(&other, &sources), ["join_less for join_more"]);
+    let other = drawn.replace("move filling join joining", "move filling join running");
+    let other = other.replace("move joining join_more joining", "move joining join_more running");
+    assert_eq!(moves_that_differ(&other, &sources), ["a move to joining"]);
     let other = sources.replace("check_state(&[State::Filling], \"append\")", "");
     assert_eq!(moves_that_differ(&drawn, &other), ["append in filling"]);
 }
