@@ -21,8 +21,7 @@ fn filters(line: &str, in_table: bool) -> Vec<&str> {
     let skipped = words.windows(2).filter(|pair| pair[0] == "--skip").map(|pair| pair[1]);
     let named =
         line.split_once("filters=\"").and_then(|(_, rest)| rest.split_once('"')).map_or("", |(list, _)| list);
-    let listed =
-        if in_table { words.iter().skip(3) } else { words[after("--test-threads=1")..].iter().skip(0) };
+    let listed = words.iter().skip(if in_table { 3 } else { after("--test-threads=1") });
     let listed = listed.copied().take_while(|word| *word != "--skip");
     skipped.chain(named.split(' ')).chain(listed).filter(|word| is_filter(word)).collect()
 }
