@@ -259,7 +259,10 @@ class Sequence:
         return child, ticket
 
     def truncate(self, length: int, stream: Any = None) -> Ticket:
-        """Truncates the sequence to `length` tokens, in every layer, and clears a failed step.
+        """Truncates the sequence to `length` tokens, in every layer.
+
+        Landed rows below the length are accepted, landed rows from it on are rejected. Landed rows of a failed step
+        cannot be accepted. After the call a sequence whose step failed may take part in steps again.
 
         Raises:
             Busy: work of the sequence is in flight.
