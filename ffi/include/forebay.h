@@ -1441,7 +1441,9 @@ fb_status fb_publish(struct fb_cache *cache,
 // in flight, but no step of the captured micro-batches may be open, and the first compute stream must not be in a
 // capture already (FB_BUSY for both). On an error the capture has ended and no graph is left. FB_UNSUPPORTED on a
 // device without graphs. FB_INVALID_STATE if an operation cannot be captured; the error text names the driver's error.
-// FB_INVALID_CONFIG and FB_OUT_OF_RANGE as for fb_overlap.
+// FB_OUT_OF_RANGE for a micro-batch that the cache does not have, and for more query rows than its steps may have.
+// FB_INVALID_CONFIG for a micro-batch that is named twice. Other errors for streams, buffers, batch rows, draft passes
+// and orders are those of fb_overlap.
 //
 // Requires:
 // `config` and `engine` state their real sizes, and everything they point to is valid; the buffers are valid at every
