@@ -146,9 +146,8 @@ class Sequence:
 
         It decides which rows are resident: first all of them, if `bring_up` asked for it at the opening and they fit,
         then, by the rule, the rows that the selections of `warm_up` name. It gathers these rows, up to `bytes_a_call`;
-        `join_more` gathers the rest. All of it is enqueued on `stream`. Steps on any stream wait
-        for it without further calls. A program need not use the ticket, which reports the end of the work and its
-        outcome.
+        `join_more` gathers the rest. All of it is enqueued on `stream`. Steps on any stream wait for it without further
+        calls. A program need not use the ticket, which reports the end of the work and its outcome.
 
         Args:
             stream: see the device. It must be ordered after the work that writes `warm_up`, and after a prefill that
