@@ -48,7 +48,7 @@ pub enum Kind {
     BadVersion = 11,
     /// Reading or writing a file failed.
     Io = 12,
-    /// The work was cancelled before it ended.
+    /// A step was abandoned, the work of a ticket never ran, or a callback returned a number that is no status.
     Cancelled = 13,
     /// The library broke one of its own invariants; always a defect of forebay.
     Internal = 14,

@@ -1,5 +1,5 @@
-/* forebay: the KV and latent cache of large-language-model serving. It keeps every row in host memory and a cache of
- * them on the device, by exact LRU, step by step.
+/* forebay: the KV and latent cache of large-language-model serving. It keeps all rows in host memory, and on the
+ * device a cache of these rows, managed by exact LRU, step by step.
  *
  * Generated from ffi/src; do not edit. docs/versions.md says what its version promises.
  *
@@ -7,10 +7,12 @@
  *             row             What attention reads for one token in one layer, in one run of bytes (a latent) or two
  *                             (K and V).
  *             index key       The key that the model's indexer scores: one per token and layer, always on the device.
- *             page            `page_tokens` consecutive tokens of a sequence: a page of rows in host memory and a page
- *                             of index keys on the device, with the same page numbers in all layers.
+ *             page            `page_tokens` consecutive tokens of a sequence (a power of two from 16 to 1024): a page
+ *                             of rows in host memory and a page of index keys on the device, with the same page
+ *                             numbers in all layers.
  *             total pool      All rows of all open sequences, in pinned host memory.
  *             slot, slab      A slot holds one row on the device. A layer's slots are consecutive in memory: its slab.
+ *             slot block      64 consecutive slots of a slab.
  *             resident        A row is resident while it has a slot of its sequence's budget.
  *             budget          The number of slots that one sequence has in one layer for its resident rows.
  *             lane            The index of a sequence in the device's residency tables, from fb_open until the
@@ -37,7 +39,7 @@
  *             attention wave  A gather of a part of the missed rows, and the attention that reads them. The next wave
  *                             reuses the scratch slots.
  *             draft pass      One pass of a draft layer (MTP). It decodes one query row.
- *             bucket          A number of batch rows for which a step's layers are captured as a graph.
+ *             bucket          A number of batch rows for which steps are captured as a graph.
  *             published page  A full page that other sequences can find by the hash of its tokens and of everything
  *                             before it, its block hash (vLLM: a cached full block).
  * Needs       Linux 4.14 or later, where MADV_WIPEONFORK exists: without it every creation returns FB_OS_REFUSED.
@@ -48,11 +50,13 @@
  *             reason (`text` or `reason`) writes only to that buffer. fb_retire's step is the exception: it is set to
  *             0 whenever the step has ended. Out-parameters must not overlap each other or the call's inputs. An array
  *             of length 0 may always be NULL.
- * Handles     Whatever a create call, or another call, makes has a destroy call. A handle is a token that the library
+ * Handles     Every handle that a call makes has a destroy call. The streams of fb_stream_create and the memory of
+ *             fb_device_allocate have none: they live as long as the device. A handle is a token that the library
  *             looks up and never follows. NULL and a handle of another kind are FB_INVALID_CONFIG; a handle that was
  *             destroyed, or never created, is FB_CLOSED; the library then touches nothing. At most 65,536 handles
- *             exist at a time. A sequence is a number and a step is an fb_step; 0 is none of either. A sequence or
- *             step number is FB_CLOSED if it was closed or retired, was never issued, or belongs to another cache.
+ *             exist at a time. A sequence is a uint64_t and a step an fb_step, both plain numbers; 0 names no sequence
+ *             and no step. fb_close ends a sequence, fb_retire a step. A sequence or step number is FB_CLOSED if it
+ *             was closed or retired, was never issued, or belongs to another cache.
  * Text        A call that copies a string to `text` writes at most `text_bytes` bytes, the ending zero included, and
  *             cuts a longer string. `text` may be NULL. The same is true of `reason` and `reason_bytes`.
  *             An error text says what failed, where, with which numbers, and what to do; 512 bytes hold any of them. A
@@ -61,22 +65,24 @@
  * Threads     Calls on one object through a const pointer may run at the same time. A call through a pointer without
  *             const is exclusive: if another exclusive call on that object is running, even in a callback, it returns
  *             FB_BUSY at once and has done nothing. If only const calls are running, it retries for up to a
- *             millisecond before that. A const call returns FB_BUSY while an exclusive call is running. So a thread
- *             that reads fb_cache_stats gets FB_BUSY now and then, but does not make the decode thread's fb_layer
- *             fail; make long const calls (fb_cache_validate, fb_digest) between the decode thread's calls.
+ *             millisecond, and returns FB_BUSY only if they have not ended by then. A const call returns FB_BUSY
+ *             while an exclusive call is running. So a thread that reads fb_cache_stats gets FB_BUSY now and
+ *             then, but does not make the decode thread's fb_layer fail; make long const calls (fb_cache_validate,
+ *             fb_digest) between the decode thread's calls.
  *             This FB_BUSY leaves no error text: fb_error_text still has that of an older failure. An engine that uses
  *             a cache from one thread, and does not call the cache inside fb_enqueue, never sees this FB_BUSY; any
  *             FB_BUSY then means work in flight. Objects are independent of each other. Callbacks, including the work
  *             of fb_stream_call, must not throw or jump out.
- * Fork        In a forked child every handle of the parent is FB_CLOSED, and what the child creates is its own. A call
- *             whose callback forks returns FB_CLOSED in the child, whatever the callback returns there. In the parent
- *             nothing changes.
+ * Processes   In a child process made by fork(2) every handle of the parent is FB_CLOSED, and what the child creates
+ *             is its own. A call whose callback calls fork(2) returns FB_CLOSED in the child, whatever the callback
+ *             returns there. In the parent nothing changes. (fb_fork has nothing to do with processes.)
  * Structs     Zero a struct that begins with `size`, then set `size` to its sizeof. The library accepts the size of an
  *             older header and reads the missing fields as 0. It accepts a larger size if the fields that it does not
  *             have are 0. In a struct that it fills, it writes the fields that both sides have and zeroes the rest.
- * Streams     A stream is the engine's own, as `void *`. On CUDA it is a CUstream that fb_stream_borrow has introduced
- *             (NULL: the legacy stream), or one of fb_stream_create. On a host device it is one of fb_stream_create,
- *             or NULL for the first. Any other is FB_OUT_OF_RANGE.
+ * Streams     A stream is the engine's own, as `void *`. On CUDA it is a CUstream passed to fb_stream_borrow (NULL: the
+ *             legacy stream), or a stream that fb_stream_create made. On a host device it is a stream that
+ *             fb_stream_create made, or NULL, the stream that the device has from the start. Any other is
+ *             FB_OUT_OF_RANGE.
  *             Calls enqueue and return. Only fb_stream_wait, fb_stream_return and fb_device_destroy wait for the
  *             device, and, for comparisons and tests, fb_digest and fb_cache_validate. On FB_DEVICE_HOST_THREADS a
  *             stream holds 4096 operations: a caller that enqueues more waits until one has run. Streams run
@@ -139,16 +145,16 @@
 // In addition to FB_OVERLAP_DA, the indexer of the second half of the batch hides the gather.
 #define FB_OVERLAP_DBA 2
 
-// In fb_step_range and fb_overlap: all query rows of the step. A draft pass is given as its number + 1.
+// In fb_step_range and fb_overlap: all query rows of the step. Draft pass j, counted from 0, is given as j + 1.
 #define FB_ALL_QUERY_ROWS 0
 
 // I0: the projections for the indexer, and the write of the index keys.
 #define FB_WORK_PROJECT 0
 
-// I: logits and top-k of the call's batch rows, which write their selection.
+// I: logits and top-k for the call's batch rows. This work writes their selection.
 #define FB_WORK_INDEX 1
 
-// P: the preparation of attention, which writes the new rows to their landing slots.
+// P: the preparation of attention. This work writes the new rows to their landing slots.
 #define FB_WORK_PREPARE 2
 
 // A: attention over the rows that `attended` names.
@@ -178,7 +184,7 @@
 // There are so few slots for each sequence and layer that many misses are likely.
 #define FB_NOTE_FEW_SLOTS 4
 
-// A step selects more rows than there are slots: the other rows are in scratch slots.
+// A sequence has fewer slots in a layer than a step may select there: the rows beyond them are in scratch slots.
 #define FB_NOTE_SCRATCH 8
 
 // Host memory, and not the GPU's memory, limits the batch.
@@ -205,7 +211,7 @@
 // In fb_selections_text: a description of what the model read.
 #define FB_SELECTIONS_TEXT 5
 
-// In fb_batch_row: the step's tensor on the device has the number of accepted rows.
+// In fb_batch_row: the number of accepted rows is on the device, in `accepted` of fb_step_config.
 #define FB_ACCEPTED_ON_DEVICE UINT32_MAX
 
 // The work has not ended.
@@ -253,7 +259,7 @@ enum fb_status
     FB_BAD_VERSION = 11,
     // Reading or writing a file failed.
     FB_IO = 12,
-    // The work was cancelled before it ended.
+    // A step was abandoned, the work of a ticket never ran, or a callback returned a number that is no status.
     FB_CANCELLED = 13,
     // The library broke one of its own rules. This is always a defect of forebay.
     FB_INTERNAL = 14,
@@ -273,7 +279,7 @@ typedef uint32_t fb_status;
 // A cache of one model on one device.
 typedef struct fb_cache fb_cache;
 
-// The captured layers of a bucket.
+// The captured layers of steps, for the batch rows of one bucket.
 typedef struct fb_captured fb_captured;
 
 // A chooser of tables of orders.
@@ -288,7 +294,7 @@ typedef struct fb_requests fb_requests;
 // A selection trace in memory.
 typedef struct fb_selections fb_selections;
 
-// The completion of work that the library enqueued: a warm-up, a fork's copy, or a truncation.
+// The completion of work that the library enqueued: a warm-up, the copy of fb_fork, or a truncation.
 typedef struct fb_ticket fb_ticket;
 
 // A recording in progress.
@@ -308,7 +314,7 @@ typedef struct fb_device_config {
     uint64_t memory;
     // Optional, CUDA: thread blocks of a gather, which bounds the multiprocessors (SMs) that it uses. Default: 4.
     uint32_t gather_blocks;
-    // Optional, CUDA: threads of a block, a multiple of 32 up to 512. Default: 512.
+    // Optional, CUDA: threads of a thread block, a multiple of 32 up to 512. Default: 512.
     uint32_t threads;
     // Optional, CUDA: the memory of the total pool, an FB_HOST_MEMORY_ constant. Default: FB_HOST_MEMORY_REGISTERED.
     uint32_t host_memory;
@@ -340,14 +346,14 @@ typedef struct fb_cache_config {
     // Tokens of the longest sequence: prompt plus promised tokens.
     uint32_t max_tokens;
     // Slots that a typical sequence has in each layer. The defaults of `pool_slots` and `min_budget` follow from it;
-    // fb_open_config chooses for each sequence.
+    // fb_open_config sets the number for each sequence.
     uint32_t slots;
     // The most query rows of a sequence in one step: 1 + drafts.
     uint32_t query_rows;
     // Optional: bytes from one row to the next in host memory. Default: the row's bytes rounded up to a multiple of
     // 64.
     uint32_t host_stride;
-    // Optional: a device block of 64 slots is padded to a multiple of this many bytes. Default: no padding.
+    // Optional: each slot block is padded to a multiple of this many bytes. Default: no padding.
     uint32_t device_block_align;
     // Optional: pages of the total pool. Default: enough for every lane.
     uint32_t host_pages;
@@ -389,7 +395,7 @@ typedef struct fb_cache_footprint {
     uint64_t index_keys;
     // Device: the slots for the budgets of all sequences, all layers.
     uint64_t slots;
-    // Device: landing slots, all layers, in whole blocks.
+    // Device: landing slots, all layers, in whole slot blocks.
     uint64_t landing;
     // Device: scratch slots, once for all layers.
     uint64_t scratch;
@@ -459,7 +465,7 @@ typedef struct fb_info {
     uint32_t first_run_bytes;
     // Bytes from one row to the next in host memory.
     uint32_t host_stride;
-    // Bytes of a block of 64 slots in a slab, padding included.
+    // Bytes of a slot block, padding included.
     uint32_t block_bytes;
     // Bytes of one index key; 0 for a model without them.
     uint32_t index_key_bytes;
@@ -520,7 +526,7 @@ typedef struct fb_warm_up {
     // Optional: the selections (top-k indices) of the last prompt positions, oldest first, on the device: token
     // positions, -1 for none, `[layers, draft layers included][steps][top_k]`.
     const int32_t *selections;
-    // Optional: the number of prompt positions in `selections`, one step for each position; 0 without selections.
+    // Optional: the number of prompt positions in `selections`; 0 without selections.
     uint32_t steps;
     // Must be 0.
     uint32_t reserved;
@@ -544,13 +550,14 @@ typedef struct fb_sequence_length {
 
 // A page of a sequence. This struct never grows.
 typedef struct fb_page {
-    // The page of rows in the total pool.
+    // The number of the page of rows in the total pool.
     uint32_t host;
-    // The page of index keys, in every layer's array of fb_index_keys. It can be an entry of a block table.
+    // The number of the page of index keys, the same in every layer (fb_index_keys). The engine may use it as an entry
+    // of its own block table.
     uint32_t index_keys;
 } fb_page;
 
-// The caller's key of one page, or none. This struct never grows.
+// A key that the caller adds to the block hash of one page, or none. This struct never grows.
 typedef struct fb_key {
     // 1 if there is a key, 0 if not.
     uint32_t is_set;
@@ -574,8 +581,8 @@ typedef struct fb_tokens {
     const struct fb_key *keys;
 } fb_tokens;
 
-// The streams and buffers of a step's layers. Streams may be equal. The buffers are those of fb_buffers, for `batch`
-// batch rows and the step's query rows.
+// The streams and buffers of a step's layers. Streams may be equal. The buffers have the shapes of fb_buffers, for
+// `batch` batch rows and the step's query rows; `lists_batch` here is `batch` there.
 typedef struct fb_overlap_config {
     // sizeof(fb_overlap_config), the same in all entries of an array.
     size_t size;
@@ -597,8 +604,9 @@ typedef struct fb_overlap_config {
     uint32_t *counts;
     // Batch rows of each index list; 0 without index lists.
     uint32_t lists_batch;
-    // Batch rows to enqueue, at least the step's. Required in a capture: the bucket's rows, of which those beyond a
-    // step's do nothing. Optional otherwise. Default: the step's rows.
+    // The number of batch rows to enqueue, at least the step's. In a capture it is required: the batch rows of the
+    // bucket. If a launched step has fewer, the remaining ones do nothing. Otherwise optional. Default: the step's
+    // number of batch rows.
     uint32_t batch;
     // Optional: the first batch row of DBA's second half. Default: the batch is not divided.
     uint32_t half;
@@ -610,7 +618,7 @@ typedef struct fb_overlap_config {
 typedef struct fb_capture_config {
     // sizeof(fb_capture_config).
     size_t size;
-    // The micro-batches of the graph: for each its streams, the bucket's batch rows, and its buffers.
+    // The micro-batches of the graph: for each its streams, its buffers, and the batch rows of the bucket.
     const struct fb_overlap_config *micro_batches;
     // The FB_OVERLAP_ order of every layer, draft layers last.
     const uint32_t *by_layer;
@@ -650,10 +658,10 @@ typedef struct fb_engine_call {
     uint32_t reserved;
 } fb_engine_call;
 
-// Enqueues the work of `call` on `stream`, the compute stream of its micro-batch. If the callback forks work to other
-// streams, it joins them to `stream` before it returns. It returns 0 for success; any other value, normally an
-// fb_status, abandons the step. Calls on the cache, even const ones, return FB_BUSY inside the callback: call
-// fb_landing_slot, fb_slab, fb_index_keys and fb_pages earlier.
+// Enqueues the work of `call` on `stream`, the compute stream of its micro-batch. If the callback enqueues work on
+// other streams, it orders `stream` after that work before it returns. It returns 0 for success; any other value,
+// normally an fb_status, abandons the step. Calls on the cache, even const ones, return FB_BUSY inside the callback:
+// call fb_landing_slot, fb_slab, fb_index_keys and fb_pages earlier.
 typedef uint32_t (*fb_enqueue)(void *data, const struct fb_engine_call *call, void *stream);
 
 // The engine's callback.
@@ -681,7 +689,8 @@ typedef struct fb_table {
 
 // The price of each order: the nanoseconds by which it makes a layer longer, for each number of misses per batch row.
 // The baseline is the same layer without misses and without the costs of any order. So a price includes the order's
-// own costs (split attention, merge). This struct never grows.
+// own costs (split attention, merge). The price of a layer's order is the layer's exposed time: the time of the gather
+// and of these costs that nothing hides. This struct never grows.
 typedef struct fb_prices {
     // Numbers of misses per batch row, ascending from 0.
     const double *misses;
@@ -711,7 +720,7 @@ typedef struct fb_hysteresis {
     size_t size;
     // The weight of a new step's misses in the running average, above 0 and at most 1.
     double smoothing;
-    // The fraction of the exposed time that another table of orders must save, 0 to 1.
+    // The fraction of the exposed time, over all layers (fb_prices), that another table of orders must save, 0 to 1.
     double share;
     // The nanoseconds per step that it must save as well.
     double least_ns;
@@ -770,7 +779,8 @@ typedef struct fb_step_range {
     uint32_t first;
     // Optional: the number of batch rows. Default: all from `first` on.
     uint32_t count;
-    // Optional: FB_ALL_QUERY_ROWS, or the number of a draft pass + 1, which works on that pass's one query row.
+    // Optional: FB_ALL_QUERY_ROWS, or j + 1 for draft pass j, counted from 0: the call then works on the one query row
+    // of that pass.
     uint32_t draft_pass;
 } fb_step_range;
 
@@ -784,7 +794,8 @@ typedef struct fb_buffers {
     // Receives the slots of these positions in the layer's slab, in the same shape, -1 for none.
     int32_t *slots;
     // Optional: receives the slots again as the index lists of split attention, `[1 + attention_waves][batch][query
-    // rows][top_k]`. Index list 0 has the resident rows, index list 1 + w the rows that attention wave w fetches.
+    // rows][top_k]`. Index list 0 has the rows that were resident and those that this step writes, index list 1 + w
+    // the rows that attention wave w fetches.
     int32_t *lists;
     // Receives the number of valid slots in each index list, `[1 + attention_waves][batch][query rows]`; NULL without
     // index lists.
@@ -795,8 +806,8 @@ typedef struct fb_buffers {
     uint32_t reserved;
 } fb_buffers;
 
-// The question for the planner. Bytes are for one GPU and its part of the host's memory. An optional field that is 0
-// gets the default that its comment names.
+// The question for the planner. All byte counts are per GPU; those of host memory are of the part that belongs to this
+// GPU. An optional field that is 0 gets the default that its comment names.
 typedef struct fb_plan_config {
     // sizeof(fb_plan_config).
     size_t size;
@@ -856,7 +867,8 @@ typedef struct fb_planned {
     uint32_t most_batch;
     // Bytes of the GPU that remain after weights, activations and workspace.
     uint64_t available;
-    // The most live tokens for which index keys leave room, at any ratio; 0 for a model without index keys.
+    // The most tokens, of all open sequences together, whose index keys fit in `available` if no row takes any of it;
+    // 0 for a model without index keys.
     uint64_t live_tokens;
     // Device: bytes of index keys.
     uint64_t index_key_bytes;
@@ -896,8 +908,8 @@ typedef struct fb_arrival {
     uint32_t input_tokens;
     // Generated tokens; 0 if the number is not known when the request is recorded.
     uint32_t output_tokens;
-    // Ids of the prompt's blocks from its beginning; the last block may be partial. An id identifies the block and
-    // everything before it.
+    // Ids of the prompt's blocks of `block_tokens` tokens (fb_requests_create), from the beginning of the prompt; the
+    // last block may be partial. An id identifies the block and everything before it.
     const uint64_t *blocks;
     // The number of block ids.
     size_t block_count;
@@ -911,7 +923,7 @@ typedef struct fb_trace_header {
     uint32_t layers;
     // Positions that one query selects. It selects fewer while the context is shorter.
     uint32_t k;
-    // The number of recorded positions, including those of the prompt.
+    // The number of steps, those of the prompt included. In a trace a step is one recorded position.
     uint32_t steps;
     // The number of leading steps that belong to the prompt.
     uint32_t warm_steps;
@@ -1063,8 +1075,8 @@ fb_status fb_stream_create(const struct fb_device *device, void **stream);
 // another context, and for the per-thread stream.
 //
 // Requires:
-// `stream` is a stream of this process until it is returned or the device destroyed, and at that time it is not being
-// captured.
+// `stream` is a stream of this process until it is returned or the device is destroyed. It is not being captured when
+// the device is destroyed.
 fb_status fb_stream_borrow(const struct fb_device *device,
                            void *stream);
 
@@ -1173,10 +1185,9 @@ fb_status fb_cache_stats(const struct fb_cache *cache, struct fb_stats *stats);
 // `info` states its real size.
 fb_status fb_cache_info(const struct fb_cache *cache, struct fb_info *info);
 
-// Releases what ended work still holds: closed sequences whose last work has ended, pages and step descriptors.
+// Releases what ended work still holds: pages, step descriptors, and closed sequences whose last work has ended.
 // `*waiting`, which may be NULL, receives the number of closed sequences that still wait. On `stream` the call
-// enqueues the operations that empty the lanes of the released sequences; later sequences wait for them by
-// themselves.
+// enqueues the operations that empty the lanes of the released sequences; later sequences wait for them by themselves.
 //
 // Requires:
 // `waiting` is NULL or has room for the result.
@@ -1185,7 +1196,7 @@ fb_status fb_cache_reap(struct fb_cache *cache,
                         uint32_t *waiting);
 
 // Checks every invariant of the pools, the page tables and the residency tables. It is for tests, between steps. On a
-// GPU it waits for the device. FB_INTERNAL names the broken invariant.
+// GPU it waits for the device. On FB_INTERNAL the error text names the broken invariant.
 //
 // Requires:
 // Nothing beyond the conventions at the top of the header.
@@ -1203,9 +1214,8 @@ fb_status fb_cache_fallback(const struct fb_cache *cache,
                             size_t text_bytes);
 
 // Returns the address and size of a layer's slab on the device, which attention reads. Both stay the same for the
-// cache's life. The slab is `[blocks][block_bytes]` with 64 slots per block, padded as configured. A block holds run
-// 0 of its 64 slots, then run 1 of its 64 slots. With rows in one run and no padding, slot `s` is at byte `s *
-// row_bytes[0]`.
+// cache's life. The slab is `[slot blocks][block_bytes]`, padded as configured. A slot block holds run 0 of its 64
+// slots, then run 1 of its 64 slots. With rows in one run and no padding, slot `s` is at byte `s * row_bytes[0]`.
 //
 // Requires:
 // `address` and `bytes` have room for the results.
@@ -1236,8 +1246,8 @@ fb_status fb_index_keys(const struct fb_cache *cache,
                         void **address,
                         uint64_t *bytes);
 
-// Admits a sequence: it takes the sequence's pages, slots and lane. FB_EXHAUSTED names the pool that has too little
-// left; the call has then taken nothing.
+// Admits a sequence: it takes the sequence's pages, slots and lane. FB_EXHAUSTED when a pool has too little left: the
+// error text names the pool, and the call has taken nothing.
 //
 // Requires:
 // `config` states its real size, and its `slots_by_layer` is NULL or has an entry for each layer.
@@ -1266,11 +1276,12 @@ fb_status fb_append_in_place(struct fb_cache *cache,
                              uint64_t sequence,
                              uint32_t count);
 
-// Joins a sequence to its lane, once every layer has its whole prompt. It loads the rows that `bring_up` named at the
-// opening, replays the selections of `warm_up`, and gathers the rows that are then resident, up to the warm-up's
-// bound. Steps wait for this work by themselves; with a bound, call fb_join_more until the sequence is running.
-// `warm_up` may be NULL. `ticket` may be NULL; otherwise it receives the ticket of the enqueued work.
-// FB_INVALID_STATE while a layer's prompt is incomplete, or when the sequence has already joined.
+// Joins a sequence to its lane, once every layer has its whole prompt. It decides which rows are resident: first all
+// of them, if `bring_up` of fb_open_config asks for it and they fit, then, by the rule, the rows that the selections
+// of `warm_up` name. It then gathers these rows, up to the warm-up's bound. Steps wait for this work by themselves;
+// with a bound, call fb_join_more until the sequence is running. `warm_up` may be NULL. `ticket` may be NULL;
+// otherwise it receives the ticket of the enqueued work. FB_INVALID_STATE while a layer's prompt is incomplete, or
+// when the sequence has already joined.
 //
 // Requires:
 // `warm_up` states its real size. The device may read its selections until the stream has passed this call.
@@ -1303,12 +1314,13 @@ fb_status fb_fork(struct fb_cache *cache,
                   uint64_t *child,
                   struct fb_ticket **ticket);
 
-// Truncates a sequence to `length` tokens. Landed rows below the length are accepted, except those of a failed step;
-// the others are rejected. The call removes rejected rows, and committed tokens beyond the length, from every layer's
-// residency. A page that other sequences share is replaced before it can be written again. The call also clears a
-// failed step. FB_BUSY while work of the sequence is in flight. FB_OUT_OF_RANGE for a length beyond the committed and
-// landed rows. FB_INVALID_STATE before the sequence has joined. FB_EXHAUSTED when shared pages cannot be replaced.
-// After any of these nothing has changed.
+// Truncates a sequence to `length` tokens. Landed rows below the length are accepted, landed rows from it on are
+// rejected. Landed rows of a failed step cannot be accepted: a length beyond the committed one is then
+// FB_OUT_OF_RANGE. The call removes rejected rows, and committed tokens beyond the length, from every layer's
+// residency. A page that other sequences share is replaced before it can be written again. After the call a sequence
+// whose step failed may take part in steps again. FB_BUSY while work of the sequence is in flight. FB_OUT_OF_RANGE for
+// a length beyond the committed and landed rows. FB_INVALID_STATE before the sequence has joined. FB_EXHAUSTED when
+// shared pages cannot be replaced. After any of these nothing has changed.
 //
 // Requires:
 // `ticket` is NULL or has room for the result.
@@ -1357,9 +1369,9 @@ fb_status fb_digest(const struct fb_cache *cache,
                     uint64_t sequence,
                     uint64_t *digest);
 
-// Returns the slot to which the engine writes the new row of query row `query_row`. The slot is the same in every
-// layer's slab and in every step of the sequence, so ask once after the opening. Inside a callback this call is
-// FB_BUSY.
+// Returns the slot to which the engine writes the row of the token that query row number `query_row`, from 0, decodes.
+// The slot is the same in every layer's slab and in every step of the sequence, so ask once after the opening. Inside
+// a callback this call is FB_BUSY.
 //
 // Requires:
 // `slot` has room for the result.
@@ -1370,9 +1382,9 @@ fb_status fb_landing_slot(const struct fb_cache *cache,
 
 // Ends a sequence, also to abort a request. Its number is closed at once. Its pages, slots and lane become free when
 // the last step that uses them has been retired and every ticket of the sequence has ended: in this call, in that
-// fb_retire, or in fb_cache_reap. On `stream` the call enqueues the operation that empties the lane. The engine
-// orders `stream` after its own work for the sequence outside of steps, because a prefill may still be writing index
-// keys to the sequence's pages.
+// fb_retire, or in fb_cache_reap. The call that frees them enqueues the operation that empties the lane, on its own
+// stream. The engine orders `stream` after its own work for the sequence outside of steps, because a prefill may still
+// be writing index keys to the sequence's pages.
 //
 // Requires:
 // `stream` is ordered after the work that the engine has enqueued for the sequence outside of steps.
@@ -1398,8 +1410,8 @@ fb_status fb_open_shared(struct fb_cache *cache,
                          uint64_t *sequence,
                          uint32_t *shared);
 
-// Returns how many tokens fb_open_shared would share now. It changes nothing. Several ranks share the same prefix only
-// if each of them is offered the shortest prefix that any of them finds.
+// Returns how many tokens fb_open_shared would share now. It changes nothing. For all ranks to share the same prefix,
+// take the smallest result of all ranks, and pass only the ids of that many tokens to fb_open_shared on each.
 //
 // Requires:
 // As fb_open_shared.
@@ -1409,12 +1421,12 @@ fb_status fb_find_shared(const struct fb_cache *cache,
                          size_t salt_bytes,
                          uint32_t *shared);
 
-// Publishes full pages from token `from` on whose rows are all accepted and stored, so that other sequences can find
-// them by block hash (vLLM: a cached full block). `next` has the sequence's token ids from `from` on, as far as they
-// are known. `*published` receives how many tokens the sequence's published pages have now. Call it again after more
-// steps have been retired, and before fb_close. FB_INVALID_STATE for a sequence that fb_open_shared did not open, or
-// that is not running. FB_BUSY while work that the library enqueued for it is in flight. FB_OUT_OF_RANGE when `from`
-// is not `published` of fb_length.
+// Starting at token `from`, publishes the full pages whose rows are all accepted and stored, so that other sequences
+// can find them by block hash (vLLM: a cached full block). `next` has the sequence's token ids from `from` on, as far
+// as they are known. `*published` receives how many tokens the sequence's published pages have now. Call it again
+// after more steps have been retired, and before fb_close. FB_INVALID_STATE for a sequence that fb_open_shared did not
+// open, or that is not running. FB_BUSY while work that the library enqueued for it is in flight. FB_OUT_OF_RANGE when
+// `from` differs from the `published` that fb_length returns.
 //
 // Requires:
 // `next` states its real size, and everything it points to is valid. `published` has room for the result.
@@ -1424,12 +1436,14 @@ fb_status fb_publish(struct fb_cache *cache,
                      const struct fb_tokens *next,
                      uint32_t *published);
 
-// Captures the layers of a bucket into a graph. The engine's callback enqueues the engine's work; the call enqueues
-// resolve, gather and scatter between. Nothing runs. Other steps may be in flight, but no step of the bucket's
-// micro-batches may be open, and the first compute stream must not be in a capture already (FB_BUSY for both). On an
-// error the capture has ended and no graph is left. FB_UNSUPPORTED on a device without graphs. FB_INVALID_STATE if an
-// operation cannot be captured; the error text names the driver's error. FB_INVALID_CONFIG and FB_OUT_OF_RANGE for
-// streams, buffers and orders, as for fb_overlap_steps.
+// Captures a step's layers into a graph, for the batch rows of one bucket. The engine's callback enqueues the engine's
+// work; the call enqueues resolve, gather and scatter between the callback's calls. Nothing runs. Other steps may be
+// in flight, but no step of the captured micro-batches may be open, and the first compute stream must not be in a
+// capture already (FB_BUSY for both). On an error the capture has ended and no graph is left. FB_UNSUPPORTED on a
+// device without graphs. FB_INVALID_STATE if an operation cannot be captured; the error text names the driver's error.
+// FB_OUT_OF_RANGE for a micro-batch that the cache does not have, and for more query rows than its steps may have.
+// FB_INVALID_CONFIG for a micro-batch that is named twice. Other errors for streams, buffers, batch rows, draft passes
+// and orders are those of fb_overlap.
 //
 // Requires:
 // `config` and `engine` state their real sizes, and everything they point to is valid; the buffers are valid at every
@@ -1439,10 +1453,10 @@ fb_status fb_capture(struct fb_cache *cache,
                      const struct fb_engine *engine,
                      struct fb_captured **captured);
 
-// Does the same inside a capture that the engine itself has begun on the compute stream of the first micro-batch:
-// everything is enqueued there. FB_INVALID_STATE if that stream is not being captured. After an error the engine's
-// capture is unusable, unless the configuration was refused. The engine must destroy its graph before the device is
-// destroyed.
+// Does the same as fb_capture, inside a capture that the engine itself has begun on the compute stream of the first
+// micro-batch: everything is enqueued there. FB_INVALID_STATE if that stream is not being captured. After an error the
+// engine's capture is unusable, unless the configuration was refused. The engine must destroy its graph before the
+// device is destroyed.
 //
 // Requires:
 // As fb_capture.
@@ -1451,10 +1465,10 @@ fb_status fb_capture_into(struct fb_cache *cache,
                           const struct fb_engine *engine,
                           struct fb_captured **captured);
 
-// Launches captured layers for open steps of its micro-batches, in the order of the capture. Call fb_finish next, on
-// any stream. If the steps or the capture are refused, nothing is enqueued. FB_INVALID_STATE for a graph that the
-// engine owns, a finished step, or a step whose layers were already launched. If the device refuses something
-// afterwards, the steps are abandoned.
+// Launches captured layers for open steps of the captured micro-batches. `steps` has the steps in the order of the
+// micro-batches in the capture. Call fb_finish next, on any stream. If the steps or the capture are refused, nothing
+// is enqueued. FB_INVALID_STATE for a graph that the engine owns, a finished step, or a step whose layers were already
+// launched. If the device refuses something afterwards, the steps are abandoned.
 //
 // Requires:
 // `steps` has `count` entries. The device may use the capture's buffers until the launch has ended.
@@ -1477,8 +1491,8 @@ fb_status fb_launched(struct fb_cache *cache,
 // Destroys captured layers. Launches in progress still run. Until this call fb_device_destroy returns FB_BUSY.
 fb_status fb_captured_destroy(struct fb_captured *captured);
 
-// Reads a table of orders from `text`, its form in a file: the version, the number of layers, and as many orders as
-// `room` allows. `orders` may be NULL with a `room` of 0. On failure, `reason` receives the reason.
+// Reads a table of orders from its text form, the one used in files: the version, the number of layers, and as many
+// orders as `room` allows. `orders` may be NULL with a `room` of 0. On failure, `reason` receives the reason.
 //
 // Requires:
 // `text` ends with a zero byte. `orders` has room for `room` numbers. `version` and `layers` have room for the
@@ -1491,8 +1505,8 @@ fb_status fb_table_from_text(const char *text,
                              uint32_t room,
                              uint32_t *layers);
 
-// Writes a table of orders to `text`, in its form for a file. `bytes` receives the size of that form as a whole, its
-// ending zero included. On failure, `reason` receives the reason.
+// Writes a table of orders to `text` in its text form. `bytes` receives the size of the whole text, its ending zero
+// included. On failure, `reason` receives the reason.
 //
 // Requires:
 // `table` and its orders are valid. `text` has `text_bytes` bytes and `reason` has `reason_bytes`. `bytes` has room
@@ -1527,8 +1541,8 @@ fb_status fb_chooser_create(const struct fb_chooser_config *config,
                             size_t text_bytes,
                             struct fb_chooser **chooser);
 
-// Adds the counters of a retired step of `rows` batch rows (fb_retired_counts) to the averages, and chooses the table
-// of orders for a step of `next_rows` batch rows. It allocates nothing.
+// Adds `counts`, the result of fb_retired_counts for a step of `rows` batch rows, to the averages, and chooses the
+// table of orders for a step of `next_rows` batch rows. It allocates nothing.
 //
 // Requires:
 // `counts` has `layers` entries; `choice` states its real size.
@@ -1556,11 +1570,12 @@ fb_status fb_chooser_table(const struct fb_chooser *chooser,
 fb_status fb_chooser_destroy(struct fb_chooser *chooser);
 
 // Resolves a layer's selection (top-k indices) and gathers the missed rows, for all batch rows of the step, on one
-// stream. `selection` has token positions, -1 for none, `[batch rows][query rows][top_k]`. `slots`, of the same
-// shape, receives the slots of these positions in the layer's slab. If a position is at or beyond the sequence's
-// length, fb_retire returns FB_DEVICE_FAILED. Fetched rows for which the budget has no slot are in scratch slots,
-// which all layers use: enqueue this layer's attention before the next layer's call. FB_INVALID_CONFIG in a cache
-// with several attention waves: call fb_resolve, then fb_gather for each wave. FB_INVALID_STATE for a finished step.
+// stream. `selection` has token positions, -1 for none, `[batch rows][query rows][top_k]`. `slots`, of the same shape,
+// receives the slots of these positions in the layer's slab. Query row r, from 0, may select positions below the
+// committed length + r + 1. On any other position except -1, fb_retire returns FB_DEVICE_FAILED. Fetched rows for
+// which the budget has no slot are in scratch slots, which all layers use: enqueue this layer's attention before the
+// next layer's call. FB_INVALID_CONFIG in a cache with several attention waves: call fb_resolve, then fb_gather for
+// each wave. FB_INVALID_STATE for a finished step.
 //
 // Requires:
 // The device may use both buffers until the stream has passed this call.
@@ -1573,11 +1588,11 @@ fb_status fb_layer(struct fb_cache *cache,
 
 // Calls fb_layer for every layer, draft layers included. It is for replays and tests, which have all selections
 // beforehand. `selection` and `slots` are `[layers][batch rows][query rows][top_k]`. All layers use the same scratch
-// slots, so after this call the scratch slots hold rows of the last layer only. So the call returns
-// FB_INVALID_CONFIG, with nothing enqueued, if an earlier layer might need a scratch slot. No layer needs one if each
-// sequence of the step has a budget of at least query rows x top_k slots, or of a slot for each of its tokens, or if
-// the cache has residency_only set. If another error stops at one layer, the layers before it are enqueued: abandon
-// the step (fb_abandon), or continue with fb_layer.
+// slots, so after this call these hold rows of the last layer only. If an earlier layer might need a scratch slot, the
+// call therefore returns FB_INVALID_CONFIG and enqueues nothing. No layer needs one if each sequence of the step has a
+// budget of at least query rows x top_k slots, or of a slot for each of its tokens, or if the cache has residency_only
+// set. If another error stops the call at a layer, the layers before it are enqueued: abandon the step (fb_abandon),
+// or continue with fb_layer.
 //
 // Requires:
 // As fb_layer.
@@ -1601,7 +1616,7 @@ fb_status fb_resolve(struct fb_cache *cache,
                      void *stream);
 
 // Fetches the rows that the last resolve of this range missed; with several attention waves, only the rows of wave
-// `attention_wave`, from 0. Attention may read the slots after it.
+// `attention_wave`, from 0. Attention that is ordered after this call may read the slots.
 //
 // Requires:
 // `range` states its real size.
@@ -1628,14 +1643,17 @@ fb_status fb_scatter_range(struct fb_cache *cache,
                            void *stream);
 
 // Enqueues one layer of a step, or one draft pass, in the order FB_OVERLAP_NONE, FB_OVERLAP_DA or FB_OVERLAP_DBA. The
-// engine's callback enqueues the engine's work; the call enqueues resolve, gather and scatter between. `draft_pass` is
-// FB_ALL_QUERY_ROWS, or the number of the draft pass + 1. fb_finish orders the step's end after all of it.
+// engine's callback enqueues the engine's work; the call enqueues resolve, gather and scatter between the callback's
+// calls. `draft_pass` is FB_ALL_QUERY_ROWS, or j + 1 for draft pass j, counted from 0. fb_finish orders the step's end
+// after all of it.
 //
 // If the callback or the device refuses something half-way, the step is abandoned. It must still be finished and
 // retired; fb_retire then returns FB_CANCELLED, and the caller truncates or closes its sequences. FB_INVALID_STATE for
 // a finished or abandoned step, for other streams than the step's earlier layers used, and for another compute stream
-// than the one the step was prepared on. Inside the callback the cache is busy: see fb_enqueue.
-// FB_CLOSED in a child process that the callback forked.
+// than the one the step was prepared on. FB_OUT_OF_RANGE for a layer, a draft pass, a number of batch rows or buffers
+// that do not fit the step, and for streams of another device. FB_INVALID_CONFIG for an order that needs index lists
+// without them, and for a callback that enqueued on another stream, if the device can see it. Inside the callback the
+// cache is busy: see fb_enqueue. FB_CLOSED in a child process that the callback forked.
 //
 // Requires:
 // `layers` and `engine` state their real sizes. The device may use the buffers until every stream has passed this
@@ -1649,11 +1667,12 @@ fb_status fb_overlap(struct fb_cache *cache,
                      const struct fb_engine *engine);
 
 // Enqueues all layers of the open steps, at most one step of each micro-batch: each layer once, then `draft_passes`
-// draft passes, alternating between the steps. `steps` and `layers` have `count` entries. `by_layer` has the order of
-// every layer, draft layers last. An error after the first work was enqueued abandons all the steps.
+// draft passes, alternating between the steps. `layers` has the streams and buffers of each step. `by_layer` has the
+// order of every layer, draft layers last. An error after the first work was enqueued abandons all the steps.
 //
 // Requires:
-// As fb_overlap. `steps`, `layers` and `by_layer` have that many entries.
+// As fb_overlap. `steps` and `layers` have `count` entries; `by_layer` has one for each layer of the cache, draft
+// layers included.
 fb_status fb_overlap_steps(struct fb_cache *cache,
                            const fb_step *steps,
                            const struct fb_overlap_config *layers,
@@ -1675,8 +1694,8 @@ fb_status fb_plan(const struct fb_plan_config *config,
 // Returns the sentence for a note, given its one bit, as a constant string. It is empty for a bit without a note.
 const char *fb_plan_note_text(uint32_t bit);
 
-// Creates the file `path`, which must not exist, for blocks of `block_tokens` tokens. On failure, `text` receives the
-// reason.
+// Begins a request trace in the new file `path`, which must not exist. Its prompts are recorded as blocks of
+// `block_tokens` tokens. On failure, `text` receives the reason.
 //
 // Requires:
 // `path` ends with a zero byte; `text` has `text_bytes` bytes; `requests` has room for the result.
@@ -1762,15 +1781,16 @@ fb_status fb_selections_read(const struct fb_selections *selections,
 fb_status fb_selections_destroy(struct fb_selections *selections);
 
 // Begins a step. It enqueues, on `stream`, the wait for earlier work, the copy of the step descriptor, and the commit
-// of the rows that the sequences' previous steps left in their landing slots. The call returns FB_BUSY when every step
-// descriptor is in use or a sequence has `steps_in_flight` steps in flight (retire a step), when the micro-batch's
-// last step is not finished (fb_finish), or when another call is inside the cache (see Threads at the top).
-// FB_INVALID_STATE for a sequence that has not joined, or whose step failed. On an error no step begins. If the device
-// refuses the call half-way, its step descriptor becomes free once the stream has passed what was enqueued.
+// of the accepted rows among those that the sequences' previous steps left in their landing slots. The call returns
+// FB_BUSY when every step descriptor is in use or a sequence has `steps_in_flight` steps in flight (retire a step),
+// when the micro-batch's last step is not finished (fb_finish), or when another call is inside the cache (see Threads
+// at the top). FB_INVALID_STATE for a sequence that has not joined, or whose step failed. On an error no step begins.
+// If the device refuses the call half-way, its step descriptor becomes free once the stream has passed what was
+// enqueued.
 //
 // Requires:
-// `config` states its real size. Its rows are valid for the call, and its tensor until the stream has passed this
-// call. `step` has room for the result.
+// `config` states its real size. Its `rows` are valid for the call, and its `accepted` until the stream has passed
+// this call. `step` has room for the result.
 fb_status fb_prepare(struct fb_cache *cache,
                      const struct fb_step_config *config,
                      void *stream,
@@ -1781,12 +1801,12 @@ fb_status fb_prepare(struct fb_cache *cache,
 // ordered after that work.
 //
 // A step is complete when every query row of its batch rows was resolved, gathered in each attention wave, and
-// scattered, in every layer, draft layers included. With residency_only, resolving is enough. While a call is
-// missing, fb_finish returns FB_INVALID_STATE, and the error text names the call, its layer, batch row and query row.
-// It then enqueues nothing and the step stays open: make the missing call, or abandon the step with fb_abandon. A
-// missing gather may still be enqueued until any layer's next resolve of these batch rows. After that it is too late
-// for it: resolve and gather again to complete the step. If the first resolve had misses, the step still fails, as
-// fb_retire says. FB_INVALID_STATE also for a step that is already finished.
+// scattered, in every layer, draft layers included. With residency_only, resolving is enough. While a call is missing,
+// fb_finish returns FB_INVALID_STATE, and the error text names the call, its layer, batch row and query row. It then
+// enqueues nothing and the step stays open: make the missing call, or abandon the step with fb_abandon. A missing
+// gather may still be enqueued until any layer's next resolve of these batch rows. After that resolve, the missing
+// gather is no longer possible. Resolve and gather again, so that fb_finish accepts the step; if the first resolve had
+// misses, fb_retire nevertheless returns FB_DEVICE_FAILED. FB_INVALID_STATE also for a step that is already finished.
 fb_status fb_finish(struct fb_cache *cache,
                     fb_step step,
                     void *stream);
@@ -1798,12 +1818,13 @@ fb_status fb_abandon(struct fb_cache *cache,
                      fb_step step);
 
 // Ends a step whose work has ended, and sets `*step` to 0. FB_BUSY means that the step is still running or is not
-// finished: `*step` stays, and the caller retires it later. Any other error ends the step too. FB_DEVICE_FAILED means
-// that the device failed, a selection was invalid, missed rows were not gathered, or a launched graph lacked a call.
-// FB_CANCELLED means that the step was abandoned. After any error that sets `*step` to 0, discard the step's tokens,
-// and truncate (fb_truncate) or close its sequences. A step of theirs that was enqueued after a failed one fails too:
-// retire it, then truncate to a length before the failed step. `retired` may be NULL. What the step frees is ordered
-// on `stream`.
+// finished: the caller retires it later. FB_BUSY, FB_CLOSED and FB_INVALID_CONFIG leave the step and `*step` as they
+// were. Any other error ends the step too. FB_DEVICE_FAILED means that the device failed, a selection was invalid,
+// missed rows were not gathered, or a launched graph lacked a call. FB_CANCELLED means that the step was abandoned.
+// After any error that sets `*step` to 0, discard the step's tokens, and truncate (fb_truncate) or close its
+// sequences. A step of theirs that was enqueued after a failed one fails too: retire it, then truncate to at most the
+// length that was committed before the failed step. `retired` may be NULL. If the call frees closed sequences, it
+// enqueues the operations that empty their lanes on `stream`.
 //
 // Requires:
 // `step` points to a step's number; `retired` states its real size.
@@ -1822,8 +1843,8 @@ fb_status fb_retired_counts(const struct fb_cache *cache,
                             uint32_t room,
                             uint32_t *count);
 
-// Copies the committed length, in tokens, of each batch row's sequence at the step that was retired last, in the same
-// way as fb_retired_counts.
+// Copies the committed length, in tokens, of each batch row's sequence, as the report of the step that was retired
+// last gives it: after the step's own commit, without its new rows. It copies in the same way as fb_retired_counts.
 //
 // Requires:
 // `lengths` has room for `room` numbers; `count` has room for the result.

@@ -82,7 +82,7 @@ pub struct FbInfo {
     pub first_run_bytes: u32,
     /// Bytes from one row to the next in host memory.
     pub host_stride: u32,
-    /// Bytes of a block of 64 slots in a slab, padding included.
+    /// Bytes of a slot block, padding included.
     pub block_bytes: u32,
     /// Bytes of one index key; 0 for a model without them.
     pub index_key_bytes: u32,
@@ -311,10 +311,9 @@ pub unsafe extern "C" fn fb_cache_info(cache: *const FbCache, info: *mut FbInfo)
     }
 }
 
-/// Releases what ended work still holds: closed sequences whose last work has ended, pages and step descriptors.
+/// Releases what ended work still holds: pages, step descriptors, and closed sequences whose last work has ended.
 /// `*waiting`, which may be NULL, receives the number of closed sequences that still wait. On `stream` the call
-/// enqueues the operations that empty the lanes of the released sequences; later sequences wait for them by
-/// themselves.
+/// enqueues the operations that empty the lanes of the released sequences; later sequences wait for them by themselves.
 ///
 /// # Safety
 /// `waiting` is NULL or has room for the result.
@@ -336,7 +335,7 @@ pub unsafe extern "C" fn fb_cache_reap(
 }
 
 /// Checks every invariant of the pools, the page tables and the residency tables. It is for tests, between steps. On a
-/// GPU it waits for the device. FB_INTERNAL names the broken invariant.
+/// GPU it waits for the device. On FB_INTERNAL the error text names the broken invariant.
 ///
 /// # Safety
 /// Nothing beyond the conventions at the top of the header.
@@ -377,9 +376,8 @@ pub unsafe extern "C" fn fb_cache_fallback(
 }
 
 /// Returns the address and size of a layer's slab on the device, which attention reads. Both stay the same for the
-/// cache's life. The slab is `[blocks][block_bytes]` with 64 slots per block, padded as configured. A block holds run
-/// 0 of its 64 slots, then run 1 of its 64 slots. With rows in one run and no padding, slot `s` is at byte `s *
-/// row_bytes[0]`.
+/// cache's life. The slab is `[slot blocks][block_bytes]`, padded as configured. A slot block holds run 0 of its 64
+/// slots, then run 1 of its 64 slots. With rows in one run and no padding, slot `s` is at byte `s * row_bytes[0]`.
 ///
 /// # Safety
 /// `address` and `bytes` have room for the results.

@@ -21,7 +21,7 @@ use crate::step::FbStep;
 pub struct FbCaptureConfig {
     /// sizeof(fb_capture_config).
     pub size: usize,
-    /// The micro-batches of the graph: for each its streams, the bucket's batch rows, and its buffers.
+    /// The micro-batches of the graph: for each its streams, its buffers, and the batch rows of the bucket.
     pub micro_batches: *const FbOverlapConfig,
     /// The FB_OVERLAP_ order of every layer, draft layers last.
     pub by_layer: *const u32,
@@ -42,7 +42,7 @@ impl Versioned for FbCaptureConfig {
     const REQUIRED: usize = std::mem::offset_of!(FbCaptureConfig, draft_passes);
 }
 
-/// The captured layers of a bucket.
+/// The captured layers of steps, for the batch rows of one bucket.
 #[derive(Debug)]
 pub struct FbCaptured {
     captured: Captured,
@@ -127,12 +127,14 @@ unsafe fn capture(
     })
 }
 
-/// Captures the layers of a bucket into a graph. The engine's callback enqueues the engine's work; the call enqueues
-/// resolve, gather and scatter between. Nothing runs. Other steps may be in flight, but no step of the bucket's
-/// micro-batches may be open, and the first compute stream must not be in a capture already (FB_BUSY for both). On an
-/// error the capture has ended and no graph is left. FB_UNSUPPORTED on a device without graphs. FB_INVALID_STATE if an
-/// operation cannot be captured; the error text names the driver's error. FB_INVALID_CONFIG and FB_OUT_OF_RANGE for
-/// streams, buffers and orders, as for fb_overlap_steps.
+/// Captures a step's layers into a graph, for the batch rows of one bucket. The engine's callback enqueues the engine's
+/// work; the call enqueues resolve, gather and scatter between the callback's calls. Nothing runs. Other steps may be
+/// in flight, but no step of the captured micro-batches may be open, and the first compute stream must not be in a
+/// capture already (FB_BUSY for both). On an error the capture has ended and no graph is left. FB_UNSUPPORTED on a
+/// device without graphs. FB_INVALID_STATE if an operation cannot be captured; the error text names the driver's error.
+/// FB_OUT_OF_RANGE for a micro-batch that the cache does not have, and for more query rows than its steps may have.
+/// FB_INVALID_CONFIG for a micro-batch that is named twice. Other errors for streams, buffers, batch rows, draft passes
+/// and orders are those of fb_overlap.
 ///
 /// # Safety
 /// `config` and `engine` state their real sizes, and everything they point to is valid; the buffers are valid at every
@@ -148,10 +150,10 @@ pub unsafe extern "C" fn fb_capture(
     unsafe { capture(cache, config, engine, captured, |cache, bucket, engine| cache.capture(bucket, engine)) }
 }
 
-/// Does the same inside a capture that the engine itself has begun on the compute stream of the first micro-batch:
-/// everything is enqueued there. FB_INVALID_STATE if that stream is not being captured. After an error the engine's
-/// capture is unusable, unless the configuration was refused. The engine must destroy its graph before the device is
-/// destroyed.
+/// Does the same as fb_capture, inside a capture that the engine itself has begun on the compute stream of the first
+/// micro-batch: everything is enqueued there. FB_INVALID_STATE if that stream is not being captured. After an error the
+/// engine's capture is unusable, unless the configuration was refused. The engine must destroy its graph before the
+/// device is destroyed.
 ///
 /// # Safety
 /// As fb_capture.
@@ -191,10 +193,10 @@ unsafe fn with_captured(
     })
 }
 
-/// Launches captured layers for open steps of its micro-batches, in the order of the capture. Call fb_finish next, on
-/// any stream. If the steps or the capture are refused, nothing is enqueued. FB_INVALID_STATE for a graph that the
-/// engine owns, a finished step, or a step whose layers were already launched. If the device refuses something
-/// afterwards, the steps are abandoned.
+/// Launches captured layers for open steps of the captured micro-batches. `steps` has the steps in the order of the
+/// micro-batches in the capture. Call fb_finish next, on any stream. If the steps or the capture are refused, nothing
+/// is enqueued. FB_INVALID_STATE for a graph that the engine owns, a finished step, or a step whose layers were already
+/// launched. If the device refuses something afterwards, the steps are abandoned.
 ///
 /// # Safety
 /// `steps` has `count` entries. The device may use the capture's buffers until the launch has ended.

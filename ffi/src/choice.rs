@@ -76,7 +76,8 @@ impl FbTable {
 
 /// The price of each order: the nanoseconds by which it makes a layer longer, for each number of misses per batch row.
 /// The baseline is the same layer without misses and without the costs of any order. So a price includes the order's
-/// own costs (split attention, merge). This struct never grows.
+/// own costs (split attention, merge). The price of a layer's order is the layer's exposed time: the time of the gather
+/// and of these costs that nothing hides. This struct never grows.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FbPrices {
@@ -158,7 +159,7 @@ pub struct FbHysteresis {
     pub size: usize,
     /// The weight of a new step's misses in the running average, above 0 and at most 1.
     pub smoothing: f64,
-    /// The fraction of the exposed time that another table of orders must save, 0 to 1.
+    /// The fraction of the exposed time, over all layers (fb_prices), that another table of orders must save, 0 to 1.
     pub share: f64,
     /// The nanoseconds per step that it must save as well.
     pub least_ns: f64,
@@ -258,8 +259,8 @@ impl FbChooserConfig {
     }
 }
 
-/// Reads a table of orders from `text`, its form in a file: the version, the number of layers, and as many orders as
-/// `room` allows. `orders` may be NULL with a `room` of 0. On failure, `reason` receives the reason.
+/// Reads a table of orders from its text form, the one used in files: the version, the number of layers, and as many
+/// orders as `room` allows. `orders` may be NULL with a `room` of 0. On failure, `reason` receives the reason.
 ///
 /// # Safety
 /// `text` ends with a zero byte. `orders` has room for `room` numbers. `version` and `layers` have room for the
@@ -287,8 +288,8 @@ pub unsafe extern "C" fn fb_table_from_text(
     }
 }
 
-/// Writes a table of orders to `text`, in its form for a file. `bytes` receives the size of that form as a whole, its
-/// ending zero included. On failure, `reason` receives the reason.
+/// Writes a table of orders to `text` in its text form. `bytes` receives the size of the whole text, its ending zero
+/// included. On failure, `reason` receives the reason.
 ///
 /// # Safety
 /// `table` and its orders are valid. `text` has `text_bytes` bytes and `reason` has `reason_bytes`. `bytes` has room
@@ -376,8 +377,8 @@ pub unsafe extern "C" fn fb_chooser_create(
     }
 }
 
-/// Adds the counters of a retired step of `rows` batch rows (fb_retired_counts) to the averages, and chooses the table
-/// of orders for a step of `next_rows` batch rows. It allocates nothing.
+/// Adds `counts`, the result of fb_retired_counts for a step of `rows` batch rows, to the averages, and chooses the
+/// table of orders for a step of `next_rows` batch rows. It allocates nothing.
 ///
 /// # Safety
 /// `counts` has `layers` entries; `choice` states its real size.

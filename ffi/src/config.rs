@@ -40,14 +40,14 @@ pub struct FbCacheConfig {
     /// Tokens of the longest sequence: prompt plus promised tokens.
     pub max_tokens: u32,
     /// Slots that a typical sequence has in each layer. The defaults of `pool_slots` and `min_budget` follow from it;
-    /// fb_open_config chooses for each sequence.
+    /// fb_open_config sets the number for each sequence.
     pub slots: u32,
     /// The most query rows of a sequence in one step: 1 + drafts.
     pub query_rows: u32,
     /// Optional: bytes from one row to the next in host memory. Default: the row's bytes rounded up to a multiple of
     /// 64.
     pub host_stride: u32,
-    /// Optional: a device block of 64 slots is padded to a multiple of this many bytes. Default: no padding.
+    /// Optional: each slot block is padded to a multiple of this many bytes. Default: no padding.
     pub device_block_align: u32,
     /// Optional: pages of the total pool. Default: enough for every lane.
     pub host_pages: u32,
@@ -98,7 +98,7 @@ pub struct FbCacheFootprint {
     pub index_keys: u64,
     /// Device: the slots for the budgets of all sequences, all layers.
     pub slots: u64,
-    /// Device: landing slots, all layers, in whole blocks.
+    /// Device: landing slots, all layers, in whole slot blocks.
     pub landing: u64,
     /// Device: scratch slots, once for all layers.
     pub scratch: u64,

@@ -46,7 +46,7 @@ pub struct FbDeviceConfig {
     pub memory: u64,
     /// Optional, CUDA: thread blocks of a gather, which bounds the multiprocessors (SMs) that it uses. Default: 4.
     pub gather_blocks: u32,
-    /// Optional, CUDA: threads of a block, a multiple of 32 up to 512. Default: 512.
+    /// Optional, CUDA: threads of a thread block, a multiple of 32 up to 512. Default: 512.
     pub threads: u32,
     /// Optional, CUDA: the memory of the total pool, an FB_HOST_MEMORY_ constant. Default: FB_HOST_MEMORY_REGISTERED.
     pub host_memory: u32,
@@ -368,8 +368,8 @@ pub unsafe extern "C" fn fb_stream_create(device: *const FbDevice, stream: *mut 
 /// another context, and for the per-thread stream.
 ///
 /// # Safety
-/// `stream` is a stream of this process until it is returned or the device destroyed, and at that time it is not being
-/// captured.
+/// `stream` is a stream of this process until it is returned or the device is destroyed. It is not being captured when
+/// the device is destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_stream_borrow(device: *const FbDevice, stream: *mut c_void) -> FbStatus {
     // SAFETY: this call's contract.

@@ -14,7 +14,7 @@ use crate::handle::change;
 use crate::status::FbStatus;
 use crate::step::FbStep;
 
-/// In fb_step_range and fb_overlap: all query rows of the step. A draft pass is given as its number + 1.
+/// In fb_step_range and fb_overlap: all query rows of the step. Draft pass j, counted from 0, is given as j + 1.
 pub const FB_ALL_QUERY_ROWS: u32 = 0;
 
 /// The batch rows and the layer of a step that a call works on.
@@ -29,7 +29,8 @@ pub struct FbStepRange {
     pub first: u32,
     /// Optional: the number of batch rows. Default: all from `first` on.
     pub count: u32,
-    /// Optional: FB_ALL_QUERY_ROWS, or the number of a draft pass + 1, which works on that pass's one query row.
+    /// Optional: FB_ALL_QUERY_ROWS, or j + 1 for draft pass j, counted from 0: the call then works on the one query row
+    /// of that pass.
     pub draft_pass: u32,
 }
 
@@ -52,7 +53,8 @@ pub struct FbBuffers {
     /// Receives the slots of these positions in the layer's slab, in the same shape, -1 for none.
     pub slots: *mut i32,
     /// Optional: receives the slots again as the index lists of split attention, `[1 + attention_waves][batch][query
-    /// rows][top_k]`. Index list 0 has the resident rows, index list 1 + w the rows that attention wave w fetches.
+    /// rows][top_k]`. Index list 0 has the rows that were resident and those that this step writes, index list 1 + w
+    /// the rows that attention wave w fetches.
     pub lists: *mut i32,
     /// Receives the number of valid slots in each index list, `[1 + attention_waves][batch][query rows]`; NULL without
     /// index lists.
@@ -183,11 +185,12 @@ impl<'a> Imports<'a> {
 }
 
 /// Resolves a layer's selection (top-k indices) and gathers the missed rows, for all batch rows of the step, on one
-/// stream. `selection` has token positions, -1 for none, `[batch rows][query rows][top_k]`. `slots`, of the same
-/// shape, receives the slots of these positions in the layer's slab. If a position is at or beyond the sequence's
-/// length, fb_retire returns FB_DEVICE_FAILED. Fetched rows for which the budget has no slot are in scratch slots,
-/// which all layers use: enqueue this layer's attention before the next layer's call. FB_INVALID_CONFIG in a cache
-/// with several attention waves: call fb_resolve, then fb_gather for each wave. FB_INVALID_STATE for a finished step.
+/// stream. `selection` has token positions, -1 for none, `[batch rows][query rows][top_k]`. `slots`, of the same shape,
+/// receives the slots of these positions in the layer's slab. Query row r, from 0, may select positions below the
+/// committed length + r + 1. On any other position except -1, fb_retire returns FB_DEVICE_FAILED. Fetched rows for
+/// which the budget has no slot are in scratch slots, which all layers use: enqueue this layer's attention before the
+/// next layer's call. FB_INVALID_CONFIG in a cache with several attention waves: call fb_resolve, then fb_gather for
+/// each wave. FB_INVALID_STATE for a finished step.
 ///
 /// # Safety
 /// The device may use both buffers until the stream has passed this call.
@@ -219,11 +222,11 @@ pub unsafe extern "C" fn fb_layer(
 
 /// Calls fb_layer for every layer, draft layers included. It is for replays and tests, which have all selections
 /// beforehand. `selection` and `slots` are `[layers][batch rows][query rows][top_k]`. All layers use the same scratch
-/// slots, so after this call the scratch slots hold rows of the last layer only. So the call returns
-/// FB_INVALID_CONFIG, with nothing enqueued, if an earlier layer might need a scratch slot. No layer needs one if each
-/// sequence of the step has a budget of at least query rows x top_k slots, or of a slot for each of its tokens, or if
-/// the cache has residency_only set. If another error stops at one layer, the layers before it are enqueued: abandon
-/// the step (fb_abandon), or continue with fb_layer.
+/// slots, so after this call these hold rows of the last layer only. If an earlier layer might need a scratch slot, the
+/// call therefore returns FB_INVALID_CONFIG and enqueues nothing. No layer needs one if each sequence of the step has a
+/// budget of at least query rows x top_k slots, or of a slot for each of its tokens, or if the cache has residency_only
+/// set. If another error stops the call at a layer, the layers before it are enqueued: abandon the step (fb_abandon),
+/// or continue with fb_layer.
 ///
 /// # Safety
 /// As fb_layer.
@@ -284,7 +287,7 @@ pub unsafe extern "C" fn fb_resolve(
 }
 
 /// Fetches the rows that the last resolve of this range missed; with several attention waves, only the rows of wave
-/// `attention_wave`, from 0. Attention may read the slots after it.
+/// `attention_wave`, from 0. Attention that is ordered after this call may read the slots.
 ///
 /// # Safety
 /// `range` states its real size.

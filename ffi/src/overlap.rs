@@ -22,9 +22,9 @@ use crate::step::FbStep;
 
 /// I0: the projections for the indexer, and the write of the index keys.
 pub const FB_WORK_PROJECT: u32 = 0;
-/// I: logits and top-k of the call's batch rows, which write their selection.
+/// I: logits and top-k for the call's batch rows. This work writes their selection.
 pub const FB_WORK_INDEX: u32 = 1;
-/// P: the preparation of attention, which writes the new rows to their landing slots.
+/// P: the preparation of attention. This work writes the new rows to their landing slots.
 pub const FB_WORK_PREPARE: u32 = 2;
 /// A: attention over the rows that `attended` names.
 pub const FB_WORK_ATTEND: u32 = 3;
@@ -68,10 +68,10 @@ pub struct FbEngineCall {
     pub reserved: u32,
 }
 
-/// Enqueues the work of `call` on `stream`, the compute stream of its micro-batch. If the callback forks work to other
-/// streams, it joins them to `stream` before it returns. It returns 0 for success; any other value, normally an
-/// fb_status, abandons the step. Calls on the cache, even const ones, return FB_BUSY inside the callback: call
-/// fb_landing_slot, fb_slab, fb_index_keys and fb_pages earlier.
+/// Enqueues the work of `call` on `stream`, the compute stream of its micro-batch. If the callback enqueues work on
+/// other streams, it orders `stream` after that work before it returns. It returns 0 for success; any other value,
+/// normally an fb_status, abandons the step. Calls on the cache, even const ones, return FB_BUSY inside the callback:
+/// call fb_landing_slot, fb_slab, fb_index_keys and fb_pages earlier.
 pub type FbEnqueue =
     Option<unsafe extern "C" fn(data: *mut c_void, call: *const FbEngineCall, stream: *mut c_void) -> u32>;
 
@@ -94,8 +94,8 @@ impl Versioned for FbEngine {
     const REQUIRED: usize = std::mem::offset_of!(FbEngine, data) + 8;
 }
 
-/// The streams and buffers of a step's layers. Streams may be equal. The buffers are those of fb_buffers, for `batch`
-/// batch rows and the step's query rows.
+/// The streams and buffers of a step's layers. Streams may be equal. The buffers have the shapes of fb_buffers, for
+/// `batch` batch rows and the step's query rows; `lists_batch` here is `batch` there.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FbOverlapConfig {
@@ -119,8 +119,9 @@ pub struct FbOverlapConfig {
     pub counts: *mut u32,
     /// Batch rows of each index list; 0 without index lists.
     pub lists_batch: u32,
-    /// Batch rows to enqueue, at least the step's. Required in a capture: the bucket's rows, of which those beyond a
-    /// step's do nothing. Optional otherwise. Default: the step's rows.
+    /// The number of batch rows to enqueue, at least the step's. In a capture it is required: the batch rows of the
+    /// bucket. If a launched step has fewer, the remaining ones do nothing. Otherwise optional. Default: the step's
+    /// number of batch rows.
     pub batch: u32,
     /// Optional: the first batch row of DBA's second half. Default: the batch is not divided.
     pub half: u32,
@@ -248,14 +249,17 @@ impl Engine for Callback {
 }
 
 /// Enqueues one layer of a step, or one draft pass, in the order FB_OVERLAP_NONE, FB_OVERLAP_DA or FB_OVERLAP_DBA. The
-/// engine's callback enqueues the engine's work; the call enqueues resolve, gather and scatter between. `draft_pass` is
-/// FB_ALL_QUERY_ROWS, or the number of the draft pass + 1. fb_finish orders the step's end after all of it.
+/// engine's callback enqueues the engine's work; the call enqueues resolve, gather and scatter between the callback's
+/// calls. `draft_pass` is FB_ALL_QUERY_ROWS, or j + 1 for draft pass j, counted from 0. fb_finish orders the step's end
+/// after all of it.
 ///
 /// If the callback or the device refuses something half-way, the step is abandoned. It must still be finished and
 /// retired; fb_retire then returns FB_CANCELLED, and the caller truncates or closes its sequences. FB_INVALID_STATE for
 /// a finished or abandoned step, for other streams than the step's earlier layers used, and for another compute stream
-/// than the one the step was prepared on. Inside the callback the cache is busy: see fb_enqueue.
-/// FB_CLOSED in a child process that the callback forked.
+/// than the one the step was prepared on. FB_OUT_OF_RANGE for a layer, a draft pass, a number of batch rows or buffers
+/// that do not fit the step, and for streams of another device. FB_INVALID_CONFIG for an order that needs index lists
+/// without them, and for a callback that enqueued on another stream, if the device can see it. Inside the callback the
+/// cache is busy: see fb_enqueue. FB_CLOSED in a child process that the callback forked.
 ///
 /// # Safety
 /// `layers` and `engine` state their real sizes. The device may use the buffers until every stream has passed this
@@ -284,11 +288,12 @@ pub unsafe extern "C" fn fb_overlap(
 }
 
 /// Enqueues all layers of the open steps, at most one step of each micro-batch: each layer once, then `draft_passes`
-/// draft passes, alternating between the steps. `steps` and `layers` have `count` entries. `by_layer` has the order of
-/// every layer, draft layers last. An error after the first work was enqueued abandons all the steps.
+/// draft passes, alternating between the steps. `layers` has the streams and buffers of each step. `by_layer` has the
+/// order of every layer, draft layers last. An error after the first work was enqueued abandons all the steps.
 ///
 /// # Safety
-/// As fb_overlap. `steps`, `layers` and `by_layer` have that many entries.
+/// As fb_overlap. `steps` and `layers` have `count` entries; `by_layer` has one for each layer of the cache, draft
+/// layers included.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_overlap_steps(
     cache: *mut FbCache,

@@ -15,7 +15,7 @@ pub const FB_NOTE_ALL_RESIDENT: u32 = 1;
 pub const FB_NOTE_DENSE: u32 = 2;
 /// There are so few slots for each sequence and layer that many misses are likely.
 pub const FB_NOTE_FEW_SLOTS: u32 = 4;
-/// A step selects more rows than there are slots: the other rows are in scratch slots.
+/// A sequence has fewer slots in a layer than a step may select there: the rows beyond them are in scratch slots.
 pub const FB_NOTE_SCRATCH: u32 = 8;
 /// Host memory, and not the GPU's memory, limits the batch.
 pub const FB_NOTE_HOST_BOUND: u32 = 16;
@@ -32,8 +32,8 @@ const NOTES: [(u32, Note); 6] = [
     (FB_NOTE_NO_ROOM, Note::NoRoom),
 ];
 
-/// The question for the planner. Bytes are for one GPU and its part of the host's memory. An optional field that is 0
-/// gets the default that its comment names.
+/// The question for the planner. All byte counts are per GPU; those of host memory are of the part that belongs to this
+/// GPU. An optional field that is 0 gets the default that its comment names.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FbPlanConfig {
@@ -104,7 +104,8 @@ pub struct FbPlanned {
     pub most_batch: u32,
     /// Bytes of the GPU that remain after weights, activations and workspace.
     pub available: u64,
-    /// The most live tokens for which index keys leave room, at any ratio; 0 for a model without index keys.
+    /// The most tokens, of all open sequences together, whose index keys fit in `available` if no row takes any of it;
+    /// 0 for a model without index keys.
     pub live_tokens: u64,
     /// Device: bytes of index keys.
     pub index_key_bytes: u64,

@@ -24,8 +24,8 @@ pub struct FbArrival {
     pub input_tokens: u32,
     /// Generated tokens; 0 if the number is not known when the request is recorded.
     pub output_tokens: u32,
-    /// Ids of the prompt's blocks from its beginning; the last block may be partial. An id identifies the block and
-    /// everything before it.
+    /// Ids of the prompt's blocks of `block_tokens` tokens (fb_requests_create), from the beginning of the prompt; the
+    /// last block may be partial. An id identifies the block and everything before it.
     pub blocks: *const u64,
     /// The number of block ids.
     pub block_count: usize,
@@ -56,8 +56,8 @@ fn finished() -> Error {
     Error::new(Kind::Closed, "record").at("the request trace was finished").hint("destroy its handle")
 }
 
-/// Creates the file `path`, which must not exist, for blocks of `block_tokens` tokens. On failure, `text` receives the
-/// reason.
+/// Begins a request trace in the new file `path`, which must not exist. Its prompts are recorded as blocks of
+/// `block_tokens` tokens. On failure, `text` receives the reason.
 ///
 /// # Safety
 /// `path` ends with a zero byte; `text` has `text_bytes` bytes; `requests` has room for the result.

@@ -35,7 +35,7 @@ pub struct FbTraceHeader {
     pub layers: u32,
     /// Positions that one query selects. It selects fewer while the context is shorter.
     pub k: u32,
-    /// The number of recorded positions, including those of the prompt.
+    /// The number of steps, those of the prompt included. In a trace a step is one recorded position.
     pub steps: u32,
     /// The number of leading steps that belong to the prompt.
     pub warm_steps: u32,

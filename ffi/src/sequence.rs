@@ -85,7 +85,7 @@ pub struct FbWarmUp {
     /// Optional: the selections (top-k indices) of the last prompt positions, oldest first, on the device: token
     /// positions, -1 for none, `[layers, draft layers included][steps][top_k]`.
     pub selections: *const i32,
-    /// Optional: the number of prompt positions in `selections`, one step for each position; 0 without selections.
+    /// Optional: the number of prompt positions in `selections`; 0 without selections.
     pub steps: u32,
     /// Must be 0.
     pub reserved: u32,
@@ -151,17 +151,18 @@ impl Versioned for FbSequenceLength {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct FbPage {
-    /// The page of rows in the total pool.
+    /// The number of the page of rows in the total pool.
     pub host: u32,
-    /// The page of index keys, in every layer's array of fb_index_keys. It can be an entry of a block table.
+    /// The number of the page of index keys, the same in every layer (fb_index_keys). The engine may use it as an entry
+    /// of its own block table.
     pub index_keys: u32,
 }
 
 // SAFETY: two words of 4 bytes.
 unsafe impl Plain for FbPage {}
 
-/// Admits a sequence: it takes the sequence's pages, slots and lane. FB_EXHAUSTED names the pool that has too little
-/// left; the call has then taken nothing.
+/// Admits a sequence: it takes the sequence's pages, slots and lane. FB_EXHAUSTED when a pool has too little left: the
+/// error text names the pool, and the call has taken nothing.
 ///
 /// # Safety
 /// `config` states its real size, and its `slots_by_layer` is NULL or has an entry for each layer.
@@ -221,11 +222,12 @@ pub unsafe extern "C" fn fb_append_in_place(cache: *mut FbCache, sequence: u64, 
     })
 }
 
-/// Joins a sequence to its lane, once every layer has its whole prompt. It loads the rows that `bring_up` named at the
-/// opening, replays the selections of `warm_up`, and gathers the rows that are then resident, up to the warm-up's
-/// bound. Steps wait for this work by themselves; with a bound, call fb_join_more until the sequence is running.
-/// `warm_up` may be NULL. `ticket` may be NULL; otherwise it receives the ticket of the enqueued work.
-/// FB_INVALID_STATE while a layer's prompt is incomplete, or when the sequence has already joined.
+/// Joins a sequence to its lane, once every layer has its whole prompt. It decides which rows are resident: first all
+/// of them, if `bring_up` of fb_open_config asks for it and they fit, then, by the rule, the rows that the selections
+/// of `warm_up` name. It then gathers these rows, up to the warm-up's bound. Steps wait for this work by themselves;
+/// with a bound, call fb_join_more until the sequence is running. `warm_up` may be NULL. `ticket` may be NULL;
+/// otherwise it receives the ticket of the enqueued work. FB_INVALID_STATE while a layer's prompt is incomplete, or
+/// when the sequence has already joined.
 ///
 /// # Safety
 /// `warm_up` states its real size. The device may read its selections until the stream has passed this call.
@@ -307,12 +309,13 @@ pub unsafe extern "C" fn fb_fork(
     }
 }
 
-/// Truncates a sequence to `length` tokens. Landed rows below the length are accepted, except those of a failed step;
-/// the others are rejected. The call removes rejected rows, and committed tokens beyond the length, from every layer's
-/// residency. A page that other sequences share is replaced before it can be written again. The call also clears a
-/// failed step. FB_BUSY while work of the sequence is in flight. FB_OUT_OF_RANGE for a length beyond the committed and
-/// landed rows. FB_INVALID_STATE before the sequence has joined. FB_EXHAUSTED when shared pages cannot be replaced.
-/// After any of these nothing has changed.
+/// Truncates a sequence to `length` tokens. Landed rows below the length are accepted, landed rows from it on are
+/// rejected. Landed rows of a failed step cannot be accepted: a length beyond the committed one is then
+/// FB_OUT_OF_RANGE. The call removes rejected rows, and committed tokens beyond the length, from every layer's
+/// residency. A page that other sequences share is replaced before it can be written again. After the call a sequence
+/// whose step failed may take part in steps again. FB_BUSY while work of the sequence is in flight. FB_OUT_OF_RANGE for
+/// a length beyond the committed and landed rows. FB_INVALID_STATE before the sequence has joined. FB_EXHAUSTED when
+/// shared pages cannot be replaced. After any of these nothing has changed.
 ///
 /// # Safety
 /// `ticket` is NULL or has room for the result.
@@ -436,9 +439,9 @@ pub unsafe extern "C" fn fb_digest(cache: *const FbCache, sequence: u64, digest:
     }
 }
 
-/// Returns the slot to which the engine writes the new row of query row `query_row`. The slot is the same in every
-/// layer's slab and in every step of the sequence, so ask once after the opening. Inside a callback this call is
-/// FB_BUSY.
+/// Returns the slot to which the engine writes the row of the token that query row number `query_row`, from 0, decodes.
+/// The slot is the same in every layer's slab and in every step of the sequence, so ask once after the opening. Inside
+/// a callback this call is FB_BUSY.
 ///
 /// # Safety
 /// `slot` has room for the result.
@@ -461,9 +464,9 @@ pub unsafe extern "C" fn fb_landing_slot(
 
 /// Ends a sequence, also to abort a request. Its number is closed at once. Its pages, slots and lane become free when
 /// the last step that uses them has been retired and every ticket of the sequence has ended: in this call, in that
-/// fb_retire, or in fb_cache_reap. On `stream` the call enqueues the operation that empties the lane. The engine
-/// orders `stream` after its own work for the sequence outside of steps, because a prefill may still be writing index
-/// keys to the sequence's pages.
+/// fb_retire, or in fb_cache_reap. The call that frees them enqueues the operation that empties the lane, on its own
+/// stream. The engine orders `stream` after its own work for the sequence outside of steps, because a prefill may still
+/// be writing index keys to the sequence's pages.
 ///
 /// # Safety
 /// `stream` is ordered after the work that the engine has enqueued for the sequence outside of steps.

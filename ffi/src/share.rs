@@ -10,7 +10,7 @@ use crate::handle::{change, read};
 use crate::sequence::FbOpenConfig;
 use crate::status::FbStatus;
 
-/// The caller's key of one page, or none. This struct never grows.
+/// A key that the caller adds to the block hash of one page, or none. This struct never grows.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FbKey {
@@ -109,8 +109,8 @@ pub unsafe extern "C" fn fb_open_shared(
     }
 }
 
-/// Returns how many tokens fb_open_shared would share now. It changes nothing. Several ranks share the same prefix only
-/// if each of them is offered the shortest prefix that any of them finds.
+/// Returns how many tokens fb_open_shared would share now. It changes nothing. For all ranks to share the same prefix,
+/// take the smallest result of all ranks, and pass only the ids of that many tokens to fb_open_shared on each.
 ///
 /// # Safety
 /// As fb_open_shared.
@@ -133,12 +133,12 @@ pub unsafe extern "C" fn fb_find_shared(
     }
 }
 
-/// Publishes full pages from token `from` on whose rows are all accepted and stored, so that other sequences can find
-/// them by block hash (vLLM: a cached full block). `next` has the sequence's token ids from `from` on, as far as they
-/// are known. `*published` receives how many tokens the sequence's published pages have now. Call it again after more
-/// steps have been retired, and before fb_close. FB_INVALID_STATE for a sequence that fb_open_shared did not open, or
-/// that is not running. FB_BUSY while work that the library enqueued for it is in flight. FB_OUT_OF_RANGE when `from`
-/// is not `published` of fb_length.
+/// Starting at token `from`, publishes the full pages whose rows are all accepted and stored, so that other sequences
+/// can find them by block hash (vLLM: a cached full block). `next` has the sequence's token ids from `from` on, as far
+/// as they are known. `*published` receives how many tokens the sequence's published pages have now. Call it again
+/// after more steps have been retired, and before fb_close. FB_INVALID_STATE for a sequence that fb_open_shared did not
+/// open, or that is not running. FB_BUSY while work that the library enqueued for it is in flight. FB_OUT_OF_RANGE when
+/// `from` differs from the `published` that fb_length returns.
 ///
 /// # Safety
 /// `next` states its real size, and everything it points to is valid. `published` has room for the result.

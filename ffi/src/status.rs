@@ -39,7 +39,7 @@ pub enum FbStatus {
     FbBadVersion = 11,
     /// Reading or writing a file failed.
     FbIo = 12,
-    /// The work was cancelled before it ended.
+    /// A step was abandoned, the work of a ticket never ran, or a callback returned a number that is no status.
     FbCancelled = 13,
     /// The library broke one of its own rules. This is always a defect of forebay.
     FbInternal = 14,

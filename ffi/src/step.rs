@@ -17,7 +17,7 @@ use crate::handle::{change, read};
 use crate::in_flight::closed;
 use crate::status::FbStatus;
 
-/// In fb_batch_row: the step's tensor on the device has the number of accepted rows.
+/// In fb_batch_row: the number of accepted rows is on the device, in `accepted` of fb_step_config.
 pub const FB_ACCEPTED_ON_DEVICE: u32 = u32::MAX;
 
 /// A step between prepare and retire, as its number. A cache never gives a number twice; 0 is no step.
@@ -193,15 +193,16 @@ impl FbCache {
 }
 
 /// Begins a step. It enqueues, on `stream`, the wait for earlier work, the copy of the step descriptor, and the commit
-/// of the rows that the sequences' previous steps left in their landing slots. The call returns FB_BUSY when every step
-/// descriptor is in use or a sequence has `steps_in_flight` steps in flight (retire a step), when the micro-batch's
-/// last step is not finished (fb_finish), or when another call is inside the cache (see Threads at the top).
-/// FB_INVALID_STATE for a sequence that has not joined, or whose step failed. On an error no step begins. If the device
-/// refuses the call half-way, its step descriptor becomes free once the stream has passed what was enqueued.
+/// of the accepted rows among those that the sequences' previous steps left in their landing slots. The call returns
+/// FB_BUSY when every step descriptor is in use or a sequence has `steps_in_flight` steps in flight (retire a step),
+/// when the micro-batch's last step is not finished (fb_finish), or when another call is inside the cache (see Threads
+/// at the top). FB_INVALID_STATE for a sequence that has not joined, or whose step failed. On an error no step begins.
+/// If the device refuses the call half-way, its step descriptor becomes free once the stream has passed what was
+/// enqueued.
 ///
 /// # Safety
-/// `config` states its real size. Its rows are valid for the call, and its tensor until the stream has passed this
-/// call. `step` has room for the result.
+/// `config` states its real size. Its `rows` are valid for the call, and its `accepted` until the stream has passed
+/// this call. `step` has room for the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_prepare(
     cache: *mut FbCache,
@@ -234,12 +235,12 @@ pub unsafe extern "C" fn fb_prepare(
 /// ordered after that work.
 ///
 /// A step is complete when every query row of its batch rows was resolved, gathered in each attention wave, and
-/// scattered, in every layer, draft layers included. With residency_only, resolving is enough. While a call is
-/// missing, fb_finish returns FB_INVALID_STATE, and the error text names the call, its layer, batch row and query row.
-/// It then enqueues nothing and the step stays open: make the missing call, or abandon the step with fb_abandon. A
-/// missing gather may still be enqueued until any layer's next resolve of these batch rows. After that it is too late
-/// for it: resolve and gather again to complete the step. If the first resolve had misses, the step still fails, as
-/// fb_retire says. FB_INVALID_STATE also for a step that is already finished.
+/// scattered, in every layer, draft layers included. With residency_only, resolving is enough. While a call is missing,
+/// fb_finish returns FB_INVALID_STATE, and the error text names the call, its layer, batch row and query row. It then
+/// enqueues nothing and the step stays open: make the missing call, or abandon the step with fb_abandon. A missing
+/// gather may still be enqueued until any layer's next resolve of these batch rows. After that resolve, the missing
+/// gather is no longer possible. Resolve and gather again, so that fb_finish accepts the step; if the first resolve had
+/// misses, fb_retire nevertheless returns FB_DEVICE_FAILED. FB_INVALID_STATE also for a step that is already finished.
 #[unsafe(no_mangle)]
 pub extern "C" fn fb_finish(cache: *mut FbCache, step: FbStep, stream: *mut c_void) -> FbStatus {
     change(cache, |cache| {
@@ -260,12 +261,13 @@ pub extern "C" fn fb_abandon(cache: *mut FbCache, step: FbStep) -> FbStatus {
 }
 
 /// Ends a step whose work has ended, and sets `*step` to 0. FB_BUSY means that the step is still running or is not
-/// finished: `*step` stays, and the caller retires it later. Any other error ends the step too. FB_DEVICE_FAILED means
-/// that the device failed, a selection was invalid, missed rows were not gathered, or a launched graph lacked a call.
-/// FB_CANCELLED means that the step was abandoned. After any error that sets `*step` to 0, discard the step's tokens,
-/// and truncate (fb_truncate) or close its sequences. A step of theirs that was enqueued after a failed one fails too:
-/// retire it, then truncate to a length before the failed step. `retired` may be NULL. What the step frees is ordered
-/// on `stream`.
+/// finished: the caller retires it later. FB_BUSY, FB_CLOSED and FB_INVALID_CONFIG leave the step and `*step` as they
+/// were. Any other error ends the step too. FB_DEVICE_FAILED means that the device failed, a selection was invalid,
+/// missed rows were not gathered, or a launched graph lacked a call. FB_CANCELLED means that the step was abandoned.
+/// After any error that sets `*step` to 0, discard the step's tokens, and truncate (fb_truncate) or close its
+/// sequences. A step of theirs that was enqueued after a failed one fails too: retire it, then truncate to at most the
+/// length that was committed before the failed step. `retired` may be NULL. If the call frees closed sequences, it
+/// enqueues the operations that empty their lanes on `stream`.
 ///
 /// # Safety
 /// `step` points to a step's number; `retired` states its real size.
@@ -314,8 +316,8 @@ pub unsafe extern "C" fn fb_retired_counts(
     })
 }
 
-/// Copies the committed length, in tokens, of each batch row's sequence at the step that was retired last, in the same
-/// way as fb_retired_counts.
+/// Copies the committed length, in tokens, of each batch row's sequence, as the report of the step that was retired
+/// last gives it: after the step's own commit, without its new rows. It copies in the same way as fb_retired_counts.
 ///
 /// # Safety
 /// `lengths` has room for `room` numbers; `count` has room for the result.

@@ -21,7 +21,7 @@ pub const FB_TICKET_FAILED: u32 = 2;
 /// The work never ran, because its device has ended.
 pub const FB_TICKET_CANCELLED: u32 = 3;
 
-/// The completion of work that the library enqueued: a warm-up, a fork's copy, or a truncation.
+/// The completion of work that the library enqueued: a warm-up, the copy of fb_fork, or a truncation.
 #[derive(Debug)]
 pub struct FbTicket {
     ticket: Ticket,

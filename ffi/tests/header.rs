@@ -14,8 +14,8 @@ use cbindgen::{Config, DocumentationStyle, ExportConfig, Language, RenameRule, S
 mod gcc;
 
 const HEAD: &str = "\
-/* forebay: the KV and latent cache of large-language-model serving. It keeps every row in host memory and a cache of
- * them on the device, by exact LRU, step by step.
+/* forebay: the KV and latent cache of large-language-model serving. It keeps all rows in host memory, and on the
+ * device a cache of these rows, managed by exact LRU, step by step.
  *
  * Generated from ffi/src; do not edit. docs/versions.md says what its version promises.
  *
@@ -23,10 +23,12 @@ const HEAD: &str = "\
  *             row             What attention reads for one token in one layer, in one run of bytes (a latent) or two
  *                             (K and V).
  *             index key       The key that the model's indexer scores: one per token and layer, always on the device.
- *             page            `page_tokens` consecutive tokens of a sequence: a page of rows in host memory and a page
- *                             of index keys on the device, with the same page numbers in all layers.
+ *             page            `page_tokens` consecutive tokens of a sequence (a power of two from 16 to 1024): a page
+ *                             of rows in host memory and a page of index keys on the device, with the same page
+ *                             numbers in all layers.
  *             total pool      All rows of all open sequences, in pinned host memory.
  *             slot, slab      A slot holds one row on the device. A layer's slots are consecutive in memory: its slab.
+ *             slot block      64 consecutive slots of a slab.
  *             resident        A row is resident while it has a slot of its sequence's budget.
  *             budget          The number of slots that one sequence has in one layer for its resident rows.
  *             lane            The index of a sequence in the device's residency tables, from fb_open until the
@@ -53,7 +55,7 @@ const HEAD: &str = "\
  *             attention wave  A gather of a part of the missed rows, and the attention that reads them. The next wave
  *                             reuses the scratch slots.
  *             draft pass      One pass of a draft layer (MTP). It decodes one query row.
- *             bucket          A number of batch rows for which a step's layers are captured as a graph.
+ *             bucket          A number of batch rows for which steps are captured as a graph.
  *             published page  A full page that other sequences can find by the hash of its tokens and of everything
  *                             before it, its block hash (vLLM: a cached full block).
  * Needs       Linux 4.14 or later, where MADV_WIPEONFORK exists: without it every creation returns FB_OS_REFUSED.
@@ -64,11 +66,13 @@ const HEAD: &str = "\
  *             reason (`text` or `reason`) writes only to that buffer. fb_retire's step is the exception: it is set to
  *             0 whenever the step has ended. Out-parameters must not overlap each other or the call's inputs. An array
  *             of length 0 may always be NULL.
- * Handles     Whatever a create call, or another call, makes has a destroy call. A handle is a token that the library
+ * Handles     Every handle that a call makes has a destroy call. The streams of fb_stream_create and the memory of
+ *             fb_device_allocate have none: they live as long as the device. A handle is a token that the library
  *             looks up and never follows. NULL and a handle of another kind are FB_INVALID_CONFIG; a handle that was
  *             destroyed, or never created, is FB_CLOSED; the library then touches nothing. At most 65,536 handles
- *             exist at a time. A sequence is a number and a step is an fb_step; 0 is none of either. A sequence or
- *             step number is FB_CLOSED if it was closed or retired, was never issued, or belongs to another cache.
+ *             exist at a time. A sequence is a uint64_t and a step an fb_step, both plain numbers; 0 names no sequence
+ *             and no step. fb_close ends a sequence, fb_retire a step. A sequence or step number is FB_CLOSED if it
+ *             was closed or retired, was never issued, or belongs to another cache.
  * Text        A call that copies a string to `text` writes at most `text_bytes` bytes, the ending zero included, and
  *             cuts a longer string. `text` may be NULL. The same is true of `reason` and `reason_bytes`.
  *             An error text says what failed, where, with which numbers, and what to do; 512 bytes hold any of them. A
@@ -77,22 +81,24 @@ const HEAD: &str = "\
  * Threads     Calls on one object through a const pointer may run at the same time. A call through a pointer without
  *             const is exclusive: if another exclusive call on that object is running, even in a callback, it returns
  *             FB_BUSY at once and has done nothing. If only const calls are running, it retries for up to a
- *             millisecond before that. A const call returns FB_BUSY while an exclusive call is running. So a thread
- *             that reads fb_cache_stats gets FB_BUSY now and then, but does not make the decode thread's fb_layer
- *             fail; make long const calls (fb_cache_validate, fb_digest) between the decode thread's calls.
+ *             millisecond, and returns FB_BUSY only if they have not ended by then. A const call returns FB_BUSY
+ *             while an exclusive call is running. So a thread that reads fb_cache_stats gets FB_BUSY now and
+ *             then, but does not make the decode thread's fb_layer fail; make long const calls (fb_cache_validate,
+ *             fb_digest) between the decode thread's calls.
  *             This FB_BUSY leaves no error text: fb_error_text still has that of an older failure. An engine that uses
  *             a cache from one thread, and does not call the cache inside fb_enqueue, never sees this FB_BUSY; any
  *             FB_BUSY then means work in flight. Objects are independent of each other. Callbacks, including the work
  *             of fb_stream_call, must not throw or jump out.
- * Fork        In a forked child every handle of the parent is FB_CLOSED, and what the child creates is its own. A call
- *             whose callback forks returns FB_CLOSED in the child, whatever the callback returns there. In the parent
- *             nothing changes.
+ * Processes   In a child process made by fork(2) every handle of the parent is FB_CLOSED, and what the child creates
+ *             is its own. A call whose callback calls fork(2) returns FB_CLOSED in the child, whatever the callback
+ *             returns there. In the parent nothing changes. (fb_fork has nothing to do with processes.)
  * Structs     Zero a struct that begins with `size`, then set `size` to its sizeof. The library accepts the size of an
  *             older header and reads the missing fields as 0. It accepts a larger size if the fields that it does not
  *             have are 0. In a struct that it fills, it writes the fields that both sides have and zeroes the rest.
- * Streams     A stream is the engine's own, as `void *`. On CUDA it is a CUstream that fb_stream_borrow has introduced
- *             (NULL: the legacy stream), or one of fb_stream_create. On a host device it is one of fb_stream_create,
- *             or NULL for the first. Any other is FB_OUT_OF_RANGE.
+ * Streams     A stream is the engine's own, as `void *`. On CUDA it is a CUstream passed to fb_stream_borrow (NULL: the
+ *             legacy stream), or a stream that fb_stream_create made. On a host device it is a stream that
+ *             fb_stream_create made, or NULL, the stream that the device has from the start. Any other is
+ *             FB_OUT_OF_RANGE.
  *             Calls enqueue and return. Only fb_stream_wait, fb_stream_return and fb_device_destroy wait for the
  *             device, and, for comparisons and tests, fb_digest and fb_cache_validate. On FB_DEVICE_HOST_THREADS a
  *             stream holds 4096 operations: a caller that enqueues more waits until one has run. Streams run

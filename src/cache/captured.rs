@@ -52,7 +52,8 @@ pub struct Capture<'a> {
     pub draft_passes: u32,
 }
 
-/// The captured layers of a bucket. Dropping it does not wait: launches in progress still run.
+/// The captured layers of steps, for the batch rows of one bucket. Dropping it does not wait: launches in progress
+/// still run.
 #[derive(Debug)]
 pub struct Captured {
     ring: u32,
@@ -115,9 +116,9 @@ fn refuse(kind: Kind, operation: &'static str, place: &'static str) -> Error {
 }
 
 impl Cache {
-    /// Captures the layers of a bucket into a graph: the engine's work, through its callbacks, and R, G and S between
-    /// the callbacks. Nothing runs. Steps may be in flight during the capture, but none of the bucket's micro-batches
-    /// may have an open step.
+    /// Captures a step's layers into a graph, for the batch rows of one bucket: the engine's work, through its
+    /// callbacks, and R, G and S between the callbacks. Nothing runs. Steps may be in flight during the capture, but
+    /// none of the captured micro-batches may have an open step.
     ///
     /// For an engine that captures nothing itself and launches a step's layers as one operation with
     /// [`Cache::launch`].

@@ -347,11 +347,11 @@ impl Cache {
     /// named.
     ///
     /// # Errors
-    /// [`Kind::Busy`] returns the step: it is in flight, or was not finished. Any other error ends the step, and all
-    /// of its tokens must be discarded: [`Kind::DeviceFailed`] if the device failed or the report contains an error,
+    /// [`Kind::Busy`] returns the step: it is in flight, or was not finished. Any other error ends the step, and all of
+    /// its tokens must be discarded: [`Kind::DeviceFailed`] if the device failed or the report contains an error,
     /// [`Kind::Cancelled`] if a layer was not enqueued completely. The engine then calls [`Cache::truncate`] or
     /// [`Cache::close`] for the step's sequences. A step that was enqueued after a failed one fails too: retire it,
-    /// then truncate to a length before the failed step.
+    /// then truncate to at most the length that was committed before the failed step.
     pub fn retire(&mut self, step: Step, stream: Stream) -> Result<Retired<'_>, Unretired> {
         let ended = match self.ring.end(&*self.device, &step) {
             crate::step::Ended::Not(error) => return Err(Unretired { error, step: Some(step) }),

@@ -185,7 +185,8 @@ pub struct Planned {
     pub resident_batch: u32,
     /// The most sequences with [`Demand::least_slots`] slots each; [`Planned::resident_batch`] if that is more.
     pub most_batch: u32,
-    /// The most live tokens whose index keys fit, at any ratio; none for a model without index keys.
+    /// The most tokens, of all open sequences together, whose index keys fit in [`Planned::available`] if no row takes
+    /// any of it; none for a model without index keys.
     pub live_tokens: Option<u64>,
     /// Notes for the reader.
     pub notes: Vec<Note>,

@@ -492,7 +492,7 @@ class Cache:
             order: the overlap order, which decides what hides the gather.
             layers: streams and buffers, the same for all layers of a step.
             enqueue: the engine's callback, see `EngineCall`. It must not call into this cache.
-            draft_pass: the number of the draft pass, for a draft layer.
+            draft_pass: the number of the draft pass, from 0, for a draft layer.
 
         Raises:
             InvalidArgument, InvalidConfig, InvalidState, OutOfRange: nothing was enqueued. An exception of `enqueue`

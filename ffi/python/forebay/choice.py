@@ -69,7 +69,8 @@ class Prices:
     """The price of each order: by how many nanoseconds it makes a layer longer, by misses of a batch row.
 
     The comparison is the same layer without misses in which no order costs anything, so an order's own costs (split
-    attention, merge) are part of its price.
+    attention, merge) are part of its price. The price of a layer's order is the layer's exposed time: the time of the
+    gather and of these costs that nothing hides.
 
     Attributes:
         misses: numbers of misses of a batch row, ascending from 0: `[n]`.
@@ -111,7 +112,8 @@ class Hysteresis:
 
     Attributes:
         smoothing: the weight of a new step's misses in the running average, above 0 and at most 1.
-        share: the fraction of the exposed time that the other table of orders must save, 0 to 1.
+        share: the fraction of the exposed time, over all layers (`Prices`), that the other table of orders must save, 0
+            to 1.
         least_ns: the nanoseconds per step that it must save as well.
         steps: the number of consecutive steps in which it must save both.
     """

@@ -17,7 +17,7 @@ _MAY_BE_NOTHING = (
 # Fields of a cache without a default.
 _REQUIRED = ("lanes", "max_tokens", "query_rows")
 _FROM_ONE = "a whole number from 1 on"
-# Slots of a block of a slab.
+# Slots of a slot block.
 SLOT_BLOCK = 64
 
 
@@ -34,7 +34,7 @@ class Info(NamedTuple):
     first_run_bytes: int
     # Bytes from one row to the next in host memory.
     host_stride: int
-    # Bytes of a block of 64 slots in a slab, padding included.
+    # Bytes of a slot block (64 slots of a slab), padding included.
     block_bytes: int
     # Bytes of one index key; 0 for a model without them.
     index_key_bytes: int

@@ -118,7 +118,7 @@ class Io(ForebayError, OSError):
 
 
 class Cancelled(ForebayError):
-    """The work was cancelled before it ended, or a layer of the step was only partly enqueued."""
+    """A step was abandoned, or the work of a ticket never ran."""
 
     status = 13
 

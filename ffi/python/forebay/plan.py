@@ -31,7 +31,8 @@ class Planned(NamedTuple):
     most_batch: int
     # Bytes of the GPU that remain after weights, activations and workspace.
     available: int
-    # The most live tokens for which index keys leave room, at any ratio; 0 without index keys.
+    # The most tokens, of all open sequences together, whose index keys fit in `available` if no row takes any of it;
+    # 0 without index keys.
     live_tokens: int
     # Device: index keys.
     index_key_bytes: int

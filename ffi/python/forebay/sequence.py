@@ -144,10 +144,10 @@ class Sequence:
     def join(self, stream: Any = None, *, warm_up: Tensor | None = None, bytes_a_call: int = 0) -> Ticket:
         """Joins the sequence to its lane, once every layer has its whole prompt.
 
-        It loads rows as `bring_up` said at the opening, replays `warm_up`, and gathers the rows that are then resident,
-        up to `bytes_a_call`; `join_more` gathers the rest. All of it is enqueued on `stream`. Steps on any stream wait
-        for it without further calls. A program need not use the ticket, which reports the end of the work and its
-        outcome.
+        It decides which rows are resident: first all of them, if `bring_up` asked for it at the opening and they fit,
+        then, by the rule, the rows that the selections of `warm_up` name. It gathers these rows, up to `bytes_a_call`;
+        `join_more` gathers the rest. All of it is enqueued on `stream`. Steps on any stream wait for it without further
+        calls. A program need not use the ticket, which reports the end of the work and its outcome.
 
         Args:
             stream: see the device. It must be ordered after the work that writes `warm_up`, and after a prefill that
@@ -259,7 +259,10 @@ class Sequence:
         return child, ticket
 
     def truncate(self, length: int, stream: Any = None) -> Ticket:
-        """Truncates the sequence to `length` tokens, in every layer, and clears a failed step.
+        """Truncates the sequence to `length` tokens, in every layer.
+
+        Landed rows below the length are accepted, landed rows from it on are rejected. Landed rows of a failed step
+        cannot be accepted. After the call a sequence whose step failed may take part in steps again.
 
         Raises:
             Busy: work of the sequence is in flight.

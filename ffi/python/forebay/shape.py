@@ -22,7 +22,7 @@ class Shape:
         index_key_bytes: bytes of one index key on the device; 0: the model has no indexer.
         page_tokens: tokens of a page, a power of two from 16 to 1024.
         host_stride: bytes from one row to the next in host memory; 0: the row's bytes rounded up to a multiple of 64.
-        device_block_align: a device block of 64 slots is padded to a multiple of this; 0: no padding.
+        device_block_align: each slot block (64 slots) is padded to a multiple of this; 0: no padding.
     """
 
     layers: int

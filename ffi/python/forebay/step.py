@@ -46,7 +46,8 @@ class Retired:
         hits: distinct selected rows that were resident, all layers.
         misses: rows fetched, all layers.
         counts: uint32 `[layers, 3]`, draft layers last: hits, misses, and misses whose rows went to scratch slots.
-        lengths: uint32 `[rows]`: the committed tokens of each batch row's sequence when the step began.
+        lengths: uint32 `[rows]`: the committed tokens of each batch row's sequence, after the step's own commit and
+            without its new rows.
     """
 
     step: int

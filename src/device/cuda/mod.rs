@@ -187,7 +187,7 @@ impl CudaDevice {
     ///
     /// # Safety
     /// It is a stream of this process, and stays valid until [`CudaDevice::return_stream`] or until this device has
-    /// been dropped. It is not being captured at that time.
+    /// been dropped. It is not being captured when the device is dropped.
     pub unsafe fn borrow_stream(&self, raw: u64) -> Result<Stream> {
         let inner = &*self.inner;
         let raw = if raw == flag::STREAM_LEGACY { 0 } else { raw };
