@@ -689,8 +689,9 @@ typedef struct fb_table {
 
 // The price of each order: the nanoseconds by which it makes a layer longer, for each number of misses per batch row.
 // The baseline is the same layer without misses and without the costs of any order. So a price includes the order's
-// own costs (split attention, merge). The price of a layer's order is the layer's exposed time: the time of the gather
-// and of these costs that nothing hides. This struct never grows.
+// own costs (split attention, merge). A draft layer's price is the sum over its draft passes of a step. The price of a
+// layer's order is the layer's exposed time: the time of the gather and of these costs that nothing hides. This struct
+// never grows.
 typedef struct fb_prices {
     // Numbers of misses per batch row, ascending from 0.
     const double *misses;
@@ -1383,11 +1384,11 @@ fb_status fb_landing_slot(const struct fb_cache *cache,
 // Ends a sequence, also to abort a request. Its number is closed at once. Its pages, slots and lane become free when
 // the last step that uses them has been retired and every ticket of the sequence has ended: in this call, in that
 // fb_retire, or in fb_cache_reap. The call that frees them enqueues the operation that empties the lane, on its own
-// stream. The engine orders `stream` after its own work for the sequence outside of steps, because a prefill may still
-// be writing index keys to the sequence's pages.
+// stream.
 //
 // Requires:
-// `stream` is ordered after the work that the engine has enqueued for the sequence outside of steps.
+// `stream` is ordered after the work that the engine has enqueued for the sequence outside of steps: a prefill may
+// still be writing index keys to the sequence's pages.
 fb_status fb_close(struct fb_cache *cache,
                    uint64_t sequence,
                    void *stream);
@@ -1467,8 +1468,11 @@ fb_status fb_capture_into(struct fb_cache *cache,
 
 // Launches captured layers for open steps of the captured micro-batches. `steps` has the steps in the order of the
 // micro-batches in the capture. Call fb_finish next, on any stream. If the steps or the capture are refused, nothing
-// is enqueued. FB_INVALID_STATE for a graph that the engine owns, a finished step, or a step whose layers were already
-// launched. If the device refuses something afterwards, the steps are abandoned.
+// is enqueued. FB_OUT_OF_RANGE for layers that another cache captured, and for a step with more batch rows than the
+// bucket; FB_INVALID_CONFIG for steps of other micro-batches, of another number, or with another number of query rows;
+// FB_INVALID_STATE for a graph that the engine owns, a finished or abandoned step, a step whose layers were already
+// launched, or a step that was prepared on another stream than the compute stream of the capture. If the device
+// refuses something afterwards, the steps are abandoned.
 //
 // Requires:
 // `steps` has `count` entries. The device may use the capture's buffers until the launch has ended.
@@ -1784,9 +1788,9 @@ fb_status fb_selections_destroy(struct fb_selections *selections);
 // of the accepted rows among those that the sequences' previous steps left in their landing slots. The call returns
 // FB_BUSY when every step descriptor is in use or a sequence has `steps_in_flight` steps in flight (retire a step),
 // when the micro-batch's last step is not finished (fb_finish), or when another call is inside the cache (see Threads
-// at the top). FB_INVALID_STATE for a sequence that has not joined, or whose step failed. On an error no step begins.
-// If the device refuses the call half-way, its step descriptor becomes free once the stream has passed what was
-// enqueued.
+// at the top). FB_INVALID_STATE for a sequence that has not joined, that belongs to another micro-batch, or whose
+// step failed. On an error no step begins. If the device refuses the call half-way, its step descriptor becomes free
+// once the stream has passed what was enqueued.
 //
 // Requires:
 // `config` states its real size. Its `rows` are valid for the call, and its `accepted` until the stream has passed

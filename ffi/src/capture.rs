@@ -195,8 +195,11 @@ unsafe fn with_captured(
 
 /// Launches captured layers for open steps of the captured micro-batches. `steps` has the steps in the order of the
 /// micro-batches in the capture. Call fb_finish next, on any stream. If the steps or the capture are refused, nothing
-/// is enqueued. FB_INVALID_STATE for a graph that the engine owns, a finished step, or a step whose layers were already
-/// launched. If the device refuses something afterwards, the steps are abandoned.
+/// is enqueued. FB_OUT_OF_RANGE for layers that another cache captured, and for a step with more batch rows than the
+/// bucket; FB_INVALID_CONFIG for steps of other micro-batches, of another number, or with another number of query rows;
+/// FB_INVALID_STATE for a graph that the engine owns, a finished or abandoned step, a step whose layers were already
+/// launched, or a step that was prepared on another stream than the compute stream of the capture. If the device
+/// refuses something afterwards, the steps are abandoned.
 ///
 /// # Safety
 /// `steps` has `count` entries. The device may use the capture's buffers until the launch has ended.

@@ -76,8 +76,9 @@ impl FbTable {
 
 /// The price of each order: the nanoseconds by which it makes a layer longer, for each number of misses per batch row.
 /// The baseline is the same layer without misses and without the costs of any order. So a price includes the order's
-/// own costs (split attention, merge). The price of a layer's order is the layer's exposed time: the time of the gather
-/// and of these costs that nothing hides. This struct never grows.
+/// own costs (split attention, merge). A draft layer's price is the sum over its draft passes of a step. The price of a
+/// layer's order is the layer's exposed time: the time of the gather and of these costs that nothing hides. This struct
+/// never grows.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FbPrices {

@@ -465,11 +465,11 @@ pub unsafe extern "C" fn fb_landing_slot(
 /// Ends a sequence, also to abort a request. Its number is closed at once. Its pages, slots and lane become free when
 /// the last step that uses them has been retired and every ticket of the sequence has ended: in this call, in that
 /// fb_retire, or in fb_cache_reap. The call that frees them enqueues the operation that empties the lane, on its own
-/// stream. The engine orders `stream` after its own work for the sequence outside of steps, because a prefill may still
-/// be writing index keys to the sequence's pages.
+/// stream.
 ///
 /// # Safety
-/// `stream` is ordered after the work that the engine has enqueued for the sequence outside of steps.
+/// `stream` is ordered after the work that the engine has enqueued for the sequence outside of steps: a prefill may
+/// still be writing index keys to the sequence's pages.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_close(cache: *mut FbCache, sequence: u64, stream: *mut c_void) -> FbStatus {
     change(cache, |cache| cache.cache.close(cache.sequence(sequence)?, cast::stream(stream)))

@@ -196,9 +196,9 @@ impl FbCache {
 /// of the accepted rows among those that the sequences' previous steps left in their landing slots. The call returns
 /// FB_BUSY when every step descriptor is in use or a sequence has `steps_in_flight` steps in flight (retire a step),
 /// when the micro-batch's last step is not finished (fb_finish), or when another call is inside the cache (see Threads
-/// at the top). FB_INVALID_STATE for a sequence that has not joined, or whose step failed. On an error no step begins.
-/// If the device refuses the call half-way, its step descriptor becomes free once the stream has passed what was
-/// enqueued.
+/// at the top). FB_INVALID_STATE for a sequence that has not joined, that belongs to another micro-batch, or whose
+/// step failed. On an error no step begins. If the device refuses the call half-way, its step descriptor becomes free
+/// once the stream has passed what was enqueued.
 ///
 /// # Safety
 /// `config` states its real size. Its `rows` are valid for the call, and its `accepted` until the stream has passed
