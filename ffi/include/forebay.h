@@ -17,7 +17,12 @@
  *             budget          The number of slots that one sequence has in one layer for its resident rows.
  *             lane            The index of a sequence in the device's residency tables, from fb_open until the
  *                             sequence is released.
- *             step            One forward pass of decode: fb_prepare, the layers, fb_finish, fb_retire.
+ *             step            One forward pass of decode: fb_prepare, the layers, fb_finish, fb_retire. It is open from
+ *                             fb_prepare to fb_finish, and in flight from fb_prepare to fb_retire.
+ *             step descriptor The lanes, accepted counts and query rows of one step, in pinned memory; in use from
+ *                             fb_prepare to fb_retire.
+ *             report          The hits and misses of each layer, the committed lengths and the error of one step. The
+ *                             device writes it at the step's end, and fb_retire reads it.
  *             batch row       One sequence in the batch of a step.
  *             query row       One token that a sequence decodes in a step: its next token or a draft.
  *             micro-batch     A group of sequences whose steps may run at the same time as those of another group.
@@ -133,7 +138,7 @@
 // The join loads every row into slots, if all of them fit the sequence's slots.
 #define FB_BRING_UP_WHOLE 0
 
-// The join loads no rows.
+// The join loads no rows except those that the warm-up's selections name.
 #define FB_BRING_UP_NOTHING 1
 
 // Attention waits for the gather; nothing hides it.
@@ -415,15 +420,16 @@ typedef struct fb_cache_footprint {
 typedef struct fb_stats {
     // sizeof(fb_stats), set by the caller.
     size_t size;
-    // Gauge: sequences that are open, or closed while work that uses them is in flight.
+    // Gauge: sequences that are open, and closed ones that are not released yet (fb_cache_reap).
     uint32_t sequences;
     // Gauge: steps between prepare and retire.
     uint32_t steps_in_flight;
     // Gauge: free pages of the total pool, not counting `unused_pages`.
     uint32_t free_host_pages;
-    // Gauge: free pages of index keys.
+    // Gauge: free pages of index keys, not counting `unused_pages`.
     uint32_t free_index_pages;
-    // Gauge: published pages, of rows and of index keys, that no sequence uses. Admission can evict and reuse them.
+    // Gauge: published pages that no sequence uses. Each counts once, and is a page of rows and a page of index keys.
+    // Admission can evict and reuse them.
     uint32_t unused_pages;
     // Gauge: free slots of the layer that has the fewest.
     uint32_t free_slots;
@@ -581,8 +587,9 @@ typedef struct fb_tokens {
     const struct fb_key *keys;
 } fb_tokens;
 
-// The streams and buffers of a step's layers. Streams may be equal. The buffers have the shapes of fb_buffers, for
-// `batch` batch rows and the step's query rows; `lists_batch` here is `batch` there.
+// The streams and buffers of a step's layers. Streams may be equal. The buffers have the shapes that fb_buffers
+// describes, for this struct's `batch` batch rows and the step's query rows. This struct's `lists_batch` is what
+// fb_buffers calls `batch`.
 typedef struct fb_overlap_config {
     // sizeof(fb_overlap_config), the same in all entries of an array.
     size_t size;
@@ -598,15 +605,15 @@ typedef struct fb_overlap_config {
     const int32_t *selection;
     // Receives the slots of the selection.
     int32_t *slots;
-    // Index lists of split attention; NULL if every layer runs in the order none with one attention wave.
+    // Index lists of split attention. They may be NULL if every layer runs in FB_OVERLAP_NONE with one attention wave.
     int32_t *lists;
     // The number of valid slots in each index list; NULL without index lists.
     uint32_t *counts;
     // Batch rows of each index list; 0 without index lists.
     uint32_t lists_batch;
-    // The number of batch rows to enqueue, at least the step's. In a capture it is required: the batch rows of the
-    // bucket. If a launched step has fewer, the remaining ones do nothing. Otherwise optional. Default: the step's
-    // number of batch rows.
+    // The number of batch rows to enqueue, at least the step's. Required in a capture, where it is the batch rows of
+    // the bucket; if a launched step has fewer, the remaining ones do nothing. Optional outside a capture. Default:
+    // the step's number of batch rows.
     uint32_t batch;
     // Optional: the first batch row of DBA's second half. Default: the batch is not divided.
     uint32_t half;
@@ -821,7 +828,8 @@ typedef struct fb_plan_config {
     // Optional: sequences on the GPU at the same time. Default: as many as fit.
     uint32_t batch;
     // Optional: slots as a fraction of the context, above 0 and at most 1. Default: the largest ratio that fits; if
-    // `batch` is 0, the ratio that leaves `least_slots`.
+    // `batch` is 0, the ratio that gives each sequence `least_slots` slots in a layer, or its whole context if that is
+    // less.
     double ratio;
     // Optional: bytes of weights on the GPU. Default: 0.
     uint64_t weights;
@@ -843,7 +851,7 @@ typedef struct fb_plan_config {
     uint32_t micro_batches;
     // Optional: the fewest slots of a sequence when the plan fits as many sequences as possible. Default: 6400.
     uint32_t least_slots;
-    // Optional: 1 leaves residency tables and the GPU's page tables of host memory out of the sum that has to fit. The
+    // Optional: 1 leaves `table_bytes` and `host_page_table_bytes` of fb_planned out of the sum that has to fit. The
     // plan reports them all the same.
     uint32_t tables_beside;
 } fb_plan_config;
@@ -946,7 +954,8 @@ typedef struct fb_trace_header {
 typedef struct fb_batch_row {
     // The sequence.
     uint64_t sequence;
-    // How many rows of the sequence's previous step were accepted, or FB_ACCEPTED_ON_DEVICE; 0 before its first step.
+    // How many rows of the sequence's previous step were accepted, or FB_ACCEPTED_ON_DEVICE. 0 if there was no step
+    // since the join, the fork or the last fb_truncate.
     uint32_t accepted;
     // The sequence's query rows in this step, at most the step's `query_rows`.
     uint32_t query_rows;
@@ -975,7 +984,7 @@ typedef struct fb_step_config {
 typedef struct fb_retired {
     // sizeof(fb_retired), set by the caller.
     size_t size;
-    // The step's number in its cache, from 1.
+    // The step's count in its cache, from 1. It is not the fb_step that fb_prepare returned.
     uint64_t step;
     // Distinct selected rows that were resident, all layers.
     uint64_t hits;
@@ -1168,7 +1177,8 @@ fb_status fb_cache_create(const struct fb_device *device,
 // Ends a cache. Its pools are the device's memory, which fb_device_destroy frees. No other cache can reuse them: a
 // new cache on this device takes as much memory again. After a panic the call leaks the cache, on purpose, because
 // its state may be inconsistent: fb_device_destroy does not free its memory either. The call returns FB_BUSY while a
-// sequence is open or a step is not retired; nothing has ended then, and the handle stays valid.
+// sequence is open, a closed sequence is not released (fb_cache_reap), or a step is not retired; nothing has ended
+// then, and the handle stays valid.
 //
 // Requires:
 // No operation that was enqueued for it still uses the caller's buffers.
@@ -1277,12 +1287,12 @@ fb_status fb_append_in_place(struct fb_cache *cache,
                              uint64_t sequence,
                              uint32_t count);
 
-// Joins a sequence to its lane, once every layer has its whole prompt. It decides which rows are resident: first all
-// of them, if `bring_up` of fb_open_config asks for it and they fit, then, by the rule, the rows that the selections
-// of `warm_up` name. It then gathers these rows, up to the warm-up's bound. Steps wait for this work by themselves;
-// with a bound, call fb_join_more until the sequence is running. `warm_up` may be NULL. `ticket` may be NULL;
-// otherwise it receives the ticket of the enqueued work. FB_INVALID_STATE while a layer's prompt is incomplete, or
-// when the sequence has already joined.
+// Joins a sequence to its lane, once every layer has its whole prompt. The call decides which rows are resident. If
+// `bring_up` of fb_open_config asks for all rows and they fit, it begins with all of them, otherwise with none. It
+// then applies the selections of `warm_up` in order by exact LRU, as if they were steps. It gathers the rows that are
+// then resident, up to the warm-up's bound. Steps wait for this work by themselves; with a bound, call fb_join_more
+// until the sequence is running. `warm_up` may be NULL. `ticket` may be NULL; otherwise it receives the ticket of the
+// enqueued work. FB_INVALID_STATE while a layer's prompt is incomplete, or when the sequence has already joined.
 //
 // Requires:
 // `warm_up` states its real size. The device may read its selections until the stream has passed this call.
@@ -1370,9 +1380,9 @@ fb_status fb_digest(const struct fb_cache *cache,
                     uint64_t sequence,
                     uint64_t *digest);
 
-// Returns the slot to which the engine writes the row of the token that query row number `query_row`, from 0, decodes.
-// The slot is the same in every layer's slab and in every step of the sequence, so ask once after the opening. Inside
-// a callback this call is FB_BUSY.
+// Returns the landing slot of query row number `query_row`, from 0: the engine writes there the row of that query
+// row's own token, at position committed length + `query_row`. The slot is the same in every layer's slab and in every
+// step of the sequence, so ask once after the opening. Inside a callback this call is FB_BUSY.
 //
 // Requires:
 // `slot` has room for the result.
@@ -1469,10 +1479,10 @@ fb_status fb_capture_into(struct fb_cache *cache,
 // Launches captured layers for open steps of the captured micro-batches. `steps` has the steps in the order of the
 // micro-batches in the capture. Call fb_finish next, on any stream. If the steps or the capture are refused, nothing
 // is enqueued. FB_OUT_OF_RANGE for layers that another cache captured, and for a step with more batch rows than the
-// bucket; FB_INVALID_CONFIG for steps of other micro-batches, of another number, or with another number of query rows;
-// FB_INVALID_STATE for a graph that the engine owns, a finished or abandoned step, a step whose layers were already
-// launched, or a step that was prepared on another stream than the compute stream of the capture. If the device
-// refuses something afterwards, the steps are abandoned.
+// bucket; FB_INVALID_CONFIG if `count` is not the number of captured micro-batches, and for steps of other
+// micro-batches or with another number of query rows; FB_INVALID_STATE for a graph that the engine owns, a finished or
+// abandoned step, a step whose layers were already launched, or a step that was prepared on another stream than the
+// compute stream of the capture. If the device refuses something afterwards, the steps are abandoned.
 //
 // Requires:
 // `steps` has `count` entries. The device may use the capture's buffers until the launch has ended.
@@ -1482,8 +1492,9 @@ fb_status fb_launch(struct fb_cache *cache,
                     uint32_t count);
 
 // Tells the cache that the engine has launched its own graph, captured with fb_capture_into, for these open steps,
-// ordered after the fb_prepare of each. Call fb_finish next, on a stream that is ordered after the launch.
-// FB_INVALID_STATE for a graph that the cache owns, a finished step, or a step whose layers were already launched.
+// ordered after the fb_prepare of each. Call fb_finish next, on a stream that is ordered after the launch. The errors
+// are those of fb_launch, except that the stream on which a step was prepared is not checked, and that
+// FB_INVALID_STATE is for a graph that the cache owns.
 //
 // Requires:
 // As fb_launch.
@@ -1656,8 +1667,8 @@ fb_status fb_scatter_range(struct fb_cache *cache,
 // a finished or abandoned step, for other streams than the step's earlier layers used, and for another compute stream
 // than the one the step was prepared on. FB_OUT_OF_RANGE for a layer, a draft pass, a number of batch rows or buffers
 // that do not fit the step, and for streams of another device. FB_INVALID_CONFIG for an order that needs index lists
-// without them, and for a callback that enqueued on another stream, if the device can see it. Inside the callback the
-// cache is busy: see fb_enqueue. FB_CLOSED in a child process that the callback forked.
+// without them. Inside the callback the cache is busy: see fb_enqueue. FB_CLOSED in a child process that the callback
+// forked.
 //
 // Requires:
 // `layers` and `engine` state their real sizes. The device may use the buffers until every stream has passed this
@@ -1670,9 +1681,10 @@ fb_status fb_overlap(struct fb_cache *cache,
                      const struct fb_overlap_config *layers,
                      const struct fb_engine *engine);
 
-// Enqueues all layers of the open steps, at most one step of each micro-batch: each layer once, then `draft_passes`
-// draft passes, alternating between the steps. `layers` has the streams and buffers of each step. `by_layer` has the
-// order of every layer, draft layers last. An error after the first work was enqueued abandons all the steps.
+// Enqueues the layers of the open steps, at most one step of each micro-batch: each layer that is no draft layer once,
+// then `draft_passes` draft passes of the draft layers. The steps alternate in each layer and each draft pass.
+// `layers` has the streams and buffers of each step. `by_layer` has the order of every layer, draft layers last. An
+// error after the first work was enqueued abandons all the steps.
 //
 // Requires:
 // As fb_overlap. `steps` and `layers` have `count` entries; `by_layer` has one for each layer of the cache, draft
@@ -1710,8 +1722,8 @@ fb_status fb_requests_create(const char *path,
                              struct fb_requests **requests);
 
 // Records one request. Record requests in the order of their arrival. On FB_OUT_OF_RANGE nothing is recorded and the
-// caller may continue with a corrected call. After FB_IO the file ends with the previous line, and every later call
-// fails.
+// caller may continue with a corrected call. After FB_IO the file ends with the last line that was written before, and
+// every later call but fb_requests_destroy fails.
 //
 // Requires:
 // `arrival` states its real size, and its blocks are valid.
@@ -1736,7 +1748,8 @@ fb_status fb_requests_finish(struct fb_requests *requests,
 // Destroys the handle. All recorded lines are in the file, unless a call returned FB_IO before.
 fb_status fb_requests_destroy(struct fb_requests *requests);
 
-// Reads the trace or recording `path`, compressed or not. On failure, `text` receives the reason.
+// Reads the selection trace in the file `path`, compressed or not. A recording that fb_trace_create began can be read
+// whether it was finished or not. On failure, `text` receives the reason.
 //
 // Requires:
 // `path` ends with a zero byte; `text` has `text_bytes` bytes; `selections` has room for the result.
@@ -1788,9 +1801,9 @@ fb_status fb_selections_destroy(struct fb_selections *selections);
 // of the accepted rows among those that the sequences' previous steps left in their landing slots. The call returns
 // FB_BUSY when every step descriptor is in use or a sequence has `steps_in_flight` steps in flight (retire a step),
 // when the micro-batch's last step is not finished (fb_finish), or when another call is inside the cache (see Threads
-// at the top). FB_INVALID_STATE for a sequence that has not joined, that belongs to another micro-batch, or whose
-// step failed. On an error no step begins. If the device refuses the call half-way, its step descriptor becomes free
-// once the stream has passed what was enqueued.
+// at the top). FB_INVALID_STATE for a sequence that has not joined, whose first step was in another micro-batch (a
+// sequence keeps it), or whose step failed. On an error no step begins. If the device refuses the call half-way, its
+// step descriptor becomes free once the stream has passed what was enqueued.
 //
 // Requires:
 // `config` states its real size. Its `rows` are valid for the call, and its `accepted` until the stream has passed
@@ -1800,17 +1813,17 @@ fb_status fb_prepare(struct fb_cache *cache,
                      void *stream,
                      fb_step *step);
 
-// Ends the enqueueing of a step: it enqueues the report and records the step's event on `stream`. The call joins what
-// fb_overlap, fb_overlap_steps or fb_launch enqueued. If the engine orders layers itself, `stream` must already be
-// ordered after that work.
+// Ends the enqueueing of a step: it enqueues the report and records the step's event on `stream`. The call orders
+// `stream` after what fb_overlap, fb_overlap_steps or fb_launch enqueued. If the engine orders layers itself, `stream`
+// must already be ordered after that work.
 //
 // A step is complete when every query row of its batch rows was resolved, gathered in each attention wave, and
 // scattered, in every layer, draft layers included. With residency_only, resolving is enough. While a call is missing,
 // fb_finish returns FB_INVALID_STATE, and the error text names the call, its layer, batch row and query row. It then
 // enqueues nothing and the step stays open: make the missing call, or abandon the step with fb_abandon. A missing
-// gather may still be enqueued until any layer's next resolve of these batch rows. After that resolve, the missing
-// gather is no longer possible. Resolve and gather again, so that fb_finish accepts the step; if the first resolve had
-// misses, fb_retire nevertheless returns FB_DEVICE_FAILED. FB_INVALID_STATE also for a step that is already finished.
+// gather may still be enqueued until any layer's next resolve of these batch rows. After that, fb_finish accepts the
+// step only if the layer with the missing gather is resolved and gathered again. If its first resolve had misses,
+// fb_retire returns FB_DEVICE_FAILED even so. FB_INVALID_STATE also for a step that is already finished.
 fb_status fb_finish(struct fb_cache *cache,
                     fb_step step,
                     void *stream);
@@ -1821,14 +1834,14 @@ fb_status fb_finish(struct fb_cache *cache,
 fb_status fb_abandon(struct fb_cache *cache,
                      fb_step step);
 
-// Ends a step whose work has ended, and sets `*step` to 0. FB_BUSY means that the step is still running or is not
-// finished: the caller retires it later. FB_BUSY, FB_CLOSED and FB_INVALID_CONFIG leave the step and `*step` as they
-// were. Any other error ends the step too. FB_DEVICE_FAILED means that the device failed, a selection was invalid,
-// missed rows were not gathered, or a launched graph lacked a call. FB_CANCELLED means that the step was abandoned.
-// After any error that sets `*step` to 0, discard the step's tokens, and truncate (fb_truncate) or close its
-// sequences. A step of theirs that was enqueued after a failed one fails too: retire it, then truncate to at most the
-// length that was committed before the failed step. `retired` may be NULL. If the call frees closed sequences, it
-// enqueues the operations that empty their lanes on `stream`.
+// Ends a step whose work has ended, and sets `*step` to 0. FB_BUSY means that the step's work is still running, or
+// that fb_finish was not called for it: the caller retires it later. FB_BUSY, FB_CLOSED and FB_INVALID_CONFIG leave
+// the step and `*step` as they were. Any other error ends the step too. FB_DEVICE_FAILED means that the device failed,
+// a selection was invalid, missed rows were not gathered, or a launched graph lacked a call. FB_CANCELLED means that
+// the step was abandoned. After any error that sets `*step` to 0, discard the step's tokens, and truncate
+// (fb_truncate) or close its sequences. If a later step of one of these sequences was already enqueued, it fails too:
+// retire it as well, then truncate to at most the length that was committed before the first failed step. `retired`
+// may be NULL. If the call frees closed sequences, it enqueues the operations that empty their lanes on `stream`.
 //
 // Requires:
 // `step` points to a step's number; `retired` states its real size.
@@ -1885,9 +1898,10 @@ fb_status fb_trace_create(const char *path,
                           struct fb_trace **trace);
 
 // Records the selection of the query at `position`: for each layer that selects for itself, in order, k positions in
-// any order, -1 for none. `selected` has `count` numbers in host memory. Record each accepted position once, in
-// order, from first_position on. On FB_OUT_OF_RANGE nothing is recorded and the caller may continue with a corrected
-// call. After FB_IO the file ends with the previous group of steps, and every later call fails.
+// any order, -1 for none. `selected` has `count` numbers in host memory. Record each accepted position once, in order,
+// from first_position on. On FB_OUT_OF_RANGE nothing is recorded and the caller may continue with a corrected call.
+// After FB_IO the file ends with the last group of steps that was written before, and every later call but
+// fb_trace_destroy fails.
 //
 // Requires:
 // `selected` has `count` numbers.

@@ -23,15 +23,16 @@ use crate::status::{FbStatus, Text};
 pub struct FbStats {
     /// sizeof(fb_stats), set by the caller.
     pub size: usize,
-    /// Gauge: sequences that are open, or closed while work that uses them is in flight.
+    /// Gauge: sequences that are open, and closed ones that are not released yet (fb_cache_reap).
     pub sequences: u32,
     /// Gauge: steps between prepare and retire.
     pub steps_in_flight: u32,
     /// Gauge: free pages of the total pool, not counting `unused_pages`.
     pub free_host_pages: u32,
-    /// Gauge: free pages of index keys.
+    /// Gauge: free pages of index keys, not counting `unused_pages`.
     pub free_index_pages: u32,
-    /// Gauge: published pages, of rows and of index keys, that no sequence uses. Admission can evict and reuse them.
+    /// Gauge: published pages that no sequence uses. Each counts once, and is a page of rows and a page of index keys.
+    /// Admission can evict and reuse them.
     pub unused_pages: u32,
     /// Gauge: free slots of the layer that has the fewest.
     pub free_slots: u32,
@@ -226,7 +227,8 @@ pub unsafe extern "C" fn fb_cache_create(
 /// Ends a cache. Its pools are the device's memory, which fb_device_destroy frees. No other cache can reuse them: a
 /// new cache on this device takes as much memory again. After a panic the call leaks the cache, on purpose, because
 /// its state may be inconsistent: fb_device_destroy does not free its memory either. The call returns FB_BUSY while a
-/// sequence is open or a step is not retired; nothing has ended then, and the handle stays valid.
+/// sequence is open, a closed sequence is not released (fb_cache_reap), or a step is not retired; nothing has ended
+/// then, and the handle stays valid.
 ///
 /// # Safety
 /// No operation that was enqueued for it still uses the caller's buffers.

@@ -94,8 +94,9 @@ impl Versioned for FbEngine {
     const REQUIRED: usize = std::mem::offset_of!(FbEngine, data) + 8;
 }
 
-/// The streams and buffers of a step's layers. Streams may be equal. The buffers have the shapes of fb_buffers, for
-/// `batch` batch rows and the step's query rows; `lists_batch` here is `batch` there.
+/// The streams and buffers of a step's layers. Streams may be equal. The buffers have the shapes that fb_buffers
+/// describes, for this struct's `batch` batch rows and the step's query rows. This struct's `lists_batch` is what
+/// fb_buffers calls `batch`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FbOverlapConfig {
@@ -113,15 +114,15 @@ pub struct FbOverlapConfig {
     pub selection: *const i32,
     /// Receives the slots of the selection.
     pub slots: *mut i32,
-    /// Index lists of split attention; NULL if every layer runs in the order none with one attention wave.
+    /// Index lists of split attention. They may be NULL if every layer runs in FB_OVERLAP_NONE with one attention wave.
     pub lists: *mut i32,
     /// The number of valid slots in each index list; NULL without index lists.
     pub counts: *mut u32,
     /// Batch rows of each index list; 0 without index lists.
     pub lists_batch: u32,
-    /// The number of batch rows to enqueue, at least the step's. In a capture it is required: the batch rows of the
-    /// bucket. If a launched step has fewer, the remaining ones do nothing. Otherwise optional. Default: the step's
-    /// number of batch rows.
+    /// The number of batch rows to enqueue, at least the step's. Required in a capture, where it is the batch rows of
+    /// the bucket; if a launched step has fewer, the remaining ones do nothing. Optional outside a capture. Default:
+    /// the step's number of batch rows.
     pub batch: u32,
     /// Optional: the first batch row of DBA's second half. Default: the batch is not divided.
     pub half: u32,
@@ -258,8 +259,8 @@ impl Engine for Callback {
 /// a finished or abandoned step, for other streams than the step's earlier layers used, and for another compute stream
 /// than the one the step was prepared on. FB_OUT_OF_RANGE for a layer, a draft pass, a number of batch rows or buffers
 /// that do not fit the step, and for streams of another device. FB_INVALID_CONFIG for an order that needs index lists
-/// without them, and for a callback that enqueued on another stream, if the device can see it. Inside the callback the
-/// cache is busy: see fb_enqueue. FB_CLOSED in a child process that the callback forked.
+/// without them. Inside the callback the cache is busy: see fb_enqueue. FB_CLOSED in a child process that the callback
+/// forked.
 ///
 /// # Safety
 /// `layers` and `engine` state their real sizes. The device may use the buffers until every stream has passed this
@@ -287,9 +288,10 @@ pub unsafe extern "C" fn fb_overlap(
     })
 }
 
-/// Enqueues all layers of the open steps, at most one step of each micro-batch: each layer once, then `draft_passes`
-/// draft passes, alternating between the steps. `layers` has the streams and buffers of each step. `by_layer` has the
-/// order of every layer, draft layers last. An error after the first work was enqueued abandons all the steps.
+/// Enqueues the layers of the open steps, at most one step of each micro-batch: each layer that is no draft layer once,
+/// then `draft_passes` draft passes of the draft layers. The steps alternate in each layer and each draft pass.
+/// `layers` has the streams and buffers of each step. `by_layer` has the order of every layer, draft layers last. An
+/// error after the first work was enqueued abandons all the steps.
 ///
 /// # Safety
 /// As fb_overlap. `steps` and `layers` have `count` entries; `by_layer` has one for each layer of the cache, draft

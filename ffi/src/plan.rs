@@ -48,7 +48,8 @@ pub struct FbPlanConfig {
     /// Optional: sequences on the GPU at the same time. Default: as many as fit.
     pub batch: u32,
     /// Optional: slots as a fraction of the context, above 0 and at most 1. Default: the largest ratio that fits; if
-    /// `batch` is 0, the ratio that leaves `least_slots`.
+    /// `batch` is 0, the ratio that gives each sequence `least_slots` slots in a layer, or its whole context if that is
+    /// less.
     pub ratio: f64,
     /// Optional: bytes of weights on the GPU. Default: 0.
     pub weights: u64,
@@ -70,7 +71,7 @@ pub struct FbPlanConfig {
     pub micro_batches: u32,
     /// Optional: the fewest slots of a sequence when the plan fits as many sequences as possible. Default: 6400.
     pub least_slots: u32,
-    /// Optional: 1 leaves residency tables and the GPU's page tables of host memory out of the sum that has to fit. The
+    /// Optional: 1 leaves `table_bytes` and `host_page_table_bytes` of fb_planned out of the sum that has to fit. The
     /// plan reports them all the same.
     pub tables_beside: u32,
 }

@@ -81,8 +81,8 @@ pub unsafe extern "C" fn fb_requests_create(
 }
 
 /// Records one request. Record requests in the order of their arrival. On FB_OUT_OF_RANGE nothing is recorded and the
-/// caller may continue with a corrected call. After FB_IO the file ends with the previous line, and every later call
-/// fails.
+/// caller may continue with a corrected call. After FB_IO the file ends with the last line that was written before, and
+/// every later call but fb_requests_destroy fails.
 ///
 /// # Safety
 /// `arrival` states its real size, and its blocks are valid.

@@ -114,7 +114,8 @@ impl FbSelections {
     }
 }
 
-/// Reads the trace or recording `path`, compressed or not. On failure, `text` receives the reason.
+/// Reads the selection trace in the file `path`, compressed or not. A recording that fb_trace_create began can be read
+/// whether it was finished or not. On failure, `text` receives the reason.
 ///
 /// # Safety
 /// `path` ends with a zero byte; `text` has `text_bytes` bytes; `selections` has room for the result.

@@ -12,7 +12,7 @@ use crate::ticket::{self, FbTicket};
 
 /// The join loads every row into slots, if all of them fit the sequence's slots.
 pub const FB_BRING_UP_WHOLE: u32 = 0;
-/// The join loads no rows.
+/// The join loads no rows except those that the warm-up's selections name.
 pub const FB_BRING_UP_NOTHING: u32 = 1;
 
 /// What a new sequence needs. An optional field that is 0 gets the default that its comment names.
@@ -222,12 +222,12 @@ pub unsafe extern "C" fn fb_append_in_place(cache: *mut FbCache, sequence: u64, 
     })
 }
 
-/// Joins a sequence to its lane, once every layer has its whole prompt. It decides which rows are resident: first all
-/// of them, if `bring_up` of fb_open_config asks for it and they fit, then, by the rule, the rows that the selections
-/// of `warm_up` name. It then gathers these rows, up to the warm-up's bound. Steps wait for this work by themselves;
-/// with a bound, call fb_join_more until the sequence is running. `warm_up` may be NULL. `ticket` may be NULL;
-/// otherwise it receives the ticket of the enqueued work. FB_INVALID_STATE while a layer's prompt is incomplete, or
-/// when the sequence has already joined.
+/// Joins a sequence to its lane, once every layer has its whole prompt. The call decides which rows are resident. If
+/// `bring_up` of fb_open_config asks for all rows and they fit, it begins with all of them, otherwise with none. It
+/// then applies the selections of `warm_up` in order by exact LRU, as if they were steps. It gathers the rows that are
+/// then resident, up to the warm-up's bound. Steps wait for this work by themselves; with a bound, call fb_join_more
+/// until the sequence is running. `warm_up` may be NULL. `ticket` may be NULL; otherwise it receives the ticket of the
+/// enqueued work. FB_INVALID_STATE while a layer's prompt is incomplete, or when the sequence has already joined.
 ///
 /// # Safety
 /// `warm_up` states its real size. The device may read its selections until the stream has passed this call.
@@ -439,9 +439,9 @@ pub unsafe extern "C" fn fb_digest(cache: *const FbCache, sequence: u64, digest:
     }
 }
 
-/// Returns the slot to which the engine writes the row of the token that query row number `query_row`, from 0, decodes.
-/// The slot is the same in every layer's slab and in every step of the sequence, so ask once after the opening. Inside
-/// a callback this call is FB_BUSY.
+/// Returns the landing slot of query row number `query_row`, from 0: the engine writes there the row of that query
+/// row's own token, at position committed length + `query_row`. The slot is the same in every layer's slab and in every
+/// step of the sequence, so ask once after the opening. Inside a callback this call is FB_BUSY.
 ///
 /// # Safety
 /// `slot` has room for the result.

@@ -29,7 +29,8 @@ pub type FbStep = u64;
 pub struct FbBatchRow {
     /// The sequence.
     pub sequence: u64,
-    /// How many rows of the sequence's previous step were accepted, or FB_ACCEPTED_ON_DEVICE; 0 before its first step.
+    /// How many rows of the sequence's previous step were accepted, or FB_ACCEPTED_ON_DEVICE. 0 if there was no step
+    /// since the join, the fork or the last fb_truncate.
     pub accepted: u32,
     /// The sequence's query rows in this step, at most the step's `query_rows`.
     pub query_rows: u32,
@@ -72,7 +73,7 @@ impl Versioned for FbStepConfig {
 pub struct FbRetired {
     /// sizeof(fb_retired), set by the caller.
     pub size: usize,
-    /// The step's number in its cache, from 1.
+    /// The step's count in its cache, from 1. It is not the fb_step that fb_prepare returned.
     pub step: u64,
     /// Distinct selected rows that were resident, all layers.
     pub hits: u64,
@@ -196,9 +197,9 @@ impl FbCache {
 /// of the accepted rows among those that the sequences' previous steps left in their landing slots. The call returns
 /// FB_BUSY when every step descriptor is in use or a sequence has `steps_in_flight` steps in flight (retire a step),
 /// when the micro-batch's last step is not finished (fb_finish), or when another call is inside the cache (see Threads
-/// at the top). FB_INVALID_STATE for a sequence that has not joined, that belongs to another micro-batch, or whose
-/// step failed. On an error no step begins. If the device refuses the call half-way, its step descriptor becomes free
-/// once the stream has passed what was enqueued.
+/// at the top). FB_INVALID_STATE for a sequence that has not joined, whose first step was in another micro-batch (a
+/// sequence keeps it), or whose step failed. On an error no step begins. If the device refuses the call half-way, its
+/// step descriptor becomes free once the stream has passed what was enqueued.
 ///
 /// # Safety
 /// `config` states its real size. Its `rows` are valid for the call, and its `accepted` until the stream has passed
@@ -230,17 +231,17 @@ pub unsafe extern "C" fn fb_prepare(
     })
 }
 
-/// Ends the enqueueing of a step: it enqueues the report and records the step's event on `stream`. The call joins what
-/// fb_overlap, fb_overlap_steps or fb_launch enqueued. If the engine orders layers itself, `stream` must already be
-/// ordered after that work.
+/// Ends the enqueueing of a step: it enqueues the report and records the step's event on `stream`. The call orders
+/// `stream` after what fb_overlap, fb_overlap_steps or fb_launch enqueued. If the engine orders layers itself, `stream`
+/// must already be ordered after that work.
 ///
 /// A step is complete when every query row of its batch rows was resolved, gathered in each attention wave, and
 /// scattered, in every layer, draft layers included. With residency_only, resolving is enough. While a call is missing,
 /// fb_finish returns FB_INVALID_STATE, and the error text names the call, its layer, batch row and query row. It then
 /// enqueues nothing and the step stays open: make the missing call, or abandon the step with fb_abandon. A missing
-/// gather may still be enqueued until any layer's next resolve of these batch rows. After that resolve, the missing
-/// gather is no longer possible. Resolve and gather again, so that fb_finish accepts the step; if the first resolve had
-/// misses, fb_retire nevertheless returns FB_DEVICE_FAILED. FB_INVALID_STATE also for a step that is already finished.
+/// gather may still be enqueued until any layer's next resolve of these batch rows. After that, fb_finish accepts the
+/// step only if the layer with the missing gather is resolved and gathered again. If its first resolve had misses,
+/// fb_retire returns FB_DEVICE_FAILED even so. FB_INVALID_STATE also for a step that is already finished.
 #[unsafe(no_mangle)]
 pub extern "C" fn fb_finish(cache: *mut FbCache, step: FbStep, stream: *mut c_void) -> FbStatus {
     change(cache, |cache| {
@@ -260,14 +261,14 @@ pub extern "C" fn fb_abandon(cache: *mut FbCache, step: FbStep) -> FbStatus {
     })
 }
 
-/// Ends a step whose work has ended, and sets `*step` to 0. FB_BUSY means that the step is still running or is not
-/// finished: the caller retires it later. FB_BUSY, FB_CLOSED and FB_INVALID_CONFIG leave the step and `*step` as they
-/// were. Any other error ends the step too. FB_DEVICE_FAILED means that the device failed, a selection was invalid,
-/// missed rows were not gathered, or a launched graph lacked a call. FB_CANCELLED means that the step was abandoned.
-/// After any error that sets `*step` to 0, discard the step's tokens, and truncate (fb_truncate) or close its
-/// sequences. A step of theirs that was enqueued after a failed one fails too: retire it, then truncate to at most the
-/// length that was committed before the failed step. `retired` may be NULL. If the call frees closed sequences, it
-/// enqueues the operations that empty their lanes on `stream`.
+/// Ends a step whose work has ended, and sets `*step` to 0. FB_BUSY means that the step's work is still running, or
+/// that fb_finish was not called for it: the caller retires it later. FB_BUSY, FB_CLOSED and FB_INVALID_CONFIG leave
+/// the step and `*step` as they were. Any other error ends the step too. FB_DEVICE_FAILED means that the device failed,
+/// a selection was invalid, missed rows were not gathered, or a launched graph lacked a call. FB_CANCELLED means that
+/// the step was abandoned. After any error that sets `*step` to 0, discard the step's tokens, and truncate
+/// (fb_truncate) or close its sequences. If a later step of one of these sequences was already enqueued, it fails too:
+/// retire it as well, then truncate to at most the length that was committed before the first failed step. `retired`
+/// may be NULL. If the call frees closed sequences, it enqueues the operations that empty their lanes on `stream`.
 ///
 /// # Safety
 /// `step` points to a step's number; `retired` states its real size.

@@ -169,9 +169,10 @@ pub unsafe extern "C" fn fb_trace_create(
 }
 
 /// Records the selection of the query at `position`: for each layer that selects for itself, in order, k positions in
-/// any order, -1 for none. `selected` has `count` numbers in host memory. Record each accepted position once, in
-/// order, from first_position on. On FB_OUT_OF_RANGE nothing is recorded and the caller may continue with a corrected
-/// call. After FB_IO the file ends with the previous group of steps, and every later call fails.
+/// any order, -1 for none. `selected` has `count` numbers in host memory. Record each accepted position once, in order,
+/// from first_position on. On FB_OUT_OF_RANGE nothing is recorded and the caller may continue with a corrected call.
+/// After FB_IO the file ends with the last group of steps that was written before, and every later call but
+/// fb_trace_destroy fails.
 ///
 /// # Safety
 /// `selected` has `count` numbers.

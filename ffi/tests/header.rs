@@ -33,7 +33,12 @@ const HEAD: &str = "\
  *             budget          The number of slots that one sequence has in one layer for its resident rows.
  *             lane            The index of a sequence in the device's residency tables, from fb_open until the
  *                             sequence is released.
- *             step            One forward pass of decode: fb_prepare, the layers, fb_finish, fb_retire.
+ *             step            One forward pass of decode: fb_prepare, the layers, fb_finish, fb_retire. It is open from
+ *                             fb_prepare to fb_finish, and in flight from fb_prepare to fb_retire.
+ *             step descriptor The lanes, accepted counts and query rows of one step, in pinned memory; in use from
+ *                             fb_prepare to fb_retire.
+ *             report          The hits and misses of each layer, the committed lengths and the error of one step. The
+ *                             device writes it at the step's end, and fb_retire reads it.
  *             batch row       One sequence in the batch of a step.
  *             query row       One token that a sequence decodes in a step: its next token or a draft.
  *             micro-batch     A group of sequences whose steps may run at the same time as those of another group.

@@ -2,14 +2,14 @@
 //!
 //! # The life of a sequence
 //!
-//! | state | entered by | calls that change it, besides `close` |
+//! | state | entered by | calls that change the sequence, besides `close` |
 //! |---|---|---|
 //! | filling | [`Cache::open`], [`Cache::open_shared`] | [`append`], [`append_in_place`], [`join`] |
 //! | joining | [`Cache::join`] with a limit on bytes | [`join_more`], until all rows are loaded |
 //! | running | [`join`] (no limit), [`join_more`], [`truncate`], fork | [`prepare`], [`truncate`], [`publish`], fork |
 //! | truncating | a `truncate` that the device refused half-way | [`truncate`] |
 //! | failed | a failed step | [`truncate`] |
-//! | closing | [`Cache::close`] with work in flight | none: its number is closed |
+//! | closing | [`Cache::close`] with work in flight | none: its handle is no longer valid |
 //!
 //! [`append`]: Cache::append
 //! [`append_in_place`]: Cache::append_in_place
@@ -25,10 +25,10 @@
 //! promised tokens and the rows in flight, slots in every layer, and a lane. So a step allocates nothing and cannot run
 //! out of memory.
 //!
-//! The cache takes back the resources that a step names when the last step that names them has been retired and every
-//! ticket on them has ended. That holds for steps that completed and for steps that were abandoned. If the device
-//! refuses a call half-way, the cache takes back the resources of the call once the stream has passed the operations
-//! that the call enqueued (`settle`).
+//! After a sequence is closed, the cache takes back its resources once the last step with the sequence has been retired
+//! and every ticket of its work has ended. That holds for steps that completed and for steps that were abandoned. If
+//! the device refuses a call half-way, the cache takes back the resources of the call once the stream has passed the
+//! operations that the call enqueued (`settle`).
 //!
 //! # What it does not do
 //!

@@ -25,8 +25,8 @@
 //!        gather:           G1-G2---
 //! ```
 //!
-//! In the pictures a dot is a wait of the compute stream. DA (dual attention) calls attention in two parts; DBA divides
-//! the indexer's batch as well.
+//! In the pictures a dot is a wait of the compute stream. DA (dual attention) calls attention twice, over resident and
+//! over fetched rows; DBA also divides the batch in two for the indexer, R and G.
 //!
 //! On the compute stream, a layer's first operation follows the previous layer's last. This also orders all buffers
 //! that the layers reuse. By the end of the previous layer, its attention has read that layer's index lists and scratch
@@ -34,10 +34,10 @@
 //! between layers, except for the scatters, which the step joins at its end.
 //!
 //! **Several attention waves.** If a step may fetch more rows than the scratch slots hold, attention runs in waves. The
-//! first wave's G copies the fetched rows that have budget slots, and a first part of the others to the scratch slots.
-//! Each further wave copies another part of these others. A1 reads what its wave copied, and the next wave's G waits
-//! for that A1. If a batch row needs fewer waves, the other waves fetch and attend nothing for it. The number of waves
-//! never depends on data, so a captured graph holds all of them.
+//! first wave's G copies the fetched rows that have budget slots, and a first part of the *overflow*, the fetched rows
+//! that have none, to the scratch slots. Each further wave copies another part of the overflow there. A1 reads what its
+//! wave copied, and the next wave's G waits for that A1. If a batch row needs fewer waves, the other waves fetch and
+//! attend nothing for it. The number of waves never depends on data, so a captured graph holds all of them.
 //!
 //! **Edges.** An edge between two streams is one event: the schedule enqueues its record on one stream and, in the same
 //! call, the wait on the other. On a single stream no event is needed. The schedule reuses its events from layer to
@@ -50,7 +50,8 @@
 //! **Costs.** Besides R, G and S themselves, a layer costs at most seven edges. Each wave after the first costs two
 //! more, and its G. The schedule allocates nothing and waits for nothing.
 //!
-//! The module `choice` chooses the order, not the schedule. A callback may compute anything.
+//! The module `choice` chooses the order; the schedule does not. The engine's operations are callbacks, and what they
+//! compute is the engine's own affair.
 
 use crate::device::{Device, Event, PoolOp, Pools, ResolveOutput, Slice, SplitIndices, StepRange, Stream};
 use crate::error::{Error, Kind, Result};

@@ -15,10 +15,10 @@
 //! 3. rows that the step created, by ascending position, once the commit at the next decode step's beginning has
 //!    accepted them.
 //!
-//! The newest rows of that order, one for each slot of the budget, are resident afterwards. There is one exception: if
-//! the hits and the fetched rows together are more than the slots of the budget, all hits keep their slots, the
-//! fetched rows with the highest positions take the remaining slots, and the other fetched rows are in scratch slots
-//! for this layer's attention only.
+//! The newest rows of that order, one for each slot of the budget, are resident: after the resolve those of groups 1
+//! and 2, after the commit those of all three. There is one exception: if the hits and the fetched rows together are
+//! more than the slots of the budget, all hits keep their slots, the fetched rows with the highest positions take the
+//! remaining slots, and the other fetched rows are in scratch slots for this layer's attention only.
 //!
 //! An example: a sequence of six rows, 0 to 5, and a budget of 3 slots. (A real decode step also adds its new
 //! row; the example leaves that out.)
@@ -32,19 +32,19 @@
 //!
 //! # Why there is no list
 //!
-//! Rows of one step are ordered by position, and new rows have the highest positions of all. So the order of
-//! all rows is the order of the pairs *(stamp of the last step that selected or created the row, position)*. No
-//! list has to be kept in order: a hit writes one stamp. The price is one scan of the lane's stamps in each
-//! step, which finds the oldest slots. The scan is contiguous and free of branches, so it suits vector units and
-//! warps alike. The rule never reads the order in which a top-k kernel emits its indices, so the outcome cannot
-//! depend on it.
+//! Rows of one step are ordered by position, and new rows have the highest positions of all. So the order of all rows
+//! is the order of the pairs *(stamp of the last step that selected or created the row, position)*. No list has to be
+//! kept in order: a hit writes one stamp. The price is a scan of the lane's stamps in each step, and a few more if many
+//! slots must be evicted at once; it finds the oldest slots. The scan is contiguous and free of branches, so it suits
+//! vector units and warps alike. The rule never reads the order in which a top-k kernel emits its indices, so the
+//! outcome cannot depend on it.
 //!
 //! Ties are resolved the same way on every rank and device:
 //!
 //! - Missed rows are numbered by ascending position.
-//! - The victims of a resolve are a set. Their slots are given to the missed rows in this order: first the victims
-//!   with a stamp below that of the newest victim, then the victims with that stamp, each group in the order of the
-//!   lane's slots.
+//! - The slots that a resolve takes are a set; empty slots count as the oldest. They go to the missed rows that get
+//!   budget slots, by ascending position, in this order: first the slots with a stamp below the highest stamp of the
+//!   set, then those with it, each group in the order of the lane's slots.
 //! - New rows, by ascending position, take empty slots first, in the order of the lane's slots. Then each new
 //!   row takes the slot of the oldest row by (stamp, position).
 //!
@@ -61,7 +61,7 @@
 //! |---|---|---|
 //! | absent | [`ABSENT`] | [`LayerTables::resolve`], a warm-up or the bring-up gives the row a slot |
 //! | resident | a budget slot, whose `position_of` points back | the row becomes a victim or is truncated |
-//! | landing | a landing slot, for positions from `length` on | commit or truncate accepts or forgets the row |
+//! | landing | a landing slot, from the committed length on | accepted or forgotten by a commit or truncate |
 //! | scratch | a scratch slot, inside one call of `resolve` | the end of that call; attention reads the bytes later |
 //!
 //! [`LayerTables::validate`] checks that the tables agree with these states. The tests call it after every operation.
