@@ -75,9 +75,10 @@
  *             then, but does not make the decode thread's fb_layer fail; make long const calls (fb_cache_validate,
  *             fb_digest) between the decode thread's calls.
  *             This FB_BUSY leaves no error text: fb_error_text still has that of an older failure. An engine that uses
- *             a cache from one thread, and does not call the cache inside fb_enqueue, never sees this FB_BUSY; any
- *             FB_BUSY then means work in flight. Objects are independent of each other. Callbacks, including the work
- *             of fb_stream_call, must not throw or jump out.
+ *             a cache from one thread, and does not call the cache inside fb_enqueue, never sees this FB_BUSY. Any
+ *             FB_BUSY then means that work is in flight, or that something must end first, as the call's comment
+ *             says. Objects are independent of each other. Callbacks, including the work of fb_stream_call, must not
+ *             throw or jump out.
  * Processes   In a child process made by fork(2) every handle of the parent is FB_CLOSED, and what the child creates
  *             is its own. A call whose callback calls fork(2) returns FB_CLOSED in the child, whatever the callback
  *             returns there. In the parent nothing changes. (fb_fork has nothing to do with processes.)
@@ -88,10 +89,11 @@
  *             legacy stream), or a stream that fb_stream_create made. On a host device it is a stream that
  *             fb_stream_create made, or NULL, the stream that the device has from the start. Any other is
  *             FB_OUT_OF_RANGE.
- *             Calls enqueue and return. Only fb_stream_wait, fb_stream_return and fb_device_destroy wait for the
- *             device, and, for comparisons and tests, fb_digest and fb_cache_validate. On FB_DEVICE_HOST_THREADS a
- *             stream holds 4096 operations: a caller that enqueues more waits until one has run. Streams run
- *             concurrently unless fb_stream_order orders them.
+ *             Calls enqueue and return. fb_device_allocate and fb_cache_create wait until their memory is zeroed. Apart
+ *             from them only fb_capture, fb_stream_wait, fb_stream_return and fb_device_destroy wait for the device,
+ *             and, for comparisons and tests, fb_digest and fb_cache_validate. On FB_DEVICE_HOST_THREADS a stream
+ *             holds 4096 operations: a caller that enqueues more waits until one has run. Streams run concurrently
+ *             unless fb_stream_order orders them.
  * Memory      Buffers remain the caller's. The memory that a cache takes belongs to its device until
  *             fb_device_destroy. The library reads no environment variable, installs no signal handler, and writes no
  *             log; only a panic prints to standard error.
@@ -135,7 +137,7 @@
 // with FB_OUT_OF_MEMORY, and the error text gives both numbers.
 #define FB_MEMORY_OVERCOMMIT 8
 
-// The join loads every row into slots, if all of them fit the sequence's slots.
+// In each layer, the join loads every row into slots, if all of them fit the sequence's slots there.
 #define FB_BRING_UP_WHOLE 0
 
 // The join loads no rows except those that the warm-up's selections name.
@@ -249,14 +251,15 @@ enum fb_status
     FB_OS_REFUSED = 4,
     // A pool whose size was fixed at creation has too little left.
     FB_EXHAUSTED = 5,
-    // Work in flight or another call is using the object. Call again when it has ended.
+    // Work in flight, another call, or something that the caller must end first is using the object. Call again when
+    // that has ended.
     FB_BUSY = 6,
     // The sequence, step or object has ended, or the handle never named one.
     FB_CLOSED = 7,
     // A position, layer, slot or count is outside the configured range.
     FB_OUT_OF_RANGE = 8,
-    // The device failed, a step's selections were invalid, or its missed rows were not gathered. Discard the
-    // tokens of that step.
+    // The device failed, a step's selections were invalid, its missed rows were not gathered, or its launched graph
+    // lacked a call. Discard the tokens of that step.
     FB_DEVICE_FAILED = 9,
     // A file does not follow its format.
     FB_BAD_FORMAT = 10,
@@ -517,8 +520,8 @@ typedef struct fb_open_config {
     uint32_t slots;
     // Optional: the rows that the join loads, an FB_BRING_UP_ constant. Default: FB_BRING_UP_WHOLE.
     uint32_t bring_up;
-    // Optional: slots in each layer as a fraction of prompt plus promised tokens, above 0 and at most 1. Default:
-    // `slots` applies.
+    // Optional: slots in each layer as a fraction of prompt plus promised tokens, above 0 and at most 1; at least the
+    // cache's min_budget. Default: `slots` applies.
     double ratio;
     // Optional: slots of each layer, draft layers included. Set it or `slots` or `ratio`, only one of them. Default:
     // every layer has the same number of slots.
@@ -588,8 +591,9 @@ typedef struct fb_tokens {
 } fb_tokens;
 
 // The streams and buffers of a step's layers. Streams may be equal. The buffers have the shapes that fb_buffers
-// describes, for this struct's `batch` batch rows and the step's query rows. This struct's `lists_batch` is what
-// fb_buffers calls `batch`.
+// describes, for this struct's `batch` batch rows and the step's query rows. A draft pass has one query row: it uses
+// the beginning of each buffer, in the shape for one query row. This struct's `lists_batch` is what fb_buffers calls
+// `batch`.
 typedef struct fb_overlap_config {
     // sizeof(fb_overlap_config), the same in all entries of an array.
     size_t size;
@@ -633,7 +637,8 @@ typedef struct fb_capture_config {
     uint32_t count;
     // Query rows of the steps.
     uint32_t query_rows;
-    // Optional: the number of draft passes. Default: 0.
+    // Optional: the number of draft passes, at most `query_rows`. Default: 0. With draft layers, fb_finish needs a
+    // draft pass for each query row of the step; those beyond this number are enqueued by fb_overlap.
     uint32_t draft_passes;
     // Must be 0.
     uint32_t reserved;
@@ -787,8 +792,8 @@ typedef struct fb_step_range {
     uint32_t first;
     // Optional: the number of batch rows. Default: all from `first` on.
     uint32_t count;
-    // Optional: FB_ALL_QUERY_ROWS, or j + 1 for draft pass j, counted from 0: the call then works on the one query row
-    // of that pass.
+    // Optional: FB_ALL_QUERY_ROWS, or j + 1 for draft pass j, counted from 0: the call then works on query row j of
+    // each batch row only.
     uint32_t draft_pass;
 } fb_step_range;
 
@@ -802,11 +807,12 @@ typedef struct fb_buffers {
     // Receives the slots of these positions in the layer's slab, in the same shape, -1 for none.
     int32_t *slots;
     // Optional: receives the slots again as the index lists of split attention, `[1 + attention_waves][batch][query
-    // rows][top_k]`. Index list 0 has the rows that were resident and those that this step writes, index list 1 + w
-    // the rows that attention wave w fetches.
+    // rows][top_k]`. The batch rows are the step's, also in a call for a part of them, which writes only its own; the
+    // query rows are those of the call's range. Index list 0 has the rows that were resident and those that this step
+    // writes, index list 1 + w the rows that attention wave w fetches.
     int32_t *lists;
-    // Receives the number of valid slots in each index list, `[1 + attention_waves][batch][query rows]`; NULL without
-    // index lists.
+    // Receives the number of valid slots in each index list, `[1 + attention_waves][batch][query rows]` as in `lists`;
+    // NULL without index lists.
     uint32_t *counts;
     // Batch rows of each index list, at least the step's; 0 without index lists.
     uint32_t batch;
@@ -1049,7 +1055,8 @@ const char *fb_version(void);
 
 // Copies the error text of the last call that failed on the object of `handle`, a handle of any kind. The error text
 // says what failed, where, with which numbers, and what to do. It is empty before the first failure. A call that
-// returns FB_CLOSED or FB_BUSY for the handle itself, or whose handle is NULL, leaves no error text.
+// returns FB_CLOSED or FB_BUSY for the handle itself, or whose handle is NULL or of another kind, leaves no error
+// text.
 //
 // Requires:
 // `text` is NULL, or has `text_bytes` bytes.
@@ -1082,7 +1089,7 @@ fb_status fb_stream_create(const struct fb_device *device, void **stream);
 
 // Tells the device about a CUstream of the engine, once for each stream; NULL is the legacy default stream. The
 // library neither synchronises nor destroys it. FB_UNSUPPORTED on a host device. FB_INVALID_CONFIG for a stream of
-// another context, and for the per-thread stream.
+// another context, for the per-thread stream, and for CU_STREAM_LEGACY: pass NULL.
 //
 // Requires:
 // `stream` is a stream of this process until it is returned or the device is destroyed. It is not being captured when
@@ -1137,10 +1144,11 @@ fb_status fb_device_allocate(const struct fb_device *device,
                              uint64_t bytes,
                              void **address);
 
-// Fills in the fields that describe a model and leaves the other fields unchanged. The names are "deepseek-v3.2",
-// "deepseek-v3.2-bf16", "deepseek-v3.2-int8", "glm-5" and "gqa-8x128"; "deepseek-v3" is a dense model and is meant
-// for planning only. Another name is FB_OUT_OF_RANGE. Set `size` of `config` before the call; the other fields may be
-// zero or filled. On failure, `text` receives the reason.
+// Fills in the fields that describe a model (`layers`, `draft_layers`, `index_key_bytes`, `row_bytes`, `page_tokens`,
+// `top_k`, `host_stride`, `device_block_align`) and leaves the other fields unchanged. The names are "deepseek-v3.2",
+// "deepseek-v3.2-bf16", "deepseek-v3.2-int8", "glm-5" and "gqa-8x128"; "deepseek-v3" is a dense model and is meant for
+// planning only. Another name is FB_OUT_OF_RANGE. Set `size` of `config` before the call; the other fields may be zero
+// or filled. On failure, `text` receives the reason.
 //
 // Requires:
 // `name` ends with a zero; `config` states its real size; `text` has `text_bytes` bytes.
@@ -1197,7 +1205,7 @@ fb_status fb_cache_stats(const struct fb_cache *cache, struct fb_stats *stats);
 fb_status fb_cache_info(const struct fb_cache *cache, struct fb_info *info);
 
 // Releases what ended work still holds: pages, step descriptors, and closed sequences whose last work has ended.
-// `*waiting`, which may be NULL, receives the number of closed sequences that still wait. On `stream` the call
+// `waiting`, which may be NULL, receives the number of closed sequences that still wait. On `stream` the call
 // enqueues the operations that empty the lanes of the released sequences; later sequences wait for them by themselves.
 //
 // Requires:
@@ -1267,7 +1275,7 @@ fb_status fb_open(struct fb_cache *cache,
                   uint64_t *sequence);
 
 // Appends `count` packed prompt rows to one layer, each of row_bytes[0] + row_bytes[1] bytes. Layers fill
-// independently, each in token order. FB_INVALID_STATE once the sequence has joined. On an error nothing is written.
+// independently, each in token order. FB_INVALID_STATE once fb_join has succeeded. On an error nothing is written.
 //
 // Requires:
 // `rows` has `count` rows.
@@ -1287,12 +1295,13 @@ fb_status fb_append_in_place(struct fb_cache *cache,
                              uint64_t sequence,
                              uint32_t count);
 
-// Joins a sequence to its lane, once every layer has its whole prompt. The call decides which rows are resident. If
-// `bring_up` of fb_open_config asks for all rows and they fit, it begins with all of them, otherwise with none. It
-// then applies the selections of `warm_up` in order by exact LRU, as if they were steps. It gathers the rows that are
-// then resident, up to the warm-up's bound. Steps wait for this work by themselves; with a bound, call fb_join_more
-// until the sequence is running. `warm_up` may be NULL. `ticket` may be NULL; otherwise it receives the ticket of the
-// enqueued work. FB_INVALID_STATE while a layer's prompt is incomplete, or when the sequence has already joined.
+// Joins a sequence to its lane, once every layer has its whole prompt. The call decides which rows are resident. In
+// each layer where `bring_up` of fb_open_config asks for all rows and they fit, it begins with all of them, otherwise
+// with none. It then applies the selections of `warm_up` in order by exact LRU, as if they were steps. It gathers the
+// rows that are then resident, up to the warm-up's bound. Steps wait for this work by themselves; with a bound, call
+// fb_join_more until the sequence is running. `warm_up` may be NULL. `ticket` may be NULL; otherwise it receives the
+// ticket of the enqueued work. FB_INVALID_STATE while a layer's prompt is incomplete, or when fb_join has already
+// succeeded.
 //
 // Requires:
 // `warm_up` states its real size. The device may read its selections until the stream has passed this call.
@@ -1311,9 +1320,9 @@ fb_status fb_join_more(struct fb_cache *cache, uint64_t sequence, void *stream, 
 
 // Opens a sequence that begins as a copy of `parent`. The parent's committed tokens are its prompt, and the call
 // ignores the config's `prompt`. The two share full pages; the call copies the partial page on the stream. The child
-// has already joined. FB_BUSY while work of the parent is in flight. FB_INVALID_STATE while the parent has not joined,
-// or has rows that were neither accepted nor rejected: truncate it to the intended length first. Other errors are
-// those of fb_open.
+// is running. FB_BUSY while work of the parent is in flight. FB_INVALID_STATE while the parent is not running yet,
+// when its step failed, or while it has rows that were neither accepted nor rejected: truncate it to the intended
+// length first. Other errors are those of fb_open.
 //
 // Requires:
 // `config` states its real size, and its `slots_by_layer` is NULL or has an entry for each layer. `child` has room for
@@ -1330,7 +1339,7 @@ fb_status fb_fork(struct fb_cache *cache,
 // FB_OUT_OF_RANGE. The call removes rejected rows, and committed tokens beyond the length, from every layer's
 // residency. A page that other sequences share is replaced before it can be written again. After the call a sequence
 // whose step failed may take part in steps again. FB_BUSY while work of the sequence is in flight. FB_OUT_OF_RANGE for
-// a length beyond the committed and landed rows. FB_INVALID_STATE before the sequence has joined. FB_EXHAUSTED when
+// a length beyond the committed and landed rows. FB_INVALID_STATE before the sequence is running. FB_EXHAUSTED when
 // shared pages cannot be replaced. After any of these nothing has changed.
 //
 // Requires:
@@ -1370,9 +1379,10 @@ fb_status fb_read_row(const struct fb_cache *cache,
                       void *row,
                       uint64_t bytes);
 
-// Returns the residency digest of a sequence over all layers. Ranks that got the same selections in every step since
-// the join have equal digests. On a GPU the call waits for the device, so call it between steps. docs/integration.md
-// (Ranks) says what to do when ranks differ.
+// Returns the residency digest of a sequence over all layers. Ranks that made the same calls for the sequence (slots,
+// bring-up, warm-up, accepted counts, truncations) and got the same selections in every step have equal digests. On a
+// GPU the call waits for the device, so call it between steps. docs/integration.md (Ranks) says what to do when ranks
+// differ.
 //
 // Requires:
 // `digest` has room for the result.
@@ -1381,8 +1391,9 @@ fb_status fb_digest(const struct fb_cache *cache,
                     uint64_t *digest);
 
 // Returns the landing slot of query row number `query_row`, from 0: the engine writes there the row of that query
-// row's own token, at position committed length + `query_row`. The slot is the same in every layer's slab and in every
-// step of the sequence, so ask once after the opening. Inside a callback this call is FB_BUSY.
+// row's own token, at position L + `query_row`, where L is the committed length after this step's commit
+// (fb_retired_lengths returns it). The slot is the same in every layer's slab and in every step of the sequence, so
+// ask once after the opening. Inside a callback this call is FB_BUSY.
 //
 // Requires:
 // `slot` has room for the result.
@@ -1435,9 +1446,11 @@ fb_status fb_find_shared(const struct fb_cache *cache,
 // Starting at token `from`, publishes the full pages whose rows are all accepted and stored, so that other sequences
 // can find them by block hash (vLLM: a cached full block). `next` has the sequence's token ids from `from` on, as far
 // as they are known. `*published` receives how many tokens the sequence's published pages have now. Call it again
-// after more steps have been retired, and before fb_close. FB_INVALID_STATE for a sequence that fb_open_shared did not
-// open, or that is not running. FB_BUSY while work that the library enqueued for it is in flight. FB_OUT_OF_RANGE when
-// `from` differs from the `published` that fb_length returns.
+// after more steps have been retired, and before fb_close. A published page also gives other sequences its index keys:
+// the engine has written those of these tokens before the join (in stream order), or in its steps. FB_INVALID_STATE
+// for a sequence that neither fb_open_shared opened nor fb_fork made from such a sequence, or that is not running.
+// FB_BUSY while a ticket's work for it (warm-up, the copy of fb_fork, truncation) is in flight; steps in flight do not
+// matter. FB_OUT_OF_RANGE when `from` differs from the `published` that fb_length returns.
 //
 // Requires:
 // `next` states its real size, and everything it points to is valid. `published` has room for the result.
@@ -1586,11 +1599,11 @@ fb_status fb_chooser_destroy(struct fb_chooser *chooser);
 
 // Resolves a layer's selection (top-k indices) and gathers the missed rows, for all batch rows of the step, on one
 // stream. `selection` has token positions, -1 for none, `[batch rows][query rows][top_k]`. `slots`, of the same shape,
-// receives the slots of these positions in the layer's slab. Query row r, from 0, may select positions below the
-// committed length + r + 1. On any other position except -1, fb_retire returns FB_DEVICE_FAILED. Fetched rows for
-// which the budget has no slot are in scratch slots, which all layers use: enqueue this layer's attention before the
-// next layer's call. FB_INVALID_CONFIG in a cache with several attention waves: call fb_resolve, then fb_gather for
-// each wave. FB_INVALID_STATE for a finished step.
+// receives the slots of these positions in the layer's slab. Query row r, from 0, may select positions below L + r +
+// 1, where L is the committed length after this step's commit (fb_retired_lengths returns it). On any other position
+// except -1, fb_retire returns FB_DEVICE_FAILED. Fetched rows for which the budget has no slot are in scratch slots,
+// which all layers use: enqueue this layer's attention before the next layer's call. FB_INVALID_CONFIG in a cache with
+// several attention waves: call fb_resolve, then fb_gather for each wave. FB_INVALID_STATE for a finished step.
 //
 // Requires:
 // The device may use both buffers until the stream has passed this call.
@@ -1682,9 +1695,10 @@ fb_status fb_overlap(struct fb_cache *cache,
                      const struct fb_engine *engine);
 
 // Enqueues the layers of the open steps, at most one step of each micro-batch: each layer that is no draft layer once,
-// then `draft_passes` draft passes of the draft layers. The steps alternate in each layer and each draft pass.
-// `layers` has the streams and buffers of each step. `by_layer` has the order of every layer, draft layers last. An
-// error after the first work was enqueued abandons all the steps.
+// then `draft_passes` draft passes of the draft layers. The steps alternate in each layer and each draft pass. With
+// draft layers, fb_finish needs a draft pass for each query row of the step; those beyond `draft_passes` are enqueued
+// by fb_overlap. `layers` has the streams and buffers of each step. `by_layer` has the order of every layer, draft
+// layers last. An error after the first work was enqueued abandons all the steps.
 //
 // Requires:
 // As fb_overlap. `steps` and `layers` have `count` entries; `by_layer` has one for each layer of the cache, draft
@@ -1741,7 +1755,7 @@ fb_status fb_requests_sync(struct fb_requests *requests);
 // destroyed.
 //
 // Requires:
-// `count` has room for the result.
+// `count` is NULL or has room for the result.
 fb_status fb_requests_finish(struct fb_requests *requests,
                              uint64_t *count);
 
@@ -1801,9 +1815,12 @@ fb_status fb_selections_destroy(struct fb_selections *selections);
 // of the accepted rows among those that the sequences' previous steps left in their landing slots. The call returns
 // FB_BUSY when every step descriptor is in use or a sequence has `steps_in_flight` steps in flight (retire a step),
 // when the micro-batch's last step is not finished (fb_finish), or when another call is inside the cache (see Threads
-// at the top). FB_INVALID_STATE for a sequence that has not joined, whose first step was in another micro-batch (a
-// sequence keeps it), or whose step failed. On an error no step begins. If the device refuses the call half-way, its
-// step descriptor becomes free once the stream has passed what was enqueued.
+// at the top). FB_INVALID_STATE for a sequence that is not running yet, whose first step was in another micro-batch (a
+// sequence keeps it), or whose step failed. FB_OUT_OF_RANGE for too many batch rows, query rows or accepted rows, and
+// for a sequence that would outgrow its prompt, its promised tokens and the rows in flight. FB_INVALID_CONFIG for a
+// sequence that is named twice, and for FB_ACCEPTED_ON_DEVICE without `accepted`. FB_DEVICE_FAILED if a sequence's
+// warm-up failed. On an error no step begins. If the device refuses the call half-way, its step descriptor becomes
+// free once the stream has passed what was enqueued.
 //
 // Requires:
 // `config` states its real size. Its `rows` are valid for the call, and its `accepted` until the stream has passed
@@ -1844,7 +1861,7 @@ fb_status fb_abandon(struct fb_cache *cache,
 // may be NULL. If the call frees closed sequences, it enqueues the operations that empty their lanes on `stream`.
 //
 // Requires:
-// `step` points to a step's number; `retired` states its real size.
+// `step` points to a step's number; `retired` is NULL or states its real size.
 fb_status fb_retire(struct fb_cache *cache,
                     fb_step *step,
                     void *stream,
@@ -1874,7 +1891,7 @@ fb_status fb_retired_lengths(const struct fb_cache *cache,
 // `status`, which may be NULL, receives the error of failed work; otherwise FB_OK, or FB_CANCELLED for cancelled work.
 //
 // Requires:
-// `outcome` and `status` have room for the results.
+// `outcome` has room for the result; `status` is NULL or has room for one.
 fb_status fb_ticket_outcome(const struct fb_ticket *ticket,
                             uint32_t *outcome,
                             uint32_t *status);
@@ -1921,7 +1938,7 @@ fb_status fb_trace_sync(struct fb_trace *trace);
 // be destroyed. After FB_IO the file is an unfinished recording, readable up to what was written.
 //
 // Requires:
-// `steps` has room for the result.
+// `steps` is NULL or has room for the result.
 fb_status fb_trace_finish(struct fb_trace *trace,
                           uint32_t *steps);
 

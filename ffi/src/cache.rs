@@ -314,7 +314,7 @@ pub unsafe extern "C" fn fb_cache_info(cache: *const FbCache, info: *mut FbInfo)
 }
 
 /// Releases what ended work still holds: pages, step descriptors, and closed sequences whose last work has ended.
-/// `*waiting`, which may be NULL, receives the number of closed sequences that still wait. On `stream` the call
+/// `waiting`, which may be NULL, receives the number of closed sequences that still wait. On `stream` the call
 /// enqueues the operations that empty the lanes of the released sequences; later sequences wait for them by themselves.
 ///
 /// # Safety

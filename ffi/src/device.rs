@@ -365,7 +365,7 @@ pub unsafe extern "C" fn fb_stream_create(device: *const FbDevice, stream: *mut 
 
 /// Tells the device about a CUstream of the engine, once for each stream; NULL is the legacy default stream. The
 /// library neither synchronises nor destroys it. FB_UNSUPPORTED on a host device. FB_INVALID_CONFIG for a stream of
-/// another context, and for the per-thread stream.
+/// another context, for the per-thread stream, and for CU_STREAM_LEGACY: pass NULL.
 ///
 /// # Safety
 /// `stream` is a stream of this process until it is returned or the device is destroyed. It is not being captured when

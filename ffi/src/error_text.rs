@@ -9,7 +9,8 @@ use crate::{cast, handle};
 
 /// Copies the error text of the last call that failed on the object of `handle`, a handle of any kind. The error text
 /// says what failed, where, with which numbers, and what to do. It is empty before the first failure. A call that
-/// returns FB_CLOSED or FB_BUSY for the handle itself, or whose handle is NULL, leaves no error text.
+/// returns FB_CLOSED or FB_BUSY for the handle itself, or whose handle is NULL or of another kind, leaves no error
+/// text.
 ///
 /// # Safety
 /// `text` is NULL, or has `text_bytes` bytes.

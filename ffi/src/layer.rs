@@ -29,8 +29,8 @@ pub struct FbStepRange {
     pub first: u32,
     /// Optional: the number of batch rows. Default: all from `first` on.
     pub count: u32,
-    /// Optional: FB_ALL_QUERY_ROWS, or j + 1 for draft pass j, counted from 0: the call then works on the one query row
-    /// of that pass.
+    /// Optional: FB_ALL_QUERY_ROWS, or j + 1 for draft pass j, counted from 0: the call then works on query row j of
+    /// each batch row only.
     pub draft_pass: u32,
 }
 
@@ -53,11 +53,12 @@ pub struct FbBuffers {
     /// Receives the slots of these positions in the layer's slab, in the same shape, -1 for none.
     pub slots: *mut i32,
     /// Optional: receives the slots again as the index lists of split attention, `[1 + attention_waves][batch][query
-    /// rows][top_k]`. Index list 0 has the rows that were resident and those that this step writes, index list 1 + w
-    /// the rows that attention wave w fetches.
+    /// rows][top_k]`. The batch rows are the step's, also in a call for a part of them, which writes only its own; the
+    /// query rows are those of the call's range. Index list 0 has the rows that were resident and those that this step
+    /// writes, index list 1 + w the rows that attention wave w fetches.
     pub lists: *mut i32,
-    /// Receives the number of valid slots in each index list, `[1 + attention_waves][batch][query rows]`; NULL without
-    /// index lists.
+    /// Receives the number of valid slots in each index list, `[1 + attention_waves][batch][query rows]` as in `lists`;
+    /// NULL without index lists.
     pub counts: *mut u32,
     /// Batch rows of each index list, at least the step's; 0 without index lists.
     pub batch: u32,
@@ -186,11 +187,11 @@ impl<'a> Imports<'a> {
 
 /// Resolves a layer's selection (top-k indices) and gathers the missed rows, for all batch rows of the step, on one
 /// stream. `selection` has token positions, -1 for none, `[batch rows][query rows][top_k]`. `slots`, of the same shape,
-/// receives the slots of these positions in the layer's slab. Query row r, from 0, may select positions below the
-/// committed length + r + 1. On any other position except -1, fb_retire returns FB_DEVICE_FAILED. Fetched rows for
-/// which the budget has no slot are in scratch slots, which all layers use: enqueue this layer's attention before the
-/// next layer's call. FB_INVALID_CONFIG in a cache with several attention waves: call fb_resolve, then fb_gather for
-/// each wave. FB_INVALID_STATE for a finished step.
+/// receives the slots of these positions in the layer's slab. Query row r, from 0, may select positions below L + r +
+/// 1, where L is the committed length after this step's commit (fb_retired_lengths returns it). On any other position
+/// except -1, fb_retire returns FB_DEVICE_FAILED. Fetched rows for which the budget has no slot are in scratch slots,
+/// which all layers use: enqueue this layer's attention before the next layer's call. FB_INVALID_CONFIG in a cache with
+/// several attention waves: call fb_resolve, then fb_gather for each wave. FB_INVALID_STATE for a finished step.
 ///
 /// # Safety
 /// The device may use both buffers until the stream has passed this call.

@@ -95,8 +95,9 @@ impl Versioned for FbEngine {
 }
 
 /// The streams and buffers of a step's layers. Streams may be equal. The buffers have the shapes that fb_buffers
-/// describes, for this struct's `batch` batch rows and the step's query rows. This struct's `lists_batch` is what
-/// fb_buffers calls `batch`.
+/// describes, for this struct's `batch` batch rows and the step's query rows. A draft pass has one query row: it uses
+/// the beginning of each buffer, in the shape for one query row. This struct's `lists_batch` is what fb_buffers calls
+/// `batch`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FbOverlapConfig {
@@ -289,9 +290,10 @@ pub unsafe extern "C" fn fb_overlap(
 }
 
 /// Enqueues the layers of the open steps, at most one step of each micro-batch: each layer that is no draft layer once,
-/// then `draft_passes` draft passes of the draft layers. The steps alternate in each layer and each draft pass.
-/// `layers` has the streams and buffers of each step. `by_layer` has the order of every layer, draft layers last. An
-/// error after the first work was enqueued abandons all the steps.
+/// then `draft_passes` draft passes of the draft layers. The steps alternate in each layer and each draft pass. With
+/// draft layers, fb_finish needs a draft pass for each query row of the step; those beyond `draft_passes` are enqueued
+/// by fb_overlap. `layers` has the streams and buffers of each step. `by_layer` has the order of every layer, draft
+/// layers last. An error after the first work was enqueued abandons all the steps.
 ///
 /// # Safety
 /// As fb_overlap. `steps` and `layers` have `count` entries; `by_layer` has one for each layer of the cache, draft

@@ -123,7 +123,7 @@ pub extern "C" fn fb_requests_sync(requests: *mut FbRequests) -> FbStatus {
 /// destroyed.
 ///
 /// # Safety
-/// `count` has room for the result.
+/// `count` is NULL or has room for the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_requests_finish(requests: *mut FbRequests, count: *mut u64) -> FbStatus {
     change(requests, |requests| {

@@ -10,7 +10,7 @@ use crate::handle::{change, read};
 use crate::status::FbStatus;
 use crate::ticket::{self, FbTicket};
 
-/// The join loads every row into slots, if all of them fit the sequence's slots.
+/// In each layer, the join loads every row into slots, if all of them fit the sequence's slots there.
 pub const FB_BRING_UP_WHOLE: u32 = 0;
 /// The join loads no rows except those that the warm-up's selections name.
 pub const FB_BRING_UP_NOTHING: u32 = 1;
@@ -30,8 +30,8 @@ pub struct FbOpenConfig {
     pub slots: u32,
     /// Optional: the rows that the join loads, an FB_BRING_UP_ constant. Default: FB_BRING_UP_WHOLE.
     pub bring_up: u32,
-    /// Optional: slots in each layer as a fraction of prompt plus promised tokens, above 0 and at most 1. Default:
-    /// `slots` applies.
+    /// Optional: slots in each layer as a fraction of prompt plus promised tokens, above 0 and at most 1; at least the
+    /// cache's min_budget. Default: `slots` applies.
     pub ratio: f64,
     /// Optional: slots of each layer, draft layers included. Set it or `slots` or `ratio`, only one of them. Default:
     /// every layer has the same number of slots.
@@ -185,7 +185,7 @@ pub unsafe extern "C" fn fb_open(
 }
 
 /// Appends `count` packed prompt rows to one layer, each of row_bytes[0] + row_bytes[1] bytes. Layers fill
-/// independently, each in token order. FB_INVALID_STATE once the sequence has joined. On an error nothing is written.
+/// independently, each in token order. FB_INVALID_STATE once fb_join has succeeded. On an error nothing is written.
 ///
 /// # Safety
 /// `rows` has `count` rows.
@@ -222,12 +222,13 @@ pub unsafe extern "C" fn fb_append_in_place(cache: *mut FbCache, sequence: u64, 
     })
 }
 
-/// Joins a sequence to its lane, once every layer has its whole prompt. The call decides which rows are resident. If
-/// `bring_up` of fb_open_config asks for all rows and they fit, it begins with all of them, otherwise with none. It
-/// then applies the selections of `warm_up` in order by exact LRU, as if they were steps. It gathers the rows that are
-/// then resident, up to the warm-up's bound. Steps wait for this work by themselves; with a bound, call fb_join_more
-/// until the sequence is running. `warm_up` may be NULL. `ticket` may be NULL; otherwise it receives the ticket of the
-/// enqueued work. FB_INVALID_STATE while a layer's prompt is incomplete, or when the sequence has already joined.
+/// Joins a sequence to its lane, once every layer has its whole prompt. The call decides which rows are resident. In
+/// each layer where `bring_up` of fb_open_config asks for all rows and they fit, it begins with all of them, otherwise
+/// with none. It then applies the selections of `warm_up` in order by exact LRU, as if they were steps. It gathers the
+/// rows that are then resident, up to the warm-up's bound. Steps wait for this work by themselves; with a bound, call
+/// fb_join_more until the sequence is running. `warm_up` may be NULL. `ticket` may be NULL; otherwise it receives the
+/// ticket of the enqueued work. FB_INVALID_STATE while a layer's prompt is incomplete, or when fb_join has already
+/// succeeded.
 ///
 /// # Safety
 /// `warm_up` states its real size. The device may read its selections until the stream has passed this call.
@@ -279,9 +280,9 @@ pub unsafe extern "C" fn fb_join_more(
 
 /// Opens a sequence that begins as a copy of `parent`. The parent's committed tokens are its prompt, and the call
 /// ignores the config's `prompt`. The two share full pages; the call copies the partial page on the stream. The child
-/// has already joined. FB_BUSY while work of the parent is in flight. FB_INVALID_STATE while the parent has not joined,
-/// or has rows that were neither accepted nor rejected: truncate it to the intended length first. Other errors are
-/// those of fb_open.
+/// is running. FB_BUSY while work of the parent is in flight. FB_INVALID_STATE while the parent is not running yet,
+/// when its step failed, or while it has rows that were neither accepted nor rejected: truncate it to the intended
+/// length first. Other errors are those of fb_open.
 ///
 /// # Safety
 /// `config` states its real size, and its `slots_by_layer` is NULL or has an entry for each layer. `child` has room for
@@ -314,7 +315,7 @@ pub unsafe extern "C" fn fb_fork(
 /// FB_OUT_OF_RANGE. The call removes rejected rows, and committed tokens beyond the length, from every layer's
 /// residency. A page that other sequences share is replaced before it can be written again. After the call a sequence
 /// whose step failed may take part in steps again. FB_BUSY while work of the sequence is in flight. FB_OUT_OF_RANGE for
-/// a length beyond the committed and landed rows. FB_INVALID_STATE before the sequence has joined. FB_EXHAUSTED when
+/// a length beyond the committed and landed rows. FB_INVALID_STATE before the sequence is running. FB_EXHAUSTED when
 /// shared pages cannot be replaced. After any of these nothing has changed.
 ///
 /// # Safety
@@ -421,9 +422,10 @@ pub unsafe extern "C" fn fb_read_row(
     }
 }
 
-/// Returns the residency digest of a sequence over all layers. Ranks that got the same selections in every step since
-/// the join have equal digests. On a GPU the call waits for the device, so call it between steps. docs/integration.md
-/// (Ranks) says what to do when ranks differ.
+/// Returns the residency digest of a sequence over all layers. Ranks that made the same calls for the sequence (slots,
+/// bring-up, warm-up, accepted counts, truncations) and got the same selections in every step have equal digests. On a
+/// GPU the call waits for the device, so call it between steps. docs/integration.md (Ranks) says what to do when ranks
+/// differ.
 ///
 /// # Safety
 /// `digest` has room for the result.
@@ -440,8 +442,9 @@ pub unsafe extern "C" fn fb_digest(cache: *const FbCache, sequence: u64, digest:
 }
 
 /// Returns the landing slot of query row number `query_row`, from 0: the engine writes there the row of that query
-/// row's own token, at position committed length + `query_row`. The slot is the same in every layer's slab and in every
-/// step of the sequence, so ask once after the opening. Inside a callback this call is FB_BUSY.
+/// row's own token, at position L + `query_row`, where L is the committed length after this step's commit
+/// (fb_retired_lengths returns it). The slot is the same in every layer's slab and in every step of the sequence, so
+/// ask once after the opening. Inside a callback this call is FB_BUSY.
 ///
 /// # Safety
 /// `slot` has room for the result.

@@ -24,14 +24,15 @@ pub enum FbStatus {
     FbOsRefused = 4,
     /// A pool whose size was fixed at creation has too little left.
     FbExhausted = 5,
-    /// Work in flight or another call is using the object. Call again when it has ended.
+    /// Work in flight, another call, or something that the caller must end first is using the object. Call again when
+    /// that has ended.
     FbBusy = 6,
     /// The sequence, step or object has ended, or the handle never named one.
     FbClosed = 7,
     /// A position, layer, slot or count is outside the configured range.
     FbOutOfRange = 8,
-    /// The device failed, a step's selections were invalid, or its missed rows were not gathered. Discard the
-    /// tokens of that step.
+    /// The device failed, a step's selections were invalid, its missed rows were not gathered, or its launched graph
+    /// lacked a call. Discard the tokens of that step.
     FbDeviceFailed = 9,
     /// A file does not follow its format.
     FbBadFormat = 10,

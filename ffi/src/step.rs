@@ -197,9 +197,12 @@ impl FbCache {
 /// of the accepted rows among those that the sequences' previous steps left in their landing slots. The call returns
 /// FB_BUSY when every step descriptor is in use or a sequence has `steps_in_flight` steps in flight (retire a step),
 /// when the micro-batch's last step is not finished (fb_finish), or when another call is inside the cache (see Threads
-/// at the top). FB_INVALID_STATE for a sequence that has not joined, whose first step was in another micro-batch (a
-/// sequence keeps it), or whose step failed. On an error no step begins. If the device refuses the call half-way, its
-/// step descriptor becomes free once the stream has passed what was enqueued.
+/// at the top). FB_INVALID_STATE for a sequence that is not running yet, whose first step was in another micro-batch (a
+/// sequence keeps it), or whose step failed. FB_OUT_OF_RANGE for too many batch rows, query rows or accepted rows, and
+/// for a sequence that would outgrow its prompt, its promised tokens and the rows in flight. FB_INVALID_CONFIG for a
+/// sequence that is named twice, and for FB_ACCEPTED_ON_DEVICE without `accepted`. FB_DEVICE_FAILED if a sequence's
+/// warm-up failed. On an error no step begins. If the device refuses the call half-way, its step descriptor becomes
+/// free once the stream has passed what was enqueued.
 ///
 /// # Safety
 /// `config` states its real size. Its `rows` are valid for the call, and its `accepted` until the stream has passed
@@ -271,7 +274,7 @@ pub extern "C" fn fb_abandon(cache: *mut FbCache, step: FbStep) -> FbStatus {
 /// may be NULL. If the call frees closed sequences, it enqueues the operations that empty their lanes on `stream`.
 ///
 /// # Safety
-/// `step` points to a step's number; `retired` states its real size.
+/// `step` points to a step's number; `retired` is NULL or states its real size.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_retire(
     cache: *mut FbCache,

@@ -77,7 +77,7 @@ impl Wanted<'_> {
 /// `status`, which may be NULL, receives the error of failed work; otherwise FB_OK, or FB_CANCELLED for cancelled work.
 ///
 /// # Safety
-/// `outcome` and `status` have room for the results.
+/// `outcome` has room for the result; `status` is NULL or has room for one.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_ticket_outcome(
     ticket: *const FbTicket,

@@ -207,7 +207,7 @@ pub extern "C" fn fb_trace_sync(trace: *mut FbTrace) -> FbStatus {
 /// be destroyed. After FB_IO the file is an unfinished recording, readable up to what was written.
 ///
 /// # Safety
-/// `steps` has room for the result.
+/// `steps` is NULL or has room for the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_trace_finish(trace: *mut FbTrace, steps: *mut u32) -> FbStatus {
     change(trace, |trace| {

@@ -91,9 +91,10 @@ const HEAD: &str = "\
  *             then, but does not make the decode thread's fb_layer fail; make long const calls (fb_cache_validate,
  *             fb_digest) between the decode thread's calls.
  *             This FB_BUSY leaves no error text: fb_error_text still has that of an older failure. An engine that uses
- *             a cache from one thread, and does not call the cache inside fb_enqueue, never sees this FB_BUSY; any
- *             FB_BUSY then means work in flight. Objects are independent of each other. Callbacks, including the work
- *             of fb_stream_call, must not throw or jump out.
+ *             a cache from one thread, and does not call the cache inside fb_enqueue, never sees this FB_BUSY. Any
+ *             FB_BUSY then means that work is in flight, or that something must end first, as the call's comment
+ *             says. Objects are independent of each other. Callbacks, including the work of fb_stream_call, must not
+ *             throw or jump out.
  * Processes   In a child process made by fork(2) every handle of the parent is FB_CLOSED, and what the child creates
  *             is its own. A call whose callback calls fork(2) returns FB_CLOSED in the child, whatever the callback
  *             returns there. In the parent nothing changes. (fb_fork has nothing to do with processes.)
@@ -104,10 +105,11 @@ const HEAD: &str = "\
  *             legacy stream), or a stream that fb_stream_create made. On a host device it is a stream that
  *             fb_stream_create made, or NULL, the stream that the device has from the start. Any other is
  *             FB_OUT_OF_RANGE.
- *             Calls enqueue and return. Only fb_stream_wait, fb_stream_return and fb_device_destroy wait for the
- *             device, and, for comparisons and tests, fb_digest and fb_cache_validate. On FB_DEVICE_HOST_THREADS a
- *             stream holds 4096 operations: a caller that enqueues more waits until one has run. Streams run
- *             concurrently unless fb_stream_order orders them.
+ *             Calls enqueue and return. fb_device_allocate and fb_cache_create wait until their memory is zeroed. Apart
+ *             from them only fb_capture, fb_stream_wait, fb_stream_return and fb_device_destroy wait for the device,
+ *             and, for comparisons and tests, fb_digest and fb_cache_validate. On FB_DEVICE_HOST_THREADS a stream
+ *             holds 4096 operations: a caller that enqueues more waits until one has run. Streams run concurrently
+ *             unless fb_stream_order orders them.
  * Memory      Buffers remain the caller's. The memory that a cache takes belongs to its device until
  *             fb_device_destroy. The library reads no environment variable, installs no signal handler, and writes no
  *             log; only a panic prints to standard error.

@@ -21,9 +21,9 @@
 //!
 //! # What it promises, and how
 //!
-//! Opening a sequence takes everything that the sequence will need: host pages and index-key pages for the prompt, the
+//! Opening a sequence takes everything that its steps will need: host pages and index-key pages for the prompt, the
 //! promised tokens and the rows in flight, slots in every layer, and a lane. So a step allocates nothing and cannot run
-//! out of memory.
+//! out of memory. Only a `truncate` into shared pages takes more: fresh pages that replace them.
 //!
 //! After a sequence is closed, the cache takes back its resources once the last step with the sequence has been retired
 //! and every ticket of its work has ended. That holds for steps that completed and for steps that were abandoned. If
@@ -32,9 +32,9 @@
 //!
 //! # What it does not do
 //!
-//! It has no thread and no clock. It needs no lock, because a call that changes it takes `&mut self`. Only `digest` and
-//! `validate`, which are for checks, wait for a GPU. It never synchronises an engine's stream. It computes no
-//! attention.
+//! It has no thread and no clock. It needs no lock, because a call that changes it takes `&mut self`. Besides
+//! [`Cache::new`] and `capture`, which wait for work on the device's own stream, only `digest` and `validate`, which
+//! are for checks, wait for a GPU. It never synchronises an engine's stream. It computes no attention.
 
 mod accept;
 mod admit;

@@ -10,14 +10,14 @@
 //! | R | resolve: maps the selection to slots, and decides misses and victims | forebay |
 //! | G | gather: copies missed rows from the total pool to their slots | forebay |
 //! | P | preparation of attention: writes the new rows to their landing slots | the engine |
-//! | A | attention (A0: over resident rows, A1: over fetched rows) | the engine |
+//! | A | attention (A0: over resident and new rows, A1: over fetched rows) | the engine |
 //! | M | merge of the results of split attention | the engine |
 //! | Rest | the rest of the layer: output projection, experts | the engine |
 //! | S | scatter: copies the new rows from the landing slots to the total pool | forebay |
 //!
 //! ```text
 //! none   compute: I0 I R G P A Rest                   S after P
-//! DA     compute: I0 I P . A0 . A1 M Rest             A0 (resident rows) after P and R
+//! DA     compute: I0 I P . A0 . A1 M Rest             A0 (resident, new rows) after P, R
 //!        resolve:      R                              A1 (fetched rows) after A0 and G
 //!        gather:         G------                      S after P
 //! DBA    compute: I0 I1 I2 P . A0 . A1 M Rest         R and G of the first half of the batch
@@ -26,7 +26,7 @@
 //! ```
 //!
 //! In the pictures a dot is a wait of the compute stream. DA (dual attention) calls attention twice, over resident and
-//! over fetched rows; DBA also divides the batch in two for the indexer, R and G.
+//! new rows and over fetched rows; DBA also divides the batch in two for the indexer, R and G.
 //!
 //! On the compute stream, a layer's first operation follows the previous layer's last. This also orders all buffers
 //! that the layers reuse. By the end of the previous layer, its attention has read that layer's index lists and scratch
@@ -34,10 +34,11 @@
 //! between layers, except for the scatters, which the step joins at its end.
 //!
 //! **Several attention waves.** If a step may fetch more rows than the scratch slots hold, attention runs in waves. The
-//! first wave's G copies the fetched rows that have budget slots, and a first part of the *overflow*, the fetched rows
-//! that have none, to the scratch slots. Each further wave copies another part of the overflow there. A1 reads what its
-//! wave copied, and the next wave's G waits for that A1. If a batch row needs fewer waves, the other waves fetch and
-//! attend nothing for it. The number of waves never depends on data, so a captured graph holds all of them.
+//! fetched rows that have no budget slot are the *overflow*. The first wave's G copies the fetched rows that have
+//! budget slots to these slots, and a first part of the overflow to the scratch slots. Each further wave copies another
+//! part of the overflow there. A1 reads what its wave copied, and the next wave's G waits for that A1. If a batch row
+//! needs fewer waves, the other waves fetch and attend nothing for it. The number of waves never depends on data, so a
+//! captured graph holds all of them.
 //!
 //! **Edges.** An edge between two streams is one event: the schedule enqueues its record on one stream and, in the same
 //! call, the wait on the other. On a single stream no event is needed. The schedule reuses its events from layer to

@@ -33,11 +33,11 @@
 //! # Why there is no list
 //!
 //! Rows of one step are ordered by position, and new rows have the highest positions of all. So the order of all rows
-//! is the order of the pairs *(stamp of the last step that selected or created the row, position)*. No list has to be
-//! kept in order: a hit writes one stamp. The price is a scan of the lane's stamps in each step, and a few more if many
-//! slots must be evicted at once; it finds the oldest slots. The scan is contiguous and free of branches, so it suits
-//! vector units and warps alike. The rule never reads the order in which a top-k kernel emits its indices, so the
-//! outcome cannot depend on it.
+//! is the order of the pairs *(stamp, position)*; the stamp is that of the last step that selected the row or, for a
+//! new row, of the last step before its commit. No list has to be kept in order: a hit writes one stamp. The price is a
+//! scan of the lane's stamps in each step, and a few more if many slots must be evicted at once; it finds the oldest
+//! slots. The scan is contiguous and free of branches, so it suits vector units and warps alike. The rule never reads
+//! the order in which a top-k kernel emits its indices, so the outcome cannot depend on it.
 //!
 //! Ties are resolved the same way on every rank and device:
 //!
@@ -61,7 +61,7 @@
 //! |---|---|---|
 //! | absent | [`ABSENT`] | [`LayerTables::resolve`], a warm-up or the bring-up gives the row a slot |
 //! | resident | a budget slot, whose `position_of` points back | the row becomes a victim or is truncated |
-//! | landing | a landing slot, from the committed length on | accepted or forgotten by a commit or truncate |
+//! | landing | a landing slot; positions from the committed length up | a commit or truncate accepts or forgets it |
 //! | scratch | a scratch slot, inside one call of `resolve` | the end of that call; attention reads the bytes later |
 //!
 //! [`LayerTables::validate`] checks that the tables agree with these states. The tests call it after every operation.
