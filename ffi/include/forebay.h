@@ -68,12 +68,12 @@
  *             call that has no object, such as a creation, writes it to its own `text` or `reason`. For a call that
  *             failed on an object, fb_error_text copies it.
  * Threads     Calls on one object through a const pointer may run at the same time. A call through a pointer without
- *             const is exclusive: if another exclusive call on that object is running, even in a callback, it returns
- *             FB_BUSY at once and has done nothing. If only const calls are running, it retries for up to a
- *             millisecond, and returns FB_BUSY only if they have not ended by then. A const call returns FB_BUSY
- *             while an exclusive call is running. So a thread that reads fb_cache_stats gets FB_BUSY now and
- *             then, but does not make the decode thread's fb_layer fail; make long const calls (fb_cache_validate,
- *             fb_digest) between the decode thread's calls.
+ *             const is exclusive: if another exclusive call on that object is running, it returns FB_BUSY at once and
+ *             has done nothing, also when it is made inside that other call's callback. If only const calls are
+ *             running, it retries for up to a millisecond, and returns FB_BUSY only if they have not ended by then. A
+ *             const call returns FB_BUSY while an exclusive call is running. So a thread that reads fb_cache_stats
+ *             gets FB_BUSY now and then, but does not make the decode thread's fb_layer fail; make long const calls
+ *             (fb_cache_validate, fb_digest) between the decode thread's calls.
  *             This FB_BUSY leaves no error text: fb_error_text still has that of an older failure. An engine that uses
  *             a cache from one thread, and does not call the cache inside fb_enqueue, never sees this FB_BUSY. Any
  *             FB_BUSY then means that work is in flight, or that something must end first, as the call's comment
@@ -409,7 +409,8 @@ typedef struct fb_cache_footprint {
     uint64_t scratch;
     // Device: bytes that whole mappings of 2 MiB leave unused.
     uint64_t padding;
-    // Device: residency tables, page tables of the lanes, lists of fetches and step descriptors.
+    // Device: residency tables, page tables of the lanes, lists of fetches, the device's copies of step descriptors,
+    // and the working memory of resolves.
     uint64_t tables;
     // Host: the rows of the total pool.
     uint64_t rows;
@@ -895,7 +896,8 @@ typedef struct fb_planned {
     uint64_t scratch_bytes;
     // Device: bytes that whole mappings leave unused.
     uint64_t padding_bytes;
-    // Device: bytes of residency tables, page tables, lists of fetches and step descriptors.
+    // Device: bytes of residency tables, page tables, lists of fetches, the device's copies of step descriptors, and
+    // the working memory of resolves.
     uint64_t table_bytes;
     // Pinned host memory: bytes of rows.
     uint64_t row_bytes;
@@ -1446,11 +1448,12 @@ fb_status fb_find_shared(const struct fb_cache *cache,
 // Starting at token `from`, publishes the full pages whose rows are all accepted and stored, so that other sequences
 // can find them by block hash (vLLM: a cached full block). `next` has the sequence's token ids from `from` on, as far
 // as they are known. `*published` receives how many tokens the sequence's published pages have now. Call it again
-// after more steps have been retired, and before fb_close. A published page also gives other sequences its index keys:
-// the engine has written those of these tokens before the join (in stream order), or in its steps. FB_INVALID_STATE
-// for a sequence that neither fb_open_shared opened nor fb_fork made from such a sequence, or that is not running.
-// FB_BUSY while a ticket's work for it (warm-up, the copy of fb_fork, truncation) is in flight; steps in flight do not
-// matter. FB_OUT_OF_RANGE when `from` differs from the `published` that fb_length returns.
+// after more steps have been retired, and before fb_close. A published page also gives other sequences its index keys.
+// So the engine must have written the index keys of the page's tokens: before the join (in stream order) or in the
+// sequence's steps. FB_INVALID_STATE for a sequence that neither fb_open_shared opened nor fb_fork made from such a
+// sequence, or that is not running. FB_BUSY while a ticket's work for it (warm-up, the copy of fb_fork, truncation) is
+// in flight; steps in flight do not matter. FB_OUT_OF_RANGE when `from` differs from the `published` that fb_length
+// returns.
 //
 // Requires:
 // `next` states its real size, and everything it points to is valid. `published` has room for the result.
@@ -1490,12 +1493,14 @@ fb_status fb_capture_into(struct fb_cache *cache,
                           struct fb_captured **captured);
 
 // Launches captured layers for open steps of the captured micro-batches. `steps` has the steps in the order of the
-// micro-batches in the capture. Call fb_finish next, on any stream. If the steps or the capture are refused, nothing
-// is enqueued. FB_OUT_OF_RANGE for layers that another cache captured, and for a step with more batch rows than the
-// bucket; FB_INVALID_CONFIG if `count` is not the number of captured micro-batches, and for steps of other
-// micro-batches or with another number of query rows; FB_INVALID_STATE for a graph that the engine owns, a finished or
-// abandoned step, a step whose layers were already launched, or a step that was prepared on another stream than the
-// compute stream of the capture. If the device refuses something afterwards, the steps are abandoned.
+// micro-batches in the capture. Then enqueue the draft passes that were not captured, if there are any (fb_overlap),
+// and call fb_finish, on any stream. If the steps or the capture are refused, nothing is enqueued. FB_OUT_OF_RANGE for
+// layers that another cache captured, and for a step with more batch rows than the bucket; FB_OUT_OF_RANGE if `count`
+// is 0 or more than the cache's micro-batches; FB_INVALID_CONFIG if it is otherwise not the number of captured
+// micro-batches, and for steps of other micro-batches or with another number of query rows; FB_INVALID_STATE for a
+// graph that the engine owns, a finished or abandoned step, a step whose layers were already launched, or a step that
+// was prepared on another stream than the compute stream of the capture. If the device refuses something afterwards,
+// the steps are abandoned.
 //
 // Requires:
 // `steps` has `count` entries. The device may use the capture's buffers until the launch has ended.
@@ -1505,9 +1510,10 @@ fb_status fb_launch(struct fb_cache *cache,
                     uint32_t count);
 
 // Tells the cache that the engine has launched its own graph, captured with fb_capture_into, for these open steps,
-// ordered after the fb_prepare of each. Call fb_finish next, on a stream that is ordered after the launch. The errors
-// are those of fb_launch, except that the stream on which a step was prepared is not checked, and that
-// FB_INVALID_STATE is for a graph that the cache owns.
+// ordered after the fb_prepare of each. Then enqueue the draft passes that were not captured, if there are any
+// (fb_overlap), and call fb_finish, on a stream that is ordered after the launch. The errors are those of fb_launch,
+// except that the stream on which a step was prepared is not checked, and that FB_INVALID_STATE is for a graph that
+// the cache owns.
 //
 // Requires:
 // As fb_launch.
@@ -1630,10 +1636,10 @@ fb_status fb_layers(struct fb_cache *cache,
                     int32_t *slots,
                     void *stream);
 
-// Resolves the selection of a range of a step. The caller must call fb_gather next and order it after the resolve: on
-// the same stream, or by fb_stream_order. The gather must also be ordered before the attention that reads the fetched
-// rows, and before the next resolve of the same batch rows in any layer; attention over index list 0 may run before
-// it. A step in which missed rows were not gathered fails.
+// Resolves the selection of a range of a step. The caller must call fb_gather for these batch rows before the next
+// resolve of any of them, in any layer, and order it after this resolve: on the same stream, or by fb_stream_order.
+// The gather must also be ordered before the attention that reads the fetched rows; attention over index list 0 may
+// run before it. A step in which missed rows were not gathered fails.
 //
 // Requires:
 // `range` and `buffers` state their real sizes. The device may use the buffers until the stream has passed this call.
@@ -1817,10 +1823,11 @@ fb_status fb_selections_destroy(struct fb_selections *selections);
 // when the micro-batch's last step is not finished (fb_finish), or when another call is inside the cache (see Threads
 // at the top). FB_INVALID_STATE for a sequence that is not running yet, whose first step was in another micro-batch (a
 // sequence keeps it), or whose step failed. FB_OUT_OF_RANGE for too many batch rows, query rows or accepted rows, and
-// for a sequence that would outgrow its prompt, its promised tokens and the rows in flight. FB_INVALID_CONFIG for a
-// sequence that is named twice, and for FB_ACCEPTED_ON_DEVICE without `accepted`. FB_DEVICE_FAILED if a sequence's
-// warm-up failed. On an error no step begins. If the device refuses the call half-way, its step descriptor becomes
-// free once the stream has passed what was enqueued.
+// for a sequence that could then have more tokens than its prompt, its promised tokens and an allowance for rows in
+// flight (the cache's `query_rows` x `steps_in_flight`). FB_INVALID_CONFIG for a sequence that is named twice, and for
+// FB_ACCEPTED_ON_DEVICE without `accepted`. FB_DEVICE_FAILED if a sequence's warm-up failed. On an error no step
+// begins. If the device refuses the call half-way, its step descriptor becomes free once the stream has passed what
+// was enqueued.
 //
 // Requires:
 // `config` states its real size. Its `rows` are valid for the call, and its `accepted` until the stream has passed
@@ -1852,13 +1859,15 @@ fb_status fb_abandon(struct fb_cache *cache,
                      fb_step step);
 
 // Ends a step whose work has ended, and sets `*step` to 0. FB_BUSY means that the step's work is still running, or
-// that fb_finish was not called for it: the caller retires it later. FB_BUSY, FB_CLOSED and FB_INVALID_CONFIG leave
-// the step and `*step` as they were. Any other error ends the step too. FB_DEVICE_FAILED means that the device failed,
-// a selection was invalid, missed rows were not gathered, or a launched graph lacked a call. FB_CANCELLED means that
-// the step was abandoned. After any error that sets `*step` to 0, discard the step's tokens, and truncate
-// (fb_truncate) or close its sequences. If a later step of one of these sequences was already enqueued, it fails too:
-// retire it as well, then truncate to at most the length that was committed before the first failed step. `retired`
-// may be NULL. If the call frees closed sequences, it enqueues the operations that empty their lanes on `stream`.
+// that fb_finish was not called for it: the caller retires it later. After an error the step has ended if and only if
+// `*step` is 0. FB_BUSY, FB_CLOSED and FB_INVALID_CONFIG leave the step and `*step` as they were. So does an error
+// with which the driver does not say whether the work has ended: retire the step again later. After FB_INTERNAL from a
+// panic the cache is unusable. FB_DEVICE_FAILED means that the device failed, a selection was invalid, missed rows
+// were not gathered, or a launched graph lacked a call. FB_CANCELLED means that the step was abandoned. After any
+// error that sets `*step` to 0, discard the step's tokens, and truncate (fb_truncate) or close its sequences. If a
+// later step of one of these sequences was already enqueued, it fails too: retire it as well, then truncate to at most
+// the length that was committed before the first failed step. `retired` may be NULL. If the call frees closed
+// sequences, it enqueues the operations that empty their lanes on `stream`.
 //
 // Requires:
 // `step` points to a step's number; `retired` is NULL or states its real size.
@@ -1902,8 +1911,8 @@ fb_status fb_ticket_outcome(const struct fb_ticket *ticket,
 // Nothing beyond the conventions at the top of the header.
 fb_status fb_ticket_destroy(struct fb_ticket *ticket);
 
-// Creates the file `path`, which must not exist, and writes the recording's header. On failure, it leaves no file,
-// and `text` receives the reason.
+// Creates the file `path`, which must not exist, and writes the recording's header. On failure, it leaves no new
+// file, and `text` receives the reason.
 //
 // Requires:
 // `path` ends with a zero byte. `config` states its real size, and everything it points to is valid. `text` has
@@ -1942,7 +1951,8 @@ fb_status fb_trace_sync(struct fb_trace *trace);
 fb_status fb_trace_finish(struct fb_trace *trace,
                           uint32_t *steps);
 
-// Destroys the handle. A recording that was not finished keeps all its steps, and readers report it as unfinished.
+// Destroys the handle. A recording that was not finished keeps all its steps, unless writing fails or a call returned
+// FB_IO before, and readers report it as unfinished.
 fb_status fb_trace_destroy(struct fb_trace *trace);
 
 #ifdef __cplusplus

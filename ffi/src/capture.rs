@@ -195,12 +195,14 @@ unsafe fn with_captured(
 }
 
 /// Launches captured layers for open steps of the captured micro-batches. `steps` has the steps in the order of the
-/// micro-batches in the capture. Call fb_finish next, on any stream. If the steps or the capture are refused, nothing
-/// is enqueued. FB_OUT_OF_RANGE for layers that another cache captured, and for a step with more batch rows than the
-/// bucket; FB_INVALID_CONFIG if `count` is not the number of captured micro-batches, and for steps of other
-/// micro-batches or with another number of query rows; FB_INVALID_STATE for a graph that the engine owns, a finished or
-/// abandoned step, a step whose layers were already launched, or a step that was prepared on another stream than the
-/// compute stream of the capture. If the device refuses something afterwards, the steps are abandoned.
+/// micro-batches in the capture. Then enqueue the draft passes that were not captured, if there are any (fb_overlap),
+/// and call fb_finish, on any stream. If the steps or the capture are refused, nothing is enqueued. FB_OUT_OF_RANGE for
+/// layers that another cache captured, and for a step with more batch rows than the bucket; FB_OUT_OF_RANGE if `count`
+/// is 0 or more than the cache's micro-batches; FB_INVALID_CONFIG if it is otherwise not the number of captured
+/// micro-batches, and for steps of other micro-batches or with another number of query rows; FB_INVALID_STATE for a
+/// graph that the engine owns, a finished or abandoned step, a step whose layers were already launched, or a step that
+/// was prepared on another stream than the compute stream of the capture. If the device refuses something afterwards,
+/// the steps are abandoned.
 ///
 /// # Safety
 /// `steps` has `count` entries. The device may use the capture's buffers until the launch has ended.
@@ -218,9 +220,10 @@ pub unsafe extern "C" fn fb_launch(
 }
 
 /// Tells the cache that the engine has launched its own graph, captured with fb_capture_into, for these open steps,
-/// ordered after the fb_prepare of each. Call fb_finish next, on a stream that is ordered after the launch. The errors
-/// are those of fb_launch, except that the stream on which a step was prepared is not checked, and that
-/// FB_INVALID_STATE is for a graph that the cache owns.
+/// ordered after the fb_prepare of each. Then enqueue the draft passes that were not captured, if there are any
+/// (fb_overlap), and call fb_finish, on a stream that is ordered after the launch. The errors are those of fb_launch,
+/// except that the stream on which a step was prepared is not checked, and that FB_INVALID_STATE is for a graph that
+/// the cache owns.
 ///
 /// # Safety
 /// As fb_launch.

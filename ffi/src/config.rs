@@ -104,7 +104,8 @@ pub struct FbCacheFootprint {
     pub scratch: u64,
     /// Device: bytes that whole mappings of 2 MiB leave unused.
     pub padding: u64,
-    /// Device: residency tables, page tables of the lanes, lists of fetches and step descriptors.
+    /// Device: residency tables, page tables of the lanes, lists of fetches, the device's copies of step descriptors,
+    /// and the working memory of resolves.
     pub tables: u64,
     /// Host: the rows of the total pool.
     pub rows: u64,

@@ -252,10 +252,10 @@ pub unsafe extern "C" fn fb_layers(
     })
 }
 
-/// Resolves the selection of a range of a step. The caller must call fb_gather next and order it after the resolve: on
-/// the same stream, or by fb_stream_order. The gather must also be ordered before the attention that reads the fetched
-/// rows, and before the next resolve of the same batch rows in any layer; attention over index list 0 may run before
-/// it. A step in which missed rows were not gathered fails.
+/// Resolves the selection of a range of a step. The caller must call fb_gather for these batch rows before the next
+/// resolve of any of them, in any layer, and order it after this resolve: on the same stream, or by fb_stream_order.
+/// The gather must also be ordered before the attention that reads the fetched rows; attention over index list 0 may
+/// run before it. A step in which missed rows were not gathered fails.
 ///
 /// # Safety
 /// `range` and `buffers` state their real sizes. The device may use the buffers until the stream has passed this call.

@@ -118,7 +118,8 @@ pub struct FbPlanned {
     pub scratch_bytes: u64,
     /// Device: bytes that whole mappings leave unused.
     pub padding_bytes: u64,
-    /// Device: bytes of residency tables, page tables, lists of fetches and step descriptors.
+    /// Device: bytes of residency tables, page tables, lists of fetches, the device's copies of step descriptors, and
+    /// the working memory of resolves.
     pub table_bytes: u64,
     /// Pinned host memory: bytes of rows.
     pub row_bytes: u64,

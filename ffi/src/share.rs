@@ -136,11 +136,12 @@ pub unsafe extern "C" fn fb_find_shared(
 /// Starting at token `from`, publishes the full pages whose rows are all accepted and stored, so that other sequences
 /// can find them by block hash (vLLM: a cached full block). `next` has the sequence's token ids from `from` on, as far
 /// as they are known. `*published` receives how many tokens the sequence's published pages have now. Call it again
-/// after more steps have been retired, and before fb_close. A published page also gives other sequences its index keys:
-/// the engine has written those of these tokens before the join (in stream order), or in its steps. FB_INVALID_STATE
-/// for a sequence that neither fb_open_shared opened nor fb_fork made from such a sequence, or that is not running.
-/// FB_BUSY while a ticket's work for it (warm-up, the copy of fb_fork, truncation) is in flight; steps in flight do not
-/// matter. FB_OUT_OF_RANGE when `from` differs from the `published` that fb_length returns.
+/// after more steps have been retired, and before fb_close. A published page also gives other sequences its index keys.
+/// So the engine must have written the index keys of the page's tokens: before the join (in stream order) or in the
+/// sequence's steps. FB_INVALID_STATE for a sequence that neither fb_open_shared opened nor fb_fork made from such a
+/// sequence, or that is not running. FB_BUSY while a ticket's work for it (warm-up, the copy of fb_fork, truncation) is
+/// in flight; steps in flight do not matter. FB_OUT_OF_RANGE when `from` differs from the `published` that fb_length
+/// returns.
 ///
 /// # Safety
 /// `next` states its real size, and everything it points to is valid. `published` has room for the result.

@@ -199,10 +199,11 @@ impl FbCache {
 /// when the micro-batch's last step is not finished (fb_finish), or when another call is inside the cache (see Threads
 /// at the top). FB_INVALID_STATE for a sequence that is not running yet, whose first step was in another micro-batch (a
 /// sequence keeps it), or whose step failed. FB_OUT_OF_RANGE for too many batch rows, query rows or accepted rows, and
-/// for a sequence that would outgrow its prompt, its promised tokens and the rows in flight. FB_INVALID_CONFIG for a
-/// sequence that is named twice, and for FB_ACCEPTED_ON_DEVICE without `accepted`. FB_DEVICE_FAILED if a sequence's
-/// warm-up failed. On an error no step begins. If the device refuses the call half-way, its step descriptor becomes
-/// free once the stream has passed what was enqueued.
+/// for a sequence that could then have more tokens than its prompt, its promised tokens and an allowance for rows in
+/// flight (the cache's `query_rows` x `steps_in_flight`). FB_INVALID_CONFIG for a sequence that is named twice, and for
+/// FB_ACCEPTED_ON_DEVICE without `accepted`. FB_DEVICE_FAILED if a sequence's warm-up failed. On an error no step
+/// begins. If the device refuses the call half-way, its step descriptor becomes free once the stream has passed what
+/// was enqueued.
 ///
 /// # Safety
 /// `config` states its real size. Its `rows` are valid for the call, and its `accepted` until the stream has passed
@@ -265,13 +266,15 @@ pub extern "C" fn fb_abandon(cache: *mut FbCache, step: FbStep) -> FbStatus {
 }
 
 /// Ends a step whose work has ended, and sets `*step` to 0. FB_BUSY means that the step's work is still running, or
-/// that fb_finish was not called for it: the caller retires it later. FB_BUSY, FB_CLOSED and FB_INVALID_CONFIG leave
-/// the step and `*step` as they were. Any other error ends the step too. FB_DEVICE_FAILED means that the device failed,
-/// a selection was invalid, missed rows were not gathered, or a launched graph lacked a call. FB_CANCELLED means that
-/// the step was abandoned. After any error that sets `*step` to 0, discard the step's tokens, and truncate
-/// (fb_truncate) or close its sequences. If a later step of one of these sequences was already enqueued, it fails too:
-/// retire it as well, then truncate to at most the length that was committed before the first failed step. `retired`
-/// may be NULL. If the call frees closed sequences, it enqueues the operations that empty their lanes on `stream`.
+/// that fb_finish was not called for it: the caller retires it later. After an error the step has ended if and only if
+/// `*step` is 0. FB_BUSY, FB_CLOSED and FB_INVALID_CONFIG leave the step and `*step` as they were. So does an error
+/// with which the driver does not say whether the work has ended: retire the step again later. After FB_INTERNAL from a
+/// panic the cache is unusable. FB_DEVICE_FAILED means that the device failed, a selection was invalid, missed rows
+/// were not gathered, or a launched graph lacked a call. FB_CANCELLED means that the step was abandoned. After any
+/// error that sets `*step` to 0, discard the step's tokens, and truncate (fb_truncate) or close its sequences. If a
+/// later step of one of these sequences was already enqueued, it fails too: retire it as well, then truncate to at most
+/// the length that was committed before the first failed step. `retired` may be NULL. If the call frees closed
+/// sequences, it enqueues the operations that empty their lanes on `stream`.
 ///
 /// # Safety
 /// `step` points to a step's number; `retired` is NULL or states its real size.

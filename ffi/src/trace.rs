@@ -142,8 +142,8 @@ fn finished() -> Error {
     Error::new(Kind::Closed, "record").at("the recording was finished").hint("destroy its handle")
 }
 
-/// Creates the file `path`, which must not exist, and writes the recording's header. On failure, it leaves no file,
-/// and `text` receives the reason.
+/// Creates the file `path`, which must not exist, and writes the recording's header. On failure, it leaves no new
+/// file, and `text` receives the reason.
 ///
 /// # Safety
 /// `path` ends with a zero byte. `config` states its real size, and everything it points to is valid. `text` has
@@ -221,7 +221,8 @@ pub unsafe extern "C" fn fb_trace_finish(trace: *mut FbTrace, steps: *mut u32) -
     })
 }
 
-/// Destroys the handle. A recording that was not finished keeps all its steps, and readers report it as unfinished.
+/// Destroys the handle. A recording that was not finished keeps all its steps, unless writing fails or a call returned
+/// FB_IO before, and readers report it as unfinished.
 #[unsafe(no_mangle)]
 pub extern "C" fn fb_trace_destroy(trace: *mut FbTrace) -> FbStatus {
     handle::end(trace, |_| Ok(()))

@@ -84,12 +84,12 @@ const HEAD: &str = "\
  *             call that has no object, such as a creation, writes it to its own `text` or `reason`. For a call that
  *             failed on an object, fb_error_text copies it.
  * Threads     Calls on one object through a const pointer may run at the same time. A call through a pointer without
- *             const is exclusive: if another exclusive call on that object is running, even in a callback, it returns
- *             FB_BUSY at once and has done nothing. If only const calls are running, it retries for up to a
- *             millisecond, and returns FB_BUSY only if they have not ended by then. A const call returns FB_BUSY
- *             while an exclusive call is running. So a thread that reads fb_cache_stats gets FB_BUSY now and
- *             then, but does not make the decode thread's fb_layer fail; make long const calls (fb_cache_validate,
- *             fb_digest) between the decode thread's calls.
+ *             const is exclusive: if another exclusive call on that object is running, it returns FB_BUSY at once and
+ *             has done nothing, also when it is made inside that other call's callback. If only const calls are
+ *             running, it retries for up to a millisecond, and returns FB_BUSY only if they have not ended by then. A
+ *             const call returns FB_BUSY while an exclusive call is running. So a thread that reads fb_cache_stats
+ *             gets FB_BUSY now and then, but does not make the decode thread's fb_layer fail; make long const calls
+ *             (fb_cache_validate, fb_digest) between the decode thread's calls.
  *             This FB_BUSY leaves no error text: fb_error_text still has that of an older failure. An engine that uses
  *             a cache from one thread, and does not call the cache inside fb_enqueue, never sees this FB_BUSY. Any
  *             FB_BUSY then means that work is in flight, or that something must end first, as the call's comment

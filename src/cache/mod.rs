@@ -5,7 +5,7 @@
 //! | state | entered by | calls that change the sequence, besides `close` |
 //! |---|---|---|
 //! | filling | [`Cache::open`], [`Cache::open_shared`] | [`append`], [`append_in_place`], [`join`] |
-//! | joining | [`Cache::join`] with a limit on bytes | [`join_more`], until all rows are loaded |
+//! | joining | [`join`] with a limit on bytes, or one that the device refused half-way | [`join_more`], to the end |
 //! | running | [`join`] (no limit), [`join_more`], [`truncate`], fork | [`prepare`], [`truncate`], [`publish`], fork |
 //! | truncating | a `truncate` that the device refused half-way | [`truncate`] |
 //! | failed | a failed step | [`truncate`] |

@@ -26,19 +26,21 @@
 //! ```
 //!
 //! In the pictures a dot is a wait of the compute stream. DA (dual attention) calls attention twice, over resident and
-//! new rows and over fetched rows; DBA also divides the batch in two for the indexer, R and G.
+//! new rows and over fetched rows; DBA also divides the batch in two for the indexer, R and G. The pictures show one
+//! attention wave. With several, the order none splits attention too: I0 I R G P A0 A1 … M Rest, with a further G
+//! before each further A1.
 //!
 //! On the compute stream, a layer's first operation follows the previous layer's last. This also orders all buffers
 //! that the layers reuse. By the end of the previous layer, its attention has read that layer's index lists and scratch
 //! slots, and its gather has read that layer's list of fetches. R of this layer comes after that. So no event is needed
 //! between layers, except for the scatters, which the step joins at its end.
 //!
-//! **Several attention waves.** If a step may fetch more rows than the scratch slots hold, attention runs in waves. The
-//! fetched rows that have no budget slot are the *overflow*. The first wave's G copies the fetched rows that have
-//! budget slots to these slots, and a first part of the overflow to the scratch slots. Each further wave copies another
-//! part of the overflow there. A1 reads what its wave copied, and the next wave's G waits for that A1. If a batch row
-//! needs fewer waves, the other waves fetch and attend nothing for it. The number of waves never depends on data, so a
-//! captured graph holds all of them.
+//! **Several attention waves.** The fetched rows that have no budget slot are the *overflow*. If the overflow of a step
+//! may be larger than the scratch slots hold, attention runs in waves. The first wave's G copies the fetched rows that
+//! have budget slots to these slots, and a first part of the overflow to the scratch slots. Each further wave copies
+//! another part of the overflow there. A1 reads what its wave copied, and the next wave's G waits for that A1. If a
+//! batch row needs fewer waves, the other waves fetch and attend nothing for it. The number of waves never depends on
+//! data, so a captured graph holds all of them.
 //!
 //! **Edges.** An edge between two streams is one event: the schedule enqueues its record on one stream and, in the same
 //! call, the wait on the other. On a single stream no event is needed. The schedule reuses its events from layer to
