@@ -27,9 +27,9 @@
  *             query row       One token that a sequence decodes in a step: its next token or a draft.
  *             micro-batch     A group of sequences whose steps may run at the same time as those of another group.
  *             selection       The positions that one query row reads in one layer: its top-k indices.
- *             resolve (R)     Finds the selected rows that are resident (hits) and those that are not (misses), and
- *                             gives each missed row a slot. If no slot is free, the rows that were selected longest
- *                             ago are evicted.
+ *             resolve (R)     Finds the selected rows that are resident (hits) and those that are neither resident nor
+ *                             in a landing slot (misses), and gives each missed row a slot. If no slot is free, the
+ *                             rows that were selected longest ago are evicted.
  *             gather (G)      Copies the missed rows from the total pool to their slots.
  *             scratch slot    A slot for a missed row that the budget has no slot for. All layers use the same scratch
  *                             slots: the row is valid only for the attention of its layer in this step.
@@ -38,9 +38,9 @@
  *             scatter (S)     Copies the new rows from the landing slots to the total pool.
  *             commit          At the beginning of the next step, copies the accepted rows from landing slots to slots
  *                             of the budget.
- *             split attention Attention in several calls: one over the resident rows, one for each wave of fetched
- *                             rows. FB_WORK_MERGE merges the results. An index list names the slots that one of these
- *                             calls reads.
+ *             split attention Attention in several calls: one over the resident rows and the new rows of this step,
+ *                             one for each wave of fetched rows. FB_WORK_MERGE merges the results. An index list names
+ *                             the slots that one of these calls reads.
  *             attention wave  A gather of a part of the missed rows, and the attention that reads them. The next wave
  *                             reuses the scratch slots.
  *             draft pass      One pass of a draft layer (MTP). It decodes one query row.
@@ -146,7 +146,7 @@
 // Attention waits for the gather; nothing hides it.
 #define FB_OVERLAP_NONE 0
 
-// The preparation of attention, and attention over the resident rows, hide the gather.
+// The preparation of attention, and attention over the resident and new rows, hide the gather.
 #define FB_OVERLAP_DA 1
 
 // In addition to FB_OVERLAP_DA, the indexer of the second half of the batch hides the gather.
@@ -602,7 +602,7 @@ typedef struct fb_overlap_config {
     void *compute;
     // The stream of the resolve, in the orders that run it concurrently with the preparation of attention.
     void *resolve;
-    // The stream of the gather.
+    // The stream of the gather, in the same orders. In FB_OVERLAP_NONE resolve and gather are on `compute`.
     void *gather;
     // The stream of the scatter.
     void *scatter;
@@ -638,8 +638,9 @@ typedef struct fb_capture_config {
     uint32_t count;
     // Query rows of the steps.
     uint32_t query_rows;
-    // Optional: the number of draft passes, at most `query_rows`. Default: 0. With draft layers, fb_finish needs a
-    // draft pass for each query row of the step; those beyond this number are enqueued by fb_overlap.
+    // Optional: the number of draft passes of each draft layer, at most `query_rows`. Default: 0. With draft layers,
+    // fb_finish needs a draft pass of each draft layer for each query row of the step; those beyond this number are
+    // enqueued by fb_overlap.
     uint32_t draft_passes;
     // Must be 0.
     uint32_t reserved;
@@ -1277,7 +1278,8 @@ fb_status fb_open(struct fb_cache *cache,
                   uint64_t *sequence);
 
 // Appends `count` packed prompt rows to one layer, each of row_bytes[0] + row_bytes[1] bytes. Layers fill
-// independently, each in token order. FB_INVALID_STATE once fb_join has succeeded. On an error nothing is written.
+// independently, each in token order. FB_INVALID_STATE once fb_join has decided the resident rows. On an error nothing
+// is written.
 //
 // Requires:
 // `rows` has `count` rows.
@@ -1302,8 +1304,8 @@ fb_status fb_append_in_place(struct fb_cache *cache,
 // with none. It then applies the selections of `warm_up` in order by exact LRU, as if they were steps. It gathers the
 // rows that are then resident, up to the warm-up's bound. Steps wait for this work by themselves; with a bound, call
 // fb_join_more until the sequence is running. `warm_up` may be NULL. `ticket` may be NULL; otherwise it receives the
-// ticket of the enqueued work. FB_INVALID_STATE while a layer's prompt is incomplete, or when fb_join has already
-// succeeded.
+// ticket of the enqueued work. FB_INVALID_STATE while a layer's prompt is incomplete, or when an earlier fb_join has
+// decided the resident rows; if the device refused its gather, call fb_join_more.
 //
 // Requires:
 // `warm_up` states its real size. The device may read its selections until the stream has passed this call.
@@ -1624,9 +1626,10 @@ fb_status fb_layer(struct fb_cache *cache,
 // beforehand. `selection` and `slots` are `[layers][batch rows][query rows][top_k]`. All layers use the same scratch
 // slots, so after this call these hold rows of the last layer only. If an earlier layer might need a scratch slot, the
 // call therefore returns FB_INVALID_CONFIG and enqueues nothing. No layer needs one if each sequence of the step has a
-// budget of at least query rows x top_k slots, or of a slot for each of its tokens, or if the cache has residency_only
-// set. If another error stops the call at a layer, the layers before it are enqueued: abandon the step (fb_abandon),
-// or continue with fb_layer.
+// budget of at least query rows x top_k slots, or of a slot for each token of its prompt, its promised tokens and the
+// allowance for rows in flight (the cache's `query_rows` x `steps_in_flight`), or if the cache has residency_only set.
+// If another error stops the call at a layer, the layers before it are enqueued: abandon the step (fb_abandon), or
+// continue with fb_layer.
 //
 // Requires:
 // As fb_layer.
@@ -1701,10 +1704,10 @@ fb_status fb_overlap(struct fb_cache *cache,
                      const struct fb_engine *engine);
 
 // Enqueues the layers of the open steps, at most one step of each micro-batch: each layer that is no draft layer once,
-// then `draft_passes` draft passes of the draft layers. The steps alternate in each layer and each draft pass. With
-// draft layers, fb_finish needs a draft pass for each query row of the step; those beyond `draft_passes` are enqueued
-// by fb_overlap. `layers` has the streams and buffers of each step. `by_layer` has the order of every layer, draft
-// layers last. An error after the first work was enqueued abandons all the steps.
+// then `draft_passes` draft passes of each draft layer. The steps alternate in each layer and each draft pass. With
+// draft layers, fb_finish needs a draft pass of each draft layer for each query row of the step; those beyond
+// `draft_passes` are enqueued by fb_overlap. `layers` has the streams and buffers of each step. `by_layer` has the
+// order of every layer, draft layers last. An error after the first work was enqueued abandons all the steps.
 //
 // Requires:
 // As fb_overlap. `steps` and `layers` have `count` entries; `by_layer` has one for each layer of the cache, draft
@@ -1765,7 +1768,7 @@ fb_status fb_requests_sync(struct fb_requests *requests);
 fb_status fb_requests_finish(struct fb_requests *requests,
                              uint64_t *count);
 
-// Destroys the handle. All recorded lines are in the file, unless a call returned FB_IO before.
+// Destroys the handle. All recorded lines are in the file, unless writing fails or a call returned FB_IO before.
 fb_status fb_requests_destroy(struct fb_requests *requests);
 
 // Reads the selection trace in the file `path`, compressed or not. A recording that fb_trace_create began can be read

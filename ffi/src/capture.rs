@@ -29,8 +29,9 @@ pub struct FbCaptureConfig {
     pub count: u32,
     /// Query rows of the steps.
     pub query_rows: u32,
-    /// Optional: the number of draft passes, at most `query_rows`. Default: 0. With draft layers, fb_finish needs a
-    /// draft pass for each query row of the step; those beyond this number are enqueued by fb_overlap.
+    /// Optional: the number of draft passes of each draft layer, at most `query_rows`. Default: 0. With draft layers,
+    /// fb_finish needs a draft pass of each draft layer for each query row of the step; those beyond this number are
+    /// enqueued by fb_overlap.
     pub draft_passes: u32,
     /// Must be 0.
     pub reserved: u32,

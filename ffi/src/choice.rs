@@ -18,7 +18,7 @@ use crate::step::FbLayerCount;
 
 /// Attention waits for the gather; nothing hides it.
 pub const FB_OVERLAP_NONE: u32 = 0;
-/// The preparation of attention, and attention over the resident rows, hide the gather.
+/// The preparation of attention, and attention over the resident and new rows, hide the gather.
 pub const FB_OVERLAP_DA: u32 = 1;
 /// In addition to FB_OVERLAP_DA, the indexer of the second half of the batch hides the gather.
 pub const FB_OVERLAP_DBA: u32 = 2;

@@ -225,9 +225,10 @@ pub unsafe extern "C" fn fb_layer(
 /// beforehand. `selection` and `slots` are `[layers][batch rows][query rows][top_k]`. All layers use the same scratch
 /// slots, so after this call these hold rows of the last layer only. If an earlier layer might need a scratch slot, the
 /// call therefore returns FB_INVALID_CONFIG and enqueues nothing. No layer needs one if each sequence of the step has a
-/// budget of at least query rows x top_k slots, or of a slot for each of its tokens, or if the cache has residency_only
-/// set. If another error stops the call at a layer, the layers before it are enqueued: abandon the step (fb_abandon),
-/// or continue with fb_layer.
+/// budget of at least query rows x top_k slots, or of a slot for each token of its prompt, its promised tokens and the
+/// allowance for rows in flight (the cache's `query_rows` x `steps_in_flight`), or if the cache has residency_only set.
+/// If another error stops the call at a layer, the layers before it are enqueued: abandon the step (fb_abandon), or
+/// continue with fb_layer.
 ///
 /// # Safety
 /// As fb_layer.

@@ -107,7 +107,7 @@ pub struct FbOverlapConfig {
     pub compute: *mut c_void,
     /// The stream of the resolve, in the orders that run it concurrently with the preparation of attention.
     pub resolve: *mut c_void,
-    /// The stream of the gather.
+    /// The stream of the gather, in the same orders. In FB_OVERLAP_NONE resolve and gather are on `compute`.
     pub gather: *mut c_void,
     /// The stream of the scatter.
     pub scatter: *mut c_void,
@@ -290,10 +290,10 @@ pub unsafe extern "C" fn fb_overlap(
 }
 
 /// Enqueues the layers of the open steps, at most one step of each micro-batch: each layer that is no draft layer once,
-/// then `draft_passes` draft passes of the draft layers. The steps alternate in each layer and each draft pass. With
-/// draft layers, fb_finish needs a draft pass for each query row of the step; those beyond `draft_passes` are enqueued
-/// by fb_overlap. `layers` has the streams and buffers of each step. `by_layer` has the order of every layer, draft
-/// layers last. An error after the first work was enqueued abandons all the steps.
+/// then `draft_passes` draft passes of each draft layer. The steps alternate in each layer and each draft pass. With
+/// draft layers, fb_finish needs a draft pass of each draft layer for each query row of the step; those beyond
+/// `draft_passes` are enqueued by fb_overlap. `layers` has the streams and buffers of each step. `by_layer` has the
+/// order of every layer, draft layers last. An error after the first work was enqueued abandons all the steps.
 ///
 /// # Safety
 /// As fb_overlap. `steps` and `layers` have `count` entries; `by_layer` has one for each layer of the cache, draft

@@ -137,7 +137,7 @@ pub unsafe extern "C" fn fb_requests_finish(requests: *mut FbRequests, count: *m
     })
 }
 
-/// Destroys the handle. All recorded lines are in the file, unless a call returned FB_IO before.
+/// Destroys the handle. All recorded lines are in the file, unless writing fails or a call returned FB_IO before.
 #[unsafe(no_mangle)]
 pub extern "C" fn fb_requests_destroy(requests: *mut FbRequests) -> FbStatus {
     handle::end(requests, |_| Ok(()))

@@ -185,7 +185,8 @@ pub unsafe extern "C" fn fb_open(
 }
 
 /// Appends `count` packed prompt rows to one layer, each of row_bytes[0] + row_bytes[1] bytes. Layers fill
-/// independently, each in token order. FB_INVALID_STATE once fb_join has succeeded. On an error nothing is written.
+/// independently, each in token order. FB_INVALID_STATE once fb_join has decided the resident rows. On an error nothing
+/// is written.
 ///
 /// # Safety
 /// `rows` has `count` rows.
@@ -227,8 +228,8 @@ pub unsafe extern "C" fn fb_append_in_place(cache: *mut FbCache, sequence: u64, 
 /// with none. It then applies the selections of `warm_up` in order by exact LRU, as if they were steps. It gathers the
 /// rows that are then resident, up to the warm-up's bound. Steps wait for this work by themselves; with a bound, call
 /// fb_join_more until the sequence is running. `warm_up` may be NULL. `ticket` may be NULL; otherwise it receives the
-/// ticket of the enqueued work. FB_INVALID_STATE while a layer's prompt is incomplete, or when fb_join has already
-/// succeeded.
+/// ticket of the enqueued work. FB_INVALID_STATE while a layer's prompt is incomplete, or when an earlier fb_join has
+/// decided the resident rows; if the device refused its gather, call fb_join_more.
 ///
 /// # Safety
 /// `warm_up` states its real size. The device may read its selections until the stream has passed this call.

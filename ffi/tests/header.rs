@@ -43,9 +43,9 @@ const HEAD: &str = "\
  *             query row       One token that a sequence decodes in a step: its next token or a draft.
  *             micro-batch     A group of sequences whose steps may run at the same time as those of another group.
  *             selection       The positions that one query row reads in one layer: its top-k indices.
- *             resolve (R)     Finds the selected rows that are resident (hits) and those that are not (misses), and
- *                             gives each missed row a slot. If no slot is free, the rows that were selected longest
- *                             ago are evicted.
+ *             resolve (R)     Finds the selected rows that are resident (hits) and those that are neither resident nor
+ *                             in a landing slot (misses), and gives each missed row a slot. If no slot is free, the
+ *                             rows that were selected longest ago are evicted.
  *             gather (G)      Copies the missed rows from the total pool to their slots.
  *             scratch slot    A slot for a missed row that the budget has no slot for. All layers use the same scratch
  *                             slots: the row is valid only for the attention of its layer in this step.
@@ -54,9 +54,9 @@ const HEAD: &str = "\
  *             scatter (S)     Copies the new rows from the landing slots to the total pool.
  *             commit          At the beginning of the next step, copies the accepted rows from landing slots to slots
  *                             of the budget.
- *             split attention Attention in several calls: one over the resident rows, one for each wave of fetched
- *                             rows. FB_WORK_MERGE merges the results. An index list names the slots that one of these
- *                             calls reads.
+ *             split attention Attention in several calls: one over the resident rows and the new rows of this step,
+ *                             one for each wave of fetched rows. FB_WORK_MERGE merges the results. An index list names
+ *                             the slots that one of these calls reads.
  *             attention wave  A gather of a part of the missed rows, and the attention that reads them. The next wave
  *                             reuses the scratch slots.
  *             draft pass      One pass of a draft layer (MTP). It decodes one query row.
