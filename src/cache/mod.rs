@@ -5,8 +5,8 @@
 //! | state | entered by | calls that change the sequence, besides `close` |
 //! |---|---|---|
 //! | filling | [`Cache::open`], [`Cache::open_shared`] | [`append`], [`append_in_place`], [`join`] |
-//! | joining | [`join`] with a limit on bytes, or one that the device refused half-way | [`join_more`], to the end |
-//! | running | [`join`] (no limit), [`join_more`], [`truncate`], fork | [`prepare`], [`truncate`], [`publish`], fork |
+//! | joining | a [`join`] that leaves rows to gather (its limit, or the device refused) | [`join_more`], to the end |
+//! | running | other [`join`]s, [`join_more`], fork, [`truncate`] | [`prepare`], [`truncate`], [`publish`], fork |
 //! | truncating | a `truncate` that the device refused half-way | [`truncate`] |
 //! | failed | a failed step | [`truncate`] |
 //! | closing | [`Cache::close`] with work in flight | none: its handle is no longer valid |
