@@ -156,8 +156,8 @@ impl World {
         oracle.commit(accepted, rows);
         assert_eq!(moved.len(), (accepted as usize).min(oracle.budget));
         for m in moved {
-            let row = m.landing - (512 + lane * QUERY_ROWS);
-            assert_eq!(self.tables.slot(lane, born + row), Some(m.slot));
+            let row = m.from - (512 + lane * QUERY_ROWS);
+            assert_eq!(self.tables.slot(lane, born + row), Some(m.to));
         }
         // A draft layer runs one draft pass per row; an ordinary layer takes all rows at once.
         let calls: Vec<QueryRange> = match (rows, split) {
@@ -257,7 +257,7 @@ fn born_rows_take_the_slots_of_the_least_recently_used_rows_one_by_one() {
         tables.resolve(&Portable, 0, QueryRange { first: 0, count: 1 }, selected, &mut work).unwrap();
         let mut moved = Vec::new();
         tables
-            .commit(&Portable, 0, rows, 2, |m| moved.push((m.landing - 512, m.slot - 640 - 3 * 64)))
+            .commit(&Portable, 0, rows, 2, |m| moved.push((m.from - 512, m.to - 640 - 3 * 64)))
             .unwrap();
         moved
     };

@@ -6,14 +6,14 @@ use crate::residency::resolve::Fetch;
 use crate::residency::scan::Scan;
 use crate::residency::tables::{ABSENT, EMPTY, FREE, LayerTables};
 
-/// A copy of an accepted row from its landing slot to its budget slot.
+/// A row's copy inside the slab: an accepted row's from its landing slot to its budget slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Moved {
-    /// Landing slot id.
-    pub landing: u32,
-    /// Budget slot id.
-    pub slot: u32,
+    /// The slot id that the row leaves.
+    pub from: u32,
+    /// The slot id that the row gets.
+    pub to: u32,
 }
 
 impl LayerTables {
@@ -58,7 +58,7 @@ impl LayerTables {
         for row in accepted.saturating_sub(head.budget)..accepted {
             let victim = self.lru_slot(scan, lane);
             let slot = self.replace(start, victim, head.length + row, head.stamp);
-            copy(Moved { landing: landing + row, slot });
+            copy(Moved { from: landing + row, to: slot });
         }
         for row in 0..next {
             self.slot_of[start + (length + row) as usize] = landing + row;

@@ -213,7 +213,7 @@ impl Model {
         let mut moves = Vec::new();
         let done = self.tables[layer].commit(&Portable, lane, accepted, next, |moved| moves.push(moved));
         for moved in moves {
-            let [from, to] = [moved.landing, moved.slot].map(|slot| self.extents.geometry.pieces(slot));
+            let [from, to] = [moved.from, moved.to].map(|slot| self.extents.geometry.pieces(slot));
             for (from, to) in from.iter().zip(to) {
                 let start = (from.slab / 4) as usize;
                 let end = start + (from.bytes / 4) as usize;

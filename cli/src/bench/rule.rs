@@ -252,10 +252,10 @@ impl Landed {
         let (row, base) = (self.rig.extents.row as usize, self.rig.landing(0));
         let mut found = vec![0; row];
         for (layer, lane, moved) in &moves {
-            self.rig.device.read(self.rig.slot_rows(*layer, moved.slot, 1)?, &mut found)?;
-            let wanted = self.rows.get((moved.landing - base) as usize * row..).unwrap_or_default();
+            self.rig.device.read(self.rig.slot_rows(*layer, moved.to, 1)?, &mut found)?;
+            let wanted = self.rows.get((moved.from - base) as usize * row..).unwrap_or_default();
             compare_row(&found, wanted.get(..row).unwrap_or_default(), || {
-                format!("layer {layer}, lane {lane}, committed row in slot {}", moved.slot)
+                format!("layer {layer}, lane {lane}, committed row in slot {}", moved.to)
             })?;
         }
         self.rig.checked += moves.len() as u64;

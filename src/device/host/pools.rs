@@ -427,7 +427,7 @@ impl HostPools {
         let Accept { lane, rows, next } = accept;
         let (g, slab) = (&self.layout.geometry, self.layout.slabs[layer].address());
         tables.commit(scan, lane, rows, next, |moved| {
-            let (from, to) = (g.pieces(moved.landing), g.pieces(moved.slot));
+            let (from, to) = (g.pieces(moved.from), g.pieces(moved.to));
             copies.add([0, 1].map(|run| Pair { from: slab + from[run].slab, to: slab + to[run].slab }));
         })?;
         copies.flush();
