@@ -47,11 +47,11 @@ mod decode;
 mod footprint;
 mod hashes;
 mod overlapped;
+mod prefix;
 mod record;
 mod resize;
 mod sequence;
 mod settle;
-mod share;
 
 use std::sync::Arc;
 
@@ -73,8 +73,8 @@ pub use config::{Config, Memory, Slots};
 pub use decode::BatchRow;
 pub use footprint::Footprint;
 pub use overlapped::Layers;
+pub use prefix::Tokens;
 pub use sequence::Length;
-pub use share::Tokens;
 
 use record::Record;
 

@@ -121,9 +121,7 @@ impl PoolOp<'_> {
             PoolOp::Truncate(Truncate { lane, settle, length, .. }) => {
                 PoolOp::Truncate(Truncate { lane, settle, length, pages: &[] })
             }
-            PoolOp::Resize(Resize { lane, .. }) => {
-                PoolOp::Resize(Resize { lane, blocks: &[], budgets: &[] })
-            }
+            PoolOp::Resize(Resize { lane, .. }) => PoolOp::Resize(Resize { lane, blocks: &[], budgets: &[] }),
             PoolOp::Leave(lane) => PoolOp::Leave(lane),
             PoolOp::Warm(warm) => PoolOp::Warm(warm),
             PoolOp::WarmGather(range) => PoolOp::WarmGather(range),

@@ -16,9 +16,7 @@ use crate::device::host::pages::PageTables;
 use crate::device::host::vector::Avx512;
 use crate::device::host::words::{Word, Words};
 use crate::device::op::Staged;
-use crate::device::{
-    DeviceId, Expected, PoolLayout, PoolOp, Slice, StepRange, Truncate, Warm, WarmGather,
-};
+use crate::device::{DeviceId, Expected, PoolLayout, PoolOp, Slice, StepRange, Truncate, Warm, WarmGather};
 use crate::error::Result;
 use crate::fallible::{filled, vector};
 use crate::geometry::{Geometry, LINE};

@@ -29,7 +29,8 @@ impl HostPools {
             tables.resize(scan, lane.0, blocks, *budget, &mut room.work, |moved| {
                 if has_bytes {
                     let (from, to) = (g.pieces(moved.from), g.pieces(moved.to));
-                    copies.add([0, 1].map(|run| Pair { from: slab + from[run].slab, to: slab + to[run].slab }));
+                    copies
+                        .add([0, 1].map(|run| Pair { from: slab + from[run].slab, to: slab + to[run].slab }));
                 }
             })?;
             copies.flush();
