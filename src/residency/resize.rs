@@ -305,6 +305,7 @@ mod tests {
     fn growing_and_shrinking_back_keeps_every_word() {
         let mut tables = lane(10, 5, &ROWS);
         resize(&mut tables, &[4], 6);
+        // A growth forgets the bound that the shrink left, because empty slots are older.
         tables.heads[0].min_stamp = FREE;
         let before = LayerTables::from_words(SHAPE, &tables.words()).unwrap();
         let same = tables.resize(&Portable, 0, &[4], 6, &mut work(), |_| panic!("no row moves")).unwrap();
@@ -313,7 +314,7 @@ mod tests {
             assert_eq!(resize(&mut tables, blocks, budget), (Resized::default(), vec![]));
             assert_eq!(tables.head(0).map(|h| (h.budget, h.blocks)), Some((budget, blocks.len() as u32)));
             assert_eq!(resize(&mut tables, &[4], 6), (Resized::default(), vec![]));
-            // The list's words beyond its end are nobody's.
+            // Words of the list beyond its end mean nothing.
             tables.blocks[1..].fill(0);
             assert_eq!(tables.words(), before.words(), "{budget}");
         }
@@ -335,7 +336,7 @@ mod tests {
             (2, &[0], 10, "lane"),
             (u32::MAX, &[0], 10, "lane"),
             (0, &[], 0, "budget"),
-            (0, &[4, 1, 0, 2], 256, "budget"),
+            (0, &[4, 1, 0, 2, 3], 257, "budget"),
             (0, &[4, 1, 0, 2], u32::MAX, "budget"),
             (0, &[4, 1], 64, "number of blocks"),
             (0, &[4], 65, "number of blocks"),
@@ -349,6 +350,24 @@ mod tests {
         }
         for (blocks, budget) in [(&[4][..], 20), (&[4, 1], 100), (&[4, 1, 0], 150)] {
             refused(0, blocks, budget, &mut narrow(), "workspace");
+        }
+    }
+
+    /// A caller that breaks the rule about blocks gets wrong rows, but no panic.
+    #[test]
+    fn a_block_that_is_twice_in_lists_causes_no_panic() {
+        let mut tables = LayerTables::new(SHAPE).unwrap();
+        tables.join(0, &[3, 3, 3], 150, 150).unwrap();
+        tables.join(1, &[3], 40, 200).unwrap();
+        for (lane, budget) in [(0, 50_u32), (1, 64), (0, 190), (1, 3), (0, 129), (0, 10), (1, 100), (0, 1)] {
+            for count in 1..4 {
+                let picks = [0, 1, 2, 3, 4, 5, 6, 7].map(|pick| pick * 19 + count);
+                let (mut slots, mut fetches) = ([0; 8], [Fetch { position: 0, slot: 0 }; 8]);
+                let selected = Selected { selection: &picks[..], slots: &mut slots, fetches: &mut fetches };
+                tables.warm(&Portable, lane, selected, &mut work()).unwrap();
+            }
+            let blocks = &[3, 3, 3][..budget.div_ceil(64) as usize];
+            tables.resize(&Portable, lane, blocks, budget, &mut work(), |_| {}).unwrap();
         }
     }
 
