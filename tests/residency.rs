@@ -256,9 +256,7 @@ fn born_rows_take_the_slots_of_the_least_recently_used_rows_one_by_one() {
         let selected = Selected { selection: &selection[..], slots, fetches };
         tables.resolve(&Portable, 0, QueryRange { first: 0, count: 1 }, selected, &mut work).unwrap();
         let mut moved = Vec::new();
-        tables
-            .commit(&Portable, 0, rows, 2, |m| moved.push((m.from - 512, m.to - 640 - 3 * 64)))
-            .unwrap();
+        tables.commit(&Portable, 0, rows, 2, |m| moved.push((m.from - 512, m.to - 640 - 3 * 64))).unwrap();
         moved
     };
     tables.commit(&Portable, 0, 0, 2, |_| {}).unwrap();

@@ -219,7 +219,7 @@ impl Device for CudaDevice {
                 .at("the stream is being captured")
                 .hint("warm up outside of captures"));
         }
-        pools.stage(&op);
+        pools.lists.stage(&op);
         inner.enqueue_known(op.name(), raw, |current, stream| {
             pools.run(&Enqueueing { current, module: &inner.module, stream }, &op)
         })
