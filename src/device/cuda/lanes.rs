@@ -8,9 +8,14 @@
 //! **Turns.** Warm-ups of all lanes work in one room on the device. An event of the device's own lets those
 //! of different streams run one after another: each waits for the event, and records it again after its launch. No
 //! capture may wait for that event, so a captured stream rejects warm-ups.
+//!
+//! A driver may refuse the record after it took the launch. The work is then enqueued and the call succeeds; the
+//! stream is remembered, and the next turn makes the record good before it enqueues anything. So a refused call has
+//! enqueued no work, which is what lets a caller undo what it prepared for the call.
 
 use super::abi::{self, STAGED_PAGES};
-use super::driver::{Context, Current, DriverResult, Handle};
+use super::driver::{Context, Current, DriverResult, Handle, code};
+use super::graph::{Capturing, capturing};
 use super::memory::Pinned;
 use super::stream::OwnEvent;
 use crate::device::{PoolLayout, PoolOp};
@@ -85,25 +90,52 @@ impl Lists {
     }
 }
 
-/// The turns at the shared room: the event after the last one, locked while one is enqueued.
+/// The turns at the shared room.
 #[derive(Debug)]
-pub(super) struct Turns(Mutex<OwnEvent>);
+pub(super) struct Turns(Mutex<Last>);
+
+/// The last turn.
+#[derive(Debug)]
+struct Last {
+    /// The event after it.
+    event: OwnEvent,
+    /// Its stream, if the driver refused the event's record there.
+    unrecorded: Option<Handle>,
+}
 
 impl Turns {
     pub fn new(context: &Arc<Context>) -> DriverResult<Turns> {
-        OwnEvent::new(context).map(|event| Turns(Mutex::new(event)))
+        Ok(Turns(Mutex::new(Last { event: OwnEvent::new(context)?, unrecorded: None })))
     }
 
-    /// Enqueues a launch on `stream` after those of all earlier turns.
+    /// Enqueues a launch on `stream` after those of all earlier turns. If it is refused, nothing was launched.
     pub fn take(
         &self,
         current: &Current<'_>,
         stream: Handle,
         launch: impl FnOnce() -> DriverResult,
     ) -> DriverResult {
-        let event = self.0.lock();
-        current.stream_wait(stream, event.raw, 0)?;
+        let mut last = self.0.lock();
+        if let Some(owing) = last.unrecorded {
+            // A capture would take the record for its own.
+            if capturing(current, owing)? != Capturing::No {
+                return current.judge("cuEventRecord", code::CAPTURE_FORBIDS);
+            }
+            current.event_record(last.event.raw, owing)?;
+            last.unrecorded = None;
+        }
+        current.stream_wait(stream, last.event.raw, 0)?;
         launch()?;
-        current.event_record(event.raw, stream)
+        match current.event_record(last.event.raw, stream) {
+            Err(refusal) if !code::is_sticky(refusal.code) => last.unrecorded = Some(stream),
+            recorded => recorded?,
+        }
+        Ok(())
+    }
+
+    /// Forgets a stream whose work was waited for: nothing need wait for it any more.
+    pub fn forget(&self, stream: Handle) {
+        let mut last = self.0.lock();
+        last.unrecorded = last.unrecorded.filter(|owing| *owing != stream);
     }
 }

@@ -226,6 +226,7 @@ impl CudaDevice {
         // With a lost context, no work runs any more.
         inner.heard(OPERATION, waited)?;
         inner.graphs.lock().forget(stream.0);
+        inner.pools.lock().iter().for_each(|pools| pools.turns.forget(stream.0));
         let mut streams = inner.streams.lock();
         let at = find(&streams)?;
         streams.swap_remove(at);

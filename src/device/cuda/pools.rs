@@ -158,7 +158,7 @@ pub(super) struct CudaPools {
     digest: Handle,
     launches: Launches,
     pub lists: Lists,
-    turns: Turns,
+    pub turns: Turns,
     _memory: Allocation,
 }
 
