@@ -29,10 +29,10 @@ pub mod layer;
 pub mod overlap;
 mod panic;
 pub mod plan;
+pub mod prefix;
 pub mod requests;
 pub mod selections;
 pub mod sequence;
-pub mod share;
 pub mod status;
 pub mod step;
 #[cfg(test)]

@@ -153,7 +153,7 @@ impl Cache {
         // More slots than tokens would never be used.
         let reach = self.config.reach(admitted)?;
         budgets.iter_mut().for_each(|b| *b = (*b).min(reach));
-        self.sparse.take(budgets)
+        self.sparse.take(budgets, reach)
     }
 
     /// Takes `count` pages of rows and as many of index keys, or none. It evicts unused shared pages if needed.

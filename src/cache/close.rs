@@ -53,6 +53,11 @@ impl Cache {
         if !record.steps.in_flight.is_empty() || record.has_ticket() {
             return Ok(());
         }
+        // The lane's next join stages its lists where a resize may still read its own. On a failed device none runs.
+        if self.is_staged(index).unwrap_or(false) {
+            return Ok(());
+        }
+        let record = &self.records[index];
         if let Some(before) = record.work.unsettled {
             let ticket = self.settle(index, before)?;
             if ticket.poll().is_none() {

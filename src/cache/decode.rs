@@ -96,6 +96,7 @@ impl Cache {
             let before = record.rows.begin_step(row.accepted, row.query_rows);
             record.steps.in_flight.push_back(before);
             record.steps.micro_batch = Some(micro_batch);
+            record.steps.open = true;
             let sequence = row.sequence.index;
             let query_rows = row.query_rows;
             self.ring.add_row(&step, RowInFlight { sequence, enqueued_before: before, query_rows });
@@ -333,6 +334,7 @@ impl Cache {
         for row in &slot.rows {
             let record = &mut self.records[row.sequence as usize];
             record.work.stepped = true;
+            record.steps.open = false;
             // Rows of an abandoned step are missing, so no step may build on them. The next step of these
             // sequences can only be prepared after this.
             if step.is_abandoned() && record.state == State::Running {

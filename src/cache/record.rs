@@ -98,6 +98,8 @@ pub(super) struct SequenceSteps {
     pub(super) in_flight: VecDeque<u64>,
     /// Its micro-batch, which never changes after the first step.
     pub(super) micro_batch: Option<MicroBatch>,
+    /// Whether a step of it is prepared and not finished. Its micro-batch has at most one such step.
+    pub(super) open: bool,
     /// The number of the last `prepare` call that named it.
     pub(super) attempt: u64,
 }
@@ -113,6 +115,8 @@ pub(super) struct HostWork {
     pub(super) ticket: Option<Ticket>,
     /// A stream that may hold work without a ticket or an event after it: see `settle`.
     pub(super) unsettled: Option<Stream>,
+    /// Whether the host has staged lists for a resize that may not have run: see `resize`.
+    pub(super) staged: bool,
     /// Whether its last work is a step. Then the `stepped` event of its micro-batch comes after that work, and the
     /// sequence has no event of its own.
     pub(super) stepped: bool,

@@ -216,6 +216,8 @@ impl Cache {
         let record = self.record(sequence)?;
         record.check_state(&[State::Running, State::Truncating, State::Failed], "truncate")?;
         record.check_idle("truncate")?;
+        self.check_staged(index, "truncate")?;
+        let record = self.record(sequence)?;
         // Landed rows of a failed step cannot be accepted.
         let landed = if record.state == State::Failed { 0 } else { record.rows.landed };
         let (again, committed) = (record.state == State::Truncating, record.rows.committed);

@@ -74,6 +74,7 @@
 mod commit;
 mod digest;
 mod divide;
+mod resize;
 mod resolve;
 mod scan;
 mod tables;
@@ -82,6 +83,7 @@ mod workspace;
 
 pub use commit::Moved;
 pub use divide::{Answered, Divider};
+pub use resize::Resized;
 pub use resolve::{Beyond, Counts, Fetch, QueryRange, Resolved, Selected, Selection};
 pub use scan::{At, Portable, Scan, Split, Stamped, Tied, Touch, Touched};
 pub(crate) use scan::{beyond, nth_lowest};

@@ -178,18 +178,19 @@ impl LayerTables {
         {
             return Err(bad("selection", count as u64));
         }
-        self.check_room(head, work)?;
+        if !self.has_room(head, work) {
+            return Err(bad("workspace", work.victims.len() as u64));
+        }
         if head.stamp >= UNUSED - 2 {
             return Err(Error::new(Kind::Exhausted, "resolve").at("steps of one sequence"));
         }
         Ok(())
     }
 
-    /// Checks that a workspace is large enough for these tables. Its other parts have matching sizes.
-    fn check_room(&self, head: &LaneHead, work: &Workspace) -> Result<()> {
-        let narrow = work.missed.len() * 64 < self.shape.tokens as usize
-            || work.victims.len() < (head.blocks as usize + 1) * SLOT_BLOCK as usize;
-        if narrow { Err(bad("workspace", work.victims.len() as u64)) } else { Ok(()) }
+    /// Whether a workspace is large enough for these tables. Its other parts have matching sizes.
+    pub(super) fn has_room(&self, head: &LaneHead, work: &Workspace) -> bool {
+        work.missed.len() * 64 >= self.shape.tokens as usize
+            && work.victims.len() >= (head.blocks as usize + 1) * SLOT_BLOCK as usize
     }
 
     /// The step itself, after its sizes were checked.

@@ -11,6 +11,6 @@ pub mod model;
 pub mod ops;
 #[path = "../support/oracle.rs"]
 pub mod oracle;
+pub mod prefix;
 pub mod run;
-pub mod share;
 pub mod steps;

@@ -1,7 +1,7 @@
 //! The naive model: a list of rows per sequence, an oracle per layer, owners of pages by counting.
 
 use super::oracle::Oracle;
-use super::share::{Name, Script};
+use super::prefix::{Name, Script};
 use forebay::{Budget, Config, Sequence, Slots};
 use std::collections::HashMap;
 

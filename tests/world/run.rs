@@ -5,7 +5,7 @@ use super::check::Outcomes;
 use super::engine::{Engine, key, stamp};
 use super::model::{FOUND, Origin, PageModel, Seq, State, budgets, declared_slots, reach};
 use super::ops::{Op, Random};
-use super::share::Index;
+use super::prefix::Index;
 use super::steps::Flight;
 use forebay::device::host::HostOptions;
 use forebay::device::{Outcome, Slice, Ticket};

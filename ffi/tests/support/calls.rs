@@ -11,8 +11,8 @@ use super::cache::{self, FbCache, FbStats};
 use super::config::{self, FbCacheConfig};
 use super::device::{self, FbDevice, FbDeviceConfig};
 use super::layer::{self, FbBuffers, FbStepRange};
+use super::prefix::{self, FbTokens};
 use super::sequence::{self, FbOpenConfig, FbPage, FbSequenceLength, FbWarmUp};
-use super::share::{self, FbTokens};
 use super::status::FbStatus;
 use super::step::{self, FbBatchRow, FbStepConfig};
 
@@ -197,7 +197,7 @@ impl World {
         // SAFETY: sizes are stated; ids and outputs are valid.
         let status = unsafe {
             match shares {
-                true => share::fb_open_shared(cache, &config, &tokens, null(), 0, place, &mut shared),
+                true => prefix::fb_open_shared(cache, &config, &tokens, null(), 0, place, &mut shared),
                 false => sequence::fb_open(cache, &config, place),
             }
         };
@@ -294,7 +294,7 @@ impl World {
                 6 => {
                     let (tokens, mut published) = (self.tokens(numbers), 0);
                     let from = if numbers.byte() < 160 { 0 } else { numbers.below(6).wrapping_mul(16) };
-                    share::fb_publish(cache, sequence, from, &tokens, &mut published)
+                    prefix::fb_publish(cache, sequence, from, &tokens, &mut published)
                 }
                 _ => {
                     self.close(sequence);
@@ -364,7 +364,7 @@ impl World {
                 4 => sequence::fb_digest(cache, sequence, &mut number),
                 5 => cache::fb_slab(cache, numbers.below(LAYERS), &mut address, &mut number),
                 6 => cache::fb_index_keys(cache, numbers.below(LAYERS), &mut address, &mut number),
-                _ => share::fb_find_shared(cache, &tokens, null(), 0, &mut word),
+                _ => prefix::fb_find_shared(cache, &tokens, null(), 0, &mut word),
             }
         };
         sound(status, "read");
