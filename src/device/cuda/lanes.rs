@@ -1,13 +1,13 @@
 //! What the operations on a lane need besides a cache's tables: the lists that they bring, and their turns at the
 //! working memory that all lanes share.
 //!
-//! **Lists.** A join and a truncation bring lists (pages, budgets, slot blocks). They are in pinned host
+//! **Lists.** A join, a truncation and a resize bring lists (pages, budgets, slot blocks). They are in pinned host
 //! memory, one place per lane, where the kernel reads them when it runs. The caller brings no new list for a lane
 //! before that.
 //!
-//! **Turns.** Warm-ups of all lanes work in one room on the device. An event of the device's own lets those
+//! **Turns.** Warm-ups and resizes of all lanes work in one room on the device. An event of the device's own lets those
 //! of different streams run one after another: each waits for the event, and records it again after its launch. No
-//! capture may wait for that event, so a captured stream rejects warm-ups.
+//! capture may wait for that event, so a captured stream rejects them.
 //!
 //! A driver may refuse the record after it took the launch. The work is then enqueued and the call succeeds; the
 //! stream is remembered, and the next turn makes the record good before it enqueues anything. So a refused call has
@@ -56,6 +56,7 @@ impl Lists {
                 self.slots(join.lane, join.budgets, join.blocks.iter().map(Vec::as_slice));
             }
             PoolOp::Truncate(truncate) => self.pages(truncate.lane, truncate.length, truncate.pages),
+            PoolOp::Resize(resize) => self.slots(resize.lane, resize.budgets, resize.needed()),
             _ => {}
         }
     }
@@ -87,6 +88,12 @@ impl Lists {
     /// The arguments of a join.
     pub fn join(&self, pools: abi::Pools, lane: Lane) -> abi::JoinArgs {
         abi::JoinArgs { pools, staged: self.at(lane), lane: lane.0, staged_blocks: self.blocks }
+    }
+
+    /// The arguments of a resize, which adds its moved rows to the device's word at `moved`.
+    pub fn resize(&self, pools: abi::Pools, moved: Handle, lane: Lane) -> abi::ResizeArgs {
+        let (staged, staged_blocks) = (self.at(lane), self.blocks);
+        abi::ResizeArgs { pools, staged, moved, lane: lane.0, staged_blocks }
     }
 }
 

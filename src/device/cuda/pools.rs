@@ -154,8 +154,9 @@ pub(super) struct CudaPools {
     layers: Vec<abi::Layer>,
     micro: Vec<abi::Micro>,
     words: abi::Pools,
-    /// The device word in which a digest is summed.
+    /// The device words in which a digest, and the rows that resizes move, are summed.
     digest: Handle,
+    moved: Handle,
     launches: Launches,
     pub lists: Lists,
     pub turns: Turns,
@@ -185,6 +186,7 @@ struct Addresses {
     micro: Vec<abi::Micro>,
     pools: abi::Pools,
     digest: Handle,
+    moved: Handle,
     end: u64,
 }
 
@@ -249,8 +251,8 @@ impl Addresses {
                 Expected::Gathered => DUE_GATHERED,
             },
         };
-        let digest = room.take(1, 8)?;
-        Ok(Addresses { layers, micro, pools, digest, end: room.next })
+        let (digest, moved) = (room.take(1, 8)?, room.take(1, 4)?);
+        Ok(Addresses { layers, micro, pools, digest, moved, end: room.next })
     }
 }
 
@@ -321,6 +323,7 @@ impl CudaPools {
             micro: addresses.micro,
             words: addresses.pools,
             digest: addresses.digest,
+            moved: addresses.moved,
             launches,
             lists,
             turns,
@@ -334,6 +337,7 @@ impl CudaPools {
         match op {
             PoolOp::Join(join) => self.join(e, join.lane),
             PoolOp::Truncate(truncate) => self.truncate(e, truncate),
+            PoolOp::Resize(resize) => self.resize(e, resize.lane),
             PoolOp::Leave(lane) => {
                 let args = abi::LeaveArgs { pools: self.words, lane: lane.0, unused: 0 };
                 self.launch(e, Launch::new(Kernel::Leave, self.words.layer_count, 1), &args)
@@ -349,6 +353,7 @@ impl CudaPools {
                     pools: self.words,
                     micro: self.micro(*micro_batch),
                     slot: slot.address(),
+                    moved: self.moved,
                     query_rows: self.layer(0).query_rows,
                     unused: 0,
                 };
@@ -386,6 +391,13 @@ impl CudaPools {
             unused: 0,
         };
         self.launch(e, Launch::new(Kernel::Truncate, self.words.layer_count, 1), &args)
+    }
+
+    /// A single launch for all tables: one of several could be refused after the others.
+    fn resize(&self, e: &Enqueueing<'_>, lane: Lane) -> DriverResult {
+        let args = self.lists.resize(self.words, self.moved, lane);
+        let launch = Launch::new(Kernel::Resize, self.words.layer_count, 1);
+        self.turns.take(e.current, e.stream, || self.launch(e, launch, &args))
     }
 
     fn warm(&self, e: &Enqueueing<'_>, warm: &Warm) -> DriverResult {
