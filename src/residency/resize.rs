@@ -3,6 +3,10 @@
 //! A budget ends with the lane's last places, so a shrink gives up the last places, and the blocks behind the new end
 //! leave. The rows that stay there move to empty places before it. So the block list says which blocks leave and which
 //! come, on every rank and on the host, and no device is asked.
+//!
+//! A shrink sets the head's `min_stamp` to the stamp of the newest row that leaves, or to that of empty slots if none
+//! does. This may be the stamp of the last step. A growth sets it to that of empty slots. `next_victim` is then not
+//! known. Words of the block list beyond its end keep what was there.
 
 use std::ops::Range;
 
@@ -161,8 +165,8 @@ impl LayerTables {
         (head.min_stamp, head.next_victim) = (FREE, EMPTY);
         let range = self.block_range(lane);
         self.blocks[range].copy_from_slice(blocks);
+        // The places beyond are unused already, because all slots of a block without a lane are.
         self.clear(lane, present..budget, FREE);
-        self.clear(lane, budget..blocks.len() as u32 * SLOT_BLOCK, UNUSED);
     }
 
     /// Empties the slots at some places of `lane`, and gives them a stamp.
