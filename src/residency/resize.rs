@@ -96,7 +96,7 @@ impl LayerTables {
     ) -> Resized {
         let head = self.heads[lane as usize];
         let left = self.forget_oldest(scan, lane, (head.budget - budget) as usize, work);
-        let moved = self.move_up(scan, lane, budget, work, copy);
+        let moved = self.move_inside(scan, lane, budget, work, copy);
         self.clear(lane, budget..head.blocks * SLOT_BLOCK, UNUSED);
         let head = &mut self.heads[lane as usize];
         (head.budget, head.blocks) = (budget, budget.div_ceil(SLOT_BLOCK));
@@ -125,7 +125,7 @@ impl LayerTables {
     }
 
     /// Moves the rows of `lane` at places from `budget` on to the empty places before it. Returns their number.
-    fn move_up<S: Scan>(
+    fn move_inside<S: Scan>(
         &mut self,
         scan: &S,
         lane: u32,
