@@ -85,7 +85,8 @@ static __device__ u32 block_scan(u32 (&room)[MOST_WARPS], u32 value, u32& total)
 
 // Calls `found(rank, place)` for every one of a set of bits, ranks in the order of places. A thread takes
 // adjacent words, an odd number of them, so that a warp's reads fall into different banks.
-// Every thread of the block calls it. Answers how many ones there are.
+// Every thread of the block calls it. Answers how many ones there are; after an answer of 0 no thread reads the set any
+// more.
 template <class Found>
 static __device__ u32 each_one(u32 (&room)[MOST_WARPS], const u32* set, u32 words, Found found) {
     u32 chunk = div_ceil(words, blockDim.x) | 1;
@@ -94,6 +95,7 @@ static __device__ u32 each_one(u32 (&room)[MOST_WARPS], const u32* set, u32 word
     for (u32 word = first; word < end; ++word) count += __popc(set[word]);
     u32 total;
     u32 rank = block_scan(room, count, total);
+    if (total == 0) return 0;
     for (u32 word = first; word < end; ++word) {
         for (u32 bits = set[word]; bits != 0; bits &= bits - 1) {
             found(rank++, word * 32 + __ffs(static_cast<i32>(bits)) - 1);
