@@ -461,6 +461,15 @@ mod tests {
             assert_eq!(work.selection(), picks);
             told += &format!("{done:?} {slots:?} {:?}", &fetches[..done.counts.misses as usize]);
             tables.validate().unwrap();
+            // The same again, of the rows that are resident now: nothing is missed.
+            let resident = |p: &i32| tables.slot(0, *p as u32).map_or(-1, |_| *p);
+            let picks: Vec<i32> = picks.iter().map(resident).collect();
+            let selected = Selected { selection: &picks[..], slots: &mut slots, fetches: &mut fetches };
+            let done =
+                tables.resolve(scan, 0, QueryRange { first: 0, count: 2 }, selected, &mut work).unwrap();
+            naive(&picks, K, length, &done, &slots, &fetches);
+            assert!(done.counts.hits > 0 && done.counts.misses == 0, "{done:?}");
+            told += &format!("{done:?} {slots:?} {:?}", tables.words());
             let (budget, mut moves) = (1 + next(700) as u32, Vec::new());
             let blocks = &blocks[..budget.div_ceil(SLOT_BLOCK) as usize];
             let done = tables.resize(scan, 0, blocks, budget, &mut work, |moved| moves.push(moved)).unwrap();
