@@ -176,7 +176,7 @@ macro_rules! programs {
 }
 
 programs!(
-    status, device, cache, sequence, share, ticket, step, forgotten, overlap, choice, capture, trace, plan,
+    status, device, cache, sequence, resize, share, ticket, step, forgotten, overlap, choice, capture, trace, plan,
     misuse, sizes, threads, forked, holders, two_units,
 );
 
