@@ -33,6 +33,8 @@ pub struct Stats {
     pub bytes_up: u64,
     /// Counter: resizes of a sequence's budgets.
     pub resizes: u64,
+    /// Counter: rows that resizes have moved to other slots, in all layers, as far as a retired step has reported them.
+    pub moved_rows: u64,
     /// Counter: prompt tokens looked up for prefix sharing.
     pub prompt_tokens: u64,
     /// Counter: prompt tokens found in shared pages.

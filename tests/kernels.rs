@@ -7,6 +7,8 @@
 mod image;
 #[path = "kernels/model.rs"]
 mod model;
+#[path = "kernels/resize.rs"]
+mod resize;
 #[path = "support/skip.rs"]
 mod skip;
 #[cfg(feature = "trace")]
@@ -95,7 +97,7 @@ fn live(world: &mut World<'_>, operations: u32) {
     for _ in 0..operations {
         let lane = world.random.below(world.model.extents.shapes[0].lanes);
         let taken = world.model.is_taken(lane);
-        match world.random.below(20) {
+        match world.random.below(22) {
             _ if !taken => {
                 let budgets = [0, 1].map(|_| match world.random.below(4) {
                     0 => 1 + world.random.below(20),
@@ -120,6 +122,15 @@ fn live(world: &mut World<'_>, operations: u32) {
                 let settle = world.random.below(head.landed + 1);
                 let length = (head.length + settle).saturating_sub(world.random.below(64));
                 world.truncate(lane, settle, length);
+            }
+            2 | 3 => {
+                let budgets = [0, 1].map(|layer| match world.random.below(5) {
+                    0 => world.model.tables[layer].head(lane).unwrap().budget,
+                    1 => 1 + world.random.below(20),
+                    2 => 1 + world.random.below(320),
+                    _ => 1 + world.random.below(150),
+                });
+                world.resize(lane, &budgets);
             }
             _ => world.step(),
         }

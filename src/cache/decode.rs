@@ -366,6 +366,7 @@ impl Cache {
         match ended.and(released) {
             Err(error) => Err(Unretired { error, step: None }),
             Ok(()) => {
+                self.stats.moved_rows += u64::from(self.ring.report().moved);
                 for layer in &self.ring.report().layers {
                     self.stats.hits += u64::from(layer.hits);
                     self.stats.misses += u64::from(layer.misses);

@@ -34,6 +34,8 @@ pub(super) struct HostPools {
     pages: PageTables,
     micro: Vec<MicroState>,
     pub(super) room: Mutex<Room>,
+    /// Rows that resizes have moved since the last report.
+    pub(super) moved: AtomicU32,
     pub(super) copier: Copier,
     avx512: Option<Avx512>,
 }
@@ -225,6 +227,7 @@ impl HostPools {
                 slots: filled(k, 0, NAME, "room of warm-ups")?,
                 fetches: filled(k, nothing, NAME, "room of warm-ups")?,
             }),
+            moved: AtomicU32::new(0),
             extents,
             layout,
             copier,
@@ -558,6 +561,8 @@ impl HostPools {
             }
         }
         report.sticky = Sticky::of_word(*word);
+        // A report without rows belongs to no step, and nobody reads it.
+        report.moved = if rows == 0 { 0 } else { self.moved.swap(0, Ordering::AcqRel) };
         report.encode(words);
         self.words(slot).store(0, words);
         // Operations that are enqueued before the next step begins, such as a graph launched without a step, find no

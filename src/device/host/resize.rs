@@ -13,6 +13,7 @@ use crate::device::host::pools::{Copies, HostPools};
 use crate::error::Result;
 use crate::ids::Lane;
 use crate::residency::Scan;
+use crate::sync::Ordering;
 
 impl HostPools {
     /// Changes a lane's budgets to those of its staged lists.
@@ -26,7 +27,7 @@ impl HostPools {
         for ((layer, slab), (blocks, budget)) in layers.zip(staged.blocks.iter().zip(&staged.budgets)) {
             let slab = slab.address();
             let mut tables = layer.lock();
-            tables.resize(scan, lane.0, blocks, *budget, &mut room.work, |moved| {
+            let resized = tables.resize(scan, lane.0, blocks, *budget, &mut room.work, |moved| {
                 if has_bytes {
                     let (from, to) = (g.pieces(moved.from), g.pieces(moved.to));
                     copies
@@ -34,6 +35,7 @@ impl HostPools {
                 }
             })?;
             copies.flush();
+            self.moved.fetch_add(resized.moved, Ordering::AcqRel);
         }
         Ok(())
     }
