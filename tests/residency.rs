@@ -3,11 +3,14 @@
 
 #[path = "support/oracle.rs"]
 mod oracle;
+#[path = "residency/places.rs"]
+mod places;
 
 use forebay::residency::{
-    Counts, Fetch, LaneHead, LayerTables, Portable, QueryRange, Selected, TableShape, Workspace,
+    Counts, Fetch, LaneHead, LayerTables, Moved, Portable, QueryRange, Selected, TableShape, Workspace,
 };
 use oracle::Oracle;
+use places::Places;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
@@ -36,6 +39,7 @@ enum Op {
     Step { lane: u32, accept: u32, rows: u32, seed: u64, spread: u32, split: bool },
     Warm { lane: u32, seed: u64 },
     Truncate { lane: u32, cut: u32 },
+    Resize { lane: u32, blocks: u32, short: u32 },
     Leave { lane: u32 },
 }
 
@@ -49,7 +53,9 @@ fn ops() -> impl Strategy<Value = Op> {
         ),
         1 => (lane.clone(), any::<u64>()).prop_map(|(lane, seed)| Op::Warm { lane, seed }),
         1 => (lane.clone(), 0..64_u32).prop_map(|(lane, cut)| Op::Truncate { lane, cut }),
-        1 => lane.prop_map(|lane| Op::Leave { lane }),
+        1 => lane.clone().prop_map(|lane| Op::Leave { lane }),
+        4 => (lane, 1..=5_u32, 0..64_u32)
+            .prop_map(|(lane, blocks, short)| Op::Resize { lane, blocks, short }),
     ]
 }
 
@@ -103,6 +109,7 @@ impl World {
                     self.tables.truncate(lane, length).unwrap();
                 }
             }
+            Op::Resize { lane, blocks, short } => self.resize(lane, blocks, short),
             Op::Leave { lane } => {
                 self.tables.leave(lane);
                 self.lanes[lane as usize] = None;
@@ -136,6 +143,33 @@ impl World {
         taken.iter().for_each(|b| assert!(self.free.remove(b)));
         self.owned[lane as usize] = taken;
         self.lanes[lane as usize] = Some(oracle);
+    }
+
+    fn resize(&mut self, lane: u32, blocks: u32, short: u32) {
+        let Some(oracle) = &mut self.lanes[lane as usize] else {
+            assert!(self.tables.resize(&Portable, lane, &[0], 1, &mut self.work, |_| {}).is_err());
+            return;
+        };
+        let owned = &mut self.owned[lane as usize];
+        self.free.extend(owned.iter().skip(blocks as usize));
+        let mut list: Vec<u32> = owned.iter().copied().take(blocks as usize).collect();
+        // There are more blocks than all lanes can have.
+        list.extend(std::iter::from_fn(|| self.free.pop_last()).take(blocks as usize - list.len()));
+        let budget = blocks * 64 - short;
+        *owned = list.clone();
+
+        let other = |tables: &LayerTables| [1, 2].map(|next| tables.digest((lane + next) % LANES));
+        let (mut places, others) = (Places::of(&self.tables, lane), other(&self.tables));
+        let mut moves = Vec::new();
+        let copy = |m: Moved| moves.push((m.from, m.to));
+        let done = self.tables.resize(&Portable, lane, &list, budget, &mut self.work, copy).unwrap();
+        let (left, expected) = places.resize(&list, budget as usize);
+        oracle.resize(budget as usize);
+        assert_eq!((done.left as usize, done.moved as usize), (left.len(), moves.len()));
+        assert_eq!(moves, expected);
+        assert_eq!(Places::of(&self.tables, lane), places);
+        assert_eq!(other(&self.tables), others);
+        assert!(left.iter().all(|position| self.tables.slot(lane, *position).is_none()));
     }
 
     fn step(&mut self, lane: u32, accept: u32, rows: u32, seed: &mut u64, spread: u32, split: bool) {

@@ -424,7 +424,8 @@ mod tests {
         format!("{looked:?} {:?}", (counts, split, older, tied, first, found, ties, left))
     }
 
-    /// Runs steps of two query rows with `scan`, each read in three portions; returns all their results.
+    /// Runs steps of two query rows with `scan`, each read in three portions, and resizes the lane after each. Returns
+    /// all results.
     fn steps<S: Scan>(scan: &S, mut seed: u64) -> String {
         const K: usize = 600;
         let mut next = |end: i32| {
@@ -469,6 +470,11 @@ mod tests {
             naive(&picks, K, length, &done, &slots, &fetches);
             assert!(done.counts.hits > 0 && done.counts.misses == 0, "{done:?}");
             told += &format!("{done:?} {slots:?} {:?}", tables.words());
+            let (budget, mut moves) = (1 + next(700) as u32, Vec::new());
+            let blocks = &blocks[..budget.div_ceil(SLOT_BLOCK) as usize];
+            let done = tables.resize(scan, 0, blocks, budget, &mut work, |moved| moves.push(moved)).unwrap();
+            told += &format!("{done:?} {moves:?} {}", tables.digest(0));
+            tables.validate().unwrap();
         }
         told
     }
@@ -497,7 +503,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_scan_reads_a_step_in_parts_as_one_step(seed: u64) {
+        fn every_scan_reads_a_step_in_parts_as_one_step_and_resizes_alike(seed: u64) {
             let plain = steps(&Portable, seed);
             if let Some(scan) = Avx512::detect() {
                 prop_assert_eq!(steps(&scan, seed), plain);
