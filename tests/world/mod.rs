@@ -13,5 +13,6 @@ pub mod ops;
 #[path = "../support/oracle.rs"]
 pub mod oracle;
 pub mod prefix;
+pub mod resize;
 pub mod run;
 pub mod steps;
