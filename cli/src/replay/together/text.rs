@@ -21,14 +21,15 @@ pub fn report(replayed: &Replayed, row: &RowSize, look: Look) -> String {
 
 /// The sequences.
 fn heading(replayed: &Replayed) -> String {
-    let count = replayed.sequences.len() as u32;
-    let mut out = format!(
-        "{} of {}, one every {}, {} a step\n",
-        counted(count, "sequence"),
-        counted(replayed.slots, "slot") + " a layer",
-        counted(replayed.gap, "step"),
-        counted(replayed.mtp, "query row"),
-    );
+    let count = counted(replayed.sequences.len() as u32, "sequence");
+    let slots = counted(replayed.slots, "slot");
+    let rows = counted(replayed.mtp, "query row");
+    let arrivals = match (replayed.sequences.len(), replayed.gap) {
+        (..=1, _) => String::new(),
+        (_, 0) => ", all at once".to_owned(),
+        (_, gap) => format!(", one every {}", counted(gap, "step")),
+    };
+    let mut out = format!("{count} of {slots} a layer together{arrivals}, {rows} a step\n");
     for sequence in &replayed.sequences {
         out += &format!(
             "  {}: {} tokens, steps {} to {}\n",
