@@ -35,9 +35,9 @@
 //! Rows of one step are ordered by position, and new rows have the highest positions of all. So the order of all rows
 //! is the order of the pairs *(stamp, position)*; the stamp is that of the last step that selected the row or, for a
 //! new row, of the last step before its commit. No list has to be kept in order: a hit writes one stamp. The price is a
-//! scan of the lane's stamps in each step, and a few more if many slots must be evicted at once; it finds the oldest
-//! slots. The scan is contiguous and free of branches, so it suits vector units and warps alike. The rule never reads
-//! the order in which a top-k kernel emits its indices, so the outcome cannot depend on it.
+//! scan of the lane's stamps in each step that misses a row, and a few more if many slots must be evicted at once; it
+//! finds the oldest slots. The scan is contiguous and free of branches, so it suits vector units and warps alike. The
+//! rule never reads the order in which a top-k kernel emits its indices, so the outcome cannot depend on it.
 //!
 //! Ties are resolved the same way on every rank and device:
 //!
@@ -52,8 +52,12 @@
 //!
 //! Each layer stores four bytes for each token of a lane (`slot_of`) and eight bytes for each slot (`position_of`,
 //! `stamp_of`). At 128K tokens, a ratio of 0.1 and rows of 656 bytes that is 7.3% of the bytes of the slots. A hit
-//! costs two random accesses. A step adds one scan of the lane's stamps, and a few more scans if many slots must
-//! be evicted at once.
+//! costs two random accesses. A step that misses a row adds one scan of the lane's stamps, and a few more scans if many
+//! slots must be evicted at once.
+//!
+//! A step without misses does not scan: it chooses no victim, and it counts its hits by position, in the set of missed
+//! rows, which is empty. A sequence that is resident as a whole has a slot for each of its tokens; such a step costs it
+//! the look-ups and that set, a bit for each token.
 //!
 //! # States of a row, in one lane and layer
 //!

@@ -9,6 +9,7 @@ pub mod device;
 pub mod engine;
 pub mod model;
 pub mod ops;
+#[allow(dead_code, reason = "a test takes what it needs")]
 #[path = "../support/oracle.rs"]
 pub mod oracle;
 pub mod prefix;
