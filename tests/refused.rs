@@ -138,10 +138,14 @@ impl Life {
     /// Changes a sequence's budget. A call that was refused half-way leaves the old one or the new one.
     fn resize(&mut self, sequence: Sequence, slots: u32) -> Result<()> {
         let (compute, old) = (self.layers.streams.compute, self.cache.budgets(sequence)?.to_vec());
+        let taken = self.cache.stats().slots_in_use;
         self.twice(|life| {
             let resized = life.cache.resize(sequence, &Budget::Slots(slots), compute);
             let budgets = life.cache.budgets(sequence)?;
-            assert!(budgets == [slots; 2] || resized.is_err() && budgets == old, "{budgets:?}");
+            if budgets != [slots; 2] {
+                assert!(resized.is_err() && budgets == old, "{budgets:?}");
+                assert_eq!(life.cache.stats().slots_in_use, taken, "the blocks that came went back");
+            }
             resized
         })
     }
@@ -369,13 +373,24 @@ enum Call {
     Truncate,
     Close,
     Prepare,
-    Resize,
+    Shrink,
+    Grow,
 }
 
 impl Call {
     /// Tokens of the prompt of the sequence that is named.
     const fn prompt(self) -> u32 {
-        if matches!(self, Call::Resize) { 70 } else { PROMPT }
+        if matches!(self, Call::Shrink | Call::Grow) { 70 } else { PROMPT }
+    }
+
+    /// The budget that a sequence has before and after a resize.
+    const fn budgets(self) -> Option<[u32; 2]> {
+        match self {
+            // One block goes, and rows of it move into the other one.
+            Call::Shrink => Some([78, 20]),
+            Call::Grow => Some([20, 78]),
+            _ => None,
+        }
     }
 }
 
@@ -428,9 +443,13 @@ impl Held {
     /// The sequences that a call names, ready for it.
     fn ready(&mut self, call: Call) -> Vec<Sequence> {
         let [one, ..] = self.streams;
-        // All of its rows are resident, in two blocks.
-        let long = Open { prompt: call.prompt(), promised: 8, budget: Budget::Slots(78), ..Held::open_of(0) };
-        let first = if call == Call::Resize { self.fill_of(&long, 1) } else { self.fill(1) }.unwrap();
+        let open = match call.budgets() {
+            Some([slots, _]) => {
+                Open { promised: 8, budget: Budget::Slots(slots), ..Held::open_of(call.prompt()) }
+            }
+            None => Held::open_of(call.prompt()),
+        };
+        let first = self.fill_of(&open, 1).unwrap();
         let bytes = if call == Call::JoinMore { 64 } else { u64::MAX };
         if call != Call::Join {
             let _ticket = self.join(first, one, bytes).unwrap();
@@ -452,8 +471,10 @@ impl Held {
             }
             Call::Truncate => self.cache.truncate(sequence, 20, stream).map(drop),
             Call::Close => self.cache.close(sequence, stream),
-            // One block goes, and rows of it move into the other one.
-            Call::Resize => self.cache.resize(sequence, &Budget::Slots(20), stream),
+            Call::Shrink | Call::Grow => {
+                let slots = call.budgets().unwrap()[1];
+                self.cache.resize(sequence, &Budget::Slots(slots), stream)
+            }
             Call::Prepare => {
                 let row = BatchRow { sequence, accepted: Accepted::Rows(0), query_rows: 1 };
                 self.cache.prepare(MicroBatch(0), 1, &[row], None, stream).map(drop)
@@ -486,6 +507,11 @@ impl Held {
         })
     }
 
+    /// Whether a sequence has the budgets of a resize, if the call is one.
+    fn is_resized(&self, call: Call, sequence: Sequence) -> bool {
+        call.budgets().is_none_or(|[_, slots]| self.cache.budgets(sequence).unwrap() == [slots; 2])
+    }
+
     /// The number of bytes of all slots that belong to other sequences than the refused call's.
     fn bytes_of_others(&self) -> usize {
         let count = |layer| {
@@ -512,7 +538,8 @@ impl Held {
     }
 }
 
-const CALLS: [Call; 6] = [Call::Join, Call::JoinMore, Call::Fork, Call::Truncate, Call::Close, Call::Resize];
+const CALLS: [Call; 7] =
+    [Call::Join, Call::JoinMore, Call::Fork, Call::Truncate, Call::Close, Call::Shrink, Call::Grow];
 
 #[test]
 fn work_enqueued_by_a_refused_call_reaches_no_other_sequence() {
@@ -561,7 +588,7 @@ fn work_enqueued_by_a_refused_call_reaches_no_other_sequence() {
 
 #[test]
 fn a_refused_call_is_made_again_on_another_stream() {
-    let (mut again, mut queued) = (0, 0);
+    let (mut again, mut queued, mut truncating) = (0, 0, 0);
     let mut over = None;
     for (call, n) in CALLS.iter().flat_map(|call| (0..200).map(move |n| (*call, n))) {
         if over == Some(call) {
@@ -577,17 +604,22 @@ fn a_refused_call_is_made_again_on_another_stream() {
         let Some(refused) = refused else { continue };
         if let Err(error) = refused {
             assert_eq!(error.kind(), Kind::OutOfMemory, "{call:?}, call {n}");
+            if call == Call::Truncate && !held.cache.is_running(all[0]).unwrap() {
+                let error = held.cache.resize(all[0], &Budget::Slots(20), other).unwrap_err();
+                assert_eq!(error.place(), "the device refused a truncate half-way");
+                truncating += 1;
+            }
             let done = match held.call(call, all[0], other) {
                 // Its lane has the tables already.
                 Err(error) if call == Call::Join && error.kind() == Kind::InvalidState => {
                     held.call(Call::JoinMore, all[0], other)
                 }
                 // It is enqueued, and its lists are still staged.
-                Err(error) if call == Call::Resize && error.kind() == Kind::Busy => {
+                Err(error) if call.budgets().is_some() && error.kind() == Kind::Busy => {
                     queued += 1;
-                    assert_eq!(held.cache.budgets(all[0]).unwrap(), [20; 2], "call {n}");
+                    assert!(held.is_resized(call, all[0]), "{call:?}, call {n}");
                     held.standin.let_go(one.0);
-                    held.call(Call::Resize, all[0], other)
+                    held.call(call, all[0], other)
                 }
                 done => done,
             };
@@ -600,14 +632,13 @@ fn a_refused_call_is_made_again_on_another_stream() {
         held.standin.let_go(one.0);
         if call != Call::Close {
             let count = if call == Call::Truncate { 20 } else { call.prompt() };
-            let budgets = held.cache.budgets(all[0]).unwrap();
-            assert!(call != Call::Resize || budgets == [20; 2], "call {n}: {budgets:?}");
+            assert!(held.is_resized(call, all[0]), "{call:?}, call {n}");
             assert_eq!(held.cache.length(all[0]).unwrap().committed, count, "{call:?}, call {n}");
             assert!(held.rows_are(all[0], count, 1), "{call:?}, call {n}");
         }
         held.cache.validate().unwrap();
     }
-    assert!(again > 30 && queued > 0, "{again} {queued}");
+    assert!(again > 30 && queued > 1 && truncating > 0, "{again} {queued} {truncating}");
 }
 
 #[test]
