@@ -7,8 +7,8 @@
 //! locks, the commit of the new row, counters and report; their side is the bare loop on warm memory. All three start
 //! empty.
 //!
-//! A lane whose rows are all resident is measured as well, at 8,192 and at 131,072 slots: steps that miss nothing do not
-//! scan the lane, so its size should cost nothing but caches.
+//! A lane whose rows are all resident is measured as well, at 8,192 and at 131,072 slots: steps that miss nothing do
+//! not scan the lane, so its size should cost nothing but caches.
 //!
 //! With `FOREBAY_COUNT_STEPS=n` the bench times nothing: n steps run once, for a tool that counts instructions
 //! (`ci/instructions`).

@@ -14,7 +14,8 @@
  *             slot, slab      A slot holds one row on the device. A layer's slots are consecutive in memory: its slab.
  *             slot block      64 consecutive slots of a slab.
  *             resident        A row is resident while it has a slot of its sequence's budget.
- *             budget          The number of slots that one sequence has in one layer for its resident rows.
+ *             budget          The number of slots that one sequence has in one layer for its resident rows. fb_resize
+ *                             changes it between steps.
  *             lane            The index of a sequence in the device's residency tables, from fb_open until the
  *                             sequence is released.
  *             step            One forward pass of decode: fb_prepare, the layers, fb_finish, fb_retire. It is open from
@@ -459,6 +460,10 @@ typedef struct fb_stats {
     uint64_t published_pages;
     // Counter: published pages that were evicted to make room.
     uint64_t evicted_pages;
+    // Gauge: slots that belong to a sequence, all layers, in whole blocks of 64.
+    uint64_t slots_in_use;
+    // Counter: resizes of a sequence's budgets (fb_resize).
+    uint64_t resizes;
 } fb_stats;
 
 // The configuration of a cache and the sizes that follow from it. It does not change.
@@ -566,6 +571,21 @@ typedef struct fb_page {
     // of its own block table.
     uint32_t index_keys;
 } fb_page;
+
+// A budget for fb_resize. Set one of `slots`, `ratio` and `slots_by_layer`.
+typedef struct fb_budget {
+    // sizeof(fb_budget).
+    size_t size;
+    // Slots in each layer, or 0.
+    uint32_t slots;
+    // Must be 0.
+    uint32_t reserved;
+    // Slots in each layer as a fraction of prompt plus promised tokens, above 0 and at most 1; at least the cache's
+    // min_budget. Or 0.
+    double ratio;
+    // Slots of each layer, draft layers included, or NULL.
+    const uint32_t *slots_by_layer;
+} fb_budget;
 
 // A key that the caller adds to the block hash of one page, or none. This struct never grows.
 typedef struct fb_key {
@@ -1417,6 +1437,36 @@ fb_status fb_landing_slot(const struct fb_cache *cache,
 fb_status fb_close(struct fb_cache *cache,
                    uint64_t sequence,
                    void *stream);
+
+// Changes the budget of a sequence between two of its steps, layer by layer. A smaller budget keeps the rows that were
+// selected last; a larger one adds empty slots, which misses fill. Nothing crosses the link. On the device the call
+// moves the rows that stay but whose slots go, and enqueues that on `stream`; the sequence's next step waits for it by
+// itself. Captured graphs stay valid. The slots that go are free at once for fb_open and fb_resize. Slots are taken
+// and freed in whole blocks of 64, and slots beyond the tokens that the sequence may have are not taken.
+//
+// FB_INVALID_STATE for a sequence that is not running, or whose step failed. FB_BUSY while a step of the sequence is
+// prepared and not finished, or before earlier work of the sequence that the library enqueued outside of steps, such
+// as its last resize, has ended. FB_INVALID_CONFIG for fewer slots than the cache's min_budget. FB_OUT_OF_RANGE for
+// more slots than a layer has. FB_EXHAUSTED for more than are free. FB_DEVICE_FAILED if work of the sequence failed.
+// After these nothing has changed. If the device refuses the call half-way, the sequence has its old budgets or its
+// new ones (fb_budgets), and the call may be repeated on any stream.
+//
+// Requires:
+// `budget` states its real size, and its `slots_by_layer` is NULL or has an entry for each layer.
+fb_status fb_resize(struct fb_cache *cache,
+                    uint64_t sequence,
+                    const struct fb_budget *budget,
+                    void *stream);
+
+// Copies the slots that a sequence has in each layer, draft layers included. FB_OUT_OF_RANGE if `layers` is not the
+// cache's number of layers (`layers` of fb_info).
+//
+// Requires:
+// `slots` has `layers` places.
+fb_status fb_budgets(const struct fb_cache *cache,
+                     uint64_t sequence,
+                     uint32_t *slots,
+                     uint32_t layers);
 
 // Opens a sequence like fb_open, for a prompt whose token ids are known. The sequence shares the leading pages that
 // were published under the same salt (vLLM: a prefix cache hit). `*shared` receives how many tokens those pages have;

@@ -4,6 +4,7 @@ use std::ffi::c_void;
 
 use forebay::{BringUp, Budget, Error, Kind, Layer, Open, Result, WarmUp};
 
+use crate::budget::Stated;
 use crate::cache::FbCache;
 use crate::cast::{self, Plain, Versioned};
 use crate::handle::{change, read};
@@ -49,28 +50,16 @@ impl FbOpenConfig {
     /// # Safety
     /// `slots_by_layer` is null, or has as many values as the cache has layers.
     pub(crate) unsafe fn declare(&self, cache: &FbCache) -> Result<Open> {
-        let layers = cache.cache.geometry().layers();
-        let by_layer = match self.slots_by_layer.is_null() {
-            true => None,
-            // SAFETY: the same contract.
-            false => Some(unsafe { cast::slice(self.slots_by_layer, layers as usize, "slots_by_layer") }?),
-        };
-        self.open(cache.cache.config().min_budget, by_layer)
-    }
-
-    fn open(&self, default: u32, by_layer: Option<&[u32]>) -> Result<Open> {
-        let bad = |place| Error::new(Kind::InvalidConfig, "open").at(place);
-        let budget = match (self.slots, self.ratio == 0.0, by_layer) {
-            (0, true, None) => Budget::Slots(default),
-            (slots, true, None) => Budget::Slots(slots),
-            (0, false, None) => Budget::Ratio(self.ratio),
-            (0, true, Some(table)) => Budget::ByLayer(table.to_vec()),
-            _ => return Err(bad("slots, ratio and slots_by_layer").hint("set one of them")),
-        };
+        let stated = Stated { slots: self.slots, ratio: self.ratio, slots_by_layer: self.slots_by_layer };
+        // SAFETY: the same contract.
+        let budget = unsafe { stated.budget(cache.cache.geometry().layers(), "open") }?;
+        let budget = budget.unwrap_or_else(|| Budget::Slots(cache.cache.config().min_budget));
         let bring_up = match self.bring_up {
             FB_BRING_UP_WHOLE => BringUp::Whole,
             FB_BRING_UP_NOTHING => BringUp::Nothing,
-            other => return Err(bad("bring_up").with("value", other)),
+            other => {
+                return Err(Error::new(Kind::InvalidConfig, "open").at("bring_up").with("value", other));
+            }
         };
         Ok(Open { prompt: self.prompt, promised: self.promised, budget, bring_up })
     }
@@ -477,36 +466,4 @@ pub unsafe extern "C" fn fb_landing_slot(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_close(cache: *mut FbCache, sequence: u64, stream: *mut c_void) -> FbStatus {
     change(cache, |cache| cache.cache.close(cache.sequence(sequence)?, cast::stream(stream)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_budget_is_slots_or_a_ratio() {
-        let config = FbOpenConfig {
-            size: size_of::<FbOpenConfig>(),
-            prompt: 3,
-            promised: 4,
-            slots: 0,
-            bring_up: FB_BRING_UP_WHOLE,
-            ratio: 0.0,
-            slots_by_layer: std::ptr::null(),
-        };
-        let open = config.open(9, None).unwrap();
-        assert_eq!((open.prompt, open.promised, open.bring_up), (3, 4, BringUp::Whole));
-        assert_eq!(open.budget, Budget::Slots(9));
-        let budget = |config: FbOpenConfig| config.open(9, None).map(|open| open.budget);
-        assert_eq!(budget(FbOpenConfig { slots: 5, ..config }), Ok(Budget::Slots(5)));
-        assert_eq!(budget(FbOpenConfig { ratio: 0.5, ..config }), Ok(Budget::Ratio(0.5)));
-        assert!(budget(FbOpenConfig { slots: 5, ratio: 0.5, ..config }).is_err());
-        let table = |config: FbOpenConfig| config.open(9, Some(&[7, 8])).map(|open| open.budget);
-        assert_eq!(table(config), Ok(Budget::ByLayer(vec![7, 8])));
-        assert!(table(FbOpenConfig { slots: 5, ..config }).is_err());
-        assert!(table(FbOpenConfig { ratio: 0.5, ..config }).is_err());
-        let nothing = FbOpenConfig { bring_up: FB_BRING_UP_NOTHING, ..config };
-        assert_eq!(nothing.open(9, None).unwrap().bring_up, BringUp::Nothing);
-        assert!(FbOpenConfig { bring_up: 2, ..config }.open(9, None).is_err());
-    }
 }

@@ -5,7 +5,7 @@
 //! | call | what it does |
 //! |---|---|
 //! | `open` | takes no slots. It adds the budget of [`Open`](crate::Open) to what the cache has promised. |
-//! | `join`, fork | takes slots: the sequence's share, or what is free of it. If that is less than its promise, it first reclaims slots of others. |
+//! | `join`, fork | first reclaims slots of others: for the promise, and for the share as far as the limits of a step allow. Then it takes the sequence's share, or what is free of it. |
 //! | `prepare` | moves the budgets of its micro-batch's sequences towards their shares, if there is cause to. |
 //! | [`Cache::share_slots`] | the same for all sequences, when the engine asks. |
 //!
@@ -48,8 +48,10 @@ pub(super) struct Sharing {
     /// `[order][layers]`: each sequence's share, in slots.
     targets: Vec<u32>,
     wants: Vec<Want>,
-    /// For each layer, the blocks that a joining sequence lacks.
+    /// For each layer, the blocks that the promise of a joining sequence lacks.
     lacks: Vec<u32>,
+    /// For each layer, the blocks that its share lacks.
+    wishes: Vec<u32>,
     /// Places in the order of the sequences that shrink for a joining one.
     chosen: Vec<u32>,
     /// There is cause to divide the slots again.
@@ -64,6 +66,8 @@ struct Allowance {
     resizes: u32,
     /// Rows that may move in each layer.
     rows: u64,
+    /// Whether a sequence is so far below its share that small shrinks of others are worth while.
+    hungry: bool,
     /// Whether it did all that was worth doing.
     done: bool,
 }
@@ -79,6 +83,7 @@ impl Sharing {
             targets: vec![0; lanes * layers],
             wants: Vec::with_capacity(lanes),
             lacks: vec![0; layers],
+            wishes: vec![0; layers],
             chosen: Vec::with_capacity(lanes),
             due: false,
             since: 0,
@@ -186,21 +191,23 @@ impl Cache {
         grown
     }
 
-    /// Shrinks other sequences until every layer has free slots for the promise of `index`, or changes nothing.
+    /// Shrinks other sequences until every layer has free slots for the promise of `index`, or changes nothing; and, as
+    /// far as the limits of a step allow, for its share.
     fn reclaim(&mut self, sharing: &mut Sharing, index: usize, stream: Stream) -> Result<()> {
+        let place = sharing.order.iter().position(|own| *own as usize == index).unwrap_or(0);
         for layer in 0..sharing.layers {
-            let least =
-                self.records[index].owned.least.get(layer).map_or(0, |least| least.div_ceil(SLOT_BLOCK));
-            let lack = least.saturating_sub(self.sparse.slots().free_blocks(layer));
+            let blocks = |slots: &[u32]| slots.get(layer).map_or(0, |slots| slots.div_ceil(SLOT_BLOCK));
+            let free = self.sparse.slots().free_blocks(layer);
+            let lack = blocks(&self.records[index].owned.least).saturating_sub(free);
             self.lower_targets(sharing, layer, lack)?;
+            sharing.wishes[layer] = blocks(sharing.targets(place)).saturating_sub(free);
             sharing.lacks[layer] = lack;
         }
         self.choose(sharing);
         for place in &sharing.chosen {
             let other = sharing.order[*place as usize] as usize;
-            if !self.records[other].work.covered
-                && (self.records[other].has_ticket() || self.is_staged(other)?)
-            {
+            let record = &self.records[other];
+            if !record.work.covered && (record.has_ticket() || self.is_staged(other)?) {
                 return Err(Error::new(Kind::Busy, "join")
                     .at("work of a sequence that must give up slots is in flight")
                     .hint("join again when the stream has passed it"));
@@ -255,29 +262,36 @@ impl Cache {
         Ok(())
     }
 
-    /// Chooses the sequences that shrink to their shares, in the order of opening, until no layer lacks blocks.
+    /// Chooses the sequences that shrink to their shares, in the order of opening: as many as the promise needs, then as
+    /// many as the share needs and the limits of a step allow.
     fn choose(&self, sharing: &mut Sharing) {
-        sharing.chosen.clear();
-        for place in 0..sharing.order.len() {
-            if sharing.lacks.iter().all(|lack| *lack == 0) {
-                return;
-            }
-            let record = &self.records[sharing.order[place] as usize];
-            if !self.takes_resizes(record, None) {
+        let Sharing { policy, layers, order, targets, lacks, wishes, chosen, .. } = sharing;
+        chosen.clear();
+        let mut bytes = policy.bytes_a_step;
+        for (place, index) in order.iter().enumerate() {
+            let record = &self.records[*index as usize];
+            let targets = &targets[place * *layers..(place + 1) * *layers];
+            let budgets = || record.owned.slots.budgets.iter().zip(targets);
+            let given = |(now, then): (&u32, &u32)| {
+                now.div_ceil(SLOT_BLOCK).saturating_sub(then.div_ceil(SLOT_BLOCK))
+            };
+            let helps =
+                |lacks: &[u32]| lacks.iter().zip(budgets()).any(|(lack, pair)| *lack > 0 && given(pair) > 0);
+            if !self.takes_resizes(record, None) || !(helps(lacks) || helps(wishes)) {
                 continue;
             }
-            let mut gives = false;
-            let present = record.owned.slots.budgets.iter();
-            let range = place * sharing.layers..(place + 1) * sharing.layers;
-            for ((lack, present), target) in
-                sharing.lacks.iter_mut().zip(present).zip(&sharing.targets[range])
-            {
-                let given = present.div_ceil(SLOT_BLOCK).saturating_sub(target.div_ceil(SLOT_BLOCK));
-                gives |= *lack > 0 && given > 0;
-                *lack = lack.saturating_sub(if gives { given } else { 0 });
-            }
-            if gives {
-                sharing.chosen.push(place as u32);
+            let moved = |(now, then): (&u32, &u32)| u64::from(now.saturating_sub(*then).min(*then));
+            let cost = budgets().map(moved).sum::<u64>().saturating_mul(self.geometry.row_bytes().into());
+            let allowed =
+                record.work.covered && cost <= bytes && chosen.len() < policy.resizes_a_step as usize;
+            if helps(lacks) || allowed {
+                for list in [&mut *lacks, &mut *wishes] {
+                    list.iter_mut()
+                        .zip(budgets())
+                        .for_each(|(lack, pair)| *lack = lack.saturating_sub(given(pair)));
+                }
+                bytes = bytes.saturating_sub(cost);
+                chosen.push(place as u32);
             }
         }
     }
@@ -406,11 +420,14 @@ impl Cache {
         sharing.since = 0;
         let bytes = u64::from(self.geometry.row_bytes()) * sharing.layers as u64;
         let policy = sharing.policy;
-        let mut allowance = Allowance {
-            resizes: policy.resizes_a_step,
-            rows: policy.bytes_a_step / bytes.max(1),
-            done: true,
+        let grows = |place: usize| {
+            let budgets = &self.records[sharing.order[place] as usize].owned.slots.budgets;
+            let mut pairs = budgets.iter().zip(sharing.targets(place));
+            pairs.any(|(now, then)| now < then && policy.is_worth(*now, *then))
         };
+        let hungry = (0..sharing.order.len()).any(grows);
+        let rows = policy.bytes_a_step / bytes.max(1);
+        let mut allowance = Allowance { resizes: policy.resizes_a_step, rows, hungry, done: true };
         for shrinks in [true, false] {
             for place in 0..sharing.order.len() {
                 self.share_one(sharing, place, shrinks, micro_batch, stream, &mut allowance)?;
@@ -432,8 +449,11 @@ impl Cache {
     ) -> Result<()> {
         let (index, policy) = (sharing.order[place] as usize, &sharing.policy);
         let present = &self.records[index].owned.slots.budgets;
-        let pairs = || present.iter().zip(sharing.targets(place));
-        if !pairs().any(|(now, then)| (then < now) == shrinks && policy.is_worth(*now, *then)) {
+        let is_worth = |(now, then): (&u32, &u32)| {
+            let small = allowance.hungry && shrinks && then.div_ceil(SLOT_BLOCK) < now.div_ceil(SLOT_BLOCK);
+            (then < now) == shrinks && (small || policy.is_worth(*now, *then))
+        };
+        if !present.iter().zip(sharing.targets(place)).any(is_worth) {
             return Ok(());
         }
         let record = &self.records[index];

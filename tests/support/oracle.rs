@@ -72,7 +72,7 @@ impl Oracle {
         (self.length, self.landed) = (length, 0);
     }
 
-    /// Changes the number of slots.
+    /// Changes the budget: a smaller one keeps the newest rows.
     pub fn resize(&mut self, budget: usize) {
         self.budget = budget;
         self.keep_newest();

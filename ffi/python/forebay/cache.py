@@ -1,9 +1,9 @@
 """The cache of one model on one device. One thread at a time drives it.
 
 A sequence or step that the program forgets is not lost. The garbage collector only notes its end, and the next `open`,
-`prepare`, `truncate`, `fork`, `join`, `reap` or `close` completes it. A forgotten cache ends its steps and sequences by
-itself, in any order, as soon as that needs no waiting. In a forked child everything of the parent is already closed:
-the library reports it as closed and ends nothing.
+`prepare`, `truncate`, `resize`, `fork`, `join`, `reap` or `close` completes it. A forgotten cache ends its steps and
+sequences by itself, in any order, as soon as that needs no waiting. In a forked child everything of the parent is
+already closed: the library reports it as closed and ends nothing.
 
 The tensors that enqueued work uses (selections, slots, warm-ups) belong to the cache's record, from before the call
 that hands them over until that work has ended, whatever happens to the call, the step or the ticket: see
@@ -24,7 +24,7 @@ from . import overlap
 from ._library import check, check_created, ffi, lib, new_text, sized
 from .arrays import Tensor
 from .device import Device, HostMemory, end_left, give_up
-from .config import SLOT_BLOCK, Info, by_layer_of, declare, set_fields
+from .config import SLOT_BLOCK, Info, declare, set_budget, set_fields
 from .errors import InvalidArgument, counted
 from .overlap import Captured, EngineCall, Layers
 from .record import CacheHandle, InFlight
@@ -74,6 +74,10 @@ class Stats(NamedTuple):
     published_pages: int
     # Counter: published pages that were evicted to make room.
     evicted_pages: int
+    # Gauge: slots that belong to a sequence, all layers, in whole blocks of 64.
+    slots_in_use: int
+    # Counter: resizes of a sequence's budgets.
+    resizes: int
 
 
 class Cache:
@@ -252,14 +256,10 @@ class Cache:
         if not isinstance(bring_up, str) or bring_up not in BRING_UP:
             raise InvalidArgument("bring_up", repr(bring_up), " or ".join(map(repr, BRING_UP)))
         config = sized("fb_open_config")
-        by_layer = None
         if slots is None and ratio is None:
             slots = self._by_layer
-        if slots is not None and not hasattr(slots, "__index__"):
-            by_layer, slots = by_layer_of(slots, self.shape.all_layers, "slots"), None
-        prompt, promised = index(prompt, "prompt"), index(promised, "promised")
-        numbers = {"prompt": prompt, "promised": promised, "ratio": ratio, "slots": slots, "slots_by_layer": by_layer}
-        set_fields(config, numbers)
+        by_layer = set_budget(config, ratio, slots, self.shape.all_layers)
+        set_fields(config, {"prompt": index(prompt, "prompt"), "promised": index(promised, "promised")})
         config.bring_up = BRING_UP[bring_up]
         return config, by_layer
 

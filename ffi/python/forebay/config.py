@@ -152,6 +152,18 @@ def declare(
     return config, by_layer, pools
 
 
+def set_budget(config: Any, ratio: float | None, slots: int | Many[int] | None, layers: int) -> Any:
+    """Writes a budget into an fb_open_config or an fb_budget. Returns what must live as long as the config.
+
+    Raises:
+        InvalidArgument: a value that the field cannot hold.
+    """
+    whole, given = (None, None) if slots is None else one_or_by_layer(slots, layers, "slots")
+    by_layer = None if given is None else by_layer_of(given, layers, "slots")
+    set_fields(config, {"ratio": ratio, "slots": whole, "slots_by_layer": by_layer})
+    return by_layer
+
+
 def one_or_by_layer(slots: int | Many[int], layers: int, name: str) -> tuple[int | None, list[int] | None]:
     """One number (NumPy's too), or one number for each layer.
 

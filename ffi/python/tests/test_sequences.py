@@ -150,6 +150,71 @@ def test_a_warm_up_loads_the_selected_rows(make: Make) -> None:
     assert step.retired is not None and step.retired.layers == [(5, 1, 0)] * LAYERS
 
 
+def test_a_budget_changes_between_steps(make: Make) -> None:
+    cache = make(lanes=2, slots=64, min_budget=8, pool_slots=192)
+    sequence = joined(cache, 100, 20)
+    assert sequence.budgets == (8,) * LAYERS and cache.stats().slots_in_use == LAYERS * 64
+    # Slots beyond the 120 tokens and the four rows in flight are not taken.
+    for given, budgets, blocks in (
+        ({"slots": 70}, (70, 70, 70), 6),
+        ({"ratio": 0.5}, (60, 60, 60), 3),
+        ({"slots": np.int64(9)}, (9, 9, 9), 3),
+        ({"slots": [8, 65, 190]}, (8, 65, 124), 5),
+        ({"slots": np.array([128, 8, 8])}, (124, 8, 8), 4),
+    ):
+        before = cache.stats().resizes
+        sequence.resize(**given, stream=cache.device.stream())  # type: ignore[arg-type]
+        stats = cache.stats()
+        assert (sequence.budgets, stats.slots_in_use, stats.resizes) == (budgets, blocks * 64, before + 1)
+        slots = empty()
+        with cache.prepare([(sequence, 0, 1)]) as step:
+            for layer in range(LAYERS):
+                step.layer(layer, some(*range(90, 97)), slots)
+                for position, slot in zip(range(90, 97), slots.ravel().tolist()):
+                    assert bytes(cache.slab(layer)[slot // 64, slot % 64]) == bytes(row_of(layer, position))
+                step.scatter(layer)
+        sequence.truncate(100)
+        cache.validate()
+    sequence.close()
+    assert cache.stats().slots_in_use == 0
+
+
+def test_a_resize_that_does_not_fit_is_refused_and_changes_nothing(make: Make) -> None:
+    cache = make(lanes=3, max_tokens=256, slots=8, pool_slots=192)
+    sequence, other = joined(cache, 100, 100, slots=64), joined(cache, 100, 20)
+    waits = cache.open(prompt=8)
+    for error, says, given in (
+        (forebay.InvalidArgument, "slots: got None without a ratio; expected slots or a ratio", {}),
+        (forebay.InvalidArgument, "slots: got 0; expected a whole number from 1", {"slots": 0}),
+        (forebay.InvalidArgument, "slots: got 2 numbers; expected 3, one a layer", {"slots": [64, 64]}),
+        (forebay.InvalidArgument, "slots: got 1.5; expected whole numbers", {"slots": 1.5}),
+        (forebay.InvalidArgument, "ratio: got 2; expected a number above 0 and at most 1", {"ratio": 2}),
+        (forebay.InvalidArgument, "stream", {"slots": 70, "stream": 7}),
+        (forebay.InvalidConfig, "set one of them", {"slots": 70, "ratio": 0.5}),
+        (forebay.InvalidConfig, "slots 7, least 8", {"slots": 7}),
+        (forebay.OutOfRange, "slots of a layer .layer 1, wanted 204, most 192.", {"slots": [64, 250, 64]}),
+        (forebay.Exhausted, "free", {"slots": 65}),
+    ):
+        with pytest.raises(error, match=says):
+            sequence.resize(**given)  # type: ignore[arg-type]
+    with pytest.raises(forebay.InvalidState):
+        waits.resize(slots=8)
+    step = cache.prepare([(sequence, 0, 1)])
+    with pytest.raises(forebay.Busy, match="a step of the sequence is open"):
+        sequence.resize(slots=8)
+    whole(step)
+    step.retire()
+    assert (sequence.budgets, cache.stats().resizes) == ((64,) * LAYERS, 0)
+    # A forgotten sequence gives its slots up.
+    del other
+    sequence.resize(slots=65)
+    assert sequence.budgets == (65,) * LAYERS
+    sequence.close()
+    for call in (lambda: sequence.resize(slots=8), lambda: sequence.budgets):
+        with pytest.raises(forebay.Closed):
+            call()
+
+
 def test_calls_that_do_not_fit_are_refused_and_named(make: Make) -> None:
     cache = make(lanes=1)
     held = joined(cache)

@@ -2,6 +2,7 @@
 //!
 //! The programs in `c-tests` test the same from outside; this module has the cases that need many small set-ups.
 
+mod budget;
 mod cache;
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -14,6 +15,7 @@ mod sizes;
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::{null, null_mut};
 
+use crate::budget::*;
 use crate::cache::*;
 use crate::cast::{Plain, Versioned};
 use crate::config::*;
@@ -200,10 +202,11 @@ fn structs_have_no_padding() {
     for (size, words, halves) in [
         (size_of::<FbDeviceConfig>(), 3, 6),
         (size_of::<FbCacheConfig>(), 2, 24),
-        (size_of::<FbStats>(), 10, 8),
+        (size_of::<FbStats>(), 12, 8),
         (size_of::<FbInfo>(), 1, 20),
         (size_of::<FbCacheFootprint>(), 10, 0),
         (size_of::<FbOpenConfig>(), 3, 4),
+        (size_of::<FbBudget>(), 3, 2),
         (size_of::<FbWarmUp>(), 3, 2),
         (size_of::<FbSequenceLength>(), 1, 4),
         (size_of::<FbPage>(), 0, 2),
