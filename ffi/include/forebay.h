@@ -464,6 +464,8 @@ typedef struct fb_stats {
     uint64_t slots_in_use;
     // Counter: resizes of a sequence's budgets (fb_resize).
     uint64_t resizes;
+    // Counter: rows that resizes have moved to other slots, all layers, as far as a retired step has reported them.
+    uint64_t moved_rows;
 } fb_stats;
 
 // The configuration of a cache and the sizes that follow from it. It does not change.

@@ -78,6 +78,8 @@ class Stats(NamedTuple):
     slots_in_use: int
     # Counter: resizes of a sequence's budgets.
     resizes: int
+    # Counter: rows that resizes have moved to other slots, all layers, as far as a retired step has reported them.
+    moved_rows: int
 
 
 class Cache:

@@ -177,6 +177,13 @@ def test_a_budget_changes_between_steps(make: Make) -> None:
         cache.validate()
     sequence.close()
     assert cache.stats().slots_in_use == 0
+    # Of the 100 rows that a join brings up, the newest 70 stay; those at positions 70 to 99 move.
+    moved = cache.stats().moved_rows
+    sequence = joined(cache, 100, 20, slots=100)
+    sequence.resize(slots=70)
+    with cache.prepare([(sequence, 0, 1)]) as step:
+        whole(step)
+    assert cache.stats().moved_rows == moved + 30 * LAYERS
 
 
 def test_a_resize_that_does_not_fit_is_refused_and_changes_nothing(make: Make) -> None:

@@ -103,6 +103,28 @@ fn a_resize_changes_the_budgets_and_the_pool() {
     destroy(cache, device);
 }
 
+/// A join brings all 100 rows up. A budget of 70 keeps the newest: positions 30 to 99. Those beyond its slots move.
+#[test]
+fn a_retired_step_reports_the_rows_that_a_resize_has_moved() {
+    let device = host();
+    let cache =
+        make_cache(device, &FbCacheConfig { slots: 124, min_budget: 70, pool_slots: 192, ..declared() });
+    let mut sequence = 0;
+    let config = FbOpenConfig { slots: 124, ..opening(100, 20) };
+    // SAFETY: the config states its size, the output has room, and else nothing is passed.
+    unsafe {
+        assert_eq!(fb_open(cache, &raw const config, &raw mut sequence), FbOk, "{}", text_of(cache));
+        append(cache, sequence, 0..100);
+        assert_eq!(fb_join(cache, sequence, null(), null_mut(), null_mut()), FbOk);
+    }
+    assert_eq!(resize(cache, sequence, &slots(70)), FbOk, "{}", text_of(cache));
+    assert_eq!(stats(cache).moved_rows, 0, "no step has reported");
+    step(cache, sequence, 0, null_mut());
+    assert_eq!(stats(cache).moved_rows, u64::from(LAYERS) * 30);
+    close(cache, sequence);
+    destroy(cache, device);
+}
+
 #[test]
 fn invalid_resizes_are_refused_and_change_nothing() {
     let device = host();
