@@ -80,6 +80,7 @@ impl Cache {
     /// Returns pages, slots and lane, and frees the record.
     fn give_back(&mut self, index: usize) -> Result<()> {
         let generation = self.records[index].generation;
+        self.share_is_due();
         let record = std::mem::replace(&mut self.records[index], Record { generation, ..Record::default() });
         self.release_all(&record.owned)
     }

@@ -40,6 +40,7 @@
 
 mod accept;
 mod admit;
+mod budgets;
 mod captured;
 mod close;
 mod config;
@@ -76,6 +77,7 @@ pub use overlapped::Layers;
 pub use prefix::Tokens;
 pub use sequence::Length;
 
+use budgets::Sharing;
 use record::Record;
 
 /// A KV cache that may exceed its device's memory, for one model on one device.
@@ -178,6 +180,10 @@ pub struct Cache {
     stats: Stats,
     /// Room for the budgets of a resize, one for each layer.
     budgets: Vec<u32>,
+    /// The shared budgets, if the configuration asks for them.
+    sharing: Option<Box<Sharing>>,
+    /// The number of sequences opened.
+    opened: u64,
     /// The number of `prepare` calls, used to find a sequence that one call names twice.
     attempt: u64,
 }
@@ -251,6 +257,10 @@ impl Cache {
             runs: Vec::with_capacity(config.micro_batches as usize),
             records: (0..config.lanes).map(|_| Record::default()).collect(),
             budgets: vec![0; geometry.layers() as usize],
+            sharing: config
+                .share
+                .map(|share| Sharing::new(share, config.lanes as usize, geometry.layers() as usize)),
+            opened: 0,
             config,
             geometry,
             device,

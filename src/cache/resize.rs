@@ -38,13 +38,19 @@ impl Cache {
     /// # Errors
     /// [`Kind::Closed`]; [`Kind::InvalidState`] for a sequence that is not running; [`Kind::Busy`] while a step of the
     /// sequence is prepared and not finished, or before earlier work of the sequence, such as its last resize, has
-    /// ended; [`Kind::InvalidConfig`] for an invalid budget, or one below `min_budget`; [`Kind::OutOfRange`] for more
+    /// ended; [`Kind::InvalidConfig`] for an invalid budget, one below `min_budget`, and in a cache with
+    /// [`Config::share`](crate::Config::share); [`Kind::OutOfRange`] for more
     /// slots than the layer has; [`Kind::Exhausted`] for more than are free; [`Kind::DeviceFailed`] if work of the
     /// sequence failed. These errors change nothing. If the device refuses the call half-way, the sequence has its old
     /// budgets or its new ones ([`Cache::budgets`]), and the engine may call again on any stream.
     pub fn resize(&mut self, sequence: Sequence, budget: &Budget, stream: Stream) -> Result<()> {
         let index = sequence.index as usize;
         let tokens = self.record(sequence)?.admitted.tokens;
+        if self.sharing.is_some() {
+            return Err(Error::new(Kind::InvalidConfig, "resize")
+                .at("the cache shares its slots")
+                .hint("leave share out of the configuration to set budgets yourself"));
+        }
         let reach = self.config.reach(tokens)?;
         let mut budgets = std::mem::take(&mut self.budgets);
         let resized = budget.write(tokens, self.config.min_budget, &mut budgets).and_then(|()| {
@@ -138,11 +144,11 @@ impl Cache {
         let record = &mut self.records[index];
         record.owned.slots.budgets.copy_from_slice(budgets);
         record.work.staged = true;
+        record.note_issued();
         self.stats.resizes += 1;
         self.give_up_extra(index, stream)?;
         self.record_ready(self.records[index].lane(), stream)?;
-        let work = &mut self.records[index].work;
-        (work.unsettled, work.stepped) = (None, false);
+        self.records[index].note_work();
         Ok(())
     }
 

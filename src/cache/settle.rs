@@ -65,7 +65,7 @@ impl Cache {
         self.record_ready(self.records[index].lane(), stream)?;
         let record = &mut self.records[index];
         record.work.ticket = Some(ticket.clone());
-        (record.work.unsettled, record.work.stepped) = (None, false);
+        record.note_work();
         Ok(ticket)
     }
 

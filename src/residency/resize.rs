@@ -3,6 +3,10 @@
 //! A budget ends with the lane's last places, so a shrink gives up the last places, and the blocks behind the new end
 //! leave. The rows that stay there move to empty places before it. So the block list says which blocks leave and which
 //! come, on every rank and on the host, and no device is asked.
+//!
+//! A shrink sets the head's `min_stamp` to the stamp of the newest row that leaves, or to that of empty slots if none
+//! does. This may be the stamp of the last step. A growth sets it to that of empty slots. `next_victim` is then not
+//! known. Words of the block list beyond its end keep what was there.
 
 use std::ops::Range;
 
@@ -92,7 +96,7 @@ impl LayerTables {
     ) -> Resized {
         let head = self.heads[lane as usize];
         let left = self.forget_oldest(scan, lane, (head.budget - budget) as usize, work);
-        let moved = self.move_up(scan, lane, budget, work, copy);
+        let moved = self.move_inside(scan, lane, budget, work, copy);
         self.clear(lane, budget..head.blocks * SLOT_BLOCK, UNUSED);
         let head = &mut self.heads[lane as usize];
         (head.budget, head.blocks) = (budget, budget.div_ceil(SLOT_BLOCK));
@@ -121,7 +125,7 @@ impl LayerTables {
     }
 
     /// Moves the rows of `lane` at places from `budget` on to the empty places before it. Returns their number.
-    fn move_up<S: Scan>(
+    fn move_inside<S: Scan>(
         &mut self,
         scan: &S,
         lane: u32,
@@ -161,8 +165,8 @@ impl LayerTables {
         (head.min_stamp, head.next_victim) = (FREE, EMPTY);
         let range = self.block_range(lane);
         self.blocks[range].copy_from_slice(blocks);
+        // The places beyond are unused already, because all slots of a block without a lane are.
         self.clear(lane, present..budget, FREE);
-        self.clear(lane, budget..blocks.len() as u32 * SLOT_BLOCK, UNUSED);
     }
 
     /// Empties the slots at some places of `lane`, and gives them a stamp.

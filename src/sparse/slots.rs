@@ -46,6 +46,11 @@ impl Slots {
         self.blocks.iter().map(|pages| pages.free() * SLOT_BLOCK).min().unwrap_or(0)
     }
 
+    /// Free blocks of a layer.
+    pub fn free_blocks(&self, layer: usize) -> u32 {
+        self.blocks.get(layer).map_or(0, Pages::free)
+    }
+
     /// Slots of each layer, free or not.
     pub fn sizes(&self) -> impl Iterator<Item = u32> + '_ {
         self.blocks.iter().map(|pages| pages.len() * SLOT_BLOCK)

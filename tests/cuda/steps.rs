@@ -81,7 +81,7 @@ fn a_row_without_a_page_fails_its_step_alone_and_is_fetched_after_a_truncation()
     let wanted = without_pages(&host());
     let cause = |step: usize| wanted[step].0[2];
     assert_eq!([0, 1, 2, 3].map(cause), [3, 4, 0, 0], "tables, a step before, and sound again");
-    let hits = |step: usize| wanted[step].0[6];
+    let hits = |step: usize| wanted[step].0[8];
     assert!(hits(1) > 0 && hits(2) < hits(3), "rows without bytes are not resident after a truncation");
     for seed in [None, Some(1)] {
         let Some(rig) = Rig::new(Options { seed, ..usual() }) else { return };

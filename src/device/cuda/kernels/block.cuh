@@ -95,7 +95,7 @@ static __device__ __forceinline__ Words words_of(u32 thread, u32 words) {
 }
 
 // Calls `found(rank, place)` for every one of a set of bits, ranks in the order of places. Every thread of the block
-// calls it. Answers how many ones there are.
+// calls it. Answers how many ones there are; after an answer of 0 no thread reads the set any more.
 template <class Found>
 static __device__ u32 each_one(u32 (&room)[MOST_WARPS], const u32* set, u32 words, Found found) {
     Words own = words_of(threadIdx.x, words);
@@ -103,6 +103,7 @@ static __device__ u32 each_one(u32 (&room)[MOST_WARPS], const u32* set, u32 word
     for (u32 word = own.first; word < own.end; ++word) count += __popc(set[word]);
     u32 total;
     u32 rank = block_scan(room, count, total);
+    if (total == 0) return 0;
     for (u32 word = own.first; word < own.end; ++word) {
         for (u32 bits = set[word]; bits != 0; bits &= bits - 1) {
             found(rank++, word * 32 + __ffs(static_cast<i32>(bits)) - 1);
