@@ -227,3 +227,56 @@ unsafe extern "C" fn wait(data: *mut c_void) {
     // SAFETY: the same contract.
     unsafe { &*data.cast::<mpsc::Receiver<()>>() }.recv().unwrap();
 }
+
+fn budgets_digest(cache: *const FbCache) -> u64 {
+    let mut digest = 0;
+    // SAFETY: the output has room.
+    assert_eq!(unsafe { fb_budgets_digest(cache, &raw mut digest) }, FbOk);
+    digest
+}
+
+fn share_slots(cache: *mut FbCache) -> (FbStatus, u32) {
+    let mut resized = 77;
+    // SAFETY: the output has room.
+    (unsafe { fb_share_slots(cache, null_mut(), &raw mut resized) }, resized)
+}
+
+/// A lone sequence has all its rows in slots. When another joins, both have a part, and the engine sets no budgets.
+#[test]
+fn a_cache_with_a_share_divides_its_slots() {
+    let device = host();
+    let caches = [0, 1].map(|_| make_cache(device, &FbCacheConfig { share: FB_SHARE_EQUAL, ..elastic() }));
+    let [cache, twin] = caches;
+    let [alone, same] = caches.map(|cache| join(cache, 190, 10));
+    assert_eq!((budgets(cache, alone), stats(cache).free_slots), ([192; 2], 0));
+    assert_eq!(budgets_digest(cache), budgets_digest(twin));
+    assert_eq!(resize(cache, alone, &slots(64)), FbInvalidConfig);
+    assert!(text_of(cache).contains("shares its slots"), "{}", text_of(cache));
+    step(cache, alone, 0, null_mut());
+    let other = fill(cache, 100, 20);
+    assert_eq!(budgets(cache, other), [0; 2], "promised, and not taken");
+    // SAFETY: nothing is passed.
+    assert_eq!(unsafe { fb_join(cache, other, null(), null_mut(), null_mut()) }, FbOk, "{}", text_of(cache));
+    assert_eq!((budgets(cache, alone), budgets(cache, other)), ([128; 2], [64; 2]));
+    assert_ne!(budgets_digest(cache), budgets_digest(twin));
+    assert_eq!((stats(cache).resizes, stats(cache).slots_in_use), (1, 2 * 192));
+    close(cache, other);
+    assert_eq!(share_slots(cache), (FbOk, 0), "it has retired no step since its last resize");
+    step(cache, alone, 1, null_mut());
+    assert_eq!(share_slots(cache), (FbOk, 1));
+    assert_eq!(budgets(cache, alone), [192; 2]);
+    assert_eq!(share_slots(cache), (FbOk, 0), "nothing is left to do");
+    close(cache, alone);
+    close(twin, same);
+    let plain = make_cache(device, &elastic());
+    assert_eq!(share_slots(plain), (FbInvalidConfig, 77));
+    assert!(text_of(plain).contains("no share"), "{}", text_of(plain));
+    // SAFETY: null is refused or means no result, and no call is running.
+    unsafe {
+        assert_eq!(fb_share_slots(twin, null_mut(), null_mut()), FbOk);
+        assert_eq!(fb_budgets_digest(plain, null_mut()), FbInvalidConfig);
+        assert_eq!(fb_cache_destroy(plain), FbOk);
+        assert_eq!(fb_cache_destroy(twin), FbOk);
+    }
+    destroy(cache, device);
+}
