@@ -91,7 +91,6 @@ pub fn config(variant: u8) -> Config {
         max_tokens: 160,
         batch: 3,
         query_rows: 3,
-        share: None,
         steps_in_flight: 2,
         micro_batches: 2,
         residency_only: false,
