@@ -7,6 +7,9 @@
 //! locks, the commit of the new row, counters and report; their side is the bare loop on warm memory. All three start
 //! empty.
 //!
+//! A lane whose rows are all resident is measured as well, at 8,192 and at 131,072 slots: steps that miss nothing do
+//! not scan the lane, so its size should cost nothing but caches.
+//!
 //! With `FOREBAY_COUNT_STEPS=n` the bench times nothing: n steps run once, for a tool that counts instructions
 //! (`ci/instructions`).
 
@@ -82,6 +85,49 @@ fn quick_pass(trace: &SelectionTrace, positions: &[i32], misses: &Cell<u64>) -> 
     })
 }
 
+const RESIDENT_K: u32 = 2_048;
+/// Layers and steps of a pass over a lane whose rows are all resident.
+const RESIDENT: [u32; 2] = [4, 200];
+
+/// A lane of `slots`, all but one of them with a row; each selection is spread evenly over the rows, and shuffled.
+fn resident(slots: u32, portable: bool) -> forebay::Result<Replay> {
+    let ([layers, steps], tokens) = (RESIDENT, slots - 1);
+    let apart = tokens / RESIDENT_K;
+    let mut positions: Vec<i32> = (0..layers * steps)
+        .flat_map(|set| (0..RESIDENT_K).map(move |place| (place * apart + set % apart) as i32))
+        .collect();
+    shuffle(&mut positions, RESIDENT_K as usize);
+    Replay::resident([layers, RESIDENT_K, steps, tokens], &positions, portable)
+}
+
+/// Steps without misses, in a small lane and in a large one.
+fn residents(criterion: &mut Criterion) -> forebay::Result<()> {
+    let (few, many) = (8_192, 131_072);
+    let (mut few_fast, mut many_fast) = (resident(few, false)?, resident(many, false)?);
+    let (mut few_plain, mut many_plain) = (resident(few, true)?, resident(many, true)?);
+    let mut sides = [
+        Side::new("8,192 slots", || done(few_fast.pass())),
+        Side::new("131,072 slots", || done(many_fast.pass())),
+        Side::new("8,192 slots, plain Rust", || done(few_plain.pass())),
+        Side::new("131,072 slots, plain Rust", || done(many_plain.pass())),
+    ];
+    record(criterion, "resolve/resident", &mut sides);
+    let rounds = race(9, &mut sides);
+    for side in &sides {
+        let us = 1e6 * f64::from(RESIDENT_K) / rounds.rate(side.name);
+        println!("every row resident, {}: {us:.2} us a layer", side.name);
+    }
+    let (times, plain) = (
+        rounds.ratio("8,192 slots", "131,072 slots"),
+        rounds.ratio("8,192 slots, plain Rust", "131,072 slots, plain Rust"),
+    );
+    println!("every row resident, time at 131,072 slots against 8,192: {times:.2}x, plain Rust {plain:.2}x");
+    drop(sides);
+    let misses = [&few_fast, &many_fast, &few_plain, &many_plain].map(Replay::misses);
+    println!("misses: {misses:?}");
+    Ok(())
+}
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (label, trace) = replay::trace("gemma3-32k-policy-tf")?;
     let mut positions = replay::positions(&trace);
@@ -105,6 +151,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     record(&mut criterion, &format!("resolve/{label}"), &mut sides);
     let rounds = race(9, &mut sides);
     drop(sides);
+    residents(&mut criterion)?;
     criterion.final_summary();
     for side in ["forebay", "forebay, plain Rust", "lru", "quick_cache"] {
         println!("{side}: {:.2} ns a position", 1e9 / rounds.rate(side));

@@ -74,6 +74,6 @@ pub use cache::{
 pub use error::{Error, Kind, Result};
 pub use geometry::{Geometry, LINE, Piece, SLOT_BLOCK, Shape};
 pub use ids::{HostPage, IndexPage, Lane, Layer, MicroBatch, Sequence};
-pub use sparse::{BringUp, Budget, WarmUp};
+pub use sparse::{BringUp, Budget, MissCurve, Share, ShareBy, Want, WarmUp};
 pub use stats::Stats;
 pub use step::{Buffers, LayerCall, Retired, Step, Streams, Unretired};

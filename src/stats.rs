@@ -17,6 +17,8 @@ pub struct Stats {
     pub unused_pages: u32,
     /// Gauge: free slots of the layer with the fewest free slots.
     pub free_slots: u32,
+    /// Gauge: slots that belong to a sequence, of all layers, in whole blocks of 64.
+    pub slots_in_use: u64,
     /// Gauge: free lanes.
     pub free_lanes: u32,
     /// Counter: steps retired.
@@ -29,6 +31,10 @@ pub struct Stats {
     pub scratch: u64,
     /// Counter: bytes of missed rows, host to device.
     pub bytes_up: u64,
+    /// Counter: resizes of a sequence's budgets.
+    pub resizes: u64,
+    /// Counter: rows that resizes have moved to other slots, in all layers, as far as a retired step has reported them.
+    pub moved_rows: u64,
     /// Counter: prompt tokens looked up for prefix sharing.
     pub prompt_tokens: u64,
     /// Counter: prompt tokens found in shared pages.

@@ -15,6 +15,8 @@ mod memory;
 mod missing;
 #[path = "cuda/probe.rs"]
 mod probe;
+#[path = "cuda/resizes.rs"]
+mod resizes;
 #[path = "cuda/rig.rs"]
 mod rig;
 #[path = "cuda/shared.rs"]

@@ -39,7 +39,11 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 /// Hits and misses at one budget, and the most rows that a step selected.
 fn naive(steps: &[Step], budget: u32) -> (u64, u64, u32) {
-    let mut oracle = Oracle::new(budget as usize, PROMPT);
+    replay(&mut Oracle::new(budget as usize, PROMPT), steps)
+}
+
+/// As [`naive`], from where the oracle is.
+fn replay(oracle: &mut Oracle, steps: &[Step]) -> (u64, u64, u32) {
     let (mut hits, mut misses, mut most) = (0, 0, 1);
     for step in steps {
         let (positions, counts) = match step {
@@ -95,6 +99,51 @@ proptest! {
         compare(&counted(&mut depths, &first), &first);
         // The next layer finds no row of the last one.
         compare(&counted(&mut depths, &second), &second);
+    }
+
+    /// LRU is a stack: a lane that was large and shrinks has from then on the hits of a lane that was small all along.
+    #[test]
+    fn a_shrink_leaves_what_the_smaller_budget_would_have_had(
+        steps in steps(),
+        at in any::<prop::sample::Index>(),
+        more in 0..TOKENS,
+    ) {
+        let (before, after) = steps.split_at(at.index(steps.len()));
+        let curve = |steps: &[Step]| counted(&mut StackDistances::new(TOKENS, PROMPT).unwrap(), steps);
+        let (first, whole) = (curve(before), curve(&steps));
+        for budget in naive(&steps, TOKENS).2..=TOKENS {
+            let mut small = Oracle::new(budget as usize, PROMPT);
+            replay(&mut small, before);
+            let mut lane = Oracle::new((budget + more) as usize, PROMPT);
+            prop_assert_eq!(replay(&mut lane, before).0, first.hits(budget + more));
+            lane.resize(budget as usize);
+            prop_assert_eq!(&lane.order, &small.order);
+            prop_assert_eq!(replay(&mut lane, after).0, whole.hits(budget) - first.hits(budget));
+        }
+    }
+
+    /// What a budget below the last one has lost comes back with misses only.
+    #[test]
+    fn budgets_that_grow_and_shrink_leave_no_row_that_the_last_budget_would_not_have(
+        steps in steps(),
+        budgets in prop::collection::vec(0..TOKENS, 28),
+    ) {
+        let most = naive(&steps, TOKENS).2;
+        let mut lane = Oracle::new(TOKENS as usize, PROMPT);
+        let mut least = TOKENS;
+        for (step, more) in steps.iter().zip(&budgets) {
+            lane.resize((most + more) as usize);
+            least = least.min(most + more);
+            replay(&mut lane, std::slice::from_ref(step));
+        }
+        for last in most..=TOKENS {
+            let (mut lane, mut steady) = (lane.clone(), Oracle::new(last as usize, PROMPT));
+            replay(&mut steady, &steps);
+            lane.resize(last as usize);
+            let rows = lane.order.len();
+            prop_assert!(lane.order.iter().all(|position| steady.order.contains(position)));
+            prop_assert!(last > least || rows == steady.order.len());
+        }
     }
 }
 

@@ -52,7 +52,8 @@ fn config() -> Config {
     Config {
         // Below query rows x k: scratch slots are used.
         min_budget: 16,
-        slots: Slots::Uniform(64 * 16),
+        // As many as two micro-batches' sequences need for all of their rows, with those that still leave.
+        slots: Slots::Uniform(64 * 48),
         batch: BATCH,
         query_rows: QUERY_ROWS,
         micro_batches: 2,
@@ -70,6 +71,8 @@ struct Decoded {
     landed: u32,
     admitted: u32,
     versions: Vec<u64>,
+    /// After its join, or its last resize.
+    changed: Event,
 }
 
 /// The result of a step: digests by micro-batch and batch row, counters, lengths.
@@ -99,6 +102,8 @@ struct Run {
     /// A graph that the engine captured.
     own: Option<(Graph, Captured)>,
     sequences: [Vec<Decoded>; 2],
+    /// Whether budgets change between steps.
+    resizes: bool,
     opened: u64,
     number: u64,
     flights: VecDeque<Flight>,
@@ -123,6 +128,7 @@ impl Run {
             launch: 0..0,
             own: None,
             sequences: [Vec::new(), Vec::new()],
+            resizes: false,
             opened: 0,
             number: 0,
             flights: VecDeque::new(),
@@ -166,6 +172,8 @@ impl Run {
         }
         let _ticket = self.cache.join(handle, stream, WarmUp::default()).unwrap();
         let lane = self.lane(handle);
+        let changed = self.device.event().unwrap();
+        self.device.record(changed, stream).unwrap();
         self.sequences[micro].push(Decoded {
             handle,
             id,
@@ -174,7 +182,24 @@ impl Run {
             landed: 0,
             admitted: prompt + PROMISED,
             versions: vec![0; prompt as usize],
+            changed,
         });
+    }
+
+    /// Some sequences get another budget, with their last steps in flight.
+    fn resize(&mut self, micro: usize) {
+        let stream = self.layers[micro].streams.compute;
+        for at in 0..self.sequences[micro].len() {
+            let s = &self.sequences[micro][at];
+            if self.draw(50 + s.id, 3) > 0 {
+                continue;
+            }
+            let budget = 16 + self.draw(90 + s.id, 3 * 64);
+            // The lists of the last change must not be in use any more.
+            self.device.synchronize(s.changed).unwrap();
+            self.cache.resize(s.handle, &Budget::Slots(budget), stream).unwrap();
+            self.device.record(s.changed, stream).unwrap();
+        }
     }
 
     /// Landing slots are numbered by lane.
@@ -242,6 +267,9 @@ impl Run {
     fn step(&mut self) {
         self.number += 1;
         (0..2).for_each(|micro| self.change(micro));
+        if self.resizes {
+            (0..2).for_each(|micro| self.resize(micro));
+        }
         let mut steps = [self.prepare(0), self.prepare(1)];
         self.enqueue(&mut steps);
         let ended = [0, 1].map(|micro| self.events[(2 * self.number as usize + micro) % self.events.len()]);

@@ -7,6 +7,8 @@
 mod image;
 #[path = "kernels/model.rs"]
 mod model;
+#[path = "kernels/resize.rs"]
+mod resize;
 #[path = "support/skip.rs"]
 mod skip;
 #[cfg(feature = "trace")]
@@ -95,7 +97,7 @@ fn live(world: &mut World<'_>, operations: u32) {
     for _ in 0..operations {
         let lane = world.random.below(world.model.extents.shapes[0].lanes);
         let taken = world.model.is_taken(lane);
-        match world.random.below(20) {
+        match world.random.below(22) {
             _ if !taken => {
                 let budgets = [0, 1].map(|_| match world.random.below(4) {
                     0 => 1 + world.random.below(20),
@@ -120,6 +122,15 @@ fn live(world: &mut World<'_>, operations: u32) {
                 let settle = world.random.below(head.landed + 1);
                 let length = (head.length + settle).saturating_sub(world.random.below(64));
                 world.truncate(lane, settle, length);
+            }
+            2 | 3 => {
+                let budgets = [0, 1].map(|layer| match world.random.below(5) {
+                    0 => world.model.tables[layer].head(lane).unwrap().budget,
+                    1 => 1 + world.random.below(20),
+                    2 => 1 + world.random.below(320),
+                    _ => 1 + world.random.below(150),
+                });
+                world.resize(lane, &budgets);
             }
             _ => world.step(),
         }
@@ -216,6 +227,51 @@ fn one_row(world: &mut World<'_>, selection: &[i32]) {
         }
     }
     world.report();
+}
+
+/// A lane that is resident as a whole in one layer, and beyond its budget in the other. All query rows of a step select
+/// the same rows, several times, and landed rows: they miss nothing in the first layer.
+#[test]
+fn steps_that_miss_nothing_or_miss_in_one_layer_only_equal_the_rule() {
+    let Some(kernels) = kernels() else { return };
+    for (number, threads) in [32, 64, 512].into_iter().cycle().take(9).enumerate() {
+        let extents = extents([24, 75, 130][number / 3], ([4, 0], 0));
+        let mut world = World::new(&kernels, &extents, How { threads, seed: 100 + number as u64 });
+        let (length, k) = (260, extents.top_k());
+        world.join(0, &[320, 90], length);
+        // Two steps of a warm-up, without misses in the first layer; the second step repeats rows of the first.
+        let warm: Vec<i32> = (0..4 * k).map(|i| (i * 3 % k) as i32).collect();
+        world.warm(0, true, &warm, 2);
+        assert_eq!(world.model.tables[0].residents(0, 0, 320).count(), 260);
+        let mut missed = 0;
+        for step in 0..12 {
+            begin(&mut world);
+            for layer in 0..2 {
+                let few = 1 + step * k / 12;
+                let picks: Vec<i32> = (0..few).map(|_| world.random.below(length) as i32).collect();
+                let all = range(layer, 0, QUERY_ROWS);
+                let pick = |entry: u32| match entry % 9 {
+                    0 => -1,
+                    // New rows, which are landed and neither hit nor missed.
+                    1 => (length + entry / 9 % (entry / k + 1)) as i32,
+                    _ => picks[(entry % few) as usize],
+                };
+                let selection: Vec<i32> = (0..k * QUERY_ROWS).map(pick).collect();
+                let mut output = world.empty_output(layer, QUERY_ROWS);
+                world.resolve(&all, &selection, &mut output);
+                let distinct: BTreeSet<i32> =
+                    selection.into_iter().filter(|position| (0..length as i32).contains(position)).collect();
+                let [hits, misses, _] = world.model.counts[layer];
+                assert_eq!(hits + misses, distinct.len() as u32);
+                assert!(layer == 1 || misses == 0, "{misses} rows missed");
+                missed += u32::from(misses > 0);
+                (0..extents.shapes[layer].waves).for_each(|wave| world.gather(&all, wave));
+                world.scatter(&all);
+            }
+            world.report();
+        }
+        assert!(missed > 6, "{missed} steps missed in the second layer");
+    }
 }
 
 /// A part of a step with one batch row: its query rows from `first` on.

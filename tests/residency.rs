@@ -3,9 +3,14 @@
 
 #[path = "support/oracle.rs"]
 mod oracle;
+#[path = "residency/places.rs"]
+mod places;
 
-use forebay::residency::{Fetch, LayerTables, Portable, QueryRange, Selected, TableShape, Workspace};
+use forebay::residency::{
+    Counts, Fetch, LaneHead, LayerTables, Moved, Portable, QueryRange, Selected, TableShape, Workspace,
+};
 use oracle::Oracle;
+use places::Places;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
@@ -34,6 +39,7 @@ enum Op {
     Step { lane: u32, accept: u32, rows: u32, seed: u64, spread: u32, split: bool },
     Warm { lane: u32, seed: u64 },
     Truncate { lane: u32, cut: u32 },
+    Resize { lane: u32, blocks: u32, short: u32 },
     Leave { lane: u32 },
 }
 
@@ -47,7 +53,9 @@ fn ops() -> impl Strategy<Value = Op> {
         ),
         1 => (lane.clone(), any::<u64>()).prop_map(|(lane, seed)| Op::Warm { lane, seed }),
         1 => (lane.clone(), 0..64_u32).prop_map(|(lane, cut)| Op::Truncate { lane, cut }),
-        1 => lane.prop_map(|lane| Op::Leave { lane }),
+        1 => lane.clone().prop_map(|lane| Op::Leave { lane }),
+        4 => (lane, 1..=5_u32, 0..64_u32)
+            .prop_map(|(lane, blocks, short)| Op::Resize { lane, blocks, short }),
     ]
 }
 
@@ -101,6 +109,7 @@ impl World {
                     self.tables.truncate(lane, length).unwrap();
                 }
             }
+            Op::Resize { lane, blocks, short } => self.resize(lane, blocks, short),
             Op::Leave { lane } => {
                 self.tables.leave(lane);
                 self.lanes[lane as usize] = None;
@@ -134,6 +143,33 @@ impl World {
         taken.iter().for_each(|b| assert!(self.free.remove(b)));
         self.owned[lane as usize] = taken;
         self.lanes[lane as usize] = Some(oracle);
+    }
+
+    fn resize(&mut self, lane: u32, blocks: u32, short: u32) {
+        let Some(oracle) = &mut self.lanes[lane as usize] else {
+            assert!(self.tables.resize(&Portable, lane, &[0], 1, &mut self.work, |_| {}).is_err());
+            return;
+        };
+        let owned = &mut self.owned[lane as usize];
+        self.free.extend(owned.iter().skip(blocks as usize));
+        let mut list: Vec<u32> = owned.iter().copied().take(blocks as usize).collect();
+        // There are more blocks than all lanes can have.
+        list.extend(std::iter::from_fn(|| self.free.pop_last()).take(blocks as usize - list.len()));
+        let budget = blocks * 64 - short;
+        *owned = list.clone();
+
+        let other = |tables: &LayerTables| [1, 2].map(|next| tables.digest((lane + next) % LANES));
+        let (mut places, others) = (Places::of(&self.tables, lane), other(&self.tables));
+        let mut moves = Vec::new();
+        let copy = |m: Moved| moves.push((m.from, m.to));
+        let done = self.tables.resize(&Portable, lane, &list, budget, &mut self.work, copy).unwrap();
+        let (left, expected) = places.resize(&list, budget as usize);
+        oracle.resize(budget as usize);
+        assert_eq!((done.left as usize, done.moved as usize), (left.len(), moves.len()));
+        assert_eq!(moves, expected);
+        assert_eq!(Places::of(&self.tables, lane), places);
+        assert_eq!(other(&self.tables), others);
+        assert!(left.iter().all(|position| self.tables.slot(lane, *position).is_none()));
     }
 
     fn step(&mut self, lane: u32, accept: u32, rows: u32, seed: &mut u64, spread: u32, split: bool) {
@@ -256,9 +292,7 @@ fn born_rows_take_the_slots_of_the_least_recently_used_rows_one_by_one() {
         let selected = Selected { selection: &selection[..], slots, fetches };
         tables.resolve(&Portable, 0, QueryRange { first: 0, count: 1 }, selected, &mut work).unwrap();
         let mut moved = Vec::new();
-        tables
-            .commit(&Portable, 0, rows, 2, |m| moved.push((m.from - 512, m.to - 640 - 3 * 64)))
-            .unwrap();
+        tables.commit(&Portable, 0, rows, 2, |m| moved.push((m.from - 512, m.to - 640 - 3 * 64))).unwrap();
         moved
     };
     tables.commit(&Portable, 0, 0, 2, |_| {}).unwrap();
@@ -266,4 +300,88 @@ fn born_rows_take_the_slots_of_the_least_recently_used_rows_one_by_one() {
     // Position 9 is in the lane's first slot, position 4 in its second; both have the same stamp.
     assert_eq!(step(&mut tables, &[4, 9], 2), [(0, 1), (1, 0)]);
     tables.validate().unwrap();
+}
+
+/// Lane 0 in a step with three landed rows; each call selects some rows, several times, in several query rows.
+struct Lane0 {
+    tables: LayerTables,
+    work: Workspace,
+    length: u32,
+    seed: u64,
+}
+
+impl Lane0 {
+    fn new(blocks: &[u32], budget: u32, length: u32) -> Self {
+        let mut tables = LayerTables::new(shape()).unwrap();
+        tables.join(0, blocks, budget, length).unwrap();
+        tables.bring_up(0);
+        tables.commit(&Portable, 0, 0, QUERY_ROWS, |_| {}).unwrap();
+        let work = Workspace::new(&shape(), QUERY_ROWS * K as u32).unwrap();
+        Lane0 { tables, work, length, seed: 7 }
+    }
+
+    /// Calls a resolve, or a warm-up of one row, that selects any of `rows`, landed rows and nothing. It counts the
+    /// distinct rows that were resident before it, and those that were not.
+    fn call(&mut self, rows: &[u32], warm: bool) -> BTreeSet<u32> {
+        let count = if warm { 1 } else { QUERY_ROWS };
+        let mut positions = Vec::new();
+        for row in 0..count {
+            positions.extend((0..K).map(|_| match random(&mut self.seed) % 8 {
+                0 => -1,
+                1 if !warm => (self.length + random(&mut self.seed) % (row + 1)) as i32,
+                _ => rows[random(&mut self.seed) as usize % rows.len()] as i32,
+            }));
+        }
+        let selected: BTreeSet<u32> =
+            positions.iter().map(|p| *p as u32).filter(|p| *p < self.length).collect();
+        let (hits, misses): (Vec<u32>, Vec<u32>) =
+            selected.iter().partition(|position| self.tables.slot(0, **position).is_some());
+        let nothing = Fetch { position: 7, slot: 7 };
+        let (mut slots, mut fetches) = (vec![0; positions.len()], vec![nothing; positions.len()]);
+        let call = Selected { selection: &positions[..], slots: &mut slots, fetches: &mut fetches };
+        let (tables, work) = (&mut self.tables, &mut self.work);
+        let done = match warm {
+            true => tables.warm(&Portable, 0, call, work).unwrap(),
+            false => tables.resolve(&Portable, 0, QueryRange { first: 0, count }, call, work).unwrap(),
+        };
+        let counts = Counts { hits: hits.len() as u32, misses: misses.len() as u32, scratch: 0 };
+        assert_eq!((done.counts, done.beyond), (counts, None));
+        assert!(fetches[misses.len()..].iter().all(|fetch| *fetch == nothing));
+        for (position, slot) in positions.iter().zip(&slots) {
+            assert_eq!(u32::try_from(*slot).ok(), tables.slot(0, *position as u32), "{position}");
+        }
+        tables.validate().unwrap();
+        selected
+    }
+}
+
+/// Such a step stamps the rows that it selects, and notes its stamp in the lane's head. It counts a row once, however
+/// often it is selected, and leaves nothing behind that a later step would take for a miss.
+#[test]
+fn a_step_without_misses_changes_stamps_only() {
+    let copy = |tables: &LayerTables| {
+        let words = tables.words();
+        let stamps = words.stamp_of[640..].to_vec();
+        let rest = [words.slot_of, words.position_of, words.blocks].map(<[u32]>::to_vec);
+        (words.heads.to_vec(), stamps, rest)
+    };
+    // A lane that has all its rows and empty slots, and one that evicts rows between such steps.
+    for (blocks, budget, length, misses) in [(&[5, 0, 9][..], 192, 150, false), (&[2, 7], 100, 200, true)] {
+        let mut lane = Lane0::new(blocks, budget, length);
+        let all: Vec<u32> = (0..length).collect();
+        for number in 0..200 {
+            let before = copy(&lane.tables);
+            lane.call(&all, number % 7 == 0);
+            assert_eq!(copy(&lane.tables).2 != before.2, misses, "rows come and go");
+            let resident: Vec<u32> =
+                all.iter().copied().filter(|position| lane.tables.slot(0, *position).is_some()).collect();
+            let (mut heads, mut stamps, rest) = copy(&lane.tables);
+            let selected = lane.call(&resident, number % 5 == 0);
+            heads[0] = LaneHead { stamp: heads[0].stamp + 1, ..heads[0] };
+            for position in selected {
+                stamps[(lane.tables.slot(0, position).unwrap() - 640) as usize] = heads[0].stamp;
+            }
+            assert_eq!(copy(&lane.tables), (heads, stamps, rest));
+        }
+    }
 }

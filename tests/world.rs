@@ -173,6 +173,7 @@ fn random_bytes_are_runs_that_reach_every_operation() {
         "fork of full pages",
         "finish InvalidState",
         "fork of shared pages",
+        "grow",
         "join InvalidState",
         "join more",
         "join_more InvalidState",
@@ -184,6 +185,10 @@ fn random_bytes_are_runs_that_reach_every_operation() {
         "prepare InvalidConfig",
         "prepare InvalidState",
         "prepare OutOfRange",
+        "resize Busy",
+        "resize InvalidState",
+        "resize in flight",
+        "resize to the same budgets",
         "retire Busy",
         "retire in order",
         "retire out of order",
@@ -196,6 +201,7 @@ fn random_bytes_are_runs_that_reach_every_operation() {
         "truncate shared pages",
         "truncate published pages",
         "scratch rows",
+        "shrink",
         "publish InvalidState",
         "publish OutOfRange",
         "publish a page",
@@ -415,8 +421,8 @@ fn f1_a_store_waits_for_the_rows_that_it_reads() {
     by_gate_and_by_chance(stores_with_slow_writes, Edge::Written);
 }
 
-/// Steps enqueued while a warm-up, two truncations and a fork still have to run on the host's stream. Returns the waits
-/// of each step's prepare, on the clock.
+/// Steps enqueued while a warm-up, a resize, two truncations and a fork still have to run on the host's stream. Returns
+/// the waits of each step's prepare, on the clock.
 fn steps_after_the_work_that_made_them_ready(
     setup: Setup,
     seed: u16,
@@ -430,13 +436,15 @@ fn steps_after_the_work_that_made_them_ready(
     world.patient = false;
     for make_ready in [
         Op::Join { seq: 0, warm: 2, bound: 0, seed: 3 },
+        Op::Resize { seq: 0, budget: 1, stream: 5 },
         Op::Truncate { seq: 0, how: 1, by: 1 },
         Op::Truncate { seq: 0, how: 3, by: 20 },
         Op::Fork { seq: 0, promised: 30, budget: 5, whole: true },
     ] {
         let held = world.engine.hold(world.engine.host);
         world.apply(&make_ready);
-        assert_eq!(world.tickets.last().unwrap().poll(), None, "it has not run");
+        let resized = matches!(make_ready, Op::Resize { .. });
+        assert!(resized || world.tickets.last().unwrap().poll().is_none(), "it has not run");
         let first = world.engine.waits();
         world.apply(&Op::Begin { micro: 0, rows: 0, width: 1, seed });
         begins.push(first..world.engine.waits());
@@ -451,7 +459,7 @@ fn steps_after_the_work_that_made_them_ready(
             world.engine.settle();
         }
     }
-    assert_eq!(world.reached["step is sound"], 4);
+    assert_eq!((world.reached["step is sound"], world.reached["shrink"]), (5, 1));
     world.end();
     begins
 }

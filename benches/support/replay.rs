@@ -50,6 +50,8 @@ pub struct Replay {
     budget: u32,
     /// Layers, k, steps, position of the first step.
     extents: [u32; 4],
+    /// All rows are resident from the first step on, and no step adds one.
+    whole: bool,
     misses: u64,
 }
 
@@ -64,24 +66,35 @@ impl Replay {
         portable: bool,
     ) -> Result<Replay> {
         let header = trace.header();
-        let shape = Shape { layers: header.layers, top_k: header.k, ..Shape::DEEPSEEK_V3_2 };
+        let extents = [header.layers, header.k, steps.min(header.steps), header.first_position];
+        Replay::of(extents, positions, header.first_position + header.steps, budget, portable)
+    }
+
+    /// Prepares steps of a sequence whose rows are all resident from the first step on; none is added. A row of
+    /// `positions` is a step's selection in one layer; `extents` are layers, k, steps and the sequence's tokens.
+    #[allow(dead_code, reason = "only the bench of resolve has such a sequence")]
+    pub fn resident(extents: [u32; 4], positions: &[i32], portable: bool) -> Result<Replay> {
+        let tokens = extents[3] + 1;
+        Ok(Replay { whole: true, ..Replay::of(extents, positions, tokens, tokens, portable)? })
+    }
+
+    fn of(extents: [u32; 4], positions: &[i32], tokens: u32, budget: u32, portable: bool) -> Result<Replay> {
+        let [layers, top_k, ..] = extents;
+        let shape = Shape { layers, top_k, ..Shape::DEEPSEEK_V3_2 };
         let memory = Memory { huge: false, populate: false, lock: false, node: None };
-        let config = Config {
-            memory,
-            residency_only: true,
-            ..Config::new(shape, 1, header.first_position + header.steps, budget)
-        };
+        let config = Config { memory, residency_only: true, ..Config::new(shape, 1, tokens, budget) };
         let device = HostDevice::new(HostOptions { portable, ..HostOptions::default() });
         let bytes: Vec<u8> = positions.iter().flat_map(|p| p.to_le_bytes()).collect();
         let selections = device.allocate(bytes.len() as u64)?;
         device.write(selections, &bytes)?;
         Ok(Replay {
             stream: device.stream()?,
-            slots: device.allocate(4 * u64::from(header.k))?,
+            slots: device.allocate(4 * u64::from(top_k))?,
             cache: Cache::new(config, Arc::clone(&device) as Arc<dyn Device>)?,
             selections,
             budget,
-            extents: [header.layers, header.k, steps.min(header.steps), header.first_position],
+            extents,
+            whole: false,
             misses: 0,
         })
     }
@@ -91,14 +104,16 @@ impl Replay {
     pub fn pass(&mut self) -> Result<(Duration, u64)> {
         let [layers, k, steps, first] = self.extents;
         let budget = Budget::Slots(self.budget);
-        let open = Open { prompt: first, promised: steps, budget, bring_up: BringUp::Nothing };
+        let (promised, bring_up) = if self.whole { (1, BringUp::Whole) } else { (steps, BringUp::Nothing) };
+        let open = Open { prompt: first, promised, budget, bring_up };
         let sequence = self.cache.open(&open)?;
         self.cache.append_in_place(sequence, first)?;
         let _ready = self.cache.join(sequence, self.stream, WarmUp::default())?;
         self.misses = 0;
         let begin = Lap::begin();
         for number in 0..steps {
-            let row = BatchRow { sequence, accepted: Accepted::Rows(number.min(1)), query_rows: 1 };
+            let accepted = Accepted::Rows(if self.whole { 0 } else { number.min(1) });
+            let row = BatchRow { sequence, accepted, query_rows: 1 };
             let mut step = self.cache.prepare(MicroBatch(0), 1, &[row], None, self.stream)?;
             for layer in 0..layers {
                 let set = u64::from(number * layers + layer) * u64::from(4 * k);

@@ -1,4 +1,4 @@
-"""The states of a sequence (src/cache/record.rs) and of a page (src/total, src/cache/share.rs): what moves them on.
+"""The states of a sequence (src/cache/record.rs) and of a page (src/total, src/cache/prefix.rs): what moves them on.
 
 A text of a move names it for tests: `move FROM CALL TO`, states and a call of the cache."""
 

@@ -24,6 +24,12 @@ static void fill_open(world *w, void *with) {
     (void)w;
     *(fb_open_config *)with = opening(10, 10);
 }
+static void fill_budget(world *w, void *with) {
+    fb_budget budget = SIZED(fb_budget);
+    (void)w;
+    budget.slots = SLOTS;
+    *(fb_budget *)with = budget;
+}
 static fb_batch_row the_row;
 static void fill_step(world *w, void *with) {
     fb_step_config config = SIZED(fb_step_config);
@@ -70,6 +76,9 @@ static fb_status try_sequence(world *w, void *with) {
     fb_status status = fb_open(w->cache, (const fb_open_config *)with, &sequence);
     CHECK((status == FB_OK) == (sequence != 0));
     return status == FB_OK ? fb_close(w->cache, sequence, NULL) : status;
+}
+static fb_status try_budget(world *w, void *with) {
+    return fb_resize(w->cache, w->sequence, (const fb_budget *)with, NULL);
 }
 static fb_status try_step(world *w, void *with) {
     fb_step step = 0;
@@ -121,11 +130,12 @@ static const sized STRUCTS[] = {
     {"fb_cache_config", sizeof(fb_cache_config), 0, offsetof(fb_cache_config, host_stride), try_cache,
      fill_cache_config},
     {"fb_open_config", sizeof(fb_open_config), 0, offsetof(fb_open_config, slots), try_sequence, fill_open},
+    {"fb_budget", sizeof(fb_budget), 0, sizeof(fb_budget), try_budget, fill_budget},
     {"fb_tokens", sizeof(fb_tokens), 0, offsetof(fb_tokens, key_count), try_tokens, fill_tokens},
     {"fb_step_config", sizeof(fb_step_config), 0, offsetof(fb_step_config, accepted), try_step, fill_step},
     {"fb_step_range", sizeof(fb_step_range), 0, offsetof(fb_step_range, first), try_range, fill_range},
     {"fb_plan_config", sizeof(fb_plan_config), 0, offsetof(fb_plan_config, batch), try_planning, fill_plan},
-    {"fb_stats", sizeof(fb_stats), 1, 0, try_stats, fill_nothing},
+    {"fb_stats", sizeof(fb_stats), 1, offsetof(fb_stats, slots_in_use), try_stats, fill_nothing},
     {"fb_info", sizeof(fb_info), 1, 0, try_info, fill_nothing},
     {"fb_sequence_length", sizeof(fb_sequence_length), 1, 0, try_sequence_length, fill_nothing},
 };

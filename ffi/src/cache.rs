@@ -58,6 +58,12 @@ pub struct FbStats {
     pub published_pages: u64,
     /// Counter: published pages that were evicted to make room.
     pub evicted_pages: u64,
+    /// Gauge: slots that belong to a sequence, all layers, in whole blocks of 64.
+    pub slots_in_use: u64,
+    /// Counter: resizes of a sequence's budgets (fb_resize).
+    pub resizes: u64,
+    /// Counter: rows that resizes have moved to other slots, all layers, as far as a retired step has reported them.
+    pub moved_rows: u64,
 }
 
 // SAFETY: words, eight of 4 bytes between words of 8.
@@ -267,6 +273,9 @@ pub unsafe extern "C" fn fb_cache_stats(cache: *const FbCache, stats: *mut FbSta
                 shared_tokens: now.shared_tokens,
                 published_pages: now.published_pages,
                 evicted_pages: now.evicted_pages,
+                slots_in_use: now.slots_in_use,
+                resizes: now.resizes,
+                moved_rows: now.moved_rows,
             });
             Ok(())
         })

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `status` | status codes, one for each [`forebay::Kind`], versions, and message texts |
 //! | `error_text` | the text of the last call that failed on an object |
-//! | `device`, `config`, `cache`, `sequence`, `share`, `ticket` | the objects, one file each |
+//! | `device`, `config`, `cache`, `sequence`, `budget`, `prefix`, `ticket` | the objects, one file each |
 //! | `step`, `layer`, `overlap`, `choice`, `capture` | the calls of a decode loop |
 //! | `in_flight` | a cache's steps between prepare and retire |
 //! | `trace`, `requests`, `selections`, `plan` | recording, reading recordings, and planning |
@@ -16,6 +16,7 @@
 //! result into a status and out-parameters. The head of the header states the conventions for callers;
 //! `tests/header.rs` contains that head and compares the whole file.
 
+pub mod budget;
 pub mod cache;
 pub mod capture;
 mod cast;
@@ -29,10 +30,10 @@ pub mod layer;
 pub mod overlap;
 mod panic;
 pub mod plan;
+pub mod prefix;
 pub mod requests;
 pub mod selections;
 pub mod sequence;
-pub mod share;
 pub mod status;
 pub mod step;
 #[cfg(test)]

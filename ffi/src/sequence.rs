@@ -4,6 +4,7 @@ use std::ffi::c_void;
 
 use forebay::{BringUp, Budget, Error, Kind, Layer, Open, Result, WarmUp};
 
+use crate::budget::Stated;
 use crate::cache::FbCache;
 use crate::cast::{self, Plain, Versioned};
 use crate::handle::{change, read};
@@ -15,7 +16,8 @@ pub const FB_BRING_UP_WHOLE: u32 = 0;
 /// The join loads no rows except those that the warm-up's selections name.
 pub const FB_BRING_UP_NOTHING: u32 = 1;
 
-/// What a new sequence needs. An optional field that is 0 gets the default that its comment names.
+/// What a new sequence needs. An optional field that is 0 gets the default that its comment names. In a cache with
+/// `share` (fb_cache_config) the budget is the least that the sequence ever has.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FbOpenConfig {
@@ -49,28 +51,16 @@ impl FbOpenConfig {
     /// # Safety
     /// `slots_by_layer` is null, or has as many values as the cache has layers.
     pub(crate) unsafe fn declare(&self, cache: &FbCache) -> Result<Open> {
-        let layers = cache.cache.geometry().layers();
-        let by_layer = match self.slots_by_layer.is_null() {
-            true => None,
-            // SAFETY: the same contract.
-            false => Some(unsafe { cast::slice(self.slots_by_layer, layers as usize, "slots_by_layer") }?),
-        };
-        self.open(cache.cache.config().min_budget, by_layer)
-    }
-
-    fn open(&self, default: u32, by_layer: Option<&[u32]>) -> Result<Open> {
-        let bad = |place| Error::new(Kind::InvalidConfig, "open").at(place);
-        let budget = match (self.slots, self.ratio == 0.0, by_layer) {
-            (0, true, None) => Budget::Slots(default),
-            (slots, true, None) => Budget::Slots(slots),
-            (0, false, None) => Budget::Ratio(self.ratio),
-            (0, true, Some(table)) => Budget::ByLayer(table.to_vec()),
-            _ => return Err(bad("slots, ratio and slots_by_layer").hint("set one of them")),
-        };
+        let stated = Stated { slots: self.slots, ratio: self.ratio, slots_by_layer: self.slots_by_layer };
+        // SAFETY: the same contract.
+        let budget = unsafe { stated.budget(cache.cache.geometry().layers(), "open") }?;
+        let budget = budget.unwrap_or_else(|| Budget::Slots(cache.cache.config().min_budget));
         let bring_up = match self.bring_up {
             FB_BRING_UP_WHOLE => BringUp::Whole,
             FB_BRING_UP_NOTHING => BringUp::Nothing,
-            other => return Err(bad("bring_up").with("value", other)),
+            other => {
+                return Err(Error::new(Kind::InvalidConfig, "open").at("bring_up").with("value", other));
+            }
         };
         Ok(Open { prompt: self.prompt, promised: self.promised, budget, bring_up })
     }
@@ -162,7 +152,8 @@ pub struct FbPage {
 unsafe impl Plain for FbPage {}
 
 /// Admits a sequence: it takes the sequence's pages, slots and lane. FB_EXHAUSTED when a pool has too little left: the
-/// error text names the pool, and the call has taken nothing.
+/// error text names the pool, and the call has taken nothing. In a cache with `share` (fb_cache_config) the call only
+/// promises the slots, and fb_join takes them. FB_EXHAUSTED then means that the pool cannot keep all promises.
 ///
 /// # Safety
 /// `config` states its real size, and its `slots_by_layer` is NULL or has an entry for each layer.
@@ -229,7 +220,9 @@ pub unsafe extern "C" fn fb_append_in_place(cache: *mut FbCache, sequence: u64, 
 /// rows that are then resident, up to the warm-up's bound. Steps wait for this work by themselves; with a bound, call
 /// fb_join_more until the sequence is running. `warm_up` may be NULL. `ticket` may be NULL; otherwise it receives the
 /// ticket of the enqueued work. FB_INVALID_STATE while a layer's prompt is incomplete, or when an earlier fb_join has
-/// decided the resident rows; if the device refused its gather, call fb_join_more.
+/// decided the resident rows; if the device refused its gather, call fb_join_more. In a cache with `share`
+/// (fb_cache_config) the call first takes slots, also from other sequences. It is FB_BUSY, and nothing has changed,
+/// while the slots that it needs belong to sequences in open steps, or to some whose last resize has not run.
 ///
 /// # Safety
 /// `warm_up` states its real size. The device may read its selections until the stream has passed this call.
@@ -281,9 +274,9 @@ pub unsafe extern "C" fn fb_join_more(
 
 /// Opens a sequence that begins as a copy of `parent`. The parent's committed tokens are its prompt, and the call
 /// ignores the config's `prompt`. The two share full pages; the call copies the partial page on the stream. The child
-/// is running. FB_BUSY while work of the parent is in flight. FB_INVALID_STATE while the parent is not running yet,
-/// when its step failed, or while it has rows that were neither accepted nor rejected: truncate it to the intended
-/// length first. Other errors are those of fb_open.
+/// is running. FB_BUSY while work of the parent is in flight, and as in fb_join. FB_INVALID_STATE while the parent is
+/// not running yet, when its step failed, or while it has rows that were neither accepted nor rejected: truncate it to
+/// the intended length first. Other errors are those of fb_open.
 ///
 /// # Safety
 /// `config` states its real size, and its `slots_by_layer` is NULL or has an entry for each layer. `child` has room for
@@ -477,36 +470,4 @@ pub unsafe extern "C" fn fb_landing_slot(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_close(cache: *mut FbCache, sequence: u64, stream: *mut c_void) -> FbStatus {
     change(cache, |cache| cache.cache.close(cache.sequence(sequence)?, cast::stream(stream)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_budget_is_slots_or_a_ratio() {
-        let config = FbOpenConfig {
-            size: size_of::<FbOpenConfig>(),
-            prompt: 3,
-            promised: 4,
-            slots: 0,
-            bring_up: FB_BRING_UP_WHOLE,
-            ratio: 0.0,
-            slots_by_layer: std::ptr::null(),
-        };
-        let open = config.open(9, None).unwrap();
-        assert_eq!((open.prompt, open.promised, open.bring_up), (3, 4, BringUp::Whole));
-        assert_eq!(open.budget, Budget::Slots(9));
-        let budget = |config: FbOpenConfig| config.open(9, None).map(|open| open.budget);
-        assert_eq!(budget(FbOpenConfig { slots: 5, ..config }), Ok(Budget::Slots(5)));
-        assert_eq!(budget(FbOpenConfig { ratio: 0.5, ..config }), Ok(Budget::Ratio(0.5)));
-        assert!(budget(FbOpenConfig { slots: 5, ratio: 0.5, ..config }).is_err());
-        let table = |config: FbOpenConfig| config.open(9, Some(&[7, 8])).map(|open| open.budget);
-        assert_eq!(table(config), Ok(Budget::ByLayer(vec![7, 8])));
-        assert!(table(FbOpenConfig { slots: 5, ..config }).is_err());
-        assert!(table(FbOpenConfig { ratio: 0.5, ..config }).is_err());
-        let nothing = FbOpenConfig { bring_up: FB_BRING_UP_NOTHING, ..config };
-        assert_eq!(nothing.open(9, None).unwrap().bring_up, BringUp::Nothing);
-        assert!(FbOpenConfig { bring_up: 2, ..config }.open(9, None).is_err());
-    }
 }

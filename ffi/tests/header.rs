@@ -30,7 +30,8 @@ const HEAD: &str = "\
  *             slot, slab      A slot holds one row on the device. A layer's slots are consecutive in memory: its slab.
  *             slot block      64 consecutive slots of a slab.
  *             resident        A row is resident while it has a slot of its sequence's budget.
- *             budget          The number of slots that one sequence has in one layer for its resident rows.
+ *             budget          The number of slots that one sequence has in one layer for its resident rows. fb_resize
+ *                             changes it between steps.
  *             lane            The index of a sequence in the device's residency tables, from fb_open until the
  *                             sequence is released.
  *             step            One forward pass of decode: fb_prepare, the layers, fb_finish, fb_retire. It is open from
@@ -116,7 +117,8 @@ const HEAD: &str = "\
  */";
 
 /// The files that the header shows first, in this order. The others follow by name.
-const FIRST: [&str; 7] = ["status", "error_text", "device", "config", "cache", "sequence", "share"];
+const FIRST: [&str; 8] =
+    ["status", "error_text", "device", "config", "cache", "sequence", "budget", "prefix"];
 
 fn here(path: &str) -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)

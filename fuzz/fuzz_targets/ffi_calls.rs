@@ -1,7 +1,7 @@
 //! Makes calls of the C interface in any order, with any numbers.
 #![no_main]
 
-use forebay_c::{cache, config, device, layer, sequence, share, status, step};
+use forebay_c::{budget, cache, config, device, layer, prefix, sequence, status, step};
 
 #[path = "../../ffi/tests/support/calls.rs"]
 mod calls;

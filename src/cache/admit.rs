@@ -21,14 +21,15 @@ pub struct Open {
     pub prompt: u32,
     /// The most tokens that it may decode.
     pub promised: u32,
-    /// Its slots in each layer.
+    /// Its slots in each layer; with [`Config::share`](crate::Config::share), the least that it ever has.
     pub budget: Budget,
     /// The rows to load when it joins.
     pub bring_up: BringUp,
 }
 
 impl Cache {
-    /// Opens a sequence: takes its pages, slots and lane.
+    /// Opens a sequence: takes its pages, slots and lane. With [`Config::share`](crate::Config::share) it takes no
+    /// slots yet: the budget is what the sequence is promised, and [`Cache::join`] takes its share.
     ///
     /// # Errors
     /// [`Kind::Exhausted`] names the pool, with `wanted` and `free`; [`Kind::OutOfRange`] for more tokens
@@ -36,13 +37,13 @@ impl Cache {
     pub fn open(&mut self, open: &Open) -> Result<Sequence> {
         let (index, admitted) = self.admit(open)?;
         let pages = self.geometry.pages(self.config.reach(admitted)?);
-        let slots = self.take_slots(open, admitted)?;
+        let (slots, least) = self.take_slots(open, admitted)?;
         let mut table = PageTable::default();
         if let Err(error) = self.take_pages(pages, &mut table) {
             self.sparse.give_back(&slots)?;
             return Err(error);
         }
-        Ok(self.enter(index, open, admitted, Owned { table, slots, ..Owned::default() }, 0))
+        Ok(self.enter(index, open, admitted, Owned { table, slots, least, ..Owned::default() }, 0))
     }
 
     /// Opens a sequence that begins as a copy of `parent`. The parent's committed tokens are the child's prompt;
@@ -71,7 +72,7 @@ impl Cache {
         let pages = self.geometry.pages(self.config.reach(admitted)?);
         let full = (open.prompt / self.geometry.page_tokens()) as usize;
         let hashes = self.fork_hashes(parent, pages, full)?;
-        let slots = self.take_slots(&open, admitted)?;
+        let (slots, least) = self.take_slots(&open, admitted)?;
         let mut table = self.record(parent)?.owned.table.head(full);
         let partial = self
             .record(parent)?
@@ -98,7 +99,8 @@ impl Cache {
         for (_, block) in hashes.iter().flat_map(|hashes| hashes.used_from(0)) {
             self.prefix.share(&block)?;
         }
-        let owned = Owned { table, slots, hashes, copied: copy.into_iter().collect() };
+        let copied = copy.into_iter().collect();
+        let owned = Owned { table, slots, least, hashes, copied, ..Owned::default() };
         let child = self.enter(index, &open, admitted, owned, open.prompt);
         let joined = self.join_fork(parent, child, copy, stream);
         if joined.is_err() {
@@ -125,8 +127,7 @@ impl Cache {
         copy.into_iter().try_for_each(|copy| self.copy_page(copy, stream))?;
         let ticket = self.join(child, stream, WarmUp::default())?;
         self.record_ready(self.records[parent].lane(), stream)?;
-        let work = &mut self.records[parent].work;
-        (work.unsettled, work.stepped) = (None, false);
+        self.records[parent].note_work();
         Ok(ticket)
     }
 
@@ -147,13 +148,18 @@ impl Cache {
         Ok((index, admitted))
     }
 
-    pub(super) fn take_slots(&mut self, open: &Open, admitted: u32) -> Result<Holding> {
+    /// Takes a lane and slots, or, with shared budgets, a lane alone. Then the second list is what it promises.
+    pub(super) fn take_slots(&mut self, open: &Open, admitted: u32) -> Result<(Holding, Vec<u32>)> {
         let layers = self.geometry.layers() as usize;
         let mut budgets = open.budget.slots(admitted, layers, self.config.min_budget)?;
         // More slots than tokens would never be used.
         let reach = self.config.reach(admitted)?;
         budgets.iter_mut().for_each(|b| *b = (*b).min(reach));
-        self.sparse.take(budgets)
+        if self.sharing.is_none() {
+            return Ok((self.sparse.take(budgets, reach)?, Vec::new()));
+        }
+        self.check_promises(&budgets)?;
+        Ok((self.sparse.take(vec![0; layers], reach)?, budgets))
     }
 
     /// Takes `count` pages of rows and as many of index keys, or none. It evicts unused shared pages if needed.
@@ -187,9 +193,11 @@ impl Cache {
         let generation = self.records[index].generation.wrapping_add(1);
         let filled = vec![filled; self.geometry.layers() as usize];
         let in_flight = VecDeque::with_capacity(self.config.steps_in_flight as usize);
+        self.opened += 1;
         self.records[index] = Record {
             state: State::Filling,
             generation,
+            opened: self.opened,
             admitted: Admitted { prompt: open.prompt, tokens, bring_up: open.bring_up },
             owned,
             rows: RowCounts { filled, ..RowCounts::default() },

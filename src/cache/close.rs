@@ -53,6 +53,11 @@ impl Cache {
         if !record.steps.in_flight.is_empty() || record.has_ticket() {
             return Ok(());
         }
+        // The lane's next join stages its lists where a resize may still read its own. On a failed device none runs.
+        if self.is_staged(index).unwrap_or(false) {
+            return Ok(());
+        }
+        let record = &self.records[index];
         if let Some(before) = record.work.unsettled {
             let ticket = self.settle(index, before)?;
             if ticket.poll().is_none() {
@@ -75,6 +80,7 @@ impl Cache {
     /// Returns pages, slots and lane, and frees the record.
     fn give_back(&mut self, index: usize) -> Result<()> {
         let generation = self.records[index].generation;
+        self.share_is_due();
         let record = std::mem::replace(&mut self.records[index], Record { generation, ..Record::default() });
         self.release_all(&record.owned)
     }

@@ -7,7 +7,7 @@
 use crate::device::descriptor::BATCH_MAX;
 use crate::error::{Error, Kind, Result};
 use crate::geometry::{Geometry, SLOT_BLOCK, Shape};
-use crate::sparse::SparseConfig;
+use crate::sparse::{Share, SparseConfig};
 use crate::step::RingShape;
 
 /// The configuration of a cache. No part of a cache grows later.
@@ -29,6 +29,10 @@ pub struct Config {
     /// ([`Cache::overlap`](crate::Cache::overlap)). The cache uses no more waves than have rows to fetch:
     /// [`Cache::attention_waves`](crate::Cache::attention_waves).
     pub attention_waves: u32,
+    /// Lets the cache set the budgets of its sequences: it divides all slots, and each sequence's own budget is only
+    /// the least that it gets. `None`: a sequence keeps the budget that it was opened with until the engine resizes
+    /// it.
+    pub share: Option<Share>,
     /// Sequences that may be open at the same time.
     pub lanes: u32,
     /// Tokens of the longest sequence: prompt plus promised tokens.
@@ -95,6 +99,7 @@ impl Config {
             slots: Slots::Uniform(blocks.saturating_mul(SLOT_BLOCK).saturating_mul(lanes)),
             min_budget: slots,
             attention_waves: 1,
+            share: None,
             lanes,
             max_tokens,
             batch: lanes,
@@ -144,6 +149,7 @@ impl Config {
                 Error::new(Kind::InvalidConfig, "cache").at("max_tokens").with("value", self.max_tokens);
             return Err(error.hint("max_tokens + query_rows x steps_in_flight must stay below 2147483647"));
         }
+        self.share.as_ref().map_or(Ok(()), Share::check)?;
         self.check_pools(geometry)
     }
 

@@ -26,6 +26,7 @@ impl Cache {
     /// Begins a step of `micro_batch`. `query_rows` is the number of query rows of the step. The call enqueues on
     /// `stream`:
     ///
+    /// - with [`Config::share`](crate::Config::share), resizes of the micro-batch's sequences, if there is cause;
     /// - the wait for the micro-batch's previous step and for the last host-issued work of every sequence;
     /// - the copy of the step descriptor;
     /// - the commit of the rows that the sequences' previous steps wrote to their landing slots.
@@ -65,6 +66,7 @@ impl Cache {
                     .with("batch row", index as u64));
             }
         }
+        self.share_at_prepare(micro_batch, stream)?;
         let entries = rows.iter().map(|row| Entry {
             lane: self.records[row.sequence.index as usize].lane(),
             accepted: row.accepted.word(),
@@ -96,9 +98,11 @@ impl Cache {
             let before = record.rows.begin_step(row.accepted, row.query_rows);
             record.steps.in_flight.push_back(before);
             record.steps.micro_batch = Some(micro_batch);
+            record.steps.open = true;
             let sequence = row.sequence.index;
             let query_rows = row.query_rows;
             self.ring.add_row(&step, RowInFlight { sequence, enqueued_before: before, query_rows });
+            self.outgrows(index);
         }
         Ok(step)
     }
@@ -333,6 +337,7 @@ impl Cache {
         for row in &slot.rows {
             let record = &mut self.records[row.sequence as usize];
             record.work.stepped = true;
+            record.steps.open = false;
             // Rows of an abandoned step are missing, so no step may build on them. The next step of these
             // sequences can only be prepared after this.
             if step.is_abandoned() && record.state == State::Running {
@@ -357,6 +362,9 @@ impl Cache {
             crate::step::Ended::Not(error) => return Err(Unretired { error, step: Some(step) }),
             crate::step::Ended::With(ended) => ended,
         };
+        if ended.is_ok() {
+            self.note_misses(&step);
+        }
         let released = self.release_rows(&step, ended.is_ok(), stream);
         self.ring.release(&step);
         self.stats.steps += 1;
@@ -364,6 +372,7 @@ impl Cache {
         match ended.and(released) {
             Err(error) => Err(Unretired { error, step: None }),
             Ok(()) => {
+                self.stats.moved_rows += u64::from(self.ring.report().moved);
                 for layer in &self.ring.report().layers {
                     self.stats.hits += u64::from(layer.hits);
                     self.stats.misses += u64::from(layer.misses);

@@ -38,8 +38,9 @@ pub struct Footprint {
     /// Host: the rows of the total pool. With `residency_only` these are addresses only, unless the device pins host
     /// memory.
     pub rows: u64,
-    /// Host: the pinned ring of step descriptors and reports, and the staging memory for a GPU's joins and truncations.
-    /// A host device needs no staging memory.
+    /// Host: the pinned ring of step descriptors and reports, and the staging memory for a GPU's joins, truncations and
+    /// resizes.
+    /// A host device stages in ordinary memory.
     pub step_descriptors: u64,
 }
 

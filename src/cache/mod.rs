@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | filling | [`Cache::open`], [`Cache::open_shared`] | [`append`], [`append_in_place`], [`join`] |
 //! | joining | a [`join`] that leaves rows to gather (its limit, or the device refused) | [`join_more`], to the end |
-//! | running | other [`join`]s, [`join_more`], fork, [`truncate`] | [`prepare`], [`truncate`], [`publish`], fork |
+//! | running | [`join`], [`join_more`], fork, [`truncate`] | [`prepare`], [`resize`], [`truncate`], [`publish`], fork |
 //! | truncating | a `truncate` that the device refused half-way | [`truncate`] |
 //! | failed | a failed step | [`truncate`] |
 //! | closing | [`Cache::close`] with work in flight | none: its handle is no longer valid |
@@ -18,12 +18,14 @@
 //! [`prepare`]: Cache::prepare
 //! [`truncate`]: Cache::truncate
 //! [`publish`]: Cache::publish
+//! [`resize`]: Cache::resize
 //!
 //! # What it promises, and how
 //!
 //! Opening a sequence takes everything that its steps will need: host pages and index-key pages for the prompt, the
 //! promised tokens and the rows in flight, slots in every layer, and a lane. So a step allocates nothing and cannot run
-//! out of memory. Only a `truncate` into shared pages takes more: fresh pages that replace them.
+//! out of memory. Only two calls take more: a `truncate` into shared pages, which replaces them by fresh pages, and a
+//! `resize` to a larger budget.
 //!
 //! After a sequence is closed, the cache takes back its resources once the last step with the sequence has been retired
 //! and every ticket of its work has ended. That holds for steps that completed and for steps that were abandoned. If
@@ -38,6 +40,7 @@
 
 mod accept;
 mod admit;
+mod budgets;
 mod captured;
 mod close;
 mod config;
@@ -45,10 +48,12 @@ mod decode;
 mod footprint;
 mod hashes;
 mod overlapped;
+mod prefix;
 mod record;
+mod resize;
 mod sequence;
 mod settle;
-mod share;
+mod sharing;
 
 use std::sync::Arc;
 
@@ -70,10 +75,11 @@ pub use config::{Config, Memory, Slots};
 pub use decode::BatchRow;
 pub use footprint::Footprint;
 pub use overlapped::Layers;
+pub use prefix::Tokens;
 pub use sequence::Length;
-pub use share::Tokens;
 
 use record::Record;
+use sharing::Sharing;
 
 /// A KV cache that may exceed its device's memory, for one model on one device.
 ///
@@ -173,6 +179,12 @@ pub struct Cache {
     runs: Vec<Run>,
     fallbacks: Vec<Fallback>,
     stats: Stats,
+    /// Room for the budgets of a resize, one for each layer.
+    budgets: Vec<u32>,
+    /// The shared budgets, if the configuration asks for them.
+    sharing: Option<Box<Sharing>>,
+    /// The number of sequences opened.
+    opened: u64,
     /// The number of `prepare` calls, used to find a sequence that one call names twice.
     attempt: u64,
 }
@@ -245,6 +257,11 @@ impl Cache {
             schedules: (0..config.micro_batches).map(|_| Schedule::new(&*device)).collect::<Result<_>>()?,
             runs: Vec::with_capacity(config.micro_batches as usize),
             records: (0..config.lanes).map(|_| Record::default()).collect(),
+            budgets: vec![0; geometry.layers() as usize],
+            sharing: config
+                .share
+                .map(|share| Sharing::new(share, config.lanes as usize, geometry.layers() as usize)),
+            opened: 0,
             config,
             geometry,
             device,
@@ -297,6 +314,7 @@ impl Cache {
             free_index_pages: self.index.pages.free(),
             unused_pages: self.prefix.unused(),
             free_slots: self.sparse.slots().free_slots(),
+            slots_in_use: self.sparse.slots().in_use(),
             free_lanes: self.sparse.slots().free_lanes(),
             ..self.stats
         }
@@ -387,7 +405,8 @@ impl Cache {
     pub fn validate(&self) -> Result<()> {
         self.total.pages.validate()?;
         self.index.pages.validate()?;
-        self.sparse.slots().validate()?;
+        let taken = self.records.iter().filter(|record| record.is_taken());
+        self.sparse.slots().validate(taken.map(|record| &record.owned.slots))?;
         self.device.validate(self.pools)?;
         self.validate_pages()
     }

@@ -36,6 +36,8 @@ pub(super) enum State {
 pub(super) struct Record {
     pub(super) state: State,
     pub(super) generation: u32,
+    /// How many sequences the cache had opened before it.
+    pub(super) opened: u64,
     pub(super) admitted: Admitted,
     pub(super) owned: Owned,
     pub(super) rows: RowCounts,
@@ -59,6 +61,10 @@ pub(super) struct Owned {
     pub(super) table: PageTable,
     /// Its lane, and its slots in each layer.
     pub(super) slots: Holding,
+    /// With shared budgets, the slots of each layer that it was promised; else empty.
+    pub(super) least: Vec<u32>,
+    /// With shared budgets, the length from which on it asks for slots again.
+    pub(super) asks_at: u32,
     /// The block hashes of its published pages; none if its token ids are unknown.
     pub(super) hashes: Option<BlockHashes>,
     /// Pages (rows, index keys) that its work copies from. The sequence owns them until that work has ended, so that
@@ -98,6 +104,8 @@ pub(super) struct SequenceSteps {
     pub(super) in_flight: VecDeque<u64>,
     /// Its micro-batch, which never changes after the first step.
     pub(super) micro_batch: Option<MicroBatch>,
+    /// Whether a step of it is prepared and not finished. Its micro-batch has at most one such step.
+    pub(super) open: bool,
     /// The number of the last `prepare` call that named it.
     pub(super) attempt: u64,
 }
@@ -113,6 +121,12 @@ pub(super) struct HostWork {
     pub(super) ticket: Option<Ticket>,
     /// A stream that may hold work without a ticket or an event after it: see `settle`.
     pub(super) unsettled: Option<Stream>,
+    /// Whether the host has staged lists for a resize that may not have run: see `resize`.
+    pub(super) staged: bool,
+    /// The rows that were enqueued before the last work outside its steps.
+    pub(super) issued_at: u64,
+    /// Whether a step that was prepared after that work has been retired. Then the device has run the work.
+    pub(super) covered: bool,
     /// Whether its last work is a step. Then the `stepped` event of its micro-batch comes after that work, and the
     /// sequence has no event of its own.
     pub(super) stepped: bool,
@@ -132,6 +146,17 @@ impl Record {
         self.state != State::Free
     }
 
+    /// Whether it has a part of the slots.
+    pub(super) fn has_slots(&self) -> bool {
+        !matches!(self.state, State::Free | State::Closing) && self.owned.slots.budgets.iter().any(|b| *b > 0)
+    }
+
+    /// Whether its budgets may change, by a call for `micro_batch` or for all. It depends on calls alone.
+    pub(super) fn takes_resizes(&self, micro_batch: Option<MicroBatch>) -> bool {
+        let other = self.steps.micro_batch.zip(micro_batch).is_some_and(|(own, asked)| own != asked);
+        self.state == State::Running && !self.steps.open && !other && self.has_slots()
+    }
+
     /// Whether work that the host issued for it may still run.
     pub(super) fn has_ticket(&self) -> bool {
         self.work.ticket.as_ref().is_some_and(|t| t.poll().is_none())
@@ -140,6 +165,17 @@ impl Record {
     /// Whether such work, or the work of a call that was refused half-way, may still run.
     pub(super) fn is_working(&self) -> bool {
         self.has_ticket() || self.work.unsettled.is_some()
+    }
+
+    /// Notes that work outside its steps is enqueued and ordered: a later step, and work on other streams, follows it.
+    pub(super) fn note_work(&mut self) {
+        (self.work.unsettled, self.work.stepped) = (None, false);
+        self.note_issued();
+    }
+
+    /// Notes that work outside its steps is enqueued.
+    pub(super) fn note_issued(&mut self) {
+        (self.work.covered, self.work.issued_at) = (false, self.rows.enqueued);
     }
 
     /// Checks that no work that names the sequence is in flight.
@@ -165,6 +201,9 @@ impl Record {
     /// Notes that a step of the sequence is retired. `length` is the committed length that the step began with, if it
     /// succeeded. An older step that is still in flight may yet fail, and then its rows are invalid.
     pub(super) fn end_flight(&mut self, row: RowInFlight, length: Option<u32>) {
+        if row.enqueued_before >= self.work.issued_at {
+            (self.work.covered, self.work.staged) = (true, false);
+        }
         let place = self.steps.in_flight.iter().position(|before| *before == row.enqueued_before);
         place.and_then(|place| self.steps.in_flight.remove(place));
         let Some(length) = length else { return };

@@ -98,8 +98,9 @@ impl Cache {
     ///
     /// # Errors
     /// [`Kind::Closed`]; [`Kind::InvalidState`] while a layer's prompt is incomplete, or if the sequence has already
-    /// joined; [`Kind::OutOfRange`] for selections whose size is not `[layers][steps][k]`. If the device refuses the
-    /// call half-way, try again on any stream. If that returns the error that the warm-up is not complete, call
+    /// joined; [`Kind::OutOfRange`] for selections whose size is not `[layers][steps][k]`; [`Kind::Busy`], with
+    /// [`Config::share`](crate::Config::share), while its slots belong to sequences in open steps. If the device
+    /// refuses the call half-way, try again on any stream. If that returns the error that the warm-up is not complete, call
     /// [`Cache::join_more`] instead.
     pub fn join(&mut self, sequence: Sequence, stream: Stream, warm_up: WarmUp) -> Result<Ticket> {
         let record = self.record(sequence)?;
@@ -120,6 +121,7 @@ impl Cache {
                 .at("warm-up selections")
                 .with("wanted words", words));
         }
+        self.take_share(sequence, stream)?;
         self.take_over(sequence.index as usize, stream)?;
         // The residency tables must no longer hold the lane's previous sequence, nor entries of a refused join.
         self.device.wait(stream, self.left)?;
@@ -216,6 +218,8 @@ impl Cache {
         let record = self.record(sequence)?;
         record.check_state(&[State::Running, State::Truncating, State::Failed], "truncate")?;
         record.check_idle("truncate")?;
+        self.check_staged(index, "truncate")?;
+        let record = self.record(sequence)?;
         // Landed rows of a failed step cannot be accepted.
         let landed = if record.state == State::Failed { 0 } else { record.rows.landed };
         let (again, committed) = (record.state == State::Truncating, record.rows.committed);

@@ -6,7 +6,7 @@
 //!
 //! | state | entered by |
 //! |---|---|
-//! | unsettled, on one stream | [`Cache::take_over`]: join, fork (the parent too), truncate, emptying a lane |
+//! | unsettled, on one stream | [`Cache::take_over`]: join, fork (the parent too), truncate, resize, emptying a lane |
 //! | settled | [`Cache::settle`]: enqueues a ticket after the work and records `ready` in the same stream |
 //!
 //! **Which event comes after a sequence's work.** Work that the host issues for one sequence alone ends with `ready`,
@@ -34,9 +34,14 @@ impl Cache {
     pub(super) fn order_behind(&self, index: usize, stream: Stream) -> Result<()> {
         let record = &self.records[index];
         let lane = record.lane();
-        if let Some(before) = record.work.unsettled.filter(|before| *before != stream) {
-            self.record_ready(lane, before)?;
-            return self.wait_ready(lane, stream);
+        if let Some(before) = record.work.unsettled {
+            // The end of a resize is read from `ready`, so a resize that was refused half-way needs its record too.
+            if before != stream || record.work.staged {
+                self.record_ready(lane, before)?;
+            }
+            if before != stream {
+                return self.wait_ready(lane, stream);
+            }
         }
         match record.steps.micro_batch.filter(|_| record.work.stepped) {
             Some(micro_batch) => self.device.wait(stream, self.stepped[micro_batch.index()]),
@@ -60,7 +65,7 @@ impl Cache {
         self.record_ready(self.records[index].lane(), stream)?;
         let record = &mut self.records[index];
         record.work.ticket = Some(ticket.clone());
-        (record.work.unsettled, record.work.stepped) = (None, false);
+        record.note_work();
         Ok(ticket)
     }
 

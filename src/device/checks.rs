@@ -5,7 +5,8 @@
 
 use crate::device::descriptor::{self, BATCH_MAX, Report};
 use crate::device::{
-    DeviceId, Expected, Join, PoolLayout, PoolOp, ResolveOutput, Slice, SplitIndices, StepRange, Truncate,
+    DeviceId, Expected, Join, PoolLayout, PoolOp, Resize, ResolveOutput, Slice, SplitIndices, StepRange,
+    Truncate,
 };
 use crate::error::{Error, Kind, Result};
 use crate::geometry::SLOT_BLOCK;
@@ -164,6 +165,7 @@ impl Extents {
         match op {
             PoolOp::Join(join) => self.join(join),
             PoolOp::Truncate(Truncate { lane, pages, .. }) => self.pages(*lane, pages),
+            PoolOp::Resize(resize) => self.resize(resize),
             PoolOp::Leave(lane) => self.lane(*lane),
             PoolOp::WarmGather(range) => self.lane(range.lane),
             PoolOp::Warm(warm) => {
@@ -278,10 +280,7 @@ impl Extents {
 
     /// Checks a join's lists for each layer, and its pages.
     fn join(&self, join: &Join<'_>) -> Result<()> {
-        let layers = self.layers as usize;
-        if join.blocks.len() != layers || join.budgets.len() != layers {
-            return Err(self.asker.bad("layers of a join", join.blocks.len() as u64));
-        }
+        self.layers_of(join.blocks, join.budgets, "layers of a join")?;
         self.pages(join.lane, join.pages)?;
         if join.length > self.tokens {
             return Err(self.asker.bad("length of a join", join.length));
@@ -296,6 +295,30 @@ impl Extents {
             }
         }
         Ok(())
+    }
+
+    /// Checks a resize's lists for each layer. Only the device knows the lane's present blocks.
+    fn resize(&self, resize: &Resize<'_>) -> Result<()> {
+        self.lane(resize.lane)?;
+        self.layers_of(resize.blocks, resize.budgets, "layers of a resize")?;
+        for ((tables, blocks), budget) in self.tables.iter().zip(resize.needed()).zip(resize.budgets) {
+            let needed = budget.div_ceil(SLOT_BLOCK);
+            if *budget == 0 || blocks.len() < needed as usize || needed > tables.lane_blocks() {
+                return Err(self.asker.bad("budget of a resize", *budget));
+            }
+            if let Some(block) = blocks.iter().find(|block| **block >= tables.budget_blocks) {
+                return Err(self.asker.bad("block of a resize", *block));
+            }
+        }
+        Ok(())
+    }
+
+    fn layers_of(&self, blocks: &[Vec<u32>], budgets: &[u32], place: &'static str) -> Result<()> {
+        let layers = self.layers as usize;
+        match blocks.len() == layers && budgets.len() == layers {
+            true => Ok(()),
+            false => Err(self.asker.bad(place, blocks.len() as u64)),
+        }
     }
 
     /// Checks a lane's page table.
@@ -403,5 +426,28 @@ mod tests {
         extents.check(&PoolOp::Gather { range, wave: 0 }).unwrap();
         assert!(extents.check(&PoolOp::Gather { range, wave: 1 }).is_err());
         assert!(extents.check(&PoolOp::Scatter(StepRange { count: 2, ..range })).is_err());
+    }
+
+    #[test]
+    fn resizes_that_do_not_fit_the_tables_are_refused_before_they_run() {
+        let device = DeviceId::new();
+        let asker = Asker { name: "device", device, exact: true, top_k_max: 8 };
+        let extents = Extents::new(&layout(device), asker).unwrap();
+        let place = |lane, blocks: &[Vec<u32>], budgets: &[u32]| {
+            let resize = Resize { lane: Lane(lane), blocks, budgets };
+            extents
+                .check(&PoolOp::Resize(resize))
+                .map_or_else(|error| error.place().to_owned(), |()| String::new())
+        };
+        // Blocks beyond those of the budget are not read, whatever they say.
+        let more = [vec![0, u32::MAX], vec![1]];
+        assert_eq!(place(1, &more, &[64, 1]), "");
+        assert_eq!(place(2, &more, &[64, 64]), "lane");
+        assert_eq!(place(1, &more[..1], &[64, 64]), "layers of a resize");
+        assert_eq!(place(1, &more, &[64]), "layers of a resize");
+        assert_eq!(place(1, &more, &[64, 0]), "budget of a resize");
+        assert_eq!(place(1, &more, &[64, 65]), "budget of a resize");
+        assert_eq!(place(1, &more, &[65, 64]), "budget of a resize");
+        assert_eq!(place(1, &[vec![0], vec![2]], &[64, 64]), "block of a resize");
     }
 }

@@ -184,22 +184,25 @@ impl LayerCount {
     }
 }
 
-/// A step's report: `[step low, step high, cause or 0, row, layer, value]`, then three words per layer, then the
-/// committed length of each row. It carries the step's number, so that the reader notices an earlier step's report in
-/// the same memory.
+/// A step's report: `[step low, step high, cause or 0, row, layer, value, moved, 0]`, then three words per layer,
+/// then the committed length of each row. It carries the step's number, so that the reader notices an earlier step's
+/// report in the same memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     /// The step's number.
     pub step: u64,
     /// The first error, if the step failed: see [`Sticky`].
     pub sticky: Option<Sticky>,
+    /// Rows that resizes of any lane have moved to other slots since the last report of any step, in all layers. A
+    /// resize that runs next to steps of several micro-batches is in the report of one of them.
+    pub moved: u32,
     /// Hits and misses of each layer.
     pub layers: Vec<LayerCount>,
     /// The committed tokens of each batch row's sequence, as of this step's commit.
     pub lengths: Vec<u32>,
 }
 
-const REPORT_HEADER: usize = 6;
+const REPORT_HEADER: usize = 8;
 const COUNT: usize = 3;
 
 impl Report {
@@ -208,6 +211,7 @@ impl Report {
         Report {
             step: 0,
             sticky: None,
+            moved: 0,
             layers: vec![LayerCount::default(); layers as usize],
             lengths: Vec::with_capacity(batch as usize),
         }
@@ -224,7 +228,7 @@ impl Report {
             Some(s) => [s.cause as u32, s.row, s.layer, s.value],
             None => [0; 4],
         };
-        let header = [self.step as u32, (self.step >> 32) as u32, cause, row, layer, value];
+        let header = [self.step as u32, (self.step >> 32) as u32, cause, row, layer, value, self.moved, 0];
         words[..REPORT_HEADER].copy_from_slice(&header);
         for (at, count) in self.layers.iter().enumerate() {
             let count = [count.hits, count.misses, count.scratch];
@@ -252,6 +256,7 @@ impl Report {
             return Err(Error::new(Kind::Internal, "retire").at("cause of a report").with("code", words[2]));
         }
         self.sticky = cause.map(|cause| Sticky { row: words[3], layer: words[4], cause, value: words[5] });
+        self.moved = words[6];
         for (at, count) in self.layers.iter_mut().enumerate() {
             let at = REPORT_HEADER + at * COUNT;
             *count = LayerCount { hits: words[at], misses: words[at + 1], scratch: words[at + 2] };
@@ -303,6 +308,7 @@ mod tests {
         let report = Report {
             step: 7,
             sticky: Some(Sticky { row: 1, layer: 2, cause: Cause::Accepted, value: 99 }),
+            moved: 12,
             layers: vec![LayerCount { hits: 1, misses: 2, scratch: 1 }; 3],
             lengths: vec![10, 20],
         };

@@ -48,7 +48,9 @@ use crate::residency::TableShape;
 use crate::sync::Arc;
 
 pub use handles::{Backing, DeviceId, Event, Graph, Pools, Slice, Stream};
-pub use op::{Begin, Join, PoolOp, ResolveOutput, SplitIndices, StepRange, Truncate, Warm, WarmGather};
+pub use op::{
+    Begin, Join, PoolOp, Resize, ResolveOutput, SplitIndices, StepRange, Truncate, Warm, WarmGather,
+};
 pub use ticket::{Completer, Outcome, Ticket};
 
 /// A piece of a [`Backing`] that [`Device::range`] maps.
@@ -231,13 +233,13 @@ pub trait Device: Debug + Send + Sync {
     /// [`Kind::InvalidConfig`] for a layout whose parts do not fit each other; [`Kind::OutOfMemory`].
     fn attach(&self, layout: PoolLayout) -> Result<Pools>;
 
-    /// Enqueues an operation on a cache's pools; [`PoolOp`] describes each. After a join or a truncation the caller
-    /// enqueues no other one for the same lane until the first has run: the device keeps the lane's lists in one
-    /// place.
+    /// Enqueues an operation on a cache's pools; [`PoolOp`] describes each. After a join, a truncation or a resize
+    /// the caller enqueues no other one of these for the same lane until the first has run: the device keeps the lane's
+    /// lists in one place.
     ///
     /// # Errors
     /// [`Kind::OutOfRange`] for handles, slices and numbers that do not fit the cache's sizes. Nothing is enqueued
-    /// then, and the lists that an earlier join or truncation of the lane left stay as they were.
+    /// then, and the lists that an earlier operation of the lane left stay as they were.
     fn enqueue(&self, pools: Pools, stream: Stream, op: PoolOp<'_>) -> Result<()>;
 
     /// Begins a capture: the device records the work that is enqueued on `stream`, and on streams that wait for it,

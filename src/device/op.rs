@@ -5,13 +5,14 @@
 //! watching device lists the memory that it touches. `device/checks.rs` checks an operation when it is enqueued, for
 //! all devices. A new operation is therefore one variant here and one arm in each `match`.
 //!
-//! An operation is a few words long and `Copy`. A join and a truncation borrow their lists (pages, slot blocks,
-//! budgets). A device that runs them later keeps a copy for each lane in a [`Staged`], so the caller brings no new
-//! lists for a lane until the previous join or truncation has run.
+//! An operation is a few words long and `Copy`. A join, a truncation and a resize borrow their lists (pages, slot
+//! blocks, budgets). A device that runs them later keeps a copy for each lane in a [`Staged`], so the caller brings no
+//! new lists for a lane until the previous such operation has run.
 
 use crate::device::Slice;
 use crate::error::Result;
-use crate::fallible::{filled, vector};
+use crate::fallible::vector;
+use crate::geometry::SLOT_BLOCK;
 use crate::ids::{Lane, Layer, MicroBatch};
 use crate::residency::QueryRange;
 
@@ -23,6 +24,10 @@ pub enum PoolOp<'a> {
     /// Accepts landed rows, then replaces a lane's page table and shortens its sequence to a length: rows beyond it
     /// leave their slots.
     Truncate(Truncate<'a>),
+    /// Changes a lane's budgets, layer by layer. A smaller budget keeps the newest rows of the rule's order, and moves
+    /// those of them whose slots go; a larger one adds empty slots. It copies nothing over the link. A stream that is
+    /// being captured rejects it ([`Kind::InvalidState`](crate::Kind::InvalidState)).
+    Resize(Resize<'a>),
     /// Empties a lane.
     Leave(Lane),
     /// Decides which rows of a lane are resident in every layer before its first step: first all rows, if that is
@@ -75,6 +80,7 @@ impl PoolOp<'_> {
         match self {
             PoolOp::Join(_) => "join",
             PoolOp::Truncate(_) => "truncate",
+            PoolOp::Resize(_) => "resize",
             PoolOp::Leave(_) => "leave",
             PoolOp::Warm(_) => "warm",
             PoolOp::WarmGather(_) => "warm gather",
@@ -83,6 +89,16 @@ impl PoolOp<'_> {
             PoolOp::Gather { .. } => "gather",
             PoolOp::Scatter(_) => "scatter",
             PoolOp::Report { .. } => "report",
+        }
+    }
+
+    /// The lane whose lists it borrows: of a join, a truncation or a resize.
+    pub(crate) const fn staged_lane(&self) -> Option<Lane> {
+        match self {
+            PoolOp::Join(Join { lane, .. })
+            | PoolOp::Truncate(Truncate { lane, .. })
+            | PoolOp::Resize(Resize { lane, .. }) => Some(*lane),
+            _ => None,
         }
     }
 
@@ -105,6 +121,7 @@ impl PoolOp<'_> {
             PoolOp::Truncate(Truncate { lane, settle, length, .. }) => {
                 PoolOp::Truncate(Truncate { lane, settle, length, pages: &[] })
             }
+            PoolOp::Resize(Resize { lane, .. }) => PoolOp::Resize(Resize { lane, blocks: &[], budgets: &[] }),
             PoolOp::Leave(lane) => PoolOp::Leave(lane),
             PoolOp::Warm(warm) => PoolOp::Warm(warm),
             PoolOp::WarmGather(range) => PoolOp::WarmGather(range),
@@ -198,6 +215,29 @@ pub struct Truncate<'a> {
     pub pages: &'a [u32],
 }
 
+/// New budgets of a lane: see [`PoolOp::Resize`].
+#[derive(Clone, Copy, Debug)]
+pub struct Resize<'a> {
+    /// The lane.
+    pub lane: Lane,
+    /// For each layer, the slot blocks afterwards, numbered from the first budget block. The blocks that the lane keeps
+    /// come first, in their present order: a smaller budget gives up the last blocks, a larger one appends blocks. The
+    /// operation does not read blocks beyond those that the budget needs.
+    pub blocks: &'a [Vec<u32>],
+    /// For each layer, the budget afterwards, in slots.
+    pub budgets: &'a [u32],
+}
+
+impl Resize<'_> {
+    /// The blocks of a layer that its new budget needs.
+    pub(crate) fn needed(&self) -> impl Iterator<Item = &[u32]> {
+        self.blocks.iter().zip(self.budgets).map(|(blocks, budget)| {
+            let needed = budget.div_ceil(SLOT_BLOCK) as usize;
+            blocks.get(..needed).unwrap_or(blocks)
+        })
+    }
+}
+
 /// A lane's warm-up: see [`PoolOp::Warm`].
 #[derive(Clone, Copy, Debug)]
 pub struct Warm {
@@ -223,7 +263,7 @@ pub struct WarmGather {
     pub count: u64,
 }
 
-/// A lane's copy of the lists that its last join or truncation borrowed, until the operation has run.
+/// A lane's copy of the lists that its last join, truncation or resize borrowed, until the operation has run.
 #[derive(Clone, Debug)]
 pub(super) struct Staged {
     pub(super) pages: Vec<u32>,
@@ -233,13 +273,17 @@ pub(super) struct Staged {
 }
 
 impl Staged {
-    /// An empty copy with room for `pages` pages and for a budget of each layer.
-    pub(super) fn new(layers: usize, pages: usize, name: &'static str) -> Result<Staged> {
-        Ok(Staged {
+    /// An empty copy with room for `pages` pages, and for a budget and `blocks` slot blocks of each layer.
+    pub(super) fn new(layers: usize, blocks: usize, pages: usize, name: &'static str) -> Result<Staged> {
+        let mut staged = Staged {
             pages: vector(pages, name, "pages of a lane")?,
-            blocks: filled(layers, Vec::new(), name, "blocks of a lane")?,
+            blocks: vector(layers, name, "blocks of a lane")?,
             budgets: vector(layers, name, "budgets of a lane")?,
-        })
+        };
+        for _ in 0..layers {
+            staged.blocks.push(vector(blocks, name, "blocks of a lane")?);
+        }
+        Ok(staged)
     }
 
     /// Copies the lists that a checked operation borrows.
@@ -255,6 +299,10 @@ impl Staged {
                 self.blocks.iter_mut().zip(join.blocks).for_each(|(kept, blocks)| keep(kept, blocks));
             }
             PoolOp::Truncate(truncate) => keep(&mut self.pages, truncate.pages),
+            PoolOp::Resize(resize) => {
+                keep(&mut self.budgets, resize.budgets);
+                self.blocks.iter_mut().zip(resize.needed()).for_each(|(kept, blocks)| keep(kept, blocks));
+            }
             _ => {}
         }
     }
@@ -265,6 +313,7 @@ impl Staged {
         match op {
             PoolOp::Join(join) => PoolOp::Join(Join { pages, blocks, budgets, ..join }),
             PoolOp::Truncate(truncate) => PoolOp::Truncate(Truncate { pages, ..truncate }),
+            PoolOp::Resize(resize) => PoolOp::Resize(Resize { blocks, budgets, ..resize }),
             other => other,
         }
     }

@@ -98,6 +98,18 @@ fn bad(place: &'static str, value: u64) -> Error {
     Error::new(Kind::OutOfRange, "resolve").at(place).with("value", value)
 }
 
+/// The number of distinct positions below `length`. `bits`, one for each position, are clear before and after.
+fn distinct(selection: &[i32], length: u32, bits: &mut [u64]) -> u32 {
+    let mut count = 0;
+    for position in selection.iter().map(|position| *position as u32).filter(|position| *position < length) {
+        let (word, bit) = (&mut bits[position as usize / 64], 1 << (position % 64));
+        count += u32::from(*word & bit == 0);
+        *word |= bit;
+    }
+    bits.fill(0);
+    count
+}
+
 impl LayerTables {
     /// One residency step of `lane`. It writes the slot of each selected position, decides which rows to fetch into
     /// which slots, and orders the rows by the rule. Until the sequence's next step, only these fetches write to the
@@ -178,18 +190,19 @@ impl LayerTables {
         {
             return Err(bad("selection", count as u64));
         }
-        self.check_room(head, work)?;
+        if !self.has_room(head, work) {
+            return Err(bad("workspace", work.victims.len() as u64));
+        }
         if head.stamp >= UNUSED - 2 {
             return Err(Error::new(Kind::Exhausted, "resolve").at("steps of one sequence"));
         }
         Ok(())
     }
 
-    /// Checks that a workspace is large enough for these tables. Its other parts have matching sizes.
-    fn check_room(&self, head: &LaneHead, work: &Workspace) -> Result<()> {
-        let narrow = work.missed.len() * 64 < self.shape.tokens as usize
-            || work.victims.len() < (head.blocks as usize + 1) * SLOT_BLOCK as usize;
-        if narrow { Err(bad("workspace", work.victims.len() as u64)) } else { Ok(()) }
+    /// Whether a workspace is large enough for these tables. Its other parts have matching sizes.
+    pub(super) fn has_room(&self, head: &LaneHead, work: &Workspace) -> bool {
+        work.missed.len() * 64 >= self.shape.tokens as usize
+            && work.victims.len() >= (head.blocks as usize + 1) * SLOT_BLOCK as usize
     }
 
     /// The step itself, after its sizes were checked.
@@ -235,10 +248,14 @@ impl LayerTables {
                 missed += touched.missed;
             }
         }
-        let misses = scan.take(&mut work.missed, &mut work.positions);
-        let oldest = self.oldest(scan, lane, now, work);
-        let hits = oldest.split.touched;
-        let scratch = self.place(scan, lane, oldest, &mut fetches[..misses], work);
+        let (hits, misses, scratch) = if missed == 0 {
+            (self.hits(scan, lane, now, work), 0, 0)
+        } else {
+            let misses = scan.take(&mut work.missed, &mut work.positions);
+            let oldest = self.oldest(scan, lane, now, work);
+            let scratch = self.place(scan, lane, oldest, &mut fetches[..misses], work);
+            (oldest.split.touched, misses, scratch)
+        };
         for entry in &work.entries[..missed] {
             let entry = *entry as usize;
             slots[entry] = self.slot_of[start + work.selection[entry] as usize] as i32;
@@ -251,6 +268,19 @@ impl LayerTables {
         Resolved { counts, beyond }
     }
 
+    /// The number of distinct rows that a step without misses has selected; all of them are hits. They are counted by
+    /// position, so that the lane's stamps need no scan. Landed rows are at the length and beyond.
+    fn hits<S: Scan>(&self, scan: &S, lane: u32, now: u32, work: &mut Workspace) -> u32 {
+        let hits =
+            distinct(&work.selection[..work.selected], self.heads[lane as usize].length, &mut work.missed);
+        debug_assert_eq!(
+            hits,
+            self.oldest(scan, lane, now, work).split.touched,
+            "hits by position and by stamp"
+        );
+        hits
+    }
+
     /// Gives every missed row a slot: the rows with the highest positions get the victims' slots, the others get
     /// scratch slots. Returns the number of rows in scratch slots. In a warm-up those rows stay absent.
     fn place<S: Scan>(
@@ -261,9 +291,6 @@ impl LayerTables {
         fetches: &mut [Fetch],
         work: &mut Workspace,
     ) -> usize {
-        if fetches.is_empty() {
-            return 0;
-        }
         let head = &self.heads[lane as usize];
         let (evictable, now) = ((head.budget - oldest.split.touched) as usize, oldest.at.now);
         let scratch = fetches.len().saturating_sub(evictable);

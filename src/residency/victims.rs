@@ -23,7 +23,8 @@ impl LayerTables {
         self.split(scan, lane, At { bound, now }, work)
     }
 
-    fn split<S: Scan>(&self, scan: &S, lane: u32, at: At, work: &mut Workspace) -> Oldest {
+    /// Splits the slots of `lane` at a bound.
+    pub(super) fn split<S: Scan>(&self, scan: &S, lane: u32, at: At, work: &mut Workspace) -> Oldest {
         let blocks = self.lane_blocks(lane);
         Oldest { at, split: scan.split(self.stamps(), blocks, at, &mut work.older, &mut work.tied) }
     }

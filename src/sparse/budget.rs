@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Kind, Result};
 
-/// The budget of a sequence, fixed when it is opened.
+/// The budget of a sequence. It is given when the sequence is opened, and again when it is resized.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Budget {
     /// A fraction of the prompt and promised tokens, above 0 and at most 1, in every layer: `floor(ratio x tokens +
@@ -21,27 +21,38 @@ impl Budget {
     /// [`Kind::InvalidConfig`] for a ratio that is not above 0 and at most 1, for 0 slots, for a table
     /// whose length is not `layers`, and for fewer slots than `least`.
     pub fn slots(&self, tokens: u32, layers: usize, least: u32) -> Result<Vec<u32>> {
+        let mut slots = vec![0; layers];
+        self.write(tokens, least, &mut slots)?;
+        Ok(slots)
+    }
+
+    /// As [`Budget::slots`], into `slots`: one for each layer. After an error its contents are unspecified.
+    ///
+    /// # Errors
+    /// As [`Budget::slots`].
+    pub(crate) fn write(&self, tokens: u32, least: u32, slots: &mut [u32]) -> Result<()> {
         let bad = |place: &'static str| Error::new(Kind::InvalidConfig, "budget").at(place);
-        let slots = match self {
+        match self {
             Budget::Ratio(ratio) if *ratio > 0.0 && *ratio <= 1.0 => {
-                let slots = (ratio * f64::from(tokens) + 0.5).floor() as u32;
-                vec![slots.max(least).max(1); layers]
+                let rows = (ratio * f64::from(tokens) + 0.5).floor() as u32;
+                slots.fill(rows.max(least).max(1));
             }
             Budget::Ratio(_) => {
                 return Err(bad("ratio").hint("pass a ratio above 0 and at most 1"));
             }
-            Budget::Slots(slots) => vec![*slots; layers],
-            Budget::ByLayer(table) if table.len() == layers => table.clone(),
+            Budget::Slots(rows) => slots.fill(*rows),
+            Budget::ByLayer(table) if table.len() == slots.len() => slots.copy_from_slice(table),
             Budget::ByLayer(table) => {
-                return Err(bad("layers").with("given", table.len() as u64).with("wanted", layers as u64));
+                let (given, wanted) = (table.len() as u64, slots.len() as u64);
+                return Err(bad("layers").with("given", given).with("wanted", wanted));
             }
-        };
+        }
         match slots.iter().find(|s| **s == 0 || **s < least) {
             Some(few) => {
                 let error = bad("slots").with("slots", *few).with("least", least.max(1));
                 Err(error.hint("pass at least the cache's min_budget"))
             }
-            None => Ok(slots),
+            None => Ok(()),
         }
     }
 }

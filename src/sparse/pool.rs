@@ -138,8 +138,24 @@ impl SparsePool {
     ///
     /// # Errors
     /// [`Kind::Exhausted`].
-    pub fn take(&mut self, budgets: Vec<u32>) -> Result<Holding> {
-        self.slots.take(budgets)
+    pub fn take(&mut self, budgets: Vec<u32>, most: u32) -> Result<Holding> {
+        self.slots.take(budgets, most)
+    }
+
+    /// Appends blocks to a sequence's lists, see [`Slots::grow`].
+    ///
+    /// # Errors
+    /// [`Kind::Exhausted`].
+    pub fn grow(&mut self, holding: &mut Holding, budgets: &[u32]) -> Result<()> {
+        self.slots.grow(holding, budgets)
+    }
+
+    /// Returns the blocks behind those of a sequence's budgets, see [`Slots::trim`].
+    ///
+    /// # Errors
+    /// [`Kind::Internal`] if a block was already free.
+    pub fn trim(&mut self, holding: &mut Holding) -> Result<()> {
+        self.slots.trim(holding)
     }
 
     /// Returns a lane and slots.

@@ -3,7 +3,7 @@
 //! A lane and its blocks belong to one sequence, from open until the last work that names the sequence has ended. Both
 //! allocators are [`Pages`], whose count of owners finds a block that is freed twice.
 
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 use crate::geometry::SLOT_BLOCK;
 use crate::total::Pages;
 
@@ -19,7 +19,8 @@ pub struct Slots {
 pub struct Holding {
     /// Its lane.
     pub lane: u32,
-    /// Its blocks in each layer, counted from the first budget block.
+    /// Its blocks in each layer, counted from the first budget block: those of its budget and, only while a resize has
+    /// not ended, blocks behind them that come or go.
     pub blocks: Vec<Vec<u32>>,
     /// Its number of slots in each layer.
     pub budgets: Vec<u32>,
@@ -45,17 +46,35 @@ impl Slots {
         self.blocks.iter().map(|pages| pages.free() * SLOT_BLOCK).min().unwrap_or(0)
     }
 
-    /// Takes a lane, and blocks for `budgets` slots in each layer, or nothing.
+    /// Free blocks of a layer.
+    pub fn free_blocks(&self, layer: usize) -> u32 {
+        self.blocks.get(layer).map_or(0, Pages::free)
+    }
+
+    /// Slots of each layer, free or not.
+    pub fn sizes(&self) -> impl Iterator<Item = u32> + '_ {
+        self.blocks.iter().map(|pages| pages.len() * SLOT_BLOCK)
+    }
+
+    /// Slots in the blocks of sequences, of all layers.
+    pub fn in_use(&self) -> u64 {
+        let used = |pages: &Pages| u64::from(pages.len() - pages.free()) * u64::from(SLOT_BLOCK);
+        self.blocks.iter().map(used).sum()
+    }
+
+    /// Takes a lane, and blocks for `budgets` slots in each layer, or nothing. The lists of blocks get room for `most`
+    /// slots, so that a later [`Slots::grow`] up to there allocates nothing.
     ///
     /// # Errors
     /// [`crate::Kind::Exhausted`] names lanes or slot blocks.
-    pub fn take(&mut self, budgets: Vec<u32>) -> Result<Holding> {
+    pub fn take(&mut self, budgets: Vec<u32>, most: u32) -> Result<Holding> {
         let mut lane = Vec::with_capacity(1);
         self.lanes.allocate(1, &mut lane)?;
         let lane = lane[0];
         let mut holding = Holding { lane, blocks: Vec::with_capacity(budgets.len()), budgets };
         for (pages, budget) in self.blocks.iter_mut().zip(&holding.budgets) {
-            let mut blocks = Vec::new();
+            let room = most.div_ceil(SLOT_BLOCK).min(pages.len());
+            let mut blocks = Vec::with_capacity(room as usize);
             if let Err(error) = pages.allocate(budget.div_ceil(SLOT_BLOCK), &mut blocks) {
                 self.give_back(&holding)?;
                 return Err(error);
@@ -63,6 +82,50 @@ impl Slots {
             holding.blocks.push(blocks);
         }
         Ok(holding)
+    }
+
+    /// Checks that [`Slots::grow`] would find the blocks that it needs.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Exhausted`] with the layer, `wanted` and `free`.
+    pub fn check_growth(&self, holding: &Holding, budgets: &[u32]) -> Result<()> {
+        let layers = self.blocks.iter().zip(&holding.blocks).zip(budgets);
+        for (layer, ((pages, blocks), budget)) in layers.enumerate() {
+            let wanted = lacking(blocks, *budget);
+            if wanted > pages.free() {
+                return Err(pages.exhausted(wanted, pages.free()).with("layer", layer as u64));
+            }
+        }
+        Ok(())
+    }
+
+    /// Appends blocks to a sequence's lists until they hold `budgets` slots in each layer, or appends nothing. The
+    /// sequence's budgets stay as they are.
+    ///
+    /// # Errors
+    /// As [`Slots::check_growth`].
+    pub fn grow(&mut self, holding: &mut Holding, budgets: &[u32]) -> Result<()> {
+        self.check_growth(holding, budgets)?;
+        for ((pages, blocks), budget) in self.blocks.iter_mut().zip(&mut holding.blocks).zip(budgets) {
+            pages.allocate(lacking(blocks, *budget), blocks)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the blocks behind those of a sequence's budgets.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Internal`] if a block was already free.
+    pub fn trim(&mut self, holding: &mut Holding) -> Result<()> {
+        let Holding { blocks, budgets, .. } = holding;
+        for ((pages, blocks), budget) in self.blocks.iter_mut().zip(blocks).zip(budgets) {
+            let needed = budget.div_ceil(SLOT_BLOCK) as usize;
+            while blocks.len() > needed {
+                let Some(block) = blocks.pop() else { break };
+                pages.release(block)?;
+            }
+        }
+        Ok(())
     }
 
     /// Returns a lane and its blocks.
@@ -76,32 +139,88 @@ impl Slots {
         self.lanes.release(holding.lane)
     }
 
-    /// Checks the counts of owners.
+    /// Checks the counts of owners, and that the blocks in use are those of `holdings`, each of one.
     ///
     /// # Errors
     /// [`crate::Kind::Internal`].
-    pub fn validate(&self) -> Result<()> {
+    pub fn validate<'a>(&self, holdings: impl Iterator<Item = &'a Holding>) -> Result<()> {
         self.lanes.validate()?;
-        self.blocks.iter().try_for_each(Pages::validate)
+        self.blocks.iter().try_for_each(Pages::validate)?;
+        let wrong = |place, layer: usize| {
+            Err(Error::new(Kind::Internal, "validate slots").at(place).with("layer", layer as u64))
+        };
+        let mut owned: Vec<Vec<bool>> =
+            self.blocks.iter().map(|pages| vec![false; pages.len() as usize]).collect();
+        for holding in holdings {
+            for (layer, (owned, blocks)) in owned.iter_mut().zip(&holding.blocks).enumerate() {
+                for block in blocks {
+                    let twice = owned.get_mut(*block as usize).is_none_or(|own| std::mem::replace(own, true));
+                    if twice {
+                        return wrong("a slot block of two sequences", layer);
+                    }
+                }
+            }
+        }
+        for (layer, (pages, owned)) in self.blocks.iter().zip(&owned).enumerate() {
+            let is_free = |block: usize| pages.owners(block as u32) == 0;
+            if owned.iter().enumerate().any(|(block, owned)| *owned == is_free(block)) {
+                return wrong("a slot block that is taken and of no sequence, or free and of one", layer);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The blocks that a list lacks to hold `budget` slots.
+fn lacking(blocks: &[u32], budget: u32) -> u32 {
+    budget.div_ceil(SLOT_BLOCK).saturating_sub(blocks.len() as u32)
+}
+
+impl Holding {
+    /// Whether there are blocks behind those of the budgets: see [`Slots::trim`].
+    pub fn has_extra(&self) -> bool {
+        let needed = |budget: &u32| budget.div_ceil(SLOT_BLOCK) as usize;
+        self.blocks.iter().zip(&self.budgets).any(|(blocks, budget)| blocks.len() > needed(budget))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Kind;
 
     #[test]
     fn a_refused_take_changes_nothing() {
         let mut slots = Slots::new(2, &[4, 2]).unwrap();
-        let first = slots.take(vec![65, 64]).unwrap();
+        let first = slots.take(vec![65, 64], 128).unwrap();
         assert_eq!((first.blocks[0].len(), first.blocks[1].len()), (2, 1));
-        let e = slots.take(vec![64, 65]).unwrap_err();
+        let e = slots.take(vec![64, 65], 128).unwrap_err();
         assert_eq!((e.kind(), e.place()), (Kind::Exhausted, "slot blocks"));
         assert_eq!((slots.free_lanes(), slots.free_slots()), (1, 64));
-        slots.validate().unwrap();
+        slots.validate([&first].into_iter()).unwrap();
         slots.give_back(&first).unwrap();
         assert_eq!(slots.give_back(&first).unwrap_err().kind(), Kind::Internal);
         assert_eq!((slots.free_lanes(), slots.free_slots()), (2, 128));
+    }
+
+    #[test]
+    fn blocks_come_behind_the_present_ones_and_the_last_ones_go_first() {
+        let mut slots = Slots::new(2, &[4, 4]).unwrap();
+        let mut own = slots.take(vec![65, 64], 256).unwrap();
+        let before = own.clone();
+        // The second layer has three free blocks: nothing is taken in the first one either.
+        let e = slots.grow(&mut own, &[256, 321]).unwrap_err();
+        assert_eq!((e.kind(), &own), (Kind::Exhausted, &before));
+        slots.grow(&mut own, &[130, 64]).unwrap();
+        assert_eq!((own.blocks[0].len(), own.blocks[1].len(), own.has_extra()), (3, 1, true));
+        assert_eq!((&own.blocks[0][..2], slots.in_use()), (&before.blocks[0][..], 4 * 64));
+        // The resize was refused: the blocks go back.
+        slots.trim(&mut own).unwrap();
+        assert_eq!(own, before);
+        slots.grow(&mut own, &[130, 64]).unwrap();
+        own.budgets = vec![1, 64];
+        slots.trim(&mut own).unwrap();
+        assert_eq!((&own.blocks[0], own.has_extra()), (&before.blocks[0][..1].to_vec(), false));
+        slots.validate([&own].into_iter()).unwrap();
+        assert!(slots.validate([&own, &own].into_iter()).is_err() && slots.validate([].into_iter()).is_err());
     }
 }

@@ -27,6 +27,11 @@ impl Pages {
         Ok(Pages { pool, free, owners })
     }
 
+    /// The number of pages, free or not.
+    pub fn len(&self) -> u32 {
+        self.owners.len() as u32
+    }
+
     /// The number of free pages.
     pub fn free(&self) -> u32 {
         self.free.len() as u32

@@ -3,11 +3,12 @@
 use crate::rig::{Cache, K, LAYERS, Rig, entry, selection, usual};
 use forebay::device::descriptor::Entry;
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Device, Outcome, PoolOp, Truncate, Warm};
+use forebay::device::{Device, Outcome, PoolOp, Stream, Truncate, Warm};
 use forebay::{Kind, Lane, Layer};
-use forebay_standin::Options;
+use forebay_standin::{Options, Standin};
 
 pub const STEPS: u64 = 12;
+const OUT_OF_MEMORY: i32 = 2;
 
 fn host() -> Cache {
     Cache::new(HostDevice::new(HostOptions::default())).unwrap()
@@ -80,7 +81,7 @@ fn a_row_without_a_page_fails_its_step_alone_and_is_fetched_after_a_truncation()
     let wanted = without_pages(&host());
     let cause = |step: usize| wanted[step].0[2];
     assert_eq!([0, 1, 2, 3].map(cause), [3, 4, 0, 0], "tables, a step before, and sound again");
-    let hits = |step: usize| wanted[step].0[6];
+    let hits = |step: usize| wanted[step].0[8];
     assert!(hits(1) > 0 && hits(2) < hits(3), "rows without bytes are not resident after a truncation");
     for seed in [None, Some(1)] {
         let Some(rig) = Rig::new(Options { seed, ..usual() }) else { return };
@@ -140,9 +141,12 @@ fn a_step_neither_waits_nor_allocates() {
     cache.device.synchronize(cache.event).unwrap();
 }
 
+fn warm(lane: u32) -> Warm {
+    Warm { lane: Lane(lane), whole: false, selections: None, steps: 0 }
+}
+
 #[test]
 fn warm_ups_of_different_streams_do_not_run_into_each_other() {
-    let warm = |lane| Warm { lane: Lane(lane), whole: false, selections: None, steps: 0 };
     for seed in 0..20 {
         let options = Options { seed: Some(seed), ..usual() };
         let Some(rig) = Rig::own(options, "counts waits") else { return };
@@ -153,6 +157,64 @@ fn warm_ups_of_different_streams_do_not_run_into_each_other() {
         cache.device.enqueue(cache.pools, other, PoolOp::Warm(warm(1))).unwrap();
         assert_eq!(rig.driver.waits(), before + 2, "each waits for the one before it");
     }
+}
+
+/// A cache whose last warm-up runs on its held stream, and whose event the driver has refused there.
+fn warmed_without_an_event(rig: &Rig<Standin>) -> Cache {
+    let cache = Cache::new(rig.device.clone()).unwrap();
+    rig.driver.hold(cache.stream.0);
+    // The record is one of the few calls of a warm-up.
+    let refused = (0..10).find(|call| {
+        rig.driver.fail_call(*call, OUT_OF_MEMORY);
+        let warmed = cache.device.enqueue(cache.pools, cache.stream, PoolOp::Warm(warm(0)));
+        let record = rig.driver.failed_call().as_deref() == Some("cuEventRecord");
+        assert!(!record || warmed.is_ok(), "{warmed:?}");
+        record
+    });
+    rig.driver.fail_call(u64::MAX, OUT_OF_MEMORY);
+    assert!(refused.is_some());
+    cache
+}
+
+/// Whether all of a stream's work ends.
+fn ends(cache: &Cache, stream: Stream) -> bool {
+    cache.device.record(cache.event, stream).unwrap();
+    (0..1000).any(|_| cache.device.query(cache.event).unwrap())
+}
+
+#[test]
+fn an_event_that_the_driver_refused_after_a_warm_up_is_recorded_before_the_next_one() {
+    let Some(rig) = Rig::own(usual(), "refuses a call") else { return };
+    let cache = warmed_without_an_event(&rig);
+    let other = rig.device.stream().unwrap();
+    let warm_up = || cache.device.enqueue(cache.pools, other, PoolOp::Warm(warm(1)));
+    // A record that is refused again is an error of the next warm-up: the sixth call of it, after those that look for
+    // captures of both streams.
+    rig.driver.fail_call(5, OUT_OF_MEMORY);
+    assert_eq!(warm_up().unwrap_err().kind(), Kind::OutOfMemory);
+    assert_eq!(rig.driver.failed_call().as_deref(), Some("cuEventRecord"));
+    rig.driver.fail_call(u64::MAX, OUT_OF_MEMORY);
+    assert!(ends(&cache, other), "nothing of it was enqueued");
+    warm_up().unwrap();
+    assert!(!ends(&cache, other), "it waits for the held stream's");
+    rig.driver.let_go(cache.stream.0);
+    assert!(ends(&cache, other));
+}
+
+#[test]
+fn no_capture_takes_the_record_of_an_event_that_was_refused() {
+    let Some(rig) = Rig::own(usual(), "refuses a call") else { return };
+    let cache = warmed_without_an_event(&rig);
+    let other = rig.device.stream().unwrap();
+    let warm_up = || cache.device.enqueue(cache.pools, other, PoolOp::Warm(warm(1)));
+    cache.device.capture(cache.stream).unwrap();
+    assert_eq!(warm_up().unwrap_err().kind(), Kind::InvalidState);
+    cache.enqueue().unwrap();
+    let graph = cache.device.captured(cache.stream).unwrap();
+    cache.device.release(graph).unwrap();
+    warm_up().unwrap();
+    rig.driver.let_go(cache.stream.0);
+    assert!(ends(&cache, other));
 }
 
 #[test]
@@ -188,15 +250,14 @@ fn a_warm_up_is_refused_in_a_capture_and_breaks_none() {
     let Some(rig) = Rig::new(usual()) else { return };
     let cache = Cache::new(rig.device.clone()).unwrap();
     cache.join(0, 20).unwrap();
-    let warm = || Warm { lane: Lane(0), whole: false, selections: None, steps: 0 };
     // Neither the first event of all, which was never recorded, nor a later one.
     for _ in 0..2 {
         cache.device.capture(cache.stream).unwrap();
-        let refused = cache.device.enqueue(cache.pools, cache.stream, PoolOp::Warm(warm())).unwrap_err();
+        let refused = cache.device.enqueue(cache.pools, cache.stream, PoolOp::Warm(warm(0))).unwrap_err();
         assert_eq!((refused.kind(), refused.operation()), (Kind::InvalidState, "warm"));
         cache.enqueue().unwrap();
         let graph = cache.device.captured(cache.stream).unwrap();
         cache.device.release(graph).unwrap();
-        cache.device.enqueue(cache.pools, cache.stream, PoolOp::Warm(warm())).unwrap();
+        cache.device.enqueue(cache.pools, cache.stream, PoolOp::Warm(warm(0))).unwrap();
     }
 }

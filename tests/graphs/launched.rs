@@ -31,8 +31,14 @@ fn capture(run: &mut Run, tables: &[Vec<Overlap>]) {
 
 /// The same script on the host device and by graphs, with nodes in order or by a seed.
 fn agree(seed: u64, order: Option<u64>, steps: u64) {
+    compare(seed, order, steps, false);
+}
+
+/// As [`agree`], with or without resizes between the launches. Returns the rows that they moved.
+fn compare(seed: u64, order: Option<u64>, steps: u64, resizes: bool) -> u64 {
     let mut host = Run::new(seed, TestDevice::host(HostOptions::default()));
     let mut graphs = Run::new(seed, on_cuda(order));
+    (host.resizes, graphs.resizes) = (resizes, resizes);
     capture(&mut graphs, &tables());
     for step in 1..=steps {
         host.step();
@@ -45,6 +51,14 @@ fn agree(seed: u64, order: Option<u64>, steps: u64) {
             graphs.came.lock().unwrap().clear();
         }
     }
+    let [wanted, found] = [&host, &graphs].map(|run| run.cache.stats());
+    assert_eq!(
+        (wanted.resizes, wanted.moved_rows),
+        (found.resizes, found.moved_rows),
+        "seed {seed}, {order:?}"
+    );
+    assert_eq!(found.resizes > 0, resizes);
+    found.moved_rows
 }
 
 #[test]
@@ -62,6 +76,25 @@ fn launches_with_late_and_reordered_nodes_have_the_same_result() {
     }
     for seed in 0..if soak() { 400 } else { 12 } {
         agree(100 + seed, Some(seed), 20);
+    }
+}
+
+#[test]
+fn budgets_change_between_launches_of_the_same_graphs() {
+    if !driver_is_there() {
+        return;
+    }
+    let moved = compare(200, None, 100, true);
+    assert!(moved > 500, "{moved} rows moved");
+}
+
+#[test]
+fn budgets_change_between_late_and_reordered_launches() {
+    if !driver_is_there() {
+        return;
+    }
+    for seed in 0..if soak() { 400 } else { 8 } {
+        compare(300 + seed, Some(seed), 20, true);
     }
 }
 

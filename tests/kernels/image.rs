@@ -92,6 +92,8 @@ pub struct Image {
     pub fetches: Memory,
     pub first: Memory,
     pub marks: Memory,
+    /// Rows that resizes have moved since the last report.
+    pub moved: Memory,
     others: Vec<Memory>,
 }
 
@@ -212,6 +214,7 @@ impl Image {
             fetches,
             first,
             marks,
+            moved: Memory::new(1),
             others: vec![table, failed, work, warm_fetches, warm_work],
         }
     }
@@ -233,7 +236,7 @@ impl Image {
             tables.into_iter().all(Memory::is_fenced)
         };
         let own = [&self.pages, &self.trust, &self.block, &self.counts, &self.lengths];
-        let lists = [&self.sticky, &self.lists, &self.fetches, &self.first, &self.marks];
+        let lists = [&self.sticky, &self.lists, &self.fetches, &self.first, &self.marks, &self.moved];
         self.layers.iter().all(layer)
             && own.into_iter().chain(lists).chain(&self.others).all(Memory::is_fenced)
     }

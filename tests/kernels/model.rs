@@ -3,12 +3,14 @@
 use crate::image::Extents;
 use forebay::Kind;
 use forebay::device::descriptor::{Cause, Entry};
-use forebay::residency::{Answered, Divider, Fetch, LayerTables, Portable, QueryRange, Selected, Workspace};
+use forebay::residency::{
+    Answered, Divider, Fetch, LayerTables, Moved, Portable, QueryRange, Selected, Workspace,
+};
 use std::collections::BTreeSet;
 
 /// Trust in a lane, as the kernels write it.
 pub const SOUND: u32 = 0;
-const FAILED: u32 = 1;
+pub const FAILED: u32 = 1;
 const BYTES: u32 = 2;
 
 /// The misses of a batch row's last resolve.
@@ -71,6 +73,8 @@ pub struct Model {
     pub step: u64,
     /// Query rows that were resolved and scattered, by batch row and layer.
     pub done: Vec<[BTreeSet<u32>; 2]>,
+    /// Rows that resizes have moved since the last report.
+    pub moved: u32,
     failed: Vec<bool>,
     work: Workspace,
     divider: Divider,
@@ -92,6 +96,7 @@ impl Model {
             entries: Vec::new(),
             step: 0,
             done: vec![Default::default(); extents.batch as usize * extents.shapes.len()],
+            moved: 0,
             failed: Vec::new(),
             work: Workspace::new(&extents.largest(), shape.query_rows * extents.top_k()).unwrap(),
             divider: Divider::new(extents.largest().slots()).unwrap(),
@@ -212,6 +217,23 @@ impl Model {
     fn accept(&mut self, layer: usize, lane: u32, accepted: u32, next: u32) -> bool {
         let mut moves = Vec::new();
         let done = self.tables[layer].commit(&Portable, lane, accepted, next, |moved| moves.push(moved));
+        self.copy_slots(layer, &moves);
+        done.is_ok()
+    }
+
+    /// Changes a lane's budget in one layer.
+    pub fn resize(&mut self, layer: usize, lane: u32, blocks: &[u32], budget: u32) {
+        let mut moves = Vec::new();
+        let copy = |moved| moves.push(moved);
+        let done = self.tables[layer].resize(&Portable, lane, blocks, budget, &mut self.work, copy);
+        assert_eq!(done.unwrap().moved as usize, moves.len());
+        self.moved += moves.len() as u32;
+        if !self.extents.residency_only {
+            self.copy_slots(layer, &moves);
+        }
+    }
+
+    fn copy_slots(&mut self, layer: usize, moves: &[Moved]) {
         for moved in moves {
             let [from, to] = [moved.from, moved.to].map(|slot| self.extents.geometry.pieces(slot));
             for (from, to) in from.iter().zip(to) {
@@ -220,7 +242,6 @@ impl Model {
                 self.slabs[layer].copy_within(start..end, (to.slab / 4) as usize);
             }
         }
-        done.is_ok()
     }
 
     pub fn commit(&mut self, accepted: &[u32]) {
@@ -403,6 +424,8 @@ impl Model {
                 word as u32,
             ]),
         }
+        let moved = if self.entries.is_empty() { 0 } else { std::mem::take(&mut self.moved) };
+        words.extend([moved, 0]);
         words.extend(self.counts.iter().flatten());
         words.extend(&self.lengths);
         words

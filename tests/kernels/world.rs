@@ -1,7 +1,7 @@
 //! The kernels and the model together: both run every operation, and the test compares everything after it.
 
 use crate::image::{Extents, Image, Struct};
-use crate::model::{Model, Output, StepRange};
+use crate::model::{FAILED, Model, Output, StepRange};
 use forebay::device::descriptor::{Entry, step};
 use forebay::residency::{LayerTables, QueryRange, TableWords};
 use forebay_standin::{Kernels, Launch, Memory};
@@ -190,6 +190,62 @@ impl<'a> World<'a> {
         self.compare("ageing");
     }
 
+    /// Changes a lane's budgets, if each layer has blocks for them.
+    pub fn resize(&mut self, lane: u32, budgets: &[u32]) {
+        let mut blocks = self.owned[lane as usize].clone();
+        for ((blocks, budget), free) in blocks.iter_mut().zip(budgets).zip(&self.free) {
+            let count = budget.div_ceil(64) as usize;
+            let more = count.saturating_sub(blocks.len());
+            if free.len() < more {
+                return;
+            }
+            blocks.truncate(count);
+            blocks.extend(&free[free.len() - more..]);
+        }
+        self.run_resize(lane, budgets, &blocks, blocks.iter().map(Vec::len).max().unwrap());
+        for (layer, (blocks, budget)) in blocks.into_iter().zip(budgets).enumerate() {
+            self.model.resize(layer, lane, &blocks, *budget);
+            let (own, free) = (&mut self.owned[lane as usize][layer], &mut self.free[layer]);
+            free.retain(|block| !blocks.contains(block));
+            free.extend(own.iter().filter(|block| !blocks.contains(block)));
+            *own = blocks;
+        }
+        self.compare("resize");
+    }
+
+    /// A resize of which the layers from `refused` on are impossible: their tables stay, and the lane's steps fail.
+    pub fn refused_resize(&mut self, lane: u32, budgets: &[u32], blocks: &[Vec<u32>], refused: usize) {
+        let most = blocks.iter().map(Vec::len).max().unwrap();
+        self.run_resize(lane, budgets, blocks, most);
+        for layer in 0..refused {
+            self.model.resize(layer, lane, &blocks[layer], budgets[layer]);
+            self.owned[lane as usize][layer] = blocks[layer].clone();
+        }
+        if let Some(trust) = self.model.trust.get_mut(lane as usize) {
+            *trust = FAILED.max(*trust);
+        }
+        self.compare("a refused resize");
+    }
+
+    /// Each layer's blocks in a place of `most` blocks; beyond them is what no resize may take.
+    fn run_resize(&mut self, lane: u32, budgets: &[u32], blocks: &[Vec<u32>], most: usize) {
+        let mut staged = self.staged(99, &[]);
+        staged.extend(budgets);
+        for blocks in blocks {
+            staged.extend(blocks);
+            staged.resize(staged.len() + most - blocks.len(), 1 << 30);
+        }
+        let staged = Memory::of(&staged);
+        let args = self.args().at(&staged).at(&self.image.moved).words(&[lane, most as u32]);
+        self.run(c"forebay_resize", [self.layers(), 1, 1], 0, args);
+        assert!(staged.is_fenced());
+    }
+
+    /// A lane's blocks in each layer.
+    pub fn blocks(&self, lane: u32) -> Vec<Vec<u32>> {
+        self.owned[lane as usize].clone()
+    }
+
     pub fn leave(&mut self, lane: u32) {
         let args = self.args().words(&[lane, 0]);
         self.run(c"forebay_leave", [self.layers(), 1, 1], 0, args);
@@ -331,7 +387,7 @@ impl<'a> World<'a> {
         self.causes.insert(expected[2]);
         let slot = Memory::new(expected.len());
         let rows = self.model.extents.shapes[0].query_rows;
-        let args = self.of_micro().at(&slot).words(&[rows, 0]);
+        let args = self.of_micro().at(&slot).at(&self.image.moved).words(&[rows, 0]);
         self.run(c"forebay_report", [1, 1, 1], 0, args);
         assert!(slot.is_fenced());
         assert_eq!(slot.read(), expected, "{:?}", self.how);
@@ -353,6 +409,7 @@ impl<'a> World<'a> {
             assert!(image.slab.read() == self.model.slabs[layer], "{}", place("slab", layer));
             assert!(image.rows.read() == self.model.rows[layer], "{}", place("rows", layer));
         }
+        assert_eq!(self.image.moved.read(), [self.model.moved], "rows moved after {after}, {:?}", self.how);
         assert_eq!(self.image.trust.read(), self.model.trust, "trust after {after}, {:?}", self.how);
         assert_eq!(self.image.pages.read(), self.model.pages.concat(), "pages after {after}");
         let sticky = self.image.sticky.read();

@@ -72,6 +72,12 @@ impl Oracle {
         (self.length, self.landed) = (length, 0);
     }
 
+    /// Changes the budget: a smaller one keeps the newest rows.
+    pub fn resize(&mut self, budget: usize) {
+        self.budget = budget;
+        self.keep_newest();
+    }
+
     fn keep_newest(&mut self) {
         let gone = self.order.len().saturating_sub(self.budget);
         self.order.drain(..gone);

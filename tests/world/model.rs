@@ -1,8 +1,9 @@
 //! The naive model: a list of rows per sequence, an oracle per layer, owners of pages by counting.
 
 use super::oracle::Oracle;
-use super::share::{Name, Script};
-use forebay::{Budget, Config, Sequence, Slots};
+use super::prefix::{Name, Script};
+use forebay::device::Stream;
+use forebay::{Budget, Config, SLOT_BLOCK, Sequence, Slots};
 use std::collections::HashMap;
 
 /// The writer of a row, and the number of the write.
@@ -37,6 +38,10 @@ pub struct Seq {
     pub admitted: u32,
     pub whole: bool,
     pub budgets: Vec<u32>,
+    /// Slot blocks by layer: those of the budgets, unless a resize failed half-way.
+    pub blocks: Vec<u32>,
+    /// The stream of a resize that may not have run.
+    pub resizing: Option<Stream>,
     /// By layer the committed rows, or during prefill those that are there.
     pub rows: Vec<Vec<Origin>>,
     /// The rows that the last step wrote after them.
@@ -136,6 +141,11 @@ impl PageModel {
             self.owners.remove(&page);
         }
     }
+}
+
+/// The slot blocks of budgets.
+pub fn blocks(budgets: &[u32]) -> Vec<u32> {
+    budgets.iter().map(|slots| slots.div_ceil(SLOT_BLOCK)).collect()
 }
 
 /// Slots by layer that a config declares.

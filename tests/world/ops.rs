@@ -42,6 +42,8 @@ pub enum Op {
     StartShared { prompt: u8, promised: u8, budget: u8, script: u8 },
     /// Publishes pages, up to `by` tokens after those that are published.
     Publish { seq: u8, by: u8 },
+    /// Changes a sequence's budgets, on one of the streams; sometimes the host waits for it.
+    Resize { seq: u8, budget: u8, stream: u8 },
 }
 
 /// Bytes of an encoded operation.
@@ -52,14 +54,14 @@ impl Op {
     pub fn decode([kind, a, b, c, low, high]: [u8; OP_BYTES]) -> Op {
         let seed = u16::from_le_bytes([low, high]);
         let whole = c & 1 == 0;
-        match kind % 52 {
+        match kind % 60 {
             0 => Op::Open { prompt: a, promised: b, budget: low, whole },
             1..=3 => Op::Start { prompt: a, promised: b, budget: low, whole },
             4 | 5 => Op::Append { seq: a, layer: b, count: c },
             6 => Op::InPlace { seq: a, count: b },
-            7 => Op::Fill { seq: a },
+            7 | 52 => Op::Fill { seq: a },
             8 | 9 => Op::Join { seq: a, warm: b, bound: c, seed },
-            10 => Op::JoinMore { seq: a },
+            10 | 53 => Op::JoinMore { seq: a },
             11 | 12 => Op::Begin { micro: a, rows: b, width: c, seed },
             13 | 14 => Op::Layers { micro: a, count: b },
             15 => Op::Finish { micro: a },
@@ -71,7 +73,8 @@ impl Op {
             38 => Op::Close { seq: a },
             39 => Op::Reap,
             40..=44 => Op::StartShared { prompt: a, promised: b, budget: low, script: high },
-            _ => Op::Publish { seq: a, by: b },
+            45..=51 => Op::Publish { seq: a, by: b },
+            _ => Op::Resize { seq: a, budget: b, stream: c },
         }
     }
 }

@@ -3,13 +3,13 @@
 
 use super::check::Outcomes;
 use super::engine::{Engine, key, stamp};
-use super::model::{FOUND, Origin, PageModel, Seq, State, budgets, declared_slots, reach};
+use super::model::{FOUND, Origin, PageModel, Seq, State, blocks, budgets, reach};
 use super::ops::{Op, Random};
-use super::share::Index;
+use super::prefix::Index;
 use super::steps::Flight;
 use forebay::device::host::HostOptions;
 use forebay::device::{Outcome, Slice, Ticket};
-use forebay::{BringUp, Budget, Cache, Config, Geometry, Kind, Layer, Memory, Open, SLOT_BLOCK, Sequence};
+use forebay::{BringUp, Budget, Cache, Config, Geometry, Kind, Layer, Memory, Open, Sequence};
 use forebay::{Shape, Slots, Stats, WarmUp};
 use std::collections::BTreeMap;
 
@@ -86,6 +86,7 @@ pub fn config(variant: u8) -> Config {
         slots: Slots::ByLayer(vec![448, 384, 320]),
         min_budget: 4,
         attention_waves: 1,
+        share: None,
         lanes: 4,
         max_tokens: 160,
         batch: 3,
@@ -240,6 +241,7 @@ impl World {
                 self.start_shared(prompt, promised, budget, script);
             }
             Op::Publish { seq, by } => self.publish(seq, by),
+            Op::Resize { seq, budget, stream } => self.resize_op(seq, budget, stream),
             Op::Close { seq } => self.close_op(seq),
             Op::Reap => {
                 (0..self.seqs.len()).for_each(|seq| self.release_held(seq));
@@ -311,12 +313,8 @@ impl World {
         }
         let table =
             budgets(&self.config, &open.budget, admitted, self.layers()).ok_or(Kind::InvalidConfig)?;
-        let blocks = |slots: &u32| slots.div_ceil(SLOT_BLOCK);
-        for (layer, declared) in declared_slots(&self.config, self.layers()).iter().enumerate() {
-            let used: u32 = taken.iter().map(|s| blocks(&s.budgets[layer])).sum();
-            if used + blocks(&table[layer]) > blocks(declared) {
-                return Err(Kind::Exhausted);
-            }
+        if blocks(&table).iter().zip(self.free_blocks()).any(|(wanted, free)| *wanted > free) {
+            return Err(Kind::Exhausted);
         }
         let pages = reach(&self.config, admitted).div_ceil(self.geometry.page_tokens()) - shared;
         if self.room(pages) { Ok((table, pages)) } else { Err(Kind::Exhausted) }
@@ -348,7 +346,9 @@ impl World {
             prompt: open.prompt,
             admitted: open.prompt + open.promised,
             whole: open.bring_up == BringUp::Whole,
+            blocks: blocks(&budgets),
             budgets,
+            resizing: None,
             rows: vec![Vec::new(); self.layers() as usize],
             landed: Vec::new(),
             oracles: Vec::new(),
@@ -554,6 +554,7 @@ impl World {
         let page = self.geometry.page_tokens();
         let first = (to / page) as usize;
         self.release_held(seq);
+        self.settle_resize(seq);
         let others = |world: &mut World, p: usize| {
             let alone = u32::from(world.held_alone(seq, p));
             world.pages.owners(world.seqs[seq].pages[p]) - alone > 1
@@ -595,6 +596,7 @@ impl World {
     fn fork(&mut self, wish: u8, promised: u8, budget: u8, whole: bool) {
         let Some(parent) = self.pick(wish) else { return };
         let bring_up = if whole { BringUp::Whole } else { BringUp::Nothing };
+        self.settle_resize(parent);
         let p = self.seqs[parent].clone();
         let (prompt, page) = (p.length(), self.geometry.page_tokens());
         let open =
@@ -640,6 +642,7 @@ impl World {
 
     pub fn close(&mut self, seq: usize) {
         let handle = self.seqs[seq].handle;
+        self.settle_resize(seq);
         self.cache.close(handle, self.engine.host).unwrap();
         let host = self.engine.host;
         assert_eq!(self.cache.close(handle, host).unwrap_err().kind(), Kind::Closed);

@@ -40,6 +40,13 @@ pub struct Flight {
     random: Random,
 }
 
+impl Flight {
+    /// Whether the step has a row of a sequence.
+    pub fn names(&self, seq: usize) -> bool {
+        self.rows.iter().any(|row| row.seq == seq)
+    }
+}
+
 /// The arguments of a prepare.
 struct Ask {
     micro: u32,
@@ -489,6 +496,9 @@ impl World {
             }
             if !flight.fails && s.in_flight == 0 && s.state == State::Running {
                 s.stored = s.length();
+            }
+            if s.in_flight == 0 {
+                self.settle_resize(row.seq);
             }
             self.leave(row.seq);
         }

@@ -21,6 +21,7 @@ _GAUGES = {
     "free_index_pages": "Free pages of index keys",
     "unused_pages": "Published pages that no sequence uses",
     "free_slots": "Free slots of the layer that has the fewest",
+    "slots_in_use": "Slots that belong to a sequence, all layers, in whole blocks of 64",
     "free_lanes": "Free lanes",
 }
 _COUNTERS = {
@@ -33,6 +34,8 @@ _COUNTERS = {
     "shared_tokens": "Prompt tokens found in published pages",
     "published_pages": "Pages that were published for other sequences to find",
     "evicted_pages": "Published pages that were evicted to make room",
+    "resizes": "Resizes of a sequence's budgets",
+    "moved_rows": "Rows that resizes have moved to other slots",
 }
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from . import cache as _cache
 from ._library import NULL, cell, check, fail, ffi, lib, sized, status_text
 from .arrays import Tensor
+from .config import set_budget
 from .dlpack import Placed
 from .errors import InvalidArgument, counted, error_of
 from .keep import NOT_LET_IN
@@ -159,6 +160,8 @@ class Sequence:
 
         Raises:
             InvalidState: a layer's prompt is incomplete, or the sequence has already joined.
+            Busy: in a cache with `share`, while the slots that it needs belong to sequences in open steps, or to some
+                whose last resize has not run. Nothing has changed.
             InvalidArgument, Closed.
         """
         on = self.cache.device.stream_of(stream)
@@ -274,6 +277,53 @@ class Sequence:
         ticket, on, kept = Ticket(), self.cache.device.stream_of(stream), index(length, "length")
         check(lib.fb_truncate(self._pointer, self._number, kept, on, ticket._made), self._pointer)
         return ticket
+
+    def resize(
+        self, *, ratio: float | None = None, slots: int | Many[int] | None = None, stream: Any = None
+    ) -> None:
+        """Changes the sequence's budget between two of its steps, layer by layer.
+
+        A smaller budget keeps the rows that were selected last; a larger one adds empty slots, which misses fill.
+        Nothing crosses the link. On the device the call moves the rows that stay but whose slots go. The sequence's
+        next step waits for that on any stream without further calls, and captured graphs stay valid. The slots that go
+        are free at once for `Cache.open` and `resize`. Slots are taken and freed in whole blocks of 64. Slots beyond
+        the tokens that the sequence may have are not taken.
+
+        Args:
+            ratio: slots in each layer as a fraction of prompt plus promised tokens, and at least the cache's
+                `min_budget`. Give it or `slots`, not both.
+            slots: slots in each layer; or one number for each layer, draft layers last.
+            stream: see the device.
+
+        Raises:
+            Busy: a step of the sequence is prepared and not finished, or work that the library enqueued for it outside
+                of steps, such as its last resize, is in flight.
+            InvalidState: the sequence has not joined, or its step failed.
+            InvalidConfig: fewer slots than the cache's `min_budget`, or a cache with `share`.
+            OutOfRange: more slots than a layer has.
+            Exhausted: more slots than are free.
+            DeviceFailed: work of the sequence failed.
+            InvalidArgument, Closed. After all of these nothing has changed.
+        """
+        if ratio is None and slots is None:
+            raise InvalidArgument("slots", "None without a ratio", "slots or a ratio")
+        budget = sized("fb_budget")
+        _table = set_budget(budget, ratio, slots, self.cache.info.layers)
+        on = self.cache.device.stream_of(stream)
+        self.cache._record.make_up()
+        check(lib.fb_resize(self._pointer, self._number, budget, on), self._pointer)
+
+    @property
+    def budgets(self) -> tuple[int, ...]:
+        """The sequence's slots in each layer, draft layers last.
+
+        Raises:
+            Closed.
+        """
+        layers = self.cache.info.layers
+        slots = ffi.new("uint32_t[]", layers)
+        check(lib.fb_budgets(self._pointer, self._number, slots, layers), self._pointer)
+        return tuple(slots)
 
     def publish(self, start: int, tokens: Any, *, keys: TokenKeys = None) -> int:
         """Publishes full pages after the first `start` tokens, so that other sequences find them by block hash.

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import forebay
-from conftest import joined, skip, whole
+from conftest import LAYERS, joined, skip, whole
 from forebay import flashmla
 
 Make = Callable[..., forebay.Cache]
@@ -105,6 +105,7 @@ def test_a_collector_shows_the_last_stats_of_the_driving_thread(make: Make) -> N
         whole(step, 0)
     assert (value("forebay_steps_total"), value("forebay_misses_total")) == (1, 3)
     assert value("forebay_sequences") == 1
+    assert (value("forebay_slots_in_use"), value("forebay_resizes_total")) == (LAYERS * 64, 0)
     text = prometheus_client.generate_latest(registry).decode()
     assert 'forebay_free_lanes{cache="rank0"} 3.0' in text and "# TYPE forebay_hits_total counter" in text
     for field in cache.stats()._fields:

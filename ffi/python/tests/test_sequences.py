@@ -150,6 +150,116 @@ def test_a_warm_up_loads_the_selected_rows(make: Make) -> None:
     assert step.retired is not None and step.retired.layers == [(5, 1, 0)] * LAYERS
 
 
+def test_a_budget_changes_between_steps(make: Make) -> None:
+    cache = make(lanes=2, slots=64, min_budget=8, pool_slots=192)
+    sequence = joined(cache, 100, 20)
+    assert sequence.budgets == (8,) * LAYERS and cache.stats().slots_in_use == LAYERS * 64
+    # Slots beyond the 120 tokens and the four rows in flight are not taken.
+    for given, budgets, blocks in (
+        ({"slots": 70}, (70, 70, 70), 6),
+        ({"ratio": 0.5}, (60, 60, 60), 3),
+        ({"slots": np.int64(9)}, (9, 9, 9), 3),
+        ({"slots": [8, 65, 190]}, (8, 65, 124), 5),
+        ({"slots": np.array([128, 8, 8])}, (124, 8, 8), 4),
+    ):
+        before = cache.stats().resizes
+        sequence.resize(**given, stream=cache.device.stream())  # type: ignore[arg-type]
+        stats = cache.stats()
+        assert (sequence.budgets, stats.slots_in_use, stats.resizes) == (budgets, blocks * 64, before + 1)
+        slots = empty()
+        with cache.prepare([(sequence, 0, 1)]) as step:
+            for layer in range(LAYERS):
+                step.layer(layer, some(*range(90, 97)), slots)
+                for position, slot in zip(range(90, 97), slots.ravel().tolist()):
+                    assert bytes(cache.slab(layer)[slot // 64, slot % 64]) == bytes(row_of(layer, position))
+                step.scatter(layer)
+        sequence.truncate(100)
+        cache.validate()
+    sequence.close()
+    assert cache.stats().slots_in_use == 0
+    # Of the 100 rows that a join brings up, the newest 70 stay; those at positions 70 to 99 move.
+    moved = cache.stats().moved_rows
+    sequence = joined(cache, 100, 20, slots=100)
+    sequence.resize(slots=70)
+    with cache.prepare([(sequence, 0, 1)]) as step:
+        whole(step)
+    assert cache.stats().moved_rows == moved + 30 * LAYERS
+
+
+def test_a_resize_that_does_not_fit_is_refused_and_changes_nothing(make: Make) -> None:
+    cache = make(lanes=3, max_tokens=256, slots=8, pool_slots=192)
+    sequence, other = joined(cache, 100, 100, slots=64), joined(cache, 100, 20)
+    waits = cache.open(prompt=8)
+    for error, says, given in (
+        (forebay.InvalidArgument, "slots: got None without a ratio; expected slots or a ratio", {}),
+        (forebay.InvalidArgument, "slots: got 0; expected a whole number from 1", {"slots": 0}),
+        (forebay.InvalidArgument, "slots: got 2 numbers; expected 3, one a layer", {"slots": [64, 64]}),
+        (forebay.InvalidArgument, "slots: got 1.5; expected whole numbers", {"slots": 1.5}),
+        (forebay.InvalidArgument, "ratio: got 2; expected a number above 0 and at most 1", {"ratio": 2}),
+        (forebay.InvalidArgument, "stream", {"slots": 70, "stream": 7}),
+        (forebay.InvalidConfig, "set one of them", {"slots": 70, "ratio": 0.5}),
+        (forebay.InvalidConfig, "slots 7, least 8", {"slots": 7}),
+        (forebay.OutOfRange, "slots of a layer .layer 1, wanted 204, most 192.", {"slots": [64, 250, 64]}),
+        (forebay.Exhausted, "free", {"slots": 65}),
+    ):
+        with pytest.raises(error, match=says):
+            sequence.resize(**given)  # type: ignore[arg-type]
+    with pytest.raises(forebay.InvalidState):
+        waits.resize(slots=8)
+    step = cache.prepare([(sequence, 0, 1)])
+    with pytest.raises(forebay.Busy, match="a step of the sequence is open"):
+        sequence.resize(slots=8)
+    whole(step)
+    step.retire()
+    assert (sequence.budgets, cache.stats().resizes) == ((64,) * LAYERS, 0)
+    # A forgotten sequence gives its slots up.
+    del other
+    sequence.resize(slots=65)
+    assert sequence.budgets == (65,) * LAYERS
+    sequence.close()
+    for call in (lambda: sequence.resize(slots=8), lambda: sequence.budgets):
+        with pytest.raises(forebay.Closed):
+            call()
+
+
+@pytest.mark.parametrize("by", ["equal", "length", "misses"])
+def test_a_cache_with_a_share_divides_its_slots(make: Make, by: str) -> None:
+    cache = make(lanes=3, max_tokens=256, slots=8, pool_slots=192, share=forebay.Share(by, resizes_a_step=1))
+    alone = joined(cache, 150, 38)
+    digest = cache.budgets_digest()
+    assert alone.budgets == (192,) * LAYERS and cache.stats().free_slots == 0
+    with pytest.raises(forebay.InvalidConfig, match="the cache shares its slots"):
+        alone.resize(slots=64)
+    decode(cache, alone, 0, 150)
+    other = cache.open(prompt=40)
+    assert other.budgets == (0,) * LAYERS
+    for layer in range(LAYERS):
+        other.append(layer, rows_of(layer, 0, 40))
+    other.join()
+    assert (alone.budgets, other.budgets) == ((128,) * LAYERS, (44,) * LAYERS)
+    assert cache.budgets_digest() != digest
+    other.close()
+    decode(cache, alone, 1, 151)
+    assert (cache.share_slots(), cache.share_slots()) == (1, 0)
+    assert (alone.budgets, cache.budgets_digest()) == ((192,) * LAYERS, digest)
+    cache.validate()
+
+
+def test_an_invalid_share_is_refused_and_named(make: Make) -> None:
+    for share, says in (
+        ("equal", "share: got str; expected a Share"),
+        (forebay.Share("evenly"), "share.by: got 'evenly'; expected 'equal' or 'length' or 'misses'"),
+        (forebay.Share(every=-1), "share.every: got -1; expected a whole number from 0"),
+        (forebay.Share(least_change=0), "share.least_change: got 0; expected a whole number from 1"),
+        (forebay.Share(resizes_a_step=1 << 32), "share.resizes_a_step: got 4294967296"),
+        (forebay.Share(bytes_a_step=1.5), "share.bytes_a_step: got 1.5"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(forebay.InvalidArgument, match=says):
+            make(share=share)
+    with pytest.raises(forebay.InvalidConfig, match="no share"):
+        make().share_slots()
+
+
 def test_calls_that_do_not_fit_are_refused_and_named(make: Make) -> None:
     cache = make(lanes=1)
     held = joined(cache)

@@ -2,26 +2,28 @@
 //!
 //! The programs in `c-tests` test the same from outside; this module has the cases that need many small set-ups.
 
+mod budget;
 mod cache;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod device;
 mod forked;
+mod prefix;
 mod sequence;
-mod share;
 mod sizes;
 
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::{null, null_mut};
 
+use crate::budget::*;
 use crate::cache::*;
 use crate::cast::{Plain, Versioned};
 use crate::config::*;
 use crate::device::*;
 use crate::error_text::fb_error_text;
 use crate::layer::*;
+use crate::prefix::*;
 use crate::sequence::*;
-use crate::share::*;
 use crate::status::FbStatus::{self, *};
 use crate::step::*;
 use crate::ticket::*;
@@ -199,11 +201,12 @@ fn structs_have_no_padding() {
     const WORD: usize = 8;
     for (size, words, halves) in [
         (size_of::<FbDeviceConfig>(), 3, 6),
-        (size_of::<FbCacheConfig>(), 2, 24),
-        (size_of::<FbStats>(), 10, 8),
+        (size_of::<FbCacheConfig>(), 3, 28),
+        (size_of::<FbStats>(), 13, 8),
         (size_of::<FbInfo>(), 1, 20),
         (size_of::<FbCacheFootprint>(), 10, 0),
         (size_of::<FbOpenConfig>(), 3, 4),
+        (size_of::<FbBudget>(), 3, 2),
         (size_of::<FbWarmUp>(), 3, 2),
         (size_of::<FbSequenceLength>(), 1, 4),
         (size_of::<FbPage>(), 0, 2),

@@ -23,6 +23,7 @@ fn the_sizes_that_callers_must_state_do_not_change() {
         (required::<FbStats>(), 112),
         (required::<FbInfo>(), 88),
         (required::<FbOpenConfig>(), 16),
+        (required::<FbBudget>(), 32),
         (required::<FbWarmUp>(), 24),
         (required::<FbSequenceLength>(), 24),
         (required::<FbTokens>(), 20),

@@ -7,12 +7,13 @@
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};
 
+use super::budget::{self, FbBudget};
 use super::cache::{self, FbCache, FbStats};
 use super::config::{self, FbCacheConfig};
 use super::device::{self, FbDevice, FbDeviceConfig};
 use super::layer::{self, FbBuffers, FbStepRange};
+use super::prefix::{self, FbTokens};
 use super::sequence::{self, FbOpenConfig, FbPage, FbSequenceLength, FbWarmUp};
-use super::share::{self, FbTokens};
 use super::status::FbStatus;
 use super::step::{self, FbBatchRow, FbStepConfig};
 
@@ -197,7 +198,7 @@ impl World {
         // SAFETY: sizes are stated; ids and outputs are valid.
         let status = unsafe {
             match shares {
-                true => share::fb_open_shared(cache, &config, &tokens, null(), 0, place, &mut shared),
+                true => prefix::fb_open_shared(cache, &config, &tokens, null(), 0, place, &mut shared),
                 false => sequence::fb_open(cache, &config, place),
             }
         };
@@ -294,7 +295,16 @@ impl World {
                 6 => {
                     let (tokens, mut published) = (self.tokens(numbers), 0);
                     let from = if numbers.byte() < 160 { 0 } else { numbers.below(6).wrapping_mul(16) };
-                    share::fb_publish(cache, sequence, from, &tokens, &mut published)
+                    prefix::fb_publish(cache, sequence, from, &tokens, &mut published)
+                }
+                7 => {
+                    let table = [4, 1, 9].map(|least| least + u32::from(numbers.byte()) % 128);
+                    let budget = match numbers.byte() % 4 {
+                        0 => sized!(FbBudget { slots_by_layer: table.as_ptr() }),
+                        1 => sized!(FbBudget { ratio: f64::from(numbers.byte()) / 200.0 }),
+                        _ => sized!(FbBudget { slots: numbers.number() }),
+                    };
+                    budget::fb_resize(cache, sequence, &budget, stream)
                 }
                 _ => {
                     self.close(sequence);
@@ -348,11 +358,12 @@ impl World {
         let (mut word, mut number, mut address) = (0, 0, null_mut());
         let mut row = [0_u8; ROW];
         let mut pages = [FbPage { host: 0, index_keys: 0 }; 4];
+        let mut room = [0; LAYERS as usize];
         let mut length = sized!(FbSequenceLength {});
         let tokens = self.tokens(numbers);
         // SAFETY: sizes are stated, and every output has the stated room.
         let status = unsafe {
-            match numbers.byte() % 8 {
+            match numbers.byte() % 9 {
                 0 => sequence::fb_length(cache, sequence, &mut length),
                 1 => sequence::fb_landing_slot(cache, sequence, numbers.below(2), &mut word),
                 2 => sequence::fb_pages(cache, sequence, pages.as_mut_ptr(), 4, &mut word),
@@ -364,14 +375,15 @@ impl World {
                 4 => sequence::fb_digest(cache, sequence, &mut number),
                 5 => cache::fb_slab(cache, numbers.below(LAYERS), &mut address, &mut number),
                 6 => cache::fb_index_keys(cache, numbers.below(LAYERS), &mut address, &mut number),
-                _ => share::fb_find_shared(cache, &tokens, null(), 0, &mut word),
+                7 => budget::fb_budgets(cache, sequence, room.as_mut_ptr(), numbers.below(LAYERS + 1)),
+                _ => prefix::fb_find_shared(cache, &tokens, null(), 0, &mut word),
             }
         };
         sound(status, "read");
     }
 
     fn call(&mut self, numbers: &mut Numbers<'_>) {
-        match numbers.byte() % 40 {
+        match numbers.byte() % 42 {
             0 => {
                 let config = self.open_config(numbers);
                 let place = self.open_place(numbers);
@@ -380,11 +392,11 @@ impl World {
             }
             1..=4 => self.start(numbers),
             5..=9 => self.prepare(numbers),
-            kind @ 10..=17 => self.on_sequence(kind - 10, numbers),
-            18 => self.fill(numbers),
-            kind @ 19..=28 => self.on_step(kind - 19, numbers),
-            29..=35 => self.end_step(numbers.byte() as usize % self.steps.len()),
-            36 | 37 => self.read(numbers),
+            kind @ 10..=18 => self.on_sequence(kind - 10, numbers),
+            19 => self.fill(numbers),
+            kind @ 20..=29 => self.on_step(kind - 20, numbers),
+            30..=36 => self.end_step(numbers.byte() as usize % self.steps.len()),
+            37..=39 => self.read(numbers),
             _ => {
                 // SAFETY: the number of those that wait is not asked for.
                 sound(unsafe { cache::fb_cache_reap(self.cache, null_mut(), null_mut()) }, "reap");

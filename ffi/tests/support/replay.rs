@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 
-use super::{cache, config, device, layer, sequence, share, status, step};
+use super::{budget, cache, config, device, layer, prefix, sequence, status, step};
 
 #[path = "calls.rs"]
 mod calls;
@@ -30,11 +30,12 @@ fn random_bytes_decode_and_share() {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 56) as u8
     };
-    let mut reached = [0; 5];
+    let mut reached = [0; 6];
     for _ in 0..300 {
         let bytes: Vec<u8> = (0..600).map(|_| byte()).collect();
         let done = calls::ffi_calls(&bytes);
-        let counts = [done.steps, done.hits, done.misses, done.published_pages, done.shared_tokens];
+        let shared = [done.published_pages, done.shared_tokens];
+        let counts = [done.steps, done.hits, done.misses, done.resizes, shared[0], shared[1]];
         reached.iter_mut().zip(counts).for_each(|(all, count)| *all += count);
     }
     assert!(reached.iter().all(|count| *count > 0), "{reached:?}");

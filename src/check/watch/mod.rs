@@ -11,10 +11,10 @@
 //! pinned descriptors and reports. Bytes of a mapped range count by their place in its backing, which other ranges
 //! may share. It reads a step's lanes from its pinned descriptor when the step begins.
 //!
-//! **Reuse.** A lane holds pages and slot blocks from its join until its leave, or the truncation that removes a
-//! page, has ended. So a copy into a freed page, or a join with freed slot blocks, must come after that. Likewise the
-//! next join or truncation of a lane, whose lists the host stages, must come after the last one that was staged for
-//! it: the host must have seen that one end.
+//! **Reuse.** A lane holds pages and slot blocks from its join until its leave, the truncation that removes a page or
+//! the resize that gives up a block has ended. So a copy into a freed page, or a join or resize with freed slot
+//! blocks, must come after that. Likewise the next join, truncation or resize of a lane, whose lists the host stages,
+//! must come after the last one that was staged for it: the host must have seen that one end.
 //!
 //! | operation | reads | writes |
 //! |---|---|---|
@@ -25,6 +25,7 @@
 //! | report | step descriptor, lists | counts, report |
 //! | join | staged arguments, pages | all of the lane, its slot blocks |
 //! | truncate | staged arguments, its old and new pages | all of the lane |
+//! | resize | staged arguments, head, slot blocks that go | tables, resident and fetched slots, slot blocks that come |
 //! | leave | pages, slot blocks | all of the lane |
 //! | warm | selections | all of the lane except its page table |
 //! | warm gather | rows of the total pool | resident rows |
@@ -51,8 +52,8 @@ mod touched;
 use crate::check::order::{Access, Order};
 use crate::device::descriptor::step;
 use crate::device::{
-    Backing, Completer, Device, DeviceId, Event, Join, Mapped, PoolLayout, PoolOp, Pools, ResolveOutput,
-    Slice, StepRange, Stream, Truncate,
+    Backing, Completer, Device, DeviceId, Event, Mapped, PoolLayout, PoolOp, Pools, ResolveOutput, Slice,
+    StepRange, Stream,
 };
 use crate::error::{Error, Kind, Result};
 use crate::ids::Lane;
@@ -454,8 +455,8 @@ impl Device for Watch {
                 lanes = state.lanes_of(&begin.descriptor, state.pools(pools)?.batch)?;
             }
             let mut list = state.pools(pools)?.touched(&op, &lanes);
-            if let PoolOp::Join(Join { lane, .. }) | PoolOp::Truncate(Truncate { lane, .. }) = &op {
-                list.push(state.stage(pools, *lane)?);
+            if let Some(lane) = op.staged_lane() {
+                list.push(state.stage(pools, lane)?);
             }
             if let PoolOp::Scatter(range) = &op {
                 let verdict = state.pools_mut(pools)?.stores(range);

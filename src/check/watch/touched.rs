@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::check::order::{Access, Range, Space};
-use crate::device::{Mapped, PoolLayout, PoolOp, ResolveOutput, Slice, StepRange};
+use crate::device::{Mapped, PoolLayout, PoolOp, Resize, ResolveOutput, Slice, StepRange};
 use crate::error::{Error, Kind, Result};
 use crate::geometry::Geometry;
 use crate::ids::{Lane, MicroBatch};
@@ -20,7 +20,7 @@ const ADDED: &str = "rows added to the total pool of pools, lane";
 const PAGE_TABLE: &str = "page table of pools, lane";
 const PAGES: &str = "pages of the total pool of pools";
 const SLOT_BLOCKS: &str = "slot blocks of pools, layer";
-/// The lists that the host keeps for a join or a truncation until it runs.
+/// The lists that the host keeps for a join, a truncation or a resize until it runs.
 pub(super) const STAGED: &str = "staged arguments of pools, lane";
 const DESCRIPTOR: &str = "step descriptor of pools, micro-batch";
 const COUNTS: &str = "counts of pools, micro-batch";
@@ -154,6 +154,7 @@ impl Watched {
                 list
             }
             PoolOp::Truncate(truncate) => self.lane_and_pages(truncate.lane.0, truncate.pages),
+            PoolOp::Resize(resize) => self.resizing(resize),
             PoolOp::Leave(lane) => self.leaving(*lane),
             PoolOp::Warm(warm) => {
                 let mut list = Vec::new();
@@ -215,6 +216,7 @@ impl Watched {
         match op {
             PoolOp::Join(join) => self.holds(join.lane, join.pages, Some(join.blocks)),
             PoolOp::Truncate(truncate) => self.holds(truncate.lane, truncate.pages, None),
+            PoolOp::Resize(resize) => self.holds_slots(resize.lane, resize.needed()),
             PoolOp::Leave(lane) => self.holds(*lane, &[], Some(&[])),
             PoolOp::Begin(begin) => self.begins(begin.micro_batch, lanes),
             _ => {}
@@ -226,9 +228,15 @@ impl Watched {
             own.clear();
             own.extend_from_slice(pages);
         }
-        if let Some((own, blocks)) = self.slot_blocks.get_mut(lane.index()).zip(blocks) {
+        if let Some(blocks) = blocks {
+            self.holds_slots(lane, blocks.iter().map(Vec::as_slice));
+        }
+    }
+
+    fn holds_slots<'a>(&mut self, lane: Lane, blocks: impl Iterator<Item = &'a [u32]>) {
+        if let Some(own) = self.slot_blocks.get_mut(lane.index()) {
             own.clear();
-            own.extend_from_slice(blocks);
+            own.extend(blocks.map(<[u32]>::to_vec));
         }
     }
 
@@ -306,11 +314,33 @@ impl Watched {
 
     /// Slot blocks by layer, as a lane takes them (`write`) or frees them.
     fn slot_blocks(&self, blocks: &[Vec<u32>], write: bool, list: &mut Vec<Access>) {
-        let access = if write { Access::write } else { Access::read };
         for (layer, blocks) in (0..).zip(blocks) {
-            let places = blocks.iter().map(|block| u64::from(*block));
-            list.extend(places.map(|at| access(self.space(SLOT_BLOCKS, layer), at, at + 1)));
+            self.slot_blocks_of(layer, blocks, write, list);
         }
+    }
+
+    fn slot_blocks_of(&self, layer: u32, blocks: &[u32], write: bool, list: &mut Vec<Access>) {
+        let access = if write { Access::write } else { Access::read };
+        let places = blocks.iter().map(|block| u64::from(*block));
+        list.extend(places.map(|at| access(self.space(SLOT_BLOCKS, layer), at, at + 1)));
+    }
+
+    /// A lane's tables and resident rows, the slot blocks that come, and those that go. Its length, landing and scratch
+    /// slots and pages stay as they are.
+    fn resizing(&self, resize: &Resize<'_>) -> Vec<Access> {
+        let lane = resize.lane.0;
+        let mut list = vec![Access::read(self.space(HEAD, lane), 0, self.layers)];
+        for name in [TABLES, RESIDENT, FETCHED] {
+            list.push(Access::write(self.space(name, lane), 0, self.layers));
+        }
+        let own = self.slot_blocks.get(resize.lane.index()).map_or(&[][..], Vec::as_slice);
+        for (layer, (own, blocks)) in (0..).zip(own.iter().zip(resize.needed())) {
+            let kept = own.len().min(blocks.len());
+            for (blocks, write) in [(&own[kept..], false), (&blocks[kept..], true)] {
+                self.slot_blocks_of(layer, blocks, write, &mut list);
+            }
+        }
+        list
     }
 
     /// Everything of a lane that leaves.

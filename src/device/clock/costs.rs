@@ -100,7 +100,7 @@ pub struct Costs {
     pub begin: Kernel,
     /// The report at a step's end; a row is a layer.
     pub report: Kernel,
-    /// Join, truncate and leave; a row is a layer.
+    /// Join, truncate, resize and leave; a row is a layer. A resize also moves rows inside the device.
     pub lane: Kernel,
     /// A warm-up's residency; a row is one step's selection in one layer.
     pub warm: Kernel,
@@ -249,6 +249,12 @@ impl Work {
     /// A copy inside device memory.
     pub(super) fn inside(costs: &Costs, bytes: f64) -> Work {
         Work { fixed_ns: costs.copy_ns, ns: 2.0 * bytes / costs.device_copy * NS, ..Work::default() }
+    }
+
+    /// A resize in `layers` layers that moves `bytes` bytes inside device memory.
+    pub(super) fn resize(costs: &Costs, layers: f64, bytes: f64) -> Work {
+        let lane = Work::kernel(&costs.lane, layers);
+        Work { ns: lane.ns + Work::inside(costs, bytes).ns, ..lane }
     }
 
     /// # Errors

@@ -35,6 +35,9 @@ impl ClockDevice {
         let rows = |range: &StepRange| f64::from(range.count) * f64::from(range.rows.count);
         match op {
             PoolOp::Join(_) | PoolOp::Truncate(_) | PoolOp::Leave(_) => Work::kernel(&costs.lane, layers),
+            PoolOp::Resize(resize) => {
+                Work::resize(costs, layers, extents.moved_rows(resize) * extents.row_bytes)
+            }
             PoolOp::Warm(Warm { steps, whole, .. }) => {
                 Work::kernel(&costs.warm, f64::from(steps + u32::from(*whole)) * layers)
             }

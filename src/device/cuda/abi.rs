@@ -192,10 +192,13 @@ words! {
     }
 
     /// Of `forebay_report`.
-    ReportArgs: 208 { pools: Pools, micro: Micro, slot: Address, query_rows: u32, unused: u32 }
+    ReportArgs: 216 { pools: Pools, micro: Micro, slot: Address, moved: Address, query_rows: u32, unused: u32 }
 
     /// Of `forebay_join`.
     JoinArgs: 128 { pools: Pools, staged: Address, lane: u32, staged_blocks: u32 }
+
+    /// Of `forebay_resize`.
+    ResizeArgs: 136 { pools: Pools, staged: Address, moved: Address, lane: u32, staged_blocks: u32 }
 
     /// Of `forebay_truncate`.
     TruncateArgs: 136 { pools: Pools, staged: Address, lane: u32, settle: u32, length: u32, unused: u32 }

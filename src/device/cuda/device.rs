@@ -211,15 +211,15 @@ impl Device for CudaDevice {
         let raw = inner.known(stream)?;
         let pools = inner.pool(pools)?;
         pools.extents.check(&op)?;
-        if matches!(op, PoolOp::Warm(_))
+        if matches!(op, PoolOp::Warm(_) | PoolOp::Resize(_))
             && inner.health.failed().is_none()
-            && inner.capture_of("warm", raw)?.is_some()
+            && inner.capture_of(op.name(), raw)?.is_some()
         {
-            return Err(Error::new(Kind::InvalidState, "warm")
+            return Err(Error::new(Kind::InvalidState, op.name())
                 .at("the stream is being captured")
-                .hint("warm up outside of captures"));
+                .hint("enqueue it outside of captures: no graph can repeat it"));
         }
-        pools.stage(&op);
+        pools.lists.stage(&op);
         inner.enqueue_known(op.name(), raw, |current, stream| {
             pools.run(&Enqueueing { current, module: &inner.module, stream }, &op)
         })

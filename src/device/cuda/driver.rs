@@ -55,6 +55,7 @@ pub(super) mod code {
     pub const ALREADY_REGISTERED: i32 = 712;
     /// The codes of calls that a capture forbids.
     pub const CAPTURE: std::ops::RangeInclusive<i32> = 900..=908;
+    pub const CAPTURE_FORBIDS: i32 = 900;
     pub const CAPTURE_WRONG_THREAD: i32 = 908;
 
     /// Whether a code means that the context is lost, so that every later call fails.
@@ -415,7 +416,8 @@ impl Driver {
         }
     }
 
-    fn judge(&self, function: &'static str, code: i32) -> DriverResult {
+    /// What a function's result means.
+    pub fn judge(&self, function: &'static str, code: i32) -> DriverResult {
         match code {
             0 => Ok(()),
             // Not an error, and frequent on the step path, so the name is not looked up.

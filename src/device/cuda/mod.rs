@@ -9,7 +9,7 @@
 //! documented to do so: memory, graphs, [`Device::digest`], [`Device::validate`], and the calls for tests.
 //!
 //! **Order.** Streams and the caller's events order all work. The device has one event of its own, which keeps
-//! warm-ups of different streams apart (`pools`). Captured launches carry their arguments by value.
+//! warm-ups and resizes of different streams apart (`lanes`). Captured launches carry their arguments by value.
 //!
 //! **Failure.** When the driver refuses a call, the call returns an error with the driver's name for the code, and
 //! nothing is enqueued. Two things make the device fail for good, and every later query reports them: the driver
@@ -27,6 +27,7 @@ mod errors;
 mod graph;
 mod hosted;
 mod image;
+mod lanes;
 mod memory;
 mod module;
 mod options;
@@ -225,6 +226,7 @@ impl CudaDevice {
         // With a lost context, no work runs any more.
         inner.heard(OPERATION, waited)?;
         inner.graphs.lock().forget(stream.0);
+        inner.pools.lock().iter().for_each(|pools| pools.turns.forget(stream.0));
         let mut streams = inner.streams.lock();
         let at = find(&streams)?;
         streams.swap_remove(at);

@@ -32,6 +32,7 @@ kernels! {
     Scatter = c"forebay_scatter",
     Report = c"forebay_report",
     Join = c"forebay_join",
+    Resize = c"forebay_resize",
     Truncate = c"forebay_truncate",
     Leave = c"forebay_leave",
     Warm = c"forebay_warm",

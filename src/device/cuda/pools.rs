@@ -1,25 +1,20 @@
 //! A cache's tables and lists in device memory, and the kernel launches that work on them.
 //!
 //! They are one allocation, laid out here and described to the kernels by `abi`: each layer's tables in the format of
-//! `residency`, and each micro-batch's step descriptor, counts and lists. The lists of a join or a truncation are in
-//! pinned host memory, one place per lane, where a kernel reads them.
+//! `residency`, and each micro-batch's step descriptor, counts and lists. What operations on a lane need besides is in
+//! `lanes`.
 //!
 //! Each launch is checked before it is enqueued and carries its arguments by value, including the description of the
 //! cache. So a captured launch can run any number of times, and a kernel reads only data from device memory. Kernels
 //! trust no number that only the device has: they compare it with the cache's sizes before they address memory with
 //! it.
-//!
-//! **Warm-ups** of all lanes share one working memory. An event of the device's own runs warm-ups of different
-//! streams one after another. No capture may wait for that event, so a captured stream rejects warm-ups.
 
-use super::abi::{
-    self, DUE_GATHERED, DUE_RESOLVED, DUE_SCATTERED, NO_PAGE, STAGED_PAGES, UNUSED_STAMP, bytes_of,
-};
+use super::abi::{self, DUE_GATHERED, DUE_RESOLVED, DUE_SCATTERED, NO_PAGE, UNUSED_STAMP, bytes_of};
 use super::driver::{Context, Current, DriverResult, Handle, LaunchAttribute, LaunchConfig, Refusal, flag};
 use super::errors::NAME;
-use super::memory::{Allocation, Pinned, Worker};
+use super::lanes::{Lists, Turns};
+use super::memory::{Allocation, Worker};
 use super::module::{Kernel, Module};
-use super::stream::OwnEvent;
 use crate::device::checks::{Asker, Extents};
 use crate::device::pieces::Pieces;
 use crate::device::{
@@ -30,7 +25,7 @@ use crate::error::{Error, Kind, Result};
 use crate::geometry::{Geometry, SLOT_BLOCK};
 use crate::ids::{Lane, MicroBatch};
 use crate::residency::{EMPTY, LaneHead, LayerTables, TableShape, TableWords};
-use crate::sync::{Arc, Mutex};
+use crate::sync::Arc;
 
 /// The most selected positions of a query row: a resolve counts index-list entries in 16 bits.
 const TOP_K_MAX: u32 = 65_535;
@@ -159,15 +154,12 @@ pub(super) struct CudaPools {
     layers: Vec<abi::Layer>,
     micro: Vec<abi::Micro>,
     words: abi::Pools,
-    /// The device word in which a digest is summed.
+    /// The device words in which a digest, and the rows that resizes move, are summed.
     digest: Handle,
+    moved: Handle,
     launches: Launches,
-    /// The size of a lane's place in `staged`, and of each layer's blocks in it, in words.
-    lane_words: usize,
-    staged_blocks: u32,
-    staged: Pinned,
-    /// The event after the last warm-up; locked while one is enqueued.
-    warmed: Mutex<OwnEvent>,
+    pub lists: Lists,
+    pub turns: Turns,
     _memory: Allocation,
 }
 
@@ -194,6 +186,7 @@ struct Addresses {
     micro: Vec<abi::Micro>,
     pools: abi::Pools,
     digest: Handle,
+    moved: Handle,
     end: u64,
 }
 
@@ -258,8 +251,8 @@ impl Addresses {
                 Expected::Gathered => DUE_GATHERED,
             },
         };
-        let digest = room.take(1, 8)?;
-        Ok(Addresses { layers, micro, pools, digest, end: room.next })
+        let (digest, moved) = (room.take(1, 8)?, room.take(1, 4)?);
+        Ok(Addresses { layers, micro, pools, digest, moved, end: room.next })
     }
 }
 
@@ -320,17 +313,9 @@ impl CudaPools {
         let bytes = Addresses::new(&layout, 0)?.end;
         let memory = Allocation::new(context, worker, bytes)?;
         let addresses = Addresses::new(&layout, memory.address)?;
-        let staged_blocks = layout.tables.iter().map(TableShape::lane_blocks).max().unwrap_or(0);
-        let layers = layout.tables.len();
-        let lane_words = layers
-            .checked_mul(1 + staged_blocks as usize)
-            .and_then(|words| words.checked_add(STAGED_PAGES + layout.lane_pages as usize))
-            .ok_or_else(|| Error::new(Kind::Overflow, OPERATION).at("words of a lane's join"))?;
-        let words = lane_words.checked_mul(addresses.pools.lanes as usize);
-        let words = words.ok_or_else(|| Error::new(Kind::Overflow, OPERATION).at("words of all joins"))?;
         let failed = |refusal: Refusal| refusal.error(OPERATION);
-        let staged = Pinned::new(context, words)?;
-        let warmed = OwnEvent::new(context).map_err(failed)?;
+        let lists = Lists::new(context, &layout, addresses.pools.lanes)?;
+        let turns = Turns::new(context).map_err(failed)?;
         fill(&addresses, &layout.tables, worker).map_err(failed)?;
         Ok(CudaPools {
             extents,
@@ -338,41 +323,13 @@ impl CudaPools {
             micro: addresses.micro,
             words: addresses.pools,
             digest: addresses.digest,
+            moved: addresses.moved,
             launches,
-            lane_words,
-            staged_blocks,
-            staged,
-            warmed: Mutex::new(warmed),
+            lists,
+            turns,
             tables: layout.tables,
             _memory: memory,
         })
-    }
-
-    /// Writes the lists of a join or a truncation to the lane's place.
-    pub fn stage(&self, op: &PoolOp<'_>) {
-        match op {
-            PoolOp::Join(join) => {
-                self.stage_pages(join.lane, join.length, join.pages);
-                let budgets = self.place(join.lane) + STAGED_PAGES + self.words.lane_pages as usize;
-                self.staged.write(budgets, join.budgets);
-                let blocks = budgets + join.budgets.len();
-                for (layer, own) in join.blocks.iter().enumerate() {
-                    self.staged.write(blocks + layer * self.staged_blocks as usize, own);
-                }
-            }
-            PoolOp::Truncate(truncate) => self.stage_pages(truncate.lane, truncate.length, truncate.pages),
-            _ => {}
-        }
-    }
-
-    fn place(&self, lane: Lane) -> usize {
-        lane.index() * self.lane_words
-    }
-
-    fn stage_pages(&self, lane: Lane, length: u32, pages: &[u32]) {
-        let at = self.place(lane);
-        self.staged.write(at, &[length, pages.len() as u32]);
-        self.staged.write(at + STAGED_PAGES, pages);
     }
 
     /// Enqueues an operation that was checked and staged.
@@ -380,6 +337,7 @@ impl CudaPools {
         match op {
             PoolOp::Join(join) => self.join(e, join.lane),
             PoolOp::Truncate(truncate) => self.truncate(e, truncate),
+            PoolOp::Resize(resize) => self.resize(e, resize.lane),
             PoolOp::Leave(lane) => {
                 let args = abi::LeaveArgs { pools: self.words, lane: lane.0, unused: 0 };
                 self.launch(e, Launch::new(Kernel::Leave, self.words.layer_count, 1), &args)
@@ -395,6 +353,7 @@ impl CudaPools {
                     pools: self.words,
                     micro: self.micro(*micro_batch),
                     slot: slot.address(),
+                    moved: self.moved,
                     query_rows: self.layer(0).query_rows,
                     unused: 0,
                 };
@@ -418,22 +377,27 @@ impl CudaPools {
     }
 
     fn join(&self, e: &Enqueueing<'_>, lane: Lane) -> DriverResult {
-        let staged = self.staged.at(self.place(lane));
-        let args =
-            abi::JoinArgs { pools: self.words, staged, lane: lane.0, staged_blocks: self.staged_blocks };
+        let args = self.lists.join(self.words, lane);
         self.launch(e, Launch::new(Kernel::Join, self.words.layer_count, JOIN_BLOCKS), &args)
     }
 
     fn truncate(&self, e: &Enqueueing<'_>, truncate: &Truncate<'_>) -> DriverResult {
         let args = abi::TruncateArgs {
             pools: self.words,
-            staged: self.staged.at(self.place(truncate.lane)),
+            staged: self.lists.at(truncate.lane),
             lane: truncate.lane.0,
             settle: truncate.settle,
             length: truncate.length,
             unused: 0,
         };
         self.launch(e, Launch::new(Kernel::Truncate, self.words.layer_count, 1), &args)
+    }
+
+    /// A single launch for all tables: one of several could be refused after the others.
+    fn resize(&self, e: &Enqueueing<'_>, lane: Lane) -> DriverResult {
+        let args = self.lists.resize(self.words, self.moved, lane);
+        let launch = Launch::new(Kernel::Resize, self.words.layer_count, 1);
+        self.turns.take(e.current, e.stream, || self.launch(e, launch, &args))
     }
 
     fn warm(&self, e: &Enqueueing<'_>, warm: &Warm) -> DriverResult {
@@ -449,10 +413,7 @@ impl CudaPools {
         let launch = Launch::new(Kernel::Warm, self.words.layer_count, 1);
         let launch = Launch { shared_bytes, ..launch };
         // All lanes share the list of fetches, and the working memory if it is in global memory.
-        let warmed = self.warmed.lock();
-        e.current.stream_wait(e.stream, warmed.raw, 0)?;
-        self.launch(e, launch, &args)?;
-        e.current.event_record(warmed.raw, e.stream)
+        self.turns.take(e.current, e.stream, || self.launch(e, launch, &args))
     }
 
     fn warm_gather(&self, e: &Enqueueing<'_>, range: &WarmGather) -> DriverResult {

@@ -21,6 +21,7 @@ mod pools;
 #[cfg(not(loom))]
 #[cfg(feature = "measure")]
 mod probe;
+mod resize;
 mod resolve;
 mod stream;
 mod vector;

@@ -16,9 +16,7 @@ use crate::device::host::pages::PageTables;
 use crate::device::host::vector::Avx512;
 use crate::device::host::words::{Word, Words};
 use crate::device::op::Staged;
-use crate::device::{
-    DeviceId, Expected, Join, PoolLayout, PoolOp, Slice, StepRange, Truncate, Warm, WarmGather,
-};
+use crate::device::{DeviceId, Expected, PoolLayout, PoolOp, Slice, StepRange, Truncate, Warm, WarmGather};
 use crate::error::Result;
 use crate::fallible::{filled, vector};
 use crate::geometry::{Geometry, LINE};
@@ -35,7 +33,9 @@ pub(super) struct HostPools {
     lanes: Vec<LaneState>,
     pages: PageTables,
     micro: Vec<MicroState>,
-    room: Mutex<Room>,
+    pub(super) room: Mutex<Room>,
+    /// Rows that resizes have moved since the last report.
+    pub(super) moved: AtomicU32,
     pub(super) copier: Copier,
     avx512: Option<Avx512>,
 }
@@ -43,9 +43,9 @@ pub(super) struct HostPools {
 /// A lane's state, and the lists that the host staged for the next operation on it. The host leaves the lists
 /// unchanged until that operation has run.
 #[derive(Debug)]
-struct LaneState {
+pub(super) struct LaneState {
     trust: Mutex<Trust>,
-    staged: Mutex<Staged>,
+    pub(super) staged: Mutex<Staged>,
 }
 
 /// Whether a lane's steps may continue. A failed step fails the lane's later steps, until the sequence is truncated.
@@ -99,10 +99,10 @@ struct Accept {
     next: u32,
 }
 
-/// Working memory of warm-ups, which run outside any micro-batch.
+/// Working memory of warm-ups and resizes, which run outside any micro-batch.
 #[derive(Debug)]
-struct Room {
-    work: Workspace,
+pub(super) struct Room {
+    pub(super) work: Workspace,
     slots: Vec<i32>,
     fetches: Vec<Fetch>,
 }
@@ -205,10 +205,11 @@ impl HostPools {
                 lists: collected(layout.batch, list)?,
             })
         };
+        let (blocks, pages) = (largest.lane_blocks() as usize, layout.lane_pages as usize);
         let lane = |_| {
             Ok(LaneState {
                 trust: Mutex::new(Trust::Sound),
-                staged: Mutex::new(Staged::new(layers, layout.lane_pages as usize, NAME)?),
+                staged: Mutex::new(Staged::new(layers, blocks, pages, NAME)?),
             })
         };
         let k = g.shape().top_k as usize;
@@ -226,6 +227,7 @@ impl HostPools {
                 slots: filled(k, 0, NAME, "room of warm-ups")?,
                 fetches: filled(k, nothing, NAME, "room of warm-ups")?,
             }),
+            moved: AtomicU32::new(0),
             extents,
             layout,
             copier,
@@ -236,16 +238,13 @@ impl HostPools {
     /// Checks an operation, and copies the lists that it borrows.
     pub(super) fn stage(&self, op: &PoolOp<'_>) -> Result<()> {
         self.extents.check(op)?;
-        match op {
-            PoolOp::Join(Join { lane, .. }) | PoolOp::Truncate(Truncate { lane, .. }) => {
-                self.lane(*lane)?.staged.lock().take(op);
-            }
-            _ => {}
+        if let Some(lane) = op.staged_lane() {
+            self.lane(lane)?.staged.lock().take(op);
         }
         Ok(())
     }
 
-    fn lane(&self, lane: Lane) -> Result<&LaneState> {
+    pub(super) fn lane(&self, lane: Lane) -> Result<&LaneState> {
         self.lanes.get(lane.index()).ok_or_else(|| bad("lane", lane.0))
     }
 
@@ -265,6 +264,7 @@ impl HostPools {
         match *op {
             PoolOp::Join(join) => self.join(join.lane, join.length),
             PoolOp::Truncate(truncate) => self.truncate(scan, &truncate),
+            PoolOp::Resize(resize) => self.resize(scan, resize.lane),
             PoolOp::Leave(lane) => {
                 self.layers.iter().for_each(|layer| layer.lock().leave(lane.0));
                 Ok(())
@@ -561,6 +561,8 @@ impl HostPools {
             }
         }
         report.sticky = Sticky::of_word(*word);
+        // A report without rows belongs to no step, and no caller reads it.
+        report.moved = if rows == 0 { 0 } else { self.moved.swap(0, Ordering::AcqRel) };
         report.encode(words);
         self.words(slot).store(0, words);
         // Operations that are enqueued before the next step begins, such as a graph launched without a step, find no

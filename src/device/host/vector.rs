@@ -424,7 +424,8 @@ mod tests {
         format!("{looked:?} {:?}", (counts, split, older, tied, first, found, ties, left))
     }
 
-    /// Runs steps of two query rows with `scan`, each read in three portions; returns all their results.
+    /// Runs steps of two query rows with `scan`, each read in three portions, and resizes the lane after each. Returns
+    /// all results.
     fn steps<S: Scan>(scan: &S, mut seed: u64) -> String {
         const K: usize = 600;
         let mut next = |end: i32| {
@@ -460,6 +461,20 @@ mod tests {
             assert_eq!(work.selection(), picks);
             told += &format!("{done:?} {slots:?} {:?}", &fetches[..done.counts.misses as usize]);
             tables.validate().unwrap();
+            // The same again, of the rows that are resident now: nothing is missed.
+            let resident = |p: &i32| tables.slot(0, *p as u32).map_or(-1, |_| *p);
+            let picks: Vec<i32> = picks.iter().map(resident).collect();
+            let selected = Selected { selection: &picks[..], slots: &mut slots, fetches: &mut fetches };
+            let done =
+                tables.resolve(scan, 0, QueryRange { first: 0, count: 2 }, selected, &mut work).unwrap();
+            naive(&picks, K, length, &done, &slots, &fetches);
+            assert!(done.counts.hits > 0 && done.counts.misses == 0, "{done:?}");
+            told += &format!("{done:?} {slots:?} {:?}", tables.words());
+            let (budget, mut moves) = (1 + next(700) as u32, Vec::new());
+            let blocks = &blocks[..budget.div_ceil(SLOT_BLOCK) as usize];
+            let done = tables.resize(scan, 0, blocks, budget, &mut work, |moved| moves.push(moved)).unwrap();
+            told += &format!("{done:?} {moves:?} {}", tables.digest(0));
+            tables.validate().unwrap();
         }
         told
     }
@@ -488,7 +503,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_scan_reads_a_step_in_parts_as_one_step(seed: u64) {
+        fn every_scan_reads_a_step_in_parts_as_one_step_and_resizes_alike(seed: u64) {
             let plain = steps(&Portable, seed);
             if let Some(scan) = Avx512::detect() {
                 prop_assert_eq!(steps(&scan, seed), plain);

@@ -22,7 +22,7 @@ static const u32 SLOT_BLOCK = 64;
 static const u32 ACCEPTED_ON_DEVICE = 0xFFFFFFFFu;
 static const u32 STEP_HEADER = 4;   // step low, step high, rows, 0
 static const u32 STEP_ENTRY = 3;    // lane, accepted, query rows
-static const u32 REPORT_HEADER = 6;  // step low, step high, cause or 0, row, layer, value
+static const u32 REPORT_HEADER = 8;  // step low, step high, cause or 0, row, layer, value, moved rows, 0
 static const u32 REPORT_COUNT = 3;   // hits, misses, scratch
 
 // Beyond a lane's pages in its page table.
@@ -124,7 +124,7 @@ struct Pools {
     u32 due;  // what a report asks of a step: `DUE_RESOLVED` and so on
 };
 
-// What a join or a truncation takes over, in pinned memory:
+// What a join, a truncation or a resize takes over, in pinned memory:
 // u32 length, page_count, pages [lane_pages], budgets [layers], blocks [layers][staged_blocks].
 static const u32 STAGED_PAGES = 2;
 
@@ -175,7 +175,8 @@ struct ScatterArgs {
 struct ReportArgs {
     Pools pools;
     Micro micro;
-    u64 slot;  // the pinned report
+    u64 slot;   // the pinned report
+    u64 moved;  // u32: rows that resizes have moved since the last report
     u32 query_rows, unused;
 };
 
@@ -183,6 +184,13 @@ struct JoinArgs {
     Pools pools;
     u64 staged;
     u32 lane, staged_blocks;  // blocks of a layer in `staged`
+};
+
+struct ResizeArgs {
+    Pools pools;
+    u64 staged;
+    u64 moved;  // as above
+    u32 lane, staged_blocks;
 };
 
 struct TruncateArgs {
@@ -233,7 +241,8 @@ static_assert(sizeof(LaneHead) == 28, "residency's own");
 static_assert(sizeof(Layer) == 112 && sizeof(List) == 40 && sizeof(Fetch) == 16, "abi.rs");
 static_assert(sizeof(Micro) == 80 && sizeof(Pools) == 112, "abi.rs");
 static_assert(sizeof(LoadArgs) == 208 && sizeof(CommitArgs) == 200 && sizeof(ResolveArgs) == 368, "abi.rs");
-static_assert(sizeof(GatherArgs) == 328 && sizeof(ScatterArgs) == 328 && sizeof(ReportArgs) == 208, "abi.rs");
+static_assert(sizeof(GatherArgs) == 328 && sizeof(ScatterArgs) == 328 && sizeof(ReportArgs) == 216, "abi.rs");
 static_assert(sizeof(JoinArgs) == 128 && sizeof(TruncateArgs) == 136 && sizeof(LeaveArgs) == 120, "abi.rs");
 static_assert(sizeof(WarmArgs) == 136 && sizeof(WarmGatherArgs) == 136 && sizeof(DigestArgs) == 128, "abi.rs");
+static_assert(sizeof(ResizeArgs) == 136, "abi.rs");
 static_assert(sizeof(CopyArgs) == 24 && sizeof(WorkArgs) == 24, "abi.rs");

@@ -83,23 +83,47 @@ static __device__ u32 block_scan(u32 (&room)[MOST_WARPS], u32 value, u32& total)
     return before + inclusive - value;
 }
 
-// Calls `found(rank, place)` for every one of a set of bits, ranks in the order of places. A thread takes
-// adjacent words, an odd number of them, so that a warp's reads fall into different banks.
-// Every thread of the block calls it. Answers how many ones there are.
+// A thread's words of a set of `words` words: adjacent ones, an odd number of them, so that a warp's reads fall into
+// different banks.
+struct Words {
+    u32 first, end;
+};
+
+static __device__ __forceinline__ Words words_of(u32 thread, u32 words) {
+    u32 chunk = div_ceil(words, blockDim.x) | 1, first = min(thread * chunk, words);
+    return {first, min(first + chunk, words)};
+}
+
+// Calls `found(rank, place)` for every one of a set of bits, ranks in the order of places. Every thread of the block
+// calls it. Answers how many ones there are; after an answer of 0 no thread reads the set any more.
 template <class Found>
 static __device__ u32 each_one(u32 (&room)[MOST_WARPS], const u32* set, u32 words, Found found) {
-    u32 chunk = div_ceil(words, blockDim.x) | 1;
-    u32 first = min(threadIdx.x * chunk, words), end = min(first + chunk, words);
+    Words own = words_of(threadIdx.x, words);
     u32 count = 0;
-    for (u32 word = first; word < end; ++word) count += __popc(set[word]);
+    for (u32 word = own.first; word < own.end; ++word) count += __popc(set[word]);
     u32 total;
     u32 rank = block_scan(room, count, total);
-    for (u32 word = first; word < end; ++word) {
+    if (total == 0) return 0;
+    for (u32 word = own.first; word < own.end; ++word) {
         for (u32 bits = set[word]; bits != 0; bits &= bits - 1) {
             found(rank++, word * 32 + __ffs(static_cast<i32>(bits)) - 1);
         }
     }
     return total;
+}
+
+// Which of `rows` things has the one of this number, of all their ones: the last one with no more before it.
+static __device__ u32 find_row(const u32* before, u32 rows, u32 number) {
+    u32 low = 0, high = rows;
+    while (high - low > 1) {
+        u32 middle = (low + high) / 2;
+        if (before[middle] <= number) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
 }
 
 static const u32 BINS = 256;

@@ -51,20 +51,6 @@ static __device__ u32 to_fetch(const GatherArgs& args, u32 row, WaveRows& rows) 
     return 0;
 }
 
-// Which batch row fetches the row of this number: the last one with no more before it.
-static __device__ u32 find_row(const u32* before, u32 rows, u32 number) {
-    u32 low = 0, high = rows;
-    while (high - low > 1) {
-        u32 middle = (low + high) / 2;
-        if (before[middle] <= number) {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    return low;
-}
-
 // How the rows of a share are copied.
 struct Plain {
     Stage& stage;

@@ -13,23 +13,28 @@ static __device__ void take_pages(const Pools& pools, u32 lane, const u32* stage
     }
 }
 
-// Empties the slots of the lane's blocks, `budget` of them to be filled.
-static __device__ void clear_slots(const Lane& lane, u32 budget) {
+// Empties the slots of the lane's blocks from place `first` on; those before place `budget` are to be filled.
+static __device__ void clear_slots(const Lane& lane, u32 first, u32 budget) {
     auto stamp = [&](u32 place, u32) { return place < budget ? FREE_STAMP : UNUSED_STAMP; };
-    each_slot(lane, 0, stamp, [&](u32, u32 slot, u32 stamp) {
+    each_slot(lane, first, stamp, [&](u32, u32 slot, u32 stamp) {
         lane.position_of[slot] = EMPTY;
         lane.stamps[slot] = stamp;
     });
 }
 
+// Whether a lane of the layer can have a budget, for which so many blocks are staged at most.
+static __device__ bool can_have(const Layer& layer, u32 budget, u32 staged_blocks) {
+    return budget > 0 && div_ceil(budget, SLOT_BLOCK) <= min(layer.lane_blocks, staged_blocks);
+}
+
 // Whether a layer has what is staged for it.
 static __device__ bool can_join(const Layer& layer, u32 lane, u32 length, u32 budget, const u32* blocks,
                                 u32 staged_blocks) {
-    u32 count = div_ceil(budget, SLOT_BLOCK);
-    if (lane >= layer.lanes || length > layer.tokens || budget == 0) return false;
-    if (count > layer.lane_blocks || count > staged_blocks) return false;
+    if (lane >= layer.lanes || length > layer.tokens || !can_have(layer, budget, staged_blocks)) return false;
     bool all = true;
-    for (u32 i = threadIdx.x; i < count; i += blockDim.x) all = all && blocks[i] < layer.budget_blocks;
+    for (u32 i = threadIdx.x; i < div_ceil(budget, SLOT_BLOCK); i += blockDim.x) {
+        all = all && blocks[i] < layer.budget_blocks;
+    }
     return __syncthreads_and(all);
 }
 
@@ -54,7 +59,7 @@ FOREBAY_KERNEL(forebay_join, JoinArgs, MOST_THREADS, 2) {
     for (u32 i = threadIdx.x; i < count; i += blockDim.x) own[i] = blocks[i];
     lane.places = count * SLOT_BLOCK;
     __syncthreads();
-    clear_slots(lane, budget);
+    clear_slots(lane, 0, budget);
     if (threadIdx.x == 0) {
         *lane.head = {length, 0, budget, count, WARMED, FREE_STAMP, EMPTY};
     }
@@ -132,7 +137,7 @@ FOREBAY_KERNEL(forebay_leave, LeaveArgs, MOST_THREADS, 2) {
     const Layer& layer = layer_at(args.pools, blockIdx.x);
     if (!has_sequence(layer, args.lane)) return;
     Lane lane = lane_at(layer, args.lane);
-    clear_slots(lane, 0);
+    clear_slots(lane, 0, 0);
     __syncthreads();
     if (threadIdx.x == 0) *lane.head = {0, 0, 0, 0, 0, 0, 0};
 }

@@ -94,6 +94,43 @@ static __device__ u64 host_row(const Pools& pools, const Layer& layer, u32 lane,
     return index < pools.lane_pages && page < pools.host_pages ? row : 0;
 }
 
+// Copies rows of `in_row` pieces, those for which `copies(row)`. A row has `numbers` numbers, and its pieces begin at
+// number `skipped(row)`. `from(row, piece)` and `to(row, piece)` are a piece's places.
+template <class Piece, class Copies, class Skipped, class From, class To>
+static __device__ __forceinline__ void copy_numbered(u32 rows, u32 numbers, u32 in_row, Copies copies, Skipped skipped,
+                                                     From from, To to) {
+    // A thread's numbers are as far apart as there are threads: no division but these.
+    const u32 rows_on = blockDim.x / numbers, numbers_on = blockDim.x % numbers;
+    u32 row = threadIdx.x / numbers, number = threadIdx.x % numbers;
+    while (row < rows) {
+        Piece held[IN_FLIGHT];
+        u32 of[IN_FLIGHT];  // piece and row: addresses would take twice the registers
+        FOREBAY_UNROLL
+        for (u32 i = 0; i < IN_FLIGHT; ++i) {
+            of[i] = EMPTY;
+            held[i] = {};  // else the compiler keeps what is left of the last turn through everything between
+            if (row < rows && copies(row)) {
+                u32 piece = number - skipped(row);
+                if (piece < in_row) {
+                    held[i] = load(from(row, piece));
+                    of[i] = piece * MOST_THREADS + row;
+                }
+            }
+            row += rows_on;
+            number += numbers_on;
+            if (number >= numbers) {
+                number -= numbers;
+                ++row;
+            }
+        }
+        FOREBAY_UNROLL
+        for (u32 i = 0; i < IN_FLIGHT; ++i) {
+            u32 row = of[i] % MOST_THREADS, piece = of[i] / MOST_THREADS;
+            if (of[i] != EMPTY) *to(row, piece) = held[i];
+        }
+    }
+}
+
 // Copies the staged rows, up to their slots or down from them.
 template <class Piece, bool DOWN>
 static __device__ void copy_pieces(const Pools& pools, const Layer& layer, const Stage& stage, u32 rows) {
@@ -103,36 +140,11 @@ static __device__ void copy_pieces(const Pools& pools, const Layer& layer, const
         u64 run = piece < in_first ? stage.runs[0][row] : stage.runs[1][row] - in_first * size;
         return at<Piece>(run + piece * size);
     };
-    // A thread's numbers are as far apart as there are threads: no division but these.
-    const u32 rows_on = blockDim.x / layer.piece_numbers, numbers_on = blockDim.x % layer.piece_numbers;
-    u32 row = threadIdx.x / layer.piece_numbers, number = threadIdx.x % layer.piece_numbers;
-    while (row < rows) {
-        Piece held[IN_FLIGHT];
-        u32 of[IN_FLIGHT];  // piece and row: addresses would take twice the registers
-        FOREBAY_UNROLL
-        for (u32 i = 0; i < IN_FLIGHT; ++i) {
-            of[i] = EMPTY;
-            held[i] = {};  // else the compiler keeps what is left of the last turn through everything between
-            if (row < rows && stage.host[row] != 0) {
-                u32 piece = number - (static_cast<u32>(stage.host[row]) & layer.line_mask) / size;
-                if (piece < in_row) {
-                    held[i] = load(DOWN ? device(row, piece) : host(row, piece));
-                    of[i] = piece * MOST_THREADS + row;
-                }
-            }
-            row += rows_on;
-            number += numbers_on;
-            if (number >= layer.piece_numbers) {
-                number -= layer.piece_numbers;
-                ++row;
-            }
-        }
-        FOREBAY_UNROLL
-        for (u32 i = 0; i < IN_FLIGHT; ++i) {
-            u32 row = of[i] % MOST_THREADS, piece = of[i] / MOST_THREADS;
-            if (of[i] != EMPTY) *(DOWN ? host(row, piece) : device(row, piece)) = held[i];
-        }
-    }
+    copy_numbered<Piece>(
+        rows, layer.piece_numbers, in_row, [&](u32 row) { return stage.host[row] != 0; },
+        [&](u32 row) { return (static_cast<u32>(stage.host[row]) & layer.line_mask) / size; },
+        [&](u32 row, u32 piece) { return DOWN ? device(row, piece) : host(row, piece); },
+        [&](u32 row, u32 piece) { return DOWN ? host(row, piece) : device(row, piece); });
 }
 
 template <bool DOWN>

@@ -197,6 +197,28 @@ static __device__ void split(const Lane& lane, u32 bound, u32 now, const Sets& s
     }
 }
 
+// Counts the distinct rows that a step without misses has selected, all of them hits, by position: so the lane's stamps
+// need no scan. Landed rows are at the length and beyond. Leaves a bit of each position in `sets.missed`, which must be
+// empty and which no thread reads any more.
+static __device__ void count_hits(const Step& step, u32 length, const Sets& sets, Split& counts) {
+    u32 selected = step.rows * step.k, hits = 0;
+    for (u32 first = threadIdx.x; first < selected; first += AHEAD * blockDim.x) {
+        u32 position[AHEAD];
+        FOREBAY_UNROLL
+        for (u32 i = 0; i < AHEAD; ++i) {
+            u32 entry = first + i * blockDim.x;
+            position[i] = entry < selected ? static_cast<u32>(step.selection[entry]) : EMPTY;
+        }
+        FOREBAY_UNROLL
+        for (u32 i = 0; i < AHEAD; ++i) {
+            u32 bit = 1u << position[i] % 32;
+            if (position[i] < length) hits += (atomicOr(&sets.missed[position[i] / 32], bit) & bit) == 0;
+        }
+    }
+    hits = __reduce_add_sync(ALL_LANES, hits);
+    if (lane_id() == 0) atomicAdd(&counts.touched, hits);
+}
+
 // The keys that `nth_lowest` chooses from: all stamps of a lane, or the positions of a set of its slots.
 struct Stamps {
     const Lane& lane;
@@ -402,12 +424,16 @@ static __device__ void begin_step(const Lane& lane, const LaneHead& head, const 
     touch(lane, step, sets, room);
     wait_for_words();
     __syncthreads();
-    u32 bound = min(head.min_stamp + 1, step.now - 1);
-    split(lane, bound, step.now, sets, room.splits[0]);
     u32 misses = each_one(room.scan, sets.missed, sets.missed_words, [&](u32 rank, u32 position) {
         step.fetches[rank].position = position;
     });
-    // The list is seen by all, and so are the counts of the split.
+    u32 bound = min(head.min_stamp + 1, step.now - 1);
+    if (misses > 0) {
+        split(lane, bound, step.now, sets, room.splits[0]);
+    } else {
+        count_hits(step, head.length, sets, room.splits[0]);
+    }
+    // The list is seen by all, and so are the counts.
     __syncthreads();
     Split guess = room.splits[0];
     u32 scratch = saturating_sub(misses, head.budget - guess.touched);

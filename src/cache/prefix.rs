@@ -92,8 +92,8 @@ impl Cache {
         let pages = self.geometry.pages(self.config.reach(admitted)?);
         let hashes = self.find_hashes(salt, prompt, pages)?;
         let shared = hashes.pages() * page_tokens;
-        let slots = self.take_slots(open, admitted)?;
-        let mut owned = Owned { slots, hashes: Some(hashes), ..Owned::default() };
+        let (slots, least) = self.take_slots(open, admitted)?;
+        let mut owned = Owned { slots, least, hashes: Some(hashes), ..Owned::default() };
         if let Err(error) = self.take_shared_pages(pages, &mut owned) {
             self.release_all(&owned)?;
             return Err(error);

@@ -1,0 +1,364 @@
+//! Shared budgets: what a cache with [`Config::share`] gives each sequence, when it moves slots, and what it never
+//! does.
+//! The division itself is tested in `src/sparse/share.rs`; `tests/world.rs` checks every row in random runs.
+#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
+
+#[allow(dead_code, reason = "a test takes what it needs")]
+#[path = "support/device.rs"]
+mod device;
+
+use std::sync::Arc;
+
+use device::TestDevice;
+use forebay::device::host::HostOptions;
+use forebay::device::{Slice, Stream};
+use forebay::{
+    Accepted, BatchRow, BringUp, Budget, Cache, Config, Kind, Memory, MicroBatch, Open, Sequence, Shape,
+    Share, ShareBy, Slots, Step, Streams, WarmUp,
+};
+
+const K: u32 = 16;
+const LAYERS: u32 = 2;
+/// Rows in flight: a step of one query row, of at most two steps.
+const FLIGHT: u32 = 2;
+/// Slots of a layer: 16 blocks.
+const POOL: u32 = 1024;
+
+struct Engine {
+    cache: Cache,
+    device: Arc<TestDevice>,
+    stream: Stream,
+    selection: Slice,
+    slots: Slice,
+    drawn: u64,
+    lengths: Vec<(Sequence, u32)>,
+}
+
+fn share() -> Share {
+    Share { bytes_a_step: 1 << 30, resizes_a_step: 100, ..Share::default() }
+}
+
+fn config(share: Share) -> Config {
+    let shape = Shape { layers: LAYERS, runs: [32, 0], page_tokens: 16, top_k: K, ..Shape::DEEPSEEK_V3_2 };
+    let memory = Memory { huge: false, populate: false, lock: false, node: None };
+    let slots = Slots::Uniform(POOL);
+    Config { memory, slots, min_budget: K, share: Some(share), ..Config::new(shape, 8, 2_000, 64) }
+}
+
+/// A step's counts.
+#[derive(Debug, PartialEq, Eq)]
+struct Counts {
+    hits: u64,
+    misses: u64,
+}
+
+impl Engine {
+    fn new(config: Config) -> Engine {
+        let device = TestDevice::new(HostOptions::default());
+        let words = u64::from(LAYERS * config.batch * K);
+        let buffer = || device.allocate(4 * words).unwrap();
+        let (selection, slots) = (buffer(), buffer());
+        let stream = device.stream().unwrap();
+        let cache = Cache::new(config, device.device()).unwrap();
+        Engine { cache, device, stream, selection, slots, drawn: 0, lengths: Vec::new() }
+    }
+
+    fn open(
+        &mut self,
+        prompt: u32,
+        promised: u32,
+        least: u32,
+        bring_up: BringUp,
+    ) -> forebay::Result<Sequence> {
+        let sequence = self.cache.open(&Open { prompt, promised, budget: Budget::Slots(least), bring_up })?;
+        for layer in 0..LAYERS {
+            let rows: Vec<u8> =
+                (0..prompt).flat_map(|at| [layer as u8, at as u8, (at >> 8) as u8, 7].repeat(8)).collect();
+            self.cache.append(sequence, forebay::Layer(layer), &rows).unwrap();
+        }
+        Ok(sequence)
+    }
+
+    /// Opens and joins a sequence with all its rows, if they fit.
+    fn start(&mut self, prompt: u32, promised: u32) -> Sequence {
+        let sequence = self.open(prompt, promised, K, BringUp::Whole).unwrap();
+        self.join(sequence).unwrap();
+        sequence
+    }
+
+    fn join(&mut self, sequence: Sequence) -> forebay::Result<()> {
+        let _ticket = self.cache.join(sequence, self.stream, WarmUp::default())?;
+        self.settle();
+        self.lengths.push((sequence, self.cache.length(sequence).unwrap().committed));
+        self.cache.validate().unwrap();
+        Ok(())
+    }
+
+    fn settle(&self) {
+        let event = self.device.event().unwrap();
+        self.device.record(event, self.stream).unwrap();
+        self.device.synchronize(event).unwrap();
+    }
+
+    fn close(&mut self, sequence: Sequence) {
+        self.cache.close(sequence, self.stream).unwrap();
+        self.lengths.retain(|(own, _)| *own != sequence);
+        self.cache.validate().unwrap();
+    }
+
+    fn draw(&mut self, below: u32) -> i32 {
+        self.drawn =
+            self.drawn.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((self.drawn >> 33) % u64::from(below)) as i32
+    }
+
+    /// Begins a step of all joined sequences.
+    fn prepare(&mut self) -> Step {
+        let accepted = |cache: &Cache, sequence| Accepted::Rows(cache.length(sequence).unwrap().landed);
+        let rows: Vec<BatchRow> = self
+            .lengths
+            .iter()
+            .map(|(sequence, _)| BatchRow {
+                sequence: *sequence,
+                accepted: accepted(&self.cache, *sequence),
+                query_rows: 1,
+            })
+            .collect();
+        self.cache.prepare(MicroBatch(0), 1, &rows, None, self.stream).unwrap()
+    }
+
+    /// A step of all joined sequences, each with K random rows that it has.
+    fn step(&mut self) -> Counts {
+        let step = self.prepare();
+        self.finish(step)
+    }
+
+    fn run(&mut self, steps: usize) {
+        for _ in 0..steps {
+            self.step();
+        }
+    }
+
+    fn finish(&mut self, mut step: Step) -> Counts {
+        let lengths: Vec<u32> = self
+            .lengths
+            .iter()
+            .map(|(own, _)| self.cache.length(*own).unwrap())
+            .map(|l| l.committed + l.landed)
+            .collect();
+        let rows = lengths.len();
+        let mut words = Vec::new();
+        for _ in 0..LAYERS {
+            for length in &lengths {
+                let mut taken: Vec<i32> = Vec::new();
+                while taken.len() < K as usize {
+                    let one = self.draw(*length);
+                    if !taken.contains(&one) {
+                        taken.push(one);
+                    }
+                }
+                words.extend(taken);
+            }
+        }
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let part = |slice: Slice| slice.part(0, 4 * u64::from(LAYERS * K) * rows as u64).unwrap();
+        let (selection, slots) = (part(self.selection), part(self.slots));
+        self.device.write(selection, &bytes).unwrap();
+        let streams = Streams { resolve: self.stream, gather: self.stream };
+        self.cache.layers(&step, streams, selection, slots).unwrap();
+        for layer in 0..LAYERS {
+            self.cache.scatter(&step, forebay::LayerCall::whole(forebay::Layer(layer)), self.stream).unwrap();
+        }
+        self.cache.finish(&mut step, self.stream).unwrap();
+        self.settle();
+        let (hits, misses) = self.cache.retire(step, self.stream).unwrap().total();
+        self.cache.validate().unwrap();
+        Counts { hits, misses }
+    }
+
+    fn budgets(&self) -> Vec<u32> {
+        self.lengths.iter().map(|(sequence, _)| self.cache.budgets(*sequence).unwrap()[0]).collect()
+    }
+}
+
+#[test]
+fn a_lone_sequence_never_misses() {
+    let mut e = Engine::new(config(share()));
+    // It may have 1,000 tokens, and fits the layer from its first step to its last.
+    let own = e.start(700, 300);
+    assert_eq!(e.cache.budgets(own).unwrap(), [1000 + FLIGHT; 2]);
+    for step in 0..300 {
+        let counts = e.step();
+        assert_eq!(counts, Counts { hits: u64::from(LAYERS * K), misses: 0 }, "step {step}");
+    }
+    assert_eq!(e.cache.stats().resizes, 0);
+}
+
+#[test]
+fn as_others_come_all_shrink_and_as_they_end_the_rest_grow() {
+    let mut e = Engine::new(config(share()));
+    let first = e.start(1_000, 900);
+    e.step();
+    assert_eq!(e.budgets(), [POOL]);
+    let second = e.start(1_000, 900);
+    e.step();
+    assert_eq!(e.budgets(), [POOL / 2; 2]);
+    let others = [e.start(1_000, 900), e.start(1_000, 900)];
+    // The first step after a join has not retired a step of the new ones; the next one evens out.
+    e.run(3);
+    assert_eq!(e.budgets(), [POOL / 4; 4]);
+    assert_eq!(e.cache.stats().slots_in_use, u64::from(LAYERS * POOL));
+    others.into_iter().for_each(|own| e.close(own));
+    e.step();
+    assert_eq!(e.budgets(), [POOL / 2; 2]);
+    e.close(second);
+    e.step();
+    assert_eq!((e.cache.budgets(first).unwrap(), e.budgets()), (&[POOL; 2][..], vec![POOL]));
+}
+
+#[test]
+fn short_sequences_are_whole_and_long_ones_share_the_rest() {
+    let mut e = Engine::new(config(share()));
+    let short = e.start(100, 20);
+    let long = [e.start(1_500, 100), e.start(1_500, 100)];
+    e.run(3);
+    assert_eq!(e.cache.budgets(short).unwrap(), [122; 2]);
+    // Two of 16 blocks are the short one's.
+    long.into_iter().for_each(|own| assert_eq!(e.cache.budgets(own).unwrap(), [7 * 64; 2]));
+}
+
+#[test]
+fn admission_reclaims_before_it_refuses() {
+    let mut e = Engine::new(config(share()));
+    let lone = e.open(1_500, 100, 256, BringUp::Nothing).unwrap();
+    e.join(lone).unwrap();
+    assert_eq!(e.budgets(), [POOL]);
+    // All slots are in use, and yet 768 more can be promised, but no more than that.
+    let second = e.open(1_500, 100, 512, BringUp::Nothing).unwrap();
+    let third = e.open(1_500, 100, 256, BringUp::Nothing).unwrap();
+    let refused = e.open(100, 10, K, BringUp::Nothing).unwrap_err();
+    assert_eq!((refused.kind(), refused.place()), (Kind::Exhausted, "slot blocks"));
+    // While a step of the lone sequence is open, its slots cannot move.
+    let step = e.prepare();
+    let digest = e.cache.budgets_digest();
+    let busy = e.cache.join(second, e.stream, WarmUp::default()).unwrap_err();
+    assert_eq!((busy.kind(), e.cache.budgets_digest()), (Kind::Busy, digest));
+    e.finish(step);
+    e.join(second).unwrap();
+    e.join(third).unwrap();
+    assert_eq!(e.budgets(), [256, 512, 256]);
+    e.run(5);
+    assert_eq!(e.budgets(), [256, 512, 256]);
+}
+
+#[test]
+fn the_bytes_and_resizes_of_a_step_are_bounded() {
+    // A block of rows in each layer, and one sequence, a step.
+    let bytes = u64::from(64 * 32 * LAYERS);
+    let mut e = Engine::new(config(Share { bytes_a_step: bytes, resizes_a_step: 1, ..share() }));
+    let lone = e.start(1_500, 100);
+    e.step();
+    let second = e.open(1_500, 100, 64, BringUp::Nothing).unwrap();
+    e.join(second).unwrap();
+    // The join itself takes the whole share of the first one.
+    assert_eq!(e.budgets(), [POOL / 2; 2]);
+    e.close(second);
+    e.run(2);
+    assert_eq!(e.cache.budgets(lone).unwrap(), [POOL; 2]);
+    let (mut moved, mut resizes) = (e.cache.stats().moved_rows, e.cache.stats().resizes);
+    let others: Vec<Sequence> = (0..3).map(|_| e.start(1_500, 100)).collect();
+    for _ in 0..40 {
+        e.step();
+        let stats = e.cache.stats();
+        let joined = others.len() as u64;
+        assert!(stats.resizes - resizes <= 1 + joined, "{} resizes", stats.resizes - resizes);
+        assert!(stats.moved_rows - moved <= u64::from(64 * LAYERS) * (1 + joined) * 8);
+        (moved, resizes) = (stats.moved_rows, stats.resizes);
+    }
+    assert_eq!(e.budgets(), [POOL / 4; 4]);
+}
+
+#[test]
+fn small_changes_are_left_alone_and_newcomers_get_their_share_from_all() {
+    // Shares by length drift by a block or two in 300 steps.
+    let resizes = |least_change| {
+        let mut e = Engine::new(config(Share { by: ShareBy::Length, every: 1, least_change, ..share() }));
+        e.start(300, 400);
+        e.step();
+        e.start(1_000, 400);
+        e.run(5);
+        let before = e.cache.stats().resizes;
+        e.run(300);
+        e.cache.stats().resizes - before
+    };
+    assert_eq!(resizes(1), 0);
+    assert!(resizes(8) > 0);
+    // Eight give a block each, which is less than an eighth of theirs.
+    let slots = Slots::Uniform(64 * 72);
+    let mut e = Engine::new(Config { slots, lanes: 9, batch: 9, ..config(share()) });
+    for _ in 0..8 {
+        e.start(1_500, 100);
+        e.run(2);
+    }
+    assert_eq!(e.budgets(), [9 * 64; 8]);
+    e.start(1_500, 100);
+    assert_eq!(e.budgets(), [8 * 64; 9]);
+}
+
+#[test]
+fn a_sequence_that_outgrows_its_budget_gets_slots_that_no_other_needs() {
+    let mut e = Engine::new(config(Share { by: ShareBy::Length, ..share() }));
+    let grows = e.start(64, 800);
+    e.step();
+    e.start(600, 110);
+    e.run(2);
+    for _ in 0..100 {
+        let counts = e.step();
+        assert_eq!(counts.misses, 0, "{:?} {:?}", e.cache.length(grows), e.budgets());
+    }
+}
+
+#[test]
+fn an_engine_that_sets_budgets_itself_and_a_share_exclude_each_other() {
+    let mut e = Engine::new(config(share()));
+    let own = e.start(100, 10);
+    let refused = e.cache.resize(own, &Budget::Slots(64), e.stream).unwrap_err();
+    assert_eq!((refused.kind(), refused.place()), (Kind::InvalidConfig, "the cache shares its slots"));
+    let mut e = Engine::new(Config { share: None, ..config(share()) });
+    let refused = e.cache.share_slots(e.stream).unwrap_err();
+    assert_eq!((refused.kind(), refused.place()), (Kind::InvalidConfig, "the cache has no share"));
+    let device = TestDevice::new(HostOptions::default());
+    let bad = config(Share { resizes_a_step: 0, ..share() });
+    let refused = Cache::new(bad, device.device()).unwrap_err();
+    assert_eq!((refused.kind(), refused.place()), (Kind::InvalidConfig, "resizes_a_step"));
+}
+
+#[test]
+fn a_share_by_misses_learns_from_the_steps() {
+    let mut e = Engine::new(config(Share { by: ShareBy::Misses, every: 4, ..share() }));
+    e.start(1_500, 200);
+    e.start(300, 200);
+    let mut before = 0;
+    for step in 0..100 {
+        let misses = e.step().misses;
+        before += if step < 20 { misses } else { 0 };
+    }
+    assert!(before > 0);
+    assert_eq!(e.cache.stats().slots_in_use, u64::from(LAYERS * POOL));
+    assert!(e.budgets().iter().all(|budget| *budget >= K), "{:?}", e.budgets());
+}
+
+#[test]
+fn ranks_that_make_the_same_calls_have_the_same_budgets() {
+    let digests = |third: u32| {
+        let mut e = Engine::new(config(Share { by: ShareBy::Misses, every: 3, ..share() }));
+        e.start(1_500, 200);
+        e.start(300, 200);
+        e.run(20);
+        e.start(third, 20);
+        e.run(3);
+        e.cache.budgets_digest()
+    };
+    assert_eq!(digests(700), digests(700));
+    assert_ne!(digests(700), digests(100));
+}
