@@ -33,7 +33,8 @@ def decoding(figure):
     """Steps, forks, and what goes wrong."""
     state(figure, 246, 204, 204, "running", "in its lane")
     figure.arrow([(330, 204), (330, 184), (370, 184), (370, 201)], "thin", "thinhead")
-    figure.text("small", 348, 160, "step:", "m")
+    figure.text("small", 348, 144, "resize,", "m", "move running resize running")
+    figure.text("small", 348, 160, "or a step:", "m")
     figure.text("small", 348, 176, "prepare … retire", "m", "move running prepare running")
     figure.arrow([(432, 204), (432, 56)])
     figure.text("small", 424, 106, "fork", "e", "move running fork running")
@@ -68,7 +69,8 @@ def sequence():
         "sequence", (480, 504), "The states of a sequence",
         "open and open_shared begin a sequence, which is filling while its prompt is appended. join enters it into "
         "its lane: at once, or joining by join_more until nothing of its warm-up is left. Then it is running: it "
-        "takes part in steps, from prepare to retire, and can be forked; the child is running. A step that fails "
+        "takes part in steps, from prepare to retire, can get another budget between them by resize, and can be "
+        "forked; the child is running. A step that fails "
         "makes it failed. A truncate that the device refuses half-way makes it truncating. truncate brings both "
         "back to running, and leaves a running one as it is. close ends it in any of these states: it is closing "
         "until the last step that names it is retired and its last ticket has ended. Then its pages, slots and "
