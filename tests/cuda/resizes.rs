@@ -20,8 +20,11 @@ fn budgets(number: u64, lane: u32) -> [u32; LAYERS as usize] {
     [0, 1].map(|layer| [12, 40, 9, 20, 8, 12, 31][(number as usize * 3 + lane as usize + 2 * layer) % 7])
 }
 
-/// Steps with resizes between them: each step's report and slots, digests, and all moved rows.
-fn run(cache: &Cache) -> (Vec<(Vec<u32>, Vec<u32>, Vec<u64>)>, u32) {
+/// A step's report and slots, and the digests after it.
+type Came = (Vec<u32>, Vec<u32>, Vec<u64>);
+
+/// Steps with resizes between them, and all rows that these moved.
+fn run(cache: &Cache) -> (Vec<Came>, u32) {
     for (lane, length) in [(0, 20), (1, 30)] {
         cache.join(lane, length).unwrap();
     }

@@ -50,7 +50,7 @@ fn a_resize_that_cannot_be_changes_nothing_and_fails_the_lanes_steps() {
     let more = |more: &[u32]| own.iter().map(|own| [&own[..], more].concat()).collect::<Vec<_>>();
     let six = more(&[free[0], free[1], free[2]]);
     let foreign = more(&[]).into_iter().map(|own| vec![own[0], free[0], own[2]]).collect::<Vec<_>>();
-    let cases: [(&str, u32, [u32; 2], Vec<Vec<u32>>); 8] = [
+    let cases = [
         ("a lane beyond the last", LANES, [60, 60], more(&[])),
         ("a lane far beyond", 1 << 30, [60, 60], more(&[])),
         ("a lane without a sequence", 1, [60, 60], more(&[])),
