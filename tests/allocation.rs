@@ -1,4 +1,4 @@
-//! Promise P6: after a cache has been warmed up, no thread of the process allocates or frees from prepare to retire, nor
+//! Promise P6: after a cache has been warmed up, no thread of the process allocates or frees from prepare to retire, or
 //! in a resize between two steps, on the host device and on the CUDA device, layer by layer and by graphs. The memory
 //! that a driver takes does not come through Rust's allocator. This program has one test only, because the allocator
 //! counts every thread except the test harness's own, which waits meanwhile and may allocate at any time.

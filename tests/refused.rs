@@ -2,8 +2,8 @@
 //! and the cache goes on or is closed.
 //!
 //! The test refuses each call of a whole life in a run of its own: construction, opening, joining, capturing, launched
-//! steps, resizes, a fork, a truncation, closing. The caller tries again, as an engine would, and truncates sequences whose step
-//! was abandoned.
+//! steps, resizes, a fork, a truncation, closing. The caller tries again, as an engine would, and truncates sequences
+//! whose step was abandoned.
 #![cfg(feature = "cuda")]
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
