@@ -142,6 +142,8 @@ TRY(resize) {
     return fb_resize(handle, w->sequence, P(1, &budget), NULL);
 }
 TRY(budgets) { return fb_budgets(handle, w->sequence, P(1, &w->out.word), LAYERS); }
+TRY(share_slots) { return UNUSED, fb_share_slots(handle, NULL, NULL); }
+TRY(budgets_digest) { return fb_budgets_digest(handle, P(1, &w->out.number)); }
 TRY(digest) { return fb_digest(handle, w->sequence, P(1, &w->out.number)); }
 
 static inline fb_tokens calls_tokens(world *w) {
@@ -359,8 +361,9 @@ static const call CALLS[] = {
     CALL(open, CACHE, 2), CALL(append, CACHE, 1), CALL(append_in_place, CACHE, 0), CALL(join, CACHE, 0),
     CALL(join_more, CACHE, 0), CALL(fork, CACHE, 2), CALL(truncate, CACHE, 0), CALL(close, CACHE, 0),
     CALL(length, CACHE, 1), CALL(pages, CACHE, 2), CALL(landing_slot, CACHE, 1), CALL(read_row, CACHE, 1),
-    CALL(digest, CACHE, 1), CALL(resize, CACHE, 1), CALL(budgets, CACHE, 1), CALL(open_shared, CACHE, 5),
-    CALL(find_shared, CACHE, 4), CALL(publish, CACHE, 2),
+    CALL(digest, CACHE, 1), CALL(resize, CACHE, 1), CALL(budgets, CACHE, 1), CALL(share_slots, CACHE, 0),
+    CALL(budgets_digest, CACHE, 1), CALL(open_shared, CACHE, 5), CALL(find_shared, CACHE, 4),
+    CALL(publish, CACHE, 2),
     CALL(ticket_outcome, TICKET, 1), CALL(ticket_destroy, TICKET, 0), CALL(prepare, CACHE, 3), CALL(layer, CACHE, 2),
     CALL(layers, CACHE, 2), CALL(resolve, CACHE, 4), CALL(gather, CACHE, 1), CALL(scatter, CACHE, 0),
     CALL(scatter_range, CACHE, 1), CALL(finish, CACHE, 0), CALL(abandon, CACHE, 0), CALL(retire, CACHE, 1),

@@ -70,7 +70,7 @@ static void slots_shared(fb_device *device) {
     decode_step(cache, of, 1, 5, 1);
     OK(cache, fb_truncate(cache, of[0].sequence, of[0].committed, NULL, NULL));
     compare_stored(cache, &of[0], of[0].committed);
-    CHECK(stats_of(cache).resizes == 11);
+    CHECK(stats_of(cache).resizes == 11 && stats_of(cache).moved_rows > 0);
     OK(cache, fb_close(cache, of[0].sequence, NULL));
     CHECK(stats_of(cache).slots_in_use == 0);
     OK(cache, fb_cache_destroy(cache));
@@ -178,9 +178,75 @@ static void refused(fb_cache *cache) {
     IS(FB_CLOSED, fb_budgets(cache, of.sequence, slots, LAYERS));
 }
 
+/* Two sequences that come and end, in a cache that sets the budgets itself. Returns the digest of its budgets while
+ * both run. */
+static uint64_t shared_by(fb_device *device, uint32_t share) {
+    fb_cache_config config = declared();
+    config.min_budget = LEAST;
+    config.pool_slots = POOL;
+    config.share = share;
+    config.share_every = 2;
+    config.share_resizes_a_step = 1;
+    fb_cache *cache = cache_of(device, &config);
+    story of[2];
+    fb_budget budget = slots_of(64);
+    uint32_t resized = 77;
+    uint64_t digest = 0;
+    open_story(cache, &of[0], PROMPT, NULL);
+    has(cache, &of[0], MAX_TOKENS + 2 * QUERY, MAX_TOKENS + 2 * QUERY, MAX_TOKENS + 2 * QUERY);
+    IS(FB_INVALID_CONFIG, fb_resize(cache, of[0].sequence, &budget, NULL));
+    CHECK(says(cache, "shares its slots"));
+    decode_step(cache, of, 1, 1, 1);
+    open_story(cache, &of[1], 50, NULL);
+    for (uint32_t number = 0; number < 12; number++) {
+        decode_step(cache, of, 2, number * 5, 1);
+        OK(cache, fb_cache_validate(cache));
+    }
+    CHECK(stats_of(cache).resizes > 0 && stats_of(cache).slots_in_use == LAYERS * POOL);
+    OK(cache, fb_budgets_digest(cache, &digest));
+    OK(cache, fb_close(cache, of[1].sequence, NULL));
+    OK(cache, fb_share_slots(cache, NULL, &resized));
+    CHECK(resized <= 1);
+    decode_step(cache, of, 1, 3, 1);
+    OK(cache, fb_share_slots(cache, NULL, NULL));
+    /* It may lack a change that is smaller than a block. */
+    uint32_t slots[LAYERS];
+    OK(cache, fb_budgets(cache, of[0].sequence, slots, LAYERS));
+    CHECK(slots[0] > MAX_TOKENS + 2 * QUERY - 64 && slots[1] == slots[0] && slots[2] == slots[0]);
+    OK(cache, fb_truncate(cache, of[0].sequence, of[0].committed, NULL, NULL));
+    compare_stored(cache, &of[0], of[0].committed);
+    OK(cache, fb_close(cache, of[0].sequence, NULL));
+    OK(cache, fb_cache_destroy(cache));
+    return digest;
+}
+
+static void policies(fb_device *device) {
+    const uint32_t shares[] = {FB_SHARE_EQUAL, FB_SHARE_LENGTH, FB_SHARE_MISSES};
+    for (size_t at = 0; at < sizeof shares / sizeof shares[0]; at++) {
+        CHECK(shared_by(device, shares[at]) == shared_by(device, shares[at]));
+    }
+    CHECK(shared_by(device, FB_SHARE_EQUAL) != shared_by(device, FB_SHARE_LENGTH));
+
+    fb_cache *cache = elastic(device);
+    uint32_t resized = 77;
+    IS(FB_INVALID_CONFIG, fb_share_slots(cache, NULL, &resized));
+    CHECK(resized == 77 && says(cache, "no share"));
+    OK(cache, fb_cache_destroy(cache));
+    fb_cache_config wrong = declared();
+    char text[256] = "";
+    wrong.share = FB_SHARE_MISSES + 1;
+    IS(FB_INVALID_CONFIG, fb_cache_create(device, &wrong, text, sizeof text, &cache));
+    CHECK(strstr(text, "share") != NULL);
+    wrong.share = FB_SHARE_NONE;
+    wrong.share_every = 4;
+    IS(FB_INVALID_CONFIG, fb_cache_create(device, &wrong, text, sizeof text, &cache));
+    CHECK(strstr(text, "share") != NULL);
+}
+
 int main(void) {
     fb_device *device = device_of(FB_DEVICE_HOST);
     slots_shared(device);
+    policies(device);
     digests(device);
     fb_cache *cache = elastic(device);
     stated(cache);

@@ -138,6 +138,18 @@
 // with FB_OUT_OF_MEMORY, and the error text gives both numbers.
 #define FB_MEMORY_OVERCOMMIT 8
 
+// Each sequence keeps its budget until the engine resizes it.
+#define FB_SHARE_NONE 0
+
+// The cache divides its slots so that each sequence has the same number.
+#define FB_SHARE_EQUAL 1
+
+// The cache divides its slots in proportion to the lengths of the sequences.
+#define FB_SHARE_LENGTH 2
+
+// The cache gives its slots to the sequences where they avoid the most misses, as estimated from past steps.
+#define FB_SHARE_MISSES 3
+
 // In each layer, the join loads every row into slots, if all of them fit the sequence's slots there.
 #define FB_BRING_UP_WHOLE 0
 
@@ -394,6 +406,19 @@ typedef struct fb_cache_config {
     // Optional: slots of each layer's pool for all sequences together, one number for each layer, draft layers
     // included. Set it or `pool_slots`, not both. Default: `pool_slots` in every layer.
     const uint32_t *slots_by_layer;
+    // Optional: an FB_SHARE_ constant: how the cache divides its slots over the sequences, by resizes of its own. The
+    // budget of fb_open_config is then the least that a sequence ever has. fb_open takes no slots yet, fb_join takes
+    // the sequence's share, and fb_prepare moves budgets towards the shares. Default: FB_SHARE_NONE.
+    uint32_t share;
+    // Optional: the cache divides its slots again every so many calls of fb_prepare. Default: only when a sequence has
+    // joined, ended or outgrown its budget.
+    uint32_t share_every;
+    // Optional: the least change of a budget, as a divisor of the budget. Default: 8, an eighth.
+    uint32_t share_least_change;
+    // Optional: the most sequences that one step resizes. Default: 8.
+    uint32_t share_resizes_a_step;
+    // Optional: the most bytes of rows that the shrinks of one step may move on the device. Default: 64 MiB.
+    uint64_t share_bytes_a_step;
 } fb_cache_config;
 
 // The bytes that a cache takes, by purpose.
@@ -464,6 +489,8 @@ typedef struct fb_stats {
     uint64_t slots_in_use;
     // Counter: resizes of a sequence's budgets (fb_resize).
     uint64_t resizes;
+    // Counter: rows that resizes have moved to other slots, all layers, as far as a retired step has reported them.
+    uint64_t moved_rows;
 } fb_stats;
 
 // The configuration of a cache and the sizes that follow from it. It does not change.
@@ -513,7 +540,8 @@ typedef struct fb_info {
     uint32_t residency_only;
 } fb_info;
 
-// What a new sequence needs. An optional field that is 0 gets the default that its comment names.
+// What a new sequence needs. An optional field that is 0 gets the default that its comment names. In a cache with
+// `share` (fb_cache_config) the budget is the least that the sequence ever has.
 typedef struct fb_open_config {
     // sizeof(fb_open_config).
     size_t size;
@@ -1289,7 +1317,8 @@ fb_status fb_index_keys(const struct fb_cache *cache,
                         uint64_t *bytes);
 
 // Admits a sequence: it takes the sequence's pages, slots and lane. FB_EXHAUSTED when a pool has too little left: the
-// error text names the pool, and the call has taken nothing.
+// error text names the pool, and the call has taken nothing. In a cache with `share` (fb_cache_config) the call only
+// promises the slots, and fb_join takes them. FB_EXHAUSTED then means that the pool cannot keep all promises.
 //
 // Requires:
 // `config` states its real size, and its `slots_by_layer` is NULL or has an entry for each layer.
@@ -1325,7 +1354,9 @@ fb_status fb_append_in_place(struct fb_cache *cache,
 // rows that are then resident, up to the warm-up's bound. Steps wait for this work by themselves; with a bound, call
 // fb_join_more until the sequence is running. `warm_up` may be NULL. `ticket` may be NULL; otherwise it receives the
 // ticket of the enqueued work. FB_INVALID_STATE while a layer's prompt is incomplete, or when an earlier fb_join has
-// decided the resident rows; if the device refused its gather, call fb_join_more.
+// decided the resident rows; if the device refused its gather, call fb_join_more. In a cache with `share`
+// (fb_cache_config) the call first takes slots, also from other sequences. It is FB_BUSY, and nothing has changed,
+// while the slots that it needs belong to sequences in open steps, or to some whose last resize has not run.
 //
 // Requires:
 // `warm_up` states its real size. The device may read its selections until the stream has passed this call.
@@ -1344,7 +1375,7 @@ fb_status fb_join_more(struct fb_cache *cache, uint64_t sequence, void *stream, 
 
 // Opens a sequence that begins as a copy of `parent`. The parent's committed tokens are its prompt, and the call
 // ignores the config's `prompt`. The two share full pages; the call copies the partial page on the stream. The child
-// is running. FB_BUSY while work of the parent is in flight. FB_INVALID_STATE while the parent is not running yet,
+// is running. FB_BUSY while work of the parent is in flight, and as in fb_join. FB_INVALID_STATE while the parent is not running yet,
 // when its step failed, or while it has rows that were neither accepted nor rejected: truncate it to the intended
 // length first. Other errors are those of fb_open.
 //
@@ -1444,12 +1475,13 @@ fb_status fb_close(struct fb_cache *cache,
 // itself. Captured graphs stay valid. The slots that go are free at once for fb_open and fb_resize. Slots are taken
 // and freed in whole blocks of 64, and slots beyond the tokens that the sequence may have are not taken.
 //
-// FB_INVALID_STATE for a sequence that is not running, or whose step failed. FB_BUSY while a step of the sequence is
-// prepared and not finished, or before earlier work of the sequence that the library enqueued outside of steps, such
-// as its last resize, has ended. FB_INVALID_CONFIG for fewer slots than the cache's min_budget. FB_OUT_OF_RANGE for
-// more slots than a layer has. FB_EXHAUSTED for more than are free. FB_DEVICE_FAILED if work of the sequence failed.
-// After these nothing has changed. If the device refuses the call half-way, the sequence has its old budgets or its
-// new ones (fb_budgets), and the call may be repeated on any stream.
+// FB_INVALID_CONFIG in a cache with `share` (fb_cache_config), which sets the budgets itself, and for fewer slots than
+// the cache's min_budget. FB_INVALID_STATE for a sequence that is not running, or whose step failed. FB_BUSY while a
+// step of the sequence is prepared and not finished, or before earlier work of the sequence that the library enqueued
+// outside of steps, such as its last resize, has ended. FB_OUT_OF_RANGE for more slots than a layer has. FB_EXHAUSTED
+// for more than are free. FB_DEVICE_FAILED if work of the sequence failed. After these nothing has changed. If the
+// device refuses the call half-way, the sequence has its old budgets or its new ones (fb_budgets), and the call may be
+// repeated on any stream.
 //
 // Requires:
 // `budget` states its real size, and its `slots_by_layer` is NULL or has an entry for each layer.
@@ -1467,6 +1499,27 @@ fb_status fb_budgets(const struct fb_cache *cache,
                      uint64_t sequence,
                      uint32_t *slots,
                      uint32_t layers);
+
+// Moves the budgets of all sequences towards their shares, in a cache with `share` (fb_cache_config) and within its
+// limits for one step. fb_prepare does this by itself for the sequences of its micro-batch; this call is for an engine
+// that wants it at a time of its own. Sequences in an open step stay as they are, and so do those that have retired no
+// step since they joined or were last resized or truncated. `resized`, which may be NULL, receives the number of
+// sequences that the call has resized: 0 when there is nothing left to do. FB_INVALID_CONFIG in a cache without
+// `share`.
+//
+// Requires:
+// `resized` is NULL or has room for the result.
+fb_status fb_share_slots(struct fb_cache *cache,
+                         void *stream,
+                         uint32_t *resized);
+
+// Returns a digest of the budgets of all open sequences. Ranks that made the same calls with the same results have
+// equal digests. The call waits for no device.
+//
+// Requires:
+// `digest` has room for the result.
+fb_status fb_budgets_digest(const struct fb_cache *cache,
+                            uint64_t *digest);
 
 // Opens a sequence like fb_open, for a prompt whose token ids are known. The sequence shares the leading pages that
 // were published under the same salt (vLLM: a prefix cache hit). `*shared` receives how many tokens those pages have;

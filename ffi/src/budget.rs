@@ -1,4 +1,5 @@
-//! Budgets: how a caller states one, and the calls for a sequence whose budgets change between its steps.
+//! Budgets: how a caller states one, the calls by which the engine changes those of a sequence between its steps, and
+//! those of a cache that changes them itself.
 
 use std::ffi::c_void;
 
@@ -89,12 +90,13 @@ impl FbBudget {
 /// itself. Captured graphs stay valid. The slots that go are free at once for fb_open and fb_resize. Slots are taken
 /// and freed in whole blocks of 64, and slots beyond the tokens that the sequence may have are not taken.
 ///
-/// FB_INVALID_STATE for a sequence that is not running, or whose step failed. FB_BUSY while a step of the sequence is
-/// prepared and not finished, or before earlier work of the sequence that the library enqueued outside of steps, such
-/// as its last resize, has ended. FB_INVALID_CONFIG for fewer slots than the cache's min_budget. FB_OUT_OF_RANGE for
-/// more slots than a layer has. FB_EXHAUSTED for more than are free. FB_DEVICE_FAILED if work of the sequence failed.
-/// After these nothing has changed. If the device refuses the call half-way, the sequence has its old budgets or its
-/// new ones (fb_budgets), and the call may be repeated on any stream.
+/// FB_INVALID_CONFIG in a cache with `share` (fb_cache_config), which sets the budgets itself, and for fewer slots than
+/// the cache's min_budget. FB_INVALID_STATE for a sequence that is not running, or whose step failed. FB_BUSY while a
+/// step of the sequence is prepared and not finished, or before earlier work of the sequence that the library enqueued
+/// outside of steps, such as its last resize, has ended. FB_OUT_OF_RANGE for more slots than a layer has. FB_EXHAUSTED
+/// for more than are free. FB_DEVICE_FAILED if work of the sequence failed. After these nothing has changed. If the
+/// device refuses the call half-way, the sequence has its old budgets or its new ones (fb_budgets), and the call may be
+/// repeated on any stream.
 ///
 /// # Safety
 /// `budget` states its real size, and its `slots_by_layer` is NULL or has an entry for each layer.
@@ -140,6 +142,48 @@ pub unsafe extern "C" fn fb_budgets(
             for (place, budget) in room.iter_mut().zip(budgets) {
                 place.write(*budget);
             }
+            Ok(())
+        })
+    }
+}
+
+/// Moves the budgets of all sequences towards their shares, in a cache with `share` (fb_cache_config) and within its
+/// limits for one step. fb_prepare does this by itself for the sequences of its micro-batch; this call is for an engine
+/// that wants it at a time of its own. Sequences in an open step stay as they are, and so do those that have retired no
+/// step since they joined or were last resized or truncated. `resized`, which may be NULL, receives the number of
+/// sequences that the call has resized: 0 when there is nothing left to do. FB_INVALID_CONFIG in a cache without
+/// `share`.
+///
+/// # Safety
+/// `resized` is NULL or has room for the result.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_share_slots(
+    cache: *mut FbCache,
+    stream: *mut c_void,
+    resized: *mut u32,
+) -> FbStatus {
+    change(cache, |cache| {
+        // SAFETY: this call's contract.
+        let resized = unsafe { cast::out_or_none(resized, "resized") }?;
+        let count = cache.cache.share_slots(cast::stream(stream))?;
+        if let Some(resized) = resized {
+            resized.set(count);
+        }
+        Ok(())
+    })
+}
+
+/// Returns a digest of the budgets of all open sequences. Ranks that made the same calls with the same results have
+/// equal digests. The call waits for no device.
+///
+/// # Safety
+/// `digest` has room for the result.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_budgets_digest(cache: *const FbCache, digest: *mut u64) -> FbStatus {
+    // SAFETY: this call's contract.
+    unsafe {
+        read(cache, |cache| {
+            cast::out(digest, "digest")?.set(cache.cache.budgets_digest());
             Ok(())
         })
     }

@@ -62,6 +62,8 @@ pub struct FbStats {
     pub slots_in_use: u64,
     /// Counter: resizes of a sequence's budgets (fb_resize).
     pub resizes: u64,
+    /// Counter: rows that resizes have moved to other slots, all layers, as far as a retired step has reported them.
+    pub moved_rows: u64,
 }
 
 // SAFETY: words, eight of 4 bytes between words of 8.
@@ -273,6 +275,7 @@ pub unsafe extern "C" fn fb_cache_stats(cache: *const FbCache, stats: *mut FbSta
                 evicted_pages: now.evicted_pages,
                 slots_in_use: now.slots_in_use,
                 resizes: now.resizes,
+                moved_rows: now.moved_rows,
             });
             Ok(())
         })

@@ -2,7 +2,7 @@
 
 use std::ffi::c_char;
 
-use forebay::{Config, Error, Geometry, Kind, Memory, Result, Shape, Slots};
+use forebay::{Config, Error, Geometry, Kind, Memory, Result, Shape, Share, ShareBy, Slots};
 
 use crate::cast::{self, Plain, Versioned, create};
 use crate::status::FbStatus;
@@ -16,6 +16,15 @@ pub const FB_MEMORY_UNLOCKED: u32 = 4;
 /// The cache may take more memory than the machine reports as available. Without this flag such a cache is refused
 /// with FB_OUT_OF_MEMORY, and the error text gives both numbers.
 pub const FB_MEMORY_OVERCOMMIT: u32 = 8;
+
+/// Each sequence keeps its budget until the engine resizes it.
+pub const FB_SHARE_NONE: u32 = 0;
+/// The cache divides its slots so that each sequence has the same number.
+pub const FB_SHARE_EQUAL: u32 = 1;
+/// The cache divides its slots in proportion to the lengths of the sequences.
+pub const FB_SHARE_LENGTH: u32 = 2;
+/// The cache gives its slots to the sequences where they avoid the most misses, as estimated from past steps.
+pub const FB_SHARE_MISSES: u32 = 3;
 
 /// The configuration of a cache. An optional field that is 0 gets the default that its comment names.
 #[derive(Clone, Copy, Debug)]
@@ -79,6 +88,19 @@ pub struct FbCacheConfig {
     /// Optional: slots of each layer's pool for all sequences together, one number for each layer, draft layers
     /// included. Set it or `pool_slots`, not both. Default: `pool_slots` in every layer.
     pub slots_by_layer: *const u32,
+    /// Optional: an FB_SHARE_ constant: how the cache divides its slots over the sequences, by resizes of its own. The
+    /// budget of fb_open_config is then the least that a sequence ever has. fb_open takes no slots yet, fb_join takes
+    /// the sequence's share, and fb_prepare moves budgets towards the shares. Default: FB_SHARE_NONE.
+    pub share: u32,
+    /// Optional: the cache divides its slots again every so many calls of fb_prepare. Default: only when a sequence has
+    /// joined, ended or outgrown its budget.
+    pub share_every: u32,
+    /// Optional: the least change of a budget, as a divisor of the budget. Default: 8, an eighth.
+    pub share_least_change: u32,
+    /// Optional: the most sequences that one step resizes. Default: 8.
+    pub share_resizes_a_step: u32,
+    /// Optional: the most bytes of rows that the shrinks of one step may move on the device. Default: 64 MiB.
+    pub share_bytes_a_step: u64,
 }
 
 // SAFETY: words and a pointer, two of 4 bytes after each other wherever one of 8 follows.
@@ -138,8 +160,8 @@ pub(crate) fn in_words(error: Error) -> Error {
     }
 }
 
-fn or(value: u32, default: u32) -> u32 {
-    if value == 0 { default } else { value }
+fn or<T: Default + PartialEq>(value: T, default: T) -> T {
+    if value == T::default() { default } else { value }
 }
 
 impl FbCacheConfig {
@@ -184,6 +206,31 @@ impl FbCacheConfig {
         Ok(Some(Slots::ByLayer(table.to_vec())))
     }
 
+    /// How the cache divides its slots, if it does.
+    fn share(&self) -> Result<Option<Share>> {
+        let by = match self.share {
+            FB_SHARE_NONE => {
+                let numbers = [self.share_every, self.share_least_change, self.share_resizes_a_step];
+                if numbers != [0; 3] || self.share_bytes_a_step != 0 {
+                    return Err(refuse("share", FB_SHARE_NONE).hint("set it, or leave its other fields 0"));
+                }
+                return Ok(None);
+            }
+            FB_SHARE_EQUAL => ShareBy::Equal,
+            FB_SHARE_LENGTH => ShareBy::Length,
+            FB_SHARE_MISSES => ShareBy::Misses,
+            other => return Err(refuse("share", other).hint("pass an FB_SHARE_ constant")),
+        };
+        let default = Share::default();
+        Ok(Some(Share {
+            by,
+            every: or(self.share_every, default.every),
+            least_change: or(self.share_least_change, default.least_change),
+            bytes_a_step: or(self.share_bytes_a_step, default.bytes_a_step),
+            resizes_a_step: or(self.share_resizes_a_step, default.resizes_a_step),
+        }))
+    }
+
     /// # Safety
     /// As [`FbCacheConfig::slots`].
     pub(crate) unsafe fn declare(&self) -> Result<Config> {
@@ -207,6 +254,7 @@ impl FbCacheConfig {
             slots: slots.unwrap_or(all.slots),
             min_budget: or(self.min_budget, all.min_budget),
             attention_waves: or(self.attention_waves, all.attention_waves),
+            share: self.share()?,
             batch: or(self.batch, all.batch),
             query_rows: self.query_rows,
             steps_in_flight: or(self.steps_in_flight, all.steps_in_flight),
@@ -328,6 +376,11 @@ mod tests {
             numa_node: 0,
             residency_only: 0,
             slots_by_layer: std::ptr::null(),
+            share: FB_SHARE_NONE,
+            share_every: 0,
+            share_least_change: 0,
+            share_resizes_a_step: 0,
+            share_bytes_a_step: 0,
         }
     }
 
@@ -380,6 +433,29 @@ mod tests {
     }
 
     #[test]
+    fn a_share_is_declared_with_its_numbers_or_their_defaults() {
+        let share = |config: FbCacheConfig| declare(&config).unwrap().share;
+        assert_eq!(share(small()), None);
+        for (number, by) in [
+            (FB_SHARE_EQUAL, ShareBy::Equal),
+            (FB_SHARE_LENGTH, ShareBy::Length),
+            (FB_SHARE_MISSES, ShareBy::Misses),
+        ] {
+            let config = FbCacheConfig { share: number, ..small() };
+            assert_eq!(share(config), Some(Share { by, ..Share::default() }));
+            let config = FbCacheConfig {
+                share_every: 5,
+                share_least_change: 3,
+                share_resizes_a_step: 2,
+                share_bytes_a_step: 1 << 40,
+                ..config
+            };
+            let wanted = Share { by, every: 5, least_change: 3, resizes_a_step: 2, bytes_a_step: 1 << 40 };
+            assert_eq!(share(config), Some(wanted));
+        }
+    }
+
+    #[test]
     fn invalid_and_contradictory_fields_are_refused() {
         let table = [64, 128];
         let slots_by_layer = table.as_ptr();
@@ -393,6 +469,9 @@ mod tests {
                 "pool_slots and slots_by_layer",
             ),
             (FbCacheConfig { layers: u32::MAX, slots_by_layer, ..small() }, Kind::InvalidConfig, "layers"),
+            (FbCacheConfig { share: 4, ..small() }, Kind::InvalidConfig, "share"),
+            (FbCacheConfig { share_every: 1, ..small() }, Kind::InvalidConfig, "share"),
+            (FbCacheConfig { share_bytes_a_step: 1, ..small() }, Kind::InvalidConfig, "share"),
         ] {
             let error = declare(&config).unwrap_err();
             assert_eq!((error.kind(), error.place()), (kind, place));

@@ -16,7 +16,8 @@ pub const FB_BRING_UP_WHOLE: u32 = 0;
 /// The join loads no rows except those that the warm-up's selections name.
 pub const FB_BRING_UP_NOTHING: u32 = 1;
 
-/// What a new sequence needs. An optional field that is 0 gets the default that its comment names.
+/// What a new sequence needs. An optional field that is 0 gets the default that its comment names. In a cache with
+/// `share` (fb_cache_config) the budget is the least that the sequence ever has.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FbOpenConfig {
@@ -151,7 +152,8 @@ pub struct FbPage {
 unsafe impl Plain for FbPage {}
 
 /// Admits a sequence: it takes the sequence's pages, slots and lane. FB_EXHAUSTED when a pool has too little left: the
-/// error text names the pool, and the call has taken nothing.
+/// error text names the pool, and the call has taken nothing. In a cache with `share` (fb_cache_config) the call only
+/// promises the slots, and fb_join takes them. FB_EXHAUSTED then means that the pool cannot keep all promises.
 ///
 /// # Safety
 /// `config` states its real size, and its `slots_by_layer` is NULL or has an entry for each layer.
@@ -218,7 +220,9 @@ pub unsafe extern "C" fn fb_append_in_place(cache: *mut FbCache, sequence: u64, 
 /// rows that are then resident, up to the warm-up's bound. Steps wait for this work by themselves; with a bound, call
 /// fb_join_more until the sequence is running. `warm_up` may be NULL. `ticket` may be NULL; otherwise it receives the
 /// ticket of the enqueued work. FB_INVALID_STATE while a layer's prompt is incomplete, or when an earlier fb_join has
-/// decided the resident rows; if the device refused its gather, call fb_join_more.
+/// decided the resident rows; if the device refused its gather, call fb_join_more. In a cache with `share`
+/// (fb_cache_config) the call first takes slots, also from other sequences. It is FB_BUSY, and nothing has changed,
+/// while the slots that it needs belong to sequences in open steps, or to some whose last resize has not run.
 ///
 /// # Safety
 /// `warm_up` states its real size. The device may read its selections until the stream has passed this call.
@@ -270,7 +274,7 @@ pub unsafe extern "C" fn fb_join_more(
 
 /// Opens a sequence that begins as a copy of `parent`. The parent's committed tokens are its prompt, and the call
 /// ignores the config's `prompt`. The two share full pages; the call copies the partial page on the stream. The child
-/// is running. FB_BUSY while work of the parent is in flight. FB_INVALID_STATE while the parent is not running yet,
+/// is running. FB_BUSY while work of the parent is in flight, and as in fb_join. FB_INVALID_STATE while the parent is not running yet,
 /// when its step failed, or while it has rows that were neither accepted nor rejected: truncate it to the intended
 /// length first. Other errors are those of fb_open.
 ///

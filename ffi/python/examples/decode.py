@@ -5,7 +5,7 @@ positions that its indexer selects; their rows come from forebay. At the end the
 every row resident, and compares the logits of every step.
 
     decode.py [--context 2048] [--tokens 128] [--batch 1] [--query-rows 2] [--ratio 0.2] [--top-k 256]
-              [--device cuda:0] [--weights FILE | --random-weights SEED [--layers 30]]
+              [--resize-every N] [--device cuda:0] [--weights FILE | --random-weights SEED [--layers 30]]
 
 With --device cuda:0 the slots are on a GPU, and torch computes attention there in both runs (`arrays.py`). Without the
 weights, use a smaller file of `pack.py`, or --random-weights, which decodes meaningless numbers with a model of the
@@ -64,6 +64,7 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     number("--ratio", type=float, default=0.2, metavar="R", help="slots on the device as a share of the rows")
     number("--top-k", type=int, default=256, metavar="N", help="positions that a query row reads in a layer")
     orders = ["whole", "waves", "da", "dba"]
+    number("--resize-every", type=int, default=0, metavar="N", help="budgets halve or grow back each N steps; 0: never")
     number("--order", choices=orders, default="whole", help="order of a layer's work, see offloaded.py")
     number("--read", action="store_true", help="read on in the text, and report the perplexity")
     number("--text", type=Path, metavar="FILE", help="a text of your own (default: the Python language reference)")
@@ -80,6 +81,7 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
         ("batch", 1, 16),
         ("query_rows", 1, 8),
         ("top_k", 1, LONGEST),
+        ("resize_every", 0, LONGEST),
         ("layers", 1, 30),
         ("random_weights", 0, 2**63),
     ):
@@ -343,7 +345,9 @@ def program(chosen: argparse.Namespace) -> None:
     sizes = {"top_k": chosen.top_k, "query_rows": chosen.query_rows, "ratio": chosen.ratio, "order": chosen.order}
     waves = WAVES if chosen.order == "waves" else 1
     try:
-        opened = Offloaded(model, made, attention_waves=waves, arrays=place, **sizes)
+        opened = Offloaded(
+            model, made, attention_waves=waves, resize_every=chosen.resize_every, arrays=place, **sizes
+        )
     except ForebayError as error:
         stop(f"--device {chosen.device}: {error}")
     with opened as cache:
@@ -357,10 +361,12 @@ def program(chosen: argparse.Namespace) -> None:
             print(screen.faint(f"{screen.names[number]}... {tail[-1]}"))
         shown = Run(Decoder(cache, made, query_rows=chosen.query_rows, read=chosen.read))
         show(shown, cache, words, screen)
+        resizes = cache.cache.stats().resizes
     count = sum(map(len, shown.decoder.histories)) - sum(shown.decoder.starts)
     told = f"; perplexity {math.exp(sum(shown.surprise) / len(shown.surprise)):.1f}" if chosen.read else ""
     drafts = f"; {shown.rejected:,} drafts rejected" if chosen.query_rows > 1 else ""
-    print(f"\n{count:,} tokens in {len(shown.marks):,} steps, {shown.seconds:.1f} s{drafts}{told}.")
+    resized = f"; budgets changed {resizes:,} times" if chosen.resize_every else ""
+    print(f"\n{count:,} tokens in {len(shown.marks):,} steps, {shown.seconds:.1f} s{drafts}{resized}{told}.")
     screen.waits("With every row resident ...")
     screen.says(compare(model, made, place, shown, chosen))
 

@@ -63,6 +63,7 @@ class Offloaded:
         ratio: float = 0.2,
         order: str = "whole",
         attention_waves: int = 1,
+        resize_every: int = 0,
         arrays: Arrays | None = None,
     ) -> None:
         """Takes all memory and opens the requests one after another; requests with the same beginning share pages.
@@ -75,13 +76,17 @@ class Offloaded:
             ratio: slots of a sequence in each layer as a share of its prompt and promised tokens.
             order: the order of a layer's work, one of `ORDERS`.
             attention_waves: attention waves that share the scratch slots in turn, for any order but "whole".
+            resize_every: after each this many steps all budgets are halved, or made whole again; 0: never. A server
+                does so as sequences come and go.
             arrays: the device's arrays; None: the host device's.
         """
         self.arrays: Arrays = arrays or Numpy()
         self.model, self.k, self.query_rows, self.order = model, top_k, query_rows, order
+        self.ratio, self.resize_every, self.steps = ratio, resize_every, 0
         tokens = [request.prompt.keys.shape[1] + request.promised for request in requests]
         self.tokens = max(tokens)
-        self.budget, least = (max(int(ratio * count + 0.5), 1) for count in (max(tokens), min(tokens)))
+        self.budget = max(int(ratio * self.tokens + 0.5), 1)
+        least = max(int(self._ratios()[-1] * min(tokens) + 0.5), 1)
         run = 4 * model.kv_width
         shape = forebay.Shape(
             layers=model.layers,
@@ -156,8 +161,22 @@ class Offloaded:
             self.arrays.put(seen, layer, top_k(queries[layer], halves[layer], visible, self.k))
         return given
 
+    def _ratios(self) -> list[float]:
+        """The ratios that budgets have in turn."""
+        return [self.ratio, self.ratio / 2] if self.resize_every else [self.ratio]
+
+    def _resize(self) -> None:
+        """Gives all sequences the budgets whose turn it is, if it changes with this step."""
+        if self.resize_every and self.steps and self.steps % self.resize_every == 0:
+            ratio = self._ratios()[self.steps // self.resize_every % 2]
+            for sequence in self.sequences:
+                if not sequence.closed:
+                    sequence.resize(ratio=ratio, stream=self.streams[0])
+        self.steps += 1
+
     def step(self, rows: Sequence[int], accepted: Sequence[int], tokens: Ids) -> Floats:
         """See `engine.Cache`."""
+        self._resize()
         self.batch = list(rows)
         self.lengths[self.batch] += np.asarray(accepted, np.int32)
         batch = [(self.sequences[row], count, tokens.shape[1]) for row, count in zip(rows, accepted, strict=True)]

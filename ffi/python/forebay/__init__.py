@@ -18,7 +18,7 @@ from ._library import version as _version
 from .cache import Cache, Stats
 from .arrays import Tensor
 from .choice import Bucket, Choice, Chooser, Hysteresis, Prices, Table
-from .config import Footprint, Info, footprint
+from .config import Footprint, Info, Share, footprint
 from .device import CudaDevice, CudaMemory, Device, HostDevice, Stream
 from .errors import (
     BadFormat,
@@ -53,6 +53,6 @@ __all__ = [
     "Closed", "CudaDevice", "CudaMemory", "Device", "DeviceFailed", "EngineCall", "Exhausted", "Footprint",
     "ForebayError", "Header", "HostDevice", "Hysteresis", "Info", "Internal", "InvalidArgument", "InvalidConfig",
     "InvalidState", "Io", "LayerCount", "Layers", "Length", "OsRefused", "OutOfMemory", "OutOfRange", "Overflow",
-    "Page", "Planned", "Prices", "RequestWriter", "Retired", "SelectionTrace", "Sequence", "Shape", "Stats", "Step",
-    "Stream", "Table", "Tensor", "Ticket", "TraceRecorder", "TraceWriter", "Unsupported", "footprint", "plan",
+    "Page", "Planned", "Prices", "RequestWriter", "Retired", "SelectionTrace", "Sequence", "Shape", "Share", "Stats",
+    "Step", "Stream", "Table", "Tensor", "Ticket", "TraceRecorder", "TraceWriter", "Unsupported", "footprint", "plan",
 ]  # fmt: skip

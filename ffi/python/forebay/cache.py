@@ -1,9 +1,9 @@
 """The cache of one model on one device. One thread at a time drives it.
 
 A sequence or step that the program forgets is not lost. The garbage collector only notes its end, and the next `open`,
-`prepare`, `truncate`, `resize`, `fork`, `join`, `reap` or `close` completes it. A forgotten cache ends its steps and
-sequences by itself, in any order, as soon as that needs no waiting. In a forked child everything of the parent is
-already closed: the library reports it as closed and ends nothing.
+`prepare`, `truncate`, `resize`, `share_slots`, `fork`, `join`, `reap` or `close` completes it. A forgotten cache ends
+its steps and sequences by itself, in any order, as soon as that needs no waiting. In a forked child everything of the
+parent is already closed: the library reports it as closed and ends nothing.
 
 The tensors that enqueued work uses (selections, slots, warm-ups) belong to the cache's record, from before the call
 that hands them over until that work has ended, whatever happens to the call, the step or the ticket: see
@@ -24,7 +24,7 @@ from . import overlap
 from ._library import check, check_created, ffi, lib, new_text, sized
 from .arrays import Tensor
 from .device import Device, HostMemory, end_left, give_up
-from .config import SLOT_BLOCK, Info, declare, set_budget, set_fields
+from .config import SLOT_BLOCK, Info, Share, declare, set_budget, set_fields
 from .errors import InvalidArgument, counted
 from .overlap import Captured, EngineCall, Layers
 from .record import CacheHandle, InFlight
@@ -78,6 +78,8 @@ class Stats(NamedTuple):
     slots_in_use: int
     # Counter: resizes of a sequence's budgets.
     resizes: int
+    # Counter: rows that resizes have moved to other slots, all layers, as far as a retired step has reported them.
+    moved_rows: int
 
 
 class Cache:
@@ -100,6 +102,8 @@ class Cache:
         pool_slots: slots of each layer's pool, for all sequences together; or one number for each layer; None: enough
             for every lane.
         min_budget: the fewest slots that a sequence may have in a layer; None: the fewest of `slots`.
+        share: how the cache divides its slots over the sequences; None: each sequence keeps its budget until the
+            program resizes it.
         attention_waves: the most attention waves of a step, which use the same scratch slots in turn; None: 1. With
             more, attention must be split.
         residency_only: rows have no bytes and nothing is gathered, for replays. The total pool then takes addresses but
@@ -137,6 +141,7 @@ class Cache:
         index_pages: int | None = None,
         pool_slots: int | Many[int] | None = None,
         min_budget: int | None = None,
+        share: Share | None = None,
         attention_waves: int | None = None,
         residency_only: bool = False,
         huge_pages: bool = True,
@@ -166,6 +171,10 @@ class Cache:
                 "numa_node": None if numa_node is None else index(numa_node, "numa_node", 0xFFFFFFFE) + 1,
             },
         )
+        if share is not None:
+            if not isinstance(share, Share):
+                raise InvalidArgument("share", type(share).__name__, "a Share")
+            share.declare(config)
         config.memory = (
             (0 if huge_pages else lib.FB_MEMORY_SMALL_PAGES)
             | (0 if populate else lib.FB_MEMORY_LAZY)
@@ -214,7 +223,8 @@ class Cache:
             prompt: tokens of the prompt.
             promised: tokens that it may decode after the prompt.
             ratio: slots in each layer as a fraction of prompt plus promised tokens. Give it or `slots`, not both.
-            slots: slots in each layer; or one number for each layer; None: as the cache was configured.
+            slots: slots in each layer; or one number for each layer; None: as the cache was configured. In a cache
+                with `share` they are the least that the sequence ever has; `join` takes them.
             bring_up: "whole" (the join loads every row, if all fit its slots) or "nothing".
             tokens: the prompt's token ids, as far as they may be shared. The sequence shares the leading pages that
                 were published with the same tokens, keys and salt; `Sequence.shared` is the number of their tokens.
@@ -383,6 +393,37 @@ class Cache:
         waiting = ffi.new("uint32_t *")
         check(self._record.reap(self.device.stream_of(stream), waiting), self._pointer)
         return int(waiting[0])
+
+    def share_slots(self, stream: Any = None) -> int:
+        """Moves the budgets of all sequences towards their shares, within the limits of `share` for one step.
+
+        `prepare` does this by itself for the sequences of its micro-batch; this call is for a program that wants it at
+        a time of its own. Sequences in an open step stay as they are, and so do those that have retired no step since
+        they joined or were last resized or truncated.
+
+        Returns:
+            The number of sequences that it has resized: 0 when there is nothing left to do.
+
+        Raises:
+            InvalidConfig: the cache was made without `share`.
+            InvalidArgument: the stream.
+            Busy, Closed.
+        """
+        self._record.make_up()
+        resized = ffi.new("uint32_t *")
+        check(lib.fb_share_slots(self._pointer, self.device.stream_of(stream), resized), self._pointer)
+        return int(resized[0])
+
+    def budgets_digest(self) -> int:
+        """A digest of the budgets of all open sequences. Ranks that made the same calls with the same results have
+        equal digests. The call waits for no device.
+
+        Raises:
+            Busy, Closed.
+        """
+        digest = ffi.new("uint64_t *")
+        check(lib.fb_budgets_digest(self._pointer, digest), self._pointer)
+        return int(digest[0])
 
     def slab(self, layer: int, run: int = 0) -> Any:
         """A layer's slab, which attention reads: uint8 `[blocks, 64, row_bytes[run]]`, slot s at `[s // 64, s % 64]`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Sequence as Many
 
 from ._library import check_created, ffi, lib, new_text, set_field, sized
@@ -17,6 +18,7 @@ _MAY_BE_NOTHING = (
 # Fields of a cache without a default.
 _REQUIRED = ("lanes", "max_tokens", "query_rows")
 _FROM_ONE = "a whole number from 1 on"
+_SHARE_BY = {"equal": lib.FB_SHARE_EQUAL, "length": lib.FB_SHARE_LENGTH, "misses": lib.FB_SHARE_MISSES}
 # Slots of a slot block.
 SLOT_BLOCK = 64
 
@@ -64,6 +66,41 @@ class Info(NamedTuple):
     index_pages: int
     # 1 if rows have no bytes.
     residency_only: int
+
+
+@dataclass(frozen=True)
+class Share:
+    """How a cache divides its slots over its sequences, by resizes of its own: `Cache(..., share=Share())`.
+
+    A lone sequence has a slot for each of its rows. As others come, all shrink, and as they end, the rest grow. The
+    slots that a sequence is opened with are then the least that it ever has. docs/policies.md has the rule.
+
+    Attributes:
+        by: "equal" (as many slots for each sequence), "length" (in proportion to the sequences' lengths), or "misses"
+            (where slots avoid the most misses, as estimated from past steps).
+        every: the slots are divided again every so many steps; 0: only when a sequence has joined, ended or outgrown
+            its budget.
+        least_change: the least change of a budget, as a divisor of the budget: 8 is an eighth.
+        resizes_a_step: the most sequences that one step resizes.
+        bytes_a_step: the most bytes of rows that the shrinks of one step may move on the device.
+    """
+
+    by: str = "equal"
+    every: int = 0
+    least_change: int = 8
+    resizes_a_step: int = 8
+    bytes_a_step: int = 64 << 20
+
+    def declare(self, config: Any) -> None:
+        """Writes it into an fb_cache_config."""
+        if not isinstance(self.by, str) or self.by not in _SHARE_BY:
+            raise InvalidArgument("share.by", repr(self.by), " or ".join(map(repr, _SHARE_BY)))
+        config.share = _SHARE_BY[self.by]
+        for field in ("every", "least_change", "resizes_a_step", "bytes_a_step"):
+            value = getattr(self, field)
+            set_field(config, f"share_{field}", value, f"share.{field}")
+            if value == 0 and field != "every":
+                raise InvalidArgument(f"share.{field}", repr(value), _FROM_ONE)
 
 
 def set_fields(config: Any, values: dict[str, Any], required: Many[str] = ()) -> None:

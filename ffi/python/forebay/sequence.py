@@ -160,6 +160,8 @@ class Sequence:
 
         Raises:
             InvalidState: a layer's prompt is incomplete, or the sequence has already joined.
+            Busy: in a cache with `share`, while the slots that it needs belong to sequences in open steps, or to some
+                whose last resize has not run. Nothing has changed.
             InvalidArgument, Closed.
         """
         on = self.cache.device.stream_of(stream)
@@ -297,7 +299,7 @@ class Sequence:
             Busy: a step of the sequence is prepared and not finished, or work that the library enqueued for it outside
                 of steps, such as its last resize, is in flight.
             InvalidState: the sequence has not joined, or its step failed.
-            InvalidConfig: fewer slots than the cache's `min_budget`.
+            InvalidConfig: fewer slots than the cache's `min_budget`, or a cache with `share`.
             OutOfRange: more slots than a layer has.
             Exhausted: more slots than are free.
             DeviceFailed: work of the sequence failed.

@@ -204,6 +204,23 @@ def test_decodes_to_the_last_bit_as_with_every_row_resident(
             assert (cache.hits > cache.misses).all()
 
 
+def test_decodes_to_the_last_bit_while_budgets_halve_and_grow_back() -> None:
+    """Every three steps. `test_proof.py` does the same on the other devices, and compares with budgets that stay."""
+    asked = requests(2)
+    with Kept(model(), asked, top_k=TOP_K, query_rows=2, ratio=RATIO, resize_every=3) as cache:
+        whole = {sequence.budgets for sequence in cache.sequences}
+        resident = Resident(model(), asked, top_k=TOP_K, query_rows=2)
+        found = decode_both(cache, resident, asked, 2, read=True)
+        check_rows(cache, resident)
+        cache.cache.validate()
+        report("resized every 3 steps, batch 2, 2 query rows", cache, found)
+        stats = cache.cache.stats()
+        assert stats.resizes == 2 * ((found.steps - 1) // 3) >= 4 and stats.moved_rows > 0
+        # After an odd number of changes half of the slots are left.
+        halves = (found.steps - 1) // 3 % 2 == 1
+        assert ({sequence.budgets for sequence in cache.sequences} == whole) != halves
+
+
 def test_decodes_to_the_last_bit_on_the_cuda_device() -> None:
     """On the stand-in driver. `test_proof.py` does the same with torch on a GPU, if there is one."""
     driver = os.environ.get("FOREBAY_STANDIN_LIBRARY")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -103,6 +104,36 @@ def test_decodes_as_with_every_row_resident(
         cache.cache.validate()
 
 
+@pytest.mark.parametrize(
+    ("order", "waves", "batch", "query_rows"),
+    [("whole", 1, 1, 1), ("whole", 1, 3, 2), ("waves", 3, 2, 2), ("da", 1, 2, 2), ("dba", 1, 4, 1)],
+)
+def test_budgets_that_halve_and_grow_back_change_no_bit(
+    place: Any, order: str, waves: int, batch: int, query_rows: int
+) -> None:
+    """Every three steps all budgets change. The steps are those of a cache whose budgets stay."""
+    asked, sizes = requests(batch), {"top_k": TOP_K, "query_rows": query_rows, "arrays": place}
+    ratio = RATIO if waves == 1 else 0.08
+
+    def decode(resize_every: int) -> tuple[list[Any], int, forebay.Stats]:
+        with Offloaded(
+            model(), asked, ratio=ratio, order=order, attention_waves=waves, resize_every=resize_every, **sizes
+        ) as cache:
+            steps = list(Decoder(cache, asked, query_rows=query_rows, read=True))
+            cache.device.wait(cache.streams[0])
+            cache.cache.validate()
+            return steps, int(cache.misses.sum()), cache.cache.stats()
+
+    fixed, fewer, stayed = decode(0)
+    resized, more, stats = decode(3)
+    for number, (ours, expected) in enumerate(itertools.zip_longest(resized, fixed)):
+        assert (ours.rows, ours.tokens) == (expected.rows, expected.tokens)
+        assert np.abs(ours.logits - expected.logits).max() < ROUNDING
+        assert order != "whole" or same_bits(ours.logits, expected.logits), f"step {number}"
+    assert (stayed.resizes, stayed.moved_rows) == (0, 0)
+    assert stats.resizes >= 2 * batch and stats.moved_rows > 0 and more > fewer
+
+
 @pytest.mark.parametrize("layer", range(LAYERS))
 def test_control_one_wrong_row_changes_the_logits(
     place: Any, layer: int, monkeypatch: pytest.MonkeyPatch
@@ -147,10 +178,11 @@ def test_the_example_decodes_on_the_chosen_device(place: Any) -> None:
     where = ["--device", "cuda:0"] if isinstance(place, arrays.Torch) else []
     if isinstance(place, arrays.Standin):
         where = ["--device", "cuda:0", "--driver", str(place.driver)]
-    ran = example(*where)
+    ran = example(*where, "--resize-every", "2")
     # Torch may warn.
     assert ran.returncode == 0 and (not ran.stderr or isinstance(place, arrays.Torch)), ran.stderr
     assert "random weights: 2 layers" in ran.stdout and "to the last bit" in ran.stdout
+    assert re.search(r"budgets changed [1-9]\d* times", ran.stdout), ran.stdout
 
 
 @pytest.mark.parametrize(

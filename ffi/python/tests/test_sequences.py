@@ -177,6 +177,13 @@ def test_a_budget_changes_between_steps(make: Make) -> None:
         cache.validate()
     sequence.close()
     assert cache.stats().slots_in_use == 0
+    # Of the 100 rows that a join brings up, the newest 70 stay; those at positions 70 to 99 move.
+    moved = cache.stats().moved_rows
+    sequence = joined(cache, 100, 20, slots=100)
+    sequence.resize(slots=70)
+    with cache.prepare([(sequence, 0, 1)]) as step:
+        whole(step)
+    assert cache.stats().moved_rows == moved + 30 * LAYERS
 
 
 def test_a_resize_that_does_not_fit_is_refused_and_changes_nothing(make: Make) -> None:
@@ -213,6 +220,44 @@ def test_a_resize_that_does_not_fit_is_refused_and_changes_nothing(make: Make) -
     for call in (lambda: sequence.resize(slots=8), lambda: sequence.budgets):
         with pytest.raises(forebay.Closed):
             call()
+
+
+@pytest.mark.parametrize("by", ["equal", "length", "misses"])
+def test_a_cache_with_a_share_divides_its_slots(make: Make, by: str) -> None:
+    cache = make(lanes=3, max_tokens=256, slots=8, pool_slots=192, share=forebay.Share(by, resizes_a_step=1))
+    alone = joined(cache, 150, 38)
+    digest = cache.budgets_digest()
+    assert alone.budgets == (192,) * LAYERS and cache.stats().free_slots == 0
+    with pytest.raises(forebay.InvalidConfig, match="the cache shares its slots"):
+        alone.resize(slots=64)
+    decode(cache, alone, 0, 150)
+    other = cache.open(prompt=40)
+    assert other.budgets == (0,) * LAYERS
+    for layer in range(LAYERS):
+        other.append(layer, rows_of(layer, 0, 40))
+    other.join()
+    assert (alone.budgets, other.budgets) == ((128,) * LAYERS, (44,) * LAYERS)
+    assert cache.budgets_digest() != digest
+    other.close()
+    decode(cache, alone, 1, 151)
+    assert (cache.share_slots(), cache.share_slots()) == (1, 0)
+    assert (alone.budgets, cache.budgets_digest()) == ((192,) * LAYERS, digest)
+    cache.validate()
+
+
+def test_an_invalid_share_is_refused_and_named(make: Make) -> None:
+    for share, says in (
+        ("equal", "share: got str; expected a Share"),
+        (forebay.Share("evenly"), "share.by: got 'evenly'; expected 'equal' or 'length' or 'misses'"),
+        (forebay.Share(every=-1), "share.every: got -1; expected a whole number from 0"),
+        (forebay.Share(least_change=0), "share.least_change: got 0; expected a whole number from 1"),
+        (forebay.Share(resizes_a_step=1 << 32), "share.resizes_a_step: got 4294967296"),
+        (forebay.Share(bytes_a_step=1.5), "share.bytes_a_step: got 1.5"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(forebay.InvalidArgument, match=says):
+            make(share=share)
+    with pytest.raises(forebay.InvalidConfig, match="no share"):
+        make().share_slots()
 
 
 def test_calls_that_do_not_fit_are_refused_and_named(make: Make) -> None:

@@ -66,8 +66,8 @@ BY_CACHE: list[tuple[str, Any, str, str]] = [
 ]
 NUMBERS = ["lanes", "max_tokens", "slots", "pool_slots", "query_rows", "batch", "steps_in_flight", "micro_batches",
            "host_pages", "index_pages", "min_budget", "attention_waves"]  # fmt: skip
-# Fields that are no counts: switches, and the place of the memory.
-OTHERS = {"residency_only", "huge_pages", "populate", "lock", "overcommit", "numa_node"}
+# Fields that are no counts: switches, the place of the memory, and a policy.
+OTHERS = {"residency_only", "huge_pages", "populate", "lock", "overcommit", "numa_node", "share"}
 
 
 def refusal(**changes: Any) -> str:

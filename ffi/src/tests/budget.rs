@@ -103,6 +103,28 @@ fn a_resize_changes_the_budgets_and_the_pool() {
     destroy(cache, device);
 }
 
+/// A join brings all 100 rows up. A budget of 70 keeps the newest: positions 30 to 99. Those beyond its slots move.
+#[test]
+fn a_retired_step_reports_the_rows_that_a_resize_has_moved() {
+    let device = host();
+    let cache =
+        make_cache(device, &FbCacheConfig { slots: 124, min_budget: 70, pool_slots: 192, ..declared() });
+    let mut sequence = 0;
+    let config = FbOpenConfig { slots: 124, ..opening(100, 20) };
+    // SAFETY: the config states its size, the output has room, and else nothing is passed.
+    unsafe {
+        assert_eq!(fb_open(cache, &raw const config, &raw mut sequence), FbOk, "{}", text_of(cache));
+        append(cache, sequence, 0..100);
+        assert_eq!(fb_join(cache, sequence, null(), null_mut(), null_mut()), FbOk);
+    }
+    assert_eq!(resize(cache, sequence, &slots(70)), FbOk, "{}", text_of(cache));
+    assert_eq!(stats(cache).moved_rows, 0, "no step has reported");
+    step(cache, sequence, 0, null_mut());
+    assert_eq!(stats(cache).moved_rows, u64::from(LAYERS) * 30);
+    close(cache, sequence);
+    destroy(cache, device);
+}
+
 #[test]
 fn invalid_resizes_are_refused_and_change_nothing() {
     let device = host();
@@ -204,4 +226,57 @@ fn a_resize_is_busy_inside_a_step_and_behind_the_last_one() {
 unsafe extern "C" fn wait(data: *mut c_void) {
     // SAFETY: the same contract.
     unsafe { &*data.cast::<mpsc::Receiver<()>>() }.recv().unwrap();
+}
+
+fn budgets_digest(cache: *const FbCache) -> u64 {
+    let mut digest = 0;
+    // SAFETY: the output has room.
+    assert_eq!(unsafe { fb_budgets_digest(cache, &raw mut digest) }, FbOk);
+    digest
+}
+
+fn share_slots(cache: *mut FbCache) -> (FbStatus, u32) {
+    let mut resized = 77;
+    // SAFETY: the output has room.
+    (unsafe { fb_share_slots(cache, null_mut(), &raw mut resized) }, resized)
+}
+
+/// A lone sequence has all its rows in slots. When another joins, both have a part, and the engine sets no budgets.
+#[test]
+fn a_cache_with_a_share_divides_its_slots() {
+    let device = host();
+    let caches = [0, 1].map(|_| make_cache(device, &FbCacheConfig { share: FB_SHARE_EQUAL, ..elastic() }));
+    let [cache, twin] = caches;
+    let [alone, same] = caches.map(|cache| join(cache, 190, 10));
+    assert_eq!((budgets(cache, alone), stats(cache).free_slots), ([192; 2], 0));
+    assert_eq!(budgets_digest(cache), budgets_digest(twin));
+    assert_eq!(resize(cache, alone, &slots(64)), FbInvalidConfig);
+    assert!(text_of(cache).contains("shares its slots"), "{}", text_of(cache));
+    step(cache, alone, 0, null_mut());
+    let other = fill(cache, 100, 20);
+    assert_eq!(budgets(cache, other), [0; 2], "promised, and not taken");
+    // SAFETY: nothing is passed.
+    assert_eq!(unsafe { fb_join(cache, other, null(), null_mut(), null_mut()) }, FbOk, "{}", text_of(cache));
+    assert_eq!((budgets(cache, alone), budgets(cache, other)), ([128; 2], [64; 2]));
+    assert_ne!(budgets_digest(cache), budgets_digest(twin));
+    assert_eq!((stats(cache).resizes, stats(cache).slots_in_use), (1, 2 * 192));
+    close(cache, other);
+    assert_eq!(share_slots(cache), (FbOk, 0), "it has retired no step since its last resize");
+    step(cache, alone, 1, null_mut());
+    assert_eq!(share_slots(cache), (FbOk, 1));
+    assert_eq!(budgets(cache, alone), [192; 2]);
+    assert_eq!(share_slots(cache), (FbOk, 0), "nothing is left to do");
+    close(cache, alone);
+    close(twin, same);
+    let plain = make_cache(device, &elastic());
+    assert_eq!(share_slots(plain), (FbInvalidConfig, 77));
+    assert!(text_of(plain).contains("no share"), "{}", text_of(plain));
+    // SAFETY: null is refused or means no result, and no call is running.
+    unsafe {
+        assert_eq!(fb_share_slots(twin, null_mut(), null_mut()), FbOk);
+        assert_eq!(fb_budgets_digest(plain, null_mut()), FbInvalidConfig);
+        assert_eq!(fb_cache_destroy(plain), FbOk);
+        assert_eq!(fb_cache_destroy(twin), FbOk);
+    }
+    destroy(cache, device);
 }
