@@ -53,12 +53,12 @@ impl Slots {
 
     /// Slots of each layer, free or not.
     pub fn sizes(&self) -> impl Iterator<Item = u32> + '_ {
-        self.blocks.iter().map(|pages| pages.len() * SLOT_BLOCK)
+        self.blocks.iter().map(|pages| pages.count() * SLOT_BLOCK)
     }
 
     /// Slots in the blocks of sequences, of all layers.
     pub fn in_use(&self) -> u64 {
-        let used = |pages: &Pages| u64::from(pages.len() - pages.free()) * u64::from(SLOT_BLOCK);
+        let used = |pages: &Pages| u64::from(pages.count() - pages.free()) * u64::from(SLOT_BLOCK);
         self.blocks.iter().map(used).sum()
     }
 
@@ -73,7 +73,7 @@ impl Slots {
         let lane = lane[0];
         let mut holding = Holding { lane, blocks: Vec::with_capacity(budgets.len()), budgets };
         for (pages, budget) in self.blocks.iter_mut().zip(&holding.budgets) {
-            let room = most.div_ceil(SLOT_BLOCK).min(pages.len());
+            let room = most.div_ceil(SLOT_BLOCK).min(pages.count());
             let mut blocks = Vec::with_capacity(room as usize);
             if let Err(error) = pages.allocate(budget.div_ceil(SLOT_BLOCK), &mut blocks) {
                 self.give_back(&holding)?;
@@ -150,7 +150,7 @@ impl Slots {
             Err(Error::new(Kind::Internal, "validate slots").at(place).with("layer", layer as u64))
         };
         let mut owned: Vec<Vec<bool>> =
-            self.blocks.iter().map(|pages| vec![false; pages.len() as usize]).collect();
+            self.blocks.iter().map(|pages| vec![false; pages.count() as usize]).collect();
         for holding in holdings {
             for (layer, (owned, blocks)) in owned.iter_mut().zip(&holding.blocks).enumerate() {
                 for block in blocks {

@@ -28,7 +28,7 @@ impl Pages {
     }
 
     /// The number of pages, free or not.
-    pub fn len(&self) -> u32 {
+    pub fn count(&self) -> u32 {
         self.owners.len() as u32
     }
 
