@@ -3,8 +3,8 @@
 //! The model has no slots: a resize changes a number and shortens a list of rows. The host does not always wait for a
 //! resize, so that the next step follows it on the device alone.
 //!
-//! In a world with shared budgets the cache resizes. The model does not divide: it learns the budgets from the cache after
-//! each call that may change them, and holds the cache to what was promised.
+//! In a world with shared budgets the cache resizes. The model does not divide: it learns the budgets from the cache
+//! after each call that may change them, and holds the cache to what was promised.
 
 use super::model::{Seq, State, blocks, budgets, declared_slots};
 use super::run::World;
@@ -39,8 +39,8 @@ impl World {
         free
     }
 
-    /// The kind of a refusal to take slots from sequences that cannot shrink now: those of open steps, those that failed
-    /// or still join, and closed ones whose steps are in flight.
+    /// The kind of a refusal to take slots from sequences that cannot shrink now: those of open steps, those that
+    /// failed or still join, and closed ones whose steps are in flight.
     pub fn cannot_reclaim<T>(&self, result: &Result<T, Error>) -> Option<Kind> {
         let error = result.as_ref().err()?;
         let stays = |s: &Seq| matches!(s.state, State::Failed | State::Joining | State::Closing);
