@@ -274,9 +274,9 @@ pub unsafe extern "C" fn fb_join_more(
 
 /// Opens a sequence that begins as a copy of `parent`. The parent's committed tokens are its prompt, and the call
 /// ignores the config's `prompt`. The two share full pages; the call copies the partial page on the stream. The child
-/// is running. FB_BUSY while work of the parent is in flight, and as in fb_join. FB_INVALID_STATE while the parent is not running yet,
-/// when its step failed, or while it has rows that were neither accepted nor rejected: truncate it to the intended
-/// length first. Other errors are those of fb_open.
+/// is running. FB_BUSY while work of the parent is in flight, and as in fb_join. FB_INVALID_STATE while the parent is
+/// not running yet, when its step failed, or while it has rows that were neither accepted nor rejected: truncate it to
+/// the intended length first. Other errors are those of fb_open.
 ///
 /// # Safety
 /// `config` states its real size, and its `slots_by_layer` is NULL or has an entry for each layer. `child` has room for
