@@ -53,7 +53,7 @@ fn random_ops(seed: u64, count: usize) -> Vec<Op> {
 proptest! {
     #![proptest_config(cases(300))]
     #[test]
-    fn every_row_read_is_the_row_that_was_written(ops in ops(), variant in 0..3_u8) {
+    fn every_row_read_is_the_row_that_was_written(ops in ops(), variant in 0..6_u8) {
         run_in(Setup::inline(variant), &ops);
     }
 }
@@ -101,7 +101,7 @@ fn seeds() -> std::ops::Range<u64> {
 proptest! {
     #![proptest_config(cases(80))]
     #[test]
-    fn devices_agree_step_by_step(ops in ops(), variant in 0..3_u8, seed: u64) {
+    fn devices_agree_step_by_step(ops in ops(), variant in 0..6_u8, seed: u64) {
         let inline = run_in(Setup::inline(variant), &ops);
         prop_assert_eq!(&run_in(portable(variant), &ops), &inline);
         prop_assert_eq!(&run_in(threaded(variant), &ops), &inline);
@@ -115,7 +115,7 @@ proptest! {
 proptest! {
     #![proptest_config(cases(20))]
     #[test]
-    fn the_cuda_device_agrees_step_by_step(ops in ops(), variant in 0..3_u8, seed: u64) {
+    fn the_cuda_device_agrees_step_by_step(ops in ops(), variant in 0..6_u8, seed: u64) {
         if !driver_is_there() {
             return Ok(());
         }
@@ -202,6 +202,7 @@ fn random_bytes_are_runs_that_reach_every_operation() {
         "truncate published pages",
         "scratch rows",
         "shrink",
+        "slots are shared anew",
         "publish InvalidState",
         "publish OutOfRange",
         "publish a page",

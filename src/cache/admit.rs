@@ -102,7 +102,9 @@ impl Cache {
         let copied = copy.into_iter().collect();
         let owned = Owned { table, slots, least, hashes, copied, ..Owned::default() };
         let child = self.enter(index, &open, admitted, owned, open.prompt);
-        let joined = self.join_fork(parent, child, copy, stream);
+        // Shares first: they may shrink the parent, and a refusal must leave nothing in flight.
+        let shared = self.take_share(child, stream);
+        let joined = shared.and_then(|()| self.join_fork(parent, child, copy, stream));
         if joined.is_err() {
             self.records[index].state = State::Closing;
             // The parent's work has ended, as checked above. A truncate that is tried again must not find older copies.

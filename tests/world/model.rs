@@ -38,6 +38,8 @@ pub struct Seq {
     pub admitted: u32,
     pub whole: bool,
     pub budgets: Vec<u32>,
+    /// The budgets that it was promised.
+    pub least: Vec<u32>,
     /// Slot blocks by layer: those of the budgets, unless a resize failed half-way.
     pub blocks: Vec<u32>,
     /// The stream of a resize that may not have run.

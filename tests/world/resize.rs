@@ -2,10 +2,21 @@
 //!
 //! The model has no slots: a resize changes a number and shortens a list of rows. The host does not always wait for a
 //! resize, so that the next step follows it on the device alone.
+//!
+//! In a world with shared budgets the cache resizes. The model does not divide: it learns the budgets from the cache
+//! after each call that may change them, and holds the cache to what was promised.
 
-use super::model::{State, blocks, budgets, declared_slots};
+use super::model::{Seq, State, blocks, budgets, declared_slots};
 use super::run::World;
-use forebay::{Budget, Kind, SLOT_BLOCK};
+use forebay::device::Stream;
+use forebay::{Budget, Error, Kind, SLOT_BLOCK, Share, ShareBy};
+
+/// The policy of a world: none for an even number.
+pub fn share(number: u8) -> Option<Share> {
+    let by = [ShareBy::Equal, ShareBy::Length, ShareBy::Misses][usize::from(number / 2 % 3)];
+    let share = Share { by, every: 3, least_change: 4, bytes_a_step: 1 << 16, resizes_a_step: 2 };
+    (!number.is_multiple_of(2)).then_some(share)
+}
 
 impl World {
     /// Free slot blocks by layer.
@@ -15,6 +26,52 @@ impl World {
             free.iter_mut().zip(&s.blocks).for_each(|(free, own)| *free -= own);
         }
         free
+    }
+
+    /// Slot blocks by layer that no sequence was promised.
+    pub fn unpromised(&self) -> Vec<u32> {
+        let mut free = blocks(&declared_slots(&self.config, self.layers()));
+        for s in self.seqs.iter().filter(|s| s.state != State::Gone) {
+            // A resize may have lowered what the sequence was opened with.
+            let own = if self.config.share.is_some() { blocks(&s.least) } else { s.blocks.clone() };
+            free.iter_mut().zip(own).for_each(|(free, own)| *free -= own);
+        }
+        free
+    }
+
+    /// The kind of a refusal to take slots from sequences that cannot shrink now: those of open steps, those that
+    /// failed or still join, and closed ones whose steps are in flight.
+    pub fn cannot_reclaim<T>(&self, result: &Result<T, Error>) -> Option<Kind> {
+        let error = result.as_ref().err()?;
+        let stays = |s: &Seq| matches!(s.state, State::Failed | State::Joining | State::Closing);
+        let stay = self.open.iter().any(Option::is_some) || self.seqs.iter().any(stays);
+        let busy = error.place() == "slots of sequences in open steps";
+        (self.config.share.is_some() && stay && busy).then_some(Kind::Busy)
+    }
+
+    /// The budgets after a call that may have changed them, on `stream`.
+    pub fn learn_budgets(&mut self, stream: Stream) {
+        if self.config.share.is_none() {
+            return;
+        }
+        let mut changed = 0;
+        for s in self.seqs.iter_mut().filter(|s| s.is_open()) {
+            let budgets = self.cache.budgets(s.handle).unwrap();
+            if budgets == s.budgets {
+                continue;
+            }
+            assert!(budgets.iter().zip(&s.least).all(|(is, least)| is >= least), "{budgets:?} {:?}", s.least);
+            (s.budgets, s.blocks) = (budgets.to_vec(), blocks(budgets));
+            if s.state == State::Running {
+                s.resizing = Some(stream);
+                changed += 1;
+            }
+            s.oracles.iter_mut().zip(budgets).for_each(|(oracle, slots)| oracle.resize(*slots as usize));
+        }
+        self.counted.resizes += changed;
+        if changed > 0 {
+            self.note("slots are shared anew");
+        }
     }
 
     /// The budget of a wish: at and next to whole blocks, more and less at once, and invalid ones.
@@ -42,6 +99,9 @@ impl World {
     /// The reason why a resize must be refused, else the new budgets.
     fn resized(&self, seq: usize, budget: &Budget) -> Result<Vec<u32>, Kind> {
         let s = &self.seqs[seq];
+        if self.config.share.is_some() {
+            return Err(Kind::InvalidConfig);
+        }
         let table = budgets(&self.config, budget, s.admitted, self.layers()).ok_or(Kind::InvalidConfig)?;
         if s.state != State::Running {
             return Err(Kind::InvalidState);
@@ -64,6 +124,13 @@ impl World {
             self.expect(before, result, Some(Kind::Closed));
             return;
         };
+        if self.config.share.is_some() && wait {
+            let result = self.cache.share_slots(stream);
+            let resized = self.counted.resizes + u64::from(result.unwrap());
+            self.learn_budgets(stream);
+            assert_eq!(self.counted.resizes, resized);
+            return;
+        }
         self.settle_resize(seq);
         let s = &self.seqs[seq];
         let (handle, resized, in_flight) = (s.handle, self.resized(seq, &budget), s.in_flight > 0);
@@ -101,6 +168,11 @@ impl World {
         if wait {
             self.settle_resize(seq);
         }
+    }
+
+    /// Waits until every resize has run.
+    pub fn settle_resizes(&mut self) {
+        (0..self.seqs.len()).for_each(|seq| self.settle_resize(seq));
     }
 
     /// Waits until a sequence's resize has run, if the host has not seen its end.

@@ -6,6 +6,7 @@ use super::engine::{Engine, key, stamp};
 use super::model::{FOUND, Origin, PageModel, Seq, State, blocks, budgets, reach};
 use super::ops::{Op, Random};
 use super::prefix::Index;
+use super::resize::share;
 use super::steps::Flight;
 use forebay::device::host::HostOptions;
 use forebay::device::{Outcome, Slice, Ticket};
@@ -86,7 +87,7 @@ pub fn config(variant: u8) -> Config {
         slots: Slots::ByLayer(vec![448, 384, 320]),
         min_budget: 4,
         attention_waves: 1,
-        share: None,
+        share: share(variant / 3),
         lanes: 4,
         max_tokens: 160,
         batch: 3,
@@ -313,7 +314,7 @@ impl World {
         }
         let table =
             budgets(&self.config, &open.budget, admitted, self.layers()).ok_or(Kind::InvalidConfig)?;
-        if blocks(&table).iter().zip(self.free_blocks()).any(|(wanted, free)| *wanted > free) {
+        if blocks(&table).iter().zip(self.unpromised()).any(|(wanted, free)| *wanted > free) {
             return Err(Kind::Exhausted);
         }
         let pages = reach(&self.config, admitted).div_ceil(self.geometry.page_tokens()) - shared;
@@ -340,12 +341,18 @@ impl World {
         let rows = (0..self.config.query_rows).map(|row| self.cache.landing_slot(handle, row).unwrap());
         let landing: Vec<u32> = rows.collect();
         let base = *self.landing_base.get_or_insert(landing[0]);
+        // With shared budgets it has no slots before it joins.
+        let (least, budgets) = match self.config.share {
+            Some(_) => (budgets, vec![0; self.layers() as usize]),
+            None => (budgets.clone(), budgets),
+        };
         self.seqs.push(Seq {
             handle,
             state: State::Filling,
             prompt: open.prompt,
             admitted: open.prompt + open.promised,
             whole: open.bring_up == BringUp::Whole,
+            least,
             blocks: blocks(&budgets),
             budgets,
             resizing: None,
@@ -467,9 +474,13 @@ impl World {
             steps: warm,
             bytes_a_call: u64::from(bound * self.geometry.row_bytes()),
         };
-        let (handle, before) = (s.handle, self.snapshot());
+        let handle = s.handle;
+        self.settle_resizes();
+        let before = self.snapshot();
         let result = self.cache.join(handle, self.engine.host, warm_up);
+        let expected = expected.or(self.cannot_reclaim(&result));
         let Some(ticket) = self.expect(before, result, expected) else { return };
+        self.learn_budgets(self.engine.host);
         let s = &mut self.seqs[seq];
         s.enter();
         for (layer, oracle) in s.oracles.iter_mut().enumerate() {
@@ -596,7 +607,7 @@ impl World {
     fn fork(&mut self, wish: u8, promised: u8, budget: u8, whole: bool) {
         let Some(parent) = self.pick(wish) else { return };
         let bring_up = if whole { BringUp::Whole } else { BringUp::Nothing };
-        self.settle_resize(parent);
+        self.settle_resizes();
         let p = self.seqs[parent].clone();
         let (prompt, page) = (p.length(), self.geometry.page_tokens());
         let open =
@@ -611,7 +622,7 @@ impl World {
         // The prompt is the parent's, whatever the request says.
         let asked = Open { prompt: 7, ..open.clone() };
         let result = self.cache.fork(handle, &asked, self.engine.host);
-        let refused = admitted.as_ref().err().copied();
+        let refused = admitted.as_ref().err().copied().or(self.cannot_reclaim(&result));
         let Some((child, ticket)) = self.expect(before, result, refused) else { return };
         self.ended(&ticket);
         self.note(if prompt.is_multiple_of(page) { "fork of full pages" } else { "fork in a page" });
@@ -622,6 +633,7 @@ impl World {
         let held = (!prompt.is_multiple_of(page)).then(|| self.seqs[parent].pages[full as usize]);
         held.into_iter().for_each(|page| self.pages.share(page));
         let child = self.enter(child, &open, table, pages);
+        self.learn_budgets(self.engine.host);
         let rows = self.seqs[parent].rows.clone();
         let c = &mut self.seqs[child];
         (c.rows, c.held, c.state, c.stored) = (rows, held, State::Running, prompt);

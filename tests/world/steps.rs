@@ -198,6 +198,8 @@ impl World {
             }
         };
         let Some(step) = self.expect(before, result, refused) else { return };
+        // Shares come before the step's own commit.
+        self.learn_budgets(stream);
         if self.open.iter().flatten().count() > 0 {
             self.note("two steps open");
         }
