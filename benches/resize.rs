@@ -88,7 +88,7 @@ impl Elastic {
         let own = cache.open(&Open { prompt: TOKENS, promised: 0, budget, bring_up })?;
         cache.append_in_place(own, TOKENS)?;
         let warm_up = WarmUp { selections: Some(*selections), steps: STEPS, ..WarmUp::default() };
-        cache.join(own, *stream, warm_up)?;
+        let _ticket = cache.join(own, *stream, warm_up)?;
         *sequence = Some(own);
         let begin = Lap::begin();
         cache.resize(own, &Budget::Slots(TO), *stream)?;

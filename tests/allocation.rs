@@ -1,7 +1,7 @@
-//! Promise P6: after a cache has been warmed up, no thread of the process allocates or frees from prepare to retire, on
-//! the host device and on the CUDA device, layer by layer and by graphs. The memory that a driver takes does not come
-//! through Rust's allocator. This program has one test only, because the allocator counts every thread except the test
-//! harness's own, which waits meanwhile and may allocate at any time.
+//! Promise P6: after a cache has been warmed up, no thread of the process allocates or frees from prepare to retire,
+//! nor in a resize between two steps, on the host device and on the CUDA device, layer by layer and by graphs. The
+//! memory that a driver takes does not come through Rust's allocator. This program has one test only, because the allocator
+//! counts every thread except the test harness's own, which waits meanwhile and may allocate at any time.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
 #[allow(dead_code, reason = "a test takes what it needs")]
@@ -18,7 +18,7 @@ use forebay::overlap::{Engine, EngineCall, Overlap, OverlapStreams};
 use forebay::{
     Accepted, BringUp, Budget, Buffers, Cache, Captured, Config, Layer, LayerCall, Layers, Memory, MicroBatch,
 };
-use forebay::{BatchRow, Open, Sequence, Shape, Streams, WarmUp};
+use forebay::{BatchRow, Open, SLOT_BLOCK, Sequence, Shape, Slots, Streams, WarmUp};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -124,7 +124,9 @@ impl Loop {
             ..Shape::DEEPSEEK_V3_2
         };
         let memory = Memory { huge: false, populate: true, lock: false, node: None };
-        let config = Config { query_rows: 2, memory, ..Config::new(shape, BATCH, 2000, 40) };
+        // Two blocks more than the sequences take at their opening.
+        let slots = Slots::Uniform((BATCH + 2) * SLOT_BLOCK);
+        let config = Config { query_rows: 2, memory, slots, ..Config::new(shape, BATCH, 2000, 40) };
         let [main, gather] = [0, 1].map(|_| device.stream().unwrap());
         let bytes = u64::from(BATCH * 2 * K * 4);
         let mut cache = Cache::new(config, device.device()).unwrap();
@@ -217,18 +219,32 @@ impl Loop {
 
     /// The allocations and frees of `steps` steps of a warm cache.
     fn warm_steps(&mut self, steps: u32) -> u64 {
+        // The joins must have ended before a resize.
+        self.wait(self.streams.resolve);
         // A thread, a lock or the standard library may allocate at its first use.
         (0..4).for_each(|number| self.step(number));
         self.wait(self.streams.gather);
         let before = self.misses;
         let calls = counted(|| (4..4 + steps).for_each(|number| self.step(number)));
         let misses = self.misses - before;
+        let stats = self.cache.stats();
+        assert_eq!(stats.resizes, u64::from(4 + steps));
+        assert!(stats.moved_rows > u64::from(steps), "rows must move: {stats:?}");
         assert!(misses > u64::from(16 * steps), "the steps must fetch: {misses} misses");
         assert!(self.scratch > u64::from(16 * steps), "and use scratch slots: {}", self.scratch);
         calls
     }
 
+    /// The sequences in turn get the free blocks between two steps, and give them up after the next one.
+    fn resize(&mut self, number: u32) {
+        let sequence = self.sequences[(number / 2 % BATCH) as usize];
+        let slots = [3 * SLOT_BLOCK, 40][number as usize % 2];
+        let stream = [self.streams.resolve, self.streams.gather][number as usize / 6 % 2];
+        self.cache.resize(sequence, &Budget::Slots(slots), stream).unwrap();
+    }
+
     fn step(&mut self, number: u32) {
+        self.resize(number);
         let main = self.streams.resolve;
         let accepted = if number == 0 { 0 } else { 1 + number % 2 };
         let row = |n: usize| BatchRow {

@@ -1,4 +1,5 @@
-//! Known failures of other engines, by the numbers of docs/testing.md; and how sequences end, are truncated and fail.
+//! Known failures of other engines, by the numbers of docs/testing.md; and how sequences end, are truncated, are
+//! resized and fail.
 //!
 //! The tests force an order: a gate holds a stream of the threaded device back while the host goes on, and on the clock
 //! device a seed tries hundreds of other orders. A control is the same scenario without the protection and must show
@@ -12,6 +13,8 @@ mod controls;
 mod device;
 #[path = "failures/ends.rs"]
 mod ends;
+#[path = "failures/resizing.rs"]
+mod resizing;
 #[path = "failures/rig.rs"]
 mod rig;
 #[path = "failures/sizes.rs"]

@@ -14,8 +14,8 @@ use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::{Begin, Device, Event, PoolOp, ResolveOutput, Slice, SplitIndices, StepRange, Stream};
 use forebay::os::{Map, NoFaults, Request};
 use forebay::residency::QueryRange;
-use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Kind, Layer, LayerCall, Memory};
-use forebay::{BatchRow, MicroBatch, Open, Sequence, Shape, Slots, Step, Streams, WarmUp};
+use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Error, Kind, Layer, LayerCall, Memory};
+use forebay::{BatchRow, MicroBatch, Open, SLOT_BLOCK, Sequence, Shape, Slots, Stats, Step, Streams, WarmUp};
 use forgets::{Call, Forgets};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -54,8 +54,13 @@ impl Engine {
 
     /// A sequence of 24 rows, each filled with its position.
     fn open(&mut self) -> Sequence {
+        self.open_of(30)
+    }
+
+    /// As [`Engine::open`], with so many promised tokens.
+    fn open_of(&mut self, promised: u32) -> Sequence {
         let budget = Budget::Slots(self.cache.config().min_budget);
-        let open = Open { prompt: 24, promised: 30, budget, bring_up: BringUp::Nothing };
+        let open = Open { prompt: 24, promised, budget, bring_up: BringUp::Nothing };
         let sequence = self.cache.open(&open).unwrap();
         let rows: Vec<u8> = (0..24).flat_map(|position| [position; 32]).collect();
         for layer in (0..self.cache.geometry().layers()).map(Layer) {
@@ -184,6 +189,121 @@ fn an_attention_wave_that_is_not_gathered_fails_the_step_but_costs_no_resident_r
             "{waves:?}"
         );
     }
+}
+
+/// The state of a sequence's residency that a refused resize must not change.
+fn held_by(e: &Engine, sequence: Sequence) -> (Vec<u32>, Stats, u64) {
+    let budgets = e.cache.budgets(sequence).unwrap().to_vec();
+    (budgets, e.cache.stats(), e.cache.digest(sequence).unwrap())
+}
+
+/// A resize is refused with this kind and place, and changes nothing.
+fn refused_resize(e: &mut Engine, sequence: Sequence, budget: &Budget, kind: Kind, place: &str) -> Error {
+    let before = held_by(e, sequence);
+    let error = e.cache.resize(sequence, budget, e.stream).unwrap_err();
+    assert_eq!((error.kind(), error.place()), (kind, place), "{error}");
+    assert_eq!(held_by(e, sequence), before, "{error}");
+    e.cache.validate().unwrap();
+    error
+}
+
+/// Layers of five and of two slot blocks, for sequences of up to 186 slots.
+fn narrow() -> Config {
+    let slots = Slots::ByLayer(vec![5 * SLOT_BLOCK, 2 * SLOT_BLOCK]);
+    Config { lanes: 3, host_pages: 40, index_pages: 40, slots, min_budget: 8, max_tokens: 184, ..config() }
+}
+
+#[test]
+fn a_budget_that_cannot_be_is_refused_by_name_and_changes_nothing() {
+    let mut e = Engine::with(false, narrow());
+    let [one, two] = [(); 2].map(|()| e.open_of(160));
+    e.decode(one, 0, 4);
+    let mut refused = |budget, kind, place| refused_resize(&mut e, one, &budget, kind, place);
+    for ratio in [0.0, -1.0, 1.01, f64::NAN, f64::INFINITY] {
+        refused(Budget::Ratio(ratio), Kind::InvalidConfig, "ratio");
+    }
+    for layers in [vec![], vec![64], vec![64; 3]] {
+        refused(Budget::ByLayer(layers), Kind::InvalidConfig, "layers");
+    }
+    for few in [Budget::Slots(0), Budget::Slots(7), Budget::ByLayer(vec![64, 7])] {
+        let error = refused(few, Kind::InvalidConfig, "slots");
+        assert_eq!(error.number("least"), Some(8));
+    }
+    // A sequence of 184 tokens and two in flight reaches further than the second layer.
+    for (many, wanted) in [(Budget::ByLayer(vec![8, 129]), 129), (Budget::Slots(u32::MAX), 186)] {
+        let error = refused(many, Kind::OutOfRange, "slots of a layer");
+        let numbers = ["layer", "wanted", "most"].map(|name| error.number(name));
+        assert_eq!(numbers, [Some(1), Some(wanted), Some(128)]);
+    }
+    // The first layer has room, and the second layer's other block is the other sequence's.
+    let error = refused(Budget::Slots(65), Kind::Exhausted, "slot blocks");
+    assert_eq!(["layer", "wanted", "free"].map(|name| error.number(name)), [Some(1), Some(1), Some(0)]);
+    // The control: what fits is done.
+    e.cache.close(two, e.stream).unwrap();
+    e.cache.resize(one, &Budget::Slots(65), e.stream).unwrap();
+    assert_eq!(e.cache.budgets(one).unwrap(), [65, 65]);
+    assert_eq!(e.decode(one, 0, 4), (0, (4..12).collect()));
+}
+
+#[test]
+fn a_sequence_that_cannot_be_resized_now_is_refused_by_its_state_and_keeps_its_slots() {
+    let mut e = Engine::with(false, narrow());
+    let budget = Budget::Slots(20);
+    let open = Open { prompt: 24, promised: 30, budget: Budget::Slots(8), bring_up: BringUp::Whole };
+    let invalid = Kind::InvalidState;
+    let sequence = e.cache.open(&open).unwrap();
+    let filling = "the prompt is not complete, or the sequence has not joined";
+    refused_resize(&mut e, sequence, &budget, invalid, filling);
+    e.cache.append_in_place(sequence, 24).unwrap();
+    refused_resize(&mut e, sequence, &budget, invalid, filling);
+    let slowly = WarmUp { bytes_a_call: 64, ..WarmUp::default() };
+    let _ticket = e.cache.join(sequence, e.stream, slowly).unwrap();
+    refused_resize(&mut e, sequence, &budget, invalid, "the warm-up is not complete");
+    while !e.cache.is_running(sequence).unwrap() {
+        let _ticket = e.cache.join_more(sequence, e.stream).unwrap();
+    }
+    // From prepare to finish.
+    e.select(4);
+    let mut step = e.prepare(sequence, 0);
+    let open_step = "a step of the sequence is open";
+    refused_resize(&mut e, sequence, &budget, Kind::Busy, open_step);
+    [0, 1].into_iter().for_each(|layer| e.whole(&step, layer));
+    refused_resize(&mut e, sequence, &budget, Kind::Busy, open_step);
+    e.finish(&mut step);
+    e.cache.resize(sequence, &budget, e.stream).unwrap();
+    e.cache.retire(step, e.stream).unwrap();
+    // One that was given up, and one that failed.
+    let mut step = e.prepare(sequence, 0);
+    e.cache.abandon(&mut step).unwrap();
+    refused_resize(&mut e, sequence, &Budget::Slots(9), Kind::Busy, open_step);
+    e.cache.finish(&mut step, e.stream).unwrap();
+    refused_resize(&mut e, sequence, &Budget::Slots(9), invalid, "a step of the sequence failed");
+    e.cache.retire(step, e.stream).unwrap_err();
+    refused_resize(&mut e, sequence, &Budget::Slots(9), invalid, "a step of the sequence failed");
+    let _ticket = e.cache.truncate(sequence, 24, e.stream).unwrap();
+    e.select(100);
+    let mut step = e.prepare(sequence, 0);
+    [0, 1].into_iter().for_each(|layer| e.whole(&step, layer));
+    e.finish(&mut step);
+    assert_eq!(e.cache.retire(step, e.stream).unwrap_err().error.kind(), Kind::DeviceFailed);
+    refused_resize(&mut e, sequence, &Budget::Slots(9), invalid, "a step of the sequence failed");
+    let _ticket = e.cache.truncate(sequence, 24, e.stream).unwrap();
+    e.cache.resize(sequence, &Budget::Slots(9), e.stream).unwrap();
+    assert_eq!(e.cache.budgets(sequence).unwrap(), [9, 9]);
+    // Closed, with a step in flight, and gone; and a handle that never was one.
+    let mut step = e.prepare(sequence, 0);
+    [0, 1].into_iter().for_each(|layer| e.whole(&step, layer));
+    e.finish(&mut step);
+    e.cache.close(sequence, e.stream).unwrap();
+    for handle in [sequence, Sequence::from_bits(u64::MAX)] {
+        let before = e.cache.stats();
+        let error = e.cache.resize(handle, &budget, e.stream).unwrap_err();
+        assert_eq!((error.kind(), e.cache.budgets(handle).unwrap_err().kind()), (Kind::Closed, Kind::Closed));
+        assert_eq!(e.cache.stats(), before);
+    }
+    let _ = e.cache.retire(step, e.stream);
+    assert_eq!(e.cache.resize(sequence, &budget, e.stream).unwrap_err().kind(), Kind::Closed);
+    assert_eq!(e.cache.stats().slots_in_use, 0);
 }
 
 #[test]

@@ -13,7 +13,8 @@ mod rig;
 use forebay::device::{Device, Stream};
 use forebay::overlap::{Attended, Engine, EngineCall, Overlap, OverlapStreams, Work};
 use forebay::residency::QueryRange;
-use forebay::{Buffers, Config, Kind, Layer, LayerCall, MicroBatch, Result, Shape, Streams};
+use forebay::{Budget, Buffers, Config, Kind, Layer, LayerCall, MicroBatch, Result, SLOT_BLOCK, Shape};
+use forebay::{Slots, Streams};
 use rig::{BATCH, Caller, PROMPT, Rig, Sharing, config};
 
 const ORDERS: [[Overlap; 3]; 5] = [
@@ -137,6 +138,48 @@ fn operations_of_the_host_are_ordered_by_their_edges() {
     let new = |without| Rig::new(1, Sharing::None, without);
     let found = each_wait_left_out(new, Rig::fill, lives, |rig| rig.step([Overlap::None; 3], 1));
     assert!(found[0] > 2 * found[1] && found[1] > 0, "{found:?}");
+}
+
+/// A rig in which one slot block is free. Its operations end late, so that no query tells the host of an order that it
+/// has not made itself.
+fn late(without: Option<u64>) -> Rig {
+    let slots = Slots::Uniform((2 * BATCH + 1) * SLOT_BLOCK);
+    Rig::on_clock(Config { slots, ..config(1) }, Sharing::None, without)
+}
+
+/// The first sequence takes the free block; then steps of both micro-batches are in flight.
+fn take_the_last_block(rig: &mut Rig) -> Result<()> {
+    let stream = rig.stream;
+    rig.fill()?;
+    rig.step([Overlap::None; 3], 0)?;
+    rig.settle()?;
+    rig.retire();
+    rig.cache.resize(rig.sequences[0], &Budget::Slots(100), stream)?;
+    let full = rig.cache.resize(rig.sequences[BATCH as usize], &Budget::Slots(100), stream).unwrap_err();
+    assert_eq!(full.kind(), Kind::Exhausted);
+    rig.settle()?;
+    rig.step([Overlap::None; 3], 1)
+}
+
+/// The first sequence gives its second block up, and one of the other micro-batch takes it, each on a stream of its
+/// own. A step of both follows.
+fn pass_a_block_on(rig: &mut Rig) -> Result<()> {
+    let [gives, takes] = [rig.watch.stream()?, rig.watch.stream()?];
+    rig.clock.iter().try_for_each(|clock| clock.hold(gives))?;
+    rig.cache.resize(rig.sequences[0], &Budget::Slots(5), gives)?;
+    rig.cache.resize(rig.sequences[BATCH as usize], &Budget::Slots(100), takes)?;
+    rig.step([Overlap::Dba; 3], 1)
+}
+
+#[test]
+fn each_wait_left_out_of_a_resize_is_caught() {
+    let witness = |rig: &mut Rig| rig.step([Overlap::None; 3], 1);
+    let step = |rig: &mut Rig| rig.step([Overlap::Dba; 3], 1);
+    let alone = each_wait_left_out(late, take_the_last_block, step, witness);
+    let found = each_wait_left_out(late, take_the_last_block, pass_a_block_on, witness);
+    // By sequence its last step before the resize, and the resize before its next step; and the block that passes on.
+    // Before the first resize no block was given up that it could take.
+    assert_eq!([found[0] - alone[0], found[1] - alone[1]], [5, 1], "{found:?} {alone:?}");
 }
 
 /// An edge that the steps below leave out.

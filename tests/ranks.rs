@@ -1,6 +1,7 @@
 //! Ranks: each process of a tensor-parallel engine decides by itself which rows are resident, and all must reach the
 //! same result. Two processes run the same steps and send the digests of their sequences through a pipe (promise P9).
-//! They find a rank that selects other rows, and correct it (failure F15), as docs/integration.md describes.
+//! They find a rank that selects other rows, and correct it (failure F15), as docs/integration.md describes. They find
+//! a rank that resizes a sequence otherwise too.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 #[allow(dead_code, reason = "a test takes what it needs")]
@@ -184,6 +185,11 @@ impl Rank {
         self.sync();
     }
 
+    fn resize(&mut self, sequence: usize, slots: u32) {
+        self.cache.resize(self.sequences[sequence], &Budget::Slots(slots), self.stream).unwrap();
+        self.sync();
+    }
+
     fn reopen(&mut self, sequence: usize) {
         self.truncate(sequence);
         self.cache.close(self.sequences[sequence], self.stream).unwrap();
@@ -202,6 +208,7 @@ impl Rank {
                 "back" => self.truncate(sequence()),
                 "fork" => self.fork(sequence()),
                 "reopen" => self.reopen(sequence()),
+                "resize" => self.resize(sequence(), words[2].parse().unwrap()),
                 other => panic!("{other}"),
             }
             self.cache.validate().unwrap();
@@ -380,4 +387,29 @@ fn f15_ranks_agree_again_after_a_fork_or_reopening_of_a_diverged_sequence() {
         ranks.next -= 1;
         ranks.agree(15);
     }
+}
+
+#[test]
+fn ranks_that_resize_alike_agree_and_a_rank_that_resizes_otherwise_is_found() {
+    let test = "ranks_that_resize_alike_agree_and_a_rank_that_resizes_otherwise_is_found";
+    let Some(mut ranks) = Ranks::start(test) else { return };
+    for (sequence, slots) in [(0, 200), (0, 100), (1, 256), (1, 128), (2, 129), (2, 70), (1, 71)] {
+        let before = ranks.agree(3)[2];
+        let after = ranks.both(&format!("resize {sequence} {slots}"));
+        assert!(apart(after).is_empty(), "{sequence} {slots}");
+        assert_eq!(apart([before, after[0]]), [sequence], "a digest covers the budget");
+    }
+    ranks.agree(3);
+    // One slot more, in a block that it holds anyway.
+    assert_eq!(apart(ranks.each(["resize 2 100", "resize 2 101"])), [2]);
+    assert_eq!(apart(ranks.both("resize 2 90")), [] as [usize; 0], "no row has come or gone in between");
+    // A step earlier than the other rank, and a step later.
+    for (sequence, slots) in [(0, 170), (2, 70)] {
+        let (resize, step) = (format!("resize {sequence} {slots}"), format!("step {} -", ranks.next));
+        ranks.next += 1;
+        assert_eq!(apart(ranks.each([&resize, &step])), [0, 1, 2]);
+        assert_eq!(apart(ranks.each([&step, &resize])), [sequence], "{slots} slots, at another step");
+        assert!(apart(ranks.both(&format!("reopen {sequence}"))).is_empty());
+    }
+    ranks.agree(3);
 }

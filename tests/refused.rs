@@ -2,8 +2,8 @@
 //! and the cache goes on or is closed.
 //!
 //! The test refuses each call of a whole life in a run of its own: construction, opening, joining, capturing, launched
-//! steps, a fork, a truncation, closing. The caller tries again, as an engine would, and truncates sequences whose step
-//! was abandoned.
+//! steps, resizes, a fork, a truncation, closing. The caller tries again, as an engine would, and truncates sequences
+//! whose step was abandoned.
 #![cfg(feature = "cuda")]
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
@@ -18,7 +18,7 @@ use forebay::device::{Device, Event, Outcome, SplitIndices, Stream, Ticket};
 use forebay::overlap::{Engine, EngineCall, Overlap, OverlapStreams};
 use forebay::{
     Accepted, BatchRow, BringUp, Budget, Buffers, Cache, Capture, Captured, Config, Error, Kind, Layer,
-    Layers, Memory, MicroBatch, Open, Result, Sequence, Shape, Slots, Step, WarmUp,
+    Layers, Memory, MicroBatch, Open, Result, Sequence, Shape, Slots, Stats, Step, WarmUp,
 };
 use forebay_standin::{Options, Resources, Standin};
 
@@ -111,7 +111,7 @@ impl Life {
     }
 
     fn open(&mut self) -> Result<Sequence> {
-        let open = Open { prompt: 24, promised: 30, budget: Budget::Slots(6), bring_up: BringUp::Nothing };
+        let open = Open { prompt: 24, promised: 50, budget: Budget::Slots(6), bring_up: BringUp::Nothing };
         let sequence = self.cache.open(&open)?;
         self.cache.append_in_place(sequence, 24)?;
         let compute = self.layers.streams.compute;
@@ -133,6 +133,21 @@ impl Life {
         })?;
         self.tickets.push(truncated);
         self.wait()
+    }
+
+    /// Changes a sequence's budget. A call that was refused half-way leaves the old one or the new one.
+    fn resize(&mut self, sequence: Sequence, slots: u32) -> Result<()> {
+        let (compute, old) = (self.layers.streams.compute, self.cache.budgets(sequence)?.to_vec());
+        let taken = self.cache.stats().slots_in_use;
+        self.twice(|life| {
+            let resized = life.cache.resize(sequence, &Budget::Slots(slots), compute);
+            let budgets = life.cache.budgets(sequence)?;
+            if budgets != [slots; 2] {
+                assert!(resized.is_err() && budgets == old, "{budgets:?}");
+                assert_eq!(life.cache.stats().slots_in_use, taken, "the blocks that came went back");
+            }
+            resized
+        })
     }
 
     /// Waits until all enqueued work has ended.
@@ -196,7 +211,10 @@ impl Life {
         let [first, second] = [self.open()?, self.open()?];
         let graphs = [self.capture(Overlap::None)?, self.capture(Overlap::Dba)?];
         self.step(&graphs[0], &[(first, 0), (second, 0)])?;
+        // The last free block, and back.
+        self.resize(second, 70)?;
         self.step(&graphs[1], &[(second, 1)])?;
+        self.resize(second, 6)?;
         self.truncate(first)?;
         let open = Open { prompt: 0, promised: 8, budget: Budget::Slots(6), bring_up: BringUp::Whole };
         let (child, ticket) = self.twice(|life| life.cache.fork(first, &open, compute))?;
@@ -355,6 +373,25 @@ enum Call {
     Truncate,
     Close,
     Prepare,
+    Shrink,
+    Grow,
+}
+
+impl Call {
+    /// Tokens of the prompt of the sequence that is named.
+    const fn prompt(self) -> u32 {
+        if matches!(self, Call::Shrink | Call::Grow) { 70 } else { PROMPT }
+    }
+
+    /// The budget that a sequence has before and after a resize.
+    const fn budgets(self) -> Option<[u32; 2]> {
+        match self {
+            // One block goes, and rows of it move into the other one.
+            Call::Shrink => Some([78, 20]),
+            Call::Grow => Some([20, 78]),
+            _ => None,
+        }
+    }
 }
 
 /// A cache with one held stream.
@@ -389,8 +426,12 @@ impl Held {
 
     /// A sequence whose rows are all of one byte; none if it does not fit.
     fn fill(&mut self, with: u8) -> Option<Sequence> {
-        let sequence = self.cache.open(&Held::open_of(PROMPT)).ok()?;
-        let rows = vec![with; (PROMPT * self.cache.geometry().row_bytes()) as usize];
+        self.fill_of(&Held::open_of(PROMPT), with)
+    }
+
+    fn fill_of(&mut self, open: &Open, with: u8) -> Option<Sequence> {
+        let sequence = self.cache.open(open).ok()?;
+        let rows = vec![with; (open.prompt * self.cache.geometry().row_bytes()) as usize];
         (0..2).for_each(|layer| self.cache.append(sequence, Layer(layer), &rows).unwrap());
         Some(sequence)
     }
@@ -402,7 +443,13 @@ impl Held {
     /// The sequences that a call names, ready for it.
     fn ready(&mut self, call: Call) -> Vec<Sequence> {
         let [one, ..] = self.streams;
-        let first = self.fill(1).unwrap();
+        let open = match call.budgets() {
+            Some([slots, _]) => {
+                Open { promised: 8, budget: Budget::Slots(slots), ..Held::open_of(call.prompt()) }
+            }
+            None => Held::open_of(call.prompt()),
+        };
+        let first = self.fill_of(&open, 1).unwrap();
         let bytes = if call == Call::JoinMore { 64 } else { u64::MAX };
         if call != Call::Join {
             let _ticket = self.join(first, one, bytes).unwrap();
@@ -424,6 +471,10 @@ impl Held {
             }
             Call::Truncate => self.cache.truncate(sequence, 20, stream).map(drop),
             Call::Close => self.cache.close(sequence, stream),
+            Call::Shrink | Call::Grow => {
+                let slots = call.budgets().unwrap()[1];
+                self.cache.resize(sequence, &Budget::Slots(slots), stream)
+            }
             Call::Prepare => {
                 let row = BatchRow { sequence, accepted: Accepted::Rows(0), query_rows: 1 };
                 self.cache.prepare(MicroBatch(0), 1, &[row], None, stream).map(drop)
@@ -456,6 +507,11 @@ impl Held {
         })
     }
 
+    /// Whether a sequence has the budgets of a resize, if the call is one.
+    fn is_resized(&self, call: Call, sequence: Sequence) -> bool {
+        call.budgets().is_none_or(|[_, slots]| self.cache.budgets(sequence).unwrap() == [slots; 2])
+    }
+
     /// The number of bytes of all slots that belong to other sequences than the refused call's.
     fn bytes_of_others(&self) -> usize {
         let count = |layer| {
@@ -468,7 +524,7 @@ impl Held {
     }
 
     /// Everything is freed once the stream has gone on.
-    fn end(mut self, all: &[Sequence], start: forebay::Stats) {
+    fn end(mut self, all: &[Sequence], mut start: Stats) {
         let [_, _, third] = self.streams;
         for sequence in all.iter().chain(&self.forked) {
             if let Err(error) = self.cache.close(*sequence, third) {
@@ -477,11 +533,13 @@ impl Held {
         }
         (0..2).for_each(|_| assert!(self.cache.reap(third).is_ok()));
         self.cache.validate().unwrap();
+        start.resizes = self.cache.stats().resizes;
         assert_eq!(self.cache.stats(), start);
     }
 }
 
-const CALLS: [Call; 5] = [Call::Join, Call::JoinMore, Call::Fork, Call::Truncate, Call::Close];
+const CALLS: [Call; 7] =
+    [Call::Join, Call::JoinMore, Call::Fork, Call::Truncate, Call::Close, Call::Shrink, Call::Grow];
 
 #[test]
 fn work_enqueued_by_a_refused_call_reaches_no_other_sequence() {
@@ -490,12 +548,22 @@ fn work_enqueued_by_a_refused_call_reaches_no_other_sequence() {
     let _ticket = held.join(new, held.streams[2], u64::MAX).unwrap();
     let alone = (held.cache.digest(new).unwrap(), held.bytes_of_others());
     let (mut waited, mut others) = (0, 0);
+    let mut over = None;
     for (call, n) in CALLS.iter().flat_map(|call| (0..200).map(move |n| (*call, n))) {
+        if over == Some(call) {
+            continue;
+        }
         let Some(mut held) = Held::new() else { return };
         let [one, other, third] = held.streams;
         let start = held.cache.stats();
         let mut all = held.ready(call);
-        let Some(Some(_)) = held.refuse(call, all[0], n) else { continue };
+        let Some(refused) = held.refuse(call, all[0], n) else {
+            over = Some(call);
+            continue;
+        };
+        if refused.is_none() {
+            continue;
+        }
         for sequence in &all {
             let _ = held.cache.close(*sequence, other);
         }
@@ -520,18 +588,38 @@ fn work_enqueued_by_a_refused_call_reaches_no_other_sequence() {
 
 #[test]
 fn a_refused_call_is_made_again_on_another_stream() {
-    let mut again = 0;
+    let (mut again, mut queued, mut truncating) = (0, 0, 0);
+    let mut over = None;
     for (call, n) in CALLS.iter().flat_map(|call| (0..200).map(move |n| (*call, n))) {
+        if over == Some(call) {
+            continue;
+        }
         let Some(mut held) = Held::new() else { return };
         let [one, other, _] = held.streams;
         let all = held.ready(call);
-        let Some(Some(refused)) = held.refuse(call, all[0], n) else { continue };
+        let Some(refused) = held.refuse(call, all[0], n) else {
+            over = Some(call);
+            continue;
+        };
+        let Some(refused) = refused else { continue };
         if let Err(error) = refused {
             assert_eq!(error.kind(), Kind::OutOfMemory, "{call:?}, call {n}");
+            if call == Call::Truncate && !held.cache.is_running(all[0]).unwrap() {
+                let error = held.cache.resize(all[0], &Budget::Slots(20), other).unwrap_err();
+                assert_eq!(error.place(), "the device refused a truncate half-way");
+                truncating += 1;
+            }
             let done = match held.call(call, all[0], other) {
                 // Its lane has the tables already.
                 Err(error) if call == Call::Join && error.kind() == Kind::InvalidState => {
                     held.call(Call::JoinMore, all[0], other)
+                }
+                // It is enqueued, and its lists are still staged.
+                Err(error) if call.budgets().is_some() && error.kind() == Kind::Busy => {
+                    queued += 1;
+                    assert!(held.is_resized(call, all[0]), "{call:?}, call {n}");
+                    held.standin.let_go(one.0);
+                    held.call(call, all[0], other)
                 }
                 done => done,
             };
@@ -543,13 +631,14 @@ fn a_refused_call_is_made_again_on_another_stream() {
         }
         held.standin.let_go(one.0);
         if call != Call::Close {
-            let count = if call == Call::Truncate { 20 } else { PROMPT };
+            let count = if call == Call::Truncate { 20 } else { call.prompt() };
+            assert!(held.is_resized(call, all[0]), "{call:?}, call {n}");
             assert_eq!(held.cache.length(all[0]).unwrap().committed, count, "{call:?}, call {n}");
             assert!(held.rows_are(all[0], count, 1), "{call:?}, call {n}");
         }
         held.cache.validate().unwrap();
     }
-    assert!(again > 30, "{again}");
+    assert!(again > 30 && queued > 1 && truncating > 0, "{again} {queued} {truncating}");
 }
 
 #[test]

@@ -1,13 +1,15 @@
 //! Shared budgets: the cache sets the budgets of its sequences, so that all slots are in use.
 //!
-//! [`Share`] divides the slots of each layer. This module says when, and keeps the changes within the policy's limits.
+//! `sharing` divides the slots of each layer. This module says when, and keeps the changes within the policy's limits.
 //!
 //! | call | what it does |
 //! |---|---|
 //! | `open` | takes no slots. It adds the budget of [`Open`](crate::Open) to what the cache has promised. |
-//! | `join`, fork | first reclaims slots of others: for the promise, and for the share as far as the limits of a step allow. Then it takes the sequence's share, or what is free of it. |
+//! | `join`, fork | reclaims slots of others, then takes the sequence's share, or what is free of it. |
 //! | `prepare` | moves the budgets of its micro-batch's sequences towards their shares, if there is cause to. |
 //! | [`Cache::share_slots`] | the same for all sequences, when the engine asks. |
+//!
+//! A `join` reclaims what the promise lacks, and what the share lacks as far as the limits of a step allow.
 //!
 //! There is cause when a sequence has joined or ended, when one outgrows its budget, every
 //! [`every`](Share::every) steps, and while the last changes were cut short by the policy's limits.
@@ -27,38 +29,15 @@
 //! allocated.
 
 use crate::cache::Cache;
-use crate::cache::record::{Record, State};
+use crate::cache::record::Record;
+use crate::cache::sharing::{Sharing, View};
 use crate::device::Stream;
 use crate::device::descriptor::LayerCount;
 use crate::error::{Error, Kind, Result};
 use crate::geometry::SLOT_BLOCK;
 use crate::ids::{MicroBatch, Sequence};
-use crate::sparse::{MissCurve, Share, ShareBy, Want};
+use crate::sparse::Share;
 use crate::step::Step;
-
-/// The shared budgets of a cache.
-#[derive(Debug)]
-pub(super) struct Sharing {
-    policy: Share,
-    layers: usize,
-    /// For each layer, its misses by the part of the rows that had slots. Empty unless the policy asks for them.
-    curves: Vec<MissCurve>,
-    /// The sequences that take part, in the order of their opening.
-    order: Vec<u32>,
-    /// `[order][layers]`: each sequence's share, in slots.
-    targets: Vec<u32>,
-    wants: Vec<Want>,
-    /// For each layer, the blocks that the promise of a joining sequence lacks.
-    lacks: Vec<u32>,
-    /// For each layer, the blocks that its share lacks.
-    wishes: Vec<u32>,
-    /// Places in the order of the sequences that shrink for a joining one.
-    chosen: Vec<u32>,
-    /// There is cause to divide the slots again.
-    due: bool,
-    /// Calls of `prepare` since the slots were last divided.
-    since: u32,
-}
 
 /// What one call may still do.
 #[derive(Debug)]
@@ -72,41 +51,11 @@ struct Allowance {
     done: bool,
 }
 
-impl Sharing {
-    pub(super) fn new(policy: Share, lanes: usize, layers: usize) -> Box<Sharing> {
-        let curves = if policy.by == ShareBy::Misses { layers } else { 0 };
-        Box::new(Sharing {
-            policy,
-            layers,
-            curves: vec![MissCurve::default(); curves],
-            order: Vec::with_capacity(lanes),
-            targets: vec![0; lanes * layers],
-            wants: Vec::with_capacity(lanes),
-            lacks: vec![0; layers],
-            wishes: vec![0; layers],
-            chosen: Vec::with_capacity(lanes),
-            due: false,
-            since: 0,
-        })
-    }
-
-    /// The shares of the sequence at `place` of the order.
-    fn targets(&self, place: usize) -> &[u32] {
-        self.targets.get(place * self.layers..(place + 1) * self.layers).unwrap_or_default()
-    }
-}
-
-/// Whether a sequence has a part of the slots.
-fn has_slots(record: &Record) -> bool {
-    !matches!(record.state, State::Free | State::Closing) && record.owned.slots.budgets.iter().any(|b| *b > 0)
-}
-
 impl Cache {
     /// Moves the budgets of all sequences towards their shares, within the limits of [`Config::share`]. The cache does
     /// this by itself in `prepare`; this call is for an engine that wants it at a time of its own. Sequences in an open
     /// step, and those that have retired no step since they joined or were last resized or truncated, stay as they are.
-    /// Returns the number of resized sequences: 0 when
-    /// there is nothing left to do.
+    /// Returns the number of resized sequences: 0 when there is nothing left to do.
     ///
     /// # Errors
     /// [`Kind::InvalidConfig`] for a cache without [`Config::share`]. If the device refuses a resize, the budgets of
@@ -161,7 +110,7 @@ impl Cache {
     /// Takes slots for a sequence that joins: its share, as far as slots are free, and at least its promise.
     pub(super) fn take_share(&mut self, sequence: Sequence, stream: Stream) -> Result<()> {
         let index = sequence.index as usize;
-        if has_slots(&self.records[index]) {
+        if self.records[index].has_slots() {
             return Ok(());
         }
         let Some(mut sharing) = self.sharing.take() else { return Ok(()) };
@@ -171,9 +120,9 @@ impl Cache {
     }
 
     fn take_share_of(&mut self, sharing: &mut Sharing, index: usize, stream: Stream) -> Result<()> {
-        self.divide(sharing, Some(index));
+        sharing.divide(&self.view(), Some(index));
         self.reclaim(sharing, index, stream)?;
-        let place = sharing.order.iter().position(|i| *i as usize == index).unwrap_or(0);
+        let place = sharing.place_of(index);
         let mut budgets = std::mem::take(&mut self.budgets);
         for (layer, budget) in budgets.iter_mut().enumerate() {
             let free = self.sparse.slots().free_blocks(layer).saturating_mul(SLOT_BLOCK);
@@ -194,16 +143,7 @@ impl Cache {
     /// Shrinks other sequences until every layer has free slots for the promise of `index`, or changes nothing; and, as
     /// far as the limits of a step allow, for its share.
     fn reclaim(&mut self, sharing: &mut Sharing, index: usize, stream: Stream) -> Result<()> {
-        let place = sharing.order.iter().position(|own| *own as usize == index).unwrap_or(0);
-        for layer in 0..sharing.layers {
-            let blocks = |slots: &[u32]| slots.get(layer).map_or(0, |slots| slots.div_ceil(SLOT_BLOCK));
-            let free = self.sparse.slots().free_blocks(layer);
-            let lack = blocks(&self.records[index].owned.least).saturating_sub(free);
-            self.lower_targets(sharing, layer, lack)?;
-            sharing.wishes[layer] = blocks(sharing.targets(place)).saturating_sub(free);
-            sharing.lacks[layer] = lack;
-        }
-        self.choose(sharing);
+        sharing.choose(&self.view(), index)?;
         for place in &sharing.chosen {
             let other = sharing.order[*place as usize] as usize;
             let record = &self.records[other];
@@ -229,71 +169,9 @@ impl Cache {
         Ok(())
     }
 
-    /// Lowers shares in a layer, down to the promises, until giving up all above the shares frees `lack` blocks.
-    fn lower_targets(&self, sharing: &mut Sharing, layer: usize, lack: u32) -> Result<()> {
-        let blocks = |slots: &[u32]| slots.get(layer).map_or(0, |slots| slots.div_ceil(SLOT_BLOCK));
-        let (mut left, mut above) = (lack, 0);
-        for place in (0..sharing.order.len()).filter(|_| lack > 0) {
-            let record = &self.records[sharing.order[place] as usize];
-            if self.takes_resizes(record, None) {
-                let present = blocks(&record.owned.slots.budgets);
-                left = left.saturating_sub(present.saturating_sub(blocks(sharing.targets(place))));
-                above += present.saturating_sub(blocks(&record.owned.least));
-            }
-        }
-        if above < lack {
-            return Err(Error::new(Kind::Busy, "join")
-                .at("slots of sequences in open steps")
-                .with("layer", layer as u64)
-                .with("wanted blocks", lack)
-                .with("free blocks", above)
-                .hint("join again when their steps are finished"));
-        }
-        for place in 0..sharing.order.len() {
-            let record = &self.records[sharing.order[place] as usize];
-            let target = blocks(sharing.targets(place)).min(blocks(&record.owned.slots.budgets));
-            let give = left.min(target.saturating_sub(blocks(&record.owned.least)));
-            if give > 0 && self.takes_resizes(record, None) {
-                let least = record.owned.least.get(layer).copied().unwrap_or(0);
-                sharing.targets[place * sharing.layers + layer] = ((target - give) * SLOT_BLOCK).max(least);
-                left -= give;
-            }
-        }
-        Ok(())
-    }
-
-    /// Chooses the sequences that shrink to their shares, in the order of opening: as many as the promise needs, then as
-    /// many as the share needs and the limits of a step allow.
-    fn choose(&self, sharing: &mut Sharing) {
-        let Sharing { policy, layers, order, targets, lacks, wishes, chosen, .. } = sharing;
-        chosen.clear();
-        let mut bytes = policy.bytes_a_step;
-        for (place, index) in order.iter().enumerate() {
-            let record = &self.records[*index as usize];
-            let targets = &targets[place * *layers..(place + 1) * *layers];
-            let budgets = || record.owned.slots.budgets.iter().zip(targets);
-            let given = |(now, then): (&u32, &u32)| {
-                now.div_ceil(SLOT_BLOCK).saturating_sub(then.div_ceil(SLOT_BLOCK))
-            };
-            let helps =
-                |lacks: &[u32]| lacks.iter().zip(budgets()).any(|(lack, pair)| *lack > 0 && given(pair) > 0);
-            if !self.takes_resizes(record, None) || !(helps(lacks) || helps(wishes)) {
-                continue;
-            }
-            let moved = |(now, then): (&u32, &u32)| u64::from(now.saturating_sub(*then).min(*then));
-            let cost = budgets().map(moved).sum::<u64>().saturating_mul(self.geometry.row_bytes().into());
-            let allowed =
-                record.work.covered && cost <= bytes && chosen.len() < policy.resizes_a_step as usize;
-            if helps(lacks) || allowed {
-                for list in [&mut *lacks, &mut *wishes] {
-                    list.iter_mut()
-                        .zip(budgets())
-                        .for_each(|(lack, pair)| *lack = lack.saturating_sub(given(pair)));
-                }
-                bytes = bytes.saturating_sub(cost);
-                chosen.push(place as u32);
-            }
-        }
+    fn view(&self) -> View<'_> {
+        let Cache { records, sparse, config, .. } = self;
+        View { records, sparse, config, row_bytes: self.geometry.row_bytes().into() }
     }
 
     /// Notes a call of `prepare`, and moves budgets of `micro_batch` if there is cause.
@@ -349,66 +227,6 @@ impl Cache {
         }
     }
 
-    /// Divides the slots of every layer over the sequences that have slots, and over one that joins.
-    fn divide(&self, sharing: &mut Sharing, joining: Option<usize>) {
-        let Sharing { policy, layers, curves, order, targets, wants, .. } = sharing;
-        order.clear();
-        let takes_part = |(index, record): &(usize, &Record)| Some(*index) == joining || has_slots(record);
-        order.extend(self.records.iter().enumerate().filter(takes_part).map(|(index, _)| index as u32));
-        order.sort_unstable_by_key(|index| self.records[*index as usize].opened);
-        let flight = self.config.query_rows.saturating_mul(self.config.steps_in_flight);
-        let mut before: Option<(usize, u32)> = None;
-        for layer in 0..*layers {
-            let held = |index: &u32| {
-                self.records[*index as usize]
-                    .owned
-                    .slots
-                    .blocks
-                    .get(layer)
-                    .map_or(0, |blocks| blocks.len() as u32)
-            };
-            let blocks = self.sparse.slots().free_blocks(layer) + order.iter().map(held).sum::<u32>();
-            let least = |layer: usize, index: &u32| {
-                self.records[*index as usize].owned.least.get(layer).copied().unwrap_or(0)
-            };
-            // Most layers are alike, and then so are their shares.
-            let alike = |(other, given): (usize, u32)| {
-                given == blocks
-                    && curves.is_empty()
-                    && order.iter().all(|i| least(layer, i) == least(other, i))
-            };
-            if let Some((other, _)) = before.filter(|before| alike(*before)) {
-                for place in 0..order.len() {
-                    targets[place * *layers + layer] = targets[place * *layers + other];
-                }
-                continue;
-            }
-            before = Some((layer, blocks));
-            wants.clear();
-            wants.extend(order.iter().map(|index| {
-                let record = &self.records[*index as usize];
-                let length = record.rows.upper.max(record.admitted.prompt);
-                Want::new(least(layer, index), length, flight, self.reach_of(record))
-            }));
-            policy.targets(blocks, curves.get(layer), wants);
-            for (place, (index, want)) in order.iter().zip(&*wants).enumerate() {
-                let reach = self.reach_of(&self.records[*index as usize]);
-                targets[place * *layers + layer] = want.blocks.saturating_mul(SLOT_BLOCK).min(reach);
-            }
-        }
-    }
-
-    /// The tokens that a sequence may have, with its rows in flight.
-    fn reach_of(&self, record: &Record) -> u32 {
-        self.config.reach(record.admitted.tokens).unwrap_or(record.admitted.tokens)
-    }
-
-    /// Whether the budget of a sequence may change, by a call for `micro_batch` or for all. It depends on calls alone.
-    fn takes_resizes(&self, record: &Record, micro_batch: Option<MicroBatch>) -> bool {
-        let other = record.steps.micro_batch.zip(micro_batch).is_some_and(|(own, asked)| own != asked);
-        record.state == State::Running && !record.steps.open && !other && has_slots(record)
-    }
-
     /// Moves budgets towards the shares: shrinks first, so that the others find free slots.
     fn share_step(
         &mut self,
@@ -416,7 +234,7 @@ impl Cache {
         micro_batch: Option<MicroBatch>,
         stream: Stream,
     ) -> Result<u32> {
-        self.divide(sharing, None);
+        sharing.divide(&self.view(), None);
         sharing.since = 0;
         let bytes = u64::from(self.geometry.row_bytes()) * sharing.layers as u64;
         let policy = sharing.policy;
@@ -457,7 +275,7 @@ impl Cache {
             return Ok(());
         }
         let record = &self.records[index];
-        if allowance.resizes == 0 || !record.work.covered || !self.takes_resizes(record, micro_batch) {
+        if allowance.resizes == 0 || !record.work.covered || !record.takes_resizes(micro_batch) {
             allowance.done = false;
             return Ok(());
         }

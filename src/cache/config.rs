@@ -29,8 +29,9 @@ pub struct Config {
     /// ([`Cache::overlap`](crate::Cache::overlap)). The cache uses no more waves than have rows to fetch:
     /// [`Cache::attention_waves`](crate::Cache::attention_waves).
     pub attention_waves: u32,
-    /// Lets the cache set the budgets of its sequences: it divides all slots, and each sequence's own budget is only the
-    /// least that it gets. `None`: a sequence keeps the budget that it was opened with, until the engine resizes it.
+    /// Lets the cache set the budgets of its sequences: it divides all slots, and each sequence's own budget is only
+    /// the least that it gets. `None`: a sequence keeps the budget that it was opened with until the engine resizes
+    /// it.
     pub share: Option<Share>,
     /// Sequences that may be open at the same time.
     pub lanes: u32,

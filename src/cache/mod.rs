@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | filling | [`Cache::open`], [`Cache::open_shared`] | [`append`], [`append_in_place`], [`join`] |
 //! | joining | a [`join`] that leaves rows to gather (its limit, or the device refused) | [`join_more`], to the end |
-//! | running | other [`join`]s, [`join_more`], fork, [`truncate`] | [`prepare`], [`resize`], [`truncate`], [`publish`], fork |
+//! | running | [`join`], [`join_more`], fork, [`truncate`] | [`prepare`], [`resize`], [`truncate`], [`publish`], fork |
 //! | truncating | a `truncate` that the device refused half-way | [`truncate`] |
 //! | failed | a failed step | [`truncate`] |
 //! | closing | [`Cache::close`] with work in flight | none: its handle is no longer valid |
@@ -53,6 +53,7 @@ mod record;
 mod resize;
 mod sequence;
 mod settle;
+mod sharing;
 
 use std::sync::Arc;
 
@@ -77,8 +78,8 @@ pub use overlapped::Layers;
 pub use prefix::Tokens;
 pub use sequence::Length;
 
-use budgets::Sharing;
 use record::Record;
+use sharing::Sharing;
 
 /// A KV cache that may exceed its device's memory, for one model on one device.
 ///

@@ -146,6 +146,17 @@ impl Record {
         self.state != State::Free
     }
 
+    /// Whether it has a part of the slots.
+    pub(super) fn has_slots(&self) -> bool {
+        !matches!(self.state, State::Free | State::Closing) && self.owned.slots.budgets.iter().any(|b| *b > 0)
+    }
+
+    /// Whether its budgets may change, by a call for `micro_batch` or for all. It depends on calls alone.
+    pub(super) fn takes_resizes(&self, micro_batch: Option<MicroBatch>) -> bool {
+        let other = self.steps.micro_batch.zip(micro_batch).is_some_and(|(own, asked)| own != asked);
+        self.state == State::Running && !self.steps.open && !other && self.has_slots()
+    }
+
     /// Whether work that the host issued for it may still run.
     pub(super) fn has_ticket(&self) -> bool {
         self.work.ticket.as_ref().is_some_and(|t| t.poll().is_none())

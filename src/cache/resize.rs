@@ -13,7 +13,7 @@
 //! | the sequence's next step | waits for `ready` |
 //! | the next lists that the host stages for the lane | the host asks whether `ready` was reached |
 //!
-//! A resize has no ticket, since nobody waits for it, and it allocates nothing.
+//! A resize has no ticket, since no caller waits for it, and it allocates nothing.
 //!
 //! **A refused call.** If the device refuses the operation, the blocks that came go back, and the budgets are as they
 //! were. If it refuses a record after the operation, the new budgets hold. The sequence then stays unsettled, and keeps

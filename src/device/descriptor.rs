@@ -184,9 +184,9 @@ impl LayerCount {
     }
 }
 
-/// A step's report: `[step low, step high, cause or 0, row, layer, value, moved, 0]`, then three words per layer, then
-/// the committed length of each row. It carries the step's number, so that the reader notices an earlier step's report in
-/// the same memory.
+/// A step's report: `[step low, step high, cause or 0, row, layer, value, moved, 0]`, then three words per layer,
+/// then the committed length of each row. It carries the step's number, so that the reader notices an earlier step's
+/// report in the same memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     /// The step's number.

@@ -5,9 +5,9 @@
 //! watching device lists the memory that it touches. `device/checks.rs` checks an operation when it is enqueued, for
 //! all devices. A new operation is therefore one variant here and one arm in each `match`.
 //!
-//! An operation is a few words long and `Copy`. A join and a truncation borrow their lists (pages, slot blocks,
-//! budgets), and so does a resize. A device that runs them later keeps a copy for each lane in a [`Staged`], so the caller
-//! brings no new lists for a lane until the previous such operation has run.
+//! An operation is a few words long and `Copy`. A join, a truncation and a resize borrow their lists (pages, slot
+//! blocks, budgets). A device that runs them later keeps a copy for each lane in a [`Staged`], so the caller brings no
+//! new lists for a lane until the previous such operation has run.
 
 use crate::device::Slice;
 use crate::error::Result;

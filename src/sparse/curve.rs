@@ -10,7 +10,7 @@
 //! of that last point. So it never rises, its slope never gets steeper, and a greedy division over it is the best one.
 //! A curve with a cliff (a layer that reads the same rows in turn gains nothing until all of them fit) gets a slope
 //! that leads over it; `cli/src/study/split.rs` argues the same for the slots of layers. Below the lowest bin, the
-//! first slope continues.
+//! first slope continues. What a slot is worth is this line's slope with its corners rounded off ([`Slopes`]).
 //!
 //! **What it is not.** It is an estimate. The step's mean ratio hides how unlike its sequences are, and all sequences
 //! of a layer have one curve. A bin that no step visits any more keeps its last average.
@@ -111,28 +111,46 @@ impl Line {
         piece.map_or(0, |[(x, y), (end, low)]| low + (y - low) * (end - ratio) / (end - x))
     }
 
-    /// Slope and end of each piece, the steepest first: misses avoided by a ratio of 1, times 2^16, so that they can be
-    /// compared after a division by a length; and ratios as parts of 2^16.
+    /// The slope at every ratio. A piece's slope is that of its middle; in between, slopes change evenly.
     pub(super) fn slopes(&self) -> Slopes {
-        let mut slopes = Slopes { pieces: [(0, 0); BINS], count: 0 };
-        for ([(x, y), (end, low)], slope) in self.pieces().zip(&mut slopes.pieces) {
-            *slope = ((((y - low) * ONE) / (end - x)) * ONE, *end);
-            slopes.count += 1;
+        let mut slopes = Slopes { knots: [(0, 0); BINS + 3], count: 0 };
+        for [(x, y), (end, low)] in self.pieces() {
+            let middle = (x + end) / 2;
+            let slope = (((y - low) * ONE) / (end - x)) * ONE;
+            if slopes.count == 0 {
+                slopes.append(middle / 4, slope * 16);
+                slopes.append(middle / 2, slope * 4);
+            }
+            slopes.append(middle, slope);
         }
+        slopes.append(ONE, 0);
         slopes
     }
 }
 
-/// The pieces of a [`Line`].
+/// How many misses another slot avoids, by ratio: the slope of a [`Line`] without its corners. With them, all sequences
+/// on one piece would gain nearly the same, and the least difference between two of them would give one of them the
+/// whole piece.
+///
+/// Below the first piece's middle, half as many slots are taken to miss twice as much.
 pub(super) struct Slopes {
-    pieces: [(u64, u64); BINS],
+    /// Ratios as parts of 2^16, ascending, and misses avoided by a ratio of 1, times 2^16, so that they can be compared
+    /// after a division by a length.
+    knots: [(u64, u64); BINS + 3],
     count: usize,
 }
 
 impl Slopes {
+    fn append(&mut self, ratio: u64, slope: u64) {
+        if let Some(next) = self.knots.get_mut(self.count) {
+            *next = (ratio, slope);
+            self.count += 1;
+        }
+    }
+
     /// The greatest slope.
     pub(super) fn steepest(&self) -> u64 {
-        self.pieces[0].0
+        self.knots[0].1
     }
 
     /// The slots, for a sequence of `tokens` tokens, up to which each is worth more than `price`.
@@ -140,9 +158,15 @@ impl Slopes {
         let tokens = u64::from(tokens);
         // Saturated, it exceeds every slope, as it should.
         let least = price.saturating_mul(tokens);
-        let pieces = self.pieces.get(..self.count).unwrap_or_default();
-        let worth = pieces.iter().take_while(|(slope, _)| *slope > least).last();
-        worth.map_or(0, |(_, end)| (tokens * end).div_ceil(ONE))
+        if least >= self.steepest() {
+            return 0;
+        }
+        let knots = self.knots.get(..self.count).unwrap_or_default();
+        let ratio = knots.array_windows().find(|[_, (_, low)]| *low <= least).map_or(ONE, |[a, b]| {
+            let part = u128::from(b.0 - a.0) * u128::from(a.1 - least) / u128::from((a.1 - b.1).max(1));
+            a.0 + part as u64
+        });
+        (tokens * ratio).div_ceil(ONE)
     }
 }
 

@@ -1,6 +1,7 @@
 //! A cache on a watched device, and an engine that declares what its work touches and computes nothing.
 
 use forebay::check::watch::{Attention, Watch};
+use forebay::device::clock::{ClockDevice, ClockOptions};
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::{Device, Pools, ResolveOutput, Slice, SplitIndices, StepRange, Stream};
 use forebay::overlap::{Attended, Engine, EngineCall, Overlap, OverlapStreams, Work};
@@ -92,6 +93,7 @@ impl Micro {
 pub struct Rig {
     pub watch: Arc<Watch>,
     pub host: Arc<HostDevice>,
+    pub clock: Option<Arc<ClockDevice>>,
     pub cache: Cache,
     pub micro: Vec<Micro>,
     pub sequences: Vec<Sequence>,
@@ -161,9 +163,26 @@ impl Rig {
 
     pub fn with(config: Config, sharing: Sharing, without: Option<u64>) -> Rig {
         let host = HostDevice::new(HostOptions::default());
+        Rig::over(host.clone(), host, config, sharing, without)
+    }
+
+    /// On a clock, which can hold a stream.
+    pub fn on_clock(config: Config, sharing: Sharing, without: Option<u64>) -> Rig {
+        let host = HostDevice::new(HostOptions::default());
+        let clock = ClockDevice::over(host.clone(), ClockOptions::default()).unwrap();
+        Rig { clock: Some(clock.clone()), ..Rig::over(clock, host, config, sharing, without) }
+    }
+
+    fn over(
+        device: Arc<dyn Device>,
+        host: Arc<HostDevice>,
+        config: Config,
+        sharing: Sharing,
+        without: Option<u64>,
+    ) -> Rig {
         let watch = match without {
-            Some(number) => Watch::without_wait(host.clone(), number),
-            None => Watch::new(host.clone()),
+            Some(number) => Watch::without_wait(device, number),
+            None => Watch::new(device),
         };
         let waves = config.attention_waves;
         let stream = || watch.stream().unwrap();
@@ -184,7 +203,8 @@ impl Rig {
         let micro = (0..2).map(|_| Micro::new(&*watch, streams(), waves)).collect();
         let cache = Cache::new(config, watch.clone()).unwrap();
         let (sequences, flights) = (Vec::new(), Vec::new());
-        Rig { stream: stream(), watch, host, cache, micro, sequences, flights, attends: true }
+        let stream = stream();
+        Rig { stream, watch, host, clock: None, cache, micro, sequences, flights, attends: true }
     }
 
     /// The request of a sequence.
@@ -258,6 +278,16 @@ impl Rig {
         }
         self.flights.extend(steps);
         Ok(())
+    }
+
+    /// Waits until the steps and the host's own work have ended.
+    pub fn settle(&self) -> Result<()> {
+        let steps = self.micro.iter().map(|micro| micro.streams.compute);
+        steps.chain([self.stream]).try_for_each(|stream| {
+            let event = self.watch.event()?;
+            self.watch.record(event, stream)?;
+            self.watch.synchronize(event)
+        })
     }
 
     /// Retires every step in flight.

@@ -86,6 +86,7 @@ pub fn config(variant: u8) -> Config {
         slots: Slots::ByLayer(vec![448, 384, 320]),
         min_budget: 4,
         attention_waves: 1,
+        share: None,
         lanes: 4,
         max_tokens: 160,
         batch: 3,

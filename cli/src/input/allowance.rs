@@ -36,6 +36,8 @@ pub enum Replayed {
     Selections,
     /// Selection traces whose misses a plan or a simulation needs.
     Misses,
+    /// Selection traces that share one total of slots.
+    Together,
     /// Request traces.
     Requests,
 }
@@ -50,6 +52,9 @@ impl Replayed {
             }
             Replayed::Misses => {
                 "allow more with --memory SIZE, pass a smaller --ratio, or cut the trace to fewer layers"
+            }
+            Replayed::Together => {
+                "allow more with --memory SIZE, pass fewer traces, or cut them to fewer layers"
             }
             Replayed::Requests => "allow more with --memory SIZE, or cut the trace to fewer requests",
         }

@@ -8,6 +8,7 @@ use forebay::trace::Header;
 use forebay::{Error, Kind, Result, Shape};
 
 use super::requests::args::RequestArguments;
+use super::together::args::TogetherArguments;
 use crate::input::allowance::MemoryArguments;
 use crate::input::device::{DeviceName, Target};
 use crate::policy::Policy;
@@ -85,6 +86,8 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE", hide = true)]
     pub driver: Option<String>,
     #[command(flatten)]
+    pub together: TogetherArguments,
+    #[command(flatten)]
     pub memory: MemoryArguments,
     #[command(flatten)]
     pub requests: RequestArguments,
@@ -124,6 +127,7 @@ impl Arguments {
             ("--curve", self.curve),
             ("--prefetch", self.prefetch.is_some()),
             ("--html", self.report.html.is_some()),
+            ("--together", self.together.together.is_some()),
         ];
         given.iter().find(|(_, given)| *given).map(|(name, _)| *name)
     }
@@ -146,6 +150,7 @@ impl Arguments {
             ("--link-rate", self.report.link_rate.is_some()),
             ("--device", self.device.is_some()),
             ("--driver", self.driver.is_some()),
+            ("--together", self.together.together.is_some()),
         ];
         given.iter().find(|(_, given)| *given).map(|(name, _)| *name)
     }
@@ -192,11 +197,9 @@ fn presets() -> PossibleValuesParser {
     PossibleValuesParser::new(Shape::PRESETS.map(|(name, _)| name))
 }
 
-/// The setting and prompt share of every requested size, checked against the trace.
-pub fn settings(header: &Header, path: &Path, arguments: &Arguments) -> Result<Vec<(Setting, f64)>> {
-    let invalid = |what: &str| {
-        Error::new(Kind::InvalidConfig, "replay").at(format!("{}: {what}", echo(path.display())))
-    };
+/// The warm-up steps and the decode steps to replay, checked against the trace.
+pub fn steps(header: &Header, path: &Path, arguments: &Arguments) -> Result<(u32, u32)> {
+    let invalid = |what: &str| invalid(path, what);
     let warmup = arguments.warmup.unwrap_or(WARMUP.min(header.warm_steps));
     if warmup > header.warm_steps {
         return Err(invalid("--warmup asks for more than the trace's warm steps")
@@ -217,6 +220,17 @@ pub fn settings(header: &Header, path: &Path, arguments: &Arguments) -> Result<V
             .with("decode_steps", header.decode_steps())
             .hint("pass --mtp up to decode_steps"));
     }
+    Ok((warmup, steps))
+}
+
+/// An option that does not fit the trace.
+fn invalid(path: &Path, what: &str) -> Error {
+    Error::new(Kind::InvalidConfig, "replay").at(format!("{}: {what}", echo(path.display())))
+}
+
+/// The setting and prompt share of every requested size, checked against the trace.
+pub fn settings(header: &Header, path: &Path, arguments: &Arguments) -> Result<Vec<(Setting, f64)>> {
+    let (warmup, steps) = steps(header, path, arguments)?;
     let setting = |slots| Setting { slots, warmup, mtp: arguments.mtp(), steps };
     let prompt = f64::from(header.decode_start);
     if !arguments.slots.is_empty() {
@@ -240,7 +254,7 @@ pub fn settings(header: &Header, path: &Path, arguments: &Arguments) -> Result<V
                 0 => "pass --slots: a share of an empty prompt is 0",
                 _ => "pass a larger share, or --slots",
             };
-            return Err(invalid(&format!("--prompt-share {share} leaves no slot"))
+            return Err(invalid(path, &format!("--prompt-share {share} leaves no slot"))
                 .with("decode_start", header.decode_start)
                 .hint(hint));
         }

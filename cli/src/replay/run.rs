@@ -15,7 +15,7 @@ use super::args::{Arguments, Split, settings};
 use super::requests::run::{self, Asked, Traces};
 use super::result::{Replayed, RowSize};
 use super::study::Study;
-use super::{curve, html, json, requests, text};
+use super::{curve, html, json, requests, text, together};
 use crate::input::allowance::{self, Allowance};
 use crate::input::device::DeviceName;
 use crate::input::file_kind::{self, FileKind};
@@ -150,6 +150,9 @@ fn of_selections<'a>(
 ) -> Result<()> {
     // Stays open to the end, so that the replays' own devices share the GPU's context.
     let _device = open(arguments)?;
+    if arguments.together.together.is_some() {
+        return together::run::command(arguments, row, results);
+    }
     let html = arguments.report.html.as_deref();
     if let Some(target) = html {
         results.write(target, html::selections(arguments, shape, row)?);

@@ -10,3 +10,4 @@ pub mod reserve;
 pub mod s3fifo_queues;
 pub mod split;
 pub mod threads;
+pub mod together;

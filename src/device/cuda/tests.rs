@@ -537,3 +537,23 @@ fn our_streams_are_destroyed_before_an_engines() {
         assert_eq!(standin.prioritized(), 1);
     }
 }
+
+#[test]
+fn a_turn_on_a_stream_that_was_given_back_owes_no_record() {
+    let Some(standin) = own(Options::default(), "refuses a call") else { return };
+    let device = device(standin.library()).unwrap();
+    let engine = Engine::new(standin.api(), 0);
+    let (raw, next) = (engine.stream(), engine.stream());
+    let turns = super::lanes::Turns::new(&device.inner.context).unwrap();
+    let current = device.inner.context.enter().unwrap();
+    // A wait, nothing to launch, and the record.
+    standin.fail_call(1, code::OUT_OF_MEMORY);
+    turns.take(&current, raw, || Ok(())).unwrap();
+    assert_eq!(standin.failed_call().as_deref(), Some("cuEventRecord"));
+    standin.fail_call(u64::MAX, code::OUT_OF_MEMORY);
+    // SAFETY: the engine's own stream, on which nothing is left.
+    done(unsafe { standin.api().stream_destroy(raw) });
+    assert!(turns.take(&current, next, || Ok(())).is_err(), "the stream is gone");
+    turns.forget(raw);
+    turns.take(&current, next, || Ok(())).unwrap();
+}

@@ -561,7 +561,7 @@ impl HostPools {
             }
         }
         report.sticky = Sticky::of_word(*word);
-        // A report without rows belongs to no step, and nobody reads it.
+        // A report without rows belongs to no step, and no caller reads it.
         report.moved = if rows == 0 { 0 } else { self.moved.swap(0, Ordering::AcqRel) };
         report.encode(words);
         self.words(slot).store(0, words);

@@ -22,19 +22,20 @@ static __device__ void clear_slots(const Lane& lane, u32 first, u32 budget) {
     });
 }
 
-// Whether a lane of the layer can have a budget, and the blocks that are staged for it. Every thread calls it.
-static __device__ bool has_blocks(const Layer& layer, u32 budget, const u32* blocks, u32 staged_blocks) {
-    u32 count = div_ceil(budget, SLOT_BLOCK);
-    if (budget == 0 || count > layer.lane_blocks || count > staged_blocks) return false;
-    bool all = true;
-    for (u32 i = threadIdx.x; i < count; i += blockDim.x) all = all && blocks[i] < layer.budget_blocks;
-    return __syncthreads_and(all);
+// Whether a lane of the layer can have a budget, for which so many blocks are staged at most.
+static __device__ bool can_have(const Layer& layer, u32 budget, u32 staged_blocks) {
+    return budget > 0 && div_ceil(budget, SLOT_BLOCK) <= min(layer.lane_blocks, staged_blocks);
 }
 
 // Whether a layer has what is staged for it.
 static __device__ bool can_join(const Layer& layer, u32 lane, u32 length, u32 budget, const u32* blocks,
                                 u32 staged_blocks) {
-    return lane < layer.lanes && length <= layer.tokens && has_blocks(layer, budget, blocks, staged_blocks);
+    if (lane >= layer.lanes || length > layer.tokens || !can_have(layer, budget, staged_blocks)) return false;
+    bool all = true;
+    for (u32 i = threadIdx.x; i < div_ceil(budget, SLOT_BLOCK); i += blockDim.x) {
+        all = all && blocks[i] < layer.budget_blocks;
+    }
+    return __syncthreads_and(all);
 }
 
 // Gives a lane, which is empty, to a sequence. Grid: layers, and chunks of the map from positions to slots.

@@ -19,14 +19,17 @@ struct Moves {
 };
 
 // Whether a lane's budget can become `budget`: `blocks` is its whole list afterwards, of which the blocks that stay
-// must be its present ones.
+// must be its present ones. Both lists are asked for together: one is across the link.
 static __device__ bool can_resize(const Layer& layer, u32 number, u32 budget, const u32* blocks, u32 staged_blocks) {
-    if (!has_sequence(layer, number) || !has_blocks(layer, budget, blocks, staged_blocks)) return false;
+    if (!has_sequence(layer, number) || !can_have(layer, budget, staged_blocks)) return false;
     const u32* own = blocks_at(layer, number);
-    u32 present = at<const LaneHead>(layer.heads)[number].blocks, kept = min(div_ceil(budget, SLOT_BLOCK), present);
-    bool same = true;
-    for (u32 i = threadIdx.x; i < kept; i += blockDim.x) same = same && own[i] == blocks[i];
-    return __syncthreads_and(same);
+    u32 present = at<const LaneHead>(layer.heads)[number].blocks;
+    bool all = true;
+    for (u32 i = threadIdx.x; i < div_ceil(budget, SLOT_BLOCK); i += blockDim.x) {
+        u32 block = blocks[i], before = i < present ? own[i] : block;
+        all = all && block < layer.budget_blocks && block == before;
+    }
+    return __syncthreads_and(all);
 }
 
 // Appends the blocks that come; all new slots are empty.

@@ -128,7 +128,7 @@ FOREBAY_KERNEL(forebay_report, ReportArgs, MOST_THREADS, 1) {
     slot[3] = wrong ? sticky >> 36 & 0x7FFF : 0;
     slot[4] = wrong ? sticky >> 51 & 0xFFF : 0;
     slot[5] = wrong ? static_cast<u32>(sticky) : 0;
-    // A report without rows belongs to no step, and nobody reads it.
+    // A report without rows belongs to no step, and no caller reads it.
     slot[6] = head.real ? atomicExch(at<u32>(args.moved), 0u) : 0;
     slot[7] = 0;
     // Who finds the step's number there finds all of its report.

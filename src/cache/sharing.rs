@@ -1,0 +1,215 @@
+//! The division of a cache's slots over its sequences, and the choice of those that shrink for another.
+//!
+//! It reads the records and the free slots, and changes nothing but its own lists; `budgets` makes the changes. All
+//! decisions depend on the engine's calls and on retired steps alone, never on how far a device has got.
+
+use crate::cache::config::Config;
+use crate::cache::record::Record;
+use crate::error::{Error, Kind, Result};
+use crate::geometry::SLOT_BLOCK;
+use crate::sparse::{MissCurve, Share, ShareBy, SparsePool, Want};
+
+/// What a division reads of a cache.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct View<'a> {
+    pub(super) records: &'a [Record],
+    pub(super) sparse: &'a SparsePool,
+    pub(super) config: &'a Config,
+    pub(super) row_bytes: u64,
+}
+
+/// The shared budgets of a cache.
+#[derive(Debug)]
+pub(super) struct Sharing {
+    pub(super) policy: Share,
+    pub(super) layers: usize,
+    /// For each layer, its misses by the part of the rows that had slots. Empty unless the policy asks for them.
+    pub(super) curves: Vec<MissCurve>,
+    /// The sequences that take part, in the order of their opening.
+    pub(super) order: Vec<u32>,
+    /// `[order][layers]`: each sequence's share, in slots.
+    targets: Vec<u32>,
+    wants: Vec<Want>,
+    /// For each layer, the blocks that the promise of a joining sequence lacks.
+    lacks: Vec<u32>,
+    /// For each layer, the blocks that its share lacks.
+    wishes: Vec<u32>,
+    /// Places in the order of the sequences that shrink for a joining one.
+    pub(super) chosen: Vec<u32>,
+    /// There is cause to divide the slots again.
+    pub(super) due: bool,
+    /// Calls of `prepare` since the slots were last divided.
+    pub(super) since: u32,
+}
+
+impl View<'_> {
+    /// The tokens that a sequence may have, with its rows in flight.
+    fn reach_of(&self, record: &Record) -> u32 {
+        self.config.reach(record.admitted.tokens).unwrap_or(record.admitted.tokens)
+    }
+}
+
+impl Sharing {
+    pub(super) fn new(policy: Share, lanes: usize, layers: usize) -> Box<Sharing> {
+        let curves = if policy.by == ShareBy::Misses { layers } else { 0 };
+        Box::new(Sharing {
+            policy,
+            layers,
+            curves: vec![MissCurve::default(); curves],
+            order: Vec::with_capacity(lanes),
+            targets: vec![0; lanes * layers],
+            wants: Vec::with_capacity(lanes),
+            lacks: vec![0; layers],
+            wishes: vec![0; layers],
+            chosen: Vec::with_capacity(lanes),
+            due: false,
+            since: 0,
+        })
+    }
+
+    /// The shares of the sequence at `place` of the order.
+    pub(super) fn targets(&self, place: usize) -> &[u32] {
+        self.targets.get(place * self.layers..(place + 1) * self.layers).unwrap_or_default()
+    }
+
+    /// The place of a sequence in the order.
+    pub(super) fn place_of(&self, index: usize) -> usize {
+        self.order.iter().position(|own| *own as usize == index).unwrap_or(0)
+    }
+
+    /// Divides the slots of every layer over the sequences that have slots, and over one that joins.
+    pub(super) fn divide(&mut self, view: &View<'_>, joining: Option<usize>) {
+        let Sharing { policy, layers, curves, order, targets, wants, .. } = self;
+        order.clear();
+        let takes_part = |(index, record): &(usize, &Record)| Some(*index) == joining || record.has_slots();
+        order.extend(view.records.iter().enumerate().filter(takes_part).map(|(index, _)| index as u32));
+        order.sort_unstable_by_key(|index| view.records[*index as usize].opened);
+        let flight = view.config.query_rows.saturating_mul(view.config.steps_in_flight);
+        let mut before: Option<(usize, u32)> = None;
+        for layer in 0..*layers {
+            let held = |index: &u32| {
+                view.records[*index as usize]
+                    .owned
+                    .slots
+                    .blocks
+                    .get(layer)
+                    .map_or(0, |blocks| blocks.len() as u32)
+            };
+            let blocks = view.sparse.slots().free_blocks(layer) + order.iter().map(held).sum::<u32>();
+            let least = |layer: usize, index: &u32| {
+                view.records[*index as usize].owned.least.get(layer).copied().unwrap_or(0)
+            };
+            // Most layers are alike, and then so are their shares.
+            let alike = |(other, given): (usize, u32)| {
+                given == blocks
+                    && curves.is_empty()
+                    && order.iter().all(|i| least(layer, i) == least(other, i))
+            };
+            if let Some((other, _)) = before.filter(|before| alike(*before)) {
+                for place in 0..order.len() {
+                    targets[place * *layers + layer] = targets[place * *layers + other];
+                }
+                continue;
+            }
+            before = Some((layer, blocks));
+            wants.clear();
+            wants.extend(order.iter().map(|index| {
+                let record = &view.records[*index as usize];
+                let length = record.rows.upper.max(record.admitted.prompt);
+                Want::new(least(layer, index), length, flight, view.reach_of(record))
+            }));
+            policy.targets(blocks, curves.get(layer), wants);
+            for (place, (index, want)) in order.iter().zip(&*wants).enumerate() {
+                let reach = view.reach_of(&view.records[*index as usize]);
+                targets[place * *layers + layer] =
+                    want.blocks.saturating_mul(SLOT_BLOCK).min(reach).max(least(layer, index));
+            }
+        }
+    }
+
+    /// Chooses the sequences that shrink for the joining sequence `index`, and to which shares: enough for its promise
+    /// in every layer, or none; and, as far as the limits of a step allow, enough for its share.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`] if too many of the slots belong to sequences that cannot be resized now.
+    pub(super) fn choose(&mut self, view: &View<'_>, index: usize) -> Result<()> {
+        let place = self.place_of(index);
+        for layer in 0..self.layers {
+            let blocks = |slots: &[u32]| slots.get(layer).map_or(0, |slots| slots.div_ceil(SLOT_BLOCK));
+            let free = view.sparse.slots().free_blocks(layer);
+            let lack = blocks(&view.records[index].owned.least).saturating_sub(free);
+            self.lower_targets(view, layer, lack)?;
+            self.wishes[layer] = blocks(self.targets(place)).saturating_sub(free);
+            self.lacks[layer] = lack;
+        }
+        self.choose_some(view);
+        Ok(())
+    }
+
+    /// Lowers shares in a layer, down to the promises, until giving up all above the shares frees `lack` blocks.
+    fn lower_targets(&mut self, view: &View<'_>, layer: usize, lack: u32) -> Result<()> {
+        let blocks = |slots: &[u32]| slots.get(layer).map_or(0, |slots| slots.div_ceil(SLOT_BLOCK));
+        let (mut left, mut above) = (lack, 0);
+        for place in (0..self.order.len()).filter(|_| lack > 0) {
+            let record = &view.records[self.order[place] as usize];
+            if record.takes_resizes(None) {
+                let present = blocks(&record.owned.slots.budgets);
+                left = left.saturating_sub(present.saturating_sub(blocks(self.targets(place))));
+                above += present.saturating_sub(blocks(&record.owned.least));
+            }
+        }
+        if above < lack {
+            return Err(Error::new(Kind::Busy, "join")
+                .at("slots of sequences in open steps")
+                .with("layer", layer as u64)
+                .with("wanted blocks", lack)
+                .with("free blocks", above)
+                .hint("join again when their steps are finished"));
+        }
+        for place in 0..self.order.len() {
+            let record = &view.records[self.order[place] as usize];
+            let target = blocks(self.targets(place)).min(blocks(&record.owned.slots.budgets));
+            let give = left.min(target.saturating_sub(blocks(&record.owned.least)));
+            if give > 0 && record.takes_resizes(None) {
+                let least = record.owned.least.get(layer).copied().unwrap_or(0);
+                self.targets[place * self.layers + layer] = ((target - give) * SLOT_BLOCK).max(least);
+                left -= give;
+            }
+        }
+        Ok(())
+    }
+
+    /// Chooses the sequences that shrink to their shares, in the order of opening: as many as the promise needs, then
+    /// as many as the share needs and the limits of a step allow.
+    fn choose_some(&mut self, view: &View<'_>) {
+        let Sharing { policy, layers, order, targets, lacks, wishes, chosen, .. } = self;
+        chosen.clear();
+        let mut bytes = policy.bytes_a_step;
+        for (place, index) in order.iter().enumerate() {
+            let record = &view.records[*index as usize];
+            let targets = &targets[place * *layers..(place + 1) * *layers];
+            let budgets = || record.owned.slots.budgets.iter().zip(targets);
+            let given = |(now, then): (&u32, &u32)| {
+                now.div_ceil(SLOT_BLOCK).saturating_sub(then.div_ceil(SLOT_BLOCK))
+            };
+            let helps =
+                |lacks: &[u32]| lacks.iter().zip(budgets()).any(|(lack, pair)| *lack > 0 && given(pair) > 0);
+            if !record.takes_resizes(None) || !(helps(lacks) || helps(wishes)) {
+                continue;
+            }
+            let moved = |(now, then): (&u32, &u32)| u64::from(now.saturating_sub(*then).min(*then));
+            let cost = budgets().map(moved).sum::<u64>().saturating_mul(view.row_bytes);
+            let allowed =
+                record.work.covered && cost <= bytes && chosen.len() < policy.resizes_a_step as usize;
+            if helps(lacks) || allowed {
+                for list in [&mut *lacks, &mut *wishes] {
+                    list.iter_mut()
+                        .zip(budgets())
+                        .for_each(|(lack, pair)| *lack = lack.saturating_sub(given(pair)));
+                }
+                bytes = bytes.saturating_sub(cost);
+                chosen.push(place as u32);
+            }
+        }
+    }
+}
