@@ -203,9 +203,10 @@ def test_a_warm_up_that_the_device_refused_is_released_once_nothing_can_read_it(
 ) -> None:
     """The driver refuses one of a join's calls on a held stream, because of memory or a capture. The work enqueued
     before the refusal runs late: until another join on another stream has ended, or until the sequence, closed on
-    another stream, is reaped."""
+    another stream, is reaped. A join is accepted if the driver refuses only the record that keeps warm-ups apart, which
+    the device's next warm-up makes good."""
     driver = ctypes.CDLL(os.environ["FOREBAY_STANDIN_LIBRARY"])
-    cache, stream, other, kept = make(cuda), cuda.stream(), cuda.stream(), 0
+    cache, stream, other, kept, accepted = make(cuda), cuda.stream(), cuda.stream(), 0, 0
     address = ctypes.c_uint64(stream.address)
     for at in range(0, 20, 3):
         sequence = cache.open(prompt=8)
@@ -218,8 +219,9 @@ def test_a_warm_up_that_the_device_refused_is_released_once_nothing_can_read_it(
         driver.standin_fail_call(ctypes.c_uint64(0xFFFFFFFFFFFFFFFF), 2)
         del warm_up
         gc.collect()
-        assert kind is refusal
-        if retried:
+        assert kind in (refusal, None)
+        accepted += kind is None
+        if retried and kind is refusal:
             try:
                 sequence.join(other)
             except forebay.InvalidState:
@@ -243,7 +245,7 @@ def test_a_warm_up_that_the_device_refused_is_released_once_nothing_can_read_it(
         sequence.close(stream)
         cuda.wait(stream)
         cache.reap(stream)
-    assert kept > 3
+    assert kept > 3 and accepted <= 2
     cache.validate()
 
 
