@@ -267,9 +267,12 @@ impl Cache {
     ) -> Result<()> {
         let (index, policy) = (sharing.order[place] as usize, &sharing.policy);
         let present = &self.records[index].owned.slots.budgets;
+        let reach = self.view().reach_of(&self.records[index]);
         let is_worth = |(now, then): (&u32, &u32)| {
-            let small = allowance.hungry && shrinks && then.div_ceil(SLOT_BLOCK) < now.div_ceil(SLOT_BLOCK);
-            (then < now) == shrinks && (small || policy.is_worth(*now, *then))
+            let small = allowance.hungry && then.div_ceil(SLOT_BLOCK) < now.div_ceil(SLOT_BLOCK);
+            // With all its rows a sequence misses nothing.
+            let whole = now < then && *then >= reach;
+            (then < now) == shrinks && (small || whole || policy.is_worth(*now, *then))
         };
         if !present.iter().zip(sharing.targets(place)).any(is_worth) {
             return Ok(());

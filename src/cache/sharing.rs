@@ -44,7 +44,7 @@ pub(super) struct Sharing {
 
 impl View<'_> {
     /// The tokens that a sequence may have, with its rows in flight.
-    fn reach_of(&self, record: &Record) -> u32 {
+    pub(super) fn reach_of(&self, record: &Record) -> u32 {
         self.config.reach(record.admitted.tokens).unwrap_or(record.admitted.tokens)
     }
 }
@@ -160,11 +160,11 @@ impl Sharing {
         }
         if above < lack {
             return Err(Error::new(Kind::Busy, "join")
-                .at("slots of sequences in open steps")
+                .at("slots of sequences that cannot shrink now")
                 .with("layer", layer as u64)
                 .with("wanted blocks", lack)
                 .with("free blocks", above)
-                .hint("join again when their steps are finished"));
+                .hint("join again when their steps are finished, and failed ones are truncated or closed"));
         }
         for place in 0..self.order.len() {
             let record = &view.records[self.order[place] as usize];

@@ -161,15 +161,16 @@ impl Share {
         fill(wants, even, left);
     }
 
-    /// Whether a change from `budget` to `target` slots is worth a resize: from a block of slots and the
-    /// [`least_change`](Share::least_change)-th part of the budget on if the budget shrinks, half that part if it
-    /// grows. A growth moves no rows; and a sequence that gets the headroom of [`Want::new`] by it must get it before
-    /// the old headroom is used up.
+    /// Whether a change from `budget` to `target` slots is worth a resize: from the
+    /// [`least_change`](Share::least_change)-th part of the budget on if the budget shrinks, from half that part on if
+    /// it grows, and if it changes the number of blocks or 64 slots. A growth moves no rows; and a sequence that gets
+    /// the headroom of [`Want::new`] by it must get it before the old headroom is used up.
     pub fn is_worth(&self, budget: u32, target: u32) -> bool {
         let part =
             if target > budget { u64::from(self.least_change) * 2 } else { u64::from(self.least_change) };
-        let least = u64::from(budget) / part.max(1);
-        u64::from(budget.abs_diff(target)) >= least.max(u64::from(SLOT_BLOCK))
+        let change = budget.abs_diff(target);
+        let blocks = budget.div_ceil(SLOT_BLOCK) != target.div_ceil(SLOT_BLOCK);
+        (blocks || change >= SLOT_BLOCK) && u64::from(change) >= u64::from(budget) / part.max(1)
     }
 
     /// The budget closest to `target` slots that a resize from `budget` slots reaches if it may move at most `rows`
@@ -431,7 +432,9 @@ mod tests {
             (128, 64, true),
             (128, 65, false),
             (128, 192, true),
-            (128, 191, false),
+            (128, 191, true),
+            (128, 128 + 7, false),
+            (192, 204, true),
             (64, 64, false),
         ] {
             assert_eq!(share.is_worth(budget, target), worth, "{budget} to {target}");
