@@ -100,6 +100,9 @@ impl LayerTables {
         self.clear(lane, budget..head.blocks * SLOT_BLOCK, UNUSED);
         let head = &mut self.heads[lane as usize];
         (head.budget, head.blocks) = (budget, budget.div_ceil(SLOT_BLOCK));
+        // If a row has left, every slot holds one now: the empty slots went first. If none has, no place before became
+        // empty.
+        head.full_places = head.full_places.min(budget);
         // The rows that left may have the stamp of the last step, which new rows get too. So no row is known to be the
         // next victim.
         head.next_victim = EMPTY;

@@ -83,7 +83,7 @@ pub trait Scan {
     /// The lowest position among a lane's slots with stamp `stamp`; `u32::MAX` if there is none.
     fn first(&self, rows: Stamped<'_>, stamp: u32) -> u32;
 
-    /// The first slot of a lane with stamp `stamp`.
+    /// The first place with stamp `stamp` in the blocks of a lane, counted from the first of `blocks`.
     fn find(&self, stamps: &[u32], blocks: &[u32], stamp: u32) -> Option<u32>;
 
     /// For each bound the number of stamps at or below it, over the blocks of a lane. `blocks` holds block numbers; a
@@ -160,11 +160,11 @@ impl Scan for Portable {
     }
 
     fn find(&self, stamps: &[u32], blocks: &[u32], stamp: u32) -> Option<u32> {
-        let at = |block: &u32| {
+        let at = |(first, block): (u32, &u32)| {
             let same = set_of(block_of(stamps, *block), |s| s == stamp);
-            (same != 0).then(|| block * SLOT_BLOCK + same.trailing_zeros())
+            (same != 0).then(|| first + same.trailing_zeros())
         };
-        blocks.iter().find_map(at)
+        (0..).step_by(BLOCK).zip(blocks).find_map(at)
     }
 
     fn count(&self, stamps: &[u32], blocks: &[u32], bounds: &[u32; 4]) -> [u32; 4] {
