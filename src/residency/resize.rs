@@ -6,7 +6,7 @@
 //!
 //! A shrink sets the head's `min_stamp` to the stamp of the newest row that leaves, or to that of empty slots if none
 //! does. This may be the stamp of the last step. A growth sets it to that of empty slots. `next_victim` is then not
-//! known. Words of the block list beyond its end keep what was there.
+//! known. `full_places` is lowered to the new end. Words of the block list beyond its end keep what was there.
 
 use std::ops::Range;
 

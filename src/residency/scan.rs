@@ -74,6 +74,10 @@ pub struct Split {
 
 /// The loops that a device may implement faster than [`Portable`].
 pub trait Scan {
+    /// A step without misses finds its hits quicker by [`Scan::split`] than by counting positions if the lane has fewer
+    /// slots than this for each selected position. Measured by `benches/resolve.rs` (docs/benchmarks.md).
+    const QUICK_SLOTS: usize;
+
     /// Looks up positions of one query row, in any order. It writes the slot of each position to `slots` and stamps
     /// that slot, even if it is the null slot. For every absent position below the length it appends the index to
     /// `entries` and sets the bit in `missed`. A position that is not below the length, -1 included, gets slot -1,
@@ -125,6 +129,8 @@ pub struct Tied<'a> {
 pub struct Portable;
 
 impl Scan for Portable {
+    const QUICK_SLOTS: usize = 2;
+
     // As a function of its own the loop keeps its variables in registers; inlined into a step it does not.
     #[inline(never)]
     fn touch(&self, touch: Touch<'_>) -> Touched {

@@ -30,6 +30,8 @@ impl Avx512 {
 }
 
 impl Scan for Avx512 {
+    const QUICK_SLOTS: usize = 12;
+
     fn touch(&self, touch: Touch<'_>) -> Touched {
         let same = touch.slots.len() == touch.selection.len();
         if !same || touch.entries.len() < touch.selection.len() + BLOCK {
