@@ -89,42 +89,52 @@ const RESIDENT_K: u32 = 2_048;
 /// Layers and steps of a pass over a lane whose rows are all resident.
 const RESIDENT: [u32; 2] = [4, 200];
 
-/// A lane of `slots`, all but one of them with a row; each selection is spread evenly over the rows, and shuffled.
-fn resident(slots: u32, portable: bool) -> forebay::Result<Replay> {
-    let ([layers, steps], tokens) = (RESIDENT, slots - 1);
+/// A lane of `slots` with every row resident. If it `grows`, it has an empty slot for the row that each step adds, else
+/// one. Each selection is spread evenly over the rows, and shuffled.
+fn resident(slots: u32, grows: bool, portable: bool) -> forebay::Result<Replay> {
+    let [layers, steps] = RESIDENT;
+    let tokens = slots - if grows { steps } else { 1 };
     let apart = tokens / RESIDENT_K;
     let mut positions: Vec<i32> = (0..layers * steps)
         .flat_map(|set| (0..RESIDENT_K).map(move |place| (place * apart + set % apart) as i32))
         .collect();
     shuffle(&mut positions, RESIDENT_K as usize);
-    Replay::resident([layers, RESIDENT_K, steps, tokens], &positions, portable)
+    Replay::resident([layers, RESIDENT_K, steps, tokens], &positions, grows, portable)
 }
 
-/// Steps without misses, in a small lane and in a large one.
+/// The sides of [`residents`]: name, slots, whether each step adds a row, plain Rust.
+const LANES: [(&str, u32, bool, bool); 6] = [
+    ("8,192 slots", 8_192, false, false),
+    ("131,072 slots", 131_072, false, false),
+    ("131,072 slots, a row added", 131_072, true, false),
+    ("8,192 slots, plain Rust", 8_192, false, true),
+    ("131,072 slots, plain Rust", 131_072, false, true),
+    ("131,072 slots, a row added, plain Rust", 131_072, true, true),
+];
+
+/// Steps without misses, in a small lane and in a large one; in the large one also with a new row in each step.
 fn residents(criterion: &mut Criterion) -> forebay::Result<()> {
-    let (few, many) = (8_192, 131_072);
-    let (mut few_fast, mut many_fast) = (resident(few, false)?, resident(many, false)?);
-    let (mut few_plain, mut many_plain) = (resident(few, true)?, resident(many, true)?);
-    let mut sides = [
-        Side::new("8,192 slots", || done(few_fast.pass())),
-        Side::new("131,072 slots", || done(many_fast.pass())),
-        Side::new("8,192 slots, plain Rust", || done(few_plain.pass())),
-        Side::new("131,072 slots, plain Rust", || done(many_plain.pass())),
-    ];
+    let replay = |(_, slots, grows, portable)| resident(slots, grows, portable);
+    let mut replays = LANES.into_iter().map(replay).collect::<forebay::Result<Vec<Replay>>>()?;
+    let sides = LANES.into_iter().zip(&mut replays);
+    let mut sides: Vec<Side<'_>> =
+        sides.map(|((name, ..), replay)| Side::new(name, || done(replay.pass()))).collect();
     record(criterion, "resolve/resident", &mut sides);
     let rounds = race(9, &mut sides);
-    for side in &sides {
-        let us = 1e6 * f64::from(RESIDENT_K) / rounds.rate(side.name);
-        println!("every row resident, {}: {us:.2} us a layer", side.name);
-    }
-    let (times, plain) = (
-        rounds.ratio("8,192 slots", "131,072 slots"),
-        rounds.ratio("8,192 slots, plain Rust", "131,072 slots, plain Rust"),
-    );
-    println!("every row resident, time at 131,072 slots against 8,192: {times:.2}x, plain Rust {plain:.2}x");
     drop(sides);
-    let misses = [&few_fast, &many_fast, &few_plain, &many_plain].map(Replay::misses);
-    println!("misses: {misses:?}");
+    for (name, ..) in LANES {
+        let us = 1e6 * f64::from(RESIDENT_K) / rounds.rate(name);
+        println!("every row resident, {name}: {us:.2} us a layer");
+    }
+    for plain in ["", ", plain Rust"] {
+        let [few, many] = ["8,192", "131,072"].map(|slots| format!("{slots} slots{plain}"));
+        let grown = format!("131,072 slots, a row added{plain}");
+        let times = rounds.ratio(&few, &many);
+        println!("every row resident, time at 131,072 slots against 8,192{plain}: {times:.2}x");
+        let added = rounds.ratio(&many, &grown);
+        println!("every row resident, time with a row added against none{plain}: {added:.2}x");
+    }
+    println!("misses: {:?}", replays.iter().map(Replay::misses).collect::<Vec<_>>());
     Ok(())
 }
 

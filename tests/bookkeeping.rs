@@ -87,5 +87,5 @@ fn the_tables_are_four_bytes_a_token_and_eight_a_slot() {
         + size_of::<LaneHead>() as u64;
     assert_eq!(LayerTables::new(shape).unwrap().bytes(), expected);
     assert_eq!(shape.bytes(), expected, "computed before they are made");
-    assert_eq!((size_of::<LaneHead>(), size_of::<Fetch>()), (28, 8));
+    assert_eq!((size_of::<LaneHead>(), size_of::<Fetch>()), (32, 8));
 }

@@ -185,6 +185,8 @@ impl Counting {
 const BLOCK: usize = 64;
 
 impl Scan for Counting {
+    const QUICK_SLOTS: usize = Portable::QUICK_SLOTS;
+
     fn touch(&self, touch: Touch<'_>) -> Touched {
         self.add(touch.selection.len());
         Portable.touch(touch)

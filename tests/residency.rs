@@ -7,7 +7,8 @@ mod oracle;
 mod places;
 
 use forebay::residency::{
-    Counts, Fetch, LaneHead, LayerTables, Moved, Portable, QueryRange, Selected, TableShape, Workspace,
+    Counts, Fetch, LaneHead, LayerTables, Moved, Portable, QueryRange, Selected, TableShape, TableWords,
+    Workspace,
 };
 use oracle::Oracle;
 use places::Places;
@@ -262,6 +263,41 @@ impl World {
         assert_eq!(counts.misses as usize, step.misses.len());
         assert_eq!(self.tables.residents(lane, 0, u32::MAX).count(), oracle.order.len());
     }
+}
+
+#[test]
+fn a_new_row_searches_an_empty_slot_behind_the_full_places() {
+    let mut tables = LayerTables::new(shape()).unwrap();
+    let full = |tables: &LayerTables| tables.head(0).unwrap().full_places;
+    // Accepts `rows` new rows; returns the budget slots that they get.
+    let grow = |tables: &mut LayerTables, rows: u32| {
+        let mut slots = Vec::new();
+        tables.commit(&Portable, 0, 0, rows, |_| {}).unwrap();
+        tables.commit(&Portable, 0, rows, 0, |moved| slots.push(moved.to - shape().budget_base)).unwrap();
+        tables.validate().unwrap();
+        slots
+    };
+    tables.join(0, &[3, 1], 100, 62).unwrap();
+    assert_eq!((full(&tables), tables.bring_up(0), full(&tables)), (0, 62, 62));
+    assert_eq!((grow(&mut tables, 3), full(&tables)), (vec![254, 255, 64], 65));
+    // A lane that is told of too many full places is found out.
+    let found = |places: u32| {
+        let mut heads = tables.words().heads.to_vec();
+        heads[0].full_places = places;
+        let words = TableWords { heads: &heads, ..tables.words() };
+        LayerTables::from_words(shape(), &words).unwrap().validate().is_err()
+    };
+    assert_eq!([64, 65, 66, 101].map(found), [false, false, true, true]);
+    // Row 0 leaves, and the last row moves to its place; then every row from 10 on goes, and that one with them.
+    let mut work = Workspace::new(&shape(), 1).unwrap();
+    tables.resize(&Portable, 0, &[3], 64, &mut work, |_| {}).unwrap();
+    assert_eq!(full(&tables), 64);
+    tables.resize(&Portable, 0, &[3, 1], 80, &mut work, |_| {}).unwrap();
+    assert_eq!(full(&tables), 64);
+    tables.truncate(0, 10).unwrap();
+    assert_eq!((full(&tables), grow(&mut tables, 2), full(&tables)), (0, vec![192, 202], 11));
+    tables.empty(0);
+    assert_eq!((full(&tables), grow(&mut tables, 1), full(&tables)), (0, vec![192], 1));
 }
 
 proptest! {

@@ -50,8 +50,10 @@ pub struct Replay {
     budget: u32,
     /// Layers, k, steps, position of the first step.
     extents: [u32; 4],
-    /// All rows are resident from the first step on, and no step adds one.
+    /// All rows are resident from the first step on.
     whole: bool,
+    /// Each step adds a row.
+    grows: bool,
     misses: u64,
 }
 
@@ -70,12 +72,13 @@ impl Replay {
         Replay::of(extents, positions, header.first_position + header.steps, budget, portable)
     }
 
-    /// Prepares steps of a sequence whose rows are all resident from the first step on; none is added. A row of
-    /// `positions` is a step's selection in one layer; `extents` are layers, k, steps and the sequence's tokens.
+    /// Prepares steps of a sequence whose rows are all resident from the first step on. If it `grows`, each step adds a
+    /// row, and the lane has an empty slot for each. A row of `positions` is a step's selection in one layer; `extents`
+    /// are layers, k, steps and the sequence's tokens.
     #[allow(dead_code, reason = "only the bench of resolve has such a sequence")]
-    pub fn resident(extents: [u32; 4], positions: &[i32], portable: bool) -> Result<Replay> {
-        let tokens = extents[3] + 1;
-        Ok(Replay { whole: true, ..Replay::of(extents, positions, tokens, tokens, portable)? })
+    pub fn resident(extents: [u32; 4], positions: &[i32], grows: bool, portable: bool) -> Result<Replay> {
+        let tokens = extents[3] + if grows { extents[2] } else { 1 };
+        Ok(Replay { whole: true, grows, ..Replay::of(extents, positions, tokens, tokens, portable)? })
     }
 
     fn of(extents: [u32; 4], positions: &[i32], tokens: u32, budget: u32, portable: bool) -> Result<Replay> {
@@ -95,6 +98,7 @@ impl Replay {
             budget,
             extents,
             whole: false,
+            grows: true,
             misses: 0,
         })
     }
@@ -104,7 +108,8 @@ impl Replay {
     pub fn pass(&mut self) -> Result<(Duration, u64)> {
         let [layers, k, steps, first] = self.extents;
         let budget = Budget::Slots(self.budget);
-        let (promised, bring_up) = if self.whole { (1, BringUp::Whole) } else { (steps, BringUp::Nothing) };
+        let promised = if self.grows { steps } else { 1 };
+        let bring_up = if self.whole { BringUp::Whole } else { BringUp::Nothing };
         let open = Open { prompt: first, promised, budget, bring_up };
         let sequence = self.cache.open(&open)?;
         self.cache.append_in_place(sequence, first)?;
@@ -112,7 +117,7 @@ impl Replay {
         self.misses = 0;
         let begin = Lap::begin();
         for number in 0..steps {
-            let accepted = Accepted::Rows(if self.whole { 0 } else { number.min(1) });
+            let accepted = Accepted::Rows(if self.grows { number.min(1) } else { 0 });
             let row = BatchRow { sequence, accepted, query_rows: 1 };
             let mut step = self.cache.prepare(MicroBatch(0), 1, &[row], None, self.stream)?;
             for layer in 0..layers {

@@ -94,7 +94,7 @@ impl LayerTables {
         let head = &mut self.heads[lane as usize];
         (head.length, head.landed) = (length, 0);
         if emptied {
-            head.min_stamp = FREE;
+            (head.min_stamp, head.full_places) = (FREE, 0);
         }
         Ok(())
     }

@@ -92,6 +92,9 @@ impl LayerTables {
 
     fn validate_slots(&self, lane: u32, resident: usize) -> Result<()> {
         let head = self.heads[lane as usize];
+        if head.full_places > head.budget {
+            return Err(broken("a lane has more full places than slots", lane, head.full_places));
+        }
         let mut filled = 0;
         for (place, slot) in self.lane_slots(lane).enumerate() {
             let (position, stamp) = (self.position_of[slot], self.stamps()[slot]);
@@ -103,6 +106,9 @@ impl LayerTables {
             };
             if !fits || stamp < head.min_stamp {
                 return Err(broken("a slot's stamp does not fit its state", lane, slot as u32));
+            }
+            if position == EMPTY && place < head.full_places as usize {
+                return Err(broken("an empty slot is among a lane's full places", lane, slot as u32));
             }
             if head.next_victim != EMPTY && head.min_stamp >= head.stamp {
                 return Err(broken(

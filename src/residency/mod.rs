@@ -84,9 +84,13 @@
 //! costs two random accesses. A step that misses a row adds one scan of the lane's stamps, and a few more scans if many
 //! slots must be evicted at once.
 //!
-//! A step without misses does not scan: it chooses no victim, and it counts its hits by position, in the set of missed
-//! rows, which is empty. A sequence that is resident as a whole has a slot for each of its tokens; such a step costs it
-//! the look-ups and that set, a bit for each token.
+//! A step without misses chooses no victim. It counts its hits by position, in the set of missed rows, which is empty. A
+//! sequence that is resident as a whole has a slot for each of its tokens; such a step costs it the look-ups and that
+//! set, a bit for each token. In a lane of few slots the host scans the stamps instead, which is quicker there.
+//!
+//! A new row takes an empty slot if there is one. The lane's head counts first places that are known to hold a row
+//! ([`LaneHead::full_places`]), and the search begins behind them. So all new rows together cost one scan of the lane,
+//! until a truncation empties slots; then the next search begins at the first place again.
 //!
 //! A shrink costs the scans of one choice of victims and one scan more. Each row that leaves or moves costs one random
 //! access, to `slot_of`; its other words are in the order of the lane's slots. The copies of moved rows come on top. A

@@ -6,7 +6,7 @@
 //!
 //! A shrink sets the head's `min_stamp` to the stamp of the newest row that leaves, or to that of empty slots if none
 //! does. This may be the stamp of the last step. A growth sets it to that of empty slots. `next_victim` is then not
-//! known. Words of the block list beyond its end keep what was there.
+//! known. `full_places` is lowered to the new end. Words of the block list beyond its end keep what was there.
 
 use std::ops::Range;
 
@@ -100,6 +100,9 @@ impl LayerTables {
         self.clear(lane, budget..head.blocks * SLOT_BLOCK, UNUSED);
         let head = &mut self.heads[lane as usize];
         (head.budget, head.blocks) = (budget, budget.div_ceil(SLOT_BLOCK));
+        // If a row has left, every slot holds one now: the empty slots went first. If none has, no place before became
+        // empty.
+        head.full_places = head.full_places.min(budget);
         // The rows that left may have the stamp of the last step, which new rows get too. So no row is known to be the
         // next victim.
         head.next_victim = EMPTY;

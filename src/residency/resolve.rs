@@ -268,16 +268,17 @@ impl LayerTables {
         Resolved { counts, beyond }
     }
 
-    /// The number of distinct rows that a step without misses has selected; all of them are hits. They are counted by
-    /// position, so that the lane's stamps need no scan. Landed rows are at the length and beyond.
+    /// The number of distinct rows that a step without misses has selected; all of them are hits. A lane with few slots
+    /// is scanned for them, which is quicker there. In a larger one they are counted by position, whatever its size.
+    /// Landed rows are at the length and beyond.
     fn hits<S: Scan>(&self, scan: &S, lane: u32, now: u32, work: &mut Workspace) -> u32 {
-        let hits =
-            distinct(&work.selection[..work.selected], self.heads[lane as usize].length, &mut work.missed);
-        debug_assert_eq!(
-            hits,
-            self.oldest(scan, lane, now, work).split.touched,
-            "hits by position and by stamp"
-        );
+        let head = &self.heads[lane as usize];
+        let by_stamp = |work: &mut Workspace| self.oldest(scan, lane, now, work).split.touched;
+        if (head.budget as usize) < S::QUICK_SLOTS * work.selected {
+            return by_stamp(work);
+        }
+        let hits = distinct(&work.selection[..work.selected], head.length, &mut work.missed);
+        debug_assert_eq!(hits, by_stamp(work), "hits by position and by stamp");
         hits
     }
 

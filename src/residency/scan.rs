@@ -74,6 +74,10 @@ pub struct Split {
 
 /// The loops that a device may implement faster than [`Portable`].
 pub trait Scan {
+    /// A step without misses finds its hits quicker by [`Scan::split`] than by counting positions if the lane has fewer
+    /// slots than this for each selected position. Measured by `benches/resolve.rs` (docs/benchmarks.md).
+    const QUICK_SLOTS: usize;
+
     /// Looks up positions of one query row, in any order. It writes the slot of each position to `slots` and stamps
     /// that slot, even if it is the null slot. For every absent position below the length it appends the index to
     /// `entries` and sets the bit in `missed`. A position that is not below the length, -1 included, gets slot -1,
@@ -83,7 +87,7 @@ pub trait Scan {
     /// The lowest position among a lane's slots with stamp `stamp`; `u32::MAX` if there is none.
     fn first(&self, rows: Stamped<'_>, stamp: u32) -> u32;
 
-    /// The first slot of a lane with stamp `stamp`.
+    /// The first place with stamp `stamp` in the blocks of a lane, counted from the first of `blocks`.
     fn find(&self, stamps: &[u32], blocks: &[u32], stamp: u32) -> Option<u32>;
 
     /// For each bound the number of stamps at or below it, over the blocks of a lane. `blocks` holds block numbers; a
@@ -125,6 +129,8 @@ pub struct Tied<'a> {
 pub struct Portable;
 
 impl Scan for Portable {
+    const QUICK_SLOTS: usize = 2;
+
     // As a function of its own the loop keeps its variables in registers; inlined into a step it does not.
     #[inline(never)]
     fn touch(&self, touch: Touch<'_>) -> Touched {
@@ -160,11 +166,11 @@ impl Scan for Portable {
     }
 
     fn find(&self, stamps: &[u32], blocks: &[u32], stamp: u32) -> Option<u32> {
-        let at = |block: &u32| {
+        let at = |(first, block): (u32, &u32)| {
             let same = set_of(block_of(stamps, *block), |s| s == stamp);
-            (same != 0).then(|| block * SLOT_BLOCK + same.trailing_zeros())
+            (same != 0).then(|| first + same.trailing_zeros())
         };
-        blocks.iter().find_map(at)
+        (0..).step_by(BLOCK).zip(blocks).find_map(at)
     }
 
     fn count(&self, stamps: &[u32], blocks: &[u32], bounds: &[u32; 4]) -> [u32; 4] {

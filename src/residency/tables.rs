@@ -129,6 +129,9 @@ pub struct LaneHead {
     /// The position of the oldest row, valid only while that row still has the stamp `min_stamp`; [`EMPTY`] if it is
     /// not known. `min_stamp` is then older than any stamp that will be written, so no further row can get it.
     pub next_victim: u32,
+    /// The first so many places of the lane hold a row. A new row's search for an empty slot begins there, so that a
+    /// lane that fills up is searched once, and not once for each new row. There may be more such places.
+    pub full_places: u32,
 }
 
 /// The operation and place of out-of-memory errors.
@@ -310,6 +313,7 @@ impl LayerTables {
             stamp: WARMED,
             min_stamp: FREE,
             next_victim: EMPTY,
+            full_places: 0,
         };
         self.heads[lane as usize] = head;
         let start = lane as usize * self.shape.lane_blocks() as usize;
@@ -346,6 +350,7 @@ impl LayerTables {
             self.position_of[slot as usize] = position;
             self.stamps_mut()[slot as usize] = WARMED;
         }
+        self.heads[lane as usize].full_places = head.length;
         head.length
     }
 
@@ -363,7 +368,7 @@ impl LayerTables {
             }
         }
         if let Some(head) = self.heads.get_mut(lane as usize) {
-            head.min_stamp = FREE;
+            (head.min_stamp, head.full_places) = (FREE, 0);
         }
     }
 

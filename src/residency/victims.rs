@@ -5,6 +5,7 @@
 //! after the oldest one. One scan splits the lane there. Only if that gives too few slots, further scans search the
 //! bound, with four candidates in each scan, and then split the lane again.
 
+use crate::geometry::SLOT_BLOCK;
 use crate::residency::scan::{At, Scan, Split, Stamped, Tied};
 use crate::residency::tables::{EMPTY, FREE, LaneHead, LayerTables};
 use crate::residency::workspace::Workspace;
@@ -72,13 +73,14 @@ impl LayerTables {
         (head.min_stamp, head.next_victim) = (at.bound, next_victim);
     }
 
-    /// The oldest slot of `lane`, for a new row. Usually it is the slot of `next_victim`, which the last choice of
-    /// victims has found.
+    /// The oldest slot of `lane`; the caller puts a new row there. Usually it is the first empty slot, or the slot of
+    /// `next_victim`, which the last choice of victims has found.
     pub(super) fn lru_slot<S: Scan>(&mut self, scan: &S, lane: u32) -> u32 {
-        let LaneHead { mut min_stamp, next_victim, stamp, .. } = self.heads[lane as usize];
+        let LaneHead { mut min_stamp, next_victim, stamp, full_places, .. } = self.heads[lane as usize];
         if min_stamp == FREE
-            && let Some(slot) = scan.find(self.stamps(), self.lane_blocks(lane), FREE)
+            && let Some((place, slot)) = self.first_empty(scan, lane, full_places)
         {
+            self.heads[lane as usize].full_places = place + 1;
             return slot;
         }
         let first = |min_stamp| {
@@ -95,6 +97,14 @@ impl LayerTables {
         let head = &mut self.heads[lane as usize];
         (head.min_stamp, head.next_victim) = (min_stamp, EMPTY);
         slot
+    }
+
+    /// The first empty slot of `lane`, with its place. The lane's first `full` places are not empty.
+    fn first_empty<S: Scan>(&self, scan: &S, lane: u32, full: u32) -> Option<(u32, u32)> {
+        let (blocks, first) = (self.lane_blocks(lane), full / SLOT_BLOCK);
+        let place = first * SLOT_BLOCK + scan.find(self.stamps(), blocks.get(first as usize..)?, FREE)?;
+        let block = blocks.get((place / SLOT_BLOCK) as usize)?;
+        Some((place, block * SLOT_BLOCK + place % SLOT_BLOCK))
     }
 
     /// Whether the row at `position` has the lane's `min_stamp`.

@@ -121,7 +121,7 @@ impl LayerImage {
     fn new(extents: &Extents, shape: &TableShape) -> LayerImage {
         let slots = shape.budget_blocks as usize * 64;
         LayerImage {
-            heads: Memory::new(7 * shape.lanes as usize),
+            heads: Memory::new(8 * shape.lanes as usize),
             slot_of: Memory::new((shape.lanes * shape.tokens) as usize),
             position_of: Memory::of(&vec![u32::MAX; slots]),
             stamp_of: Memory::of(&vec![i32::MAX as u32; shape.slots() as usize]),
@@ -150,8 +150,9 @@ impl LayerImage {
             stamp: w[4],
             min_stamp: w[5],
             next_victim: w[6],
+            full_places: w[7],
         };
-        self.heads.read().chunks_exact(7).map(head).collect()
+        self.heads.read().chunks_exact(8).map(head).collect()
     }
 }
 

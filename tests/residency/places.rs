@@ -66,6 +66,7 @@ impl Places {
             blocks: blocks.len() as u32,
             min_stamp: leave.last().map_or(0, |newest| newest.0),
             next_victim: EMPTY,
+            full_places: self.head.full_places.min(budget as u32),
             ..self.head
         };
         let left = leave.iter().map(|row| row.1).collect();

@@ -143,6 +143,9 @@ pub struct Design {
     /// Whether a lane's slot blocks are in shared memory; otherwise each look at a slot first loads its block's
     /// number.
     pub blocks_shared: bool,
+    /// Whether a step without misses counts its hits by position; otherwise it reads the lane's stamps, as a step with
+    /// misses does.
+    pub hits_counted: bool,
     /// Whether pieces of a row are numbered by its lines, where that leaves few gaps; otherwise from its first byte.
     pub by_lines: bool,
     /// Default thread blocks of a gather.
@@ -156,6 +159,7 @@ impl Design {
         ahead: 1,
         positions_kept: false,
         blocks_shared: false,
+        hits_counted: false,
         by_lines: false,
         gather_blocks: 16,
     };
@@ -166,6 +170,7 @@ impl Design {
         ahead: 4,
         positions_kept: true,
         blocks_shared: true,
+        hits_counted: true,
         by_lines: true,
         gather_blocks: 4,
     };
@@ -268,12 +273,22 @@ impl KernelCosts {
         // The head includes the first round's selection.
         let looked = 2 * look_ups - 1;
         // One load brings the slot blocks to shared memory.
-        let split = per_slot * (slots / 32).div_ceil(AHEAD * WARPS) + u32::from(design.blocks_shared);
+        let looked = looked + u32::from(design.blocks_shared);
         let [head, ..] = design.heads;
         let mut costs = vec![
             Cost::new("loads in front", head.into(), self.load_us),
-            Cost::new("loads of look-ups and stamps", (looked + split).into(), self.load_us),
+            Cost::new("loads of look-ups", looked.into(), self.load_us),
         ];
+        if of.misses == 0 && design.hits_counted {
+            // All query rows' selections as one, and a bit in shared memory for each position.
+            let selected = of.query_rows * of.top_k;
+            let [loads, turns] = [AHEAD * THREADS, THREADS].map(|at_once| selected.div_ceil(at_once));
+            costs.push(Cost::new("loads of hits", loads.into(), self.load_us));
+            costs.push(Cost::new("turns over hits", turns.into(), self.shared_us));
+        } else {
+            let split = per_slot * (slots / 32).div_ceil(AHEAD * WARPS);
+            costs.push(Cost::new("loads of stamps", split.into(), self.load_us));
+        }
         if of.misses > 0 {
             let victims = (1 + per_slot) * of.misses.div_ceil(THREADS);
             costs.push(Cost::new("loads of victims", victims.into(), self.load_us));
@@ -407,8 +422,17 @@ mod tests {
             (loads * 0.3 + 42.0 * 0.02 + 23.0 * 0.02, loads * 0.6 + 42.0 * 0.03 + 23.0 * 0.03);
         let found = sum(&costs.resolve(&Design::NOW, &of));
         assert!((found.low - least).abs() < 1e-9 && (found.high - most).abs() < 1e-9, "{found:?}");
-        let hits = sum(&costs.resolve(&Design::NOW, &Resolve { misses: 0, ..of }));
-        assert!(hits.high < found.high - 6.0 * 0.6);
+        // Without misses 2,048 positions are counted: four turns of 512 threads in one load. The lane's size is nothing.
+        let (loads, turns) = (3.0 + 1.0 + 1.0 + 1.0 + 2.0, 4.0);
+        let (least, most) = (loads * 0.3 + (turns + 14.0) * 0.02, loads * 0.6 + (turns + 14.0) * 0.03);
+        for budget in [64, of.budget, 131_072] {
+            let hits = sum(&costs.resolve(&Design::NOW, &Resolve { misses: 0, budget, ..of }));
+            assert!((hits.low - least).abs() < 1e-9 && (hits.high - most).abs() < 1e-9, "{hits:?}");
+        }
+        // Before, they were found by the pass over the stamps.
+        let hits = sum(&costs.resolve(&Design::BEFORE, &Resolve { misses: 0, ..of }));
+        let (least, most) = (16.0 * 0.3 + 14.0 * 0.02, 16.0 * 0.6 + 14.0 * 0.03);
+        assert!((hits.low - least).abs() < 1e-9 && (hits.high - most).abs() < 1e-9, "{hits:?}");
     }
 
     #[test]

@@ -222,8 +222,8 @@ words! {
     WorkArgs: 24 { operands: Address, results: Address, panels: u32, unused: u32 }
 }
 
-const _: () = assert!(size_of::<LaneHead>() == 28);
-// SAFETY: seven `u32` words in C's layout.
+const _: () = assert!(size_of::<LaneHead>() == 32);
+// SAFETY: eight `u32` words in C's layout.
 unsafe impl Plain for LaneHead {}
 // SAFETY: integers have no padding.
 unsafe impl Plain for u32 {}
@@ -285,7 +285,8 @@ mod tests {
             let fields: Vec<_> = fields.into_iter().map(|(f, at, size)| (f.to_owned(), at, size)).collect();
             assert_eq!(fields, in_header(name), "{name}");
         }
-        let head = ["length", "landed", "budget", "blocks", "stamp", "min_stamp", "next_victim"];
+        let head =
+            ["length", "landed", "budget", "blocks", "stamp", "min_stamp", "next_victim", "full_places"];
         let names: Vec<_> = in_header("LaneHead").into_iter().map(|(name, ..)| name).collect();
         assert_eq!(names, head);
     }

@@ -548,8 +548,8 @@ impl CudaPools {
         };
         let heads = words(at.heads, lanes * size_of::<LaneHead>() / 4)?;
         let head = |words: &[u32]| match *words {
-            [length, landed, budget, blocks, stamp, min_stamp, next_victim] => {
-                LaneHead { length, landed, budget, blocks, stamp, min_stamp, next_victim }
+            [length, landed, budget, blocks, stamp, min_stamp, next_victim, full_places] => {
+                LaneHead { length, landed, budget, blocks, stamp, min_stamp, next_victim, full_places }
             }
             _ => LaneHead::default(),
         };

@@ -30,6 +30,8 @@ impl Avx512 {
 }
 
 impl Scan for Avx512 {
+    const QUICK_SLOTS: usize = 12;
+
     fn touch(&self, touch: Touch<'_>) -> Touched {
         let same = touch.slots.len() == touch.selection.len();
         if !same || touch.entries.len() < touch.selection.len() + BLOCK {
@@ -207,11 +209,11 @@ fn first_avx512(rows: Stamped<'_>, stamp: u32) -> u32 {
 #[target_feature(enable = "avx512f")]
 fn find_avx512(stamps: &[u32], blocks: &[u32], stamp: u32) -> Option<u32> {
     let stamp = _mm512_set1_epi32(stamp as i32);
-    for block in blocks {
+    for (first, block) in (0..).step_by(BLOCK).zip(blocks) {
         let Some(words) = chunk(stamps, *block) else { continue };
         let same = joined(vectors(words).map(|stamps| _mm512_cmpeq_epi32_mask(stamps, stamp)));
         if same != 0 {
-            return Some(block * SLOT_BLOCK + same.trailing_zeros());
+            return Some(first + same.trailing_zeros());
         }
     }
     None

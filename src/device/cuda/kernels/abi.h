@@ -55,7 +55,7 @@ static const u32 DUE_RESOLVED = 1, DUE_GATHERED = 2, DUE_SCATTERED = 4;
 static const u64 NOTHING_WRONG = ~0ull;
 
 struct LaneHead {
-    u32 length, landed, budget, blocks, stamp, min_stamp, next_victim;
+    u32 length, landed, budget, blocks, stamp, min_stamp, next_victim, full_places;
 };
 
 // A row that a step fetches: its address in host memory, 0 where the lane has no such page.
@@ -237,7 +237,7 @@ struct WorkArgs {
     u32 panels, unused;     // of the launch, at most 2^31
 };
 
-static_assert(sizeof(LaneHead) == 28, "residency's own");
+static_assert(sizeof(LaneHead) == 32, "residency's own");
 static_assert(sizeof(Layer) == 112 && sizeof(List) == 40 && sizeof(Fetch) == 16, "abi.rs");
 static_assert(sizeof(Micro) == 80 && sizeof(Pools) == 112, "abi.rs");
 static_assert(sizeof(LoadArgs) == 208 && sizeof(CommitArgs) == 200 && sizeof(ResolveArgs) == 368, "abi.rs");

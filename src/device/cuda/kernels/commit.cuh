@@ -5,12 +5,43 @@
 #include "rows.cuh"
 #include "rule.cuh"
 
+// The first empty place from `first` on, EMPTY if there is none; `found` is EMPTY before. Every thread returns the same.
+// Mostly it is `first` itself, which the first loads find.
+static __device__ u32 first_empty(const Lane& lane, u32 first, u32& found) {
+    for (u32 from = first; from < lane.places; from += AHEAD * blockDim.x) {
+        u32 slot[AHEAD], stamp[AHEAD], least = EMPTY;
+        FOREBAY_UNROLL
+        for (u32 i = 0; i < AHEAD; ++i) slot[i] = lane.slot_or_empty(from + threadIdx.x + i * blockDim.x);
+        FOREBAY_UNROLL
+        for (u32 i = 0; i < AHEAD; ++i) stamp[i] = slot[i] != EMPTY ? lane.stamps[slot[i]] : UNUSED_STAMP;
+        FOREBAY_UNROLL
+        for (u32 i = 0; i < AHEAD; ++i) {
+            if (stamp[i] == FREE_STAMP) least = min(least, from + threadIdx.x + i * blockDim.x);
+        }
+        least = __reduce_min_sync(ALL_LANES, least);
+        if (lane_id() == 0 && least != EMPTY) atomicMin(&found, least);
+        // Without a find nobody writes to `found`, and nobody reads it.
+        if (__syncthreads_or(least != EMPTY)) return found;
+    }
+    return EMPTY;
+}
+
 // The least recently used slot of the lane: the first empty slot in the lane's order, or else the slot of the row with
-// the lowest position among the rows of the lowest stamp. Every thread returns the same.
+// the lowest position among the rows of the lowest stamp. The caller puts a row there. Every thread returns the same.
 static __device__ u32 lru_slot(const Lane& lane, u32 tokens, Room& room) {
     LaneHead head = *lane.head;
-    if (threadIdx.x == 0) room.lru_slot = ~0ull;
+    if (threadIdx.x == 0) {
+        room.lru_slot = ~0ull;
+        room.empty_place = EMPTY;
+    }
     __syncthreads();
+    if (head.min_stamp == FREE_STAMP) {
+        u32 place = first_empty(lane, head.full_places, room.empty_place);
+        if (place != EMPTY) {
+            if (threadIdx.x == 0) lane.head->full_places = place + 1;
+            return lane.slot(place);
+        }
+    }
     if (head.min_stamp != FREE_STAMP && head.next_victim < tokens) {
         // Mostly it is the victim that the last choice has noted, if its slot still has the lowest stamp.
         u32 slot = lane.slot_of[head.next_victim];
@@ -32,6 +63,7 @@ static __device__ u32 lru_slot(const Lane& lane, u32 tokens, Room& room) {
     __syncthreads();
     stamp = static_cast<u32>(room.lru_slot >> 32);
     then = static_cast<u32>(room.lru_slot);
+    // Only a block that is twice in the lane's list has an empty slot here.
     if (stamp == FREE_STAMP) return lane.slot(then);
     if (threadIdx.x == 0) {
         lane.head->min_stamp = stamp;

@@ -61,7 +61,7 @@ FOREBAY_KERNEL(forebay_join, JoinArgs, MOST_THREADS, 2) {
     __syncthreads();
     clear_slots(lane, 0, budget);
     if (threadIdx.x == 0) {
-        *lane.head = {length, 0, budget, count, WARMED, FREE_STAMP, EMPTY};
+        *lane.head = {length, 0, budget, count, WARMED, FREE_STAMP, EMPTY, 0};
     }
     if (blockIdx.x != 0) return;
     take_pages(pools, args.lane, staged);
@@ -77,7 +77,9 @@ static __device__ void empty_lane(const Lane& lane) {
         lane.stamps[slot] = FREE_STAMP;
         lane.slot_of[position] = ABSENT;
     });
-    if (threadIdx.x == 0) lane.head->min_stamp = FREE_STAMP;
+    if (threadIdx.x != 0) return;
+    lane.head->min_stamp = FREE_STAMP;
+    lane.head->full_places = 0;
 }
 
 // Forgets every resident row at or beyond `length`, and every landed row.
@@ -96,7 +98,9 @@ static __device__ void truncate_lane(const Lane& lane, u32 length) {
     if (threadIdx.x != 0) return;
     lane.head->length = length;
     lane.head->landed = 0;
-    if (emptied) lane.head->min_stamp = FREE_STAMP;
+    if (!emptied) return;
+    lane.head->min_stamp = FREE_STAMP;
+    lane.head->full_places = 0;
 }
 
 // Above a lane's trust, while it is truncated: how many layers have read it.
@@ -139,7 +143,7 @@ FOREBAY_KERNEL(forebay_leave, LeaveArgs, MOST_THREADS, 2) {
     Lane lane = lane_at(layer, args.lane);
     clear_slots(lane, 0, 0);
     __syncthreads();
-    if (threadIdx.x == 0) *lane.head = {0, 0, 0, 0, 0, 0, 0};
+    if (threadIdx.x == 0) *lane.head = {0, 0, 0, 0, 0, 0, 0, 0};
 }
 
 // Makes every row resident, in ascending order and older than anything a step selects, if the budget holds
@@ -154,6 +158,9 @@ static __device__ void bring_up(const Lane& lane) {
         lane.position_of[slot] = position;
         lane.stamps[slot] = WARMED;
     }
+    // Every thread has read the head.
+    __syncthreads();
+    if (threadIdx.x == 0) lane.head->full_places = head.length;
 }
 
 // Computes what is resident before a lane's first step: all rows if `whole` and they fit, then what the

@@ -40,7 +40,7 @@ static __device__ void grow(const Layer& layer, u32 number, const LaneHead& head
     __syncthreads();
     Lane lane = lane_of(layer, number, count);
     clear_slots(lane, head.budget, budget);
-    if (threadIdx.x == 0) *lane.head = {head.length, head.landed, budget, count, head.stamp, FREE_STAMP, EMPTY};
+    if (threadIdx.x == 0) *lane.head = {head.length, head.landed, budget, count, head.stamp, FREE_STAMP, EMPTY, head.full_places};
 }
 
 // Notes how many ones of a set come before each thread's words; returns how many there are.
@@ -189,7 +189,9 @@ static __device__ u32 shrink(const Pools& pools, const Layer& layer, u32 number,
     clear_slots(lane, budget, 0);
     if (threadIdx.x == 0) {
         u32 blocks = div_ceil(budget, SLOT_BLOCK);
-        *lane.head = {head.length, head.landed, budget, blocks, head.stamp, room.min_stamp, EMPTY};
+        // If a row has left, every slot holds one now. If none has, no place before became empty.
+        u32 full = min(head.full_places, budget);
+        *lane.head = {head.length, head.landed, budget, blocks, head.stamp, room.min_stamp, EMPTY, full};
     }
     return count;
 }

@@ -99,6 +99,7 @@ struct Room {
     // What the lane remembers of its last choice of victims: thread 0's own, and the least of all threads.
     u32 min_stamp, next_victim;
     u64 lru_slot;
+    u32 empty_place;
 };
 
 // The room that a step works in: see `Pools`.
