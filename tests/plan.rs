@@ -4,13 +4,16 @@
 
 use std::sync::Arc;
 
-use forebay::device::Device;
 use forebay::device::host::{HostDevice, HostOptions};
+use forebay::device::{Device, Stream};
 use forebay::os::page_size;
 use forebay::predict::plan::{Batch, Demand, FEW_SLOTS, Note, Ratio, longest_context, plan};
 use forebay::predict::setup::Setup;
 use forebay::predict::weights::{Attention, Checkpoint, is_deployment};
-use forebay::{BringUp, Budget, Cache, Config, Kind, Memory, Open, Result, Shape};
+use forebay::{
+    Accepted, BatchRow, BringUp, Budget, Cache, Config, Kind, Layer, Memory, MicroBatch, Open, Result,
+    Sequence, Shape, Share, Slots, Streams, WarmUp,
+};
 use proptest::prelude::*;
 
 const GIB: u64 = 1 << 30;
@@ -187,6 +190,64 @@ fn a_batch_that_the_plan_fits_can_be_made_and_one_more_cannot() {
         let larger = plan(&Demand { gpu: 2 * gpu, ..more }).unwrap();
         let refused = make(larger.config.as_ref().unwrap(), gpu, larger.slots).unwrap_err();
         assert_eq!((refused.kind(), refused.place()), (Kind::OutOfMemory, "device memory"));
+    }
+}
+
+/// A step of all sequences. Its new rows are rejected, so the sequences keep their lengths.
+fn decode(cache: &mut Cache, device: &HostDevice, stream: Stream, sequences: &[Sequence], shape: Shape) {
+    let selected = u64::from(shape.layers * shape.top_k) * sequences.len() as u64;
+    let [selection, slots] = [(); 2].map(|()| device.allocate(4 * selected).unwrap());
+    let words = (0..selected).map(|i| i as u32 % shape.top_k);
+    device.write(selection, &words.flat_map(u32::to_le_bytes).collect::<Vec<u8>>()).unwrap();
+    let row = |own: &Sequence| BatchRow { sequence: *own, accepted: Accepted::Rows(0), query_rows: 1 };
+    let rows: Vec<BatchRow> = sequences.iter().map(row).collect();
+    let mut step = cache.prepare(MicroBatch(0), 1, &rows, None, stream).unwrap();
+    let streams = Streams { resolve: stream, gather: stream };
+    cache.layers(&step, streams, selection, slots).unwrap();
+    cache.finish(&mut step, stream).unwrap();
+    cache.retire(step, stream).unwrap();
+}
+
+/// With as many sequences a shared cache soon gives each slots for all its rows, and with one more it cannot.
+#[test]
+fn elastic_budgets_hold_all_rows_below_the_batch_that_the_plan_names() {
+    let shape = Shape { layers: 2, runs: [32, 0], top_k: 64, ..Shape::DEEPSEEK_V3_2 };
+    for (context, batch, ratio, first) in [(320, 8, 0.4, 4), (1000, 8, 0.25, 3), (4096, 5, 0.25, 2)] {
+        let demand = Demand {
+            batch: Batch::Sequences(batch),
+            ratio: Ratio::Share(ratio),
+            grain: page_size(),
+            ..Demand::new(shape, GIB, context)
+        };
+        let planned = plan(&demand).unwrap();
+        assert_eq!(planned.misses_from, Some(first), "context {context}");
+        let share = Share { bytes_a_step: u64::MAX, resizes_a_step: batch, ..Share::default() };
+        let memory = Memory { huge: false, populate: false, lock: false, node: None };
+        let config = planned.config.clone().unwrap();
+        assert_eq!(config.slots, Slots::Uniform(planned.pool().slots() as u32));
+        let config = Config { memory, share: Some(share), residency_only: true, ..config };
+        let device = HostDevice::new(HostOptions::default());
+        let stream = device.stream().unwrap();
+        let mut cache = Cache::new(config, Arc::clone(&device) as Arc<dyn Device>).unwrap();
+        let budget = Budget::Slots(planned.slots);
+        let open = Open { prompt: context, promised: 0, budget, bring_up: BringUp::Nothing };
+        let mut sequences = Vec::new();
+        for count in 1..=batch {
+            let sequence = cache.open(&open).unwrap();
+            for layer in 0..shape.layers {
+                cache.append(sequence, Layer(layer), &vec![0; 32 * context as usize]).unwrap();
+            }
+            let _ticket = cache.join(sequence, stream, WarmUp::default()).unwrap();
+            sequences.push(sequence);
+            (0..3).for_each(|_| decode(&mut cache, &device, stream, &sequences, shape));
+            let least = sequences.iter().flat_map(|own| cache.budgets(*own).unwrap()).min().unwrap();
+            assert_eq!(*least >= context, count < first, "{least} slots of {count} sequences of {context}");
+        }
+    }
+    // The rows of the whole batch have slots: with all rows on the device, and in a plan at ratio 1.
+    for ratio in [Ratio::Auto, Ratio::Share(1.0)] {
+        let demand = Demand { batch: Batch::Sequences(3), ratio, ..Demand::new(shape, GIB, 4096) };
+        assert_eq!(plan(&demand).unwrap().misses_from, None);
     }
 }
 

@@ -1,6 +1,8 @@
 //! The simulator on the built-in setup: the fitted costs, the results, the rejected input.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+#[path = "simulator/elastic.rs"]
+mod elastic;
 #[path = "support/forgets.rs"]
 #[allow(dead_code, reason = "nothing is forgotten here, and waits are counted")]
 mod forgets;

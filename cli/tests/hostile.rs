@@ -158,7 +158,7 @@ const WORDS: &str = "0 1 2 3 8 64 512 4096 32768 131072 -1 -0.5 0.1 0.999 1.5 37
                      /nowhere/x trace requests setup misses rates table measured out folder missing";
 
 /// Values that options expect; for unlisted options none are known.
-const GOOD: [(&str, &str); 23] = [
+const GOOD: [(&str, &str); 24] = [
     ("--batch", "1 8 52 4,8"),
     ("--capacity", "1 2 8"),
     ("--context", "4096 32768 8K"),
@@ -174,6 +174,7 @@ const GOOD: [(&str, &str); 23] = [
     ("--overlap", "none da dba best"),
     ("--perfetto", "events -"),
     ("--policy", "lru belady lru,fifo,s3-fifo"),
+    ("--pool-slots", "64 65536 1085440"),
     ("--prompt-share", "0.2 0.5 1 0.2,0.5"),
     ("--rates", "rates"),
     ("--ratio", "0.2 0.5 1 0.2,0.5"),

@@ -7,7 +7,8 @@
 //!
 //! Two batches frame every plan: the most sequences with all rows on the device ([`Planned::resident_batch`]), up
 //! to which offload is not needed, and the most sequences at all ([`Planned::most_batch`]), each with only the
-//! slots below which misses grow steeply.
+//! slots below which misses grow steeply. A third batch is in between: with elastic budgets the slots of a plan hold
+//! all rows of fewer sequences than planned, and [`Planned::misses_from`] says from how many on they do not.
 //!
 //! **What it does not know.** Time. The simulator decides whether a larger batch pays for its misses. This module
 //! reports only the cases in which offload cannot pay at any speed ([`Note::AllResident`], [`Note::Dense`]).
@@ -16,6 +17,7 @@ use crate::cache::{Config, Footprint, Slots};
 use crate::device::descriptor::BATCH_MAX;
 use crate::error::{Error, Kind, Result};
 use crate::geometry::{Geometry, SLOT_BLOCK, Shape};
+use crate::predict::elastic::Pool;
 use crate::predict::model::Dims;
 use crate::sparse::Budget;
 
@@ -188,6 +190,10 @@ pub struct Planned {
     /// The most tokens, of all open sequences together, whose index keys fit in [`Planned::available`] if no row takes
     /// any of it; none for a model without index keys.
     pub live_tokens: Option<u64>,
+    /// With elastic budgets ([`Config::share`] set in [`Planned::config`]), the smallest batch whose rows do not all
+    /// have slots: one sequence fewer misses nothing. None if the rows of the whole batch have slots. It counts slots;
+    /// what a change of budgets costs is not included ([`Pool`]).
+    pub misses_from: Option<u32>,
     /// Notes for the reader.
     pub notes: Vec<Note>,
 }
@@ -196,6 +202,11 @@ impl Planned {
     /// Whether rows are in host memory.
     pub const fn offloads(&self) -> bool {
         self.config.is_some()
+    }
+
+    /// The slots of a layer, all sequences together.
+    pub const fn pool(&self) -> Pool {
+        Pool::planned(self.batch, self.slots)
     }
 }
 
@@ -234,6 +245,7 @@ pub fn plan(demand: &Demand) -> Result<Planned> {
         }
     };
     let notes = room.notes(batch, slots, whole, resident_batch, most_batch);
+    let misses_from = Pool::planned(batch, slots).misses_from(demand.context);
     let key = u64::from(demand.shape.index_key_bytes) * u64::from(room.geometry.layers());
     Ok(Planned {
         batch,
@@ -245,6 +257,7 @@ pub fn plan(demand: &Demand) -> Result<Planned> {
         resident_batch,
         most_batch,
         live_tokens: room.available.checked_div(key),
+        misses_from: Some(misses_from).filter(|first| *first <= batch),
         notes,
     })
 }

@@ -61,6 +61,16 @@ impl Provenance {
         self
     }
 
+    /// The same, with budgets that are equal parts of a pool ([`Pool`](super::elastic::Pool)).
+    pub fn with_elastic_budgets(mut self) -> Provenance {
+        self.assumptions.push(
+            "elastic budgets: equal parts of the pool, set at once; misses are counts with fixed budgets of that \
+             size, so they include neither the misses that follow a change of budget nor the time of moving rows"
+                .to_owned(),
+        );
+        self
+    }
+
     /// The provenance in one sentence.
     pub fn sentence(&self) -> String {
         let Served { gpus, costs_gpus, extrapolated, .. } = self.deployment;

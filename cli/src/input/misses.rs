@@ -124,6 +124,16 @@ impl Source {
         matches!(self, Source::Trace(_))
     }
 
+    /// Whether the misses depend on the ratio.
+    pub fn is_by_ratio(&self, setup: &Setup) -> bool {
+        let misses = match self {
+            Source::Trace(_) => return true,
+            Source::File(_, misses) => Some(misses),
+            Source::Setup => setup.file().misses.as_ref(),
+        };
+        misses.is_none_or(|misses| matches!(misses, Misses::Curve(_)))
+    }
+
     /// What a reader should know about the misses at `contexts`.
     pub fn note(&self, setup: &Setup, mut contexts: impl Iterator<Item = u32>) -> Option<String> {
         let Source::Trace(traced) = self else { return None };

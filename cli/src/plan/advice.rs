@@ -132,10 +132,34 @@ pub fn shown<'a>(points: &[&'a Point], least_otps: f64) -> Option<Known<'a>> {
     fast.or_else(|| known(points).max_by(by_yield))
 }
 
+/// The plan that the advice is about: the one of [`shown`], or without times the largest batch that fits.
+fn chosen<'a>(points: &[&'a Point], least_otps: f64) -> Option<(&'a Point, &'a Planned)> {
+    let fits = points.iter().filter_map(|point| Some((*point, point.planned.as_ref().ok()?)));
+    let largest = || fits.max_by_key(|(_, planned)| planned.batch);
+    shown(points, least_otps).map(|(point, planned, _)| (point, planned)).or_else(largest)
+}
+
+/// Up to which batch the chosen plan misses nothing, if budgets are elastic; none if its slots hold all rows anyway.
+pub fn elastic(points: &[&Point], least_otps: f64) -> Option<String> {
+    let (point, planned) = chosen(points, least_otps)?;
+    let held = planned.misses_from?.saturating_sub(1);
+    let slots = grouped(planned.pool().slots() as f64);
+    let of = format!("the {slots} slots of batch {} at ratio {}", planned.batch, ratio(planned.ratio));
+    let context = tokens(point.demand.context);
+    Some(match held {
+        0 => format!(
+            "Elastic budgets: {of} do not hold the rows of one sequence of {context}; every batch misses."
+        ),
+        _ => format!(
+            "Elastic budgets: {of} hold all rows of {} of {context}; nothing is missed up to batch {held}.",
+            sequences(held)
+        ),
+    })
+}
+
 /// The advice for plans without a setup, whose times are not simulated.
 fn by_memory(points: &[&Point]) -> Advice {
-    let fits = points.iter().filter_map(|point| Some((*point, point.planned.as_ref().ok()?)));
-    let Some((point, planned)) = fits.max_by_key(|(_, planned)| planned.batch) else {
+    let Some((point, planned)) = chosen(points, 0.0) else {
         return Advice::to(false, "Nothing fits.".to_owned());
     };
     let counted = counted(point);

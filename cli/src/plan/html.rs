@@ -6,7 +6,7 @@ use super::advice;
 use super::deployment::Deployed;
 use super::result::Point;
 use super::settings::{Advised, Settings};
-use super::text::{BY_ROOFLINE, given, misses_notes};
+use super::text::{BY_ROOFLINE, given, misses_notes, of_setting};
 use crate::present::html::numbers::{ratio, tile};
 use crate::present::html::page::{self, Card, Head, Section, Table, Tile};
 use crate::present::html::series::{BATCH, Series, grouped, over};
@@ -60,6 +60,7 @@ fn table(all: &[Point], settings: &Settings) -> Table {
         "sequences in all",
         "ratio",
         "slots",
+        "misses from batch",
         "cache, a GPU",
         "host, a GPU",
         "host, a node",
@@ -86,6 +87,7 @@ fn table(all: &[Point], settings: &Settings) -> Table {
             deployed.sequences(planned.batch).to_string(),
             ratio(planned.ratio),
             planned.slots.to_string(),
+            planned.misses_from.map_or(String::new(), |first| first.to_string()),
             point.memory.size(planned.bytes.device() as f64),
             point.memory.size(planned.bytes.host() as f64),
             point.host_of_node(planned),
@@ -255,13 +257,19 @@ pub fn page(all: &[Point], least_otps: f64) -> String {
     let only = advised.only();
     let headline = only.map_or("What fits, and does it pay?", |(_, advice)| &advice.sentence);
     let several = advised.all().filter(|_| only.is_none());
-    let said = several.map(|(name, advice)| format!("{name}: {}", advice.sentence));
+    let said = several.map(|(name, advice)| of_setting(name, &advice.sentence));
+    let elastic = advised.elastic().map(|(name, sentence)| of_setting(name, sentence));
     let shared = all.first().map(|first| given(first, all)).unwrap_or_default();
     let rests = || all.iter().filter_map(|point| Some(&point.on.as_ref()?.provenance));
     let section = Section {
         title: all.first().map_or(String::new(), |point| point.model.clone()),
         warning: (!warnings.is_empty()).then(|| warnings.join(" ")),
-        facts: said.chain(provenance::sentences(rests())).chain(shared).chain(facts(all)).collect(),
+        facts: said
+            .chain(elastic)
+            .chain(provenance::sentences(rests()))
+            .chain(shared)
+            .chain(facts(all))
+            .collect(),
         tiles: tiles(all, only.map(|(plans, _)| plans), least_otps),
         cards,
     };
@@ -277,6 +285,9 @@ pub fn page(all: &[Point], least_otps: f64) -> String {
             .to_owned(),
         "Tokens a second: by the production schedule on a virtual clock, with the setup's costs. OTPS: output tokens \
          a second of each sequence."
+            .to_owned(),
+        "Misses from: with elastic budgets, the smallest batch whose rows do not all have slots. Misses after a change \
+         of budget are not counted."
             .to_owned(),
     ];
     let assumed = provenance::assumptions(rests());

@@ -145,6 +145,7 @@ struct Fits {
     resident_batch: u32,
     most_batch: u32,
     live_tokens: Option<u64>,
+    misses_from: Option<u32>,
     notes: Vec<&'static str>,
 }
 
@@ -217,6 +218,7 @@ fn fits(planned: &Planned, point: &Point) -> Fits {
         resident_batch: planned.resident_batch,
         most_batch: planned.most_batch,
         live_tokens: planned.live_tokens,
+        misses_from: planned.misses_from,
         notes: planned.notes.iter().copied().map(Note::describe).collect(),
     }
 }

@@ -67,6 +67,8 @@ impl Settings {
 /// The advice for each setting.
 pub struct Advised<'a> {
     settings: Vec<(String, Vec<&'a Point>, Advice)>,
+    /// By setting, where misses begin with elastic budgets.
+    elastic: Vec<Option<String>>,
     /// The setting of each plan.
     of: Vec<usize>,
 }
@@ -92,12 +94,20 @@ impl<'a> Advised<'a> {
             let advice = advice::of(&plans, least_otps);
             (name, plans, advice)
         };
-        Advised { settings: settings.into_iter().map(advised).collect(), of }
+        let elastic = settings.iter().map(|(_, plans)| advice::elastic(plans, least_otps)).collect();
+        Advised { settings: settings.into_iter().map(advised).collect(), elastic, of }
     }
 
     /// Each setting's name (empty if there is only one), and its advice.
     pub fn all(&self) -> impl Iterator<Item = (&str, &Advice)> {
         self.settings.iter().map(|(name, _, advice)| (name.as_str(), advice))
+    }
+
+    /// For each setting whose advised plan cannot keep all rows on the device: its name, and where misses begin with
+    /// elastic budgets.
+    pub fn elastic(&self) -> impl Iterator<Item = (&str, &str)> {
+        let names = self.settings.iter().map(|(name, ..)| name.as_str());
+        names.zip(&self.elastic).filter_map(|(name, sentence)| Some((name, sentence.as_deref()?)))
     }
 
     /// The advice for the setting of the plan at index `place`.

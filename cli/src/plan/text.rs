@@ -35,14 +35,18 @@ pub fn report(points: &[Point], least_otps: f64, look: Look) -> String {
         say(&format!("[{ROOFLINE}] {}.", capital(BY_ROOFLINE)));
     }
     misses_notes(points).iter().for_each(|note| say(note));
+    let advised = Advised::of(points, least_otps);
+    advised.elastic().for_each(|(setting, sentence)| say(&of_setting(setting, sentence)));
     say(&definitions(points.iter().any(|point| point.gain.is_some())));
     provenance::assumptions(rests()).iter().for_each(|assumed| say(&format!("Assumed: {assumed}.")));
     say("");
-    for (setting, advice) in Advised::of(points, least_otps).all() {
-        let name = if setting.is_empty() { String::new() } else { format!("{setting}: ") };
-        say(&format!("{name}{}", advice.sentence));
-    }
+    advised.all().for_each(|(setting, advice)| say(&of_setting(setting, &advice.sentence)));
     out
+}
+
+/// A sentence about a setting; the name of the only setting is empty.
+pub fn of_setting(setting: &str, sentence: &str) -> String {
+    if setting.is_empty() { sentence.to_owned() } else { format!("{setting}: {sentence}") }
 }
 
 /// The meanings of the columns.
@@ -57,7 +61,9 @@ fn definitions(priced: bool) -> String {
     };
     format!(
         "Ratio: slots of a sequence and layer as a share of its context at its end, prompt and promised tokens. Whole: \
-         the most sequences with all rows on the device; up to it offload is not needed. {own}"
+         the most sequences with all rows on the device; up to it offload is not needed. Misses from: with elastic \
+         budgets (`Config::share`), the smallest batch whose rows do not all have slots; misses after a change of \
+         budget are not counted. {own}"
     )
 }
 
@@ -295,6 +301,9 @@ fn plans(points: &[Point], look: Look) -> String {
         Err(_) => "does not fit".to_owned(),
     });
     add("slots", if priced { WIDE } else { 1 }, &|point| fitting(point, |planned| planned.slots.to_string()));
+    add("misses\nfrom", WIDE, &|point| {
+        fitting(point, |planned| planned.misses_from.map_or("-".to_owned(), |first| first.to_string()))
+    });
     if priced {
         of_time(&mut add);
     } else {

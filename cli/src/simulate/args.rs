@@ -14,6 +14,8 @@ use crate::present::terminal::LookArguments;
 const AFTER_HELP: &str = "\
 Lists, separated by commas, make a sweep: one step for each combination. With misses by step, every step is run, all \
 in one order by layer; the figures are their mean, and pictures show the longest.
+With --elastic the slots of a layer are fixed, and the sequences that run divide them: a small batch has slots for all \
+its rows and misses nothing.
 Throughput is tokens a second of 8 GPUs; OTPS is output tokens a second of one sequence. Exposed: how much longer the \
 step takes than without misses.";
 
@@ -29,7 +31,8 @@ pub struct Arguments {
     pub gpus: Option<u32>,
     /// Prints how long forebay's own kernels should take on a GPU, term by term, before any is measured, instead of a
     /// step (docs/gpu-notes.md).
-    #[arg(long, conflicts_with_all = ["setup", "context", "batch", "html", "timeline", "perfetto", "write_table"])]
+    #[arg(long, conflicts_with_all = ["setup", "context", "batch", "elastic", "pool_slots", "html", "timeline",
+                                      "perfetto", "write_table"])]
     pub kernels: bool,
     /// Sets a price of --kernels, such as read_gb_s=25 or round_trip_us=1.2..1.8; the error for a wrong name lists
     /// all.
@@ -57,9 +60,17 @@ pub struct Arguments {
     #[arg(long, value_name = "R|auto", value_delimiter = ',', value_parser = sizes::ratio,
           allow_negative_numbers = true)]
     pub ratio: Vec<Ratio>,
-    /// Memory of one GPU for index keys and rows, without residency tables; --ratio auto fills it.
+    /// Memory of one GPU for index keys and rows, without residency tables; --ratio auto and --elastic fill it.
     #[arg(long, value_name = "SIZE", value_parser = sizes::some_size)]
     pub cache: Option<Size>,
+    /// Elastic budgets: one pool of slots, which the sequences of each --batch divide in equal parts, up to the whole
+    /// context. --cache fills the pool at the largest --batch.
+    #[arg(long, conflicts_with = "ratio")]
+    pub elastic: bool,
+    /// With --elastic: slots of one layer's pool, all sequences together, instead of --cache.
+    #[arg(long, value_name = "N", value_parser = sizes::count, requires = "elastic",
+          conflicts_with_all = ["cache", "ratio"], allow_negative_numbers = true)]
+    pub pool_slots: Option<u32>,
     /// The order of a layer's work, which decides what hides the gather; best takes for each layer the fastest order.
     /// Several are compared [default: best].
     #[arg(long, value_enum, value_delimiter = ',')]

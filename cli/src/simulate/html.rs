@@ -8,7 +8,7 @@ use forebay::overlap::Overlap;
 use forebay::predict::plan::Ratio;
 
 use super::lanes::lanes;
-use super::result::{Simulated, exposed_share, mean_misses, worst_layer};
+use super::result::{Simulated, elastic, exposed_share, mean_misses, worst_layer};
 use super::text::{beside, line, title};
 use super::timeline;
 use crate::present::html::chart::{self, Axis, Plot, WIDTH};
@@ -199,7 +199,7 @@ fn step(simulated: &Simulated, layers: RangeInclusive<u32>) -> Card {
     Card { name: "The step by streams".to_owned(), sentence, pictures, table, wide: true }
 }
 
-/// The source of the figures, the number of points, and a replay's steps.
+/// The source of the figures, the number of points, the pools of elastic budgets, and a replay's steps.
 fn facts(all: &[Simulated]) -> Vec<String> {
     let longest = all.iter().filter_map(|s| s.worst.as_ref());
     let longest = longest.max_by(|a, b| a.outcome.step_ms.total_cmp(&b.outcome.step_ms)).map(|worst| {
@@ -214,7 +214,7 @@ fn facts(all: &[Simulated]) -> Vec<String> {
         _ => format!("{} points.", all.len()),
     };
     let source = provenance::sentences(all.iter().map(|simulated| &simulated.provenance));
-    source.into_iter().chain([points]).chain(longest).collect()
+    source.into_iter().chain([points]).chain(elastic(all)).chain(longest).collect()
 }
 
 /// Warnings above all figures: GPUs other than those of the costs, misses of another model.

@@ -1,6 +1,7 @@
 //! Simulated steps as JSON. `docs/json.md` describes the entries.
 
 use forebay::Result;
+use forebay::predict::elastic::Pool;
 use forebay::predict::provenance::Provenance;
 use serde::Serialize;
 
@@ -20,6 +21,10 @@ struct Entry<'a> {
     mtp: u32,
     accept: f64,
     ratio: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pool_slots: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    misses_from: Option<u32>,
     two_batch: bool,
     fill: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -80,6 +85,8 @@ fn entry<'a>(simulated: &'a Simulated, misses_note: Option<&'a str>) -> Entry<'a
         mtp: outcome.point.mtp,
         accept: outcome.point.accept,
         ratio: outcome.point.ratio,
+        pool_slots: simulated.pool.map(Pool::slots),
+        misses_from: simulated.pool.map(|pool| pool.misses_from(outcome.point.context)),
         two_batch: outcome.two_batch,
         fill: simulated.fill,
         traffic_up: simulated.traffic[0],

@@ -1,11 +1,15 @@
 //! A simulated step.
 
+use std::collections::HashSet;
+
 use forebay::overlap::Overlap;
+use forebay::predict::elastic::Pool;
 use forebay::predict::plan::Ratio;
 use forebay::predict::provenance::Provenance;
 use forebay::predict::simulate::Outcome;
 use serde::Serialize;
 
+use crate::present::numbers::tokens;
 use crate::study::mean_step::Worst;
 
 /// A point of the sweep, simulated.
@@ -18,6 +22,8 @@ pub struct Simulated {
     pub choice: &'static str,
     /// The ratio as requested.
     pub asked: Ratio,
+    /// The pool that the sequences divide, with elastic budgets.
+    pub pool: Option<Pool>,
     /// Whether each micro-batch had a compute stream of its own.
     pub fill: bool,
     /// Gigabytes a second of other traffic, up and down.
@@ -33,6 +39,20 @@ impl Simulated {
     pub fn drawn(&self) -> &Outcome {
         self.worst.as_ref().map_or(&self.outcome, |worst| &worst.outcome)
     }
+}
+
+/// For each pool and context, up to which batch nothing is missed. Empty with fixed budgets.
+pub fn elastic(all: &[Simulated]) -> Vec<String> {
+    let mut known = HashSet::new();
+    let pools = all.iter().filter_map(|one| Some((one.pool?, one.outcome.point.context)));
+    let sentence = |(pool, context): (Pool, u32)| {
+        let begin = match pool.misses_from(context) {
+            1 => "misses begin at batch 1".to_owned(),
+            first => format!("nothing is missed up to batch {}", first - 1),
+        };
+        format!("Elastic budgets: {} slots a layer; at {} {begin}.", pool.slots(), tokens(context))
+    };
+    pools.filter(|pool| known.insert(*pool)).map(sentence).collect()
 }
 
 /// Rows that a request misses in a layer, mean over the layers.

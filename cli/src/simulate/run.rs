@@ -8,8 +8,9 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 
 use forebay::overlap::Table;
+use forebay::predict::elastic::Pool;
 use forebay::predict::misses::Misses;
-use forebay::predict::plan::{self, Batch, Demand, Ratio};
+use forebay::predict::plan::{self, Batch, Demand, Planned, Ratio};
 use forebay::predict::setup::Setup;
 use forebay::predict::simulate::{Options, Order, Outcome, Point, Traffic};
 use forebay::{Error, Kind, Result};
@@ -19,6 +20,7 @@ use super::result::{self, Simulated};
 use super::{html, json, kernels, lanes, text, timeline};
 use crate::input::file_kind::{self, FileKind};
 use crate::input::machine::accepts;
+use crate::input::misses::Source;
 use crate::input::sizes::{Size, Unit};
 use crate::present::html::page;
 use crate::present::output::{self, Results};
@@ -36,10 +38,16 @@ fn of_point(error: Error, point: &Point) -> Error {
     error.at(place)
 }
 
+/// As [`of_point`], for an error of finding the point's ratio.
+fn unknown_ratio(error: Error, point: &Point) -> Error {
+    of_point(error, &Point { ratio: f64::NAN, ..*point })
+}
+
 /// A point to simulate.
 struct Job {
     point: Point,
     asked: Ratio,
+    pool: Option<Pool>,
     choice: Choice,
 }
 
@@ -67,22 +75,21 @@ impl Arguments {
         let mut jobs = Vec::new();
         for context in &self.context {
             for (mtp, accept) in mtps.iter().zip(&accepts) {
+                let of = |batch| Point { context: *context, batch, mtp: *mtp, accept: *accept, ratio: 1.0 };
+                let pool = self.pool(setup, &of(self.batch.iter().copied().max().unwrap_or(1)))?;
                 for batch in &self.batch {
-                    for ratio in &ratios {
-                        let mut point = Point {
-                            context: *context,
-                            batch: *batch,
-                            mtp: *mtp,
-                            accept: *accept,
-                            ratio: 1.0,
-                        };
+                    for asked in &ratios {
+                        let mut point = of(*batch);
                         point.check(setup)?;
-                        let share = self.share(setup, &point, *ratio);
-                        point.ratio =
-                            share.map_err(|error| of_point(error, &Point { ratio: f64::NAN, ..point }))?;
+                        let ratio = match pool {
+                            Some(pool) => pool.ratio(*batch, *context),
+                            None => self.ratio(setup, &point, *asked),
+                        };
+                        point.ratio = ratio.map_err(|error| unknown_ratio(error, &point))?;
                         jobs.extend(choices.iter().map(|choice| Job {
                             point,
-                            asked: *ratio,
+                            asked: *asked,
+                            pool,
                             choice: *choice,
                         }));
                     }
@@ -93,17 +100,40 @@ impl Arguments {
     }
 
     /// The ratio, or the largest that fits.
-    fn share(&self, setup: &Setup, point: &Point, ratio: Ratio) -> Result<f64> {
-        let Ratio::Auto = ratio else {
-            return match ratio {
-                Ratio::Share(ratio) => Ok(ratio),
-                Ratio::Auto => Ok(1.0),
-            };
-        };
+    fn ratio(&self, setup: &Setup, point: &Point, ratio: Ratio) -> Result<f64> {
+        match ratio {
+            Ratio::Share(ratio) => Ok(ratio),
+            Ratio::Auto => Ok(self.filled(setup, point)?.ratio),
+        }
+    }
+
+    /// With --elastic the pool that all batches divide: --pool-slots, or what fills --cache at the `largest` batch.
+    fn pool(&self, setup: &Setup, largest: &Point) -> Result<Option<Pool>> {
+        if !self.elastic {
+            return Ok(None);
+        }
+        largest.check(setup)?;
+        match self.pool_slots {
+            Some(slots) => Ok(Some(Pool::new(slots))),
+            None => match self.filled(setup, largest) {
+                Ok(planned) => Ok(Some(planned.pool())),
+                Err(error) => Err(unknown_ratio(error, largest)),
+            },
+        }
+    }
+
+    /// The plan of a batch that fills --cache.
+    fn filled(&self, setup: &Setup, point: &Point) -> Result<Planned> {
         let cache = self.cache.as_ref().ok_or_else(|| {
-            Error::new(Kind::InvalidConfig, "simulate")
-                .at("--ratio auto without --cache")
-                .hint("pass --cache SIZE, the memory that index keys and rows may take, or a ratio")
+            let error = Error::new(Kind::InvalidConfig, "simulate");
+            match self.elastic {
+                true => error
+                    .at("--elastic without --cache or --pool-slots")
+                    .hint("pass --cache SIZE, the memory that index keys and rows may take, or --pool-slots"),
+                false => error
+                    .at("--ratio auto without --cache")
+                    .hint("pass --cache SIZE, the memory that index keys and rows may take, or a ratio"),
+            }
         })?;
         let asked = self.two_batch.map(|switch| switch == Switch::On && point.batch >= 2);
         let two = asked.unwrap_or_else(|| setup.two_batch(point.batch, point.context));
@@ -115,7 +145,7 @@ impl Arguments {
             count_tables: false,
             ..Demand::new(*setup.shape(), cache.bytes, point.context)
         };
-        Ok(plan::plan(&demand)?.ratio)
+        plan::plan(&demand)
     }
 
     fn options(&self, order: Order, misses: Option<Misses>, spans: bool) -> Options {
@@ -237,6 +267,19 @@ fn read_table(path: &Path) -> Result<Table> {
     Table::from_text(&output::read_text(path)?).map_err(|error| output::within(error, path))
 }
 
+/// Refuses elastic budgets with misses of a single operating point: they are not those of another ratio.
+fn check_elastic(source: &Source, setup: &Setup, jobs: &[Job]) -> Result<()> {
+    match jobs.iter().find(|job| job.pool.is_some() && job.point.ratio < 1.0) {
+        Some(Job { point, .. }) if !source.is_by_ratio(setup) => Err(of_point(
+            Error::new(Kind::InvalidConfig, "simulate")
+                .at("--elastic: the misses are of one operating point, and elastic budgets have many ratios")
+                .hint("pass misses as a curve, or --trace"),
+            point,
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// The simulated points, and notes about them.
 struct Sweep {
     all: Vec<Simulated>,
@@ -252,6 +295,7 @@ fn sweep(arguments: &Arguments) -> Result<Sweep> {
     let points = jobs.len() * simulators.len();
     arguments.check_single(points)?;
     let mut source = arguments.machine.source(&setup)?;
+    check_elastic(&source, &setup, &jobs)?;
     let table = arguments.table.as_deref().map(read_table).transpose()?;
     let page = arguments.html.is_some() && points == 1;
     let spans = arguments.timeline.is_some() || arguments.perfetto.is_some() || page;
@@ -260,7 +304,8 @@ fn sweep(arguments: &Arguments) -> Result<Sweep> {
     for linked in &mut simulators {
         arguments.check_traffic(linked.simulator.setup())?;
         let provenance = source.provenance(linked.simulator.setup());
-        for Job { point, asked, choice } in &jobs {
+        let provenance = if arguments.elastic { provenance.with_elastic_budgets() } else { provenance };
+        for Job { point, asked, pool, choice } in &jobs {
             let misses = source.at(&setup, point.ratio, point.mtp)?;
             let options = arguments.options(choice.order(table.as_ref()), misses, spans);
             let run = mean_step::run(&mut linked.simulator, point, options);
@@ -270,6 +315,7 @@ fn sweep(arguments: &Arguments) -> Result<Sweep> {
                 link: linked.link.clone(),
                 choice: choice.name(),
                 asked: *asked,
+                pool: *pool,
                 fill: arguments.fill,
                 traffic: [arguments.traffic_up, arguments.traffic_down],
                 outcome,

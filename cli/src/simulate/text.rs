@@ -2,15 +2,18 @@
 
 use forebay::predict::simulate::{Bound, Outcome};
 
-use super::result::{Counts, Simulated, counts, exposed_share, mean_misses};
+use super::result::{Counts, Simulated, counts, elastic, exposed_share, mean_misses};
 use crate::present::numbers::{counted, number, ratio, tokens};
 use crate::present::provenance;
 use crate::present::terminal::{Look, Spare, align_right};
 use crate::study::mean_step::Worst;
 
-/// Other requested conditions: separate compute streams, traffic.
+/// Other requested conditions: elastic budgets, separate compute streams, traffic.
 pub fn beside(simulated: &Simulated) -> String {
     let mut words = String::new();
+    if simulated.pool.is_some() {
+        words += ", elastic budgets";
+    }
     if simulated.fill {
         words += ", waits filled";
     }
@@ -62,6 +65,7 @@ pub fn report(all: &[Simulated], note: Option<&str>, look: Look) -> String {
         let provenances = || all.iter().map(|simulated| &simulated.provenance);
         out += &provenance::header(provenances());
         out += &note.map_or(String::new(), |note| format!("{note}\n"));
+        out.extend(elastic(all).iter().map(|line| format!("{line}\n")));
         if let Some(worst) = all.iter().find_map(|simulated| simulated.worst.as_ref()) {
             out += &format!(
                 "Misses by step: mean of {}, all in the same order by layer.\n",
