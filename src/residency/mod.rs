@@ -84,8 +84,8 @@
 //! costs two random accesses. A step that misses a row adds one scan of the lane's stamps, and a few more scans if many
 //! slots must be evicted at once.
 //!
-//! A step without misses chooses no victim. It counts its hits by position, in the set of missed rows, which is empty. A
-//! sequence that is resident as a whole has a slot for each of its tokens; such a step costs it the look-ups and that
+//! A step without misses chooses no victim. It counts its hits by position, in the set of missed rows, which is empty.
+//! A sequence that is resident as a whole has a slot for each of its tokens; such a step costs it the look-ups and that
 //! set, a bit for each token. In a lane of few slots the host scans the stamps instead, which is quicker there.
 //!
 //! A new row takes an empty slot if there is one. The lane's head counts first places that are known to hold a row

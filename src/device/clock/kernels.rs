@@ -422,7 +422,7 @@ mod tests {
             (loads * 0.3 + 42.0 * 0.02 + 23.0 * 0.02, loads * 0.6 + 42.0 * 0.03 + 23.0 * 0.03);
         let found = sum(&costs.resolve(&Design::NOW, &of));
         assert!((found.low - least).abs() < 1e-9 && (found.high - most).abs() < 1e-9, "{found:?}");
-        // Without misses 2,048 positions are counted: four turns of 512 threads in one load. The lane's size is nothing.
+        // Without misses 2,048 positions are counted, four turns of 512 threads in one load, whatever the lane's size.
         let (loads, turns) = (3.0 + 1.0 + 1.0 + 1.0 + 2.0, 4.0);
         let (least, most) = (loads * 0.3 + (turns + 14.0) * 0.02, loads * 0.6 + (turns + 14.0) * 0.03);
         for budget in [64, of.budget, 131_072] {

@@ -5,7 +5,7 @@
 #include "rows.cuh"
 #include "rule.cuh"
 
-// The first empty place from `first` on, EMPTY if there is none; `found` is EMPTY before. Every thread returns the same.
+// The first empty place from `first` on, EMPTY if there is none; `found` is EMPTY before. All threads return the same.
 // Mostly it is `first` itself, which the first loads find.
 static __device__ u32 first_empty(const Lane& lane, u32 first, u32& found) {
     for (u32 from = first; from < lane.places; from += AHEAD * blockDim.x) {
@@ -20,7 +20,7 @@ static __device__ u32 first_empty(const Lane& lane, u32 first, u32& found) {
         }
         least = __reduce_min_sync(ALL_LANES, least);
         if (lane_id() == 0 && least != EMPTY) atomicMin(&found, least);
-        // Without a find nobody writes to `found`, and nobody reads it.
+        // Without a find no thread writes to `found`, and none reads it.
         if (__syncthreads_or(least != EMPTY)) return found;
     }
     return EMPTY;

@@ -40,7 +40,9 @@ static __device__ void grow(const Layer& layer, u32 number, const LaneHead& head
     __syncthreads();
     Lane lane = lane_of(layer, number, count);
     clear_slots(lane, head.budget, budget);
-    if (threadIdx.x == 0) *lane.head = {head.length, head.landed, budget, count, head.stamp, FREE_STAMP, EMPTY, head.full_places};
+    if (threadIdx.x == 0) {
+        *lane.head = {head.length, head.landed, budget, count, head.stamp, FREE_STAMP, EMPTY, head.full_places};
+    }
 }
 
 // Notes how many ones of a set come before each thread's words; returns how many there are.
