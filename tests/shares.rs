@@ -404,6 +404,35 @@ fn a_fork_takes_its_share_from_its_parent_too() {
     assert_eq!(e.budgets(), [POOL]);
 }
 
+/// The slots that a fork needs are in an open step. `early`: the fork is tried before that step is finished, too.
+fn fork_beside_an_open_step(early: bool) -> u64 {
+    let mut e = Engine::new(config(share()));
+    let parent = e.start(100, 20);
+    let other = e.start(1_500, 100);
+    assert_eq!(e.budgets(), [122, 14 * 64]);
+    let open = Open { prompt: 0, promised: 800, budget: Budget::Slots(640), bring_up: BringUp::Nothing };
+    let step = e.prepare_of(MicroBatch(0), &[other]);
+    if early {
+        let before = (e.cache.stats(), e.cache.budgets_digest());
+        let busy = e.cache.fork(parent, &open, e.stream).unwrap_err();
+        assert_eq!((busy.kind(), busy.place()), (Kind::Busy, "slots of sequences that cannot shrink now"));
+        assert_eq!((e.cache.stats(), e.cache.budgets_digest()), before);
+    }
+    let step = e.enqueue(step, &[other]);
+    e.retire(step);
+    let (child, _ticket) = e.cache.fork(parent, &open, e.stream).unwrap();
+    e.settle();
+    e.lengths.push((child, 100));
+    assert!(e.cache.budgets(child).unwrap().iter().all(|budget| *budget >= 640));
+    e.run(3);
+    e.cache.budgets_digest()
+}
+
+#[test]
+fn a_fork_that_is_busy_changes_nothing() {
+    assert_eq!(fork_beside_an_open_step(true), fork_beside_an_open_step(false));
+}
+
 #[test]
 fn a_step_moves_budgets_of_its_own_micro_batch_only() {
     let config = Config { micro_batches: 2, ..config(share()) };

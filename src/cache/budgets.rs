@@ -243,11 +243,11 @@ impl Cache {
         }
         if above < lack {
             return Err(Error::new(Kind::Busy, "join")
-                .at("slots of sequences in open steps")
+                .at("slots of sequences that cannot shrink now")
                 .with("layer", layer as u64)
                 .with("wanted blocks", lack)
                 .with("free blocks", above)
-                .hint("join again when their steps are finished"));
+                .hint("join again when their steps are finished, and failed ones are truncated or closed"));
         }
         for place in 0..sharing.order.len() {
             let record = &self.records[sharing.order[place] as usize];
