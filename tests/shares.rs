@@ -531,3 +531,35 @@ fn a_join_whose_slots_are_still_being_resized_is_made_later() {
     });
     assert_eq!(digests[0], digests[1]);
 }
+
+/// A slow device and one that works at once give the same budgets, though only one of them has freed the lane.
+#[test]
+fn the_slots_of_a_closed_sequence_are_free_while_its_resize_is_in_flight() {
+    let digests = [false, true].map(|waits| {
+        let mut e = if waits { Engine::threaded(config(share())) } else { Engine::new(config(share())) };
+        let other = e.device.stream().unwrap();
+        let third = e.open(1_500, 100, 256, BringUp::Nothing).unwrap();
+        let device = e.device.clone();
+        let held = waits.then(|| device.hold(other));
+        let own = grown_on(&mut e, other);
+        e.cache.close(own, e.stream).unwrap();
+        e.lengths.clear();
+        assert_eq!(e.cache.stats().slots_in_use, 0);
+        assert_eq!(e.cache.reap(e.stream).unwrap(), u32::from(waits), "its lane and pages");
+        // Its promise is gone too: all but the third one's can be promised.
+        let fourth = e.open(1_500, 100, POOL - 256, BringUp::Nothing).unwrap();
+        let ticket = e.cache.join(third, e.stream, WarmUp::default()).unwrap();
+        assert_eq!(e.cache.budgets(third).unwrap(), [POOL; 2]);
+        assert_eq!(ticket.poll().is_none(), waits, "its join comes after the resize");
+        drop(held);
+        e.settle();
+        assert_eq!(e.cache.reap(e.stream).unwrap(), 0);
+        e.lengths.push((third, 1_500));
+        e.run(2);
+        e.join(fourth).unwrap();
+        assert_eq!(e.budgets(), [256, POOL - 256]);
+        e.run(3);
+        e.cache.budgets_digest()
+    });
+    assert_eq!(digests[0], digests[1]);
+}

@@ -20,7 +20,8 @@
 //! all arithmetic is in whole numbers; sequences come in the order of their opening. How fast a device works is no
 //! input. A device must have run a sequence's last resize before the host may stage the next one, so `prepare` resizes
 //! only sequences that have retired a step since. A `join` chooses sequences without that, and is [`Kind::Busy`] if the
-//! device has not got so far. [`Cache::budgets_digest`] compares ranks.
+//! device has not got so far. The slots of a closed sequence are free once its last step is retired, whether its other
+//! work has ended or not. [`Cache::budgets_digest`] compares ranks.
 //!
 //! **Cost.** A `prepare` without cause compares two numbers for each of its rows. With cause it divides the slots of
 //! each distinct layer ([`Share`] gives the time), and enqueues a resize for each sequence that changes. Nothing is
@@ -96,11 +97,6 @@ impl Sharing {
     }
 }
 
-/// Whether a sequence has a part of the slots.
-fn has_slots(record: &Record) -> bool {
-    !matches!(record.state, State::Free | State::Closing) && record.owned.slots.budgets.iter().any(|b| *b > 0)
-}
-
 impl Cache {
     /// Moves the budgets of all sequences towards their shares, within the limits of [`Config::share`]. The cache does
     /// this by itself in `prepare`; this call is for an engine that wants it at a time of its own. Sequences in an open
@@ -127,7 +123,7 @@ impl Cache {
     /// device.
     pub fn budgets_digest(&self) -> u64 {
         let mut digest = 0_u64;
-        for record in self.records.iter().filter(|record| record.is_taken()) {
+        for record in self.records.iter().filter(|record| record.is_alive()) {
             let budgets = (0_u64..).zip(&record.owned.slots.budgets);
             for (layer, budget) in budgets {
                 let word =
@@ -161,7 +157,7 @@ impl Cache {
     /// Takes slots for a sequence that joins: its share, as far as slots are free, and at least its promise.
     pub(super) fn take_share(&mut self, sequence: Sequence, stream: Stream) -> Result<()> {
         let index = sequence.index as usize;
-        if has_slots(&self.records[index]) {
+        if self.records[index].has_slots() {
             return Ok(());
         }
         let Some(mut sharing) = self.sharing.take() else { return Ok(()) };
@@ -353,7 +349,9 @@ impl Cache {
     fn divide(&self, sharing: &mut Sharing, joining: Option<usize>) {
         let Sharing { policy, layers, curves, order, targets, wants, .. } = sharing;
         order.clear();
-        let takes_part = |(index, record): &(usize, &Record)| Some(*index) == joining || has_slots(record);
+        let takes_part = |(index, record): &(usize, &Record)| {
+            Some(*index) == joining || record.is_alive() && record.has_slots()
+        };
         order.extend(self.records.iter().enumerate().filter(takes_part).map(|(index, _)| index as u32));
         order.sort_unstable_by_key(|index| self.records[*index as usize].opened);
         let flight = self.config.query_rows.saturating_mul(self.config.steps_in_flight);
@@ -406,7 +404,7 @@ impl Cache {
     /// Whether the budget of a sequence may change, by a call for `micro_batch` or for all. It depends on calls alone.
     fn takes_resizes(&self, record: &Record, micro_batch: Option<MicroBatch>) -> bool {
         let other = record.steps.micro_batch.zip(micro_batch).is_some_and(|(own, asked)| own != asked);
-        record.state == State::Running && !record.steps.open && !other && has_slots(record)
+        record.state == State::Running && !record.steps.open && !other && record.has_slots()
     }
 
     /// Moves budgets towards the shares: shrinks first, so that the others find free slots.

@@ -139,11 +139,21 @@ impl Record {
     }
 
     pub(super) fn is_open(&self, sequence: Sequence) -> bool {
-        self.generation == sequence.generation && !matches!(self.state, State::Free | State::Closing)
+        self.generation == sequence.generation && self.is_alive()
+    }
+
+    /// Whether it is taken and not closed.
+    pub(super) fn is_alive(&self) -> bool {
+        !matches!(self.state, State::Free | State::Closing)
     }
 
     pub(super) fn is_taken(&self) -> bool {
         self.state != State::Free
+    }
+
+    /// Whether it has slots. With shared budgets it has none before it joins.
+    pub(super) fn has_slots(&self) -> bool {
+        self.owned.slots.budgets.iter().any(|budget| *budget > 0)
     }
 
     /// Whether work that the host issued for it may still run.
