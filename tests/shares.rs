@@ -341,6 +341,18 @@ fn a_sequence_that_outgrows_its_budget_gets_slots_that_nobody_needs() {
 }
 
 #[test]
+fn the_last_slots_that_a_sequence_can_use_are_worth_a_resize() {
+    let mut e = Engine::new(config(share()));
+    let short = e.start(30, 20);
+    let own = e.start(900, 100);
+    e.run(2);
+    assert_eq!(e.cache.budgets(own).unwrap(), [15 * 64; 2]);
+    e.close(short);
+    e.step();
+    assert_eq!(e.cache.budgets(own).unwrap(), [1000 + FLIGHT; 2]);
+}
+
+#[test]
 fn an_engine_that_sets_budgets_itself_and_a_share_exclude_each_other() {
     let mut e = Engine::new(config(share()));
     let own = e.start(100, 10);

@@ -439,6 +439,7 @@ impl Cache {
     fn share_one(
         &mut self,
         sharing: &Sharing,
+        let reach = self.reach_of(&self.records[index]);
         place: usize,
         shrinks: bool,
         micro_batch: Option<MicroBatch>,
@@ -448,8 +449,11 @@ impl Cache {
         let (index, policy) = (sharing.order[place] as usize, &sharing.policy);
         let present = &self.records[index].owned.slots.budgets;
         let is_worth = |(now, then): (&u32, &u32)| {
-            let small = allowance.hungry && shrinks && then.div_ceil(SLOT_BLOCK) < now.div_ceil(SLOT_BLOCK);
-            (then < now) == shrinks && (small || policy.is_worth(*now, *then))
+            let (now_blocks, then_blocks) = (now.div_ceil(SLOT_BLOCK), then.div_ceil(SLOT_BLOCK));
+            let small = allowance.hungry && shrinks && then_blocks < now_blocks;
+            // Without the slots of its last rows it would miss them while slots are free.
+            let last = *then == reach && then_blocks > now_blocks;
+            (then < now) == shrinks && (small || last || policy.is_worth(*now, *then))
         };
         if !present.iter().zip(sharing.targets(place)).any(is_worth) {
             return Ok(());
