@@ -232,7 +232,7 @@ impl Cache {
         for place in (0..sharing.order.len()).filter(|_| lack > 0) {
             let record = &self.records[sharing.order[place] as usize];
             if self.takes_resizes(record, None) {
-                let present = blocks(&record.owned.slots.budgets);
+                let present = record.owned.slots.held(layer);
                 left = left.saturating_sub(present.saturating_sub(blocks(sharing.targets(place))));
                 above += present.saturating_sub(blocks(&record.owned.least));
             }
@@ -247,7 +247,7 @@ impl Cache {
         }
         for place in 0..sharing.order.len() {
             let record = &self.records[sharing.order[place] as usize];
-            let target = blocks(sharing.targets(place)).min(blocks(&record.owned.slots.budgets));
+            let target = blocks(sharing.targets(place)).min(record.owned.slots.held(layer));
             let give = left.min(target.saturating_sub(blocks(&record.owned.least)));
             if give > 0 && self.takes_resizes(record, None) {
                 let least = record.owned.least.get(layer).copied().unwrap_or(0);
@@ -268,11 +268,12 @@ impl Cache {
             let record = &self.records[*index as usize];
             let targets = &targets[place * *layers..(place + 1) * *layers];
             let budgets = || record.owned.slots.budgets.iter().zip(targets);
-            let given = |(now, then): (&u32, &u32)| {
-                now.div_ceil(SLOT_BLOCK).saturating_sub(then.div_ceil(SLOT_BLOCK))
+            // With the blocks that it still has from a resize that the device refused half-way.
+            let given = || {
+                let blocks = record.owned.slots.blocks.iter().zip(targets);
+                blocks.map(|(own, then)| (own.len() as u32).saturating_sub(then.div_ceil(SLOT_BLOCK)))
             };
-            let helps =
-                |lacks: &[u32]| lacks.iter().zip(budgets()).any(|(lack, pair)| *lack > 0 && given(pair) > 0);
+            let helps = |lacks: &[u32]| lacks.iter().zip(given()).any(|(lack, given)| *lack > 0 && given > 0);
             if !self.takes_resizes(record, None) || !(helps(lacks) || helps(wishes)) {
                 continue;
             }
@@ -282,9 +283,7 @@ impl Cache {
                 record.work.covered && cost <= bytes && chosen.len() < policy.resizes_a_step as usize;
             if helps(lacks) || allowed {
                 for list in [&mut *lacks, &mut *wishes] {
-                    list.iter_mut()
-                        .zip(budgets())
-                        .for_each(|(lack, pair)| *lack = lack.saturating_sub(given(pair)));
+                    list.iter_mut().zip(given()).for_each(|(lack, given)| *lack = lack.saturating_sub(given));
                 }
                 bytes = bytes.saturating_sub(cost);
                 chosen.push(place as u32);
@@ -357,14 +356,7 @@ impl Cache {
         let flight = self.config.query_rows.saturating_mul(self.config.steps_in_flight);
         let mut before: Option<(usize, u32)> = None;
         for layer in 0..*layers {
-            let held = |index: &u32| {
-                self.records[*index as usize]
-                    .owned
-                    .slots
-                    .blocks
-                    .get(layer)
-                    .map_or(0, |blocks| blocks.len() as u32)
-            };
+            let held = |index: &u32| self.records[*index as usize].owned.slots.held(layer);
             let blocks = self.sparse.slots().free_blocks(layer) + order.iter().map(held).sum::<u32>();
             let least = |layer: usize, index: &u32| {
                 self.records[*index as usize].owned.least.get(layer).copied().unwrap_or(0)
@@ -439,7 +431,6 @@ impl Cache {
     fn share_one(
         &mut self,
         sharing: &Sharing,
-        let reach = self.reach_of(&self.records[index]);
         place: usize,
         shrinks: bool,
         micro_batch: Option<MicroBatch>,
@@ -448,6 +439,7 @@ impl Cache {
     ) -> Result<()> {
         let (index, policy) = (sharing.order[place] as usize, &sharing.policy);
         let present = &self.records[index].owned.slots.budgets;
+        let reach = self.reach_of(&self.records[index]);
         let is_worth = |(now, then): (&u32, &u32)| {
             let (now_blocks, then_blocks) = (now.div_ceil(SLOT_BLOCK), then.div_ceil(SLOT_BLOCK));
             let small = allowance.hungry && shrinks && then_blocks < now_blocks;
