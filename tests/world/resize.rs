@@ -5,7 +5,8 @@
 
 use super::model::{State, blocks, budgets, declared_slots};
 use super::run::World;
-use forebay::{Budget, Kind, SLOT_BLOCK};
+use super::share::changes;
+use forebay::{Budget, Kind};
 
 impl World {
     /// Free slot blocks by layer.
@@ -42,7 +43,8 @@ impl World {
     /// The reason why a resize must be refused, else the new budgets.
     fn resized(&self, seq: usize, budget: &Budget) -> Result<Vec<u32>, Kind> {
         let s = &self.seqs[seq];
-        let table = budgets(&self.config, budget, s.admitted, self.layers()).ok_or(Kind::InvalidConfig)?;
+        let table = budgets(&self.config, budget, s.admitted, self.layers());
+        let table = table.filter(|_| self.config.share.is_none()).ok_or(Kind::InvalidConfig)?;
         if s.state != State::Running {
             return Err(Kind::InvalidState);
         }
@@ -67,7 +69,7 @@ impl World {
         self.settle_resize(seq);
         let s = &self.seqs[seq];
         let (handle, resized, in_flight) = (s.handle, self.resized(seq, &budget), s.in_flight > 0);
-        let (before, in_use) = (self.snapshot(), self.cache.stats().slots_in_use);
+        let before = self.snapshot();
         let result = self.cache.resize(handle, &budget, stream);
         let refused = resized.as_ref().err().copied();
         let table = match self.expect(before, result, refused) {
@@ -76,23 +78,12 @@ impl World {
             None if self.failed() => self.cache.budgets(handle).unwrap().to_vec(),
             None => return,
         };
-        let failed = self.failed();
-        let s = &mut self.seqs[seq];
-        if table == s.budgets {
+        if table == self.seqs[seq].budgets {
             return self.note("resize to the same budgets");
         }
-        let grows = table.iter().zip(&s.budgets).any(|(new, old)| new > old);
-        let shrinks = table.iter().zip(&s.budgets).any(|(new, old)| new < old);
-        let new = blocks(&table);
-        let both: Vec<u32> = s.blocks.iter().zip(&new).map(|(old, new)| *old.max(new)).collect();
-        let [held, kept] =
-            [&s.blocks, &both].map(|blocks| u64::from(blocks.iter().sum::<u32>() * SLOT_BLOCK));
-        // Blocks that go are kept if the device fails before they are given back.
-        let keeps = failed && self.cache.stats().slots_in_use == in_use - held + kept;
-        s.blocks = if keeps { both } else { new };
-        (s.budgets, s.resizing) = (table, Some(stream));
-        s.oracles.iter_mut().zip(&s.budgets).for_each(|(oracle, budget)| oracle.resize(*budget as usize));
-        self.counted.resizes += 1;
+        let (grows, shrinks) = changes(&self.seqs[seq].budgets, &table);
+        let old = self.resize(seq, table, stream);
+        self.learn_kept(&[(seq, old)]);
         for (what, is) in [("shrink", shrinks), ("grow", grows), ("resize in flight", in_flight)] {
             if is {
                 self.note(what);
