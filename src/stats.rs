@@ -15,7 +15,8 @@ pub struct Stats {
     /// Gauge: published pages (of rows and of index keys) that no sequence uses. Admission can take them in addition to
     /// the free pages, except pages that a fork or a copy in flight still owns.
     pub unused_pages: u32,
-    /// Gauge: free slots of the layer with the fewest free slots.
+    /// Gauge: free slots of the layer with the fewest; with [`Config::share`](crate::Config::share), slots that can
+    /// still be promised.
     pub free_slots: u32,
     /// Gauge: slots that belong to a sequence, of all layers, in whole blocks of 64.
     pub slots_in_use: u64,

@@ -2,11 +2,13 @@
 //! and the cache goes on or is closed.
 //!
 //! The test refuses each call of a whole life in a run of its own: construction, opening, joining, capturing, launched
-//! steps, resizes, a fork, a truncation, closing. The caller tries again, as an engine would, and truncates sequences
-//! whose step was abandoned.
+//! steps, resizes, a fork, a truncation, closing. Every other life shares its slots. The caller tries again, as an
+//! engine would, and truncates sequences whose step was abandoned.
 #![cfg(feature = "cuda")]
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
+#[path = "refused/held.rs"]
+mod held;
 #[path = "support/skip.rs"]
 mod skip;
 
@@ -18,7 +20,7 @@ use forebay::device::{Device, Event, Outcome, SplitIndices, Stream, Ticket};
 use forebay::overlap::{Engine, EngineCall, Overlap, OverlapStreams};
 use forebay::{
     Accepted, BatchRow, BringUp, Budget, Buffers, Cache, Capture, Captured, Config, Error, Kind, Layer,
-    Layers, Memory, MicroBatch, Open, Result, Sequence, Shape, Slots, Stats, Step, WarmUp,
+    Layers, Memory, MicroBatch, Open, Result, Sequence, Shape, Share, Slots, Step, WarmUp,
 };
 use forebay_standin::{Options, Resources, Standin};
 
@@ -27,11 +29,14 @@ const BATCH: u32 = 2;
 const OUT_OF_MEMORY: i32 = 2;
 const ILLEGAL_ADDRESS: i32 = 700;
 
-fn config() -> Config {
+/// A cache whose sequences have budgets of their own, or share all slots. Then each may use more than it gets.
+fn config(shared: bool) -> Config {
+    let (tokens, blocks) = if shared { (200, 5) } else { (80, 3) };
     let shape = Shape { layers: 2, runs: [32, 0], page_tokens: 16, top_k: K, ..Shape::DEEPSEEK_V3_2 };
     let memory = Memory { huge: false, populate: false, lock: false, node: None };
-    let slots = Slots::Uniform(64 * 3);
-    Config { memory, batch: BATCH, slots, min_budget: 6, ..Config::new(shape, 3, 80, 64) }
+    let slots = Slots::Uniform(64 * blocks);
+    let share = shared.then(Share::default);
+    Config { share, memory, batch: BATCH, slots, min_budget: 6, ..Config::new(shape, 3, tokens, 64) }
 }
 
 /// The driver that refuses, and the device on it.
@@ -78,13 +83,14 @@ struct Life {
     layers: Layers,
     ended: Event,
     tickets: Vec<Ticket>,
+    sequences: Vec<Sequence>,
     /// Calls that were refused and made again.
     again: u32,
     truncated: u32,
 }
 
 impl Life {
-    fn new(device: Arc<CudaDevice>) -> Result<Life> {
+    fn new(device: Arc<CudaDevice>, shared: bool) -> Result<Life> {
         let stream = || device.stream();
         let streams =
             OverlapStreams { compute: stream()?, resolve: stream()?, gather: stream()?, scatter: stream()? };
@@ -96,8 +102,9 @@ impl Life {
         let selection: Vec<u8> = (0..BATCH * K).flat_map(|entry| (entry % K * 3).to_le_bytes()).collect();
         device.write(buffers.selection, &selection)?;
         let ended = device.event()?;
-        let cache = Cache::new(config(), device.clone())?;
-        Ok(Life { device, cache, layers, ended, tickets: Vec::new(), again: 0, truncated: 0 })
+        let cache = Cache::new(config(shared), device.clone())?;
+        let (tickets, sequences) = (Vec::new(), Vec::new());
+        Ok(Life { device, cache, layers, ended, tickets, sequences, again: 0, truncated: 0 })
     }
 
     /// Tries a refused call once more.
@@ -111,14 +118,20 @@ impl Life {
     }
 
     fn open(&mut self) -> Result<Sequence> {
-        let open = Open { prompt: 24, promised: 50, budget: Budget::Slots(6), bring_up: BringUp::Nothing };
+        let promised = if self.shares() { 150 } else { 50 };
+        let open = Open { prompt: 24, promised, budget: Budget::Slots(6), bring_up: BringUp::Nothing };
         let sequence = self.cache.open(&open)?;
+        self.sequences.push(sequence);
         self.cache.append_in_place(sequence, 24)?;
         let compute = self.layers.streams.compute;
-        let joined = self.twice(|life| match life.cache.join(sequence, compute, WarmUp::default()) {
-            // It was refused after the lane's tables: the rest must be enqueued again.
-            Err(error) if error.kind() == Kind::InvalidState => life.cache.join_more(sequence, compute),
-            joined => joined,
+        let joined = self.twice(|life| {
+            let joined = life.cache.join(sequence, compute, WarmUp::default());
+            life.check_budgets();
+            match joined {
+                // It was refused after the lane's tables: the rest must be enqueued again.
+                Err(error) if error.kind() == Kind::InvalidState => life.cache.join_more(sequence, compute),
+                joined => joined,
+            }
         })?;
         self.tickets.push(joined);
         Ok(sequence)
@@ -138,6 +151,15 @@ impl Life {
     /// Changes a sequence's budget. A call that was refused half-way leaves the old one or the new one.
     fn resize(&mut self, sequence: Sequence, slots: u32) -> Result<()> {
         let (compute, old) = (self.layers.streams.compute, self.cache.budgets(sequence)?.to_vec());
+        if self.shares() {
+            // Every sequence may change, and those before a refused one have.
+            let shared = self.twice(|life| {
+                let shared = life.cache.share_slots(compute);
+                life.check_budgets();
+                shared
+            });
+            return shared.map(|_| ());
+        }
         let taken = self.cache.stats().slots_in_use;
         self.twice(|life| {
             let resized = life.cache.resize(sequence, &Budget::Slots(slots), compute);
@@ -148,6 +170,20 @@ impl Life {
             }
             resized
         })
+    }
+
+    fn shares(&self) -> bool {
+        self.cache.config().share.is_some()
+    }
+
+    /// A refused call leaves no budget below the promise, and none without its blocks.
+    fn check_budgets(&self) {
+        let open = self.sequences.iter().filter_map(|sequence| self.cache.budgets(*sequence).ok());
+        let open: Vec<&[u32]> = open.collect();
+        assert!(open.iter().all(|own| own.iter().all(|slots| *slots == 0 || *slots >= 6)), "{open:?}");
+        let blocks: u32 = open.iter().flat_map(|own| own.iter()).map(|slots| slots.div_ceil(64)).sum();
+        let used = self.cache.stats().slots_in_use;
+        assert!(u64::from(blocks) * 64 <= used, "{open:?}: {used} slots in use");
     }
 
     /// Waits until all enqueued work has ended.
@@ -217,10 +253,21 @@ impl Life {
         self.resize(second, 6)?;
         self.truncate(first)?;
         let open = Open { prompt: 0, promised: 8, budget: Budget::Slots(6), bring_up: BringUp::Whole };
-        let (child, ticket) = self.twice(|life| life.cache.fork(first, &open, compute))?;
+        let (child, ticket) = self.twice(|life| {
+            let forked = life.cache.fork(first, &open, compute);
+            life.check_budgets();
+            forked
+        })?;
+        self.sequences.push(child);
         self.tickets.push(ticket);
         self.step(&graphs[1], &[(child, 0), (first, 0)])?;
         for sequence in [first, second, child] {
+            if self.shares() && sequence == second {
+                // The slots of the first one are free.
+                self.wait()?;
+                self.twice(|life| life.cache.reap(compute))?;
+                self.resize(second, 0)?;
+            }
             self.twice(|life| match life.cache.close(sequence, compute) {
                 // It is closed already: only its lane could not be emptied at once.
                 Err(error) if error.kind() == Kind::Closed => Ok(()),
@@ -239,11 +286,11 @@ impl Life {
 }
 
 /// A whole life with one refused call: how it ended, and which calls were made again.
-fn live(rig: &Rig, at: u64, code: i32) -> Lived {
+fn live(rig: &Rig, at: u64, code: i32, shared: bool) -> Lived {
     let mut tickets = Vec::new();
     let mut counts = (0, 0);
     rig.standin.fail_call(at, code);
-    let ended = Life::new(rig.device.clone()).and_then(|mut life| {
+    let ended = Life::new(rig.device.clone(), shared).and_then(|mut life| {
         let ended = life.decode();
         tickets.append(&mut life.tickets);
         counts = (life.again, life.truncated);
@@ -295,18 +342,28 @@ fn stride(usual: usize) -> usize {
 /// Refuses each of the calls with `code`, one in each life.
 fn every_call(code: i32, stride: usize) -> Option<All> {
     let mut all = All::default();
-    let calls = {
+    let calls = |shared| {
         let standin = standin(Options::default())?;
         let rig = Rig { device: device(&standin).unwrap(), standin };
         let before = rig.standin.calls();
-        live(&rig, u64::MAX, code).ended.unwrap();
-        rig.standin.calls() - before
+        live(&rig, u64::MAX, code, shared).ended.unwrap();
+        Some(rig.standin.calls() - before)
     };
-    assert!(calls > 500, "{calls}");
-    for at in (0..calls).step_by(stride) {
+    let calls = [calls(false)?, calls(true)?];
+    assert!(calls.iter().all(|calls| *calls > 500), "{calls:?}");
+    // Every other one shares its slots; in a soak each call is refused in both.
+    let lives = (0..calls[0].max(calls[1])).step_by(stride).enumerate();
+    let lives = lives.flat_map(|(place, at)| {
+        let both = stride == 1;
+        [false, true]
+            .into_iter()
+            .filter(move |shared| both || (place % 2 == 1) == *shared)
+            .map(move |s| (at, s))
+    });
+    for (at, shared) in lives.filter(|(at, shared)| *at < calls[usize::from(*shared)]) {
         let standin = standin(Options::default())?;
         let rig = Rig { device: device(&standin).unwrap(), standin };
-        let Lived { ended, again, truncated, call, failed } = live(&rig, at, code);
+        let Lived { ended, again, truncated, call, failed } = live(&rig, at, code, shared);
         all.again += again;
         all.truncated += truncated;
         match ended {
@@ -349,7 +406,7 @@ fn running_out_of_memory_anywhere_is_an_error_that_names_it_and_leaks_nothing() 
     let (mut refused, mut limit, mut named) = (0, 0, false);
     loop {
         let Some(standin) = standin(Options { memory: limit, ..Options::default() }) else { return };
-        let made = device(&standin).and_then(Life::new).map(|_| ());
+        let made = device(&standin).and_then(|device| Life::new(device, false)).map(|_| ());
         assert_eq!(standin.held_resources(), Resources::default(), "{limit} bytes");
         match made {
             Ok(()) => break,
@@ -364,309 +421,6 @@ fn running_out_of_memory_anywhere_is_an_error_that_names_it_and_leaks_nothing() 
     assert!(refused > 5 && named, "{refused} limits");
 }
 
-/// Calls that are refused half-way while their stream is held.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Call {
-    Join,
-    JoinMore,
-    Fork,
-    Truncate,
-    Close,
-    Prepare,
-    Shrink,
-    Grow,
-}
-
-impl Call {
-    /// Tokens of the prompt of the sequence that is named.
-    const fn prompt(self) -> u32 {
-        if matches!(self, Call::Shrink | Call::Grow) { 70 } else { PROMPT }
-    }
-
-    /// The budget that a sequence has before and after a resize.
-    const fn budgets(self) -> Option<[u32; 2]> {
-        match self {
-            // One block goes, and rows of it move into the other one.
-            Call::Shrink => Some([78, 20]),
-            Call::Grow => Some([20, 78]),
-            _ => None,
-        }
-    }
-}
-
-/// A cache with one held stream.
-struct Held {
-    standin: Standin,
-    device: Arc<CudaDevice>,
-    cache: Cache,
-    /// The held stream, on which the refused call goes on, and the stream of all other work.
-    streams: [Stream; 3],
-    forked: Vec<Sequence>,
-}
-
-const PROMPT: u32 = 40;
-
-impl Held {
-    fn new() -> Option<Held> {
-        let standin = standin(Options::default())?;
-        let device = device(&standin).unwrap();
-        let streams = [0; 3].map(|_| device.stream().unwrap());
-        Some(Held {
-            cache: Cache::new(config(), device.clone()).unwrap(),
-            standin,
-            device,
-            streams,
-            forked: Vec::new(),
-        })
-    }
-
-    fn open_of(prompt: u32) -> Open {
-        Open { prompt, promised: 10, budget: Budget::Slots(40), bring_up: BringUp::Whole }
-    }
-
-    /// A sequence whose rows are all of one byte; none if it does not fit.
-    fn fill(&mut self, with: u8) -> Option<Sequence> {
-        self.fill_of(&Held::open_of(PROMPT), with)
-    }
-
-    fn fill_of(&mut self, open: &Open, with: u8) -> Option<Sequence> {
-        let sequence = self.cache.open(open).ok()?;
-        let rows = vec![with; (open.prompt * self.cache.geometry().row_bytes()) as usize];
-        (0..2).for_each(|layer| self.cache.append(sequence, Layer(layer), &rows).unwrap());
-        Some(sequence)
-    }
-
-    fn join(&mut self, sequence: Sequence, stream: Stream, bytes_a_call: u64) -> Result<Ticket> {
-        self.cache.join(sequence, stream, WarmUp { bytes_a_call, ..WarmUp::default() })
-    }
-
-    /// The sequences that a call names, ready for it.
-    fn ready(&mut self, call: Call) -> Vec<Sequence> {
-        let [one, ..] = self.streams;
-        let open = match call.budgets() {
-            Some([slots, _]) => {
-                Open { promised: 8, budget: Budget::Slots(slots), ..Held::open_of(call.prompt()) }
-            }
-            None => Held::open_of(call.prompt()),
-        };
-        let first = self.fill_of(&open, 1).unwrap();
-        let bytes = if call == Call::JoinMore { 64 } else { u64::MAX };
-        if call != Call::Join {
-            let _ticket = self.join(first, one, bytes).unwrap();
-        }
-        let mut all = vec![first];
-        if call == Call::Truncate {
-            all.push(self.cache.fork(first, &Held::open_of(0), one).unwrap().0);
-        }
-        all
-    }
-
-    fn call(&mut self, call: Call, sequence: Sequence, stream: Stream) -> Result<()> {
-        match call {
-            Call::Join => self.join(sequence, stream, u64::MAX).map(drop),
-            Call::JoinMore => self.cache.join_more(sequence, stream).map(drop),
-            Call::Fork => {
-                self.forked.push(self.cache.fork(sequence, &Held::open_of(0), stream)?.0);
-                Ok(())
-            }
-            Call::Truncate => self.cache.truncate(sequence, 20, stream).map(drop),
-            Call::Close => self.cache.close(sequence, stream),
-            Call::Shrink | Call::Grow => {
-                let slots = call.budgets().unwrap()[1];
-                self.cache.resize(sequence, &Budget::Slots(slots), stream)
-            }
-            Call::Prepare => {
-                let row = BatchRow { sequence, accepted: Accepted::Rows(0), query_rows: 1 };
-                self.cache.prepare(MicroBatch(0), 1, &[row], None, stream).map(drop)
-            }
-        }
-    }
-
-    /// The call on the held stream, with its `n`-th driver call refused; none if it makes fewer, or if the refusal
-    /// fails the device.
-    fn refuse(&mut self, call: Call, sequence: Sequence, n: u64) -> Option<Option<Result<()>>> {
-        let [one, ..] = self.streams;
-        self.standin.hold(one.0);
-        self.standin.fail_call(n, OUT_OF_MEMORY);
-        let refused = self.call(call, sequence, one);
-        let name = self.standin.failed_call();
-        self.standin.fail_call(u64::MAX, OUT_OF_MEMORY);
-        let event = self.device.event().unwrap();
-        // A refused query fails the device for good: no work runs any more.
-        let sound = self.device.query(event).is_ok();
-        name.map(|_| sound.then_some(refused))
-    }
-
-    fn rows_are(&self, sequence: Sequence, count: u32, byte: u8) -> bool {
-        let mut row = vec![0; self.cache.geometry().row_bytes() as usize];
-        (0..2).all(|layer| {
-            (0..count).all(|position| {
-                self.cache.read_row(sequence, Layer(layer), position, &mut row).unwrap();
-                row.iter().all(|b| *b == byte)
-            })
-        })
-    }
-
-    /// Whether a sequence has the budgets of a resize, if the call is one.
-    fn is_resized(&self, call: Call, sequence: Sequence) -> bool {
-        call.budgets().is_none_or(|[_, slots]| self.cache.budgets(sequence).unwrap() == [slots; 2])
-    }
-
-    /// The number of bytes of all slots that belong to other sequences than the refused call's.
-    fn bytes_of_others(&self) -> usize {
-        let count = |layer| {
-            let slab = self.cache.slab(Layer(layer)).unwrap();
-            let mut bytes = vec![0; slab.bytes() as usize];
-            assert!(self.standin.read(slab.address(), &mut bytes));
-            bytes.iter().filter(|b| **b == 9).count()
-        };
-        count(0) + count(1)
-    }
-
-    /// Everything is freed once the stream has gone on.
-    fn end(mut self, all: &[Sequence], mut start: Stats) {
-        let [_, _, third] = self.streams;
-        for sequence in all.iter().chain(&self.forked) {
-            if let Err(error) = self.cache.close(*sequence, third) {
-                assert_eq!(error.kind(), Kind::Closed);
-            }
-        }
-        (0..2).for_each(|_| assert!(self.cache.reap(third).is_ok()));
-        self.cache.validate().unwrap();
-        start.resizes = self.cache.stats().resizes;
-        assert_eq!(self.cache.stats(), start);
-    }
-}
-
-const CALLS: [Call; 7] =
-    [Call::Join, Call::JoinMore, Call::Fork, Call::Truncate, Call::Close, Call::Shrink, Call::Grow];
-
-#[test]
-fn work_enqueued_by_a_refused_call_reaches_no_other_sequence() {
-    let Some(mut held) = Held::new() else { return };
-    let new = held.fill(9).unwrap();
-    let _ticket = held.join(new, held.streams[2], u64::MAX).unwrap();
-    let alone = (held.cache.digest(new).unwrap(), held.bytes_of_others());
-    let (mut waited, mut others) = (0, 0);
-    let mut over = None;
-    for (call, n) in CALLS.iter().flat_map(|call| (0..200).map(move |n| (*call, n))) {
-        if over == Some(call) {
-            continue;
-        }
-        let Some(mut held) = Held::new() else { return };
-        let [one, other, third] = held.streams;
-        let start = held.cache.stats();
-        let mut all = held.ready(call);
-        let Some(refused) = held.refuse(call, all[0], n) else {
-            over = Some(call);
-            continue;
-        };
-        if refused.is_none() {
-            continue;
-        }
-        for sequence in &all {
-            let _ = held.cache.close(*sequence, other);
-        }
-        waited += held.cache.reap(other).unwrap();
-        let mut news = Vec::new();
-        while let Some(new) = held.fill(9) {
-            let _ticket = held.join(new, third, u64::MAX).unwrap();
-            news.push(new);
-        }
-        held.standin.let_go(one.0);
-        let bytes = held.bytes_of_others();
-        assert_eq!(bytes, alone.1 * news.len(), "{call:?}, call {n}: bytes in slots");
-        let resident = |new: &Sequence| held.cache.digest(*new).unwrap() == alone.0;
-        assert!(news.iter().all(resident), "{call:?}, call {n}: residency");
-        assert!(news.iter().all(|new| held.rows_are(*new, PROMPT, 9)), "{call:?}, call {n}: rows");
-        others += news.len();
-        all.extend(news);
-        held.end(&all, start);
-    }
-    assert!(waited > 20 && others > 20, "{waited} {others}");
-}
-
-#[test]
-fn a_refused_call_is_made_again_on_another_stream() {
-    let (mut again, mut queued, mut truncating) = (0, 0, 0);
-    let mut over = None;
-    for (call, n) in CALLS.iter().flat_map(|call| (0..200).map(move |n| (*call, n))) {
-        if over == Some(call) {
-            continue;
-        }
-        let Some(mut held) = Held::new() else { return };
-        let [one, other, _] = held.streams;
-        let all = held.ready(call);
-        let Some(refused) = held.refuse(call, all[0], n) else {
-            over = Some(call);
-            continue;
-        };
-        let Some(refused) = refused else { continue };
-        if let Err(error) = refused {
-            assert_eq!(error.kind(), Kind::OutOfMemory, "{call:?}, call {n}");
-            if call == Call::Truncate && !held.cache.is_running(all[0]).unwrap() {
-                let error = held.cache.resize(all[0], &Budget::Slots(20), other).unwrap_err();
-                assert_eq!(error.place(), "the device refused a truncate half-way");
-                truncating += 1;
-            }
-            let done = match held.call(call, all[0], other) {
-                // Its lane has the tables already.
-                Err(error) if call == Call::Join && error.kind() == Kind::InvalidState => {
-                    held.call(Call::JoinMore, all[0], other)
-                }
-                // It is enqueued, and its lists are still staged.
-                Err(error) if call.budgets().is_some() && error.kind() == Kind::Busy => {
-                    queued += 1;
-                    assert!(held.is_resized(call, all[0]), "{call:?}, call {n}");
-                    held.standin.let_go(one.0);
-                    held.call(call, all[0], other)
-                }
-                done => done,
-            };
-            match done {
-                Err(error) if call == Call::Close => assert_eq!(error.kind(), Kind::Closed),
-                done => done.unwrap(),
-            }
-            again += 1;
-        }
-        held.standin.let_go(one.0);
-        if call != Call::Close {
-            let count = if call == Call::Truncate { 20 } else { call.prompt() };
-            assert!(held.is_resized(call, all[0]), "{call:?}, call {n}");
-            assert_eq!(held.cache.length(all[0]).unwrap().committed, count, "{call:?}, call {n}");
-            assert!(held.rows_are(all[0], count, 1), "{call:?}, call {n}");
-        }
-        held.cache.validate().unwrap();
-    }
-    assert!(again > 30 && queued > 1 && truncating > 0, "{again} {queued} {truncating}");
-}
-
-#[test]
-fn a_step_descriptor_is_not_written_while_a_refused_prepare_may_read_it() {
-    let mut busy = 0;
-    for n in 0.. {
-        let Some(mut held) = Held::new() else { return };
-        let [one, other, _] = held.streams;
-        let mut start = held.cache.stats();
-        let all = held.ready(Call::Prepare);
-        let Some(refused) = held.refuse(Call::Prepare, all[0], n) else { break };
-        if refused.is_some_and(|refused| refused.is_err()) {
-            // One descriptor may still be read: of two, one is left.
-            let row = BatchRow { sequence: all[0], accepted: Accepted::Rows(0), query_rows: 1 };
-            let prepare = |held: &mut Held| held.cache.prepare(MicroBatch(0), 1, &[row], None, other);
-            let mut step = prepare(&mut held).unwrap();
-            held.cache.abandon(&mut step).unwrap();
-            held.cache.finish(&mut step, other).unwrap();
-            busy += held.cache.stats().steps_in_flight - 1;
-            held.standin.let_go(one.0);
-            assert_eq!(held.cache.retire(step, other).unwrap_err().error.kind(), Kind::Cancelled);
-            start.steps = 1;
-            held.end(&all, start);
-        }
-    }
-    assert!(busy > 0, "none was refused after the reader was enqueued");
-}
-
 /// The call's layer must exist for its slab; the first one does.
 #[test]
 fn a_life_without_refusals_decodes() {
@@ -679,8 +433,10 @@ fn a_life_without_refusals_decodes() {
         device = self::device(&standin).unwrap();
         _standin = standin;
     }
-    let mut life = Life::new(device).unwrap();
-    life.decode().unwrap();
-    assert_eq!((life.again, life.truncated), (0, 0));
-    assert!(life.cache.slab(Layer(1)).is_ok());
+    for shared in [false, true] {
+        let mut life = Life::new(device.clone(), shared).unwrap();
+        life.decode().unwrap();
+        assert_eq!((life.again, life.truncated, life.cache.stats().resizes), (0, 0, 2));
+        assert!(life.cache.slab(Layer(1)).is_ok());
+    }
 }

@@ -54,7 +54,16 @@ struct Counts {
 
 impl Engine {
     fn new(config: Config) -> Engine {
-        let device = TestDevice::new(HostOptions::default());
+        Engine::on(HostOptions::default(), config)
+    }
+
+    /// Streams run only when they are waited for, or by threads of their own.
+    fn threaded(config: Config) -> Engine {
+        Engine::on(HostOptions { threaded: true, ..HostOptions::default() }, config)
+    }
+
+    fn on(options: HostOptions, config: Config) -> Engine {
+        let device = TestDevice::new(options);
         let words = u64::from(LAYERS * config.batch * K);
         let buffer = || device.allocate(4 * words).unwrap();
         let (selection, slots) = (buffer(), buffer());
@@ -95,14 +104,19 @@ impl Engine {
     }
 
     fn settle(&self) {
+        self.drain(self.stream);
+    }
+
+    fn drain(&self, stream: Stream) {
         let event = self.device.event().unwrap();
-        self.device.record(event, self.stream).unwrap();
+        self.device.record(event, stream).unwrap();
         self.device.synchronize(event).unwrap();
     }
 
     fn close(&mut self, sequence: Sequence) {
         self.cache.close(sequence, self.stream).unwrap();
         self.lengths.retain(|(own, _)| *own != sequence);
+        self.settle();
         self.cache.validate().unwrap();
     }
 
@@ -114,17 +128,19 @@ impl Engine {
 
     /// Begins a step of all joined sequences.
     fn prepare(&mut self) -> Step {
-        let accepted = |cache: &Cache, sequence| Accepted::Rows(cache.length(sequence).unwrap().landed);
-        let rows: Vec<BatchRow> = self
-            .lengths
-            .iter()
-            .map(|(sequence, _)| BatchRow {
-                sequence: *sequence,
-                accepted: accepted(&self.cache, *sequence),
-                query_rows: 1,
-            })
-            .collect();
-        self.cache.prepare(MicroBatch(0), 1, &rows, None, self.stream).unwrap()
+        let all: Vec<Sequence> = self.lengths.iter().map(|(sequence, _)| *sequence).collect();
+        self.prepare_of(MicroBatch(0), &all)
+    }
+
+    /// Begins a step of these sequences.
+    fn prepare_of(&mut self, micro_batch: MicroBatch, sequences: &[Sequence]) -> Step {
+        let row = |sequence: &Sequence| BatchRow {
+            sequence: *sequence,
+            accepted: Accepted::Rows(self.cache.length(*sequence).unwrap().landed),
+            query_rows: 1,
+        };
+        let rows: Vec<BatchRow> = sequences.iter().map(row).collect();
+        self.cache.prepare(micro_batch, 1, &rows, None, self.stream).unwrap()
     }
 
     /// A step of all joined sequences, each with K random rows that it has.
@@ -139,13 +155,16 @@ impl Engine {
         }
     }
 
-    fn finish(&mut self, mut step: Step) -> Counts {
-        let lengths: Vec<u32> = self
-            .lengths
-            .iter()
-            .map(|(own, _)| self.cache.length(*own).unwrap())
-            .map(|l| l.committed + l.landed)
-            .collect();
+    fn finish(&mut self, step: Step) -> Counts {
+        let all: Vec<Sequence> = self.lengths.iter().map(|(sequence, _)| *sequence).collect();
+        let step = self.enqueue(step, &all);
+        self.retire(step)
+    }
+
+    /// Enqueues the rest of a step of these sequences, and leaves it in flight.
+    fn enqueue(&mut self, mut step: Step, sequences: &[Sequence]) -> Step {
+        let length = |own: &Sequence| self.cache.length(*own).unwrap();
+        let lengths: Vec<u32> = sequences.iter().map(length).map(|l| l.committed + l.landed).collect();
         let rows = lengths.len();
         let mut words = Vec::new();
         for _ in 0..LAYERS {
@@ -170,6 +189,10 @@ impl Engine {
             self.cache.scatter(&step, forebay::LayerCall::whole(forebay::Layer(layer)), self.stream).unwrap();
         }
         self.cache.finish(&mut step, self.stream).unwrap();
+        step
+    }
+
+    fn retire(&mut self, step: Step) -> Counts {
         self.settle();
         let (hits, misses) = self.cache.retire(step, self.stream).unwrap().total();
         self.cache.validate().unwrap();
@@ -319,6 +342,18 @@ fn a_sequence_that_outgrows_its_budget_gets_slots_that_no_other_needs() {
 }
 
 #[test]
+fn the_last_slots_that_a_sequence_can_use_are_worth_a_resize() {
+    let mut e = Engine::new(config(share()));
+    let short = e.start(30, 20);
+    let own = e.start(900, 100);
+    e.run(2);
+    assert_eq!(e.cache.budgets(own).unwrap(), [15 * 64; 2]);
+    e.close(short);
+    e.step();
+    assert_eq!(e.cache.budgets(own).unwrap(), [1000 + FLIGHT; 2]);
+}
+
+#[test]
 fn an_engine_that_sets_budgets_itself_and_a_share_exclude_each_other() {
     let mut e = Engine::new(config(share()));
     let own = e.start(100, 10);
@@ -361,4 +396,183 @@ fn ranks_that_make_the_same_calls_have_the_same_budgets() {
     };
     assert_eq!(digests(700), digests(700));
     assert_ne!(digests(700), digests(100));
+}
+
+#[test]
+fn a_fork_takes_its_share_from_its_parent_too() {
+    let mut e = Engine::new(config(share()));
+    let parent = e.open(1_000, 100, K, BringUp::Nothing).unwrap();
+    e.join(parent).unwrap();
+    assert_eq!(e.budgets(), [POOL]);
+    let open = Open { prompt: 0, promised: 300, budget: Budget::Slots(256), bring_up: BringUp::Nothing };
+    let (child, ticket) = e.cache.fork(parent, &open, e.stream).unwrap();
+    e.settle();
+    assert!(ticket.poll().is_some());
+    e.lengths.push((child, 1_000));
+    assert_eq!(e.budgets(), [POOL / 2; 2]);
+    e.run(3);
+    assert_eq!(e.budgets(), [POOL / 2; 2]);
+    e.close(parent);
+    e.step();
+    assert_eq!(e.budgets(), [POOL]);
+}
+
+/// The slots that a fork needs are in an open step. `early`: the fork is tried before that step is finished, too.
+fn fork_beside_an_open_step(early: bool) -> u64 {
+    let mut e = Engine::new(config(share()));
+    let parent = e.start(100, 20);
+    let other = e.start(1_500, 100);
+    assert_eq!(e.budgets(), [122, 14 * 64]);
+    let open = Open { prompt: 0, promised: 800, budget: Budget::Slots(640), bring_up: BringUp::Nothing };
+    let step = e.prepare_of(MicroBatch(0), &[other]);
+    if early {
+        let before = (e.cache.stats(), e.cache.budgets_digest());
+        let busy = e.cache.fork(parent, &open, e.stream).unwrap_err();
+        assert_eq!((busy.kind(), busy.place()), (Kind::Busy, "slots of sequences that cannot shrink now"));
+        assert_eq!((e.cache.stats(), e.cache.budgets_digest()), before);
+    }
+    let step = e.enqueue(step, &[other]);
+    e.retire(step);
+    let (child, _ticket) = e.cache.fork(parent, &open, e.stream).unwrap();
+    e.settle();
+    e.lengths.push((child, 100));
+    assert!(e.cache.budgets(child).unwrap().iter().all(|budget| *budget >= 640));
+    e.run(3);
+    e.cache.budgets_digest()
+}
+
+#[test]
+fn a_fork_that_is_busy_changes_nothing() {
+    assert_eq!(fork_beside_an_open_step(true), fork_beside_an_open_step(false));
+}
+
+#[test]
+fn a_step_moves_budgets_of_its_own_micro_batch_only() {
+    let config = Config { micro_batches: 2, ..config(share()) };
+    let mut e = Engine::new(config);
+    let [a, b] = [e.start(1_000, 900), e.start(1_000, 900)];
+    for _ in 0..2 {
+        // Both steps are open at once.
+        let steps = [e.prepare_of(MicroBatch(0), &[a]), e.prepare_of(MicroBatch(1), &[b])];
+        let [first, second] = steps;
+        let first = e.enqueue(first, &[a]);
+        e.retire(first);
+        let second = e.enqueue(second, &[b]);
+        e.retire(second);
+    }
+    assert_eq!(e.budgets(), [POOL / 2; 2]);
+    let c = e.start(1_000, 900);
+    let third = e.cache.budgets(c).unwrap().to_vec();
+    e.close(c);
+    let before = e.budgets();
+    assert!(before.iter().zip(&third).all(|(own, third)| own + third < POOL), "{before:?} {third:?}");
+    // A step of each has been retired since the join took slots from them.
+    for (micro, own) in [(MicroBatch(0), a), (MicroBatch(1), b)] {
+        let step = e.prepare_of(micro, &[own]);
+        assert_eq!(e.budgets(), before, "the resizes of the join are not covered yet");
+        let step = e.enqueue(step, &[own]);
+        e.retire(step);
+    }
+    let first = e.prepare_of(MicroBatch(0), &[a]);
+    assert_eq!(e.budgets(), [POOL / 2, before[1]]);
+    // The other one's turn, while the first one's step is in flight.
+    let first = e.enqueue(first, &[a]);
+    let second = e.prepare_of(MicroBatch(1), &[b]);
+    assert_eq!(e.budgets(), [POOL / 2; 2]);
+    e.retire(first);
+    let second = e.enqueue(second, &[b]);
+    e.retire(second);
+}
+
+#[test]
+fn a_failed_sequence_keeps_its_slots_until_it_is_truncated() {
+    let mut e = Engine::new(config(share()));
+    let failed = e.start(1_500, 100);
+    e.step();
+    let mut step = e.prepare();
+    e.cache.abandon(&mut step).unwrap();
+    e.cache.finish(&mut step, e.stream).unwrap();
+    e.settle();
+    assert_eq!(e.cache.retire(step, e.stream).unwrap_err().error.kind(), Kind::Cancelled);
+    let second = e.open(1_500, 100, 512, BringUp::Nothing).unwrap();
+    let digest = e.cache.budgets_digest();
+    assert_eq!(e.join(second).unwrap_err().kind(), Kind::Busy);
+    assert_eq!((e.cache.share_slots(e.stream).unwrap(), e.cache.budgets_digest()), (0, digest));
+    let length = e.cache.length(failed).unwrap().committed;
+    let _ticket = e.cache.truncate(failed, length, e.stream).unwrap();
+    e.settle();
+    e.join(second).unwrap();
+    assert_eq!(e.budgets(), [POOL / 2; 2]);
+    e.run(3);
+}
+
+/// A lone sequence whose growth to all slots is enqueued on a stream of its own.
+fn grown_on(e: &mut Engine, stream: Stream) -> Sequence {
+    let own = e.start(1_500, 100);
+    e.step();
+    let second = e.start(1_500, 100);
+    e.run(2);
+    assert_eq!(e.budgets(), [POOL / 2; 2]);
+    e.close(second);
+    assert_eq!(e.cache.share_slots(stream).unwrap(), 1);
+    assert_eq!(e.budgets(), [POOL]);
+    own
+}
+
+#[test]
+fn a_join_whose_slots_are_still_being_resized_is_made_later() {
+    let digests = [false, true].map(|waits| {
+        let mut e = if waits { Engine::threaded(config(share())) } else { Engine::new(config(share())) };
+        let other = e.device.stream().unwrap();
+        let third = e.open(1_500, 100, 256, BringUp::Nothing).unwrap();
+        let device = e.device.clone();
+        let held = waits.then(|| device.hold(other));
+        grown_on(&mut e, other);
+        if waits {
+            let before = (e.cache.stats(), e.cache.budgets_digest());
+            let busy = e.cache.join(third, e.stream, WarmUp::default()).unwrap_err();
+            let place = "work of a sequence that must give up slots is in flight";
+            assert_eq!((busy.kind(), busy.place()), (Kind::Busy, place));
+            assert_eq!((e.cache.stats(), e.cache.budgets_digest()), before);
+        }
+        drop(held);
+        e.drain(other);
+        e.join(third).unwrap();
+        assert_eq!(e.budgets(), [POOL / 2; 2]);
+        e.run(3);
+        e.cache.budgets_digest()
+    });
+    assert_eq!(digests[0], digests[1]);
+}
+
+/// A slow device and one that works at once give the same budgets, though only one of them has freed the lane.
+#[test]
+fn the_slots_of_a_closed_sequence_are_free_while_its_resize_is_in_flight() {
+    let digests = [false, true].map(|waits| {
+        let mut e = if waits { Engine::threaded(config(share())) } else { Engine::new(config(share())) };
+        let other = e.device.stream().unwrap();
+        let third = e.open(1_500, 100, 256, BringUp::Nothing).unwrap();
+        let device = e.device.clone();
+        let held = waits.then(|| device.hold(other));
+        let own = grown_on(&mut e, other);
+        e.cache.close(own, e.stream).unwrap();
+        e.lengths.clear();
+        assert_eq!(e.cache.stats().slots_in_use, 0);
+        assert_eq!(e.cache.reap(e.stream).unwrap(), u32::from(waits), "its lane and pages");
+        // Its promise is gone too: all but the third one's can be promised.
+        let fourth = e.open(1_500, 100, POOL - 256, BringUp::Nothing).unwrap();
+        let ticket = e.cache.join(third, e.stream, WarmUp::default()).unwrap();
+        assert_eq!(e.cache.budgets(third).unwrap(), [POOL; 2]);
+        assert_eq!(ticket.poll().is_none(), waits, "its join comes after the resize");
+        drop(held);
+        e.settle();
+        assert_eq!(e.cache.reap(e.stream).unwrap(), 0);
+        e.lengths.push((third, 1_500));
+        e.run(2);
+        e.join(fourth).unwrap();
+        assert_eq!(e.budgets(), [256, POOL - 256]);
+        e.run(3);
+        e.cache.budgets_digest()
+    });
+    assert_eq!(digests[0], digests[1]);
 }

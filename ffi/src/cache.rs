@@ -34,7 +34,7 @@ pub struct FbStats {
     /// Gauge: published pages that no sequence uses. Each counts once, and is a page of rows and a page of index keys.
     /// Admission can evict and reuse them.
     pub unused_pages: u32,
-    /// Gauge: free slots of the layer that has the fewest.
+    /// Gauge: free slots of the layer that has the fewest; in a cache with a `share`, slots that can still be promised.
     pub free_slots: u32,
     /// Gauge: free lanes.
     pub free_lanes: u32,
@@ -60,7 +60,7 @@ pub struct FbStats {
     pub evicted_pages: u64,
     /// Gauge: slots that belong to a sequence, all layers, in whole blocks of 64.
     pub slots_in_use: u64,
-    /// Counter: resizes of a sequence's budgets (fb_resize).
+    /// Counter: resizes of a sequence's budgets (fb_resize, or by the cache's share).
     pub resizes: u64,
     /// Counter: rows that resizes have moved to other slots, all layers, as far as a retired step has reported them.
     pub moved_rows: u64,

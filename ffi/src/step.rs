@@ -202,7 +202,8 @@ impl FbCache {
 /// for a sequence that could then have more tokens than its prompt, its promised tokens and an allowance for rows in
 /// flight (the cache's `query_rows` x `steps_in_flight`). FB_INVALID_CONFIG for a sequence that is named twice, and for
 /// FB_ACCEPTED_ON_DEVICE without `accepted`. FB_DEVICE_FAILED if a sequence's warm-up failed. On an error no step
-/// begins. If the device refuses the call half-way, its step descriptor becomes free once the stream has passed what
+/// begins. In a cache with a `share` the call first resizes sequences of its micro-batch, if there is cause; their new
+/// budgets hold even if the call then fails. If the device refuses the call half-way, its step descriptor becomes free once the stream has passed what
 /// was enqueued.
 ///
 /// # Safety

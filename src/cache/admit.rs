@@ -51,9 +51,10 @@ impl Cache {
     /// the child starts with the rows that `open.bring_up` loads, and is ready when the ticket is Done.
     ///
     /// # Errors
-    /// As [`Cache::open`]; [`Kind::Closed`]; [`Kind::Busy`] while work of the parent is in flight;
-    /// [`Kind::InvalidState`] while the parent has rows that are neither accepted nor rejected (truncate it to the
-    /// length that you want), or if it has not joined; [`Kind::DeviceFailed`] if work of the parent failed.
+    /// As [`Cache::open`]; [`Kind::Closed`]; [`Kind::Busy`] while work of the parent is in flight, and as in
+    /// [`Cache::join`]; [`Kind::InvalidState`] while the parent has rows that are neither accepted nor rejected
+    /// (truncate it to the length that you want), or if it has not joined; [`Kind::DeviceFailed`] if work of the parent
+    /// failed.
     pub fn fork(&mut self, parent: Sequence, open: &Open, stream: Stream) -> Result<(Sequence, Ticket)> {
         let record = self.record(parent)?;
         record.check_state(&[State::Running], "fork")?;
@@ -71,8 +72,8 @@ impl Cache {
         self.order_behind(parent.index as usize, stream)?;
         let pages = self.geometry.pages(self.config.reach(admitted)?);
         let full = (open.prompt / self.geometry.page_tokens()) as usize;
+        let fresh = pages - full as u32;
         let hashes = self.fork_hashes(parent, pages, full)?;
-        let (slots, least) = self.take_slots(&open, admitted)?;
         let mut table = self.record(parent)?.owned.table.head(full);
         let partial = self
             .record(parent)?
@@ -80,8 +81,13 @@ impl Cache {
             .table
             .get(full)
             .filter(|_| !open.prompt.is_multiple_of(self.geometry.page_tokens()));
-        if let Err(error) = self.take_pages(pages - full as u32, &mut table) {
-            self.sparse.give_back(&slots)?;
+        let (slots, least) = self.take_slots(&open, admitted)?;
+        let owned = Owned { slots, least, ..Owned::default() };
+        let child = self.enter(index, &open, admitted, owned, open.prompt);
+        // Until it has pages, no work names the child, so that a refusal takes nothing.
+        let room = self.check_room(fresh, 0).and_then(|()| self.take_share(child, stream));
+        if let Err(error) = room.and_then(|()| self.take_pages(fresh, &mut table)) {
+            self.take_back(index)?;
             return Err(error);
         }
         for page in 0..full {
@@ -99,12 +105,10 @@ impl Cache {
         for (_, block) in hashes.iter().flat_map(|hashes| hashes.used_from(0)) {
             self.prefix.share(&block)?;
         }
-        let copied = copy.into_iter().collect();
-        let owned = Owned { table, slots, least, hashes, copied, ..Owned::default() };
-        let child = self.enter(index, &open, admitted, owned, open.prompt);
-        // Shares first: they may shrink the parent, and a refusal must leave nothing in flight.
-        let shared = self.take_share(child, stream);
-        let joined = shared.and_then(|()| self.join_fork(parent, child, copy, stream));
+        let owned = &mut self.records[index].owned;
+        (owned.table, owned.hashes) = (table, hashes);
+        owned.copied.extend(copy);
+        let joined = self.join_fork(parent, child, copy, stream);
         if joined.is_err() {
             self.records[index].state = State::Closing;
             // The parent's work has ended, as checked above. A truncate that is tried again must not find older copies.
@@ -207,6 +211,14 @@ impl Cache {
             work: HostWork::default(),
         };
         Sequence { index: index as u32, generation }
+    }
+
+    /// Undoes [`Cache::enter`] for a sequence that no work names and no caller has the handle of.
+    fn take_back(&mut self, index: usize) -> Result<()> {
+        self.opened -= 1;
+        let generation = self.records[index].generation.wrapping_sub(1);
+        let record = std::mem::replace(&mut self.records[index], Record { generation, ..Record::default() });
+        self.release_all(&record.owned)
     }
 
     /// Makes the sequence the only owner of its pages from position `length` on: fresh pages replace the pages that

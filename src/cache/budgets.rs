@@ -11,8 +11,8 @@
 //!
 //! A `join` reclaims what the promise lacks, and what the share lacks as far as the limits of a step allow.
 //!
-//! There is cause when a sequence has joined or ended, when one outgrows its budget, every
-//! [`every`](Share::every) steps, and while the last changes were cut short by the policy's limits.
+//! There is cause when a sequence has joined or ended, when one outgrows its budget, when one may be resized again,
+//! every [`every`](Share::every) steps, and while the last changes were cut short by the policy's limits.
 //!
 //! **Admission reclaims before it refuses.** `open` refuses only if the promises of all sequences do not fit the
 //! layer. What a sequence has above its promise can be taken back, except while a step of it is open. So a `join` may
@@ -22,9 +22,10 @@
 //! all arithmetic is in whole numbers; sequences come in the order of their opening. How fast a device works is no
 //! input. A device must have run a sequence's last resize before the host may stage the next one, so `prepare` resizes
 //! only sequences that have retired a step since. A `join` chooses sequences without that, and is [`Kind::Busy`] if the
-//! device has not got so far. [`Cache::budgets_digest`] compares ranks.
+//! device has not got so far. The slots of a closed sequence are free once its last step is retired, whether its other
+//! work has ended or not. [`Cache::budgets_digest`] compares ranks.
 //!
-//! **Cost.** A `prepare` without cause compares two numbers for each of its rows. With cause it divides the slots of
+//! **Cost.** A `prepare` without cause compares a length with a number for each of its rows. With cause it divides the slots of
 //! each distinct layer ([`Share`] gives the time), and enqueues a resize for each sequence that changes. Nothing is
 //! allocated.
 
@@ -76,7 +77,7 @@ impl Cache {
     /// device.
     pub fn budgets_digest(&self) -> u64 {
         let mut digest = 0_u64;
-        for record in self.records.iter().filter(|record| record.is_taken()) {
+        for record in self.records.iter().filter(|record| record.is_alive()) {
             let budgets = (0_u64..).zip(&record.owned.slots.budgets);
             for (layer, budget) in budgets {
                 let word =
@@ -91,20 +92,30 @@ impl Cache {
 
     /// Checks that a layer has blocks for the promises of all open sequences and for `least` slots more.
     pub(super) fn check_promises(&self, least: &[u32]) -> Result<()> {
-        let blocks = |slots: &u32| u64::from(slots.div_ceil(SLOT_BLOCK));
-        for (layer, (slots, least)) in self.sparse.slots().sizes().zip(least).enumerate() {
-            let taken = self.records.iter().filter(|record| record.is_taken());
-            let promised: u64 = taken.filter_map(|r| r.owned.least.get(layer)).map(blocks).sum();
-            let free = u64::from(slots / SLOT_BLOCK).saturating_sub(promised);
-            if blocks(least) > free {
+        for (layer, least) in least.iter().enumerate() {
+            let (wanted, free) = (least.div_ceil(SLOT_BLOCK), self.unpromised_blocks(layer));
+            if wanted > free {
                 return Err(Error::new(Kind::Exhausted, "open")
                     .at("slot blocks")
-                    .with("wanted", blocks(least))
+                    .with("wanted", wanted)
                     .with("free", free)
                     .with("layer", layer as u64));
             }
         }
         Ok(())
+    }
+
+    /// The slots that can still be promised, of the layer with the fewest, in whole blocks.
+    pub(super) fn unpromised(&self) -> u32 {
+        let layers = 0..self.geometry.layers() as usize;
+        layers.map(|layer| self.unpromised_blocks(layer)).min().unwrap_or(0) * SLOT_BLOCK
+    }
+
+    fn unpromised_blocks(&self, layer: usize) -> u32 {
+        let taken = self.records.iter().filter(|record| record.is_taken());
+        let promised = taken.filter_map(|record| record.owned.least.get(layer));
+        let promised = promised.map(|least| least.div_ceil(SLOT_BLOCK)).fold(0, u32::saturating_add);
+        self.sparse.slots().blocks(layer).saturating_sub(promised)
     }
 
     /// Takes slots for a sequence that joins: its share, as far as slots are free, and at least its promise.
@@ -187,7 +198,7 @@ impl Cache {
         shared
     }
 
-    /// Notes that a sequence has ended.
+    /// Notes that a sequence has ended, or may be resized again.
     pub(super) fn share_is_due(&mut self) {
         if let Some(sharing) = &mut self.sharing {
             sharing.due = true;
@@ -199,9 +210,13 @@ impl Cache {
     pub(super) fn outgrows(&mut self, index: usize) {
         let Some(sharing) = &mut self.sharing else { return };
         let Record { rows, owned, admitted, .. } = &mut self.records[index];
+        if rows.upper < owned.asks_at {
+            return;
+        }
         let budget = owned.slots.budgets.iter().min().copied().unwrap_or(0);
-        let near = rows.upper.saturating_add(SLOT_BLOCK) > budget && budget < admitted.tokens;
-        if near && rows.upper >= owned.asks_at {
+        // A budget of all its rows lasts to its end.
+        owned.asks_at = if budget < admitted.tokens { budget.saturating_sub(SLOT_BLOCK) } else { u32::MAX };
+        if rows.upper >= owned.asks_at {
             owned.asks_at = rows.upper.saturating_add((budget / 16).max(SLOT_BLOCK));
             sharing.due = true;
         }
@@ -220,8 +235,15 @@ impl Cache {
             let (mut slots, mut tokens) = (0, 0);
             for row in &slot.rows {
                 let Some(record) = self.records.get(row.sequence as usize) else { continue };
-                slots += record.owned.slots.budgets.get(layer).map_or(0, |budget| u64::from(*budget));
-                tokens += u64::from(record.rows.upper);
+                // Slots beyond the rows hold none.
+                let length = record.rows.upper;
+                slots += record
+                    .owned
+                    .slots
+                    .budgets
+                    .get(layer)
+                    .map_or(0, |budget| u64::from((*budget).min(length)));
+                tokens += u64::from(length);
             }
             curve.note(slots, tokens, (*misses).into(), slot.rows.len() as u32);
         }
@@ -239,9 +261,9 @@ impl Cache {
         let bytes = u64::from(self.geometry.row_bytes()) * sharing.layers as u64;
         let policy = sharing.policy;
         let grows = |place: usize| {
-            let budgets = &self.records[sharing.order[place] as usize].owned.slots.budgets;
-            let mut pairs = budgets.iter().zip(sharing.targets(place));
-            pairs.any(|(now, then)| now < then && policy.is_worth(*now, *then))
+            let record = &self.records[sharing.order[place] as usize];
+            let mut pairs = record.owned.slots.budgets.iter().zip(sharing.targets(place));
+            record.takes_share() && pairs.any(|(now, then)| now < then && policy.is_worth(*now, *then))
         };
         let hungry = (0..sharing.order.len()).any(grows);
         let rows = policy.bytes_a_step / bytes.max(1);
@@ -266,6 +288,9 @@ impl Cache {
         allowance: &mut Allowance,
     ) -> Result<()> {
         let (index, policy) = (sharing.order[place] as usize, &sharing.policy);
+        if !self.records[index].takes_share() {
+            return Ok(());
+        }
         let present = &self.records[index].owned.slots.budgets;
         let reach = self.view().reach_of(&self.records[index]);
         let is_worth = |(now, then): (&u32, &u32)| {
@@ -278,7 +303,7 @@ impl Cache {
             return Ok(());
         }
         let record = &self.records[index];
-        if allowance.resizes == 0 || !record.work.covered || !record.takes_resizes(micro_batch) {
+        if allowance.resizes == 0 || !record.takes_resizes(micro_batch) {
             allowance.done = false;
             return Ok(());
         }

@@ -10,7 +10,8 @@ use crate::stats::Stats;
 impl Cache {
     /// Closes a sequence. An engine also aborts a request with this call. The handle is closed at once. The cache frees
     /// the pages, slots and lane when the last step that names the sequence has been retired and its last ticket has
-    /// ended: in this call, in that retire, or in [`Cache::reap`]. `stream` must be ordered after the work that the
+    /// ended: in this call, in that retire, or in [`Cache::reap`]. With [`Config::share`](crate::Config::share) the
+    /// slots do not wait for the ticket. `stream` must be ordered after the work that the
     /// engine has enqueued for the sequence outside of steps, because a prefill may still write index keys to the
     /// sequence's pages.
     ///
@@ -50,12 +51,16 @@ impl Cache {
     /// Releases a closed sequence if no work that names it is in flight.
     pub(super) fn release_closed(&mut self, index: usize, stream: Stream) -> Result<()> {
         let record = &self.records[index];
-        if !record.steps.in_flight.is_empty() || record.has_ticket() {
+        if !record.steps.in_flight.is_empty() {
             return Ok(());
         }
         // The lane's next join stages its lists where a resize may still read its own. On a failed device none runs.
-        if self.is_staged(index).unwrap_or(false) {
-            return Ok(());
+        let staged = match self.is_staged(index) {
+            Err(error) if error.kind() == Kind::DeviceFailed => false,
+            staged => staged?,
+        };
+        if self.records[index].has_ticket() || staged {
+            return self.give_up_slots(index, stream);
         }
         let record = &self.records[index];
         if let Some(before) = record.work.unsettled {
@@ -69,6 +74,27 @@ impl Cache {
         self.give_back(index)
     }
 
+    /// With shared budgets, frees the slots of a closed sequence whose work is in flight. The sequence that takes them
+    /// waits on the device, so how fast the device works changes no budget. The lane and the pages follow later: the
+    /// host writes to those.
+    fn give_up_slots(&mut self, index: usize, stream: Stream) -> Result<()> {
+        let record = &self.records[index];
+        if self.sharing.is_none() || !record.has_slots() || record.work.unsettled.is_some() {
+            return Ok(());
+        }
+        let lane = record.lane();
+        self.take_over(index, stream)?;
+        self.empty_lane(Lane(lane), stream)?;
+        let Owned { slots, least, .. } = &mut self.records[index].owned;
+        slots.budgets.fill(0);
+        least.fill(0);
+        self.sparse.trim(slots)?;
+        self.share_is_due();
+        self.record_ready(lane, stream)?;
+        self.records[index].note_work();
+        Ok(())
+    }
+
     /// Empties a lane on the device. The next sequence that takes the lane or its slots waits for `left`. One event
     /// covers all emptied lanes, so its last record must come after the leave operations of every stream.
     pub(super) fn empty_lane(&self, lane: Lane, stream: Stream) -> Result<()> {
@@ -80,7 +106,9 @@ impl Cache {
     /// Returns pages, slots and lane, and frees the record.
     fn give_back(&mut self, index: usize) -> Result<()> {
         let generation = self.records[index].generation;
-        self.share_is_due();
+        if self.records[index].has_slots() {
+            self.share_is_due();
+        }
         let record = std::mem::replace(&mut self.records[index], Record { generation, ..Record::default() });
         self.release_all(&record.owned)
     }

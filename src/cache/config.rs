@@ -149,8 +149,22 @@ impl Config {
                 Error::new(Kind::InvalidConfig, "cache").at("max_tokens").with("value", self.max_tokens);
             return Err(error.hint("max_tokens + query_rows x steps_in_flight must stay below 2147483647"));
         }
-        self.share.as_ref().map_or(Ok(()), Share::check)?;
+        self.share.as_ref().map_or(Ok(()), |share| self.check_share(share, geometry))?;
         self.check_pools(geometry)
+    }
+
+    /// Rejects a share whose steps could not move a block.
+    fn check_share(&self, share: &Share, geometry: &Geometry) -> Result<()> {
+        share.check()?;
+        let block = u64::from(geometry.row_bytes()) * u64::from(SLOT_BLOCK) * u64::from(geometry.layers());
+        match share.bytes_a_step < block {
+            true => Err(Error::new(Kind::InvalidConfig, "share")
+                .at("bytes_a_step")
+                .with("value", share.bytes_a_step)
+                .with("least", block)
+                .hint("pass at least the bytes of 64 rows in every layer, else no sequence could shrink")),
+            false => Ok(()),
+        }
     }
 
     /// Rejects pools that cannot hold a sequence of one token.

@@ -386,20 +386,26 @@ impl Cache {
 
     /// Removes an ended step from its sequences, and releases the sequences that were closed meanwhile.
     fn release_rows(&mut self, step: &Step, sound: bool, stream: Stream) -> Result<()> {
-        let mut first_error = Ok(());
+        let (mut first_error, mut covers) = (Ok(()), false);
         for row in 0..step.rows as usize {
             let Some((row, length)) = self.ring.row(step, row) else { continue };
             let record = &mut self.records[row.sequence as usize];
             if let Some(length) = length {
                 record.rows.end_step(&row, length);
             }
+            let covered = record.work.covered;
             record.end_flight(row, length.filter(|_| sound));
+            covers |= record.work.covered && !covered;
             if !sound && record.state == State::Running {
                 record.state = State::Failed;
             }
             if record.state == State::Closing {
                 first_error = first_error.and(self.release_closed(row.sequence as usize, stream));
             }
+        }
+        // Its budget may change again.
+        if covers {
+            self.share_is_due();
         }
         first_error
     }

@@ -313,7 +313,10 @@ impl Cache {
             free_host_pages: self.total.pages.free(),
             free_index_pages: self.index.pages.free(),
             unused_pages: self.prefix.unused(),
-            free_slots: self.sparse.slots().free_slots(),
+            free_slots: self
+                .sharing
+                .as_ref()
+                .map_or_else(|| self.sparse.slots().free_slots(), |_| self.unpromised()),
             slots_in_use: self.sparse.slots().in_use(),
             free_lanes: self.sparse.slots().free_lanes(),
             ..self.stats

@@ -139,16 +139,26 @@ impl Record {
     }
 
     pub(super) fn is_open(&self, sequence: Sequence) -> bool {
-        self.generation == sequence.generation && !matches!(self.state, State::Free | State::Closing)
+        self.generation == sequence.generation && self.is_alive()
+    }
+
+    /// Whether it is taken and not closed.
+    pub(super) fn is_alive(&self) -> bool {
+        !matches!(self.state, State::Free | State::Closing)
     }
 
     pub(super) fn is_taken(&self) -> bool {
         self.state != State::Free
     }
 
-    /// Whether it has a part of the slots.
+    /// Whether it has slots. With shared budgets it has none before it joins.
     pub(super) fn has_slots(&self) -> bool {
-        !matches!(self.state, State::Free | State::Closing) && self.owned.slots.budgets.iter().any(|b| *b > 0)
+        self.owned.slots.budgets.iter().any(|budget| *budget > 0)
+    }
+
+    /// Whether a share may change its budgets: it runs, and the device has run its last work outside of steps.
+    pub(super) fn takes_share(&self) -> bool {
+        self.state == State::Running && self.work.covered
     }
 
     /// Whether its budgets may change, by a call for `micro_batch` or for all. It depends on calls alone.

@@ -143,6 +143,7 @@ impl Cache {
         }
         let record = &mut self.records[index];
         record.owned.slots.budgets.copy_from_slice(budgets);
+        record.owned.asks_at = 0;
         record.work.staged = true;
         record.note_issued();
         self.stats.resizes += 1;

@@ -96,12 +96,16 @@ impl Cache {
     /// those rows. It enqueues all of this on `stream`; steps wait for it by an event. If the warm-up limits the bytes
     /// of a call, [`Cache::join_more`] gathers the remaining rows.
     ///
+    /// With [`Config::share`](crate::Config::share) the call may also shrink other sequences on `stream`, and their next
+    /// steps wait for that. So pass a stream that is not behind a long prefill.
+    ///
     /// # Errors
     /// [`Kind::Closed`]; [`Kind::InvalidState`] while a layer's prompt is incomplete, or if the sequence has already
     /// joined; [`Kind::OutOfRange`] for selections whose size is not `[layers][steps][k]`; [`Kind::Busy`], with
-    /// [`Config::share`](crate::Config::share), while its slots belong to sequences in open steps. If the device
-    /// refuses the call half-way, try again on any stream. If that returns the error that the warm-up is not complete,
-    /// call [`Cache::join_more`] instead.
+    /// [`Config::share`](crate::Config::share), while its slots belong to sequences that cannot shrink now: that are in
+    /// open steps, joining or failed, that are closed with steps in flight, or whose last resize is in flight. If the
+    /// device refuses the call half-way, try again on any stream. If that returns the error that the warm-up is not
+    /// complete, call [`Cache::join_more`] instead.
     pub fn join(&mut self, sequence: Sequence, stream: Stream, warm_up: WarmUp) -> Result<Ticket> {
         let record = self.record(sequence)?;
         record.check_state(&[State::Filling], "join")?;
@@ -253,6 +257,7 @@ impl Cache {
         let ticket = self.settle(index, stream)?;
         let record = &mut self.records[index];
         (record.rows.stored, record.state) = (length, State::Running);
+        record.owned.asks_at = 0;
         Ok(ticket)
     }
 }

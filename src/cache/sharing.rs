@@ -81,29 +81,29 @@ impl Sharing {
     pub(super) fn divide(&mut self, view: &View<'_>, joining: Option<usize>) {
         let Sharing { policy, layers, curves, order, targets, wants, .. } = self;
         order.clear();
-        let takes_part = |(index, record): &(usize, &Record)| Some(*index) == joining || record.has_slots();
+        let takes_part = |(index, record): &(usize, &Record)| {
+            Some(*index) == joining || record.is_alive() && record.has_slots()
+        };
         order.extend(view.records.iter().enumerate().filter(takes_part).map(|(index, _)| index as u32));
         order.sort_unstable_by_key(|index| view.records[*index as usize].opened);
         let flight = view.config.query_rows.saturating_mul(view.config.steps_in_flight);
         let mut before: Option<(usize, u32)> = None;
         for layer in 0..*layers {
-            let held = |index: &u32| {
-                view.records[*index as usize]
-                    .owned
-                    .slots
-                    .blocks
-                    .get(layer)
-                    .map_or(0, |blocks| blocks.len() as u32)
-            };
-            let blocks = view.sparse.slots().free_blocks(layer) + order.iter().map(held).sum::<u32>();
+            let held = |layer: usize, index: &u32| view.records[*index as usize].owned.slots.held(layer);
+            let blocks =
+                view.sparse.slots().free_blocks(layer) + order.iter().map(|i| held(layer, i)).sum::<u32>();
             let least = |layer: usize, index: &u32| {
                 view.records[*index as usize].owned.least.get(layer).copied().unwrap_or(0)
             };
+            // A sequence that cannot be resized now keeps what it has, so that the others can have the rest.
+            let keeps = |index: &u32| joining.is_none() && !view.records[*index as usize].takes_share();
             // Most layers are alike, and then so are their shares.
+            let same = |other: usize, index: &u32| {
+                least(layer, index) == least(other, index)
+                    && (!keeps(index) || held(layer, index) == held(other, index))
+            };
             let alike = |(other, given): (usize, u32)| {
-                given == blocks
-                    && curves.is_empty()
-                    && order.iter().all(|i| least(layer, i) == least(other, i))
+                given == blocks && curves.is_empty() && order.iter().all(|index| same(other, index))
             };
             if let Some((other, _)) = before.filter(|before| alike(*before)) {
                 for place in 0..order.len() {
@@ -115,8 +115,13 @@ impl Sharing {
             wants.clear();
             wants.extend(order.iter().map(|index| {
                 let record = &view.records[*index as usize];
-                let length = record.rows.upper.max(record.admitted.prompt);
-                Want::new(least(layer, index), length, flight, view.reach_of(record))
+                // A sequence that joins has its prompt.
+                let own = joining == Some(*index as usize);
+                let length = if own { record.admitted.prompt } else { record.rows.upper };
+                match keeps(index) {
+                    true => Want::fixed(held(layer, index), length),
+                    false => Want::new(least(layer, index), length, flight, view.reach_of(record)),
+                }
             }));
             policy.targets(blocks, curves.get(layer), wants);
             for (place, (index, want)) in order.iter().zip(&*wants).enumerate() {
@@ -153,7 +158,7 @@ impl Sharing {
         for place in (0..self.order.len()).filter(|_| lack > 0) {
             let record = &view.records[self.order[place] as usize];
             if record.takes_resizes(None) {
-                let present = blocks(&record.owned.slots.budgets);
+                let present = record.owned.slots.held(layer);
                 left = left.saturating_sub(present.saturating_sub(blocks(self.targets(place))));
                 above += present.saturating_sub(blocks(&record.owned.least));
             }
@@ -168,7 +173,7 @@ impl Sharing {
         }
         for place in 0..self.order.len() {
             let record = &view.records[self.order[place] as usize];
-            let target = blocks(self.targets(place)).min(blocks(&record.owned.slots.budgets));
+            let target = blocks(self.targets(place)).min(record.owned.slots.held(layer));
             let give = left.min(target.saturating_sub(blocks(&record.owned.least)));
             if give > 0 && record.takes_resizes(None) {
                 let least = record.owned.least.get(layer).copied().unwrap_or(0);
@@ -179,37 +184,56 @@ impl Sharing {
         Ok(())
     }
 
-    /// Chooses the sequences that shrink to their shares, in the order of opening: as many as the promise needs, then
-    /// as many as the share needs and the limits of a step allow.
+    /// Chooses the sequences that shrink, in the order of opening: as many as the promise needs, and as many as the
+    /// share needs and the limits of a step allow. Those within the limits shrink to their shares, the others by what
+    /// the promise needs.
     fn choose_some(&mut self, view: &View<'_>) {
         let Sharing { policy, layers, order, targets, lacks, wishes, chosen, .. } = self;
         chosen.clear();
         let mut bytes = policy.bytes_a_step;
         for (place, index) in order.iter().enumerate() {
             let record = &view.records[*index as usize];
-            let targets = &targets[place * *layers..(place + 1) * *layers];
-            let budgets = || record.owned.slots.budgets.iter().zip(targets);
-            let given = |(now, then): (&u32, &u32)| {
-                now.div_ceil(SLOT_BLOCK).saturating_sub(then.div_ceil(SLOT_BLOCK))
-            };
-            let helps =
-                |lacks: &[u32]| lacks.iter().zip(budgets()).any(|(lack, pair)| *lack > 0 && given(pair) > 0);
-            if !record.takes_resizes(None) || !(helps(lacks) || helps(wishes)) {
+            let targets = &mut targets[place * *layers..(place + 1) * *layers];
+            let needed = helps(lacks, record, targets);
+            if !record.takes_resizes(None) || !(needed || helps(wishes, record, targets)) {
                 continue;
             }
+            let budgets = &record.owned.slots.budgets;
             let moved = |(now, then): (&u32, &u32)| u64::from(now.saturating_sub(*then).min(*then));
-            let cost = budgets().map(moved).sum::<u64>().saturating_mul(view.row_bytes);
+            let cost = budgets.iter().zip(&*targets).map(moved).sum::<u64>().saturating_mul(view.row_bytes);
             let allowed =
                 record.work.covered && cost <= bytes && chosen.len() < policy.resizes_a_step as usize;
-            if helps(lacks) || allowed {
-                for list in [&mut *lacks, &mut *wishes] {
-                    list.iter_mut()
-                        .zip(budgets())
-                        .for_each(|(lack, pair)| *lack = lack.saturating_sub(given(pair)));
-                }
-                bytes = bytes.saturating_sub(cost);
-                chosen.push(place as u32);
+            if !needed && !allowed {
+                continue;
             }
+            if !allowed {
+                for (layer, ((target, lack), budget)) in
+                    targets.iter_mut().zip(&*lacks).zip(budgets).enumerate()
+                {
+                    let stays =
+                        record.owned.slots.held(layer).saturating_sub(*lack).saturating_mul(SLOT_BLOCK);
+                    *target = stays.min(*budget).max(*target);
+                }
+            }
+            for list in [&mut *lacks, &mut *wishes] {
+                list.iter_mut()
+                    .zip(given(record, targets))
+                    .for_each(|(lack, given)| *lack = lack.saturating_sub(given));
+            }
+            bytes = bytes.saturating_sub(cost);
+            chosen.push(place as u32);
         }
     }
+}
+
+/// The blocks of each layer that a sequence frees if it shrinks to `targets`, with those that it still has from a resize
+/// that the device refused half-way.
+fn given<'a>(record: &'a Record, targets: &'a [u32]) -> impl Iterator<Item = u32> + 'a {
+    let blocks = record.owned.slots.blocks.iter().zip(targets);
+    blocks.map(|(own, then)| (own.len() as u32).saturating_sub(then.div_ceil(SLOT_BLOCK)))
+}
+
+/// Whether a sequence that shrinks to `targets` frees blocks of a layer that lacks some.
+fn helps(lacks: &[u32], record: &Record, targets: &[u32]) -> bool {
+    lacks.iter().zip(given(record, targets)).any(|(lack, given)| *lack > 0 && given > 0)
 }

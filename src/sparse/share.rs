@@ -68,8 +68,8 @@ pub struct Share {
     pub every: u32,
     /// The least change that is made, as a divisor of the budget: 8 is an eighth. See [`Share::is_worth`].
     pub least_change: u32,
-    /// The most bytes that the shrinks of one step may move on the device. Below the bytes of a block of rows in every
-    /// layer, only shrinks that move no row are made.
+    /// The most bytes that the shrinks of one step may move on the device: at least those of 64 rows in every layer. A
+    /// join that lacks slots for its promise may move more.
     pub bytes_a_step: u64,
     /// The most sequences that one step resizes.
     pub resizes_a_step: u32,
@@ -108,6 +108,13 @@ impl Want {
         let now = length.saturating_add(length / 8).saturating_add(flight).min(reach);
         let [least, now, most] = [least, now, reach].map(|slots| slots.div_ceil(SLOT_BLOCK));
         Want { least, now, most, length, ..Want::default() }
+    }
+}
+
+impl Want {
+    /// The limits of a sequence that keeps the `blocks` blocks that it has.
+    pub fn fixed(blocks: u32, length: u32) -> Want {
+        Want { least: blocks, now: blocks, most: blocks, length, ..Want::default() }
     }
 }
 

@@ -51,6 +51,11 @@ impl Slots {
         self.blocks.get(layer).map_or(0, Pages::free)
     }
 
+    /// Blocks of a layer, free or not.
+    pub fn blocks(&self, layer: usize) -> u32 {
+        self.blocks.get(layer).map_or(0, Pages::count)
+    }
+
     /// Slots of each layer, free or not.
     pub fn sizes(&self) -> impl Iterator<Item = u32> + '_ {
         self.blocks.iter().map(|pages| pages.count() * SLOT_BLOCK)
@@ -153,6 +158,10 @@ impl Slots {
             self.blocks.iter().map(|pages| vec![false; pages.count() as usize]).collect();
         for holding in holdings {
             for (layer, (owned, blocks)) in owned.iter_mut().zip(&holding.blocks).enumerate() {
+                let budget = holding.budgets.get(layer).copied().unwrap_or(0);
+                if lacking(blocks, budget) > 0 {
+                    return wrong("a budget without its slot blocks", layer);
+                }
                 for block in blocks {
                     let twice = owned.get_mut(*block as usize).is_none_or(|own| std::mem::replace(own, true));
                     if twice {
@@ -177,6 +186,11 @@ fn lacking(blocks: &[u32], budget: u32) -> u32 {
 }
 
 impl Holding {
+    /// The number of its blocks in a layer.
+    pub fn held(&self, layer: usize) -> u32 {
+        self.blocks.get(layer).map_or(0, |blocks| blocks.len() as u32)
+    }
+
     /// Whether there are blocks behind those of the budgets: see [`Slots::trim`].
     pub fn has_extra(&self) -> bool {
         let needed = |budget: &u32| budget.div_ceil(SLOT_BLOCK) as usize;

@@ -111,6 +111,7 @@ impl World {
         if failed {
             return;
         }
+        self.log.push(self.cache.budgets_digest());
         for index in 0..self.seqs.len() {
             let s = &self.seqs[index];
             if !self.is_still(s) {

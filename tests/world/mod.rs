@@ -15,4 +15,5 @@ pub mod oracle;
 pub mod prefix;
 pub mod resize;
 pub mod run;
+pub mod share;
 pub mod steps;

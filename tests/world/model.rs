@@ -38,8 +38,10 @@ pub struct Seq {
     pub admitted: u32,
     pub whole: bool,
     pub budgets: Vec<u32>,
-    /// The budgets that it was promised.
+    /// What it was promised; with shared budgets it has no slots before it joins.
     pub least: Vec<u32>,
+    /// Its join found no slots that others could give up.
+    pub busy: bool,
     /// Slot blocks by layer: those of the budgets, unless a resize failed half-way.
     pub blocks: Vec<u32>,
     /// The stream of a resize that may not have run.

@@ -44,6 +44,8 @@ pub enum Op {
     Publish { seq: u8, by: u8 },
     /// Changes a sequence's budgets, on one of the streams; sometimes the host waits for it.
     Resize { seq: u8, budget: u8, stream: u8 },
+    /// Moves budgets towards their shares, on one of the streams.
+    Share { stream: u8 },
 }
 
 /// Bytes of an encoded operation.
@@ -74,6 +76,7 @@ impl Op {
             39 => Op::Reap,
             40..=44 => Op::StartShared { prompt: a, promised: b, budget: low, script: high },
             45..=51 => Op::Publish { seq: a, by: b },
+            54 => Op::Share { stream: a },
             _ => Op::Resize { seq: a, budget: b, stream: c },
         }
     }

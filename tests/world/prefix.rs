@@ -97,16 +97,24 @@ impl World {
         self.config.host_pages.min(self.config.index_pages) - self.pages.taken()
     }
 
+    /// Whether a shared page is unused and has no other owner.
+    fn gives(&self, shared: &Shared) -> bool {
+        shared.users == 0 && self.pages.owners(shared.page) == 1
+    }
+
     /// Whether `count` pages are available; unused shared pages without another owner count as available.
+    pub fn has_room(&self, count: u32) -> bool {
+        let giving = self.index.0.iter().filter(|shared| self.gives(shared)).count();
+        count <= self.free_pages() + giving as u32
+    }
+
+    /// Makes `count` pages free, if they are available.
     pub fn room(&mut self, count: u32) -> bool {
-        let gives =
-            |world: &World, shared: &Shared| shared.users == 0 && world.pages.owners(shared.page) == 1;
-        let giving = self.index.0.iter().filter(|shared| gives(self, shared)).count();
-        if count > self.free_pages() + giving as u32 {
+        if !self.has_room(count) {
             return false;
         }
         while self.free_pages() < count {
-            let place = self.index.0.iter().position(|shared| gives(self, shared)).unwrap();
+            let place = self.index.0.iter().position(|shared| self.gives(shared)).unwrap();
             let gone = self.index.0.remove(place);
             self.pages.release(gone.page);
             self.counted.evicted_pages += 1;
@@ -142,7 +150,7 @@ impl World {
         run.iter().for_each(|name| self.index.find(name).unwrap().users += 1);
         let admitted = match offered > open.prompt || keys.len() > (offered / page) as usize {
             true => Err(Kind::OutOfRange),
-            false => self.admit(&open, run.len() as u32),
+            false => self.admit(&open, run.len() as u32, false),
         };
         run.iter().for_each(|name| self.index.find(name).unwrap().users -= 1);
         let before = self.snapshot();

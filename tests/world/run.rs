@@ -6,7 +6,7 @@ use super::engine::{Engine, key, stamp};
 use super::model::{FOUND, Origin, PageModel, Seq, State, blocks, budgets, reach};
 use super::ops::{Op, Random};
 use super::prefix::Index;
-use super::resize::share;
+use super::share::{By, share};
 use super::steps::Flight;
 use forebay::device::host::HostOptions;
 use forebay::device::{Outcome, Slice, Ticket};
@@ -32,7 +32,7 @@ pub enum On {
 /// The setup of a world.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
-    /// The geometry: one run, two runs in padded blocks, V3.2's rows.
+    /// The geometry (one run, two runs in padded blocks, V3.2's rows), and the share.
     pub variant: u8,
     pub options: HostOptions,
     /// The device that runs the operations.
@@ -81,13 +81,13 @@ pub fn config(variant: u8) -> Config {
     };
     let memory = Memory { huge: false, populate: false, lock: false, node: None };
     Config {
+        share: share(variant, runs.into_iter().sum(), shape.layers + shape.draft_layers),
         shape,
         host_pages: 40,
         index_pages: 38,
         slots: Slots::ByLayer(vec![448, 384, 320]),
         min_budget: 4,
         attention_waves: 1,
-        share: share(variant / 3),
         lanes: 4,
         max_tokens: 160,
         batch: 3,
@@ -243,11 +243,15 @@ impl World {
             }
             Op::Publish { seq, by } => self.publish(seq, by),
             Op::Resize { seq, budget, stream } => self.resize_op(seq, budget, stream),
+            Op::Share { stream } => self.share_op(stream),
             Op::Close { seq } => self.close_op(seq),
             Op::Reap => {
                 (0..self.seqs.len()).for_each(|seq| self.release_held(seq));
                 assert_eq!(self.cache.reap(self.engine.host).unwrap(), self.closing());
             }
+        }
+        if !self.dead && matches!(op, Op::Finish { .. } | Op::Step { .. } | Op::Retire { .. }) {
+            self.join_late();
         }
         self.check();
     }
@@ -302,8 +306,9 @@ impl World {
         }
     }
 
-    /// The reason why an opening must be refused, else its budgets and pages; `shared` pages are not taken.
-    pub fn admit(&mut self, open: &Open, shared: u32) -> Result<(Vec<u32>, u32), Kind> {
+    /// The reason why an opening, which `joins` or not, must be refused, else its budgets and pages; `shared` pages are
+    /// not taken.
+    pub fn admit(&mut self, open: &Open, shared: u32, joins: bool) -> Result<(Vec<u32>, u32), Kind> {
         let admitted = open.prompt + open.promised;
         if admitted == 0 || admitted > self.config.max_tokens {
             return Err(Kind::OutOfRange);
@@ -314,11 +319,15 @@ impl World {
         }
         let table =
             budgets(&self.config, &open.budget, admitted, self.layers()).ok_or(Kind::InvalidConfig)?;
-        if blocks(&table).iter().zip(self.unpromised()).any(|(wanted, free)| *wanted > free) {
+        if blocks(&table).iter().zip(self.room_to_promise()).any(|(wanted, free)| *wanted > free) {
             return Err(Kind::Exhausted);
         }
         let pages = reach(&self.config, admitted).div_ceil(self.geometry.page_tokens()) - shared;
-        if self.room(pages) { Ok((table, pages)) } else { Err(Kind::Exhausted) }
+        match (self.has_room(pages), joins && self.join_is_busy(&table)) {
+            (false, _) => Err(Kind::Exhausted),
+            (true, true) => Err(Kind::Busy),
+            (true, false) => Ok((table, pages)).inspect(|_| assert!(self.room(pages))),
+        }
     }
 
     fn open(&mut self, prompt: u8, promised: u8, budget: u8, whole: bool) -> Option<usize> {
@@ -327,7 +336,7 @@ impl World {
         let prompt = u32::from(prompt) % if promised > 250 { 255 } else { 110 };
         let promised = u32::from(promised) % 60;
         let open = Open { prompt, promised, budget: Self::budget(budget), bring_up };
-        let admitted = self.admit(&open, 0);
+        let admitted = self.admit(&open, 0, false);
         let before = self.snapshot();
         let result = self.cache.open(&open);
         let handle = self.expect(before, result, admitted.as_ref().err().copied())?;
@@ -337,24 +346,21 @@ impl World {
     }
 
     /// Adds a sequence to the model.
-    pub fn enter(&mut self, handle: Sequence, open: &Open, budgets: Vec<u32>, pages: Vec<usize>) -> usize {
+    pub fn enter(&mut self, handle: Sequence, open: &Open, least: Vec<u32>, pages: Vec<usize>) -> usize {
         let rows = (0..self.config.query_rows).map(|row| self.cache.landing_slot(handle, row).unwrap());
         let landing: Vec<u32> = rows.collect();
         let base = *self.landing_base.get_or_insert(landing[0]);
-        // With shared budgets it has no slots before it joins.
-        let (least, budgets) = match self.config.share {
-            Some(_) => (budgets, vec![0; self.layers() as usize]),
-            None => (budgets.clone(), budgets),
-        };
+        let budgets = if self.config.share.is_some() { vec![0; least.len()] } else { least.clone() };
         self.seqs.push(Seq {
             handle,
             state: State::Filling,
             prompt: open.prompt,
             admitted: open.prompt + open.promised,
             whole: open.bring_up == BringUp::Whole,
-            least,
             blocks: blocks(&budgets),
             budgets,
+            least,
+            busy: false,
             resizing: None,
             rows: vec![Vec::new(); self.layers() as usize],
             landed: Vec::new(),
@@ -460,7 +466,10 @@ impl World {
     pub fn join(&mut self, seq: usize, warm: u32, bound: u32, seed: u16) {
         let (s, k) = (&self.seqs[seq], self.config.shape.top_k);
         let complete = s.rows.iter().all(|rows| rows.len() as u32 == s.prompt);
-        let expected = (s.state != State::Filling || !complete).then_some(Kind::InvalidState);
+        let expected = match s.state == State::Filling && complete {
+            false => Some(Kind::InvalidState),
+            true => self.join_is_busy(&s.least).then_some(Kind::Busy),
+        };
         let mut random = Random::new(seed.into());
         // A hint may be wrong: positions at and beyond the length warm nothing.
         let limit = s.prompt + u32::from(random.one_in(3)) * 5;
@@ -474,13 +483,12 @@ impl World {
             steps: warm,
             bytes_a_call: u64::from(bound * self.geometry.row_bytes()),
         };
-        let handle = s.handle;
-        self.settle_resizes();
-        let before = self.snapshot();
-        let result = self.cache.join(handle, self.engine.host, warm_up);
-        let expected = expected.or(self.cannot_reclaim(&result));
+        let (handle, before) = (s.handle, self.snapshot());
+        let host = self.engine.host;
+        let result = self.claim(|cache| cache.join(handle, host, warm_up));
+        self.learn_budgets(By::Join(Some(seq)), host);
+        self.seqs[seq].busy = expected == Some(Kind::Busy);
         let Some(ticket) = self.expect(before, result, expected) else { return };
-        self.learn_budgets(self.engine.host);
         let s = &mut self.seqs[seq];
         s.enter();
         for (layer, oracle) in s.oracles.iter_mut().enumerate() {
@@ -607,7 +615,7 @@ impl World {
     fn fork(&mut self, wish: u8, promised: u8, budget: u8, whole: bool) {
         let Some(parent) = self.pick(wish) else { return };
         let bring_up = if whole { BringUp::Whole } else { BringUp::Nothing };
-        self.settle_resizes();
+        self.settle_resize(parent);
         let p = self.seqs[parent].clone();
         let (prompt, page) = (p.length(), self.geometry.page_tokens());
         let open =
@@ -615,15 +623,19 @@ impl World {
         let full = prompt / page;
         let admitted = match p.state {
             State::Running if p.in_flight > 0 => Err(Kind::Busy),
-            State::Running if p.landed.is_empty() => self.admit(&open, full),
+            State::Running if p.landed.is_empty() => self.admit(&open, full, true),
             _ => Err(Kind::InvalidState),
         };
         let (handle, before) = (p.handle, self.snapshot());
         // The prompt is the parent's, whatever the request says.
         let asked = Open { prompt: 7, ..open.clone() };
-        let result = self.cache.fork(handle, &asked, self.engine.host);
-        let refused = admitted.as_ref().err().copied().or(self.cannot_reclaim(&result));
-        let Some((child, ticket)) = self.expect(before, result, refused) else { return };
+        let host = self.engine.host;
+        let result = self.claim(|cache| cache.fork(handle, &asked, host));
+        let refused = admitted.as_ref().err().copied();
+        let Some((child, ticket)) = self.expect(before, result, refused) else {
+            self.learn_budgets(By::Join(None), host);
+            return;
+        };
         self.ended(&ticket);
         self.note(if prompt.is_multiple_of(page) { "fork of full pages" } else { "fork in a page" });
         let (table, count) = admitted.unwrap();
@@ -633,7 +645,7 @@ impl World {
         let held = (!prompt.is_multiple_of(page)).then(|| self.seqs[parent].pages[full as usize]);
         held.into_iter().for_each(|page| self.pages.share(page));
         let child = self.enter(child, &open, table, pages);
-        self.learn_budgets(self.engine.host);
+        self.learn_budgets(By::Join(Some(child)), host);
         let rows = self.seqs[parent].rows.clone();
         let c = &mut self.seqs[child];
         (c.rows, c.held, c.state, c.stored) = (rows, held, State::Running, prompt);
@@ -654,7 +666,9 @@ impl World {
 
     pub fn close(&mut self, seq: usize) {
         let handle = self.seqs[seq].handle;
-        self.settle_resize(seq);
+        if self.config.share.is_none() {
+            self.settle_resize(seq);
+        }
         self.cache.close(handle, self.engine.host).unwrap();
         let host = self.engine.host;
         assert_eq!(self.cache.close(handle, host).unwrap_err().kind(), Kind::Closed);
@@ -662,8 +676,9 @@ impl World {
         self.note(if self.seqs[seq].in_flight > 0 { "close in flight" } else { "close idle" });
         let filling = std::mem::replace(&mut self.seqs[seq].state, State::Closing) == State::Filling;
         self.leave(seq);
-        if filling {
-            // Its pages are freed when the engine's prefill has passed.
+        if filling || self.seqs[seq].resizing.is_some() {
+            // Its pages are freed when the engine's prefill has passed, its lane when a resize has.
+            self.settle_resize(seq);
             self.engine.settle();
             (0..self.seqs.len()).for_each(|seq| self.release_held(seq));
             assert_eq!(self.cache.reap(host).unwrap(), self.closing());

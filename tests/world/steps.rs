@@ -5,6 +5,7 @@ use super::engine::{Work, key};
 use super::model::{Origin, Seq, State, reach};
 use super::ops::Random;
 use super::run::World;
+use super::share::By;
 use forebay::device::Event;
 use forebay::{Accepted, BatchRow, Kind, Layer, LayerCall, MicroBatch, Step};
 
@@ -184,6 +185,7 @@ impl World {
         let tensor = (ask.tensor && !busy).then(|| self.engine.accepted(ask.micro, counts));
         let micro_batch = MicroBatch(ask.micro);
         let result = self.cache.prepare(micro_batch, ask.width, &ask.rows, tensor, stream);
+        self.learn_budgets(By::Prepare(ask.micro), stream);
         let refused = match verdict {
             Verdict::Sound => None,
             Verdict::Refused(kind) => Some(kind),
@@ -198,8 +200,6 @@ impl World {
             }
         };
         let Some(step) = self.expect(before, result, refused) else { return };
-        // Shares come before the step's own commit.
-        self.learn_budgets(stream);
         if self.open.iter().flatten().count() > 0 {
             self.note("two steps open");
         }
