@@ -461,7 +461,7 @@ typedef struct fb_stats {
     // Gauge: published pages that no sequence uses. Each counts once, and is a page of rows and a page of index keys.
     // Admission can evict and reuse them.
     uint32_t unused_pages;
-    // Gauge: free slots of the layer that has the fewest.
+    // Gauge: free slots of the layer that has the fewest; in a cache with a `share`, slots that can still be promised.
     uint32_t free_slots;
     // Gauge: free lanes.
     uint32_t free_lanes;
@@ -487,7 +487,7 @@ typedef struct fb_stats {
     uint64_t evicted_pages;
     // Gauge: slots that belong to a sequence, all layers, in whole blocks of 64.
     uint64_t slots_in_use;
-    // Counter: resizes of a sequence's budgets (fb_resize).
+    // Counter: resizes of a sequence's budgets (fb_resize, or by the cache's share).
     uint64_t resizes;
     // Counter: rows that resizes have moved to other slots, all layers, as far as a retired step has reported them.
     uint64_t moved_rows;
@@ -1932,7 +1932,8 @@ fb_status fb_selections_destroy(struct fb_selections *selections);
 // for a sequence that could then have more tokens than its prompt, its promised tokens and an allowance for rows in
 // flight (the cache's `query_rows` x `steps_in_flight`). FB_INVALID_CONFIG for a sequence that is named twice, and for
 // FB_ACCEPTED_ON_DEVICE without `accepted`. FB_DEVICE_FAILED if a sequence's warm-up failed. On an error no step
-// begins. If the device refuses the call half-way, its step descriptor becomes free once the stream has passed what
+// begins. In a cache with a `share` the call first resizes sequences of its micro-batch, if there is cause; their new
+// budgets hold even if the call then fails. If the device refuses the call half-way, its step descriptor becomes free once the stream has passed what
 // was enqueued.
 //
 // Requires:

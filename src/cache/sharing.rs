@@ -201,18 +201,15 @@ impl Sharing {
             let budgets = &record.owned.slots.budgets;
             let moved = |(now, then): (&u32, &u32)| u64::from(now.saturating_sub(*then).min(*then));
             let cost = budgets.iter().zip(&*targets).map(moved).sum::<u64>().saturating_mul(view.row_bytes);
-            let allowed =
-                record.work.covered && cost <= bytes && chosen.len() < policy.resizes_a_step as usize;
-            if !needed && !allowed {
+            let within = cost <= bytes && chosen.len() < policy.resizes_a_step as usize;
+            if !needed && !(within && record.work.covered) {
                 continue;
             }
-            if !allowed {
-                for (layer, ((target, lack), budget)) in
-                    targets.iter_mut().zip(&*lacks).zip(budgets).enumerate()
-                {
-                    let stays =
-                        record.owned.slots.held(layer).saturating_sub(*lack).saturating_mul(SLOT_BLOCK);
-                    *target = stays.min(*budget).max(*target);
+            if !within {
+                let budgets = targets.iter_mut().zip(&*lacks).zip(budgets);
+                for (layer, ((target, lack), budget)) in budgets.enumerate() {
+                    let stays = record.owned.slots.held(layer).saturating_sub(*lack);
+                    *target = stays.saturating_mul(SLOT_BLOCK).min(*budget).max(*target);
                 }
             }
             for list in [&mut *lacks, &mut *wishes] {
