@@ -352,7 +352,7 @@ fn small_changes_are_left_alone_and_newcomers_get_their_share_from_all() {
 }
 
 #[test]
-fn a_sequence_that_outgrows_its_budget_gets_slots_that_nobody_needs() {
+fn a_sequence_that_outgrows_its_budget_gets_slots_that_no_other_needs() {
     let mut e = Engine::new(config(Share { by: ShareBy::Length, ..share() }));
     let grows = e.start(64, 800);
     e.step();

@@ -100,9 +100,9 @@ impl Cache {
     /// [`Kind::Closed`]; [`Kind::InvalidState`] while a layer's prompt is incomplete, or if the sequence has already
     /// joined; [`Kind::OutOfRange`] for selections whose size is not `[layers][steps][k]`; [`Kind::Busy`], with
     /// [`Config::share`](crate::Config::share), while its slots belong to sequences that cannot shrink now: that are in
-    /// open steps, joining or failed, that are closed with steps in flight, or whose last resize is in flight. If the device refuses the
-    /// call half-way, try again on any stream. If that returns the error that the warm-up is not complete, call
-    /// [`Cache::join_more`] instead.
+    /// open steps, joining or failed, that are closed with steps in flight, or whose last resize is in flight. If the
+    /// device refuses the call half-way, try again on any stream. If that returns the error that the warm-up is not
+    /// complete, call [`Cache::join_more`] instead.
     pub fn join(&mut self, sequence: Sequence, stream: Stream, warm_up: WarmUp) -> Result<Ticket> {
         let record = self.record(sequence)?;
         record.check_state(&[State::Filling], "join")?;
