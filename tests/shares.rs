@@ -298,6 +298,30 @@ fn the_bytes_and_resizes_of_a_step_are_bounded() {
     assert_eq!(e.cache.budgets(lone).unwrap(), [POOL; 2]);
 }
 
+/// The device may have run the first resize or not: the second one waits for a retired step, so it makes no difference.
+#[test]
+fn a_long_shrink_goes_on_when_a_step_after_its_last_part_is_retired() {
+    let bytes = u64::from(64 * 32 * LAYERS);
+    let mut e = Engine::new(config(Share { bytes_a_step: bytes, ..share() }));
+    let own = e.start(800, 60);
+    e.step();
+    let second = e.start(1_500, 100);
+    assert_eq!(e.budgets(), [860 + FLIGHT, 2 * 64], "no block is lacking, and a whole share is too much");
+    let all = [own, second];
+    let first = e.prepare_of(MicroBatch(0), &all);
+    assert_eq!(e.budgets(), [13 * 64, 2 * 64]);
+    let first = e.enqueue(first, &all);
+    let next = e.prepare_of(MicroBatch(0), &all);
+    assert_eq!(e.budgets(), [13 * 64, 2 * 64]);
+    let next = e.enqueue(next, &all);
+    e.retire(first);
+    let last = e.prepare_of(MicroBatch(0), &all);
+    assert_eq!(e.budgets(), [12 * 64, 4 * 64]);
+    let last = e.enqueue(last, &all);
+    e.retire(next);
+    e.retire(last);
+}
+
 #[test]
 fn small_changes_are_left_alone_and_newcomers_get_their_share_from_all() {
     // Shares by length drift by a block or two in 300 steps.

@@ -130,7 +130,7 @@ impl World {
         let open = Open {
             prompt: u32::from(prompt) % 110,
             promised: u32::from(promised) % 60,
-            budget: Self::budget(budget),
+            budget: self.wished(budget),
             bring_up,
         };
         // Sometimes fewer tokens are given than the prompt has, or more, or keys that do not fit.

@@ -58,7 +58,7 @@ impl World {
 
     /// Resizes a sequence, or is refused.
     pub fn resize_op(&mut self, wish: u8, budget: u8, stream: u8) {
-        let (budget, wait) = (World::new_budget(budget), stream / 3 % 2 == 0);
+        let (budget, wait) = (World::new_budget(budget), (stream / 3).is_multiple_of(2));
         let stream = self.engine.stream(u32::from(stream) % 3);
         let Some(seq) = self.pick(wish).filter(|_| wish < 250) else {
             let (dead, before) = (self.dead_handle(wish), self.snapshot());

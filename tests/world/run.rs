@@ -233,6 +233,7 @@ impl World {
                 self.finish(micro);
                 self.begin(micro, rows, width, seed);
                 self.finish(micro);
+                self.retire_soon(seed);
             }
             Op::Retire { which } => self.retire(which),
             Op::RetireOpen { micro } => self.retire_open(micro),
@@ -335,7 +336,7 @@ impl World {
         // Sometimes more than the capacity of the cache.
         let prompt = u32::from(prompt) % if promised > 250 { 255 } else { 110 };
         let promised = u32::from(promised) % 60;
-        let open = Open { prompt, promised, budget: Self::budget(budget), bring_up };
+        let open = Open { prompt, promised, budget: self.wished(budget), bring_up };
         let admitted = self.admit(&open, 0, false);
         let before = self.snapshot();
         let result = self.cache.open(&open);
@@ -618,8 +619,7 @@ impl World {
         self.settle_resize(parent);
         let p = self.seqs[parent].clone();
         let (prompt, page) = (p.length(), self.geometry.page_tokens());
-        let open =
-            Open { prompt, promised: u32::from(promised) % 60, budget: Self::budget(budget), bring_up };
+        let open = Open { prompt, promised: u32::from(promised) % 60, budget: self.wished(budget), bring_up };
         let full = prompt / page;
         let admitted = match p.state {
             State::Running if p.in_flight > 0 => Err(Kind::Busy),

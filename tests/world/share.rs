@@ -7,7 +7,7 @@
 use super::model::{Seq, State, blocks, declared_slots, reach};
 use super::run::World;
 use forebay::device::Stream;
-use forebay::{Cache, Kind, Result, SLOT_BLOCK, Share, ShareBy};
+use forebay::{Budget, Cache, Kind, Result, SLOT_BLOCK, Share, ShareBy};
 
 /// Variants of a config: three shapes, half of them with shares, of twelve policies.
 pub const VARIANTS: u8 = 72;
@@ -17,11 +17,11 @@ pub fn share(variant: u8, row_bytes: u32, layers: u32) -> Option<Share> {
     let policy = usize::from(variant / 6);
     let by = [ShareBy::Equal, ShareBy::Length, ShareBy::Misses][policy % 3];
     let every = [0, 3][policy / 3 % 2];
-    // A block of rows in every layer, of one sequence.
-    let block = u64::from(row_bytes * layers * SLOT_BLOCK);
+    // In every layer a block of rows, or fewer than a shrink from two blocks to one may move.
+    let few = u64::from(row_bytes * layers) * [64, 40][policy / 3 % 2];
     let share = match policy / 6 % 2 {
         0 => Share { by, every, least_change: 1000, bytes_a_step: 1 << 30, resizes_a_step: 100 },
-        _ => Share { by, every, least_change: 2, bytes_a_step: block, resizes_a_step: 1 },
+        _ => Share { by, every, least_change: 2, bytes_a_step: few, resizes_a_step: 1 },
     };
     (variant / 3 % 2 == 1).then_some(share)
 }
@@ -48,6 +48,18 @@ impl World {
             room.iter_mut().zip(blocks(&s.least)).for_each(|(room, least)| *room -= least);
         }
         room
+    }
+
+    /// The budget of a wish. Where slots are shared, it often promises little, so that many slots may move.
+    pub fn wished(&self, wish: u8) -> Budget {
+        World::budget(if self.config.share.is_some() && wish & 1 == 1 { 0 } else { wish })
+    }
+
+    /// Retires the oldest step where slots are shared, since budgets move after that only.
+    pub fn retire_soon(&mut self, seed: u16) {
+        if self.config.share.is_some() && seed & 3 > 0 {
+            self.retire(1);
+        }
     }
 
     fn can_shrink(&self, seq: usize) -> bool {
