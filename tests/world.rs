@@ -438,8 +438,8 @@ fn f1_a_store_waits_for_the_rows_that_it_reads() {
     by_gate_and_by_chance(stores_with_slow_writes, Edge::Written);
 }
 
-/// Steps enqueued while a warm-up, a resize, two truncations and a fork still have to run on the host's stream. Returns the waits
-/// of each step's prepare, on the clock.
+/// Steps enqueued while a warm-up, a resize, two truncations and a fork still have to run on the host's stream. Returns
+/// the waits of each step's prepare, on the clock.
 fn steps_after_the_work_that_made_them_ready(
     setup: Setup,
     seed: u16,

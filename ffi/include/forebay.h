@@ -1933,8 +1933,8 @@ fb_status fb_selections_destroy(struct fb_selections *selections);
 // flight (the cache's `query_rows` x `steps_in_flight`). FB_INVALID_CONFIG for a sequence that is named twice, and for
 // FB_ACCEPTED_ON_DEVICE without `accepted`. FB_DEVICE_FAILED if a sequence's warm-up failed. On an error no step
 // begins. In a cache with a `share` the call first resizes sequences of its micro-batch, if there is cause; their new
-// budgets hold even if the call then fails. If the device refuses the call half-way, its step descriptor becomes free once the stream has passed what
-// was enqueued.
+// budgets hold even if the call then fails. If the device refuses the call half-way, its step descriptor becomes free
+// once the stream has passed what was enqueued.
 //
 // Requires:
 // `config` states its real size. Its `rows` are valid for the call, and its `accepted` until the stream has passed

@@ -25,9 +25,9 @@
 //! device has not got so far. The slots of a closed sequence are free once its last step is retired, whether its other
 //! work has ended or not. [`Cache::budgets_digest`] compares ranks.
 //!
-//! **Cost.** A `prepare` without cause compares a length with a number for each of its rows. With cause it divides the slots of
-//! each distinct layer ([`Share`] gives the time), and enqueues a resize for each sequence that changes. Nothing is
-//! allocated.
+//! **Cost.** A `prepare` without cause compares a length with a number for each of its rows. With cause it divides the
+//! slots of each distinct layer ([`Share`] gives the time), and enqueues a resize for each sequence that changes. Nothing
+//! is allocated.
 
 use crate::cache::Cache;
 use crate::cache::record::Record;

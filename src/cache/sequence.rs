@@ -96,8 +96,8 @@ impl Cache {
     /// those rows. It enqueues all of this on `stream`; steps wait for it by an event. If the warm-up limits the bytes
     /// of a call, [`Cache::join_more`] gathers the remaining rows.
     ///
-    /// With [`Config::share`](crate::Config::share) the call may also shrink other sequences on `stream`, and their next
-    /// steps wait for that. So pass a stream that is not behind a long prefill.
+    /// With [`Config::share`](crate::Config::share) the call may also shrink other sequences on `stream`, and their
+    /// next steps wait for that. So pass a stream that is not behind a long prefill.
     ///
     /// # Errors
     /// [`Kind::Closed`]; [`Kind::InvalidState`] while a layer's prompt is incomplete, or if the sequence has already

@@ -223,8 +223,8 @@ impl Sharing {
     }
 }
 
-/// The blocks of each layer that a sequence frees if it shrinks to `targets`, with those that it still has from a resize
-/// that the device refused half-way.
+/// The blocks of each layer that a sequence frees if it shrinks to `targets`, with those that it still has from a
+/// resize that the device refused half-way.
 fn given<'a>(record: &'a Record, targets: &'a [u32]) -> impl Iterator<Item = u32> + 'a {
     let blocks = record.owned.slots.blocks.iter().zip(targets);
     blocks.map(|(own, then)| (own.len() as u32).saturating_sub(then.div_ceil(SLOT_BLOCK)))

@@ -159,7 +159,7 @@ impl World {
             (stats.free_host_pages, self.config.host_pages - self.pages.taken()),
             (stats.free_index_pages, self.config.index_pages - self.pages.taken()),
             (stats.unused_pages, self.index.unused()),
-            (stats.free_slots, slots(self.free_blocks().into_iter().min().unwrap())),
+            (stats.free_slots, slots(self.room_to_promise().into_iter().min().unwrap())),
             (stats.slots_in_use as u32, slots(used)),
             (stats.free_lanes, self.config.lanes - sequences),
         ];

@@ -17,8 +17,8 @@ pub fn share(variant: u8, row_bytes: u32, layers: u32) -> Option<Share> {
     let policy = usize::from(variant / 6);
     let by = [ShareBy::Equal, ShareBy::Length, ShareBy::Misses][policy % 3];
     let every = [0, 3][policy / 3 % 2];
-    // In every layer a block of rows, or fewer than a shrink from two blocks to one may move.
-    let few = u64::from(row_bytes * layers) * [64, 40][policy / 3 % 2];
+    // In every layer a block of rows, the least that a share takes, or a block and a half.
+    let few = u64::from(row_bytes * layers) * [64, 96][policy / 3 % 2];
     let share = match policy / 6 % 2 {
         0 => Share { by, every, least_change: 1000, bytes_a_step: 1 << 30, resizes_a_step: 100 },
         _ => Share { by, every, least_change: 2, bytes_a_step: few, resizes_a_step: 1 },
