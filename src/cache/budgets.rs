@@ -26,8 +26,8 @@
 //! work has ended or not. [`Cache::budgets_digest`] compares ranks.
 //!
 //! **Cost.** A `prepare` without cause compares a length with a number for each of its rows. With cause it divides the
-//! slots of each distinct layer ([`Share`] gives the time), and enqueues a resize for each sequence that changes. Nothing
-//! is allocated.
+//! slots of each distinct layer ([`Share`] gives the time), and enqueues a resize for each sequence that changes. It
+//! allocates nothing.
 
 use crate::cache::Cache;
 use crate::cache::record::Record;
