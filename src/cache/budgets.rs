@@ -40,17 +40,18 @@ use crate::step::Step;
 #[derive(Debug)]
 pub(super) struct Sharing {
     policy: Share,
-    layers: usize,
-    /// For each layer, its misses by the part of the rows that had slots. Empty unless the policy asks for them.
+    /// The index groups. Everything here is by group: the layers of one have the same slots.
+    groups: usize,
+    /// For each group, the misses of a layer by the part of the rows that had slots. Empty unless the policy asks for them.
     curves: Vec<MissCurve>,
     /// The sequences that take part, in the order of their opening.
     order: Vec<u32>,
-    /// `[order][layers]`: each sequence's share, in slots.
+    /// `[order][groups]`: each sequence's share, in slots.
     targets: Vec<u32>,
     wants: Vec<Want>,
-    /// For each layer, the blocks that the promise of a joining sequence lacks.
+    /// For each group, the blocks that the promise of a joining sequence lacks.
     lacks: Vec<u32>,
-    /// For each layer, the blocks that its share lacks.
+    /// For each group, the blocks that its share lacks.
     wishes: Vec<u32>,
     /// Places in the order of the sequences that shrink for a joining one.
     chosen: Vec<u32>,
@@ -73,17 +74,17 @@ struct Allowance {
 }
 
 impl Sharing {
-    pub(super) fn new(policy: Share, lanes: usize, layers: usize) -> Box<Sharing> {
-        let curves = if policy.by == ShareBy::Misses { layers } else { 0 };
+    pub(super) fn new(policy: Share, lanes: usize, groups: usize) -> Box<Sharing> {
+        let curves = if policy.by == ShareBy::Misses { groups } else { 0 };
         Box::new(Sharing {
             policy,
-            layers,
+            groups,
             curves: vec![MissCurve::default(); curves],
             order: Vec::with_capacity(lanes),
-            targets: vec![0; lanes * layers],
+            targets: vec![0; lanes * groups],
             wants: Vec::with_capacity(lanes),
-            lacks: vec![0; layers],
-            wishes: vec![0; layers],
+            lacks: vec![0; groups],
+            wishes: vec![0; groups],
             chosen: Vec::with_capacity(lanes),
             due: false,
             since: 0,
@@ -92,7 +93,7 @@ impl Sharing {
 
     /// The shares of the sequence at `place` of the order.
     fn targets(&self, place: usize) -> &[u32] {
-        self.targets.get(place * self.layers..(place + 1) * self.layers).unwrap_or_default()
+        self.targets.get(place * self.groups..(place + 1) * self.groups).unwrap_or_default()
     }
 }
 
@@ -129,9 +130,9 @@ impl Cache {
         let mut digest = 0_u64;
         for record in self.records.iter().filter(|record| record.is_taken()) {
             let budgets = (0_u64..).zip(&record.owned.slots.budgets);
-            for (layer, budget) in budgets {
+            for (group, budget) in budgets {
                 let word =
-                    record.opened.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (layer << 32 | u64::from(*budget));
+                    record.opened.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (group << 32 | u64::from(*budget));
                 let word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
                 let word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
                 digest = digest.wrapping_add(word ^ (word >> 31));
@@ -143,16 +144,16 @@ impl Cache {
     /// Checks that a layer has blocks for the promises of all open sequences and for `least` slots more.
     pub(super) fn check_promises(&self, least: &[u32]) -> Result<()> {
         let blocks = |slots: &u32| u64::from(slots.div_ceil(SLOT_BLOCK));
-        for (layer, (slots, least)) in self.sparse.slots().sizes().zip(least).enumerate() {
+        for (group, (slots, least)) in self.sparse.slots().sizes().zip(least).enumerate() {
             let taken = self.records.iter().filter(|record| record.is_taken());
-            let promised: u64 = taken.filter_map(|r| r.owned.least.get(layer)).map(blocks).sum();
+            let promised: u64 = taken.filter_map(|r| r.owned.least.get(group)).map(blocks).sum();
             let free = u64::from(slots / SLOT_BLOCK).saturating_sub(promised);
             if blocks(least) > free {
                 return Err(Error::new(Kind::Exhausted, "open")
                     .at("slot blocks")
                     .with("wanted", blocks(least))
                     .with("free", free)
-                    .with("layer", layer as u64));
+                    .with("layer", self.geometry.members(group).start as u64));
             }
         }
         Ok(())
@@ -175,10 +176,10 @@ impl Cache {
         self.reclaim(sharing, index, stream)?;
         let place = sharing.order.iter().position(|i| *i as usize == index).unwrap_or(0);
         let mut budgets = std::mem::take(&mut self.budgets);
-        for (layer, budget) in budgets.iter_mut().enumerate() {
-            let free = self.sparse.slots().free_blocks(layer).saturating_mul(SLOT_BLOCK);
-            let share = sharing.targets(place).get(layer).copied().unwrap_or(0);
-            let least = self.records[index].owned.least.get(layer).copied().unwrap_or(0);
+        for (group, budget) in budgets.iter_mut().enumerate() {
+            let free = self.sparse.slots().free_blocks(group).saturating_mul(SLOT_BLOCK);
+            let share = sharing.targets(place).get(group).copied().unwrap_or(0);
+            let least = self.records[index].owned.least.get(group).copied().unwrap_or(0);
             *budget = share.max(least).min(free);
         }
         let slots = &mut self.records[index].owned.slots;
@@ -195,13 +196,13 @@ impl Cache {
     /// far as the limits of a step allow, for its share.
     fn reclaim(&mut self, sharing: &mut Sharing, index: usize, stream: Stream) -> Result<()> {
         let place = sharing.order.iter().position(|own| *own as usize == index).unwrap_or(0);
-        for layer in 0..sharing.layers {
-            let blocks = |slots: &[u32]| slots.get(layer).map_or(0, |slots| slots.div_ceil(SLOT_BLOCK));
-            let free = self.sparse.slots().free_blocks(layer);
+        for group in 0..sharing.groups {
+            let blocks = |slots: &[u32]| slots.get(group).map_or(0, |slots| slots.div_ceil(SLOT_BLOCK));
+            let free = self.sparse.slots().free_blocks(group);
             let lack = blocks(&self.records[index].owned.least).saturating_sub(free);
-            self.lower_targets(sharing, layer, lack)?;
-            sharing.wishes[layer] = blocks(sharing.targets(place)).saturating_sub(free);
-            sharing.lacks[layer] = lack;
+            self.lower_targets(sharing, group, lack)?;
+            sharing.wishes[group] = blocks(sharing.targets(place)).saturating_sub(free);
+            sharing.lacks[group] = lack;
         }
         self.choose(sharing);
         for place in &sharing.chosen {
@@ -230,8 +231,8 @@ impl Cache {
     }
 
     /// Lowers shares in a layer, down to the promises, until giving up all above the shares frees `lack` blocks.
-    fn lower_targets(&self, sharing: &mut Sharing, layer: usize, lack: u32) -> Result<()> {
-        let blocks = |slots: &[u32]| slots.get(layer).map_or(0, |slots| slots.div_ceil(SLOT_BLOCK));
+    fn lower_targets(&self, sharing: &mut Sharing, group: usize, lack: u32) -> Result<()> {
+        let blocks = |slots: &[u32]| slots.get(group).map_or(0, |slots| slots.div_ceil(SLOT_BLOCK));
         let (mut left, mut above) = (lack, 0);
         for place in (0..sharing.order.len()).filter(|_| lack > 0) {
             let record = &self.records[sharing.order[place] as usize];
@@ -244,7 +245,7 @@ impl Cache {
         if above < lack {
             return Err(Error::new(Kind::Busy, "join")
                 .at("slots of sequences in open steps")
-                .with("layer", layer as u64)
+                .with("layer", self.geometry.members(group).start as u64)
                 .with("wanted blocks", lack)
                 .with("free blocks", above)
                 .hint("join again when their steps are finished"));
@@ -254,8 +255,8 @@ impl Cache {
             let target = blocks(sharing.targets(place)).min(blocks(&record.owned.slots.budgets));
             let give = left.min(target.saturating_sub(blocks(&record.owned.least)));
             if give > 0 && self.takes_resizes(record, None) {
-                let least = record.owned.least.get(layer).copied().unwrap_or(0);
-                sharing.targets[place * sharing.layers + layer] = ((target - give) * SLOT_BLOCK).max(least);
+                let least = record.owned.least.get(group).copied().unwrap_or(0);
+                sharing.targets[place * sharing.groups + group] = ((target - give) * SLOT_BLOCK).max(least);
                 left -= give;
             }
         }
@@ -265,12 +266,12 @@ impl Cache {
     /// Chooses the sequences that shrink to their shares, in the order of opening: as many as the promise needs, then as
     /// many as the share needs and the limits of a step allow.
     fn choose(&self, sharing: &mut Sharing) {
-        let Sharing { policy, layers, order, targets, lacks, wishes, chosen, .. } = sharing;
+        let Sharing { policy, groups, order, targets, lacks, wishes, chosen, .. } = sharing;
         chosen.clear();
         let mut bytes = policy.bytes_a_step;
         for (place, index) in order.iter().enumerate() {
             let record = &self.records[*index as usize];
-            let targets = &targets[place * *layers..(place + 1) * *layers];
+            let targets = &targets[place * *groups..(place + 1) * *groups];
             let budgets = || record.owned.slots.budgets.iter().zip(targets);
             let given = |(now, then): (&u32, &u32)| {
                 now.div_ceil(SLOT_BLOCK).saturating_sub(then.div_ceil(SLOT_BLOCK))
@@ -280,8 +281,11 @@ impl Cache {
             if !self.takes_resizes(record, None) || !(helps(lacks) || helps(wishes)) {
                 continue;
             }
-            let moved = |(now, then): (&u32, &u32)| u64::from(now.saturating_sub(*then).min(*then));
-            let cost = budgets().map(moved).sum::<u64>().saturating_mul(self.geometry.row_bytes().into());
+            let moved = |(group, (now, then)): (usize, (&u32, &u32))| {
+                let rows = u64::from(now.saturating_sub(*then).min(*then));
+                rows.saturating_mul(self.geometry.group_row_bytes(group))
+            };
+            let cost = budgets().enumerate().map(moved).fold(0, u64::saturating_add);
             let allowed =
                 record.work.covered && cost <= bytes && chosen.len() < policy.resizes_a_step as usize;
             if helps(lacks) || allowed {
@@ -336,13 +340,14 @@ impl Cache {
         };
         let Ok(slot) = self.ring.slot(step) else { return };
         let report = self.ring.report();
-        for (layer, (curve, LayerCount { misses, .. })) in
-            sharing.curves.iter_mut().zip(&report.layers).enumerate()
-        {
+        for (group, curve) in sharing.curves.iter_mut().enumerate() {
+            // All layers of a group miss the same rows.
+            let first = report.layers.get(self.geometry.members(group).start);
+            let Some(LayerCount { misses, .. }) = first else { continue };
             let (mut slots, mut tokens) = (0, 0);
             for row in &slot.rows {
                 let Some(record) = self.records.get(row.sequence as usize) else { continue };
-                slots += record.owned.slots.budgets.get(layer).map_or(0, |budget| u64::from(*budget));
+                slots += record.owned.slots.budgets.get(group).map_or(0, |budget| u64::from(*budget));
                 tokens += u64::from(record.rows.upper);
             }
             curve.note(slots, tokens, (*misses).into(), slot.rows.len() as u32);
@@ -351,49 +356,49 @@ impl Cache {
 
     /// Divides the slots of every layer over the sequences that have slots, and over one that joins.
     fn divide(&self, sharing: &mut Sharing, joining: Option<usize>) {
-        let Sharing { policy, layers, curves, order, targets, wants, .. } = sharing;
+        let Sharing { policy, groups, curves, order, targets, wants, .. } = sharing;
         order.clear();
         let takes_part = |(index, record): &(usize, &Record)| Some(*index) == joining || has_slots(record);
         order.extend(self.records.iter().enumerate().filter(takes_part).map(|(index, _)| index as u32));
         order.sort_unstable_by_key(|index| self.records[*index as usize].opened);
         let flight = self.config.query_rows.saturating_mul(self.config.steps_in_flight);
         let mut before: Option<(usize, u32)> = None;
-        for layer in 0..*layers {
+        for group in 0..*groups {
             let held = |index: &u32| {
                 self.records[*index as usize]
                     .owned
                     .slots
                     .blocks
-                    .get(layer)
+                    .get(group)
                     .map_or(0, |blocks| blocks.len() as u32)
             };
-            let blocks = self.sparse.slots().free_blocks(layer) + order.iter().map(held).sum::<u32>();
-            let least = |layer: usize, index: &u32| {
-                self.records[*index as usize].owned.least.get(layer).copied().unwrap_or(0)
+            let blocks = self.sparse.slots().free_blocks(group) + order.iter().map(held).sum::<u32>();
+            let least = |group: usize, index: &u32| {
+                self.records[*index as usize].owned.least.get(group).copied().unwrap_or(0)
             };
             // Most layers are alike, and then so are their shares.
             let alike = |(other, given): (usize, u32)| {
                 given == blocks
                     && curves.is_empty()
-                    && order.iter().all(|i| least(layer, i) == least(other, i))
+                    && order.iter().all(|i| least(group, i) == least(other, i))
             };
             if let Some((other, _)) = before.filter(|before| alike(*before)) {
                 for place in 0..order.len() {
-                    targets[place * *layers + layer] = targets[place * *layers + other];
+                    targets[place * *groups + group] = targets[place * *groups + other];
                 }
                 continue;
             }
-            before = Some((layer, blocks));
+            before = Some((group, blocks));
             wants.clear();
             wants.extend(order.iter().map(|index| {
                 let record = &self.records[*index as usize];
                 let length = record.rows.upper.max(record.admitted.prompt);
-                Want::new(least(layer, index), length, flight, self.reach_of(record))
+                Want::new(least(group, index), length, flight, self.reach_of(record))
             }));
-            policy.targets(blocks, curves.get(layer), wants);
+            policy.targets(blocks, curves.get(group), wants);
             for (place, (index, want)) in order.iter().zip(&*wants).enumerate() {
                 let reach = self.reach_of(&self.records[*index as usize]);
-                targets[place * *layers + layer] = want.blocks.saturating_mul(SLOT_BLOCK).min(reach);
+                targets[place * *groups + group] = want.blocks.saturating_mul(SLOT_BLOCK).min(reach);
             }
         }
     }
@@ -418,7 +423,7 @@ impl Cache {
     ) -> Result<u32> {
         self.divide(sharing, None);
         sharing.since = 0;
-        let bytes = u64::from(self.geometry.row_bytes()) * sharing.layers as u64;
+        let bytes: u64 = self.geometry.formats().iter().map(|layer| u64::from(layer.row_bytes())).sum();
         let policy = sharing.policy;
         let grows = |place: usize| {
             let budgets = &self.records[sharing.order[place] as usize].owned.slots.budgets;
@@ -464,10 +469,10 @@ impl Cache {
         let mut budgets = std::mem::take(&mut self.budgets);
         let present = &self.records[index].owned.slots.budgets;
         let (mut moved, mut changed) = (0, false);
-        for (layer, budget) in budgets.iter_mut().enumerate() {
-            let now = present.get(layer).copied().unwrap_or(0);
-            let then = sharing.targets(place).get(layer).copied().unwrap_or(now);
-            let room = now.div_ceil(SLOT_BLOCK) + self.sparse.slots().free_blocks(layer);
+        for (group, budget) in budgets.iter_mut().enumerate() {
+            let now = present.get(group).copied().unwrap_or(0);
+            let then = sharing.targets(place).get(group).copied().unwrap_or(now);
+            let room = now.div_ceil(SLOT_BLOCK) + self.sparse.slots().free_blocks(group);
             let part = Share::within(now, then, allowance.rows);
             *budget = part.min(room.saturating_mul(SLOT_BLOCK));
             moved = moved.max(now.saturating_sub(*budget).min(*budget));

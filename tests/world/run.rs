@@ -80,6 +80,9 @@ pub fn config(variant: u8) -> Config {
     };
     let memory = Memory { huge: false, populate: false, lock: false, node: None };
     Config {
+        rows: Vec::new(),
+        index_groups: Vec::new(),
+        share: None,
         shape,
         host_pages: 40,
         index_pages: 38,

@@ -193,7 +193,7 @@ struct Addresses {
 impl Addresses {
     /// Lays everything out from address `base` on.
     fn new(layout: &PoolLayout, base: u64) -> Result<Addresses> {
-        let (g, mut room) = (&layout.geometry, Room { next: base });
+        let (g, mut room) = (layout.geometry.first(), Room { next: base });
         let none = || Error::new(Kind::InvalidConfig, "attach").at("layers of the pool layout");
         let first = layout.tables.first().copied().ok_or_else(none)?;
         let (batch, layer_count) = (u64::from(layout.batch), u64::from(g.layers()));
@@ -294,7 +294,7 @@ fn layer(
 
 /// The host pages of a layer's rows.
 fn host_pages(layout: &PoolLayout) -> u32 {
-    let pages = layout.rows.first().map_or(0, Slice::bytes) / layout.geometry.host_page_bytes();
+    let pages = layout.rows.first().map_or(0, Slice::bytes) / layout.geometry.first().host_page_bytes();
     u32::try_from(pages).unwrap_or(NO_PAGE)
 }
 
@@ -310,6 +310,11 @@ impl CudaPools {
         const OPERATION: &str = "attach";
         let asker = Asker { name: NAME, device, exact: true, top_k_max: TOP_K_MAX };
         let extents = Extents::new(&layout, asker)?;
+        let all = &layout.geometry;
+        if all.largest_group() > 1 || all.formats().iter().any(|layer| layer != all.first()) {
+            let error = Error::new(Kind::Unsupported, OPERATION);
+            return Err(error.at("index groups, or layers with different rows"));
+        }
         let bytes = Addresses::new(&layout, 0)?.end;
         let memory = Allocation::new(context, worker, bytes)?;
         let addresses = Addresses::new(&layout, memory.address)?;
