@@ -75,6 +75,10 @@ impl Shape {
     pub const DEEPSEEK_V3: Shape = Shape { index_key_bytes: 0, top_k: 0, ..Shape::DEEPSEEK_V3_2_BF16 };
     /// GLM-5: 78 layers of V3.2's row format.
     pub const GLM_5: Shape = Shape { layers: 78, ..Shape::DEEPSEEK_V3_2 };
+    /// GLM-5.2 and GLM-5.3: GLM-5's rows, and IndexShare. Of 78 layers 21 have an indexer: 0, 1 and 2, then every fourth
+    /// (ROCm/ATOM#1260; in the model's configuration `index_skip_topk_offset` 3 and `index_topk_freq` 4). So layers 0
+    /// and 1 select for themselves, and layer 2 begins the first group of four.
+    pub const GLM_5_2: Shape = Shape { lone_layers: 2, group_layers: 4, ..Shape::GLM_5 };
     /// DeepSeek-V3.2 with INT8 latents and static scales: 512 i8 + 64 bf16 rope.
     pub const DEEPSEEK_V3_2_INT8: Shape = Shape { runs: [640, 0], ..Shape::DEEPSEEK_V3_2 };
     /// A grouped-query model of 32 layers with 8 KV heads of 128 BF16 values: K and V as two runs. It selects by its
@@ -83,12 +87,14 @@ impl Shape {
         Shape { layers: 32, runs: [2048, 2048], index_key_bytes: 0, top_k: 2048, ..Shape::DEEPSEEK_V3_2 };
 
     /// The presets, by their names on the command line.
-    pub const PRESETS: [(&'static str, Shape); 6] = [
+    pub const PRESETS: [(&'static str, Shape); 8] = [
         ("deepseek-v3.2", Shape::DEEPSEEK_V3_2),
         ("deepseek-v3.2-bf16", Shape::DEEPSEEK_V3_2_BF16),
         ("deepseek-v3.2-int8", Shape::DEEPSEEK_V3_2_INT8),
         ("deepseek-v3", Shape::DEEPSEEK_V3),
         ("glm-5", Shape::GLM_5),
+        ("glm-5.2", Shape::GLM_5_2),
+        ("glm-5.3", Shape::GLM_5_2),
         ("gqa-8x128", Shape::GQA_8X128),
     ];
 
@@ -642,6 +648,16 @@ mod tests {
         }
         let lone = Geometry::new(Shape { lone_layers: 99, ..grouped() }).unwrap();
         assert_eq!((Geometries::from(lone).groups().len(), lone.index_layers()), (13, 13));
+    }
+
+    #[test]
+    fn glm_5_2_has_an_indexer_in_layers_0_to_2_and_then_in_every_fourth() {
+        let all = Geometries::from(Geometry::new(Shape::GLM_5_2).unwrap());
+        let firsts: Vec<usize> = all.groups().iter().map(|group| group.first as usize).collect();
+        let full = |layer: &usize| layer.saturating_sub(2).is_multiple_of(4) || *layer == 1;
+        assert_eq!(firsts, (0..78).filter(full).collect::<Vec<_>>());
+        assert_eq!((firsts.len(), all.members(20)), (21, 74..78));
+        assert_eq!(all.first().index_layers(), 21);
     }
 
     #[test]

@@ -199,14 +199,18 @@ impl Config {
         let micro = batch.checked_mul(row)?.checked_add(4 * descriptor::step::words(self.batch) as u64)?;
         let micro =
             micro.checked_add(12 * layers + 4 * lanes + 8)?.checked_mul(u64::from(self.micro_batches))?;
-        let shared = layers * (LAYER + room + FETCH * top_k) + lanes * 4 * (u64::from(lane_pages) + 1);
+        let groups = geometry.groups().len() as u64;
+        // The first layers of groups are described a second time.
+        let described = if groups == layers { layers } else { layers + groups };
+        let shared =
+            described * LAYER + groups * (room + FETCH * top_k) + lanes * 4 * (u64::from(lane_pages) + 1);
         micro.checked_add(shared)
     }
 }
 
 /// Bytes of a GPU's description of a layer, of a list of fetches, and of an entry of that list: `abi.h`.
-const LAYER: u64 = 112;
-const LIST: u64 = 40;
+const LAYER: u64 = 136;
+const LIST: u64 = 72;
 const FETCH: u64 = 16;
 
 /// The system calls of a cache that overcommits: the system reports no available memory.

@@ -9,8 +9,8 @@
 //! Landing slots have the same ids in every layer. Each layer has its own memory for them, because the next step
 //! commits a step's new rows. Each region begins with the first whole block after a mapping boundary; slots that would
 //! cross the boundary are unused. The regions have the same slot ids in every layer, since the layers of an index group
-//! have the same rows in the same slots. Where rows differ in size, the layer with the smallest decides, and the others
-//! leave the difference unused: 1.75 times 656-byte rows' scratch, for 1152 beside 656 bytes.
+//! have the same rows in the same slots. Where rows differ in size, the smallest decides where the regions begin, and layers with larger rows
+//! leave slots unused.
 
 use crate::device::{Device, Mapped, Slice};
 use crate::error::{Error, Kind, Result};
@@ -176,5 +176,38 @@ impl SparsePool {
     pub fn landing(&self, lane: u32, row: u32) -> Option<u32> {
         let shape = self.tables.first()?;
         (row < shape.query_rows).then(|| shape.landing_base + lane * shape.query_rows + row)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::geometry::Shape;
+
+    #[test]
+    fn layers_of_a_group_have_the_same_slot_ids_whatever_their_rows() {
+        let shape = Shape { layers: 3, lone_layers: 1, group_layers: 2, ..Shape::DEEPSEEK_V3_2 };
+        let geometry = Geometries::new(shape, &[[656, 0], [656, 0], [1152, 0]], &[]).unwrap();
+        let config = SparseConfig {
+            lanes: 4,
+            tokens: 256,
+            query_rows: 2,
+            scratch: 100,
+            waves: 1,
+            slots: vec![128, 192],
+        };
+        let layout = config.layout(&geometry, 4096).unwrap();
+        assert_eq!(layout.tables.len(), 2);
+        // 401 scratch slots are 7 blocks: of 1152-byte rows 126 pages, which end in the 13th block of 656-byte rows.
+        assert_eq!(layout.scratch_bytes, 126 * 4096);
+        assert!(
+            layout.tables.iter().all(|shape| (shape.landing_base, shape.budget_base) == (13 * 64, 14 * 64))
+        );
+        let end = |blocks: u64, row: u64| (blocks * 64 * row - 126 * 4096).next_multiple_of(4096);
+        assert_eq!(layout.own_bytes, [end(16, 656), end(17, 656), end(17, 1152)]);
+        // The larger rows leave the blocks between their scratch slots' end and the landing slots unused.
+        let alike = Geometries::new(shape, &[[1152, 0]; 3], &[]).unwrap();
+        let alike = config.layout(&alike, 4096).unwrap();
+        assert_eq!(layout.own_bytes[2] - alike.own_bytes[2], 6 * 64 * 1152);
     }
 }
