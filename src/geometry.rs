@@ -49,8 +49,8 @@ pub struct Shape {
     /// The first layers, which select for themselves alone. Only with [`Shape::group_layers`] above 1.
     pub lone_layers: u32,
     /// Of the layers that follow, each group of so many shares one selection, which the indexer of the group's first
-    /// layer makes ([`IndexGroup`]). The last group may have fewer. 0 or 1: every layer selects for itself. A draft layer
-    /// always does.
+    /// layer makes ([`IndexGroup`]). The last group may have fewer. 0 or 1: every layer selects for itself. A draft
+    /// layer always does.
     pub group_layers: u32,
 }
 
@@ -75,9 +75,9 @@ impl Shape {
     pub const DEEPSEEK_V3: Shape = Shape { index_key_bytes: 0, top_k: 0, ..Shape::DEEPSEEK_V3_2_BF16 };
     /// GLM-5: 78 layers of V3.2's row format.
     pub const GLM_5: Shape = Shape { layers: 78, ..Shape::DEEPSEEK_V3_2 };
-    /// GLM-5.2 and GLM-5.3: GLM-5's rows, and IndexShare. Of 78 layers 21 have an indexer: 0, 1 and 2, then every fourth
-    /// (ROCm/ATOM#1260; in the model's configuration `index_skip_topk_offset` 3 and `index_topk_freq` 4). So layers 0
-    /// and 1 select for themselves, and layer 2 begins the first group of four.
+    /// GLM-5.2 and GLM-5.3: GLM-5's rows, and IndexShare. Of 78 layers 21 have an indexer: 0, 1 and 2, then every
+    /// fourth (ROCm/ATOM#1260; in the model's configuration `index_skip_topk_offset` 3 and `index_topk_freq` 4). So
+    /// layers 0 and 1 select for themselves, and layer 2 begins the first group of four.
     pub const GLM_5_2: Shape = Shape { lone_layers: 2, group_layers: 4, ..Shape::GLM_5 };
     /// DeepSeek-V3.2 with INT8 latents and static scales: 512 i8 + 64 bf16 rope.
     pub const DEEPSEEK_V3_2_INT8: Shape = Shape { runs: [640, 0], ..Shape::DEEPSEEK_V3_2 };
@@ -270,18 +270,6 @@ impl Geometry {
         self.shape.page_tokens as u64 * self.shape.index_key_bytes as u64
     }
 
-    /// Bytes of a total pool of `pages` pages.
-    ///
-    /// # Errors
-    /// [`Kind::Overflow`].
-    pub fn total_bytes(&self, pages: u32) -> Result<u64> {
-        self.host_page_bytes()
-            .checked_mul(u64::from(pages))
-            .and_then(|b| b.checked_mul(u64::from(self.layers())))
-            .filter(|b| *b <= isize::MAX as u64)
-            .ok_or_else(|| overflow("total pool"))
-    }
-
     /// Bytes of the index keys of `pages` pages, in all layers that have an indexer.
     ///
     /// # Errors
@@ -411,14 +399,14 @@ fn checked_groups(shape: &Shape, given: &[IndexGroup]) -> Result<Vec<IndexGroup>
 }
 
 impl Geometries {
-    /// Checks the rows of every layer and the groups. `rows` has the bytes of each layer's runs ([`Shape::runs`]), draft
-    /// layers included; if it is empty, every layer has the shape's. `groups` names the groups in the order of their
-    /// layers; if it is empty, they are the shape's. Draft layers may be left out.
+    /// Checks the rows of every layer and the groups. `rows` has the bytes of each layer's runs ([`Shape::runs`]),
+    /// draft layers included; if it is empty, every layer has the shape's. `groups` names the groups in the order of
+    /// their layers; if it is empty, they are the shape's. Draft layers may be left out.
     ///
     /// # Errors
     /// As [`Geometry::new`]; [`Kind::InvalidConfig`] for rows of another number of layers, and for groups that overlap,
-    /// leave a layer out, name no first layer, differ in k, have more than [`GROUP_MAX`] layers, or contain a draft layer
-    /// and another one.
+    /// leave a layer out, name no first layer, differ in k, have more than [`GROUP_MAX`] layers, or contain a draft
+    /// layer and another one.
     pub fn new(shape: Shape, rows: &[[u32; 2]], groups: &[IndexGroup]) -> Result<Geometries> {
         let geometry = Geometry::new(shape)?;
         let count = geometry.layers() as usize;
@@ -619,11 +607,11 @@ mod tests {
         assert_eq!(Geometry::new(huge).unwrap_err().kind(), Kind::Overflow);
         let wide =
             Shape { layers: 4096, runs: [1 << 20, 1 << 20], page_tokens: 1024, ..Shape::DEEPSEEK_V3_2 };
-        let g = Geometry::new(wide).unwrap();
+        let g = Geometries::new(wide, &[], &[]).unwrap();
         assert_eq!(g.total_bytes(u32::MAX).unwrap_err().kind(), Kind::Overflow);
         let align = Shape { device_block_align: u32::MAX, runs: [1 << 20, 1 << 20], ..Shape::DEEPSEEK_V3_2 };
         assert!(Geometry::new(align).is_err());
-        assert!(v32().total_bytes(1 << 20).is_ok());
+        assert!(Geometries::from(v32()).total_bytes(1 << 20).is_ok());
     }
 
     fn grouped() -> Shape {

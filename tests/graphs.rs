@@ -389,7 +389,7 @@ fn layers_enqueued_one_by_one_read_every_selected_row() {
     assert!(all.0 > 0 && all.1 > 0 && all.2 > 0, "hits, misses and scratch rows: {all:?}");
 }
 
-/// Rows of every layer, drafts, roll-backs, resizes with steps in flight, and draft passes.
+/// Rows of every layer, drafts, rejected ones, resizes with steps in flight, and draft passes.
 #[test]
 fn layers_that_share_a_selection_read_every_selected_row() {
     let mut run = Run::of(grouped(), 5, TestDevice::new(HostOptions::default()));

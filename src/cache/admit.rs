@@ -21,7 +21,8 @@ pub struct Open {
     pub prompt: u32,
     /// The most tokens that it may decode.
     pub promised: u32,
-    /// Its slots in each layer, the same in all layers of an index group; with [`Config::share`](crate::Config::share), the least that it ever has.
+    /// Its slots in each layer, the same in all layers of an index group; with [`Config::share`](crate::Config::share),
+    /// the least that it ever has.
     pub budget: Budget,
     /// The rows to load when it joins.
     pub bring_up: BringUp,

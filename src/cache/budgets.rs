@@ -42,7 +42,8 @@ pub(super) struct Sharing {
     policy: Share,
     /// The index groups. Everything here is by group: the layers of one have the same slots.
     groups: usize,
-    /// For each group, the misses of a layer by the part of the rows that had slots. Empty unless the policy asks for them.
+    /// For each group, the misses of a layer by the part of the rows that had slots. Empty unless the policy asks for
+    /// them.
     curves: Vec<MissCurve>,
     /// The sequences that take part, in the order of their opening.
     order: Vec<u32>,

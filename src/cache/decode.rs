@@ -218,8 +218,8 @@ impl Cache {
     /// Resolve (R), then gather (G), of one layer, each on its stream, with an event between them. Call
     /// [`Cache::scatter`] after the engine has written the new rows (P). This is the usual way to run a layer;
     /// `examples/decode_loop.rs` uses it. In a layer that another one selects for, it gathers only, and `buffers` are
-    /// not used: the slots are those of the group's first layer. For special needs see [`Cache::resolve`], [`Cache::overlap`],
-    /// [`Cache::overlap_steps`], [`Cache::capture`], [`Cache::capture_into`] and [`Cache::layers`].
+    /// not used: the slots are those of the group's first layer. For special needs see [`Cache::resolve`],
+    /// [`Cache::overlap`], [`Cache::overlap_steps`], [`Cache::capture`], [`Cache::capture_into`] and [`Cache::layers`].
     ///
     /// # Errors
     /// As [`Cache::resolve`].
@@ -233,8 +233,8 @@ impl Cache {
     }
 
     /// Calls [`Cache::layer`] for every layer, draft layers last. For replays and tests, which have all selections
-    /// beforehand. `selection` and `slots` are `[index groups][rows of the step][query rows][top_k]` i32: for each layer, if
-    /// none share a selection.
+    /// beforehand. `selection` and `slots` are `[index groups][rows of the step][query rows][top_k]` i32: for each
+    /// layer, if none share a selection.
     ///
     /// All layers use the same scratch slots, so after this call the scratch slots hold rows of the last layer only.
     /// The call rejects a step in which an earlier layer might need a scratch slot, and enqueues nothing then. A layer

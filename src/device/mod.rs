@@ -286,8 +286,8 @@ pub trait Device: Debug + Send + Sync {
         Err(no_graphs())
     }
 
-    /// The residency digest of a lane, summed over all index groups. It does not wait for streams. Tests use it, and ranks
-    /// compare it between steps.
+    /// The residency digest of a lane, summed over all index groups. It does not wait for streams. Tests use it, and
+    /// ranks compare it between steps.
     ///
     /// # Errors
     /// [`Kind::OutOfRange`].

@@ -54,8 +54,9 @@ pub enum PoolOp<'a> {
         output: ResolveOutput,
     },
     /// Fetches the missed rows that attention wave `wave` reads. The last resolve must have been of the same layer (or
-    /// its index group's first), query rows and step, and the earlier waves must have been gathered. Otherwise the step fails, rather than
-    /// copying rows into slots that were meant for others. A wave without missed rows fetches nothing.
+    /// its index group's first), query rows and step, and the earlier waves must have been gathered. Otherwise the step
+    /// fails, rather than copying rows into slots that were meant for others. A wave without missed rows fetches
+    /// nothing.
     Gather {
         /// The batch rows and the layer.
         range: StepRange,
@@ -221,9 +222,9 @@ pub struct Truncate<'a> {
 pub struct Resize<'a> {
     /// The lane.
     pub lane: Lane,
-    /// For each index group, the slot blocks afterwards, numbered from the first budget block. The blocks that the lane keeps
-    /// come first, in their present order: a smaller budget gives up the last blocks, a larger one appends blocks. The
-    /// operation does not read blocks beyond those that the budget needs.
+    /// For each index group, the slot blocks afterwards, numbered from the first budget block. The blocks that the lane
+    /// keeps come first, in their present order: a smaller budget gives up the last blocks, a larger one appends
+    /// blocks. The operation does not read blocks beyond those that the budget needs.
     pub blocks: &'a [Vec<u32>],
     /// For each index group, the budget afterwards, in slots.
     pub budgets: &'a [u32],

@@ -97,8 +97,8 @@ impl Overlap {
 /// A piece of a layer's work that the engine does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Work {
-    /// I0: the projections that the indexer needs, and the write of the index keys. A layer that another one selects for
-    /// has no indexer; there it is what comes before the preparation of attention.
+    /// I0: the projections that the indexer needs, and the write of the index keys. A layer that another one selects
+    /// for has no indexer; there it is what comes before the preparation of attention.
     Project,
     /// I: logits and top-k of the call's batch rows, which write the selection. Not in a layer that another one selects
     /// for.

@@ -28,8 +28,8 @@ impl Budget {
         Ok(slots)
     }
 
-    /// As [`Budget::slots`], into `slots`: one for each index group, whose layers are `members(group)`. After an error its
-    /// contents are unspecified.
+    /// As [`Budget::slots`], into `slots`: one for each index group, whose layers are `members(group)`. After an error
+    /// its contents are unspecified.
     ///
     /// # Errors
     /// As [`Budget::slots`]; [`Kind::InvalidConfig`] for different slots in layers of one group.

@@ -9,8 +9,8 @@
 //! Landing slots have the same ids in every layer. Each layer has its own memory for them, because the next step
 //! commits a step's new rows. Each region begins with the first whole block after a mapping boundary; slots that would
 //! cross the boundary are unused. The regions have the same slot ids in every layer, since the layers of an index group
-//! have the same rows in the same slots. Where rows differ in size, the smallest decides where the regions begin, and layers with larger rows
-//! leave slots unused.
+//! have the same rows in the same slots. Where rows differ in size, the smallest decides where the regions begin, and
+//! layers with larger rows leave slots unused.
 
 use crate::device::{Device, Mapped, Slice};
 use crate::error::{Error, Kind, Result};

@@ -20,8 +20,8 @@ pub struct Slots {
 pub struct Holding {
     /// Its lane.
     pub lane: u32,
-    /// Its blocks in each index group, counted from the first budget block: those of its budget and, only while a resize has
-    /// not ended, blocks behind them that come or go.
+    /// Its blocks in each index group, counted from the first budget block: those of its budget and, only while a
+    /// resize has not ended, blocks behind them that come or go.
     pub blocks: Vec<Vec<u32>>,
     /// Its number of slots in each index group.
     pub budgets: Vec<u32>,

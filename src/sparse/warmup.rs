@@ -40,7 +40,8 @@ pub struct Stretches {
 }
 
 impl Stretches {
-    /// Stretches over `slots` slots, numbered through all layers, each with at most `bytes_a_call` bytes of rows (0: one stretch).
+    /// Stretches over `slots` slots, numbered through all layers, each with at most `bytes_a_call` bytes of rows (0:
+    /// one stretch).
     pub fn new(slots: u64, row_bytes: u32, bytes_a_call: u64) -> Self {
         let step = match bytes_a_call {
             0 => slots,

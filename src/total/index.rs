@@ -2,7 +2,8 @@
 //!
 //! An index key takes 132 bytes for each token and layer, so the index keys limit the number of live tokens on a GPU.
 //! That is why they are a pool of their own, which admission counts separately. The engine writes the keys (operation
-//! I0). Only the first layer of an index group has keys. forebay assigns the pages, and copies keys when it copies a page.
+//! I0). Only the first layer of an index group has keys. forebay assigns the pages, and copies keys when it copies a
+//! page.
 
 use crate::device::{Device, Slice};
 use crate::error::Result;

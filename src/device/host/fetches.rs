@@ -70,8 +70,8 @@ impl List {
         (&self.fetches[..self.count], self.scratch)
     }
 
-    /// Checks that a gather of wave `wave` in `range` may take its part: that the list is that of the layer's group, and
-    /// that the earlier waves were gathered. If so, notes that this one is.
+    /// Checks that a gather of wave `wave` in `range` may take its part: that the list is that of the layer's group,
+    /// and that the earlier waves were gathered. If so, notes that this one is.
     pub(super) fn take(&mut self, range: &StepRange, wave: usize, step: u64) -> Result<(), Cause> {
         let place = range.layer.index().checked_sub(self.layer).filter(|place| *place < self.members);
         let same = (self.rows, self.step) == (range.rows, step);

@@ -1,7 +1,7 @@
 //! The operations of a step on host memory: the LRU rule from `residency`, the row copies by `copy`.
 //!
-//! **Index groups.** The layers of a group have one table. Its operations decide once, and copy rows in the slab of each
-//! of these layers.
+//! **Index groups.** The layers of a group have one table. Its operations decide once, and copy rows in the slab of
+//! each of these layers.
 //!
 //! **Locks.** Decisions on a table run under its lock. A gather takes only its batch rows' lists,
 //! so that one half's gather runs alongside the other half's resolve. The copies of a commit, a scatter and a warm-up

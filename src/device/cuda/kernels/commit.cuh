@@ -1,5 +1,5 @@
-// Commit: accepted rows move from their landing slots into budget slots, in every layer of a table's group; rejected rows
-// are forgotten. One block of threads handles a table and some of the lanes, one after the other.
+// Commit: accepted rows move from their landing slots into budget slots, in every layer of a table's group; rejected
+// rows are forgotten. One block of threads handles a table and some of the lanes, one after the other.
 #pragma once
 
 #include "rows.cuh"
