@@ -434,24 +434,25 @@ fn a_gather_that_a_layer_of_a_group_lacks_is_missed_at_the_end() {
     assert_eq!(failed.kind(), Kind::DeviceFailed, "{failed}");
 }
 
-/// What the host cannot see: the gather of one layer never reaches the device. The resolve of the next group finds it, or
-/// the report if there is none.
+/// What the host cannot see: the gather or the scatter of one layer never reaches the device. The resolve of the next
+/// group finds the gather, or the report if there is none.
 #[test]
-fn a_gather_that_a_layer_of_a_group_lost_fails_the_step() {
+fn a_call_that_a_layer_of_a_group_lost_fails_the_step() {
     let last = || Config { shape: Shape { lone_layers: 2, ..config().shape }, ..config() };
-    for (new, layers, named) in [(config as fn() -> Config, 1..4, Some(4)), (last, 2..5, None)] {
-        for lost in layers {
-            for device in devices() {
-                let around = Forgets::new(device.device(), None);
-                let mut e = Engine::over(new(), device, around.clone());
-                e.start(200, 40, BringUp::Nothing);
-                e.step();
-                around.leave_out(move |call, range, _| call == Call::Gather && range.layer == Layer(lost));
-                e.checks = false;
-                let error = e.try_step().unwrap_err();
-                let layer = format!("layer {}", named.unwrap_or(lost));
-                assert!(error.to_string().contains(&layer), "without layer {lost}'s: {error}");
-            }
+    let lost = |call, named| move |layer| (call, layer, named);
+    let cases = (1..4).map(lost(Call::Gather, Some(4))).chain((1..4).map(lost(Call::Scatter, None)));
+    let cases = cases.map(|case| (config(), case));
+    for (new, (call, lost, named)) in cases.chain((2..5).map(|lost| (last(), (Call::Gather, lost, None)))) {
+        for device in devices() {
+            let around = Forgets::new(device.device(), None);
+            let mut e = Engine::over(new.clone(), device, around.clone());
+            e.start(200, 40, BringUp::Nothing);
+            e.step();
+            around.leave_out(move |made, range, _| made == call && range.layer == Layer(lost));
+            e.checks = false;
+            let error = e.try_step().unwrap_err();
+            let layer = format!("layer {}", named.unwrap_or(lost));
+            assert!(error.to_string().contains(&layer), "{call:?} of layer {lost}: {error}");
         }
     }
 }
