@@ -114,7 +114,7 @@ impl Rig {
         let rows = split_indices(memory(&device, layers * one_layer, huge)?, one_layer)?;
         let slabs = split_indices(device.allocate(layers * slab_bytes)?, slab_bytes)?;
         let plan = PoolLayout {
-            geometry,
+            geometry: geometry.into(),
             tables: vec![tables; extents.layers as usize],
             slabs: slabs.clone(),
             rows: rows.clone(),

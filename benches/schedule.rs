@@ -61,7 +61,7 @@ impl Rig {
         let all = LAYERS as usize;
         let rows = device.allocate(geometry.host_page_bytes())?;
         let pools = device.attach(PoolLayout {
-            geometry,
+            geometry: geometry.into(),
             tables: vec![tables; all],
             slabs: vec![slab()?; all],
             rows: vec![rows; all],
@@ -81,6 +81,7 @@ impl Rig {
             };
             let (lists, counts) = (words(2 * entries)?, words(2 * batch * QUERY_ROWS)?);
             Ok(Run {
+                geometry: geometry.into(),
                 moves: true,
                 schedule: Schedule::new(device)?,
                 micro_batch: MicroBatch(micro_batch),

@@ -11,6 +11,13 @@
 //!
 //! A row may consist of two runs (K and V, or values and scales). In host memory run 1 follows run 0 in each row. In a
 //! device block, run 0 of all 64 slots comes before run 1 of all 64 slots.
+//!
+//! A [`Geometry`] is one row format. [`Geometries`] has the format of every layer, and says which layers share a
+//! selection ([`IndexGroup`]). The layers of a group may have different row formats: they have the same rows resident,
+//! in slots of the same numbers, but each has its own bytes.
+
+use std::ops::Range;
+use std::sync::Arc;
 
 use crate::error::{Error, Kind, Result};
 
@@ -39,6 +46,12 @@ pub struct Shape {
     pub page_tokens: u32,
     /// Positions that one query row selects in one layer; 0 for dense attention.
     pub top_k: u32,
+    /// The first layers, which select for themselves alone. Only with [`Shape::group_layers`] above 1.
+    pub lone_layers: u32,
+    /// Of the layers that follow, each group of so many shares one selection, which the indexer of the group's first
+    /// layer makes ([`IndexGroup`]). The last group may have fewer. 0 or 1: every layer selects for itself. A draft
+    /// layer always does.
+    pub group_layers: u32,
 }
 
 impl Shape {
@@ -52,6 +65,8 @@ impl Shape {
         index_key_bytes: 132,
         page_tokens: 64,
         top_k: 2048,
+        lone_layers: 0,
+        group_layers: 0,
     };
     /// DeepSeek-V3.2, BF16 rows: 576 values of two bytes.
     pub const DEEPSEEK_V3_2_BF16: Shape = Shape { runs: [1152, 0], ..Shape::DEEPSEEK_V3_2 };
@@ -60,6 +75,10 @@ impl Shape {
     pub const DEEPSEEK_V3: Shape = Shape { index_key_bytes: 0, top_k: 0, ..Shape::DEEPSEEK_V3_2_BF16 };
     /// GLM-5: 78 layers of V3.2's row format.
     pub const GLM_5: Shape = Shape { layers: 78, ..Shape::DEEPSEEK_V3_2 };
+    /// GLM-5.2 and GLM-5.3: GLM-5's rows, and IndexShare. Of 78 layers 21 have an indexer: 0, 1 and 2, then every
+    /// fourth (ROCm/ATOM#1260; in the model's configuration `index_skip_topk_offset` 3 and `index_topk_freq` 4). So
+    /// layers 0 and 1 select for themselves, and layer 2 begins the first group of four.
+    pub const GLM_5_2: Shape = Shape { lone_layers: 2, group_layers: 4, ..Shape::GLM_5 };
     /// DeepSeek-V3.2 with INT8 latents and static scales: 512 i8 + 64 bf16 rope.
     pub const DEEPSEEK_V3_2_INT8: Shape = Shape { runs: [640, 0], ..Shape::DEEPSEEK_V3_2 };
     /// A grouped-query model of 32 layers with 8 KV heads of 128 BF16 values: K and V as two runs. It selects by its
@@ -68,12 +87,14 @@ impl Shape {
         Shape { layers: 32, runs: [2048, 2048], index_key_bytes: 0, top_k: 2048, ..Shape::DEEPSEEK_V3_2 };
 
     /// The presets, by their names on the command line.
-    pub const PRESETS: [(&'static str, Shape); 6] = [
+    pub const PRESETS: [(&'static str, Shape); 8] = [
         ("deepseek-v3.2", Shape::DEEPSEEK_V3_2),
         ("deepseek-v3.2-bf16", Shape::DEEPSEEK_V3_2_BF16),
         ("deepseek-v3.2-int8", Shape::DEEPSEEK_V3_2_INT8),
         ("deepseek-v3", Shape::DEEPSEEK_V3),
         ("glm-5", Shape::GLM_5),
+        ("glm-5.2", Shape::GLM_5_2),
+        ("glm-5.3", Shape::GLM_5_2),
         ("gqa-8x128", Shape::GQA_8X128),
     ];
 
@@ -82,6 +103,21 @@ impl Shape {
         Shape::PRESETS.iter().find(|(n, _)| *n == name).map(|(_, shape)| *shape)
     }
 }
+
+/// Layers that share a selection (GLM-5.2's IndexShare; in vLLM `SparseMLAIndexGroup`). Only the first layer has an
+/// indexer and index keys. All of them have the same rows resident, in slots of the same numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IndexGroup {
+    /// The layer that selects.
+    pub first: u32,
+    /// The number of layers, the first included, at most [`GROUP_MAX`].
+    pub layers: u32,
+    /// Positions that a query row selects: the shape's, or 0 for the same.
+    pub top_k: u32,
+}
+
+/// The most layers of an [`IndexGroup`]. The groups of published models have four.
+pub const GROUP_MAX: u32 = 8;
 
 /// A checked [`Shape`]. Every offset below fits a `u64` for every index inside the declared ranges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,6 +195,9 @@ impl Geometry {
         if shape.top_k > TOP_K_MAX {
             return Err(invalid("top_k", shape.top_k, "pass at most 1048576"));
         }
+        if shape.group_layers > GROUP_MAX {
+            return Err(invalid("group_layers", shape.group_layers, "pass at most 8"));
+        }
         let host_stride = match shape.host_stride {
             0 => row.next_multiple_of(LINE),
             stride => stride,
@@ -186,6 +225,14 @@ impl Geometry {
     /// All layers, draft layers included.
     pub const fn layers(&self) -> u32 {
         self.shape.layers + self.shape.draft_layers
+    }
+
+    /// Layers that have an indexer, and so index keys: the first of each group, and all draft layers.
+    pub const fn index_layers(&self) -> u32 {
+        let Shape { layers, draft_layers, lone_layers, group_layers, .. } = self.shape;
+        let size = if group_layers > 1 { group_layers } else { 1 };
+        let lone = if lone_layers < layers { lone_layers } else { layers };
+        lone + (layers - lone).div_ceil(size) + draft_layers
     }
 
     /// Bytes of a row, both runs, no padding.
@@ -223,26 +270,18 @@ impl Geometry {
         self.shape.page_tokens as u64 * self.shape.index_key_bytes as u64
     }
 
-    /// Bytes of a total pool of `pages` pages.
-    ///
-    /// # Errors
-    /// [`Kind::Overflow`].
-    pub fn total_bytes(&self, pages: u32) -> Result<u64> {
-        self.host_page_bytes()
-            .checked_mul(u64::from(pages))
-            .and_then(|b| b.checked_mul(u64::from(self.layers())))
-            .filter(|b| *b <= isize::MAX as u64)
-            .ok_or_else(|| overflow("total pool"))
-    }
-
-    /// Bytes of the index keys of `pages` pages in all layers.
+    /// Bytes of the index keys of `pages` pages, in all layers that have an indexer.
     ///
     /// # Errors
     /// [`Kind::Overflow`].
     pub fn index_bytes(&self, pages: u32) -> Result<u64> {
+        self.index_bytes_of(pages, self.index_layers())
+    }
+
+    fn index_bytes_of(&self, pages: u32, layers: u32) -> Result<u64> {
         self.index_page_bytes()
             .checked_mul(u64::from(pages))
-            .and_then(|b| b.checked_mul(u64::from(self.layers())))
+            .and_then(|b| b.checked_mul(u64::from(layers)))
             .filter(|b| *b <= isize::MAX as u64)
             .ok_or_else(|| overflow("index keys"))
     }
@@ -265,6 +304,223 @@ impl Geometry {
                 bytes: second,
             },
         ]
+    }
+}
+
+/// The row format of every layer of a cache, and its index groups. A copy shares the original's memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Geometries(Arc<Formats>);
+
+#[derive(Debug, PartialEq, Eq)]
+struct Formats {
+    first: Geometry,
+    /// For each layer.
+    layers: Vec<Geometry>,
+    /// By the first layer, ascending.
+    groups: Vec<IndexGroup>,
+    /// For each layer, its group.
+    group_of: Vec<u32>,
+}
+
+/// One format in every layer, and the groups of its shape.
+impl From<Geometry> for Geometries {
+    fn from(geometry: Geometry) -> Geometries {
+        let layers = vec![geometry; geometry.layers() as usize];
+        Geometries::of_groups(geometry, layers, groups_of(geometry.shape()))
+    }
+}
+
+/// The groups that a shape names.
+fn groups_of(shape: &Shape) -> Vec<IndexGroup> {
+    let mut groups = Vec::new();
+    let mut first = 0;
+    while first < shape.layers + shape.draft_layers {
+        let grouped = first >= shape.lone_layers && first < shape.layers;
+        let layers = if grouped { shape.group_layers.clamp(1, shape.layers - first) } else { 1 };
+        groups.push(IndexGroup { first, layers, top_k: shape.top_k });
+        first += layers;
+    }
+    groups
+}
+
+/// Checks groups that the engine names, and adds those of draft layers that it left out.
+fn checked_groups(shape: &Shape, given: &[IndexGroup]) -> Result<Vec<IndexGroup>> {
+    let invalid = |what: &'static str, group: &IndexGroup, hint: &'static str| {
+        let error = Error::new(Kind::InvalidConfig, "index_groups").at(what).with("first", group.first);
+        Err(error.with("layers", group.layers).with("top_k", group.top_k).hint(hint))
+    };
+    let all = shape.layers + shape.draft_layers;
+    let (mut groups, mut next) = (Vec::with_capacity(given.len()), 0);
+    for group in given {
+        let end = group.first.saturating_add(group.layers);
+        if group.layers == 0 || group.first >= all {
+            return invalid(
+                "a group names no first layer",
+                group,
+                "name a layer of the shape, and how many follow",
+            );
+        }
+        if group.first < next {
+            return invalid("groups overlap", group, "name each layer in one group, in ascending order");
+        }
+        if group.first > next {
+            return invalid(
+                "a layer in no group",
+                group,
+                "name every layer; one that selects alone is a group of one",
+            );
+        }
+        if group.layers > GROUP_MAX || end > all {
+            return invalid(
+                "layers of a group",
+                group,
+                "pass at most 8 layers, all of them layers of the shape",
+            );
+        }
+        if end > shape.layers && group.layers > 1 {
+            return invalid("a draft layer in a group", group, "a draft layer selects for itself");
+        }
+        if group.top_k != 0 && group.top_k != shape.top_k {
+            return invalid("groups differ in k", group, "pass the shape's top_k, or 0");
+        }
+        groups.push(IndexGroup { top_k: shape.top_k, ..*group });
+        next = end;
+    }
+    if next < shape.layers {
+        let missing = IndexGroup { first: next, layers: 0, top_k: 0 };
+        return invalid(
+            "a layer in no group",
+            &missing,
+            "name every layer; one that selects alone is a group of one",
+        );
+    }
+    groups.extend((next..all).map(|first| IndexGroup { first, layers: 1, top_k: shape.top_k }));
+    Ok(groups)
+}
+
+impl Geometries {
+    /// Checks the rows of every layer and the groups. `rows` has the bytes of each layer's runs ([`Shape::runs`]),
+    /// draft layers included; if it is empty, every layer has the shape's. `groups` names the groups in the order of
+    /// their layers; if it is empty, they are the shape's. Draft layers may be left out.
+    ///
+    /// # Errors
+    /// As [`Geometry::new`]; [`Kind::InvalidConfig`] for rows of another number of layers, and for groups that overlap,
+    /// leave a layer out, name no first layer, differ in k, have more than [`GROUP_MAX`] layers, or contain a draft
+    /// layer and another one.
+    pub fn new(shape: Shape, rows: &[[u32; 2]], groups: &[IndexGroup]) -> Result<Geometries> {
+        let geometry = Geometry::new(shape)?;
+        let count = geometry.layers() as usize;
+        let layers = match rows {
+            [] => vec![geometry; count],
+            rows if rows.len() == count => rows
+                .iter()
+                .map(|runs| Geometry::new(Shape { runs: *runs, ..shape }))
+                .collect::<Result<_>>()?,
+            rows => {
+                return Err(Error::new(Kind::InvalidConfig, "geometry")
+                    .at("rows by layer")
+                    .with("given", rows.len() as u64)
+                    .with("wanted", count as u64));
+            }
+        };
+        let groups = if groups.is_empty() { groups_of(&shape) } else { checked_groups(&shape, groups)? };
+        Ok(Geometries::of_groups(geometry, layers, groups))
+    }
+
+    fn of_groups(geometry: Geometry, layers: Vec<Geometry>, groups: Vec<IndexGroup>) -> Geometries {
+        let members = |(number, group): (u32, &IndexGroup)| (0..group.layers).map(move |_| number);
+        let group_of = (0..).zip(&groups).flat_map(members).collect();
+        let first = layers.first().copied().unwrap_or(geometry);
+        Geometries(Arc::new(Formats { first, layers, groups, group_of }))
+    }
+
+    /// The first layer's format. What does not depend on the row format is the same in every layer.
+    pub fn first(&self) -> &Geometry {
+        &self.0.first
+    }
+
+    /// The declared shape. Its runs are those of the first layer.
+    pub fn shape(&self) -> &Shape {
+        self.0.first.shape()
+    }
+
+    /// All layers, draft layers included.
+    pub fn layers(&self) -> u32 {
+        self.0.first.layers()
+    }
+
+    /// Tokens of a page.
+    pub fn page_tokens(&self) -> u32 {
+        self.0.first.page_tokens()
+    }
+
+    /// Pages that `tokens` tokens touch.
+    pub fn pages(&self, tokens: u32) -> u32 {
+        self.0.first.pages(tokens)
+    }
+
+    /// The format of a layer; of the first layer, if there is no such layer.
+    #[inline]
+    pub fn of(&self, layer: usize) -> &Geometry {
+        self.0.layers.get(layer).unwrap_or(&self.0.first)
+    }
+
+    /// The formats of all layers.
+    pub fn formats(&self) -> &[Geometry] {
+        &self.0.layers
+    }
+
+    /// The groups, by ascending layer. Layers that select for themselves are groups of one.
+    pub fn groups(&self) -> &[IndexGroup] {
+        &self.0.groups
+    }
+
+    /// The number of a layer's group; 0 if there is no such layer.
+    #[inline]
+    pub fn group_of(&self, layer: usize) -> usize {
+        self.0.group_of.get(layer).map_or(0, |group| *group as usize)
+    }
+
+    /// The layers of a group; none if there is no such group.
+    #[inline]
+    pub fn members(&self, group: usize) -> Range<usize> {
+        self.0.groups.get(group).map_or(0..0, |of| of.first as usize..(of.first + of.layers) as usize)
+    }
+
+    /// The layer that selects for `layer`: the first of its group.
+    #[inline]
+    pub fn first_of(&self, layer: usize) -> usize {
+        self.members(self.group_of(layer)).start
+    }
+
+    /// The most layers of a group.
+    pub fn largest_group(&self) -> u32 {
+        self.0.groups.iter().map(|group| group.layers).max().unwrap_or(1)
+    }
+
+    /// Bytes of a row in all layers of a group together.
+    pub fn group_row_bytes(&self, group: usize) -> u64 {
+        self.members(group).map(|layer| u64::from(self.of(layer).row_bytes())).sum()
+    }
+
+    /// Bytes of a total pool of `pages` pages.
+    ///
+    /// # Errors
+    /// [`Kind::Overflow`].
+    pub fn total_bytes(&self, pages: u32) -> Result<u64> {
+        let layer = |all: u64, geometry: &Geometry| {
+            all.checked_add(geometry.host_page_bytes().checked_mul(pages.into())?)
+        };
+        let all = self.0.layers.iter().try_fold(0, layer);
+        all.filter(|b| *b <= isize::MAX as u64).ok_or_else(|| overflow("total pool"))
+    }
+
+    /// Bytes of the index keys of `pages` pages: of the first layer of every group.
+    ///
+    /// # Errors
+    /// [`Kind::Overflow`].
+    pub fn index_bytes(&self, pages: u32) -> Result<u64> {
+        self.0.first.index_bytes_of(pages, self.0.groups.len() as u32)
     }
 }
 
@@ -337,6 +593,7 @@ mod tests {
             (Shape { page_tokens: 48, ..base }, "page_tokens"),
             (Shape { page_tokens: 0, ..base }, "page_tokens"),
             (Shape { top_k: u32::MAX, ..base }, "top_k"),
+            (Shape { group_layers: 9, ..base }, "group_layers"),
         ];
         for (shape, field) in cases {
             let e = Geometry::new(shape).unwrap_err();
@@ -350,10 +607,85 @@ mod tests {
         assert_eq!(Geometry::new(huge).unwrap_err().kind(), Kind::Overflow);
         let wide =
             Shape { layers: 4096, runs: [1 << 20, 1 << 20], page_tokens: 1024, ..Shape::DEEPSEEK_V3_2 };
-        let g = Geometry::new(wide).unwrap();
+        let g = Geometries::new(wide, &[], &[]).unwrap();
         assert_eq!(g.total_bytes(u32::MAX).unwrap_err().kind(), Kind::Overflow);
         let align = Shape { device_block_align: u32::MAX, runs: [1 << 20, 1 << 20], ..Shape::DEEPSEEK_V3_2 };
         assert!(Geometry::new(align).is_err());
-        assert!(v32().total_bytes(1 << 20).is_ok());
+        assert!(Geometries::from(v32()).total_bytes(1 << 20).is_ok());
+    }
+
+    fn grouped() -> Shape {
+        Shape { layers: 11, draft_layers: 2, lone_layers: 2, group_layers: 4, ..Shape::DEEPSEEK_V3_2 }
+    }
+
+    #[test]
+    fn a_shape_groups_its_layers_after_the_lone_ones_and_no_draft_layer() {
+        let all = Geometries::from(Geometry::new(grouped()).unwrap());
+        let groups: Vec<_> = all.groups().iter().map(|group| (group.first, group.layers)).collect();
+        assert_eq!(groups, [(0, 1), (1, 1), (2, 4), (6, 4), (10, 1), (11, 1), (12, 1)]);
+        assert_eq!(
+            (0..13).map(|l| all.group_of(l)).collect::<Vec<_>>(),
+            [0, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 5, 6]
+        );
+        assert_eq!((all.first_of(5), all.members(3), all.largest_group()), (2, 6..10, 4));
+        assert_eq!(all.first().index_layers(), 7);
+        assert_eq!(all.index_bytes(2).unwrap(), 7 * 2 * 64 * 132);
+        for shape in [Shape { group_layers: 0, ..grouped() }, Shape { group_layers: 1, ..grouped() }] {
+            let alone = Geometries::from(Geometry::new(shape).unwrap());
+            assert_eq!((alone.groups().len(), alone.first().index_layers()), (13, 13));
+        }
+        let lone = Geometry::new(Shape { lone_layers: 99, ..grouped() }).unwrap();
+        assert_eq!((Geometries::from(lone).groups().len(), lone.index_layers()), (13, 13));
+    }
+
+    #[test]
+    fn glm_5_2_has_an_indexer_in_layers_0_to_2_and_then_in_every_fourth() {
+        let all = Geometries::from(Geometry::new(Shape::GLM_5_2).unwrap());
+        let firsts: Vec<usize> = all.groups().iter().map(|group| group.first as usize).collect();
+        let full = |layer: &usize| layer.saturating_sub(2).is_multiple_of(4) || *layer == 1;
+        assert_eq!(firsts, (0..78).filter(full).collect::<Vec<_>>());
+        assert_eq!((firsts.len(), all.members(20)), (21, 74..78));
+        assert_eq!(all.first().index_layers(), 21);
+    }
+
+    #[test]
+    fn layers_of_a_group_may_have_different_rows() {
+        let mut rows = vec![[656, 0]; 13];
+        (rows[3], rows[4]) = ([1152, 0], [512, 64]);
+        let all = Geometries::new(grouped(), &rows, &[]).unwrap();
+        assert_eq!([2, 3, 4].map(|l| all.of(l).host_stride()), [704, 1152, 576]);
+        assert_eq!((all.group_row_bytes(2), all.group_row_bytes(0)), (656 + 1152 + 576 + 656, 656));
+        assert_eq!(all.total_bytes(3).unwrap(), 3 * 64 * (11 * 704 + 1152 + 576));
+        let error = Geometries::new(grouped(), &rows[1..], &[]).unwrap_err();
+        assert_eq!((error.kind(), error.place()), (Kind::InvalidConfig, "rows by layer"));
+        rows[12] = [6, 0];
+        assert_eq!(Geometries::new(grouped(), &rows, &[]).unwrap_err().place(), "runs");
+    }
+
+    #[test]
+    fn named_groups_cover_every_layer_once_with_one_k() {
+        let group = |first, layers| IndexGroup { first, layers, top_k: 0 };
+        let of = |groups: &[IndexGroup]| {
+            let all = Geometries::new(grouped(), &[], groups);
+            all.map(|all| all.groups().len()).map_err(|error| (error.kind(), error.place().to_owned()))
+        };
+        assert_eq!(of(&[group(0, 8), group(8, 3)]), Ok(4));
+        assert_eq!(of(&[group(0, 8), group(8, 3), group(11, 1), group(12, 1)]), Ok(4));
+        let refused: [(&[IndexGroup], &str); 10] = [
+            (&[group(0, 4), group(3, 8)], "groups overlap"),
+            (&[group(4, 7), group(0, 4)], "a layer in no group"),
+            (&[group(0, 4), group(5, 6)], "a layer in no group"),
+            (&[group(0, 8)], "a layer in no group"),
+            (&[group(0, 0)], "a group names no first layer"),
+            (&[group(0, 8), group(8, 3), group(13, 1)], "a group names no first layer"),
+            (&[group(0, 9), group(9, 2)], "layers of a group"),
+            (&[group(0, 8), group(8, 3), group(11, 1), group(12, 2)], "layers of a group"),
+            (&[group(0, 8), group(8, 4)], "a draft layer in a group"),
+            (&[group(0, 8), IndexGroup { top_k: 1024, ..group(8, 3) }], "groups differ in k"),
+        ];
+        for (groups, place) in refused {
+            assert_eq!(of(groups), Err((Kind::InvalidConfig, place.to_owned())), "{groups:?}");
+        }
+        assert_eq!(of(&[group(0, u32::MAX)]), Err((Kind::InvalidConfig, "layers of a group".to_owned())));
     }
 }

@@ -72,7 +72,7 @@ pub use cache::{
     Tokens,
 };
 pub use error::{Error, Kind, Result};
-pub use geometry::{Geometry, LINE, Piece, SLOT_BLOCK, Shape};
+pub use geometry::{GROUP_MAX, Geometries, Geometry, IndexGroup, LINE, Piece, SLOT_BLOCK, Shape};
 pub use ids::{HostPage, IndexPage, Lane, Layer, MicroBatch, Sequence};
 pub use sparse::{BringUp, Budget, MissCurve, Share, ShareBy, Want, WarmUp};
 pub use stats::Stats;

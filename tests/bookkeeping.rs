@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use forebay::residency::{Fetch, LaneHead, LayerTables, TableShape, Workspace};
-use forebay::{Geometry, SLOT_BLOCK, Shape};
+use forebay::{Geometries, Geometry, SLOT_BLOCK, Shape};
 
 const TOKENS: u32 = 128 * 1024;
 const QUERY_ROWS: u32 = 2;
@@ -11,7 +11,7 @@ const QUERY_ROWS: u32 = 2;
 /// Bytes of book-keeping, by purpose, over all layers.
 #[derive(Debug, Default)]
 struct Books {
-    /// `slot_of`, `position_of`, `stamp_of`, blocks and heads of every layer.
+    /// `slot_of`, `position_of`, `stamp_of`, blocks and heads of every index group.
     tables: u64,
     /// Host page and index-key page of every page, and the device's copy of the host pages.
     page_tables: u64,
@@ -49,14 +49,15 @@ fn shape(lanes: u32) -> TableShape {
 }
 
 /// Book-keeping as a share of the sparse pool's bytes (budget slots times row bytes, all layers).
-fn share(lanes: u32) -> (Books, f64) {
-    let geometry = Geometry::new(Shape::DEEPSEEK_V3_2).unwrap();
+fn share(model: Shape, lanes: u32) -> (Books, f64) {
+    let geometry = Geometry::new(model).unwrap();
+    let groups = Geometries::from(geometry).groups().len() as u64;
     let (layers, shape) = (u64::from(geometry.layers()), shape(lanes));
     let lanes = u64::from(lanes);
     let pages = u64::from(geometry.pages(shape.tokens));
     let selected = u64::from(QUERY_ROWS * geometry.shape().top_k);
     let books = Books {
-        tables: layers * LayerTables::new(shape).unwrap().bytes(),
+        tables: groups * LayerTables::new(shape).unwrap().bytes(),
         page_tables: lanes * pages * 3 * 4,
         lists: lanes * selected * size_of::<Fetch>() as u64,
         work: Workspace::new(&shape, selected as u32).unwrap().bytes(),
@@ -70,8 +71,19 @@ fn share(lanes: u32) -> (Books, f64) {
 #[test]
 fn book_keeping_is_at_most_8_percent_of_the_pool_at_128k_and_a_tenth() {
     for lanes in [1, 2, 8, 32] {
-        let (books, share) = share(lanes);
+        let (books, share) = share(Shape::DEEPSEEK_V3_2, lanes);
         assert!(share <= 0.08, "{lanes} lanes: {books:?} are {:.3}%", 100.0 * share);
+    }
+}
+
+/// GLM-5.2 has 21 selections for 78 layers.
+#[test]
+fn layers_that_share_a_selection_share_its_book_keeping() {
+    let alone = Shape { group_layers: 0, ..Shape::GLM_5_2 };
+    for lanes in [1, 2, 8, 32] {
+        let ((before, from), (books, to)) = (share(alone, lanes), share(Shape::GLM_5_2, lanes));
+        assert_eq!(books.tables * 78, before.tables * 21, "3.7 times less");
+        assert!(from > 0.071 && to <= 0.022, "{lanes} lanes: {:.3}% to {:.3}%", 100.0 * from, 100.0 * to);
     }
 }
 

@@ -116,12 +116,23 @@ fn tables() -> Vec<Vec<Overlap>> {
     Overlap::ALL.iter().map(|order| vec![*order; ALL as usize]).chain([mixed]).collect()
 }
 
+/// The same, but the ordinary layers share a selection, and their rows differ in size.
+fn grouped() -> Config {
+    let config = config();
+    let shape = Shape { group_layers: LAYERS, ..config.shape };
+    Config { shape, rows: vec![[20, 12], [36, 0], [8, 4], [20, 12]], ..config }
+}
+
 impl Run {
     fn new(seed: u64, device: Arc<TestDevice>) -> Run {
-        let cache = Cache::new(config(), device.device()).unwrap();
+        Run::of(config(), seed, device)
+    }
+
+    fn of(config: Config, seed: u64, device: Arc<TestDevice>) -> Run {
+        let cache = Cache::new(config, device.device()).unwrap();
         Run {
             seed,
-            shared: Shared::new(*cache.geometry()),
+            shared: Shared::new(cache.geometries().clone()),
             layers: [engine::layers(&device), engine::layers(&device)],
             events: (0..8).map(|_| device.event().unwrap()).collect(),
             captured: Vec::new(),
@@ -166,7 +177,8 @@ impl Run {
         let open = Open { prompt, promised: PROMISED, budget, bring_up };
         let handle = self.cache.open(&open).unwrap();
         for layer in 0..ALL {
-            let row = |position| row_bytes(self.cache.geometry(), [id, layer.into(), position, 0]);
+            let format = self.cache.geometries().of(layer as usize);
+            let row = |position| row_bytes(format, [id, layer.into(), position, 0]);
             let rows: Vec<u8> = (0..u64::from(prompt)).flat_map(row).collect();
             self.cache.append(handle, Layer(layer), &rows).unwrap();
         }
@@ -210,10 +222,10 @@ impl Run {
     }
 
     fn scratch_blocks(&self) -> u32 {
-        let block = u64::from(self.cache.geometry().block_bytes());
+        let blocks = || self.cache.geometries().formats().iter().map(|layer| u64::from(layer.block_bytes()));
         let scratch = 1 + 16 * u64::from(QUERY_ROWS * K as u32 - 16);
-        let bytes = scratch.div_ceil(64) * block;
-        bytes.next_multiple_of(self.device.granularity()).div_ceil(block) as u32
+        let bytes = scratch.div_ceil(64) * blocks().max().unwrap();
+        bytes.next_multiple_of(self.device.granularity()).div_ceil(blocks().min().unwrap()) as u32
     }
 
     /// Sequences leave, some before their last step is retired, and others join.
@@ -330,6 +342,10 @@ impl Run {
             let came = came.entry(flight.number).or_default();
             came.counts[micro] = retired.layers().to_vec();
             came.lengths[micro] = retired.lengths().to_vec();
+            for group in self.cache.geometries().groups() {
+                let layers = &came.counts[micro][group.first as usize..][..group.layers as usize];
+                assert!(layers.iter().all(|layer| *layer == layers[0]), "{layers:?}");
+            }
         }
         let wrong = self.shared.wrong();
         assert!(wrong.is_empty(), "{wrong:#?}");
@@ -347,13 +363,13 @@ impl Run {
             self.device.synchronize(ended).unwrap();
         }
         self.cache.validate().unwrap();
-        let geometry = *self.cache.geometry();
         for s in self.sequences.iter().flatten() {
             for (layer, position) in (0..ALL).flat_map(|layer| (0..s.length).map(move |p| (layer, p))) {
-                let mut row = vec![0; geometry.row_bytes() as usize];
+                let format = self.cache.geometries().of(layer as usize);
+                let mut row = vec![0; format.row_bytes() as usize];
                 self.cache.read_row(s.handle, Layer(layer), position, &mut row).unwrap();
                 let names = [s.id, layer.into(), position.into(), s.versions[position as usize]];
-                assert_eq!(row, row_bytes(&geometry, names), "sequence {} layer {layer} at {position}", s.id);
+                assert_eq!(row, row_bytes(format, names), "sequence {} layer {layer} at {position}", s.id);
             }
         }
     }
@@ -368,6 +384,19 @@ fn layers_enqueued_one_by_one_read_every_selected_row() {
     let mut run = Run::new(5, TestDevice::new(HostOptions::default()));
     (0..60).for_each(|_| run.step());
     run.check_total();
+    let counts = run.came().into_values().flat_map(|came| came.counts.concat());
+    let all = counts.fold((0, 0, 0), |a, c| (a.0 + c.hits, a.1 + c.misses, a.2 + c.scratch));
+    assert!(all.0 > 0 && all.1 > 0 && all.2 > 0, "hits, misses and scratch rows: {all:?}");
+}
+
+/// Rows of every layer, drafts, rejected ones, resizes with steps in flight, and draft passes.
+#[test]
+fn layers_that_share_a_selection_read_every_selected_row() {
+    let mut run = Run::of(grouped(), 5, TestDevice::new(HostOptions::default()));
+    run.resizes = true;
+    (0..60).for_each(|_| run.step());
+    run.check_total();
+    assert!(run.cache.stats().moved_rows > 0);
     let counts = run.came().into_values().flat_map(|came| came.counts.concat());
     let all = counts.fold((0, 0, 0), |a, c| (a.0 + c.hits, a.1 + c.misses, a.2 + c.scratch));
     assert!(all.0 > 0 && all.1 > 0 && all.2 > 0, "hits, misses and scratch rows: {all:?}");

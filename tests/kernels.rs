@@ -58,6 +58,8 @@ fn extents(top_k: u32, (runs, host_stride): ([u32; 2], u32)) -> Extents {
         index_key_bytes: 0,
         page_tokens: 16,
         top_k,
+        lone_layers: 0,
+        group_layers: 0,
     };
     let landing_base = 3 + LANES * QUERY_ROWS * top_k;
     let ample = TableShape {

@@ -15,7 +15,7 @@ use forebay::overlap::{Attended, Engine, EngineCall, Overlap, OverlapStreams, Wo
 use forebay::residency::QueryRange;
 use forebay::{Budget, Buffers, Config, Kind, Layer, LayerCall, MicroBatch, Result, SLOT_BLOCK, Shape};
 use forebay::{Slots, Streams};
-use rig::{BATCH, Caller, PROMPT, Rig, Sharing, config};
+use rig::{BATCH, Caller, PROMPT, Rig, Sharing, config, grouped};
 
 const ORDERS: [[Overlap; 3]; 5] = [
     [Overlap::None; 3],
@@ -37,6 +37,40 @@ fn every_order_of_a_step_is_ordered_by_its_edges() {
         assert_eq!(rig.watch.conflict(), None);
         rig.cache.validate().unwrap();
     }
+}
+
+/// A layer that another one selects for has fewer edges: its gather follows what is before the layer, and its attention
+/// the gather.
+#[test]
+fn each_edge_of_layers_that_share_a_selection_is_needed() {
+    for (orders, sharing, waves) in cases() {
+        let found = each_wait_left_out(
+            |without| Rig::with(grouped(waves), sharing, without),
+            Rig::fill,
+            |rig| rig.run(orders, 2),
+            |rig| rig.step(orders, 1),
+        );
+        let follower = if orders[1] == Overlap::None { 1 } else { 3 + 2 * (waves as usize - 1) };
+        let [first, draft] = [orders[0], orders[2]].map(|order| edges(order, sharing, waves));
+        let step = 2 * (first + follower + 2 * draft + join(orders, sharing));
+        assert_eq!(found[0], 2 * step + 6, "{orders:?}, {sharing:?}, {waves} waves: {found:?}");
+    }
+}
+
+/// By micro-batch, layer call and order: the edges that the schedule's head draws.
+fn edges(order: Overlap, sharing: Sharing, waves: u32) -> usize {
+    match (order, sharing) {
+        (Overlap::None, _) => 1,
+        (Overlap::Da, Sharing::Two) => 3 + 2 * (waves as usize - 1),
+        (Overlap::Da, _) => 5 + 2 * (waves as usize - 1),
+        (Overlap::Dba, Sharing::Two) => 4 + 2 * (waves as usize - 1),
+        (Overlap::Dba, _) => 7 + 2 * (waves as usize - 1),
+    }
+}
+
+/// Where S shares G's stream, it already follows the last gather.
+fn join(orders: [Overlap; 3], sharing: Sharing) -> usize {
+    usize::from(sharing != Sharing::Two || orders[2] == Overlap::None)
 }
 
 /// Leaves out, one by one, each wait that `run` makes after `setup`, and checks that `run` is refused as often as the
@@ -90,18 +124,8 @@ fn each_edge_left_out_is_caught() {
             |rig| rig.run(orders, 2),
             |rig| rig.step(orders, 1),
         );
-        // By micro-batch, layer call and order: the edges that the schedule's head draws.
-        let edges = |order| match (order, sharing) {
-            (Overlap::None, _) => 1,
-            (Overlap::Da, Sharing::Two) => 3 + 2 * (waves as usize - 1),
-            (Overlap::Da, _) => 5 + 2 * (waves as usize - 1),
-            (Overlap::Dba, Sharing::Two) => 4 + 2 * (waves as usize - 1),
-            (Overlap::Dba, _) => 7 + 2 * (waves as usize - 1),
-        };
-        let [first, second, draft] = orders.map(edges);
-        // Where S shares G's stream, it already follows the last gather.
-        let join = usize::from(sharing != Sharing::Two || orders[2] == Overlap::None);
-        let step = 2 * (first + second + 2 * draft + join);
+        let [first, second, draft] = orders.map(|order| edges(order, sharing, waves));
+        let step = 2 * (first + second + 2 * draft + join(orders, sharing));
         assert_eq!(found[0], 2 * step + 6, "{orders:?}, {sharing:?}, {waves} waves: {found:?}");
     }
 }
@@ -136,6 +160,9 @@ fn lives(rig: &mut Rig) -> Result<()> {
 #[test]
 fn operations_of_the_host_are_ordered_by_their_edges() {
     let new = |without| Rig::new(1, Sharing::None, without);
+    let found = each_wait_left_out(new, Rig::fill, lives, |rig| rig.step([Overlap::None; 3], 1));
+    assert!(found[0] > 2 * found[1] && found[1] > 0, "{found:?}");
+    let new = |without| Rig::with(grouped(1), Sharing::None, without);
     let found = each_wait_left_out(new, Rig::fill, lives, |rig| rig.step([Overlap::None; 3], 1));
     assert!(found[0] > 2 * found[1] && found[1] > 0, "{found:?}");
 }

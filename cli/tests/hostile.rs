@@ -153,7 +153,7 @@ fn options(command: &str) -> Vec<(String, bool)> {
 /// A value that no option expects, or one for another option.
 const WORDS: &str = "0 1 2 3 8 64 512 4096 32768 131072 -1 -0.5 0.1 0.999 1.5 37 4294967295 4294967296 \
                      18446744073709551615 18446744073709551616 1e308 1e-308 1e400 NaN inf -inf 0x10 1_000 , 1,2 \
-                     1,,2 0.1,0.2,0.5 max auto ess glm-5.2 pcie4 -1GB/s NaNGB/s none best on lru,belady cuda:0 \
+                     1,,2 0.1,0.2,0.5 max auto ess glm-9 pcie4 -1GB/s NaNGB/s none best on lru,belady cuda:0 \
                      cuda:99999999999 --json - -- \u{202e}evil \u{1b}]0;evil\u{7} é漢🦀 /dev/null /dev/full \
                      /nowhere/x trace requests setup misses rates table measured out folder missing";
 
@@ -168,7 +168,7 @@ const GOOD: [(&str, &str); 24] = [
     ("--json", "out - /dev/null"),
     ("--link", "pcie4 pcie5 37GB/s"),
     ("--misses", "misses"),
-    ("--model", "deepseek-v3.2 glm-5.2"),
+    ("--model", "deepseek-v3.2 glm-9"),
     ("--mtp", "1 2 4"),
     ("--output", "made -"),
     ("--overlap", "none da dba best"),

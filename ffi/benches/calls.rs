@@ -103,6 +103,8 @@ impl InRust {
             index_key_bytes: 0,
             page_tokens: 64,
             top_k: point.k,
+            lone_layers: 0,
+            group_layers: 0,
         };
         let config = Config {
             memory: Memory { huge: false, populate: false, lock: false, node: None },

@@ -185,6 +185,8 @@ impl FbCacheConfig {
             index_key_bytes: self.index_key_bytes,
             page_tokens: self.page_tokens,
             top_k: self.top_k,
+            lone_layers: 0,
+            group_layers: 0,
         }
     }
 

@@ -21,7 +21,8 @@ pub struct Open {
     pub prompt: u32,
     /// The most tokens that it may decode.
     pub promised: u32,
-    /// Its slots in each layer; with [`Config::share`](crate::Config::share), the least that it ever has.
+    /// Its slots in each layer, the same in all layers of an index group; with [`Config::share`](crate::Config::share),
+    /// the least that it ever has.
     pub budget: Budget,
     /// The rows to load when it joins.
     pub bring_up: BringUp,
@@ -156,8 +157,10 @@ impl Cache {
 
     /// Takes a lane and slots, or, with shared budgets, a lane alone. Then the second list is what it promises.
     pub(super) fn take_slots(&mut self, open: &Open, admitted: u32) -> Result<(Holding, Vec<u32>)> {
-        let layers = self.geometry.layers() as usize;
-        let mut budgets = open.budget.slots(admitted, layers, self.config.min_budget)?;
+        let groups = self.geometry.groups().len();
+        let mut budgets = vec![0; groups];
+        let members = |group| self.geometry.members(group);
+        open.budget.write(admitted, self.config.min_budget, &mut budgets, members)?;
         // More slots than tokens would never be used.
         let reach = self.config.reach(admitted)?;
         budgets.iter_mut().for_each(|b| *b = (*b).min(reach));
@@ -165,7 +168,7 @@ impl Cache {
             return Ok((self.sparse.take(budgets, reach)?, Vec::new()));
         }
         self.check_promises(&budgets)?;
-        Ok((self.sparse.take(vec![0; layers], reach)?, budgets))
+        Ok((self.sparse.take(vec![0; groups], reach)?, budgets))
     }
 
     /// Takes `count` pages of rows and as many of index keys, or none. It evicts unused shared pages if needed.
@@ -257,7 +260,9 @@ impl Cache {
         for layer in 0..self.geometry.layers() as usize {
             let rows = (self.total.page(layer, copy.from.0)?, self.total.page(layer, copy.to.0)?);
             self.device.copy(stream, rows.0, rows.1)?;
-            let keys = (self.index.page(layer, copy.from.1)?, self.index.page(layer, copy.to.1)?);
+        }
+        for group in 0..self.geometry.groups().len() {
+            let keys = (self.index.page(group, copy.from.1)?, self.index.page(group, copy.to.1)?);
             if let (Some(from), Some(to)) = keys {
                 self.device.copy(stream, from, to)?;
             }

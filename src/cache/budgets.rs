@@ -79,9 +79,9 @@ impl Cache {
         let mut digest = 0_u64;
         for record in self.records.iter().filter(|record| record.is_alive()) {
             let budgets = (0_u64..).zip(&record.owned.slots.budgets);
-            for (layer, budget) in budgets {
+            for (group, budget) in budgets {
                 let word =
-                    record.opened.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (layer << 32 | u64::from(*budget));
+                    record.opened.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (group << 32 | u64::from(*budget));
                 let word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
                 let word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
                 digest = digest.wrapping_add(word ^ (word >> 31));
@@ -92,14 +92,14 @@ impl Cache {
 
     /// Checks that a layer has blocks for the promises of all open sequences and for `least` slots more.
     pub(super) fn check_promises(&self, least: &[u32]) -> Result<()> {
-        for (layer, least) in least.iter().enumerate() {
-            let (wanted, free) = (least.div_ceil(SLOT_BLOCK), self.unpromised_blocks(layer));
+        for (group, least) in least.iter().enumerate() {
+            let (wanted, free) = (least.div_ceil(SLOT_BLOCK), self.unpromised_blocks(group));
             if wanted > free {
                 return Err(Error::new(Kind::Exhausted, "open")
                     .at("slot blocks")
                     .with("wanted", wanted)
                     .with("free", free)
-                    .with("layer", layer as u64));
+                    .with("layer", self.geometry.members(group).start as u64));
             }
         }
         Ok(())
@@ -107,15 +107,15 @@ impl Cache {
 
     /// The slots that can still be promised, of the layer with the fewest, in whole blocks.
     pub(super) fn unpromised(&self) -> u32 {
-        let layers = 0..self.geometry.layers() as usize;
-        layers.map(|layer| self.unpromised_blocks(layer)).min().unwrap_or(0) * SLOT_BLOCK
+        let groups = 0..self.geometry.groups().len();
+        groups.map(|group| self.unpromised_blocks(group)).min().unwrap_or(0) * SLOT_BLOCK
     }
 
-    fn unpromised_blocks(&self, layer: usize) -> u32 {
+    fn unpromised_blocks(&self, group: usize) -> u32 {
         let taken = self.records.iter().filter(|record| record.is_taken());
-        let promised = taken.filter_map(|record| record.owned.least.get(layer));
+        let promised = taken.filter_map(|record| record.owned.least.get(group));
         let promised = promised.map(|least| least.div_ceil(SLOT_BLOCK)).fold(0, u32::saturating_add);
-        self.sparse.slots().blocks(layer).saturating_sub(promised)
+        self.sparse.slots().blocks(group).saturating_sub(promised)
     }
 
     /// Takes slots for a sequence that joins: its share, as far as slots are free, and at least its promise.
@@ -135,10 +135,10 @@ impl Cache {
         self.reclaim(sharing, index, stream)?;
         let place = sharing.place_of(index);
         let mut budgets = std::mem::take(&mut self.budgets);
-        for (layer, budget) in budgets.iter_mut().enumerate() {
-            let free = self.sparse.slots().free_blocks(layer).saturating_mul(SLOT_BLOCK);
-            let share = sharing.targets(place).get(layer).copied().unwrap_or(0);
-            let least = self.records[index].owned.least.get(layer).copied().unwrap_or(0);
+        for (group, budget) in budgets.iter_mut().enumerate() {
+            let free = self.sparse.slots().free_blocks(group).saturating_mul(SLOT_BLOCK);
+            let share = sharing.targets(place).get(group).copied().unwrap_or(0);
+            let least = self.records[index].owned.least.get(group).copied().unwrap_or(0);
             *budget = share.max(least).min(free);
         }
         let slots = &mut self.records[index].owned.slots;
@@ -181,8 +181,8 @@ impl Cache {
     }
 
     fn view(&self) -> View<'_> {
-        let Cache { records, sparse, config, .. } = self;
-        View { records, sparse, config, row_bytes: self.geometry.row_bytes().into() }
+        let Cache { records, sparse, config, geometry, .. } = self;
+        View { records, sparse, config, geometry }
     }
 
     /// Notes a call of `prepare`, and moves budgets of `micro_batch` if there is cause.
@@ -229,9 +229,10 @@ impl Cache {
         };
         let Ok(slot) = self.ring.slot(step) else { return };
         let report = self.ring.report();
-        for (layer, (curve, LayerCount { misses, .. })) in
-            sharing.curves.iter_mut().zip(&report.layers).enumerate()
-        {
+        for (group, curve) in sharing.curves.iter_mut().enumerate() {
+            // All layers of a group miss the same rows.
+            let first = report.layers.get(self.geometry.members(group).start);
+            let Some(LayerCount { misses, .. }) = first else { continue };
             let (mut slots, mut tokens) = (0, 0);
             for row in &slot.rows {
                 let Some(record) = self.records.get(row.sequence as usize) else { continue };
@@ -241,7 +242,7 @@ impl Cache {
                     .owned
                     .slots
                     .budgets
-                    .get(layer)
+                    .get(group)
                     .map_or(0, |budget| u64::from((*budget).min(length)));
                 tokens += u64::from(length);
             }
@@ -258,7 +259,7 @@ impl Cache {
     ) -> Result<u32> {
         sharing.divide(&self.view(), None);
         sharing.since = 0;
-        let bytes = u64::from(self.geometry.row_bytes()) * sharing.layers as u64;
+        let bytes: u64 = self.geometry.formats().iter().map(|layer| u64::from(layer.row_bytes())).sum();
         let policy = sharing.policy;
         let grows = |place: usize| {
             let record = &self.records[sharing.order[place] as usize];
@@ -310,10 +311,10 @@ impl Cache {
         let mut budgets = std::mem::take(&mut self.budgets);
         let present = &self.records[index].owned.slots.budgets;
         let (mut moved, mut changed) = (0, false);
-        for (layer, budget) in budgets.iter_mut().enumerate() {
-            let now = present.get(layer).copied().unwrap_or(0);
-            let then = sharing.targets(place).get(layer).copied().unwrap_or(now);
-            let room = now.div_ceil(SLOT_BLOCK) + self.sparse.slots().free_blocks(layer);
+        for (group, budget) in budgets.iter_mut().enumerate() {
+            let now = present.get(group).copied().unwrap_or(0);
+            let then = sharing.targets(place).get(group).copied().unwrap_or(now);
+            let room = now.div_ceil(SLOT_BLOCK) + self.sparse.slots().free_blocks(group);
             let part = Share::within(now, then, allowance.rows);
             *budget = part.min(room.saturating_mul(SLOT_BLOCK));
             moved = moved.max(now.saturating_sub(*budget).min(*budget));

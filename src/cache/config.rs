@@ -6,8 +6,8 @@
 
 use crate::device::descriptor::BATCH_MAX;
 use crate::error::{Error, Kind, Result};
-use crate::geometry::{Geometry, SLOT_BLOCK, Shape};
-use crate::sparse::{Share, SparseConfig};
+use crate::geometry::{Geometries, IndexGroup, SLOT_BLOCK, Shape};
+use crate::sparse::{Share, SparseConfig, one_of};
 use crate::step::RingShape;
 
 /// The configuration of a cache. No part of a cache grows later.
@@ -15,6 +15,12 @@ use crate::step::RingShape;
 pub struct Config {
     /// The shape of the model's cache.
     pub shape: Shape,
+    /// The bytes of each layer's runs ([`Shape::runs`]), draft layers included, for a model whose layers have different
+    /// rows. Empty: every layer has the shape's.
+    pub rows: Vec<[u32; 2]>,
+    /// The layers that share a selection, by ascending layer: every layer in one group, draft layers in groups of their
+    /// own or left out. Empty: as the shape says ([`Shape::group_layers`]).
+    pub index_groups: Vec<IndexGroup>,
     /// Pages of the total pool.
     pub host_pages: u32,
     /// Pages of index keys on the device.
@@ -61,7 +67,7 @@ pub struct Config {
 pub enum Slots {
     /// The same number of slots in every layer.
     Uniform(u32),
-    /// The number of slots of each layer, draft layers included.
+    /// The number of slots of each layer, draft layers included. Layers of one index group have the same number.
     ByLayer(Vec<u32>),
 }
 
@@ -94,6 +100,8 @@ impl Config {
         let blocks = slots.div_ceil(SLOT_BLOCK);
         Config {
             shape,
+            rows: Vec::new(),
+            index_groups: Vec::new(),
             host_pages: pages,
             index_pages: pages,
             slots: Slots::Uniform(blocks.saturating_mul(SLOT_BLOCK).saturating_mul(lanes)),
@@ -112,7 +120,12 @@ impl Config {
         }
     }
 
-    pub(super) fn check(&self, geometry: &Geometry) -> Result<()> {
+    /// The row format of every layer, and the index groups.
+    pub(super) fn geometries(&self) -> Result<Geometries> {
+        Geometries::new(self.shape, &self.rows, &self.index_groups)
+    }
+
+    pub(super) fn check(&self, geometry: &Geometries) -> Result<()> {
         let counts = [
             ("lanes", self.lanes),
             ("max_tokens", self.max_tokens),
@@ -134,15 +147,7 @@ impl Config {
             let error = Error::new(Kind::InvalidConfig, "cache").at("batch").with("value", self.batch);
             return Err(error.with("most", BATCH_MAX).hint("divide the batch over several micro-batches"));
         }
-        let layers = geometry.layers() as usize;
-        if let Slots::ByLayer(table) = &self.slots
-            && table.len() != layers
-        {
-            return Err(Error::new(Kind::InvalidConfig, "cache")
-                .at("slots by layer")
-                .with("given", table.len() as u64)
-                .with("wanted", layers as u64));
-        }
+        self.check_slots(geometry)?;
         // Positions are written as i32, and some values are reserved as marks.
         if self.reach(self.max_tokens)? >= i32::MAX as u32 {
             let error =
@@ -154,9 +159,10 @@ impl Config {
     }
 
     /// Rejects a share whose steps could not move a block.
-    fn check_share(&self, share: &Share, geometry: &Geometry) -> Result<()> {
+    fn check_share(&self, share: &Share, geometry: &Geometries) -> Result<()> {
         share.check()?;
-        let block = u64::from(geometry.row_bytes()) * u64::from(SLOT_BLOCK) * u64::from(geometry.layers());
+        let rows: u64 = geometry.formats().iter().map(|layer| u64::from(layer.row_bytes())).sum();
+        let block = rows * u64::from(SLOT_BLOCK);
         match share.bytes_a_step < block {
             true => Err(Error::new(Kind::InvalidConfig, "share")
                 .at("bytes_a_step")
@@ -167,8 +173,24 @@ impl Config {
         }
     }
 
+    /// Checks a table of slots by layer.
+    fn check_slots(&self, geometry: &Geometries) -> Result<()> {
+        let Slots::ByLayer(table) = &self.slots else { return Ok(()) };
+        let layers = geometry.layers() as usize;
+        let wrong = || Error::new(Kind::InvalidConfig, "cache").at("slots by layer");
+        if table.len() != layers {
+            return Err(wrong().with("given", table.len() as u64).with("wanted", layers as u64));
+        }
+        (0..geometry.groups().len()).try_for_each(|group| match one_of(table, geometry.members(group)) {
+            Ok(_) => Ok(()),
+            Err(layer) => Err(wrong()
+                .with("layer", layer as u64)
+                .hint("give all layers of an index group the same slots")),
+        })
+    }
+
     /// Rejects pools that cannot hold a sequence of one token.
-    fn check_pools(&self, geometry: &Geometry) -> Result<()> {
+    fn check_pools(&self, geometry: &Geometries) -> Result<()> {
         let few = |place: &'static str, given: u32, least: u32, rule: &'static str| {
             let error = Error::new(Kind::InvalidConfig, "cache").at(place).with("given", given);
             Err(error.with("least", least).hint(rule))
@@ -206,12 +228,12 @@ impl Config {
         })
     }
 
-    pub(super) fn ring(&self, geometry: &Geometry) -> RingShape {
+    pub(super) fn ring(&self, geometry: &Geometries) -> RingShape {
         let steps = self.steps_in_flight.saturating_mul(self.micro_batches);
         RingShape { steps, batch: self.batch, layers: geometry.layers(), query_rows: self.query_rows }
     }
 
-    pub(super) fn sparse(&self, geometry: &Geometry) -> Result<SparseConfig> {
+    pub(super) fn sparse(&self, geometry: &Geometries) -> Result<SparseConfig> {
         let (scratch, waves) = self.shares()?;
         Ok(SparseConfig {
             lanes: self.lanes,
@@ -220,8 +242,11 @@ impl Config {
             scratch,
             waves,
             slots: match &self.slots {
-                Slots::Uniform(slots) => vec![*slots; geometry.layers() as usize],
-                Slots::ByLayer(table) => table.clone(),
+                Slots::Uniform(slots) => vec![*slots; geometry.groups().len()],
+                Slots::ByLayer(table) => {
+                    let firsts = geometry.groups().iter().map(|group| table.get(group.first as usize));
+                    firsts.flatten().copied().collect()
+                }
             },
         })
     }

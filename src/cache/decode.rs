@@ -174,17 +174,21 @@ impl Cache {
 
     /// Resolve (R) of one layer: maps the selection to slots, and decides misses and victims. It is for an engine that
     /// orders R and the gather (G) itself: by its own events, in halves of the batch, or in several attention waves.
-    /// For all other engines, [`Cache::layer`] does both.
+    /// For all other engines, [`Cache::layer`] does both. In an index group only the first layer is resolved; the other
+    /// layers read the same slots, and have a gather each.
     ///
     /// The engine must call [`Cache::gather`] next and order it after R. G must run before the layer's attention, and
     /// before the next R of the same rows in any layer. A step with a missed row that was not gathered fails. Only one
     /// thread at a time may make the calls of a step.
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`] for a layer, rows or buffers that do not fit the step; [`Kind::InvalidState`] for a
-    /// finished step.
+    /// [`Kind::OutOfRange`] for a layer, rows or buffers that do not fit the step, and for a layer that another one
+    /// selects for; [`Kind::InvalidState`] for a finished step.
     pub fn resolve(&self, step: &Step, call: LayerCall, stream: Stream, buffers: Buffers) -> Result<()> {
-        self.calls(step, call.layer)?.resolve(call, stream, buffers)
+        let calls = self.calls(step, call.layer)?;
+        self.check_first("resolve", call.layer)?;
+        let members = self.geometry.members(self.geometry.group_of(call.layer.index()));
+        calls.resolve(call, members.len() as u32, stream, buffers)
     }
 
     /// Gather (G) of one layer, for an engine that called [`Cache::resolve`]: copies the rows that the last resolve of
@@ -213,20 +217,24 @@ impl Cache {
 
     /// Resolve (R), then gather (G), of one layer, each on its stream, with an event between them. Call
     /// [`Cache::scatter`] after the engine has written the new rows (P). This is the usual way to run a layer;
-    /// `examples/decode_loop.rs` uses it. For special needs see [`Cache::resolve`], [`Cache::overlap`],
-    /// [`Cache::overlap_steps`], [`Cache::capture`], [`Cache::capture_into`] and [`Cache::layers`].
+    /// `examples/decode_loop.rs` uses it. In a layer that another one selects for, it gathers only, and `buffers` are
+    /// not used: the slots are those of the group's first layer. For special needs see [`Cache::resolve`],
+    /// [`Cache::overlap`], [`Cache::overlap_steps`], [`Cache::capture`], [`Cache::capture_into`] and [`Cache::layers`].
     ///
     /// # Errors
     /// As [`Cache::resolve`].
     pub fn layer(&self, step: &Step, call: LayerCall, streams: Streams, buffers: Buffers) -> Result<()> {
-        self.resolve(step, call, streams.resolve, buffers)?;
+        if self.geometry.first_of(call.layer.index()) == call.layer.index() {
+            self.resolve(step, call, streams.resolve, buffers)?;
+        }
         let schedule = &self.schedules[step.micro_batch.index()];
         schedule.resolved(&*self.device, streams.resolve, streams.gather)?;
         self.gather(step, call, 0, streams.gather)
     }
 
     /// Calls [`Cache::layer`] for every layer, draft layers last. For replays and tests, which have all selections
-    /// beforehand. `selection` and `slots` are `[layers][rows of the step][query rows][top_k]` i32.
+    /// beforehand. `selection` and `slots` are `[index groups][rows of the step][query rows][top_k]` i32: for each
+    /// layer, if none share a selection.
     ///
     /// All layers use the same scratch slots, so after this call the scratch slots hold rows of the last layer only.
     /// The call rejects a step in which an earlier layer might need a scratch slot, and enqueues nothing then. A layer
@@ -239,18 +247,19 @@ impl Cache {
     pub fn layers(&self, step: &Step, streams: Streams, selection: Slice, slots: Slice) -> Result<()> {
         self.check_step(step, Layer(0))?;
         self.check_scratch(step)?;
-        let layers = self.geometry.layers();
+        let groups = self.geometry.groups().len() as u64;
         let row = u64::from(step.query_rows).saturating_mul(4 * u64::from(self.geometry.shape().top_k));
         let bytes = row.saturating_mul(step.rows.into());
         for (place, given) in [("selection", selection.bytes()), ("slots", slots.bytes())] {
-            let wanted = bytes.saturating_mul(layers.into());
+            let wanted = bytes.saturating_mul(groups);
             if given != wanted {
                 let error = Error::new(Kind::OutOfRange, "layers").at(place);
                 return Err(error.with("bytes", given).with("wanted", wanted));
             }
         }
-        for layer in 0..layers {
-            let range = |of: Slice| of.part(bytes * u64::from(layer), bytes);
+        for layer in 0..self.geometry.layers() {
+            let group = self.geometry.group_of(layer as usize) as u64;
+            let range = |of: Slice| of.part(bytes * group, bytes);
             let buffers = Buffers { selection: range(selection)?, slots: range(slots)?, split_indices: None };
             self.layer(step, LayerCall::whole(Layer(layer)), streams, buffers)?;
         }
@@ -262,18 +271,20 @@ impl Cache {
         if self.config.residency_only {
             return Ok(());
         }
-        let earlier = self.geometry.layers() as usize - 1;
+        // The groups of all layers but the last.
+        let earlier = (self.geometry.layers() as usize).checked_sub(2);
+        let earlier = earlier.map_or(0, |layer| self.geometry.group_of(layer) + 1);
         for (index, row) in self.ring.slot(step)?.rows.iter().enumerate() {
             let record = &self.records[row.sequence as usize];
             let selected = u64::from(row.query_rows) * u64::from(self.geometry.shape().top_k);
             // A sequence that fits its budget never needs a scratch slot.
             let rows = selected.min(self.config.reach(record.admitted.tokens)?.into());
             let budgets = record.owned.slots.budgets.iter().take(earlier);
-            if let Some((layer, budget)) = budgets.enumerate().find(|(_, budget)| u64::from(**budget) < rows)
+            if let Some((group, budget)) = budgets.enumerate().find(|(_, budget)| u64::from(**budget) < rows)
             {
                 return Err(Error::new(Kind::InvalidConfig, "layers")
                     .at("all layers share the scratch slots, and no attention runs between them")
-                    .with("layer", layer as u64)
+                    .with("layer", self.geometry.members(group).start as u64)
                     .with("batch row", index as u64)
                     .with("selected", selected)
                     .with("budget", *budget)
@@ -368,16 +379,15 @@ impl Cache {
         let released = self.release_rows(&step, ended.is_ok(), stream);
         self.ring.release(&step);
         self.stats.steps += 1;
-        let row_bytes = u64::from(self.geometry.row_bytes());
         match ended.and(released) {
             Err(error) => Err(Unretired { error, step: None }),
             Ok(()) => {
                 self.stats.moved_rows += u64::from(self.ring.report().moved);
-                for layer in &self.ring.report().layers {
+                for (layer, format) in self.ring.report().layers.iter().zip(self.geometry.formats()) {
                     self.stats.hits += u64::from(layer.hits);
                     self.stats.misses += u64::from(layer.misses);
                     self.stats.scratch += u64::from(layer.scratch);
-                    self.stats.bytes_up += u64::from(layer.misses) * row_bytes;
+                    self.stats.bytes_up += u64::from(layer.misses) * u64::from(format.row_bytes());
                 }
                 Ok(Retired { report: self.ring.report() })
             }

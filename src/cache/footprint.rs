@@ -10,7 +10,7 @@ use crate::cache::Config;
 use crate::cache::record::Record;
 use crate::device::{Device, descriptor};
 use crate::error::{Error, Kind, Result};
-use crate::geometry::{Geometry, SLOT_BLOCK};
+use crate::geometry::{Geometries, Geometry, SLOT_BLOCK};
 use crate::os::{self, Call, Faults, MemoryState};
 use crate::residency::TableShape;
 use crate::total::{CAPACITY_MAX, PrefixIndex};
@@ -18,7 +18,7 @@ use crate::total::{CAPACITY_MAX, PrefixIndex};
 /// The bytes of a cache, by purpose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Footprint {
-    /// Device: index keys of every page, all layers.
+    /// Device: index keys of every page, all layers that have an indexer.
     pub index_keys: u64,
     /// Device: budget slots of all layers.
     pub slots: u64,
@@ -81,20 +81,25 @@ impl Config {
     /// The errors of [`crate::Cache::new`] that need no memory: [`Kind::InvalidConfig`] and [`Kind::Overflow`]
     /// name the field.
     pub fn footprint(&self, grain: u64) -> Result<Footprint> {
-        let geometry = Geometry::new(self.shape)?;
+        let geometry = self.geometries()?;
         self.check(&geometry)?;
         let layout = self.sparse(&geometry)?.layout(&geometry, grain)?;
-        let block_bytes = u64::from(geometry.block_bytes());
-        let blocks = |slots: u64| slots.div_ceil(u64::from(SLOT_BLOCK)) * block_bytes;
-        let layers = u64::from(geometry.layers());
+        let blocks_of = |slots: u64| slots.div_ceil(u64::from(SLOT_BLOCK));
+        let block_bytes = |format: &Geometry| u64::from(format.block_bytes());
+        let largest = geometry.formats().iter().map(block_bytes).max().unwrap_or(0);
         let scratch = layout.tables.first().map_or(0, |shape| {
-            blocks(u64::from(shape.scratch_base) + u64::from(shape.lanes) * u64::from(shape.scratch))
+            blocks_of(u64::from(shape.scratch_base) + u64::from(shape.lanes) * u64::from(shape.scratch))
+                * largest
         });
         // Checked first: the sum covers the parts below.
         let mapped = sum(layout.own_bytes.iter().copied(), layout.scratch_bytes)?;
-        let budgets = layout.tables.iter().map(|shape| u64::from(shape.budget_blocks) * block_bytes);
+        let budgets = geometry.formats().iter().enumerate().map(|(layer, format)| {
+            let shape = layout.tables.get(geometry.group_of(layer));
+            shape.map_or(0, |shape| u64::from(shape.budget_blocks) * block_bytes(format))
+        });
         let budget = sum(budgets, 0)?;
-        let landing = layers * blocks(u64::from(self.lanes) * u64::from(self.query_rows));
+        let landing_blocks = blocks_of(u64::from(self.lanes) * u64::from(self.query_rows));
+        let landing = sum(geometry.formats().iter().map(|format| landing_blocks * block_bytes(format)), 0)?;
         let bookkeeping = self.bookkeeping(&geometry, &layout.tables).ok_or_else(overflow)?;
         let staged = self.staged(&geometry, &layout.tables).ok_or_else(overflow)?;
         let rows = geometry.total_bytes(self.host_pages)?;
@@ -168,9 +173,9 @@ impl Config {
         [lists, ring, notes, rows, device].into_iter().fold(0, u64::saturating_add)
     }
 
-    /// Host bytes in which a GPU stages joins and truncations: for each lane its length and pages, and for each layer
-    /// its budget and blocks.
-    fn staged(&self, geometry: &Geometry, tables: &[TableShape]) -> Option<u64> {
+    /// Host bytes in which a GPU stages joins and truncations: for each lane its length and pages, and for each index
+    /// group its budget and blocks.
+    fn staged(&self, geometry: &Geometries, tables: &[TableShape]) -> Option<u64> {
         let lane_pages = geometry.pages(self.reach(self.max_tokens).ok()?);
         let blocks = tables.iter().map(TableShape::lane_blocks).max().unwrap_or(0);
         let words = (1 + u64::from(blocks)).checked_mul(tables.len() as u64)?;
@@ -180,7 +185,7 @@ impl Config {
     /// Device bytes in addition to the residency tables, as a GPU takes them (`device/cuda/kernels/abi.h`; a host
     /// device takes less): for each micro-batch the step descriptor, the report, the lists and the working memory of
     /// resolves; the page tables of the lanes; and the lists and working memory of warm-ups.
-    fn bookkeeping(&self, geometry: &Geometry, tables: &[TableShape]) -> Option<u64> {
+    fn bookkeeping(&self, geometry: &Geometries, tables: &[TableShape]) -> Option<u64> {
         let (lanes, batch) = (u64::from(self.lanes), u64::from(self.batch));
         let (layers, top_k) = (u64::from(geometry.layers()), u64::from(self.shape.top_k));
         let lane_pages = geometry.pages(self.reach(self.max_tokens).ok()?);
@@ -194,14 +199,18 @@ impl Config {
         let micro = batch.checked_mul(row)?.checked_add(4 * descriptor::step::words(self.batch) as u64)?;
         let micro =
             micro.checked_add(12 * layers + 4 * lanes + 8)?.checked_mul(u64::from(self.micro_batches))?;
-        let shared = layers * (LAYER + room + FETCH * top_k) + lanes * 4 * (u64::from(lane_pages) + 1);
+        let groups = geometry.groups().len() as u64;
+        // The first layers of groups are described a second time.
+        let described = if groups == layers { layers } else { layers + groups };
+        let shared =
+            described * LAYER + groups * (room + FETCH * top_k) + lanes * 4 * (u64::from(lane_pages) + 1);
         micro.checked_add(shared)
     }
 }
 
 /// Bytes of a GPU's description of a layer, of a list of fetches, and of an entry of that list: `abi.h`.
-const LAYER: u64 = 112;
-const LIST: u64 = 40;
+const LAYER: u64 = 136;
+const LIST: u64 = 72;
 const FETCH: u64 = 16;
 
 /// The system calls of a cache that overcommits: the system reports no available memory.

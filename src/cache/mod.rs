@@ -57,9 +57,9 @@ mod sharing;
 
 use std::sync::Arc;
 
-use crate::device::{Device, Event, Expected, PoolLayout, Pools, Slice, Stream};
+use crate::device::{Device, Event, Expected, PoolLayout, Pools, Slice, Stream, follows};
 use crate::error::{Error, Kind, Result};
-use crate::geometry::Geometry;
+use crate::geometry::{Geometries, Geometry};
 use crate::ids::{HostPage, IndexPage, Layer, Sequence};
 use crate::os::{self, Fallback, Faults, NoFaults, Request};
 use crate::overlap::{Run, Schedule};
@@ -155,7 +155,7 @@ use sharing::Sharing;
 #[derive(Debug)]
 pub struct Cache {
     config: Config,
-    geometry: Geometry,
+    geometry: Geometries,
     device: Arc<dyn Device>,
     pools: Pools,
     total: TotalPool,
@@ -179,7 +179,7 @@ pub struct Cache {
     runs: Vec<Run>,
     fallbacks: Vec<Fallback>,
     stats: Stats,
-    /// Room for the budgets of a resize, one for each layer.
+    /// Room for the budgets of a resize, one for each index group.
     budgets: Vec<u32>,
     /// The shared budgets, if the configuration asks for them.
     sharing: Option<Box<Sharing>>,
@@ -218,7 +218,7 @@ impl Cache {
     }
 
     fn take(config: Config, device: Arc<dyn Device>, faults: &dyn Faults) -> Result<Cache> {
-        let geometry = Geometry::new(config.shape)?;
+        let geometry = config.geometries()?;
         config.check(&geometry)?;
         let sparse_config = config.sparse(&geometry)?;
         // Rows that are never stored need no pages.
@@ -232,7 +232,7 @@ impl Cache {
             node: memory.node,
             shared: true,
         };
-        let total = TotalPool::new(geometry, config.host_pages, &request, &*device, faults)?;
+        let total = TotalPool::new(geometry.clone(), config.host_pages, &request, &*device, faults)?;
         let mut fallbacks = total.fallbacks().to_vec();
         let index = IndexPool::new(&geometry, config.index_pages, &*device)?;
         let prefix = PrefixIndex::new(config.host_pages.min(config.index_pages).min(CAPACITY_MAX))?;
@@ -241,7 +241,7 @@ impl Cache {
         let sparse = SparsePool::new(&geometry, &sparse_config, &*device)?;
         let ring = Ring::new(config.ring(&geometry), config.memory.lock, &*device, faults, &mut fallbacks)?;
         let pools = device.attach(PoolLayout {
-            geometry,
+            geometry: geometry.clone(),
             tables: sparse.tables().to_vec(),
             slabs: sparse.slabs().to_vec(),
             rows: total.layers().to_vec(),
@@ -257,10 +257,10 @@ impl Cache {
             schedules: (0..config.micro_batches).map(|_| Schedule::new(&*device)).collect::<Result<_>>()?,
             runs: Vec::with_capacity(config.micro_batches as usize),
             records: (0..config.lanes).map(|_| Record::default()).collect(),
-            budgets: vec![0; geometry.layers() as usize],
+            budgets: vec![0; geometry.groups().len()],
             sharing: config
                 .share
-                .map(|share| Sharing::new(share, config.lanes as usize, geometry.layers() as usize)),
+                .map(|share| Sharing::new(share, config.lanes as usize, geometry.groups().len())),
             opened: 0,
             config,
             geometry,
@@ -283,8 +283,13 @@ impl Cache {
         &self.config
     }
 
-    /// The checked shape.
-    pub const fn geometry(&self) -> &Geometry {
+    /// The checked shape, with the row format of the first layer.
+    pub fn geometry(&self) -> &Geometry {
+        self.geometry.first()
+    }
+
+    /// The row formats of all layers, and which layers share a selection.
+    pub const fn geometries(&self) -> &Geometries {
         &self.geometry
     }
 
@@ -344,9 +349,11 @@ impl Cache {
     /// The index keys of a layer, `[pages][page tokens][key bytes]`. The engine writes and reads them.
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`] for an unknown layer or a model without index keys.
+    /// [`Kind::OutOfRange`] for an unknown layer, a layer that another one selects for, or a model without index keys.
     pub fn index_keys(&self, layer: Layer) -> Result<Slice> {
-        self.index.layer(layer.index()).ok_or_else(|| self.no_layer(layer))
+        self.check_layer(layer)?;
+        self.check_first("index keys", layer)?;
+        self.index.group(self.geometry.group_of(layer.index())).ok_or_else(|| self.no_layer(layer))
     }
 
     /// The pages of a sequence, in order.
@@ -381,7 +388,7 @@ impl Cache {
         let page = record.owned.table.get(page as usize).ok_or_else(|| {
             Error::new(Kind::OutOfRange, "read row").at("position").with("position", position)
         })?;
-        if row.len() != self.geometry.row_bytes() as usize {
+        if row.len() != self.geometry.of(layer.index()).row_bytes() as usize {
             return Err(Error::new(Kind::OutOfRange, "read row")
                 .at("row bytes")
                 .with("bytes", row.len() as u64));
@@ -416,6 +423,14 @@ impl Cache {
 
     fn check_layer(&self, layer: Layer) -> Result<()> {
         if layer.0 < self.geometry.layers() { Ok(()) } else { Err(self.no_layer(layer)) }
+    }
+
+    /// Checks that a layer selects for itself.
+    fn check_first(&self, operation: &'static str, layer: Layer) -> Result<()> {
+        match self.geometry.first_of(layer.index()) {
+            first if first == layer.index() => Ok(()),
+            first => Err(follows(operation, layer, first)),
+        }
     }
 
     fn no_layer(&self, layer: Layer) -> Error {

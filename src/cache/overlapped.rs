@@ -213,6 +213,7 @@ impl Cache {
         self.check_rows(rows, layers)?;
         let Buffers { selection, slots, split_indices } = layers.buffers;
         Ok(Run {
+            geometry: self.geometry.clone(),
             moves: !self.config.residency_only,
             schedule: self.schedules[micro_batch.index()],
             micro_batch,

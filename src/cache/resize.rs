@@ -53,7 +53,9 @@ impl Cache {
         }
         let reach = self.config.reach(tokens)?;
         let mut budgets = std::mem::take(&mut self.budgets);
-        let resized = budget.write(tokens, self.config.min_budget, &mut budgets).and_then(|()| {
+        let geometry = self.geometry.clone();
+        let members = |group| geometry.members(group);
+        let resized = budget.write(tokens, self.config.min_budget, &mut budgets, members).and_then(|()| {
             // More slots than tokens would never be used.
             budgets.iter_mut().for_each(|b| *b = (*b).min(reach));
             self.check_resize(index)?;
@@ -64,7 +66,7 @@ impl Cache {
         resized
     }
 
-    /// The slots of a sequence in each layer.
+    /// The slots of a sequence in each index group: in each layer, if none share a selection.
     ///
     /// # Errors
     /// [`Kind::Closed`].
@@ -112,11 +114,11 @@ impl Cache {
     }
 
     fn check_sizes(&self, budgets: &[u32]) -> Result<()> {
-        let mut layers = self.sparse.slots().sizes().zip(budgets).enumerate();
-        match layers.find(|(_, (slots, budget))| *budget > slots) {
-            Some((layer, (slots, budget))) => Err(Error::new(Kind::OutOfRange, "resize")
+        let mut groups = self.sparse.slots().sizes().zip(budgets).enumerate();
+        match groups.find(|(_, (slots, budget))| *budget > slots) {
+            Some((group, (slots, budget))) => Err(Error::new(Kind::OutOfRange, "resize")
                 .at("slots of a layer")
-                .with("layer", layer as u64)
+                .with("layer", self.geometry.members(group).start as u64)
                 .with("wanted", *budget)
                 .with("most", slots)),
             None => Ok(()),

@@ -5,6 +5,7 @@ use crate::cache::hashes::BlockHashes;
 use crate::cache::record::State;
 use crate::device::{Join, PoolOp, Slice, Stream, Ticket, Truncate, Warm, WarmGather};
 use crate::error::{Error, Kind, Result};
+use crate::geometry::Geometry;
 use crate::ids::{Lane, Layer, Sequence};
 use crate::sparse::{BringUp, Stretches, WarmUp};
 
@@ -38,7 +39,7 @@ impl Cache {
     /// [`Kind::Closed`]; [`Kind::OutOfRange`] for an unknown layer, bytes that are not whole rows, or rows
     /// beyond the prompt; [`Kind::InvalidState`] once the sequence has joined. An error writes nothing.
     pub fn append(&mut self, sequence: Sequence, layer: Layer, rows: &[u8]) -> Result<()> {
-        let row_bytes = self.geometry.row_bytes() as usize;
+        let row_bytes = self.geometry.of(layer.index()).row_bytes() as usize;
         if !rows.len().is_multiple_of(row_bytes) {
             return Err(Error::new(Kind::OutOfRange, "append")
                 .at("bytes that are not whole rows")
@@ -101,7 +102,7 @@ impl Cache {
     ///
     /// # Errors
     /// [`Kind::Closed`]; [`Kind::InvalidState`] while a layer's prompt is incomplete, or if the sequence has already
-    /// joined; [`Kind::OutOfRange`] for selections whose size is not `[layers][steps][k]`; [`Kind::Busy`], with
+    /// joined; [`Kind::OutOfRange`] for selections whose size is not `[index groups][steps][k]`; [`Kind::Busy`], with
     /// [`Config::share`](crate::Config::share), while its slots belong to sequences that cannot shrink now: that are in
     /// open steps, joining or failed, that are closed with steps in flight, or whose last resize is in flight. If the
     /// device refuses the call half-way, try again on any stream. If that returns the error that the warm-up is not
@@ -117,7 +118,7 @@ impl Cache {
                 .with("prompt", record.admitted.prompt));
         }
         let lane = Lane(record.lane());
-        let steps = u64::from(warm_up.steps) * u64::from(self.geometry.layers());
+        let steps = u64::from(warm_up.steps) * self.geometry.groups().len() as u64;
         let words = steps * u64::from(self.config.shape.top_k);
         let fits = |s: &Slice| s.bytes() == 4 * words && s.address().is_multiple_of(4) && self.device.owns(s);
         if warm_up.selections.as_ref().is_some_and(|s| !fits(s)) {
@@ -137,13 +138,15 @@ impl Cache {
         let whole = self.record(sequence)?.admitted.bring_up == BringUp::Whole;
         let warm = Warm { lane, whole, selections: warm_up.selections, steps: warm_up.steps };
         self.device.enqueue(self.pools, stream, PoolOp::Warm(warm))?;
-        let row_bytes = self.geometry.row_bytes();
+        let largest = self.geometry.formats().iter().map(Geometry::row_bytes).max().unwrap_or(0);
+        let groups = self.geometry.groups().iter().zip(&self.record(sequence)?.owned.slots.budgets);
+        let slots = groups.map(|(group, budget)| u64::from(group.layers) * u64::from(*budget)).sum();
         let residency_only = self.config.residency_only;
         let record = self.record_mut(sequence)?;
         let idle = residency_only || (!whole && warm_up.selections.is_none());
         record.work.stretches = Some(match idle {
             true => Stretches::none(),
-            false => Stretches::new(&record.owned.slots.budgets, row_bytes, warm_up.bytes_a_call),
+            false => Stretches::new(slots, largest, warm_up.bytes_a_call),
         });
         record.state = State::Joining;
         record.rows.committed = record.admitted.prompt;

@@ -6,7 +6,7 @@
 use crate::cache::config::Config;
 use crate::cache::record::Record;
 use crate::error::{Error, Kind, Result};
-use crate::geometry::SLOT_BLOCK;
+use crate::geometry::{Geometries, SLOT_BLOCK};
 use crate::sparse::{MissCurve, Share, ShareBy, SparsePool, Want};
 
 /// What a division reads of a cache.
@@ -15,24 +15,24 @@ pub(super) struct View<'a> {
     pub(super) records: &'a [Record],
     pub(super) sparse: &'a SparsePool,
     pub(super) config: &'a Config,
-    pub(super) row_bytes: u64,
+    pub(super) geometry: &'a Geometries,
 }
 
 /// The shared budgets of a cache.
 #[derive(Debug)]
 pub(super) struct Sharing {
     pub(super) policy: Share,
-    pub(super) layers: usize,
-    /// For each layer, its misses by the part of the rows that had slots. Empty unless the policy asks for them.
+    pub(super) groups: usize,
+    /// For each group, the misses of a layer by the part of the rows that had slots. Empty unless the policy asks for them.
     pub(super) curves: Vec<MissCurve>,
     /// The sequences that take part, in the order of their opening.
     pub(super) order: Vec<u32>,
-    /// `[order][layers]`: each sequence's share, in slots.
+    /// `[order][groups]`: each sequence's share, in slots.
     targets: Vec<u32>,
     wants: Vec<Want>,
-    /// For each layer, the blocks that the promise of a joining sequence lacks.
+    /// For each group, the blocks that the promise of a joining sequence lacks.
     lacks: Vec<u32>,
-    /// For each layer, the blocks that its share lacks.
+    /// For each group, the blocks that its share lacks.
     wishes: Vec<u32>,
     /// Places in the order of the sequences that shrink for a joining one.
     pub(super) chosen: Vec<u32>,
@@ -50,17 +50,17 @@ impl View<'_> {
 }
 
 impl Sharing {
-    pub(super) fn new(policy: Share, lanes: usize, layers: usize) -> Box<Sharing> {
-        let curves = if policy.by == ShareBy::Misses { layers } else { 0 };
+    pub(super) fn new(policy: Share, lanes: usize, groups: usize) -> Box<Sharing> {
+        let curves = if policy.by == ShareBy::Misses { groups } else { 0 };
         Box::new(Sharing {
             policy,
-            layers,
+            groups,
             curves: vec![MissCurve::default(); curves],
             order: Vec::with_capacity(lanes),
-            targets: vec![0; lanes * layers],
+            targets: vec![0; lanes * groups],
             wants: Vec::with_capacity(lanes),
-            lacks: vec![0; layers],
-            wishes: vec![0; layers],
+            lacks: vec![0; groups],
+            wishes: vec![0; groups],
             chosen: Vec::with_capacity(lanes),
             due: false,
             since: 0,
@@ -69,7 +69,7 @@ impl Sharing {
 
     /// The shares of the sequence at `place` of the order.
     pub(super) fn targets(&self, place: usize) -> &[u32] {
-        self.targets.get(place * self.layers..(place + 1) * self.layers).unwrap_or_default()
+        self.targets.get(place * self.groups..(place + 1) * self.groups).unwrap_or_default()
     }
 
     /// The place of a sequence in the order.
@@ -77,9 +77,9 @@ impl Sharing {
         self.order.iter().position(|own| *own as usize == index).unwrap_or(0)
     }
 
-    /// Divides the slots of every layer over the sequences that have slots, and over one that joins.
+    /// Divides the slots of every group over the sequences that have slots, and over one that joins.
     pub(super) fn divide(&mut self, view: &View<'_>, joining: Option<usize>) {
-        let Sharing { policy, layers, curves, order, targets, wants, .. } = self;
+        let Sharing { policy, groups, curves, order, targets, wants, .. } = self;
         order.clear();
         let takes_part = |(index, record): &(usize, &Record)| {
             Some(*index) == joining || record.is_alive() && record.has_slots()
@@ -88,30 +88,30 @@ impl Sharing {
         order.sort_unstable_by_key(|index| view.records[*index as usize].opened);
         let flight = view.config.query_rows.saturating_mul(view.config.steps_in_flight);
         let mut before: Option<(usize, u32)> = None;
-        for layer in 0..*layers {
-            let held = |layer: usize, index: &u32| view.records[*index as usize].owned.slots.held(layer);
+        for group in 0..*groups {
+            let held = |group: usize, index: &u32| view.records[*index as usize].owned.slots.held(group);
             let blocks =
-                view.sparse.slots().free_blocks(layer) + order.iter().map(|i| held(layer, i)).sum::<u32>();
-            let least = |layer: usize, index: &u32| {
-                view.records[*index as usize].owned.least.get(layer).copied().unwrap_or(0)
+                view.sparse.slots().free_blocks(group) + order.iter().map(|i| held(group, i)).sum::<u32>();
+            let least = |group: usize, index: &u32| {
+                view.records[*index as usize].owned.least.get(group).copied().unwrap_or(0)
             };
             // A sequence that cannot be resized now keeps what it has, so that the others can have the rest.
             let keeps = |index: &u32| joining.is_none() && !view.records[*index as usize].takes_share();
-            // Most layers are alike, and then so are their shares.
+            // Most groups are alike, and then so are their shares.
             let same = |other: usize, index: &u32| {
-                least(layer, index) == least(other, index)
-                    && (!keeps(index) || held(layer, index) == held(other, index))
+                least(group, index) == least(other, index)
+                    && (!keeps(index) || held(group, index) == held(other, index))
             };
             let alike = |(other, given): (usize, u32)| {
                 given == blocks && curves.is_empty() && order.iter().all(|index| same(other, index))
             };
             if let Some((other, _)) = before.filter(|before| alike(*before)) {
                 for place in 0..order.len() {
-                    targets[place * *layers + layer] = targets[place * *layers + other];
+                    targets[place * *groups + group] = targets[place * *groups + other];
                 }
                 continue;
             }
-            before = Some((layer, blocks));
+            before = Some((group, blocks));
             wants.clear();
             wants.extend(order.iter().map(|index| {
                 let record = &view.records[*index as usize];
@@ -119,46 +119,46 @@ impl Sharing {
                 let own = joining == Some(*index as usize);
                 let length = if own { record.admitted.prompt } else { record.rows.upper };
                 match keeps(index) {
-                    true => Want::fixed(held(layer, index), length),
-                    false => Want::new(least(layer, index), length, flight, view.reach_of(record)),
+                    true => Want::fixed(held(group, index), length),
+                    false => Want::new(least(group, index), length, flight, view.reach_of(record)),
                 }
             }));
-            policy.targets(blocks, curves.get(layer), wants);
+            policy.targets(blocks, curves.get(group), wants);
             for (place, (index, want)) in order.iter().zip(&*wants).enumerate() {
                 let reach = view.reach_of(&view.records[*index as usize]);
-                targets[place * *layers + layer] =
-                    want.blocks.saturating_mul(SLOT_BLOCK).min(reach).max(least(layer, index));
+                targets[place * *groups + group] =
+                    want.blocks.saturating_mul(SLOT_BLOCK).min(reach).max(least(group, index));
             }
         }
     }
 
     /// Chooses the sequences that shrink for the joining sequence `index`, and to which shares: enough for its promise
-    /// in every layer, or none; and, as far as the limits of a step allow, enough for its share.
+    /// in every group, or none; and, as far as the limits of a step allow, enough for its share.
     ///
     /// # Errors
     /// [`Kind::Busy`] if too many of the slots belong to sequences that cannot be resized now.
     pub(super) fn choose(&mut self, view: &View<'_>, index: usize) -> Result<()> {
         let place = self.place_of(index);
-        for layer in 0..self.layers {
-            let blocks = |slots: &[u32]| slots.get(layer).map_or(0, |slots| slots.div_ceil(SLOT_BLOCK));
-            let free = view.sparse.slots().free_blocks(layer);
+        for group in 0..self.groups {
+            let blocks = |slots: &[u32]| slots.get(group).map_or(0, |slots| slots.div_ceil(SLOT_BLOCK));
+            let free = view.sparse.slots().free_blocks(group);
             let lack = blocks(&view.records[index].owned.least).saturating_sub(free);
-            self.lower_targets(view, layer, lack)?;
-            self.wishes[layer] = blocks(self.targets(place)).saturating_sub(free);
-            self.lacks[layer] = lack;
+            self.lower_targets(view, group, lack)?;
+            self.wishes[group] = blocks(self.targets(place)).saturating_sub(free);
+            self.lacks[group] = lack;
         }
         self.choose_some(view);
         Ok(())
     }
 
-    /// Lowers shares in a layer, down to the promises, until giving up all above the shares frees `lack` blocks.
-    fn lower_targets(&mut self, view: &View<'_>, layer: usize, lack: u32) -> Result<()> {
-        let blocks = |slots: &[u32]| slots.get(layer).map_or(0, |slots| slots.div_ceil(SLOT_BLOCK));
+    /// Lowers shares in a group, down to the promises, until giving up all above the shares frees `lack` blocks.
+    fn lower_targets(&mut self, view: &View<'_>, group: usize, lack: u32) -> Result<()> {
+        let blocks = |slots: &[u32]| slots.get(group).map_or(0, |slots| slots.div_ceil(SLOT_BLOCK));
         let (mut left, mut above) = (lack, 0);
         for place in (0..self.order.len()).filter(|_| lack > 0) {
             let record = &view.records[self.order[place] as usize];
             if record.takes_resizes(None) {
-                let present = record.owned.slots.held(layer);
+                let present = record.owned.slots.held(group);
                 left = left.saturating_sub(present.saturating_sub(blocks(self.targets(place))));
                 above += present.saturating_sub(blocks(&record.owned.least));
             }
@@ -166,18 +166,18 @@ impl Sharing {
         if above < lack {
             return Err(Error::new(Kind::Busy, "join")
                 .at("slots of sequences that cannot shrink now")
-                .with("layer", layer as u64)
+                .with("layer", view.geometry.members(group).start as u64)
                 .with("wanted blocks", lack)
                 .with("free blocks", above)
                 .hint("join again when their steps are finished, and failed ones are truncated or closed"));
         }
         for place in 0..self.order.len() {
             let record = &view.records[self.order[place] as usize];
-            let target = blocks(self.targets(place)).min(record.owned.slots.held(layer));
+            let target = blocks(self.targets(place)).min(record.owned.slots.held(group));
             let give = left.min(target.saturating_sub(blocks(&record.owned.least)));
             if give > 0 && record.takes_resizes(None) {
-                let least = record.owned.least.get(layer).copied().unwrap_or(0);
-                self.targets[place * self.layers + layer] = ((target - give) * SLOT_BLOCK).max(least);
+                let least = record.owned.least.get(group).copied().unwrap_or(0);
+                self.targets[place * self.groups + group] = ((target - give) * SLOT_BLOCK).max(least);
                 left -= give;
             }
         }
@@ -188,27 +188,29 @@ impl Sharing {
     /// share needs and the limits of a step allow. Those within the limits shrink to their shares, the others by what
     /// the promise needs.
     fn choose_some(&mut self, view: &View<'_>) {
-        let Sharing { policy, layers, order, targets, lacks, wishes, chosen, .. } = self;
+        let Sharing { policy, groups, order, targets, lacks, wishes, chosen, .. } = self;
         chosen.clear();
         let mut bytes = policy.bytes_a_step;
         for (place, index) in order.iter().enumerate() {
             let record = &view.records[*index as usize];
-            let targets = &mut targets[place * *layers..(place + 1) * *layers];
+            let targets = &mut targets[place * *groups..(place + 1) * *groups];
             let needed = helps(lacks, record, targets);
             if !record.takes_resizes(None) || !(needed || helps(wishes, record, targets)) {
                 continue;
             }
             let budgets = &record.owned.slots.budgets;
             let moved = |(now, then): (&u32, &u32)| u64::from(now.saturating_sub(*then).min(*then));
-            let cost = budgets.iter().zip(&*targets).map(moved).sum::<u64>().saturating_mul(view.row_bytes);
+            let bytes_of = |(group, pair)| moved(pair).saturating_mul(view.geometry.group_row_bytes(group));
+            let cost = budgets.iter().zip(&*targets).enumerate().map(bytes_of).fold(0, u64::saturating_add);
             let within = cost <= bytes && chosen.len() < policy.resizes_a_step as usize;
-            if !needed && !(within && record.work.covered) {
+            let wanted = within && record.work.covered;
+            if !(needed || wanted) {
                 continue;
             }
             if !within {
                 let budgets = targets.iter_mut().zip(&*lacks).zip(budgets);
-                for (layer, ((target, lack), budget)) in budgets.enumerate() {
-                    let stays = record.owned.slots.held(layer).saturating_sub(*lack);
+                for (group, ((target, lack), budget)) in budgets.enumerate() {
+                    let stays = record.owned.slots.held(group).saturating_sub(*lack);
                     *target = stays.saturating_mul(SLOT_BLOCK).min(*budget).max(*target);
                 }
             }
@@ -223,14 +225,14 @@ impl Sharing {
     }
 }
 
-/// The blocks of each layer that a sequence frees if it shrinks to `targets`, with those that it still has from a
+/// The blocks of each group that a sequence frees if it shrinks to `targets`, with those that it still has from a
 /// resize that the device refused half-way.
 fn given<'a>(record: &'a Record, targets: &'a [u32]) -> impl Iterator<Item = u32> + 'a {
     let blocks = record.owned.slots.blocks.iter().zip(targets);
     blocks.map(|(own, then)| (own.len() as u32).saturating_sub(then.div_ceil(SLOT_BLOCK)))
 }
 
-/// Whether a sequence that shrinks to `targets` frees blocks of a layer that lacks some.
+/// Whether a sequence that shrinks to `targets` frees blocks of a group that lacks some.
 fn helps(lacks: &[u32], record: &Record, targets: &[u32]) -> bool {
     lacks.iter().zip(given(record, targets)).any(|(lack, given)| *lack > 0 && given > 0)
 }

@@ -9,7 +9,7 @@ use crate::device::{
     Truncate,
 };
 use crate::error::{Error, Kind, Result};
-use crate::geometry::SLOT_BLOCK;
+use crate::geometry::{Geometries, SLOT_BLOCK};
 use crate::ids::{Lane, Layer, MicroBatch};
 use crate::residency::TableShape;
 
@@ -41,11 +41,24 @@ pub(super) struct Extents {
     host_pages: u64,
     /// Rows have bytes (in a replay they have none).
     moves: bool,
+    /// By index group.
     tables: Vec<TableShape>,
+    pub(super) geometry: Geometries,
 }
 
 fn invalid(place: &'static str, value: impl Into<u64>) -> Error {
     Error::new(Kind::InvalidConfig, "attach").at(place).with("value", value)
+}
+
+/// The host pages of a layout: those of the first layer's rows.
+pub(super) fn host_pages(layout: &PoolLayout) -> u64 {
+    layout.rows.first().map_or(0, Slice::bytes) / layout.geometry.first().host_page_bytes()
+}
+
+/// The error for a resolve in a layer that shares the selection of another one.
+pub(crate) fn follows(operation: &'static str, layer: Layer, first: usize) -> Error {
+    let error = Error::new(Kind::OutOfRange, operation).at("a layer that another one selects for");
+    error.with("layer", layer.0).with("selects for it", first as u64).hint("resolve the group's first layer")
 }
 
 impl Asker {
@@ -62,8 +75,8 @@ impl Asker {
                 .with("most", self.top_k_max)
                 .hint("the kernels count a query row's index lists in 16 bits"));
         }
-        let layers = g.layers() as usize;
-        if [layout.tables.len(), layout.slabs.len(), layout.rows.len()].iter().any(|count| *count != layers) {
+        let counts = (layout.tables.len(), layout.slabs.len(), layout.rows.len());
+        if counts != (g.groups().len(), g.layers() as usize, g.layers() as usize) {
             return Err(invalid("layers of the pool layout", layout.tables.len() as u64));
         }
         let Some(first) = layout.tables.first() else {
@@ -73,13 +86,18 @@ impl Asker {
             return Err(invalid("batch rows", layout.batch).with("most", BATCH_MAX));
         }
         // All layers share page numbers, so each layer needs room for the first layer's pages.
-        let rows = layout.rows.first().map_or(0, Slice::bytes);
-        for ((tables, slab), own) in layout.tables.iter().zip(&layout.slabs).zip(&layout.rows) {
+        let pages = host_pages(layout);
+        let layers = g.formats().iter().zip(layout.slabs.iter().zip(&layout.rows)).enumerate();
+        for (layer, (format, (slab, own))) in layers {
+            let tables = layout.tables.get(g.group_of(layer)).unwrap_or(first);
             tables.check()?;
             let blocks = u64::from(tables.budget_base / SLOT_BLOCK) + u64::from(tables.budget_blocks);
-            let fits = blocks.saturating_mul(g.block_bytes().into()) <= slab.bytes();
+            let fits = blocks.saturating_mul(format.block_bytes().into()) <= slab.bytes();
             let lanes = (tables.lanes, tables.tokens, tables.query_rows);
-            if !fits || lanes != (first.lanes, first.tokens, first.query_rows) || own.bytes() < rows {
+            if !fits
+                || lanes != (first.lanes, first.tokens, first.query_rows)
+                || own.bytes() < pages.saturating_mul(format.host_page_bytes())
+            {
                 return Err(invalid("a layer's slab, rows or tables", slab.bytes()));
             }
             // The index entries of the largest call, over all query rows and waves, must fit in 32 bits.
@@ -151,9 +169,10 @@ impl Extents {
             tokens: first.map_or(u32::MAX, |tables| tables.tokens),
             top_k: layout.geometry.shape().top_k.into(),
             lane_pages: layout.lane_pages as usize,
-            host_pages: layout.rows.first().map_or(0, Slice::bytes) / layout.geometry.host_page_bytes(),
+            host_pages: host_pages(layout),
             moves: layout.expected != Expected::Resolved,
             tables: layout.tables.clone(),
+            geometry: layout.geometry.clone(),
         })
     }
 
@@ -170,7 +189,7 @@ impl Extents {
             PoolOp::WarmGather(range) => self.lane(range.lane),
             PoolOp::Warm(warm) => {
                 self.lane(warm.lane)?;
-                let count = u64::from(warm.steps) * u64::from(self.layers) * self.top_k;
+                let count = u64::from(warm.steps) * self.geometry.groups().len() as u64 * self.top_k;
                 warm.selections.map_or(Ok(()), |selections| self.asker.words(&selections, count))
             }
             PoolOp::Begin(begin) => {
@@ -218,6 +237,10 @@ impl Extents {
     /// Checks a resolve's selection and its output buffers: sizes, and that no two of them overlap.
     fn resolve(&self, range: &StepRange, selection: &Slice, output: &ResolveOutput) -> Result<()> {
         self.range(range)?;
+        let first = self.geometry.first_of(range.layer.index());
+        if first != range.layer.index() {
+            return Err(follows(self.asker.name, range.layer, first));
+        }
         let count = u64::from(range.count) * u64::from(range.rows.count) * self.top_k;
         self.asker.words(selection, count)?;
         self.asker.words(&output.slots, count)?;
@@ -267,7 +290,7 @@ impl Extents {
     }
 
     fn waves_of(&self, layer: Layer) -> u32 {
-        self.tables.get(layer.index()).map_or(1, |tables| tables.waves)
+        self.tables.get(self.geometry.group_of(layer.index())).map_or(1, |tables| tables.waves)
     }
 
     /// Checks that the cache's rows have bytes to move.
@@ -278,9 +301,9 @@ impl Extents {
         }
     }
 
-    /// Checks a join's lists for each layer, and its pages.
+    /// Checks a join's lists for each index group, and its pages.
     fn join(&self, join: &Join<'_>) -> Result<()> {
-        self.layers_of(join.blocks, join.budgets, "layers of a join")?;
+        self.groups_of(join.blocks, join.budgets, "layers of a join")?;
         self.pages(join.lane, join.pages)?;
         if join.length > self.tokens {
             return Err(self.asker.bad("length of a join", join.length));
@@ -297,10 +320,10 @@ impl Extents {
         Ok(())
     }
 
-    /// Checks a resize's lists for each layer. Only the device knows the lane's present blocks.
+    /// Checks a resize's lists for each index group. Only the device knows the lane's present blocks.
     fn resize(&self, resize: &Resize<'_>) -> Result<()> {
         self.lane(resize.lane)?;
-        self.layers_of(resize.blocks, resize.budgets, "layers of a resize")?;
+        self.groups_of(resize.blocks, resize.budgets, "layers of a resize")?;
         for ((tables, blocks), budget) in self.tables.iter().zip(resize.needed()).zip(resize.budgets) {
             let needed = budget.div_ceil(SLOT_BLOCK);
             if *budget == 0 || blocks.len() < needed as usize || needed > tables.lane_blocks() {
@@ -313,9 +336,9 @@ impl Extents {
         Ok(())
     }
 
-    fn layers_of(&self, blocks: &[Vec<u32>], budgets: &[u32], place: &'static str) -> Result<()> {
-        let layers = self.layers as usize;
-        match blocks.len() == layers && budgets.len() == layers {
+    fn groups_of(&self, blocks: &[Vec<u32>], budgets: &[u32], place: &'static str) -> Result<()> {
+        let groups = self.geometry.groups().len();
+        match blocks.len() == groups && budgets.len() == groups {
             true => Ok(()),
             false => Err(self.asker.bad(place, blocks.len() as u64)),
         }
@@ -359,7 +382,7 @@ mod tests {
         let geometry = Geometry::new(shape).unwrap();
         let (slab, rows) = (4 * u64::from(geometry.block_bytes()), 4 * geometry.host_page_bytes());
         PoolLayout {
-            geometry,
+            geometry: geometry.into(),
             tables: vec![TABLES; 2],
             slabs: vec![device.slice(1 << 20, slab), device.slice(2 << 20, slab)],
             rows: vec![device.slice(4 << 20, rows), device.slice(8 << 20, rows)],
@@ -382,7 +405,10 @@ mod tests {
         check(&|_| {}).unwrap();
         let other = DeviceId::new();
         let changes: [&dyn Fn(&mut PoolLayout); 9] = [
-            &|layout| layout.rows[1] = layout.rows[1].part(0, 3 * layout.geometry.host_page_bytes()).unwrap(),
+            &|layout| {
+                layout.rows[1] =
+                    layout.rows[1].part(0, 3 * layout.geometry.first().host_page_bytes()).unwrap()
+            },
             &|layout| layout.slabs[1] = layout.slabs[1].part(0, layout.slabs[1].bytes() - 4).unwrap(),
             &|layout| layout.slabs[0] = other.slice(1 << 20, layout.slabs[0].bytes()),
             &|layout| layout.rows[0] = device.slice(0, layout.rows[0].bytes()),
@@ -391,7 +417,8 @@ mod tests {
             &|layout| layout.batch = BATCH_MAX + 1,
             &|layout| layout.tables.truncate(1),
             &|layout| {
-                layout.geometry = Geometry::new(Shape { top_k: 9, ..*layout.geometry.shape() }).unwrap()
+                layout.geometry =
+                    Geometry::new(Shape { top_k: 9, ..*layout.geometry.shape() }).unwrap().into()
             },
         ];
         for (number, change) in changes.iter().enumerate() {

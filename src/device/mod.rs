@@ -41,12 +41,13 @@ mod ticket;
 use std::fmt::Debug;
 
 use crate::error::{Error, Kind, Result};
-use crate::geometry::Geometry;
+use crate::geometry::Geometries;
 use crate::ids::Lane;
 use crate::os::Map;
 use crate::residency::TableShape;
 use crate::sync::Arc;
 
+pub(crate) use checks::follows;
 pub use handles::{Backing, DeviceId, Event, Graph, Pools, Slice, Stream};
 pub use op::{
     Begin, Join, PoolOp, Resize, ResolveOutput, SplitIndices, StepRange, Truncate, Warm, WarmGather,
@@ -67,9 +68,9 @@ pub struct Mapped {
 /// The memory and table sizes of one cache on a device. They never change while the cache lives.
 #[derive(Clone, Debug)]
 pub struct PoolLayout {
-    /// Layers, row format and page sizes of the model's cache.
-    pub geometry: Geometry,
-    /// The table sizes of each layer.
+    /// Layers, their row formats and groups, and page sizes of the model's cache.
+    pub geometry: Geometries,
+    /// The table sizes of each index group ([`Geometries::groups`]): of each layer, if none share a selection.
     pub tables: Vec<TableShape>,
     /// For each layer, the device memory that holds its slots.
     pub slabs: Vec<Slice>,
@@ -285,8 +286,8 @@ pub trait Device: Debug + Send + Sync {
         Err(no_graphs())
     }
 
-    /// The residency digest of a lane, summed over all layers. It does not wait for streams. Tests use it, and ranks
-    /// compare it between steps.
+    /// The residency digest of a lane, summed over all index groups. It does not wait for streams. Tests use it, and
+    /// ranks compare it between steps.
     ///
     /// # Errors
     /// [`Kind::OutOfRange`].

@@ -43,7 +43,8 @@ pub enum PoolOp<'a> {
     /// layer, the landed rows that the previous steps of these lanes left. If it is rejected as out of range, nothing
     /// was enqueued; after any other error the copy may have been enqueued.
     Begin(Begin),
-    /// Translates a selection (top-k indices) into slots, and writes the list of fetches.
+    /// Translates a selection (top-k indices) into slots, and writes the list of fetches. It decides for all layers of
+    /// an index group; a layer that is not its group's first rejects it.
     Resolve {
         /// The batch rows and the layer.
         range: StepRange,
@@ -52,9 +53,10 @@ pub enum PoolOp<'a> {
         /// The buffers that it fills.
         output: ResolveOutput,
     },
-    /// Fetches the missed rows that attention wave `wave` reads. The last resolve must have been of the same layer,
-    /// query rows and step, and the earlier waves must have been gathered. Otherwise the step fails, rather than
-    /// copying rows into slots that were meant for others. A wave without missed rows fetches nothing.
+    /// Fetches the missed rows that attention wave `wave` reads. The last resolve must have been of the same layer (or
+    /// its index group's first), query rows and step, and the earlier waves must have been gathered. Otherwise the step
+    /// fails, rather than copying rows into slots that were meant for others. A wave without missed rows fetches
+    /// nothing.
     Gather {
         /// The batch rows and the layer.
         range: StepRange,
@@ -143,9 +145,9 @@ pub struct Join<'a> {
     pub length: u32,
     /// Host pages, in the order of the sequence.
     pub pages: &'a [u32],
-    /// For each layer, the slot blocks, numbered from the first budget block.
+    /// For each index group, the slot blocks, numbered from the first budget block.
     pub blocks: &'a [Vec<u32>],
-    /// For each layer, the budget in slots.
+    /// For each index group, the budget in slots.
     pub budgets: &'a [u32],
 }
 
@@ -220,16 +222,16 @@ pub struct Truncate<'a> {
 pub struct Resize<'a> {
     /// The lane.
     pub lane: Lane,
-    /// For each layer, the slot blocks afterwards, numbered from the first budget block. The blocks that the lane keeps
-    /// come first, in their present order: a smaller budget gives up the last blocks, a larger one appends blocks. The
-    /// operation does not read blocks beyond those that the budget needs.
+    /// For each index group, the slot blocks afterwards, numbered from the first budget block. The blocks that the lane
+    /// keeps come first, in their present order: a smaller budget gives up the last blocks, a larger one appends
+    /// blocks. The operation does not read blocks beyond those that the budget needs.
     pub blocks: &'a [Vec<u32>],
-    /// For each layer, the budget afterwards, in slots.
+    /// For each index group, the budget afterwards, in slots.
     pub budgets: &'a [u32],
 }
 
 impl Resize<'_> {
-    /// The blocks of a layer that its new budget needs.
+    /// The blocks of a group that its new budget needs.
     pub(crate) fn needed(&self) -> impl Iterator<Item = &[u32]> {
         self.blocks.iter().zip(self.budgets).map(|(blocks, budget)| {
             let needed = budget.div_ceil(SLOT_BLOCK) as usize;
@@ -245,7 +247,7 @@ pub struct Warm {
     pub lane: Lane,
     /// Loads every row first, if all of them fit.
     pub whole: bool,
-    /// Selections to replay: `[layers][steps][k]` i32 positions.
+    /// Selections to replay: `[index groups][steps][k]` i32 positions.
     pub selections: Option<Slice>,
     /// The number of steps in `selections`.
     pub steps: u32,
@@ -267,20 +269,20 @@ pub struct WarmGather {
 #[derive(Clone, Debug)]
 pub(super) struct Staged {
     pub(super) pages: Vec<u32>,
-    /// For each layer, the slot blocks.
+    /// For each index group, the slot blocks.
     pub(super) blocks: Vec<Vec<u32>>,
     pub(super) budgets: Vec<u32>,
 }
 
 impl Staged {
-    /// An empty copy with room for `pages` pages, and for a budget and `blocks` slot blocks of each layer.
-    pub(super) fn new(layers: usize, blocks: usize, pages: usize, name: &'static str) -> Result<Staged> {
+    /// An empty copy with room for `pages` pages, and for a budget and `blocks` slot blocks of each index group.
+    pub(super) fn new(groups: usize, blocks: usize, pages: usize, name: &'static str) -> Result<Staged> {
         let mut staged = Staged {
             pages: vector(pages, name, "pages of a lane")?,
-            blocks: vector(layers, name, "blocks of a lane")?,
-            budgets: vector(layers, name, "budgets of a lane")?,
+            blocks: vector(groups, name, "blocks of a lane")?,
+            budgets: vector(groups, name, "budgets of a lane")?,
         };
-        for _ in 0..layers {
+        for _ in 0..groups {
             staged.blocks.push(vector(blocks, name, "blocks of a lane")?);
         }
         Ok(staged)

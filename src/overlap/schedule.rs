@@ -42,6 +42,11 @@
 //! batch row needs fewer waves, the other waves fetch and attend nothing for it. The number of waves never depends on
 //! data, so a captured graph holds all of them.
 //!
+//! **Index groups.** Where layers share a selection, I and R are of the group's first layer only. Each other layer has
+//! a G of its own at its place, in the orders none and DA; DBA is DA there, since no indexer is left to hide behind.
+//! Such a G runs on the gather stream after all that the compute stream holds then: after the last layer's attention,
+//! whose scratch slots it overwrites, and after R.
+//!
 //! **Edges.** An edge between two streams is one event: the schedule enqueues its record on one stream and, in the same
 //! call, the wait on the other. On a single stream no event is needed. The schedule reuses its events from layer to
 //! layer: a wait refers to the last record before it.
@@ -58,6 +63,7 @@
 
 use crate::device::{Device, Event, PoolOp, Pools, ResolveOutput, Slice, SplitIndices, StepRange, Stream};
 use crate::error::{Error, Kind, Result};
+use crate::geometry::Geometries;
 use crate::ids::{Layer, MicroBatch};
 use crate::residency::QueryRange;
 use crate::step::OverlapStreams;
@@ -91,9 +97,11 @@ impl Overlap {
 /// A piece of a layer's work that the engine does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Work {
-    /// I0: the projections that the indexer needs, and the write of the index keys.
+    /// I0: the projections that the indexer needs, and the write of the index keys. A layer that another one selects
+    /// for has no indexer; there it is what comes before the preparation of attention.
     Project,
-    /// I: logits and top-k of the call's batch rows, which write the selection.
+    /// I: logits and top-k of the call's batch rows, which write the selection. Not in a layer that another one selects
+    /// for.
     Index,
     /// P: the preparation of attention, which writes the new rows to their landing slots.
     Prepare,
@@ -165,8 +173,10 @@ pub struct Schedule {
 }
 
 /// The arguments of one micro-batch that do not change from layer to layer.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Run {
+    /// The cache's layers and index groups.
+    pub geometry: Geometries,
     /// The micro-batch's events.
     pub schedule: Schedule,
     /// The micro-batch.
@@ -202,6 +212,8 @@ struct LayerRun<'a> {
     pools: Pools,
     run: &'a Run,
     layer: Layer,
+    /// Whether the layer selects, for itself and its group.
+    leads: bool,
     rows: QueryRange,
     split_indices: Option<SplitIndices>,
     engine: &'a mut dyn Engine,
@@ -332,10 +344,15 @@ pub fn enqueue_layer(
         None => QueryRange { first: 0, count: run.query_rows },
         Some(draft_pass) => QueryRange { first: draft_pass, count: 1 },
     };
-    let split_indices = run.split_indices.filter(|_| overlap != Overlap::None || run.waves > 1);
-    let layer = LayerRun { device, pools, run, layer, rows, split_indices, engine };
+    let group = run.geometry.members(run.geometry.group_of(layer.index()));
+    let leads = group.start == layer.index();
+    // Another layer of the group may split its attention.
+    let splits = overlap != Overlap::None || run.waves > 1 || group.len() > 1;
+    let split_indices = run.split_indices.filter(|_| splits);
+    let layer = LayerRun { device, pools, run, layer, leads, rows, split_indices, engine };
     match overlap {
         Overlap::None => layer.none(),
+        _ if !leads => layer.follow(),
         Overlap::Da => layer.da(),
         Overlap::Dba => layer.dba(),
     }
@@ -383,8 +400,10 @@ impl LayerRun<'_> {
     fn none(mut self) -> Result<()> {
         let OverlapStreams { compute, .. } = self.run.streams;
         self.all(Work::Project)?;
-        self.all(Work::Index)?;
-        self.resolve(0, self.run.batch, compute)?;
+        if self.leads {
+            self.all(Work::Index)?;
+            self.resolve(0, self.run.batch, compute)?;
+        }
         self.gather(0, self.run.batch, 0, compute)?;
         self.prepare()?;
         if self.run.waves == 1 {
@@ -425,6 +444,16 @@ impl LayerRun<'_> {
         self.attend()
     }
 
+    /// DA in a layer that another one selects for: its G begins with the layer.
+    fn follow(mut self) -> Result<()> {
+        let (events, OverlapStreams { compute, gather, .. }) = (self.run.schedule, self.run.streams);
+        edge(self.device, events.selected, compute, gather)?;
+        self.gather(0, self.run.batch, 0, gather)?;
+        self.all(Work::Project)?;
+        self.prepare()?;
+        self.attend()
+    }
+
     /// P, and S after it.
     fn prepare(&mut self) -> Result<()> {
         let OverlapStreams { compute, scatter, .. } = self.run.streams;
@@ -439,7 +468,9 @@ impl LayerRun<'_> {
     /// Attention over the resident rows after R, then over the fetched rows after G.
     fn attend(mut self) -> Result<()> {
         let OverlapStreams { compute, resolve, gather, .. } = self.run.streams;
-        edge(self.device, self.run.schedule.resolved, resolve, compute)?;
+        if self.leads {
+            edge(self.device, self.run.schedule.resolved, resolve, compute)?;
+        }
         self.all(Work::Attend(Attended::Resident))?;
         edge(self.device, self.run.schedule.gathered, gather, compute)?;
         self.fetched(gather)

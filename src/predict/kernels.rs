@@ -345,7 +345,7 @@ mod tests {
             budget_blocks: 1,
         };
         Ok(PoolLayout {
-            geometry: Geometry::new(shape)?,
+            geometry: Geometry::new(shape)?.into(),
             tables: vec![tables],
             slabs: vec![device.allocate(1 << 40)?],
             rows: vec![device.allocate(1 << 40)?],

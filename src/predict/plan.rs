@@ -246,7 +246,7 @@ pub fn plan(demand: &Demand) -> Result<Planned> {
     };
     let notes = room.notes(batch, slots, whole, resident_batch, most_batch);
     let misses_from = Pool::planned(batch, slots).misses_from(demand.context);
-    let key = u64::from(demand.shape.index_key_bytes) * u64::from(room.geometry.layers());
+    let key = u64::from(demand.shape.index_key_bytes) * u64::from(room.geometry.index_layers());
     Ok(Planned {
         batch,
         slots,

@@ -12,6 +12,7 @@ mod slots;
 mod warmup;
 
 pub use budget::Budget;
+pub(crate) use budget::one_of;
 pub use curve::MissCurve;
 pub(crate) use pool::{SparseConfig, SparsePool};
 pub use share::{Share, ShareBy, Want};

@@ -8,11 +8,13 @@
 //! A scratch row is needed only in one layer of one step, so every layer's slab begins with the same physical pages.
 //! Landing slots have the same ids in every layer. Each layer has its own memory for them, because the next step
 //! commits a step's new rows. Each region begins with the first whole block after a mapping boundary; slots that would
-//! cross the boundary are unused.
+//! cross the boundary are unused. The regions have the same slot ids in every layer, since the layers of an index group
+//! have the same rows in the same slots. Where rows differ in size, the smallest decides where the regions begin, and
+//! layers with larger rows leave slots unused.
 
 use crate::device::{Device, Mapped, Slice};
 use crate::error::{Error, Kind, Result};
-use crate::geometry::{Geometry, SLOT_BLOCK};
+use crate::geometry::{Geometries, SLOT_BLOCK};
 use crate::residency::TableShape;
 use crate::sparse::slots::{Holding, Slots};
 
@@ -29,14 +31,14 @@ pub struct SparseConfig {
     pub scratch: u32,
     /// Attention waves that use the scratch slots one after the other.
     pub waves: u32,
-    /// The number of budget slots of each layer.
+    /// The number of budget slots of each index group.
     pub slots: Vec<u32>,
 }
 
 /// The layout of a sparse pool, computed before any memory is taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SparseLayout {
-    /// The table shape of each layer.
+    /// The table shape of each index group.
     pub tables: Vec<TableShape>,
     /// Bytes of the scratch slots, which are the same memory in all layers, rounded up to a mapping boundary.
     pub scratch_bytes: u64,
@@ -49,20 +51,21 @@ impl SparseConfig {
     ///
     /// # Errors
     /// [`Kind::InvalidConfig`], [`Kind::Overflow`].
-    pub fn layout(&self, geometry: &Geometry, grain: u64) -> Result<SparseLayout> {
+    pub fn layout(&self, geometry: &Geometries, grain: u64) -> Result<SparseLayout> {
         let overflow = || Error::new(Kind::Overflow, "sparse pool").at("slots");
-        if self.slots.len() != geometry.layers() as usize {
+        if self.slots.len() != geometry.groups().len() {
             return Err(Error::new(Kind::InvalidConfig, "sparse pool").at("layers of the slot table"));
         }
-        let block_bytes = u64::from(geometry.block_bytes());
+        let sizes = || geometry.formats().iter().map(|format| u64::from(format.block_bytes()));
+        let (least, most) = (sizes().min().unwrap_or(1), sizes().max().unwrap_or(1));
         let round = |bytes: u64| bytes.checked_next_multiple_of(grain).ok_or_else(overflow);
         let blocks_of = |slots: u64| slots.div_ceil(u64::from(SLOT_BLOCK));
 
         let lanes = u64::from(self.lanes);
         // Slot 0 means none, so scratch begins at 1 and there is always a scratch block.
-        let bytes_of = |blocks: u64| blocks.checked_mul(block_bytes).ok_or_else(overflow);
-        let scratch_bytes = round(bytes_of(blocks_of(1 + lanes * u64::from(self.scratch)))?)?;
-        let own_start = scratch_bytes.div_ceil(block_bytes);
+        let bytes_of = |blocks: u64, each: u64| blocks.checked_mul(each).ok_or_else(overflow);
+        let scratch_bytes = round(bytes_of(blocks_of(1 + lanes * u64::from(self.scratch)), most)?)?;
+        let own_start = scratch_bytes.div_ceil(least);
         let budget_start = own_start + blocks_of(lanes * u64::from(self.query_rows));
         let id = |blocks: u64| {
             let slots = blocks.checked_mul(u64::from(SLOT_BLOCK)).ok_or_else(overflow)?;
@@ -70,7 +73,7 @@ impl SparseConfig {
         };
         let (landing_base, budget_base) = (id(own_start)?, id(budget_start)?);
         let mut layout = SparseLayout { tables: Vec::new(), scratch_bytes, own_bytes: Vec::new() };
-        for slots in &self.slots {
+        for (group, slots) in self.slots.iter().enumerate() {
             let budget_blocks = slots.div_ceil(SLOT_BLOCK);
             let shape = TableShape {
                 lanes: self.lanes,
@@ -85,8 +88,11 @@ impl SparseConfig {
             };
             shape.check()?;
             layout.tables.push(shape);
-            let end = bytes_of(budget_start + u64::from(budget_blocks))?;
-            layout.own_bytes.push(round(end - scratch_bytes)?);
+            for layer in geometry.members(group) {
+                let each = u64::from(geometry.of(layer).block_bytes());
+                let end = bytes_of(budget_start + u64::from(budget_blocks), each)?;
+                layout.own_bytes.push(round(end - scratch_bytes)?);
+            }
         }
         Ok(layout)
     }
@@ -105,7 +111,7 @@ impl SparsePool {
     ///
     /// # Errors
     /// [`Kind::InvalidConfig`], [`Kind::Overflow`], [`Kind::OutOfMemory`], [`Kind::OsRefused`].
-    pub fn new(geometry: &Geometry, config: &SparseConfig, device: &dyn Device) -> Result<Self> {
+    pub fn new(geometry: &Geometries, config: &SparseConfig, device: &dyn Device) -> Result<Self> {
         // All numbers are checked before any memory is taken.
         let SparseLayout { tables, scratch_bytes, own_bytes } =
             config.layout(geometry, device.granularity())?;
@@ -116,10 +122,10 @@ impl SparsePool {
             slabs.push(device.range(&[scratch, own])?);
         }
         let counts: Vec<u32> = tables.iter().map(|shape| shape.budget_blocks).collect();
-        Ok(SparsePool { tables, slabs, slots: Slots::new(config.lanes, &counts)? })
+        Ok(SparsePool { tables, slabs, slots: Slots::new(config.lanes, geometry.groups(), &counts)? })
     }
 
-    /// The table shape of each layer.
+    /// The table shape of each index group.
     pub fn tables(&self) -> &[TableShape] {
         &self.tables
     }
@@ -170,5 +176,38 @@ impl SparsePool {
     pub fn landing(&self, lane: u32, row: u32) -> Option<u32> {
         let shape = self.tables.first()?;
         (row < shape.query_rows).then(|| shape.landing_base + lane * shape.query_rows + row)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::geometry::Shape;
+
+    #[test]
+    fn layers_of_a_group_have_the_same_slot_ids_whatever_their_rows() {
+        let shape = Shape { layers: 3, lone_layers: 1, group_layers: 2, ..Shape::DEEPSEEK_V3_2 };
+        let geometry = Geometries::new(shape, &[[656, 0], [656, 0], [1152, 0]], &[]).unwrap();
+        let config = SparseConfig {
+            lanes: 4,
+            tokens: 256,
+            query_rows: 2,
+            scratch: 100,
+            waves: 1,
+            slots: vec![128, 192],
+        };
+        let layout = config.layout(&geometry, 4096).unwrap();
+        assert_eq!(layout.tables.len(), 2);
+        // 401 scratch slots are 7 blocks: of 1152-byte rows 126 pages, which end in the 13th block of 656-byte rows.
+        assert_eq!(layout.scratch_bytes, 126 * 4096);
+        assert!(
+            layout.tables.iter().all(|shape| (shape.landing_base, shape.budget_base) == (13 * 64, 14 * 64))
+        );
+        let end = |blocks: u64, row: u64| (blocks * 64 * row - 126 * 4096).next_multiple_of(4096);
+        assert_eq!(layout.own_bytes, [end(16, 656), end(17, 656), end(17, 1152)]);
+        // The larger rows leave the blocks between their scratch slots' end and the landing slots unused.
+        let alike = Geometries::new(shape, &[[1152, 0]; 3], &[]).unwrap();
+        let alike = config.layout(&alike, 4096).unwrap();
+        assert_eq!(layout.own_bytes[2] - alike.own_bytes[2], 6 * 64 * 1152);
     }
 }

@@ -4,14 +4,15 @@
 //! allocators are [`Pages`], whose count of owners finds a block that is freed twice.
 
 use crate::error::{Error, Kind, Result};
-use crate::geometry::SLOT_BLOCK;
+use crate::geometry::{IndexGroup, SLOT_BLOCK};
 use crate::total::Pages;
 
-/// The lanes of a cache and the blocks of each layer.
+/// The lanes of a cache and the blocks of each index group: the same blocks in all layers of the group.
 #[derive(Debug)]
 pub struct Slots {
     lanes: Pages,
     blocks: Vec<Pages>,
+    groups: Vec<IndexGroup>,
 }
 
 /// The part of the sparse pool that a sequence holds.
@@ -19,21 +20,26 @@ pub struct Slots {
 pub struct Holding {
     /// Its lane.
     pub lane: u32,
-    /// Its blocks in each layer, counted from the first budget block: those of its budget and, only while a resize has
-    /// not ended, blocks behind them that come or go.
+    /// Its blocks in each index group, counted from the first budget block: those of its budget and, only while a
+    /// resize has not ended, blocks behind them that come or go.
     pub blocks: Vec<Vec<u32>>,
-    /// Its number of slots in each layer.
+    /// Its number of slots in each index group.
     pub budgets: Vec<u32>,
 }
 
 impl Slots {
-    /// Allocators of `lanes` lanes, and of `blocks` slot blocks for each layer.
+    /// Allocators of `lanes` lanes, and of `blocks` slot blocks for each group.
     ///
     /// # Errors
     /// [`crate::Kind::OutOfMemory`].
-    pub fn new(lanes: u32, blocks: &[u32]) -> Result<Self> {
-        let blocks = blocks.iter().map(|count| Pages::new("slot blocks", *count));
-        Ok(Slots { lanes: Pages::new("lanes", lanes)?, blocks: blocks.collect::<Result<_>>()? })
+    pub fn new(lanes: u32, groups: &[IndexGroup], blocks: &[u32]) -> Result<Self> {
+        let blocks = blocks.iter().map(|count| Pages::new("slot blocks", *count)).collect::<Result<_>>()?;
+        Ok(Slots { lanes: Pages::new("lanes", lanes)?, blocks, groups: groups.to_vec() })
+    }
+
+    /// The first layer of a group, which names it in errors.
+    fn first(&self, group: usize) -> u64 {
+        self.groups.get(group).map_or(0, |group| group.first.into())
     }
 
     /// Free lanes.
@@ -41,33 +47,35 @@ impl Slots {
         self.lanes.free()
     }
 
-    /// Free slots of the layer with the fewest free slots, in whole blocks.
+    /// Free slots of the group with the fewest free slots, in whole blocks.
     pub fn free_slots(&self) -> u32 {
         self.blocks.iter().map(|pages| pages.free() * SLOT_BLOCK).min().unwrap_or(0)
     }
 
-    /// Free blocks of a layer.
-    pub fn free_blocks(&self, layer: usize) -> u32 {
-        self.blocks.get(layer).map_or(0, Pages::free)
+    /// Free blocks of a group.
+    pub fn free_blocks(&self, group: usize) -> u32 {
+        self.blocks.get(group).map_or(0, Pages::free)
     }
 
-    /// Blocks of a layer, free or not.
-    pub fn blocks(&self, layer: usize) -> u32 {
-        self.blocks.get(layer).map_or(0, Pages::count)
+    /// Blocks of a group, free or not.
+    pub fn blocks(&self, group: usize) -> u32 {
+        self.blocks.get(group).map_or(0, Pages::count)
     }
 
-    /// Slots of each layer, free or not.
+    /// Slots of each group, free or not.
     pub fn sizes(&self) -> impl Iterator<Item = u32> + '_ {
         self.blocks.iter().map(|pages| pages.count() * SLOT_BLOCK)
     }
 
     /// Slots in the blocks of sequences, of all layers.
     pub fn in_use(&self) -> u64 {
-        let used = |pages: &Pages| u64::from(pages.count() - pages.free()) * u64::from(SLOT_BLOCK);
-        self.blocks.iter().map(used).sum()
+        let used = |(pages, group): (&Pages, &IndexGroup)| {
+            u64::from(pages.count() - pages.free()) * u64::from(SLOT_BLOCK) * u64::from(group.layers)
+        };
+        self.blocks.iter().zip(&self.groups).map(used).sum()
     }
 
-    /// Takes a lane, and blocks for `budgets` slots in each layer, or nothing. The lists of blocks get room for `most`
+    /// Takes a lane, and blocks for `budgets` slots in each group, or nothing. The lists of blocks get room for `most`
     /// slots, so that a later [`Slots::grow`] up to there allocates nothing.
     ///
     /// # Errors
@@ -94,17 +102,17 @@ impl Slots {
     /// # Errors
     /// [`crate::Kind::Exhausted`] with the layer, `wanted` and `free`.
     pub fn check_growth(&self, holding: &Holding, budgets: &[u32]) -> Result<()> {
-        let layers = self.blocks.iter().zip(&holding.blocks).zip(budgets);
-        for (layer, ((pages, blocks), budget)) in layers.enumerate() {
+        let groups = self.blocks.iter().zip(&holding.blocks).zip(budgets);
+        for (group, ((pages, blocks), budget)) in groups.enumerate() {
             let wanted = lacking(blocks, *budget);
             if wanted > pages.free() {
-                return Err(pages.exhausted(wanted, pages.free()).with("layer", layer as u64));
+                return Err(pages.exhausted(wanted, pages.free()).with("layer", self.first(group)));
             }
         }
         Ok(())
     }
 
-    /// Appends blocks to a sequence's lists until they hold `budgets` slots in each layer, or appends nothing. The
+    /// Appends blocks to a sequence's lists until they hold `budgets` slots in each group, or appends nothing. The
     /// sequence's budgets stay as they are.
     ///
     /// # Errors
@@ -151,29 +159,29 @@ impl Slots {
     pub fn validate<'a>(&self, holdings: impl Iterator<Item = &'a Holding>) -> Result<()> {
         self.lanes.validate()?;
         self.blocks.iter().try_for_each(Pages::validate)?;
-        let wrong = |place, layer: usize| {
-            Err(Error::new(Kind::Internal, "validate slots").at(place).with("layer", layer as u64))
+        let wrong = |place, group: usize| {
+            Err(Error::new(Kind::Internal, "validate slots").at(place).with("layer", self.first(group)))
         };
         let mut owned: Vec<Vec<bool>> =
             self.blocks.iter().map(|pages| vec![false; pages.count() as usize]).collect();
         for holding in holdings {
-            for (layer, (owned, blocks)) in owned.iter_mut().zip(&holding.blocks).enumerate() {
-                let budget = holding.budgets.get(layer).copied().unwrap_or(0);
+            for (group, (owned, blocks)) in owned.iter_mut().zip(&holding.blocks).enumerate() {
+                let budget = holding.budgets.get(group).copied().unwrap_or(0);
                 if lacking(blocks, budget) > 0 {
-                    return wrong("a budget without its slot blocks", layer);
+                    return wrong("a budget without its slot blocks", group);
                 }
                 for block in blocks {
                     let twice = owned.get_mut(*block as usize).is_none_or(|own| std::mem::replace(own, true));
                     if twice {
-                        return wrong("a slot block of two sequences", layer);
+                        return wrong("a slot block of two sequences", group);
                     }
                 }
             }
         }
-        for (layer, (pages, owned)) in self.blocks.iter().zip(&owned).enumerate() {
+        for (group, (pages, owned)) in self.blocks.iter().zip(&owned).enumerate() {
             let is_free = |block: usize| pages.owners(block as u32) == 0;
             if owned.iter().enumerate().any(|(block, owned)| *owned == is_free(block)) {
-                return wrong("a slot block that is taken and of no sequence, or free and of one", layer);
+                return wrong("a slot block that is taken and of no sequence, or free and of one", group);
             }
         }
         Ok(())
@@ -202,9 +210,13 @@ impl Holding {
 mod tests {
     use super::*;
 
+    /// Two groups of one layer each.
+    const ALONE: [IndexGroup; 2] =
+        [IndexGroup { first: 0, layers: 1, top_k: 8 }, IndexGroup { first: 1, layers: 1, top_k: 8 }];
+
     #[test]
     fn a_refused_take_changes_nothing() {
-        let mut slots = Slots::new(2, &[4, 2]).unwrap();
+        let mut slots = Slots::new(2, &ALONE, &[4, 2]).unwrap();
         let first = slots.take(vec![65, 64], 128).unwrap();
         assert_eq!((first.blocks[0].len(), first.blocks[1].len()), (2, 1));
         let e = slots.take(vec![64, 65], 128).unwrap_err();
@@ -218,7 +230,7 @@ mod tests {
 
     #[test]
     fn blocks_come_behind_the_present_ones_and_the_last_ones_go_first() {
-        let mut slots = Slots::new(2, &[4, 4]).unwrap();
+        let mut slots = Slots::new(2, &ALONE, &[4, 4]).unwrap();
         let mut own = slots.take(vec![65, 64], 256).unwrap();
         let before = own.clone();
         // The second layer has three free blocks: nothing is taken in the first one either.

@@ -22,7 +22,8 @@ pub enum BringUp {
 /// The warm-up of a sequence that joins the batch.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WarmUp {
-    /// The selections of the last prompt positions, oldest first: `[layers][steps][k]` i32.
+    /// The selections of the last prompt positions, oldest first: `[layers][steps][k]` i32, of the layers that select
+    /// (the first of each index group).
     pub selections: Option<Slice>,
     /// The number of prompt positions in `selections`, one step for each.
     pub steps: u32,
@@ -39,14 +40,14 @@ pub struct Stretches {
 }
 
 impl Stretches {
-    /// Stretches over all slots of `budgets`, each with at most `bytes_a_call` bytes of rows (0: one stretch).
-    pub fn new(budgets: &[u32], row_bytes: u32, bytes_a_call: u64) -> Self {
-        let end = budgets.iter().map(|b| u64::from(*b)).sum();
+    /// Stretches over `slots` slots, numbered through all layers, each with at most `bytes_a_call` bytes of rows (0:
+    /// one stretch).
+    pub fn new(slots: u64, row_bytes: u32, bytes_a_call: u64) -> Self {
         let step = match bytes_a_call {
-            0 => end,
+            0 => slots,
             bytes => (bytes / u64::from(row_bytes.max(1))).max(1),
         };
-        Stretches { next: 0, end, step }
+        Stretches { next: 0, end: slots, step }
     }
 
     /// Nothing to gather.
@@ -76,7 +77,7 @@ mod tests {
 
     #[test]
     fn stretches_cover_every_slot_once_within_the_bound() {
-        let mut stretches = Stretches::new(&[100, 30], 656, 656 * 40);
+        let mut stretches = Stretches::new(130, 656, 656 * 40);
         let mut at = 0;
         while let Some((first, count)) = stretches.take() {
             assert_eq!(first, at);
@@ -84,8 +85,8 @@ mod tests {
             at += count;
         }
         assert_eq!(at, 130);
-        assert_eq!(Stretches::new(&[5], 656, 1).take(), Some((0, 1)), "at least a row a call");
-        assert_eq!(Stretches::new(&[5, 5], 656, 0).take(), Some((0, 10)));
+        assert_eq!(Stretches::new(5, 656, 1).take(), Some((0, 1)), "at least a row a call");
+        assert_eq!(Stretches::new(10, 656, 0).take(), Some((0, 10)));
         assert!(Stretches::none().is_over());
     }
 }

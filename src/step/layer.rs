@@ -82,13 +82,21 @@ pub(crate) struct LayerCalls<'a> {
 }
 
 impl LayerCalls<'_> {
-    /// R: selection to slots, misses and victims.
-    pub(crate) fn resolve(&self, call: LayerCall, stream: Stream, buffers: Buffers) -> Result<()> {
+    /// R: selection to slots, misses and victims, for `members` layers from the call's on.
+    pub(crate) fn resolve(
+        &self,
+        call: LayerCall,
+        members: u32,
+        stream: Stream,
+        buffers: Buffers,
+    ) -> Result<()> {
         let range = call.range(self.step)?;
         let output = ResolveOutput { slots: buffers.slots, split_indices: buffers.split_indices };
         let selection = buffers.selection;
         self.device.enqueue(self.pools, stream, PoolOp::Resolve { range, selection, output })?;
-        self.enqueued.resolved(&range, self.step.rows);
+        for layer in (0..members).map(|member| Layer(range.layer.0 + member)) {
+            self.enqueued.resolved(&StepRange { layer, ..range }, self.step.rows);
+        }
         Ok(())
     }
 

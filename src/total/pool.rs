@@ -8,7 +8,7 @@
 
 use crate::device::{Device, Slice};
 use crate::error::{Error, Kind, Result};
-use crate::geometry::Geometry;
+use crate::geometry::Geometries;
 use crate::os::{Fallback, Faults, Map, Request};
 use crate::sync::Arc;
 use crate::total::Pages;
@@ -20,9 +20,11 @@ const POISON: u8 = 0xFF;
 #[derive(Debug)]
 pub struct TotalPool {
     pub(crate) pages: Pages,
-    geometry: Geometry,
+    geometry: Geometries,
     map: Arc<Map>,
     layers: Vec<Slice>,
+    /// For each layer, where its rows begin in the mapping.
+    starts: Vec<u64>,
     fallbacks: Vec<Fallback>,
 }
 
@@ -33,7 +35,7 @@ impl TotalPool {
     /// # Errors
     /// [`Kind::OutOfMemory`], [`Kind::Overflow`], [`Kind::OsRefused`].
     pub fn new(
-        geometry: Geometry,
+        geometry: Geometries,
         pages: u32,
         request: &Request,
         device: &dyn Device,
@@ -46,10 +48,16 @@ impl TotalPool {
             None => Map::new(&request, faults).map(|(map, fallbacks)| (Arc::new(map), fallbacks))?,
         };
         let all = device.register(&map)?;
-        let one = bytes / u64::from(geometry.layers());
-        let layers = (0..u64::from(geometry.layers())).map(|l| all.part(l * one, one));
+        let mut layers = Vec::with_capacity(geometry.formats().len());
+        let mut start = 0;
+        for format in geometry.formats() {
+            let own = format.host_page_bytes() * u64::from(pages);
+            layers.push((start, all.part(start, own)?));
+            start += own;
+        }
         Ok(TotalPool {
-            layers: layers.collect::<Result<_>>()?,
+            starts: layers.iter().map(|(start, _)| *start).collect(),
+            layers: layers.into_iter().map(|(_, rows)| rows).collect(),
             pages: Pages::new("host pages", pages)?,
             geometry,
             map,
@@ -72,7 +80,7 @@ impl TotalPool {
     /// # Errors
     /// [`Kind::OutOfRange`].
     pub fn page(&self, layer: usize, page: u32) -> Result<Slice> {
-        let bytes = self.geometry.host_page_bytes();
+        let bytes = self.geometry.of(layer).host_page_bytes();
         match self.layers.get(layer) {
             Some(rows) => rows.part(u64::from(page) * bytes, bytes),
             None => Err(Error::new(Kind::OutOfRange, "total pool").at("layer").with("layer", layer as u64)),
@@ -80,12 +88,9 @@ impl TotalPool {
     }
 
     fn offset(&self, layer: usize, page: u32, token: u32) -> u64 {
-        let layer_bytes = self.map_layer_bytes();
-        layer as u64 * layer_bytes + self.geometry.host_offset(page, token)
-    }
-
-    fn map_layer_bytes(&self) -> u64 {
-        self.layers.first().map_or(0, Slice::bytes)
+        // The mapping's copies refuse a place beyond its end.
+        let start = self.starts.get(layer).copied().unwrap_or(self.map.len());
+        start + self.geometry.of(layer).host_offset(page, token)
     }
 
     /// Overwrites a page's rows in every layer with NaN (in FP8, bfloat16 and f32), so that a read of a row that was
@@ -94,8 +99,12 @@ impl TotalPool {
     /// # Errors
     /// [`Kind::OutOfRange`].
     pub(crate) fn poison(&self, page: u32) -> Result<()> {
-        let rows = vec![POISON; self.geometry.host_page_bytes() as usize];
-        (0..self.layers.len()).try_for_each(|layer| self.map.copy_in(self.offset(layer, page, 0), &rows))
+        let bytes = |layer| self.geometry.of(layer).host_page_bytes() as usize;
+        let layers = 0..self.layers.len();
+        let rows = vec![POISON; layers.clone().map(bytes).max().unwrap_or(0)];
+        layers
+            .into_iter()
+            .try_for_each(|layer| self.map.copy_in(self.offset(layer, page, 0), &rows[..bytes(layer)]))
     }
 
     /// Writes one packed row (no padding) to its place.

@@ -56,6 +56,9 @@ impl BlockHasher {
             index_key_bytes,
             page_tokens,
             top_k,
+            // Which layers share a selection changes no bytes of a block.
+            lone_layers: _,
+            group_layers: _,
         } = *shape;
         for field in [
             layers,

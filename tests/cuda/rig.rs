@@ -153,7 +153,7 @@ impl Cache {
             rows.push(all.part(layer * bytes, bytes)?);
         }
         let plan = PoolLayout {
-            geometry,
+            geometry: geometry.into(),
             tables: vec![tables; LAYERS as usize],
             slabs: slabs.clone(),
             rows,

@@ -77,7 +77,7 @@ fn page_of_the_join(machine: &Machine, wait_between: bool) -> u8 {
         budget_blocks: 1,
     };
     let plan = PoolLayout {
-        geometry,
+        geometry: geometry.into(),
         tables: vec![tables],
         slabs: vec![slab],
         rows: vec![device.register(&map).unwrap()],

@@ -27,6 +27,8 @@ pub fn config(lanes: u32, max_tokens: u32) -> Config {
         index_key_bytes: 8,
         page_tokens: 16,
         top_k: K as u32,
+        lone_layers: 0,
+        group_layers: 0,
     };
     let memory = Memory { huge: false, populate: false, lock: false, node: None };
     Config { memory, ..Config::new(shape, lanes, max_tokens, 16) }

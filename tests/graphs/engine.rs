@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use forebay::device::{Device, Slice, SplitIndices, Stream};
 use forebay::overlap::{Attended, Engine, EngineCall, OverlapStreams, Work};
-use forebay::{Buffers, Geometry, Layers, Result};
+use forebay::{Buffers, Geometries, Geometry, Layers, Result};
 
 use crate::device::TestDevice;
 
@@ -56,13 +56,13 @@ struct Turn {
 /// State that the callbacks share with the test.
 #[derive(Debug)]
 pub struct Shared {
-    geometry: Geometry,
+    geometry: Geometries,
     turns: [Mutex<Turn>; 2],
     wrong: Mutex<Vec<String>>,
 }
 
 impl Shared {
-    pub fn new(geometry: Geometry) -> Arc<Shared> {
+    pub fn new(geometry: Geometries) -> Arc<Shared> {
         Arc::new(Shared { geometry, turns: Default::default(), wrong: Mutex::default() })
     }
 
@@ -78,6 +78,11 @@ impl Shared {
 
     fn turn(&self, call: &EngineCall) -> MutexGuard<'_, Turn> {
         self.turns[call.micro_batch.index()].lock().unwrap()
+    }
+
+    /// The layer that selects for a call's layer.
+    fn selects(&self, call: &EngineCall) -> u32 {
+        self.geometry.first_of(call.layer.index()) as u32
     }
 
     fn complain(&self, what: String) {
@@ -131,12 +136,12 @@ impl StepWork {
     }
 
     /// Entries that attention must read: batch row, query row, position.
-    fn expected(&self, call: &EngineCall) -> Vec<(u32, u32, u32)> {
+    fn expected(&self, call: &EngineCall, selects: u32) -> Vec<(u32, u32, u32)> {
         let mut all = Vec::new();
         for (row, of) in (0..).zip(&self.rows) {
             for query in call.rows.first..(call.rows.first + call.rows.count).min(of.rows) {
                 let positions =
-                    self.positions(call.layer.0, row, query).into_iter().filter(|position| *position >= 0);
+                    self.positions(selects, row, query).into_iter().filter(|position| *position >= 0);
                 all.extend(positions.map(|position| (row, query, position as u32)));
             }
         }
@@ -217,7 +222,8 @@ impl Running {
     fn prepare(&self) {
         let turn = self.shared.turn(&self.call);
         let Some(step) = &turn.now else { return };
-        let (geometry, rows, layer) = (&self.shared.geometry, self.call.rows, self.call.layer.0);
+        let (rows, layer) = (self.call.rows, self.call.layer.0);
+        let geometry = self.shared.geometry.of(self.call.layer.index());
         for of in &step.rows {
             for query in rows.first..(rows.first + rows.count).min(of.rows) {
                 let bytes = of.row(geometry, layer, of.length + query);
@@ -280,8 +286,9 @@ impl Running {
         slots: &[i32],
         read: &mut Vec<(u32, u32, u32)>,
     ) {
-        let (geometry, layer) = (&self.shared.geometry, self.call.layer.0);
-        let positions = step.positions(layer, row, query);
+        let layer = self.call.layer.0;
+        let geometry = self.shared.geometry.of(self.call.layer.index());
+        let positions = step.positions(self.shared.selects(&self.call), row, query);
         let rows: Vec<(u32, Vec<u8>)> = positions
             .iter()
             .filter(|position| **position >= 0)
@@ -309,7 +316,8 @@ impl Running {
         let mut turn = self.shared.turn(&self.call);
         let mut read = std::mem::take(&mut turn.read);
         read.sort_unstable();
-        if let Some(step) = turn.now.as_ref().filter(|step| step.expected(&self.call) != read) {
+        let selects = self.shared.selects(&self.call);
+        if let Some(step) = turn.now.as_ref().filter(|step| step.expected(&self.call, selects) != read) {
             self.shared.complain(format!("step {}: {:?} read {read:?}", step.number, self.call));
         }
     }

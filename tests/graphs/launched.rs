@@ -31,13 +31,13 @@ fn capture(run: &mut Run, tables: &[Vec<Overlap>]) {
 
 /// The same script on the host device and by graphs, with nodes in order or by a seed.
 fn agree(seed: u64, order: Option<u64>, steps: u64) {
-    compare(seed, order, steps, false);
+    compare(&config(), seed, order, steps, false);
 }
 
 /// As [`agree`], with or without resizes between the launches. Returns the rows that they moved.
-fn compare(seed: u64, order: Option<u64>, steps: u64, resizes: bool) -> u64 {
-    let mut host = Run::new(seed, TestDevice::host(HostOptions::default()));
-    let mut graphs = Run::new(seed, on_cuda(order));
+fn compare(config: &Config, seed: u64, order: Option<u64>, steps: u64, resizes: bool) -> u64 {
+    let mut host = Run::of(config.clone(), seed, TestDevice::host(HostOptions::default()));
+    let mut graphs = Run::of(config.clone(), seed, on_cuda(order));
     (host.resizes, graphs.resizes) = (resizes, resizes);
     capture(&mut graphs, &tables());
     for step in 1..=steps {
@@ -84,7 +84,7 @@ fn budgets_change_between_launches_of_the_same_graphs() {
     if !driver_is_there() {
         return;
     }
-    let moved = compare(200, None, 100, true);
+    let moved = compare(&config(), 200, None, 100, true);
     assert!(moved > 500, "{moved} rows moved");
 }
 
@@ -94,7 +94,19 @@ fn budgets_change_between_late_and_reordered_launches() {
         return;
     }
     for seed in 0..if soak() { 400 } else { 8 } {
-        compare(300 + seed, Some(seed), 20, true);
+        compare(&config(), 300 + seed, Some(seed), 20, true);
+    }
+}
+
+#[test]
+fn launches_of_layers_that_share_a_selection_have_the_same_result() {
+    if !driver_is_there() {
+        return;
+    }
+    let moved = compare(&grouped(), 400, None, 100, true);
+    assert!(moved > 500, "{moved} rows moved");
+    for seed in 0..if soak() { 400 } else { 6 } {
+        compare(&grouped(), 500 + seed, Some(seed), 20, true);
     }
 }
 

@@ -131,13 +131,16 @@ impl LayerImage {
         }
     }
 
-    fn words(&self, of: &Extents, shape: &TableShape, lines: bool) -> Vec<u32> {
+    fn words(&self, of: &Extents, number: u32, shape: &TableShape, lines: bool) -> Vec<u32> {
         let tables = [&self.heads, &self.slot_of, &self.position_of, &self.stamp_of, &self.blocks];
         let layer = tables.into_iter().chain([&self.slab, &self.rows]).fold(Struct::default(), Struct::at);
         let s = shape;
         let extents = [s.lanes, s.tokens, s.query_rows, s.scratch, s.waves, s.scratch_base, s.landing_base];
         let layer = layer.words(&extents).words(&[s.budget_base, s.budget_blocks, s.lane_blocks()]);
-        layer.words(&of.pieces(self.slab.address(), self.rows.address(), lines)).words(&[0]).0
+        let layer = layer.words(&of.pieces(self.slab.address(), self.rows.address(), lines));
+        let g = &of.geometry;
+        let [first, second] = g.shape().runs;
+        layer.words(&[number, 1, first, second, g.block_bytes(), g.host_stride(), 0]).0
     }
 
     /// The heads as the rule has them.
@@ -165,13 +168,16 @@ impl Image {
         let images: Vec<LayerImage> = extents.shapes.iter().map(|s| LayerImage::new(extents, s)).collect();
         // Every second layer's rows are numbered by lines, however small they are.
         let numbered = images.iter().zip(&extents.shapes).zip([true, false].into_iter().cycle());
-        let layer_words: Vec<_> = numbered.map(|((i, s), lines)| i.words(extents, s, lines)).collect();
+        let words = |(number, ((image, shape), lines)): (u32, ((&LayerImage, _), _))| {
+            image.words(extents, number, shape, lines)
+        };
+        let layer_words: Vec<_> = (0..).zip(numbered).map(words).collect();
         let table = Memory::of(&layer_words.concat());
         let pages = Memory::of(&vec![u32::MAX; (shape.lanes * extents.lane_pages) as usize]);
         let trust = Memory::new(shape.lanes as usize);
         let block = Memory::new(4 + 3 * batch);
         let (counts, lengths, sticky) = (Memory::new(3 * layers), Memory::new(batch), Memory::new(2));
-        let (failed, lists) = (Memory::new(batch), Memory::new(10 * batch));
+        let (failed, lists) = (Memory::new(batch), Memory::new(18 * batch));
         let fetches = Memory::new(4 * selected * batch);
         let work = Memory::new(extents.work_words() * batch);
         let first = Memory::new(shape.lanes as usize);
@@ -180,9 +186,10 @@ impl Image {
         let micro = parts.into_iter().fold(Struct::default(), Struct::at).0;
         let warm_fetches = Memory::new(4 * extents.top_k() as usize * layers);
         let warm_work = Memory::new(extents.work_words() * layers);
-        let parts = [&table, &pages, &trust, &warm_fetches, &warm_work];
-        let pools = parts.into_iter().fold(Struct::default(), Struct::at).long(g.host_page_bytes());
+        let parts = [&table, &table, &pages, &trust, &warm_fetches, &warm_work];
+        let pools = parts.into_iter().fold(Struct::default(), Struct::at);
         let pools = pools.words(&[
+            layers as u32,
             layers as u32,
             shape.lanes,
             extents.lane_pages,
@@ -193,12 +200,9 @@ impl Image {
             extents.missed_words() as u32,
             extents.set_words() as u32,
             g.page_tokens(),
-            g.host_stride(),
-            g.shape().runs[0],
-            g.shape().runs[1],
-            g.block_bytes(),
             extents.host_pages,
             if extents.residency_only { 1 } else { 7 },
+            0,
         ]);
         Image {
             layers: images,
@@ -223,7 +227,7 @@ impl Image {
     /// The misses of a batch row's last resolve: the rows, and how many are in scratch slots.
     pub fn list(&self, row: usize, selected: usize) -> (Vec<Fetch>, usize) {
         let list = self.lists.read();
-        let [count, scratch] = [list[10 * row + 2], list[10 * row + 3]].map(|word| word as usize);
+        let [count, scratch] = [list[18 * row + 2], list[18 * row + 3]].map(|word| word as usize);
         let fetches = self.fetches.read();
         let words = &fetches[4 * row * selected..][..4 * count];
         let fetches = words.chunks_exact(4).map(|w| Fetch { position: w[2], slot: w[3] }).collect();

@@ -28,6 +28,8 @@ fn extents(trace: &SelectionTrace, ratio: f64) -> (Extents, u32) {
         index_key_bytes: 0,
         page_tokens: 64,
         top_k: header.k,
+        lone_layers: 0,
+        group_layers: 0,
     };
     let budget = (f64::from(header.decode_start) * ratio) as u32;
     let tokens = header.decode_start + STEPS * QUERY_ROWS + QUERY_ROWS;

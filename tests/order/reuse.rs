@@ -66,7 +66,7 @@ impl Reuse {
         };
         let slabs = vec![watch.allocate(1 << 20).unwrap()];
         let plan = PoolLayout {
-            geometry,
+            geometry: geometry.into(),
             tables: vec![tables],
             slabs,
             rows: vec![rows],

@@ -56,6 +56,12 @@ pub fn config(waves: u32) -> Config {
     }
 }
 
+/// The same, and both layers share a selection.
+pub fn grouped(waves: u32) -> Config {
+    let config = config(waves);
+    Config { shape: Shape { group_layers: 2, ..config.shape }, ..config }
+}
+
 /// One micro-batch's streams and buffers.
 #[derive(Clone, Copy, Debug)]
 pub struct Micro {
@@ -216,8 +222,8 @@ impl Rig {
     pub fn admit_warm(&mut self, budget: u32) -> Result<Sequence> {
         let sequence = self.cache.open(&Rig::asks(budget))?;
         self.cache.append_in_place(sequence, PROMPT)?;
-        let layers = self.cache.geometry().layers();
-        let selections = self.watch.allocate(4 * u64::from(layers * K))?;
+        let groups = self.cache.geometries().groups().len() as u64;
+        let selections = self.watch.allocate(4 * groups * u64::from(K))?;
         let row = self.cache.geometry().row_bytes();
         let warm = WarmUp { selections: Some(selections), steps: 1, bytes_a_call: u64::from(2 * row) };
         let _ticket = self.cache.join(sequence, self.watch.stream()?, warm)?;

@@ -53,6 +53,7 @@ pub fn times(order: Overlap, waves: u32, misses: f64, seed: Option<u64>) -> Vec<
             OverlapStreams { compute: stream(), resolve: stream(), gather: stream(), scatter: stream() };
         let lists = (1 + waves) * BATCH;
         Run {
+            geometry: Geometry::new(shape).unwrap().into(),
             moves: true,
             schedule: Schedule::new(&*clock).unwrap(),
             micro_batch,
@@ -88,7 +89,7 @@ fn attach(clock: &Arc<ClockDevice>, shape: Shape, waves: u32) -> Pools {
     };
     let slab = clock.allocate(1 << 30).unwrap();
     let plan = PoolLayout {
-        geometry: Geometry::new(shape).unwrap(),
+        geometry: Geometry::new(shape).unwrap().into(),
         tables: vec![table; LAYERS as usize],
         slabs: vec![slab; LAYERS as usize],
         rows: vec![slab; LAYERS as usize],

@@ -34,7 +34,7 @@ fn counted(order: Overlap) -> (u32, u32) {
     });
     let pools = device
         .attach(PoolLayout {
-            geometry: Geometry::new(*ess().shape()).unwrap(),
+            geometry: Geometry::new(*ess().shape()).unwrap().into(),
             tables: Vec::new(),
             slabs: Vec::new(),
             rows: Vec::new(),
@@ -50,6 +50,7 @@ fn counted(order: Overlap) -> (u32, u32) {
     let words = |count: u64| device.allocate(4 * count).unwrap();
     let entries = 4 * u64::from(ess().shape().top_k);
     let run = Run {
+        geometry: Geometry::new(*ess().shape()).unwrap().into(),
         moves: true,
         schedule: Schedule::new(&*device).unwrap(),
         micro_batch: MicroBatch(0),

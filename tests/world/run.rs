@@ -81,6 +81,8 @@ pub fn config(variant: u8) -> Config {
     };
     let memory = Memory { huge: false, populate: false, lock: false, node: None };
     Config {
+        rows: Vec::new(),
+        index_groups: Vec::new(),
         share: share(variant, runs.into_iter().sum(), shape.layers + shape.draft_layers),
         shape,
         host_pages: 40,

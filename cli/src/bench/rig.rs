@@ -223,7 +223,7 @@ impl Rig {
             None => (0..layers).map(|_| device.allocate(extents.slab_bytes())).collect::<Result<_>>()?,
         };
         let plan = PoolLayout {
-            geometry,
+            geometry: geometry.into(),
             tables: vec![tables; layers as usize],
             slabs: slabs.clone(),
             rows: (0..layers).map(layer_of).collect::<Result<_>>()?,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::check::order::{Access, Range, Space};
 use crate::device::{Mapped, PoolLayout, PoolOp, Resize, ResolveOutput, Slice, StepRange};
 use crate::error::{Error, Kind, Result};
-use crate::geometry::Geometry;
+use crate::geometry::Geometries;
 use crate::ids::{Lane, MicroBatch};
 
 /// The positions of a lane's committed and landed rows, which a scatter reads.
@@ -32,18 +32,18 @@ const BACKED: &str = "bytes of backing";
 #[derive(Debug)]
 pub(super) struct Watched {
     pub(super) id: u32,
-    geometry: Geometry,
+    geometry: Geometries,
     rows: Vec<Slice>,
     pub(super) layers: u64,
     query_rows: u64,
-    /// For each layer, the index lists of split attention.
+    /// For each index group, the index lists of split attention.
     lists: Vec<u64>,
     pub(super) batch: u32,
     /// For each micro-batch, the lanes of its batch rows.
     steps: Vec<Vec<u32>>,
     /// For each lane, its pages.
     pages: Vec<Vec<u32>>,
-    /// For each lane and layer, its slot blocks.
+    /// For each lane and index group, its slot blocks.
     slot_blocks: Vec<Vec<Vec<u32>>>,
     /// Whether the engine declares its writes to landing slots.
     declares: bool,
@@ -131,9 +131,9 @@ impl Watched {
         let lanes = layout.tables.first().map_or(0, |tables| tables.lanes);
         Watched {
             id: 0,
-            geometry: layout.geometry,
+            geometry: layout.geometry.clone(),
             rows: layout.rows.clone(),
-            layers: layout.tables.len() as u64,
+            layers: layout.slabs.len() as u64,
             query_rows: layout.tables.first().map_or(0, |tables| tables.query_rows).into(),
             lists: layout.tables.iter().map(|tables| 1 + u64::from(tables.waves)).collect(),
             batch: layout.batch,
@@ -312,14 +312,15 @@ impl Watched {
         list
     }
 
-    /// Slot blocks by layer, as a lane takes them (`write`) or frees them.
+    /// Slot blocks by index group, as a lane takes them (`write`) or frees them.
     fn slot_blocks(&self, blocks: &[Vec<u32>], write: bool, list: &mut Vec<Access>) {
-        for (layer, blocks) in (0..).zip(blocks) {
-            self.slot_blocks_of(layer, blocks, write, list);
+        for (group, blocks) in blocks.iter().enumerate() {
+            self.slot_blocks_of(group, blocks, write, list);
         }
     }
 
-    fn slot_blocks_of(&self, layer: u32, blocks: &[u32], write: bool, list: &mut Vec<Access>) {
+    fn slot_blocks_of(&self, group: usize, blocks: &[u32], write: bool, list: &mut Vec<Access>) {
+        let layer = self.geometry.members(group).start as u32;
         let access = if write { Access::write } else { Access::read };
         let places = blocks.iter().map(|block| u64::from(*block));
         list.extend(places.map(|at| access(self.space(SLOT_BLOCKS, layer), at, at + 1)));
@@ -334,10 +335,10 @@ impl Watched {
             list.push(Access::write(self.space(name, lane), 0, self.layers));
         }
         let own = self.slot_blocks.get(resize.lane.index()).map_or(&[][..], Vec::as_slice);
-        for (layer, (own, blocks)) in (0..).zip(own.iter().zip(resize.needed())) {
+        for (group, (own, blocks)) in own.iter().zip(resize.needed()).enumerate() {
             let kept = own.len().min(blocks.len());
             for (blocks, write) in [(&own[kept..], false), (&blocks[kept..], true)] {
-                self.slot_blocks_of(layer, blocks, write, &mut list);
+                self.slot_blocks_of(group, blocks, write, &mut list);
             }
         }
         list
@@ -352,15 +353,21 @@ impl Watched {
         list
     }
 
-    /// The accesses of `range` to each of its lanes.
+    /// The accesses of `range` to each of its lanes. A group's layers have one head and one table, those of its first
+    /// layer; a resolve decides which slots all of them read and fetch.
     pub(super) fn range(&self, range: &StepRange, names: &[(&'static str, bool)]) -> Vec<Access> {
         let mut list = Vec::new();
         let layer = u64::from(range.layer.0);
+        let members = self.geometry.members(self.geometry.group_of(range.layer.index()));
+        let (first, end) = (members.start as u64, members.end as u64);
+        let decides = names.contains(&(TABLES, true));
         for lane in self.lanes(range) {
             for (name, write) in names {
                 let access = if *write { Access::write } else { Access::read };
                 let (from, to) = match *name {
                     SCRATCH | PAGE_TABLE => (0, 1),
+                    HEAD | TABLES => (first, first + 1),
+                    RESIDENT | FETCHED if decides => (first, end),
                     _ => (layer, layer + 1),
                 };
                 list.push(access(self.space(name, lane), from, to));
@@ -411,7 +418,7 @@ impl Watched {
         list: &mut Vec<Access>,
     ) {
         let Some(split_indices) = &output.split_indices else { return };
-        let all = self.lists.get(range.layer.index()).copied().unwrap_or(1);
+        let all = self.lists.get(self.geometry.group_of(range.layer.index())).copied().unwrap_or(1);
         for slice in [&split_indices.lists, &split_indices.counts] {
             let words = match slice == &split_indices.lists {
                 true => u64::from(self.geometry.shape().top_k),
@@ -435,7 +442,7 @@ impl Watched {
         };
         let found = self.rows.iter().enumerate().find_map(|(layer, rows)| Some((layer, inside(rows)?)));
         let (layer, offset) = found?;
-        let size = self.geometry.host_page_bytes().max(1);
+        let size = self.geometry.of(layer).host_page_bytes().max(1);
         Some((layer as u64, offset / size..=(offset + slice.bytes() - 1) / size))
     }
 

@@ -31,30 +31,30 @@ impl ClockDevice {
     /// The cost of an operation on pools, given each batch row's misses in each layer.
     fn price(&self, extents: &Extents, misses: &[f64], op: &PoolOp<'_>) -> Work {
         let costs = &self.costs;
-        let (layers, batch) = (f64::from(extents.checks.layers), f64::from(extents.checks.batch));
+        let batch = f64::from(extents.checks.batch);
+        let (layers, groups) =
+            (f64::from(extents.checks.layers), extents.checks.geometry.groups().len() as f64);
         let rows = |range: &StepRange| f64::from(range.count) * f64::from(range.rows.count);
         match op {
-            PoolOp::Join(_) | PoolOp::Truncate(_) | PoolOp::Leave(_) => Work::kernel(&costs.lane, layers),
-            PoolOp::Resize(resize) => {
-                Work::resize(costs, layers, extents.moved_rows(resize) * extents.row_bytes)
-            }
+            PoolOp::Join(_) | PoolOp::Truncate(_) | PoolOp::Leave(_) => Work::kernel(&costs.lane, groups),
+            PoolOp::Resize(resize) => Work::resize(costs, groups, extents.moved_bytes(resize)),
             PoolOp::Warm(Warm { steps, whole, .. }) => {
-                Work::kernel(&costs.warm, f64::from(steps + u32::from(*whole)) * layers)
+                Work::kernel(&costs.warm, f64::from(steps + u32::from(*whole)) * groups)
             }
             PoolOp::WarmGather(range) => {
-                let bytes = range.count as f64 * extents.row_bytes;
+                let bytes = range.count as f64 * extents.mean_row_bytes();
                 Work::rows(&costs.gather, Direction::ToDevice, bytes)
             }
-            PoolOp::Begin(_) => Work::kernel(&costs.begin, batch * layers),
+            PoolOp::Begin(_) => Work::kernel(&costs.begin, batch * groups),
             PoolOp::Resolve { range, .. } => Work::resolve(costs, range.count, range.rows.count),
             PoolOp::Gather { range, wave } => {
                 let rows = misses.get(range.layer.index()).map_or(0.0, |rows| rows * f64::from(range.count));
                 // The first wave moves the declared rows; later waves run, but move nothing.
-                let bytes = if *wave == 0 { rows * extents.row_bytes } else { 0.0 };
+                let bytes = if *wave == 0 { rows * extents.row_bytes(range.layer) } else { 0.0 };
                 Work::rows(&costs.gather, Direction::ToDevice, bytes)
             }
             PoolOp::Scatter(range) => {
-                Work::rows(&costs.scatter, Direction::ToHost, rows(range) * extents.row_bytes)
+                Work::rows(&costs.scatter, Direction::ToHost, rows(range) * extents.row_bytes(range.layer))
             }
             PoolOp::Report { .. } => Work::kernel(&costs.report, layers),
         }

@@ -71,7 +71,7 @@ fn layout(device: &ClockDevice, layers: u32) -> PoolLayout {
         budget_blocks: 1,
     };
     PoolLayout {
-        geometry: Geometry::new(shape).unwrap(),
+        geometry: Geometry::new(shape).unwrap().into(),
         tables: vec![tables; layers as usize],
         slabs: vec![device.allocate(1 << 40).unwrap(); layers as usize],
         rows: vec![device.allocate(1 << 40).unwrap(); layers as usize],

@@ -3,6 +3,7 @@
 //! Sizes are checked at compile time here and in the kernels. A test reads the header and compares each field's name,
 //! offset and size.
 
+use crate::geometry::GROUP_MAX;
 use crate::residency::LaneHead;
 
 /// An address as the device sees it.
@@ -61,7 +62,7 @@ pub(super) unsafe trait Plain: Copy {}
 
 words! {
     /// One layer's tables and memory.
-    Layer: 112 {
+    Layer: 136 {
         heads: Address,
         slot_of: Address,
         position_of: Address,
@@ -82,23 +83,29 @@ words! {
         piece_bytes: u32,
         piece_numbers: u32,
         line_mask: u32,
+        first: u32,
+        members: u32,
+        runs: [u32; 2],
+        block_bytes: u32,
+        host_stride: u32,
         unused: u32,
     }
 
     /// A row that a step fetches.
-    Fetch: 16 { host: Address, position: u32, slot: u32 }
+    Fetch: 16 { row: u64, position: u32, slot: u32 }
 
     /// The rows that a batch row's last resolve missed.
-    List: 40 {
+    List: 72 {
         step: u64,
         count: u32,
         scratch: u32,
         share: u32,
-        gathered: u32,
         lane: u32,
         layer: u32,
+        members: u32,
         first: u32,
         rows: u32,
+        gathered: [u32; GROUP_MAX as usize],
     }
 
     /// The state that a micro-batch's operations share.
@@ -116,14 +123,15 @@ words! {
     }
 
     /// One cache on the device.
-    Pools: 112 {
+    Pools: 104 {
         layers: Address,
+        tables: Address,
         pages: Address,
         trust: Address,
         warm_fetches: Address,
         warm_work: Address,
-        host_page_bytes: u64,
         layer_count: u32,
+        table_count: u32,
         lanes: u32,
         lane_pages: u32,
         batch: u32,
@@ -133,21 +141,19 @@ words! {
         missed_words: u32,
         set_words: u32,
         page_tokens: u32,
-        host_stride: u32,
-        runs: [u32; 2],
-        block_bytes: u32,
         host_pages: u32,
         due: u32,
+        unused: u32,
     }
 
     /// Of `forebay_load`.
-    LoadArgs: 208 { pools: Pools, micro: Micro, descriptor: Address, heads: Address }
+    LoadArgs: 200 { pools: Pools, micro: Micro, descriptor: Address, heads: Address }
 
     /// Of `forebay_commit`.
-    CommitArgs: 200 { pools: Pools, micro: Micro, accepted: Address }
+    CommitArgs: 192 { pools: Pools, micro: Micro, accepted: Address }
 
     /// Of `forebay_resolve`.
-    ResolveArgs: 368 {
+    ResolveArgs: 384 {
         pools: Pools,
         layer: Layer,
         micro: Micro,
@@ -166,7 +172,7 @@ words! {
     }
 
     /// Of `forebay_gather`.
-    GatherArgs: 328 {
+    GatherArgs: 344 {
         pools: Pools,
         layer: Layer,
         micro: Micro,
@@ -179,7 +185,7 @@ words! {
     }
 
     /// Of `forebay_scatter`.
-    ScatterArgs: 328 {
+    ScatterArgs: 344 {
         pools: Pools,
         layer: Layer,
         micro: Micro,
@@ -192,28 +198,28 @@ words! {
     }
 
     /// Of `forebay_report`.
-    ReportArgs: 216 { pools: Pools, micro: Micro, slot: Address, moved: Address, query_rows: u32, unused: u32 }
+    ReportArgs: 208 { pools: Pools, micro: Micro, slot: Address, moved: Address, query_rows: u32, unused: u32 }
 
     /// Of `forebay_join`.
-    JoinArgs: 128 { pools: Pools, staged: Address, lane: u32, staged_blocks: u32 }
+    JoinArgs: 120 { pools: Pools, staged: Address, lane: u32, staged_blocks: u32 }
 
     /// Of `forebay_resize`.
-    ResizeArgs: 136 { pools: Pools, staged: Address, moved: Address, lane: u32, staged_blocks: u32 }
+    ResizeArgs: 128 { pools: Pools, staged: Address, moved: Address, lane: u32, staged_blocks: u32 }
 
     /// Of `forebay_truncate`.
-    TruncateArgs: 136 { pools: Pools, staged: Address, lane: u32, settle: u32, length: u32, unused: u32 }
+    TruncateArgs: 128 { pools: Pools, staged: Address, lane: u32, settle: u32, length: u32, unused: u32 }
 
     /// Of `forebay_leave`.
-    LeaveArgs: 120 { pools: Pools, lane: u32, unused: u32 }
+    LeaveArgs: 112 { pools: Pools, lane: u32, unused: u32 }
 
     /// Of `forebay_warm`.
-    WarmArgs: 136 { pools: Pools, selections: Address, lane: u32, whole: u32, steps: u32, shared: u32 }
+    WarmArgs: 128 { pools: Pools, selections: Address, lane: u32, whole: u32, steps: u32, shared: u32 }
 
     /// Of `forebay_warm_gather`.
-    WarmGatherArgs: 136 { pools: Pools, first: u64, count: u64, lane: u32, unused: u32 }
+    WarmGatherArgs: 128 { pools: Pools, first: u64, count: u64, lane: u32, unused: u32 }
 
     /// Of `forebay_digest`.
-    DigestArgs: 128 { pools: Pools, out: Address, lane: u32, unused: u32 }
+    DigestArgs: 120 { pools: Pools, out: Address, lane: u32, unused: u32 }
 
     /// Of `forebay_copy`.
     CopyArgs: 24 { from: Address, to: Address, bytes: u64 }
@@ -321,6 +327,8 @@ mod tests {
             format!("WORK_STEPS = {WORK_STEPS};"),
             format!("UNUSED_STAMP = 0x{UNUSED_STAMP:X}u"),
             format!("SLOT_BLOCK = {};", crate::geometry::SLOT_BLOCK),
+            format!("GROUP_MAX = {GROUP_MAX};"),
+            format!("gathered[{GROUP_MAX}];"),
             "ABSENT = 0;".to_owned(),
             "EMPTY = 0xFFFFFFFFu".to_owned(),
         ] {

@@ -31,7 +31,7 @@ pub(super) struct Lists {
     /// The words of a lane's place, and of the page table in it.
     lane_words: usize,
     page_words: usize,
-    /// Slot blocks of each layer in a place.
+    /// Slot blocks of each table in a place.
     blocks: u32,
 }
 

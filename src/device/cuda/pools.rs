@@ -15,14 +15,14 @@ use super::errors::NAME;
 use super::lanes::{Lists, Turns};
 use super::memory::{Allocation, Worker};
 use super::module::{Kernel, Module};
-use crate::device::checks::{Asker, Extents};
+use crate::device::checks::{self, Asker, Extents};
 use crate::device::pieces::Pieces;
 use crate::device::{
     Begin, DeviceId, Expected, PoolLayout, PoolOp, ResolveOutput, Slice, StepRange, Truncate, Warm,
     WarmGather, descriptor,
 };
 use crate::error::{Error, Kind, Result};
-use crate::geometry::{Geometry, SLOT_BLOCK};
+use crate::geometry::{Geometry, IndexGroup, SLOT_BLOCK};
 use crate::ids::{Lane, MicroBatch};
 use crate::residency::{EMPTY, LaneHead, LayerTables, TableShape, TableWords};
 use crate::sync::Arc;
@@ -31,11 +31,11 @@ use crate::sync::Arc;
 const TOP_K_MAX: u32 = 65_535;
 /// The alignment of tables and lists, which is that of the driver's allocations.
 const ALIGN: u64 = 256;
-/// Blocks of a join for each layer, of a scatter, and of a copy inside host memory.
+/// Blocks of a join for each table, of a scatter, and of a copy inside host memory.
 const JOIN_BLOCKS: u32 = 8;
 const SCATTER_BLOCKS: u32 = 8;
 const COPY_BLOCKS: u32 = 8;
-/// Blocks of a commit for each layer, and threads of a block: enough for a lane's few new rows.
+/// Blocks of a commit for each table, and threads of a block: enough for a lane's few new rows.
 const COMMIT_BLOCKS: u32 = 32;
 const COMMIT_THREADS: u32 = 128;
 
@@ -115,7 +115,7 @@ impl Launches {
     }
 }
 
-/// The words of one layer's tables, copied from the device.
+/// The words of one layer's tables (those of its index group), copied from the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TableCopy {
     /// The layer's extents.
@@ -149,6 +149,7 @@ impl TableCopy {
 #[derive(Debug)]
 pub(super) struct CudaPools {
     pub extents: Extents,
+    /// By index group.
     tables: Vec<TableShape>,
     /// The kernels' arguments that never change.
     layers: Vec<abi::Layer>,
@@ -197,6 +198,7 @@ impl Addresses {
         let none = || Error::new(Kind::InvalidConfig, "attach").at("layers of the pool layout");
         let first = layout.tables.first().copied().ok_or_else(none)?;
         let (batch, layer_count) = (u64::from(layout.batch), u64::from(g.layers()));
+        let table_count = g.groups().len() as u64;
         let top_k = g.shape().top_k;
         let selected = first.query_rows.saturating_mul(top_k);
         let missed_words = first.tokens.div_ceil(u32::BITS);
@@ -204,8 +206,11 @@ impl Addresses {
         let set_words = most * (SLOT_BLOCK / u32::BITS);
         let work_words = missed_words.saturating_add(set_words.saturating_mul(2));
         let mut layers = Vec::new();
-        for ((shape, slab), rows) in layout.tables.iter().zip(&layout.slabs).zip(&layout.rows) {
-            layers.push(layer(g, shape, slab, rows, &mut room)?);
+        for (group, shape) in g.groups().iter().zip(&layout.tables) {
+            let tables = tables(shape, group, &mut room)?;
+            let memory = layout.slabs.iter().zip(&layout.rows).zip(g.formats());
+            let members = memory.skip(group.first as usize).take(group.layers as usize);
+            layers.extend(members.map(|((slab, rows), format)| layer(&tables, format, slab, rows)));
         }
         let marks = 2 * u64::from(first.query_rows.div_ceil(u32::BITS));
         let mut micro = Vec::new();
@@ -224,14 +229,21 @@ impl Addresses {
             });
         }
         let pages = room.take(u64::from(first.lanes) * u64::from(layout.lane_pages), 4)?;
+        let described = room.take(layer_count, size_of::<abi::Layer>())?;
+        // Without groups every layer is the first of its own.
+        let tables = match table_count == layer_count {
+            true => described,
+            false => room.take(table_count, size_of::<abi::Layer>())?,
+        };
         let pools = abi::Pools {
-            layers: room.take(layer_count, size_of::<abi::Layer>())?,
+            layers: described,
+            tables,
             pages,
             trust: room.take(first.lanes.into(), 4)?,
-            warm_fetches: room.take(layer_count * u64::from(top_k), size_of::<abi::Fetch>())?,
-            warm_work: room.take(layer_count * u64::from(work_words), 4)?,
-            host_page_bytes: g.host_page_bytes(),
+            warm_fetches: room.take(table_count * u64::from(top_k), size_of::<abi::Fetch>())?,
+            warm_work: room.take(table_count * u64::from(work_words), 4)?,
             layer_count: g.layers(),
+            table_count: table_count as u32,
             lanes: first.lanes,
             lane_pages: layout.lane_pages,
             batch: layout.batch,
@@ -241,40 +253,28 @@ impl Addresses {
             missed_words,
             set_words,
             page_tokens: g.page_tokens(),
-            host_stride: g.host_stride(),
-            runs: g.shape().runs,
-            block_bytes: g.block_bytes(),
-            host_pages: host_pages(layout),
+            host_pages: u32::try_from(checks::host_pages(layout)).unwrap_or(NO_PAGE),
             due: match layout.expected {
                 Expected::Whole => DUE_RESOLVED | DUE_GATHERED | DUE_SCATTERED,
                 Expected::Resolved => DUE_RESOLVED,
                 Expected::Gathered => DUE_GATHERED,
             },
+            unused: 0,
         };
         let (digest, moved) = (room.take(1, 8)?, room.take(1, 4)?);
         Ok(Addresses { layers, micro, pools, digest, moved, end: room.next })
     }
 }
 
-fn layer(
-    geometry: &Geometry,
-    shape: &TableShape,
-    slab: &Slice,
-    rows: &Slice,
-    room: &mut Room,
-) -> Result<abi::Layer> {
+/// The tables of a group, as all of its layers name them.
+fn tables(shape: &TableShape, group: &IndexGroup, room: &mut Room) -> Result<abi::Layer> {
     let lanes = u64::from(shape.lanes);
-    let runs = geometry.shape().runs;
-    let others = slab.address() | u64::from(runs[0] | runs[1] | geometry.block_bytes());
-    let pieces = Pieces::of(geometry.row_bytes(), geometry.host_stride(), rows.address(), others);
     Ok(abi::Layer {
         heads: room.take(lanes, size_of::<LaneHead>())?,
         slot_of: room.take(lanes * u64::from(shape.tokens), 4)?,
         position_of: room.take(u64::from(shape.budget_blocks) * u64::from(SLOT_BLOCK), 4)?,
         stamp_of: room.take(shape.slots().into(), 4)?,
         blocks: room.take(lanes * u64::from(shape.lane_blocks()), 4)?,
-        slab: slab.address(),
-        rows: rows.address(),
         lanes: shape.lanes,
         tokens: shape.tokens,
         query_rows: shape.query_rows,
@@ -285,17 +285,28 @@ fn layer(
         budget_base: shape.budget_base,
         budget_blocks: shape.budget_blocks,
         lane_blocks: shape.lane_blocks(),
-        piece_bytes: pieces.bytes,
-        piece_numbers: pieces.numbers,
-        line_mask: pieces.mask,
-        unused: 0,
+        first: group.first,
+        members: group.layers,
+        ..abi::Layer::default()
     })
 }
 
-/// The host pages of a layer's rows.
-fn host_pages(layout: &PoolLayout) -> u32 {
-    let pages = layout.rows.first().map_or(0, Slice::bytes) / layout.geometry.host_page_bytes();
-    u32::try_from(pages).unwrap_or(NO_PAGE)
+/// A layer of a group: its tables, and memory and row format of its own.
+fn layer(tables: &abi::Layer, format: &Geometry, slab: &Slice, rows: &Slice) -> abi::Layer {
+    let runs = format.shape().runs;
+    let others = slab.address() | u64::from(runs[0] | runs[1] | format.block_bytes());
+    let pieces = Pieces::of(format.row_bytes(), format.host_stride(), rows.address(), others);
+    abi::Layer {
+        slab: slab.address(),
+        rows: rows.address(),
+        piece_bytes: pieces.bytes,
+        piece_numbers: pieces.numbers,
+        line_mask: pieces.mask,
+        runs,
+        block_bytes: format.block_bytes(),
+        host_stride: format.host_stride(),
+        ..*tables
+    }
 }
 
 impl CudaPools {
@@ -340,7 +351,7 @@ impl CudaPools {
             PoolOp::Resize(resize) => self.resize(e, resize.lane),
             PoolOp::Leave(lane) => {
                 let args = abi::LeaveArgs { pools: self.words, lane: lane.0, unused: 0 };
-                self.launch(e, Launch::new(Kernel::Leave, self.words.layer_count, 1), &args)
+                self.launch(e, Launch::new(Kernel::Leave, self.words.table_count, 1), &args)
             }
             PoolOp::Warm(warm) => self.warm(e, warm),
             PoolOp::WarmGather(range) => self.warm_gather(e, range),
@@ -378,7 +389,7 @@ impl CudaPools {
 
     fn join(&self, e: &Enqueueing<'_>, lane: Lane) -> DriverResult {
         let args = self.lists.join(self.words, lane);
-        self.launch(e, Launch::new(Kernel::Join, self.words.layer_count, JOIN_BLOCKS), &args)
+        self.launch(e, Launch::new(Kernel::Join, self.words.table_count, JOIN_BLOCKS), &args)
     }
 
     fn truncate(&self, e: &Enqueueing<'_>, truncate: &Truncate<'_>) -> DriverResult {
@@ -390,13 +401,13 @@ impl CudaPools {
             length: truncate.length,
             unused: 0,
         };
-        self.launch(e, Launch::new(Kernel::Truncate, self.words.layer_count, 1), &args)
+        self.launch(e, Launch::new(Kernel::Truncate, self.words.table_count, 1), &args)
     }
 
     /// A single launch for all tables: one of several could be refused after the others.
     fn resize(&self, e: &Enqueueing<'_>, lane: Lane) -> DriverResult {
         let args = self.lists.resize(self.words, self.moved, lane);
-        let launch = Launch::new(Kernel::Resize, self.words.layer_count, 1);
+        let launch = Launch::new(Kernel::Resize, self.words.table_count, 1);
         self.turns.take(e.current, e.stream, || self.launch(e, launch, &args))
     }
 
@@ -410,7 +421,7 @@ impl CudaPools {
             steps: warm.steps,
             shared,
         };
-        let launch = Launch::new(Kernel::Warm, self.words.layer_count, 1);
+        let launch = Launch::new(Kernel::Warm, self.words.table_count, 1);
         let launch = Launch { shared_bytes, ..launch };
         // All lanes share the list of fetches, and the working memory if it is in global memory.
         self.turns.take(e.current, e.stream, || self.launch(e, launch, &args))
@@ -433,7 +444,7 @@ impl CudaPools {
         let accepted = begin.accepted.map_or(0, |slice| slice.address());
         let commit = abi::CommitArgs { pools, micro, accepted };
         self.launch(e, Launch::new(Kernel::Load, 1, 1), &load)?;
-        let launch = Launch::new(Kernel::Commit, self.words.layer_count, self.words.batch.min(COMMIT_BLOCKS));
+        let launch = Launch::new(Kernel::Commit, self.words.table_count, self.words.batch.min(COMMIT_BLOCKS));
         self.launch(e, Launch { most_threads: COMMIT_THREADS, ..launch }, &commit)
     }
 
@@ -518,11 +529,11 @@ impl CudaPools {
         self.launch(e, Launch::new(Kernel::Scatter, blocks, 1), &args)
     }
 
-    /// Adds up the digest of a lane, all layers summed, at `to`.
+    /// Adds up the digest of a lane, all tables summed, at `to`.
     pub fn digest(&self, e: &Enqueueing<'_>, lane: Lane, to: Handle) -> DriverResult {
         let args = abi::DigestArgs { pools: self.words, out: to, lane: lane.0, unused: 0 };
         e.current.fill_words(to, 0, 2, e.stream)?;
-        self.launch(e, Launch::new(Kernel::Digest, self.words.layer_count, 1), &args)
+        self.launch(e, Launch::new(Kernel::Digest, self.words.table_count, 1), &args)
     }
 
     /// The digest of a lane, as it is now.
@@ -537,7 +548,7 @@ impl CudaPools {
 
     /// A layer's tables, as they are now.
     pub fn tables(&self, worker: &Worker, layer: usize) -> Result<TableCopy> {
-        let places = self.tables.get(layer).zip(self.layers.get(layer));
+        let places = self.tables.get(self.extents.geometry.group_of(layer)).zip(self.layers.get(layer));
         let (shape, at) = places.ok_or_else(|| self.extents.asker.bad("layer", layer as u64))?;
         let lanes = shape.lanes as usize;
         let words = |address: Handle, count: usize| {
@@ -565,8 +576,9 @@ impl CudaPools {
 
     /// Checks every invariant of all tables.
     pub fn validate(&self, worker: &Worker) -> Result<()> {
-        (0..self.tables.len()).try_for_each(|layer| {
-            let copy = self.tables(worker, layer)?;
+        let mut groups = self.extents.geometry.groups().iter();
+        groups.try_for_each(|group| {
+            let copy = self.tables(worker, group.first as usize)?;
             LayerTables::from_words(copy.shape, &copy.words())?.validate()
         })
     }
@@ -587,7 +599,8 @@ fn fill(addresses: &Addresses, tables: &[TableShape], worker: &Worker) -> Driver
             0 => Ok(()),
             _ => current.fill_words(address, value, count, stream),
         };
-        for (layer, shape) in addresses.layers.iter().zip(tables) {
+        let firsts = addresses.layers.iter().enumerate().filter(|(number, of)| *number == of.first as usize);
+        for ((_, layer), shape) in firsts.zip(tables) {
             fill(layer.position_of, EMPTY, u64::from(shape.budget_blocks) * u64::from(SLOT_BLOCK))?;
             fill(layer.stamp_of, UNUSED_STAMP, shape.slots().into())?;
         }
@@ -597,5 +610,8 @@ fn fill(addresses: &Addresses, tables: &[TableShape], worker: &Worker) -> Driver
     for micro in &addresses.micro {
         worker.upload(micro.sticky, bytes_of(&[descriptor::NOTHING_WRONG]))?;
     }
-    worker.upload(addresses.pools.layers, bytes_of(&addresses.layers))
+    worker.upload(addresses.pools.layers, bytes_of(&addresses.layers))?;
+    let firsts = (0..).zip(&addresses.layers).filter(|(number, of)| *number == of.first);
+    let firsts: Vec<abi::Layer> = firsts.map(|(_, layer)| *layer).collect();
+    worker.upload(addresses.pools.tables, bytes_of(&firsts))
 }

@@ -355,7 +355,7 @@ fn an_engine_that_passes_no_address_or_an_odd_one_is_refused() {
     let asker = crate::device::checks::Asker { name: NAME, device: device.id(), exact: true, top_k_max: 8 };
     let geometry = crate::geometry::Geometry::new(crate::geometry::Shape::DEEPSEEK_V3_2).unwrap();
     let layout = PoolLayout {
-        geometry,
+        geometry: geometry.into(),
         tables: vec![],
         slabs: vec![],
         rows: vec![],
@@ -381,7 +381,7 @@ fn a_selection_too_large_for_the_kernels_counters_is_refused() {
         let geometry = Geometry::new(Shape { top_k, ..Shape::DEEPSEEK_V3_2 }).unwrap();
         let [slabs, rows] = [vec![], vec![]];
         let layout = PoolLayout {
-            geometry,
+            geometry: geometry.into(),
             tables: vec![],
             slabs,
             rows,

@@ -1,13 +1,15 @@
 //! The list of rows to fetch: what a batch row's last resolve missed, and how much of it was gathered.
 //!
 //! A resolve fills it, each gather takes one attention wave's part, and the report checks that nothing is left. It
-//! holds positions and slots and moves no bytes.
+//! holds positions and slots and moves no bytes. All layers of an index group read the same list, each with a count of
+//! its own of gathered waves.
 
 use crate::device::StepRange;
 use crate::device::descriptor::Cause;
 use crate::device::host::errors::NAME;
 use crate::error::Result;
 use crate::fallible::filled;
+use crate::geometry::GROUP_MAX;
 use crate::residency::{Counts, Fetch, QueryRange, TableShape};
 
 /// The rows that a batch row's last resolve missed. `range` and the step say which call they belong to. A gather for
@@ -21,10 +23,12 @@ pub(super) struct List {
     scratch: usize,
     /// Scratch slots of a lane: the rows in scratch slots that one wave fetches.
     share: usize,
-    /// The number of waves that were gathered.
-    pub(super) gathered: usize,
+    /// For each layer of the group, the number of waves that were gathered.
+    gathered: [usize; GROUP_MAX as usize],
     pub(super) lane: u32,
-    pub(super) layer: usize,
+    /// The layer that was resolved, and the layers of its group.
+    layer: usize,
+    members: usize,
     rows: QueryRange,
     step: u64,
 }
@@ -34,13 +38,25 @@ impl List {
     pub(super) fn with_room(selected: usize) -> Result<List> {
         let fetches = filled(selected, Fetch { position: 0, slot: 0 }, NAME, "a batch row's list")?;
         let rows = QueryRange { first: 0, count: 0 };
-        Ok(List { fetches, count: 0, scratch: 0, share: 0, gathered: 0, lane: 0, layer: 0, rows, step: 0 })
+        Ok(List {
+            fetches,
+            count: 0,
+            scratch: 0,
+            share: 0,
+            gathered: [0; GROUP_MAX as usize],
+            lane: 0,
+            layer: 0,
+            members: 1,
+            rows,
+            step: 0,
+        })
     }
 
-    /// Starts the list of a resolve of `range`, with no misses yet.
-    pub(super) fn begin(&mut self, range: &StepRange, step: u64) {
-        (self.count, self.scratch, self.gathered) = (0, 0, 0);
-        (self.layer, self.rows, self.step) = (range.layer.index(), range.rows, step);
+    /// Starts the list of a resolve of `range`, for `members` layers, with no misses yet.
+    pub(super) fn begin(&mut self, range: &StepRange, members: usize, step: u64) {
+        (self.count, self.scratch, self.gathered) = (0, 0, [0; GROUP_MAX as usize]);
+        (self.layer, self.members) = (range.layer.index(), members.min(GROUP_MAX as usize));
+        (self.rows, self.step) = (range.rows, step);
     }
 
     /// Sets the number of rows to fetch.
@@ -54,19 +70,29 @@ impl List {
         (&self.fetches[..self.count], self.scratch)
     }
 
-    pub(super) fn is_of(&self, range: &StepRange, step: u64) -> bool {
-        (self.layer, self.rows, self.step) == (range.layer.index(), range.rows, step)
+    /// Checks that a gather of wave `wave` in `range` may take its part: that the list is that of the layer's group,
+    /// and that the earlier waves were gathered. If so, notes that this one is.
+    pub(super) fn take(&mut self, range: &StepRange, wave: usize, step: u64) -> Result<(), Cause> {
+        let place = range.layer.index().checked_sub(self.layer).filter(|place| *place < self.members);
+        let same = (self.rows, self.step) == (range.rows, step);
+        match place.and_then(|place| self.gathered.get_mut(place)).filter(|_| same) {
+            None => Err(Cause::NotGathered),
+            Some(gathered) if wave > *gathered => Err(ungathered(*gathered)),
+            Some(gathered) => {
+                *gathered = (*gathered).max(wave + 1);
+                Ok(())
+            }
+        }
     }
 
-    /// The error of step `step` if it ends now, if its rows were not all gathered.
-    pub(super) fn missing(&self, step: u64) -> Option<Cause> {
+    /// The error of step `step` if it ends now, if a layer's rows were not all gathered, and the first such layer.
+    pub(super) fn missing(&self, step: u64) -> Option<(usize, Cause)> {
         let waves = self.scratch.div_ceil(self.share.max(1)).max(1);
-        (self.step == step && self.count > 0 && self.gathered < waves).then(|| self.ungathered())
-    }
-
-    /// The error of a list that was not fully gathered. The first wave fetches all rows that stay resident.
-    pub(super) fn ungathered(&self) -> Cause {
-        if self.gathered == 0 { Cause::NotGathered } else { Cause::WaveNotGathered }
+        let is_due = self.step == step && self.count > 0;
+        let mut layers = (self.layer..).zip(&self.gathered).take(if is_due { self.members } else { 0 });
+        layers
+            .find(|(_, gathered)| **gathered < waves)
+            .map(|(layer, gathered)| (layer, ungathered(*gathered)))
     }
 
     /// The rows that wave `wave` fetches: its part of the rows in scratch slots and, in the first wave, all others.
@@ -76,4 +102,9 @@ impl List {
         let kept = if wave == 0 { self.scratch..self.count } else { 0..0 };
         [away, &self.fetches[kept]]
     }
+}
+
+/// The error of a list that was not fully gathered. The first wave fetches all rows that stay resident.
+fn ungathered(gathered: usize) -> Cause {
+    if gathered == 0 { Cause::NotGathered } else { Cause::WaveNotGathered }
 }

@@ -1,8 +1,13 @@
 //! The operations of a step on host memory: the LRU rule from `residency`, the row copies by `copy`.
 //!
-//! **Locks.** Decisions on a layer's tables run under that layer's lock. A gather takes only its batch rows' lists,
+//! **Index groups.** The layers of a group have one table. Its operations decide once, and copy rows in the slab of
+//! each of these layers.
+//!
+//! **Locks.** Decisions on a table run under its lock. A gather takes only its batch rows' lists,
 //! so that one half's gather runs alongside the other half's resolve. The copies of a commit, a scatter and a warm-up
-//! are short or rare, and run under their layer's lock. Page tables have no lock (`pages`).
+//! are short or rare, and run under their table's lock. Page tables have no lock (`pages`).
+
+use std::ops::Range;
 
 use crate::device::checks::{Asker, Extents};
 use crate::device::descriptor::{
@@ -21,7 +26,7 @@ use crate::error::Result;
 use crate::fallible::{filled, vector};
 use crate::geometry::{Geometry, LINE};
 use crate::ids::{Lane, MicroBatch};
-use crate::residency::{Divider, Fetch, LayerTables, Portable, Scan, Selected, TableShape, Workspace};
+use crate::residency::{Divider, Fetch, LayerTables, Moved, Portable, Scan, Selected, TableShape, Workspace};
 use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering};
 
 /// The tables and lists of one cache.
@@ -29,7 +34,8 @@ use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering};
 pub(super) struct HostPools {
     pub(super) layout: PoolLayout,
     extents: Extents,
-    pub(super) layers: Vec<Mutex<LayerTables>>,
+    /// For each index group.
+    pub(super) tables: Vec<Mutex<LayerTables>>,
     lanes: Vec<LaneState>,
     pages: PageTables,
     micro: Vec<MicroState>,
@@ -127,6 +133,7 @@ pub(super) struct Copies<'a> {
 }
 
 impl<'a> Copies<'a> {
+    /// Copies of rows of one format.
     pub(super) fn new(geometry: &'a Geometry, copier: Copier) -> Self {
         Copies { geometry, copier, pairs: [[Pair { from: 0, to: 0 }; PAIRS]; 2], count: 0, down: false }
     }
@@ -165,6 +172,58 @@ impl<'a> Copies<'a> {
     }
 }
 
+/// Rows that move from slot to slot in every layer of an index group. The first layer's copies begin while the rule
+/// still finds the next ones; those of the other layers wait for a portion.
+pub(super) struct Moves<'a> {
+    pools: &'a HostPools,
+    members: Range<usize>,
+    first: Copies<'a>,
+    portion: [Moved; PAIRS],
+    count: usize,
+}
+
+impl<'a> Moves<'a> {
+    pub(super) fn new(pools: &'a HostPools) -> Self {
+        let (first, nothing) = (Copies::new(pools.format(0), pools.copier), Moved { from: 0, to: 0 });
+        Moves { pools, members: 0..0, first, portion: [nothing; PAIRS], count: 0 }
+    }
+
+    /// Begins the moves of a group, after those of the last one.
+    pub(super) fn begin(&mut self, group: usize) {
+        self.flush();
+        self.members = self.pools.layout.geometry.members(group);
+        self.first.geometry = self.pools.format(self.members.start);
+    }
+
+    pub(super) fn add(&mut self, moved: Moved) {
+        self.first.add(self.pools.slot_pairs(self.members.start, moved));
+        if self.members.len() > 1 {
+            self.portion[self.count] = moved;
+            self.count += 1;
+            if self.count == PAIRS {
+                self.follow();
+            }
+        }
+    }
+
+    /// Copies the remaining rows.
+    pub(super) fn flush(&mut self) {
+        self.first.flush();
+        self.follow();
+    }
+
+    /// Copies the portion in the layers after the first.
+    fn follow(&mut self) {
+        for layer in self.members.clone().skip(1).filter(|_| self.count > 0) {
+            let mut copies = Copies::new(self.pools.format(layer), self.pools.copier);
+            let pairs = self.portion[..self.count].iter().map(|moved| self.pools.slot_pairs(layer, *moved));
+            pairs.for_each(|runs| copies.add(runs));
+            copies.flush();
+        }
+        self.count = 0;
+    }
+}
+
 impl Drop for Copies<'_> {
     fn drop(&mut self) {
         if self.down {
@@ -178,7 +237,7 @@ impl HostPools {
         let asker = Asker { name: NAME, device, exact: true, top_k_max: u32::MAX };
         let extents = Extents::new(&layout, asker)?;
         let g = &layout.geometry;
-        let layers = g.layers() as usize;
+        let groups = g.groups().len();
         let shape = layout.tables.first().copied().ok_or_else(|| bad("layers", 0_u32))?;
         let selected = shape.query_rows.saturating_mul(g.shape().top_k);
         let largest = layout.tables.iter().max_by_key(|t| t.budget_blocks).copied().unwrap_or(shape);
@@ -209,12 +268,12 @@ impl HostPools {
         let lane = |_| {
             Ok(LaneState {
                 trust: Mutex::new(Trust::Sound),
-                staged: Mutex::new(Staged::new(layers, blocks, pages, NAME)?),
+                staged: Mutex::new(Staged::new(groups, blocks, pages, NAME)?),
             })
         };
         let k = g.shape().top_k as usize;
         Ok(HostPools {
-            layers: layout
+            tables: layout
                 .tables
                 .iter()
                 .map(|t| LayerTables::new(*t).map(Mutex::new))
@@ -266,7 +325,7 @@ impl HostPools {
             PoolOp::Truncate(truncate) => self.truncate(scan, &truncate),
             PoolOp::Resize(resize) => self.resize(scan, resize.lane),
             PoolOp::Leave(lane) => {
-                self.layers.iter().for_each(|layer| layer.lock().leave(lane.0));
+                self.tables.iter().for_each(|tables| tables.lock().leave(lane.0));
                 Ok(())
             }
             PoolOp::Warm(warm) => self.warm(scan, &warm),
@@ -293,8 +352,8 @@ impl HostPools {
         let state = self.lane(lane)?;
         self.pages.take(lane, &state.staged.lock().pages);
         *state.trust.lock() = Trust::Sound;
-        for (index, layer) in self.layers.iter().enumerate() {
-            let mut tables = layer.lock();
+        for (index, tables) in self.tables.iter().enumerate() {
+            let mut tables = tables.lock();
             let staged = state.staged.lock();
             tables.join(lane.0, &staged.blocks[index], staged.budgets[index], length)?;
         }
@@ -305,11 +364,12 @@ impl HostPools {
         let Truncate { lane, settle, length, .. } = *truncate;
         let state = self.lane(lane)?;
         let trust = std::mem::take(&mut *state.trust.lock());
-        let mut copies = Copies::new(&self.layout.geometry, self.copier);
-        for (index, layer) in self.layers.iter().enumerate() {
-            let mut tables = layer.lock();
+        let mut moves = Moves::new(self);
+        for (group, tables) in self.tables.iter().enumerate() {
+            let mut tables = tables.lock();
             let accept = Accept { lane: lane.0, rows: settle, next: 0 };
-            self.accept(scan, index, &mut tables, &mut copies, accept)?;
+            moves.begin(group);
+            accept_landed(scan, &mut tables, &mut moves, accept)?;
             if trust == Trust::Bytes {
                 tables.empty(lane.0);
             }
@@ -323,8 +383,8 @@ impl HostPools {
         let mut room = self.room.lock();
         let Room { work, slots, fetches } = &mut *room;
         let selections = warm.selections.map(|slice| self.words(slice));
-        for (index, layer) in self.layers.iter().enumerate() {
-            let mut tables = layer.lock();
+        for (index, tables) in self.tables.iter().enumerate() {
+            let mut tables = tables.lock();
             if warm.whole {
                 tables.bring_up(warm.lane.0);
             }
@@ -342,12 +402,12 @@ impl HostPools {
 
     fn warm_gather(&self, range: &WarmGather) -> Result<()> {
         let (mut first, mut left) = (range.first, range.count);
-        for (index, layer) in self.layers.iter().enumerate() {
-            let tables = layer.lock();
+        for (index, format) in self.layout.geometry.formats().iter().enumerate() {
+            let tables = self.tables[self.layout.geometry.group_of(index)].lock();
             let budget = tables.head(range.lane.0).map_or(0, |h| u64::from(h.budget));
             let here = left.min(budget.saturating_sub(first));
             if here > 0 {
-                let mut copies = Copies::new(&self.layout.geometry, self.copier);
+                let mut copies = Copies::new(format, self.copier);
                 for fetch in tables.residents(range.lane.0, first as u32, here as u32) {
                     match self.pairs(index, range.lane, fetch, false) {
                         Some(runs) => copies.add(runs),
@@ -402,7 +462,7 @@ impl HostPools {
             Some(row) => {
                 let value = lane(row);
                 let wrong = Sticky { row: row as u32, layer: 0, cause: Cause::Tables, value };
-                let tables = self.layers.first().map(|layer| layer.lock());
+                let tables = self.tables.first().map(|tables| tables.lock());
                 for lane in (0..rows).map(lane) {
                     self.blame(sticky, lane, false, wrong);
                     let head = tables.as_ref().and_then(|tables| tables.head(lane).copied());
@@ -415,33 +475,15 @@ impl HostPools {
         Ok(())
     }
 
-    /// Accepts landed rows in one layer and copies those that have a slot.
-    fn accept<S: Scan>(
-        &self,
-        scan: &S,
-        layer: usize,
-        tables: &mut LayerTables,
-        copies: &mut Copies<'_>,
-        accept: Accept,
-    ) -> Result<()> {
-        let Accept { lane, rows, next } = accept;
-        let (g, slab) = (&self.layout.geometry, self.layout.slabs[layer].address());
-        tables.commit(scan, lane, rows, next, |moved| {
-            let (from, to) = (g.pieces(moved.from), g.pieces(moved.to));
-            copies.add([0, 1].map(|run| Pair { from: slab + from[run].slab, to: slab + to[run].slab }));
-        })?;
-        copies.flush();
-        Ok(())
-    }
-
     fn commit<S: Scan>(&self, scan: &S, micro: MicroBatch, accepted: Option<Slice>) -> Result<()> {
         let mut record = self.micro(micro)?.record.lock();
         let Record { descriptor, report, sticky, failed, .. } = &mut *record;
         let counts = accepted.map(|slice| self.words::<u32>(slice));
         let (_, rows) = descriptor::step::header(descriptor);
-        let mut copies = Copies::new(&self.layout.geometry, self.copier);
-        for (index, layer) in self.layers.iter().enumerate() {
-            let mut tables = layer.lock();
+        let mut moves = Moves::new(self);
+        for (group, tables) in self.tables.iter().enumerate() {
+            let mut tables = tables.lock();
+            moves.begin(group);
             for row in 0..rows {
                 let Entry { lane, accepted, query_rows } = descriptor::step::entry(descriptor, row);
                 let accepted = match accepted {
@@ -458,13 +500,13 @@ impl HostPools {
                     false => (Cause::Accepted, 0),
                 };
                 let next = Accept { lane, rows: believed, next: query_rows };
-                let done = self.accept(scan, index, &mut tables, &mut copies, next);
+                let done = accept_landed(scan, &mut tables, &mut moves, next);
                 if failed || done.is_err() || believed != accepted {
-                    let (row, layer) = (row as u32, index as u32);
+                    let (row, layer) = (row as u32, moves.members.start as u32);
                     let wrong = Sticky { row, layer, cause, value: accepted };
                     self.blame(sticky, lane, false, wrong);
                 }
-                if index == 0 {
+                if group == 0 {
                     report.lengths.push(tables.head(lane).map_or(0, |h| h.length));
                 }
             }
@@ -496,7 +538,7 @@ impl HostPools {
     /// the row.
     #[inline(always)]
     pub(super) fn pairs(&self, layer: usize, lane: Lane, fetch: Fetch, down: bool) -> Option<[Pair; 2]> {
-        let g = &self.layout.geometry;
+        let g = self.format(layer);
         let page = self.pages.page(lane, (fetch.position / g.page_tokens()) as usize)?;
         let offset = g.host_offset(page, fetch.position % g.page_tokens());
         // Pages were checked against the total pool when staged, slots against the slab when attached.
@@ -507,13 +549,32 @@ impl HostPools {
         }))
     }
 
+    /// The source and target of a row's runs, from slot to slot of one layer.
+    #[inline(always)]
+    fn slot_pairs(&self, layer: usize, moved: Moved) -> [Pair; 2] {
+        let (g, slab) = (self.format(layer), self.layout.slabs[layer].address());
+        let (from, to) = (g.pieces(moved.from), g.pieces(moved.to));
+        [0, 1].map(|run| Pair { from: slab + from[run].slab, to: slab + to[run].slab })
+    }
+
+    /// A layer's row format.
+    #[inline(always)]
+    pub(super) fn format(&self, layer: usize) -> &Geometry {
+        self.layout.geometry.of(layer)
+    }
+
+    /// The index group of a range's layer.
+    pub(super) fn group_of(&self, range: &StepRange) -> usize {
+        self.layout.geometry.group_of(range.layer.index())
+    }
+
     fn scatter(&self, range: &StepRange) -> Result<()> {
         let mut record = self.micro(range.micro_batch)?.record.lock();
         let Record { descriptor, sticky: word, marks, .. } = &mut *record;
         let (_, real) = descriptor::step::header(descriptor);
         let layer = range.layer.index();
-        let tables = self.layers[layer].lock();
-        let mut copies = Copies::new(&self.layout.geometry, self.copier);
+        let tables = self.tables[self.group_of(range)].lock();
+        let mut copies = Copies::new(self.format(layer), self.copier);
         copies.down = true;
         let rows = range.first as usize..((range.first + range.count) as usize).min(real);
         // Each head may be a cache miss: prefetch all of them first.
@@ -552,8 +613,8 @@ impl HostPools {
                 let sticky = Sticky { row: row as u32, layer: layer as u32, cause, value };
                 self.blame(word, entry.lane, true, sticky);
             };
-            if let Some(cause) = list.missing(step).filter(|_| expected != Expected::Resolved) {
-                blame(list.layer, cause, list.layer as u32);
+            if let Some((layer, cause)) = list.missing(step).filter(|_| expected != Expected::Resolved) {
+                blame(layer, cause, layer as u32);
             }
             let missing = marks.missing(row, entry, expected == Expected::Whole);
             if let Some((layer, cause, query)) = missing.filter(|_| expected != Expected::Gathered) {
@@ -574,13 +635,26 @@ impl HostPools {
 
     pub(super) fn digest(&self, lane: Lane) -> Result<u64> {
         self.lane(lane)?;
-        let digests = self.layers.iter().map(|layer| layer.lock().digest(lane.0));
+        let digests = self.tables.iter().map(|tables| tables.lock().digest(lane.0));
         Ok(digests
             .enumerate()
-            .fold(0, |sum: u64, (layer, digest)| sum.wrapping_add(digest.wrapping_mul(2 * layer as u64 + 1))))
+            .fold(0, |sum: u64, (group, digest)| sum.wrapping_add(digest.wrapping_mul(2 * group as u64 + 1))))
     }
 
     pub(super) fn validate(&self) -> Result<()> {
-        self.layers.iter().try_for_each(|layer| layer.lock().validate())
+        self.tables.iter().try_for_each(|tables| tables.lock().validate())
     }
+}
+
+/// Accepts landed rows in one table, and copies those that have a slot.
+fn accept_landed<S: Scan>(
+    scan: &S,
+    tables: &mut LayerTables,
+    moves: &mut Moves<'_>,
+    accept: Accept,
+) -> Result<()> {
+    let Accept { lane, rows, next } = accept;
+    tables.commit(scan, lane, rows, next, |moved| moves.add(moved))?;
+    moves.flush();
+    Ok(())
 }

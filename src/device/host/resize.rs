@@ -1,5 +1,5 @@
 //! A resize on host memory: the rule decides which rows stay and where, and the rows that change their slot are copied
-//! inside each layer's slab.
+//! inside the slab of each layer of the index group.
 //!
 //! **Cost.** The words of the tables are scattered over memory, and so are the rows. Rows are copied in portions while
 //! the rule finds the next ones, so most of the tables' cache misses overlap with the copies of earlier rows.
@@ -8,8 +8,7 @@
 //! for the whole call: the host brings no new lists for the lane before this call has run.
 
 use crate::device::Expected;
-use crate::device::host::copy::Pair;
-use crate::device::host::pools::{Copies, HostPools};
+use crate::device::host::pools::{HostPools, Moves};
 use crate::error::Result;
 use crate::ids::Lane;
 use crate::residency::Scan;
@@ -20,22 +19,20 @@ impl HostPools {
     pub(super) fn resize<S: Scan>(&self, scan: &S, lane: Lane) -> Result<()> {
         let mut room = self.room.lock();
         let staged = self.lane(lane)?.staged.lock();
-        let g = &self.layout.geometry;
         let has_bytes = self.layout.expected != Expected::Resolved;
-        let mut copies = Copies::new(g, self.copier);
-        let layers = self.layers.iter().zip(&self.layout.slabs);
-        for ((layer, slab), (blocks, budget)) in layers.zip(staged.blocks.iter().zip(&staged.budgets)) {
-            let slab = slab.address();
-            let mut tables = layer.lock();
+        let mut moves = Moves::new(self);
+        let lists = staged.blocks.iter().zip(&staged.budgets);
+        for (group, (tables, (blocks, budget))) in self.tables.iter().zip(lists).enumerate() {
+            let mut tables = tables.lock();
+            moves.begin(group);
             let resized = tables.resize(scan, lane.0, blocks, *budget, &mut room.work, |moved| {
                 if has_bytes {
-                    let (from, to) = (g.pieces(moved.from), g.pieces(moved.to));
-                    copies
-                        .add([0, 1].map(|run| Pair { from: slab + from[run].slab, to: slab + to[run].slab }));
+                    moves.add(moved);
                 }
             })?;
-            copies.flush();
-            self.moved.fetch_add(resized.moved, Ordering::AcqRel);
+            moves.flush();
+            let layers = self.layout.geometry.members(group).len() as u32;
+            self.moved.fetch_add(resized.moved * layers, Ordering::AcqRel);
         }
         Ok(())
     }

@@ -36,7 +36,7 @@ impl<'a> Lists<'a> {
         Lists {
             entries: pools.words(split_indices.lists),
             counts: pools.words(split_indices.counts),
-            lists: 1 + pools.layout.tables[range.layer.index()].waves as usize,
+            lists: 1 + pools.layout.tables[pools.group_of(range)].waves as usize,
             batch: split_indices.batch as usize,
             rows: range.rows.count as usize,
             k: pools.layout.geometry.shape().top_k as usize,
@@ -81,7 +81,8 @@ impl<S: Scan> Resolving<'_, S> {
         let Record { descriptor, report, sticky: word, marks, work, divider, slots, .. } = &mut *self.record;
         let sticky = |cause, value| Sticky { row: row as u32, layer: layer as u32, cause, value };
         let missing = list.missing(report.step).filter(|_| pools.layout.expected != Expected::Resolved);
-        list.begin(range, report.step);
+        let members = pools.layout.geometry.members(pools.group_of(range));
+        list.begin(range, members.len(), report.step);
         if let Some(lists) = &self.lists {
             lists.clear(row);
         }
@@ -94,8 +95,8 @@ impl<S: Scan> Resolving<'_, S> {
         let (slots, inert) = slots[..per_row].split_at_mut(count as usize * k);
         inert.fill(-1);
         let Some(entry) = entry else { return Ok(()) };
-        marks.note(Mark::Resolved, row, layer, range.rows);
-        if let Some(cause) = missing {
+        members.clone().for_each(|layer| marks.note(Mark::Resolved, row, layer, range.rows));
+        if let Some((_, cause)) = missing {
             pools.blame(word, entry.lane, true, sticky(cause, layer as u32));
         }
         list.lane = entry.lane;
@@ -111,7 +112,7 @@ impl<S: Scan> Resolving<'_, S> {
             return Ok(());
         };
         list.missed(&done.counts, self.tables.shape());
-        report.layers[layer].add(&done.counts);
+        report.layers[members].iter_mut().for_each(|layer| layer.add(&done.counts));
         if let Some(beyond) = done.beyond {
             pools.blame(word, entry.lane, true, sticky(Cause::BeyondLength, beyond.position));
         }
@@ -137,7 +138,7 @@ impl HostPools {
         let state = self.micro(range.micro_batch)?;
         let per_row = range.rows.count as usize * self.layout.geometry.shape().top_k as usize;
         let (selections, answers) = (self.words(selections), self.words(output.slots));
-        let (mut record, mut tables) = (state.record.lock(), self.layers[range.layer.index()].lock());
+        let (mut record, mut tables) = (state.record.lock(), self.tables[self.group_of(range)].lock());
         let lists = output.split_indices.map(|split_indices| Lists::new(self, range, split_indices));
         let (record, tables) = (&mut *record, &mut *tables);
         let mut call = Resolving { pools: self, scan, range, selections, record, tables, lists };
@@ -154,14 +155,10 @@ impl HostPools {
         let step = state.step.load(Ordering::Acquire);
         let real = state.rows.load(Ordering::Acquire);
         let wave = wave as usize;
-        let mut copies = Copies::new(&self.layout.geometry, self.copier);
+        let mut copies = Copies::new(self.format(range.layer.index()), self.copier);
         for row in range.first..(range.first + range.count).min(real) {
             let mut list = state.lists[row as usize].lock();
-            let cause = match list.is_of(range, step) {
-                false => Some(Cause::NotGathered),
-                true => (wave > list.gathered).then(|| list.ungathered()),
-            };
-            if let Some(cause) = cause {
+            if let Err(cause) = list.take(range, wave, step) {
                 drop(list);
                 let mut record = state.record.lock();
                 let lane = descriptor::step::entry(&record.descriptor, row as usize).lane;
@@ -177,7 +174,6 @@ impl HostPools {
                     None => lost = Some(lost.map_or(fetch.position, |first| first.min(fetch.position))),
                 }
             }
-            list.gathered = list.gathered.max(wave + 1);
             let lane = list.lane;
             drop(list);
             if let Some(value) = lost {

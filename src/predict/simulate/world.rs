@@ -8,7 +8,7 @@ use crate::device::clock::{
 };
 use crate::device::{Begin, Device, Event, PoolLayout, PoolOp, Pools, Slice, SplitIndices};
 use crate::error::Result;
-use crate::geometry::{Geometry, Shape};
+use crate::geometry::{Geometries, Geometry, Shape};
 use crate::ids::{Layer, MicroBatch};
 use crate::overlap::{Overlap, OverlapStreams, Run, Schedule, enqueue_step};
 use crate::predict::cost::Load;
@@ -93,8 +93,9 @@ impl World {
         let device =
             ClockDevice::new(ClockOptions { costs: costs(setup), record, ..ClockOptions::default() })?;
         let micro_batches = batch.micro_batches();
+        let geometry = Geometries::from(Geometry::new(shape)?);
         let pools = device.attach(PoolLayout {
-            geometry: Geometry::new(shape)?,
+            geometry: geometry.clone(),
             tables: Vec::new(),
             slabs: Vec::new(),
             rows: Vec::new(),
@@ -109,7 +110,7 @@ impl World {
             let compute = if batch.fill && i > 0 { device.stream()? } else { shared };
             let (resolve, gather, scatter) = (device.stream()?, device.stream()?, device.stream()?);
             let streams = OverlapStreams { compute, resolve, gather, scatter };
-            runs.push(run_of(&*device, batch, rows, i as u32, shape.top_k, streams)?);
+            runs.push(run_of(&*device, batch, rows, i as u32, &geometry, streams)?);
         }
         let passes = draft_passes(batch) as usize * shape.draft_layers as usize;
         let ends = (0..micro_batches).map(|_| {
@@ -227,12 +228,14 @@ fn run_of(
     batch: &Batch,
     rows: u32,
     micro_batch: u32,
-    top_k: u32,
+    geometry: &Geometries,
     streams: OverlapStreams,
 ) -> Result<Run> {
+    let top_k = geometry.shape().top_k;
     let list = u64::from(rows) * u64::from(batch.query_rows) * u64::from(top_k) * 4;
     let counts = u64::from(rows) * u64::from(batch.query_rows) * 4;
     Ok(Run {
+        geometry: geometry.clone(),
         moves: true,
         schedule: Schedule::new(device)?,
         micro_batch: MicroBatch(micro_batch),

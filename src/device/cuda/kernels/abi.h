@@ -18,6 +18,9 @@ static const u32 WARMED = 1;
 static const u32 UNUSED_STAMP = 0x7FFFFFFFu;
 static const u32 SLOT_BLOCK = 64;
 
+// `geometry`: the most layers that share a selection.
+static const u32 GROUP_MAX = 8;
+
 // `device::descriptor`: the device's tensor has a row's accepted count.
 static const u32 ACCEPTED_ON_DEVICE = 0xFFFFFFFFu;
 static const u32 STEP_HEADER = 4;   // step low, step high, rows, 0
@@ -58,13 +61,15 @@ struct LaneHead {
     u32 length, landed, budget, blocks, stamp, min_stamp, next_victim, full_places;
 };
 
-// A row that a step fetches: its address in host memory, 0 where the lane has no such page.
+// A row that a step fetches, in every layer of a group: its place among a layer's rows of the total pool, counted from
+// 1, 0 where the lane has no such page.
 struct Fetch {
-    u64 host;
+    u64 row;
     u32 position, slot;
 };
 
-// One layer's tables and memory.
+// One layer's tables and memory. The layers of a group, from layer `first` on, have the same tables; slab, rows and row
+// format are each layer's own.
 struct Layer {
     u64 heads;        // LaneHead [lanes]
     u64 slot_of;      // u32 [lanes][tokens]
@@ -79,15 +84,20 @@ struct Layer {
     // line of 128 bytes that it begins in, and the next row's begin `piece_numbers` later; `line_mask` is, of a row's
     // address, the place in that line. Where this would leave out too many numbers, `line_mask` is 0, and a row has as
     // many numbers as pieces.
-    u32 piece_bytes, piece_numbers, line_mask, unused;
+    u32 piece_bytes, piece_numbers, line_mask;
+    u32 first, members;
+    u32 runs[2];      // bytes of a row's runs, multiples of 4; the second may be 0
+    u32 block_bytes;  // of 64 slots: 64 first runs, then 64 second runs, then padding
+    u32 host_stride, unused;
 };
 
 // What the last resolve of a batch row missed; `Micro::fetches` has the rows.
 struct List {
     u64 step;
     u32 count, scratch;   // rows, of which the first `scratch` are in scratch slots
-    u32 share, gathered;  // scratch rows of a wave; waves that were gathered
-    u32 lane, layer, first, rows;
+    u32 share;            // scratch rows of a wave
+    u32 lane, layer, members, first, rows;
+    u32 gathered[8];  // for each of `members` layers from `layer` on, the waves that were gathered; [GROUP_MAX]
 };
 
 // What the operations of a micro-batch share.
@@ -104,28 +114,27 @@ struct Micro {
     u64 marks;    // u32 [batch][layers][2][words]: a bit a query row, resolved, then scattered
 };
 
-// One cache on the device. The room to work in of a batch row, or of a layer's warm-up, is
+// One cache on the device. A table is of a group of layers; layers that select for themselves are groups of one. The
+// room to work in of a batch row, or of a table's warm-up, is
 // u32 [missed_words] (a bit a position), then [set_words] (a bit a slot of the lane), twice; in shared memory, where
 // they fit, then [set_words / 2] (the lane's blocks).
 struct Pools {
     u64 layers;        // Layer [layer_count]
+    u64 tables;        // Layer [table_count]: the first layer of each group
     u64 pages;         // u32 [lanes][lane_pages]: host pages
     u64 trust;         // u32 [lanes]
-    u64 warm_fetches;  // Fetch [layer_count][top_k]
-    u64 warm_work;     // u32 [layer_count][work_words]
-    u64 host_page_bytes;
-    u32 layer_count, lanes, lane_pages, batch, top_k;
+    u64 warm_fetches;  // Fetch [table_count][top_k]
+    u64 warm_work;     // u32 [table_count][work_words]
+    u32 layer_count, table_count, lanes, lane_pages, batch, top_k;
     u32 selected;  // positions of a batch row's step
     u32 work_words, missed_words, set_words;
-    u32 page_tokens, host_stride;
-    u32 runs[2];      // bytes of a row's runs, multiples of 4; the second may be 0
-    u32 block_bytes;  // of 64 slots: 64 first runs, then 64 second runs, then padding
-    u32 host_pages;
+    u32 page_tokens, host_pages;
     u32 due;  // what a report asks of a step: `DUE_RESOLVED` and so on
+    u32 unused;
 };
 
 // What a join, a truncation or a resize takes over, in pinned memory:
-// u32 length, page_count, pages [lane_pages], budgets [layers], blocks [layers][staged_blocks].
+// u32 length, page_count, pages [lane_pages], budgets [tables], blocks [tables][staged_blocks].
 static const u32 STAGED_PAGES = 2;
 
 struct LoadArgs {
@@ -183,7 +192,7 @@ struct ReportArgs {
 struct JoinArgs {
     Pools pools;
     u64 staged;
-    u32 lane, staged_blocks;  // blocks of a layer in `staged`
+    u32 lane, staged_blocks;  // blocks of a table in `staged`
 };
 
 struct ResizeArgs {
@@ -206,7 +215,7 @@ struct LeaveArgs {
 
 struct WarmArgs {
     Pools pools;
-    u64 selections;  // i32 [layers][steps][top_k], or 0
+    u64 selections;  // i32 [tables][steps][top_k], or 0
     u32 lane, whole, steps;
     RoomAt shared;
 };
@@ -238,11 +247,11 @@ struct WorkArgs {
 };
 
 static_assert(sizeof(LaneHead) == 32, "residency's own");
-static_assert(sizeof(Layer) == 112 && sizeof(List) == 40 && sizeof(Fetch) == 16, "abi.rs");
-static_assert(sizeof(Micro) == 80 && sizeof(Pools) == 112, "abi.rs");
-static_assert(sizeof(LoadArgs) == 208 && sizeof(CommitArgs) == 200 && sizeof(ResolveArgs) == 368, "abi.rs");
-static_assert(sizeof(GatherArgs) == 328 && sizeof(ScatterArgs) == 328 && sizeof(ReportArgs) == 216, "abi.rs");
-static_assert(sizeof(JoinArgs) == 128 && sizeof(TruncateArgs) == 136 && sizeof(LeaveArgs) == 120, "abi.rs");
-static_assert(sizeof(WarmArgs) == 136 && sizeof(WarmGatherArgs) == 136 && sizeof(DigestArgs) == 128, "abi.rs");
-static_assert(sizeof(ResizeArgs) == 136, "abi.rs");
+static_assert(sizeof(Layer) == 136 && sizeof(List) == 72 && sizeof(Fetch) == 16, "abi.rs");
+static_assert(sizeof(Micro) == 80 && sizeof(Pools) == 104, "abi.rs");
+static_assert(sizeof(LoadArgs) == 200 && sizeof(CommitArgs) == 192 && sizeof(ResolveArgs) == 384, "abi.rs");
+static_assert(sizeof(GatherArgs) == 344 && sizeof(ScatterArgs) == 344 && sizeof(ReportArgs) == 208, "abi.rs");
+static_assert(sizeof(JoinArgs) == 120 && sizeof(TruncateArgs) == 128 && sizeof(LeaveArgs) == 112, "abi.rs");
+static_assert(sizeof(WarmArgs) == 128 && sizeof(WarmGatherArgs) == 128 && sizeof(DigestArgs) == 120, "abi.rs");
+static_assert(sizeof(ResizeArgs) == 128, "abi.rs");
 static_assert(sizeof(CopyArgs) == 24 && sizeof(WorkArgs) == 24, "abi.rs");

@@ -220,7 +220,12 @@ static __device__ __forceinline__ Entry step_entry(const Micro& micro, u32 row) 
     return {words[0], words[1], words[2]};
 }
 
-// One of all layers, for kernels that run for all of them at once.
+// One of all tables, for kernels that run for all of them at once: the first layer of its group.
+static __device__ __forceinline__ const Layer& table_at(const Pools& pools, u32 table) {
+    return at<const Layer>(pools.tables)[table];
+}
+
+// One of all layers.
 static __device__ __forceinline__ const Layer& layer_at(const Pools& pools, u32 layer) {
     return at<const Layer>(pools.layers)[layer];
 }
@@ -249,11 +254,25 @@ static __device__ void note_rows(u32* marks, u32 first, u32 count) {
     }
 }
 
-// What is wrong when nothing more is gathered of a list in `step`; 0 if nothing is. All words of the list are asked
-// for before one is looked at.
-static __device__ u32 missing(const List& of, u64 step) {
+// What a list lacks: a cause, 0 if nothing, and the first layer of its group that lacks it.
+struct Lack {
+    u32 cause, layer;
+};
+
+// What is wrong when nothing more is gathered of a list in `step`. All words of the list are asked for before one is
+// looked at.
+static __device__ Lack missing(const List& of, u64 step) {
     const List list = of;
     u32 waves = max(div_ceil(list.scratch, max(list.share, 1u)), 1u);
-    bool due = static_cast<u32>(list.step == step) & (list.count != 0) & (list.gathered < waves);
-    return !due ? 0 : list.gathered == 0 ? NOT_GATHERED : WAVE_NOT_GATHERED;
+    Lack lack = {0, 0};
+    FOREBAY_UNROLL
+    for (u32 place = GROUP_MAX; place-- > 0;) {
+        u32 gathered = list.gathered[place];
+        if (place < list.members && gathered < waves) {
+            lack = {gathered == 0 ? static_cast<u32>(NOT_GATHERED) : static_cast<u32>(WAVE_NOT_GATHERED),
+                    list.layer + place};
+        }
+    }
+    bool due = static_cast<u32>(list.step == step) & (list.count != 0);
+    return due ? lack : Lack{0, 0};
 }

@@ -47,9 +47,9 @@ static __device__ __forceinline__ void bulk_down(u64 device, u32 buffer, u32 byt
                  : "memory");
 }
 
-static __device__ void copy_in_bulk(const Pools& pools, const Stage& stage, u32 rows, u32 buffers, Bulk& bulk,
+static __device__ void copy_in_bulk(const Layer& layer, const Stage& stage, u32 rows, u32 buffers, Bulk& bulk,
                                     u32& phase) {
-    u32 row_bytes = pools.runs[0] + pools.runs[1];
+    u32 row_bytes = layer.runs[0] + layer.runs[1];
     u32 barrier = shared_address(&bulk.arrived[threadIdx.x]);
     u32 buffer = shared_address(bulk.bytes) + threadIdx.x * row_bytes;
     for (u32 row = threadIdx.x; row < rows; row += buffers) {
@@ -57,21 +57,20 @@ static __device__ void copy_in_bulk(const Pools& pools, const Stage& stage, u32 
         bulk_up(buffer, stage.host[row], row_bytes, barrier);
         wait_for(barrier, phase);
         phase ^= 1;
-        bulk_down(stage.runs[0][row], buffer, pools.runs[0]);
-        if (pools.runs[1] > 0) bulk_down(stage.runs[1][row], buffer + pools.runs[0], pools.runs[1]);
+        bulk_down(stage.runs[0][row], buffer, layer.runs[0]);
+        if (layer.runs[1] > 0) bulk_down(stage.runs[1][row], buffer + layer.runs[0], layer.runs[1]);
         asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
     }
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
 template <class RowOf>
-static __device__ void copy_rows_in_bulk(const Pools& pools, const Layer& layer, Stage& stage, Share share,
-                                         RowOf row_of) {
+static __device__ void copy_rows_in_bulk(const Layer& layer, Stage& stage, Share share, RowOf row_of) {
     __shared__ Bulk bulk;
-    u32 row_bytes = pools.runs[0] + pools.runs[1];
+    u32 row_bytes = layer.runs[0] + layer.runs[1];
     u32 buffers = min(min(BULK_BYTES / row_bytes, MOST_BUFFERS), blockDim.x);
     bool plain = layer.piece_bytes != 16 || buffers == 0;
-    if (plain) return copy_rows<false>(pools, layer, stage, share, row_of);
+    if (plain) return copy_rows<false>(layer, stage, share, row_of);
     bool copies = threadIdx.x < buffers;
     if (copies) {
         asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;" ::"r"(
@@ -81,8 +80,8 @@ static __device__ void copy_rows_in_bulk(const Pools& pools, const Layer& layer,
     __syncthreads();
     u32 phase = 0;
     for (u32 first = share.first; first < share.end; first += blockDim.x) {
-        u32 rows = stage_rows(slab_of(pools, layer), stage, share, first, row_of);
-        if (copies) copy_in_bulk(pools, stage, rows, buffers, bulk, phase);
+        u32 rows = stage_rows(slab_of(layer), stage, share, first, row_of);
+        if (copies) copy_in_bulk(layer, stage, rows, buffers, bulk, phase);
         __syncthreads();
     }
     // The next stretch makes its barriers anew.
@@ -97,9 +96,8 @@ static __device__ void copy_rows_in_bulk(const Pools& pools, const Layer& layer,
 
 // A machine without bulk copies takes the plain way.
 template <class RowOf>
-static __device__ void copy_rows_in_bulk(const Pools& pools, const Layer& layer, Stage& stage, Share share,
-                                         RowOf row_of) {
-    copy_rows<false>(pools, layer, stage, share, row_of);
+static __device__ void copy_rows_in_bulk(const Layer& layer, Stage& stage, Share share, RowOf row_of) {
+    copy_rows<false>(layer, stage, share, row_of);
 }
 
 #endif

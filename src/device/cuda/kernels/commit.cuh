@@ -1,5 +1,5 @@
-// Commit: accepted rows move from their landing slots into budget slots, rejected rows are forgotten. One block of
-// threads handles a layer and some of the lanes, one after the other.
+// Commit: accepted rows move from their landing slots into budget slots, in every layer of a table's group; rejected
+// rows are forgotten. One block of threads handles a table and some of the lanes, one after the other.
 #pragma once
 
 #include "rows.cuh"
@@ -100,7 +100,10 @@ static __device__ void commit_rows(const Pools& pools, const Layer& layer, u32 n
             lane.slot_of[position] = lane.base + slot;
             lane.stamps[slot] = head.stamp;
         }
-        copy_slot(pools, layer, landing + row, lane.base + slot);
+        copy_slot(layer, landing + row, lane.base + slot);
+        for (u32 member = 1; member < layer.members; ++member) {
+            copy_slot(layer_at(pools, layer.first + member), landing + row, lane.base + slot);
+        }
     }
     __syncthreads();
     for (u32 row = threadIdx.x; row < next; row += blockDim.x) {
@@ -112,14 +115,13 @@ static __device__ void commit_rows(const Pools& pools, const Layer& layer, u32 n
     }
 }
 
-// One batch row in layer `number`; `on_device` are the accepted counts there, or 0. Every thread of the block
-// calls it.
-static __device__ void commit_entry(const Pools& pools, const Layer& layer, const Micro& micro, u32 number, u32 row,
+// One batch row in one table; `on_device` are the accepted counts there, or 0. Every thread of the block calls it.
+static __device__ void commit_entry(const Pools& pools, const Layer& layer, const Micro& micro, u32 row,
                                     const Entry& entry, u64 on_device, Room& room) {
-    // Nothing was done of the step yet.
+    // Nothing was done of the step yet, in any layer of the group.
     u32 words = div_ceil(layer.query_rows, 32);
-    u32* marks = marks_of(pools, micro, words, number, row, RESOLVED);
-    for (u32 word = threadIdx.x; word < 2 * words; word += blockDim.x) marks[word] = 0;
+    u32* marks = marks_of(pools, micro, words, layer.first, row, RESOLVED);
+    for (u32 word = threadIdx.x; word < 2 * words * layer.members; word += blockDim.x) marks[word] = 0;
     u32 accepted = entry.accepted;
     if (accepted == ACCEPTED_ON_DEVICE) accepted = on_device ? at<const u32>(on_device)[row] : EMPTY;
     u32 landed = entry.lane < layer.lanes ? at<const LaneHead>(layer.heads)[entry.lane].landed : 0;
@@ -132,15 +134,15 @@ static __device__ void commit_entry(const Pools& pools, const Layer& layer, cons
     if (can) commit_rows(pools, layer, entry.lane, believed, entry.query_rows, room);
     if (threadIdx.x != 0) return;
     if (failed || !can || believed != accepted) {
-        blame(pools, micro, entry.lane, 0, number, row, cause, accepted);
+        blame(pools, micro, entry.lane, 0, layer.first, row, cause, accepted);
     }
-    if (number == 0) {
+    if (layer.first == 0) {
         bool known = entry.lane < layer.lanes;
         at<u32>(micro.lengths)[row] = known ? at<const LaneHead>(layer.heads)[entry.lane].length : 0;
     }
 }
 
-// Most steps accept a row or two of a lane: a block of few threads, and few blocks. Grid: layers, batch rows or
+// Most steps accept a row or two of a lane: a block of few threads, and few blocks. Grid: tables, batch rows or
 // fewer. Between two rows of a block no barrier is needed: no two name the same lane (`load` refuses such a step), and
 // threads read nothing shared after the last barrier of a row.
 FOREBAY_KERNEL(forebay_commit, CommitArgs, MOST_THREADS, 2) {
@@ -150,10 +152,10 @@ FOREBAY_KERNEL(forebay_commit, CommitArgs, MOST_THREADS, 2) {
     __shared__ Layer layer;
     u32 real = step_head(args.pools, args.micro).real;
     Entry entry = step_entry(args.micro, blockIdx.y);
-    if (threadIdx.x == 0) layer = layer_at(args.pools, blockIdx.x);
+    if (threadIdx.x == 0) layer = table_at(args.pools, blockIdx.x);
     __syncthreads();
     for (u32 row = blockIdx.y; row < real; row += gridDim.y) {
         if (row != blockIdx.y) entry = step_entry(args.micro, row);
-        commit_entry(args.pools, layer, args.micro, blockIdx.x, row, entry, args.accepted, room);
+        commit_entry(args.pools, layer, args.micro, row, entry, args.accepted, room);
     }
 }

@@ -35,16 +35,18 @@ static __device__ u32 to_fetch(const GatherArgs& args, u32 row, WaveRows& rows) 
     StepHead head = step_head(args.pools, args.micro);
     List& of = at<List>(args.micro.lists)[row];
     const List list = of;
-    u32 other = (list.layer ^ args.number) | (list.first ^ args.row_first) | (list.rows ^ args.row_count);
+    u32& own = of.gathered[args.number - args.layer.first];
+    const u32 gathered = own;
+    u32 other = (list.layer ^ args.layer.first) | (list.first ^ args.row_first) | (list.rows ^ args.row_count);
     bool of_range = ((list.step ^ head.step) | other | (row >= head.real)) == 0;
     // Blocks that come late may see the first block's note of this wave, which changes nothing for them.
-    if (of_range && args.wave <= list.gathered) {
-        if (blockIdx.x == 0) of.gathered = max(list.gathered, args.wave + 1);
+    if (of_range && args.wave <= gathered) {
+        if (blockIdx.x == 0) own = max(gathered, args.wave + 1);
         rows = rows_of_wave(list, args.wave);
         return rows.away + (args.wave == 0 ? list.count - list.scratch : 0);
     }
     if (blockIdx.x == 0 && row < head.real) {
-        Cause cause = !of_range || list.gathered == 0 ? NOT_GATHERED : WAVE_NOT_GATHERED;
+        Cause cause = !of_range || gathered == 0 ? NOT_GATHERED : WAVE_NOT_GATHERED;
         u32 lane = step_entry(args.micro, row).lane;
         blame(args.pools, args.micro, lane, 1, args.number, row, cause, args.number);
     }
@@ -56,8 +58,8 @@ struct Plain {
     Stage& stage;
 
     template <class RowOf>
-    __device__ void operator()(const Pools& pools, const Layer& layer, Share share, RowOf row_of) const {
-        copy_rows<false>(pools, layer, stage, share, row_of);
+    __device__ void operator()(const Layer& layer, Share share, RowOf row_of) const {
+        copy_rows<false>(layer, stage, share, row_of);
     }
 };
 
@@ -65,8 +67,8 @@ struct InBulk {
     Stage& stage;
 
     template <class RowOf>
-    __device__ void operator()(const Pools& pools, const Layer& layer, Share share, RowOf row_of) const {
-        copy_rows_in_bulk(pools, layer, stage, share, row_of);
+    __device__ void operator()(const Layer& layer, Share share, RowOf row_of) const {
+        copy_rows_in_bulk(layer, stage, share, row_of);
     }
 };
 
@@ -87,12 +89,12 @@ static __device__ void gather(const GatherArgs& args, Flat& flat, Copy copy) {
         if (threadIdx.x < rows) own = to_fetch(args, args.first + first + threadIdx.x, flat.rows[threadIdx.x]);
         flat.before[threadIdx.x] = block_scan(flat.scan, own, all);
         __syncthreads();
-        copy(args.pools, args.layer, share_of(all), [&](u32 number, u64& host, u32& slot) {
+        copy(args.layer, share_of(all), [&](u32 number, u64& host, u32& slot) {
             u32 at_row = find_row(flat.before, rows, number), row = args.first + first + at_row;
             u32 rank = flat.rows[at_row].rank(number - flat.before[at_row]);
             u64 place = static_cast<u64>(row) * args.pools.selected + rank;
             const Fetch& fetch = at<const Fetch>(args.micro.fetches)[place];
-            host = fetch.host;
+            host = host_of(args.layer, fetch.row);
             slot = fetch.slot;
             if (host == 0) blame_page(args, row, fetch.position);
         });
@@ -127,13 +129,13 @@ FOREBAY_KERNEL(forebay_scatter, ScatterArgs, MOST_THREADS, 3) {
     StepHead head = step_head(pools, micro);
     // Shares are of all batch rows, so that no thread waits for the number of real rows before it loads its own.
     const u32 all = args.count * args.row_count;
-    copy_rows<true>(pools, layer, stage, share_of(all), [&](u32 number, u64& host, u32& slot) {
+    copy_rows<true>(layer, stage, share_of(all), [&](u32 number, u64& host, u32& slot) {
         u32 row = args.first + number / args.row_count, query = args.row_first + number % args.row_count;
         u32 lane = step_entry(micro, row).lane;
         if (static_cast<u32>(row >= head.real) | (lane >= layer.lanes)) return;
         const LaneHead& of = at<const LaneHead>(layer.heads)[lane];
         if (query >= of.landed) return;
-        host = host_row(pools, layer, lane, of.length + query);
+        host = host_of(layer, row_of(pools, lane, of.length + query));
         slot = layer.landing_base + lane * layer.query_rows + query;
         if (host == 0) blame(pools, micro, lane, 1, args.number, row, TABLES, of.length + query);
     });
@@ -174,10 +176,10 @@ FOREBAY_KERNEL(forebay_warm_gather, WarmGatherArgs, MOST_THREADS, 2) {
             enter_layer(stretch, lane.head->budget);
         }
         __syncthreads();
-        copy_rows<false>(pools, layer, stage, share_of(stretch.here), [&](u32 index, u64& host, u32& slot) {
+        copy_rows<false>(layer, stage, share_of(stretch.here), [&](u32 index, u64& host, u32& slot) {
             u32 at_slot = lane.slot(stretch.from + index), position = lane.position_of[at_slot];
             if (position == EMPTY) return;
-            host = host_row(pools, layer, args.lane, position);
+            host = host_of(layer, row_of(pools, args.lane, position));
             slot = lane.base + at_slot;
             if (host == 0) atomicMax(at<u32>(pools.trust) + args.lane, static_cast<u32>(BYTES));
         });

@@ -1,4 +1,4 @@
-// What happens to a lane between steps: join, truncate, leave, warm up. Grid: layers.
+// What happens to a lane between steps: join, truncate, leave, warm up. Grid: tables.
 #pragma once
 
 #include "commit.cuh"
@@ -27,7 +27,7 @@ static __device__ bool can_have(const Layer& layer, u32 budget, u32 staged_block
     return budget > 0 && div_ceil(budget, SLOT_BLOCK) <= min(layer.lane_blocks, staged_blocks);
 }
 
-// Whether a layer has what is staged for it.
+// Whether a table has what is staged for it.
 static __device__ bool can_join(const Layer& layer, u32 lane, u32 length, u32 budget, const u32* blocks,
                                 u32 staged_blocks) {
     if (lane >= layer.lanes || length > layer.tokens || !can_have(layer, budget, staged_blocks)) return false;
@@ -38,14 +38,14 @@ static __device__ bool can_join(const Layer& layer, u32 lane, u32 length, u32 bu
     return __syncthreads_and(all);
 }
 
-// Gives a lane, which is empty, to a sequence. Grid: layers, and chunks of the map from positions to slots.
+// Gives a lane, which is empty, to a sequence. Grid: tables, and chunks of the map from positions to slots.
 FOREBAY_KERNEL(forebay_join, JoinArgs, MOST_THREADS, 2) {
     after_previous();
     const Pools& pools = args.pools;
-    const Layer& layer = layer_at(pools, blockIdx.x);
+    const Layer& layer = table_at(pools, blockIdx.x);
     const u32* staged = at<const u32>(args.staged);
     const u32* budgets = staged + STAGED_PAGES + pools.lane_pages;
-    const u32* blocks = budgets + pools.layer_count + static_cast<u64>(blockIdx.x) * args.staged_blocks;
+    const u32* blocks = budgets + pools.table_count + static_cast<u64>(blockIdx.x) * args.staged_blocks;
     u32 length = staged[0], budget = budgets[blockIdx.x];
     if (!can_join(layer, args.lane, length, budget, blocks, args.staged_blocks)) return;
     Lane lane = lane_at(layer, args.lane);
@@ -103,14 +103,14 @@ static __device__ void truncate_lane(const Lane& lane, u32 length) {
     lane.head->full_places = 0;
 }
 
-// Above a lane's trust, while it is truncated: how many layers have read it.
+// Above a lane's trust, while it is truncated: for how many tables it was read.
 static const u32 TRUST_BITS = 8;
 
-// The lane's trust, as it was; the last layer to read it makes it sound.
+// The lane's trust, as it was; the last table's block to read it makes it sound.
 static __device__ u32 take_trust(const Pools& pools, u32 lane) {
     u32* trust = at<u32>(pools.trust) + lane;
     u32 read = atomicAdd(trust, 1u << TRUST_BITS);
-    if (read >> TRUST_BITS == pools.layer_count - 1) atomicExch(trust, static_cast<u32>(SOUND));
+    if (read >> TRUST_BITS == pools.table_count - 1) atomicExch(trust, static_cast<u32>(SOUND));
     return read & ((1u << TRUST_BITS) - 1);
 }
 
@@ -120,7 +120,7 @@ FOREBAY_KERNEL(forebay_truncate, TruncateArgs, MOST_THREADS, 2) {
     __shared__ Room room;
     __shared__ u32 trust;
     const Pools& pools = args.pools;
-    const Layer& layer = layer_at(pools, blockIdx.x);
+    const Layer& layer = table_at(pools, blockIdx.x);
     if (args.lane >= pools.lanes) return;
     if (threadIdx.x == 0) trust = take_trust(pools, args.lane);
     if (blockIdx.x == 0) take_pages(pools, args.lane, at<const u32>(args.staged));
@@ -138,7 +138,7 @@ FOREBAY_KERNEL(forebay_truncate, TruncateArgs, MOST_THREADS, 2) {
 // Forgets everything of a lane; its blocks may go to another lane.
 FOREBAY_KERNEL(forebay_leave, LeaveArgs, MOST_THREADS, 2) {
     after_previous();
-    const Layer& layer = layer_at(args.pools, blockIdx.x);
+    const Layer& layer = table_at(args.pools, blockIdx.x);
     if (!has_sequence(layer, args.lane)) return;
     Lane lane = lane_at(layer, args.lane);
     clear_slots(lane, 0, 0);
@@ -171,7 +171,7 @@ FOREBAY_KERNEL(forebay_warm, WarmArgs, MOST_THREADS, 2) {
     __shared__ Step step;
     __shared__ LaneHead head;
     const Pools& pools = args.pools;
-    const Layer& layer = layer_at(pools, blockIdx.x);
+    const Layer& layer = table_at(pools, blockIdx.x);
     if (!has_sequence(layer, args.lane)) return;
     Lane lane = lane_at(layer, args.lane);
     if (args.whole) bring_up(lane);

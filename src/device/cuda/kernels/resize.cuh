@@ -110,9 +110,9 @@ static __device__ void move_row(const Lane& lane, const Sets& sets, u32 rank, Mo
 
 // Copies the rows of a round's moves in a layer.
 template <class Piece>
-static __device__ void copy_moves(const Pools& pools, const Layer& layer, const Moves& moves, u32 rows) {
-    const u32 size = sizeof(Piece), in_first = pools.runs[0] / size, in_row = in_first + pools.runs[1] / size;
-    const Slab slab = slab_of(pools, layer);
+static __device__ void copy_moves(const Layer& layer, const Moves& moves, u32 rows) {
+    const u32 size = sizeof(Piece), in_first = layer.runs[0] / size, in_row = in_first + layer.runs[1] / size;
+    const Slab slab = slab_of(layer);
     auto place = [&](u32 slot, u32 piece) {
         u64 run = piece < in_first ? slab.first_run(slot) : slab.second_run(slot) - in_first * size;
         return at<Piece>(run + piece * size);
@@ -123,27 +123,21 @@ static __device__ void copy_moves(const Pools& pools, const Layer& layer, const 
         [&](u32 row, u32 piece) { return place(moves.to[row], piece); });
 }
 
-// The layers whose rows the tables place.
-struct Members {
-    u32 first, end;
-};
-
-static __device__ __forceinline__ Members members_of(u32 table) { return {table, table + 1}; }
-
-// Moves the rows that stay to vacant places, `count` of them, as many at a time as there are threads.
-static __device__ void move_rows(const Pools& pools, const Lane& lane, const Sets& sets, u32 count, Moves& moves) {
+// Moves the rows that stay to vacant places, `count` of them, as many at a time as there are threads, in every layer of
+// the table's group.
+static __device__ void move_rows(const Pools& pools, const Layer& table, const Lane& lane, const Sets& sets, u32 count,
+                                 Moves& moves) {
     for (u32 first = 0; first < count; first += blockDim.x) {
         u32 rows = min(blockDim.x, count - first);
         if (threadIdx.x < rows) move_row(lane, sets, first + threadIdx.x, moves);
         __syncthreads();
-        const Members members = members_of(blockIdx.x);
         // A cache without rows has no bytes to copy.
-        for (u32 number = members.first; (pools.due & DUE_GATHERED) && number < members.end; ++number) {
-            const Layer& layer = layer_at(pools, number);
+        for (u32 member = 0; (pools.due & DUE_GATHERED) && member < table.members; ++member) {
+            const Layer& layer = layer_at(pools, table.first + member);
             switch (layer.piece_bytes) {
-                case 16: copy_moves<Words4>(pools, layer, moves, rows); break;
-                case 8: copy_moves<Words2>(pools, layer, moves, rows); break;
-                default: copy_moves<u32>(pools, layer, moves, rows);
+                case 16: copy_moves<Words4>(layer, moves, rows); break;
+                case 8: copy_moves<Words2>(layer, moves, rows); break;
+                default: copy_moves<u32>(layer, moves, rows);
             }
         }
         __syncthreads();
@@ -187,7 +181,7 @@ static __device__ u32 shrink(const Pools& pools, const Layer& layer, u32 number,
     u32 movers = count_ones(room.scan, sets.tied, words, moves.movers);
     u32 vacant = count_ones(room.scan, sets.older, words, moves.vacant), count = min(movers, vacant);
     __syncthreads();
-    move_rows(pools, lane, sets, count, moves);
+    move_rows(pools, layer, lane, sets, count, moves);
     clear_slots(lane, budget, 0);
     if (threadIdx.x == 0) {
         u32 blocks = div_ceil(budget, SLOT_BLOCK);
@@ -206,9 +200,9 @@ FOREBAY_KERNEL(forebay_resize, ResizeArgs, MOST_THREADS, 2) {
     __shared__ Moves moves;
     __shared__ Known known;
     const Pools& pools = args.pools;
-    const Layer& layer = layer_at(pools, blockIdx.x);
+    const Layer& layer = table_at(pools, blockIdx.x);
     const u32* budgets = at<const u32>(args.staged) + STAGED_PAGES + pools.lane_pages;
-    const u32* blocks = budgets + pools.layer_count + static_cast<u64>(blockIdx.x) * args.staged_blocks;
+    const u32* blocks = budgets + pools.table_count + static_cast<u64>(blockIdx.x) * args.staged_blocks;
     u32 budget = budgets[blockIdx.x];
     if (!can_resize(layer, args.lane, budget, blocks, args.staged_blocks)) {
         if (threadIdx.x == 0 && args.lane < pools.lanes) {
@@ -222,6 +216,6 @@ FOREBAY_KERNEL(forebay_resize, ResizeArgs, MOST_THREADS, 2) {
         grow(layer, args.lane, known.head, budget, blocks);
     } else if (budget < known.head.budget) {
         u32 moved = shrink(pools, layer, args.lane, budget, known, room, moves);
-        if (threadIdx.x == 0) atomicAdd(at<u32>(args.moved), moved);
+        if (threadIdx.x == 0) atomicAdd(at<u32>(args.moved), moved * layer.members);
     }
 }

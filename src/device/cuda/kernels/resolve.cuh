@@ -156,35 +156,44 @@ static __device__ bool can_resolve(const Layer& layer, const Pools& pools, const
     return first + count <= head.landed && head.stamp < UNUSED_STAMP - 2 && most <= room;
 }
 
-// Of the batch row's first thread: its list begins anew, and its query rows count as resolved. `wrong` is what was not
+// Of the batch row's first thread: its list begins anew, and its query rows count as resolved in every layer of the
+// group. `wrong` is what was not
 // gathered of the list before.
 static __device__ void begin_row(const ResolveArgs& args, u32 row, const StepHead& head, const Entry& entry,
                                  u32 wrong) {
     List& list = at<List>(args.micro.lists)[row];
     list.step = head.step;
-    list.count = list.scratch = list.gathered = 0;
+    list.count = list.scratch = 0;
+    FOREBAY_UNROLL
+    for (u32 place = 0; place < GROUP_MAX; ++place) list.gathered[place] = 0;
     list.layer = args.number;
+    list.members = args.layer.members;
     list.first = args.row_first;
     list.rows = args.row_count;
     if (row >= head.real) return;
     list.lane = entry.lane;
     u32 words = div_ceil(args.layer.query_rows, 32);
-    note_rows(marks_of(args.pools, args.micro, words, args.number, row, RESOLVED), args.row_first, args.row_count);
+    for (u32 member = 0; member < args.layer.members; ++member) {
+        u32* marks = marks_of(args.pools, args.micro, words, args.number + member, row, RESOLVED);
+        note_rows(marks, args.row_first, args.row_count);
+    }
     if (wrong) {
         blame(args.pools, args.micro, entry.lane, 1, args.number, row, static_cast<Cause>(wrong), args.number);
     }
 }
 
-// What a step found goes to the row's list, the counters and the sticky word.
+// What a step found goes to the row's list, the counters of every layer of the group, and the sticky word.
 static __device__ void note(const ResolveArgs& args, const Answers& answers, const Room& room) {
     List& list = at<List>(args.micro.lists)[answers.row];
     list.count = room.outcome.misses;
     list.scratch = room.outcome.scratch;
     list.share = args.layer.scratch;
     u32* counts = at<u32>(args.micro.counts) + static_cast<u64>(args.number) * REPORT_COUNT;
-    atomicAdd(counts, room.splits[0].touched);
-    atomicAdd(counts + 1, room.outcome.misses);
-    atomicAdd(counts + 2, room.outcome.scratch);
+    for (u32 member = 0; member < args.layer.members; ++member, counts += REPORT_COUNT) {
+        atomicAdd(counts, room.splits[0].touched);
+        atomicAdd(counts + 1, room.outcome.misses);
+        atomicAdd(counts + 2, room.outcome.scratch);
+    }
     if (room.beyond != EMPTY) {
         u32 position = static_cast<u32>(answers.selection[room.beyond]);
         blame(args.pools, args.micro, list.lane, 1, args.number, answers.row, BEYOND_LENGTH, position);
@@ -210,7 +219,7 @@ FOREBAY_KERNEL(forebay_resolve, ResolveArgs, MOST_THREADS, 2) {
     StepHead head = step_head(pools, micro);
     Entry entry = step_entry(micro, row);
     // Loaded together with the step descriptor.
-    u32 wrong = speaks && (pools.due & DUE_GATHERED) ? missing(at<const List>(micro.lists)[row], head.step) : 0;
+    u32 wrong = speaks && (pools.due & DUE_GATHERED) ? missing(at<const List>(micro.lists)[row], head.step).cause : 0;
     if (speaks) {
         const bool has_lane = row < head.real && entry.lane < layer.lanes;
         known = has_lane ? at<const LaneHead>(layer.heads)[entry.lane] : LaneHead{};
@@ -240,7 +249,7 @@ FOREBAY_KERNEL(forebay_resolve, ResolveArgs, MOST_THREADS, 2) {
     }
     // All threads see lane and step after its first barrier.
     begin_step(lane, known, step, sets, layer.tokens, room, [&](u32 position) {
-        return host_row(pools, layer, answers.lane, position);
+        return row_of(pools, answers.lane, position);
     });
     if (answers.lists) {
         u32 turn = 0;

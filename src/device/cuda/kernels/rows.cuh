@@ -80,18 +80,24 @@ struct Slab {
     }
 };
 
-static __device__ __forceinline__ Slab slab_of(const Pools& pools, const Layer& layer) {
-    return {layer.slab, pools.block_bytes, {pools.runs[0], pools.runs[1]}};
+static __device__ __forceinline__ Slab slab_of(const Layer& layer) {
+    return {layer.slab, layer.block_bytes, {layer.runs[0], layer.runs[1]}};
 }
 
-// The address of a position's row in the total pool; 0 where the lane has no such page.
-static __device__ u64 host_row(const Pools& pools, const Layer& layer, u32 lane, u32 position) {
+// The place of a position's row in the total pool, among the rows of any layer, counted from 1; 0 where the lane has no
+// such page.
+static __device__ u64 row_of(const Pools& pools, u32 lane, u32 position) {
     // Without a branch before or after the load: a thread that asks for several pages waits once.
     u32 index = position / pools.page_tokens, within = position % pools.page_tokens;
     u64 entry = static_cast<u64>(lane) * pools.lane_pages + min(index, pools.lane_pages - 1);
     u32 page = at<const u32>(pools.pages)[entry];
-    u64 row = layer.rows + page * pools.host_page_bytes + static_cast<u64>(within) * pools.host_stride;
+    u64 row = static_cast<u64>(page) * pools.page_tokens + within + 1;
     return index < pools.lane_pages && page < pools.host_pages ? row : 0;
+}
+
+// The address of a row in a layer; 0 for no row.
+static __device__ __forceinline__ u64 host_of(const Layer& layer, u64 row) {
+    return row == 0 ? 0 : layer.rows + (row - 1) * layer.host_stride;
 }
 
 // Copies rows of `in_row` pieces, those for which `copies(row)`. A row has `numbers` numbers, and its pieces begin at
@@ -133,8 +139,8 @@ static __device__ __forceinline__ void copy_numbered(u32 rows, u32 numbers, u32 
 
 // Copies the staged rows, up to their slots or down from them.
 template <class Piece, bool DOWN>
-static __device__ void copy_pieces(const Pools& pools, const Layer& layer, const Stage& stage, u32 rows) {
-    const u32 size = sizeof(Piece), in_first = pools.runs[0] / size, in_row = in_first + pools.runs[1] / size;
+static __device__ void copy_pieces(const Layer& layer, const Stage& stage, u32 rows) {
+    const u32 size = sizeof(Piece), in_first = layer.runs[0] / size, in_row = in_first + layer.runs[1] / size;
     auto host = [&](u32 row, u32 piece) { return at<Piece>(stage.host[row] + piece * size); };
     auto device = [&](u32 row, u32 piece) {
         u64 run = piece < in_first ? stage.runs[0][row] : stage.runs[1][row] - in_first * size;
@@ -148,17 +154,17 @@ static __device__ void copy_pieces(const Pools& pools, const Layer& layer, const
 }
 
 template <bool DOWN>
-static __device__ void copy_staged(const Pools& pools, const Layer& layer, const Stage& stage, u32 rows) {
+static __device__ void copy_staged(const Layer& layer, const Stage& stage, u32 rows) {
     switch (layer.piece_bytes) {
-        case 16: return copy_pieces<Words4, DOWN>(pools, layer, stage, rows);
-        case 8: return copy_pieces<Words2, DOWN>(pools, layer, stage, rows);
-        default: return copy_pieces<u32, DOWN>(pools, layer, stage, rows);
+        case 16: return copy_pieces<Words4, DOWN>(layer, stage, rows);
+        case 8: return copy_pieces<Words2, DOWN>(layer, stage, rows);
+        default: return copy_pieces<u32, DOWN>(layer, stage, rows);
     }
 }
 
 // Copies a row from slot to slot. The words are read and written by the same thread.
-static __device__ void copy_slot(const Pools& pools, const Layer& layer, u32 from, u32 to) {
-    const Slab slab = slab_of(pools, layer);
+static __device__ void copy_slot(const Layer& layer, u32 from, u32 to) {
+    const Slab slab = slab_of(layer);
     u32 *source = at<u32>(slab.first_run(from)), *target = at<u32>(slab.first_run(to));
     for (u32 i = threadIdx.x; i < slab.runs[0] / 4; i += blockDim.x) target[i] = source[i];
     source = at<u32>(slab.second_run(from));
@@ -195,11 +201,10 @@ static __device__ u32 stage_rows(const Slab& slab, Stage& stage, Share share, u3
 
 // Copies the rows of a share, stage by stage. Every thread of the block calls it.
 template <bool DOWN, class RowOf>
-static __device__ void copy_rows(const Pools& pools, const Layer& layer, Stage& stage, Share share,
-                                 RowOf row_of) {
+static __device__ void copy_rows(const Layer& layer, Stage& stage, Share share, RowOf row_of) {
     for (u32 first = share.first; first < share.end; first += blockDim.x) {
-        u32 rows = stage_rows(slab_of(pools, layer), stage, share, first, row_of);
-        copy_staged<DOWN>(pools, layer, stage, rows);
+        u32 rows = stage_rows(slab_of(layer), stage, share, first, row_of);
+        copy_staged<DOWN>(layer, stage, rows);
         __syncthreads();
     }
 }

@@ -347,16 +347,16 @@ static __device__ void give_places(const Lane& lane, const u32* set, u32 rank, u
 
 // Puts the fetched rows that get no scratch slot into the slots of the victims. The ones of a set may all be in a few
 // threads' words: those threads only store the places, and all threads share the look-ups that follow.
-template <class HostOf>
+template <class RowAt>
 static __device__ void replace(const Lane& lane, const Victims& victims, const Step& step, Room& room,
-                               HostOf host_of) {
+                               RowAt row_at) {
     const u32 first = room.outcome.scratch, end = room.outcome.misses;
     if (victims.older_count > 0) give_places(lane, victims.older, first, victims.older_count, step, room);
     give_places(lane, victims.tied, first + victims.older_count, victims.tied_count, step, room);
     __syncthreads();
     for (u32 from = first + threadIdx.x; from < end; from += AHEAD * blockDim.x) {
         u32 position[AHEAD], slot[AHEAD], old[AHEAD];
-        u64 host[AHEAD];
+        u64 row[AHEAD];
         FOREBAY_UNROLL
         for (u32 i = 0; i < AHEAD; ++i) {
             u32 rank = from + i * blockDim.x;
@@ -368,7 +368,7 @@ static __device__ void replace(const Lane& lane, const Victims& victims, const S
         for (u32 i = 0; i < AHEAD; ++i) {
             slot[i] = lane.slot(slot[i]);
             old[i] = lane.position_of[slot[i]];
-            host[i] = host_of(position[i]);
+            row[i] = row_at(position[i]);
         }
         FOREBAY_UNROLL
         for (u32 i = 0; i < AHEAD; ++i) {
@@ -378,17 +378,17 @@ static __device__ void replace(const Lane& lane, const Victims& victims, const S
             lane.position_of[slot[i]] = position[i];
             lane.slot_of[position[i]] = lane.base + slot[i];
             lane.stamps[slot[i]] = step.now;
-            step.fetches[rank] = {host[i], position[i], lane.base + slot[i]};
+            step.fetches[rank] = {row[i], position[i], lane.base + slot[i]};
         }
     }
 }
 
 // Puts the first `scratch` of the fetched rows into scratch slots.
-template <class HostOf>
-static __device__ void take_scratch(const Lane& lane, const Step& step, u32 scratch, HostOf host_of) {
+template <class RowAt>
+static __device__ void take_scratch(const Lane& lane, const Step& step, u32 scratch, RowAt row_at) {
     for (u32 from = threadIdx.x; from < scratch; from += AHEAD * blockDim.x) {
         u32 position[AHEAD];
-        u64 host[AHEAD];
+        u64 row[AHEAD];
         FOREBAY_UNROLL
         for (u32 i = 0; i < AHEAD; ++i) {
             // Beyond the last, the thread's own first again: no other's, which he may be writing.
@@ -396,7 +396,7 @@ static __device__ void take_scratch(const Lane& lane, const Step& step, u32 scra
             position[i] = step.fetches[rank < scratch ? rank : from].position;
         }
         FOREBAY_UNROLL
-        for (u32 i = 0; i < AHEAD; ++i) host[i] = host_of(position[i]);
+        for (u32 i = 0; i < AHEAD; ++i) row[i] = row_at(position[i]);
         FOREBAY_UNROLL
         for (u32 i = 0; i < AHEAD; ++i) {
             u32 rank = from + i * blockDim.x;
@@ -404,17 +404,17 @@ static __device__ void take_scratch(const Lane& lane, const Step& step, u32 scra
             // Only a warm-up has more of them than the waves of a step take, and it reads none of them.
             u32 slot = rank < step.scratch_rows ? step.scratch_start + rank % step.scratch : ABSENT;
             lane.slot_of[position[i]] = slot;
-            step.fetches[rank] = {host[i], position[i], slot};
+            step.fetches[rank] = {row[i], position[i], slot};
         }
     }
 }
 
 // The step up to the answers: rows in scratch slots stay in the map until `end_step`. `head` is the lane's head before
-// the step; lane and step are read after the first barrier. `host_of(position)` returns a row's address in host memory,
-// for the gather. Every thread of the block calls it, and finds the outcome in `room`.
-template <class HostOf>
+// the step; lane and step are read after the first barrier. `row_at(position)` returns a row's place in the
+// total pool, for the gather. Every thread of the block calls it, and finds the outcome in `room`.
+template <class RowAt>
 static __device__ void begin_step(const Lane& lane, const LaneHead& head, const Step& step, const Sets& sets,
-                                  u32 tokens, Room& room, HostOf host_of) {
+                                  u32 tokens, Room& room, RowAt row_at) {
     for (u32 word = threadIdx.x; word < sets.missed_words; word += blockDim.x) sets.missed[word] = 0;
     if (threadIdx.x == 0) {
         room.splits[0] = room.splits[1] = {0, 0, 0};
@@ -439,12 +439,12 @@ static __device__ void begin_step(const Lane& lane, const LaneHead& head, const 
     Split guess = room.splits[0];
     u32 scratch = saturating_sub(misses, head.budget - guess.touched);
     if (threadIdx.x == 0) room.outcome = {misses, scratch};
-    take_scratch(lane, step, scratch, host_of);
+    take_scratch(lane, step, scratch, row_at);
     // So is the outcome.
     __syncthreads();
     if (misses > scratch) {
         Victims victims = choose(lane, misses - scratch, bound, guess, sets, tokens, step.now, room);
-        replace(lane, victims, step, room, host_of);
+        replace(lane, victims, step, room, row_at);
     }
     __syncthreads();
 }

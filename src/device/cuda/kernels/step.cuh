@@ -67,8 +67,9 @@ static __device__ void blame_missing(const Pools& pools, const Micro& micro, Ste
     if (!(pools.due & DUE_GATHERED)) return;
     for (u32 row = threadIdx.x; row < head.real; row += blockDim.x) {
         const List& list = at<const List>(micro.lists)[row];
-        u32 wrong = missing(list, head.step), lane = step_entry(micro, row).lane;
-        if (wrong) blame(pools, micro, lane, 1, list.layer, row, static_cast<Cause>(wrong), list.layer);
+        Lack lack = missing(list, head.step);
+        u32 lane = step_entry(micro, row).lane;
+        if (lack.cause) blame(pools, micro, lane, 1, lack.layer, row, static_cast<Cause>(lack.cause), lack.layer);
     }
 }
 
@@ -146,10 +147,10 @@ static __device__ u64 mix(u64 word) {
     return word ^ (word >> 31);
 }
 
-// Adds a lane's digest, layer by layer. Grid: layers.
+// Adds a lane's digest, table by table. Grid: tables.
 FOREBAY_KERNEL(forebay_digest, DigestArgs, MOST_THREADS, 1) {
     after_previous();
-    const Layer& layer = layer_at(args.pools, blockIdx.x);
+    const Layer& layer = table_at(args.pools, blockIdx.x);
     if (!has_sequence(layer, args.lane)) return;
     Lane lane = lane_at(layer, args.lane);
     u64 sum = 0;
