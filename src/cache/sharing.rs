@@ -202,7 +202,8 @@ impl Sharing {
             let moved = |(now, then): (&u32, &u32)| u64::from(now.saturating_sub(*then).min(*then));
             let cost = budgets.iter().zip(&*targets).map(moved).sum::<u64>().saturating_mul(view.row_bytes);
             let within = cost <= bytes && chosen.len() < policy.resizes_a_step as usize;
-            if !needed && !(within && record.work.covered) {
+            let wanted = within && record.work.covered;
+            if !(needed || wanted) {
                 continue;
             }
             if !within {
