@@ -419,6 +419,11 @@ typedef struct fb_cache_config {
     uint32_t share_resizes_a_step;
     // Optional: the most bytes of rows that the shrinks of one step may move on the device. Default: 64 MiB.
     uint64_t share_bytes_a_step;
+    // Optional: the first layers that select for themselves, before the layers of `group_layers`. Default: none.
+    uint32_t lone_layers;
+    // Optional: the layers, one after the other, that share the first one's selection (GLM-5.2: 4, after 2 lone
+    // layers). Only the first layer of such a group has a resolve and index keys. Default: every layer selects.
+    uint32_t group_layers;
 } fb_cache_config;
 
 // The bytes that a cache takes, by purpose.
@@ -538,6 +543,10 @@ typedef struct fb_info {
     uint32_t index_pages;
     // 1 if the cache was configured with residency_only: its rows have no bytes.
     uint32_t residency_only;
+    // Index groups: layers that select, draft layers included. Without groups it is `layers`.
+    uint32_t index_groups;
+    // The `group_layers` of the configuration.
+    uint32_t group_layers;
 } fb_info;
 
 // What a new sequence needs. An optional field that is 0 gets the default that its comment names. In a cache with
@@ -567,7 +576,7 @@ typedef struct fb_warm_up {
     // sizeof(fb_warm_up).
     size_t size;
     // Optional: the selections (top-k indices) of the last prompt positions, oldest first, on the device: token
-    // positions, -1 for none, `[layers, draft layers included][steps][top_k]`.
+    // positions, -1 for none, `[index_groups of fb_info][steps][top_k]`: one for each layer that selects.
     const int32_t *selections;
     // Optional: the number of prompt positions in `selections`; 0 without selections.
     uint32_t steps;
@@ -1196,9 +1205,9 @@ fb_status fb_device_allocate(const struct fb_device *device,
                              void **address);
 
 // Fills in the fields that describe a model (`layers`, `draft_layers`, `index_key_bytes`, `row_bytes`, `page_tokens`,
-// `top_k`, `host_stride`, `device_block_align`) and leaves the other fields unchanged. The names are "deepseek-v3.2",
-// "deepseek-v3.2-bf16", "deepseek-v3.2-int8", "glm-5" and "gqa-8x128"; "deepseek-v3" is a dense model and is meant for
-// planning only. Another name is FB_OUT_OF_RANGE. Set `size` of `config` before the call; the other fields may be zero
+// `top_k`, `host_stride`, `device_block_align`, `lone_layers`, `group_layers`) and leaves the other fields unchanged. The
+// names are "deepseek-v3.2", "deepseek-v3.2-bf16", "deepseek-v3.2-int8", "glm-5", "glm-5.2", "glm-5.3" and "gqa-8x128";
+// "deepseek-v3" is a dense model and is meant for planning only. Another name is FB_OUT_OF_RANGE. Set `size` of `config` before the call; the other fields may be zero
 // or filled. On failure, `text` receives the reason.
 //
 // Requires:

@@ -139,8 +139,9 @@ pub unsafe extern "C" fn fb_budgets(
             }
             let room = cast::room(slots, layers as usize, "slots")?;
             let budgets = cache.cache.budgets(cache.sequence(sequence)?)?;
-            for (place, budget) in room.iter_mut().zip(budgets) {
-                place.write(*budget);
+            for (layer, place) in room.iter_mut().enumerate() {
+                let group = cache.cache.geometries().group_of(layer);
+                place.write(budgets.get(group).copied().unwrap_or(0));
             }
             Ok(())
         })

@@ -120,9 +120,13 @@ pub struct FbInfo {
     pub index_pages: u32,
     /// 1 if the cache was configured with residency_only: its rows have no bytes.
     pub residency_only: u32,
+    /// Index groups: layers that select, draft layers included. Without groups it is `layers`.
+    pub index_groups: u32,
+    /// The `group_layers` of the configuration.
+    pub group_layers: u32,
 }
 
-// SAFETY: words, twenty of 4 bytes after one of 8.
+// SAFETY: words, twenty-two of 4 bytes after one of 8.
 unsafe impl Plain for FbInfo {}
 impl Versioned for FbInfo {
     const NAME: &'static str = "fb_info";
@@ -316,6 +320,8 @@ pub unsafe extern "C" fn fb_cache_info(cache: *const FbCache, info: *mut FbInfo)
                 host_pages: config.host_pages,
                 index_pages: config.index_pages,
                 residency_only: u32::from(config.residency_only),
+                index_groups: cache.cache.geometries().groups().len() as u32,
+                group_layers: shape.group_layers,
             });
             Ok(())
         })

@@ -101,6 +101,11 @@ pub struct FbCacheConfig {
     pub share_resizes_a_step: u32,
     /// Optional: the most bytes of rows that the shrinks of one step may move on the device. Default: 64 MiB.
     pub share_bytes_a_step: u64,
+    /// Optional: the first layers that select for themselves, before the layers of `group_layers`. Default: none.
+    pub lone_layers: u32,
+    /// Optional: the layers, one after the other, that share the first one's selection (GLM-5.2: 4, after 2 lone
+    /// layers). Only the first layer of such a group has a resolve and index keys. Default: every layer selects.
+    pub group_layers: u32,
 }
 
 // SAFETY: words and a pointer, two of 4 bytes after each other wherever one of 8 follows.
@@ -185,8 +190,8 @@ impl FbCacheConfig {
             index_key_bytes: self.index_key_bytes,
             page_tokens: self.page_tokens,
             top_k: self.top_k,
-            lone_layers: 0,
-            group_layers: 0,
+            lone_layers: self.lone_layers,
+            group_layers: self.group_layers,
         }
     }
 
@@ -275,10 +280,10 @@ impl FbCacheConfig {
 }
 
 /// Fills in the fields that describe a model (`layers`, `draft_layers`, `index_key_bytes`, `row_bytes`, `page_tokens`,
-/// `top_k`, `host_stride`, `device_block_align`) and leaves the other fields unchanged. The names are "deepseek-v3.2",
-/// "deepseek-v3.2-bf16", "deepseek-v3.2-int8", "glm-5" and "gqa-8x128"; "deepseek-v3" is a dense model and is meant for
-/// planning only. Another name is FB_OUT_OF_RANGE. Set `size` of `config` before the call; the other fields may be zero
-/// or filled. On failure, `text` receives the reason.
+/// `top_k`, `host_stride`, `device_block_align`, `lone_layers`, `group_layers`) and leaves the other fields unchanged.
+/// The names are "deepseek-v3.2", "deepseek-v3.2-bf16", "deepseek-v3.2-int8", "glm-5", "glm-5.2", "glm-5.3" and
+/// "gqa-8x128"; "deepseek-v3" is a dense model and is meant for planning only. Another name is FB_OUT_OF_RANGE. Set
+/// `size` of `config` before the call; the other fields may be zero or filled. On failure, `text` receives the reason.
 ///
 /// # Safety
 /// `name` ends with a zero; `config` states its real size; `text` has `text_bytes` bytes.
@@ -303,6 +308,8 @@ pub unsafe extern "C" fn fb_preset(
                 top_k: shape.top_k,
                 host_stride: shape.host_stride,
                 device_block_align: shape.device_block_align,
+                lone_layers: shape.lone_layers,
+                group_layers: shape.group_layers,
                 ..known
             });
             Ok(())
@@ -383,6 +390,8 @@ mod tests {
             share_least_change: 0,
             share_resizes_a_step: 0,
             share_bytes_a_step: 0,
+            lone_layers: 0,
+            group_layers: 0,
         }
     }
 

@@ -73,7 +73,7 @@ pub struct FbWarmUp {
     /// sizeof(fb_warm_up).
     pub size: usize,
     /// Optional: the selections (top-k indices) of the last prompt positions, oldest first, on the device: token
-    /// positions, -1 for none, `[layers, draft layers included][steps][top_k]`.
+    /// positions, -1 for none, `[index_groups of fb_info][steps][top_k]`: one for each layer that selects.
     pub selections: *const i32,
     /// Optional: the number of prompt positions in `selections`; 0 without selections.
     pub steps: u32,
@@ -101,8 +101,8 @@ impl FbWarmUp {
         if self.selections.is_null() != (self.steps == 0) {
             return bad("selections and steps: both or none");
         }
-        let geometry = cache.cache.geometry();
-        let rows = u64::from(geometry.layers()) * u64::from(self.steps);
+        let geometry = cache.cache.geometries();
+        let rows = geometry.groups().len() as u64 * u64::from(self.steps);
         let words = rows.checked_mul(u64::from(geometry.shape().top_k));
         let words = words.ok_or_else(|| Error::new(Kind::Overflow, "join").at("selections"))?;
         let selections = match self.selections.is_null() {

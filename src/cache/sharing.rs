@@ -23,7 +23,8 @@ pub(super) struct View<'a> {
 pub(super) struct Sharing {
     pub(super) policy: Share,
     pub(super) groups: usize,
-    /// For each group, the misses of a layer by the part of the rows that had slots. Empty unless the policy asks for them.
+    /// For each group, the misses of a layer by the part of the rows that had slots. Empty unless the policy asks for
+    /// them.
     pub(super) curves: Vec<MissCurve>,
     /// The sequences that take part, in the order of their opening.
     pub(super) order: Vec<u32>,

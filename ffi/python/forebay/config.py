@@ -66,6 +66,10 @@ class Info(NamedTuple):
     index_pages: int
     # 1 if rows have no bytes.
     residency_only: int
+    # Index groups: layers that select, draft layers included. Without groups, `layers`.
+    index_groups: int
+    # Layers that share a selection, as the shape has them.
+    group_layers: int
 
 
 @dataclass(frozen=True)

@@ -153,9 +153,9 @@ class Sequence:
         Args:
             stream: see the device. It must be ordered after the work that writes `warm_up`, and after a prefill that
                 writes the prompt's rows in place on the device.
-            warm_up: the selections of the last prompt positions, oldest first: int32 `[layers, steps, top_k]` on the
-                device, -1 for none. The cache keeps it alive until the ticket has ended; do not change it before. It is
-                a hint: a position at or beyond the prompt's length loads nothing.
+            warm_up: the selections of the last prompt positions, oldest first: int32 `[index groups, steps, top_k]` on
+                the device, -1 for none. The cache keeps it alive until the ticket has ended; do not change it before.
+                It is a hint: a position at or beyond the prompt's length loads nothing.
             bytes_a_call: the most bytes that one call gathers; 0 for no bound.
 
         Raises:
@@ -212,7 +212,7 @@ class Sequence:
         info, found = self.cache.info, look(warm_up, "warm_up")
         steps = found.shape[1] if len(found.shape) == 3 else 0
         place = self.cache.device.place
-        return words(warm_up, "warm_up", (info.layers, steps, info.top_k), place, False), steps
+        return words(warm_up, "warm_up", (info.index_groups, steps, info.top_k), place, False), steps
 
     def join_more(self, stream: Any = None) -> Ticket:
         """Gathers the next portion of a bounded warm-up. After the last portion the sequence may decode:

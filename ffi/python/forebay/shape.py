@@ -23,6 +23,8 @@ class Shape:
         page_tokens: tokens of a page, a power of two from 16 to 1024.
         host_stride: bytes from one row to the next in host memory; 0: the row's bytes rounded up to a multiple of 64.
         device_block_align: each slot block (64 slots) is padded to a multiple of this; 0: no padding.
+        lone_layers: the first layers that select for themselves, before the layers of `group_layers`.
+        group_layers: layers, one after the other, that share the first one's selection; 0: every layer selects.
     """
 
     layers: int
@@ -33,6 +35,8 @@ class Shape:
     page_tokens: int = 64
     host_stride: int = 0
     device_block_align: int = 0
+    lone_layers: int = 0
+    group_layers: int = 0
 
     @staticmethod
     def preset(name: str, **changes: Any) -> Shape:
@@ -47,7 +51,8 @@ class Shape:
         config = sized("fb_cache_config")
         status = lib.fb_preset(text_bytes(name, "name"), NULL, 0, config)
         if status:
-            raise InvalidArgument("name", repr(name), "a preset: deepseek-v3.2, deepseek-v3, glm-5, gqa-8x128, ...")
+            known = "a preset: deepseek-v3.2, deepseek-v3, glm-5, glm-5.2, gqa-8x128, ..."
+            raise InvalidArgument("name", repr(name), known)
         fields = {field: int(getattr(config, field)) for field in _FIELDS if field != "row_bytes"}
         return replace(Shape(row_bytes=(config.row_bytes[0], config.row_bytes[1]), **fields), **changes)
 
@@ -78,4 +83,6 @@ _FIELDS = (
     "page_tokens",
     "host_stride",
     "device_block_align",
+    "lone_layers",
+    "group_layers",
 )

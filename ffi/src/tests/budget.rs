@@ -280,3 +280,29 @@ fn a_cache_with_a_share_divides_its_slots() {
     }
     destroy(cache, device);
 }
+
+#[test]
+fn layers_that_share_a_selection_have_one_budget_and_keys_in_the_first() {
+    let device = host();
+    let grouped = FbCacheConfig { group_layers: LAYERS, index_key_bytes: 8, ..elastic() };
+    let cache = make_cache(device, &grouped);
+    let mut info: FbInfo = sized();
+    // SAFETY: it states its size.
+    assert_eq!(unsafe { fb_cache_info(cache, &raw mut info) }, FbOk);
+    assert_eq!((info.layers, info.index_groups, info.group_layers), (LAYERS, 1, LAYERS));
+    let sequence = join(cache, 100, 20);
+    assert_eq!(resize(cache, sequence, &slots(100)), FbOk, "{}", text_of(cache));
+    assert_eq!(budgets(cache, sequence), [100; LAYERS as usize]);
+    let unlike = [64, 100];
+    let budget = FbBudget { slots_by_layer: unlike.as_ptr(), ..sized() };
+    assert_eq!(resize(cache, sequence, &budget), FbInvalidConfig);
+    close(cache, sequence);
+    destroy(cache, device);
+    // SAFETY: the names end with a zero; the configuration states its size.
+    let preset = |name: &CStr| unsafe {
+        let mut config: FbCacheConfig = sized();
+        assert_eq!(fb_preset(name.as_ptr(), null_mut(), 0, &raw mut config), FbOk);
+        (config.layers, config.lone_layers, config.group_layers)
+    };
+    assert_eq!((preset(c"glm-5.2"), preset(c"glm-5")), ((78, 2, 4), (78, 0, 0)));
+}
