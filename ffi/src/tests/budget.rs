@@ -248,7 +248,8 @@ fn a_cache_with_a_share_divides_its_slots() {
     let caches = [0, 1].map(|_| make_cache(device, &FbCacheConfig { share: FB_SHARE_EQUAL, ..elastic() }));
     let [cache, twin] = caches;
     let [alone, same] = caches.map(|cache| join(cache, 190, 10));
-    assert_eq!((budgets(cache, alone), stats(cache).free_slots), ([192; 2], 0));
+    // What is not promised can be promised to others, although all of it is in use.
+    assert_eq!((budgets(cache, alone), stats(cache).free_slots), ([192; 2], 128));
     assert_eq!(budgets_digest(cache), budgets_digest(twin));
     assert_eq!(resize(cache, alone, &slots(64)), FbInvalidConfig);
     assert!(text_of(cache).contains("shares its slots"), "{}", text_of(cache));
