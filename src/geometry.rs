@@ -198,6 +198,9 @@ impl Geometry {
         if shape.group_layers > GROUP_MAX {
             return Err(invalid("group_layers", shape.group_layers, "pass at most 8"));
         }
+        if shape.lone_layers > shape.layers {
+            return Err(invalid("lone_layers", shape.lone_layers, "pass at most the layers"));
+        }
         let host_stride = match shape.host_stride {
             0 => row.next_multiple_of(LINE),
             stride => stride,
@@ -231,8 +234,7 @@ impl Geometry {
     pub const fn index_layers(&self) -> u32 {
         let Shape { layers, draft_layers, lone_layers, group_layers, .. } = self.shape;
         let size = if group_layers > 1 { group_layers } else { 1 };
-        let lone = if lone_layers < layers { lone_layers } else { layers };
-        lone + (layers - lone).div_ceil(size) + draft_layers
+        lone_layers + (layers - lone_layers).div_ceil(size) + draft_layers
     }
 
     /// Bytes of a row, both runs, no padding.
@@ -594,6 +596,7 @@ mod tests {
             (Shape { page_tokens: 0, ..base }, "page_tokens"),
             (Shape { top_k: u32::MAX, ..base }, "top_k"),
             (Shape { group_layers: 9, ..base }, "group_layers"),
+            (Shape { lone_layers: 1 + base.layers, ..base }, "lone_layers"),
         ];
         for (shape, field) in cases {
             let e = Geometry::new(shape).unwrap_err();
@@ -634,7 +637,7 @@ mod tests {
             let alone = Geometries::from(Geometry::new(shape).unwrap());
             assert_eq!((alone.groups().len(), alone.first().index_layers()), (13, 13));
         }
-        let lone = Geometry::new(Shape { lone_layers: 99, ..grouped() }).unwrap();
+        let lone = Geometry::new(Shape { lone_layers: 11, ..grouped() }).unwrap();
         assert_eq!((Geometries::from(lone).groups().len(), lone.index_layers()), (13, 13));
     }
 

@@ -227,7 +227,8 @@ def test_a_cache_with_a_share_divides_its_slots(make: Make, by: str) -> None:
     cache = make(lanes=3, max_tokens=256, slots=8, pool_slots=192, share=forebay.Share(by, resizes_a_step=1))
     alone = joined(cache, 150, 38)
     digest = cache.budgets_digest()
-    assert alone.budgets == (192,) * LAYERS and cache.stats().free_slots == 0
+    # All slots are in use, and 128 can still be promised to others.
+    assert alone.budgets == (192,) * LAYERS and cache.stats().free_slots == 128
     with pytest.raises(forebay.InvalidConfig, match="the cache shares its slots"):
         alone.resize(slots=64)
     decode(cache, alone, 0, 150)
@@ -307,3 +308,13 @@ def test_a_bad_declaration_names_its_field(shape: forebay.Shape) -> None:
     assert footprint.host_page_tables == 8 * -(-(footprint.rows + footprint.step_descriptors) // 4096)
     with pytest.raises(forebay.ForebayError):
         forebay.footprint(shape, lanes=0, max_tokens=64, slots=16)
+
+
+def test_layers_that_share_a_selection_have_one_budget(make: Make) -> None:
+    """A group of two layers: one residency, and a warm-up by group."""
+    shape = forebay.Shape(layers=4, row_bytes=(16, 0), top_k=4, page_tokens=16, lone_layers=2, group_layers=2)
+    cache = make(shape=shape)
+    assert (cache.info.layers, cache.info.index_groups, cache.info.group_layers) == (4, 3, 2)
+    assert forebay.Shape.preset("glm-5.2").group_layers == 4
+    with pytest.raises(forebay.InvalidArgument, match="group_layers"):
+        make(shape=forebay.Shape(layers=4, row_bytes=(16, 0), top_k=4, group_layers=-1))

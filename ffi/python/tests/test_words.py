@@ -45,6 +45,8 @@ BY_SHAPE: list[tuple[str, Any, str, str]] = [
     ("host_stride", 12, "value 12", "a multiple of 4 from a row's bytes to 2097216"),
     ("host_stride", 1 << 30, "value 1073741824", "a multiple of 4 from a row's bytes to 2097216"),
     ("device_block_align", 3, "value 3", "a multiple of 4, or 0 for no padding"),
+    ("group_layers", 9, "value 9", "at most 8"),
+    ("lone_layers", 1 + LAYERS, f"value {1 + LAYERS}", "at most the layers"),
 ]
 BY_CACHE: list[tuple[str, Any, str, str]] = [
     ("max_tokens", (1 << 31) - 3, "value 2147483645", "max_tokens + query_rows x steps_in_flight must stay below"),
