@@ -81,24 +81,16 @@ pub fn config(variant: u8) -> Config {
     };
     let memory = Memory { huge: false, populate: false, lock: false, node: None };
     Config {
-        rows: Vec::new(),
-        index_groups: Vec::new(),
         share: share(variant, runs.into_iter().sum(), shape.layers + shape.draft_layers),
-        shape,
         host_pages: 40,
         index_pages: 38,
         slots: Slots::ByLayer(vec![448, 384, 320]),
         min_budget: 4,
-        attention_waves: 1,
-        lanes: 4,
-        max_tokens: 160,
         batch: 3,
         query_rows: 3,
-        steps_in_flight: 2,
         micro_batches: 2,
-        residency_only: false,
         memory,
-        overcommit: false,
+        ..Config::new(shape, 4, 160, 64)
     }
 }
 
