@@ -230,7 +230,7 @@ impl Geometry {
         self.shape.layers + self.shape.draft_layers
     }
 
-    /// Layers that have an indexer, and so index keys: the first of each group, and all draft layers.
+    /// Layers that have an indexer, and so index keys: the first of each of the shape's groups, and all draft layers.
     pub const fn index_layers(&self) -> u32 {
         let Shape { layers, draft_layers, lone_layers, group_layers, .. } = self.shape;
         let size = if group_layers > 1 { group_layers } else { 1 };
@@ -416,7 +416,10 @@ impl Geometries {
             [] => vec![geometry; count],
             rows if rows.len() == count => rows
                 .iter()
-                .map(|runs| Geometry::new(Shape { runs: *runs, ..shape }))
+                .zip(0_u32..)
+                .map(|(runs, layer)| {
+                    Geometry::new(Shape { runs: *runs, ..shape }).map_err(|error| error.with("layer", layer))
+                })
                 .collect::<Result<_>>()?,
             rows => {
                 return Err(Error::new(Kind::InvalidConfig, "geometry")

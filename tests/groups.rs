@@ -18,9 +18,10 @@ use device::TestDevice;
 use forebay::device::descriptor::LayerCount;
 use forebay::device::host::HostOptions;
 use forebay::device::{Device, Slice, Stream};
+use forebay::overlap::{EngineCall, Overlap, OverlapStreams};
 use forebay::{
     Accepted, BatchRow, BringUp, Budget, Buffers, Cache, Config, Error, IndexGroup, Kind, Layer, LayerCall,
-    Memory, MicroBatch, Open, Sequence, Shape, Slots, Streams, WarmUp,
+    Layers, Memory, MicroBatch, Open, Sequence, Shape, Slots, Streams, WarmUp,
 };
 use forgets::{Call, Forgets};
 
@@ -403,6 +404,44 @@ fn a_layer_that_another_one_selects_for_has_no_resolve_and_no_index_keys() {
     e.cache.finish(&mut step, e.stream).unwrap();
     e.settle();
     assert!(e.cache.retire(step, e.stream).is_err());
+}
+
+/// An engine that enqueues nothing: its selection is in the buffer.
+struct Idle;
+
+impl forebay::overlap::Engine for Idle {
+    fn enqueue(&mut self, _: &EngineCall, _: Stream) -> forebay::Result<()> {
+        Ok(())
+    }
+}
+
+/// The schedule resolves a group in its first layer, also for layers that the engine gathers itself.
+#[test]
+fn a_first_layer_of_the_schedule_resolves_for_layers_that_the_engine_calls() {
+    let mut e = Engine::new(config(), TestDevice::new(HostOptions::default()));
+    e.start(200, 40, BringUp::Nothing);
+    let rows = [BatchRow { sequence: e.own[0].handle, accepted: Accepted::Rows(0), query_rows: 1 }];
+    let mut step = e.cache.prepare(MicroBatch(0), 1, &rows, None, e.stream).unwrap();
+    let part = |slice: Slice| slice.part(0, 4 * u64::from(K)).unwrap();
+    let buffers = Buffers { selection: part(e.selection), slots: part(e.slots), split_indices: None };
+    let picks: Vec<u8> = (0..K).flat_map(|position| position.to_le_bytes()).collect();
+    e.device.write(buffers.selection, &picks).unwrap();
+    let own = e.stream;
+    let streams = OverlapStreams { compute: own, resolve: own, gather: own, scatter: own };
+    let layers = Layers { streams, batch: 1, half: 1, buffers };
+    for layer in 0..LAYERS {
+        let call = LayerCall::whole(Layer(layer));
+        if layer == 1 {
+            e.cache.overlap(&mut step, Layer(1), None, Overlap::None, &layers, &mut Idle).unwrap();
+            continue;
+        }
+        e.cache.layer(&step, call, Streams { resolve: own, gather: own }, buffers).unwrap();
+        e.cache.scatter(&step, call, own).unwrap();
+    }
+    e.cache.finish(&mut step, own).unwrap();
+    e.settle();
+    let counts = e.cache.retire(step, own).unwrap().total();
+    assert_eq!(counts, (0, u64::from(K * LAYERS)));
 }
 
 #[test]

@@ -168,7 +168,7 @@ const GOOD: [(&str, &str); 24] = [
     ("--json", "out - /dev/null"),
     ("--link", "pcie4 pcie5 37GB/s"),
     ("--misses", "misses"),
-    ("--model", "deepseek-v3.2 glm-9"),
+    ("--model", "deepseek-v3.2 glm-5.2"),
     ("--mtp", "1 2 4"),
     ("--output", "made -"),
     ("--overlap", "none da dba best"),

@@ -222,13 +222,13 @@ pub unsafe extern "C" fn fb_layer(
 }
 
 /// Calls fb_layer for every layer, draft layers included. It is for replays and tests, which have all selections
-/// beforehand. `selection` and `slots` are `[layers][batch rows][query rows][top_k]`. All layers use the same scratch
-/// slots, so after this call these hold rows of the last layer only. If an earlier layer might need a scratch slot, the
-/// call therefore returns FB_INVALID_CONFIG and enqueues nothing. No layer needs one if each sequence of the step has a
-/// budget of at least query rows x top_k slots, or of a slot for each token of its prompt, its promised tokens and the
-/// allowance for rows in flight (the cache's `query_rows` x `steps_in_flight`), or if the cache has residency_only set.
-/// If another error stops the call at a layer, the layers before it are enqueued: abandon the step (fb_abandon), or
-/// continue with fb_layer.
+/// beforehand. `selection` and `slots` are `[index_groups of fb_info][batch rows][query rows][top_k]`: for each layer
+/// that selects. All layers use the same scratch slots, so after this call these hold rows of the last layer only. If
+/// an earlier layer might need a scratch slot, the call therefore returns FB_INVALID_CONFIG and enqueues nothing. No
+/// layer needs one if each sequence of the step has a budget of at least query rows x top_k slots, or of a slot for
+/// each token of its prompt, its promised tokens and the allowance for rows in flight (the cache's `query_rows` x
+/// `steps_in_flight`), or if the cache has residency_only set. If another error stops the call at a layer, the layers
+/// before it are enqueued: abandon the step (fb_abandon), or continue with fb_layer.
 ///
 /// # Safety
 /// As fb_layer.
@@ -245,7 +245,8 @@ pub unsafe extern "C" fn fb_layers(
         let imports = Imports::of(&cache.cache, cache.device());
         imports.check_one_wave()?;
         let words = imports.words(step.rows(), step.query_rows())?;
-        let all = words.checked_mul(cache.layers() as u64).ok_or_else(|| overflow("layers"))?;
+        let groups = cache.cache.geometries().groups().len() as u64;
+        let all = words.checked_mul(groups).ok_or_else(|| overflow("layers"))?;
         // SAFETY: this call's contract.
         let (selection, slots) = unsafe { imports.pair_of(selection, slots, all) }?;
         let stream = cast::stream(stream);
@@ -253,10 +254,11 @@ pub unsafe extern "C" fn fb_layers(
     })
 }
 
-/// Resolves the selection of a range of a step. The caller must call fb_gather for these batch rows before the next
-/// resolve of any of them, in any layer, and order it after this resolve: on the same stream, or by fb_stream_order.
-/// The gather must also be ordered before the attention that reads the fetched rows; attention over index list 0 may
-/// run before it. A step in which missed rows were not gathered fails.
+/// Resolves the selection of a range of a step. FB_OUT_OF_RANGE for a layer that another one selects for
+/// (`group_layers` of fb_cache_config): it only gathers. The caller must call fb_gather for these batch rows before
+/// the next resolve of any of them, in any layer, and order it after this resolve: on the same stream, or by
+/// fb_stream_order. The gather must also be ordered before the attention that reads the fetched rows; attention over
+/// index list 0 may run before it. A step in which missed rows were not gathered fails.
 ///
 /// # Safety
 /// `range` and `buffers` state their real sizes. The device may use the buffers until the stream has passed this call.
@@ -290,6 +292,9 @@ pub unsafe extern "C" fn fb_resolve(
 
 /// Fetches the rows that the last resolve of this range missed; with several attention waves, only the rows of wave
 /// `attention_wave`, from 0. Attention that is ordered after this call may read the slots.
+/// In a layer that another one selects for (`group_layers` of fb_cache_config) the resolve is that of the group's first
+/// layer. There, order this call after the attention of the layer before, which may still read the scratch slots that
+/// it fills.
 ///
 /// # Safety
 /// `range` states its real size.

@@ -191,10 +191,11 @@ impl Cache {
         calls.resolve(call, members.len() as u32, stream, buffers)
     }
 
-    /// Gather (G) of one layer, for an engine that called [`Cache::resolve`]: copies the rows that the last resolve of
-    /// these batch rows missed into their slots. With several attention waves
-    /// ([`Config::attention_waves`](crate::Config)) it copies only the rows of wave `wave`. Attention may read the
-    /// slots after G. With [`Config::residency_only`](crate::Config) the call does nothing.
+    /// Gather (G) of one layer, for an engine that called [`Cache::resolve`]: copies the rows that the last resolve
+    /// of these batch rows missed into their slots. In a layer that another one selects for, order G after the
+    /// attention of the layer before, which may still read the scratch slots that G fills. With several attention
+    /// waves ([`Config::attention_waves`](crate::Config)) it copies only the rows of wave `wave`. Attention may read
+    /// the slots after G. With [`Config::residency_only`](crate::Config) the call does nothing.
     ///
     /// # Errors
     /// As [`Cache::resolve`].
@@ -218,12 +219,14 @@ impl Cache {
     /// Resolve (R), then gather (G), of one layer, each on its stream, with an event between them. Call
     /// [`Cache::scatter`] after the engine has written the new rows (P). This is the usual way to run a layer;
     /// `examples/decode_loop.rs` uses it. In a layer that another one selects for, it gathers only, and `buffers` are
-    /// not used: the slots are those of the group's first layer. For special needs see [`Cache::resolve`],
+    /// not used: the slots are those of the group's first layer. There `streams.resolve` must be ordered after the
+    /// attention of the layer before, because no selection does that. For special needs see [`Cache::resolve`],
     /// [`Cache::overlap`], [`Cache::overlap_steps`], [`Cache::capture`], [`Cache::capture_into`] and [`Cache::layers`].
     ///
     /// # Errors
     /// As [`Cache::resolve`].
     pub fn layer(&self, step: &Step, call: LayerCall, streams: Streams, buffers: Buffers) -> Result<()> {
+        self.check_step(step, call.layer)?;
         if self.geometry.first_of(call.layer.index()) == call.layer.index() {
             self.resolve(step, call, streams.resolve, buffers)?;
         }

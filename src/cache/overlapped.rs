@@ -7,7 +7,7 @@
 //! this micro-batch. The engine truncates or closes them. Retiring the step returns an error.
 
 use crate::cache::Cache;
-use crate::device::Stream;
+use crate::device::{StepRange, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{Layer, MicroBatch};
 use crate::overlap::{Engine, Overlap, OverlapStreams, Run, enqueue_layer, enqueue_step};
@@ -71,7 +71,17 @@ impl Cache {
         enqueue_layer(&*self.device, self.pools, &run, layer, draft_pass, overlap, engine)?;
         let all = QueryRange { first: 0, count: step.query_rows };
         let rows = draft_pass.map_or(all, |draft_pass| QueryRange { first: draft_pass, count: 1 });
-        self.ring.slot(step)?.enqueued.scheduled(layer.0, rows);
+        let enqueued = &self.ring.slot(step)?.enqueued;
+        enqueued.scheduled(layer.0, rows);
+        let members = self.geometry.members(self.geometry.group_of(layer.index()));
+        if members.start == layer.index() {
+            // Its resolve is also that of the layers that it selects for.
+            for layer in members.skip(1).map(|member| Layer(member as u32)) {
+                let range =
+                    StepRange { micro_batch: step.micro_batch, layer, first: 0, count: step.rows, rows };
+                enqueued.resolved(&range, step.rows);
+            }
+        }
         step.end_layers();
         Ok(())
     }

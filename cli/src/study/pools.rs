@@ -173,6 +173,9 @@ fn config(header: &Header, shape: &Shape, setting: Setting, slots: &[u32]) -> Co
         runs: [4, 0],
         host_stride: 4,
         device_block_align: 1,
+        // A trace has a selection for each of its layers.
+        lone_layers: 0,
+        group_layers: 0,
         ..*shape
     };
     // The last step's rows are in flight beyond the promised tokens.

@@ -470,7 +470,7 @@ class Cache:
         """A layer's index keys, which the engine writes and reads: uint8 `[pages, page_tokens, key bytes]`, as `slab`.
 
         Raises:
-            OutOfRange: no such layer, or a model without index keys.
+            OutOfRange: no such layer, one that another layer selects for, or a model without index keys.
         """
         address, count = ffi.new("void **"), ffi.new("uint64_t *")
         check(lib.fb_index_keys(self._pointer, index(layer, "layer"), address, count), self._pointer)

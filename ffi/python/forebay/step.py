@@ -176,7 +176,9 @@ class Step:
             layer: the layer.
             selection: int32 `[rows, query rows, top_k]` on the cache's device: token positions, -1 for none; or
                 `Buffers`, without `slots`.
-            slots: the same shape: receives the slots in the layer's slab, -1 for none.
+            slots: the same shape: receives the slots in the layer's slab, -1 for none. In a layer that another one
+                selects for (`Shape.group_layers`) the call gathers only and writes no slots: attention reads those of
+                the group's first layer.
             stream: see the class.
 
         Raises:
@@ -212,14 +214,15 @@ class Step:
         is `residency_only`.
 
         Args:
-            selection, slots: int32 `[layers, rows, query rows, top_k]`, draft layers last.
+            selection, slots: int32 `[index groups, rows, query rows, top_k]`: for each layer that selects, draft layers
+                last.
 
         Raises:
             InvalidConfig: an earlier layer might need scratch slots. Call `layer` for each layer, with its attention
                 before the next. Nothing was enqueued. Other errors: as `layer`.
         """
         on = self._stream if stream is None else self.cache.device.stream_of(stream)
-        shape = (self.cache.info.layers, *self._shape)
+        shape = (self.cache.info.index_groups, *self._shape)
         read = words(selection, "selection", shape, self._place, False)
         written = words(slots, "slots", shape, self._place, True)
         held = (selection, slots, read, written)

@@ -318,3 +318,19 @@ def test_layers_that_share_a_selection_have_one_budget(make: Make) -> None:
     assert forebay.Shape.preset("glm-5.2").group_layers == 4
     with pytest.raises(forebay.InvalidArgument, match="group_layers"):
         make(shape=forebay.Shape(layers=4, row_bytes=(16, 0), top_k=4, group_layers=-1))
+    sequence = cache.open(prompt=20)
+    rows = np.arange(20 * 16, dtype=np.uint8).reshape(20, 16)
+    for layer in range(4):
+        sequence.append(layer, rows + layer)
+    sequence.join(warm_up=np.zeros((3, 1, 4), np.int32))
+    selection = np.full((3, 1, 1, 4), 5, np.int32)
+    slots = np.empty_like(selection)
+    with cache.prepare([(sequence, 0, 1)]) as step:
+        step.layers(selection, slots)
+        for layer in range(4):
+            step.scatter(layer)
+    for layer, group in enumerate((0, 1, 2, 2)):
+        slot = int(slots[group, 0, 0, 0])
+        assert np.array_equal(cache.slab(layer)[slot // 64, slot % 64], rows[5] + layer), layer
+    with pytest.raises(forebay.OutOfRange):
+        cache.index_keys(3)

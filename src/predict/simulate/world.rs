@@ -81,9 +81,10 @@ impl World {
         World::build(setup, batch, *setup.shape(), record)
     }
 
-    /// For a step of some layers only.
+    /// For a step of some layers only, each of which selects for itself.
     pub fn of_layers(setup: &Setup, batch: &Batch, layers: u32) -> Result<World> {
-        World::build(setup, batch, Shape { layers, draft_layers: 0, ..*setup.shape() }, false)
+        let shape = Shape { layers, draft_layers: 0, lone_layers: 0, group_layers: 0, ..*setup.shape() };
+        World::build(setup, batch, shape, false)
     }
 
     fn build(setup: &Setup, batch: &Batch, mut shape: Shape, record: bool) -> Result<World> {

@@ -157,8 +157,7 @@ static __device__ bool can_resolve(const Layer& layer, const Pools& pools, const
 }
 
 // Of the batch row's first thread: its list begins anew, and its query rows count as resolved in every layer of the
-// group. `wrong` is what was not
-// gathered of the list before.
+// group. `wrong` is what was not gathered of the list before.
 static __device__ void begin_row(const ResolveArgs& args, u32 row, const StepHead& head, const Entry& entry,
                                  u32 wrong) {
     List& list = at<List>(args.micro.lists)[row];
