@@ -18,7 +18,7 @@ use forebay::overlap::{Engine, EngineCall, Overlap, OverlapStreams};
 use forebay::{
     Accepted, BringUp, Budget, Buffers, Cache, Captured, Config, Layer, LayerCall, Layers, Memory, MicroBatch,
 };
-use forebay::{BatchRow, Open, SLOT_BLOCK, Sequence, Shape, Slots, Streams, WarmUp};
+use forebay::{BatchRow, Open, SLOT_BLOCK, Sequence, Shape, Share, ShareBy, Slots, Streams, WarmUp};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -114,7 +114,7 @@ impl Engine for Idle {
 }
 
 impl Loop {
-    fn new(device: Arc<TestDevice>) -> Loop {
+    fn new(device: Arc<TestDevice>, share: Option<Share>) -> Loop {
         let shape = Shape {
             layers: LAYERS,
             draft_layers: 1,
@@ -126,7 +126,7 @@ impl Loop {
         let memory = Memory { huge: false, populate: true, lock: false, node: None };
         // Two blocks more than the sequences take at their opening.
         let slots = Slots::Uniform((BATCH + 2) * SLOT_BLOCK);
-        let config = Config { query_rows: 2, memory, slots, ..Config::new(shape, BATCH, 2000, 40) };
+        let config = Config { query_rows: 2, memory, slots, share, ..Config::new(shape, BATCH, 2000, 40) };
         let [main, gather] = [0, 1].map(|_| device.stream().unwrap());
         let bytes = u64::from(BATCH * 2 * K * 4);
         let mut cache = Cache::new(config, device.device()).unwrap();
@@ -228,6 +228,12 @@ impl Loop {
         let calls = counted(|| (4..4 + steps).for_each(|number| self.step(number)));
         let misses = self.misses - before;
         let stats = self.cache.stats();
+        if self.cache.config().share.is_some() {
+            assert!(
+                stats.slots_in_use == u64::from((LAYERS + 1) * (BATCH + 2) * SLOT_BLOCK) && stats.resizes > 0
+            );
+            return calls;
+        }
         assert_eq!(stats.resizes, u64::from(4 + steps));
         assert!(stats.moved_rows > u64::from(steps), "rows must move: {stats:?}");
         assert!(misses > u64::from(16 * steps), "the steps must fetch: {misses} misses");
@@ -235,8 +241,12 @@ impl Loop {
         calls
     }
 
-    /// The sequences in turn get the free blocks between two steps, and give them up after the next one.
+    /// The sequences in turn get the free blocks between two steps, and give them up after the next one. A cache that
+    /// shares its slots does it by itself: it divides them in every prepare.
     fn resize(&mut self, number: u32) {
+        if self.cache.config().share.is_some() {
+            return;
+        }
         let sequence = self.sequences[(number / 2 % BATCH) as usize];
         let slots = [3 * SLOT_BLOCK, 40][number as usize % 2];
         let stream = [self.streams.resolve, self.streams.gather][number as usize / 6 % 2];
@@ -289,7 +299,7 @@ fn on_the_cuda_device() {
         return;
     }
     for (seed, captured) in [(None, false), (None, true), (Some(7), true)] {
-        let mut decode = Loop::new(TestDevice::cuda(&HostOptions::default(), seed).unwrap());
+        let mut decode = Loop::new(TestDevice::cuda(&HostOptions::default(), seed).unwrap(), None);
         if captured {
             decode.capture();
         }
@@ -346,8 +356,14 @@ fn p6_a_step_allocates_and_frees_nothing() {
         HostOptions { threaded: true, ..HostOptions::default() },
         HostOptions { threaded: true, queue: 1, ..HostOptions::default() },
     ] {
-        assert_eq!(Loop::new(TestDevice::host(options)).warm_steps(60), 0, "{options:?}");
+        assert_eq!(Loop::new(TestDevice::host(options), None).warm_steps(60), 0, "{options:?}");
     }
+    let share = Share { by: ShareBy::Misses, every: 1, ..Share::default() };
+    assert_eq!(
+        Loop::new(TestDevice::host(HostOptions::default()), Some(share)).warm_steps(60),
+        0,
+        "{share:?}"
+    );
     #[cfg(feature = "cuda")]
     on_the_cuda_device();
 

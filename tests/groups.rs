@@ -21,7 +21,7 @@ use forebay::device::{Device, Slice, Stream};
 use forebay::overlap::{EngineCall, Overlap, OverlapStreams};
 use forebay::{
     Accepted, BatchRow, BringUp, Budget, Buffers, Cache, Config, Error, IndexGroup, Kind, Layer, LayerCall,
-    Layers, Memory, MicroBatch, Open, Sequence, Shape, Slots, Streams, WarmUp,
+    Layers, Memory, MicroBatch, Open, Sequence, Shape, Slots, Step, Streams, WarmUp,
 };
 use forgets::{Call, Forgets};
 
@@ -378,6 +378,20 @@ fn groups_that_the_configuration_names_are_those_of_the_shape() {
     assert_eq!((named.counts, named.digests), (host.counts, host.digests));
 }
 
+impl Engine {
+    /// A step of one query row of the first sequence, which selects its first rows in every layer.
+    fn begin(&mut self) -> (Step, Buffers) {
+        let rows = [BatchRow { sequence: self.own[0].handle, accepted: Accepted::Rows(0), query_rows: 1 }];
+        let step = self.cache.prepare(MicroBatch(0), 1, &rows, None, self.stream).unwrap();
+        let part = |slice: Slice| slice.part(0, 4 * u64::from(K)).unwrap();
+        let buffers =
+            Buffers { selection: part(self.selection), slots: part(self.slots), split_indices: None };
+        let picks: Vec<u8> = (0..K).flat_map(|position| position.to_le_bytes()).collect();
+        self.device.write(buffers.selection, &picks).unwrap();
+        (step, buffers)
+    }
+}
+
 fn refused(error: Error) -> (Kind, String) {
     (error.kind(), error.place().to_owned())
 }
@@ -386,10 +400,7 @@ fn refused(error: Error) -> (Kind, String) {
 fn a_layer_that_another_one_selects_for_has_no_resolve_and_no_index_keys() {
     let mut e = Engine::new(config(), TestDevice::new(HostOptions::default()));
     e.start(40, 40, BringUp::Whole);
-    let rows = [BatchRow { sequence: e.own[0].handle, accepted: Accepted::Rows(0), query_rows: 1 }];
-    let mut step = e.cache.prepare(MicroBatch(0), 1, &rows, None, e.stream).unwrap();
-    let part = |slice: Slice| slice.part(0, 4 * u64::from(K)).unwrap();
-    let buffers = Buffers { selection: part(e.selection), slots: part(e.slots), split_indices: None };
+    let (mut step, buffers) = e.begin();
     let follows = (Kind::OutOfRange, "a layer that another one selects for".to_owned());
     for layer in [2, 3] {
         let error = e.cache.resolve(&step, LayerCall::whole(Layer(layer)), e.stream, buffers).unwrap_err();
@@ -420,12 +431,7 @@ impl forebay::overlap::Engine for Idle {
 fn a_first_layer_of_the_schedule_resolves_for_layers_that_the_engine_calls() {
     let mut e = Engine::new(config(), TestDevice::new(HostOptions::default()));
     e.start(200, 40, BringUp::Nothing);
-    let rows = [BatchRow { sequence: e.own[0].handle, accepted: Accepted::Rows(0), query_rows: 1 }];
-    let mut step = e.cache.prepare(MicroBatch(0), 1, &rows, None, e.stream).unwrap();
-    let part = |slice: Slice| slice.part(0, 4 * u64::from(K)).unwrap();
-    let buffers = Buffers { selection: part(e.selection), slots: part(e.slots), split_indices: None };
-    let picks: Vec<u8> = (0..K).flat_map(|position| position.to_le_bytes()).collect();
-    e.device.write(buffers.selection, &picks).unwrap();
+    let (mut step, buffers) = e.begin();
     let own = e.stream;
     let streams = OverlapStreams { compute: own, resolve: own, gather: own, scatter: own };
     let layers = Layers { streams, batch: 1, half: 1, buffers };
@@ -448,13 +454,8 @@ fn a_first_layer_of_the_schedule_resolves_for_layers_that_the_engine_calls() {
 fn a_gather_that_a_layer_of_a_group_lacks_is_missed_at_the_end() {
     let mut e = Engine::new(config(), TestDevice::new(HostOptions::default()));
     e.start(200, 40, BringUp::Nothing);
-    let rows = [BatchRow { sequence: e.own[0].handle, accepted: Accepted::Rows(0), query_rows: 1 }];
-    let mut step = e.cache.prepare(MicroBatch(0), 1, &rows, None, e.stream).unwrap();
-    let part = |slice: Slice| slice.part(0, 4 * u64::from(K)).unwrap();
-    let buffers = Buffers { selection: part(e.selection), slots: part(e.slots), split_indices: None };
+    let (mut step, buffers) = e.begin();
     let streams = Streams { resolve: e.stream, gather: e.stream };
-    let picks: Vec<u8> = (0..K).flat_map(|position| position.to_le_bytes()).collect();
-    e.device.write(buffers.selection, &picks).unwrap();
     for layer in 0..LAYERS {
         let call = LayerCall::whole(Layer(layer));
         if layer != 2 {

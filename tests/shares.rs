@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use device::TestDevice;
 use forebay::device::host::HostOptions;
-use forebay::device::{Slice, Stream};
+use forebay::device::{Outcome, Slice, Stream};
 use forebay::{
     Accepted, BatchRow, BringUp, Budget, Cache, Config, Kind, Memory, MicroBatch, Open, Sequence, Shape,
     Share, ShareBy, Slots, Step, Streams, WarmUp,
@@ -536,6 +536,14 @@ fn a_failed_sequence_keeps_its_slots_until_it_is_truncated() {
     e.run(3);
 }
 
+/// An engine, on a device whose streams run later or at once, a stream of its own, and a sequence that has not joined.
+fn with_a_third(later: bool) -> (Engine, Stream, Sequence) {
+    let mut e = if later { Engine::threaded(config(share())) } else { Engine::new(config(share())) };
+    let other = e.device.stream().unwrap();
+    let third = e.open(1_500, 100, 256, BringUp::Nothing).unwrap();
+    (e, other, third)
+}
+
 /// A lone sequence whose growth to all slots is enqueued on a stream of its own.
 fn grown_on(e: &mut Engine, stream: Stream) -> Sequence {
     let own = e.start(1_500, 100);
@@ -552,9 +560,7 @@ fn grown_on(e: &mut Engine, stream: Stream) -> Sequence {
 #[test]
 fn a_join_whose_slots_are_still_being_resized_is_made_later() {
     let digests = [false, true].map(|waits| {
-        let mut e = if waits { Engine::threaded(config(share())) } else { Engine::new(config(share())) };
-        let other = e.device.stream().unwrap();
-        let third = e.open(1_500, 100, 256, BringUp::Nothing).unwrap();
+        let (mut e, other, third) = with_a_third(waits);
         let device = e.device.clone();
         let held = waits.then(|| device.hold(other));
         grown_on(&mut e, other);
@@ -579,9 +585,7 @@ fn a_join_whose_slots_are_still_being_resized_is_made_later() {
 #[test]
 fn the_slots_of_a_closed_sequence_are_free_while_its_resize_is_in_flight() {
     let digests = [false, true].map(|waits| {
-        let mut e = if waits { Engine::threaded(config(share())) } else { Engine::new(config(share())) };
-        let other = e.device.stream().unwrap();
-        let third = e.open(1_500, 100, 256, BringUp::Nothing).unwrap();
+        let (mut e, other, third) = with_a_third(waits);
         let device = e.device.clone();
         let held = waits.then(|| device.hold(other));
         let own = grown_on(&mut e, other);
@@ -605,4 +609,46 @@ fn the_slots_of_a_closed_sequence_are_free_while_its_resize_is_in_flight() {
         e.cache.budgets_digest()
     });
     assert_eq!(digests[0], digests[1]);
+}
+
+/// A sequence without steps cannot be resized, since nothing shows that the device has run its last resize. The others
+/// get what it leaves, and then nothing is left to do.
+#[test]
+fn an_idle_sequence_keeps_its_slots_and_the_others_have_the_rest() {
+    let mut e = Engine::new(config(share()));
+    let idle = e.start(1_500, 100);
+    e.step();
+    let [second, third] = [e.start(1_500, 100), e.start(1_500, 400)];
+    e.run(3);
+    e.lengths.retain(|(own, _)| *own != idle);
+    let fourth = e.start(1_500, 100);
+    e.run(3);
+    let kept = e.cache.budgets(idle).unwrap()[0];
+    [second, fourth].into_iter().for_each(|own| e.close(own));
+    e.run(3);
+    assert_eq!((e.cache.budgets(idle).unwrap()[0], e.cache.budgets(third).unwrap()[0]), (kept, POOL - kept));
+    let resizes = e.cache.stats().resizes;
+    assert_eq!(e.cache.share_slots(e.stream).unwrap(), 0);
+    e.run(20);
+    assert_eq!(e.cache.stats().resizes, resizes);
+    // Its next step shows it, and the division is even again.
+    e.lengths.push((idle, 1_500));
+    e.run(3);
+    assert_eq!(e.cache.budgets(idle).unwrap()[0], POOL / 2);
+}
+
+#[test]
+fn a_sequence_that_was_truncated_asks_for_slots_again_as_it_grows() {
+    let mut e = Engine::new(config(Share { by: ShareBy::Length, ..share() }));
+    let own = e.start(600, 1_000);
+    e.run(400);
+    let ticket = e.cache.truncate(own, 40, e.stream).unwrap();
+    e.settle();
+    assert_eq!(ticket.poll(), Some(Outcome::Done));
+    e.start(350, 450);
+    for _ in 0..200 {
+        e.step();
+    }
+    let length = e.cache.length(own).unwrap();
+    assert!(e.budgets()[0] > length.committed, "{length:?}: {:?}", e.budgets());
 }

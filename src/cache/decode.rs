@@ -226,9 +226,10 @@ impl Cache {
     /// # Errors
     /// As [`Cache::resolve`].
     pub fn layer(&self, step: &Step, call: LayerCall, streams: Streams, buffers: Buffers) -> Result<()> {
-        self.check_step(step, call.layer)?;
-        if self.geometry.first_of(call.layer.index()) == call.layer.index() {
-            self.resolve(step, call, streams.resolve, buffers)?;
+        match self.geometry.first_of(call.layer.index()) == call.layer.index() {
+            true => self.resolve(step, call, streams.resolve, buffers)?,
+            // Nothing below may be enqueued for a layer or a step that does not exist.
+            false => self.check_step(step, call.layer).map(drop)?,
         }
         let schedule = &self.schedules[step.micro_batch.index()];
         schedule.resolved(&*self.device, streams.resolve, streams.gather)?;
