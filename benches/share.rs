@@ -6,6 +6,7 @@
 
 #[path = "support/clock.rs"]
 mod clock;
+#[allow(dead_code, reason = "no side can fail, and none is compared with another")]
 #[path = "support/race.rs"]
 mod race;
 
