@@ -148,8 +148,9 @@ fn prices() -> Result<Prices> {
     let misses = vec![0.0, 4.0, 8.0, 16.0, 32.0, 64.0];
     let mut decode = Decode::new()?;
     let mut least = f64::INFINITY;
-    let mut exposed = [const { Vec::new() }; 3];
-    for (times, order) in exposed.iter_mut().zip(Overlap::ALL) {
+    // Each layer selects for itself, so none can run ahead.
+    let mut exposed = [const { Vec::new() }; 4];
+    for (times, order) in exposed.iter_mut().zip(Overlap::FIRST) {
         for rows in &misses {
             let (ns, _) = decode.step(&all(order), &[*rows; LAYERS as usize])?;
             times.push(ns / f64::from(LAYERS));
@@ -167,7 +168,7 @@ fn all(order: Overlap) -> [Overlap; LAYERS as usize] {
 
 /// Runs the decode with a chooser between the steps: returns each step's nanoseconds and orders.
 fn adaptive(counts: &[Vec<LayerCount>], misses: &[Vec<f64>]) -> Result<Vec<(f64, Vec<Overlap>)>> {
-    let tables = Overlap::ALL.map(|order| Table::fixed(LAYERS, order)).to_vec();
+    let tables = Overlap::FIRST.map(|order| Table::fixed(LAYERS, order)).to_vec();
     let bucket = Bucket { batch: ROWS, prices: prices()?, tables };
     let hysteresis = Hysteresis { smoothing: 0.3, share: 0.05, least_ns: 1_000.0, steps: 4 };
     let mut chooser = Chooser::new(vec![bucket], 4, hysteresis)?;
@@ -199,7 +200,7 @@ fn main() -> Result<()> {
     // By decode and step: the microseconds above a step without misses in the order none.
     let exposed_us = |ns: f64| (ns - bare_ns) / 1e3;
     let mut exposed = Vec::new();
-    for order in Overlap::ALL {
+    for order in Overlap::FIRST {
         let mut decode = Decode::new()?;
         let steps = counts.iter().zip(&misses).map(|(known, misses)| {
             let (ns, found) = decode.step(&all(order), misses)?;
@@ -214,7 +215,7 @@ fn main() -> Result<()> {
     println!("  steps  misses  none  da dba  exposed us: chooser    none      da     dba");
     for last in (LINE..=STEPS as usize).step_by(LINE) {
         let orders = &chosen[last - 1].1;
-        let [a, b, c] = Overlap::ALL.map(|order| orders.iter().filter(|own| **own == order).count());
+        let [a, b, c] = Overlap::FIRST.map(|order| orders.iter().filter(|own| **own == order).count());
         let mean = |us: &Vec<f64>| us[last - LINE..last].iter().sum::<f64>() / LINE as f64;
         let [none, da, dba, own] = [0, 1, 2, 3].map(|decode| mean(&exposed[decode]));
         let (first, misses) = (last + 1 - LINE, misses[last - 1].iter().sum::<f64>());

@@ -47,7 +47,7 @@ fn main() -> forebay::Result<()> {
     let buffers = Buffers { selection: words(64)?, slots: words(64)?, split_indices };
     let layers = Layers { streams, batch: 1, half: 0, buffers };
 
-    for order in Overlap::ALL {
+    for order in Overlap::FIRST {
         let open =
             Open { prompt: 1000, promised: 100, budget: Budget::Slots(128), bring_up: BringUp::Nothing };
         let sequence = cache.open(&open)?;

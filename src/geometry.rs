@@ -104,6 +104,18 @@ impl Shape {
     }
 }
 
+impl Shape {
+    /// The layer that selects for `layer`, and the number of layers of their group, as this shape names them.
+    pub const fn group_of(&self, layer: u32) -> (u32, u32) {
+        if layer < self.lone_layers || layer >= self.layers || self.group_layers < 2 {
+            return (layer, 1);
+        }
+        let first = layer - (layer - self.lone_layers) % self.group_layers;
+        let left = self.layers - first;
+        (first, if left < self.group_layers { left } else { self.group_layers })
+    }
+}
+
 /// Layers that share a selection (GLM-5.2's IndexShare; in vLLM `SparseMLAIndexGroup`). Only the first layer has an
 /// indexer and index keys. All of them have the same rows resident, in slots of the same numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -334,16 +346,12 @@ impl From<Geometry> for Geometries {
 
 /// The groups that a shape names.
 fn groups_of(shape: &Shape) -> Vec<IndexGroup> {
-    let mut groups = Vec::new();
-    let mut first = 0;
-    while first < shape.layers + shape.draft_layers {
-        let grouped = first >= shape.lone_layers && first < shape.layers;
-        let layers = if grouped { shape.group_layers.clamp(1, shape.layers - first) } else { 1 };
-        groups.push(IndexGroup { first, layers, top_k: shape.top_k });
-        first += layers;
-    }
-    groups
+    let all = (0..shape.layers + shape.draft_layers).map(|layer| (layer, shape.group_of(layer)));
+    let firsts = all.filter(|(layer, (first, _))| layer == first);
+    firsts.map(|(_, (first, layers))| IndexGroup { first, layers, top_k: shape.top_k }).collect()
 }
+
+const NAME_ALL: &str = "name every layer; one that selects alone is a group of one";
 
 /// Checks groups that the engine names, and adds those of draft layers that it left out.
 fn checked_groups(shape: &Shape, given: &[IndexGroup]) -> Result<Vec<IndexGroup>> {
@@ -366,11 +374,7 @@ fn checked_groups(shape: &Shape, given: &[IndexGroup]) -> Result<Vec<IndexGroup>
             return invalid("groups overlap", group, "name each layer in one group, in ascending order");
         }
         if group.first > next {
-            return invalid(
-                "a layer in no group",
-                group,
-                "name every layer; one that selects alone is a group of one",
-            );
+            return invalid("a layer in no group", group, NAME_ALL);
         }
         if group.layers > GROUP_MAX || end > all {
             return invalid(
@@ -390,11 +394,7 @@ fn checked_groups(shape: &Shape, given: &[IndexGroup]) -> Result<Vec<IndexGroup>
     }
     if next < shape.layers {
         let missing = IndexGroup { first: next, layers: 0, top_k: 0 };
-        return invalid(
-            "a layer in no group",
-            &missing,
-            "name every layer; one that selects alone is a group of one",
-        );
+        return invalid("a layer in no group", &missing, NAME_ALL);
     }
     groups.extend((next..all).map(|first| IndexGroup { first, layers: 1, top_k: shape.top_k }));
     Ok(groups)

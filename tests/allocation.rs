@@ -324,7 +324,7 @@ fn counted_call(device: &dyn Device) -> u64 {
 
 /// A chooser with room for two tables, at misses that need more.
 fn chooser() -> Chooser {
-    let orders = [vec![0.0, 90_000.0], vec![5000.0, 50_000.0], vec![20_000.0, 30_000.0]];
+    let orders = [vec![0.0, 90_000.0], vec![5000.0, 50_000.0], vec![20_000.0, 30_000.0], Vec::new()];
     let prices = Prices::new(vec![0.0, 100.0], vec![orders]).unwrap();
     let bucket = Bucket { batch: 8, prices, tables: vec![Table::fixed(2, Overlap::None)] };
     let hysteresis = Hysteresis { smoothing: 0.5, share: 0.05, least_ns: 100.0, steps: 3 };

@@ -113,7 +113,7 @@ struct Run {
 /// The tables to capture: each order alone, and one that mixes them.
 fn tables() -> Vec<Vec<Overlap>> {
     let mixed = vec![Overlap::Dba, Overlap::None, Overlap::Da, Overlap::Da];
-    Overlap::ALL.iter().map(|order| vec![*order; ALL as usize]).chain([mixed]).collect()
+    Overlap::FIRST.iter().map(|order| vec![*order; ALL as usize]).chain([mixed]).collect()
 }
 
 /// The same, but the ordinary layers share a selection, and their rows differ in size.

@@ -22,6 +22,9 @@ pub const FB_OVERLAP_NONE: u32 = 0;
 pub const FB_OVERLAP_DA: u32 = 1;
 /// In addition to FB_OVERLAP_DA, the indexer of the second half of the batch hides the gather.
 pub const FB_OVERLAP_DBA: u32 = 2;
+/// The layers before hide the gather. Only for a layer that another one selects for, behind fb_overlap of that one or in
+/// calls for all layers at once. Attention is not split.
+pub const FB_OVERLAP_AHEAD: u32 = 3;
 
 /// The order with this number.
 ///
@@ -34,7 +37,7 @@ pub(crate) fn order(layer: usize, number: u32) -> Result<Overlap> {
             .at("an order of a layer")
             .with("layer", layer as u64)
             .with("value", number)
-            .hint("pass FB_OVERLAP_NONE, FB_OVERLAP_DA or FB_OVERLAP_DBA")
+            .hint("pass FB_OVERLAP_NONE, FB_OVERLAP_DA, FB_OVERLAP_DBA or FB_OVERLAP_AHEAD")
     })
 }
 
@@ -44,6 +47,7 @@ const fn number(overlap: Overlap) -> u32 {
         Overlap::None => FB_OVERLAP_NONE,
         Overlap::Da => FB_OVERLAP_DA,
         Overlap::Dba => FB_OVERLAP_DBA,
+        Overlap::Ahead => FB_OVERLAP_AHEAD,
     }
 }
 
@@ -88,11 +92,17 @@ pub struct FbPrices {
     pub miss_count: u32,
     /// The number of layers in `exposed`: all layers, or 1 if all layers have the same prices.
     pub layers: u32,
-    /// Nanoseconds, `[layers][none, DA, DBA][miss_count]`, finite and not negative.
+    /// Nanoseconds, `[layers][orders][miss_count]`, the orders by their FB_OVERLAP_ numbers, finite and not negative. A
+    /// layer that cannot run in an order has -1 in all of that order's entries: FB_OVERLAP_AHEAD in a layer that
+    /// selects for itself, FB_OVERLAP_DBA in the others.
     pub exposed: *const f64,
+    /// The number of orders in `exposed`: 3, or 4 with FB_OVERLAP_AHEAD.
+    pub orders: u32,
+    /// Must be 0.
+    pub reserved: u32,
 }
 
-// SAFETY: pointers, which are words, and two words of 4 bytes between them.
+// SAFETY: pointers, which are words, and pairs of words of 4 bytes between and behind them.
 unsafe impl Plain for FbPrices {}
 
 /// More prices than any model has.
@@ -103,7 +113,14 @@ impl FbPrices {
     /// Its numbers are valid.
     unsafe fn declare(&self) -> Result<Prices> {
         let count = self.miss_count as usize;
-        let all = u64::from(self.layers) * 3 * u64::from(self.miss_count);
+        let orders = self.orders as usize;
+        if !(Overlap::FIRST.len()..=Overlap::ALL.len()).contains(&orders) || self.reserved != 0 {
+            return Err(Error::new(Kind::InvalidConfig, "overlap prices")
+                .at("orders or reserved")
+                .with("orders", self.orders)
+                .hint("pass 3 orders, or 4 with FB_OVERLAP_AHEAD, and 0"));
+        }
+        let all = (u64::from(self.layers) * u64::from(self.orders)).saturating_mul(self.miss_count.into());
         if all > PRICES_MAX || count == 0 && self.layers > 0 {
             return Err(Error::new(Kind::InvalidConfig, "overlap prices")
                 .at("miss_count or layers")
@@ -114,9 +131,12 @@ impl FbPrices {
         let (misses, exposed) = unsafe {
             (cast::slice(self.misses, count, "misses")?, cast::slice(self.exposed, all as usize, "exposed")?)
         };
-        let mut lists = exposed.chunks_exact(count.max(1)).map(<[f64]>::to_vec);
-        let mut next = || lists.next().unwrap_or_default();
-        let exposed = (0..self.layers).map(|_| [next(), next(), next()]).collect();
+        let none = |list: &&[f64]| list.iter().all(|ns| *ns == -1.0);
+        let lists = exposed.chunks_exact(count.max(1));
+        let mut lists = lists.map(|list| if none(&list) { Vec::new() } else { list.to_vec() });
+        let mut next =
+            |order: usize| if order < orders { lists.next().unwrap_or_default() } else { Vec::new() };
+        let exposed = (0..self.layers).map(|_| [next(0), next(1), next(2), next(3)]).collect();
         Prices::new(misses.to_vec(), exposed)
     }
 }

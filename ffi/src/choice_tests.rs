@@ -93,7 +93,14 @@ const MISSES: [f64; 2] = [0.0, 100.0];
 const EXPOSED: [f64; 6] = [0.0, 100.0, 40.0, 40.0, 90.0, 90.0];
 
 fn prices() -> FbPrices {
-    FbPrices { misses: MISSES.as_ptr(), miss_count: 2, layers: 1, exposed: EXPOSED.as_ptr() }
+    FbPrices {
+        misses: MISSES.as_ptr(),
+        miss_count: 2,
+        layers: 1,
+        exposed: EXPOSED.as_ptr(),
+        orders: 3,
+        reserved: 0,
+    }
 }
 
 const ORDERS: [u32; 2] = [FB_OVERLAP_NONE; 2];

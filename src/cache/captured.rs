@@ -190,7 +190,7 @@ impl Cache {
             }
             self.ring.check_closed(*micro_batch)?;
             let run = self.layers_run(*micro_batch, 1, bucket.query_rows, layers)?;
-            bucket.by_layer.iter().try_for_each(|overlap| run.check(&*self.device, *overlap))?;
+            self.check_each(&run, bucket.by_layer)?;
             runs.push(run);
         }
         Ok(runs)

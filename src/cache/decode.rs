@@ -192,9 +192,9 @@ impl Cache {
     }
 
     /// Gather (G) of one layer, for an engine that called [`Cache::resolve`]: copies the rows that the last resolve
-    /// of these batch rows missed into their slots. In a layer that another one selects for, order G after the
-    /// attention of the layer before, which may still read the scratch slots that G fills. With several attention
-    /// waves ([`Config::attention_waves`](crate::Config)) it copies only the rows of wave `wave`. Attention may read
+    /// of these batch rows missed into their slots. In a layer that another one selects for, G may run at any
+    /// time between that layer's R and its own attention: the layers of a group have scratch slots of their own. With
+    /// several attention waves ([`Config::attention_waves`](crate::Config)) it copies only the rows of wave `wave`. Attention may read
     /// the slots after G. With [`Config::residency_only`](crate::Config) the call does nothing.
     ///
     /// # Errors
@@ -219,8 +219,7 @@ impl Cache {
     /// Resolve (R), then gather (G), of one layer, each on its stream, with an event between them. Call
     /// [`Cache::scatter`] after the engine has written the new rows (P). This is the usual way to run a layer;
     /// `examples/decode_loop.rs` uses it. In a layer that another one selects for, it gathers only, and `buffers` are
-    /// not used: the slots are those of the group's first layer. There `streams.resolve` must be ordered after the
-    /// attention of the layer before, because no selection does that. For special needs see [`Cache::resolve`],
+    /// not used: the slots are those of the group's first layer. For special needs see [`Cache::resolve`],
     /// [`Cache::overlap`], [`Cache::overlap_steps`], [`Cache::capture`], [`Cache::capture_into`] and [`Cache::layers`].
     ///
     /// # Errors
@@ -240,9 +239,9 @@ impl Cache {
     /// beforehand. `selection` and `slots` are `[index groups][rows of the step][query rows][top_k]` i32: for each
     /// layer, if none share a selection.
     ///
-    /// All layers use the same scratch slots, so after this call the scratch slots hold rows of the last layer only.
-    /// The call rejects a step in which an earlier layer might need a scratch slot, and enqueues nothing then. A layer
-    /// needs none if each sequence has a budget of at least `query_rows x top_k` slots or of one slot per token, or if
+    /// All layers share the scratch slots, so after this call the scratch slots hold rows of the last layer only; where
+    /// layers share a selection, of the last group's. The call rejects a step in which an earlier layer might need a
+    /// scratch slot, and enqueues nothing then. A layer needs none if each sequence has a budget of at least `query_rows x top_k` slots or of one slot per token, or if
     /// [`Config::residency_only`](crate::Config) is set.
     ///
     /// # Errors
@@ -270,14 +269,12 @@ impl Cache {
         Ok(())
     }
 
-    /// Checks that only the last layer may need scratch slots in this step.
+    /// Checks that only the last group may need scratch slots in this step: each of its layers has its own.
     fn check_scratch(&self, step: &Step) -> Result<()> {
         if self.config.residency_only {
             return Ok(());
         }
-        // The groups of all layers but the last.
-        let earlier = (self.geometry.layers() as usize).checked_sub(2);
-        let earlier = earlier.map_or(0, |layer| self.geometry.group_of(layer) + 1);
+        let earlier = self.geometry.groups().len().saturating_sub(1);
         for (index, row) in self.ring.slot(step)?.rows.iter().enumerate() {
             let record = &self.records[row.sequence as usize];
             let selected = u64::from(row.query_rows) * u64::from(self.geometry.shape().top_k);

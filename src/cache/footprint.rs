@@ -90,9 +90,11 @@ impl Config {
         let scratch = layout.tables.first().map_or(0, |shape| {
             blocks_of(u64::from(shape.scratch_base) + u64::from(shape.lanes) * u64::from(shape.scratch))
                 * largest
+                * u64::from(layout.scratch_places)
         });
+        let scratch_bytes = (0..layout.scratch_places).map(|_| layout.scratch_bytes);
         // Checked first: the sum covers the parts below.
-        let mapped = sum(layout.own_bytes.iter().copied(), layout.scratch_bytes)?;
+        let mapped = sum(layout.own_bytes.iter().copied().chain(scratch_bytes), 0)?;
         let budgets = geometry.formats().iter().enumerate().map(|(layer, format)| {
             let shape = layout.tables.get(geometry.group_of(layer));
             shape.map_or(0, |shape| u64::from(shape.budget_blocks) * block_bytes(format))

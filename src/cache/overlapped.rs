@@ -44,8 +44,9 @@ impl Cache {
     /// # Errors
     /// Before anything is enqueued: [`Kind::OutOfRange`] for a layer, draft pass, batch or buffers that do not fit the
     /// step; [`Kind::InvalidState`] for a finished or abandoned step, for other streams than the step's earlier
-    /// layers had, and for a compute stream on which the step was not prepared; [`Kind::InvalidConfig`] for an order
-    /// that needs index lists without them. Later, with the step abandoned: [`Kind::InvalidConfig`] for a callback that
+    /// layers had, for a compute stream on which the step was not prepared, and for a layer that another one selects
+    /// for, in another order than none, if the last resolve of this call was not for it; [`Kind::InvalidConfig`] for an
+    /// order that needs index lists without them, and for the order ahead in a layer that selects for itself. Later, with the step abandoned: [`Kind::InvalidConfig`] for a callback that
     /// enqueued on another stream, if the device can see it; [`Kind::OutOfRange`] for streams of another device; the
     /// callback's own error.
     pub fn overlap(
@@ -58,7 +59,15 @@ impl Cache {
         engine: &mut dyn Engine,
     ) -> Result<()> {
         let run = self.run(step, layer, layers)?;
-        run.check(&*self.device, overlap)?;
+        run.check(&*self.device, layer, overlap)?;
+        let first = Layer(self.geometry.first_of(layer.index()) as u32);
+        if overlap != Overlap::None && first != layer && step.work.resolved != Some(first) {
+            return Err(Error::new(Kind::InvalidState, "overlap")
+                .at("the schedule has not resolved the layer that selects for this one")
+                .with("layer", layer.0)
+                .with("selects", first.0)
+                .hint("call `overlap` for that layer first, or pass the order none"));
+        }
         if let Some(draft_pass) = draft_pass {
             self.check_draft_passes(step.query_rows, draft_pass.saturating_add(1))?;
             if layer.0 < self.geometry.shape().layers {
@@ -71,6 +80,7 @@ impl Cache {
         enqueue_layer(&*self.device, self.pools, &run, layer, draft_pass, overlap, engine)?;
         let all = QueryRange { first: 0, count: step.query_rows };
         let rows = draft_pass.map_or(all, |draft_pass| QueryRange { first: draft_pass, count: 1 });
+        step.work.resolved = Some(first);
         let enqueued = &self.ring.slot(step)?.enqueued;
         enqueued.scheduled(layer.0, rows);
         let members = self.geometry.members(self.geometry.group_of(layer.index()));
@@ -108,7 +118,7 @@ impl Cache {
         self.runs.clear();
         for (step, layers) in steps.iter() {
             let run = self.run(step, Layer(0), layers)?;
-            by_layer.iter().try_for_each(|overlap| run.check(&*self.device, *overlap))?;
+            self.check_each(&run, by_layer)?;
             self.check_draft_passes(step.query_rows, draft_passes)?;
             self.runs.push(run);
         }
@@ -143,6 +153,12 @@ impl Cache {
         self.check_step(step, Layer(0))?;
         step.abandon();
         Ok(())
+    }
+
+    /// Checks each layer's order.
+    pub(super) fn check_each(&self, run: &Run, by_layer: &[Overlap]) -> Result<()> {
+        let mut layers = (0..).map(Layer).zip(by_layer);
+        layers.try_for_each(|(layer, overlap)| run.check(&*self.device, layer, *overlap))
     }
 
     /// Checks that there is one order for each layer.

@@ -1,4 +1,4 @@
-//! The choice of overlap: which order (none, DA or DBA) each layer runs in, and when to change it.
+//! The choice of overlap: which order (none, DA, DBA or ahead) each layer runs in, and when to change it.
 //!
 //! No order is best everywhere. Split attention costs launches, a merge, and index lists that are padded to a captured
 //! width. DBA runs two smaller indexers, one for each half of the batch. With few misses these costs exceed the time
@@ -47,10 +47,9 @@ struct Line<'a> {
 
 /// A fault in a table's text.
 fn bad(line: usize, what: impl Into<String>) -> Error {
-    Error::new(Kind::BadFormat, "load overlap table")
-        .at(what.into())
-        .with("line", line as u64)
-        .hint("after its title a table has `version N`, `layers N`, and `LAYER none|da|dba` for each layer")
+    Error::new(Kind::BadFormat, "load overlap table").at(what.into()).with("line", line as u64).hint(
+        "after its title a table has `version N`, `layers N`, and `LAYER none|da|dba|ahead` for each layer",
+    )
 }
 
 impl Table {
@@ -161,8 +160,9 @@ fn field(line: &Line<'_>, name: &str) -> Result<u32> {
 pub struct Prices {
     /// Numbers of misses for each batch row, ascending from 0.
     misses: Vec<f64>,
-    /// Exposed times for each layer, or once for all layers: by order, then by `misses`.
-    exposed: Vec<[Vec<f64>; 3]>,
+    /// Exposed times for each layer, or once for all layers: by order, then by `misses`. Empty for an order that the
+    /// layer cannot run in.
+    exposed: Vec<[Vec<f64>; 4]>,
 }
 
 /// The largest number of misses for each batch row, more than any step selects. Larger numbers count as this one.
@@ -176,16 +176,19 @@ fn place(overlap: Overlap) -> usize {
         Overlap::None => 0,
         Overlap::Da => 1,
         Overlap::Dba => 2,
+        Overlap::Ahead => 3,
     }
 }
 
 impl Prices {
     /// Prices at the given numbers of misses for each batch row, which ascend from 0. `exposed` holds, for each layer
-    /// or once for all layers, the nanoseconds of none, DA and DBA at each of these numbers.
+    /// or once for all layers, the nanoseconds of the orders of [`Overlap::ALL`] at each of these numbers. An order
+    /// without nanoseconds is never chosen: ahead in a layer that selects for itself, DBA in the others. None has them
+    /// in every layer.
     ///
     /// # Errors
     /// [`Kind::InvalidConfig`] names what is missing, out of order, negative or not finite.
-    pub fn new(misses: Vec<f64>, exposed: Vec<[Vec<f64>; 3]>) -> Result<Prices> {
+    pub fn new(misses: Vec<f64>, exposed: Vec<[Vec<f64>; 4]>) -> Result<Prices> {
         let refuse = |place: &'static str, index: usize| {
             Err(Error::new(Kind::InvalidConfig, "overlap prices").at(place).with("index", index as u64))
         };
@@ -202,7 +205,8 @@ impl Prices {
         for (layer, orders) in exposed.iter().enumerate() {
             for (overlap, exposed) in Overlap::ALL.iter().zip(orders) {
                 let sound = exposed.iter().all(|ns| ns.is_finite() && (0.0..1e18).contains(ns));
-                if exposed.len() != misses.len() || !sound {
+                let left_out = exposed.is_empty() && *overlap != Overlap::None;
+                if exposed.len() != misses.len() && !left_out || !sound {
                     return Err(Error::new(Kind::InvalidConfig, "overlap prices")
                         .at(format!(
                             "exposed time of {}: one finite time for each count of misses",
@@ -228,14 +232,17 @@ impl Prices {
     }
 
     /// The nanoseconds for which `overlap` exposes a layer at `misses` for each batch row. Between two given numbers
-    /// of misses the price is linear; beyond the last one it continues the last segment. The result is finite and
-    /// never negative. An invalid number of misses counts as 0, an unknown layer as the last layer.
+    /// of misses the price is linear; beyond the last one it continues the last segment. The result is never negative,
+    /// and finite unless the order has no price. An invalid number of misses counts as 0, an unknown layer as the last
+    /// layer.
     pub fn exposed(&self, layer: usize, overlap: Overlap, misses: f64) -> f64 {
         let layer = if self.exposed.len() == 1 { 0 } else { layer.min(self.exposed.len() - 1) };
         let times = &self.exposed[layer][place(overlap)];
         let misses = if misses > 0.0 { misses.min(MOST_MISSES) } else { 0.0 };
         let above = self.misses.partition_point(|count| *count <= misses).clamp(1, times.len().max(2) - 1);
-        let (Some(from), Some(to)) = (times.get(above - 1), times.get(above)) else { return times[0] };
+        let (Some(from), Some(to)) = (times.get(above - 1), times.get(above)) else {
+            return times.first().copied().unwrap_or(f64::INFINITY);
+        };
         let (first, last) = (self.misses[above - 1], self.misses[above]);
         (from + (to - from) * ((misses - first) / (last - first))).max(0.0)
     }
@@ -243,7 +250,7 @@ impl Prices {
     /// The order that exposes a layer least, and its nanoseconds. If orders are equal, it returns the simplest.
     pub fn best(&self, layer: usize, misses: f64) -> (Overlap, f64) {
         let none = (Overlap::None, self.exposed(layer, Overlap::None, misses));
-        [Overlap::Da, Overlap::Dba].into_iter().fold(none, |best, overlap| {
+        Overlap::ALL[1..].iter().fold(none, |best, &overlap| {
             let exposed = self.exposed(layer, overlap, misses);
             if exposed < best.1 { (overlap, exposed) } else { best }
         })
@@ -343,7 +350,8 @@ impl Chooser {
     ///
     /// # Errors
     /// [`Kind::InvalidConfig`] names the wrong argument: no bucket, buckets that do not ascend, no table or more than
-    /// `most`, tables or prices with different numbers of layers, or a hysteresis outside its bounds.
+    /// `most`, tables or prices with different numbers of layers, a table with an order that has no price in its layer,
+    /// or a hysteresis outside its bounds.
     pub fn new(buckets: Vec<Bucket>, most: u32, hysteresis: Hysteresis) -> Result<Chooser> {
         let refuse = |place: &'static str, value: u64| {
             Err(Error::new(Kind::InvalidConfig, "overlap chooser").at(place).with("value", value))
@@ -373,6 +381,13 @@ impl Chooser {
                 return refuse("layers of a table", other.by_layer.len() as u64);
             }
             bucket.prices.check(layers)?;
+            let unpriced = |table: &Table| {
+                let mut orders = table.by_layer.iter().enumerate();
+                orders.position(|(layer, order)| bucket.prices.exposed(layer, *order, 0.0).is_infinite())
+            };
+            if let Some(layer) = bucket.tables.iter().find_map(unpriced) {
+                return refuse("a table has an order without a price in layer", layer as u64);
+            }
         }
         let state = |bucket: Bucket| {
             let Bucket { batch, prices, mut tables } = bucket;

@@ -2,7 +2,7 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `schedule` | the orders none, DA and DBA: the operations and events of one layer of one micro-batch |
+//! | `schedule` | the orders none, DA, DBA and ahead: the operations and events of one layer of one micro-batch |
 //! | `choice` | the table of orders: which order each layer runs in, and when to change it |
 //!
 //! The engine's part of a layer is opaque: callbacks that enqueue work on the stream that they are given. The same

@@ -1,7 +1,8 @@
-//! The schedule: one layer's work on up to four streams, in one of three orders: none, DA or DBA.
+//! The schedule: one layer's work on up to four streams, in one of four orders: none, DA, DBA or ahead.
 //!
-//! The orders come from ESS (arXiv 2512.10576). DA and DBA hide the gather of a layer's missed rows behind the layer's
-//! own computation.
+//! DA and DBA come from ESS (arXiv 2512.10576). They hide the gather of a layer's missed rows behind the layer's own
+//! computation. Ahead hides it behind the computation of the layers before. It is for the layers that another one
+//! selects for, whose missed rows are known that early.
 //!
 //! | letter | operation | done by |
 //! |---|---|---|
@@ -23,6 +24,8 @@
 //! DBA    compute: I0 I1 I2 P . A0 . A1 M Rest         R and G of the first half of the batch
 //!        resolve:       R1 R2                         run while the second half's indexer runs
 //!        gather:           G1-G2---
+//! ahead  compute: I0 P . A Rest                       no I and R: another layer has selected
+//!        gather:  (G, since that layer's R)
 //! ```
 //!
 //! In the pictures a dot is a wait of the compute stream. DA (dual attention) calls attention twice, over resident and
@@ -43,9 +46,14 @@
 //! data, so a captured graph holds all of them.
 //!
 //! **Index groups.** Where layers share a selection, I and R are of the group's first layer only. Each other layer has
-//! a G of its own at its place, in the orders none and DA; DBA is DA there, since no indexer is left to hide behind.
-//! Such a G runs on the gather stream after all that the compute stream holds then: after the last layer's attention,
-//! whose scratch slots it overwrites, and after R.
+//! a G of its own. In the order none, G is on the compute stream, at the layer's place. In the others it waits for
+//! nothing but R and the G before it on the gather stream, so it runs while the layers before compute. It may do so
+//! because the layers of a group have scratch slots of their own (see `sparse::pool`): G overwrites no row that the
+//! layer before still reads. DA also splits attention, for rows that come too late; DBA is DA there, since no indexer
+//! is left to hide behind. With several attention waves, G waits for the waves of the layer before.
+//!
+//! R of the next group follows the compute stream, which has waited for each G of this group. So R does not overwrite a
+//! list of fetches that is still read, and the next group's G no scratch slots.
 //!
 //! **Edges.** An edge between two streams is one event: the schedule enqueues its record on one stream and, in the same
 //! call, the wait on the other. On a single stream no event is needed. The schedule reuses its events from layer to
@@ -78,11 +86,18 @@ pub enum Overlap {
     Da,
     /// The same, and the indexer of the second half of the batch.
     Dba,
+    /// The layers before, back to the one that selects. Only for a layer that another one selects for. Attention is not
+    /// split.
+    Ahead,
 }
 
 impl Overlap {
     /// All orders.
-    pub const ALL: [Overlap; 3] = [Overlap::None, Overlap::Da, Overlap::Dba];
+    pub const ALL: [Overlap; 4] = [Overlap::None, Overlap::Da, Overlap::Dba, Overlap::Ahead];
+    /// The orders of a layer that selects for itself.
+    pub const FIRST: [Overlap; 3] = [Overlap::None, Overlap::Da, Overlap::Dba];
+    /// The orders of a layer that another one selects for, without DBA, which would be DA.
+    pub const FOLLOWER: [Overlap; 3] = [Overlap::None, Overlap::Da, Overlap::Ahead];
 
     /// The name that tables of orders, files and the command line use.
     pub const fn name(self) -> &'static str {
@@ -90,6 +105,7 @@ impl Overlap {
             Overlap::None => "none",
             Overlap::Da => "da",
             Overlap::Dba => "dba",
+            Overlap::Ahead => "ahead",
         }
     }
 }
@@ -214,23 +230,33 @@ struct LayerRun<'a> {
     layer: Layer,
     /// Whether the layer selects, for itself and its group.
     leads: bool,
+    /// Whether it also selects for others.
+    has_followers: bool,
     rows: QueryRange,
     split_indices: Option<SplitIndices>,
     engine: &'a mut dyn Engine,
 }
 
 impl Run {
-    /// Checks, before anything is enqueued, that the run can be enqueued in the order `overlap`.
+    /// Checks, before anything is enqueued, that `layer` can be enqueued in the order `overlap`.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] for an order that needs index lists without them; [`Kind::OutOfRange`] for buffers that
-    /// are too short, overlap, are not aligned to a word, or belong to another device.
-    pub fn check(&self, device: &dyn Device, overlap: Overlap) -> Result<()> {
+    /// [`Kind::InvalidConfig`] for an order that needs index lists without them, and for the order ahead in a layer
+    /// that selects for itself; [`Kind::OutOfRange`] for buffers that are too short, overlap, are not aligned to a
+    /// word, or belong to another device.
+    pub fn check(&self, device: &dyn Device, layer: Layer, overlap: Overlap) -> Result<()> {
         if self.waves == 0 {
             return Err(refuse("attention waves", 0));
         }
-        if self.split_indices.is_none() && (overlap != Overlap::None || self.waves > 1) {
+        let splits = matches!(overlap, Overlap::Da | Overlap::Dba) || self.waves > 1;
+        if self.split_indices.is_none() && splits {
             return Err(refuse("split attention needs index lists", self.waves));
+        }
+        if overlap == Overlap::Ahead && self.geometry.first_of(layer.index()) == layer.index() {
+            return Err(Error::new(Kind::InvalidConfig, "overlap")
+                .at("the order ahead in a layer that selects for itself")
+                .with("layer", layer.0)
+                .hint("the layers behind the first of an index group can run ahead"));
         }
         let rows = u64::from(self.batch) * u64::from(self.query_rows);
         let entries = |rows: u64| rows.saturating_mul(u64::from(self.top_k));
@@ -324,7 +350,7 @@ impl Schedule {
 }
 
 /// Enqueues one layer, or draft pass `draft_pass` of a draft layer, in the order `overlap`. The compute stream must be
-/// ordered after the step's begin.
+/// ordered after the step's begin. A layer that another one selects for must come behind that one's call.
 ///
 /// # Errors
 /// The errors of [`Run::check`], before anything is enqueued. Later [`Kind::InvalidConfig`] for a callback that
@@ -339,20 +365,21 @@ pub fn enqueue_layer(
     overlap: Overlap,
     engine: &mut dyn Engine,
 ) -> Result<()> {
-    run.check(device, overlap)?;
+    run.check(device, layer, overlap)?;
     let rows = match draft_pass {
         None => QueryRange { first: 0, count: run.query_rows },
         Some(draft_pass) => QueryRange { first: draft_pass, count: 1 },
     };
     let group = run.geometry.members(run.geometry.group_of(layer.index()));
-    let leads = group.start == layer.index();
+    let (leads, has_followers) = (group.start == layer.index(), group.len() > 1);
     // Another layer of the group may split its attention.
-    let splits = overlap != Overlap::None || run.waves > 1 || group.len() > 1;
+    let splits = overlap != Overlap::None || run.waves > 1 || has_followers;
     let split_indices = run.split_indices.filter(|_| splits);
-    let layer = LayerRun { device, pools, run, layer, leads, rows, split_indices, engine };
+    let layer = LayerRun { device, pools, run, layer, leads, has_followers, rows, split_indices, engine };
     match overlap {
         Overlap::None => layer.none(),
-        _ if !leads => layer.follow(),
+        Overlap::Ahead => layer.follow(run.waves > 1),
+        _ if !leads => layer.follow(true),
         Overlap::Da => layer.da(),
         Overlap::Dba => layer.dba(),
     }
@@ -403,6 +430,9 @@ impl LayerRun<'_> {
         if self.leads {
             self.all(Work::Index)?;
             self.resolve(0, self.run.batch, compute)?;
+            if self.has_followers {
+                self.device.record(self.run.schedule.resolved, compute)?;
+            }
         }
         self.gather(0, self.run.batch, 0, compute)?;
         self.prepare()?;
@@ -444,14 +474,22 @@ impl LayerRun<'_> {
         self.attend()
     }
 
-    /// DA in a layer that another one selects for: its G begins with the layer.
-    fn follow(mut self) -> Result<()> {
+    /// DA and ahead in a layer that another one selects for: its G follows R, which the group's first layer recorded,
+    /// and nothing else.
+    fn follow(mut self, splits: bool) -> Result<()> {
         let (events, OverlapStreams { compute, gather, .. }) = (self.run.schedule, self.run.streams);
-        edge(self.device, events.selected, compute, gather)?;
+        if gather != compute {
+            self.device.wait(gather, events.resolved)?;
+        }
         self.gather(0, self.run.batch, 0, gather)?;
         self.all(Work::Project)?;
         self.prepare()?;
-        self.attend()
+        if splits {
+            return self.attend();
+        }
+        edge(self.device, events.gathered, gather, compute)?;
+        self.all(Work::Attend(Attended::All))?;
+        self.all(Work::Rest)
     }
 
     /// P, and S after it.

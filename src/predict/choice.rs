@@ -1,13 +1,13 @@
 //! Fills the prices from which orders are chosen: runs the schedule of one layer on the clock, at a setup's rates in
 //! each order, over a grid of misses.
 //!
-//! The layers of a model differ only in their misses, so the same prices apply to all of them. Draft layers have
-//! others, of one query row per draft pass and all their passes together. A price covers all micro-batches of the
+//! The layers of a model differ only in their misses and in whether they select, so the same prices apply to all that
+//! select, and others to the rest of each index group. Draft layers have others, of one query row per draft pass and all their passes together. A price covers all micro-batches of the
 //! batch, because a table is chosen for the whole step.
 
 use crate::error::Result;
 use crate::overlap::{Overlap, Prices};
-use crate::predict::simulate::{Options, Point, Simulator, grid};
+use crate::predict::simulate::{LayerAt, Options, Point, Role, Simulator, grid};
 
 impl Simulator {
     /// The prices of the orders at an operating point, whose own misses are not used; for
@@ -20,12 +20,22 @@ impl Simulator {
         let shape = *self.setup().shape();
         let most = f64::from(shape.top_k) * f64::from(point.mtp);
         let grid: Vec<f64> = grid(most).collect();
-        let once = self.price_list(point, options, &grid, 1)?;
-        let mut layers = vec![once; shape.layers as usize];
+        let mut known: Vec<(Role, [Vec<f64>; 4])> = Vec::new();
+        let mut layers = Vec::with_capacity(shape.layers as usize);
+        for layer in 0..shape.layers {
+            let role = Role::of(&shape, layer);
+            if let Some((_, list)) = known.iter().find(|(other, _)| *other == role) {
+                layers.push(list.clone());
+                continue;
+            }
+            let list = self.price_list(point, options, &grid, role, 1)?;
+            known.push((role, list.clone()));
+            layers.push(list);
+        }
         if shape.draft_layers > 0 {
             let passes = point.mtp.saturating_sub(1);
             let one = Point { mtp: 1, accept: 1.0, ..*point };
-            let drafts = self.price_list(&one, options, &grid, passes)?;
+            let drafts = self.price_list(&one, options, &grid, Role::First, passes)?;
             layers.resize((shape.layers + shape.draft_layers) as usize, drafts);
         }
         Prices::new(grid, layers)
@@ -37,13 +47,15 @@ impl Simulator {
         point: &Point,
         options: &Options,
         grid: &[f64],
+        role: Role,
         passes: u32,
-    ) -> Result<[Vec<f64>; 3]> {
+    ) -> Result<[Vec<f64>; 4]> {
         let times = f64::from(passes);
-        let mut list = [const { Vec::new() }; 3];
+        let mut list = [const { Vec::new() }; 4];
         for (prices, order) in list.iter_mut().zip(Overlap::ALL) {
-            for misses in grid {
-                let us = self.layer_us(point, options, misses / times.max(1.0), order)?;
+            for misses in grid.iter().filter(|_| role.orders().contains(&order)) {
+                let at = LayerAt { role, order, rows: misses / times.max(1.0) };
+                let us = self.us_at(point, options, at)?;
                 prices.push(us * times * 1e3);
             }
         }

@@ -72,12 +72,16 @@ impl Dims {
         ..Dims::DEEPSEEK_V3_2
     };
 
+    /// GLM-5.2 and GLM-5.3: GLM-5's layers, which share selections, and a longer context (Xinference's model page).
+    pub const GLM_5_2: Dims = Dims { context_max: 1_048_576, ..Dims::GLM_5 };
+
     /// The dimensions of a preset of [`Shape::PRESETS`]; none if they are unknown.
     pub fn preset(name: &str) -> Option<Dims> {
         match name {
             "deepseek-v3.2" | "deepseek-v3.2-bf16" | "deepseek-v3.2-int8" => Some(Dims::DEEPSEEK_V3_2),
             "deepseek-v3" => Some(Dims { index_heads: 0, ..Dims::DEEPSEEK_V3_2 }),
             "glm-5" => Some(Dims::GLM_5),
+            "glm-5.2" | "glm-5.3" => Some(Dims::GLM_5_2),
             _ => None,
         }
     }

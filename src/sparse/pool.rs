@@ -1,4 +1,4 @@
-//! The slabs: one address range for each layer, all with the same physical scratch memory.
+//! The slabs: one address range for each layer, which share physical scratch memory.
 //!
 //! ```text
 //! layer 0:  [ scratch (shared) | landing | budget blocks ... ]
@@ -6,6 +6,10 @@
 //! ```
 //!
 //! A scratch row is needed only in one layer of one step, so every layer's slab begins with the same physical pages.
+//! In an index group several layers' rows may be on their way at once: while one layer reads its scratch slots, those
+//! of the next are being filled (the order ahead, see `overlap`). So each place in a group has scratch memory of its
+//! own, which the layers at that place in all groups share.
+//!
 //! Landing slots have the same ids in every layer. Each layer has its own memory for them, because the next step
 //! commits a step's new rows. Each region begins with the first whole block after a mapping boundary; slots that would
 //! cross the boundary are unused. The regions have the same slot ids in every layer, since the layers of an index group
@@ -40,8 +44,11 @@ pub struct SparseConfig {
 pub struct SparseLayout {
     /// The table shape of each index group.
     pub tables: Vec<TableShape>,
-    /// Bytes of the scratch slots, which are the same memory in all layers, rounded up to a mapping boundary.
+    /// Bytes of the scratch slots, rounded up to a mapping boundary. The layers at one place in their groups have the
+    /// same memory for them.
     pub scratch_bytes: u64,
+    /// The number of such places: the layers of the largest group.
+    pub scratch_places: u32,
     /// Bytes of the rest of each layer's slab, rounded up to a mapping boundary.
     pub own_bytes: Vec<u64>,
 }
@@ -72,7 +79,9 @@ impl SparseConfig {
             u32::try_from(slots).map_err(|_| overflow())
         };
         let (landing_base, budget_base) = (id(own_start)?, id(budget_start)?);
-        let mut layout = SparseLayout { tables: Vec::new(), scratch_bytes, own_bytes: Vec::new() };
+        let scratch_places = geometry.largest_group();
+        let mut layout =
+            SparseLayout { tables: Vec::new(), scratch_bytes, scratch_places, own_bytes: Vec::new() };
         for (group, slots) in self.slots.iter().enumerate() {
             let budget_blocks = slots.div_ceil(SLOT_BLOCK);
             let shape = TableShape {
@@ -113,13 +122,15 @@ impl SparsePool {
     /// [`Kind::InvalidConfig`], [`Kind::Overflow`], [`Kind::OutOfMemory`], [`Kind::OsRefused`].
     pub fn new(geometry: &Geometries, config: &SparseConfig, device: &dyn Device) -> Result<Self> {
         // All numbers are checked before any memory is taken.
-        let SparseLayout { tables, scratch_bytes, own_bytes } =
+        let SparseLayout { tables, scratch_bytes, scratch_places, own_bytes } =
             config.layout(geometry, device.granularity())?;
-        let scratch = Mapped { backing: device.backing(scratch_bytes)?, offset: 0, bytes: scratch_bytes };
+        let take = |bytes| Ok(Mapped { backing: device.backing(bytes)?, offset: 0, bytes });
+        let scratch = (0..scratch_places).map(|_| take(scratch_bytes)).collect::<Result<Vec<Mapped>>>()?;
         let mut slabs = Vec::new();
-        for bytes in own_bytes {
-            let own = Mapped { backing: device.backing(bytes)?, offset: 0, bytes };
-            slabs.push(device.range(&[scratch, own])?);
+        for (layer, bytes) in own_bytes.into_iter().enumerate() {
+            // A group has no more layers than the largest one.
+            let Some(scratch) = scratch.get(layer - geometry.first_of(layer)) else { continue };
+            slabs.push(device.range(&[*scratch, take(bytes)?])?);
         }
         let counts: Vec<u32> = tables.iter().map(|shape| shape.budget_blocks).collect();
         Ok(SparsePool { tables, slabs, slots: Slots::new(config.lanes, geometry.groups(), &counts)? })

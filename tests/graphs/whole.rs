@@ -59,7 +59,7 @@ impl Model {
             sequence
         });
         let sequences = sequences.collect();
-        let by_layer = (0..WHOLE as usize + 1).map(|layer| Overlap::ALL[layer % 3]).collect();
+        let by_layer = (0..WHOLE as usize + 1).map(|layer| Overlap::FIRST[layer % 3]).collect();
         Model { ended: device.event().unwrap(), device, cache, layers, sequences, by_layer }
     }
 

@@ -77,7 +77,7 @@ fn host(host: HostCosts, order: Overlap) -> HostTime {
 #[test]
 fn the_hosts_calls_of_a_layer_are_those_that_the_schedule_makes() {
     let none = HostCosts { step_us: 0.0, row_us: 0.0, operation_us: 0.0, edge_us: 0.0 };
-    for order in Overlap::ALL {
+    for order in Overlap::FIRST {
         let (operations, edges) = counted(order);
         assert!(operations >= 3 && edges >= 1);
         // 61 layers and one draft pass where the setup has a draft layer, of two micro-batches.

@@ -85,25 +85,19 @@ pub fn read_setup(name: &str) -> Result<Setup> {
 }
 
 impl Machine {
-    /// The setup on every link.
+    /// Simulators of the setup on every link: of the preset `model` if it is not the setup's own, on `gpus` GPUs if they
+    /// are not.
     ///
     /// # Errors
-    /// Errors of reading it, and of an unknown link.
-    pub fn simulators(&self) -> Result<Vec<Linked>> {
+    /// Errors of reading it, of an unknown link, of a model without dimensions, and of GPUs that cannot be priced.
+    pub fn simulators(&self, model: Option<&str>, gpus: Option<u32>) -> Result<Vec<Linked>> {
         let name = self.setup.as_deref().ok_or_else(|| {
             Error::new(Kind::InvalidConfig, "simulate")
                 .at("--setup is not given")
                 .hint("pass --setup with a built-in setup, such as ess, or a file")
         })?;
-        self.of(&read_setup(name)?)
-    }
-
-    /// Simulators of the setup on every link, on `gpus` GPUs if they are not the setup's.
-    ///
-    /// # Errors
-    /// As [`Machine::simulators`], and errors of GPUs that cannot be priced.
-    pub fn on_gpus(&self, gpus: Option<u32>) -> Result<Vec<Linked>> {
-        let own = self.simulators()?;
+        let setup = read_setup(name)?;
+        let own = self.of(&model.map_or_else(|| Ok(setup.clone()), |model| setup.of_model(model))?)?;
         let Some(gpus) = gpus else { return Ok(own) };
         let on = |Linked { link, simulator }: Linked| {
             let simulator = Simulator::new(simulator.setup().on_gpus(gpus)?);

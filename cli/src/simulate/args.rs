@@ -8,7 +8,7 @@ use forebay::predict::plan::Ratio;
 use forebay::predict::simulate::Order;
 
 use crate::input::machine::Machine;
-use crate::input::sizes::{self, Size};
+use crate::input::sizes::{self, Model, Size};
 use crate::present::terminal::LookArguments;
 
 const AFTER_HELP: &str = "\
@@ -25,14 +25,18 @@ step takes than without misses.";
 pub struct Arguments {
     #[command(flatten)]
     pub machine: Machine,
+    /// Another model on the setup's machine, with the costs of its roofline and the setup's misses at the same relative
+    /// depth; layers that share a selection have the misses of the one that selects [default: the setup's].
+    #[arg(long, value_name = "NAME", value_parser = sizes::model, requires = "setup")]
+    pub model: Option<Model>,
     /// GPUs that the experts are divided over, instead of the setup's: a node is 8. For other numbers than the
     /// setup's, costs are extrapolated, and marked as such (docs/simulator.md).
     #[arg(long, value_name = "N", value_parser = sizes::count, allow_negative_numbers = true)]
     pub gpus: Option<u32>,
     /// Prints how long forebay's own kernels should take on a GPU, term by term, before any is measured, instead of a
     /// step (docs/gpu-notes.md).
-    #[arg(long, conflicts_with_all = ["setup", "context", "batch", "elastic", "pool_slots", "html", "timeline",
-                                      "perfetto", "write_table"])]
+    #[arg(long, conflicts_with_all = ["setup", "context", "batch", "elastic", "pool_slots", "model", "html",
+                                      "timeline", "perfetto", "write_table"])]
     pub kernels: bool,
     /// Sets a price of --kernels, such as read_gb_s=25 or round_trip_us=1.2..1.8; the error for a wrong name lists
     /// all.
@@ -123,6 +127,8 @@ pub enum Choice {
     Da,
     /// The indexer's second half hides it too.
     Dba,
+    /// The layers before hide it, in layers that another one selects for; the layers that select run in da.
+    Ahead,
     /// For each layer the order of least time.
     Best,
     /// The orders of --table.
@@ -145,6 +151,7 @@ impl Choice {
             Choice::None => Order::All(Overlap::None),
             Choice::Da => Order::All(Overlap::Da),
             Choice::Dba => Order::All(Overlap::Dba),
+            Choice::Ahead => Order::All(Overlap::Ahead),
             Choice::Best => Order::ByLayer,
         }
     }
@@ -154,6 +161,7 @@ impl Choice {
             Choice::None => "none",
             Choice::Da => "da",
             Choice::Dba => "dba",
+            Choice::Ahead => "ahead",
             Choice::Best => "best",
             Choice::Table => "table",
         }

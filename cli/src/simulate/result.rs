@@ -77,9 +77,11 @@ pub struct Counts {
     pub none: u32,
     pub da: u32,
     pub dba: u32,
+    pub ahead: u32,
 }
 
 pub fn counts(outcome: &Outcome) -> Counts {
     let count = |order| outcome.overlap.iter().filter(|overlap| **overlap == order).count() as u32;
-    Counts { none: count(Overlap::None), da: count(Overlap::Da), dba: count(Overlap::Dba) }
+    let [none, da, dba, ahead] = Overlap::ALL.map(count);
+    Counts { none, da, dba, ahead }
 }

@@ -288,7 +288,8 @@ struct Sweep {
 
 /// Simulates every point on every link.
 fn sweep(arguments: &Arguments) -> Result<Sweep> {
-    let mut simulators = arguments.machine.on_gpus(arguments.gpus)?;
+    let mut simulators =
+        arguments.machine.simulators(arguments.model.as_ref().map(|model| model.name), arguments.gpus)?;
     let setup = simulators.first().map(|linked| linked.simulator.setup().clone());
     let Some(setup) = setup else { return Ok(Sweep { all: Vec::new(), note: None }) };
     let jobs = arguments.jobs(&setup)?;

@@ -47,10 +47,11 @@ pub fn title(simulated: &Simulated) -> String {
 
 /// The result in one line.
 pub fn line(outcome: &Outcome) -> String {
-    let Counts { none, da, dba } = counts(outcome);
+    let Counts { none, da, dba, ahead } = counts(outcome);
+    let ahead = if ahead > 0 { format!(", ahead {ahead}") } else { String::new() };
     format!(
         "A step of {} ms, {} ms of it exposed ({:.1}%); {} tokens/s of 8 GPUs; layers by order: none {none}, \
-         da {da}, dba {dba}",
+         da {da}, dba {dba}{ahead}",
         number(outcome.step_ms),
         number(outcome.exposed_ms),
         100.0 * exposed_share(outcome),
@@ -110,6 +111,7 @@ fn host(all: &[Simulated]) -> String {
 fn steps(all: &[Simulated], look: Look) -> String {
     let links = all.iter().any(|simulated| simulated.link.is_some());
     let orders = all.iter().any(|simulated| simulated.choice != "best");
+    let groups = all.iter().any(|simulated| counts(&simulated.outcome).ahead > 0);
     let several = all.iter().any(|simulated| simulated.worst.is_some());
     let mut head = Vec::new();
     head.extend(links.then_some("link"));
@@ -126,14 +128,14 @@ fn steps(all: &[Simulated], look: Look) -> String {
         "share",
         "tokens/s",
         "OTPS",
-        "layers\nnone/da/dba",
+        if groups { "layers\nnone/da/dba/ahead" } else { "layers\nnone/da/dba" },
     ]);
     head.extend(several.then_some("longest\nstep ms"));
     let mut table = look.table();
     table.set_header(head);
     for simulated in all {
         let outcome = &simulated.outcome;
-        let (point, Counts { none, da, dba }) = (&outcome.point, counts(outcome));
+        let (point, Counts { none, da, dba, ahead }) = (&outcome.point, counts(outcome));
         let mut row = Vec::new();
         row.extend(links.then(|| simulated.link.clone().unwrap_or_default()));
         row.extend(orders.then(|| simulated.choice.to_owned()));
@@ -149,7 +151,7 @@ fn steps(all: &[Simulated], look: Look) -> String {
             format!("{:.1}%", 100.0 * exposed_share(outcome)),
             format!("{:.0}", outcome.throughput),
             number(outcome.otps),
-            format!("{none}/{da}/{dba}"),
+            if groups { format!("{none}/{da}/{dba}/{ahead}") } else { format!("{none}/{da}/{dba}") },
         ]);
         let longest = || simulated.worst.as_ref().map_or(outcome.step_ms, |worst| worst.outcome.step_ms);
         row.extend(several.then(|| number(longest())));

@@ -182,7 +182,9 @@ impl Watched {
                 let decided = [(HEAD, false), (TABLES, true), (RESIDENT, true), (FETCHED, true)];
                 let mut list = self.range(range, &decided);
                 list.extend([bytes(selection, false), bytes(&output.slots, true)]);
-                list.extend([self.descriptor(range), self.fetches(range), self.counts(range)]);
+                list.extend([self.descriptor(range), self.counts(range)]);
+                let members = self.geometry.members(self.geometry.group_of(range.layer.index()));
+                list.extend(members.map(|layer| self.fetches(range, layer)));
                 self.split_indices(range, output, (0, u64::MAX), true, &mut list);
                 list
             }
@@ -190,7 +192,8 @@ impl Watched {
                 let touched = [(STORED, false), (PAGE_TABLE, false), (SCRATCH, true), (FETCHED, true)];
                 // Waves after the first fetch only to scratch slots.
                 let mut list = self.range(range, if *wave == 0 { &touched } else { &touched[..3] });
-                list.extend([self.descriptor(range), self.fetches(range), self.counts(range)]);
+                list.extend([self.descriptor(range), self.counts(range)]);
+                list.push(self.fetches(range, range.layer.index()));
                 list
             }
             PoolOp::Scatter(range) => {
@@ -203,7 +206,7 @@ impl Watched {
                 let space = |name| self.space(name, micro_batch.0);
                 vec![
                     Access::read(space(DESCRIPTOR), 0, 1),
-                    Access::read(space(LISTS), 0, self.batch.into()),
+                    Access::read(space(LISTS), 0, self.batch_rows(self.geometry.largest_group())),
                     Access::write(space(COUNTS), 0, 1),
                     bytes(slot, true),
                 ]
@@ -296,7 +299,7 @@ impl Watched {
             list.push(Access::write(self.space(name, lane), 0, self.layers));
         }
         list.push(Access::write(self.space(LANDING, lane), 0, self.layers * self.query_rows));
-        list.push(Access::write(self.space(SCRATCH, lane), 0, 1));
+        list.push(Access::write(self.space(SCRATCH, lane), 0, self.geometry.largest_group().into()));
     }
 
     /// Everything of a lane, the pages that it had, and those that it has from now on.
@@ -365,7 +368,9 @@ impl Watched {
             for (name, write) in names {
                 let access = if *write { Access::write } else { Access::read };
                 let (from, to) = match *name {
-                    SCRATCH | PAGE_TABLE => (0, 1),
+                    PAGE_TABLE => (0, 1),
+                    // Each place in a group has scratch slots of its own.
+                    SCRATCH => (layer - first, layer - first + 1),
                     HEAD | TABLES => (first, first + 1),
                     RESIDENT | FETCHED if decides => (first, end),
                     _ => (layer, layer + 1),
@@ -397,10 +402,15 @@ impl Watched {
         Access::read(self.space(DESCRIPTOR, range.micro_batch.0), 0, 1)
     }
 
-    /// The lists of fetches of `range`.
-    fn fetches(&self, range: &StepRange) -> Access {
-        let (first, count) = (u64::from(range.first), u64::from(range.count));
-        Access::write(self.space(LISTS, range.micro_batch.0), first, first + count)
+    /// The lists of fetches of `range`, as the gathers of `layer` use them: each layer of a group counts its own.
+    fn fetches(&self, range: &StepRange, layer: usize) -> Access {
+        let first = self.batch_rows((layer - self.geometry.first_of(layer)) as u32) + u64::from(range.first);
+        Access::write(self.space(LISTS, range.micro_batch.0), first, first + u64::from(range.count))
+    }
+
+    /// The batch rows of this many places of a group.
+    fn batch_rows(&self, places: u32) -> u64 {
+        u64::from(places) * u64::from(self.batch)
     }
 
     /// Counters of a step are added to, in any order.

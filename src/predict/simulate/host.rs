@@ -42,11 +42,18 @@ impl Bound {
     }
 }
 
-/// Operations and edges of a layer of one micro-batch with one attention wave: see [`crate::overlap::Schedule`].
-const fn calls(order: Overlap) -> (f64, f64) {
+/// Operations and edges of a layer of one micro-batch with one attention wave: see [`crate::overlap::Schedule`]. The
+/// records and waits that are no edges count as halves of one.
+fn calls(order: Overlap, first: u32, layer: u32, group: u32) -> (f64, f64) {
     match order {
         // R, G, S; S after P.
-        Overlap::None => (3.0, 1.0),
+        Overlap::None if layer == first && group == 1 => (3.0, 1.0),
+        // And a record, for the layers that follow.
+        Overlap::None if layer == first => (3.0, 1.5),
+        Overlap::None => (2.0, 1.0),
+        // G after R, whose record is known; A or A1 after G, S after P.
+        Overlap::Ahead => (2.0, 2.5),
+        Overlap::Da | Overlap::Dba if layer != first => (2.0, 2.5),
         // R after top-k, G and A0 after R, A1 after G, S after P.
         Overlap::Da => (3.0, 5.0),
         // R and G of each half, the second R after the second half's top-k.
@@ -63,7 +70,9 @@ impl HostTime {
         let once = setup.shape().layers as usize;
         let layer = |(index, order): (usize, &Overlap)| {
             let times = if index < once { 1.0 } else { f64::from(draft_passes(batch)) };
-            let (operations, edges) = calls(*order);
+            let layer = index as u32;
+            let (first, group) = setup.shape().group_of(layer);
+            let (operations, edges) = calls(*order, first, layer, group);
             times * (operations * operation_us + edges * edge_us)
         };
         let layers_us: f64 = overlap.iter().enumerate().map(layer).sum();

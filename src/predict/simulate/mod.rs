@@ -33,7 +33,7 @@ pub use host::{Bound, HostTime};
 pub use point::{Options, Order, Point, Traffic};
 pub use split::Split;
 
-pub(super) use price::grid;
+pub(super) use price::{LayerAt, Role, grid};
 
 use super::misses::{Misses, Place};
 use super::setup::Setup;
@@ -65,7 +65,7 @@ pub struct Outcome {
     /// By layer, the chosen order.
     pub overlap: Vec<Overlap>,
     /// Layers in the orders of [`Overlap::ALL`].
-    pub counts: [u32; 3],
+    pub counts: [u32; 4],
     /// Tokens a second of a node of 8 GPUs.
     pub throughput: f64,
     /// Tokens a second of one request.
@@ -151,8 +151,10 @@ impl Simulator {
         let mut more_ns = 0.0;
         for (layer, (rows, order)) in misses.rows.iter().zip(&overlap).enumerate() {
             let (batch, share, passes) = self.layer_batch(&batch, misses.share, layer);
-            let nothing = self.prices.price(&self.setup, &batch, share, 0.0, Overlap::None)?;
-            let price = self.prices.price(&self.setup, &batch, share, *rows, *order)?;
+            let at = LayerAt { role: self.role(layer), order: *order, rows: *rows };
+            let bare = LayerAt { order: Overlap::None, rows: 0.0, ..at };
+            let nothing = self.prices.price(&self.setup, &batch, share, bare)?;
+            let price = self.prices.price(&self.setup, &batch, share, at)?;
             exposed_us.push(passes * (price.ns - nothing.ns) / 1e3);
             more_ns += passes * (price.busy_ns - nothing.busy_ns);
         }
@@ -162,16 +164,21 @@ impl Simulator {
         Ok(outcome(&self.setup, point, &batch, sums, misses.rows, overlap, Vec::new()))
     }
 
-    /// Microseconds of one layer in an order, all its micro-batches together, if each request misses `misses` rows in
-    /// it. For [`fit`](super::fit) and for tables of orders.
+    /// Microseconds of one layer that selects for itself, in an order, all its micro-batches together, if each request
+    /// misses `misses` rows in it. For [`fit`](super::fit).
     ///
     /// # Errors
-    /// Errors of [`Simulator::run`].
+    /// Errors of [`Simulator::run`]; [`crate::Kind::InvalidConfig`] for the order ahead.
     pub fn layer_us(&mut self, point: &Point, options: &Options, misses: f64, order: Overlap) -> Result<f64> {
+        self.us_at(point, options, LayerAt { role: Role::First, order, rows: misses })
+    }
+
+    /// As [`Simulator::layer_us`], for a layer with any role.
+    pub(super) fn us_at(&mut self, point: &Point, options: &Options, at: LayerAt) -> Result<f64> {
         point.check(&self.setup)?;
         let batch = self.batch(point, options);
         let share = self.share(point, options);
-        price::layer(&self.setup, &batch, share, misses, order).map(|price| price.ns / 1e3)
+        price::layer(&self.setup, &batch, share, at).map(|price| price.ns / 1e3)
     }
 
     /// The step's content and its misses.
@@ -195,6 +202,10 @@ impl Simulator {
         };
         if rows.len() != shape.layers as usize {
             return Err(bad("misses: not one number for each layer").with("numbers", rows.len() as u64));
+        }
+        // The layers of a group have the same rows resident, and so the misses of the first.
+        for layer in 0..rows.len() {
+            rows[layer] = rows[shape.group_of(layer as u32).0 as usize];
         }
         // A draft pass is one query row of an average layer.
         let mean = rows.iter().sum::<f64>() / rows.len().max(1) as f64;
@@ -252,6 +263,18 @@ impl Simulator {
         // A table may include draft layers that have no pass at this point.
         let all = (self.setup.shape().layers + self.setup.shape().draft_layers) as usize;
         match &options.order {
+            Order::All(Overlap::Ahead) => {
+                let ahead = |layer| match self.role(layer) {
+                    Role::First => Overlap::Da,
+                    Role::Follower(_) => Overlap::Ahead,
+                };
+                let orders: Vec<Overlap> = (0..misses.rows.len()).map(ahead).collect();
+                match orders.contains(&Overlap::Ahead) {
+                    true => Ok(orders),
+                    false => Err(bad("order: ahead needs layers that another one selects for")
+                        .hint("choose a model with index groups, such as glm-5.2")),
+                }
+            }
             Order::All(order) => Ok(vec![*order; misses.rows.len()]),
             Order::Table(table) if table.len() == misses.rows.len() || table.len() == all => {
                 Ok(table.iter().copied().take(misses.rows.len()).collect())
@@ -263,11 +286,16 @@ impl Simulator {
                 let layers = misses.rows.iter().enumerate();
                 let best = layers.map(|(layer, rows)| {
                     let (batch, share, _) = self.layer_batch(batch, misses.share, layer);
-                    self.prices.best(&self.setup, &batch, share, *rows).map(|best| best.0)
+                    let role = self.role(layer);
+                    self.prices.best(&self.setup, &batch, share, role, *rows).map(|best| best.0)
                 });
                 best.collect()
             }
         }
+    }
+
+    fn role(&self, layer: usize) -> Role {
+        Role::of(self.setup.shape(), layer as u32)
     }
 
     /// The step's content for one layer, the fraction of a request's misses that a query row reads there, and its

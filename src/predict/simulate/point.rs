@@ -62,7 +62,7 @@ pub enum Order {
     /// For each layer the order of least time.
     #[default]
     ByLayer,
-    /// The same order for all layers.
+    /// The same order for all layers. With [`Overlap::Ahead`] layers that select for themselves run in DA.
     All(Overlap),
     /// A given order for each layer, draft layers last.
     Table(Vec<Overlap>),

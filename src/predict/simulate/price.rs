@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use super::batch::Batch;
 use super::world::World;
 use crate::error::Result;
+use crate::geometry::Shape;
 use crate::overlap::Overlap;
 use crate::predict::setup::Setup;
 
@@ -24,10 +25,47 @@ pub fn grid(most: f64) -> impl Iterator<Item = f64> + Clone {
 /// have no neighbour, hardly matter.
 const FILL_LAYERS: u32 = 8;
 
+/// What a layer does for others, which decides what it runs and what hides its gather.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// It selects, for itself and perhaps others.
+    First,
+    /// Another layer selects for it and the rest of a group of so many layers. Its price is the mean over the group's
+    /// layers but the first, which all run in the same order, behind a first layer in the order none.
+    Follower(u32),
+}
+
+impl Role {
+    /// The role of a layer of a model.
+    pub fn of(shape: &Shape, layer: u32) -> Role {
+        match shape.group_of(layer) {
+            (first, _) if first == layer => Role::First,
+            (_, layers) => Role::Follower(layers),
+        }
+    }
+
+    /// The orders that such a layer can run in, the simplest first.
+    pub const fn orders(self) -> [Overlap; 3] {
+        match self {
+            Role::First => Overlap::FIRST,
+            Role::Follower(_) => Overlap::FOLLOWER,
+        }
+    }
+}
+
+/// A layer of a step: its role, its order, and the rows that each request misses.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LayerAt {
+    pub role: Role,
+    pub order: Overlap,
+    pub rows: f64,
+}
+
 /// The key of a price.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Priced {
     batch: Batch,
+    role: Role,
     /// The bits of the fraction of a request's misses that a query row reads.
     share: u64,
     order: Overlap,
@@ -51,14 +89,37 @@ impl Price {
     }
 }
 
-/// Runs one layer in an order.
-pub fn layer(setup: &Setup, batch: &Batch, share: f64, misses: f64, order: Overlap) -> Result<Price> {
-    let layers = if batch.fill { FILL_LAYERS } else { 1 };
-    let mut world = World::of_layers(setup, batch, layers)?;
-    let (rows, orders) = (vec![misses; layers as usize], vec![order; layers as usize]);
-    let times = world.step(setup, &rows, share, &orders)?;
-    let layers = f64::from(layers);
-    Ok(Price { ns: times.layers_ns.iter().sum::<f64>() / layers, busy_ns: times.busy_ns / layers })
+/// Runs one layer.
+pub fn layer(
+    setup: &Setup,
+    batch: &Batch,
+    share: f64,
+    LayerAt { role, order, rows }: LayerAt,
+) -> Result<Price> {
+    let least = if batch.fill { FILL_LAYERS } else { 1 };
+    let group = match role {
+        Role::First => 1,
+        Role::Follower(layers) => layers,
+    };
+    let groups = least.div_ceil(group);
+    let layers = groups * group;
+    let of_layer = |layer: u32| if layer.is_multiple_of(group) && group > 1 { Overlap::None } else { order };
+    let orders: Vec<Overlap> = (0..layers).map(of_layer).collect();
+    let mut world = World::of_layers(setup, batch, layers, group)?;
+    let times = world.step(setup, &vec![rows; layers as usize], share, &orders)?;
+    if role == Role::First {
+        let layers = f64::from(layers);
+        return Ok(Price {
+            ns: times.layers_ns.iter().sum::<f64>() / layers,
+            busy_ns: times.busy_ns / layers,
+        });
+    }
+    let (firsts, followers) = (f64::from(groups), f64::from(layers - groups));
+    let first = LayerAt { role: Role::First, order: Overlap::None, rows };
+    let busy_ns = times.busy_ns - firsts * layer(setup, batch, share, first)?.busy_ns;
+    let ns = (0_u32..).zip(&times.layers_ns).filter(|(layer, _)| !layer.is_multiple_of(group));
+    let ns: f64 = ns.map(|(_, ns)| ns).sum();
+    Ok(Price { ns: ns / followers, busy_ns: busy_ns / followers })
 }
 
 /// The prices of one setup's layers so far.
@@ -68,50 +129,46 @@ pub struct Prices {
 }
 
 impl Prices {
-    /// The price of one layer with `rows` misses per request. `setup` is the same in every call.
-    pub fn price(
-        &mut self,
-        setup: &Setup,
-        batch: &Batch,
-        share: f64,
-        rows: f64,
-        order: Overlap,
-    ) -> Result<Price> {
+    /// The price of one layer. `setup` is the same in every call.
+    pub fn price(&mut self, setup: &Setup, batch: &Batch, share: f64, at: LayerAt) -> Result<Price> {
+        let rows = at.rows;
         let most = f64::from(setup.shape().top_k) * f64::from(batch.query_rows);
         let grid = grid(most);
         let low = grid.clone().take_while(|point| *point <= rows).last().unwrap_or(0.0);
         let above = grid.clone().find(|point| *point > rows).unwrap_or(most);
         let part = if above > low { (rows - low) / (above - low) } else { 0.0 };
-        let a = self.priced(setup, batch, share, low, order)?;
+        let a = self.priced(setup, batch, share, LayerAt { rows: low, ..at })?;
         if part == 0.0 {
             return Ok(a);
         }
-        let b = self.priced(setup, batch, share, above, order)?;
+        let b = self.priced(setup, batch, share, LayerAt { rows: above, ..at })?;
         Ok(Price::between(a, b, part))
     }
 
-    fn priced(
-        &mut self,
-        setup: &Setup,
-        batch: &Batch,
-        share: f64,
-        rows: f64,
-        order: Overlap,
-    ) -> Result<Price> {
-        let key = Priced { batch: *batch, share: share.to_bits(), order, rows: rows.to_bits() };
+    fn priced(&mut self, setup: &Setup, batch: &Batch, share: f64, at: LayerAt) -> Result<Price> {
+        let LayerAt { role, order, rows } = at;
+        let key = Priced { batch: *batch, role, share: share.to_bits(), order, rows: rows.to_bits() };
         if let Some(known) = self.known.get(&key) {
             return Ok(*known);
         }
-        let price = layer(setup, batch, share, rows, order)?;
+        let price = layer(setup, batch, share, at)?;
         self.known.insert(key, price);
         Ok(price)
     }
 
-    /// The order of least time and its price; among equals the simpler one.
-    pub fn best(&mut self, setup: &Setup, batch: &Batch, share: f64, rows: f64) -> Result<(Overlap, Price)> {
-        let mut best = (Overlap::None, self.price(setup, batch, share, rows, Overlap::None)?);
-        for order in [Overlap::Da, Overlap::Dba] {
-            let price = self.price(setup, batch, share, rows, order)?;
+    /// The order of least time of a layer with this role, and its price; among equals the simpler one.
+    pub fn best(
+        &mut self,
+        setup: &Setup,
+        batch: &Batch,
+        share: f64,
+        role: Role,
+        rows: f64,
+    ) -> Result<(Overlap, Price)> {
+        let [none, others @ ..] = role.orders();
+        let mut best = (none, self.price(setup, batch, share, LayerAt { role, order: none, rows })?);
+        for order in others {
+            let price = self.price(setup, batch, share, LayerAt { role, order, rows })?;
             if price.ns < best.1.ns {
                 best = (order, price);
             }

@@ -9,6 +9,7 @@
 
 use super::Simulator;
 use super::point::{Options, Point, bad};
+use super::price::Role;
 use crate::error::Result;
 use crate::predict::misses::{Misses, Place, Table};
 
@@ -70,7 +71,7 @@ impl Simulator {
     ///
     /// # Errors
     /// Errors of [`Simulator::run`]; [`crate::Kind::InvalidConfig`] for misses that are not a curve, or a setup with
-    /// draft layers.
+    /// draft layers or index groups.
     pub fn split(&mut self, point: &Point, options: &Options) -> Result<Split> {
         point.check(&self.setup)?;
         let Misses::Curve(curve) = self.misses(options)?.clone() else {
@@ -78,6 +79,9 @@ impl Simulator {
         };
         if self.setup.shape().draft_layers > 0 {
             return Err(bad("model.draft_layers: a split needs a setup without draft layers"));
+        }
+        if self.setup.shape().group_layers > 1 {
+            return Err(bad("model: a split needs a model whose layers each select for themselves"));
         }
         let first = curve.least(point.context);
         if point.ratio < first || point.ratio >= 1.0 {
@@ -121,7 +125,7 @@ impl Simulator {
         for piece in 0..=((1.0 - first) / PIECE).ceil() as usize {
             let rows = self.layer_misses(&misses, point, ratio_of(first, piece))?;
             for (times, rows) in times.iter_mut().zip(rows) {
-                times.push(self.prices.best(&self.setup, &batch, share, rows)?.1.ns);
+                times.push(self.prices.best(&self.setup, &batch, share, Role::First, rows)?.1.ns);
             }
         }
         Ok(times)

@@ -81,9 +81,9 @@ impl World {
         World::build(setup, batch, *setup.shape(), record)
     }
 
-    /// For a step of some layers only, each of which selects for itself.
-    pub fn of_layers(setup: &Setup, batch: &Batch, layers: u32) -> Result<World> {
-        let shape = Shape { layers, draft_layers: 0, lone_layers: 0, group_layers: 0, ..*setup.shape() };
+    /// For a step of some layers only, in groups of `group`.
+    pub fn of_layers(setup: &Setup, batch: &Batch, layers: u32, group: u32) -> Result<World> {
+        let shape = Shape { layers, draft_layers: 0, lone_layers: 0, group_layers: group, ..*setup.shape() };
         World::build(setup, batch, shape, false)
     }
 

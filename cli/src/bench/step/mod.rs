@@ -154,7 +154,7 @@ impl Study<'_> {
     /// The most steps that a cache of these points makes.
     fn steps(&self, points: &[Point]) -> u32 {
         // Every kind of step in each round and in the first one, checks, and works beside gathers.
-        let each = (self.rounds() + 1) * (2 * Overlap::ALL.len() as u32 + 2) + BESIDE + 2;
+        let each = (self.rounds() + 1) * (2 * Overlap::FIRST.len() as u32 + 2) + BESIDE + 2;
         let fill = points.first().map_or(0, |point| fills(point.budget, point.top_k));
         fill + each * points.len() as u32
     }
@@ -281,7 +281,7 @@ impl Study<'_> {
         let (mut works, engine) = self.engine(machine, point, line)?;
         let scale = works.lengths.scale;
         // One sequence has no halves, so DBA is DA.
-        let orders = Overlap::ALL.into_iter().filter(|order| *order != Overlap::Dba || point.batch > 1);
+        let orders = Overlap::FIRST.into_iter().filter(|order| *order != Overlap::Dba || point.batch > 1);
         let mut kinds = Vec::new();
         for order in orders {
             let by_layer = vec![order; point.layers as usize];

@@ -33,7 +33,7 @@ pub fn exposed(setup: &Setup, rates: &Rates, point: &Point, scale: f64) -> Resul
     };
     let options = Options { two_batch: Some(false), misses: Some(misses), ..Options::default() };
     let prices = Simulator::new(setup).prices(&place, &options)?;
-    Ok(Overlap::ALL.map(|order| (order, added_us(&prices, order, point.misses) * scale)).into())
+    Ok(Overlap::FIRST.map(|order| (order, added_us(&prices, order, point.misses) * scale)).into())
 }
 
 /// The time that an order adds to a layer without misses in the order none.
