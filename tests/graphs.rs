@@ -110,10 +110,14 @@ struct Run {
     came: Arc<Mutex<BTreeMap<u64, Came>>>,
 }
 
-/// The tables to capture: each order alone, and one that mixes them.
-fn tables() -> Vec<Vec<Overlap>> {
-    let mixed = vec![Overlap::Dba, Overlap::None, Overlap::Da, Overlap::Da];
-    Overlap::FIRST.iter().map(|order| vec![*order; ALL as usize]).chain([mixed]).collect()
+/// The tables to capture: each order alone, and one that mixes them; in a group also layers that run ahead.
+fn tables(config: &Config) -> Vec<Vec<Overlap>> {
+    let [none, da, dba, ahead] = Overlap::ALL;
+    let alone = Overlap::FIRST.into_iter().map(|order| vec![order; ALL as usize]);
+    let mixed = [vec![dba, none, da, da]];
+    let grouped = [vec![dba, ahead, ahead, da], vec![none, ahead, da, dba], vec![da, none, ahead, none]];
+    let grouped = grouped.into_iter().filter(|_| config.shape.group_layers > 1);
+    alone.chain(mixed).chain(grouped).collect()
 }
 
 /// The same, but the ordinary layers share a selection, and their rows differ in size.
@@ -307,7 +311,8 @@ impl Run {
 
     /// Enqueues the steps' layers, or launches their captured graph.
     fn enqueue(&mut self, steps: &mut [Step; 2]) {
-        let table = self.draw(30, tables().len() as u32) as usize;
+        let tables = tables(self.cache.config());
+        let table = self.draw(30, tables.len() as u32) as usize;
         let [first, second] = steps;
         if let Some((graph, captured)) = &self.own {
             let streams = self.layers.map(|layers| layers.streams.compute);
@@ -320,7 +325,7 @@ impl Run {
             self.cache.launched(captured, &mut [first, second]).unwrap();
         } else if self.captured.is_empty() {
             let mut with = [(first, self.layers[0]), (second, self.layers[1])];
-            let by_layer = &tables()[table];
+            let by_layer = &tables[table];
             let enqueued = self
                 .with_engine(|cache, engine| cache.overlap_steps(&mut with, by_layer, QUERY_ROWS, engine));
             enqueued.unwrap();
@@ -394,7 +399,7 @@ fn layers_enqueued_one_by_one_read_every_selected_row() {
 fn layers_that_share_a_selection_read_every_selected_row() {
     let mut run = Run::of(grouped(), 5, TestDevice::new(HostOptions::default()));
     run.resizes = true;
-    (0..60).for_each(|_| run.step());
+    (0..100).for_each(|_| run.step());
     run.check_total();
     assert!(run.cache.stats().moved_rows > 0);
     let counts = run.came().into_values().flat_map(|came| came.counts.concat());

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use device::TestDevice;
 use forebay::device::descriptor::LayerCount;
 use forebay::device::host::HostOptions;
-use forebay::device::{Device, Slice, Stream};
+use forebay::device::{Device, Slice, SplitIndices, Stream};
 use forebay::overlap::{EngineCall, Overlap, OverlapStreams};
 use forebay::{
     Accepted, BatchRow, BringUp, Budget, Buffers, Cache, Config, Error, IndexGroup, Kind, Layer, LayerCall,
@@ -448,6 +448,52 @@ fn a_first_layer_of_the_schedule_resolves_for_layers_that_the_engine_calls() {
     e.settle();
     let counts = e.cache.retire(step, own).unwrap().total();
     assert_eq!(counts, (0, u64::from(K * LAYERS)));
+}
+
+/// In the orders da and ahead, a layer's gather follows an event of the schedule that resolved for it.
+#[test]
+fn a_layer_hides_its_gather_only_behind_a_layer_that_the_schedule_resolved() {
+    let mut e = Engine::new(config(), TestDevice::new(HostOptions::default()));
+    e.start(200, 40, BringUp::Nothing);
+    let (mut step, buffers) = e.begin();
+    let (own, gather) = (e.stream, e.device.stream().unwrap());
+    let streams = OverlapStreams { compute: own, resolve: own, gather, scatter: own };
+    let words = |count: u32| e.device.allocate(4 * u64::from(count)).unwrap();
+    let lists = SplitIndices { lists: words(2 * K), counts: words(2), batch: 1 };
+    let buffers = Buffers { split_indices: Some(lists), ..buffers };
+    let layers = Layers { streams, batch: 1, half: 1, buffers };
+    let mut overlap = |e: &mut Engine, layer, order| {
+        e.cache.overlap(&mut step, Layer(layer), None, order, &layers, &mut Idle).map_err(refused)
+    };
+    let lone = (Kind::InvalidConfig, "the order ahead in a layer that selects for itself".to_owned());
+    let early = "the schedule has not resolved the layer that selects for this one".to_owned();
+    let early = Err((Kind::InvalidState, early));
+    for layer in [0, 1, 4] {
+        assert_eq!(overlap(&mut e, layer, Overlap::Ahead), Err(lone.clone()));
+    }
+    overlap(&mut e, 0, Overlap::Da).unwrap();
+    for order in [Overlap::Da, Overlap::Dba, Overlap::Ahead] {
+        assert_eq!(overlap(&mut e, 2, order), early);
+    }
+    overlap(&mut e, 1, Overlap::None).unwrap();
+    overlap(&mut e, 2, Overlap::Ahead).unwrap();
+    overlap(&mut e, 3, Overlap::Da).unwrap();
+    overlap(&mut e, 4, Overlap::Dba).unwrap();
+    assert_eq!(overlap(&mut e, 3, Overlap::Ahead), early, "another layer was resolved since");
+    e.cache.finish(&mut step, own).unwrap();
+    e.settle();
+    assert_eq!(e.cache.retire(step, own).unwrap().total(), (0, u64::from(K * LAYERS)));
+    // For all layers at once, nothing is enqueued either.
+    let (mut step, _) = e.begin();
+    let orders = [Overlap::None, Overlap::Ahead, Overlap::Ahead, Overlap::Ahead, Overlap::None];
+    let steps = &mut [(&mut step, layers)];
+    let error = e.cache.overlap_steps(steps, &orders, 0, &mut Idle).unwrap_err();
+    assert_eq!((error.number("layer"), refused(error)), (Some(1), lone));
+    let orders = [Overlap::None, Overlap::None, Overlap::Ahead, Overlap::Ahead, Overlap::None];
+    e.cache.overlap_steps(steps, &orders, 0, &mut Idle).unwrap();
+    e.cache.finish(&mut step, own).unwrap();
+    e.settle();
+    assert_eq!(e.cache.retire(step, own).unwrap().total().0, u64::from(K * LAYERS));
 }
 
 #[test]

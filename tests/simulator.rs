@@ -13,6 +13,7 @@ mod host;
 #[path = "simulator/refusals.rs"]
 mod refusals;
 
+use forebay::Shape;
 use forebay::device::rates::{Rates, RowRate};
 use forebay::overlap::Overlap;
 use forebay::predict::fit::{Fitted, Measurements, fit};
@@ -56,6 +57,62 @@ fn all(order: Overlap) -> Options {
 fn on_the_page(lines: &[String]) {
     let missing = lines.iter().filter(|line| !PAGE.lines().any(|on| on == line.as_str())).count();
     assert_eq!(missing, 0, "docs/simulator.md should have:\n{}", lines.join("\n"));
+}
+
+/// Each layer of a GLM-5.2 step, and whether another one selects for it.
+fn of_glm(out: &Outcome) -> impl Iterator<Item = (bool, Overlap, f64, f64)> {
+    let follows = |layer: u32| Shape::GLM_5_2.group_of(layer).0 != layer;
+    let layers = out.overlap.iter().zip(&out.exposed_us).zip(&out.misses);
+    (0..).zip(layers).map(move |(layer, ((order, us), misses))| (follows(layer), *order, *us, *misses))
+}
+
+/// Issue 19: GLM-5.2 at batch 64 and 64K exposes at most 0.5% of the step in layers whose gather is known ahead. With
+/// two query rows and a tenth of the rows resident, the link takes longer than the layers, and no order can hide that.
+#[test]
+fn gathers_that_are_known_ahead_are_hidden() {
+    let mut glm = Simulator::new(ess().of_model("glm-5.2").unwrap());
+    let mut lines = Vec::new();
+    for (mtp, ratio) in [(1, 0.1), (1, 0.15), (1, 0.2), (1, 0.3), (2, 0.1), (2, 0.15), (2, 0.2), (2, 0.3)] {
+        let accept = if mtp == 1 { 1.0 } else { 1.7 };
+        let point = Point { context: 64 << 10, batch: 64, mtp, accept, ratio };
+        let orders = [Overlap::None, Overlap::Da, Overlap::Ahead].map(Order::All);
+        let exposed = orders.into_iter().chain([Order::ByLayer]).map(|order| {
+            let options = Options { order, ..Options::default() };
+            let (out, estimate) =
+                (glm.run(&point, &options).unwrap(), glm.estimate(&point, &options).unwrap());
+            assert_eq!(out.counts.iter().sum::<u32>(), 78);
+            assert!(options.order != Order::ByLayer || out.counts[3] > 50, "{:?}", out.counts);
+            assert!((estimate.step_ms / out.step_ms - 1.0).abs() < 0.001, "{point:?} {}", estimate.step_ms);
+            let known: f64 = of_glm(&out).filter(|layer| layer.0).map(|layer| layer.2).sum();
+            [known / 1e3, out.exposed_ms].map(|ms| 100.0 * (ms / out.step_ms).max(0.0))
+        });
+        let exposed: Vec<[f64; 2]> = exposed.collect();
+        let [none, da, ahead, best] = exposed[..] else { panic!() };
+        let most = if (mtp, ratio) == (2, 0.1) { 1.5 } else { 0.5 };
+        assert!(ahead[0] <= most && best[0] <= most, "{point:?} {exposed:?}");
+        assert!(none[0] > 5.0 && best[1] <= ahead[1] && ahead[1] < da[1] && da[1] < none[1], "{exposed:?}");
+        let cells = [none, da, ahead, best].map(|[known, all]| format!("{known:.1}%, {all:.1}%"));
+        lines.push(format!("| {mtp} | {ratio} | {} |", cells.join(" | ")));
+    }
+    on_the_page(&lines);
+}
+
+#[test]
+fn layers_of_a_group_have_the_misses_of_the_one_that_selects() {
+    let (glm, plain) = (ess().of_model("glm-5.2").unwrap(), ess().of_model("glm-5").unwrap());
+    let point = Point { context: 64 << 10, batch: 64, mtp: 1, accept: 1.0, ratio: 0.2 };
+    let out = Simulator::new(glm).run(&point, &all(Overlap::None)).unwrap();
+    let known = Simulator::new(plain).run(&point, &all(Overlap::None)).unwrap();
+    for (layer, (_, _, _, misses)) in of_glm(&out).enumerate() {
+        assert_eq!(misses, known.misses[Shape::GLM_5_2.group_of(layer as u32).0 as usize]);
+    }
+    // 57 layers have no indexer.
+    assert!(out.step_ms < known.step_ms);
+    let error = simulator().run(&POINT, &all(Overlap::Ahead)).unwrap_err();
+    assert!(error.to_string().contains("ahead needs layers that another one selects for"), "{error}");
+    let mut glm = Simulator::new(ess().of_model("glm-5.3").unwrap());
+    let error = glm.split(&point, &Options::default()).unwrap_err();
+    assert!(error.to_string().contains("each select for themselves"), "{error}");
 }
 
 // ---- what was fitted ---------------------------------------------------------------------------------
@@ -111,7 +168,7 @@ fn a_known_engine_is_found_from_its_measurements() {
     let mut found = Simulator::new(fit(&measured).unwrap().setup);
     for (batch, context, ratio) in [(64, 32 << 10, 0.3), (160, 32 << 10, 0.21), (40, 128 << 10, 0.1)] {
         let point = Point { ratio, accept: 1.7, ..point(batch, context, 2) };
-        for order in Overlap::ALL {
+        for order in Overlap::FIRST {
             let (a, b) = (known.run(&point, &all(order)).unwrap(), found.run(&point, &all(order)).unwrap());
             assert!((a.step_ms / b.step_ms - 1.0).abs() < 0.005, "{} {} {}", batch, a.step_ms, b.step_ms);
         }
@@ -145,7 +202,7 @@ fn without_overlap_a_layer_waits_for_every_row_of_the_half_batch() {
 fn the_orders_rank_as_in_the_digitised_figure() {
     let mut simulator = simulator();
     for misses in [32.0, 64.0, 128.0, 256.0, 512.0] {
-        let [none, da, dba] = Overlap::ALL.map(|order| bar(&mut simulator, misses, order));
+        let [none, da, dba] = Overlap::FIRST.map(|order| bar(&mut simulator, misses, order));
         assert_eq!(da <= dba, misses <= 128.0, "{misses}: {da} {dba}");
         assert!(none > da.min(dba), "{misses}: {none}");
     }
@@ -162,7 +219,7 @@ fn no_order_pays_at_small_batches() {
         paying.unwrap()
     };
     let point = Point { context: 32 << 10, batch: 4, ratio: 0.5, ..POINT };
-    assert_eq!(simulator.run(&point, &Options::default()).unwrap().counts, [61, 0, 0]);
+    assert_eq!(simulator.run(&point, &Options::default()).unwrap().counts, [61, 0, 0, 0]);
     let lines = [(32, 0.5), (32, 0.21), (128, 0.2)].map(|(context, ratio)| {
         format!("| {context}K | {ratio} | {} |", batches(&mut simulator, context << 10, ratio))
     });
@@ -187,7 +244,7 @@ fn the_page_has_the_predictions() {
     let mut lines = Vec::new();
     for point in points.chain(long) {
         let out = simulator.run(&point, &Options::default()).unwrap();
-        let [none, da, dba] = out.counts;
+        let [none, da, dba, _] = out.counts;
         lines.push(format!(
             "| {}K | {} | {} | {} | {} | {:.2} | {:.0} | {:.2} | {:.2} | {none}, {da}, {dba} |",
             point.context >> 10,

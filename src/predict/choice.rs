@@ -2,7 +2,7 @@
 //! each order, over a grid of misses.
 //!
 //! The layers of a model differ only in their misses and in whether they select, so the same prices apply to all that
-//! select, and others to the rest of each index group. Draft layers have others, of one query row per draft pass and all their passes together. A price covers all micro-batches of the
+//! select, and others to the rest of each index group, behind a first layer in DA. Draft layers have others, of one query row per draft pass and all their passes together. A price covers all micro-batches of the
 //! batch, because a table is chosen for the whole step.
 
 use crate::error::Result;
@@ -23,7 +23,7 @@ impl Simulator {
         let mut known: Vec<(Role, [Vec<f64>; 4])> = Vec::new();
         let mut layers = Vec::with_capacity(shape.layers as usize);
         for layer in 0..shape.layers {
-            let role = Role::of(&shape, layer);
+            let role = Role::of(&shape, layer, Overlap::Da);
             if let Some((_, list)) = known.iter().find(|(other, _)| *other == role) {
                 layers.push(list.clone());
                 continue;

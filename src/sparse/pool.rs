@@ -210,7 +210,7 @@ mod tests {
         let layout = config.layout(&geometry, 4096).unwrap();
         assert_eq!(layout.tables.len(), 2);
         // 401 scratch slots are 7 blocks: of 1152-byte rows 126 pages, which end in the 13th block of 656-byte rows.
-        assert_eq!(layout.scratch_bytes, 126 * 4096);
+        assert_eq!((layout.scratch_bytes, layout.scratch_places), (126 * 4096, 2));
         assert!(
             layout.tables.iter().all(|shape| (shape.landing_base, shape.budget_base) == (13 * 64, 14 * 64))
         );

@@ -39,7 +39,7 @@ fn compare(config: &Config, seed: u64, order: Option<u64>, steps: u64, resizes: 
     let mut host = Run::of(config.clone(), seed, TestDevice::host(HostOptions::default()));
     let mut graphs = Run::of(config.clone(), seed, on_cuda(order));
     (host.resizes, graphs.resizes) = (resizes, resizes);
-    capture(&mut graphs, &tables());
+    capture(&mut graphs, &tables(config));
     for step in 1..=steps {
         host.step();
         graphs.step();
@@ -184,7 +184,7 @@ fn control_the_edges_around_a_launch_that_are_left_out_show_for_some_seed() {
 /// whether the graph ends nevertheless.
 fn launched_next_to_a_held_stream(left_out: u64) -> bool {
     let mut run = Run::new(8, on_cuda(None));
-    capture(&mut run, &tables());
+    capture(&mut run, &tables(&config()));
     (0..2).for_each(|micro| run.open(micro));
     run.number += 1;
     let (device, computes) = (run.device.clone(), run.layers.map(|layers| layers.streams.compute));
@@ -263,7 +263,7 @@ fn a_graph_serves_only_steps_of_its_own_cache_while_that_cache_exists() {
     }
     let device = on_cuda(None);
     let mut run = Run::new(4, device.clone());
-    capture(&mut run, &tables());
+    capture(&mut run, &tables(&config()));
     let mut other = Run::new(4, device);
     (0..2).for_each(|micro| other.open(micro));
     let mut steps = [other.prepare(0), other.prepare(1)];
@@ -289,7 +289,7 @@ fn steps_that_do_not_fit_a_graph_are_refused_and_unchanged() {
         return;
     }
     let mut run = Run::new(11, on_cuda(None));
-    capture(&mut run, &tables());
+    capture(&mut run, &tables(&config()));
     (0..2).for_each(|micro| run.open(micro));
     run.number += 1;
     let mut steps = [run.prepare(0), run.prepare(1)];
@@ -325,7 +325,7 @@ fn an_engine_that_fails_in_a_capture_leaks_nothing() {
     }
     assert!(calls > 60, "{calls}");
     // Nothing ran, and the streams are unchanged.
-    capture(&mut run, &tables());
+    capture(&mut run, &tables(&config()));
     (0..10).for_each(|_| run.step());
     run.check_total();
 }
@@ -421,7 +421,7 @@ fn a_callback_that_panics_in_a_capture_leaks_nothing() {
         AssertUnwindSafe(|| run.cache.capture(&bucket(&both, &orders), &mut Panicking).map(|_| ()));
     assert!(catch_unwind(captured).is_err());
     assert_eq!(run.device.standin().map(Standin::held_resources), held);
-    capture(&mut run, &tables());
+    capture(&mut run, &tables(&config()));
     (0..4).for_each(|_| run.step());
     run.check_total();
 }
@@ -464,7 +464,7 @@ fn a_replay_that_is_refused_after_its_launch_ends_after_the_graph() {
     let mut late = 0;
     for call in 0.. {
         let mut run = Run::new(8, on_cuda(None));
-        capture(&mut run, &tables());
+        capture(&mut run, &tables(&config()));
         (0..2).for_each(|micro| run.open(micro));
         run.number += 1;
         let mut steps = [run.prepare(0), run.prepare(1)];
@@ -503,7 +503,7 @@ fn layers_on_another_stream_than_the_steps_are_refused() {
         return;
     }
     let mut run = Run::new(11, on_cuda(None));
-    capture(&mut run, &tables());
+    capture(&mut run, &tables(&config()));
     (0..2).for_each(|micro| run.open(micro));
     run.number += 1;
     run.layers.swap(0, 1);

@@ -56,10 +56,10 @@ pub fn config(waves: u32) -> Config {
     }
 }
 
-/// The same, and both layers share a selection.
+/// The same with three layers, which share a selection.
 pub fn grouped(waves: u32) -> Config {
     let config = config(waves);
-    Config { shape: Shape { group_layers: 2, ..config.shape }, ..config }
+    Config { shape: Shape { layers: 3, group_layers: 3, ..config.shape }, ..config }
 }
 
 /// One micro-batch's streams and buffers.
@@ -140,7 +140,7 @@ impl Engine for Caller {
             Work::Index => {
                 let selection = self.of(self.micro[micro_batch.index()].selection, call);
                 self.watch.index(stream, &selection)?;
-                let words = (0..selection.bytes() as u32 / 4).map(|i| (i % K * 3 + layer.0) % PROMPT);
+                let words = (0..selection.bytes() as u32 / 4).map(|i| (i % K * 3 + layer.0 % 3) % PROMPT);
                 let bytes: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
                 self.host.write(selection, &bytes)
             }
@@ -268,7 +268,7 @@ impl Rig {
     }
 
     /// Enqueues a step of both micro-batches, with the given order of each layer, and leaves it in flight.
-    pub fn step(&mut self, orders: [Overlap; 3], accepted: u32) -> Result<()> {
+    pub fn step<const LAYERS: usize>(&mut self, orders: [Overlap; LAYERS], accepted: u32) -> Result<()> {
         let mut caller = self.caller();
         let mut steps = Vec::new();
         for micro in 0..2 {
@@ -304,7 +304,7 @@ impl Rig {
     }
 
     /// `steps` steps, two in flight at a time.
-    pub fn run(&mut self, orders: [Overlap; 3], steps: u32) -> Result<()> {
+    pub fn run<const LAYERS: usize>(&mut self, orders: [Overlap; LAYERS], steps: u32) -> Result<()> {
         for step in 0..steps {
             self.step(orders, if step == 0 { 0 } else { 1 + step % QUERY_ROWS })?;
         }

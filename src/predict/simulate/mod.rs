@@ -151,7 +151,7 @@ impl Simulator {
         let mut more_ns = 0.0;
         for (layer, (rows, order)) in misses.rows.iter().zip(&overlap).enumerate() {
             let (batch, share, passes) = self.layer_batch(&batch, misses.share, layer);
-            let at = LayerAt { role: self.role(layer), order: *order, rows: *rows };
+            let at = LayerAt { role: self.role(layer, &overlap), order: *order, rows: *rows };
             let bare = LayerAt { order: Overlap::None, rows: 0.0, ..at };
             let nothing = self.prices.price(&self.setup, &batch, share, bare)?;
             let price = self.prices.price(&self.setup, &batch, share, at)?;
@@ -178,7 +178,7 @@ impl Simulator {
         point.check(&self.setup)?;
         let batch = self.batch(point, options);
         let share = self.share(point, options);
-        price::layer(&self.setup, &batch, share, at).map(|price| price.ns / 1e3)
+        price::layer_price(&self.setup, &batch, share, at).map(|price| price.ns / 1e3)
     }
 
     /// The step's content and its misses.
@@ -264,11 +264,9 @@ impl Simulator {
         let all = (self.setup.shape().layers + self.setup.shape().draft_layers) as usize;
         match &options.order {
             Order::All(Overlap::Ahead) => {
-                let ahead = |layer| match self.role(layer) {
-                    Role::First => Overlap::Da,
-                    Role::Follower(_) => Overlap::Ahead,
-                };
-                let orders: Vec<Overlap> = (0..misses.rows.len()).map(ahead).collect();
+                let selects = |layer: u32| self.setup.shape().group_of(layer).0 == layer;
+                let order = |layer| if selects(layer) { Overlap::Da } else { Overlap::Ahead };
+                let orders: Vec<Overlap> = (0..misses.rows.len() as u32).map(order).collect();
                 match orders.contains(&Overlap::Ahead) {
                     true => Ok(orders),
                     false => Err(bad("order: ahead needs layers that another one selects for")
@@ -283,19 +281,22 @@ impl Simulator {
                 Err(bad("order: not one for each layer").with("orders", table.len() as u64))
             }
             Order::ByLayer => {
-                let layers = misses.rows.iter().enumerate();
-                let best = layers.map(|(layer, rows)| {
+                let mut orders = Vec::with_capacity(misses.rows.len());
+                for (layer, rows) in misses.rows.iter().enumerate() {
                     let (batch, share, _) = self.layer_batch(batch, misses.share, layer);
-                    let role = self.role(layer);
-                    self.prices.best(&self.setup, &batch, share, role, *rows).map(|best| best.0)
-                });
-                best.collect()
+                    let role = self.role(layer, &orders);
+                    orders.push(self.prices.best(&self.setup, &batch, share, role, *rows)?.0);
+                }
+                Ok(orders)
             }
         }
     }
 
-    fn role(&self, layer: usize) -> Role {
-        Role::of(self.setup.shape(), layer as u32)
+    /// A layer's role, behind layers in these orders.
+    fn role(&self, layer: usize, orders: &[Overlap]) -> Role {
+        let shape = self.setup.shape();
+        let first = orders.get(shape.group_of(layer as u32).0 as usize).copied().unwrap_or_default();
+        Role::of(shape, layer as u32, first)
     }
 
     /// The step's content for one layer, the fraction of a request's misses that a query row reads there, and its

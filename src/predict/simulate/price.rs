@@ -30,17 +30,22 @@ const FILL_LAYERS: u32 = 8;
 pub enum Role {
     /// It selects, for itself and perhaps others.
     First,
-    /// Another layer selects for it and the rest of a group of so many layers. Its price is the mean over the group's
-    /// layers but the first, which all run in the same order, behind a first layer in the order none.
-    Follower(u32),
+    /// Another layer selects for it. Its price is what it adds to the group's time, as the mean over the layers behind
+    /// the first, which all run in the same order.
+    Follower {
+        /// The layers of the group.
+        layers: u32,
+        /// The order of the first.
+        first: Overlap,
+    },
 }
 
 impl Role {
-    /// The role of a layer of a model.
-    pub fn of(shape: &Shape, layer: u32) -> Role {
+    /// The role of a layer of a model, if the one that selects for it runs in the order `first`.
+    pub fn of(shape: &Shape, layer: u32, first: Overlap) -> Role {
         match shape.group_of(layer) {
-            (first, _) if first == layer => Role::First,
-            (_, layers) => Role::Follower(layers),
+            (selects, _) if selects == layer => Role::First,
+            (_, layers) => Role::Follower { layers, first },
         }
     }
 
@@ -48,7 +53,7 @@ impl Role {
     pub const fn orders(self) -> [Overlap; 3] {
         match self {
             Role::First => Overlap::FIRST,
-            Role::Follower(_) => Overlap::FOLLOWER,
+            Role::Follower { .. } => Overlap::FOLLOWER,
         }
     }
 }
@@ -89,37 +94,31 @@ impl Price {
     }
 }
 
-/// Runs one layer.
-pub fn layer(
-    setup: &Setup,
-    batch: &Batch,
-    share: f64,
-    LayerAt { role, order, rows }: LayerAt,
-) -> Result<Price> {
+/// Runs one layer, or the group of a layer that another one selects for.
+pub fn layer_price(setup: &Setup, batch: &Batch, share: f64, at: LayerAt) -> Result<Price> {
+    let LayerAt { role, order, rows } = at;
     let least = if batch.fill { FILL_LAYERS } else { 1 };
-    let group = match role {
-        Role::First => 1,
-        Role::Follower(layers) => layers,
+    let (group, first) = match role {
+        Role::First => (1, order),
+        Role::Follower { layers, first } => (layers, first),
     };
     let groups = least.div_ceil(group);
     let layers = groups * group;
-    let of_layer = |layer: u32| if layer.is_multiple_of(group) && group > 1 { Overlap::None } else { order };
-    let orders: Vec<Overlap> = (0..layers).map(of_layer).collect();
+    let orders: Vec<Overlap> =
+        (0..layers).map(|layer| if layer.is_multiple_of(group) { first } else { order }).collect();
     let mut world = World::of_layers(setup, batch, layers, group)?;
     let times = world.step(setup, &vec![rows; layers as usize], share, &orders)?;
-    if role == Role::First {
-        let layers = f64::from(layers);
-        return Ok(Price {
-            ns: times.layers_ns.iter().sum::<f64>() / layers,
-            busy_ns: times.busy_ns / layers,
-        });
-    }
-    let (firsts, followers) = (f64::from(groups), f64::from(layers - groups));
-    let first = LayerAt { role: Role::First, order: Overlap::None, rows };
-    let busy_ns = times.busy_ns - firsts * layer(setup, batch, share, first)?.busy_ns;
-    let ns = (0_u32..).zip(&times.layers_ns).filter(|(layer, _)| !layer.is_multiple_of(group));
-    let ns: f64 = ns.map(|(_, ns)| ns).sum();
-    Ok(Price { ns: ns / followers, busy_ns: busy_ns / followers })
+    let whole = Price { ns: times.layers_ns.iter().sum(), busy_ns: times.busy_ns };
+    let (others, parts) = match role {
+        Role::First => (Price { ns: 0.0, busy_ns: 0.0 }, layers),
+        Role::Follower { .. } => {
+            let alone = layer_price(setup, batch, share, LayerAt { role: Role::First, order: first, rows })?;
+            let times = f64::from(groups);
+            (Price { ns: times * alone.ns, busy_ns: times * alone.busy_ns }, layers - groups)
+        }
+    };
+    let of = |whole: f64, others: f64| (whole - others) / f64::from(parts);
+    Ok(Price { ns: of(whole.ns, others.ns), busy_ns: of(whole.busy_ns, others.busy_ns) })
 }
 
 /// The prices of one setup's layers so far.
@@ -151,7 +150,7 @@ impl Prices {
         if let Some(known) = self.known.get(&key) {
             return Ok(*known);
         }
-        let price = layer(setup, batch, share, at)?;
+        let price = layer_price(setup, batch, share, at)?;
         self.known.insert(key, price);
         Ok(price)
     }
