@@ -161,7 +161,7 @@ fn a_known_engine_is_found_from_its_measurements() {
     }
     for row in &mut measured.overlap {
         let (point, options) = (point(row.batch, row.context, row.query_rows), options(row.two_batch));
-        let order = Overlap::ALL.into_iter().find(|order| order.name() == row.order).unwrap();
+        let order = Overlap::FIRST.into_iter().find(|order| order.name() == row.order).unwrap();
         let mut us = |misses, order| known.layer_us(&point, &options, misses, order).unwrap();
         row.us = (us(row.misses, order) - us(0.0, Overlap::None)) / 2.0;
     }
@@ -434,7 +434,7 @@ fn choice_by_layer_is_the_best_order() {
     for (batch, ratio) in [(8, 0.21), (64, 0.82), (128, 0.31), (160, 0.21), (200, 0.12)] {
         let point = Point { batch, ratio, ..POINT };
         let best = simulator.run(&point, &Options::default()).unwrap().step_ms;
-        for order in Overlap::ALL {
+        for order in Overlap::FIRST {
             assert!(best <= simulator.run(&point, &all(order)).unwrap().step_ms * 1.0005);
         }
     }
@@ -541,7 +541,7 @@ fn an_estimate_reaches_as_far_as_a_request_can_miss() {
     for rows in [8192.0, 9000.0, 13_000.0, 16_384.0] {
         let rows = vec![vec![rows; 61]];
         let misses = Some(Misses::Steps(Steps { query_rows: 8.0, query_rows_power: 0.8, rows }));
-        for order in Overlap::ALL {
+        for order in Overlap::FIRST {
             let options = Options { misses: misses.clone(), ..all(order) };
             let run = simulator.run(&point, &options).unwrap().step_ms;
             let estimate = simulator.estimate(&point, &options).unwrap().step_ms;

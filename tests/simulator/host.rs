@@ -10,7 +10,7 @@ use forebay::device::{Device, PoolLayout, SplitIndices};
 use forebay::overlap::{Engine, EngineCall, Overlap, OverlapStreams, Run, Schedule, enqueue_layer};
 use forebay::predict::setup::{File, Setup};
 use forebay::predict::simulate::{Bound, HostTime};
-use forebay::{Geometry, Layer, MicroBatch, Result};
+use forebay::{Geometries, Geometry, Layer, MicroBatch, Result, Shape};
 
 use crate::forgets::Forgets;
 use crate::{POINT, Simulator, all, ess, on_the_page};
@@ -23,8 +23,9 @@ impl Engine for Nothing {
     }
 }
 
-/// Operations and edges of one layer, counted by a device that the schedule enqueues it on.
-fn counted(order: Overlap) -> (u32, u32) {
+/// Operations and waits of one layer, counted by a device that the schedule enqueues it on. Layer 1 follows layer 0.
+fn counted(layer: Layer, order: Overlap) -> (u32, u32) {
+    let geometry = Geometries::from(Geometry::new(Shape { group_layers: 2, ..*ess().shape() }).unwrap());
     let device = Forgets::new(ClockDevice::new(ClockOptions::default()).unwrap(), None);
     let operations = Arc::new(AtomicU32::new(0));
     let seen = Arc::clone(&operations);
@@ -34,7 +35,7 @@ fn counted(order: Overlap) -> (u32, u32) {
     });
     let pools = device
         .attach(PoolLayout {
-            geometry: Geometry::new(*ess().shape()).unwrap().into(),
+            geometry: geometry.clone(),
             tables: Vec::new(),
             slabs: Vec::new(),
             rows: Vec::new(),
@@ -50,7 +51,7 @@ fn counted(order: Overlap) -> (u32, u32) {
     let words = |count: u64| device.allocate(4 * count).unwrap();
     let entries = 4 * u64::from(ess().shape().top_k);
     let run = Run {
-        geometry: Geometry::new(*ess().shape()).unwrap().into(),
+        geometry,
         moves: true,
         schedule: Schedule::new(&*device).unwrap(),
         micro_batch: MicroBatch(0),
@@ -64,7 +65,7 @@ fn counted(order: Overlap) -> (u32, u32) {
         slots: words(entries),
         split_indices: Some(SplitIndices { lists: words(2 * entries), counts: words(8), batch: 4 }),
     };
-    enqueue_layer(&*device, pools, &run, Layer(0), None, order, &mut Nothing).unwrap();
+    enqueue_layer(&*device, pools, &run, layer, None, order, &mut Nothing).unwrap();
     (operations.load(Ordering::Relaxed), device.waits.load(Ordering::Relaxed))
 }
 
@@ -78,7 +79,7 @@ fn host(host: HostCosts, order: Overlap) -> HostTime {
 fn the_hosts_calls_of_a_layer_are_those_that_the_schedule_makes() {
     let none = HostCosts { step_us: 0.0, row_us: 0.0, operation_us: 0.0, edge_us: 0.0 };
     for order in Overlap::FIRST {
-        let (operations, edges) = counted(order);
+        let (operations, edges) = counted(Layer(0), order);
         assert!(operations >= 3 && edges >= 1);
         // 61 layers and one draft pass where the setup has a draft layer, of two micro-batches.
         let shape = *ess().shape();
@@ -86,6 +87,19 @@ fn the_hosts_calls_of_a_layer_are_those_that_the_schedule_makes() {
         let of = |costs| host(costs, order).uncaptured_us / layers;
         assert_eq!(of(HostCosts { operation_us: 1.0, ..none }), f64::from(operations), "{order:?}");
         assert_eq!(of(HostCosts { edge_us: 1.0, ..none }), f64::from(edges), "{order:?}");
+    }
+    // GLM-5.2 has no draft layer here; 21 layers select for 57 others.
+    let glm = |host, order| {
+        let setup = ess().of_model("glm-5.2").unwrap();
+        let setup = Setup::new(File { host: Some(host), ..setup.file().clone() }).unwrap();
+        Simulator::new(setup).run(&POINT, &all(order)).unwrap().host.uncaptured_us / 2.0
+    };
+    for order in Overlap::ALL {
+        let first = if order == Overlap::Ahead { Overlap::Da } else { order };
+        let (a, b) = (counted(Layer(0), first), counted(Layer(1), order));
+        let [operations, edges] = [(a.0, b.0), (a.1, b.1)].map(|(a, b)| f64::from(21 * a + 57 * b));
+        assert_eq!(glm(HostCosts { operation_us: 1.0, ..none }, order), operations, "{order:?}");
+        assert_eq!(glm(HostCosts { edge_us: 1.0, ..none }, order), edges, "{order:?}");
     }
     let time = host(HostCosts { step_us: 3.0, row_us: 0.5, ..none }, Overlap::Dba);
     assert_eq!((time.captured_us, time.uncaptured_us), (6.0 + 80.0, 86.0));

@@ -42,22 +42,20 @@ impl Bound {
     }
 }
 
-/// Operations and edges of a layer of one micro-batch with one attention wave: see [`crate::overlap::Schedule`]. The
-/// records and waits that are no edges count as halves of one.
-fn calls(order: Overlap, first: u32, layer: u32, group: u32) -> (f64, f64) {
+/// Operations and edges of a layer of one micro-batch with one attention wave: see [`crate::overlap::Schedule`]. An edge
+/// is a record and a wait. In an index group a wait without a record of its own counts as one, a record without a wait
+/// as none.
+const fn calls(order: Overlap, selects: bool) -> (f64, f64) {
     match order {
         // R, G, S; S after P.
-        Overlap::None if layer == first && group == 1 => (3.0, 1.0),
-        // And a record, for the layers that follow.
-        Overlap::None if layer == first => (3.0, 1.5),
+        Overlap::None if selects => (3.0, 1.0),
         Overlap::None => (2.0, 1.0),
-        // G after R, whose record is known; A or A1 after G, S after P.
-        Overlap::Ahead => (2.0, 2.5),
-        Overlap::Da | Overlap::Dba if layer != first => (2.0, 2.5),
         // R after top-k, G and A0 after R, A1 after G, S after P.
-        Overlap::Da => (3.0, 5.0),
+        Overlap::Da if selects => (3.0, 5.0),
         // R and G of each half, the second R after the second half's top-k.
-        Overlap::Dba => (5.0, 7.0),
+        Overlap::Dba if selects => (5.0, 7.0),
+        // G after the R of another layer, A or A1 after G, S after P.
+        Overlap::Da | Overlap::Dba | Overlap::Ahead => (2.0, 3.0),
     }
 }
 
@@ -71,8 +69,7 @@ impl HostTime {
         let layer = |(index, order): (usize, &Overlap)| {
             let times = if index < once { 1.0 } else { f64::from(draft_passes(batch)) };
             let layer = index as u32;
-            let (first, group) = setup.shape().group_of(layer);
-            let (operations, edges) = calls(*order, first, layer, group);
+            let (operations, edges) = calls(*order, setup.shape().group_of(layer).0 == layer);
             times * (operations * operation_us + edges * edge_us)
         };
         let layers_us: f64 = overlap.iter().enumerate().map(layer).sum();
