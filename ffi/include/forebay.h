@@ -165,6 +165,10 @@
 // In addition to FB_OVERLAP_DA, the indexer of the second half of the batch hides the gather.
 #define FB_OVERLAP_DBA 2
 
+// The layers before hide the gather. Only for a layer that another one selects for, behind fb_overlap of that one or in
+// calls for all layers at once. Attention is not split.
+#define FB_OVERLAP_AHEAD 3
+
 // In fb_step_range and fb_overlap: all query rows of the step. Draft pass j, counted from 0, is given as j + 1.
 #define FB_ALL_QUERY_ROWS 0
 
@@ -424,6 +428,9 @@ typedef struct fb_cache_config {
     // Optional: the layers, one after the other, that share the first one's selection (GLM-5.2: 4, after 2 lone
     // layers). Only the first layer of such a group has a resolve and index keys. Default: every layer selects.
     uint32_t group_layers;
+    // Optional, instead of `lone_layers` and `group_layers`: one number for each layer, draft layers included: 1 for a
+    // layer that selects, 0 for one that shares the selection of the layer before (a model's list of indexer types).
+    const uint32_t *selects_by_layer;
 } fb_cache_config;
 
 // The bytes that a cache takes, by purpose.
@@ -545,7 +552,7 @@ typedef struct fb_info {
     uint32_t residency_only;
     // Index groups: layers that select, draft layers included. Without groups it is `layers`.
     uint32_t index_groups;
-    // The `group_layers` of the configuration.
+    // The `group_layers` of the configuration; 0 if it has a `selects_by_layer`.
     uint32_t group_layers;
 } fb_info;
 
@@ -770,8 +777,14 @@ typedef struct fb_prices {
     uint32_t miss_count;
     // The number of layers in `exposed`: all layers, or 1 if all layers have the same prices.
     uint32_t layers;
-    // Nanoseconds, `[layers][none, DA, DBA][miss_count]`, finite and not negative.
+    // Nanoseconds, `[layers][orders][miss_count]`, the orders by their FB_OVERLAP_ numbers, finite and not negative. A
+    // layer that cannot run in an order has -1 in all of that order's entries: FB_OVERLAP_AHEAD in a layer that
+    // selects for itself, FB_OVERLAP_DBA in the others.
     const double *exposed;
+    // The number of orders in `exposed`: 3, or 4 with FB_OVERLAP_AHEAD.
+    uint32_t orders;
+    // Must be 0.
+    uint32_t reserved;
 } fb_prices;
 
 // A captured batch size. This struct never grows.
@@ -1222,8 +1235,8 @@ fb_status fb_preset(const char *name,
 // refuses before it asks for memory. On failure, `text` receives the reason.
 //
 // Requires:
-// Both structs state their real sizes, and `slots_by_layer` is NULL or has an entry for each layer; `text` has
-// `text_bytes` bytes.
+// Both structs state their real sizes, and `slots_by_layer` and `selects_by_layer` are NULL or have an entry for each
+// layer; `text` has `text_bytes` bytes.
 fb_status fb_footprint(const struct fb_cache_config *config,
                        char *text,
                        size_t text_bytes,
@@ -1234,8 +1247,8 @@ fb_status fb_footprint(const struct fb_cache_config *config,
 // failure, `text` receives the reason.
 //
 // Requires:
-// `config` states its real size, and its `slots_by_layer` is NULL or has an entry for each layer; `text` has
-// `text_bytes` bytes.
+// `config` states its real size, and its `slots_by_layer` and `selects_by_layer` are NULL or have an entry for each
+// layer; `text` has `text_bytes` bytes.
 fb_status fb_cache_create(const struct fb_device *device,
                           const struct fb_cache_config *config,
                           char *text,

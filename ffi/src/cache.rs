@@ -122,7 +122,7 @@ pub struct FbInfo {
     pub residency_only: u32,
     /// Index groups: layers that select, draft layers included. Without groups it is `layers`.
     pub index_groups: u32,
-    /// The `group_layers` of the configuration.
+    /// The `group_layers` of the configuration; 0 if it has a `selects_by_layer`.
     pub group_layers: u32,
 }
 
@@ -212,8 +212,8 @@ impl FbCache {
 /// failure, `text` receives the reason.
 ///
 /// # Safety
-/// `config` states its real size, and its `slots_by_layer` is NULL or has an entry for each layer; `text` has
-/// `text_bytes` bytes.
+/// `config` states its real size, and its `slots_by_layer` and `selects_by_layer` are NULL or have an entry for each
+/// layer; `text` has `text_bytes` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_cache_create(
     device: *const FbDevice,

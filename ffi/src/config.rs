@@ -2,7 +2,7 @@
 
 use std::ffi::c_char;
 
-use forebay::{Config, Error, Geometry, Kind, Memory, Result, Shape, Share, ShareBy, Slots};
+use forebay::{Config, Error, Geometry, IndexGroup, Kind, Memory, Result, Shape, Share, ShareBy, Slots};
 
 use crate::cast::{self, Plain, Versioned, create};
 use crate::status::FbStatus;
@@ -106,9 +106,12 @@ pub struct FbCacheConfig {
     /// Optional: the layers, one after the other, that share the first one's selection (GLM-5.2: 4, after 2 lone
     /// layers). Only the first layer of such a group has a resolve and index keys. Default: every layer selects.
     pub group_layers: u32,
+    /// Optional, instead of `lone_layers` and `group_layers`: one number for each layer, draft layers included: 1 for a
+    /// layer that selects, 0 for one that shares the selection of the layer before (a model's list of indexer types).
+    pub selects_by_layer: *const u32,
 }
 
-// SAFETY: words and a pointer, two of 4 bytes after each other wherever one of 8 follows.
+// SAFETY: words and pointers, two of 4 bytes after each other wherever one of 8 follows.
 unsafe impl Plain for FbCacheConfig {}
 impl Versioned for FbCacheConfig {
     const NAME: &'static str = "fb_cache_config";
@@ -213,6 +216,33 @@ impl FbCacheConfig {
         Ok(Some(Slots::ByLayer(table.to_vec())))
     }
 
+    /// The index groups, if the caller lists them.
+    ///
+    /// # Safety
+    /// `selects_by_layer` is null, or has a value for each declared layer.
+    unsafe fn index_groups(&self) -> Result<Vec<IndexGroup>> {
+        if self.selects_by_layer.is_null() {
+            return Ok(Vec::new());
+        }
+        let wrong = |value, hint| refuse("selects_by_layer", value).hint(hint);
+        if (self.lone_layers, self.group_layers) != (0, 0) {
+            return Err(wrong(self.group_layers, "set it, or lone_layers and group_layers"));
+        }
+        let layers = Geometry::new(self.shape())?.layers();
+        // SAFETY: the same contract.
+        let table = unsafe { cast::slice(self.selects_by_layer, layers as usize, "selects_by_layer") }?;
+        let mut groups: Vec<IndexGroup> = Vec::new();
+        for (first, selects) in (0..).zip(table) {
+            match (selects, groups.last_mut()) {
+                (1, _) => groups.push(IndexGroup { first, layers: 1, top_k: 0 }),
+                (0, Some(group)) => group.layers += 1,
+                (0, None) => return Err(wrong(0, "the first layer selects for itself: pass 1")),
+                (other, _) => return Err(wrong(*other, "pass 0 or 1 for each layer")),
+            }
+        }
+        Ok(groups)
+    }
+
     /// How the cache divides its slots, if it does.
     fn share(&self) -> Result<Option<Share>> {
         let by = match self.share {
@@ -239,10 +269,10 @@ impl FbCacheConfig {
     }
 
     /// # Safety
-    /// As [`FbCacheConfig::slots`].
+    /// As [`FbCacheConfig::slots`] and [`FbCacheConfig::index_groups`].
     pub(crate) unsafe fn declare(&self) -> Result<Config> {
         // SAFETY: the same contract.
-        let slots = unsafe { self.slots() }?;
+        let (slots, index_groups) = unsafe { (self.slots()?, self.index_groups()?) };
         // Without this check the error would name min_budget, whose default is `slots`.
         if self.slots == 0 && self.min_budget == 0 {
             return Err(refuse("slots", 0).hint("pass 1 or more"));
@@ -262,6 +292,7 @@ impl FbCacheConfig {
             min_budget: or(self.min_budget, all.min_budget),
             attention_waves: or(self.attention_waves, all.attention_waves),
             share: self.share()?,
+            index_groups,
             batch: or(self.batch, all.batch),
             query_rows: self.query_rows,
             steps_in_flight: or(self.steps_in_flight, all.steps_in_flight),
@@ -322,8 +353,8 @@ pub unsafe extern "C" fn fb_preset(
 /// refuses before it asks for memory. On failure, `text` receives the reason.
 ///
 /// # Safety
-/// Both structs state their real sizes, and `slots_by_layer` is NULL or has an entry for each layer; `text` has
-/// `text_bytes` bytes.
+/// Both structs state their real sizes, and `slots_by_layer` and `selects_by_layer` are NULL or have an entry for each
+/// layer; `text` has `text_bytes` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_footprint(
     config: *const FbCacheConfig,
@@ -392,6 +423,7 @@ mod tests {
             share_bytes_a_step: 0,
             lone_layers: 0,
             group_layers: 0,
+            selects_by_layer: std::ptr::null(),
         }
     }
 
@@ -441,6 +473,24 @@ mod tests {
         let table = [64, 128];
         let by_layer = FbCacheConfig { slots_by_layer: table.as_ptr(), ..small() };
         assert_eq!(declare(&by_layer).unwrap().slots, Slots::ByLayer(table.to_vec()));
+    }
+
+    #[test]
+    fn layers_that_select_are_listed_or_counted() {
+        let of = |layers: u32, table: &[u32]| {
+            let selects_by_layer = table.as_ptr();
+            declare(&FbCacheConfig { layers, draft_layers: 1, selects_by_layer, ..small() })
+        };
+        let group = |first, layers| IndexGroup { first, layers, top_k: 0 };
+        let groups = |table: &[u32]| of(table.len() as u32 - 1, table).unwrap().index_groups;
+        assert_eq!(groups(&[1, 1, 0, 0, 1, 1]), [group(0, 1), group(1, 3), group(4, 1), group(5, 1)]);
+        assert_eq!(declare(&small()).unwrap().index_groups, []);
+        for (table, value) in [([0, 1, 1], 0), ([1, 7, 1], 7)] {
+            let error = of(2, &table).unwrap_err();
+            assert_eq!((error.place(), error.number("value")), ("selects_by_layer", Some(value)));
+        }
+        let both = FbCacheConfig { group_layers: 2, selects_by_layer: [1, 0].as_ptr(), ..small() };
+        assert!(declare(&both).unwrap_err().to_string().contains("or lone_layers and group_layers"));
     }
 
     #[test]

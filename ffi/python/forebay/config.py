@@ -178,7 +178,7 @@ def declare(
     if not isinstance(shape, Shape):
         raise InvalidArgument("shape", type(shape).__name__, "a Shape")
     config = sized("fb_cache_config")
-    shape.declare(config)
+    selects = shape.declare(config)
     fewest, by_layer = one_or_by_layer(slots, shape.all_layers, "slots")
     if by_layer is not None:
         if pool_slots is None:
@@ -190,7 +190,7 @@ def declare(
         pools = None if given is None else by_layer_of(given, shape.all_layers, "pool_slots")
     fewest = fewest if by_layer is None else min(by_layer)
     set_fields(config, {**numbers, "slots": fewest, "pool_slots": pool, "slots_by_layer": pools}, _REQUIRED)
-    return config, by_layer, pools
+    return config, by_layer, (pools, selects)
 
 
 def set_budget(config: Any, ratio: float | None, slots: int | Many[int] | None, layers: int) -> Any:

@@ -103,6 +103,8 @@ def plan(
     if not isinstance(shape, Shape):
         raise InvalidArgument("shape", type(shape).__name__, "a Shape")
     model, config, answer = sized("fb_cache_config"), sized("fb_plan_config"), sized("fb_planned")
+    if shape.selects_by_layer is not None:
+        raise InvalidArgument("shape.selects_by_layer", "given", "None in a plan, which takes group_layers")
     shape.declare(model)
     config.model = model
     numbers = {

@@ -6,7 +6,7 @@ import operator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ._library import NULL, lib, set_field, sized, text_bytes
+from ._library import NULL, ffi, lib, set_field, sized, text_bytes
 from .errors import InvalidArgument
 
 
@@ -25,6 +25,8 @@ class Shape:
         device_block_align: each slot block (64 slots) is padded to a multiple of this; 0: no padding.
         lone_layers: the first layers that select for themselves, before the layers of `group_layers`.
         group_layers: layers, one after the other, that share the first one's selection; 0: every layer selects.
+        selects_by_layer: instead of these two, for each layer, draft layers last, whether it selects. One that does not
+            shares the selection of the layer before (a model's list of indexer types).
     """
 
     layers: int
@@ -37,6 +39,7 @@ class Shape:
     device_block_align: int = 0
     lone_layers: int = 0
     group_layers: int = 0
+    selects_by_layer: tuple[bool, ...] | None = None
 
     @staticmethod
     def preset(name: str, **changes: Any) -> Shape:
@@ -61,8 +64,8 @@ class Shape:
         """Layers including draft layers: the range of `layer` arguments, draft layers last."""
         return self.layers + self.draft_layers
 
-    def declare(self, config: Any) -> None:
-        """Writes it into an fb_cache_config."""
+    def declare(self, config: Any) -> Any:
+        """Writes it into an fb_cache_config. Returns what must live as long as the config."""
         for field in _FIELDS:
             value = getattr(self, field)
             if field != "row_bytes":
@@ -72,6 +75,14 @@ class Shape:
                 config.row_bytes[0], config.row_bytes[1] = map(operator.index, value)
             except (TypeError, ValueError, OverflowError) as error:
                 raise InvalidArgument("shape.row_bytes", repr(value), "two whole numbers, of bytes") from error
+        if self.selects_by_layer is None:
+            return None
+        given = self.selects_by_layer
+        if not isinstance(given, (list, tuple)) or len(given) != self.all_layers:
+            wanted = f"{self.all_layers} of True or False, one a layer, draft layers last"
+            raise InvalidArgument("shape.selects_by_layer", repr(given), wanted)
+        config.selects_by_layer = table = ffi.new("uint32_t[]", [int(bool(selects)) for selects in given])
+        return table
 
 
 _FIELDS = (

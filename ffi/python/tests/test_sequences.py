@@ -316,6 +316,16 @@ def test_layers_that_share_a_selection_have_one_budget(make: Make) -> None:
     cache = make(shape=shape)
     assert (cache.info.layers, cache.info.index_groups, cache.info.group_layers) == (4, 3, 2)
     assert forebay.Shape.preset("glm-5.2").group_layers == 4
+    # A list of the layers that select says the same.
+    listed = forebay.Shape(layers=4, row_bytes=(16, 0), top_k=4, page_tokens=16, selects_by_layer=(1, 1, 1, 0))
+    assert make(shape=listed).info.index_groups == 3
+    for wrong in [(1, 1, 1), 4]:
+        with pytest.raises(forebay.InvalidArgument, match="4 of True or False"):
+            make(shape=forebay.Shape(layers=4, row_bytes=(16, 0), top_k=4, selects_by_layer=wrong))
+    with pytest.raises(forebay.InvalidArgument, match="None in a plan"):
+        forebay.plan(listed, gpu=1 << 30, context=64)
+    with pytest.raises(forebay.InvalidConfig, match="selects_by_layer"):
+        make(shape=forebay.Shape(layers=2, row_bytes=(16, 0), top_k=4, selects_by_layer=(False, True)))
     with pytest.raises(forebay.InvalidArgument, match="group_layers"):
         make(shape=forebay.Shape(layers=4, row_bytes=(16, 0), top_k=4, group_layers=-1))
     sequence = cache.open(prompt=20)

@@ -299,6 +299,24 @@ fn layers_that_share_a_selection_have_one_budget_and_keys_in_the_first() {
     assert_eq!(resize(cache, sequence, &budget), FbInvalidConfig);
     close(cache, sequence);
     destroy(cache, device);
+    let listed = |table: &[u32; LAYERS as usize]| {
+        let selects_by_layer = table.as_ptr();
+        let config = FbCacheConfig { selects_by_layer, group_layers: 0, ..grouped };
+        let (device, mut cache, mut info) = (host(), std::ptr::null_mut(), sized::<FbInfo>());
+        // SAFETY: the structs state their sizes, and the table has an entry for each layer.
+        unsafe {
+            let made = fb_cache_create(device, &raw const config, null_mut(), 0, &raw mut cache);
+            if made != FbOk {
+                assert_eq!(fb_device_destroy(device), FbOk);
+                return Err(made);
+            }
+            assert_eq!(fb_cache_info(cache, &raw mut info), FbOk);
+        }
+        destroy(cache, device);
+        Ok((info.index_groups, info.group_layers))
+    };
+    assert_eq!([listed(&[1, 1]), listed(&[1, 0])], [Ok((2, 0)), Ok((1, 0))]);
+    assert_eq!([listed(&[0, 1]), listed(&[1, 2])], [Err(FbInvalidConfig); 2]);
     // SAFETY: the names end with a zero; the configuration states its size.
     let preset = |name: &CStr| unsafe {
         let mut config: FbCacheConfig = sized();
