@@ -20,7 +20,7 @@ SHAPE: dict[str, Any] = {"layers": LAYERS, "row_bytes": (16, 0), "top_k": 8, "in
 CACHE: dict[str, Any] = {"lanes": 4, "max_tokens": 128, "slots": 16, "lock": False}
 SHAPE_FIELDS = tuple(field.name for field in dataclasses.fields(forebay.Shape))
 OPTIONAL = ("batch", "steps_in_flight", "micro_batches", "host_pages", "index_pages", "pool_slots", "min_budget",
-            "attention_waves")  # fmt: skip
+            "attention_waves", "selects_by_layer")  # fmt: skip
 
 
 # A broken rule of each field: the given value, the number as the error has it, and the rule in its words.
@@ -47,6 +47,7 @@ BY_SHAPE: list[tuple[str, Any, str, str]] = [
     ("device_block_align", 3, "value 3", "a multiple of 4, or 0 for no padding"),
     ("group_layers", 9, "value 9", "at most 8"),
     ("lone_layers", 1 + LAYERS, f"value {1 + LAYERS}", "at most the layers"),
+    ("selects_by_layer", (False, True, True), "value 0", "the first layer selects for itself"),
 ]
 BY_CACHE: list[tuple[str, Any, str, str]] = [
     ("max_tokens", (1 << 31) - 3, "value 2147483645", "max_tokens + query_rows x steps_in_flight must stay below"),
