@@ -6,6 +6,8 @@
 #[allow(dead_code, reason = "a test takes what it needs")]
 #[path = "support/device.rs"]
 mod device;
+#[path = "shares/learnt.rs"]
+mod learnt;
 
 use std::sync::Arc;
 
@@ -32,6 +34,8 @@ struct Engine {
     slots: Slice,
     drawn: u64,
     lengths: Vec<(Sequence, u32)>,
+    /// The misses of each layer in the last retired step.
+    missed: Vec<u32>,
 }
 
 fn share() -> Share {
@@ -69,7 +73,8 @@ impl Engine {
         let (selection, slots) = (buffer(), buffer());
         let stream = device.stream().unwrap();
         let cache = Cache::new(config, device.device()).unwrap();
-        Engine { cache, device, stream, selection, slots, drawn: 0, lengths: Vec::new() }
+        let (lengths, missed) = (Vec::new(), Vec::new());
+        Engine { cache, device, stream, selection, slots, drawn: 0, lengths, missed }
     }
 
     fn open(
@@ -195,7 +200,9 @@ impl Engine {
 
     fn retire(&mut self, step: Step) -> Counts {
         self.settle();
-        let (hits, misses) = self.cache.retire(step, self.stream).unwrap().total();
+        let retired = self.cache.retire(step, self.stream).unwrap();
+        let (hits, misses) = retired.total();
+        self.missed = retired.layers().iter().map(|layer| layer.misses).collect();
         self.cache.validate().unwrap();
         Counts { hits, misses }
     }
@@ -637,18 +644,36 @@ fn an_idle_sequence_keeps_its_slots_and_the_others_have_the_rest() {
     assert_eq!(e.cache.budgets(idle).unwrap()[0], POOL / 2);
 }
 
+/// The second sequence of two that are equally long stops, and the first one outgrows its half of the slots.
+fn grows_alone(e: &mut Engine, steps: usize) {
+    assert_eq!(e.budgets(), [POOL / 2; 2]);
+    e.lengths.truncate(1);
+    e.run(steps);
+    let length = e.cache.length(e.lengths[0].0).unwrap().committed;
+    assert!(length > POOL / 2 && e.budgets()[0] > length, "{length}: {:?}", e.budgets());
+}
+
+#[test]
+fn a_sequence_that_shrank_asks_for_slots_again_as_it_grows() {
+    let mut e = Engine::new(config(Share { by: ShareBy::Length, ..share() }));
+    e.start(300, 700);
+    e.step();
+    assert_eq!(e.budgets(), [1000 + FLIGHT], "which last to its end");
+    e.start(300, 700);
+    e.run(3);
+    grows_alone(&mut e, 250);
+}
+
 #[test]
 fn a_sequence_that_was_truncated_asks_for_slots_again_as_it_grows() {
     let mut e = Engine::new(config(Share { by: ShareBy::Length, ..share() }));
-    let own = e.start(600, 1_000);
-    e.run(400);
-    let ticket = e.cache.truncate(own, 40, e.stream).unwrap();
-    e.settle();
-    assert_eq!(ticket.poll(), Some(Outcome::Done));
-    e.start(350, 450);
-    for _ in 0..200 {
-        e.step();
+    let both = [e.start(800, 800), e.start(800, 800)];
+    e.run(3);
+    for own in both {
+        let ticket = e.cache.truncate(own, 40, e.stream).unwrap();
+        e.settle();
+        assert_eq!(ticket.poll(), Some(Outcome::Done));
     }
-    let length = e.cache.length(own).unwrap();
-    assert!(e.budgets()[0] > length.committed, "{length:?}: {:?}", e.budgets());
+    e.run(2);
+    grows_alone(&mut e, 500);
 }
