@@ -3,6 +3,8 @@
 //! The division itself is tested in `src/sparse/share.rs`; `tests/world.rs` checks every row in random runs.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
+#[path = "shares/asks.rs"]
+mod asks;
 #[allow(dead_code, reason = "a test takes what it needs")]
 #[path = "support/device.rs"]
 mod device;
@@ -13,7 +15,7 @@ use std::sync::Arc;
 
 use device::TestDevice;
 use forebay::device::host::HostOptions;
-use forebay::device::{Outcome, Slice, Stream};
+use forebay::device::{Slice, Stream};
 use forebay::{
     Accepted, BatchRow, BringUp, Budget, Cache, Config, Kind, Memory, MicroBatch, Open, Sequence, Shape,
     Share, ShareBy, Slots, Step, Streams, WarmUp,
@@ -312,6 +314,19 @@ fn the_bytes_and_resizes_of_a_step_are_bounded() {
     assert_eq!(e.cache.budgets(lone).unwrap(), [POOL; 2]);
 }
 
+#[test]
+fn a_join_shrinks_no_more_sequences_than_the_bytes_of_a_step_allow() {
+    let mut e = Engine::new(config(Share { bytes_a_step: u64::from(64 * 32 * LAYERS), ..share() }));
+    for _ in 0..3 {
+        e.start(1_500, 100);
+    }
+    e.run(60);
+    assert_eq!(e.budgets(), [6 * 64, 5 * 64, 5 * 64]);
+    // Its promise costs the bytes of the step; its share would take a block of the second and the third one too.
+    e.start(1_500, 100);
+    assert_eq!(e.budgets(), [5 * 64, 5 * 64, 5 * 64, 64]);
+}
+
 /// The device may have run the first resize or not: the second one waits for a retired step, so it makes no difference.
 #[test]
 fn a_long_shrink_goes_on_when_a_step_after_its_last_part_is_retired() {
@@ -487,7 +502,8 @@ fn a_fork_that_is_busy_changes_nothing() {
 fn a_step_moves_budgets_of_its_own_micro_batch_only() {
     let config = Config { micro_batches: 2, ..config(share()) };
     let mut e = Engine::new(config);
-    let [a, b] = [e.start(1_000, 900), e.start(1_000, 900)];
+    // Short, so that none asks for slots by itself.
+    let [a, b] = [e.start(300, 600), e.start(300, 600)];
     for _ in 0..2 {
         // Both steps are open at once.
         let steps = [e.prepare_of(MicroBatch(0), &[a]), e.prepare_of(MicroBatch(1), &[b])];
@@ -498,7 +514,7 @@ fn a_step_moves_budgets_of_its_own_micro_batch_only() {
         e.retire(second);
     }
     assert_eq!(e.budgets(), [POOL / 2; 2]);
-    let c = e.start(1_000, 900);
+    let c = e.start(300, 600);
     let third = e.cache.budgets(c).unwrap().to_vec();
     e.close(c);
     let before = e.budgets();
@@ -588,6 +604,29 @@ fn a_join_whose_slots_are_still_being_resized_is_made_later() {
     assert_eq!(digests[0], digests[1]);
 }
 
+/// What it lacks of its share is no cause to wait.
+#[test]
+fn a_join_that_finds_its_promise_free_does_not_wait_for_a_resize() {
+    let (mut e, other, third) = with_a_third(true);
+    let device = e.device.clone();
+    let held = device.hold(other);
+    let own = e.start(500, 100);
+    e.step();
+    let second = e.start(1_500, 100);
+    e.run(2);
+    e.close(second);
+    assert_eq!(e.cache.share_slots(other).unwrap(), 1);
+    assert_eq!(e.cache.budgets(own).unwrap(), [600 + FLIGHT; 2]);
+    let _ticket = e.cache.join(third, e.stream, WarmUp::default()).unwrap();
+    assert_eq!(e.cache.budgets(third).unwrap(), [6 * 64; 2]);
+    drop(held);
+    e.drain(other);
+    e.settle();
+    e.lengths.push((third, 1_500));
+    e.run(3);
+    assert_eq!(e.budgets(), [POOL / 2; 2]);
+}
+
 /// A slow device and one that works at once give the same budgets, though only one of them has freed the lane.
 #[test]
 fn the_slots_of_a_closed_sequence_are_free_while_its_resize_is_in_flight() {
@@ -642,38 +681,4 @@ fn an_idle_sequence_keeps_its_slots_and_the_others_have_the_rest() {
     e.lengths.push((idle, 1_500));
     e.run(3);
     assert_eq!(e.cache.budgets(idle).unwrap()[0], POOL / 2);
-}
-
-/// The second sequence of two that are equally long stops, and the first one outgrows its half of the slots.
-fn grows_alone(e: &mut Engine, steps: usize) {
-    assert_eq!(e.budgets(), [POOL / 2; 2]);
-    e.lengths.truncate(1);
-    e.run(steps);
-    let length = e.cache.length(e.lengths[0].0).unwrap().committed;
-    assert!(length > POOL / 2 && e.budgets()[0] > length, "{length}: {:?}", e.budgets());
-}
-
-#[test]
-fn a_sequence_that_shrank_asks_for_slots_again_as_it_grows() {
-    let mut e = Engine::new(config(Share { by: ShareBy::Length, ..share() }));
-    e.start(300, 700);
-    e.step();
-    assert_eq!(e.budgets(), [1000 + FLIGHT], "which last to its end");
-    e.start(300, 700);
-    e.run(3);
-    grows_alone(&mut e, 250);
-}
-
-#[test]
-fn a_sequence_that_was_truncated_asks_for_slots_again_as_it_grows() {
-    let mut e = Engine::new(config(Share { by: ShareBy::Length, ..share() }));
-    let both = [e.start(800, 800), e.start(800, 800)];
-    e.run(3);
-    for own in both {
-        let ticket = e.cache.truncate(own, 40, e.stream).unwrap();
-        e.settle();
-        assert_eq!(ticket.poll(), Some(Outcome::Done));
-    }
-    e.run(2);
-    grows_alone(&mut e, 500);
 }
