@@ -1,8 +1,8 @@
 //! Claim: dividing the slots of 61 layers over 64 sequences takes less than 1 ms of one core, by any measure.
 //!
-//! The sequences have between 2K and 128K tokens, were promised 2,048 slots each, and may grow by an eighth. A layer has
-//! 819,200 slots, so not all rows fit. A cache divides when a sequence comes, ends or outgrows its budget, and then once
-//! for all layers that are alike; only a division by misses looks at each layer. The pass divides every layer.
+//! The sequences have between 2K and 128K tokens, were promised 2,048 slots each, and may grow by an eighth. A layer
+//! has 819,200 slots, so not all rows fit. A cache divides when a sequence comes, ends or outgrows its budget, and then
+//! once for all layers that are alike; only a division by misses looks at each layer. The pass divides every layer.
 
 #[path = "support/clock.rs"]
 mod clock;
