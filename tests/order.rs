@@ -403,8 +403,9 @@ fn every_edge_of_an_engine_that_enqueues_by_itself_is_needed() {
 
 /// The same for layers that share a selection.
 fn grouped_hand(without: Option<u64>) -> Rig {
-    let config = grouped(1);
-    Rig::with(Config { shape: Shape { draft_layers: 0, ..config.shape }, ..config }, Sharing::None, without)
+    let config = config(1);
+    let shape = Shape { draft_layers: 0, group_layers: 2, ..config.shape };
+    Rig::with(Config { shape, ..config }, Sharing::None, without)
 }
 
 /// The scratch slots that a gather fills are those that the attention of the layer before reads.
