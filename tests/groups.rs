@@ -417,6 +417,44 @@ fn a_layer_that_another_one_selects_for_has_no_resolve_and_no_index_keys() {
     assert!(e.cache.retire(step, e.stream).is_err());
 }
 
+/// A call for all layers takes buffers of all groups, no more and no fewer.
+#[test]
+fn a_call_for_all_layers_takes_a_selection_for_each_group() {
+    let mut e = Engine::new(config(), TestDevice::new(HostOptions::default()));
+    e.start(200, 40, BringUp::Nothing);
+    let (mut step, _) = e.begin();
+    const GROUPS: u32 = 3;
+    let bytes = |groups: u32| 4 * u64::from(groups * K);
+    let both = e.device.allocate(2 * bytes(LAYERS)).unwrap();
+    let words: Vec<u8> = (0..GROUPS * K).flat_map(|position| position.to_le_bytes()).collect();
+    e.device.write(both.part(0, bytes(GROUPS)).unwrap(), &words).unwrap();
+    let of = |first, groups| both.part(bytes(first), bytes(groups)).unwrap();
+    let streams = Streams { resolve: e.stream, gather: e.stream };
+    let call = |selection, slots| e.cache.layers(&step, streams, selection, slots);
+    for groups in [GROUPS - 1, GROUPS + 1, LAYERS] {
+        let error = call(of(0, groups), of(LAYERS, GROUPS)).unwrap_err();
+        assert_eq!(error.number("wanted"), Some(bytes(GROUPS)), "{error}");
+        assert_eq!(refused(error), (Kind::OutOfRange, "selection".to_owned()));
+        let error = call(of(0, GROUPS), of(LAYERS, groups)).unwrap_err();
+        assert_eq!(refused(error), (Kind::OutOfRange, "slots".to_owned()));
+    }
+    let error = call(of(0, GROUPS), of(GROUPS - 1, GROUPS)).unwrap_err();
+    assert_eq!(refused(error), (Kind::OutOfRange, "selection and slots overlap".to_owned()));
+    let slots = of(GROUPS, GROUPS);
+    call(of(0, GROUPS), slots).unwrap();
+    e.settle();
+    let picks: Vec<i32> = (0..(GROUPS * K) as i32).collect();
+    for layer in 0..LAYERS {
+        let group = [0, 1, 1, 1, 2][layer as usize];
+        let picks = &picks[(group * K) as usize..][..K as usize];
+        e.check(layer, picks, slots.part(bytes(group), bytes(1)).unwrap());
+        e.cache.scatter(&step, LayerCall::whole(Layer(layer)), e.stream).unwrap();
+    }
+    e.cache.finish(&mut step, e.stream).unwrap();
+    e.settle();
+    assert_eq!(e.cache.retire(step, e.stream).unwrap().total(), (0, u64::from(K * LAYERS)));
+}
+
 /// An engine that enqueues nothing: its selection is in the buffer.
 struct Idle;
 

@@ -239,6 +239,8 @@ enum Missing {
     Gathered,
     /// The scatter runs before the write of its landing slots, and is ordered there.
     Written,
+    /// A layer that another one selects for does not wait for the attention of the layer before.
+    Followed,
 }
 
 /// A step of one micro-batch in the order `none`, enqueued by hand, attention on a stream of its own.
@@ -261,8 +263,14 @@ fn step_by_hand(rig: &mut Rig, missing: Missing, accepted: u32) -> Result<()> {
             let call = EngineCall { work, micro_batch: MicroBatch(0), layer, first: 0, count: BATCH, rows };
             caller.enqueue(&call, stream)
         };
-        call(Work::Index, compute)?;
-        edge(compute, resolve)?;
+        let leads = rig.cache.geometries().first_of(layer.0 as usize) == layer.0 as usize;
+        if leads {
+            call(Work::Index, compute)?;
+        }
+        // Without a selection, nothing else orders a gather after the attention of the layer before.
+        if leads || missing != Missing::Followed {
+            edge(compute, resolve)?;
+        }
         rig.cache.layer(&step, LayerCall::whole(layer), Streams { resolve, gather }, buffers)?;
         let store = || {
             edge(compute, scatter)?;
@@ -411,4 +419,39 @@ fn every_edge_of_an_engine_that_enqueues_by_itself_is_needed() {
     // By step and layer I to R, R to G, G to A, P to S, and A to the next layer, once directly and once through the
     // compute stream; S at the step's end, and the three joins before the first step.
     assert_eq!(each_wait_left_out(hand, Rig::fill, steps, witness)[0], 2 * (2 * 6 + 1) + 3);
+}
+
+/// The same for layers that share a selection.
+fn grouped_hand(without: Option<u64>) -> Rig {
+    let config = config(1);
+    let shape = Shape { draft_layers: 0, group_layers: 2, ..config.shape };
+    Rig::with(Config { shape, ..config }, Sharing::None, without)
+}
+
+/// The scratch slots that a gather fills are those that the attention of the layer before reads.
+#[test]
+fn a_layer_that_does_not_follow_the_attention_before_it_is_caught() {
+    let run = |missing| {
+        let mut rig = grouped_hand(None);
+        rig.fill()?;
+        step_by_hand(&mut rig, missing, 0)?;
+        step_by_hand(&mut rig, missing, 1)?;
+        rig.retire();
+        Ok::<(), forebay::Error>(())
+    };
+    run(Missing::Nothing).unwrap();
+    let error = run(Missing::Followed).unwrap_err().to_string();
+    assert!(error.contains("gather") && error.contains("scratch slots"), "{error}");
+    assert!(error.contains("which attention (stream") && error.contains("is not ordered"), "{error}");
+}
+
+#[test]
+fn every_edge_of_an_engine_that_enqueues_a_group_by_itself_is_needed() {
+    let steps = |rig: &mut Rig| {
+        step_by_hand(rig, Missing::Nothing, 0)?;
+        step_by_hand(rig, Missing::Nothing, 1)
+    };
+    let witness = |rig: &mut Rig| step_by_hand(rig, Missing::Nothing, 1);
+    // As many as without groups. In the second layer no selection comes before R, but the attention of the first does.
+    assert_eq!(each_wait_left_out(grouped_hand, Rig::fill, steps, witness)[0], 2 * (2 * 6 + 1) + 3);
 }

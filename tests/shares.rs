@@ -3,15 +3,19 @@
 //! The division itself is tested in `src/sparse/share.rs`; `tests/world.rs` checks every row in random runs.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
+#[path = "shares/asks.rs"]
+mod asks;
 #[allow(dead_code, reason = "a test takes what it needs")]
 #[path = "support/device.rs"]
 mod device;
+#[path = "shares/learnt.rs"]
+mod learnt;
 
 use std::sync::Arc;
 
 use device::TestDevice;
 use forebay::device::host::HostOptions;
-use forebay::device::{Outcome, Slice, Stream};
+use forebay::device::{Slice, Stream};
 use forebay::{
     Accepted, BatchRow, BringUp, Budget, Cache, Config, Kind, Memory, MicroBatch, Open, Sequence, Shape,
     Share, ShareBy, Slots, Step, Streams, WarmUp,
@@ -32,6 +36,8 @@ struct Engine {
     slots: Slice,
     drawn: u64,
     lengths: Vec<(Sequence, u32)>,
+    /// The misses of each layer in the last retired step.
+    missed: Vec<u32>,
 }
 
 fn share() -> Share {
@@ -69,7 +75,8 @@ impl Engine {
         let (selection, slots) = (buffer(), buffer());
         let stream = device.stream().unwrap();
         let cache = Cache::new(config, device.device()).unwrap();
-        Engine { cache, device, stream, selection, slots, drawn: 0, lengths: Vec::new() }
+        let (lengths, missed) = (Vec::new(), Vec::new());
+        Engine { cache, device, stream, selection, slots, drawn: 0, lengths, missed }
     }
 
     fn open(
@@ -195,7 +202,9 @@ impl Engine {
 
     fn retire(&mut self, step: Step) -> Counts {
         self.settle();
-        let (hits, misses) = self.cache.retire(step, self.stream).unwrap().total();
+        let retired = self.cache.retire(step, self.stream).unwrap();
+        let (hits, misses) = retired.total();
+        self.missed = retired.layers().iter().map(|layer| layer.misses).collect();
         self.cache.validate().unwrap();
         Counts { hits, misses }
     }
@@ -303,6 +312,19 @@ fn the_bytes_and_resizes_of_a_step_are_bounded() {
     e.close(second);
     e.run(2);
     assert_eq!(e.cache.budgets(lone).unwrap(), [POOL; 2]);
+}
+
+#[test]
+fn a_join_shrinks_no_more_sequences_than_the_bytes_of_a_step_allow() {
+    let mut e = Engine::new(config(Share { bytes_a_step: u64::from(64 * 32 * LAYERS), ..share() }));
+    for _ in 0..3 {
+        e.start(1_500, 100);
+    }
+    e.run(60);
+    assert_eq!(e.budgets(), [6 * 64, 5 * 64, 5 * 64]);
+    // Its promise costs the bytes of the step; its share would take a block of the second and the third one too.
+    e.start(1_500, 100);
+    assert_eq!(e.budgets(), [5 * 64, 5 * 64, 5 * 64, 64]);
 }
 
 /// The device may have run the first resize or not: the second one waits for a retired step, so it makes no difference.
@@ -480,7 +502,8 @@ fn a_fork_that_is_busy_changes_nothing() {
 fn a_step_moves_budgets_of_its_own_micro_batch_only() {
     let config = Config { micro_batches: 2, ..config(share()) };
     let mut e = Engine::new(config);
-    let [a, b] = [e.start(1_000, 900), e.start(1_000, 900)];
+    // Short, so that none asks for slots by itself.
+    let [a, b] = [e.start(300, 600), e.start(300, 600)];
     for _ in 0..2 {
         // Both steps are open at once.
         let steps = [e.prepare_of(MicroBatch(0), &[a]), e.prepare_of(MicroBatch(1), &[b])];
@@ -491,7 +514,7 @@ fn a_step_moves_budgets_of_its_own_micro_batch_only() {
         e.retire(second);
     }
     assert_eq!(e.budgets(), [POOL / 2; 2]);
-    let c = e.start(1_000, 900);
+    let c = e.start(300, 600);
     let third = e.cache.budgets(c).unwrap().to_vec();
     e.close(c);
     let before = e.budgets();
@@ -581,6 +604,29 @@ fn a_join_whose_slots_are_still_being_resized_is_made_later() {
     assert_eq!(digests[0], digests[1]);
 }
 
+/// What it lacks of its share is no cause to wait.
+#[test]
+fn a_join_that_finds_its_promise_free_does_not_wait_for_a_resize() {
+    let (mut e, other, third) = with_a_third(true);
+    let device = e.device.clone();
+    let held = device.hold(other);
+    let own = e.start(500, 100);
+    e.step();
+    let second = e.start(1_500, 100);
+    e.run(2);
+    e.close(second);
+    assert_eq!(e.cache.share_slots(other).unwrap(), 1);
+    assert_eq!(e.cache.budgets(own).unwrap(), [600 + FLIGHT; 2]);
+    let _ticket = e.cache.join(third, e.stream, WarmUp::default()).unwrap();
+    assert_eq!(e.cache.budgets(third).unwrap(), [6 * 64; 2]);
+    drop(held);
+    e.drain(other);
+    e.settle();
+    e.lengths.push((third, 1_500));
+    e.run(3);
+    assert_eq!(e.budgets(), [POOL / 2; 2]);
+}
+
 /// A slow device and one that works at once give the same budgets, though only one of them has freed the lane.
 #[test]
 fn the_slots_of_a_closed_sequence_are_free_while_its_resize_is_in_flight() {
@@ -635,20 +681,4 @@ fn an_idle_sequence_keeps_its_slots_and_the_others_have_the_rest() {
     e.lengths.push((idle, 1_500));
     e.run(3);
     assert_eq!(e.cache.budgets(idle).unwrap()[0], POOL / 2);
-}
-
-#[test]
-fn a_sequence_that_was_truncated_asks_for_slots_again_as_it_grows() {
-    let mut e = Engine::new(config(Share { by: ShareBy::Length, ..share() }));
-    let own = e.start(600, 1_000);
-    e.run(400);
-    let ticket = e.cache.truncate(own, 40, e.stream).unwrap();
-    e.settle();
-    assert_eq!(ticket.poll(), Some(Outcome::Done));
-    e.start(350, 450);
-    for _ in 0..200 {
-        e.step();
-    }
-    let length = e.cache.length(own).unwrap();
-    assert!(e.budgets()[0] > length.committed, "{length:?}: {:?}", e.budgets());
 }

@@ -7,6 +7,8 @@ use forebay::device::{Slice, SplitIndices};
 use forebay::{Buffers, Layer, LayerCall, Step, Streams};
 
 use super::*;
+use crate::cache::fb_slab;
+use crate::config::FbCacheConfig;
 use crate::layer::*;
 use crate::testing::*;
 
@@ -67,6 +69,57 @@ fn all_layers_in_one_call_equal_the_layers_one_by_one() {
         let wanted: Vec<i32> =
             (0..).zip(chunks).flat_map(|(layer, chunk)| twin_layer(&rig, &own, layer, chunk)).collect();
         assert_eq!(slots, wanted);
+        (0..ALL).for_each(|layer| scatter(&rig, step, &own, layer));
+        rig.end(step, own);
+    }
+}
+
+/// The first word of a row that C's cache has in a slot of its slab.
+fn word_in_slot(rig: &Rig, layer: u32, slot: i32) -> u32 {
+    let (mut address, mut bytes) = (null_mut(), 0);
+    // SAFETY: room for the results.
+    ok(unsafe { fb_slab(rig.cache, layer, &mut address, &mut bytes) });
+    let at = slot as u64 * u64::from(ROW_BYTES);
+    assert!(at + u64::from(ROW_BYTES) <= bytes);
+    // SAFETY: a row of the host device's slab, whose inline stream is done.
+    unsafe { address.cast::<u8>().add(at as usize).cast::<u32>().read() }
+}
+
+#[test]
+fn layers_of_a_group_have_one_selection_and_the_same_slots() {
+    const GROUPS: [usize; ALL as usize] = [0, 1, 1, 2];
+    let mut rig = Rig::new(FbCacheConfig { lone_layers: 1, group_layers: 2, ..roomy() });
+    for _ in 0..6 {
+        let (step, own) = rig.prepare(0..3, 0);
+        let mut words: Vec<i32> = (0..3).flat_map(|_| rig.selection(0..3)).collect();
+        let of_groups = words.len();
+        // The slots begin where the selection of the last group ends.
+        words.resize(2 * of_groups + 1, 7);
+        let from = words.as_mut_ptr();
+        // SAFETY: buffers of the step's shape, one group after the other.
+        unsafe {
+            let short = fb_layers(rig.cache, step, from, from.add(of_groups - 1), null_mut());
+            status(short, FbStatus::FbOutOfRange, &rig, "selection and slots overlap");
+            ok(fb_layers(rig.cache, step, from, from.add(of_groups), null_mut()));
+        }
+        assert_eq!(words.pop(), Some(7), "nothing after them");
+        let (selection, slots) = words.split_at(of_groups);
+        let of_group = |words: &[i32], layer: u32| {
+            words.chunks(of_groups / 3).nth(GROUPS[layer as usize]).unwrap().to_vec()
+        };
+        for layer in 0..ALL {
+            let (selection, slots) = (of_group(selection, layer), of_group(slots, layer));
+            let twin = twin_layer(&rig, &own, layer, &selection);
+            assert_eq!(twin, if layer == 2 { vec![7; slots.len()] } else { slots.clone() });
+            for (entry, (position, slot)) in (0..).zip(selection.iter().zip(&slots)) {
+                assert_eq!(*slot < 0, *position < 0);
+                if (0..PROMPT as i32).contains(position) {
+                    let sequence = entry / (QUERY_ROWS * K);
+                    let word = sequence * 1_000_000 + layer * 10_000 + *position as u32;
+                    assert_eq!(word_in_slot(&rig, layer, *slot), word, "layer {layer} at {position}");
+                }
+            }
+        }
         (0..ALL).for_each(|layer| scatter(&rig, step, &own, layer));
         rig.end(step, own);
     }

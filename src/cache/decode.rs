@@ -260,6 +260,10 @@ impl Cache {
                 return Err(error.with("bytes", given).with("wanted", wanted));
             }
         }
+        // A group's slots must not be another group's selection either.
+        if selection.overlaps(&slots) {
+            return Err(Error::new(Kind::OutOfRange, "layers").at("selection and slots overlap"));
+        }
         for layer in 0..self.geometry.layers() {
             let group = self.geometry.group_of(layer as usize) as u64;
             let range = |of: Slice| of.part(bytes * group, bytes);

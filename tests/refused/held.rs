@@ -6,12 +6,12 @@ use std::sync::Arc;
 use forebay::device::cuda::CudaDevice;
 use forebay::device::{Device, Stream, Ticket};
 use forebay::{
-    Accepted, BatchRow, BringUp, Budget, Cache, Kind, Layer, MicroBatch, Open, Result, Sequence, Stats,
-    WarmUp,
+    Accepted, BatchRow, BringUp, Budget, Buffers, Cache, Kind, Layer, LayerCall, MicroBatch, Open, Result,
+    Sequence, Stats, Streams, WarmUp,
 };
 use forebay_standin::{Options, Standin};
 
-use super::{OUT_OF_MEMORY, config, device, standin};
+use super::{K, OUT_OF_MEMORY, config, device, standin};
 
 /// Calls that are refused half-way while their stream is held.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -292,6 +292,46 @@ fn a_refused_call_is_made_again_on_another_stream() {
         held.cache.validate().unwrap();
     }
     assert!(again > 30 && queued > 1 && truncating > 0, "{again} {queued} {truncating}");
+}
+
+/// A step after the refused call takes its stream over. That does not mean that the device has read the lists.
+#[test]
+fn lists_of_a_refused_resize_stay_staged_while_a_step_follows_it() {
+    let (mut queued, mut over) = (0, None);
+    let calls = [Call::Shrink, Call::Grow].into_iter().flat_map(|call| (0..200).map(move |n| (call, n)));
+    for (call, n) in calls {
+        if over == Some(call) {
+            continue;
+        }
+        let Some(mut held) = Held::new() else { return };
+        let [one, other, _] = held.streams;
+        let all = held.ready(call);
+        let [selection, slots] = [(); 2].map(|()| held.device.allocate(4 * u64::from(K)).unwrap());
+        assert!(held.standin.write(selection.address(), &[0xFF; 4 * K as usize]), "nothing is selected");
+        let buffers = Buffers { selection, slots, split_indices: None };
+        let Some(refused) = held.refuse(call, all[0], n) else {
+            over = Some(call);
+            continue;
+        };
+        if refused.is_some_and(|refused| refused.is_err()) && held.is_resized(call, all[0]) {
+            let row = BatchRow { sequence: all[0], accepted: Accepted::Rows(0), query_rows: 1 };
+            let mut step = held.cache.prepare(MicroBatch(0), 1, &[row], None, one).unwrap();
+            let streams = Streams { resolve: one, gather: one };
+            for call in [0, 1].map(|layer| LayerCall::whole(Layer(layer))) {
+                held.cache.layer(&step, call, streams, buffers).unwrap();
+                held.cache.scatter(&step, call, one).unwrap();
+            }
+            held.cache.finish(&mut step, one).unwrap();
+            let error = held.cache.resize(all[0], &Budget::Slots(20), other).unwrap_err();
+            assert_eq!(error.place(), "the last resize of the sequence is in flight", "{call:?}, call {n}");
+            queued += 1;
+            held.standin.let_go(one.0);
+            held.cache.retire(step, other).unwrap();
+            held.cache.resize(all[0], &Budget::Slots(20), other).unwrap();
+            held.cache.validate().unwrap();
+        }
+    }
+    assert!(queued > 1, "{queued}");
 }
 
 #[test]
