@@ -123,6 +123,7 @@ fn by_layer(spans: &[Span]) -> Vec<Times> {
 /// second starts.
 pub fn edges(order: Overlap, waves: u32) -> Vec<(&'static str, &'static str)> {
     let mut edges = match order {
+        Overlap::Ahead => panic!("each of these layers selects for itself"),
         Overlap::None => vec![("I0", "I"), ("I", "resolve 0"), ("resolve 0", "gather 0"), ("gather 0", "P")],
         Overlap::Da => vec![
             ("I0", "I"),
