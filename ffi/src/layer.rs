@@ -293,8 +293,8 @@ pub unsafe extern "C" fn fb_resolve(
 /// Fetches the rows that the last resolve of this range missed; with several attention waves, only the rows of wave
 /// `attention_wave`, from 0. Attention that is ordered after this call may read the slots.
 /// In a layer that another one selects for (`group_layers` of fb_cache_config) the resolve is that of the group's first
-/// layer. There, order this call after the attention of the layer before, which may still read the scratch slots that
-/// it fills.
+/// layer. There, this call may run while the layers before compute: the layers of a group have scratch slots of their
+/// own.
 ///
 /// # Safety
 /// `range` states its real size.
