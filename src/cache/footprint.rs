@@ -24,7 +24,7 @@ pub struct Footprint {
     pub slots: u64,
     /// Device: landing slots of all layers, in whole blocks.
     pub landing: u64,
-    /// Device: scratch slots, shared by all layers.
+    /// Device: scratch slots, shared by all layers; with index groups once for each place in a group.
     pub scratch: u64,
     /// Device: bytes that stay unused because mappings are whole multiples of the granularity.
     pub padding: u64,
