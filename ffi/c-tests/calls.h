@@ -68,7 +68,7 @@ typedef struct {
 #define UNUSED ((void)w, (void)handle, (void)null)
 
 static inline fb_prices calls_prices(world *w) {
-    fb_prices prices = {w->numbers, 1, 1, w->numbers + 1};
+    fb_prices prices = {w->numbers, 1, 1, w->numbers + 1, 3, 0};
     return prices;
 }
 

@@ -2,7 +2,7 @@
 
 #include "check.h"
 
-static const uint32_t ORDERS[LAYERS] = {FB_OVERLAP_NONE, FB_OVERLAP_DBA, FB_OVERLAP_DA};
+static const uint32_t ORDERS[LAYERS] = {FB_OVERLAP_NONE, FB_OVERLAP_DBA, FB_OVERLAP_AHEAD};
 
 static void texts(void) {
     fb_table table = {7, LAYERS, ORDERS};
@@ -27,10 +27,10 @@ static void texts(void) {
     CHECK(strcmp(reason, "untouched") != 0 && version == 77 && orders[0] == 9);
     IS(FB_BAD_VERSION, fb_table_from_text("forebay overlap table 99\n", reason, sizeof reason, &version, orders,
                                           LAYERS, &layers));
-    uint32_t unknown[LAYERS] = {0, 3, 0};
+    uint32_t unknown[LAYERS] = {0, 4, 0};
     table.orders = unknown;
     IS(FB_INVALID_CONFIG, fb_table_to_text(&table, reason, sizeof reason, text, sizeof text, &bytes));
-    CHECK(strstr(reason, "layer 1, value 3") != NULL);
+    CHECK(strstr(reason, "layer 1, value 4") != NULL);
 }
 
 /* The order none costs nothing without misses, DA little with them. */
@@ -38,8 +38,74 @@ static const double MISSES[2] = {0, 100};
 static const double EXPOSED[3 * 2] = {0, 100000, 20000, 20000, 30000, 30000};
 
 static fb_prices prices(void) {
-    fb_prices all = {MISSES, 2, 1, EXPOSED};
+    fb_prices all = {MISSES, 2, 1, EXPOSED, 3, 0};
     return all;
+}
+
+/* The orders of layers in an index group: none, DA and ahead, and for the layer that selects none, DA and DBA. */
+static const double GROUP[LAYERS][4][2] = {
+    {{0, 100000}, {20000, 20000}, {30000, 30000}, {-1, -1}},
+    {{0, 100000}, {20000, 20000}, {-1, -1}, {1000, 2000}},
+    {{0, 100000}, {20000, 20000}, {-1, -1}, {1000, 2000}},
+};
+
+static fb_prices group_prices(void) {
+    fb_prices all = {MISSES, 2, LAYERS, &GROUP[0][0][0], 4, 0};
+    return all;
+}
+
+/* Prices that fb_table_best refuses, with this reason. */
+static void bad_prices(const fb_prices *wrong, const char *words) {
+    const double misses[LAYERS] = {0, 50, 100};
+    uint32_t orders[LAYERS] = {9, 9, 9};
+    char reason[256] = "";
+    IS(FB_INVALID_CONFIG, fb_table_best(wrong, misses, LAYERS, reason, sizeof reason, orders));
+    CHECK(strstr(reason, words) != NULL);
+    CHECK(orders[0] == 9 && orders[1] == 9 && orders[2] == 9);
+}
+
+/* Where layers share a selection, an order without a price is not chosen, and no table may have it. */
+static void groups(void) {
+    fb_prices all = group_prices();
+    const double misses[LAYERS] = {50, 50, 0};
+    uint32_t orders[LAYERS] = {9, 9, 9};
+    IS(FB_OK, fb_table_best(&all, misses, LAYERS, NULL, 0, orders));
+    CHECK(orders[0] == FB_OVERLAP_DA && orders[1] == FB_OVERLAP_AHEAD && orders[2] == FB_OVERLAP_NONE);
+    const uint32_t wrong[] = {0, 1, 2, 5, UINT32_MAX};
+    for (size_t index = 0; index < sizeof wrong / sizeof wrong[0]; index++) {
+        all = group_prices();
+        all.orders = wrong[index];
+        bad_prices(&all, "orders");
+    }
+    all = group_prices();
+    all.reserved = 1;
+    bad_prices(&all, "reserved");
+    double some[LAYERS][4][2];
+    memcpy(some, GROUP, sizeof GROUP);
+    all = group_prices();
+    all.exposed = &some[0][0][0];
+    some[1][2][1] = 5;
+    bad_prices(&all, "exposed time of dba");
+    some[1][2][1] = -1;
+    some[2][0][0] = some[2][0][1] = -1;
+    bad_prices(&all, "exposed time of none");
+
+    const uint32_t first[LAYERS] = {FB_OVERLAP_NONE, FB_OVERLAP_AHEAD, FB_OVERLAP_AHEAD};
+    const uint32_t ahead[LAYERS] = {FB_OVERLAP_AHEAD, FB_OVERLAP_AHEAD, FB_OVERLAP_AHEAD};
+    fb_table table = {1, LAYERS, first};
+    fb_bucket bucket = {4, 1, &table, group_prices()};
+    fb_chooser_config config = SIZED(fb_chooser_config);
+    config.buckets = &bucket;
+    config.bucket_count = 1;
+    config.tables_max = 1;
+    fb_chooser *made = NULL;
+    char text[256] = "";
+    IS(FB_OK, fb_chooser_create(&config, text, sizeof text, &made));
+    OK(made, fb_chooser_destroy(made));
+    made = NULL;
+    table.orders = ahead;
+    IS(FB_INVALID_CONFIG, fb_chooser_create(&config, text, sizeof text, &made));
+    CHECK(made == NULL && strstr(text, "an order without a price") != NULL);
 }
 
 static void best(void) {
@@ -118,6 +184,7 @@ static void chooser(void) {
 int main(void) {
     texts();
     best();
+    groups();
     chooser();
     return checked();
 }

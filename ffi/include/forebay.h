@@ -28,12 +28,14 @@
  *             query row       One token that a sequence decodes in a step: its next token or a draft.
  *             micro-batch     A group of sequences whose steps may run at the same time as those of another group.
  *             selection       The positions that one query row reads in one layer: its top-k indices.
+ *             index group     Consecutive layers that share one selection: the first one selects for the others.
  *             resolve (R)     Finds the selected rows that are resident (hits) and those that are neither resident nor
  *                             in a landing slot (misses), and gives each missed row a slot. If no slot is free, the
  *                             rows that were selected longest ago are evicted.
  *             gather (G)      Copies the missed rows from the total pool to their slots.
- *             scratch slot    A slot for a missed row that the budget has no slot for. All layers use the same scratch
- *                             slots: the row is valid only for the attention of its layer in this step.
+ *             scratch slot    A slot for a missed row that the budget has no slot for. Layers share the scratch slots,
+ *                             except layers of one index group: the row is valid only for the attention of its layer
+ *                             in this step.
  *             landing slot    A slot of a sequence to which the engine writes a new row. A row in a landing slot has
  *                             landed: it is neither accepted nor rejected yet.
  *             scatter (S)     Copies the new rows from the landing slots to the total pool.
@@ -165,8 +167,8 @@
 // In addition to FB_OVERLAP_DA, the indexer of the second half of the batch hides the gather.
 #define FB_OVERLAP_DBA 2
 
-// The layers before hide the gather. Only for a layer that another one selects for, behind fb_overlap of that one or in
-// calls for all layers at once. Attention is not split.
+// The layers before hide the gather. Only for a layer that another one selects for, behind fb_overlap of that one or
+// in calls for all layers at once. Attention is not split.
 #define FB_OVERLAP_AHEAD 3
 
 // In fb_step_range and fb_overlap: all query rows of the step. Draft pass j, counted from 0, is given as j + 1.
@@ -175,7 +177,8 @@
 // I0: the projections for the indexer, and the write of the index keys.
 #define FB_WORK_PROJECT 0
 
-// I: logits and top-k for the call's batch rows. This work writes their selection.
+// I: logits and top-k for the call's batch rows. This work writes their selection. A layer that another one selects
+// for has no such call.
 #define FB_WORK_INDEX 1
 
 // P: the preparation of attention. This work writes the new rows to their landing slots.
@@ -443,7 +446,8 @@ typedef struct fb_cache_footprint {
     uint64_t slots;
     // Device: landing slots, all layers, in whole slot blocks.
     uint64_t landing;
-    // Device: scratch slots, once for all layers.
+    // Device: scratch slots, which layers share: as many as one layer needs, for each layer of the largest index
+    // group.
     uint64_t scratch;
     // Device: bytes that whole mappings of 2 MiB leave unused.
     uint64_t padding;
@@ -664,9 +668,9 @@ typedef struct fb_overlap_config {
     size_t size;
     // The stream of the engine's work, on which the step was prepared.
     void *compute;
-    // The stream of the resolve, in the orders that run it concurrently with the preparation of attention.
+    // The stream of the resolve, in FB_OVERLAP_DA and FB_OVERLAP_DBA.
     void *resolve;
-    // The stream of the gather, in the same orders. In FB_OVERLAP_NONE resolve and gather are on `compute`.
+    // The stream of the gather, in all orders but FB_OVERLAP_NONE, which has resolve and gather on `compute`.
     void *gather;
     // The stream of the scatter.
     void *scatter;
@@ -674,7 +678,8 @@ typedef struct fb_overlap_config {
     const int32_t *selection;
     // Receives the slots of the selection.
     int32_t *slots;
-    // Index lists of split attention. They may be NULL if every layer runs in FB_OVERLAP_NONE with one attention wave.
+    // Index lists of split attention. They may be NULL if every layer runs in FB_OVERLAP_NONE or FB_OVERLAP_AHEAD,
+    // with one attention wave.
     int32_t *lists;
     // The number of valid slots in each index list; NULL without index lists.
     uint32_t *counts;
@@ -775,7 +780,8 @@ typedef struct fb_prices {
     const double *misses;
     // The number of entries in `misses`.
     uint32_t miss_count;
-    // The number of layers in `exposed`: all layers, or 1 if all layers have the same prices.
+    // The number of layers in `exposed`: all layers, or 1 if all layers have the same prices. Where layers share a
+    // selection, all layers.
     uint32_t layers;
     // Nanoseconds, `[layers][orders][miss_count]`, the orders by their FB_OVERLAP_ numbers, finite and not negative. A
     // layer that cannot run in an order has -1 in all of that order's entries: FB_OVERLAP_AHEAD in a layer that
@@ -1735,8 +1741,12 @@ fb_status fb_chooser_destroy(struct fb_chooser *chooser);
 // receives the slots of these positions in the layer's slab. Query row r, from 0, may select positions below L + r +
 // 1, where L is the committed length after this step's commit (fb_retired_lengths returns it). On any other position
 // except -1, fb_retire returns FB_DEVICE_FAILED. Fetched rows for which the budget has no slot are in scratch slots,
-// which all layers use: enqueue this layer's attention before the next layer's call. FB_INVALID_CONFIG in a cache with
-// several attention waves: call fb_resolve, then fb_gather for each wave. FB_INVALID_STATE for a finished step.
+// which other layers use too: enqueue this layer's attention before the next layer's call. FB_INVALID_CONFIG in a
+// cache with several attention waves: call fb_resolve, then fb_gather for each wave. FB_INVALID_STATE for a finished
+// step.
+//
+// In a layer that another one selects for (`group_layers` of fb_cache_config) the call gathers only and writes no
+// slots: attention reads those of the group's first layer.
 //
 // Requires:
 // The device may use both buffers until the stream has passed this call.
@@ -1749,12 +1759,13 @@ fb_status fb_layer(struct fb_cache *cache,
 
 // Calls fb_layer for every layer, draft layers included. It is for replays and tests, which have all selections
 // beforehand. `selection` and `slots` are `[index_groups of fb_info][batch rows][query rows][top_k]`: for each layer
-// that selects. All layers use the same scratch slots, so after this call these hold rows of the last layer only. If
-// an earlier layer might need a scratch slot, the call therefore returns FB_INVALID_CONFIG and enqueues nothing. No
-// layer needs one if each sequence of the step has a budget of at least query rows x top_k slots, or of a slot for
-// each token of its prompt, its promised tokens and the allowance for rows in flight (the cache's `query_rows` x
-// `steps_in_flight`), or if the cache has residency_only set. If another error stops the call at a layer, the layers
-// before it are enqueued: abandon the step (fb_abandon), or continue with fb_layer.
+// that selects. Layers share the scratch slots, so after this call these hold rows of the last layer only; where
+// layers share a selection, of the last group's layers. If an earlier layer might need a scratch slot, the call
+// therefore returns FB_INVALID_CONFIG and enqueues nothing. No layer needs one if each sequence of the step has a
+// budget of at least query rows x top_k slots, or of a slot for each token of its prompt, its promised tokens and the
+// allowance for rows in flight (the cache's `query_rows` x `steps_in_flight`), or if the cache has residency_only set.
+// If another error stops the call at a layer, the layers before it are enqueued: abandon the step (fb_abandon), or
+// continue with fb_layer.
 //
 // Requires:
 // As fb_layer.
@@ -1780,9 +1791,10 @@ fb_status fb_resolve(struct fb_cache *cache,
 
 // Fetches the rows that the last resolve of this range missed; with several attention waves, only the rows of wave
 // `attention_wave`, from 0. Attention that is ordered after this call may read the slots.
+//
 // In a layer that another one selects for (`group_layers` of fb_cache_config) the resolve is that of the group's first
-// layer. There, order this call after the attention of the layer before, which may still read the scratch slots that
-// it fills.
+// layer. There, this call may run at any time between that resolve and the layer's own attention: the layers of a
+// group have scratch slots of their own.
 //
 // Requires:
 // `range` states its real size.
@@ -1808,18 +1820,22 @@ fb_status fb_scatter_range(struct fb_cache *cache,
                            const struct fb_step_range *range,
                            void *stream);
 
-// Enqueues one layer of a step, or one draft pass, in the order FB_OVERLAP_NONE, FB_OVERLAP_DA or FB_OVERLAP_DBA. The
-// engine's callback enqueues the engine's work; the call enqueues resolve, gather and scatter between the callback's
-// calls. `draft_pass` is FB_ALL_QUERY_ROWS, or j + 1 for draft pass j, counted from 0. fb_finish orders the step's end
-// after all of it.
+// Enqueues one layer of a step, or one draft pass, in an FB_OVERLAP_ order. The engine's callback enqueues the
+// engine's work; the call enqueues resolve, gather and scatter between the callback's calls. `draft_pass` is
+// FB_ALL_QUERY_ROWS, or j + 1 for draft pass j, counted from 0. fb_finish orders the step's end after all of it.
+//
+// A layer that another one selects for (`group_layers` of fb_cache_config) runs in FB_OVERLAP_NONE, FB_OVERLAP_DA or
+// FB_OVERLAP_AHEAD; FB_OVERLAP_DBA is FB_OVERLAP_DA there. In another order than FB_OVERLAP_NONE it returns
+// FB_INVALID_STATE unless fb_overlap has enqueued the layer that selects for it earlier in this step, and no other
+// group's layer since.
 //
 // If the callback or the device refuses something half-way, the step is abandoned. It must still be finished and
 // retired; fb_retire then returns FB_CANCELLED, and the caller truncates or closes its sequences. FB_INVALID_STATE for
 // a finished or abandoned step, for other streams than the step's earlier layers used, and for another compute stream
 // than the one the step was prepared on. FB_OUT_OF_RANGE for a layer, a draft pass, a number of batch rows or buffers
 // that do not fit the step, and for streams of another device. FB_INVALID_CONFIG for an order that needs index lists
-// without them. Inside the callback the cache is busy: see fb_enqueue. FB_CLOSED in a child process that the callback
-// forked.
+// without them, and for FB_OVERLAP_AHEAD in a layer that selects for itself. Inside the callback the cache is busy:
+// see fb_enqueue. FB_CLOSED in a child process that the callback forked.
 //
 // Requires:
 // `layers` and `engine` state their real sizes. The device may use the buffers until every stream has passed this

@@ -11,7 +11,7 @@ use forebay_standin::{Driver, Options};
 
 use super::*;
 use crate::cache::fb_cache_create;
-use crate::choice::{FB_OVERLAP_DA, FB_OVERLAP_DBA, FB_OVERLAP_NONE};
+use crate::choice::{FB_OVERLAP_AHEAD, FB_OVERLAP_DA, FB_OVERLAP_DBA, FB_OVERLAP_NONE};
 use crate::device::*;
 use crate::overlap::FbEngineCall;
 use crate::testing::*;
@@ -283,7 +283,7 @@ fn an_invalid_capture_is_refused_and_leaves_nothing() {
     let empty = [sides[0], FbOverlapConfig { batch: 0, ..sides[1] }];
     let without =
         [sides[0], FbOverlapConfig { lists: null_mut(), counts: null_mut(), lists_batch: 0, ..sides[1] }];
-    let orders = [0, 0, 0, 3];
+    let (orders, ahead) = ([0, 0, 0, 4], [0, 0, 0, FB_OVERLAP_AHEAD]);
     for (config, wanted, said) in [
         (FbCaptureConfig { micro_batches: null(), ..right }, FbInvalidConfig, "fb_overlap_config"),
         (FbCaptureConfig { micro_batches: twice.as_ptr(), ..right }, FbInvalidConfig, "named twice"),
@@ -292,6 +292,7 @@ fn an_invalid_capture_is_refused_and_leaves_nothing() {
         (FbCaptureConfig { micro_batches: without.as_ptr(), ..right }, FbInvalidConfig, "index lists"),
         (FbCaptureConfig { by_layer: null(), ..right }, FbInvalidConfig, "by_layer"),
         (FbCaptureConfig { by_layer: orders.as_ptr(), ..right }, FbInvalidConfig, "an order of a layer"),
+        (FbCaptureConfig { by_layer: ahead.as_ptr(), ..right }, FbInvalidConfig, "the order ahead"),
         (FbCaptureConfig { count: 0, ..right }, FbOutOfRange, "one of each micro-batch"),
         (FbCaptureConfig { count: 3, ..right }, FbOutOfRange, "one of each micro-batch"),
         (FbCaptureConfig { query_rows: 0, ..right }, FbOutOfRange, "query_rows"),

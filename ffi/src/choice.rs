@@ -22,8 +22,8 @@ pub const FB_OVERLAP_NONE: u32 = 0;
 pub const FB_OVERLAP_DA: u32 = 1;
 /// In addition to FB_OVERLAP_DA, the indexer of the second half of the batch hides the gather.
 pub const FB_OVERLAP_DBA: u32 = 2;
-/// The layers before hide the gather. Only for a layer that another one selects for, behind fb_overlap of that one or in
-/// calls for all layers at once. Attention is not split.
+/// The layers before hide the gather. Only for a layer that another one selects for, behind fb_overlap of that one or
+/// in calls for all layers at once. Attention is not split.
 pub const FB_OVERLAP_AHEAD: u32 = 3;
 
 /// The order with this number.
@@ -90,7 +90,8 @@ pub struct FbPrices {
     pub misses: *const f64,
     /// The number of entries in `misses`.
     pub miss_count: u32,
-    /// The number of layers in `exposed`: all layers, or 1 if all layers have the same prices.
+    /// The number of layers in `exposed`: all layers, or 1 if all layers have the same prices. Where layers share a
+    /// selection, all layers.
     pub layers: u32,
     /// Nanoseconds, `[layers][orders][miss_count]`, the orders by their FB_OVERLAP_ numbers, finite and not negative. A
     /// layer that cannot run in an order has -1 in all of that order's entries: FB_OVERLAP_AHEAD in a layer that

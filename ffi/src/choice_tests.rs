@@ -6,7 +6,7 @@ use std::ptr::{null, null_mut};
 use super::*;
 use crate::testing::*;
 
-const TEXT: &CStr = c"forebay overlap table 1\nversion 7\nlayers 3\n0 none\n1 da\n2 dba\n";
+const TEXT: &CStr = c"forebay overlap table 1\nversion 7\nlayers 4\n0 none\n1 da\n2 dba\n3 ahead\n";
 
 fn from_text(text: &CStr) -> (FbStatus, String, (u32, Vec<u32>)) {
     let (mut version, mut orders, mut layers) = (99, [99; 8], 99);
@@ -28,8 +28,9 @@ fn from_text(text: &CStr) -> (FbStatus, String, (u32, Vec<u32>)) {
 fn a_table_survives_the_way_to_text_and_back() {
     let (status, _, (version, orders)) = from_text(TEXT);
     ok(status);
-    assert_eq!((version, orders.as_slice()), (7, &[FB_OVERLAP_NONE, FB_OVERLAP_DA, FB_OVERLAP_DBA][..]));
-    let table = FbTable { version, layers: 3, orders: orders.as_ptr() };
+    let wanted = [FB_OVERLAP_NONE, FB_OVERLAP_DA, FB_OVERLAP_DBA, FB_OVERLAP_AHEAD];
+    assert_eq!((version, orders.as_slice()), (7, &wanted[..]));
+    let table = FbTable { version, layers: 4, orders: orders.as_ptr() };
     let mut bytes = 0;
     let (status, said) = reason(|text, room| {
         // SAFETY: a text of that many bytes, and room for the output.
@@ -64,7 +65,7 @@ fn a_text_that_is_no_table_is_refused_with_its_line_number() {
         assert!(status == wanted && text.contains(said), "{said}: {text}");
     }
     let (mut version, mut layers, mut bytes) = (0, 0, 0);
-    let table = FbTable { version: 1, layers: 1, orders: &3 };
+    let table = FbTable { version: 1, layers: 1, orders: &4 };
     // SAFETY: null is refused, and room for the outputs.
     unsafe {
         let read =
@@ -73,7 +74,7 @@ fn a_text_that_is_no_table_is_refused_with_its_line_number() {
         assert_eq!(read(TEXT.as_ptr(), null_mut(), &mut layers), FbInvalidConfig);
         assert_eq!(read(TEXT.as_ptr(), &mut version, null_mut()), FbInvalidConfig);
         ok(read(TEXT.as_ptr(), &mut version, &mut layers));
-        assert_eq!((version, layers), (7, 3));
+        assert_eq!((version, layers), (7, 4));
         assert_eq!(fb_table_to_text(null(), null_mut(), 0, null_mut(), 0, &mut bytes), FbInvalidConfig);
         assert_eq!(fb_table_to_text(&table, null_mut(), 0, null_mut(), 0, &mut bytes), FbInvalidConfig);
         let none = FbTable { orders: null(), ..table };
@@ -156,6 +157,26 @@ fn the_best_table_equals_rusts() {
 }
 
 #[test]
+fn an_order_whose_entries_are_all_minus_one_has_no_price() {
+    let first = [0.0, 100.0, 40.0, 40.0, 30.0, 30.0, -1.0, -1.0];
+    let follower = [0.0, 100.0, 40.0, 40.0, -1.0, -1.0, 5.0, 5.0];
+    let exposed = [first, follower].concat();
+    let all = FbPrices { exposed: exposed.as_ptr(), layers: 2, orders: 4, ..prices() };
+    // SAFETY: its numbers are as many as it states.
+    let declared = unsafe { all.declare() }.unwrap();
+    let lists = |layer: [f64; 8], left_out: usize| {
+        let mut lists: [Vec<f64>; 4] = std::array::from_fn(|order| layer[2 * order..][..2].to_vec());
+        lists[left_out].clear();
+        lists
+    };
+    assert_eq!(declared, Prices::new(MISSES.to_vec(), vec![lists(first, 3), lists(follower, 2)]).unwrap());
+    let mut orders = [99; 2];
+    // SAFETY: as many misses and as much room as stated.
+    ok(unsafe { fb_table_best(&all, [90.0; 2].as_ptr(), 2, null_mut(), 0, orders.as_mut_ptr()) });
+    assert_eq!(orders, [FB_OVERLAP_DBA, FB_OVERLAP_AHEAD]);
+}
+
+#[test]
 fn a_chooser_switches_like_rusts() {
     let (buckets, hysteresis) = ([bucket(), FbBucket { batch: 8, ..bucket() }], eager());
     let config = FbChooserConfig {
@@ -205,15 +226,21 @@ fn a_chooser_refuses_invalid_numbers() {
         create_chooser(&FbChooserConfig { buckets: &bucket, hysteresis, ..config })
     };
     let with = |prices: FbPrices| FbBucket { prices, ..bucket() };
-    let bad_orders = [0, 3];
+    let (bad_orders, unpriced) = ([0, 4], [0, FB_OVERLAP_AHEAD]);
     let bad_table = FbTable { orders: bad_orders.as_ptr(), ..TABLE };
+    let unpriced = FbTable { orders: unpriced.as_ptr(), ..TABLE };
     let not_finite = [0.0, f64::NAN, 0.0, 0.0, 0.0, 0.0];
     let negative = [0.0, 0.0, 0.0, -1.0, 0.0, 0.0];
+    let no_none = [-1.0, -1.0, 0.0, 0.0, 0.0, 0.0];
     for (bucket, said) in [
         (FbBucket { batch: 0, ..bucket() }, "batches"),
         (FbBucket { table_count: 0, ..bucket() }, "no table"),
         (FbBucket { tables: null(), ..bucket() }, "tables"),
         (FbBucket { tables: &bad_table, ..bucket() }, "an order of a layer"),
+        (FbBucket { tables: &unpriced, ..bucket() }, "an order without a price"),
+        (with(FbPrices { orders: 2, ..prices() }), "orders"),
+        (with(FbPrices { orders: 5, ..prices() }), "orders"),
+        (with(FbPrices { reserved: 1, ..prices() }), "reserved"),
         (with(FbPrices { misses: null(), ..prices() }), "misses"),
         (with(FbPrices { exposed: null(), ..prices() }), "exposed"),
         (with(FbPrices { miss_count: 0, ..prices() }), "miss_count"),
@@ -225,6 +252,7 @@ fn a_chooser_refuses_invalid_numbers() {
         (with(FbPrices { misses: [0.0, f64::NAN].as_ptr(), ..prices() }), "ascend"),
         (with(FbPrices { exposed: not_finite.as_ptr(), ..prices() }), "exposed time of none"),
         (with(FbPrices { exposed: negative.as_ptr(), ..prices() }), "exposed time of da"),
+        (with(FbPrices { exposed: no_none.as_ptr(), ..prices() }), "exposed time of none"),
     ] {
         let (chooser, status, text) = made(bucket, None, right);
         assert!(text.contains(said), "`{said}` is not in `{text}`");

@@ -130,7 +130,8 @@ pub struct FbCacheFootprint {
     pub slots: u64,
     /// Device: landing slots, all layers, in whole slot blocks.
     pub landing: u64,
-    /// Device: scratch slots, once for all layers; with index groups once for each place in a group.
+    /// Device: scratch slots, which layers share: as many as one layer needs, for each layer of the largest index
+    /// group.
     pub scratch: u64,
     /// Device: bytes that whole mappings of 2 MiB leave unused.
     pub padding: u64,

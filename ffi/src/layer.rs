@@ -190,8 +190,12 @@ impl<'a> Imports<'a> {
 /// receives the slots of these positions in the layer's slab. Query row r, from 0, may select positions below L + r +
 /// 1, where L is the committed length after this step's commit (fb_retired_lengths returns it). On any other position
 /// except -1, fb_retire returns FB_DEVICE_FAILED. Fetched rows for which the budget has no slot are in scratch slots,
-/// which all layers use: enqueue this layer's attention before the next layer's call. FB_INVALID_CONFIG in a cache with
-/// several attention waves: call fb_resolve, then fb_gather for each wave. FB_INVALID_STATE for a finished step.
+/// which other layers use too: enqueue this layer's attention before the next layer's call. FB_INVALID_CONFIG in a
+/// cache with several attention waves: call fb_resolve, then fb_gather for each wave. FB_INVALID_STATE for a finished
+/// step.
+///
+/// In a layer that another one selects for (`group_layers` of fb_cache_config) the call gathers only and writes no
+/// slots: attention reads those of the group's first layer.
 ///
 /// # Safety
 /// The device may use both buffers until the stream has passed this call.
@@ -223,12 +227,13 @@ pub unsafe extern "C" fn fb_layer(
 
 /// Calls fb_layer for every layer, draft layers included. It is for replays and tests, which have all selections
 /// beforehand. `selection` and `slots` are `[index_groups of fb_info][batch rows][query rows][top_k]`: for each layer
-/// that selects. All layers use the same scratch slots, so after this call these hold rows of the last layer only. If
-/// an earlier layer might need a scratch slot, the call therefore returns FB_INVALID_CONFIG and enqueues nothing. No
-/// layer needs one if each sequence of the step has a budget of at least query rows x top_k slots, or of a slot for
-/// each token of its prompt, its promised tokens and the allowance for rows in flight (the cache's `query_rows` x
-/// `steps_in_flight`), or if the cache has residency_only set. If another error stops the call at a layer, the layers
-/// before it are enqueued: abandon the step (fb_abandon), or continue with fb_layer.
+/// that selects. Layers share the scratch slots, so after this call these hold rows of the last layer only; where
+/// layers share a selection, of the last group's layers. If an earlier layer might need a scratch slot, the call
+/// therefore returns FB_INVALID_CONFIG and enqueues nothing. No layer needs one if each sequence of the step has a
+/// budget of at least query rows x top_k slots, or of a slot for each token of its prompt, its promised tokens and the
+/// allowance for rows in flight (the cache's `query_rows` x `steps_in_flight`), or if the cache has residency_only set.
+/// If another error stops the call at a layer, the layers before it are enqueued: abandon the step (fb_abandon), or
+/// continue with fb_layer.
 ///
 /// # Safety
 /// As fb_layer.
@@ -292,9 +297,10 @@ pub unsafe extern "C" fn fb_resolve(
 
 /// Fetches the rows that the last resolve of this range missed; with several attention waves, only the rows of wave
 /// `attention_wave`, from 0. Attention that is ordered after this call may read the slots.
+///
 /// In a layer that another one selects for (`group_layers` of fb_cache_config) the resolve is that of the group's first
-/// layer. There, this call may run while the layers before compute: the layers of a group have scratch slots of their
-/// own.
+/// layer. There, this call may run at any time between that resolve and the layer's own attention: the layers of a
+/// group have scratch slots of their own.
 ///
 /// # Safety
 /// `range` states its real size.

@@ -22,7 +22,8 @@ use crate::step::FbStep;
 
 /// I0: the projections for the indexer, and the write of the index keys.
 pub const FB_WORK_PROJECT: u32 = 0;
-/// I: logits and top-k for the call's batch rows. This work writes their selection.
+/// I: logits and top-k for the call's batch rows. This work writes their selection. A layer that another one selects
+/// for has no such call.
 pub const FB_WORK_INDEX: u32 = 1;
 /// P: the preparation of attention. This work writes the new rows to their landing slots.
 pub const FB_WORK_PREPARE: u32 = 2;
@@ -105,9 +106,9 @@ pub struct FbOverlapConfig {
     pub size: usize,
     /// The stream of the engine's work, on which the step was prepared.
     pub compute: *mut c_void,
-    /// The stream of the resolve, in the orders that run it concurrently with the preparation of attention.
+    /// The stream of the resolve, in FB_OVERLAP_DA and FB_OVERLAP_DBA.
     pub resolve: *mut c_void,
-    /// The stream of the gather, in the same orders. In FB_OVERLAP_NONE resolve and gather are on `compute`.
+    /// The stream of the gather, in all orders but FB_OVERLAP_NONE, which has resolve and gather on `compute`.
     pub gather: *mut c_void,
     /// The stream of the scatter.
     pub scatter: *mut c_void,
@@ -115,7 +116,8 @@ pub struct FbOverlapConfig {
     pub selection: *const i32,
     /// Receives the slots of the selection.
     pub slots: *mut i32,
-    /// Index lists of split attention. They may be NULL if every layer runs in FB_OVERLAP_NONE with one attention wave.
+    /// Index lists of split attention. They may be NULL if every layer runs in FB_OVERLAP_NONE or FB_OVERLAP_AHEAD,
+    /// with one attention wave.
     pub lists: *mut i32,
     /// The number of valid slots in each index list; NULL without index lists.
     pub counts: *mut u32,
@@ -250,18 +252,22 @@ impl Engine for Callback {
     }
 }
 
-/// Enqueues one layer of a step, or one draft pass, in the order FB_OVERLAP_NONE, FB_OVERLAP_DA or FB_OVERLAP_DBA. The
-/// engine's callback enqueues the engine's work; the call enqueues resolve, gather and scatter between the callback's
-/// calls. `draft_pass` is FB_ALL_QUERY_ROWS, or j + 1 for draft pass j, counted from 0. fb_finish orders the step's end
-/// after all of it.
+/// Enqueues one layer of a step, or one draft pass, in an FB_OVERLAP_ order. The engine's callback enqueues the
+/// engine's work; the call enqueues resolve, gather and scatter between the callback's calls. `draft_pass` is
+/// FB_ALL_QUERY_ROWS, or j + 1 for draft pass j, counted from 0. fb_finish orders the step's end after all of it.
+///
+/// A layer that another one selects for (`group_layers` of fb_cache_config) runs in FB_OVERLAP_NONE, FB_OVERLAP_DA or
+/// FB_OVERLAP_AHEAD; FB_OVERLAP_DBA is FB_OVERLAP_DA there. In another order than FB_OVERLAP_NONE it returns
+/// FB_INVALID_STATE unless fb_overlap has enqueued the layer that selects for it earlier in this step, and no other
+/// group's layer since.
 ///
 /// If the callback or the device refuses something half-way, the step is abandoned. It must still be finished and
 /// retired; fb_retire then returns FB_CANCELLED, and the caller truncates or closes its sequences. FB_INVALID_STATE for
 /// a finished or abandoned step, for other streams than the step's earlier layers used, and for another compute stream
 /// than the one the step was prepared on. FB_OUT_OF_RANGE for a layer, a draft pass, a number of batch rows or buffers
 /// that do not fit the step, and for streams of another device. FB_INVALID_CONFIG for an order that needs index lists
-/// without them. Inside the callback the cache is busy: see fb_enqueue. FB_CLOSED in a child process that the callback
-/// forked.
+/// without them, and for FB_OVERLAP_AHEAD in a layer that selects for itself. Inside the callback the cache is busy:
+/// see fb_enqueue. FB_CLOSED in a child process that the callback forked.
 ///
 /// # Safety
 /// `layers` and `engine` state their real sizes. The device may use the buffers until every stream has passed this

@@ -7,7 +7,7 @@ use forebay::overlap::{Engine, EngineCall};
 
 use super::*;
 use crate::cache::fb_cache_stats;
-use crate::choice::{FB_OVERLAP_DA, FB_OVERLAP_DBA, FB_OVERLAP_NONE};
+use crate::choice::{FB_OVERLAP_AHEAD, FB_OVERLAP_DA, FB_OVERLAP_DBA, FB_OVERLAP_NONE};
 use crate::layer::*;
 use crate::step::*;
 use crate::testing::*;
@@ -258,7 +258,8 @@ fn overlap_refuses_invalid_arguments_before_it_enqueues_anything() {
     refused(overlap(0, 1, 0, right), FbOutOfRange, &rig, "no draft layer");
     refused(overlap(LAYERS, 3, 0, right), FbOutOfRange, &rig, "draft_passes");
     refused(overlap(0, u32::MAX, 0, right), FbOutOfRange, &rig, "draft_passes");
-    refused(overlap(2, 0, 3, right), FbInvalidConfig, &rig, "an order of a layer");
+    refused(overlap(2, 0, 4, right), FbInvalidConfig, &rig, "an order of a layer");
+    refused(overlap(2, 0, FB_OVERLAP_AHEAD, right), FbInvalidConfig, &rig, "the order ahead");
     let without = FbOverlapConfig { lists: null_mut(), counts: null_mut(), lists_batch: 0, ..right };
     refused(overlap(0, 0, FB_OVERLAP_DA, without), FbInvalidConfig, &rig, "index lists");
     for (layers, wanted, said) in [

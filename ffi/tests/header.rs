@@ -44,12 +44,14 @@ const HEAD: &str = "\
  *             query row       One token that a sequence decodes in a step: its next token or a draft.
  *             micro-batch     A group of sequences whose steps may run at the same time as those of another group.
  *             selection       The positions that one query row reads in one layer: its top-k indices.
+ *             index group     Consecutive layers that share one selection: the first one selects for the others.
  *             resolve (R)     Finds the selected rows that are resident (hits) and those that are neither resident nor
  *                             in a landing slot (misses), and gives each missed row a slot. If no slot is free, the
  *                             rows that were selected longest ago are evicted.
  *             gather (G)      Copies the missed rows from the total pool to their slots.
- *             scratch slot    A slot for a missed row that the budget has no slot for. All layers use the same scratch
- *                             slots: the row is valid only for the attention of its layer in this step.
+ *             scratch slot    A slot for a missed row that the budget has no slot for. Layers share the scratch slots,
+ *                             except layers of one index group: the row is valid only for the attention of its layer
+ *                             in this step.
  *             landing slot    A slot of a sequence to which the engine writes a new row. A row in a landing slot has
  *                             landed: it is neither accepted nor rejected yet.
  *             scatter (S)     Copies the new rows from the landing slots to the total pool.

@@ -525,20 +525,26 @@ class Cache:
         *,
         draft_pass: int | None = None,
     ) -> None:
-        """Enqueues one layer of a step, or one draft pass, in the order "none", "da" or "dba".
+        """Enqueues one layer of a step, or one draft pass, in the order "none", "da", "dba" or "ahead".
 
         Args:
             step: an open step.
             layer: the layer.
-            order: the overlap order, which decides what hides the gather.
+            order: the overlap order, which decides what hides the gather. "ahead" is for a layer that another one
+                selects for (`Shape.group_layers`). There, all orders but "none" need this call for that one first,
+                and "dba" is "da".
             layers: streams and buffers, the same for all layers of a step.
             enqueue: the engine's callback, see `EngineCall`. It must not call into this cache.
             draft_pass: the number of the draft pass, from 0, for a draft layer.
 
         Raises:
-            InvalidArgument, InvalidConfig, InvalidState, OutOfRange: nothing was enqueued. An exception of `enqueue`
-                passes through this call and abandons the step: finish and retire it, then truncate or close its
-                sequences.
+            InvalidArgument, OutOfRange: nothing was enqueued.
+            InvalidConfig: "ahead" in a layer that selects for itself, or split attention without index lists. Nothing
+                was enqueued.
+            InvalidState: the step is finished or abandoned or was prepared on another stream, or this call has not
+                enqueued the layer that selects for this one. Nothing was enqueued.
+            An exception of `enqueue` passes through this call and abandons the step: finish and retire it, then
+                truncate or close its sequences.
         """
         overlap.overlap(self, step, layer, order, layers, enqueue, draft_pass)
 

@@ -17,7 +17,7 @@ from .step import LayerCount
 
 @dataclass(frozen=True)
 class Table:
-    """An order for each layer, draft layers last: "none", "da" or "dba".
+    """An order for each layer, draft layers last: "none", "da", "dba" or, where another layer selects, "ahead".
 
     Attributes:
         by_layer: the orders.
@@ -74,20 +74,23 @@ class Prices:
 
     Attributes:
         misses: numbers of misses of a batch row, ascending from 0: `[n]`.
-        exposed: nanoseconds, `[layers][none, da, dba][n]`, finite and not negative; one layer if all layers are alike.
+        exposed: nanoseconds, `[layers][none, da, dba][n]` or `[layers][none, da, dba, ahead][n]`, finite and not
+            negative; one layer if all layers are alike. An order that a layer cannot run in has None for its list, in
+            an array -1 throughout: "ahead" in a layer that selects for itself, "dba" in the others.
     """
 
     misses: Many[float]
     exposed: Any
 
     def _declare(self) -> tuple[Any, Any]:
-        misses, exposed = _doubles(self.misses, "misses"), _doubles(self.exposed, "exposed")
-        if misses.ndim != 1 or exposed.ndim != 3 or exposed.shape[1:] != (3, misses.size):
-            raise InvalidArgument("exposed", f"float64 {list(exposed.shape)}", f"[layers, 3, {misses.size}]")
+        misses = _doubles(self.misses, "misses")
+        exposed = _doubles(_filled(self.exposed, misses.size), "exposed")
+        if misses.ndim != 1 or exposed.ndim != 3 or exposed.shape[1:] not in ((3, misses.size), (4, misses.size)):
+            raise InvalidArgument("exposed", f"float64 {list(exposed.shape)}", f"[layers, 3 or 4, {misses.size}]")
         prices = ffi.new("fb_prices *")
         held = (ffi.from_buffer("double[]", misses), ffi.from_buffer("double[]", exposed))
         prices.misses, prices.miss_count = held[0], misses.size
-        prices.exposed, prices.layers = held[1], exposed.shape[0]
+        prices.exposed, prices.layers, prices.orders = held[1], exposed.shape[0], exposed.shape[1]
         return prices, held
 
 
@@ -148,7 +151,7 @@ class Chooser:
         hysteresis: when to change; None: when it saves a tenth and 50 us per step, in 32 consecutive steps.
 
     Raises:
-        InvalidConfig: names the value that does not fit.
+        InvalidConfig: names the value that does not fit, or the layer in which a table has an order without a price.
     """
 
     buckets: Many[Bucket]
@@ -226,6 +229,16 @@ def _doubles(values: Any, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
         return np.asarray(values, np.float64, order="C")
     except (TypeError, ValueError) as error:
         raise InvalidArgument(name, repr(values), "numbers") from error
+
+
+def _filled(exposed: Any, count: int) -> Any:
+    """The same lists, with C's -1 in place of None."""
+    if not isinstance(exposed, (list, tuple)):
+        return exposed
+    try:
+        return [[[-1.0] * count if times is None else times for times in orders] for orders in exposed]
+    except TypeError:
+        return exposed
 
 
 def best(prices: Prices, misses: Many[float]) -> tuple[str, ...]:

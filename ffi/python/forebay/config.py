@@ -135,7 +135,7 @@ class Footprint(NamedTuple):
     slots: int
     # Device: landing slots, all layers.
     landing: int
-    # Device: scratch slots, once for all layers; with index groups once for each place in a group.
+    # Device: scratch slots, which layers share: as many as one layer needs, for each layer of the largest index group.
     scratch: int
     # Device: bytes that whole mappings leave unused.
     padding: int

@@ -21,7 +21,7 @@ from .step import Buffers, Step
 from .tensors import index
 
 _Item = TypeVar("_Item")
-ORDERS = {"none": 0, "da": 1, "dba": 2}
+ORDERS = {"none": 0, "da": 1, "dba": 2, "ahead": 3}
 ORDER_NAMES = tuple(ORDERS)
 _WORKS = ("project", "index", "prepare", "attend", "merge", "rest")
 _ATTENDED = ("all", "resident", "fetched")
@@ -40,7 +40,7 @@ class EngineCall:
     | work | what |
     |---|---|
     | project | the projections for the indexer, and the write of the index keys |
-    | index | logits and top-k of the call's batch rows, which write their selection |
+    | index | logits and top-k of the call's batch rows, which write their selection; not where another layer selects |
     | prepare | the preparation of attention, which writes the new rows to their landing slots |
     | attend | attention over `attended`: "all" (`slots`), "resident" (list 0), "fetched" (list 1 + attention_wave) |
     | merge | the merge of split attention's results by their log-sum-exp |
@@ -73,9 +73,10 @@ class Layers:
     """The streams and buffers of a step's layers.
 
     Args:
-        buffers: the selection, which the "index" work writes, and the slots; with lists if any order is not "none".
+        buffers: the selection, which the "index" work writes, and the slots; with lists if any order is "da" or "dba".
         compute: the engine's stream, on which the step was prepared.
-        resolve, gather, scatter: streams, which may be equal; None: `compute`.
+        resolve, gather, scatter: streams, which may be equal; None: `compute`. The order "ahead" needs `gather`: on
+            `compute` a gather cannot run before its layer.
         batch: batch rows to enqueue, at most the buffers'; 0: the step's. In a capture there may be more than the
             step's; the additional rows do nothing.
         half: the first batch row of DBA's second half; 0: the batch is not divided.

@@ -170,7 +170,8 @@ class Step:
     def layer(self, layer: int, selection: Tensor | Buffers, slots: Tensor | None = None, stream: Any = None) -> None:
         """Resolves a layer's selection (top-k indices) and gathers the rows that miss.
 
-        Attention may read `slots` after this call, and before the next layer's call, which uses the same scratch slots.
+        Attention may read `slots` after this call, and before the next layer's call, which may use the same scratch
+        slots.
 
         Args:
             layer: the layer.
@@ -208,10 +209,10 @@ class Step:
     def layers(self, selection: Tensor, slots: Tensor, stream: Any = None) -> None:
         """Calls `layer` for every layer, for replays and tests that have all selections beforehand.
 
-        All layers use the same scratch slots, for the rows beyond a sequence's slots. After this call they hold rows of
-        the last layer only, so the call is rejected if an earlier layer might need one. No layer needs one if each
-        sequence of the step has `query rows x top_k` slots in every layer, or as many slots as tokens, or if the cache
-        is `residency_only`.
+        Layers share the scratch slots, for the rows beyond a sequence's slots. After this call they hold rows of the
+        last layer only; where layers share a selection, of the last group's layers. So the call is rejected if an
+        earlier layer might need one. No layer needs one if each sequence of the step has `query rows x top_k` slots in
+        every layer, or as many slots as tokens, or if the cache is `residency_only`.
 
         Args:
             selection, slots: int32 `[index groups, rows, query rows, top_k]`: for each layer that selects, draft layers
@@ -271,6 +272,9 @@ class Step:
         stream: Any = None,
     ) -> None:
         """G: fetches the rows that the last resolve of these rows missed, or those of one attention wave.
+
+        In a layer that another one selects for (`Shape.group_layers`) the resolve is that of the group's first layer. G
+        may run there at any time between that resolve and the layer's own attention.
 
         Raises:
             OutOfRange: no such layer, rows or wave.

@@ -13,10 +13,13 @@ from forebay.choice import best
 
 # None exposes every miss, DA half of them and 5 us, DBA nothing and 30 us.
 PRICES = forebay.Prices([0, 100], [[[0, 100e3], [5e3, 55e3], [30e3, 30e3]]])
+# Layer 0 selects for layer 1, which can run ahead, and cannot in the order DBA.
+FIRST, FOLLOWER = [[0, 100e3], [5e3, 55e3], [30e3, 30e3], None], [[0, 100e3], [5e3, 55e3], None, [1e3, 2e3]]
+GROUP = forebay.Prices([0, 100], [FIRST, FOLLOWER])
 
 
 def test_a_table_survives_the_way_to_text_and_back() -> None:
-    table = forebay.Table(("none", "da", "dba", "da"), version=7)
+    table = forebay.Table(("none", "da", "dba", "ahead"), version=7)
     text = table.to_text()
     assert forebay.Table.from_text(text) == table
     with pytest.raises(forebay.ForebayError):
@@ -57,6 +60,31 @@ def test_the_best_order_is_the_cheapest() -> None:
         best(forebay.Prices([0, 100], [[1, 2], [3, 4]]), [0])
     with pytest.raises(forebay.InvalidConfig):
         best(PRICES, [float("nan")])
+
+
+def test_an_order_that_a_layer_cannot_run_in_has_no_price() -> None:
+    assert best(GROUP, [90, 90]) == ("dba", "ahead") and best(GROUP, [20, 0]) == ("da", "none")
+    lists = [[[-1, -1] if times is None else times for times in layer] for layer in (FIRST, FOLLOWER)]
+    assert best(forebay.Prices([0, 100], np.array(lists)), [90, 90]) == ("dba", "ahead")
+    three = forebay.Prices([0, 100], [FIRST[:3], FOLLOWER[:3]])
+    assert best(three, [90, 90]) == ("dba", "da")
+    for exposed in ([[None, *FIRST[1:]]], [[[0, 100e3], [5e3, -1], [30e3, 30e3]]]):
+        with pytest.raises(forebay.InvalidConfig, match="exposed time of"):
+            best(forebay.Prices([0, 100], exposed), [0])
+    for exposed in ([FIRST[:2]], [[*FIRST, None]], [None], [7], [[None] * 3, [None] * 4]):
+        with pytest.raises(forebay.InvalidArgument, match="exposed"):
+            best(forebay.Prices([0, 100], exposed), [0])
+
+
+def test_a_chooser_takes_the_order_ahead_only_where_it_has_a_price() -> None:
+    quick = forebay.Hysteresis(smoothing=1.0, share=0.1, least_ns=1000.0, steps=1)
+    bucket = forebay.Bucket(4, [forebay.Table(("none", "none"))], GROUP)
+    chooser = forebay.Chooser([bucket], tables_max=2, hysteresis=quick)
+    choice = chooser.choose([forebay.LayerCount(0, 360, 0)] * 2, 4, 4)
+    assert choice.changed and chooser.table(choice.bucket, choice.index).by_layer == ("dba", "ahead")
+    for orders in (("ahead", "ahead"), ("none", "dba")):
+        with pytest.raises(forebay.InvalidConfig, match="an order without a price"):
+            forebay.Chooser([forebay.Bucket(4, [forebay.Table(orders)], GROUP)])
 
 
 def test_a_chooser_switches_when_the_misses_change() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Callable
 
 import numpy as np
@@ -53,8 +54,8 @@ class Engine:
         self.cache_slab = [self.cache.slab(layer) for layer in range(LAYERS)]
 
 
-def begin(make: Make, *, rows: int = 2) -> tuple[forebay.Cache, Engine, forebay.Layers]:
-    cache = make()
+def begin(make: Make, *, rows: int = 2, **changes: Any) -> tuple[forebay.Cache, Engine, forebay.Layers]:
+    cache = make(**changes)
     sequences = [joined(cache, bring_up="nothing") for _ in range(rows)]
     buffers = forebay.Buffers.empty(cache, rows, 1, split=True)
     engine = Engine(cache, sequences, buffers)
@@ -95,6 +96,63 @@ def test_layer_by_layer_is_the_same(make: Make) -> None:
                 cache.overlap(step, layer, order, layers, engine)
         counts.append((step.retire().layers, [(c.work, c.attended, c.layer, c.first, c.count) for c in engine.calls]))
     assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize(
+    "by_layer", [("none", "ahead", "ahead"), ("dba", "ahead", "ahead"), ("da", "da", "ahead"), ("dba", "dba", "none")]
+)
+@pytest.mark.parametrize("whole", [True, False])
+def test_an_index_group_has_the_same_slots_in_every_order(
+    make: Make, shape: forebay.Shape, by_layer: tuple[str, ...], whole: bool
+) -> None:
+    """Layer 0 selects for all. Half of what a step selects is in scratch slots."""
+    found: list[tuple[Any, ...]] = []
+    for orders in (("none",) * LAYERS, by_layer):
+        cache, engine, _ = begin(make, shape=dataclasses.replace(shape, group_layers=LAYERS), slots=TOP_K // 2)
+        layers = forebay.Layers(engine.buffers, half=1, gather=cache.device.stream())
+        slots = []
+        for turn in range(3):
+            engine.read.clear()
+            step = cache.prepare([(s, min(turn, 1), 1) for s in engine.sequences])
+            if whole:
+                cache.overlap_steps([step], [layers], orders, engine)
+            else:
+                for layer, order in enumerate(orders):
+                    cache.overlap(step, layer, order, layers, engine)
+            retired = step.retire()
+            slots.append((engine.buffers.slots.copy(), retired.layers))
+            for (layer, row), positions in engine.read.items():
+                assert sorted(positions) == sorted((3 * at + row) % 40 for at in range(TOP_K)), layer
+            assert len(engine.read) == 2 * LAYERS
+            engine.length += 1
+        assert {call.layer for call in engine.calls if call.work == "index"} == {0}
+        found.append((slots, [sequence.digest() for sequence in engine.sequences]))
+    for (none, none_counts), (ahead, ahead_counts) in zip(found[0][0], found[1][0]):
+        assert np.array_equal(none, ahead) and none_counts == ahead_counts
+    assert found[0][1] == found[1][1]
+
+
+def test_the_order_ahead_needs_a_layer_that_selects_and_has_run(make: Make, shape: forebay.Shape) -> None:
+    cache, engine, layers = begin(make, shape=dataclasses.replace(shape, lone_layers=1, group_layers=2))
+    plain = forebay.Layers(forebay.Buffers.empty(cache, 2, 1))
+    for _ in range(2):
+        engine.calls.clear()
+        step = cache.prepare([(s, 0, 1) for s in engine.sequences])
+        for layer in (0, 1):
+            with pytest.raises(forebay.InvalidConfig, match="the order ahead in a layer that selects for itself"):
+                cache.overlap(step, layer, "ahead", layers, engine)
+        with pytest.raises(forebay.InvalidConfig, match="the order ahead"):
+            cache.overlap_steps([step], [layers], ["none", "ahead", "ahead"], engine)
+        with pytest.raises(forebay.InvalidState, match="has not resolved the layer that selects"):
+            cache.overlap(step, 2, "ahead", layers, engine)
+        assert engine.calls == []
+        engine.buffers = plain.buffers
+        cache.overlap(step, 0, "none", plain, engine)
+        cache.overlap(step, 1, "none", plain, engine)
+        # No index lists: attention is not split.
+        cache.overlap(step, 2, "ahead", plain, engine)
+        engine.buffers = layers.buffers
+        step.retire()
 
 
 @pytest.mark.parametrize("at", range(0, 14, 3))
