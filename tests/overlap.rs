@@ -50,7 +50,7 @@ fn plain() -> Setting {
 
 #[test]
 fn every_order_attends_to_the_same_rows_as_one_attention_over_the_complete_copy() {
-    for overlap in Overlap::ALL {
+    for overlap in Overlap::FIRST {
         for threaded in [false, true] {
             decode(&plain(), &[overlap], threaded, 12);
         }
@@ -73,7 +73,7 @@ fn several_attention_waves_attend_to_every_row_once() {
     let alone = decode(&whole, &[Overlap::None], false, 8);
     for (n, waves) in [2, 3, 7, 44].into_iter().enumerate() {
         // One order for each number of waves, where the test does not try all.
-        for overlap in Overlap::ALL.into_iter().cycle().skip(n).take(device::tried(3) as usize) {
+        for overlap in Overlap::FIRST.into_iter().cycle().skip(n).take(device::tried(3) as usize) {
             let setting = Setting { waves, ..whole.clone() };
             assert_eq!(decode(&setting, &[overlap], true, 8), alone, "{waves} waves, {overlap:?}");
         }
@@ -84,7 +84,7 @@ fn several_attention_waves_attend_to_every_row_once() {
 fn query_rows_without_a_valid_index_merge_to_nothing() {
     // The chance that an entry of a selection is -1.
     let setting = Setting { empty: 0.6, ..plain() };
-    for overlap in Overlap::ALL {
+    for overlap in Overlap::FIRST {
         decode(&setting, &[overlap], false, 8);
     }
 }
@@ -107,7 +107,7 @@ proptest! {
         let [captured, narrow, one_by_one] = ways;
         let sizes = Setting { half, query_rows, budget, waves, real, ..Setting::default() };
         let setting = Setting { seed, empty: 0.05, captured, narrow, one_by_one, ..sizes };
-        let orders: Vec<Overlap> = orders.iter().map(|o| Overlap::ALL[*o]).collect();
+        let orders: Vec<Overlap> = orders.iter().map(|o| Overlap::FIRST[*o]).collect();
         let alone = decode(&setting, &[Overlap::None], false, 5);
         prop_assert_eq!(decode(&setting, &orders, threaded, 5), alone);
     }
@@ -149,7 +149,7 @@ fn an_engine_that_fails_at_any_call_abandons_the_step_and_a_truncation_heals_it(
     // Every ninth call where the test does not try all: together, all ways then begin at every call of nine.
     let stride = if device::tried(8) == 8 { 1 } else { 9 };
     let ways = [(&waves, Fault::Refuses), (&one_by_one, Fault::Refuses), (&plain(), Fault::Panics)];
-    let ways = Overlap::ALL.iter().flat_map(|overlap| ways.map(|way| (*overlap, way)));
+    let ways = Overlap::FIRST.iter().flat_map(|overlap| ways.map(|way| (*overlap, way)));
     for (first, (overlap, (setting, how))) in (0..).zip(ways) {
         let calls = (first % stride..).step_by(stride as usize);
         let failed = calls.take_while(|at| fails_at(setting, overlap, *at, how)).count() as u32;
@@ -160,7 +160,7 @@ fn an_engine_that_fails_at_any_call_abandons_the_step_and_a_truncation_heals_it(
 #[test]
 fn a_step_of_any_width_uses_the_start_of_the_buffers() {
     let setting = Setting { narrow: true, captured: true, query_rows: 3, ..plain() };
-    for overlap in Overlap::ALL {
+    for overlap in Overlap::FIRST {
         for one_by_one in [false, true] {
             decode(&Setting { one_by_one, ..setting.clone() }, &[overlap], true, 10);
         }
@@ -258,7 +258,7 @@ fn draft_passes_beyond_those_of_a_layer_are_refused() {
 
 #[test]
 fn a_step_ends_after_its_scatters_on_any_stream_that_finishes_it() {
-    for overlap in Overlap::ALL {
+    for overlap in Overlap::FIRST {
         let memory = TestDevice::host(HostOptions::default());
         let clock = ClockDevice::over(memory.device(), ClockOptions::default()).unwrap();
         let setting = Setting { one_by_one: true, ..plain() };
@@ -289,7 +289,7 @@ fn attention_is_the_same_whatever_the_delays_of_the_streams() {
     let waves = Setting { waves: 2, budget: 10, query_rows: 3, ..plain() };
     let passed = decode(&waves, &[Overlap::None], false, 3);
     for seed in seeds() {
-        let orders = [0, 1, 2, 3].map(|layer| Overlap::ALL[(seed >> layer) as usize % 3]);
+        let orders = [0, 1, 2, 3].map(|layer| Overlap::FIRST[(seed >> layer) as usize % 3]);
         let mut runs = on_the_clock(seed, &plain());
         let mut in_waves = on_the_clock(seed, &waves);
         for _ in 0..3 {
@@ -316,7 +316,7 @@ fn an_engine_on_the_wrong_stream_is_found_where_the_device_sees_it() {
 #[test]
 fn every_edge_of_an_order_holds_on_the_clock() {
     for seed in seeds().map(Some).chain([None]) {
-        for (order, waves) in Overlap::ALL.iter().flat_map(|o| [(*o, 1), (*o, 2)]) {
+        for (order, waves) in Overlap::FIRST.iter().flat_map(|o| [(*o, 1), (*o, 2)]) {
             let layers = times::times(order, waves, 20.0, seed);
             assert_eq!(layers.len(), 2 * times::LAYERS as usize);
             for (index, times) in layers.iter().enumerate() {

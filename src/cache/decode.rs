@@ -194,8 +194,8 @@ impl Cache {
     /// Gather (G) of one layer, for an engine that called [`Cache::resolve`]: copies the rows that the last resolve
     /// of these batch rows missed into their slots. In a layer that another one selects for, G may run at any
     /// time between that layer's R and its own attention: the layers of a group have scratch slots of their own. With
-    /// several attention waves ([`Config::attention_waves`](crate::Config)) it copies only the rows of wave `wave`. Attention may read
-    /// the slots after G. With [`Config::residency_only`](crate::Config) the call does nothing.
+    /// several attention waves ([`Config::attention_waves`](crate::Config)) it copies only the rows of wave `wave`.
+    /// Attention may read the slots after G. With [`Config::residency_only`](crate::Config) the call does nothing.
     ///
     /// # Errors
     /// As [`Cache::resolve`].
@@ -241,8 +241,8 @@ impl Cache {
     ///
     /// All layers share the scratch slots, so after this call the scratch slots hold rows of the last layer only; where
     /// layers share a selection, of the last group's. The call rejects a step in which an earlier layer might need a
-    /// scratch slot, and enqueues nothing then. A layer needs none if each sequence has a budget of at least `query_rows x top_k` slots or of one slot per token, or if
-    /// [`Config::residency_only`](crate::Config) is set.
+    /// scratch slot, and enqueues nothing then. A layer needs none if each sequence has a budget of at least
+    /// `query_rows x top_k` slots or of one slot per token, or if [`Config::residency_only`](crate::Config) is set.
     ///
     /// # Errors
     /// [`Kind::InvalidConfig`] if an earlier layer might need scratch slots: call layer by layer instead. Otherwise as

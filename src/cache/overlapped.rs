@@ -46,9 +46,9 @@ impl Cache {
     /// step; [`Kind::InvalidState`] for a finished or abandoned step, for other streams than the step's earlier
     /// layers had, for a compute stream on which the step was not prepared, and for a layer that another one selects
     /// for, in another order than none, if the last resolve of this call was not for it; [`Kind::InvalidConfig`] for an
-    /// order that needs index lists without them, and for the order ahead in a layer that selects for itself. Later, with the step abandoned: [`Kind::InvalidConfig`] for a callback that
-    /// enqueued on another stream, if the device can see it; [`Kind::OutOfRange`] for streams of another device; the
-    /// callback's own error.
+    /// order that needs index lists without them, and for the order ahead in a layer that selects for itself. Later,
+    /// with the step abandoned: [`Kind::InvalidConfig`] for a callback that enqueued on another stream, if the device
+    /// can see it; [`Kind::OutOfRange`] for streams of another device; the callback's own error.
     pub fn overlap(
         &mut self,
         step: &mut Step,

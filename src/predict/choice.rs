@@ -2,8 +2,9 @@
 //! each order, over a grid of misses.
 //!
 //! The layers of a model differ only in their misses and in whether they select, so the same prices apply to all that
-//! select, and others to the rest of each index group, behind a first layer in DA. Draft layers have others, of one query row per draft pass and all their passes together. A price covers all micro-batches of the
-//! batch, because a table is chosen for the whole step.
+//! select, and others to the rest of each index group, behind a first layer in DA. Draft layers have others, of one
+//! query row per draft pass and all their passes together. A price covers all micro-batches of the batch, because a
+//! table is chosen for the whole step.
 
 use crate::error::Result;
 use crate::overlap::{Overlap, Prices};

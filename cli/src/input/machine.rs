@@ -85,8 +85,8 @@ pub fn read_setup(name: &str) -> Result<Setup> {
 }
 
 impl Machine {
-    /// Simulators of the setup on every link: of the preset `model` if it is not the setup's own, on `gpus` GPUs if they
-    /// are not.
+    /// Simulators of the setup on every link: of the preset `model` if it is not the setup's own, on `gpus` GPUs if
+    /// they are not.
     ///
     /// # Errors
     /// Errors of reading it, of an unknown link, of a model without dimensions, and of GPUs that cannot be priced.

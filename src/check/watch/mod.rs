@@ -7,9 +7,10 @@
 //! **What it distinguishes.** For each lane and layer: resident rows, slots being fetched, landing slots (for each
 //! query row), rows of the total pool, and those that the step adds to it. For each lane: the tables, the page table,
 //! and for each place in an index group the scratch slots, which the layers at that place share. For each
-//! micro-batch: the step descriptor, its counts, and each batch row's list of fetches, for each place in a group. Everything else is bytes by address: selections, slots, index lists, accepted counts,
-//! pinned descriptors and reports. Bytes of a mapped range count by their place in its backing, which other ranges
-//! may share. It reads a step's lanes from its pinned descriptor when the step begins.
+//! micro-batch: the step descriptor, its counts, and each batch row's list of fetches, for each place in a group.
+//! Everything else is bytes by address: selections, slots, index lists, accepted counts, pinned descriptors and
+//! reports. Bytes of a mapped range count by their place in its backing, which other ranges may share. It reads a
+//! step's lanes from its pinned descriptor when the step begins.
 //!
 //! **Reuse.** A lane holds pages and slot blocks from its join until its leave, the truncation that removes a page or
 //! the resize that gives up a block has ended. So a copy into a freed page, or a join or resize with freed slot

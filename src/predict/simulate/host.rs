@@ -42,9 +42,9 @@ impl Bound {
     }
 }
 
-/// Operations and edges of a layer of one micro-batch with one attention wave: see [`crate::overlap::Schedule`]. An edge
-/// is a record and a wait. In an index group a wait without a record of its own counts as one, a record without a wait
-/// as none.
+/// Operations and edges of a layer of one micro-batch with one attention wave: see [`crate::overlap::Schedule`]. An
+/// edge is a record and a wait. In an index group a wait without a record of its own counts as one, a record without a
+/// wait as none.
 const fn calls(order: Overlap, selects: bool) -> (f64, f64) {
     match order {
         // R, G, S; S after P.
