@@ -1,7 +1,7 @@
 /* Captured layers. On the host each call reports that it captures nothing, and the cache goes on. On the CUDA
  * device, whose driver is the program's argument, it is an error if an engine leaves out a part of a step whose
  * layers are captured. fb_finish rejects what the host can detect; the step's report finds a graph that was not
- * launched, also if it is one of several. */
+ * launched, also if it is one of several. An index group is captured in the order ahead. */
 
 #include "check.h"
 
@@ -138,16 +138,16 @@ typedef struct {
     uint32_t by_layer[LAYERS];
 } rig;
 
-static void *device_words(const rig *r, size_t words) {
+static int32_t *device_words(const rig *r, size_t words, unsigned char byte) {
     void *address = NULL;
     OK(r->device, fb_device_allocate(r->device, 4 * words, &address));
-    /* Selects nothing. */
-    CHECK(r->driver.set_bytes((unsigned long long)(uintptr_t)address, 0xff, 4 * words, r->stream) == 0);
-    return address;
+    CHECK(r->driver.set_bytes((unsigned long long)(uintptr_t)address, byte, 4 * words, r->stream) == 0);
+    return (int32_t *)address;
 }
 
-/* Two layers and a draft layer, for two batch rows. */
-static void begin(rig *r, const char *path) {
+/* For two batch rows: two layers and a draft layer, which select nothing, or three layers of one index group, which
+ * select the first position. */
+static void begin(rig *r, const char *path, int grouped) {
     memset(r, 0, sizeof *r);
     r->driver = driver_of(path);
     fb_device_config config = SIZED(fb_device_config);
@@ -161,8 +161,9 @@ static void begin(rig *r, const char *path) {
     CHECK(r->device != NULL);
     CHECK(r->driver.init(0) == 0 && r->driver.retain(&r->context, 0) == 0 && r->driver.push(r->context) == 0);
     fb_cache_config cache = declared();
-    cache.layers = LAYERS - 1;
-    cache.draft_layers = 1;
+    cache.layers = grouped ? LAYERS : DRAFT;
+    cache.draft_layers = grouped ? 0 : 1;
+    cache.group_layers = grouped ? LAYERS : 0;
     r->cache = cache_of(r->device, &cache);
     OK(r->device, fb_stream_create(r->device, &r->stream));
     for (uint32_t row = 0; row < BUCKET; row++) {
@@ -170,8 +171,8 @@ static void begin(rig *r, const char *path) {
     }
     fb_overlap_config layers = SIZED(fb_overlap_config);
     layers.compute = layers.resolve = layers.gather = layers.scatter = r->stream;
-    layers.selection = (int32_t *)device_words(r, BUCKET * ENTRIES);
-    layers.slots = (int32_t *)device_words(r, BUCKET * ENTRIES);
+    layers.selection = device_words(r, BUCKET * ENTRIES, grouped ? 0 : 0xff);
+    layers.slots = device_words(r, BUCKET * ENTRIES, 0xff);
     layers.batch = BUCKET;
     r->layers = layers;
 }
@@ -316,18 +317,54 @@ static void detected_by_the_device(rig *r) {
     }
 }
 
+/* A group in the order ahead, in the library's graph or in the engine's. The stand-in's device memory is the host's. */
+static void runs_ahead(rig *r, int in_own) {
+    engine own;
+    memset(&own, 0, sizeof own);
+    own.driver = &r->driver;
+    own.stream = r->stream;
+    OK(r->device, fb_stream_create(r->device, &r->layers.gather));
+    r->by_layer[1] = r->by_layer[2] = FB_OVERLAP_AHEAD;
+    fb_captured *captured = capture(r, in_own ? &own : NULL, 0);
+    if (in_own) {
+        launched_without(r, &own, captured, own.count);
+    } else {
+        fb_step step = prepare(r);
+        OK(r->cache, fb_launch(r->cache, captured, &step, 1));
+        ends_well(r, step);
+    }
+    for (uint32_t row = 0; row < BUCKET; row++) {
+        for (uint32_t layer = 0; layer < LAYERS; layer++) {
+            uint32_t words[WORDS];
+            stamp(&r->of[row], words, layer, 0);
+            CHECK(memcmp(row_at(r->cache, layer, r->layers.slots[row * ENTRIES]), words, ROW) == 0);
+        }
+    }
+    OK(captured, fb_captured_destroy(captured));
+    for (uint32_t piece = 0; piece < own.count; piece++) {
+        CHECK(r->driver.destroy_exec(own.exec[piece]) == 0 && r->driver.destroy_graph(own.graph[piece]) == 0);
+    }
+}
+
 static void on_cuda(const char *path) {
     /* The driver stays loaded, and its memory stays reachable. */
-    static rig r;
-    begin(&r, path);
-    detected_by_the_host(&r);
-    detected_by_the_device(&r);
-    for (uint32_t row = 0; row < BUCKET; row++) {
-        OK(r.cache, fb_close(r.cache, r.of[row].sequence, r.stream));
+    static rig rigs[3];
+    for (int turn = 0; turn < 3; turn++) {
+        rig *r = &rigs[turn];
+        begin(r, path, turn > 0);
+        if (turn == 0) {
+            detected_by_the_host(r);
+            detected_by_the_device(r);
+        } else {
+            runs_ahead(r, turn == 2);
+        }
+        for (uint32_t row = 0; row < BUCKET; row++) {
+            OK(r->cache, fb_close(r->cache, r->of[row].sequence, r->stream));
+        }
+        OK(r->device, fb_stream_wait(r->device, r->stream));
+        CHECK(r->driver.pop(&r->context) == 0 && r->driver.release(0) == 0);
+        end_all(r->device, r->cache);
     }
-    OK(r.device, fb_stream_wait(r.device, r.stream));
-    CHECK(r.driver.pop(&r.context) == 0 && r.driver.release(0) == 0);
-    end_all(r.device, r.cache);
 }
 
 int main(int count, char **arguments) {
