@@ -1,8 +1,11 @@
 //! The CUDA kernels, run on a CPU, against the rule of `residency`: after every operation all words of the tables, all
 //! results and lists, and all bytes are equal, for any number of threads and any order of them.
+//! Half of the random runs have tables of several layers, whose rows differ in size.
 #![cfg(feature = "cuda")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
+#[path = "kernels/groups.rs"]
+mod groups;
 #[path = "kernels/image.rs"]
 mod image;
 #[path = "kernels/model.rs"]
@@ -47,7 +50,7 @@ fn wide(lanes: u32, extents: Extents) -> Extents {
     Extents { shapes, batch: lanes, host_pages: lanes * extents.lane_pages, ..extents }
 }
 
-/// Two layers: one whose scratch slots hold all that a step may fetch, one that needs several waves.
+/// Two layers, each with a table: one whose scratch slots hold all that a step may fetch, one that needs several waves.
 fn extents(top_k: u32, (runs, host_stride): ([u32; 2], u32)) -> Extents {
     let shape = Shape {
         layers: 2,
@@ -75,7 +78,8 @@ fn extents(top_k: u32, (runs, host_stride): ([u32; 2], u32)) -> Extents {
     };
     let scarce = TableShape { scratch: top_k * 2 / 3, waves: 4, budget_blocks: 7, ..ample };
     Extents {
-        geometry: Geometry::new(shape).unwrap(),
+        geometries: vec![Geometry::new(shape).unwrap(); 2],
+        members: vec![1, 1],
         shapes: vec![ample, scarce],
         batch: LANES,
         lane_pages: TOKENS.div_ceil(16),
@@ -119,7 +123,8 @@ fn live(world: &mut World<'_>, operations: u32) {
                 }
             }
             0 => world.leave(lane),
-            1 => {
+            // After a mistake all steps of the lane fail.
+            what @ (1 | 4..=6) if what == 1 || world.mischief > 0 => {
                 let head = *world.model.tables[0].head(lane).unwrap();
                 let settle = world.random.below(head.landed + 1);
                 let length = (head.length + settle).saturating_sub(world.random.below(64));
@@ -153,6 +158,9 @@ fn kernels_equal_the_rule_word_by_word() {
         let how = How { threads, seed: number as u64 };
         let mut extents = extents([24, 75, 130][number % 3], FORMS[number / 5 % FORMS.len()]);
         extents.skew = SKEWS[number % SKEWS.len()];
+        if number % 2 == 1 {
+            extents = groups::grouped(extents, [[1, 2], [3, 1]][number / 2 % 2], number);
+        }
         let mut world = World::new(&kernels, &extents, how);
         live(&mut world, 40);
     }
@@ -164,7 +172,11 @@ fn each_cause_fails_its_step_and_touches_nothing_else() {
     let mut causes = BTreeSet::new();
     for number in 0..20 {
         let how = How { threads: [64, 128][number % 2], seed: 1000 + number as u64 };
-        let mut world = World::new(&kernels, &extents([24, 75][number / 2 % 2], ([16, 4], 0)), how);
+        let mut extents = extents([24, 75][number / 2 % 2], ([16, 4], 0));
+        if (number + 1) % 4 > 1 {
+            extents = groups::grouped(extents, [2, 2], number);
+        }
+        let mut world = World::new(&kernels, &extents, how);
         world.mischief = [30, 8, 100, 250, 600][number / 4];
         live(&mut world, 50);
         causes.extend(world.causes);
@@ -217,15 +229,17 @@ fn the_bound_is_found_at_any_distance() {
     }
 }
 
-/// A step of lane 0 alone, with one query row, which selects the same in both layers.
+/// A step of lane 0 alone, with one query row, which selects the same in both tables.
 fn one_row(world: &mut World<'_>, selection: &[i32]) {
     world.begin(&[Entry { lane: 0, accepted: 0, query_rows: 1 }], &[0; LANES as usize]);
-    for layer in 0..2 {
-        let range = StepRange { layer, first: 0, count: 1, rows: QueryRange { first: 0, count: 1 } };
-        let mut output = world.empty_output(layer, 1);
-        world.resolve(&range, selection, &mut output);
-        for wave in 0..world.model.extents.shapes[layer].waves {
-            world.gather(&range, wave);
+    for table in 0..2 {
+        let layers = world.model.extents.layers_of(table);
+        let mut output = world.empty_output(layers.start, 1);
+        world.resolve(&range(layers.start, 0, 1), selection, &mut output);
+        for layer in layers {
+            for wave in 0..world.model.extents.shapes[table].waves {
+                world.gather(&range(layer, 0, 1), wave);
+            }
         }
     }
     world.report();

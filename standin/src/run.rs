@@ -58,10 +58,20 @@ impl Memory {
         self.start as u64 + 4 * self.lead as u64
     }
 
+    /// The words as they are now, to be looked at before a kernel runs.
+    fn now(&self) -> &[u32] {
+        // SAFETY: the allocation has the words and its fences, all written; no kernel writes while a test reads.
+        unsafe { std::slice::from_raw_parts(self.start.add(self.lead), self.words) }
+    }
+
     /// The words as they are now.
     pub fn read(&self) -> Vec<u32> {
-        // SAFETY: the allocation has the words and its fences; no kernel writes while a test reads.
-        (self.lead..self.lead + self.words).map(|index| unsafe { self.start.add(index).read() }).collect()
+        self.now().to_vec()
+    }
+
+    /// Whether the words are now these. For large memory: it copies nothing.
+    pub fn holds(&self, words: &[u32]) -> bool {
+        self.now() == words
     }
 
     /// Changes the words from `first` on.

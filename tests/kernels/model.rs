@@ -1,6 +1,7 @@
 //! The expected result of the kernels: the rule of `residency`, and rows copied one by one.
 
 use crate::image::Extents;
+use forebay::GROUP_MAX;
 use forebay::Kind;
 use forebay::device::descriptor::{Cause, Entry};
 use forebay::residency::{
@@ -19,23 +20,28 @@ pub struct List {
     pub fetches: Vec<Fetch>,
     pub scratch: usize,
     share: usize,
-    passed: usize,
+    /// For each layer of the group, the waves that were gathered.
+    passed: [usize; GROUP_MAX as usize],
     of: (usize, u32, u32, u64),
     lane: u32,
 }
 
 impl List {
-    fn missing(&self, step: u64, extents: &Extents) -> Option<Cause> {
-        if extents.residency_only {
+    /// The first layer of which nothing was gathered, or else the first that lacks a wave.
+    fn missing(&self, step: u64, extents: &Extents) -> Option<(usize, Cause)> {
+        if extents.residency_only || self.of.3 != step || self.fetches.is_empty() {
             return None;
         }
         let waves = self.scratch.div_ceil(self.share.max(1)).max(1);
-        (self.of.3 == step && !self.fetches.is_empty() && self.passed < waves).then(|| self.ungathered())
+        let layers = extents.layers_of(extents.table_of(self.of.0)).zip(self.passed);
+        let (nothing, some): (Vec<_>, Vec<_>) = layers.partition(|(_, passed)| *passed == 0);
+        let first = nothing.first().or_else(|| some.iter().find(|(_, passed)| *passed < waves));
+        first.map(|(layer, passed)| (*layer, ungathered(*passed)))
     }
+}
 
-    fn ungathered(&self) -> Cause {
-        if self.passed == 0 { Cause::NotGathered } else { Cause::WaveNotGathered }
-    }
+fn ungathered(passed: usize) -> Cause {
+    if passed == 0 { Cause::NotGathered } else { Cause::WaveNotGathered }
 }
 
 /// The part of a step that an operation works on.
@@ -61,6 +67,7 @@ pub struct Output {
 pub struct Model {
     pub extents: Extents,
     pub tables: Vec<LayerTables>,
+    /// By layer, as the rows and the counts.
     pub slabs: Vec<Vec<u32>>,
     pub rows: Vec<Vec<u32>>,
     pub pages: Vec<Vec<u32>>,
@@ -82,20 +89,20 @@ pub struct Model {
 
 impl Model {
     pub fn new(extents: &Extents) -> Model {
-        let shape = extents.shapes[0];
+        let (shape, layers) = (extents.shapes[0], extents.geometries.len());
         Model {
             tables: extents.shapes.iter().map(|shape| LayerTables::new(*shape).unwrap()).collect(),
-            slabs: extents.shapes.iter().map(|shape| vec![0; extents.slab_words(shape)]).collect(),
-            rows: extents.shapes.iter().map(|_| vec![0; extents.row_words()]).collect(),
+            slabs: (0..layers).map(|layer| vec![0; extents.slab_words(layer)]).collect(),
+            rows: (0..layers).map(|layer| vec![0; extents.row_words(layer)]).collect(),
             pages: vec![vec![u32::MAX; extents.lane_pages as usize]; shape.lanes as usize],
             trust: vec![SOUND; shape.lanes as usize],
             lists: vec![List::default(); extents.batch as usize],
-            counts: vec![[0; 3]; extents.shapes.len()],
+            counts: vec![[0; 3]; layers],
             lengths: Vec::new(),
             sticky: u64::MAX,
             entries: Vec::new(),
             step: 0,
-            done: vec![Default::default(); extents.batch as usize * extents.shapes.len()],
+            done: vec![Default::default(); extents.batch as usize * layers],
             moved: 0,
             failed: Vec::new(),
             work: Workspace::new(&extents.largest(), shape.query_rows * extents.top_k()).unwrap(),
@@ -113,7 +120,7 @@ impl Model {
     }
 
     fn done(&mut self, row: usize, layer: usize) -> &mut [BTreeSet<u32>; 2] {
-        &mut self.done[row * self.tables.len() + layer]
+        &mut self.done[row * self.slabs.len() + layer]
     }
 
     /// The words that record the calls made, for the rows of the step.
@@ -122,7 +129,7 @@ impl Model {
         let set = |done: &BTreeSet<u32>, word: u32| {
             done.iter().filter(|query| **query / 32 == word).fold(0, |bits, query| bits | 1 << (query % 32))
         };
-        let rows = &self.done[..self.entries.len() * self.tables.len()];
+        let rows = &self.done[..self.entries.len() * self.slabs.len()];
         rows.iter().flatten().flat_map(|done| (0..words).map(move |word| set(done, word))).collect()
     }
 
@@ -149,23 +156,23 @@ impl Model {
 
     pub fn truncate(&mut self, lane: u32, settle: u32, length: u32, pages: &[u32]) {
         let trust = std::mem::replace(&mut self.trust[lane as usize], SOUND);
-        for layer in 0..self.tables.len() {
-            assert!(self.accept(layer, lane, settle, 0));
+        for table in 0..self.tables.len() {
+            assert!(self.accept(table, lane, settle, 0));
             if trust == BYTES {
-                self.tables[layer].empty(lane);
+                self.tables[table].empty(lane);
             }
-            self.tables[layer].truncate(lane, length).unwrap();
+            self.tables[table].truncate(lane, length).unwrap();
         }
         self.take_pages(lane, pages);
     }
 
     pub fn warm(&mut self, lane: u32, whole: bool, selections: &[i32], steps: usize) {
         let k = self.extents.top_k() as usize;
-        for (layer, tables) in self.tables.iter_mut().enumerate() {
+        for (table, tables) in self.tables.iter_mut().enumerate() {
             if whole {
                 tables.bring_up(lane);
             }
-            for selection in selections[layer * steps * k..(layer + 1) * steps * k].chunks_exact(k) {
+            for selection in selections[table * steps * k..(table + 1) * steps * k].chunks_exact(k) {
                 let mut slots = vec![0; k];
                 let mut fetches = vec![Fetch { position: 0, slot: 0 }; k];
                 let selected = Selected { selection, slots: &mut slots, fetches: &mut fetches };
@@ -179,13 +186,14 @@ impl Model {
     }
 
     pub fn warm_gather(&mut self, lane: u32, first: u64, count: u64) {
-        let slots = (0..self.tables.len()).flat_map(|layer| {
-            let budget = self.tables[layer].head(lane).unwrap().budget;
+        let slots = (0..self.slabs.len()).flat_map(|layer| {
+            let budget = self.tables[self.extents.table_of(layer)].head(lane).unwrap().budget;
             (0..budget).map(move |place| (layer, place))
         });
         let stretch: Vec<(usize, u32)> = slots.skip(first as usize).take(count as usize).collect();
         for (layer, place) in stretch {
-            let fetches: Vec<Fetch> = self.tables[layer].residents(lane, place, 1).collect();
+            let tables = &self.tables[self.extents.table_of(layer)];
+            let fetches: Vec<Fetch> = tables.residents(lane, place, 1).collect();
             for fetch in fetches {
                 if !self.move_row(layer, lane, fetch, false) {
                     self.trust[lane as usize] = BYTES;
@@ -213,29 +221,30 @@ impl Model {
         }
     }
 
-    /// Accepts landed rows in one layer; false if that is impossible.
-    fn accept(&mut self, layer: usize, lane: u32, accepted: u32, next: u32) -> bool {
+    /// Accepts landed rows in one table; false if that is impossible.
+    fn accept(&mut self, table: usize, lane: u32, accepted: u32, next: u32) -> bool {
         let mut moves = Vec::new();
-        let done = self.tables[layer].commit(&Portable, lane, accepted, next, |moved| moves.push(moved));
-        self.copy_slots(layer, &moves);
+        let done = self.tables[table].commit(&Portable, lane, accepted, next, |moved| moves.push(moved));
+        self.copy_slots(table, &moves);
         done.is_ok()
     }
 
-    /// Changes a lane's budget in one layer.
-    pub fn resize(&mut self, layer: usize, lane: u32, blocks: &[u32], budget: u32) {
+    /// Changes a lane's budget in one table.
+    pub fn resize(&mut self, table: usize, lane: u32, blocks: &[u32], budget: u32) {
         let mut moves = Vec::new();
         let copy = |moved| moves.push(moved);
-        let done = self.tables[layer].resize(&Portable, lane, blocks, budget, &mut self.work, copy);
+        let done = self.tables[table].resize(&Portable, lane, blocks, budget, &mut self.work, copy);
         assert_eq!(done.unwrap().moved as usize, moves.len());
-        self.moved += moves.len() as u32;
+        self.moved += (moves.len() * self.extents.members[table]) as u32;
         if !self.extents.residency_only {
-            self.copy_slots(layer, &moves);
+            self.copy_slots(table, &moves);
         }
     }
 
-    fn copy_slots(&mut self, layer: usize, moves: &[Moved]) {
-        for moved in moves {
-            let [from, to] = [moved.from, moved.to].map(|slot| self.extents.geometry.pieces(slot));
+    /// In every layer of a table.
+    fn copy_slots(&mut self, table: usize, moves: &[Moved]) {
+        for (layer, moved) in self.extents.layers_of(table).flat_map(|l| moves.iter().map(move |m| (l, m))) {
+            let [from, to] = [moved.from, moved.to].map(|slot| self.extents.geometries[layer].pieces(slot));
             for (from, to) in from.iter().zip(to) {
                 let start = (from.slab / 4) as usize;
                 let end = start + (from.bytes / 4) as usize;
@@ -245,22 +254,23 @@ impl Model {
     }
 
     pub fn commit(&mut self, accepted: &[u32]) {
-        for layer in 0..self.tables.len() {
+        for table in 0..self.tables.len() {
+            let layers = self.extents.layers_of(table);
             for (row, entry) in self.entries.clone().into_iter().enumerate() {
-                *self.done(row, layer) = Default::default();
+                layers.clone().for_each(|layer| *self.done(row, layer) = Default::default());
                 let count = if entry.accepted == u32::MAX { accepted[row] } else { entry.accepted };
-                let landed = self.tables[layer].head(entry.lane).map_or(0, |head| head.landed);
+                let landed = self.tables[table].head(entry.lane).map_or(0, |head| head.landed);
                 let failed = self.failed[row];
                 let (cause, believed) = match count <= landed {
                     _ if failed => (Cause::Earlier, 0),
                     true => (Cause::Tables, count),
                     false => (Cause::Accepted, 0),
                 };
-                let done = self.accept(layer, entry.lane, believed, entry.query_rows);
+                let done = self.accept(table, entry.lane, believed, entry.query_rows);
                 if failed || !done || believed != count {
-                    self.blame(entry.lane, 0, (layer, row), cause, count);
+                    self.blame(entry.lane, 0, (layers.start, row), cause, count);
                 }
-                if layer == 0 {
+                if table == 0 {
                     self.lengths[row] = self.tables[0].head(entry.lane).map_or(0, |head| head.length);
                 }
             }
@@ -271,7 +281,8 @@ impl Model {
     pub fn resolve(&mut self, range: &StepRange, selection: &[i32], output: &mut Output) {
         let per_row = range.rows.count as usize * self.extents.top_k() as usize;
         let (batch, rows) = (self.extents.batch as usize, range.rows.count as usize);
-        let lists = 1 + self.extents.shapes[range.layer].waves as usize;
+        let members = self.extents.layers_of(self.extents.table_of(range.layer));
+        let lists = 1 + self.extents.shape_of(range.layer).waves as usize;
         for index in 0..range.count as usize {
             let row = range.first as usize + index;
             for list in 0..lists {
@@ -285,8 +296,10 @@ impl Model {
             self.lists[row] = List { of, share: self.lists[row].share, ..List::default() };
             output.slots[index * per_row..][..per_row].fill(-1);
             if let Some(entry) = self.entries.get(row).copied() {
-                self.done(row, range.layer)[0].extend(range.rows.first..range.rows.first + range.rows.count);
-                if let Some(cause) = missing {
+                for layer in members.clone() {
+                    self.done(row, layer)[0].extend(range.rows.first..range.rows.first + range.rows.count);
+                }
+                if let Some((_, cause)) = missing {
                     self.blame(entry.lane, 1, (range.layer, row), cause, range.layer as u32);
                 }
                 self.resolve_row(range, row, entry, &selection[index * per_row..][..per_row], index, output);
@@ -314,7 +327,8 @@ impl Model {
         let mut fetches = vec![Fetch { position: 0, slot: 0 }; asked];
         let rows = QueryRange { first: range.rows.first, count };
         let selected = Selected { selection, slots: &mut *slots, fetches: &mut fetches };
-        let tables = &mut self.tables[range.layer];
+        let table = self.extents.table_of(range.layer);
+        let tables = &mut self.tables[table];
         let Ok(done) = tables.resolve(&Portable, entry.lane, rows, selected, &mut self.work) else {
             slots.fill(-1);
             self.blame(entry.lane, 1, (range.layer, row), Cause::Tables, entry.lane);
@@ -335,17 +349,22 @@ impl Model {
         let list = &mut self.lists[row];
         (list.fetches, list.scratch, list.share, list.lane) = (fetches, scratch, share, entry.lane);
         let counts = [done.counts.hits, done.counts.misses, done.counts.scratch];
-        self.counts[range.layer].iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
+        for layer in self.extents.layers_of(table) {
+            self.counts[layer].iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
+        }
         if let Some(beyond) = done.beyond {
             self.blame(entry.lane, 1, (range.layer, row), Cause::BeyondLength, beyond.position);
         }
     }
 
     pub fn gather(&mut self, range: &StepRange, wave: usize) {
+        let first = self.extents.layers_of(self.extents.table_of(range.layer)).start;
+        let member = range.layer - first;
         for row in range.first as usize..((range.first + range.count) as usize).min(self.entries.len()) {
             let list = self.lists[row].clone();
-            let mut cause = (wave > list.passed).then(|| list.ungathered());
-            if list.of != (range.layer, range.rows.first, range.rows.count, self.step) {
+            let passed = list.passed[member];
+            let mut cause = (wave > passed).then(|| ungathered(passed));
+            if list.of != (first, range.rows.first, range.rows.count, self.step) {
                 cause = Some(Cause::NotGathered);
             }
             if let Some(cause) = cause {
@@ -360,7 +379,7 @@ impl Model {
                     self.trust[list.lane as usize] = BYTES;
                 }
             }
-            self.lists[row].passed = list.passed.max(wave + 1);
+            self.lists[row].passed[member] = passed.max(wave + 1);
         }
     }
 
@@ -369,7 +388,8 @@ impl Model {
             let lane = self.entries[row].lane;
             self.done(row, range.layer)[1].extend(range.rows.first..range.rows.first + range.rows.count);
             for query in range.rows.first..range.rows.first + range.rows.count {
-                let Some(landing) = self.tables[range.layer].landing(lane, query) else { continue };
+                let tables = &self.tables[self.extents.table_of(range.layer)];
+                let Some(landing) = tables.landing(lane, query) else { continue };
                 if !self.move_row(range.layer, lane, landing, true) {
                     self.blame(lane, 1, (range.layer, row), Cause::Tables, landing.position);
                 }
@@ -379,7 +399,7 @@ impl Model {
 
     /// Copies a row between its slot and the total pool; false if the lane has no page for it.
     fn move_row(&mut self, layer: usize, lane: u32, fetch: Fetch, down: bool) -> bool {
-        let g = &self.extents.geometry;
+        let g = &self.extents.geometries[layer];
         let page = self.pages[lane as usize].get((fetch.position / g.page_tokens()) as usize).copied();
         let Some(page) = page.filter(|page| *page < self.extents.host_pages) else { return false };
         let host = g.host_offset(page, fetch.position % g.page_tokens());
@@ -396,15 +416,14 @@ impl Model {
     /// The words of the step's report.
     pub fn report(&mut self) -> Vec<u32> {
         for row in 0..self.entries.len() {
-            if let Some(cause) = self.lists[row].missing(self.step, &self.extents) {
-                let layer = self.lists[row].of.0;
+            if let Some((layer, cause)) = self.lists[row].missing(self.step, &self.extents) {
                 self.blame(self.entries[row].lane, 1, (layer, row), cause, layer as u32);
             }
         }
-        let layers = self.tables.len();
+        let layers = self.slabs.len();
         for (row, layer) in (0..self.entries.len()).flat_map(|row| (0..layers).map(move |l| (row, l))) {
             let entry = self.entries[row];
-            let most = entry.query_rows.min(self.extents.shapes[layer].query_rows);
+            let most = entry.query_rows.min(self.extents.shape_of(layer).query_rows);
             let [resolved, scattered] = self.done(row, layer).clone();
             let undone = |done: &BTreeSet<u32>| (0..most).find(|query| !done.contains(query));
             if let Some(query) = undone(&resolved) {

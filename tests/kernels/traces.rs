@@ -48,7 +48,8 @@ fn extents(trace: &SelectionTrace, ratio: f64) -> (Extents, u32) {
     };
     let pages = tokens.div_ceil(64);
     let extents = Extents {
-        geometry: Geometry::new(shape).unwrap(),
+        geometries: vec![Geometry::new(shape).unwrap(); LAYERS as usize],
+        members: vec![1; LAYERS as usize],
         shapes: vec![tables; LAYERS as usize],
         batch: 1,
         lane_pages: pages,

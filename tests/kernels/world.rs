@@ -68,8 +68,8 @@ impl<'a> World<'a> {
             free: extents.shapes.iter().map(|shape| (0..shape.budget_blocks).collect()).collect(),
             owned: vec![vec![Vec::new(); extents.shapes.len()]; lanes],
         };
-        for layer in 0..extents.shapes.len() {
-            let words: Vec<u32> = (0..extents.row_words()).map(|_| world.random.next()).collect();
+        for layer in 0..extents.geometries.len() {
+            let words: Vec<u32> = (0..extents.row_words(layer)).map(|_| world.random.next()).collect();
             world.image.layers[layer].rows.write(0, &words);
             world.model.rows[layer] = words;
         }
@@ -106,7 +106,7 @@ impl<'a> World<'a> {
         4 * [0, extents.work_words(), extents.work_words() + extents.set_words() / 2][room as usize] as u32
     }
 
-    fn layers(&self) -> u32 {
+    fn tables(&self) -> u32 {
         self.model.tables.len() as u32
     }
 
@@ -133,7 +133,7 @@ impl<'a> World<'a> {
         own
     }
 
-    /// Gives a lane to a sequence, if each layer has blocks for it.
+    /// Gives a lane to a sequence, if each table has blocks for it.
     pub fn join(&mut self, lane: u32, budgets: &[u32], length: u32) {
         let enough = |(free, budget): (&Vec<u32>, &u32)| free.len() >= budget.div_ceil(64) as usize;
         if self.model.is_taken(lane) || !self.free.iter().zip(budgets).all(enough) {
@@ -157,7 +157,7 @@ impl<'a> World<'a> {
         let staged = Memory::of(&staged);
         let args = self.args().at(&staged).words(&[lane, most as u32]);
         let chunks = 1 + self.random.below(3);
-        self.run(c"forebay_join", [self.layers(), chunks, 1], 0, args);
+        self.run(c"forebay_join", [self.tables(), chunks, 1], 0, args);
         self.model.join(lane, &blocks, budgets, length, &pages);
         self.owned[lane as usize] = blocks;
         self.compare("join");
@@ -171,7 +171,7 @@ impl<'a> World<'a> {
         (0..self.model.tables.len()).for_each(|_| staged.extend(blocks));
         let staged = Memory::of(&staged);
         let args = self.args().at(&staged).words(&[lane, blocks.len() as u32]);
-        self.run(c"forebay_join", [self.layers(), 2, 1], 0, args);
+        self.run(c"forebay_join", [self.tables(), 2, 1], 0, args);
         for tables in &mut self.model.tables {
             tables.join(lane, blocks, budget, length).unwrap_err();
         }
@@ -180,7 +180,7 @@ impl<'a> World<'a> {
 
     /// Makes a lane one that has made all its steps but `left`.
     pub fn age(&mut self, lane: u32, left: u32) {
-        for (image, tables) in self.image.layers.iter().zip(&mut self.model.tables) {
+        for (image, tables) in self.image.tables.iter().zip(&mut self.model.tables) {
             let mut heads = image.heads();
             heads[lane as usize].stamp = i32::MAX as u32 - 2 - left;
             let words = TableWords { heads: &heads, ..tables.words() };
@@ -190,7 +190,7 @@ impl<'a> World<'a> {
         self.compare("ageing");
     }
 
-    /// Changes a lane's budgets, if each layer has blocks for them.
+    /// Changes a lane's budgets, if each table has blocks for them.
     pub fn resize(&mut self, lane: u32, budgets: &[u32]) {
         let mut blocks = self.owned[lane as usize].clone();
         for ((blocks, budget), free) in blocks.iter_mut().zip(budgets).zip(&self.free) {
@@ -203,9 +203,9 @@ impl<'a> World<'a> {
             blocks.extend(&free[free.len() - more..]);
         }
         self.run_resize(lane, budgets, &blocks, blocks.iter().map(Vec::len).max().unwrap());
-        for (layer, (blocks, budget)) in blocks.into_iter().zip(budgets).enumerate() {
-            self.model.resize(layer, lane, &blocks, *budget);
-            let (own, free) = (&mut self.owned[lane as usize][layer], &mut self.free[layer]);
+        for (table, (blocks, budget)) in blocks.into_iter().zip(budgets).enumerate() {
+            self.model.resize(table, lane, &blocks, *budget);
+            let (own, free) = (&mut self.owned[lane as usize][table], &mut self.free[table]);
             free.retain(|block| !blocks.contains(block));
             free.extend(own.iter().filter(|block| !blocks.contains(block)));
             *own = blocks;
@@ -213,13 +213,13 @@ impl<'a> World<'a> {
         self.compare("resize");
     }
 
-    /// A resize of which the layers from `refused` on are impossible: their tables stay, and the lane's steps fail.
+    /// A resize of which the tables from `refused` on are impossible: their tables stay, and the lane's steps fail.
     pub fn refused_resize(&mut self, lane: u32, budgets: &[u32], blocks: &[Vec<u32>], refused: usize) {
         let most = blocks.iter().map(Vec::len).max().unwrap();
         self.run_resize(lane, budgets, blocks, most);
-        for layer in 0..refused {
-            self.model.resize(layer, lane, &blocks[layer], budgets[layer]);
-            self.owned[lane as usize][layer] = blocks[layer].clone();
+        for table in 0..refused {
+            self.model.resize(table, lane, &blocks[table], budgets[table]);
+            self.owned[lane as usize][table] = blocks[table].clone();
         }
         if let Some(trust) = self.model.trust.get_mut(lane as usize) {
             *trust = FAILED.max(*trust);
@@ -227,7 +227,7 @@ impl<'a> World<'a> {
         self.compare("a refused resize");
     }
 
-    /// Each layer's blocks in a place of `most` blocks; beyond them is what no resize may take.
+    /// Each table's blocks in a place of `most` blocks; beyond them is what no resize may take.
     fn run_resize(&mut self, lane: u32, budgets: &[u32], blocks: &[Vec<u32>], most: usize) {
         let mut staged = self.staged(99, &[]);
         staged.extend(budgets);
@@ -237,18 +237,18 @@ impl<'a> World<'a> {
         }
         let staged = Memory::of(&staged);
         let args = self.args().at(&staged).at(&self.image.moved).words(&[lane, most as u32]);
-        self.run(c"forebay_resize", [self.layers(), 1, 1], 0, args);
+        self.run(c"forebay_resize", [self.tables(), 1, 1], 0, args);
         assert!(staged.is_fenced());
     }
 
-    /// A lane's blocks in each layer.
+    /// A lane's blocks in each table.
     pub fn blocks(&self, lane: u32) -> Vec<Vec<u32>> {
         self.owned[lane as usize].clone()
     }
 
     pub fn leave(&mut self, lane: u32) {
         let args = self.args().words(&[lane, 0]);
-        self.run(c"forebay_leave", [self.layers(), 1, 1], 0, args);
+        self.run(c"forebay_leave", [self.tables(), 1, 1], 0, args);
         self.model.leave(lane);
         for (free, owned) in self.free.iter_mut().zip(&mut self.owned[lane as usize]) {
             free.append(owned);
@@ -260,7 +260,7 @@ impl<'a> World<'a> {
         let pages = self.pages_of(lane);
         let staged = Memory::of(&self.staged(0, &pages));
         let args = self.args().at(&staged).words(&[lane, settle, length, 0]);
-        self.run(c"forebay_truncate", [self.layers(), 1, 1], 0, args);
+        self.run(c"forebay_truncate", [self.tables(), 1, 1], 0, args);
         self.model.truncate(lane, settle, length, &pages);
         self.compare("truncate");
     }
@@ -271,7 +271,7 @@ impl<'a> World<'a> {
         let args = if selections.is_empty() { self.args().long(0) } else { self.args().at(&memory) };
         let args = args.words(&[lane, whole.into(), steps as u32, room]);
         let bytes = self.room_bytes(room);
-        self.run(c"forebay_warm", [self.layers(), 1, 1], bytes, args);
+        self.run(c"forebay_warm", [self.tables(), 1, 1], bytes, args);
         self.model.warm(lane, whole, selections, steps);
         self.compare("warm");
     }
@@ -290,13 +290,13 @@ impl<'a> World<'a> {
         let mut words = vec![77; step::words(self.model.extents.batch)];
         step::encode(self.steps, entries.iter().copied(), &mut words);
         let (pinned, counts) = (Memory::of(&words), Memory::of(accepted));
-        let args = self.of_micro().at(&pinned).at(&self.image.layers[0].heads);
+        let args = self.of_micro().at(&pinned).at(&self.image.tables[0].heads);
         self.run(c"forebay_load", [1, 1, 1], 0, args);
         self.model.load(self.steps, entries);
         self.compare("load");
         let args = self.of_micro().at(&counts);
         let blocks = 1 + self.random.below(self.model.extents.batch);
-        self.run(c"forebay_commit", [self.layers(), blocks, 1], 0, args);
+        self.run(c"forebay_commit", [self.tables(), blocks, 1], 0, args);
         self.model.commit(accepted);
         self.compare("commit");
         self.land(entries);
@@ -304,11 +304,12 @@ impl<'a> World<'a> {
 
     /// The engine writes the new rows.
     fn land(&mut self, entries: &[Entry]) {
-        for layer in 0..self.model.tables.len() {
+        for layer in 0..self.model.slabs.len() {
+            let table = self.model.extents.table_of(layer);
             for entry in entries {
                 for query in 0..entry.query_rows {
-                    let Some(row) = self.model.tables[layer].landing(entry.lane, query) else { continue };
-                    for piece in self.model.extents.geometry.pieces(row.slot) {
+                    let Some(row) = self.model.tables[table].landing(entry.lane, query) else { continue };
+                    for piece in self.model.extents.geometries[layer].pieces(row.slot) {
                         let words: Vec<u32> = (0..piece.bytes / 4).map(|_| self.random.next()).collect();
                         let first = piece.slab as usize / 4;
                         self.image.layers[layer].slab.write(first, &words);
@@ -325,7 +326,7 @@ impl<'a> World<'a> {
 
     /// An output that nothing has been written to.
     pub fn empty_output(&self, layer: usize, rows: u32) -> Output {
-        let lists = 1 + self.model.extents.shapes[layer].waves;
+        let lists = 1 + self.model.extents.shape_of(layer).waves;
         let rows = (lists * self.model.extents.batch * rows) as usize;
         let k = self.model.extents.top_k() as usize;
         Output { slots: Vec::new(), lists: vec![-7; rows * k], counts: vec![7; rows] }
@@ -338,7 +339,7 @@ impl<'a> World<'a> {
         output.slots = vec![-7; selection.len()];
         let (asked, slots) = (words(selection), words(&output.slots));
         let (lists, counts) = (words(&output.lists), Memory::of(&output.counts));
-        let divided = self.model.extents.shapes[range.layer].waves > 1 || self.random.one_in(2);
+        let divided = self.model.extents.shape_of(range.layer).waves > 1 || self.random.one_in(2);
         let args = self.of_layer(range.layer).at(&asked).at(&slots);
         let args = if divided { args.at(&lists).at(&counts) } else { args.long(0).long(0) };
         let room = self.random.below(3);
@@ -396,18 +397,19 @@ impl<'a> World<'a> {
 
     /// All words of the tables, all bytes, and the digests.
     pub fn compare(&mut self, after: &str) {
-        let place =
-            |what: &str, layer: usize| format!("{what} of layer {layer} after {after}, {:?}", self.how);
-        for (layer, (image, tables)) in self.image.layers.iter().zip(&self.model.tables).enumerate() {
+        let place = |what: &str, of: usize| format!("{what} of {of} after {after}, {:?}", self.how);
+        for (table, (image, tables)) in self.image.tables.iter().zip(&self.model.tables).enumerate() {
             let words = tables.words();
             let base = tables.shape().budget_base as usize;
-            assert_eq!(image.heads(), words.heads, "{}", place("heads", layer));
-            assert_eq!(image.slot_of.read(), words.slot_of, "{}", place("map", layer));
-            assert_eq!(image.position_of.read(), words.position_of, "{}", place("positions", layer));
-            assert_eq!(image.stamp_of.read()[base..], words.stamp_of[base..], "{}", place("stamps", layer));
-            assert_eq!(image.blocks.read(), words.blocks, "{}", place("blocks", layer));
-            assert!(image.slab.read() == self.model.slabs[layer], "{}", place("slab", layer));
-            assert!(image.rows.read() == self.model.rows[layer], "{}", place("rows", layer));
+            assert_eq!(image.heads(), words.heads, "{}", place("heads", table));
+            assert_eq!(image.slot_of.read(), words.slot_of, "{}", place("map", table));
+            assert_eq!(image.position_of.read(), words.position_of, "{}", place("positions", table));
+            assert_eq!(image.stamp_of.read()[base..], words.stamp_of[base..], "{}", place("stamps", table));
+            assert_eq!(image.blocks.read(), words.blocks, "{}", place("blocks", table));
+        }
+        for (layer, image) in self.image.layers.iter().enumerate() {
+            assert!(image.slab.holds(&self.model.slabs[layer]), "{}", place("slab", layer));
+            assert!(image.rows.holds(&self.model.rows[layer]), "{}", place("rows", layer));
         }
         assert_eq!(self.image.moved.read(), [self.model.moved], "rows moved after {after}, {:?}", self.how);
         assert_eq!(self.image.trust.read(), self.model.trust, "trust after {after}, {:?}", self.how);
@@ -432,9 +434,9 @@ impl<'a> World<'a> {
         for lane in 0..self.model.trust.len() as u32 {
             let sum = Memory::new(2);
             let args = self.args().at(&sum).words(&[lane, 0]);
-            self.run(c"forebay_digest", [self.layers(), 1, 1], 0, args);
-            let expected = self.model.tables.iter().enumerate().fold(0_u64, |all, (layer, tables)| {
-                all.wrapping_add(tables.digest(lane).wrapping_mul(2 * layer as u64 + 1))
+            self.run(c"forebay_digest", [self.tables(), 1, 1], 0, args);
+            let expected = self.model.tables.iter().enumerate().fold(0_u64, |all, (table, tables)| {
+                all.wrapping_add(tables.digest(lane).wrapping_mul(2 * table as u64 + 1))
             });
             assert_eq!(sum.read(), [expected as u32, (expected >> 32) as u32]);
         }
@@ -447,7 +449,7 @@ impl<'a> World<'a> {
         let position = |world: &mut Self| match world.random.below(10) {
             0 => -1,
             _ if limit == 0 => -1,
-            _ if world.mischief() && world.random.one_in(20) => {
+            _ if world.mischief() && world.random.one_in(8) => {
                 limit as i32 + (world.random.next() as i32 >> (world.random.below(31)))
             }
             _ => ((centre + world.random.below(spread)) % limit) as i32,
@@ -477,8 +479,8 @@ impl<'a> World<'a> {
     /// A step of these lanes.
     pub fn step_of(&mut self, entries: &[Entry], accepted: &[u32]) {
         self.begin(entries, accepted);
-        for layer in 0..self.model.tables.len() {
-            self.layer(layer, entries);
+        for table in 0..self.model.tables.len() {
+            self.group(table, entries);
         }
         self.report();
     }
@@ -510,37 +512,59 @@ impl<'a> World<'a> {
         (entries, counts)
     }
 
-    fn layer(&mut self, layer: usize, entries: &[Entry]) {
-        let shape = self.model.extents.shapes[layer];
-        let batch = self.model.extents.batch;
+    /// The layers of a table: all rows are resolved in the first, then every layer gathers and scatters by parts of its
+    /// own.
+    fn group(&mut self, table: usize, entries: &[Entry]) {
+        let shape = self.model.extents.shapes[table];
+        let (layers, batch) = (self.model.extents.layers_of(table), self.model.extents.batch);
         // A draft layer runs one draft pass per row; an ordinary layer takes all rows at once.
         let calls: Vec<QueryRange> = match self.random.one_in(3) {
             true => (0..shape.query_rows).map(|first| QueryRange { first, count: 1 }).collect(),
             false => vec![QueryRange { first: 0, count: shape.query_rows }],
         };
         let spread = [10, 60, 400][self.random.below(3) as usize];
-        let half = self.random.below(batch + 1);
         for rows in calls {
-            let range = |first: u32, end: u32| StepRange { layer, first, count: end - first, rows };
-            let split_indices: Vec<StepRange> =
-                [range(0, half), range(half, batch)].into_iter().filter(|range| range.count > 0).collect();
-            let mut output = self.empty_output(layer, rows.count);
-            let mut split_indices = split_indices;
-            split_indices.retain(|_| self.mischief == 0 || !self.random.one_in(40));
-            for range in &split_indices {
+            let mut parts = self.parts(layers.start, rows);
+            let mut output = self.empty_output(layers.start, rows.count);
+            parts.retain(|_| self.mischief == 0 || !self.random.one_in(20));
+            for range in &parts {
                 let selection = self.selections(range, entries, spread);
                 self.resolve(range, &selection, &mut output);
             }
-            for range in &split_indices {
-                for wave in 0..shape.waves {
+            for layer in layers.clone() {
+                if layer > layers.start {
+                    parts = self.parts(layer, rows);
+                }
+                for range in &parts {
+                    for wave in 0..shape.waves {
+                        if self.mischief == 0 || !self.random.one_in(15) {
+                            self.gather(range, wave);
+                        }
+                    }
                     if self.mischief == 0 || !self.random.one_in(15) {
-                        self.gather(range, wave);
+                        self.scatter(range);
                     }
                 }
-                if self.mischief == 0 || !self.random.one_in(40) {
-                    self.scatter(range);
+                // Also before the layers of its own group are through.
+                if self.mischief > 0 && self.random.one_in(30) {
+                    let range = StepRange {
+                        layer: self.random.below(self.model.slabs.len() as u32) as usize,
+                        first: 0,
+                        count: batch,
+                        rows,
+                    };
+                    let wave = self.random.below(3);
+                    self.gather(&range, wave);
                 }
             }
         }
+    }
+
+    /// One or two parts of the batch.
+    fn parts(&mut self, layer: usize, rows: QueryRange) -> Vec<StepRange> {
+        let batch = self.model.extents.batch;
+        let half = self.random.below(batch + 1);
+        let range = |first: u32, end: u32| StepRange { layer, first, count: end - first, rows };
+        [range(0, half), range(half, batch)].into_iter().filter(|range| range.count > 0).collect()
     }
 }

@@ -118,7 +118,7 @@ impl World {
                 continue;
             }
             if s.state != State::Filling && s.in_flight == 0 {
-                let published = s.names.len() as u32 * self.geometry.page_tokens();
+                let published = s.names.len() as u32 * self.page_tokens();
                 let length = Length { committed: s.length(), landed: s.landed.len() as u32, published };
                 assert_eq!(self.cache.length(s.handle).unwrap(), length);
                 assert_eq!(self.cache.is_running(s.handle).unwrap(), s.state == State::Running);
@@ -134,14 +134,20 @@ impl World {
     }
 
     fn check_rows(&self, s: &Seq) {
-        let mut row = vec![0; self.geometry.row_bytes() as usize];
         for (layer, rows) in (0..).zip(&s.rows) {
+            let mut row = vec![0; self.format(layer).row_bytes() as usize];
             for (position, origin) in (0..).zip(rows) {
                 self.cache.read_row(s.handle, Layer(layer), position, &mut row).unwrap();
                 assert!(row == self.row(layer, position, *origin), "row {position} of layer {layer}");
+                if !self.selects(layer) {
+                    continue;
+                }
                 let offset = self.key_offset(&s.key_pages, position);
                 let found = self.engine.read_key(&self.cache, Layer(layer), offset);
-                assert!(found == key(&self.geometry, layer, position, *origin), "index key of {position}");
+                assert!(
+                    found == key(self.format(layer), layer, position, *origin),
+                    "index key of {position}"
+                );
             }
         }
     }
@@ -149,8 +155,7 @@ impl World {
     fn check_stats(&self) {
         let stats = self.cache.stats();
         let taken: Vec<&Seq> = self.seqs.iter().filter(|s| s.state != State::Gone).collect();
-        let slots = |blocks: u32| blocks * SLOT_BLOCK;
-        let used: u32 = taken.iter().flat_map(|s| &s.blocks).sum();
+        let used: u64 = taken.iter().map(|s| self.slots(&s.blocks)).sum();
         let sequences = taken.len() as u32;
         let open = self.open.iter().flatten().count();
         let gauges = [
@@ -159,15 +164,14 @@ impl World {
             (stats.free_host_pages, self.config.host_pages - self.pages.taken()),
             (stats.free_index_pages, self.config.index_pages - self.pages.taken()),
             (stats.unused_pages, self.index.unused()),
-            (stats.free_slots, slots(self.room_to_promise().into_iter().min().unwrap())),
-            (stats.slots_in_use as u32, slots(used)),
+            (stats.free_slots, SLOT_BLOCK * self.room_to_promise().into_iter().min().unwrap()),
+            (stats.slots_in_use as u32, used as u32),
             (stats.free_lanes, self.config.lanes - sequences),
         ];
         assert!(gauges.iter().all(|(is, wanted)| is == wanted), "gauges (is, wanted): {gauges:?}");
         let c = self.counted;
         let counters = [stats.steps, stats.hits, stats.misses, stats.scratch, stats.bytes_up, stats.resizes];
-        let row_bytes = u64::from(self.geometry.row_bytes());
-        assert_eq!(counters, [c.steps, c.hits, c.misses, c.scratch, c.misses * row_bytes, c.resizes]);
+        assert_eq!(counters, [c.steps, c.hits, c.misses, c.scratch, c.bytes_up, c.resizes]);
         for s in taken.iter().filter(|s| s.is_open()) {
             assert_eq!(self.cache.budgets(s.handle).unwrap(), s.budgets);
         }

@@ -1,5 +1,6 @@
 //! An engine around a cache: its streams, its events in the order "none" (I0, I, R, G, P, A; S after P), its buffers,
-//! and an attention that computes no values but checks that each row is the selected one.
+//! and an attention that computes no values but checks that each row is the selected one. A layer that another one
+//! selects for begins with G, after A of the layer before, and its A reads the slots of its group's R.
 //!
 //! `Device::call` enqueues all of the engine's own work, so the same code runs inline and, with a thread per stream, as
 //! asynchronously as on a GPU.
@@ -26,14 +27,18 @@ const HEADER: usize = 8;
 pub fn stamp(geometry: &Geometry, layer: u32, position: u32, origin: Origin) -> Vec<u8> {
     let Origin { owner, generation } = origin;
     let mut mixed = owner ^ (u64::from(generation) << 32 | u64::from(position)) ^ u64::from(layer) << 56;
-    let mut words =
-        vec![0x666F_7265, owner as u32, (owner >> 32) as u32, layer, position, generation, !position, !layer];
-    while words.len() < (geometry.row_bytes() as usize / 4).max(HEADER) {
-        mixed = mixed.wrapping_mul(0xD134_2543_DE82_EF95).wrapping_add(words.len() as u64);
-        words.push((mixed >> 32) as u32);
+    let header: [u32; HEADER] =
+        [0x666F_7265, owner as u32, (owner >> 32) as u32, layer, position, generation, !position, !layer];
+    let words = geometry.row_bytes() as usize / 4;
+    // Most of a run is these: one allocation.
+    let mut bytes = Vec::with_capacity(4 * words.max(HEADER));
+    header.iter().for_each(|word| bytes.extend_from_slice(&word.to_le_bytes()));
+    for place in HEADER..words {
+        mixed = mixed.wrapping_mul(0xD134_2543_DE82_EF95).wrapping_add(place as u64);
+        bytes.extend_from_slice(&((mixed >> 32) as u32).to_le_bytes());
     }
-    words.truncate(geometry.row_bytes() as usize / 4);
-    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+    bytes.truncate(4 * words);
+    bytes
 }
 
 /// The bytes of an index key, made from the same values.
@@ -104,6 +109,8 @@ impl Drop for Held {
 pub struct Work {
     pub step: u64,
     pub call: LayerCall,
+    /// Whether the layer selects: else the selection is that of its group's first layer.
+    pub selects: bool,
     pub selection: Vec<i32>,
     /// For each entry the row that attention must find, or none if it resolves to -1.
     pub expected: Vec<Option<Vec<u8>>>,
@@ -372,23 +379,13 @@ impl Engine {
         tensor
     }
 
-    /// One layer call: I0 and I, R, G, P, A on the engine's stream; S after P on its own.
-    pub fn layer(&self, cache: &Cache, step: &Step, work: Work) -> Result<()> {
-        let m = &self.micro[step.micro_batch().index()];
-        let bytes = 4 * work.selection.len() as u64;
-        let buffers = Buffers {
-            selection: m.selection.part(0, bytes)?,
-            slots: m.slots.part(0, bytes)?,
-            split_indices: None,
-        };
-        let (slab, keys) = (cache.slab(work.call.layer)?, cache.index_keys(work.call.layer)?);
-        let (geometry, call) = (*cache.geometry(), work.call);
-        let work = Arc::new(work);
-
+    /// I0 and I on the engine's stream, and R after them.
+    fn select(&self, cache: &Cache, step: &Step, work: &Arc<Work>, buffers: Buffers) -> Result<()> {
+        let (m, keys) = (&self.micro[step.micro_batch().index()], cache.index_keys(work.call.layer)?);
         if let Some(watch) = &self.watch {
             watch.index(m.engine, &buffers.selection)?;
         }
-        let index = Arc::clone(&work);
+        let index = Arc::clone(work);
         self.call(m.engine, move |device| {
             for (offset, key) in &index.keys {
                 device.write(keys.part(*offset, key.len() as u64).unwrap(), key).unwrap();
@@ -396,15 +393,37 @@ impl Engine {
             device.write(buffers.selection, &bytes_of(&index.selection)).unwrap();
         });
         self.order(m.engine, m.selected, m.resolve);
-        cache.resolve(step, call, m.resolve, buffers)?;
-        self.order(m.resolve, m.resolved, m.gather);
+        cache.resolve(step, work.call, m.resolve, buffers)
+    }
+
+    /// One layer call: I0 and I, R, G, P, A on the engine's stream; S after P on its own.
+    pub fn layer(&self, cache: &Cache, step: &Step, work: Work) -> Result<()> {
+        let (m, call) = (&self.micro[step.micro_batch().index()], work.call);
+        let range = range(step, call);
+        // The calls of a group's layers may divide the batch in other ways, so each batch row has a place of its own.
+        let bytes = 4 * work.selection.len() as u64;
+        let place = bytes / u64::from(range.count) * u64::from(range.first);
+        let buffers = Buffers {
+            selection: m.selection.part(place, bytes)?,
+            slots: m.slots.part(place, bytes)?,
+            split_indices: None,
+        };
+        let (slab, geometry) = (cache.slab(call.layer)?, *cache.geometries().of(call.layer.index()));
+        let work = Arc::new(work);
+
+        if work.selects {
+            self.select(cache, step, &work, buffers)?;
+            self.order(m.resolve, m.resolved, m.gather);
+        } else {
+            self.order(m.engine, m.selected, m.gather);
+        }
         cache.gather(step, call, 0, m.gather)?;
         if self.missing != Some(Edge::Gathered) {
             self.order(m.gather, m.gathered, m.engine);
         }
 
         if let Some(watch) = &self.watch {
-            watch.land(cache.pools(), m.engine, &range(step, call))?;
+            watch.land(cache.pools(), m.engine, &range)?;
         }
         let project = Arc::clone(&work);
         self.call(m.engine, move |device| {
@@ -421,7 +440,7 @@ impl Engine {
 
         if let Some(watch) = &self.watch {
             let output = ResolveOutput { slots: buffers.slots, split_indices: None };
-            watch.attend(cache.pools(), m.engine, &range(step, call), Attention::All, &output)?;
+            watch.attend(cache.pools(), m.engine, &range, Attention::All, &output)?;
         }
         let found = Arc::clone(&self.found);
         self.call(m.engine, move |device| {

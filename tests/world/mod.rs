@@ -3,6 +3,7 @@
 
 pub mod bodies;
 pub mod check;
+pub mod config;
 #[allow(dead_code, reason = "a test takes what it needs")]
 #[path = "../support/device.rs"]
 pub mod device;

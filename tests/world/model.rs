@@ -1,10 +1,12 @@
-//! The naive model: a list of rows per sequence, an oracle per layer, owners of pages by counting.
+//! The naive model: a list of rows per sequence and layer, an oracle per sequence and index group, owners of pages by
+//! counting.
 
 use super::oracle::Oracle;
 use super::prefix::{Name, Script};
 use forebay::device::Stream;
 use forebay::{Budget, Config, SLOT_BLOCK, Sequence, Slots};
 use std::collections::HashMap;
+use std::ops::Range;
 
 /// The writer of a row, and the number of the write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,12 +39,13 @@ pub struct Seq {
     pub prompt: u32,
     pub admitted: u32,
     pub whole: bool,
+    /// By index group, as everything of slots.
     pub budgets: Vec<u32>,
     /// What it was promised; with shared budgets it has no slots before it joins.
     pub least: Vec<u32>,
     /// Its join found no slots that others could give up.
     pub busy: bool,
-    /// Slot blocks by layer: those of the budgets, unless a resize failed half-way.
+    /// Slot blocks: those of the budgets, unless a resize failed half-way.
     pub blocks: Vec<u32>,
     /// The stream of a resize that may not have run.
     pub resizing: Option<Stream>,
@@ -55,6 +58,9 @@ pub struct Seq {
     pub in_flight: u32,
     /// One of its steps failed and it was not truncated since: later steps fail too, and accept nothing.
     pub tainted: bool,
+    /// A step was given up before all layers of a group had gathered what it missed. By its tables these rows are
+    /// resident, so a truncation trusts none of the sequence's rows.
+    pub lost: bool,
     /// Pages by the model's own numbers, and one that is held for a copy.
     pub pages: Vec<usize>,
     pub held: Option<usize>,
@@ -83,12 +89,12 @@ impl Seq {
         self.rows[0].len() as u32
     }
 
-    /// Updates every layer's oracle and rows: `accepted` landed rows are accepted, and `next` rows will land.
+    /// Updates every oracle and every layer's rows: `accepted` landed rows are accepted, and `next` rows will land.
     pub fn commit(&mut self, accepted: u32, next: Vec<Origin>) {
-        for (rows, oracle) in self.rows.iter_mut().zip(&mut self.oracles) {
+        for rows in &mut self.rows {
             rows.extend(&self.landed[..accepted as usize]);
-            oracle.commit(accepted, next.len() as u32);
         }
+        self.oracles.iter_mut().for_each(|oracle| oracle.commit(accepted, next.len() as u32));
         self.landed = next;
     }
 
@@ -152,11 +158,11 @@ pub fn blocks(budgets: &[u32]) -> Vec<u32> {
     budgets.iter().map(|slots| slots.div_ceil(SLOT_BLOCK)).collect()
 }
 
-/// Slots by layer that a config declares.
-pub fn declared_slots(config: &Config, layers: u32) -> Vec<u32> {
+/// Slots by index group that a config declares.
+pub fn declared_slots(config: &Config, groups: &[Range<u32>]) -> Vec<u32> {
     match &config.slots {
-        Slots::Uniform(slots) => vec![*slots; layers as usize],
-        Slots::ByLayer(table) => table.clone(),
+        Slots::Uniform(slots) => vec![*slots; groups.len()],
+        Slots::ByLayer(table) => groups.iter().map(|group| table[group.start as usize]).collect(),
     }
 }
 
@@ -165,8 +171,9 @@ pub fn reach(config: &Config, tokens: u32) -> u32 {
     tokens + config.query_rows * config.steps_in_flight
 }
 
-/// The slots that a budget gives by layer, or none for an invalid one.
-pub fn budgets(config: &Config, budget: &Budget, admitted: u32, layers: u32) -> Option<Vec<u32>> {
+/// The slots that a budget gives by index group, or none for an invalid one.
+pub fn budgets(config: &Config, budget: &Budget, admitted: u32, groups: &[Range<u32>]) -> Option<Vec<u32>> {
+    let layers = groups.last()?.end;
     let table = match budget {
         Budget::Ratio(ratio) if *ratio > 0.0 && *ratio <= 1.0 => {
             vec![((ratio * f64::from(admitted)).round() as u32).max(config.min_budget); layers as usize]
@@ -177,5 +184,7 @@ pub fn budgets(config: &Config, budget: &Budget, admitted: u32, layers: u32) -> 
     };
     let fits = table.len() == layers as usize && table.iter().all(|s| *s >= config.min_budget);
     let most = reach(config, admitted).max(config.min_budget);
-    fits.then(|| table.iter().map(|slots| (*slots).min(most)).collect())
+    let of = |group: &Range<u32>| &table[group.start as usize..group.end as usize];
+    let fits = fits && groups.iter().all(|group| of(group).iter().all(|slots| *slots == of(group)[0]));
+    fits.then(|| groups.iter().map(|group| of(group)[0].min(most)).collect())
 }

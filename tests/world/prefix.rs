@@ -139,7 +139,7 @@ impl World {
             200..250 => open.prompt.saturating_sub(1),
             _ => open.prompt,
         };
-        let (ids, page) = (script.ids(offered), self.geometry.page_tokens());
+        let (ids, page) = (script.ids(offered), self.page_tokens());
         let keys = match script.keyed {
             true => &KEYS[..(offered / page) as usize + usize::from(promised > 240)],
             false => &[][..],
@@ -187,7 +187,7 @@ impl World {
     /// Publishes a sequence's pages, up to `by` tokens after those that are published.
     pub fn publish(&mut self, wish: u8, by: u8) {
         let Some(seq) = self.pick(wish) else { return };
-        let page = self.geometry.page_tokens();
+        let page = self.page_tokens();
         let s = &self.seqs[seq];
         let (handle, published, stored) = (s.handle, s.names.len() as u32, s.stored);
         let most = super::model::reach(&self.config, s.admitted) - published * page;
@@ -231,7 +231,7 @@ impl World {
 
     /// A sequence's own page becomes the one that others find.
     fn enter_index(&mut self, seq: usize, n: u32, name: Name) {
-        let (s, page) = (&self.seqs[seq], self.geometry.page_tokens() as usize);
+        let (s, page) = (&self.seqs[seq], self.page_tokens() as usize);
         let range = n as usize * page..(n as usize + 1) * page;
         let rows = s.rows.iter().map(|rows| rows[range.clone()].to_vec()).collect();
         let own = s.pages[n as usize];

@@ -9,9 +9,9 @@ use super::share::changes;
 use forebay::{Budget, Kind};
 
 impl World {
-    /// Free slot blocks by layer.
+    /// Free slot blocks by index group.
     pub fn free_blocks(&self) -> Vec<u32> {
-        let mut free = blocks(&declared_slots(&self.config, self.layers()));
+        let mut free = blocks(&declared_slots(&self.config, &self.groups));
         for s in self.seqs.iter().filter(|s| s.state != State::Gone) {
             free.iter_mut().zip(&s.blocks).for_each(|(free, own)| *free -= own);
         }
@@ -19,7 +19,7 @@ impl World {
     }
 
     /// The budget of a wish: at and next to whole blocks, more and less at once, and invalid ones.
-    fn new_budget(wish: u8) -> Budget {
+    fn new_budget(&self, wish: u8) -> Budget {
         match wish % 16 {
             0 => Budget::Slots(4),
             1 => Budget::Slots(11),
@@ -31,8 +31,8 @@ impl World {
             7 => Budget::Slots(1000),
             8 | 9 => Budget::Ratio(1.0),
             10 => Budget::Ratio(0.4),
-            11 => Budget::ByLayer(vec![150, 5, 70]),
-            12 => Budget::ByLayer(vec![7, 128, 20]),
+            11 => self.by_layer([150, 5, 70], wish > 200),
+            12 => self.by_layer([7, 128, 20], false),
             13 if wish > 200 => Budget::ByLayer(vec![9, 9]),
             14 if wish > 200 => Budget::Ratio(0.0),
             15 if wish > 200 => Budget::Slots(3),
@@ -43,7 +43,7 @@ impl World {
     /// The reason why a resize must be refused, else the new budgets.
     fn resized(&self, seq: usize, budget: &Budget) -> Result<Vec<u32>, Kind> {
         let s = &self.seqs[seq];
-        let table = budgets(&self.config, budget, s.admitted, self.layers());
+        let table = budgets(&self.config, budget, s.admitted, &self.groups);
         let table = table.filter(|_| self.config.share.is_none()).ok_or(Kind::InvalidConfig)?;
         if s.state != State::Running {
             return Err(Kind::InvalidState);
@@ -58,7 +58,7 @@ impl World {
 
     /// Resizes a sequence, or is refused.
     pub fn resize_op(&mut self, wish: u8, budget: u8, stream: u8) {
-        let (budget, wait) = (World::new_budget(budget), (stream / 3).is_multiple_of(2));
+        let (budget, wait) = (self.new_budget(budget), (stream / 3).is_multiple_of(2));
         let stream = self.engine.stream(u32::from(stream) % 3);
         let Some(seq) = self.pick(wish).filter(|_| wish < 250) else {
             let (dead, before) = (self.dead_handle(wish), self.snapshot());

@@ -2,17 +2,19 @@
 //! the kind is the one that the model expects, and nothing has changed.
 
 use super::check::Outcomes;
+use super::config::{config, groups};
 use super::engine::{Engine, key, stamp};
 use super::model::{FOUND, Origin, PageModel, Seq, State, blocks, budgets, reach};
 use super::ops::{Op, Random};
 use super::prefix::Index;
-use super::share::{By, share};
+use super::share::By;
 use super::steps::Flight;
 use forebay::device::host::HostOptions;
 use forebay::device::{Outcome, Slice, Ticket};
-use forebay::{BringUp, Budget, Cache, Config, Geometry, Kind, Layer, Memory, Open, Sequence};
-use forebay::{Shape, Slots, Stats, WarmUp};
+use forebay::{BringUp, Budget, Cache, Config, Geometries, Geometry, Kind, Layer, Open, Sequence};
+use forebay::{Stats, WarmUp};
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// The most steps of warm-up selections.
 pub const WARM_STEPS: u32 = 3;
@@ -32,7 +34,7 @@ pub enum On {
 /// The setup of a world.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
-    /// The geometry (one run, two runs in padded blocks, V3.2's rows), and the share.
+    /// The row format, the share and the index groups: see `config`.
     pub variant: u8,
     pub options: HostOptions,
     /// The device that runs the operations.
@@ -62,43 +64,13 @@ impl Setup {
     }
 }
 
-/// The config of a world: budgets below k, below k x q and above, pools that run out.
-pub fn config(variant: u8) -> Config {
-    let (runs, device_block_align) = match variant % 3 {
-        0 => ([32, 8], 1024),
-        1 => ([48, 0], 1),
-        _ => ([656, 0], 1),
-    };
-    let shape = Shape {
-        layers: 2,
-        draft_layers: 1,
-        runs,
-        device_block_align,
-        index_key_bytes: 8,
-        page_tokens: 16,
-        top_k: 12,
-        ..Shape::DEEPSEEK_V3_2
-    };
-    let memory = Memory { huge: false, populate: false, lock: false, node: None };
-    Config {
-        share: share(variant, runs.into_iter().sum(), shape.layers + shape.draft_layers),
-        host_pages: 40,
-        index_pages: 38,
-        slots: Slots::ByLayer(vec![448, 384, 320]),
-        min_budget: 4,
-        batch: 3,
-        query_rows: 3,
-        micro_batches: 2,
-        memory,
-        ..Config::new(shape, 4, 160, 64)
-    }
-}
-
 /// See the module's head.
 #[derive(Debug)]
 pub struct World {
     pub config: Config,
-    pub geometry: Geometry,
+    /// The layers of every index group, draft layers last.
+    pub groups: Vec<Range<u32>>,
+    geometries: Geometries,
     pub engine: Engine,
     pub cache: Cache,
     pub seqs: Vec<Seq>,
@@ -146,12 +118,14 @@ impl World {
     pub fn new(setup: Setup) -> World {
         let config = config(setup.variant);
         let engine = Engine::new(&setup, &config);
-        let layers = config.shape.layers + config.shape.draft_layers;
-        let warm = engine.device.allocate(4 * u64::from(WARM_STEPS * layers * config.shape.top_k)).unwrap();
+        let groups = groups(setup.variant);
+        let words = WARM_STEPS * groups.len() as u32 * config.shape.top_k;
+        let warm = engine.device.allocate(4 * u64::from(words)).unwrap();
         let cache = Cache::new(config.clone(), engine.queue()).unwrap();
         setup.options.fail_operation.into_iter().for_each(|number| engine.device.fail_operation(number));
         World {
-            geometry: *cache.geometry(),
+            groups,
+            geometries: cache.geometries().clone(),
             start: cache.stats(),
             open: (0..config.micro_batches).map(|_| None).collect(),
             config,
@@ -176,8 +150,14 @@ impl World {
         }
     }
 
-    pub fn layers(&self) -> u32 {
-        self.geometry.layers()
+    /// The row format of a layer.
+    pub fn format(&self, layer: u32) -> &Geometry {
+        self.geometries.of(layer as usize)
+    }
+
+    /// Tokens of a page.
+    pub fn page_tokens(&self) -> u32 {
+        self.config.shape.page_tokens
     }
 
     /// Whether the device was told to fail, and has failed.
@@ -272,20 +252,29 @@ impl World {
     pub fn row(&self, layer: u32, position: u32, origin: Origin) -> Vec<u8> {
         match origin.owner {
             FOUND => self.found[origin.generation as usize].clone(),
-            _ => stamp(&self.geometry, layer, position, origin),
+            _ => stamp(self.format(layer), layer, position, origin),
         }
     }
 
     /// The place of an index key, from the pages that the cache named.
     pub fn key_offset(&self, key_pages: &[u32], position: u32) -> u64 {
-        let tokens = self.geometry.page_tokens();
+        let tokens = self.page_tokens();
         let page = key_pages[(position / tokens) as usize];
-        u64::from(page * tokens + position % tokens) * u64::from(self.geometry.shape().index_key_bytes)
+        u64::from(page * tokens + position % tokens) * u64::from(self.config.shape.index_key_bytes)
+    }
+
+    /// Writes the index key of a prompt row, in a layer that has index keys.
+    fn write_key(&self, seq: usize, layer: u32, position: u32, origin: Origin) {
+        if self.selects(layer) {
+            let offset = self.key_offset(&self.seqs[seq].key_pages, position);
+            let key = key(self.format(layer), layer, position, origin);
+            self.engine.write_key(&self.cache, Layer(layer), offset, &key);
+        }
     }
 
     // ---- opening -------------------------------------------------------------------------------------
 
-    pub fn budget(wish: u8) -> Budget {
+    pub fn budget(&self, wish: u8) -> Budget {
         match wish % 12 {
             0 => Budget::Slots(4),
             1 => Budget::Slots(9),
@@ -293,7 +282,7 @@ impl World {
             4 => Budget::Slots(40),
             5 | 6 => Budget::Slots(100),
             7 => Budget::Ratio(0.3),
-            8 => Budget::ByLayer(vec![6, 64, 30]),
+            8 => self.by_layer([6, 64, 30], wish > 150),
             9 => Budget::Ratio(1.0),
             10 if wish > 200 => Budget::Ratio(7.0),
             11 if wish > 200 => Budget::Slots(3),
@@ -312,12 +301,11 @@ impl World {
         if taken.len() == self.config.lanes as usize {
             return Err(Kind::Exhausted);
         }
-        let table =
-            budgets(&self.config, &open.budget, admitted, self.layers()).ok_or(Kind::InvalidConfig)?;
+        let table = budgets(&self.config, &open.budget, admitted, &self.groups).ok_or(Kind::InvalidConfig)?;
         if blocks(&table).iter().zip(self.room_to_promise()).any(|(wanted, free)| *wanted > free) {
             return Err(Kind::Exhausted);
         }
-        let pages = reach(&self.config, admitted).div_ceil(self.geometry.page_tokens()) - shared;
+        let pages = reach(&self.config, admitted).div_ceil(self.page_tokens()) - shared;
         match (self.has_room(pages), joins && self.join_is_busy(&table)) {
             (false, _) => Err(Kind::Exhausted),
             (true, true) => Err(Kind::Busy),
@@ -363,6 +351,7 @@ impl World {
             micro: None,
             in_flight: 0,
             tainted: false,
+            lost: false,
             pages,
             held: None,
             lane: (landing[0] - base) / self.config.query_rows,
@@ -394,9 +383,7 @@ impl World {
         let result = self.cache.append(handle, Layer(layer), &rows);
         if self.expect(before, result, expected).is_some() {
             for position in first..first + count {
-                let offset = self.key_offset(&self.seqs[seq].key_pages, position);
-                let key = key(&self.geometry, layer, position, origin);
-                self.engine.write_key(&self.cache, Layer(layer), offset, &key);
+                self.write_key(seq, layer, position, origin);
                 self.seqs[seq].rows[layer as usize].push(origin);
             }
         }
@@ -404,7 +391,7 @@ impl World {
 
     fn append_op(&mut self, wish: u8, layer: u8, count: u8) {
         let Some(seq) = self.pick(wish) else { return };
-        // One of 4 layers does not exist.
+        // One of the layers does not exist.
         let (layer, s) = (u32::from(layer) % (self.layers() + 1), &self.seqs[seq]);
         let left = s.rows.get(layer as usize).map(|rows| s.prompt.saturating_sub(rows.len() as u32));
         let count = if count > 240 { 200 } else { u32::from(count) % (left.unwrap_or(0) + 1) };
@@ -444,12 +431,10 @@ impl World {
             for _ in 0..count {
                 let s = &self.seqs[seq];
                 let position = s.rows[layer as usize].len() as u32;
-                let mut row = vec![0; self.geometry.row_bytes() as usize];
+                let mut row = vec![0; self.format(layer).row_bytes() as usize];
                 self.cache.read_row(s.handle, Layer(layer), position, &mut row).unwrap();
                 let origin = Origin { owner: FOUND, generation: self.found.len() as u32 };
-                let offset = self.key_offset(&s.key_pages, position);
-                let key = key(&self.geometry, layer, position, origin);
-                self.engine.write_key(&self.cache, Layer(layer), offset, &key);
+                self.write_key(seq, layer, position, origin);
                 self.found.push(row);
                 self.seqs[seq].rows[layer as usize].push(origin);
             }
@@ -469,14 +454,16 @@ impl World {
         // A hint may be wrong: positions at and beyond the length warm nothing.
         let limit = s.prompt + u32::from(random.one_in(3)) * 5;
         let position = |_| if random.one_in(6) { -1 } else { random.below(limit.max(1)) as i32 };
-        let positions: Vec<i32> = (0..warm * self.layers() * k).map(position).collect();
+        let positions: Vec<i32> = (0..warm * self.groups.len() as u32 * k).map(position).collect();
         let selections = self.warm.part(0, 4 * positions.len() as u64).unwrap();
         let bytes: Vec<u8> = positions.iter().flat_map(|p| p.to_le_bytes()).collect();
         self.engine.device.write(selections, &bytes).unwrap();
+        let largest =
+            (0..self.layers()).map(|layer| u64::from(self.format(layer).row_bytes())).max().unwrap();
         let warm_up = WarmUp {
             selections: (warm > 0).then_some(selections),
             steps: warm,
-            bytes_a_call: u64::from(bound * self.geometry.row_bytes()),
+            bytes_a_call: u64::from(bound) * largest,
         };
         let (handle, before) = (s.handle, self.snapshot());
         let host = self.engine.host;
@@ -486,9 +473,9 @@ impl World {
         let Some(ticket) = self.expect(before, result, expected) else { return };
         let s = &mut self.seqs[seq];
         s.enter();
-        for (layer, oracle) in s.oracles.iter_mut().enumerate() {
+        for (group, oracle) in s.oracles.iter_mut().enumerate() {
             let positions =
-                positions.chunks_exact(k as usize).skip(layer * warm as usize).take(warm as usize);
+                positions.chunks_exact(k as usize).skip(group * warm as usize).take(warm as usize);
             for step in positions {
                 oracle.select(step.iter().filter(|p| **p >= 0).map(|p| *p as u32));
             }
@@ -496,7 +483,9 @@ impl World {
         s.state = State::Joining;
         s.stored = s.prompt;
         let idle = !s.whole && warm == 0;
-        s.unvisited = if idle { 0 } else { s.budgets.iter().map(|b| u64::from(*b)).sum() };
+        let slots =
+            s.budgets.iter().zip(&self.groups).map(|(budget, group)| u64::from(*budget) * group.len() as u64);
+        s.unvisited = if idle { 0 } else { slots.sum() };
         s.rows_a_call = if bound == 0 { u64::MAX } else { bound.into() };
         self.visit(seq, &ticket);
     }
@@ -565,7 +554,7 @@ impl World {
             _ if by > 200 => length + landed + 1,
             _ => length.saturating_sub(by % 40),
         };
-        let page = self.geometry.page_tokens();
+        let page = self.page_tokens();
         let first = (to / page) as usize;
         self.release_held(seq);
         self.settle_resize(seq);
@@ -600,6 +589,8 @@ impl World {
         let s = &mut self.seqs[seq];
         s.commit(to.saturating_sub(length), Vec::new());
         s.rows.iter_mut().for_each(|rows| rows.truncate(to as usize));
+        let lost = std::mem::take(&mut s.lost);
+        s.oracles.iter_mut().filter(|_| lost).for_each(|oracle| oracle.order.clear());
         s.oracles.iter_mut().for_each(|oracle| oracle.truncate(to));
         s.state = State::Running;
         s.tainted = false;
@@ -612,7 +603,7 @@ impl World {
         let bring_up = if whole { BringUp::Whole } else { BringUp::Nothing };
         self.settle_resize(parent);
         let p = self.seqs[parent].clone();
-        let (prompt, page) = (p.length(), self.geometry.page_tokens());
+        let (prompt, page) = (p.length(), self.page_tokens());
         let open = Open { prompt, promised: u32::from(promised) % 60, budget: self.wished(budget), bring_up };
         let full = prompt / page;
         let admitted = match p.state {

@@ -9,16 +9,18 @@ use super::run::World;
 use forebay::device::Stream;
 use forebay::{Budget, Cache, Kind, Result, SLOT_BLOCK, Share, ShareBy};
 
-/// Variants of a config: three shapes, half of them with shares, of twelve policies.
+/// Variants of a config: three row formats, half of them with shares, of twelve policies; `grouping` divides them by
+/// thirds.
 pub const VARIANTS: u8 = 72;
 
 /// The share of a variant: by each measure, by events alone or every three steps too, with loose and tight limits.
-pub fn share(variant: u8, row_bytes: u32, layers: u32) -> Option<Share> {
+/// `row_bytes` are those of a row in all layers.
+pub fn share(variant: u8, row_bytes: u32) -> Option<Share> {
     let policy = usize::from(variant / 6);
     let by = [ShareBy::Equal, ShareBy::Length, ShareBy::Misses][policy % 3];
     let every = [0, 3][policy / 3 % 2];
     // In every layer a block of rows, the least that a share takes, or a block and a half.
-    let few = u64::from(row_bytes * layers) * [64, 96][policy / 3 % 2];
+    let few = u64::from(row_bytes) * [64, 96][policy / 3 % 2];
     let share = match policy / 6 % 2 {
         0 => Share { by, every, least_change: 1000, bytes_a_step: 1 << 30, resizes_a_step: 100 },
         _ => Share { by, every, least_change: 2, bytes_a_step: few, resizes_a_step: 1 },
@@ -38,12 +40,12 @@ pub enum By {
 }
 
 impl World {
-    /// Blocks by layer that an opening may be promised.
+    /// Blocks by index group that an opening may be promised.
     pub fn room_to_promise(&self) -> Vec<u32> {
         if self.config.share.is_none() {
             return self.free_blocks();
         }
-        let mut room = blocks(&declared_slots(&self.config, self.layers()));
+        let mut room = blocks(&declared_slots(&self.config, &self.groups));
         for s in self.seqs.iter().filter(|s| s.state != State::Gone) {
             room.iter_mut().zip(blocks(&s.least)).for_each(|(room, least)| *room -= least);
         }
@@ -52,7 +54,7 @@ impl World {
 
     /// The budget of a wish. Where slots are shared, it often promises little, so that many slots may move.
     pub fn wished(&self, wish: u8) -> Budget {
-        World::budget(if self.config.share.is_some() && wish & 1 == 1 { 0 } else { wish })
+        self.budget(if self.config.share.is_some() && wish & 1 == 1 { 0 } else { wish })
     }
 
     /// Retires the oldest step where slots are shared, since budgets move after that only.
@@ -145,7 +147,7 @@ impl World {
                 self.note(&format!("{} in flight", what.1));
             }
         }
-        let bytes = rows * u64::from(self.geometry.row_bytes() * self.layers());
+        let bytes = rows * self.row_bytes();
         let within = bytes <= share.bytes_a_step && resized.len() <= share.resizes_a_step as usize;
         assert!(within || matches!(by, By::Join(_)), "{bytes} bytes, {} resizes", resized.len());
         self.learn_kept(&resized);
@@ -167,7 +169,7 @@ impl World {
         let stats = self.cache.stats();
         let used = |world: &World| {
             let taken = world.seqs.iter().filter(|s| s.state != State::Gone);
-            u64::from(taken.flat_map(|s| &s.blocks).sum::<u32>() * SLOT_BLOCK)
+            taken.map(|s| world.slots(&s.blocks)).sum::<u64>()
         };
         if !self.failed() || stats.slots_in_use == used(self) {
             return;
@@ -176,8 +178,8 @@ impl World {
             let new = self.seqs[*seq].blocks.clone();
             self.seqs[*seq].blocks = old.iter().zip(&new).map(|(old, new)| *old.max(new)).collect();
             // They are not taken from another sequence, so none runs out of them.
-            let pool = blocks(&declared_slots(&self.config, self.layers()));
-            let fits = |layer: usize| self.seqs.iter().map(|s| s.blocks[layer]).sum::<u32>() <= pool[layer];
+            let pool = blocks(&declared_slots(&self.config, &self.groups));
+            let fits = |group: usize| self.seqs.iter().map(|s| s.blocks[group]).sum::<u32>() <= pool[group];
             let least = || self.free_blocks().into_iter().min().unwrap() * SLOT_BLOCK;
             if used(self) == stats.slots_in_use && (0..pool.len()).all(fits) && least() == stats.free_slots {
                 return;

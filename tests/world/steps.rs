@@ -1,5 +1,5 @@
-//! The steps of a world: batches that mix sequences, widths and accepted counts, layers as a whole, in halves and in
-//! waves, steps that must fail, and prepares that must be rejected.
+//! The steps of a world: batches that mix sequences, widths and accepted counts, layers as a whole and in halves, index
+//! groups layer by layer and half by half, steps that must fail, and prepares that must be rejected.
 
 use super::engine::{Work, key};
 use super::model::{Origin, Seq, State, reach};
@@ -28,9 +28,13 @@ pub struct Flight {
     rows: Vec<FlightRow>,
     calls: Vec<LayerCall>,
     next: usize,
-    /// Hits, misses and scratch rows by layer.
+    /// Hits, misses and scratch rows by index group.
     counts: Vec<[u64; 3]>,
-    /// The call whose selections reach beyond the length, if there is one.
+    /// By batch row and query row, what the last layer that selects has selected.
+    selected: Vec<Vec<Vec<i32>>>,
+    /// The batch rows and layers that have not gathered what the first layer of their group missed.
+    lacking: Vec<(usize, u32)>,
+    /// The call whose selections reach beyond the length, if there is one, and it selects.
     beyond: Option<usize>,
     pub fails: bool,
     /// The step was given up, because a call of it is missing.
@@ -236,7 +240,8 @@ impl World {
         }
         let calls = self.plan_calls(ask, rows.len() as u32, &mut random);
         let beyond = random.one_in(16).then(|| random.below(calls.len() as u32) as usize);
-        let counts = vec![[0; 3]; self.layers() as usize];
+        let counts = vec![[0; 3]; self.groups.len()];
+        let selected = vec![vec![Vec::new(); ask.width as usize]; rows.len()];
         let flight = Flight {
             step,
             micro: ask.micro,
@@ -244,6 +249,8 @@ impl World {
             calls,
             next: 0,
             counts,
+            selected,
+            lacking: Vec::new(),
             beyond,
             fails,
             abandoned: false,
@@ -254,25 +261,45 @@ impl World {
         self.open[ask.micro as usize] = Some(flight);
     }
 
-    /// Ordinary layers whole or in two halves of the batch, draft layers by draft pass.
-    fn plan_calls(&self, ask: &Ask, rows: u32, random: &mut Random) -> Vec<LayerCall> {
+    /// Ordinary layers whole or in two halves of the batch, draft layers by draft pass. The layers of a group have
+    /// halves of their own, or one half has all its layers before the other.
+    fn plan_calls(&mut self, ask: &Ask, rows: u32, random: &mut Random) -> Vec<LayerCall> {
         let mut calls = Vec::new();
-        for layer in 0..self.layers() {
-            let layer_id = Layer(layer);
-            if layer >= self.config.shape.layers {
-                calls.extend((0..ask.width).map(|pass| LayerCall::draft_pass(layer_id, pass)));
-            } else if rows > 1 && random.one_in(3) {
-                let cut = 1 + random.below(rows - 1);
-                let half = |first, count| LayerCall {
-                    batch_rows: Some((first, count)),
-                    ..LayerCall::whole(layer_id)
-                };
-                calls.extend([half(0, cut), half(cut, rows - cut)]);
-            } else {
-                calls.push(LayerCall::whole(layer_id));
+        for group in self.groups.clone() {
+            if group.start >= self.config.shape.layers {
+                let passes =
+                    |layer| (0..ask.width).map(move |pass| LayerCall::draft_pass(Layer(layer), pass));
+                calls.extend(group.flat_map(passes));
+                continue;
+            }
+            let call = |layer, batch_rows| LayerCall { batch_rows, ..LayerCall::whole(Layer(layer)) };
+            let mut parts = World::parts(rows, random);
+            if group.len() > 1 && random.one_in(2) {
+                let halves = parts.iter().flat_map(|part| group.clone().map(|layer| call(layer, *part)));
+                calls.extend(halves);
+                continue;
+            }
+            for layer in group.clone() {
+                if layer > group.start {
+                    let own = World::parts(rows, random);
+                    if own != parts {
+                        self.note("a group in other halves by layer");
+                    }
+                    parts = own;
+                }
+                calls.extend(parts.iter().map(|part| call(layer, *part)));
             }
         }
         calls
+    }
+
+    /// The whole batch, or two halves of it.
+    fn parts(rows: u32, random: &mut Random) -> Vec<Option<(u32, u32)>> {
+        if rows < 2 || !random.one_in(3) {
+            return vec![None];
+        }
+        let cut = 1 + random.below(rows - 1);
+        vec![Some((0, cut)), Some((cut, rows - cut))]
     }
 
     /// Entries of one query row that sees `limit` tokens: near a wandering centre, the newest ones among
@@ -303,33 +330,41 @@ impl World {
         self.open[micro] = Some(flight);
     }
 
-    /// The selection of a layer call, the rows that it must find, and its writes; the oracles select the same.
+    /// The selection of a layer call, the rows that it must find, and its writes; the oracles select the same. A layer
+    /// that another one selects for finds rows of its own, and the oracles do not hear of it.
     fn work(&mut self, flight: &mut Flight, call: LayerCall, mut beyond: bool) -> Work {
-        let layer = call.layer.0;
+        let (layer, selects) = (call.layer.0, self.selects(call.layer.0));
         let (first, count) = call.batch_rows.unwrap_or((0, flight.rows.len() as u32));
         let queries = call.draft_pass.map_or(0..flight.step.query_rows(), |pass| pass..pass + 1);
         let mut work = Work {
             step: flight.step.number(),
             call,
+            selects,
             selection: Vec::new(),
             expected: Vec::new(),
             rows: Vec::new(),
             keys: Vec::new(),
             forgets: false,
         };
-        for row in &flight.rows[first as usize..(first + count) as usize] {
+        let rows = flight.rows.iter().zip(&mut flight.selected).enumerate();
+        for (place, (row, group)) in rows.skip(first as usize).take(count as usize) {
+            flight.lacking.retain(|lacking| *lacking != (place, layer));
             let mut selected = Vec::new();
             for query in queries.clone() {
-                let limit = row.length + query + 1;
-                let mut positions = self.positions(limit, &mut flight.random);
+                let (limit, of_group) = (row.length + query + 1, &mut group[query as usize]);
+                if selects {
+                    *of_group = self.positions(limit, &mut flight.random);
+                }
+                let mut positions = of_group.clone();
                 let Some(origin) = row.landed.get(query as usize) else {
                     // The step is wider than this row: these entries belong to no selection.
                     work.expected.extend(vec![None; positions.len()]);
                     work.selection.extend(positions);
                     continue;
                 };
-                if std::mem::take(&mut beyond) {
+                if selects && std::mem::take(&mut beyond) {
                     positions[3] = [limit as i32, i32::MAX, -2][flight.random.below(3) as usize];
+                    of_group.clone_from(&positions);
                     flight.fails = true;
                     self.seqs[row.seq].tainted = true;
                 }
@@ -347,12 +382,15 @@ impl World {
                 let slot = self.seqs[row.seq].landing[query as usize];
                 work.rows.push((slot, self.row(layer, position, *origin)));
                 let offset = self.key_offset(&row.key_pages, position);
-                work.keys.push((offset, key(&self.geometry, layer, position, *origin)));
+                work.keys.push((offset, key(self.format(layer), layer, position, *origin)));
             }
-            if queries.start < row.landed.len() as u32 {
-                let found = self.seqs[row.seq].oracles[layer as usize].select(selected);
+            if selects && queries.start < row.landed.len() as u32 {
+                let group = self.group_of(layer);
+                let found = self.seqs[row.seq].oracles[group].select(selected);
+                let others = self.groups[group].clone().filter(|_| !found.misses.is_empty());
+                flight.lacking.extend(others.skip(1).map(|layer| (place, layer)));
                 let found = [found.hits.len(), found.misses.len(), found.scratch];
-                flight.counts[layer as usize].iter_mut().zip(found).for_each(|(sum, n)| *sum += n as u64);
+                flight.counts[group].iter_mut().zip(found).for_each(|(sum, n)| *sum += n as u64);
             }
         }
         work
@@ -382,6 +420,10 @@ impl World {
             if s.state == State::Running {
                 s.state = State::Failed;
             }
+        }
+        for (place, _) in &flight.lacking {
+            self.seqs[flight.rows[*place].seq].lost = true;
+            self.note("step given up within a group");
         }
         let late = self.cache.gather(&flight.step, flight.calls[0], 0, stream).unwrap_err();
         assert_eq!(late.kind(), Kind::InvalidState);
@@ -450,6 +492,9 @@ impl World {
         self.counted.steps += 1;
         let host = self.engine.host;
         let number = flight.step.number();
+        // Those of a group's layers are equal.
+        let by_layer = (0..self.layers()).map(|layer| flight.counts[self.group_of(layer)]);
+        let by_layer: Vec<[u64; 3]> = by_layer.collect();
         match self.cache.retire(flight.step, host) {
             Ok(retired) => {
                 assert!(!flight.fails, "a step that must fail was retired well");
@@ -459,12 +504,13 @@ impl World {
                 assert_eq!(retired.step(), number);
                 let counts = retired.layers().iter().map(|c| [c.hits, c.misses, c.scratch].map(u64::from));
                 let counts: Vec<[u64; 3]> = counts.collect();
-                assert_eq!(counts, flight.counts, "hits, misses, scratch by layer");
+                assert_eq!(counts, by_layer, "hits, misses, scratch by layer");
                 let lengths: Vec<u32> = flight.rows.iter().map(|row| row.length).collect();
                 assert_eq!(retired.lengths(), lengths);
-                for [hits, misses, scratch] in counts {
+                for (layer, [hits, misses, scratch]) in (0..).zip(counts) {
                     self.counted.hits += hits;
                     self.counted.misses += misses;
+                    self.counted.bytes_up += misses * u64::from(self.format(layer).row_bytes());
                     self.counted.scratch += scratch;
                     self.reached
                         .entry("scratch rows".to_owned())

@@ -85,14 +85,15 @@ impl List {
         }
     }
 
-    /// The error of step `step` if it ends now, if a layer's rows were not all gathered, and the first such layer.
+    /// The error of step `step` if it ends now, if a layer's rows were not all gathered, and the first such layer. A
+    /// layer of which nothing was gathered comes before one that only lacks a wave, since it has rows by its tables
+    /// that have no bytes.
     pub(super) fn missing(&self, step: u64) -> Option<(usize, Cause)> {
         let waves = self.scratch.div_ceil(self.share.max(1)).max(1);
         let is_due = self.step == step && self.count > 0;
-        let mut layers = (self.layer..).zip(&self.gathered).take(if is_due { self.members } else { 0 });
-        layers
-            .find(|(_, gathered)| **gathered < waves)
-            .map(|(layer, gathered)| (layer, ungathered(*gathered)))
+        let layers = (self.layer..).zip(&self.gathered).take(if is_due { self.members } else { 0 });
+        let lacks = |least: usize| layers.clone().find(|(_, gathered)| **gathered < least);
+        lacks(1).or_else(|| lacks(waves)).map(|(layer, gathered)| (layer, ungathered(*gathered)))
     }
 
     /// The rows that wave `wave` fetches: its part of the rows in scratch slots and, in the first wave, all others.

@@ -254,7 +254,8 @@ static __device__ void note_rows(u32* marks, u32 first, u32 count) {
     }
 }
 
-// What a list lacks: a cause, 0 if nothing, and the first layer of its group that lacks it.
+// What a list lacks: a cause, 0 if nothing, and the first layer of its group that lacks it. A layer of which nothing
+// was gathered comes before one that only lacks a wave, since it has rows by its tables that have no bytes.
 struct Lack {
     u32 cause, layer;
 };
@@ -268,9 +269,11 @@ static __device__ Lack missing(const List& of, u64 step) {
     FOREBAY_UNROLL
     for (u32 place = GROUP_MAX; place-- > 0;) {
         u32 gathered = list.gathered[place];
-        if (place < list.members && gathered < waves) {
-            lack = {gathered == 0 ? static_cast<u32>(NOT_GATHERED) : static_cast<u32>(WAVE_NOT_GATHERED),
-                    list.layer + place};
+        if (place >= list.members || gathered >= waves) continue;
+        if (gathered == 0) {
+            lack = {static_cast<u32>(NOT_GATHERED), list.layer + place};
+        } else if (lack.cause != NOT_GATHERED) {
+            lack = {static_cast<u32>(WAVE_NOT_GATHERED), list.layer + place};
         }
     }
     bool due = static_cast<u32>(list.step == step) & (list.count != 0);
