@@ -516,10 +516,39 @@ fn a_layer_hides_its_gather_only_behind_a_layer_that_the_schedule_resolved() {
     overlap(&mut e, 2, Overlap::Ahead).unwrap();
     overlap(&mut e, 3, Overlap::Da).unwrap();
     overlap(&mut e, 4, Overlap::Dba).unwrap();
-    assert_eq!(overlap(&mut e, 3, Overlap::Ahead), early, "another layer was resolved since");
     e.cache.finish(&mut step, own).unwrap();
     e.settle();
     assert_eq!(e.cache.retire(step, own).unwrap().total(), (0, u64::from(K * LAYERS)));
+    // Attention is split by index lists, which the layer that selects has not written here.
+    let (mut step, _) = e.begin();
+    let plain = Layers { buffers: Buffers { split_indices: None, ..buffers }, ..layers };
+    e.cache.overlap(&mut step, Layer(1), None, Overlap::None, &plain, &mut Idle).unwrap();
+    let error = e.cache.overlap(&mut step, Layer(2), None, Overlap::Da, &layers, &mut Idle).unwrap_err();
+    let lists = "the layer that selects for this one has written no index lists".to_owned();
+    assert_eq!(refused(error), (Kind::InvalidState, lists));
+    e.cache.overlap(&mut step, Layer(2), None, Overlap::Ahead, &plain, &mut Idle).unwrap();
+    // The engine has resolved another layer since.
+    e.cache.layer(&step, LayerCall::whole(Layer(4)), Streams { resolve: own, gather: own }, buffers).unwrap();
+    let error = e.cache.overlap(&mut step, Layer(3), None, Overlap::Ahead, &layers, &mut Idle).unwrap_err();
+    assert_eq!(Err(refused(error)), early);
+    e.cache.abandon(&mut step).unwrap();
+    e.cache.finish(&mut step, own).unwrap();
+    e.settle();
+    assert!(e.cache.retire(step, own).is_err());
+    e.truncate(0, 0);
+    // A first layer that the engine resolves has no event of the schedule, whatever order other layers ran in.
+    let (mut step, _) = e.begin();
+    e.cache.layer(&step, LayerCall::whole(Layer(1)), Streams { resolve: own, gather: own }, buffers).unwrap();
+    e.cache.overlap(&mut step, Layer(2), None, Overlap::None, &layers, &mut Idle).unwrap();
+    for order in [Overlap::Da, Overlap::Ahead] {
+        let error = e.cache.overlap(&mut step, Layer(3), None, order, &layers, &mut Idle).unwrap_err();
+        assert_eq!(Err(refused(error)), early);
+    }
+    e.cache.abandon(&mut step).unwrap();
+    e.cache.finish(&mut step, own).unwrap();
+    e.settle();
+    assert!(e.cache.retire(step, own).is_err());
+    e.truncate(0, 0);
     // For all layers at once, nothing is enqueued either.
     let (mut step, _) = e.begin();
     let orders = [Overlap::None, Overlap::Ahead, Overlap::Ahead, Overlap::Ahead, Overlap::None];
@@ -629,6 +658,54 @@ fn a_step_given_up_between_the_waves_of_a_group_leaves_no_row_without_its_bytes(
         e.cache.finish(&mut step, stream).unwrap();
         e.settle();
         assert_eq!(e.cache.retire(step, stream).unwrap().total(), (0, u64::from(K * LAYERS)));
+    }
+}
+
+/// One sequence is at a layer whose rows are larger than those of the layer that another one is at, as in two
+/// micro-batches or the halves of a batch. Both have rows in scratch slots.
+#[test]
+fn scratch_rows_of_two_sequences_at_layers_with_different_rows_are_apart() {
+    for device in devices() {
+        let mut e = Engine::new(Config { micro_batches: 2, ..config() }, device);
+        (0..2).for_each(|_| e.start(200, K, BringUp::Nothing));
+        let stream = e.stream;
+        let picks: Vec<i32> = (100..100 + (QUERY_ROWS * K) as i32).collect();
+        let words: Vec<u8> = picks.iter().flat_map(|position| position.to_le_bytes()).collect();
+        let buffers = |place: u64| {
+            let [selection, slots] = [e.selection, e.slots]
+                .map(|slice| slice.part(place * words.len() as u64, words.len() as u64));
+            Buffers { selection: selection.unwrap(), slots: slots.unwrap(), split_indices: None }
+        };
+        let both = [buffers(0), buffers(1)];
+        both.iter().for_each(|buffers| e.device.write(buffers.selection, &words).unwrap());
+        let mut steps = Vec::new();
+        // The second sequence stays at the first layer of the group, the first goes on to the next one.
+        for (number, last) in [(1, 1), (0, 2)] {
+            let sequence = e.own[number].handle;
+            let row = BatchRow { sequence, accepted: Accepted::Rows(0), query_rows: QUERY_ROWS };
+            let step = e.cache.prepare(MicroBatch(number as u32), QUERY_ROWS, &[row], None, stream).unwrap();
+            for layer in 0..=last {
+                let streams = Streams { resolve: stream, gather: stream };
+                e.cache.layer(&step, LayerCall::whole(Layer(layer)), streams, both[number]).unwrap();
+            }
+            steps.push((step, number, last));
+        }
+        e.settle();
+        for (_, number, layer) in &steps {
+            let mut slots = vec![0; words.len()];
+            e.device.read(both[*number].slots, &mut slots).unwrap();
+            for (position, slot) in picks.iter().zip(slots.as_chunks::<4>().0) {
+                let slot = e.slot(*layer, u32::from_le_bytes(*slot));
+                let row = e.row(*layer, &e.own[*number], *position as u32);
+                assert!(slot == row, "sequence {number} at layer {layer}: position {position}");
+            }
+        }
+        for (mut step, ..) in steps {
+            e.cache.abandon(&mut step).unwrap();
+            e.cache.finish(&mut step, stream).unwrap();
+            e.settle();
+            assert!(e.cache.retire(step, stream).is_err());
+        }
     }
 }
 

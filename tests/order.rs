@@ -435,3 +435,116 @@ fn every_edge_of_an_engine_that_enqueues_a_group_by_itself_is_needed() {
     // Three less a step: the second layer has no I and no R, and need not follow the attention of the first.
     assert_eq!(each_wait_left_out(grouped_hand, Rig::fill, steps, witness)[0], 2 * (5 + 4 + 1) + 3);
 }
+
+/// A step of one micro-batch by `Cache::layers`, with R and G on streams of their own.
+fn step_of_all_layers(rig: &mut Rig) -> Result<()> {
+    let OverlapStreams { compute, resolve, gather, scatter } = rig.micro[0].streams;
+    let watch = rig.watch.clone();
+    let edge = |from, to| {
+        let event = watch.event()?;
+        watch.record(event, from)?;
+        watch.wait(to, event)
+    };
+    let rows = rig.rows(0, 0);
+    let mut step = rig.cache.prepare(MicroBatch(0), rows[0].query_rows, &rows, None, compute)?;
+    let words = 2 * BATCH * rows[0].query_rows * rig.cache.config().shape.top_k;
+    let (selection, slots) = (watch.allocate(4 * u64::from(words))?, watch.allocate(4 * u64::from(words))?);
+    rig.host.write(selection, &(0..words).flat_map(|word| (word % 30).to_le_bytes()).collect::<Vec<u8>>())?;
+    edge(compute, resolve)?;
+    rig.cache.layers(&step, Streams { resolve, gather }, selection, slots)?;
+    edge(compute, scatter)?;
+    for layer in 0..rig.cache.geometries().layers() {
+        rig.cache.scatter(&step, LayerCall::whole(Layer(layer)), scatter)?;
+    }
+    edge(gather, compute)?;
+    edge(scatter, compute)?;
+    rig.cache.finish(&mut step, compute)?;
+    rig.flights.push(step);
+    Ok(())
+}
+
+/// The resolve of a group overwrites the list that every layer of the group before still gathers from: also the last
+/// one, behind which a group of one layer comes.
+#[test]
+fn a_call_for_all_layers_orders_each_resolve_after_the_gathers_before_it() {
+    let new = |without| {
+        let config = config(1);
+        let shape = Shape { layers: 4, draft_layers: 0, group_layers: 3, ..config.shape };
+        Rig::with(Config { shape, ..config }, Sharing::None, without)
+    };
+    let fill = |rig: &mut Rig| {
+        for _ in 0..BATCH {
+            let sequence = rig.admit(60)?;
+            rig.sequences.push(sequence);
+        }
+        Ok(())
+    };
+    let steps = |rig: &mut Rig| (0..2).try_for_each(|_| step_of_all_layers(rig));
+    // Begin to R, R to G, G to the next R, that to G, begin to S, and the step's end after G and S.
+    assert_eq!(each_wait_left_out(new, fill, steps, step_of_all_layers)[0], 2 * 7 + 3);
+}
+
+#[test]
+fn streams_of_a_group_may_be_the_same_in_any_way() {
+    for (orders, sharing) in
+        GROUPED.into_iter().flat_map(|orders| [(orders, Sharing::One), (orders, Sharing::Fetch)])
+    {
+        for waves in [1, 2] {
+            let mut rig = Rig::with(grouped(waves), sharing, None);
+            rig.fill().unwrap();
+            rig.run(orders, 3).unwrap_or_else(|error| panic!("{orders:?} {sharing:?} {waves}: {error}"));
+            rig.retire();
+            rig.cache.validate().unwrap();
+        }
+    }
+}
+
+/// An engine that fails at its n-th call.
+struct Fails {
+    caller: Caller,
+    left: u32,
+}
+
+impl Engine for Fails {
+    fn enqueue(&mut self, call: &EngineCall, stream: Stream) -> Result<()> {
+        match self.left.checked_sub(1) {
+            Some(left) => self.left = left,
+            None => return Err(forebay::Error::new(Kind::Cancelled, "engine")),
+        }
+        self.caller.enqueue(call, stream)
+    }
+}
+
+/// Gathers of a step that an engine gives up may still run ahead of their layers. What follows the step comes after
+/// them.
+#[test]
+fn a_step_that_is_given_up_between_the_layers_of_a_group_ends_after_its_gathers() {
+    let mut calls = 0;
+    for failing in 0.. {
+        let mut rig = Rig::with(grouped(1), Sharing::None, None);
+        rig.fill().unwrap();
+        let mut engine = Fails { caller: rig.caller(), left: failing };
+        let rows = rig.rows(0, 0);
+        let compute = rig.micro[0].streams.compute;
+        let mut step = rig.cache.prepare(MicroBatch(0), rows[0].query_rows, &rows, None, compute).unwrap();
+        let layers = rig.micro[0].layers();
+        let made = rig.cache.overlap_steps(&mut [(&mut step, layers)], &GROUPED[2], 2, &mut engine);
+        rig.cache.finish(&mut step, compute).unwrap();
+        rig.settle().unwrap();
+        let retired = rig.cache.retire(step, compute).map(drop);
+        assert_eq!(made.is_ok(), retired.is_ok());
+        if made.is_ok() {
+            break;
+        }
+        calls += 1;
+        for sequence in rig.sequences[..BATCH as usize].to_vec() {
+            let _ticket = rig.cache.truncate(sequence, PROMPT, compute).unwrap();
+        }
+        rig.settle().unwrap();
+        rig.step(GROUPED[2], 0).unwrap();
+        rig.retire();
+        assert_eq!(rig.watch.conflict(), None, "failing at call {failing}");
+        rig.cache.validate().unwrap();
+    }
+    assert!(calls > 20, "{calls}");
+}

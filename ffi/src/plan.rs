@@ -159,7 +159,13 @@ impl FbPlanConfig {
             return Err(wrong("tables_beside", self.tables_beside).hint("pass 0 or 1"));
         }
         // SAFETY: this function's contract.
-        let shape = unsafe { cast::versioned(self.model) }?.shape();
+        let model = unsafe { cast::versioned(self.model) }?;
+        if !model.selects_by_layer.is_null() {
+            return Err(Error::new(Kind::InvalidConfig, "plan")
+                .at("selects_by_layer")
+                .hint("name the model's groups by lone_layers and group_layers"));
+        }
+        let shape = model.shape();
         let usual = Demand::new(shape, self.gpu, self.context);
         Ok(Demand {
             longest: (self.longest != 0).then_some(self.longest),

@@ -219,7 +219,8 @@ impl Cache {
     /// Resolve (R), then gather (G), of one layer, each on its stream, with an event between them. Call
     /// [`Cache::scatter`] after the engine has written the new rows (P). This is the usual way to run a layer;
     /// `examples/decode_loop.rs` uses it. In a layer that another one selects for, it gathers only, and `buffers` are
-    /// not used: the slots are those of the group's first layer. For special needs see [`Cache::resolve`],
+    /// not used: the slots are those of the group's first layer. Pass the streams of that layer's call: G must follow its R.
+    /// For special needs see [`Cache::resolve`],
     /// [`Cache::overlap`], [`Cache::overlap_steps`], [`Cache::capture`], [`Cache::capture_into`] and [`Cache::layers`].
     ///
     /// # Errors
@@ -231,7 +232,7 @@ impl Cache {
             false => self.check_step(step, call.layer).map(drop)?,
         }
         let schedule = &self.schedules[step.micro_batch.index()];
-        schedule.resolved(&*self.device, streams.resolve, streams.gather)?;
+        schedule.by_hand(&*self.device, streams.resolve, streams.gather)?;
         self.gather(step, call, 0, streams.gather)
     }
 
@@ -268,6 +269,11 @@ impl Cache {
             let group = self.geometry.group_of(layer as usize) as u64;
             let range = |of: Slice| of.part(bytes * group, bytes);
             let buffers = Buffers { selection: range(selection)?, slots: range(slots)?, split_indices: None };
+            if layer > 0 && self.geometry.first_of(layer as usize) == layer as usize {
+                // R overwrites the lists of fetches that the layers before read.
+                let schedule = &self.schedules[step.micro_batch.index()];
+                schedule.by_hand(&*self.device, streams.gather, streams.resolve)?;
+            }
             self.layer(step, LayerCall::whole(Layer(layer)), streams, buffers)?;
         }
         Ok(())

@@ -24,7 +24,7 @@ pub struct Footprint {
     pub slots: u64,
     /// Device: landing slots of all layers, in whole blocks.
     pub landing: u64,
-    /// Device: scratch slots, shared by all layers; with index groups once for each place in a group.
+    /// Device: scratch slots, shared by all layers; once for each place in an index group and each row format.
     pub scratch: u64,
     /// Device: bytes that stay unused because mappings are whole multiples of the granularity.
     pub padding: u64,
@@ -86,15 +86,13 @@ impl Config {
         let layout = self.sparse(&geometry)?.layout(&geometry, grain)?;
         let blocks_of = |slots: u64| slots.div_ceil(u64::from(SLOT_BLOCK));
         let block_bytes = |format: &Geometry| u64::from(format.block_bytes());
-        let largest = geometry.formats().iter().map(block_bytes).max().unwrap_or(0);
-        let scratch = layout.tables.first().map_or(0, |shape| {
+        let scratch_blocks = layout.tables.first().map_or(0, |shape| {
             blocks_of(u64::from(shape.scratch_base) + u64::from(shape.lanes) * u64::from(shape.scratch))
-                * largest
-                * u64::from(layout.scratch_places)
         });
-        let scratch_bytes = (0..layout.scratch_places).map(|_| layout.scratch_bytes);
+        let scratch_bytes = layout.scratch.iter().map(|_| layout.scratch_bytes);
         // Checked first: the sum covers the parts below.
         let mapped = sum(layout.own_bytes.iter().copied().chain(scratch_bytes), 0)?;
+        let scratch = sum(layout.scratch.iter().map(|format| scratch_blocks * block_bytes(format)), 0)?;
         let budgets = geometry.formats().iter().enumerate().map(|(layer, format)| {
             let shape = layout.tables.get(geometry.group_of(layer));
             shape.map_or(0, |shape| u64::from(shape.budget_blocks) * block_bytes(format))

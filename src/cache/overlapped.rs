@@ -45,7 +45,8 @@ impl Cache {
     /// Before anything is enqueued: [`Kind::OutOfRange`] for a layer, draft pass, batch or buffers that do not fit the
     /// step; [`Kind::InvalidState`] for a finished or abandoned step, for other streams than the step's earlier
     /// layers had, for a compute stream on which the step was not prepared, and for a layer that another one selects
-    /// for, in another order than none, if the last resolve of this call was not for it; [`Kind::InvalidConfig`] for an
+    /// for, in another order than none, if the step's last resolve was not that one's, by this call, or wrote no index
+    /// lists that the order needs; [`Kind::InvalidConfig`] for an
     /// order that needs index lists without them, and for the order ahead in a layer that selects for itself. Later,
     /// with the step abandoned: [`Kind::InvalidConfig`] for a callback that enqueued on another stream, if the device
     /// can see it; [`Kind::OutOfRange`] for streams of another device; the callback's own error.
@@ -60,14 +61,7 @@ impl Cache {
     ) -> Result<()> {
         let run = self.run(step, layer, layers)?;
         run.check(&*self.device, layer, overlap)?;
-        let first = Layer(self.geometry.first_of(layer.index()) as u32);
-        if overlap != Overlap::None && first != layer && step.work.resolved != Some(first) {
-            return Err(Error::new(Kind::InvalidState, "overlap")
-                .at("the schedule has not resolved the layer that selects for this one")
-                .with("layer", layer.0)
-                .with("selects", first.0)
-                .hint("call `overlap` for that layer first, or pass the order none"));
-        }
+        self.check_led(step, layer, overlap)?;
         if let Some(draft_pass) = draft_pass {
             self.check_draft_passes(step.query_rows, draft_pass.saturating_add(1))?;
             if layer.0 < self.geometry.shape().layers {
@@ -80,11 +74,11 @@ impl Cache {
         enqueue_layer(&*self.device, self.pools, &run, layer, draft_pass, overlap, engine)?;
         let all = QueryRange { first: 0, count: step.query_rows };
         let rows = draft_pass.map_or(all, |draft_pass| QueryRange { first: draft_pass, count: 1 });
-        step.work.resolved = Some(first);
         let enqueued = &self.ring.slot(step)?.enqueued;
         enqueued.scheduled(layer.0, rows);
         let members = self.geometry.members(self.geometry.group_of(layer.index()));
         if members.start == layer.index() {
+            enqueued.led(Some((layer.0, layers.buffers.split_indices.is_some())));
             // Its resolve is also that of the layers that it selects for.
             for layer in members.skip(1).map(|member| Layer(member as u32)) {
                 let range =
@@ -132,6 +126,32 @@ impl Cache {
             step.end_layers();
         }
         Ok(())
+    }
+
+    /// Checks that a layer that another one selects for finds what its order needs: the schedule's own event after the
+    /// last resolve, and index lists to split attention by.
+    fn check_led(&self, step: &Step, layer: Layer, overlap: Overlap) -> Result<()> {
+        let first = self.geometry.first_of(layer.index()) as u32;
+        if overlap == Overlap::None || first == layer.0 {
+            return Ok(());
+        }
+        let refuse = |place, hint| {
+            let error = Error::new(Kind::InvalidState, "overlap").at(place).hint(hint);
+            Err(error.with("layer", layer.0).with("selects", first))
+        };
+        match self.ring.slot(step)?.enqueued.is_led() {
+            Some((led, lists)) if led == first => match lists || overlap == Overlap::Ahead {
+                true => Ok(()),
+                false => refuse(
+                    "the layer that selects for this one has written no index lists",
+                    "pass the index lists to that layer's call as well",
+                ),
+            },
+            _ => refuse(
+                "the schedule has not resolved the layer that selects for this one",
+                "call `overlap` for that layer first, or pass the order none",
+            ),
+        }
     }
 
     /// Notes that every layer of a step is enqueued, and `draft_passes` draft passes.

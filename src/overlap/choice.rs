@@ -184,10 +184,11 @@ impl Prices {
     /// Prices at the given numbers of misses for each batch row, which ascend from 0. `exposed` holds, for each layer
     /// or once for all layers, the nanoseconds of the orders of [`Overlap::ALL`] at each of these numbers. An order
     /// without nanoseconds is never chosen: ahead in a layer that selects for itself, DBA in the others. None has them
-    /// in every layer.
+    /// in every layer, and ahead only where each layer has a list of its own.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] names what is missing, out of order, negative or not finite.
+    /// [`Kind::InvalidConfig`] names what is missing, out of order, negative or not finite, and refuses the order ahead
+    /// in a list for all layers.
     pub fn new(misses: Vec<f64>, exposed: Vec<[Vec<f64>; 4]>) -> Result<Prices> {
         let refuse = |place: &'static str, index: usize| {
             Err(Error::new(Kind::InvalidConfig, "overlap prices").at(place).with("index", index as u64))
@@ -201,6 +202,9 @@ impl Prices {
         }
         if exposed.is_empty() {
             return refuse("no layer", 0);
+        }
+        if exposed.len() == 1 && !exposed[0][place(Overlap::Ahead)].is_empty() {
+            return refuse("the order ahead in prices for all layers, of which the first selects", 0);
         }
         for (layer, orders) in exposed.iter().enumerate() {
             for (overlap, exposed) in Overlap::ALL.iter().zip(orders) {

@@ -133,7 +133,10 @@ fn prices_with_holes_are_refused() {
     }
     let [_, da, dba, ahead] = times();
     let text = "exposed time of none: one finite time for each count of misses";
-    assert_eq!(place(&[0.0, 1.0], vec![[Vec::new(), da, dba, ahead]]), text);
+    assert_eq!(place(&[0.0, 1.0], vec![times(), [Vec::new(), da.clone(), dba, ahead]]), text);
+    let all = [da.clone(), da.clone(), Vec::new(), da.clone()];
+    let text = "the order ahead in prices for all layers, of which the first selects";
+    assert_eq!(place(&[0.0, 1.0], vec![all]), text);
     let two = Prices::new(vec![0.0, 1.0], vec![times(), times()]).unwrap();
     assert_eq!(Table::best(&two, &[1.0; 3]).unwrap_err().place(), "layers");
 }

@@ -50,7 +50,8 @@
 //! nothing but R and the G before it on the gather stream, so it runs while the layers before compute. It may do so
 //! because the layers of a group have scratch slots of their own (see `sparse::pool`): G overwrites no row that the
 //! layer before still reads. DA also splits attention, for rows that come too late; DBA is DA there, since no indexer
-//! is left to hide behind. With several attention waves, G waits for the waves of the layer before.
+//! is left to hide behind. With several attention waves, G also follows the waves of the layer before that are on its
+//! stream.
 //!
 //! R of the next group follows the compute stream, which has waited for each G of this group. So R does not overwrite a
 //! list of fetches that is still read, and the next group's G no scratch slots.
@@ -186,6 +187,8 @@ pub struct Schedule {
     attended: Event,
     /// After S: the new rows are stored.
     scattered: Event,
+    /// Of an engine that orders its layers itself.
+    by_hand: Event,
 }
 
 /// The arguments of one micro-batch that do not change from layer to layer.
@@ -310,6 +313,7 @@ impl Schedule {
             prepared: device.event()?,
             attended: device.event()?,
             scattered: device.event()?,
+            by_hand: device.event()?,
         })
     }
 
@@ -343,9 +347,9 @@ impl Schedule {
         joined.iter().find(refused).cloned().unwrap_or_else(|| joined.into_iter().collect())
     }
 
-    /// The edge from R to G, for an engine that orders its layers itself.
-    pub(crate) fn resolved(&self, device: &dyn Device, resolve: Stream, gather: Stream) -> Result<()> {
-        edge(device, self.resolved, resolve, gather)
+    /// An edge between R and G of an engine that orders its layers itself. Its event is none of the schedule's.
+    pub(crate) fn by_hand(&self, device: &dyn Device, from: Stream, to: Stream) -> Result<()> {
+        edge(device, self.by_hand, from, to)
     }
 }
 

@@ -206,7 +206,7 @@ impl Measurements {
 }
 
 fn order_of(row: &OverlapRow, i: usize) -> Result<Overlap> {
-    let order = Overlap::ALL.into_iter().find(|order| order.name() == row.order);
+    let order = Overlap::FIRST.into_iter().find(|order| order.name() == row.order);
     order.ok_or_else(|| {
         wrong(format!("overlap[{i}].order: {:?} is not one of none, da, dba", echo(&row.order)))
     })

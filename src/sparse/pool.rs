@@ -8,7 +8,8 @@
 //! A scratch row is needed only in one layer of one step, so every layer's slab begins with the same physical pages.
 //! In an index group several layers' rows may be on their way at once: while one layer reads its scratch slots, those
 //! of the next are being filled (the order ahead, see `overlap`). So each place in a group has scratch memory of its
-//! own, which the layers at that place in all groups share.
+//! own, which the layers at that place in all groups share. So has each row format: where rows differ in size, a lane's
+//! scratch slots would begin at other bytes, in the slots of another lane, which may be at another layer.
 //!
 //! Landing slots have the same ids in every layer. Each layer has its own memory for them, because the next step
 //! commits a step's new rows. Each region begins with the first whole block after a mapping boundary; slots that would
@@ -18,7 +19,7 @@
 
 use crate::device::{Device, Mapped, Slice};
 use crate::error::{Error, Kind, Result};
-use crate::geometry::{Geometries, SLOT_BLOCK};
+use crate::geometry::{Geometries, Geometry, SLOT_BLOCK};
 use crate::residency::TableShape;
 use crate::sparse::slots::{Holding, Slots};
 
@@ -44,11 +45,12 @@ pub struct SparseConfig {
 pub struct SparseLayout {
     /// The table shape of each index group.
     pub tables: Vec<TableShape>,
-    /// Bytes of the scratch slots, rounded up to a mapping boundary. The layers at one place in their groups have the
-    /// same memory for them.
+    /// Bytes of one scratch memory, rounded up to a mapping boundary.
     pub scratch_bytes: u64,
-    /// The number of such places: the layers of the largest group.
-    pub scratch_places: u32,
+    /// The row format of each scratch memory.
+    pub scratch: Vec<Geometry>,
+    /// For each layer, its scratch memory: that of its place in the group and of its row format.
+    pub scratch_of: Vec<usize>,
     /// Bytes of the rest of each layer's slab, rounded up to a mapping boundary.
     pub own_bytes: Vec<u64>,
 }
@@ -79,9 +81,9 @@ impl SparseConfig {
             u32::try_from(slots).map_err(|_| overflow())
         };
         let (landing_base, budget_base) = (id(own_start)?, id(budget_start)?);
-        let scratch_places = geometry.largest_group();
+        let (scratch, scratch_of) = scratch_memories(geometry);
         let mut layout =
-            SparseLayout { tables: Vec::new(), scratch_bytes, scratch_places, own_bytes: Vec::new() };
+            SparseLayout { tables: Vec::new(), scratch_bytes, scratch, scratch_of, own_bytes: Vec::new() };
         for (group, slots) in self.slots.iter().enumerate() {
             let budget_blocks = slots.div_ceil(SLOT_BLOCK);
             let shape = TableShape {
@@ -107,6 +109,21 @@ impl SparseConfig {
     }
 }
 
+/// The row format of each scratch memory, and for each layer the one that it has.
+fn scratch_memories(geometry: &Geometries) -> (Vec<Geometry>, Vec<usize>) {
+    let mut kinds: Vec<(usize, Geometry)> = Vec::new();
+    let memory = |layer: usize| {
+        let kind = (layer - geometry.first_of(layer), *geometry.of(layer));
+        let known = kinds.iter().position(|other| *other == kind);
+        known.unwrap_or_else(|| {
+            kinds.push(kind);
+            kinds.len() - 1
+        })
+    };
+    let scratch_of = (0..geometry.formats().len()).map(memory).collect();
+    (kinds.into_iter().map(|(_, format)| format).collect(), scratch_of)
+}
+
 /// The sparse pool of a cache.
 #[derive(Debug)]
 pub struct SparsePool {
@@ -122,15 +139,13 @@ impl SparsePool {
     /// [`Kind::InvalidConfig`], [`Kind::Overflow`], [`Kind::OutOfMemory`], [`Kind::OsRefused`].
     pub fn new(geometry: &Geometries, config: &SparseConfig, device: &dyn Device) -> Result<Self> {
         // All numbers are checked before any memory is taken.
-        let SparseLayout { tables, scratch_bytes, scratch_places, own_bytes } =
+        let SparseLayout { tables, scratch_bytes, scratch, scratch_of, own_bytes } =
             config.layout(geometry, device.granularity())?;
         let take = |bytes| Ok(Mapped { backing: device.backing(bytes)?, offset: 0, bytes });
-        let scratch = (0..scratch_places).map(|_| take(scratch_bytes)).collect::<Result<Vec<Mapped>>>()?;
+        let scratch = scratch.iter().map(|_| take(scratch_bytes)).collect::<Result<Vec<Mapped>>>()?;
         let mut slabs = Vec::new();
-        for (layer, bytes) in own_bytes.into_iter().enumerate() {
-            // A group has no more layers than the largest one.
-            let Some(scratch) = scratch.get(layer - geometry.first_of(layer)) else { continue };
-            slabs.push(device.range(&[*scratch, take(bytes)?])?);
+        for (memory, bytes) in scratch_of.into_iter().zip(own_bytes) {
+            slabs.push(device.range(&[scratch[memory], take(bytes)?])?);
         }
         let counts: Vec<u32> = tables.iter().map(|shape| shape.budget_blocks).collect();
         Ok(SparsePool { tables, slabs, slots: Slots::new(config.lanes, geometry.groups(), &counts)? })
@@ -210,7 +225,8 @@ mod tests {
         let layout = config.layout(&geometry, 4096).unwrap();
         assert_eq!(layout.tables.len(), 2);
         // 401 scratch slots are 7 blocks: of 1152-byte rows 126 pages, which end in the 13th block of 656-byte rows.
-        assert_eq!((layout.scratch_bytes, layout.scratch_places), (126 * 4096, 2));
+        assert_eq!(layout.scratch_bytes, 126 * 4096);
+        assert_eq!((layout.scratch.len(), &layout.scratch_of[..]), (2, &[0, 0, 1][..]));
         assert!(
             layout.tables.iter().all(|shape| (shape.landing_base, shape.budget_base) == (13 * 64, 14 * 64))
         );
@@ -220,5 +236,11 @@ mod tests {
         let alike = Geometries::new(shape, &[[1152, 0]; 3], &[]).unwrap();
         let alike = config.layout(&alike, 4096).unwrap();
         assert_eq!(layout.own_bytes[2] - alike.own_bytes[2], 6 * 64 * 1152);
+        // Layers share scratch memory where they have one place and one row format.
+        let rows = [[656, 0], [1152, 0], [656, 0], [656, 0], [1152, 0]];
+        let shape = Shape { layers: 5, ..shape };
+        let geometry = Geometries::new(shape, &rows, &[]).unwrap();
+        let layout = SparseConfig { slots: vec![64; 3], ..config }.layout(&geometry, 4096).unwrap();
+        assert_eq!((layout.scratch.len(), &layout.scratch_of[..]), (4, &[0, 1, 2, 0, 3][..]));
     }
 }

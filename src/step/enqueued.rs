@@ -43,6 +43,8 @@ pub(crate) struct Enqueued {
     whole: Vec<AtomicU32>,
     /// `[layers][query rows][batch]`: the calls for some batch rows.
     rows: Vec<AtomicU32>,
+    /// See [`Enqueued::led`].
+    led: AtomicU32,
 }
 
 /// The calls that each query row needs in every layer.
@@ -74,11 +76,12 @@ impl Enqueued {
         let [layers, query_rows, batch] = [shape.layers, shape.query_rows, shape.batch].map(|n| n as usize);
         let whole = layers.checked_mul(query_rows).ok_or_else(too_many)?;
         let rows = whole.checked_mul(batch).ok_or_else(too_many)?;
-        Ok(Enqueued { batch, query_rows, whole: words(whole)?, rows: words(rows)? })
+        Ok(Enqueued { batch, query_rows, whole: words(whole)?, rows: words(rows)?, led: AtomicU32::new(0) })
     }
 
     /// Clears the record for a new step.
     pub(crate) fn clear(&mut self) {
+        self.led(None);
         for (place, whole) in self.whole.iter().enumerate() {
             if whole.load(Relaxed) & APART != 0 {
                 let own = self.rows.iter().skip(place * self.batch).take(self.batch);
@@ -163,6 +166,19 @@ impl Enqueued {
         self.words(layer, rows).for_each(|(whole, _)| {
             whole.fetch_or(SCATTERED | PROGRESS, Relaxed);
         });
+    }
+
+    /// Notes who resolved last in this step: a schedule, for `layer` and those that it selects for, with or without
+    /// index lists; or the engine itself (`None`).
+    pub(crate) fn led(&self, by_schedule: Option<(u32, bool)>) {
+        self.led.store(by_schedule.map_or(0, |(layer, lists)| 2 * (layer + 1) + u32::from(lists)), Relaxed);
+    }
+
+    /// The layer that a schedule resolved last, and whether it has index lists. `None` if the engine itself has
+    /// resolved since, or none was resolved.
+    pub(crate) fn is_led(&self) -> Option<(u32, bool)> {
+        let led = self.led.load(Relaxed);
+        (led != 0).then(|| (led / 2 - 1, led % 2 == 1))
     }
 
     /// Checks that all calls that a step with these batch rows needs are enqueued.

@@ -94,6 +94,7 @@ impl LayerCalls<'_> {
         let output = ResolveOutput { slots: buffers.slots, split_indices: buffers.split_indices };
         let selection = buffers.selection;
         self.device.enqueue(self.pools, stream, PoolOp::Resolve { range, selection, output })?;
+        self.enqueued.led(None);
         for layer in (0..members).map(|member| Layer(range.layer.0 + member)) {
             self.enqueued.resolved(&StepRange { layer, ..range }, self.step.rows);
         }

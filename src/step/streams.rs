@@ -4,7 +4,6 @@
 //! step remembers the streams that hold its work, because its end must come after that work.
 
 use crate::device::Stream;
-use crate::ids::Layer;
 
 /// The streams of R (resolve) and G (gather). They may be the same stream.
 #[derive(Clone, Copy, Debug)]
@@ -35,8 +34,6 @@ pub struct OverlapStreams {
 pub(crate) struct WorkStreams {
     /// The streams of its layers, once a schedule has enqueued or launched one of them.
     pub(crate) layers: Option<OverlapStreams>,
-    /// The last layer that a schedule resolved, for itself and the layers that it selects for.
-    pub(crate) resolved: Option<Layer>,
     /// One more stream: that of a launch that is not yet ordered before all of them, or of an end that was refused.
     pub(crate) beside: Option<Stream>,
 }

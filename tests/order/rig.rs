@@ -27,6 +27,10 @@ pub enum Sharing {
     Two,
     /// Both micro-batches share one stream for G and one for S.
     Copies,
+    /// R and G are on one stream.
+    Fetch,
+    /// One stream.
+    One,
 }
 
 /// Two layers and a draft layer, two micro-batches; budgets below the selection of a step.
@@ -202,6 +206,13 @@ impl Rig {
                 Sharing::Two => {
                     let copies = stream();
                     OverlapStreams { compute, resolve: compute, gather: copies, scatter: copies }
+                }
+                Sharing::Fetch => {
+                    let fetch = stream();
+                    OverlapStreams { compute, resolve: fetch, gather: fetch, scatter: stream() }
+                }
+                Sharing::One => {
+                    OverlapStreams { compute, resolve: compute, gather: compute, scatter: compute }
                 }
                 Sharing::Copies => OverlapStreams { compute, resolve: stream(), gather, scatter },
             }

@@ -201,7 +201,7 @@ fn structs_have_no_padding() {
     const WORD: usize = 8;
     for (size, words, halves) in [
         (size_of::<FbDeviceConfig>(), 3, 6),
-        (size_of::<FbCacheConfig>(), 3, 30),
+        (size_of::<FbCacheConfig>(), 4, 30),
         (size_of::<FbStats>(), 13, 8),
         (size_of::<FbInfo>(), 1, 22),
         (size_of::<FbCacheFootprint>(), 10, 0),

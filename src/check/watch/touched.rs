@@ -183,8 +183,8 @@ impl Watched {
                 let mut list = self.range(range, &decided);
                 list.extend([bytes(selection, false), bytes(&output.slots, true)]);
                 list.extend([self.descriptor(range), self.counts(range)]);
-                let members = self.geometry.members(self.geometry.group_of(range.layer.index()));
-                list.extend(members.map(|layer| self.fetches(range, layer)));
+                let places = 0..self.geometry.largest_group();
+                list.extend(places.map(|place| self.fetches(range, place)));
                 self.split_indices(range, output, (0, u64::MAX), true, &mut list);
                 list
             }
@@ -193,7 +193,8 @@ impl Watched {
                 // Waves after the first fetch only to scratch slots.
                 let mut list = self.range(range, if *wave == 0 { &touched } else { &touched[..3] });
                 list.extend([self.descriptor(range), self.counts(range)]);
-                list.push(self.fetches(range, range.layer.index()));
+                let layer = range.layer.index();
+                list.push(self.fetches(range, (layer - self.geometry.first_of(layer)) as u32));
                 list
             }
             PoolOp::Scatter(range) => {
@@ -402,9 +403,10 @@ impl Watched {
         Access::read(self.space(DESCRIPTOR, range.micro_batch.0), 0, 1)
     }
 
-    /// The lists of fetches of `range`, as the gathers of `layer` use them: each layer of a group counts its own.
-    fn fetches(&self, range: &StepRange, layer: usize) -> Access {
-        let first = self.batch_rows((layer - self.geometry.first_of(layer)) as u32) + u64::from(range.first);
+    /// The lists of fetches of `range`, as the gather of the layer at `place` in a group uses them. All places read one
+    /// list, and count their gathers apart. A resolve writes it for all of them.
+    fn fetches(&self, range: &StepRange, place: u32) -> Access {
+        let first = self.batch_rows(place) + u64::from(range.first);
         Access::write(self.space(LISTS, range.micro_batch.0), first, first + u64::from(range.count))
     }
 
