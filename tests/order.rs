@@ -537,8 +537,8 @@ fn a_step_that_is_given_up_between_the_layers_of_a_group_ends_after_its_gathers(
             break;
         }
         calls += 1;
-        for sequence in rig.sequences[..BATCH as usize].to_vec() {
-            let _ticket = rig.cache.truncate(sequence, PROMPT, compute).unwrap();
+        for sequence in &rig.sequences[..BATCH as usize] {
+            let _ticket = rig.cache.truncate(*sequence, PROMPT, compute).unwrap();
         }
         rig.settle().unwrap();
         rig.step(GROUPED[2], 0).unwrap();

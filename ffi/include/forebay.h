@@ -903,7 +903,7 @@ typedef struct fb_buffers {
 typedef struct fb_plan_config {
     // sizeof(fb_plan_config).
     size_t size;
-    // The model. The planner reads only the fields that fb_preset fills.
+    // The model. The planner reads only the fields that fb_preset fills, and refuses a `selects_by_layer`.
     const struct fb_cache_config *model;
     // Bytes of the GPU's memory.
     uint64_t gpu;

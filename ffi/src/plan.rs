@@ -39,7 +39,7 @@ const NOTES: [(u32, Note); 6] = [
 pub struct FbPlanConfig {
     /// sizeof(fb_plan_config).
     pub size: usize,
-    /// The model. The planner reads only the fields that fb_preset fills.
+    /// The model. The planner reads only the fields that fb_preset fills, and refuses a `selects_by_layer`.
     pub model: *const FbCacheConfig,
     /// Bytes of the GPU's memory.
     pub gpu: u64,
