@@ -59,7 +59,7 @@ pub fn config(variant: u8) -> Config {
     let (rows, index_groups) = match grouping {
         // The draft layer may be left out.
         Grouping::ByName => {
-            (vec![runs, [24, 20], [64, 0], runs], vec![IndexGroup { first: 0, layers: 3, top_k: 0 }])
+            (vec![runs, [24, 20], [64, 0], [36, 8]], vec![IndexGroup { first: 0, layers: 3, top_k: 0 }])
         }
         _ => (Vec::new(), Vec::new()),
     };
