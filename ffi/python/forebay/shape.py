@@ -56,7 +56,7 @@ class Shape:
         if status:
             known = "a preset: deepseek-v3.2, deepseek-v3, glm-5, glm-5.2, gqa-8x128, ..."
             raise InvalidArgument("name", repr(name), known)
-        fields = {field: int(getattr(config, field)) for field in _FIELDS if field != "row_bytes"}
+        fields: dict[str, Any] = {name: int(getattr(config, name)) for name in _FIELDS if name != "row_bytes"}
         return replace(Shape(row_bytes=(config.row_bytes[0], config.row_bytes[1]), **fields), **changes)
 
     @property
