@@ -44,7 +44,7 @@ fn config() -> Config {
     };
     let memory = Memory { huge: false, populate: false, lock: false, node: None };
     Config {
-        rows: vec![[656, 0], [656, 0], [1152, 0], [512, 144], [656, 0]],
+        rows: vec![[656, 0], [656, 0], [1152, 0], [512, 144], [1152, 0]],
         slots: Slots::Uniform(1024),
         min_budget: K,
         query_rows: QUERY_ROWS,
@@ -555,7 +555,7 @@ fn a_step_given_up_between_the_waves_of_a_group_leaves_no_row_without_its_bytes(
 }
 
 /// One sequence is at a layer whose rows are larger than those of the layer that another one is at, as in two
-/// micro-batches or the halves of a batch. Both have rows in scratch slots.
+/// micro-batches. Both layers are the first of their groups, and both sequences have rows in scratch slots.
 #[test]
 fn scratch_rows_of_two_sequences_at_layers_with_different_rows_are_apart() {
     for device in devices() {
@@ -572,8 +572,8 @@ fn scratch_rows_of_two_sequences_at_layers_with_different_rows_are_apart() {
         let both = [buffers(0), buffers(1)];
         both.iter().for_each(|buffers| e.device.write(buffers.selection, &words).unwrap());
         let mut steps = Vec::new();
-        // The second sequence stays at the first layer of the group, the first goes on to the next one.
-        for (number, last) in [(1, 1), (0, 2)] {
+        // The second sequence stays at the first layer of the group, the first goes on to the group behind it.
+        for (number, last) in [(1, 1), (0, 4)] {
             let sequence = e.own[number].handle;
             let row = BatchRow { sequence, accepted: Accepted::Rows(0), query_rows: QUERY_ROWS };
             let step = e.cache.prepare(MicroBatch(number as u32), QUERY_ROWS, &[row], None, stream).unwrap();

@@ -484,6 +484,26 @@ fn a_call_for_all_layers_orders_each_resolve_after_the_gathers_before_it() {
     assert_eq!(each_wait_left_out(new, fill, steps, step_of_all_layers)[0], 2 * 7 + 3);
 }
 
+/// Only the last layer of the group gathers beside the engine's stream; the group behind it has one layer.
+#[test]
+fn a_resolve_beside_the_last_gather_of_the_group_before_is_found() {
+    let config = config(1);
+    let shape = Shape { layers: 4, draft_layers: 0, group_layers: 3, ..config.shape };
+    let mut rig = Rig::with(Config { shape, ..config }, Sharing::None, None);
+    rig.fill().unwrap();
+    let OverlapStreams { compute, gather, .. } = rig.micro[0].streams;
+    let rows = rig.rows(0, 0);
+    let step = rig.cache.prepare(MicroBatch(0), rows[0].query_rows, &rows, None, compute).unwrap();
+    let buffers = Buffers { split_indices: None, ..rig.micro[0].layers().buffers };
+    for (layer, gather) in [(0, compute), (1, compute), (2, gather)] {
+        let streams = Streams { resolve: compute, gather };
+        rig.cache.layer(&step, LayerCall::whole(Layer(layer)), streams, buffers).unwrap();
+    }
+    let error =
+        rig.cache.resolve(&step, LayerCall::whole(Layer(3)), compute, buffers).unwrap_err().to_string();
+    assert!(error.contains("lists of fetches") && error.contains("not ordered"), "{error}");
+}
+
 #[test]
 fn streams_of_a_group_may_be_the_same_in_any_way() {
     for (orders, sharing) in

@@ -3,7 +3,7 @@
 use forebay::device::host::HostOptions;
 use forebay::device::{SplitIndices, Stream};
 use forebay::overlap::{EngineCall, Overlap, OverlapStreams};
-use forebay::{BringUp, Buffers, Kind, Layer, LayerCall, Layers, Streams};
+use forebay::{BringUp, Buffers, Kind, Layer, LayerCall, Layers, Step, Streams};
 
 use crate::device::TestDevice;
 use crate::{Engine, K, LAYERS, config, refused};
@@ -39,6 +39,15 @@ fn a_first_layer_of_the_schedule_resolves_for_layers_that_the_engine_calls() {
     e.settle();
     let counts = e.cache.retire(step, own).unwrap().total();
     assert_eq!(counts, (0, u64::from(K * LAYERS)));
+}
+
+/// Ends a step whose layers are not all enqueued, so that its sequence can take part in another one.
+fn give_up(e: &mut Engine, mut step: Step) {
+    e.cache.abandon(&mut step).unwrap();
+    e.cache.finish(&mut step, e.stream).unwrap();
+    e.settle();
+    assert!(e.cache.retire(step, e.stream).is_err());
+    e.truncate(0, 0);
 }
 
 /// In the orders da and ahead, a layer's gather follows an event of the schedule that resolved for it.
@@ -85,11 +94,7 @@ fn a_layer_hides_its_gather_only_behind_a_layer_that_the_schedule_resolved() {
     e.cache.layer(&step, LayerCall::whole(Layer(4)), Streams { resolve: own, gather: own }, buffers).unwrap();
     let error = e.cache.overlap(&mut step, Layer(3), None, Overlap::Ahead, &layers, &mut Idle).unwrap_err();
     assert_eq!(Err(refused(error)), early);
-    e.cache.abandon(&mut step).unwrap();
-    e.cache.finish(&mut step, own).unwrap();
-    e.settle();
-    assert!(e.cache.retire(step, own).is_err());
-    e.truncate(0, 0);
+    give_up(&mut e, step);
     // A first layer that the engine resolves has no event of the schedule, whatever order other layers ran in.
     let (mut step, _) = e.begin();
     e.cache.layer(&step, LayerCall::whole(Layer(1)), Streams { resolve: own, gather: own }, buffers).unwrap();
@@ -98,11 +103,7 @@ fn a_layer_hides_its_gather_only_behind_a_layer_that_the_schedule_resolved() {
         let error = e.cache.overlap(&mut step, Layer(3), None, order, &layers, &mut Idle).unwrap_err();
         assert_eq!(Err(refused(error)), early);
     }
-    e.cache.abandon(&mut step).unwrap();
-    e.cache.finish(&mut step, own).unwrap();
-    e.settle();
-    assert!(e.cache.retire(step, own).is_err());
-    e.truncate(0, 0);
+    give_up(&mut e, step);
     // For all layers at once, nothing is enqueued either.
     let (mut step, _) = e.begin();
     let orders = [Overlap::None, Overlap::Ahead, Overlap::Ahead, Overlap::Ahead, Overlap::None];
