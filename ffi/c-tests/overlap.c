@@ -296,13 +296,19 @@ static void stop(engine *e) {
     OK(e->cache, fb_cache_destroy(e->cache));
 }
 
+/* The engine's callbacks, as the library calls them. */
+static fb_engine callbacks_of(engine *e) {
+    fb_engine calls = SIZED(fb_engine);
+    calls.enqueue = enqueue;
+    calls.data = e;
+    return calls;
+}
+
 /* Decodes layer by layer or whole steps; returns the digests of both sequences. */
 static void decode(engine *e, fb_device *device, const table *of, int whole, uint64_t digest[BATCH]) {
     start(e, device, of);
     streams four = streams_of(device);
-    fb_engine calls = SIZED(fb_engine);
-    calls.enqueue = enqueue;
-    calls.data = e;
+    fb_engine calls = callbacks_of(e);
     int splits = 0;
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
         splits |= of->by_layer[layer] == FB_OVERLAP_DA || of->by_layer[layer] == FB_OVERLAP_DBA;
@@ -349,9 +355,7 @@ static void twins(engine *engines, fb_device *device, const table *tables, size_
 static void refusing(engine *e, fb_device *device) {
     start(e, device, &ALONE[0]);
     streams four = streams_of(device);
-    fb_engine calls = SIZED(fb_engine);
-    calls.enqueue = enqueue;
-    calls.data = e;
+    fb_engine calls = callbacks_of(e);
     for (int at = 0; at < 5; at++) {
         fb_step step = begin(e, &four);
         fb_overlap_config layers = layers_of(e, &four);
@@ -374,9 +378,7 @@ static void refusing(engine *e, fb_device *device) {
 static void refused(engine *e, fb_device *device) {
     start(e, device, &ALONE[0]);
     streams four = streams_of(device);
-    fb_engine calls = SIZED(fb_engine);
-    calls.enqueue = enqueue;
-    calls.data = e;
+    fb_engine calls = callbacks_of(e);
     e->refuse_at = 0;
     fb_step step = begin(e, &four);
     fb_overlap_config layers = layers_of(e, &four);
@@ -414,9 +416,7 @@ static void runs_ahead(engine *e, fb_device *device) {
     CHECK(pthread_mutex_init(&e->lock, NULL) == 0 && pthread_cond_init(&e->changed, NULL) == 0);
     e->holds = 1;
     streams four = streams_of(device);
-    fb_engine calls = SIZED(fb_engine);
-    calls.enqueue = enqueue;
-    calls.data = e;
+    fb_engine calls = callbacks_of(e);
     fb_step step = begin(e, &four);
     fb_overlap_config layers = layers_of(e, &four);
     OK(e->cache, fb_overlap(e->cache, step, 0, 0, FB_OVERLAP_NONE, &layers, &calls));
@@ -435,9 +435,7 @@ static void refused_ahead(engine *e, fb_device *device) {
     const char *unresolved = "has not resolved the layer that selects for this one";
     start(e, device, &GROUP[0]);
     streams four = streams_of(device);
-    fb_engine calls = SIZED(fb_engine);
-    calls.enqueue = enqueue;
-    calls.data = e;
+    fb_engine calls = callbacks_of(e);
     e->refuse_at = 0;
     fb_step step = begin(e, &four);
     /* Attention is not split in the orders none and ahead: no index lists. */
