@@ -17,8 +17,8 @@
 //! in one of [`Config::parked`](crate::Config::parked) *places*, and are read once, by the join. As a warm-up they get
 //! one stamp, so their order among each other is lost. They are a hint: a place that could not be written loads nothing.
 //!
-//! **Order.** The place's writer is ordered after its last reader by `warmed`, and its reader after its writer by
-//! `left`, which also orders the lane's next sequence. A park waits for nothing, and needs no ticket. It needs an idle
+//! **Order.** A place's writer is ordered after its last reader by `warmed` and after its last writer by `left`, and its
+//! reader after its writer by `left`, which also orders the lane's next sequence. A park waits for nothing, and needs no ticket. It needs an idle
 //! sequence, because the next sequence stages its lists where operations of this one may still read theirs.
 
 use crate::cache::Cache;
@@ -128,8 +128,9 @@ impl Cache {
     fn note_newest(&mut self, index: usize, stream: Stream) -> Result<()> {
         let Some(number) = self.places.free.last().copied() else { return Ok(()) };
         let (lane, positions) = (Lane(self.records[index].lane()), self.places.slice(number)?);
-        // Its last reader may be on another stream.
+        // Its last reader may be on another stream, and so may its last writer, if no one read it.
         self.device.wait(stream, self.warmed)?;
+        self.device.wait(stream, self.left)?;
         self.device.enqueue(self.pools, stream, PoolOp::Newest(Newest { lane, positions }))?;
         self.places.free.pop();
         self.records[index].owned.place = Some(Place { number, noted: true });
