@@ -63,7 +63,7 @@ impl World {
         let s = self.cache.stats();
         let still = self.seqs.iter().filter(|s| self.is_still(s));
         // A lane that a sequence has not joined may still belong to its last sequence.
-        let digest = |s: &Seq| if s.state == State::Filling { 0 } else { self.digest(s) };
+        let digest = |s: &Seq| if s.is_prompt() { 0 } else { self.digest(s) };
         let of = |s: &Seq| (s.handle, digest(s), self.cache.length(s.handle).unwrap());
         let open = self.seqs.iter().filter(|s| s.is_open());
         Snapshot {
@@ -117,18 +117,19 @@ impl World {
             if !self.is_still(s) {
                 continue;
             }
-            if s.state != State::Filling && s.in_flight == 0 {
+            if s.in_flight == 0 {
                 let published = s.names.len() as u32 * self.page_tokens();
-                let length = Length {
-                    committed: s.length(),
-                    landed: s.landed.len() as u32,
-                    published,
-                    filled: s.prompt,
+                // The rows that a prompt gets count when it joins.
+                let (committed, filled) = match s.is_prompt() {
+                    true => (s.stored, s.filled()),
+                    false => (s.length(), s.prompt),
                 };
+                let length = Length { committed, landed: s.landed.len() as u32, published, filled };
                 assert_eq!(self.cache.length(s.handle).unwrap(), length);
                 assert_eq!(self.cache.is_running(s.handle).unwrap(), s.state == State::Running);
+                assert_eq!(self.cache.is_parked(s.handle).unwrap(), s.state == State::Parked);
                 // Not all devices have run a resize that was not waited for.
-                if s.resizing.is_none() {
+                if s.resizing.is_none() && !s.is_prompt() {
                     self.log.push(self.digest(s));
                 }
             }
@@ -162,6 +163,7 @@ impl World {
         let taken: Vec<&Seq> = self.seqs.iter().filter(|s| s.state != State::Gone).collect();
         let used: u64 = taken.iter().map(|s| self.slots(&s.blocks)).sum();
         let sequences = taken.len() as u32;
+        let parked = taken.iter().filter(|s| s.state == State::Parked).count() as u32;
         let open = self.open.iter().flatten().count();
         let gauges = [
             (stats.sequences, sequences),
@@ -171,7 +173,8 @@ impl World {
             (stats.unused_pages, self.index.unused()),
             (stats.free_slots, SLOT_BLOCK * self.room_to_promise().into_iter().min().unwrap()),
             (stats.slots_in_use as u32, used as u32),
-            (stats.free_lanes, self.config.lanes - sequences),
+            (stats.parked, parked),
+            (stats.free_lanes, self.config.lanes - (sequences - parked)),
         ];
         assert!(gauges.iter().all(|(is, wanted)| is == wanted), "gauges (is, wanted): {gauges:?}");
         let c = self.counted;
