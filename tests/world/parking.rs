@@ -74,6 +74,9 @@ impl World {
             () if waits && !self.has_slots_for(seq, &table) => Some(Kind::Exhausted),
             () => (!self.room(more)).then_some(Kind::Exhausted),
         };
+        if expected == Some(Kind::Exhausted) {
+            self.note("extend without room");
+        }
         let before = self.snapshot();
         let result = self.cache.extend(handle, prompt, promised);
         if self.expect(before, result, expected).is_none() {
@@ -196,6 +199,7 @@ impl World {
         let Some(ticket) = self.expect(before, result, None) else { return };
         let noted = self.seqs[seq].noted.take();
         let warm = noted.map(|groups| groups.into_iter().map(|step| vec![step]).collect());
+        self.engine.drain(on);
         self.note(if warm.is_some() { "resume" } else { "resume a prompt" });
         self.joined(seq, warm, bound.into(), &ticket);
     }
