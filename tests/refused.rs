@@ -279,9 +279,9 @@ impl Life {
         // The last free block, and back.
         self.resize(second, 70)?;
         self.step(&graphs[1], &[(second, 1)])?;
-        self.park_and_resume(second)?;
         self.resize(second, 6)?;
         self.truncate(first)?;
+        self.park_and_resume(first)?;
         let open = Open { prompt: 0, promised: 8, budget: Budget::Slots(6), bring_up: BringUp::Whole };
         let (child, ticket) = self.twice(|life| {
             let forked = life.cache.fork(first, &open, compute);

@@ -278,7 +278,7 @@ fn a_refused_call_is_made_again_on_another_stream() {
                 assert_eq!(error.place(), "the device refused a truncate half-way");
                 truncating += 1;
             }
-            let running = held.cache.is_running(all[0]).unwrap();
+            let running = held.cache.is_running(all[0]).is_ok_and(|running| running);
             let done = match held.call(call, all[0], other) {
                 // It has its lane again, and perhaps the tables there.
                 Err(error) if call == Call::Resume && error.kind() == Kind::InvalidState => {
@@ -317,7 +317,7 @@ fn a_refused_call_is_made_again_on_another_stream() {
             assert!(held.is_resized(call, all[0]), "{call:?}, call {n}");
             assert_eq!(held.cache.length(all[0]).unwrap().committed, count, "{call:?}, call {n}");
             assert_eq!(held.cache.is_parked(all[0]).unwrap(), call == Call::Park, "{call:?}, call {n}");
-            assert!(call == Call::Park || held.cache.is_running(all[0]).unwrap(), "{call:?}, call {n}");
+            assert!(call != Call::Resume || held.cache.is_running(all[0]).unwrap(), "{call:?}, call {n}");
             assert!(held.rows_are(all[0], count, 1), "{call:?}, call {n}");
         }
         held.cache.validate().unwrap();
