@@ -207,7 +207,7 @@ fn moves_that_differ(picture: &str, sources: &str) -> Vec<String> {
     accepted.insert(("free".to_owned(), "open".to_owned()));
     accepted.remove(&("running".to_owned(), "publish".to_owned()));
     // A truncation of a prompt branches off before the check of states.
-    let branch = "matches!(self.record(sequence)?.state, State::Filling | State::Parked) {\n            self.truncate_prompt(";
+    let branch = "State::Filling | State::Parked) {\n            self.truncate_prompt(";
     for state in ["filling", "parked"].into_iter().filter(|_| sources.contains(branch)) {
         accepted.insert((state.to_owned(), "truncate".to_owned()));
     }

@@ -180,11 +180,14 @@ impl Life {
         })
     }
 
-    /// Parks a sequence, which accepts its landed row, and resumes it. A refused call leaves it as it was, as before its
-    /// join, or with a warm-up to complete.
+    /// Parks a sequence, which accepts its landed rows, and resumes it. A refused call leaves it as it was, as before
+    /// its join, or with a warm-up to complete.
     fn park_and_resume(&mut self, sequence: Sequence) -> Result<()> {
         let compute = self.layers.streams.compute;
-        self.twice(|life| life.cache.park(sequence, 1.min(life.cache.length(sequence)?.landed), compute))?;
+        self.twice(|life| {
+            let landed = life.cache.length(sequence)?.landed;
+            life.cache.park(sequence, landed, compute)
+        })?;
         let resumed = self.twice(|life| {
             let refused = |error: &Error| error.kind() == Kind::InvalidState;
             let mut resumed = life.cache.resume(sequence, compute, 0);

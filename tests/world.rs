@@ -29,6 +29,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 #[cfg(feature = "trace")]
 use trace_body::{GROUP, HEADER, content, recording, trace_bytes, trace_parts};
 use world::bodies::cache_ops;
+use world::check::{OF_GROUPS, REACHED};
 use world::config::{Grouping, grouping};
 #[cfg(feature = "cuda")]
 use world::device::{driver_is_there, own_driver};
@@ -150,94 +151,6 @@ fn every_seed_of_the_clock_has_the_result_of_an_inline_device() {
         assert_eq!(run_in(clocked(variant, seed), &ops), run_in(Setup::inline(variant), &ops), "seed {seed}");
     }
 }
-
-/// Outcomes that random runs reach.
-const REACHED: &[&str] = &[
-    "allocate pages Exhausted",
-    "append InvalidState",
-    "append OutOfRange",
-    "budget InvalidConfig",
-    "cache Closed",
-    "cache OutOfRange",
-    "close idle",
-    "close in flight",
-    "cold start",
-    "fork Busy",
-    "fork InvalidState",
-    "fork in a page",
-    "fork of full pages",
-    "extend",
-    "extend InvalidState",
-    "extend OutOfRange",
-    "extend while parked",
-    "extend without room",
-    "finish InvalidState",
-    "fork of shared pages",
-    "grow",
-    "grow for a share",
-    "join InvalidState",
-    "join Busy",
-    "join more",
-    "join_more InvalidState",
-    "join that was busy",
-    "joins in flight",
-    "open Exhausted",
-    "open OutOfRange",
-    "open to be shared",
-    "open with shared pages",
-    "park",
-    "park Busy",
-    "park Exhausted",
-    "park InvalidState",
-    "park OutOfRange",
-    "park a prompt",
-    "prepare Busy",
-    "prepare InvalidConfig",
-    "prepare InvalidState",
-    "prepare OutOfRange",
-    "resize Busy",
-    "resize InvalidConfig",
-    "resize InvalidState",
-    "resize in flight",
-    "resize to the same budgets",
-    "resume",
-    "resume InvalidState",
-    "resume a prompt",
-    "retire Busy",
-    "retire in order",
-    "retire out of order",
-    "truncate Busy",
-    "truncate InvalidState",
-    "truncate OutOfRange",
-    "truncate a prompt",
-    "truncate deep",
-    "truncate drafts",
-    "truncate into a shared page",
-    "truncate shared pages",
-    "truncate published pages",
-    "truncate while parked",
-    "scratch rows",
-    "shrink",
-    "share InvalidConfig",
-    "shares in flight",
-    "shrink for a join",
-    "shrink for a share",
-    "publish InvalidState",
-    "publish OutOfRange",
-    "publish a page",
-    "publish a page that is shared",
-    "publish a page with decoded rows",
-    "publish a twin",
-    "step fails",
-    "step given up",
-    "step is sound",
-    "stored late",
-    "two steps open",
-    "warm start",
-];
-
-/// Outcomes of steps whose layers share a selection.
-const OF_GROUPS: &[&str] = &["a group in other halves by layer", "step given up within a group"];
 
 /// The control of the tests above: they reach every listed outcome, with index groups and without them.
 #[test]

@@ -10,6 +10,15 @@ use super::share::By;
 use forebay::Kind;
 
 impl World {
+    /// The lane that a sequence was given.
+    pub fn learn_lane(&mut self, seq: usize) {
+        let s = &mut self.seqs[seq];
+        let rows = 0..self.config.query_rows;
+        s.landing = rows.map(|row| self.cache.landing_slot(s.handle, row).unwrap()).collect();
+        let base = *self.landing_base.get_or_insert(s.landing[0]);
+        s.lane = (s.landing[0] - base) / self.config.query_rows;
+    }
+
     /// Lanes of no sequence.
     pub fn free_lanes(&self) -> u32 {
         let taken = |state| !matches!(state, State::Gone | State::Parked);

@@ -86,7 +86,7 @@ pub struct World {
     pub log: Vec<u64>,
     pub start: Stats,
     pub reached: BTreeMap<String, u64>,
-    landing_base: Option<u32>,
+    pub landing_base: Option<u32>,
     warm: Slice,
     /// Operations run later than they are enqueued.
     pub asynchronous: bool,
@@ -370,15 +370,6 @@ impl World {
         self.learn_lane(self.seqs.len() - 1);
         self.learn_pages(self.seqs.len() - 1);
         self.seqs.len() - 1
-    }
-
-    /// The lane that a sequence was given.
-    pub fn learn_lane(&mut self, seq: usize) {
-        let s = &mut self.seqs[seq];
-        let rows = 0..self.config.query_rows;
-        s.landing = rows.map(|row| self.cache.landing_slot(s.handle, row).unwrap()).collect();
-        let base = *self.landing_base.get_or_insert(s.landing[0]);
-        s.lane = (s.landing[0] - base) / self.config.query_rows;
     }
 
     pub fn learn_pages(&mut self, seq: usize) {
