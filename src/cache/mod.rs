@@ -19,7 +19,6 @@
 //! [`append_in_place`]: Cache::append_in_place
 //! [`join`]: Cache::join
 //! [`join_more`]: Cache::join_more
-//! [`prepare`]: Cache::prepare
 //! [`truncate`]: Cache::truncate
 //! [`publish`]: Cache::publish
 //! [`resize`]: Cache::resize
