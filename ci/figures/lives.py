@@ -21,11 +21,11 @@ def entry(figure):
         figure.text("small", 64, 174 + 16 * i, call, cell=f"move filling {call} filling")
     figure.arrow([(46, 136), (46, 300)])
     figure.text("small", 54, 270, "join, in parts", cell="move filling join joining")
-    state(figure, 28, 304, 104, "joining", "warm-up")
+    state(figure, 28, 304, 100, "joining", "warm-up")
     figure.arrow([(66, 348), (66, 368), (106, 368), (106, 351)], "thin", "thinhead")
     figure.text("small", 86, 385, "join_more", "m", "move joining join_more joining")
-    figure.arrow([(132, 326), (206, 326)])
-    figure.text("small", 170, 318, "nothing left", "m", "move joining join_more running")
+    figure.arrow([(128, 326), (212, 326)])
+    figure.text("small", 171, 318, "nothing left", "m", "move joining join_more running")
     figure.arrow([(144, 124), (180, 124), (180, 284), (226, 284), (226, 300)])
     figure.text("small", 172, 236, "join, at once", "e", "move filling join running")
     figure.arrow([(144, 104), (226, 104)])
@@ -42,7 +42,7 @@ def entry(figure):
 
 def decoding(figure):
     """Steps, forks, and what goes wrong."""
-    state(figure, 210, 304, 244, "running", "in its lane")
+    state(figure, 216, 304, 238, "running", "in its lane")
     figure.arrow([(366, 304), (366, 284), (406, 284), (406, 301)], "thin", "thinhead")
     figure.text("small", 386, 244, "resize,", "m", "move running resize running")
     figure.text("small", 386, 260, "or a step:", "m")
