@@ -126,7 +126,8 @@ impl Loop {
         let memory = Memory { huge: false, populate: true, lock: false, node: None };
         // Two blocks more than the sequences take at their opening.
         let slots = Slots::Uniform((BATCH + 2) * SLOT_BLOCK);
-        let config = Config { query_rows: 2, memory, slots, share, ..Config::new(shape, BATCH, 2000, 40) };
+        let config =
+            Config { query_rows: 2, memory, slots, share, parked: 1, ..Config::new(shape, BATCH, 2000, 40) };
         let [main, gather] = [0, 1].map(|_| device.stream().unwrap());
         let bytes = u64::from(BATCH * 2 * K * 4);
         let mut cache = Cache::new(config, device.device()).unwrap();
@@ -138,12 +139,18 @@ impl Loop {
             let _ticket = cache.join(sequence, main, WarmUp::default()).unwrap();
             sequence
         });
-        let sequences = sequences.collect();
+        let sequences: Vec<Sequence> = sequences.collect();
+        let done = device.event().unwrap();
+        // One has been parked: what a step needs is there again.
+        device.record(done, main).unwrap();
+        device.synchronize(done).unwrap();
+        cache.park(sequences[0], 0, main).unwrap();
+        let _ticket = cache.resume(sequences[0], main, 0).unwrap();
         Loop {
             cache,
             sequences,
             streams: Streams { resolve: main, gather },
-            done: device.event().unwrap(),
+            done,
             selection: device.allocate(bytes).unwrap(),
             slots: device.allocate(bytes).unwrap(),
             split_indices: SplitIndices {

@@ -239,6 +239,10 @@ fn a_closed_sequence_is_refused_by_every_call() {
         refused(cache.is_running(gone), Kind::Closed, at);
         refused(cache.fork(gone, &asks(0, 1), stream), Kind::Closed, at);
         refused(cache.truncate(gone, 1, stream), Kind::Closed, at);
+        refused(cache.extend(gone, 30, 20), Kind::Closed, at);
+        refused(cache.park(gone, 0, stream), Kind::Closed, at);
+        refused(cache.resume(gone, stream, 0), Kind::Closed, at);
+        refused(cache.is_parked(gone), Kind::Closed, at);
         refused(cache.pages(gone), Kind::Closed, at);
         refused(cache.landing_slot(gone, 0), Kind::Closed, at);
         refused(cache.read_row(gone, Layer(0), 0, &mut [0; 32]), Kind::Closed, at);
@@ -280,6 +284,7 @@ fn calls_out_of_their_order_are_refused() {
     let whole = WarmUp { bytes_a_call: 32 * 9, ..WarmUp::default() };
     let _ticket = join(&mut e, whole).unwrap();
     refused(e.prepare(&[row(sequence, 0)]), Kind::InvalidState, "the warm-up is not complete");
+    refused(e.cache.park(sequence, 0, e.stream), Kind::InvalidState, "the warm-up is not complete");
     refused(join(&mut e, whole), Kind::InvalidState, "the warm-up is not complete");
     while !e.cache.is_running(sequence).unwrap() {
         let _ticket = e.cache.join_more(sequence, e.stream).unwrap();

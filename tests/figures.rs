@@ -175,7 +175,8 @@ fn accepted(sources: &str) -> BTreeSet<(String, String)> {
     for rest in sources.split("check_state(&[").skip(1) {
         let (list, rest) = rest.split_once(']').unwrap();
         let call = rest.split('"').nth(1).unwrap();
-        for state in list.split(',') {
+        // Without states it is no call, but a refusal.
+        for state in list.split(',').filter(|state| !state.is_empty()) {
             accepted.insert((state.trim().strip_prefix("State::").unwrap().to_lowercase(), call.to_owned()));
         }
     }
@@ -205,6 +206,11 @@ fn moves_that_differ(picture: &str, sources: &str) -> Vec<String> {
     let mut accepted = accepted(sources);
     accepted.insert(("free".to_owned(), "open".to_owned()));
     accepted.remove(&("running".to_owned(), "publish".to_owned()));
+    // A truncation of a prompt branches off before the check of states.
+    let branch = "State::Filling | State::Parked) {\n            self.truncate_prompt(";
+    for state in ["filling", "parked"].into_iter().filter(|_| sources.contains(branch)) {
+        accepted.insert((state.to_owned(), "truncate".to_owned()));
+    }
     differ.extend(accepted.symmetric_difference(&from).map(|(state, call)| format!("{call} in {state}")));
     differ.extend(known.symmetric_difference(&to).map(|state| format!("a move to {state}")));
     differ
@@ -223,8 +229,10 @@ fn the_states_of_a_sequence_and_their_calls_are_those_of_the_cache() {
     let other = drawn.replace("move filling join joining", "move filling join running");
     let other = other.replace("move joining join_more joining", "move joining join_more running");
     assert_eq!(moves_that_differ(&other, &sources), ["a move to joining"]);
-    let other = sources.replace("check_state(&[State::Filling], \"append\")", "");
-    assert_eq!(moves_that_differ(&drawn, &other), ["append in filling"]);
+    let other = sources.replace("check_state(&[State::Filling, State::Parked], \"append\")", "");
+    assert_eq!(moves_that_differ(&drawn, &other), ["append in filling", "append in parked"]);
+    let other = sources.replace("self.truncate_prompt(sequence", "");
+    assert_eq!(moves_that_differ(&drawn, &other), ["truncate in filling", "truncate in parked"]);
 }
 
 /// The numbers in the cells `what` of a picture, in their order.

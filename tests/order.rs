@@ -187,6 +187,69 @@ fn operations_of_the_host_are_ordered_by_their_edges() {
     assert!(found[0] > 2 * found[1] && found[1] > 0, "{found:?}");
 }
 
+/// Sequences that park and resume, each call on a stream of its own. Places are written again after a close, so that no
+/// one has read them, and after a resume, which has.
+fn parks_and_resumes(rig: &mut Rig) -> Result<()> {
+    let stream = |rig: &Rig| rig.watch.stream().unwrap();
+    let ([first, second, third], fourth) = ([0, 1, 2].map(|row| rig.sequences[row]), rig.sequences[3]);
+    let held = stream(rig);
+    rig.clock.iter().try_for_each(|clock| clock.hold(held))?;
+    rig.cache.park(first, 1, held)?;
+    rig.cache.close(first, rig.stream)?;
+    rig.settle()?;
+    assert_eq!(rig.cache.reap(rig.stream)?, 0);
+    rig.cache.park(second, 0, stream(rig))?;
+    rig.sequences[0] = rig.admit(4)?;
+    rig.cache.park(third, 2, stream(rig))?;
+    let _ticket = rig.cache.resume(second, stream(rig), 0)?;
+    rig.cache.park(fourth, 1, stream(rig))?;
+    let _ticket = rig.cache.resume(third, stream(rig), 0)?;
+    // Both places again, which two streams have read.
+    let last = stream(rig);
+    let _ticket = rig.cache.resume(fourth, last, 0)?;
+    for row in [4, 5] {
+        rig.cache.park(rig.sequences[row], 1, stream(rig))?;
+    }
+    for row in [4, 5] {
+        let _ticket = rig.cache.resume(rig.sequences[row], last, 0)?;
+    }
+    // One has another micro-batch than before.
+    rig.sequences.swap(0, 5);
+    rig.step([Overlap::Dba; 3], 0)
+}
+
+#[test]
+fn each_wait_left_out_of_a_park_or_resume_is_caught() {
+    let new = |without| Rig::on_clock(Config { parked: 2, ..config(1) }, Sharing::None, without);
+    let setup = |rig: &mut Rig| -> Result<()> {
+        rig.fill()?;
+        rig.step([Overlap::None; 3], 0)?;
+        rig.settle()?;
+        rig.retire();
+        Ok(())
+    };
+    let mut whole = new(None);
+    setup(&mut whole).unwrap();
+    let first = whole.watch.waits();
+    parks_and_resumes(&mut whole).unwrap();
+    let last = whole.watch.waits();
+    assert_eq!(whole.watch.conflict(), None);
+    // Waits without which something goes wrong, and waits that a later one covers. The others order nothing.
+    let [mut needed, mut covered] = [Vec::new(), Vec::new()];
+    for number in first..last {
+        let mut rig = new(Some(number));
+        setup(&mut rig).unwrap();
+        let ran = parks_and_resumes(&mut rig).and_then(|()| rig.step([Overlap::None; 3], 1));
+        match (ran.is_err(), rig.watch.left_out().unwrap().ordering) {
+            (true, true) => needed.push(number - first),
+            (false, true) => covered.push(number - first),
+            (false, false) => (),
+            (true, false) => panic!("wait {} orders nothing, and is needed: {ran:?}", number - first),
+        }
+    }
+    assert_eq!([needed.len(), covered.len()], [72, 4], "{needed:?} {covered:?}");
+}
+
 /// A rig in which one slot block is free. Its operations end late, so that no query tells the host of an order that it
 /// has not made itself.
 fn late(without: Option<u64>) -> Rig {

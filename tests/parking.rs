@@ -388,6 +388,14 @@ fn a_prompt_may_be_parked_before_its_join() {
 }
 
 #[test]
+fn a_place_of_a_parked_sequence_is_counted_to_the_byte() {
+    let [none, five] = [0, 5].map(|parked| config(2, parked).footprint(4096).unwrap());
+    let place = u64::from(LAYERS * K) * 4;
+    assert_eq!(five.tables - none.tables, 5 * place);
+    assert_eq!(five, forebay::Footprint { tables: five.tables, ..none }, "and nothing else changes");
+}
+
+#[test]
 fn a_parked_sequence_keeps_no_promise_of_shared_slots() {
     let share = Some(Share::default());
     let mut e = engine(Config { share, slots: Slots::Uniform(256), ..config(3, 2) });

@@ -77,7 +77,7 @@ impl Rank {
         let memory = Memory { huge: false, populate: false, lock: false, node: None };
         // One lane more than sequences, with its pages and slots: a fork exists next to its parent for a moment.
         let lanes = BATCH as u32 + 1;
-        let config = Config { query_rows: WIDTH, memory, ..Config::new(shape, lanes, 600, 70) };
+        let config = Config { query_rows: WIDTH, parked: 2, memory, ..Config::new(shape, lanes, 600, 70) };
         let cache = Cache::new(config, device.device()).unwrap();
         let (stream, done) = (device.stream().unwrap(), device.event().unwrap());
         let words = || device.allocate(u64::from(4 * BATCH as u32 * WIDTH * K)).unwrap();
@@ -190,6 +190,14 @@ impl Rank {
         self.sync();
     }
 
+    /// Parks a sequence with the rows of its last step rejected, and resumes it with its newest rows.
+    fn park(&mut self, sequence: usize) {
+        self.lengths[sequence].1 = 0;
+        self.cache.park(self.sequences[sequence], 0, self.stream).unwrap();
+        let _ticket = self.cache.resume(self.sequences[sequence], self.stream, 0).unwrap();
+        self.sync();
+    }
+
     fn reopen(&mut self, sequence: usize) {
         self.truncate(sequence);
         self.cache.close(self.sequences[sequence], self.stream).unwrap();
@@ -207,6 +215,7 @@ impl Rank {
                 "step" => self.step(words[1].parse().unwrap(), words[2].parse().ok()),
                 "back" => self.truncate(sequence()),
                 "fork" => self.fork(sequence()),
+                "park" => self.park(sequence()),
                 "reopen" => self.reopen(sequence()),
                 "resize" => self.resize(sequence(), words[2].parse().unwrap()),
                 other => panic!("{other}"),
@@ -411,5 +420,25 @@ fn ranks_that_resize_alike_agree_and_a_rank_that_resizes_otherwise_is_found() {
         assert_eq!(apart(ranks.each([&step, &resize])), [sequence], "{slots} slots, at another step");
         assert!(apart(ranks.both(&format!("reopen {sequence}"))).is_empty());
     }
+    ranks.agree(3);
+}
+
+/// The newest rows are the same on every rank, so that a parked sequence resumes with the same.
+#[test]
+fn ranks_agree_after_a_park_and_a_diverged_sequence_stays_so() {
+    let test = "ranks_agree_after_a_park_and_a_diverged_sequence_stays_so";
+    let Some(mut ranks) = Ranks::start(test) else { return };
+    for round in 0..6 {
+        let sequence = round % BATCH;
+        let before = ranks.agree(7)[6];
+        let after = ranks.both(&format!("park {sequence}"));
+        assert!(apart(after).is_empty(), "{sequence}");
+        assert_eq!(apart([before, after[0]]), [sequence], "it keeps the newest rows only");
+        ranks.agree(2);
+    }
+    // The row that only one rank selected last is one of the newest.
+    assert_eq!(apart(ranks.step(Some(1))), [1]);
+    assert_eq!(apart(ranks.both("park 1")), [1]);
+    assert!(apart(ranks.both("fork 1")).is_empty());
     ranks.agree(3);
 }

@@ -36,7 +36,15 @@ fn config(shared: bool) -> Config {
     let memory = Memory { huge: false, populate: false, lock: false, node: None };
     let slots = Slots::Uniform(64 * blocks);
     let share = shared.then(Share::default);
-    Config { share, memory, batch: BATCH, slots, min_budget: 6, ..Config::new(shape, 3, tokens, 64) }
+    Config {
+        share,
+        memory,
+        batch: BATCH,
+        slots,
+        parked: 1,
+        min_budget: 6,
+        ..Config::new(shape, 3, tokens, 64)
+    }
 }
 
 /// The driver that refuses, and the device on it.
@@ -172,6 +180,30 @@ impl Life {
         })
     }
 
+    /// Parks a sequence, which accepts its landed rows, and resumes it. A refused call leaves it as it was, as before
+    /// its join, or with a warm-up to complete.
+    fn park_and_resume(&mut self, sequence: Sequence) -> Result<()> {
+        let compute = self.layers.streams.compute;
+        self.twice(|life| {
+            let landed = life.cache.length(sequence)?.landed;
+            life.cache.park(sequence, landed, compute)
+        })?;
+        let resumed = self.twice(|life| {
+            let refused = |error: &Error| error.kind() == Kind::InvalidState;
+            let mut resumed = life.cache.resume(sequence, compute, 0);
+            if resumed.as_ref().is_err_and(refused) {
+                resumed = life.cache.join(sequence, compute, WarmUp::default());
+            }
+            if resumed.as_ref().is_err_and(refused) {
+                resumed = life.cache.join_more(sequence, compute);
+            }
+            life.check_budgets();
+            resumed
+        })?;
+        self.tickets.push(resumed);
+        self.wait()
+    }
+
     fn shares(&self) -> bool {
         self.cache.config().share.is_some()
     }
@@ -252,6 +284,7 @@ impl Life {
         self.step(&graphs[1], &[(second, 1)])?;
         self.resize(second, 6)?;
         self.truncate(first)?;
+        self.park_and_resume(first)?;
         let open = Open { prompt: 0, promised: 8, budget: Budget::Slots(6), bring_up: BringUp::Whole };
         let (child, ticket) = self.twice(|life| {
             let forked = life.cache.fork(first, &open, compute);

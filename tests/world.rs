@@ -29,6 +29,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 #[cfg(feature = "trace")]
 use trace_body::{GROUP, HEADER, content, recording, trace_bytes, trace_parts};
 use world::bodies::cache_ops;
+use world::check::{OF_GROUPS, REACHED};
 use world::config::{Grouping, grouping};
 #[cfg(feature = "cuda")]
 use world::device::{driver_is_there, own_driver};
@@ -151,78 +152,6 @@ fn every_seed_of_the_clock_has_the_result_of_an_inline_device() {
     }
 }
 
-/// Outcomes that random runs reach.
-const REACHED: &[&str] = &[
-    "allocate pages Exhausted",
-    "append InvalidState",
-    "append OutOfRange",
-    "budget InvalidConfig",
-    "cache Closed",
-    "cache OutOfRange",
-    "close idle",
-    "close in flight",
-    "cold start",
-    "fork Busy",
-    "fork InvalidState",
-    "fork in a page",
-    "fork of full pages",
-    "finish InvalidState",
-    "fork of shared pages",
-    "grow",
-    "grow for a share",
-    "join InvalidState",
-    "join Busy",
-    "join more",
-    "join_more InvalidState",
-    "join that was busy",
-    "joins in flight",
-    "open Exhausted",
-    "open OutOfRange",
-    "open to be shared",
-    "open with shared pages",
-    "prepare Busy",
-    "prepare InvalidConfig",
-    "prepare InvalidState",
-    "prepare OutOfRange",
-    "resize Busy",
-    "resize InvalidConfig",
-    "resize InvalidState",
-    "resize in flight",
-    "resize to the same budgets",
-    "retire Busy",
-    "retire in order",
-    "retire out of order",
-    "truncate Busy",
-    "truncate InvalidState",
-    "truncate OutOfRange",
-    "truncate deep",
-    "truncate drafts",
-    "truncate into a shared page",
-    "truncate shared pages",
-    "truncate published pages",
-    "scratch rows",
-    "shrink",
-    "share InvalidConfig",
-    "shares in flight",
-    "shrink for a join",
-    "shrink for a share",
-    "publish InvalidState",
-    "publish OutOfRange",
-    "publish a page",
-    "publish a page that is shared",
-    "publish a page with decoded rows",
-    "publish a twin",
-    "step fails",
-    "step given up",
-    "step is sound",
-    "stored late",
-    "two steps open",
-    "warm start",
-];
-
-/// Outcomes of steps whose layers share a selection.
-const OF_GROUPS: &[&str] = &["a group in other halves by layer", "step given up within a group"];
-
 /// The control of the tests above: they reach every listed outcome, with index groups and without them.
 #[test]
 fn random_bytes_are_runs_that_reach_every_operation() {
@@ -324,12 +253,15 @@ fn a_device_that_fails_at_any_operation_leaks_nothing() {
     if is_given() && !own_driver("fails an operation") {
         return;
     }
-    let (mut tickets, mut steps, mut shares) = (0, 0, 0);
-    for seed in 0..if soak() { 50 } else { 3 } {
-        let ops = random_ops(1000 + seed, 60);
+    let (mut tickets, mut steps, mut shares, mut resumes) = (0, 0, 0, 0);
+    // Runs that park and resume, among others.
+    let many = if soak() { 1000..1050 } else { 0..0 };
+    for seed in many.chain([1047, 1219, 1181]) {
+        let ops = random_ops(seed, 60);
         // No share, one with loose limits, one with tight limits.
         let variant = [0, 4, 71][seed as usize % 3];
-        let (count, _) = failing(Setup::inline(variant), &ops, u64::MAX);
+        let (count, reached) = failing(Setup::inline(variant), &ops, u64::MAX);
+        resumes += reached.get("resume").unwrap_or(&0);
         for number in 0..count {
             let (_, reached) = failing(Setup::inline(variant), &ops, number);
             tickets += reached.get("ticket fails").unwrap_or(&0);
@@ -353,7 +285,7 @@ fn a_device_that_fails_at_any_operation_leaks_nothing() {
         }
     }
     assert!(tickets > 0 && steps > 0, "tickets {tickets} and steps {steps} that failed");
-    assert!(shares > 0);
+    assert!(shares > 0 && resumes > 0, "shrinks for a join {shares}, resumes {resumes}");
 }
 
 #[test]

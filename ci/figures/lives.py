@@ -12,70 +12,84 @@ def state(figure, x, y, w, name, about="", hue="device"):
 
 
 def entry(figure):
-    """From the opening to decoding."""
+    """From the opening to decoding, and the way round for a parked sequence."""
     figure.arrow([(86, 18), (86, 88)])
     figure.text("small", 98, 34, "open, open_shared", cell="move free open filling")
     state(figure, 28, 92, 116, "filling", "the prompt")
-    figure.arrow([(100, 136), (100, 156), (130, 156), (130, 139)], "thin", "thinhead")
-    figure.text("small", 138, 160, "append", cell="move filling append filling")
-    figure.arrow([(50, 136), (50, 200)])
-    figure.text("small", 58, 188, "join, in parts", cell="move filling join joining")
-    state(figure, 28, 204, 116, "joining", "warm-up")
-    figure.arrow([(66, 248), (66, 268), (106, 268), (106, 251)], "thin", "thinhead")
-    figure.text("small", 86, 285, "join_more", "m", "move joining join_more joining")
-    figure.arrow([(144, 226), (242, 226)])
-    figure.text("small", 194, 218, "nothing left", "m", "move joining join_more running")
-    figure.arrow([(144, 114), (266, 114), (266, 200)])
-    figure.text("small", 205, 106, "join, at once", "m", "move filling join running")
+    figure.arrow([(74, 136), (74, 156), (104, 156), (104, 139)], "thin", "thinhead")
+    for i, call in enumerate(["append", "extend", "truncate"]):
+        figure.text("small", 64, 174 + 16 * i, call, cell=f"move filling {call} filling")
+    figure.arrow([(46, 136), (46, 300)])
+    figure.text("small", 54, 270, "join, in parts", cell="move filling join joining")
+    state(figure, 28, 304, 100, "joining", "warm-up")
+    figure.arrow([(66, 348), (66, 368), (106, 368), (106, 351)], "thin", "thinhead")
+    figure.text("small", 86, 385, "join_more", "m", "move joining join_more joining")
+    figure.arrow([(128, 326), (212, 326)])
+    figure.text("small", 171, 318, "nothing left", "m", "move joining join_more running")
+    figure.arrow([(144, 124), (180, 124), (180, 284), (226, 284), (226, 300)])
+    figure.text("small", 172, 236, "join, at once", "e", "move filling join running")
+    figure.arrow([(144, 104), (226, 104)])
+    figure.text("small", 186, 96, "park", "m", "move filling park parked")
+    state(figure, 230, 92, 116, "parked", "no lane, no slots")
+    figure.arrow([(346, 104), (362, 104), (362, 124), (349, 124)], "thin", "thinhead")
+    for i, call in enumerate(["append", "extend", "truncate"]):
+        figure.text("small", 370, 102 + 16 * i, call, cell=f"move parked {call} parked")
+    figure.arrow([(250, 136), (250, 300)])
+    figure.text("small", 258, 180, "resume", cell="move parked resume running")
+    figure.arrow([(326, 304), (326, 140)])
+    figure.text("small", 318, 220, "park", "e", "move running park parked")
 
 
 def decoding(figure):
     """Steps, forks, and what goes wrong."""
-    state(figure, 246, 204, 204, "running", "in its lane")
-    figure.arrow([(330, 204), (330, 184), (370, 184), (370, 201)], "thin", "thinhead")
-    figure.text("small", 348, 144, "resize,", "m", "move running resize running")
-    figure.text("small", 348, 160, "or a step:", "m")
-    figure.text("small", 348, 176, "prepare … retire", "m", "move running prepare running")
-    figure.arrow([(432, 204), (432, 56)])
-    figure.text("small", 424, 106, "fork", "e", "move running fork running")
+    state(figure, 216, 304, 238, "running", "in its lane")
+    figure.arrow([(366, 304), (366, 284), (406, 284), (406, 301)], "thin", "thinhead")
+    figure.text("small", 386, 244, "resize,", "m", "move running resize running")
+    figure.text("small", 386, 260, "or a step:", "m")
+    figure.text("small", 386, 276, "prepare … retire", "m", "move running prepare running")
+    figure.arrow([(444, 304), (444, 56)])
+    figure.text("small", 436, 200, "fork", "e", "move running fork running")
     figure.label("hollow", 344, 14, 120, 38, [("small", "child, running")])
-    figure.arrow([(262, 248), (262, 326)], "miss-line", "miss")
-    figure.text("small", 254, 288, "truncate,", "e", "move running truncate truncating")
-    figure.text("small", 254, 305, "refused half-way", "e")
-    state(figure, 176, 330, 124, "truncating", hue="miss")
-    figure.arrow([(300, 352), (318, 352), (318, 252)])
-    figure.text("small", 326, 288, "again", cell="move truncating truncate running")
-    figure.arrow([(376, 330), (376, 252)])
-    figure.text("small", 383, 288, "truncate", cell="move failed truncate running")
-    figure.arrow([(444, 248), (444, 326)], "miss-line", "miss")
-    state(figure, 346, 330, 110, "failed", "a step failed", "miss")
+    figure.arrow([(262, 348), (262, 426)], "miss-line", "miss")
+    figure.text("small", 254, 388, "truncate,", "e", "move running truncate truncating")
+    figure.text("small", 254, 405, "refused half-way", "e")
+    state(figure, 176, 430, 124, "truncating", hue="miss")
+    figure.arrow([(300, 452), (318, 452), (318, 352)])
+    figure.text("small", 326, 388, "again", cell="move truncating truncate running")
+    figure.arrow([(376, 430), (376, 352)])
+    figure.text("small", 383, 388, "truncate", cell="move failed truncate running")
+    figure.arrow([(444, 348), (444, 426)], "miss-line", "miss")
+    state(figure, 346, 430, 110, "failed", "a step failed", "miss")
 
 
 def ending(figure):
     """From the close on."""
-    figure.text("soft", 24, 362, "open: the")
-    figure.text("soft", 24, 379, "handle is valid")
-    figure.arrow([(86, 390), (86, 436)])
-    figure.text("small", 98, 419, "close, in any of these states")
-    state(figure, 28, 440, 116, "closing", hue="host")
-    figure.arrow([(144, 462), (290, 462)])
-    figure.text("small", 216, 454, "last step retired,", "m")
-    figure.text("small", 216, 480, "last ticket ended", "m")
-    state(figure, 294, 440, 174, "free", "pages, slots, lane", "host")
+    figure.text("soft", 24, 462, "open: the")
+    figure.text("soft", 24, 479, "handle is valid")
+    figure.arrow([(86, 490), (86, 536)])
+    figure.text("small", 98, 519, "close, in any of these states")
+    state(figure, 28, 540, 116, "closing", hue="host")
+    figure.arrow([(144, 562), (290, 562)])
+    figure.text("small", 216, 554, "last step retired,", "m")
+    figure.text("small", 216, 580, "last ticket ended", "m")
+    state(figure, 294, 540, 174, "free", "pages, slots, lane", "host")
 
 
 def sequence():
     picture = Figure(
-        "sequence", (480, 504), "The states of a sequence",
-        "open and open_shared begin a sequence, which is filling while its prompt is appended. join enters it into "
+        "sequence", (480, 604), "The states of a sequence",
+        "open and open_shared begin a sequence, which is filling while its prompt is appended; extend admits more "
+        "tokens, and truncate shortens the prompt. join enters it into "
         "its lane: at once, or joining by join_more until nothing of its warm-up is left. Then it is running: it "
         "takes part in steps, from prepare to retire, can get another budget between them by resize, and can be "
-        "forked; the child is running. A step that fails "
+        "forked; the child is running. park takes its lane and slots away: parked, it is a prompt that can be "
+        "appended to, extended and truncated, until resume makes it running again. A filling sequence can be parked "
+        "too. A step that fails "
         "makes it failed. A truncate that the device refuses half-way makes it truncating. truncate brings both "
         "back to running, and leaves a running one as it is. close ends it in any of these states: it is closing "
         "until the last step that names it is retired and its last ticket has ended. Then its pages, slots and "
         "lane are free.")
-    picture.rect("device-pale", 12, 66, 456, 324, 10)
+    picture.rect("device-pale", 12, 66, 456, 424, 10)
     for part in (entry, decoding, ending):
         part(picture)
     return picture

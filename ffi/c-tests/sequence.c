@@ -1,4 +1,5 @@
-/* A sequence's life: open, append, join, decode, truncate, fork, close; and its rows and pages meanwhile. */
+/* A sequence's life: open, append, extend, join, decode, truncate, park, resume, fork, close; and its rows and pages
+ * meanwhile. */
 
 #include "check.h"
 
@@ -30,6 +31,91 @@ static void appended(fb_cache *cache) {
     CHECK(length_of(cache, of.sequence).running == 0);
     OK(cache, fb_append_in_place(cache, of.sequence, 20));
     OK(cache, fb_join(cache, of.sequence, NULL, NULL, NULL));
+    OK(cache, fb_close(cache, of.sequence, NULL));
+}
+
+/* A prompt whose chunks are admitted one by one, with drafts that are rejected before it joins. */
+static void chunked(fb_cache *cache) {
+    story of;
+    fb_open_config config = opening(20, 0);
+    begin_story(&of, 70);
+    OK(cache, fb_open(cache, &config, &of.sequence));
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        append_rows(cache, &of, layer, 0, layer == 1 ? 15 : 20);
+    }
+    fb_sequence_length length = length_of(cache, of.sequence);
+    CHECK(length.committed == 0 && length.filled == 15 && length.running == 0 && length.parked == 0);
+    append_rows(cache, &of, 1, 15, 20);
+    uint32_t room = stats_of(cache).free_host_pages;
+    IS(FB_OUT_OF_RANGE, fb_extend(cache, of.sequence, 19, 5));
+    IS(FB_OUT_OF_RANGE, fb_extend(cache, of.sequence, 20, MAX_TOKENS));
+    IS(FB_OUT_OF_RANGE, fb_extend(cache, of.sequence, UINT32_MAX, UINT32_MAX));
+    CHECK(stats_of(cache).free_host_pages == room);
+    OK(cache, fb_extend(cache, of.sequence, 73, 20));
+    CHECK(stats_of(cache).free_host_pages < room);
+    IS(FB_INVALID_STATE, fb_join(cache, of.sequence, NULL, NULL, NULL));
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        append_rows(cache, &of, layer, 20, 73);
+    }
+    IS(FB_OUT_OF_RANGE, fb_truncate(cache, of.sequence, 74, NULL, NULL));
+    OK(cache, fb_truncate(cache, of.sequence, 70, NULL, NULL));
+    CHECK(length_of(cache, of.sequence).filled == 70);
+    OK(cache, fb_join(cache, of.sequence, NULL, NULL, NULL));
+    IS(FB_INVALID_STATE, fb_extend(cache, of.sequence, 80, 20));
+    CHECK(length_of(cache, of.sequence).committed == 70);
+    compare_stored(cache, &of, 70);
+    decode_step(cache, &of, 1, 3, 1);
+    OK(cache, fb_close(cache, of.sequence, NULL));
+}
+
+/* A request is preempted, and comes back with the next turn of its conversation. */
+static void parked(fb_cache *cache) {
+    story of;
+    story other;
+    fb_ticket *ticket = NULL;
+    open_story(cache, &of, 60, NULL);
+    IS(FB_INVALID_STATE, fb_resume(cache, of.sequence, 0, NULL, NULL));
+    for (uint32_t turn = 0; turn < 3; turn++) {
+        for (uint32_t number = 0; number < 4; number++) {
+            decode_step(cache, &of, 1, number * 3, 1 + number % QUERY);
+        }
+        fb_stats before = stats_of(cache);
+        IS(FB_OUT_OF_RANGE, fb_park(cache, of.sequence, QUERY + 1, NULL));
+        OK(cache, fb_park(cache, of.sequence, of.accepted, NULL));
+        of.committed += of.accepted;
+        of.accepted = 0;
+        fb_stats now = stats_of(cache);
+        CHECK(now.parked == 1 && before.parked == 0 && now.sequences == before.sequences);
+        CHECK(now.free_lanes == before.free_lanes + 1 && now.slots_in_use < before.slots_in_use);
+        CHECK(now.free_host_pages == before.free_host_pages);
+        fb_sequence_length length = length_of(cache, of.sequence);
+        CHECK(length.committed == of.committed && length.landed == 0 && length.filled == of.committed);
+        CHECK(length.parked == 1 && length.running == 0);
+        uint32_t word = 77;
+        IS(FB_INVALID_STATE, fb_landing_slot(cache, of.sequence, 0, &word));
+        IS(FB_INVALID_STATE, fb_park(cache, of.sequence, 0, NULL));
+        CHECK(word == 77);
+        open_story(cache, &other, 20, NULL);
+        IS(FB_EXHAUSTED, fb_park(cache, other.sequence, 0, NULL));
+        OK(cache, fb_close(cache, other.sequence, NULL));
+        uint32_t prompt = of.committed + 10;
+        OK(cache, fb_extend(cache, of.sequence, prompt, MAX_TOKENS - prompt));
+        IS(FB_INVALID_STATE, fb_resume(cache, of.sequence, 0, NULL, &ticket));
+        CHECK(ticket == NULL);
+        for (uint32_t layer = 0; layer < LAYERS; layer++) {
+            append_rows(cache, &of, layer, of.committed, prompt);
+        }
+        of.committed = prompt;
+        OK(cache, fb_resume(cache, of.sequence, 0, NULL, &ticket));
+        CHECK(ticket != NULL);
+        OK(NULL, fb_ticket_destroy(ticket));
+        ticket = NULL;
+        CHECK(stats_of(cache).parked == 0 && length_of(cache, of.sequence).running == 1);
+        compare_stored(cache, &of, of.committed);
+    }
+    decode_step(cache, &of, 1, 2, 0);
+    OK(cache, fb_truncate(cache, of.sequence, of.committed, NULL, NULL));
+    compare_stored(cache, &of, of.committed);
     OK(cache, fb_close(cache, of.sequence, NULL));
 }
 
@@ -196,6 +282,9 @@ static void closed(fb_cache *cache) {
     IS(FB_CLOSED, fb_join_more(cache, of.sequence, NULL, NULL));
     IS(FB_CLOSED, fb_fork(cache, of.sequence, &config, NULL, &number, NULL));
     IS(FB_CLOSED, fb_truncate(cache, of.sequence, 1, NULL, NULL));
+    IS(FB_CLOSED, fb_extend(cache, of.sequence, 30, 5));
+    IS(FB_CLOSED, fb_park(cache, of.sequence, 0, NULL));
+    IS(FB_CLOSED, fb_resume(cache, of.sequence, 0, NULL, NULL));
     IS(FB_CLOSED, fb_length(cache, of.sequence, &length));
     IS(FB_CLOSED, fb_pages(cache, of.sequence, NULL, 0, &word));
     IS(FB_CLOSED, fb_landing_slot(cache, of.sequence, 0, &word));
@@ -220,8 +309,11 @@ static void rows_read(fb_cache *cache) {
 int main(void) {
     fb_device *device = device_of(FB_DEVICE_HOST);
     fb_cache_config config = declared();
+    config.parked = 1;
     fb_cache *cache = cache_of(device, &config);
     appended(cache);
+    chunked(cache);
+    parked(cache);
     written_in_place(cache);
     refused(cache);
     truncated(cache);

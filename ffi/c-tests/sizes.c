@@ -137,7 +137,8 @@ static const sized STRUCTS[] = {
     {"fb_plan_config", sizeof(fb_plan_config), 0, offsetof(fb_plan_config, batch), try_planning, fill_plan},
     {"fb_stats", sizeof(fb_stats), 1, offsetof(fb_stats, slots_in_use), try_stats, fill_nothing},
     {"fb_info", sizeof(fb_info), 1, 0, try_info, fill_nothing},
-    {"fb_sequence_length", sizeof(fb_sequence_length), 1, 0, try_sequence_length, fill_nothing},
+    {"fb_sequence_length", sizeof(fb_sequence_length), 1, offsetof(fb_sequence_length, parked), try_sequence_length,
+     fill_nothing},
 };
 enum { STRUCT_COUNT = sizeof STRUCTS / sizeof STRUCTS[0] };
 

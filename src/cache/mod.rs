@@ -4,9 +4,9 @@
 //!
 //! | state | entered by | calls that change the sequence, besides `close` |
 //! |---|---|---|
-//! | filling | [`Cache::open`], [`Cache::open_shared`] | [`append`], [`append_in_place`], [`extend`], [`truncate`], [`park`], [`join`] |
+//! | filling | [`Cache::open`], [`Cache::open_shared`] | those of a parked one but [`resume`]; [`park`], [`join`] |
 //! | joining | a [`join`] that leaves rows to gather (its limit, or the device refused) | [`join_more`], to the end |
-//! | running | [`join`], [`join_more`], fork, [`truncate`] | [`prepare`], [`resize`], [`truncate`], [`publish`], fork, [`park`] |
+//! | running | joins, [`resume`], fork, `truncate` | steps, [`resize`], [`truncate`], [`publish`], [`park`], fork |
 //! | parked | [`park`] | [`append`], [`append_in_place`], [`extend`], [`truncate`], [`resume`] |
 //! | truncating | a `truncate` that the device refused half-way | [`truncate`] |
 //! | failed | a failed step | [`truncate`] |
@@ -19,7 +19,6 @@
 //! [`append_in_place`]: Cache::append_in_place
 //! [`join`]: Cache::join
 //! [`join_more`]: Cache::join_more
-//! [`prepare`]: Cache::prepare
 //! [`truncate`]: Cache::truncate
 //! [`publish`]: Cache::publish
 //! [`resize`]: Cache::resize
@@ -28,8 +27,8 @@
 //!
 //! Opening a sequence takes everything that its steps will need: host pages and index-key pages for the prompt, the
 //! promised tokens and the rows in flight, slots in every layer, and a lane. So a step allocates nothing and cannot run
-//! out of memory. Only two calls take more: a `truncate` into shared pages, which replaces them by fresh pages, and a
-//! `resize` to a larger budget.
+//! out of memory. Four calls take more: a `truncate` into shared pages, which replaces them by fresh pages, a `resize`
+//! to a larger budget, an `extend`, and a `resume`, which takes the lane and slots that `park` gave back.
 //!
 //! After a sequence is closed, the cache takes back its resources once the last step with the sequence has been retired
 //! and every ticket of its work has ended. That holds for steps that completed and for steps that were abandoned. If

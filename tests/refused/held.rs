@@ -24,6 +24,8 @@ enum Call {
     Prepare,
     Shrink,
     Grow,
+    Park,
+    Resume,
 }
 
 impl Call {
@@ -108,6 +110,9 @@ impl Held {
             let _ticket = self.join(first, one, bytes).unwrap();
         }
         let mut all = vec![first];
+        if call == Call::Resume {
+            self.cache.park(first, 0, one).unwrap();
+        }
         if call == Call::Truncate {
             all.push(self.cache.fork(first, &Held::open_of(0), one).unwrap().0);
         }
@@ -124,6 +129,8 @@ impl Held {
             }
             Call::Truncate => self.cache.truncate(sequence, 20, stream).map(drop),
             Call::Close => self.cache.close(sequence, stream),
+            Call::Park => self.cache.park(sequence, 0, stream),
+            Call::Resume => self.cache.resume(sequence, stream, 0).map(drop),
             Call::Shrink | Call::Grow => {
                 let slots = call.budgets().unwrap()[1];
                 self.cache.resize(sequence, &Budget::Slots(slots), stream)
@@ -191,8 +198,17 @@ impl Held {
     }
 }
 
-const CALLS: [Call; 7] =
-    [Call::Join, Call::JoinMore, Call::Fork, Call::Truncate, Call::Close, Call::Shrink, Call::Grow];
+const CALLS: [Call; 9] = [
+    Call::Join,
+    Call::JoinMore,
+    Call::Fork,
+    Call::Truncate,
+    Call::Close,
+    Call::Shrink,
+    Call::Grow,
+    Call::Park,
+    Call::Resume,
+];
 
 #[test]
 fn work_enqueued_by_a_refused_call_reaches_no_other_sequence() {
@@ -242,7 +258,7 @@ fn work_enqueued_by_a_refused_call_reaches_no_other_sequence() {
 #[test]
 fn a_refused_call_is_made_again_on_another_stream() {
     let (mut again, mut queued, mut truncating) = (0, 0, 0);
-    let mut over = None;
+    let (mut prompts, mut over) = (0, None);
     for (call, n) in CALLS.iter().flat_map(|call| (0..200).map(move |n| (*call, n))) {
         if over == Some(call) {
             continue;
@@ -262,7 +278,20 @@ fn a_refused_call_is_made_again_on_another_stream() {
                 assert_eq!(error.place(), "the device refused a truncate half-way");
                 truncating += 1;
             }
+            let running = held.cache.is_running(all[0]).is_ok_and(|running| running);
             let done = match held.call(call, all[0], other) {
+                // It has its lane again, and perhaps the tables there.
+                Err(error) if call == Call::Resume && error.kind() == Kind::InvalidState => {
+                    prompts += 1;
+                    match held.call(Call::Join, all[0], other) {
+                        Err(_) => held.call(Call::JoinMore, all[0], other),
+                        done => done,
+                    }
+                }
+                done if call == Call::Park => {
+                    prompts += u32::from(!running);
+                    done
+                }
                 // Its lane has the tables already.
                 Err(error) if call == Call::Join && error.kind() == Kind::InvalidState => {
                     held.call(Call::JoinMore, all[0], other)
@@ -287,11 +316,16 @@ fn a_refused_call_is_made_again_on_another_stream() {
             let count = if call == Call::Truncate { 20 } else { call.prompt() };
             assert!(held.is_resized(call, all[0]), "{call:?}, call {n}");
             assert_eq!(held.cache.length(all[0]).unwrap().committed, count, "{call:?}, call {n}");
+            assert_eq!(held.cache.is_parked(all[0]).unwrap(), call == Call::Park, "{call:?}, call {n}");
+            assert!(call != Call::Resume || held.cache.is_running(all[0]).unwrap(), "{call:?}, call {n}");
             assert!(held.rows_are(all[0], count, 1), "{call:?}, call {n}");
         }
         held.cache.validate().unwrap();
     }
-    assert!(again > 30 && queued > 1 && truncating > 0, "{again} {queued} {truncating}");
+    assert!(
+        again > 30 && queued > 1 && truncating > 0 && prompts > 2,
+        "{again} {queued} {truncating} {prompts}"
+    );
 }
 
 /// A step after the refused call takes its stream over. That does not mean that the device has read the lists.

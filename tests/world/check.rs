@@ -25,6 +25,94 @@ pub struct Outcomes {
     pub reached: BTreeMap<String, u64>,
 }
 
+/// Outcomes that random runs reach.
+pub const REACHED: &[&str] = &[
+    "allocate pages Exhausted",
+    "append InvalidState",
+    "append OutOfRange",
+    "budget InvalidConfig",
+    "cache Closed",
+    "cache OutOfRange",
+    "close idle",
+    "close in flight",
+    "cold start",
+    "fork Busy",
+    "fork InvalidState",
+    "fork in a page",
+    "fork of full pages",
+    "extend",
+    "extend InvalidState",
+    "extend OutOfRange",
+    "extend while parked",
+    "extend without room",
+    "finish InvalidState",
+    "fork of shared pages",
+    "grow",
+    "grow for a share",
+    "join InvalidState",
+    "join Busy",
+    "join more",
+    "join_more InvalidState",
+    "join that was busy",
+    "joins in flight",
+    "open Exhausted",
+    "open OutOfRange",
+    "open to be shared",
+    "open with shared pages",
+    "park",
+    "park Busy",
+    "park Exhausted",
+    "park InvalidState",
+    "park OutOfRange",
+    "park a prompt",
+    "prepare Busy",
+    "prepare InvalidConfig",
+    "prepare InvalidState",
+    "prepare OutOfRange",
+    "resize Busy",
+    "resize InvalidConfig",
+    "resize InvalidState",
+    "resize in flight",
+    "resize to the same budgets",
+    "resume",
+    "resume InvalidState",
+    "resume a prompt",
+    "retire Busy",
+    "retire in order",
+    "retire out of order",
+    "truncate Busy",
+    "truncate InvalidState",
+    "truncate OutOfRange",
+    "truncate a prompt",
+    "truncate deep",
+    "truncate drafts",
+    "truncate into a shared page",
+    "truncate shared pages",
+    "truncate published pages",
+    "truncate while parked",
+    "scratch rows",
+    "shrink",
+    "share InvalidConfig",
+    "shares in flight",
+    "shrink for a join",
+    "shrink for a share",
+    "publish InvalidState",
+    "publish OutOfRange",
+    "publish a page",
+    "publish a page that is shared",
+    "publish a page with decoded rows",
+    "publish a twin",
+    "step fails",
+    "step given up",
+    "step is sound",
+    "stored late",
+    "two steps open",
+    "warm start",
+];
+
+/// Outcomes of steps whose layers share a selection.
+pub const OF_GROUPS: &[&str] = &["a group in other halves by layer", "step given up within a group"];
+
 impl Outcomes {
     /// Appends a sum over the outcomes of the run, if `FOREBAY_WORLD_DIGESTS` names a file: to compare two builds.
     fn record(&self) {
@@ -63,7 +151,7 @@ impl World {
         let s = self.cache.stats();
         let still = self.seqs.iter().filter(|s| self.is_still(s));
         // A lane that a sequence has not joined may still belong to its last sequence.
-        let digest = |s: &Seq| if s.state == State::Filling { 0 } else { self.digest(s) };
+        let digest = |s: &Seq| if s.is_prompt() { 0 } else { self.digest(s) };
         let of = |s: &Seq| (s.handle, digest(s), self.cache.length(s.handle).unwrap());
         let open = self.seqs.iter().filter(|s| s.is_open());
         Snapshot {
@@ -117,18 +205,19 @@ impl World {
             if !self.is_still(s) {
                 continue;
             }
-            if s.state != State::Filling && s.in_flight == 0 {
+            if s.in_flight == 0 {
                 let published = s.names.len() as u32 * self.page_tokens();
-                let length = Length {
-                    committed: s.length(),
-                    landed: s.landed.len() as u32,
-                    published,
-                    filled: s.prompt,
+                // The rows that a prompt gets count when it joins.
+                let (committed, filled) = match s.is_prompt() {
+                    true => (s.stored, s.filled()),
+                    false => (s.length(), s.prompt),
                 };
+                let length = Length { committed, landed: s.landed.len() as u32, published, filled };
                 assert_eq!(self.cache.length(s.handle).unwrap(), length);
                 assert_eq!(self.cache.is_running(s.handle).unwrap(), s.state == State::Running);
+                assert_eq!(self.cache.is_parked(s.handle).unwrap(), s.state == State::Parked);
                 // Not all devices have run a resize that was not waited for.
-                if s.resizing.is_none() {
+                if s.resizing.is_none() && !s.is_prompt() {
                     self.log.push(self.digest(s));
                 }
             }
@@ -162,6 +251,7 @@ impl World {
         let taken: Vec<&Seq> = self.seqs.iter().filter(|s| s.state != State::Gone).collect();
         let used: u64 = taken.iter().map(|s| self.slots(&s.blocks)).sum();
         let sequences = taken.len() as u32;
+        let parked = taken.iter().filter(|s| s.state == State::Parked).count() as u32;
         let open = self.open.iter().flatten().count();
         let gauges = [
             (stats.sequences, sequences),
@@ -171,7 +261,8 @@ impl World {
             (stats.unused_pages, self.index.unused()),
             (stats.free_slots, SLOT_BLOCK * self.room_to_promise().into_iter().min().unwrap()),
             (stats.slots_in_use as u32, used as u32),
-            (stats.free_lanes, self.config.lanes - sequences),
+            (stats.parked, parked),
+            (stats.free_lanes, self.config.lanes - (sequences - parked)),
         ];
         assert!(gauges.iter().all(|(is, wanted)| is == wanted), "gauges (is, wanted): {gauges:?}");
         let c = self.counted;

@@ -1,5 +1,5 @@
 //! The configurations of a world, by variant: three row formats, half of them with shares of the slots, two thirds of
-//! them with index groups.
+//! them with index groups, three quarters of them with room for one or two parked sequences.
 //!
 //! The model has its own list of the layers of every group. What it tracks by group it tracks once: budgets, blocks, an
 //! oracle. Rows are each layer's own.
@@ -77,6 +77,7 @@ pub fn config(variant: u8) -> Config {
         batch: 3,
         query_rows: 3,
         micro_batches: 2,
+        parked: [1, 2, 0, 2][usize::from(variant / 18) % 4],
         memory,
         ..Config::new(shape, 4, 160, 64)
     }

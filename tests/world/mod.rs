@@ -13,6 +13,7 @@ pub mod ops;
 #[allow(dead_code, reason = "a test takes what it needs")]
 #[path = "../support/oracle.rs"]
 pub mod oracle;
+pub mod parking;
 pub mod prefix;
 pub mod resize;
 pub mod run;

@@ -24,6 +24,7 @@ pub const FOUND: u64 = u64::MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     Filling,
+    Parked,
     Joining,
     Running,
     Failed,
@@ -39,6 +40,8 @@ pub struct Seq {
     pub prompt: u32,
     pub admitted: u32,
     pub whole: bool,
+    /// As it was opened with or last resized to.
+    pub asked: Budget,
     /// By index group, as everything of slots.
     pub budgets: Vec<u32>,
     /// What it was promised; with shared budgets it has no slots before it joins.
@@ -76,12 +79,24 @@ pub struct Seq {
     pub names: Vec<(Name, bool)>,
     /// Committed rows that are certainly stored.
     pub stored: u32,
+    /// While it is parked, by index group, the newest resident rows of the time when it ran; none if it never ran.
+    pub noted: Option<Vec<Vec<u32>>>,
 }
 
 impl Seq {
     /// Whether the handle still names the sequence.
     pub fn is_open(&self) -> bool {
         !matches!(self.state, State::Closing | State::Gone)
+    }
+
+    /// Whether it is a prompt that may grow: it has not joined, or it is parked.
+    pub fn is_prompt(&self) -> bool {
+        matches!(self.state, State::Filling | State::Parked)
+    }
+
+    /// Rows of the prompt that every layer has.
+    pub fn filled(&self) -> u32 {
+        self.rows.iter().map(Vec::len).min().unwrap() as u32
     }
 
     /// Committed tokens.

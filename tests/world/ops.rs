@@ -46,16 +46,42 @@ pub enum Op {
     Resize { seq: u8, budget: u8, stream: u8 },
     /// Moves budgets towards their shares, on one of the streams.
     Share { stream: u8 },
+    /// Admits more tokens to a sequence that has not joined or is parked, sometimes fewer than it has.
+    Extend { seq: u8, prompt: u8, promised: u8 },
+    /// Parks a sequence on one of the streams, most often after its steps have ended.
+    Park { seq: u8, accepted: u8, stream: u8 },
+    /// Resumes a parked sequence on one of the streams, most often with its whole prompt, with a bound as in `Join`.
+    Resume { seq: u8, bound: u8, stream: u8 },
 }
 
 /// Bytes of an encoded operation.
 pub const OP_BYTES: usize = 6;
 
 impl Op {
+    /// Whether it depends on the lengths of sequences.
+    pub fn needs_lengths(&self) -> bool {
+        matches!(
+            self,
+            Op::Truncate { .. }
+                | Op::Fork { .. }
+                | Op::JoinMore { .. }
+                | Op::Extend { .. }
+                | Op::Park { .. }
+                | Op::Resume { .. }
+        )
+    }
+
     /// The operation that six bytes encode; every six bytes encode one.
     pub fn decode([kind, a, b, c, low, high]: [u8; OP_BYTES]) -> Op {
         let seed = u16::from_le_bytes([low, high]);
         let whole = c & 1 == 0;
+        // The numbers that are left over: seeds from before these operations decode as they did.
+        match kind {
+            240..=245 => return Op::Park { seq: a, accepted: b, stream: c },
+            246..=251 => return Op::Resume { seq: a, bound: b, stream: c },
+            252.. => return Op::Extend { seq: a, prompt: b, promised: c },
+            _ => (),
+        }
         match kind % 60 {
             0 => Op::Open { prompt: a, promised: b, budget: low, whole },
             1..=3 => Op::Start { prompt: a, promised: b, budget: low, whole },

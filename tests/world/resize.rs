@@ -78,6 +78,9 @@ impl World {
             None if self.failed() => self.cache.budgets(handle).unwrap().to_vec(),
             None => return,
         };
+        if !self.failed() {
+            self.seqs[seq].asked = budget;
+        }
         if table == self.seqs[seq].budgets {
             return self.note("resize to the same budgets");
         }

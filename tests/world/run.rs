@@ -86,7 +86,7 @@ pub struct World {
     pub log: Vec<u64>,
     pub start: Stats,
     pub reached: BTreeMap<String, u64>,
-    landing_base: Option<u32>,
+    pub landing_base: Option<u32>,
     warm: Slice,
     /// Operations run later than they are enqueued.
     pub asynchronous: bool,
@@ -169,7 +169,7 @@ impl World {
     /// Does one operation and checks everything.
     pub fn apply(&mut self, op: &Op) {
         self.dead = self.failed();
-        if self.dead && matches!(op, Op::Truncate { .. } | Op::Fork { .. } | Op::JoinMore { .. }) {
+        if self.dead && op.needs_lengths() {
             // Reports were lost, and with them the lengths of the sequences.
             return;
         }
@@ -186,7 +186,7 @@ impl World {
             Op::Append { seq, layer, count } => self.append_op(seq, layer, count),
             Op::InPlace { seq, count } => self.in_place(seq, count),
             Op::Fill { seq } => {
-                if let Some(seq) = self.pick(seq).filter(|s| self.seqs[*s].state == State::Filling) {
+                if let Some(seq) = self.pick(seq).filter(|s| self.seqs[*s].is_prompt()) {
                     self.fill(seq);
                 }
             }
@@ -219,6 +219,9 @@ impl World {
             Op::Publish { seq, by } => self.publish(seq, by),
             Op::Resize { seq, budget, stream } => self.resize_op(seq, budget, stream),
             Op::Share { stream } => self.share_op(stream),
+            Op::Extend { seq, prompt, promised } => self.extend(seq, prompt, promised),
+            Op::Park { seq, accepted, stream } => self.park(seq, accepted, stream),
+            Op::Resume { seq, bound, stream } => self.resume(seq, bound, stream),
             Op::Close { seq } => self.close_op(seq),
             Op::Reap => {
                 (0..self.seqs.len()).for_each(|seq| self.release_held(seq));
@@ -297,12 +300,14 @@ impl World {
         if admitted == 0 || admitted > self.config.max_tokens {
             return Err(Kind::OutOfRange);
         }
-        let taken: Vec<&Seq> = self.seqs.iter().filter(|s| s.state != State::Gone).collect();
-        if taken.len() == self.config.lanes as usize {
+        let taken = self.seqs.iter().filter(|s| s.state != State::Gone).count() as u32;
+        if taken == self.config.lanes + self.config.parked {
             return Err(Kind::Exhausted);
         }
         let table = budgets(&self.config, &open.budget, admitted, &self.groups).ok_or(Kind::InvalidConfig)?;
-        if blocks(&table).iter().zip(self.room_to_promise()).any(|(wanted, free)| *wanted > free) {
+        if self.free_lanes() == 0
+            || blocks(&table).iter().zip(self.room_to_promise()).any(|(wanted, free)| *wanted > free)
+        {
             return Err(Kind::Exhausted);
         }
         let pages = reach(&self.config, admitted).div_ceil(self.page_tokens()) - shared;
@@ -330,9 +335,6 @@ impl World {
 
     /// Adds a sequence to the model.
     pub fn enter(&mut self, handle: Sequence, open: &Open, least: Vec<u32>, pages: Vec<usize>) -> usize {
-        let rows = (0..self.config.query_rows).map(|row| self.cache.landing_slot(handle, row).unwrap());
-        let landing: Vec<u32> = rows.collect();
-        let base = *self.landing_base.get_or_insert(landing[0]);
         let budgets = if self.config.share.is_some() { vec![0; least.len()] } else { least.clone() };
         self.seqs.push(Seq {
             handle,
@@ -340,6 +342,7 @@ impl World {
             prompt: open.prompt,
             admitted: open.prompt + open.promised,
             whole: open.bring_up == BringUp::Whole,
+            asked: open.budget.clone(),
             blocks: blocks(&budgets),
             budgets,
             least,
@@ -354,20 +357,22 @@ impl World {
             lost: false,
             pages,
             held: None,
-            lane: (landing[0] - base) / self.config.query_rows,
-            landing,
+            lane: 0,
+            landing: Vec::new(),
             key_pages: Vec::new(),
             unvisited: 0,
             rows_a_call: 0,
             script: None,
             names: Vec::new(),
             stored: 0,
+            noted: None,
         });
+        self.learn_lane(self.seqs.len() - 1);
         self.learn_pages(self.seqs.len() - 1);
         self.seqs.len() - 1
     }
 
-    fn learn_pages(&mut self, seq: usize) {
+    pub fn learn_pages(&mut self, seq: usize) {
         let pages = self.cache.pages(self.seqs[seq].handle).unwrap().map(|(_, keys)| keys.0);
         self.seqs[seq].key_pages = pages.collect();
         assert_eq!(self.seqs[seq].key_pages.len(), self.seqs[seq].pages.len());
@@ -377,7 +382,9 @@ impl World {
     fn append(&mut self, seq: usize, layer: u32, count: u32, expected: Option<Kind>) {
         let s = &self.seqs[seq];
         let (handle, first) = (s.handle, s.rows.get(layer as usize).map_or(0, Vec::len) as u32);
-        let origin = Origin { owner: handle.to_bits(), generation: 0 };
+        // A row that replaces a truncated one differs from it.
+        self.generation += 1;
+        let origin = Origin { owner: handle.to_bits(), generation: self.generation };
         let rows: Vec<u8> = (first..first + count).flat_map(|p| self.row(layer, p, origin)).collect();
         let before = self.snapshot();
         let result = self.cache.append(handle, Layer(layer), &rows);
@@ -395,9 +402,9 @@ impl World {
         let (layer, s) = (u32::from(layer) % (self.layers() + 1), &self.seqs[seq]);
         let left = s.rows.get(layer as usize).map(|rows| s.prompt.saturating_sub(rows.len() as u32));
         let count = if count > 240 { 200 } else { u32::from(count) % (left.unwrap_or(0) + 1) };
-        let expected = match (left, s.state) {
+        let expected = match (left, count) {
             (None, _) => Some(Kind::OutOfRange),
-            (_, state) if state != State::Filling => Some(Kind::InvalidState),
+            _ if !s.is_prompt() => Some(Kind::InvalidState),
             (Some(left), _) if count > left => Some(Kind::OutOfRange),
             _ => None,
         };
@@ -418,8 +425,7 @@ impl World {
         let least = s.rows.iter().map(|rows| s.prompt.saturating_sub(rows.len() as u32)).min().unwrap();
         let count = u32::from(count) % (least + 3);
         let expected = match s.state {
-            State::Filling if count > least => Some(Kind::OutOfRange),
-            State::Filling => None,
+            State::Filling | State::Parked => (count > least).then_some(Kind::OutOfRange),
             _ => Some(Kind::InvalidState),
         };
         let before = self.snapshot();
@@ -458,12 +464,10 @@ impl World {
         let selections = self.warm.part(0, 4 * positions.len() as u64).unwrap();
         let bytes: Vec<u8> = positions.iter().flat_map(|p| p.to_le_bytes()).collect();
         self.engine.device.write(selections, &bytes).unwrap();
-        let largest =
-            (0..self.layers()).map(|layer| u64::from(self.format(layer).row_bytes())).max().unwrap();
         let warm_up = WarmUp {
             selections: (warm > 0).then_some(selections),
             steps: warm,
-            bytes_a_call: u64::from(bound) * largest,
+            bytes_a_call: u64::from(bound) * self.largest_row(),
         };
         let (handle, before) = (s.handle, self.snapshot());
         let host = self.engine.host;
@@ -471,23 +475,29 @@ impl World {
         self.learn_budgets(By::Join(Some(seq)), host);
         self.seqs[seq].busy = expected == Some(Kind::Busy);
         let Some(ticket) = self.expect(before, result, expected) else { return };
+        let steps = |group: usize| {
+            let all = positions.chunks_exact(k as usize).skip(group * warm as usize).take(warm as usize);
+            all.map(|step| step.iter().filter_map(|p| u32::try_from(*p).ok()).collect()).collect()
+        };
+        let steps = (0..self.groups.len()).map(steps).collect();
+        self.joined(seq, (warm > 0).then_some(steps), bound, &ticket);
+    }
+
+    /// The model's side of a join. The warm-up has steps of selections by group.
+    pub fn joined(&mut self, seq: usize, warm: Option<Vec<Vec<Vec<u32>>>>, bound: u32, ticket: &Ticket) {
         let s = &mut self.seqs[seq];
         s.enter();
-        for (group, oracle) in s.oracles.iter_mut().enumerate() {
-            let positions =
-                positions.chunks_exact(k as usize).skip(group * warm as usize).take(warm as usize);
-            for step in positions {
-                oracle.select(step.iter().filter(|p| **p >= 0).map(|p| *p as u32));
-            }
+        for (oracle, steps) in s.oracles.iter_mut().zip(warm.iter().flatten()) {
+            steps.iter().for_each(|step| drop(oracle.select(step.iter().copied())));
         }
         s.state = State::Joining;
         s.stored = s.prompt;
-        let idle = !s.whole && warm == 0;
+        let idle = !s.whole && warm.is_none();
         let slots =
             s.budgets.iter().zip(&self.groups).map(|(budget, group)| u64::from(*budget) * group.len() as u64);
         s.unvisited = if idle { 0 } else { slots.sum() };
         s.rows_a_call = if bound == 0 { u64::MAX } else { bound.into() };
-        self.visit(seq, &ticket);
+        self.visit(seq, ticket);
     }
 
     /// A stretch of a warm-up has been enqueued.
@@ -544,7 +554,7 @@ impl World {
     fn truncation_op(&mut self, wish: u8, how: u8, by: u8) {
         let Some(seq) = self.pick(wish) else { return };
         let (s, by) = (&self.seqs[seq], u32::from(by));
-        let (handle, length) = (s.handle, s.length());
+        let (handle, length) = (s.handle, if s.is_prompt() { s.prompt } else { s.length() });
         let landed = if s.state == State::Failed { 0 } else { s.landed.len() as u32 };
         let to = match how % 5 {
             0 => length,
@@ -554,18 +564,17 @@ impl World {
             _ if by > 200 => length + landed + 1,
             _ => length.saturating_sub(by % 40),
         };
+        if s.is_prompt() {
+            return self.truncate_prompt(seq, to);
+        }
         let page = self.page_tokens();
         let first = (to / page) as usize;
         self.release_held(seq);
         self.settle_resize(seq);
-        let others = |world: &mut World, p: usize| {
-            let alone = u32::from(world.held_alone(seq, p));
-            world.pages.owners(world.seqs[seq].pages[p]) - alone > 1
-        };
-        let shared: Vec<usize> = (first..self.seqs[seq].pages.len()).filter(|p| others(self, *p)).collect();
+        let shared = self.shared_pages(seq, first);
         let (state, in_flight) = (self.seqs[seq].state, self.seqs[seq].in_flight);
         let expected = match state {
-            State::Filling | State::Joining => Some(Kind::InvalidState),
+            State::Joining => Some(Kind::InvalidState),
             _ if in_flight > 0 => Some(Kind::Busy),
             _ if to > length + landed => Some(Kind::OutOfRange),
             _ if !self.room(shared.len() as u32) => Some(Kind::Exhausted),
@@ -659,9 +668,10 @@ impl World {
         assert_eq!(self.cache.close(handle, host).unwrap_err().kind(), Kind::Closed);
         assert_eq!(self.cache.length(handle).unwrap_err().kind(), Kind::Closed);
         self.note(if self.seqs[seq].in_flight > 0 { "close in flight" } else { "close idle" });
-        let filling = std::mem::replace(&mut self.seqs[seq].state, State::Closing) == State::Filling;
+        let waits = self.seqs[seq].is_prompt();
+        self.seqs[seq].state = State::Closing;
         self.leave(seq);
-        if filling || self.seqs[seq].resizing.is_some() {
+        if waits || self.seqs[seq].resizing.is_some() {
             // Its pages are freed when the engine's prefill has passed, its lane when a resize has.
             self.settle_resize(seq);
             self.engine.settle();

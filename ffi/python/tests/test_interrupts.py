@@ -103,7 +103,8 @@ class World:
         self.ground = Ground()
         self.device = forebay.HostDevice(threads=True)
         shape = forebay.Shape(layers=LAYERS, row_bytes=(ROW, 0), top_k=TOP_K, index_key_bytes=4, page_tokens=16)
-        self.cache = forebay.Cache(self.device, shape, lanes=4, max_tokens=64, slots=16, lock=False, huge_pages=False)
+        declared: dict[str, Any] = {"lanes": 4, "max_tokens": 64, "slots": 16, "parked": 1}
+        self.cache = forebay.Cache(self.device, shape, **declared, lock=False, huge_pages=False)
         self.sequence = joined(self.cache, 40, 8, bring_up="nothing")
         self.device.wait()
         self.cache.reap()
@@ -295,8 +296,18 @@ def sequences(world: World) -> Callable[[], object]:
     return call
 
 
+def park(world: World) -> Callable[[], object]:
+    """An interrupted resume has a ticket that no one holds."""
+
+    def call() -> None:
+        world.sequence.park()
+        world.sequence.resume()
+
+    return call
+
+
 READ_OR_WRITTEN = (layer, layer_that_is_read, layer_of_buffers, layers, resolve, join, overlap, overlap_steps)
-ALL = (*READ_OR_WRITTEN, prepare, whole_step, retire, sequences)
+ALL = (*READ_OR_WRITTEN, prepare, whole_step, retire, sequences, park)
 
 
 @pytest.fixture(autouse=True)

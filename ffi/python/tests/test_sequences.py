@@ -25,20 +25,20 @@ def test_a_sequence_from_open_to_close(make: Make) -> None:
     cache = make()
     free = cache.stats()
     sequence = cache.open(prompt=40, promised=16)
-    assert sequence.length == forebay.Length(0, 0, 0, False)
+    assert sequence.length == forebay.Length(0, 0, 0, False, False, 0)
     for layer in range(LAYERS):
         sequence.append(layer, rows_of(layer, 0, 16))
         sequence.append(layer, rows_of(layer, 16, 24).view(np.float32))
     ticket = sequence.join()
     assert (ticket.outcome, ticket.done) == ("done", True)
-    assert sequence.length == forebay.Length(40, 0, 0, True)
+    assert sequence.length == forebay.Length(40, 0, 0, True, False, 40)
     pages = sequence.pages()
     assert len(pages) == (40 + 16 + 4 + 15) // 16 and len({page.host for page in pages}) == len(pages)
     keys = cache.index_keys(0)
     assert keys.shape == (cache.info.index_pages, 16, 4)
     keys[pages[0].index_keys, 3] = 9
     decode(cache, sequence, 0, 40)
-    assert sequence.length == forebay.Length(40, 1, 0, True)
+    assert sequence.length == forebay.Length(40, 1, 0, True, False, 40)
     decode(cache, sequence, 1, 41)
     assert sequence.length.committed == 41
     assert bytes(sequence.read_row(2, 40)) == bytes(row_of(2, 40))
@@ -71,6 +71,107 @@ def test_prompt_rows_may_be_written_in_place(make: Make) -> None:
     cache.device.close()
     # The view keeps the memory alive.
     assert (rows[:, :, 12:16] == 0).sum() > 0
+
+
+def test_a_prompt_is_admitted_by_chunks(make: Make) -> None:
+    cache = make()
+    sequence = cache.open(prompt=10)
+    for layer in range(LAYERS):
+        sequence.append(layer, rows_of(layer, 0, 10))
+    pages = len(sequence.pages())
+    for prompt, promised in ((9, 10), (10, 1 << 31), (129, 0)):
+        with pytest.raises(forebay.OutOfRange):
+            sequence.extend(prompt=prompt, promised=promised)
+    for name, tokens in (("prompt", (-1, 0)), ("promised", (10, 1.5))):
+        with pytest.raises(forebay.InvalidArgument, match=name):
+            sequence.extend(prompt=tokens[0], promised=tokens[1])  # type: ignore[arg-type]
+    assert len(sequence.pages()) == pages
+    sequence.extend(prompt=43, promised=16)
+    assert len(sequence.pages()) == (43 + 16 + 4 + 15) // 16
+    with pytest.raises(forebay.InvalidState):
+        sequence.join()
+    for layer in range(LAYERS):
+        sequence.append(layer, rows_of(layer, 10, 33))
+    # Three drafts came with the last chunk.
+    assert sequence.truncate(40).done
+    assert sequence.length == forebay.Length(0, 0, 0, False, False, 40)
+    sequence.join()
+    with pytest.raises(forebay.InvalidState):
+        sequence.extend(prompt=50, promised=9)
+    decode(cache, sequence, 0, 40)
+    for position in (0, 9, 10, 39):
+        assert bytes(sequence.read_row(1, position)) == bytes(row_of(1, position))
+    cache.validate()
+
+
+def test_a_conversation_parks_between_its_turns(make: Make) -> None:
+    cache = make(parked=1)
+    free = cache.stats()
+    sequence, other = joined(cache), joined(cache, 20)
+    length = 40
+    for turn in range(3):
+        decode(cache, sequence, 0, length)
+        running = cache.stats()
+        with pytest.raises(forebay.OutOfRange):
+            sequence.park(2)
+        sequence.park(1)
+        length += 1
+        parked = cache.stats()
+        assert (parked.parked, parked.free_lanes, parked.free_host_pages) == (
+            1, running.free_lanes + 1, running.free_host_pages)  # fmt: skip
+        assert parked.slots_in_use < running.slots_in_use
+        assert sequence.length == forebay.Length(length, 0, 0, False, True, length)
+        for refused in (sequence.park, sequence.join, sequence.digest, lambda: sequence.landing_slot(0)):
+            with pytest.raises(forebay.InvalidState):
+                refused()
+        with pytest.raises(forebay.Exhausted, match="parked"):
+            other.park()
+        # The turn's rows.
+        sequence.extend(prompt=length + 10, promised=16)
+        with pytest.raises(forebay.InvalidState):
+            sequence.resume()
+        for layer in range(LAYERS):
+            sequence.append(layer, rows_of(layer, length, 10))
+        length += 10
+        ticket = sequence.resume()
+        assert ticket.done and sequence.length == forebay.Length(length, 0, 0, True, False, length)
+        with pytest.raises(forebay.InvalidState):
+            sequence.resume()
+        for position in (0, 39, length - 1):
+            assert bytes(sequence.read_row(2, position)) == bytes(row_of(2, position)), (turn, position)
+        cache.validate()
+    for name, call in (
+        ("accepted", lambda: sequence.park(-1)),
+        ("bytes_a_call", lambda: sequence.resume(bytes_a_call=-1)),
+        ("bytes_a_call", lambda: sequence.resume(bytes_a_call=1.5)),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(forebay.InvalidArgument, match=name):
+            call()
+    sequence.park()
+    sequence.close()
+    other.close()
+    for call in (sequence.park, sequence.resume, lambda: sequence.extend(prompt=99)):
+        with pytest.raises(forebay.Closed):
+            call()
+    assert cache.stats()._replace(steps=0, hits=0, misses=0, bytes_up=0) == free
+
+
+def test_a_resume_may_gather_in_parts(make: Make) -> None:
+    cache = make(parked=1)
+    sequence = joined(cache)
+    slots = empty()
+    with cache.prepare([(sequence, 0, 1)]) as step:
+        step.layer(2, some(33), slots)
+        whole(step, 2)
+    sequence.park(1)
+    sequence.resume(bytes_a_call=64)
+    while not sequence.length.running:
+        sequence.join_more()
+    with cache.prepare([(sequence, 0, 1)]) as step:
+        step.layer(2, some(33), slots)
+        whole(step, 2)
+    slot = int(slots[0, 0, 0])
+    assert bytes(cache.slab(2)[slot // 64, slot % 64]) == bytes(row_of(2, 33))
 
 
 def test_a_fork_decodes_independently_of_its_parent(make: Make) -> None:

@@ -185,8 +185,10 @@ fn a_ticket_outlives_its_cache_and_its_device() {
 fn without_room_for_a_ticket_nothing_is_enqueued() {
     let code = in_child(|| {
         let device = host();
-        let cache = make_cache(device, &declared());
-        let sequence = fill(cache, 20, 10);
+        let cache = make_cache(device, &FbCacheConfig { parked: 1, ..declared() });
+        let (sequence, parked) = (fill(cache, 20, 10), join(cache, 20, 10));
+        // SAFETY: a handle and numbers alone.
+        let is_parked = unsafe { fb_park(cache, parked, 0, null_mut()) } == FbOk;
         while give(|| Ok(Pear)).is_ok() {}
         let mut ticket = null_mut();
         // SAFETY: the output has room.
@@ -195,7 +197,14 @@ fn without_room_for_a_ticket_nothing_is_enqueued() {
             let still = length_of(cache, sequence).running == 0 && ticket.is_null();
             (refused == FbExhausted && still, fb_join(cache, sequence, null(), null_mut(), null_mut()))
         };
-        first_wrong(&[refused, joined == FbOk, length_of(cache, sequence).running == 1])
+        // SAFETY: the output has room.
+        let (kept, resumed) = unsafe {
+            let refused = fb_resume(cache, parked, 0, null_mut(), &raw mut ticket);
+            let still = length_of(cache, parked).parked == 1 && ticket.is_null();
+            (refused == FbExhausted && still, fb_resume(cache, parked, 0, null_mut(), null_mut()))
+        };
+        let running = [sequence, parked].map(|sequence| length_of(cache, sequence).running == 1);
+        first_wrong(&[refused, joined == FbOk, running[0], is_parked, kept, resumed == FbOk, running[1]])
     });
     assert_eq!(code, 0);
 }
