@@ -1,0 +1,65 @@
+"""Faults that the comparisons must notice: a wrong byte in the total pool, and a roll-back that is off by one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from forebay import ForebayError
+from forebay.transformers import ForebayCache, check, models
+from harness import FAMILIES, forward, model
+
+CONTEXT, STEPS = 96, 12
+
+
+def decoded(of: torch.nn.Module, cache: ForebayCache, tokens: torch.Tensor) -> torch.Tensor:
+    """Logits of the given tokens, one by one."""
+    return torch.cat([forward(of, tokens[:, at : at + 1], cache) for at in range(tokens.shape[1])], dim=1)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_control_one_byte_of_the_total_pool_changes_the_output(family: str) -> None:
+    """One byte of one row is changed in a layer; the row's position is selected by all heads' indexers of all steps or
+    not, so all rows of one layer's first page are tried until one shows. Without the change nothing differs."""
+    of, tokens = model(family), models.prompts(1, CONTEXT + STEPS, seed=1)
+    runs = []
+    for flipped in (False, False, True):
+        with ForebayCache(of.config, ratio=0.2, max_tokens=CONTEXT + STEPS) as cache:
+            forward(of, tokens[:, :CONTEXT], cache)
+            if flipped:
+                # The most significant byte of the second value of each row of the first page that holds rows.
+                cache.forebay.rows(0)[0, :, 7] ^= 0x40
+            runs.append(decoded(of, cache, tokens[:, CONTEXT:]))
+            cache.validate()
+    assert check.same_bits(runs[0], runs[1])
+    assert not check.same_bits(runs[0], runs[2])
+
+
+@pytest.mark.parametrize("by", [-1, 1])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_control_a_roll_back_that_is_off_by_one_is_noticed(
+    family: str, by: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rejected drafts: one row too many or too few goes. An error is as good as other logits."""
+    from forebay.serving import Request
+
+    of, tokens = model(family), models.prompts(1, CONTEXT + STEPS, seed=2)
+    drafts = models.prompts(1, 3, seed=3)
+
+    def run() -> torch.Tensor:
+        with ForebayCache(of.config, ratio=0.3, max_tokens=CONTEXT + STEPS + 8, drafts=3) as cache:
+            forward(of, tokens[:, :CONTEXT], cache)
+            logits = []
+            for at in range(CONTEXT, CONTEXT + STEPS):
+                logits.append(forward(of, torch.cat([tokens[:, at : at + 1], drafts], dim=1), cache))
+                cache.crop(-3)
+            return torch.cat(logits, dim=1)
+
+    right = run()
+    assert check.same_bits(right, run())
+    crop = Request.crop
+    monkeypatch.setattr(Request, "crop", lambda request, length: crop(request, length + by))
+    try:
+        wrong = run()
+    except (ForebayError, ValueError, RuntimeError):
+        return
+    assert not check.same_bits(right, wrong)
