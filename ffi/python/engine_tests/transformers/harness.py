@@ -25,11 +25,11 @@ def some(quick: Sequence[_T], all_of_them: Sequence[_T]) -> Sequence[_T]:
 
 
 @functools.lru_cache(maxsize=4)
-def model(family: str, dtype: str = "fp32", seed: int = 0, layers: int = models.TINY.layers) -> Any:
-    """A small model. Tests share it: they set its attention before each use, and change nothing else."""
+def model(family: str, dtype: str = "fp32", seed: int = 0, **sizes: int) -> Any:
+    """A small model of other `sizes` than `models.TINY`. Tests share it: they set its attention before each use, and
+    change nothing else."""
     register()
-    sizes = models.Sizes(layers=layers)
-    return models.small(family, sizes, dtype=DTYPES[dtype], seed=seed)
+    return models.small(family, models.Sizes(**sizes), dtype=DTYPES[dtype], seed=seed)
 
 
 @contextmanager

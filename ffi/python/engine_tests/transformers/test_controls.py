@@ -53,6 +53,8 @@ def test_control_a_roll_back_that_is_off_by_one_is_noticed(
 
     def run() -> torch.Tensor:
         with ForebayCache(of.config, ratio=0.3, max_tokens=CONTEXT + STEPS + 8, drafts=3) as cache:
+            # The sliding layers of dots3_note keep what they need for a crop only when asked.
+            cache.activate_past_recording()
             forward(of, tokens[:, :CONTEXT], cache)
             logits = []
             for at in range(CONTEXT, CONTEXT + STEPS):

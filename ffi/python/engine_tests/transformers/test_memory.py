@@ -18,7 +18,7 @@ def tensor_bytes() -> int:
     storages = {}
     for thing in gc.get_objects():
         try:
-            if isinstance(thing, torch.Tensor):
+            if issubclass(type(thing), torch.Tensor):
                 storages[thing.untyped_storage().data_ptr()] = thing.untyped_storage().nbytes()
         except (ReferenceError, RuntimeError, NotImplementedError):
             continue
@@ -42,7 +42,8 @@ def test_device_bytes_follow_the_slots(family: str) -> None:
     assert found[256][0] == found[1024][0]
     grown = found[1024][1].dense / found[256][1].dense
     assert 3 < grown < 4.2
-    assert found[1024][1].host > 3 * found[256][1].host
+    # In whole pages of rows.
+    assert found[1024][1].host > 2.5 * found[256][1].host
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -124,7 +124,7 @@ def test_an_exception_inside_a_layer(when: str, layer: int) -> None:
     def fail(*_given: Any) -> None:
         raise ZeroDivisionError("planted")
 
-    with cache_of() as cache:
+    with ForebayCache(of.config, ratio=0.3, max_tokens=128) as cache:
         if when == "decode":
             forward(of, models.prompts(1, 20), cache)
             forward(of, models.prompts(1, 1), cache)
@@ -140,16 +140,23 @@ def test_an_exception_inside_a_layer(when: str, layer: int) -> None:
 
 
 def test_compilation_and_static_caches_are_refused() -> None:
-    of = model(FAMILY)
+    of = models.small(FAMILY, seed=0)
     of.set_attn_implementation("forebay")
     with cache_of() as cache:
         assert not cache.is_compileable
-        with pytest.raises((forebay.ForebayError, ValueError)):
-            of.generate(
-                models.prompts(1, 8), past_key_values=cache, cache_implementation="static", max_new_tokens=2
-            )
-    with pytest.raises(forebay.ForebayError, match="past_key_values|ForebayCache"):
-        of.generate(models.prompts(1, 8), cache_implementation="static", max_new_tokens=2)
+        with pytest.raises(ValueError, match="cache_implementation"):
+            of.generate(models.prompts(1, 8), past_key_values=cache, cache_implementation="static", max_new_tokens=2)
+    options: dict[str, Any] = {"ratio": 0.3, "max_tokens": 128}
+    with pytest.raises(forebay.Unsupported, match=r"torch\.compile"):
+        ForebayCache(torch.compile(of), **options)
+    static = transformers.StaticCache(config=of.config, max_cache_len=64)
+    with pytest.raises(forebay.ForebayError, match="StaticCache"):
+        ForebayCache(static, **options)
+    of.generation_config.cache_implementation = "static"
+    with pytest.raises(forebay.Unsupported, match="static"):
+        ForebayCache(of, **options)
+    of.generation_config.cache_implementation = None
+    ForebayCache(of, **options).close()
 
 
 def test_a_closed_cache() -> None:
@@ -161,10 +168,10 @@ def test_a_closed_cache() -> None:
         forward(model(FAMILY), models.prompts(1, 1), cache)
 
 
-def test_without_a_cache_of_forebay() -> None:
-    """The attention function alone, with transformers' own cache: an error that names ForebayCache."""
-    of = model(FAMILY)
+def test_forebays_attention_with_a_cache_of_transformers() -> None:
+    """No rows are in forebay then: the model computes as with eager attention, to the last bit."""
+    of, given = model(FAMILY), check.prompt(2, 40, seed=0)
+    eager = check.decode(of, given, 6)
     of.set_attn_implementation("forebay")
-    with pytest.raises(forebay.ForebayError, match="ForebayCache"), torch.inference_mode():
-        given = check.prompt(1, 8, seed=0)
-        of(given.tokens, past_key_values=stock_cache(of))
+    tokens = of.generate(given.tokens, attention_mask=given.mask, max_new_tokens=6, do_sample=False)
+    assert torch.equal(tokens[:, 40:], eager.tokens)

@@ -88,8 +88,8 @@ def test_assisted_decoding(family: str, noise: float) -> None:
     assistant.generation_config.num_assistant_tokens_schedule = "constant"
     assistant.generation_config.assistant_confidence_threshold = 0.0
     stats = agree(family, check.prompt(1, CONTEXT, seed=8), cache={"drafts": 3}, assistant_model=assistant)
-    # Without noise a step yields four tokens.
-    assert (stats.steps <= TOKENS // 2) == (noise == 0.0)
+    # Without noise a step yields four tokens; the first comes from the prompt.
+    assert noise > 0 or stats.steps <= 2 + TOKENS // 4
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -126,11 +126,12 @@ def test_sampling_several_answers(family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_crop_and_reset(family: str) -> None:
-    """After `crop` and `reset` the cache continues as one that never had the rows, at a prompt and while decoding."""
-    of, tokens = model(family), models.prompts(2, CONTEXT, seed=12)
-    with cache_of(family, batch=2) as cache:
+    """After `crop` and `reset` the cache continues as one that never had the rows, at a prompt and while decoding. A
+    window as long as the context: transformers' own sliding layers cannot be cropped beyond their window."""
+    of, tokens = model(family, window=CONTEXT), models.prompts(2, CONTEXT, seed=12)
+    with ForebayCache(of.config, ratio=0.2, max_tokens=LONGEST, batch=2) as cache:
         stock = stock_cache(of)
-        for again in range(2):
+        for _again in range(2):
             # At the prompt: drafts that arrived with it.
             for kept in (cache, stock):
                 forward(of, tokens[:, :40], kept)

@@ -100,7 +100,7 @@ def compare(model: Any, name: str, batch: int, chosen: argparse.Namespace) -> in
     """Runs a model at each ratio and prints a line for each; the number of runs that differ."""
     given = prompt(batch, chosen.context, seed=chosen.seed)
     stock = decode(model, given, chosen.tokens)
-    exact = stock.logits.dtype == torch.float32
+    exact = model.dtype == torch.float32
     longest = chosen.context + chosen.tokens
     with ForebayCache(model.config, ratio=1.0, max_tokens=longest, batch=batch) as cache:
         twin = decode(model, given, chosen.tokens, cache)

@@ -32,7 +32,8 @@ class Sizes:
         latent: values of a latent without the rotary part (`kv_lora_rank`).
         rotary: values of its rotary part (`qk_rope_head_dim`).
         head: values of a head's key without the rotary part, and of its value.
-        index_heads, index_head: heads of the indexer and values of an index key.
+        index_heads, index_head: heads of the indexer and values of an index key. With few heads many scores are 0, and
+            which of equal scores is selected depends on the shape of a pass.
         top_k: positions that a query row selects (`index_topk`).
         vocabulary: tokens.
         context: the longest context (`max_position_embeddings`).
@@ -45,7 +46,7 @@ class Sizes:
     latent: int = 32
     rotary: int = 16
     head: int = 16
-    index_heads: int = 2
+    index_heads: int = 8
     index_head: int = 32
     top_k: int = 16
     vocabulary: int = 256
@@ -56,7 +57,7 @@ class Sizes:
 TINY = Sizes()
 """Milliseconds a step, for tests."""
 SMALL = Sizes(
-    hidden=256, heads=8, latent=512, rotary=64, head=128, index_heads=4, index_head=128, top_k=256, vocabulary=1024,
+    hidden=256, heads=8, latent=512, rotary=64, head=128, index_heads=8, index_head=128, top_k=256, vocabulary=1024,
     window=128,
 )  # fmt: skip
 """Latents and heads of the published models' sizes in a narrow model of four layers, for figures."""
