@@ -174,10 +174,7 @@ class Batch:
         step = None
         if not self._rows:
             assert self.requests is not None
-            promised = limits.max_tokens - width
-            self._rows = [
-                self.requests.add(next(self._ids), prompt=width, promised=promised) for _ in range(count)
-            ]
+            self._rows = [self.requests.add(next(self._ids), prompt=width) for _ in range(count)]
         elif width <= 1 + limits.drafts and self.length:
             assert self.requests is not None
             step = self.requests.step([(row.id, width) for row in self._rows])
