@@ -1,10 +1,10 @@
 """The attention that transformers calls under the name "forebay".
 
-In a decode pass of a `ForebayCache` it attends to the selected rows only: it resolves the selection, expands the latents
-at these slots as the model does (`module.expand_kv`), and calls the model's own attention on them. In a prefill, in a
-layer without a selection, and in a model without a `ForebayCache`, it does what the model does by itself: it masks what
-is not selected and calls the model's own attention on all keys. Using the model's own function keeps what families add
-to it: hy_v4's attention sinks, for example.
+In a decode pass of a `ForebayCache` it attends to the selected rows only: it resolves the selection, expands the
+latents at these slots as the model does (`module.expand_kv`), and calls the model's own attention on them. In a
+prefill, in a layer without a selection, and in a model without a `ForebayCache`, it does what the model does by itself:
+it masks what is not selected and calls the model's own attention on all keys. Using the model's own function keeps what
+families add to it: hy_v4's attention sinks, for example.
 
 transformers passes no cache to attention. The cache whose rows came last in this thread is the one that is meant. To
 keep a pass that ended early from lending its cache to another model, the mask, which every pass makes first, forgets
@@ -79,7 +79,7 @@ def attention(
         key, value: expanded, `[batch, heads, keys, values]`: of the context, or in a decode pass of the new tokens.
         attention_mask: `[batch, 1, tokens, context]`, additive or boolean.
         scaling, dropout: as the model has them.
-        indices: int32 `[batch, tokens, k]`: the positions that the indexer selects; None in a layer without a selection.
+        indices: int32 `[batch, tokens, k]`, positions that the indexer selects; None in a layer without a selection.
 
     Returns:
         `[batch, tokens, heads, values]`, and no weights.
@@ -98,7 +98,7 @@ def attention(
             batch.prefill_peak = max(batch.prefill_peak, key.nbytes + value.nbytes + scores)
             found = _dense(module, query, key, value, attention_mask, indices, how)
     except BaseException:
-        batch.failed(module.layer_idx)
+        batch.give_up(f"the attention of layer {module.layer_idx} failed")
         raise
     if batch.attended(passing, number):
         leave()
@@ -120,11 +120,11 @@ def _sparse(
     count, heads, tokens, values = query.shape
     width = int(indices.shape[-1])
     allowed = attention_mask[:, 0].expand(count, -1, -1).gather(-1, indices.long())
-    if allowed.dtype != torch.bool:
-        selected, allowed = allowed == 0, allowed
+    if allowed.dtype == torch.bool:
+        selected, least = allowed, torch.finfo(query.dtype).min
+        allowed = torch.zeros_like(allowed, dtype=query.dtype).masked_fill(~selected, least)
     else:
-        least = torch.finfo(query.dtype).min
-        selected, allowed = allowed, torch.zeros_like(allowed, dtype=query.dtype).masked_fill(~allowed, least)
+        selected = allowed > torch.finfo(allowed.dtype).min
     positions = indices.masked_fill(~selected, -1)
     rows = batch.select(passing, number, positions, width)
     latent, rotated = rows[..., : one.latent], rows[..., one.latent : one.latent + one.rotated]

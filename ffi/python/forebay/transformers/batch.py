@@ -150,7 +150,7 @@ class Batch:
         try:
             return self._take(passing, number, latent, rotated)
         except BaseException:
-            self._break(f"the forward pass failed when layer {self.layout.sparse[number].layer} gave its rows")
+            self.give_up(f"the forward pass failed when layer {self.layout.sparse[number].layer} gave its rows")
             raise
 
     def _begin(self, latent: Any) -> None:
@@ -158,15 +158,14 @@ class Batch:
         self._check_usable()
         if self.passing is not None:
             layer = self.layout.sparse[self.passing.next].layer
-            self._break(f"an earlier forward pass ended in layer {layer}")
-            self._check_usable()
+            self.refuse(f"an earlier forward pass ended in layer {layer}")
         if torch.compiler.is_compiling():
             raise Unsupported("torch.compile: a ForebayCache moves rows by calls that no graph contains")
         count, width, limits = int(latent.shape[0]), int(latent.shape[2]), self.limits
-        if count > limits.batch:
-            raise InvalidArgument("batch", counted(count, "batch row"), f"at most {limits.batch}: make it with batch={count}")
+        self._check_count(count)
         if self._rows and count != len(self._rows):
-            raise InvalidArgument("batch", counted(count, "batch row"), f"{len(self._rows)}, as before; or reset() first")
+            expected = f"{len(self._rows)}, as before; or reset() first"
+            raise InvalidArgument("batch", counted(count, "batch row"), expected)
         if self.length + width > limits.max_tokens:
             given = f"{self.length} tokens and {width} more" if self.length else counted(width, "token")
             raise OutOfRange(f"{given}: the cache was made for max_tokens={limits.max_tokens} in a batch row")
@@ -186,15 +185,10 @@ class Batch:
         passing = self.passing
         if passing is None or number != passing.next or number in passing.ready:
             layer = self.layout.sparse[number].layer
-            waits = None if passing is None else self.layout.sparse[passing.next].layer
-            if waits is not None and passing is not None and passing.next in passing.ready:
-                self._break(f"layer {waits} did not attend through forebay")
-                raise InvalidState(
-                    f"layer {waits} did not attend through forebay: model.set_attn_implementation('forebay'), then reset()"
-                )
-            self._break(f"layer {layer} gave its rows out of turn")
-            self._check_usable()
-        assert passing is not None
+            if passing is not None and passing.next in passing.ready:
+                waits = self.layout.sparse[passing.next].layer
+                self.refuse(f"layer {waits} did not attend by forebay: model.set_attn_implementation('forebay')")
+            self.refuse(f"layer {layer} gave its rows out of turn")
         return passing
 
     def _take(self, passing: Pass, number: int, latent: Any, rotated: Any) -> tuple[Any, Any]:
@@ -238,9 +232,7 @@ class Batch:
         passing = self.passing
         if passing is None or number != passing.next:
             layer = self.layout.sparse[number].layer
-            self._break(f"layer {layer} gave its index keys out of turn")
-            self._check_usable()
-        assert passing is not None
+            self.refuse(f"layer {layer} gave its index keys out of turn")
         room = self._keys.get(number)
         if room is None or room.shape[1] < passing.end:
             room = self._more_keys(room, passing, keys)
@@ -251,7 +243,8 @@ class Batch:
     def _more_keys(self, room: Any, passing: Pass, keys: Any) -> Any:
         have = 0 if room is None else int(room.shape[1])
         tokens = min(max(passing.end, 2 * have, _KEYS_LEAST), self.limits.max_tokens)
-        larger = keys.new_empty((keys.shape[0], tokens, keys.shape[2]))
+        with torch.inference_mode(False):
+            larger = keys.new_empty((keys.shape[0], tokens, keys.shape[2]))
         if room is not None:
             larger[:, : passing.start] = room[:, : passing.start]
         return larger
@@ -266,12 +259,9 @@ class Batch:
         passing, layer = self.passing, self.layout.sparse[number].layer
         known = self._modules.setdefault(number, weakref.ref(module))
         if known() is not module:
-            self._break("two models used it: a cache holds the rows of one")
-            self._check_usable()
+            self.refuse("two models used this cache, which holds the rows of one")
         if passing is None or number != passing.next or number not in passing.ready:
-            self._break(f"layer {layer} attended out of turn")
-            self._check_usable()
-        assert passing is not None
+            self.refuse(f"layer {layer} attended out of turn")
         return passing
 
     def select(self, passing: Pass, number: int, positions: Any, width: int) -> Any:
@@ -293,7 +283,8 @@ class Batch:
         shape = (len(self._rows), passing.width, width, self._values)
         if self._out is None or tuple(self._out.shape) != shape:
             self._out = None
-            self._out = torch.empty(shape, dtype=self._dtype, device=self._place)
+            with torch.inference_mode(False):
+                self._out = torch.empty(shape, dtype=self._dtype, device=self._place)
         found = step.rows(number, slots, self._dtype, out=self._out)
         step.stored(number)
         return found.view(-1, 1, width, self._values)
@@ -307,14 +298,10 @@ class Batch:
             if passing.step is not None:
                 passing.step.finish()
         except BaseException:
-            self._break("the step failed")
+            self.give_up("the step failed")
             raise
         self.passing, self.length = None, passing.end
         return True
-
-    def failed(self, layer: int) -> None:
-        """Notes that a layer's attention failed."""
-        self._break(f"the attention of layer {layer} failed")
 
     def crop(self, tokens: int) -> None:
         """Removes the last tokens of every batch row.
@@ -346,9 +333,7 @@ class Batch:
         have = len(self._rows)
         if not sources or not all(0 <= source < have for source in sources):
             raise InvalidArgument("batch rows", repr(list(sources)), f"numbers from 0 to {have - 1}")
-        if len(sources) > self.limits.batch:
-            given = counted(len(sources), "batch row")
-            raise InvalidArgument("batch", given, f"at most {self.limits.batch}: make it with batch={len(sources)}")
+        self._check_count(len(sources))
         before, taken = self._rows, set()
         for number in sorted(set(range(have)) - set(sources)):
             before[number].end()
@@ -359,7 +344,8 @@ class Batch:
         self._rows = rows
         for number, room in self._keys.items():
             order = torch.tensor(list(sources), dtype=torch.int64, device=room.device)
-            self._keys[number] = room.index_select(0, order)
+            with torch.inference_mode(False):
+                self._keys[number] = room.index_select(0, order)
 
     def clear(self) -> None:
         """Ends every batch row. The memory stays, for other rows of the same dtype and device."""
@@ -430,8 +416,8 @@ class Batch:
         """Makes forebay's cache for rows like these, or checks that they are like the first."""
         if self.cache is not None:
             if latent.dtype != self._dtype or latent.device != self._place:
-                given = f"{latent.dtype} on {latent.device}"
-                raise InvalidArgument("rows", given, f"{self._dtype} on {self._place}, as the first; make another cache")
+                expected = f"{self._dtype} on {self._place}, as the first; make another cache"
+                raise InvalidArgument("rows", f"{latent.dtype} on {latent.device}", expected)
             return
         place, limits = latent.device, self.limits
         if self._device is None:
@@ -473,7 +459,17 @@ class Batch:
             selects_by_layer=None if all(selects) else selects,
         )
 
-    def _break(self, why: str) -> None:
+    def refuse(self, why: str) -> NoReturn:
+        """Gives up the pass in progress, and says why.
+
+        Raises:
+            InvalidState: always.
+        """
+        self.give_up(why)
+        self._check_usable()
+        raise InvalidState(why)
+
+    def give_up(self, why: str) -> None:
         """Gives up the pass in progress. Layers may differ in length now, so nothing but `clear` helps."""
         self._broken = self._broken or why
         passing, self.passing = self.passing, None
@@ -484,17 +480,18 @@ class Batch:
         if self._closed:
             raise InvalidState("the cache was closed")
         if self._broken is not None:
-            self._refuse(self._broken)
+            raise InvalidState(f"{self._broken}; reset() the cache, which is empty then")
 
     def _check_idle(self) -> None:
         self._check_usable()
         if self.passing is not None:
             layer = self.layout.sparse[self.passing.next].layer
-            self._break(f"an earlier forward pass ended in layer {layer}")
-            self._check_usable()
+            self.refuse(f"an earlier forward pass ended in layer {layer}")
 
-    def _refuse(self, why: str) -> NoReturn:
-        raise InvalidState(f"{why}; the cache is usable again after reset()")
+    def _check_count(self, count: int) -> None:
+        if count > self.limits.batch:
+            expected = f"at most {self.limits.batch}: make the cache with batch={count}"
+            raise InvalidArgument("batch", counted(count, "batch row"), expected)
 
 
 def slots_of(ratio: Any, slots: Any, max_tokens: int) -> int:
@@ -504,7 +501,8 @@ def slots_of(ratio: Any, slots: Any, max_tokens: int) -> int:
         InvalidArgument: both or neither, or a value of another kind.
     """
     if (ratio is None) == (slots is None):
-        raise InvalidArgument("ratio", "both ratio and slots" if ratio is not None else "neither ratio nor slots", "one")
+        given = "neither ratio nor slots" if ratio is None else "both ratio and slots"
+        raise InvalidArgument("ratio", given, "one of them")
     if ratio is None:
         if type(slots) is not int or slots < 1:
             raise InvalidArgument("slots", repr(slots), "a whole number from 1 on")

@@ -29,8 +29,10 @@ _STATIC = ("static", "offloaded_static", "hybrid", "sliding_window")
 class Memory(NamedTuple):
     """Bytes of a cache. Those of forebay's own memory are as on a GPU."""
 
-    # Device: slots, landing and scratch slots, and tables of the sparse layers. They do not grow with the context.
+    # Device: slots of the sparse layers, with landing and scratch slots. They do not grow with the context.
     slots: int
+    # Device: their tables, and what whole mappings of 2 MiB leave unused.
+    tables: int
     # Device: index keys of the sparse layers, as far as memory is taken for them.
     index_keys: int
     # Device: the layers that stay in transformers' own tensors.
@@ -45,7 +47,7 @@ class Memory(NamedTuple):
     @property
     def device(self) -> int:
         """What stays on the device between passes."""
-        return self.slots + self.index_keys + self.stock
+        return self.slots + self.tables + self.index_keys + self.stock
 
 
 class SparseLayer(CacheLayerMixin):
@@ -150,7 +152,8 @@ class ForebayCache(transformers.Cache):
         layers = transformers.DynamicCache(config=config).layers
         for number, one in enumerate(found.sparse):
             layers[one.layer] = SparseLayer(self._batch, number)
-        self._stock = [layer for layer in layers if not isinstance(layer, SparseLayer)]
+        # By the layer's number in the model.
+        self._stock = {at: layer for at, layer in enumerate(layers) if not isinstance(layer, SparseLayer)}
         super().__init__(layers=layers)
         # The memory goes with the cache, though its layers may live on.
         self._closer = weakref.finalize(self, self._batch.close)
@@ -161,16 +164,20 @@ class ForebayCache(transformers.Cache):
     ) -> tuple[Any, Any]:
         """Takes a layer's new rows. See `transformers.Cache.update`."""
         if self._batch.passing is None and self._batch.number(layer_idx) == 0:
-            self._check_model()
+            self._check_model(layer_idx, int(key_states.shape[2]))
         found: tuple[Any, Any] = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         return found
 
-    def _check_model(self) -> None:
-        """Before a pass: the model attends through forebay, and its other layers have as many tokens."""
+    def _check_model(self, first: int, width: int) -> None:
+        """Before a pass of `width` tokens: the model attends by forebay, and its other layers have as many tokens."""
         text = self._config.get_text_config(decoder=True)
         how = text._attn_implementation
         if how not in (None, ATTENTION):
             raise InvalidState(f"the model attends by {how!r}: call model.set_attn_implementation({ATTENTION!r})")
+        for at, layer in self._stock.items():
+            have, wanted = layer.get_seq_length(), self._batch.length + (width if at < first else 0)
+            if have != wanted:
+                self._batch.refuse(f"an earlier forward pass ended early: layer {at} has {have} tokens, not {wanted}")
 
     @property
     def forebay(self) -> Cache | None:
@@ -191,28 +198,29 @@ class ForebayCache(transformers.Cache):
         """Removes the last `-tokens_to_remove` tokens. See `transformers.Cache.crop`."""
         if tokens_to_remove > 0:
             raise InvalidArgument("tokens_to_remove", repr(tokens_to_remove), "0, or minus the tokens to remove")
-        self._batch.crop(-tokens_to_remove)
-        for layer in self._stock:
+        # A layer with a window refuses if it does not record its past; nothing has changed then.
+        for layer in self._stock.values():
             layer.crop(tokens_to_remove)
+        self._batch.crop(-tokens_to_remove)
 
     def reset(self) -> None:
         """Ends all batch rows. The cache is empty then, and usable after any error."""
         leave()
         self._batch.reset()
-        for layer in self._stock:
+        for layer in self._stock.values():
             layer.reset()
 
     def reorder_cache(self, beam_idx: Any) -> None:
         """Makes batch row i a copy of row `beam_idx[i]`: beam search. Copies are forks, which share full pages."""
         self._batch.rearrange(beam_idx.tolist())
-        for layer in self._stock:
+        for layer in self._stock.values():
             layer.reorder_cache(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Makes `repeats` copies of every batch row, one after the other."""
         rows = range(len(self._batch.rows))
         self._batch.rearrange([row for row in rows for _ in range(repeats)])
-        for layer in self._stock:
+        for layer in self._stock.values():
             layer.batch_repeat_interleave(repeats)
 
     def batch_select_indices(self, indices: Any) -> None:
@@ -223,7 +231,7 @@ class ForebayCache(transformers.Cache):
         else:
             chosen = [row % max(len(rows), 1) for row in indices.tolist()]
         self._batch.rearrange(chosen)
-        for layer in self._stock:
+        for layer in self._stock.values():
             layer.batch_select_indices(indices)
 
     def early_initialization(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -241,12 +249,13 @@ class ForebayCache(transformers.Cache):
     def memory(self) -> Memory:
         """The bytes of the cache now."""
         batch, found = self._batch, self._batch.footprint()
-        slots = host = 0
+        slots = tables = host = 0
         if found is not None:
-            slots, host = found.slots + found.landing + found.scratch + found.tables + found.padding, found.rows
+            slots, tables = found.slots + found.landing + found.scratch, found.tables + found.padding
+            host = found.rows
         keys, used = batch.key_bytes(), batch.key_bytes(used=True)
-        stock = sum(_bytes_of(layer) for layer in self._stock)
-        return Memory(slots, keys, stock, host, batch.dense_bytes() + used + stock, batch.prefill_peak)
+        stock = sum(_bytes_of(layer) for layer in self._stock.values())
+        return Memory(slots, tables, keys, stock, host, batch.dense_bytes() + used + stock, batch.prefill_peak)
 
     def validate(self) -> None:
         """Checks every invariant of forebay's cache, for tests, between passes.
@@ -271,7 +280,7 @@ class ForebayCache(transformers.Cache):
         self.close()
 
     def __deepcopy__(self, memo: Any) -> NoReturn:
-        raise Unsupported("copy of a ForebayCache: its rows are in memory that it owns; batch_repeat_interleave forks rows")
+        raise Unsupported("copy of a ForebayCache: it owns its rows' memory; batch_repeat_interleave forks batch rows")
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise Unsupported("pickling a ForebayCache: its rows are in memory of this process")
@@ -284,14 +293,15 @@ def _config_of(given: Any) -> Any:
         Unsupported: the model is compiled, or generates with a static cache.
     """
     if isinstance(given, transformers.Cache):
-        why = "a StaticCache is for compiled models" if "Static" in type(given).__name__ else "it has tensors of its own"
-        raise InvalidArgument("config", f"a {type(given).__name__}", f"a model's config; {why}")
+        static = "a static cache is for compiled models, and forebay's rows move by calls that no graph contains"
+        why = static if "Static" in type(given).__name__ else "a cache has its own rows"
+        raise InvalidArgument("config", f"a {type(given).__name__}", f"a model's config: {why}")
     if hasattr(given, "_orig_mod") or getattr(given, "_compiled_call_impl", None) is not None:
-        raise Unsupported("torch.compile: a ForebayCache moves rows by calls that no graph contains; use the model itself")
+        raise Unsupported("torch.compile: a ForebayCache moves rows by calls that no graph contains; use the plain model")
     generation = getattr(given, "generation_config", None)
-    static = getattr(generation, "cache_implementation", None)
-    if static in _STATIC:
-        raise Unsupported(f"cache_implementation={static!r}: generate would compile; set it to None")
+    how = getattr(generation, "cache_implementation", None)
+    if how in _STATIC:
+        raise Unsupported(f"cache_implementation={how!r}: generate would compile; set it to None")
     return given.config if hasattr(given, "forward") and hasattr(given, "config") else given
 
 

@@ -1,18 +1,18 @@
 """The model families, and what forebay keeps of each layer.
 
-A layer with an indexer's selection keeps its rows in forebay: one latent of `kv_lora_rank` values and the rotated key of
-`qk_rope_head_dim` values for each token, in the model's dtype. All else stays where transformers keeps it.
+A layer that attends to a selection keeps its rows in forebay: one latent of `kv_lora_rank` values and the rotated key
+of `qk_rope_head_dim` values for each token, in the model's dtype. All else stays where transformers keeps it.
 
-    family            layers that select                    what differs
-    deepseek_v32      every layer
-    glm_moe_dsa       `indexer_types`: "full"               a "shared" layer uses the selection of the layer before it
-    axk2              every layer
-    hy_v4             `indexer_types`: "full"               attention sinks, which the model's own attention adds
-    mistral_large4    `indexer_types`: "full"               layers without RoPE have no rotated key: their rows are padded.
-                                                            A layer that attends to another layer's latents
-                                                            (`kv_source_layers`) keeps a copy of those rows
-    dots3_note        layer type "indexed_attention"        layers with a sliding window, or without a selection, have
-                                                            rows of other sizes and stay in transformers' own layers
+    family            layers with an indexer        what differs
+    deepseek_v32      all
+    glm_moe_dsa       `indexer_types`: "full"       a "shared" layer uses the selection of the layer before it
+    axk2              all
+    hy_v4             `indexer_types`: "full"       as glm_moe_dsa; attention sinks, which the model's attention adds
+    mistral_large4    `indexer_types`: "full"       as glm_moe_dsa. Layers without RoPE have no rotated key: their rows
+                                                    are padded. A layer that attends to another layer's latents
+                                                    (`kv_source_layers`) keeps a copy of those rows
+    dots3_note        type "indexed_attention"      layers with a sliding window, or without a selection, have rows of
+                                                    other sizes and stay in transformers' own layers
 
 forebay's rows have one size, that of the widest layer. So a layer without RoPE of mistral_large4 wastes
 `qk_rope_head_dim` of its values.
