@@ -22,16 +22,18 @@ import numpy as np
 
 from ..errors import Busy, Closed, InvalidArgument, InvalidState, OutOfRange, counted
 from ..sequence import Sequence
-from ..tensors import HOST, index
+from ..tensors import HOST, index, look
 from . import layout
 from .failures import naming
-from .tensors import NUMPY, library_of, library_of_dtype
+from .tensors import INTEGERS, NUMPY, Library, library_of, library_of_dtype
 
 if TYPE_CHECKING:
     from .recording import Recording
     from .requests import Requests
 
 FILLING, RUNNING, PARKED, FAILED, ENDED = "filling", "running", "parked", "failed", "ended"
+# Positions of a warm-up.
+_WARM_MOST = 8
 _T = TypeVar("_T")
 
 
@@ -59,6 +61,9 @@ class Request:
         self._pages: tuple[layout.Numbers, layout.Numbers] | None = None
         self._owner: weakref.ref[Any] | None = None
         self._recording: Recording | None = None
+        # For each layer that selects, what the last positions of the prompt selected.
+        self._warm: dict[int, np.ndarray[Any, Any]] = {}
+        self._warm_library: Library = NUMPY
         self._why = "it was ended"
 
     @property
@@ -306,9 +311,45 @@ class Request:
             self._patiently(lambda: self._sequence.resume(self._requests._stream))
             self.state, self._committed = RUNNING, self._length
 
+    def warm_up(self, layer: int, selection: Any) -> None:
+        """States what the last positions of the prompt selected in a layer: the join makes these rows resident, so that
+        the first step finds them. Without it, a request whose slots do not hold its whole prompt begins without rows.
+
+        Args:
+            layer: a layer that selects; its last call before the first step counts.
+            selection: int32 or int64 `[positions, k]`, the newest position last, -1 for none. The last 8 are used.
+
+        Raises:
+            InvalidArgument: a tensor of another dtype or shape, or a layer that another one selects for.
+            InvalidState, Closed: as `prefill`.
+        """
+        with naming(self):
+            self._check_free("warm_up")
+            self._requests._check_leader(layer)
+            library = library_of(selection, "selection")
+            found, top_k = look(selection, "selection"), self._requests.cache.info.top_k
+            if found.dtype not in INTEGERS or len(found.shape) != 2 or found.shape[1] > top_k:
+                expected = f"int32 or int64 [positions, {top_k} or fewer]"
+                raise InvalidArgument("selection", f"{found.dtype} {list(found.shape)}", expected)
+            self._warm[layer] = library.to_numpy(selection[-_WARM_MOST:]).astype(np.int32)
+            self._warm_library = library
+
+    def _warmed(self) -> Any:
+        """The warm-up of the join, on the device; None without one."""
+        steps = max((len(selection) for selection in self._warm.values()), default=0)
+        if not steps:
+            return None
+        info, groups = self._requests.cache.info, self._requests._groups
+        given = np.full((info.index_groups, steps, info.top_k), -1, np.int32)
+        for layer, selection in self._warm.items():
+            given[groups.index(layer), steps - len(selection) :, : selection.shape[1]] = selection
+        self._warm.clear()
+        return self._warm_library.to_device(given, self._requests.cache.device.place)
+
     def _join(self) -> None:
         self._check_filled()
-        self._patiently(lambda: self._sequence.join(self._requests._stream))
+        warm_up = self._warmed()
+        self._patiently(lambda: self._sequence.join(self._requests._stream, warm_up=warm_up))
         self.state, self._committed = RUNNING, self._length
 
     def _check_filled(self) -> None:
@@ -410,7 +451,6 @@ class Request:
             given = f"{counted(width, 'row')} at {self._length} tokens"
             raise OutOfRange(f"{given}: it was admitted for {self._admitted}; promise it more, or end it")
         self._bring()
-        self._account(self._length)
         if self._length < self._committed:
             self._truncate(self._length)
         return self._length - self._committed
