@@ -1,8 +1,8 @@
 """A request: from its first chunk to its end.
 
     filling ──join──> running ──park──> parked ──resume──> running
-                         │ a step fails
-                         └──> failed ──crop──> running
+       └──────────────────│───park─────────^
+                          └─ a step fails ──> failed ──crop──> running
 
 The engine states two things: rows of its prompt, and the number of tokens that count. The rest follows. A request joins
 when it first takes part in a step, and resumes when it next does so after it was parked. `length` counts every row of
@@ -239,6 +239,8 @@ class Request:
 
         Raises:
             OutOfRange: a length above `length`.
+            Exhausted: the request is parked or has failed, others share the page in which it would end, and no page or
+                lane is free for its copy. Crop it again later.
             InvalidState: the request is in the open step.
             Closed: the request has ended.
         """
@@ -258,7 +260,12 @@ class Request:
     def _truncate(self, length: int) -> None:
         """Truncates the library's sequence, which then has no landed rows."""
         self._account(length)
-        self._patiently(lambda: self._sequence.truncate(length, self._requests._stream))
+        try:
+            self._patiently(lambda: self._sequence.truncate(length, self._requests._stream))
+        except InvalidState:
+            if self.state not in (FILLING, PARKED):
+                raise
+            return self._truncate_shared(length)
         self._length = self._committed = length
         self._landed, self._pages = 0, None
         if self.state == FAILED:
@@ -267,28 +274,39 @@ class Request:
             self._prompt = length
             self._filled = [min(filled, length) for filled in self._filled]
 
+    def _truncate_shared(self, length: int) -> None:
+        """Truncates a prompt within pages that others share. They are replaced by a copy, which needs a lane."""
+        parked, least = self.state == PARKED, min(self._filled)
+        if least < self._prompt:
+            self._truncate(least)
+        self._bring()
+        self._truncate(length)
+        if parked:
+            self._park()
+
     def park(self) -> None:
         """Gives back lane and slots and keeps the rows, for a request that has to wait. It resumes at its next step.
+        Meanwhile its prompt may go on to arrive.
 
         Raises:
-            InvalidState: the prompt is not complete, a step of it failed, or it is in the open step.
+            InvalidState: a step of it failed, or it is in the open step.
             Exhausted: as many sequences are parked as the cache was made for.
             Closed: the request has ended.
         """
         with naming(self):
             self._check_free("park")
-            if self.state == FILLING:
-                self._join()
-            if self.state == RUNNING:
+            if self.state != PARKED:
                 self._park()
 
     def _park(self) -> None:
-        self._account(self._length)
-        if self._length < self._committed:
+        if self.state == RUNNING and self._length < self._committed:
             self._truncate(self._length)
-        self._patiently(lambda: self._sequence.park(self._length, self._requests._stream))
+        accepted = self._length - self._committed if self.state == RUNNING else 0
+        self._patiently(lambda: self._sequence.park(accepted, self._requests._stream))
+        if self.state == RUNNING:
+            self._account(self._length)
+            self._prompt, self._filled = self._length, [self._length] * len(self._filled)
         self.state, self._committed, self._landed = PARKED, self._length, 0
-        self._prompt, self._filled = self._length, [self._length] * len(self._filled)
 
     def resume(self) -> None:
         """Takes a lane and slots again. A step does so by itself.
