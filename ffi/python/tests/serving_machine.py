@@ -283,7 +283,7 @@ class Machine:
         request, twin = self.requests[name], self.twins[name]
         if not self.attempt(lambda: request.crop(length)):
             # A page that a fork shares is replaced, which needs a page, and a lane.
-            assert request.state in ("parked", "failed") and length <= request.length
+            assert request.state != "running" and length <= request.length
             length = request.length
         for layer, rows in enumerate(twin.rows):
             del rows[length:]

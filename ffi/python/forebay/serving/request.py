@@ -56,6 +56,8 @@ class Request:
         # Tokens of the prompt and in all that the library has admitted; prompt rows of each layer.
         self._prompt, self._admitted = prompt, admitted
         self._filled = [sequence.shared] * requests.cache.info.layers
+        # The number of the last work on the device that writes its rows.
+        self._touched = 0
         # The last step that it took part in, or the one before its first.
         self._seen = requests._turn
         self._pages: tuple[layout.Numbers, layout.Numbers] | None = None
@@ -169,7 +171,8 @@ class Request:
             start, end = index(start, "start"), have if end is None else index(end, "end")
             if not start <= end <= have:
                 raise OutOfRange(f"rows {start} to {end} of layer {layer}, which has {have}")
-            self._requests._written()
+            if self._touched > self._requests._waited:
+                self._requests._wait()
             width, count = self._requests.cache.info.row_bytes, end - start
             library = library_of_dtype(dtype) if out is None else library_of(out, "out", HOST)
             if out is None:
@@ -239,8 +242,8 @@ class Request:
 
         Raises:
             OutOfRange: a length above `length`.
-            Exhausted: the request is parked or has failed, others share the page in which it would end, and no page or
-                lane is free for its copy. Crop it again later.
+            Exhausted: others share the page in which it would end, and no page is free for a copy, or no lane for a
+                parked request, which then resumes. Crop it again later.
             InvalidState: the request is in the open step.
             Closed: the request has ended.
         """
@@ -255,17 +258,26 @@ class Request:
                 self._length = kept
                 return
             if self.state == FAILED or kept < self._length:
-                self._truncate(kept)
+                self._crop_at_rest(kept)
+
+    def _crop_at_rest(self, length: int) -> None:
+        """Crops a request that no step uses."""
+        try:
+            self._truncate(length)
+        except InvalidState:
+            if self.state == FAILED:
+                raise
+            # Others share the page in which it would end. The next step of a running request replaces it by a copy.
+            least = min(self._filled)
+            if least < self._prompt:
+                self._truncate(least)
+            self._bring()
+            self._length = length
 
     def _truncate(self, length: int) -> None:
         """Truncates the library's sequence, which then has no landed rows."""
         self._account(length)
-        try:
-            self._patiently(lambda: self._sequence.truncate(length, self._requests._stream))
-        except InvalidState:
-            if self.state not in (FILLING, PARKED):
-                raise
-            return self._truncate_shared(length)
+        self._patiently(lambda: self._sequence.truncate(length, self._requests._stream))
         self._length = self._committed = length
         self._landed, self._pages = 0, None
         if self.state == FAILED:
@@ -273,16 +285,6 @@ class Request:
         elif self.state != RUNNING:
             self._prompt = length
             self._filled = [min(filled, length) for filled in self._filled]
-
-    def _truncate_shared(self, length: int) -> None:
-        """Truncates a prompt within pages that others share. They are replaced by a copy, which needs a lane."""
-        parked, least = self.state == PARKED, min(self._filled)
-        if least < self._prompt:
-            self._truncate(least)
-        self._bring()
-        self._truncate(length)
-        if parked:
-            self._park()
 
     def park(self) -> None:
         """Gives back lane and slots and keeps the rows, for a request that has to wait. It resumes at its next step.
@@ -411,7 +413,7 @@ class Request:
                 lambda: self._sequence.fork(promised=left, stream=requests._stream, **budget)
             )
         made = Request(requests, id, child, promised, self._length, self._length + left)
-        made.state, made._length, made._committed = RUNNING, self._length, self._length
+        made.state, made._length, made._committed, made._touched = RUNNING, self._length, self._length, self._touched
         made._filled = [self._length] * len(self._filled)
         return requests._enter(made, owner)
 
@@ -491,11 +493,17 @@ class Request:
 
     def _patiently(self, call: Callable[[], _T]) -> _T:
         """Makes a call that needs the request to be idle. If work of it is in flight, waits once for its streams."""
+        self._touch()
         try:
             return call()
         except Busy:
             self._requests._wait()
             return call()
+
+    def _touch(self) -> None:
+        """Notes that work which writes its rows is about to be enqueued."""
+        self._requests._enqueued += 1
+        self._touched = self._requests._enqueued
 
     def _check_open(self, what: str) -> None:
         if self.state == ENDED:

@@ -92,6 +92,8 @@ class Requests:
         # Finished steps that have not ended, oldest first, and failures that nobody has been told.
         self._flying: deque[DecodeStep] = deque()
         self._failures: deque[ForebayError] = deque()
+        # Pieces of work that were enqueued, and those of them that have certainly ended.
+        self._enqueued, self._waited = 0, 0
         self._counts = np.zeros((len(self._layers), 3), np.int64)
         self._dtypes: list[str | None] = [None] * len(self._layers)
         self._works: dict[tuple[Any, ...], Work] = {}
@@ -325,12 +327,9 @@ class Requests:
         while self._flying:
             self._flying[0]._land(wait=True)
             self._flying.popleft()
+        begun = self._enqueued
         self.cache.device.wait(self._stream)
-
-    def _written(self) -> None:
-        """Waits until the rows of finished steps are in the total pool."""
-        if self._flying:
-            self._wait()
+        self._waited = begun
 
     def _told(self) -> ForebayError:
         """The first failure that nobody was told. Later ones follow from it."""

@@ -267,6 +267,7 @@ class DecodeStep:
         for row, (request, width) in enumerate(zip(self.requests, self._widths)):
             if request.state == "ended":
                 continue
+            request._touch()
             request._landed, request._length = width, request._committed + width
             if request._recording is not None:
                 selected = self._selected[:, row, :width]
