@@ -1,8 +1,8 @@
 """A request: from its first chunk to its end.
 
     filling ──join──> running ──park──> parked ──resume──> running
-                         │ a step fails
-                         └──> failed ──crop──> running
+       └──────────────────│───park─────────^
+                          └─ a step fails ──> failed ──crop──> running
 
 The engine states two things: rows of its prompt, and the number of tokens that count. The rest follows. A request joins
 when it first takes part in a step, and resumes when it next does so after it was parked. `length` counts every row of
@@ -22,16 +22,18 @@ import numpy as np
 
 from ..errors import Busy, Closed, InvalidArgument, InvalidState, OutOfRange, counted
 from ..sequence import Sequence
-from ..tensors import HOST, index
+from ..tensors import HOST, index, look
 from . import layout
 from .failures import naming
-from .tensors import NUMPY, library_of, library_of_dtype
+from .tensors import INTEGERS, NUMPY, Library, library_of, library_of_dtype
 
 if TYPE_CHECKING:
     from .recording import Recording
     from .requests import Requests
 
 FILLING, RUNNING, PARKED, FAILED, ENDED = "filling", "running", "parked", "failed", "ended"
+# Positions of a warm-up.
+_WARM_MOST = 8
 _T = TypeVar("_T")
 
 
@@ -54,11 +56,16 @@ class Request:
         # Tokens of the prompt and in all that the library has admitted; prompt rows of each layer.
         self._prompt, self._admitted = prompt, admitted
         self._filled = [sequence.shared] * requests.cache.info.layers
+        # The number of the last work on the device that writes its rows.
+        self._touched = 0
         # The last step that it took part in, or the one before its first.
         self._seen = requests._turn
         self._pages: tuple[layout.Numbers, layout.Numbers] | None = None
         self._owner: weakref.ref[Any] | None = None
         self._recording: Recording | None = None
+        # For each layer that selects, what the last positions of the prompt selected.
+        self._warm: dict[int, np.ndarray[Any, Any]] = {}
+        self._warm_library: Library = NUMPY
         self._why = "it was ended"
 
     @property
@@ -164,7 +171,8 @@ class Request:
             start, end = index(start, "start"), have if end is None else index(end, "end")
             if not start <= end <= have:
                 raise OutOfRange(f"rows {start} to {end} of layer {layer}, which has {have}")
-            self._requests._written()
+            if self._touched > self._requests._waited:
+                self._requests._wait()
             width, count = self._requests.cache.info.row_bytes, end - start
             library = library_of_dtype(dtype) if out is None else library_of(out, "out", HOST)
             if out is None:
@@ -234,6 +242,8 @@ class Request:
 
         Raises:
             OutOfRange: a length above `length`.
+            Exhausted: others share the page in which it would end, and no page is free for a copy, or no lane for a
+                parked request, which then resumes. Crop it again later.
             InvalidState: the request is in the open step.
             Closed: the request has ended.
         """
@@ -248,7 +258,21 @@ class Request:
                 self._length = kept
                 return
             if self.state == FAILED or kept < self._length:
-                self._truncate(kept)
+                self._crop_at_rest(kept)
+
+    def _crop_at_rest(self, length: int) -> None:
+        """Crops a request that no step uses."""
+        try:
+            self._truncate(length)
+        except InvalidState:
+            if self.state == FAILED:
+                raise
+            # Others share the page in which it would end. The next step of a running request replaces it by a copy.
+            least = min(self._filled)
+            if least < self._prompt:
+                self._truncate(least)
+            self._bring()
+            self._length = length
 
     def _truncate(self, length: int) -> None:
         """Truncates the library's sequence, which then has no landed rows."""
@@ -264,26 +288,27 @@ class Request:
 
     def park(self) -> None:
         """Gives back lane and slots and keeps the rows, for a request that has to wait. It resumes at its next step.
+        Meanwhile its prompt may go on to arrive.
 
         Raises:
-            InvalidState: the prompt is not complete, a step of it failed, or it is in the open step.
+            InvalidState: a step of it failed, or it is in the open step.
             Exhausted: as many sequences are parked as the cache was made for.
             Closed: the request has ended.
         """
         with naming(self):
             self._check_free("park")
-            if self.state == FILLING:
-                self._join()
-            if self.state == RUNNING:
+            if self.state != PARKED:
                 self._park()
 
     def _park(self) -> None:
-        self._account(self._length)
-        if self._length < self._committed:
+        if self.state == RUNNING and self._length < self._committed:
             self._truncate(self._length)
-        self._patiently(lambda: self._sequence.park(self._length, self._requests._stream))
+        accepted = self._length - self._committed if self.state == RUNNING else 0
+        self._patiently(lambda: self._sequence.park(accepted, self._requests._stream))
+        if self.state == RUNNING:
+            self._account(self._length)
+            self._prompt, self._filled = self._length, [self._length] * len(self._filled)
         self.state, self._committed, self._landed = PARKED, self._length, 0
-        self._prompt, self._filled = self._length, [self._length] * len(self._filled)
 
     def resume(self) -> None:
         """Takes a lane and slots again. A step does so by itself.
@@ -306,9 +331,45 @@ class Request:
             self._patiently(lambda: self._sequence.resume(self._requests._stream))
             self.state, self._committed = RUNNING, self._length
 
+    def warm_up(self, layer: int, selection: Any) -> None:
+        """States what the last positions of the prompt selected in a layer: the join makes these rows resident, so that
+        the first step finds them. Without it, a request whose slots do not hold its whole prompt begins without rows.
+
+        Args:
+            layer: a layer that selects; its last call before the first step counts.
+            selection: int32 or int64 `[positions, k]`, the newest position last, -1 for none. The last 8 are used.
+
+        Raises:
+            InvalidArgument: a tensor of another dtype or shape, or a layer that another one selects for.
+            InvalidState, Closed: as `prefill`.
+        """
+        with naming(self):
+            self._check_free("warm_up")
+            self._requests._check_leader(layer)
+            library = library_of(selection, "selection")
+            found, top_k = look(selection, "selection"), self._requests.cache.info.top_k
+            if found.dtype not in INTEGERS or len(found.shape) != 2 or found.shape[1] > top_k:
+                expected = f"int32 or int64 [positions, {top_k} or fewer]"
+                raise InvalidArgument("selection", f"{found.dtype} {list(found.shape)}", expected)
+            self._warm[layer] = library.to_numpy(selection[-_WARM_MOST:]).astype(np.int32)
+            self._warm_library = library
+
+    def _warmed(self) -> Any:
+        """The warm-up of the join, on the device; None without one."""
+        steps = max((len(selection) for selection in self._warm.values()), default=0)
+        if not steps:
+            return None
+        info, groups = self._requests.cache.info, self._requests._groups
+        given = np.full((info.index_groups, steps, info.top_k), -1, np.int32)
+        for layer, selection in self._warm.items():
+            given[groups.index(layer), steps - len(selection) :, : selection.shape[1]] = selection
+        self._warm.clear()
+        return self._warm_library.to_device(given, self._requests.cache.device.place)
+
     def _join(self) -> None:
         self._check_filled()
-        self._patiently(lambda: self._sequence.join(self._requests._stream))
+        warm_up = self._warmed()
+        self._patiently(lambda: self._sequence.join(self._requests._stream, warm_up=warm_up))
         self.state, self._committed = RUNNING, self._length
 
     def _check_filled(self) -> None:
@@ -352,7 +413,7 @@ class Request:
                 lambda: self._sequence.fork(promised=left, stream=requests._stream, **budget)
             )
         made = Request(requests, id, child, promised, self._length, self._length + left)
-        made.state, made._length, made._committed = RUNNING, self._length, self._length
+        made.state, made._length, made._committed, made._touched = RUNNING, self._length, self._length, self._touched
         made._filled = [self._length] * len(self._filled)
         return requests._enter(made, owner)
 
@@ -410,7 +471,6 @@ class Request:
             given = f"{counted(width, 'row')} at {self._length} tokens"
             raise OutOfRange(f"{given}: it was admitted for {self._admitted}; promise it more, or end it")
         self._bring()
-        self._account(self._length)
         if self._length < self._committed:
             self._truncate(self._length)
         return self._length - self._committed
@@ -433,11 +493,17 @@ class Request:
 
     def _patiently(self, call: Callable[[], _T]) -> _T:
         """Makes a call that needs the request to be idle. If work of it is in flight, waits once for its streams."""
+        self._touch()
         try:
             return call()
         except Busy:
             self._requests._wait()
             return call()
+
+    def _touch(self) -> None:
+        """Notes that work which writes its rows is about to be enqueued."""
+        self._requests._enqueued += 1
+        self._touched = self._requests._enqueued
 
     def _check_open(self, what: str) -> None:
         if self.state == ENDED:

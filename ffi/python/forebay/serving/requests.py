@@ -92,6 +92,8 @@ class Requests:
         # Finished steps that have not ended, oldest first, and failures that nobody has been told.
         self._flying: deque[DecodeStep] = deque()
         self._failures: deque[ForebayError] = deque()
+        # Pieces of work that were enqueued, and those of them that have certainly ended.
+        self._enqueued, self._waited = 0, 0
         self._counts = np.zeros((len(self._layers), 3), np.int64)
         self._dtypes: list[str | None] = [None] * len(self._layers)
         self._works: dict[tuple[Any, ...], Work] = {}
@@ -203,15 +205,13 @@ class Requests:
         """
         self[id].end()
 
-    def step(
-        self, rows: Many[Hashable | tuple[Hashable, int]], *, query_rows: int = 1
-    ) -> DecodeStep:
+    def step(self, rows: Many[Hashable | tuple[Hashable, int]], *, query_rows: int = 1) -> DecodeStep:
         """Begins a step. Its requests join or resume if they have not, and the rows of their last steps are accepted up
         to their length.
 
         Args:
-            rows: the ids, in the order of the batch; or pairs of an id and its query rows. An id that is a tuple needs
-                the pair.
+            rows: the ids, in the order of the batch; or pairs of an id and its query rows. An id that is a pair itself
+                needs one around it.
             query_rows: of every request given without: 1 + drafts.
 
         Raises:
@@ -235,17 +235,25 @@ class Requests:
             raise InvalidArgument("rows", repr(rows), "a list of ids, or of pairs of an id and its query rows")
         info, found = self.cache.info, []
         for row in rows:
-            id, width = row if isinstance(row, tuple) and len(row) == 2 and row not in self._by_id else (row, query_rows)
+            pair = isinstance(row, tuple) and len(row) == 2
+            id, width = row if pair else (row, query_rows)
             request, width = self[id], index(width, "query_rows", least=1)
             if width > info.query_rows:
                 raise OutOfRange(f"request {id!r}: {width} query rows; the cache was made for {info.query_rows}")
             found.append((request, width))
         if not 0 < len(found) <= info.batch:
             raise OutOfRange(f"a step of {len(found)} requests; the cache was made for 1 to {info.batch} (batch)")
-        if len({request.id for request, _ in found}) < len(found):
-            twice = next(request.id for at, (request, _) in enumerate(found) if (request, _) in found[:at])
-            raise InvalidArgument("rows", f"request {twice!r} twice", "a request once")
+        seen: set[Hashable] = set()
+        for request, _ in found:
+            if request.id in seen:
+                raise InvalidArgument("rows", f"request {request.id!r} twice", "each request once")
+            seen.add(request.id)
         return found
+
+    def _check_leader(self, layer: int) -> None:
+        leader = self._layers[index(layer, "layer", len(self._layers) - 1)]
+        if leader != layer:
+            raise InvalidArgument("layer", str(layer), f"layer {leader}, which selects for it")
 
     def retire(self) -> None:
         """Waits until all finished steps have ended, on a device that works later.
@@ -319,12 +327,9 @@ class Requests:
         while self._flying:
             self._flying[0]._land(wait=True)
             self._flying.popleft()
+        begun = self._enqueued
         self.cache.device.wait(self._stream)
-
-    def _written(self) -> None:
-        """Waits until the rows of finished steps are in the total pool."""
-        if self._flying:
-            self._wait()
+        self._waited = begun
 
     def _told(self) -> ForebayError:
         """The first failure that nobody was told. Later ones follow from it."""
@@ -404,7 +409,7 @@ class Requests:
         if keys.shape[1] != width:
             raise InvalidArgument("keys", f"keys of {keys.shape[1]} bytes", f"keys of {width} bytes")
         self._ready()
-        library.put(self._keys_view(library, group), library.places(places, self.cache.device.place), keys)
+        library.put(self._keys_view(library, group), library.to_device(places, self.cache.device.place), keys)
 
     def _index_keys(
         self, library: Library, dtype: Any, group: int, pages: layout.Numbers, start: int, end: int
@@ -416,7 +421,7 @@ class Requests:
             rows = view[found[0][0] : found[0][0] + found[0][2]]
         else:
             at = layout.places(pages, tokens, np.arange(start, max(end, start)))
-            rows = library.take(view, library.places(at, self.cache.device.place), None)
+            rows = library.take(view, library.to_device(at, self.cache.device.place), None)
         return rows if dtype is None else rows.view(dtype)
 
     def __repr__(self) -> str:

@@ -12,13 +12,11 @@ from ..errors import Busy, ForebayError, InvalidArgument, InvalidState, OutOfRan
 from ..step import Buffers, Retired
 from ..tensors import HOST, index, look
 from .failures import naming, naming_batch
-from .tensors import Library, library_of
+from .tensors import INTEGERS, Library, library_of
 
 if TYPE_CHECKING:
     from .request import Request
     from .requests import Requests
-
-_INTEGERS = ("int32", "int64")
 
 
 class Work:
@@ -63,13 +61,15 @@ class DecodeStep:
                 requests._wait()
                 self._step = cache.prepare(rows, stream=requests._stream)
         for request in self.requests:
+            request._account(request._length)
             request._committed, request._landed = request._length, 0
         self.starts = np.array([request._length for request in self.requests], np.int64)
         self._number = requests._begin(self.requests)
         requests._open = self
         # New rows and their landing slots, as far as the batch's rows are in use.
-        self._used = [(row, at) for row, width in enumerate(self._widths) for at in range(width)]
-        self._landing = [self.requests[row]._sequence.landing_slot(at) for row, at in self._used]
+        used = [(row, at) for row, width in enumerate(self._widths) for at in range(width)]
+        slots = [self.requests[row]._sequence.landing_slot(at) for row, at in used]
+        self._landing = np.array(slots, np.int64)
         self._places: dict[str, Any] = {}
         self._written = [False] * cache.info.layers
         self._stored = [False] * cache.info.layers
@@ -105,7 +105,7 @@ class DecodeStep:
         library, given, _ = owner._rows_of(layer, rows, shape)
         places = self._places.get(library.name)
         if places is None:
-            places = self._places[library.name] = library.places(self._landing, place)
+            places = self._places[library.name] = library.to_device(self._landing, place)
         if self._ragged is not None:
             given = given.reshape(*shape, -1)
             given = library.concatenate([given[row, :width] for row, width in enumerate(self._widths)])
@@ -172,7 +172,7 @@ class DecodeStep:
     def _check_selection(self, library: Library, layer: int, selection: Any) -> None:
         found, top_k = look(selection, "selection"), self._owner.cache.info.top_k
         shape = tuple(found.shape)
-        if found.dtype not in _INTEGERS or shape[:2] != (self.batch, self.query_rows) or len(shape) != 3:
+        if found.dtype not in INTEGERS or shape[:2] != (self.batch, self.query_rows) or len(shape) != 3:
             expected = f"int32 or int64 [{self.batch}, {self.query_rows}, {top_k} or fewer]"
             raise InvalidArgument("selection", f"{found.dtype} {list(shape)}", expected)
         if shape[2] > top_k:
@@ -267,6 +267,7 @@ class DecodeStep:
         for row, (request, width) in enumerate(zip(self.requests, self._widths)):
             if request.state == "ended":
                 continue
+            request._touch()
             request._landed, request._length = width, request._committed + width
             if request._recording is not None:
                 selected = self._selected[:, row, :width]
@@ -277,11 +278,17 @@ class DecodeStep:
             raise self._owner._told()
 
     def abandon(self) -> None:
-        """Gives up the step; idempotent. Its requests have failed, and are usable again after `Request.crop`."""
+        """Gives up the step; idempotent. Waits for its work, so that it is known what is committed. Its requests have
+        failed, and are usable again after `Request.crop`."""
         if self._owner._open is not self:
             return
         self._owner._open = None
-        self._step.__exit__(RuntimeError, RuntimeError("abandoned"), None)
+        try:
+            self._step.abandon()
+            self._step.retire(wait=True)
+        except ForebayError:
+            # Cancelled, or the device's failure, which the next call on it raises again.
+            self._owner._hear()
         for request in self.requests:
             request._fail()
 

@@ -23,6 +23,8 @@ from ..tensors import HOST, Place, look
 
 Array = Any
 """A tensor of one of the libraries."""
+INTEGERS = ("int32", "int64")
+"""Dtypes of a selection."""
 
 
 class Library(Protocol):
@@ -39,6 +41,9 @@ class Library(Protocol):
     def to_host(self, rows: Array) -> Array:
         """The rows in host memory."""
 
+    def to_device(self, values: np.ndarray[Any, Any], place: Place) -> Array:
+        """Numbers of the host as a tensor in `place`."""
+
     def words(self, shape: tuple[int, ...], place: Place) -> Array:
         """An int32 tensor, -1 everywhere."""
 
@@ -51,9 +56,6 @@ class Library(Protocol):
 
     def view(self, memory: Any, dtype: Any) -> Array:
         """Memory of the cache as numbers."""
-
-    def places(self, slots: Any, place: Place) -> Array:
-        """Slots as the index of `put`."""
 
     def put(self, slab: Array, places: Array, rows: Array) -> None:
         """Writes rows of bytes to slots of a slab of bytes."""
@@ -94,6 +96,10 @@ class Numpy:
         """See `Library`."""
         return rows
 
+    def to_device(self, values: np.ndarray[Any, Any], place: Place) -> Array:
+        """See `Library`."""
+        return values
+
     def words(self, shape: tuple[int, ...], place: Place) -> Array:
         """See `Library`."""
         return np.full(shape, -1, np.int32)
@@ -114,10 +120,6 @@ class Numpy:
     def view(self, memory: Any, dtype: Any) -> Array:
         """See `Library`."""
         return _flat(memory).view(np.uint8 if dtype is None else dtype)
-
-    def places(self, slots: Any, place: Place) -> Array:
-        """See `Library`."""
-        return np.array(slots, np.intp)
 
     def put(self, slab: Array, places: Array, rows: Array) -> None:
         """See `Library`."""
@@ -152,7 +154,8 @@ class Numpy:
         """See `Library`."""
         if not out.flags.c_contiguous:
             raise InvalidArgument("out", "an array with gaps", "a C-contiguous one")
-        return out.reshape(max(count, 1), -1)[:count].view(np.uint8)
+        found: np.ndarray[Any, Any] = out.reshape(max(count, 1), -1)[:count].view(np.uint8)
+        return found
 
     def of_numpy(self, rows: np.ndarray[Any, Any], dtype: Any) -> Array:
         """See `Library`."""
@@ -181,6 +184,10 @@ class Torch:
     def to_host(self, rows: Array) -> Array:
         """See `Library`: from a GPU a copy, which waits for the work that writes the rows."""
         return rows.cpu()
+
+    def to_device(self, values: np.ndarray[Any, Any], place: Place) -> Array:
+        """See `Library`."""
+        return self.torch.from_numpy(values).to(_torch_device(place))
 
     def words(self, shape: tuple[int, ...], place: Place) -> Array:
         """See `Library`."""
@@ -211,10 +218,6 @@ class Torch:
             found = torch.from_dlpack(memory)
             found = found.flatten(0, 1) if found.is_contiguous() else found
         return found if dtype is None else found.view(dtype)
-
-    def places(self, slots: Any, place: Place) -> Array:
-        """See `Library`."""
-        return self.torch.as_tensor(slots, dtype=self.torch.int64, device=_torch_device(place))
 
     def put(self, slab: Array, places: Array, rows: Array) -> None:
         """See `Library`."""
