@@ -12,11 +12,24 @@ use crate::error::{Error, Kind, Result};
 /// [`Kind::OutOfMemory`] with `operation`, `place` and the bytes.
 pub(crate) fn vector<T>(count: usize, operation: &'static str, place: &'static str) -> Result<Vec<T>> {
     let mut room = Vec::new();
-    room.try_reserve_exact(count).map_err(|_| {
-        let bytes = (count as u64).saturating_mul(size_of::<T>() as u64);
-        Error::new(Kind::OutOfMemory, operation).at(place).with("bytes", bytes)
-    })?;
+    reserve(&mut room, count, operation, place)?;
     Ok(room)
+}
+
+/// Makes room for `more` items behind those of a vector.
+///
+/// # Errors
+/// As [`vector`].
+pub(crate) fn reserve<T>(
+    items: &mut Vec<T>,
+    more: usize,
+    operation: &'static str,
+    place: &'static str,
+) -> Result<()> {
+    items.try_reserve_exact(more).map_err(|_| {
+        let bytes = (more as u64).saturating_mul(size_of::<T>() as u64);
+        Error::new(Kind::OutOfMemory, operation).at(place).with("bytes", bytes)
+    })
 }
 
 /// A vector of `count` copies of `value`.

@@ -22,6 +22,8 @@ pub struct Stats {
     pub slots_in_use: u64,
     /// Gauge: free lanes.
     pub free_lanes: u32,
+    /// Gauge: parked sequences.
+    pub parked: u32,
     /// Counter: steps retired.
     pub steps: u64,
     /// Counter: distinct selected rows that were resident, in all layers.

@@ -120,9 +120,30 @@ impl World {
         self.tables.validate().unwrap();
         for (lane, oracle) in self.lanes.iter().enumerate() {
             match oracle {
-                Some(oracle) => assert_eq!(self.tables.order(lane as u32), oracle.order),
+                Some(oracle) => {
+                    assert_eq!(self.tables.order(lane as u32), oracle.order);
+                    self.newest(lane, &oracle.order);
+                }
                 None => assert_eq!(self.tables.digest(lane as u32), 0),
             }
+        }
+    }
+
+    /// The newest rows are the last ones of the order, in the order of the lane's places.
+    fn newest(&self, lane: usize, order: &[u32]) {
+        let mut work = Workspace::new(&shape(), QUERY_ROWS * K as u32).unwrap();
+        let place = |position: &i32| {
+            let slot = self.tables.slot(lane as u32, *position as u32).unwrap() - shape().budget_base;
+            (self.owned[lane].iter().position(|block| *block == slot / 64), slot % 64)
+        };
+        for count in [1, 2, K, 63, 64, order.len().max(1), TOKENS as usize] {
+            let mut rows = vec![7; count];
+            self.tables.newest(&Portable, lane as u32, &mut work, &mut rows).unwrap();
+            let first = order.len().saturating_sub(count);
+            let mut newest: Vec<i32> = order[first..].iter().map(|position| *position as i32).collect();
+            newest.sort_by_key(place);
+            newest.resize(count, -1);
+            assert_eq!(rows, newest, "{count} of {}", order.len());
         }
     }
 

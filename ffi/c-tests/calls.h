@@ -130,6 +130,9 @@ TRY(fork) {
     fb_open_config config = opening(0, 10);
     return fb_fork(handle, w->sequence, P(1, &config), NULL, P(2, &w->out.number), NULL);
 }
+TRY(extend) { return UNUSED, fb_extend(handle, w->sequence, 40, 8); }
+TRY(park) { return UNUSED, fb_park(handle, w->sequence, 0, NULL); }
+TRY(resume) { return UNUSED, fb_resume(handle, w->sequence, 0, NULL, NULL); }
 TRY(truncate) { return UNUSED, fb_truncate(handle, w->sequence, 1000, NULL, NULL); }
 TRY(close) { return UNUSED, fb_close(handle, w->sequence + 1, NULL); }
 TRY(length) { return fb_length(handle, w->sequence, P(1, FILL(sequence_length))); }
@@ -360,6 +363,7 @@ static const call CALLS[] = {
     CALL(cache_destroy, CACHE, 0),
     CALL(open, CACHE, 2), CALL(append, CACHE, 1), CALL(append_in_place, CACHE, 0), CALL(join, CACHE, 0),
     CALL(join_more, CACHE, 0), CALL(fork, CACHE, 2), CALL(truncate, CACHE, 0), CALL(close, CACHE, 0),
+    CALL(extend, CACHE, 0), CALL(park, CACHE, 0), CALL(resume, CACHE, 0),
     CALL(length, CACHE, 1), CALL(pages, CACHE, 2), CALL(landing_slot, CACHE, 1), CALL(read_row, CACHE, 1),
     CALL(digest, CACHE, 1), CALL(resize, CACHE, 1), CALL(budgets, CACHE, 1), CALL(share_slots, CACHE, 0),
     CALL(budgets_digest, CACHE, 1), CALL(open_shared, CACHE, 5), CALL(find_shared, CACHE, 4),

@@ -77,7 +77,8 @@ static void foreign(world *w) {
                                "fb_pages", "fb_digest", "fb_read_row", "fb_landing_slot", "fb_publish",
                                "fb_layer", "fb_layers", "fb_resolve", "fb_gather", "fb_scatter",
                                "fb_overlap", "fb_close", "fb_finish", "fb_abandon", "fb_append_in_place",
-                               "fb_scatter_range", "fb_overlap_steps", "fb_resize", "fb_budgets"};
+                               "fb_scatter_range", "fb_overlap_steps", "fb_resize", "fb_budgets",
+                               "fb_extend", "fb_park", "fb_resume"};
     uint32_t made = 0;
     for (uint32_t index = 0; index < CALL_COUNT; index++) {
         for (size_t at = 0; at < sizeof sequences / sizeof sequences[0]; at++) {

@@ -434,6 +434,10 @@ typedef struct fb_cache_config {
     // Optional, instead of `lone_layers` and `group_layers`: one number for each layer, draft layers included: 1 for a
     // layer that selects, 0 for one that shares the selection of the layer before (a model's list of indexer types).
     const uint32_t *selects_by_layer;
+    // Optional: the most sequences that may be parked at once (fb_park), in addition to the open ones. Default: 0.
+    uint32_t parked;
+    // Must be 0.
+    uint32_t reserved;
 } fb_cache_config;
 
 // The bytes that a cache takes, by purpose.
@@ -507,6 +511,8 @@ typedef struct fb_stats {
     uint64_t resizes;
     // Counter: rows that resizes have moved to other slots, all layers, as far as a retired step has reported them.
     uint64_t moved_rows;
+    // Gauge: parked sequences.
+    uint64_t parked;
 } fb_stats;
 
 // The configuration of a cache and the sizes that follow from it. It does not change.
@@ -609,6 +615,10 @@ typedef struct fb_sequence_length {
     uint32_t published;
     // 1 if the sequence has joined and may take part in steps, otherwise 0.
     uint32_t running;
+    // 1 if the sequence is parked (fb_park), otherwise 0.
+    uint32_t parked;
+    // Prompt rows that every layer has. While the sequence is parked, all its tokens are a prompt.
+    uint32_t filled;
 } fb_sequence_length;
 
 // A page of a sequence. This struct never grows.
@@ -1376,6 +1386,48 @@ fb_status fb_append_in_place(struct fb_cache *cache,
                              uint64_t sequence,
                              uint32_t count);
 
+// Admits more tokens to a sequence that has not joined or is parked, for prompts that arrive in chunks: its prompt gets
+// `prompt` tokens in all, and after them it may decode `promised`. Neither the prompt nor the sum may become smaller. A
+// budget that was given as a ratio is that ratio of the new sum. FB_OUT_OF_RANGE for a smaller number or more than the
+// cache's max_tokens; FB_EXHAUSTED names the pool that has too little left; FB_INVALID_STATE once the sequence has
+// joined. After any of these nothing has changed.
+//
+// Requires:
+// Nothing beyond the conventions at the top of the header.
+fb_status fb_extend(struct fb_cache *cache,
+                    uint64_t sequence,
+                    uint32_t prompt,
+                    uint32_t promised);
+
+// Parks a sequence, for example to preempt it: its lane and slots are free for others when the call returns, and its
+// pages stay. `accepted` is how many rows of its last step count, as in fb_batch_row; the others are rejected. A
+// sequence that has not joined is parked with 0. Until fb_resume brings it back, the sequence is a prompt: fb_extend,
+// fb_append and fb_truncate accept it. The device notes the rows that the sequence selected last, in `stream`'s order.
+// FB_EXHAUSTED if as many sequences are parked as `parked` of fb_cache_config; FB_BUSY while work of the sequence is in
+// flight; FB_INVALID_STATE while it is joining or after a failed step; FB_OUT_OF_RANGE for more accepted rows than
+// landed. After any of these nothing has changed.
+//
+// Requires:
+// Nothing beyond the conventions at the top of the header.
+fb_status fb_park(struct fb_cache *cache,
+                  uint64_t sequence,
+                  uint32_t accepted,
+                  void *stream);
+
+// Resumes a parked sequence: takes a lane and slots, and joins with the rows that it selected last before it was parked.
+// `bytes_a_call` is the most bytes of rows that the call gathers, 0 for no bound; fb_join_more gathers the rest.
+// `ticket` may be NULL; otherwise it receives the ticket of the enqueued work. FB_EXHAUSTED names lanes or slot blocks;
+// FB_INVALID_STATE for a sequence that is not parked, or whose prompt is incomplete in a layer; FB_BUSY as in fb_join.
+// After any of these nothing has changed. If the device refuses the call half-way, fb_join does the rest.
+//
+// Requires:
+// `ticket` is NULL or has room for the result.
+fb_status fb_resume(struct fb_cache *cache,
+                    uint64_t sequence,
+                    uint64_t bytes_a_call,
+                    void *stream,
+                    struct fb_ticket **ticket);
+
 // Joins a sequence to its lane, once every layer has its whole prompt. The call decides which rows are resident. In
 // each layer where `bring_up` of fb_open_config asks for all rows and they fit, it begins with all of them, otherwise
 // with none. It then applies the selections of `warm_up` in order by exact LRU, as if they were steps. It gathers the
@@ -1421,8 +1473,9 @@ fb_status fb_fork(struct fb_cache *cache,
 // rejected. Landed rows of a failed step cannot be accepted: a length beyond the committed one is then
 // FB_OUT_OF_RANGE. The call removes rejected rows, and committed tokens beyond the length, from every layer's
 // residency. A page that other sequences share is replaced before it can be written again. After the call a sequence
-// whose step failed may take part in steps again. FB_BUSY while work of the sequence is in flight. FB_OUT_OF_RANGE for
-// a length beyond the committed and landed rows. FB_INVALID_STATE before the sequence is running. FB_EXHAUSTED when
+// whose step failed may take part in steps again. A sequence that has not joined, or is parked, drops the prompt rows
+// beyond the length, and FB_INVALID_STATE means that other sequences share their pages. FB_BUSY while work of the sequence is in flight. FB_OUT_OF_RANGE for
+// a length beyond the committed and landed rows. FB_INVALID_STATE while the sequence is joining. FB_EXHAUSTED when
 // shared pages cannot be replaced. After any of these nothing has changed.
 //
 // Requires:

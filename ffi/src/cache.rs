@@ -64,6 +64,8 @@ pub struct FbStats {
     pub resizes: u64,
     /// Counter: rows that resizes have moved to other slots, all layers, as far as a retired step has reported them.
     pub moved_rows: u64,
+    /// Gauge: parked sequences.
+    pub parked: u64,
 }
 
 // SAFETY: words, eight of 4 bytes between words of 8.
@@ -280,6 +282,7 @@ pub unsafe extern "C" fn fb_cache_stats(cache: *const FbCache, stats: *mut FbSta
                 slots_in_use: now.slots_in_use,
                 resizes: now.resizes,
                 moved_rows: now.moved_rows,
+                parked: now.parked.into(),
             });
             Ok(())
         })

@@ -109,6 +109,10 @@ pub struct FbCacheConfig {
     /// Optional, instead of `lone_layers` and `group_layers`: one number for each layer, draft layers included: 1 for a
     /// layer that selects, 0 for one that shares the selection of the layer before (a model's list of indexer types).
     pub selects_by_layer: *const u32,
+    /// Optional: the most sequences that may be parked at once (fb_park), in addition to the open ones. Default: 0.
+    pub parked: u32,
+    /// Must be 0.
+    pub reserved: u32,
 }
 
 // SAFETY: words and pointers, two of 4 bytes after each other wherever one of 8 follows.
@@ -282,6 +286,9 @@ impl FbCacheConfig {
             return Err(refuse("residency_only", self.residency_only).hint("pass 0 or 1"));
         }
         let flags = FB_MEMORY_SMALL_PAGES | FB_MEMORY_LAZY | FB_MEMORY_UNLOCKED | FB_MEMORY_OVERCOMMIT;
+        if self.reserved != 0 {
+            return Err(refuse("reserved", self.reserved).hint("pass 0"));
+        }
         if self.memory & !flags != 0 {
             return Err(refuse("memory", self.memory).hint("pass FB_MEMORY_ flags only"));
         }
@@ -294,6 +301,7 @@ impl FbCacheConfig {
             attention_waves: or(self.attention_waves, all.attention_waves),
             share: self.share()?,
             index_groups,
+            parked: self.parked,
             batch: or(self.batch, all.batch),
             query_rows: self.query_rows,
             steps_in_flight: or(self.steps_in_flight, all.steps_in_flight),
@@ -425,6 +433,8 @@ mod tests {
             lone_layers: 0,
             group_layers: 0,
             selects_by_layer: std::ptr::null(),
+            parked: 0,
+            reserved: 0,
         }
     }
 

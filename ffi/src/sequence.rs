@@ -128,9 +128,13 @@ pub struct FbSequenceLength {
     pub published: u32,
     /// 1 if the sequence has joined and may take part in steps, otherwise 0.
     pub running: u32,
+    /// 1 if the sequence is parked (fb_park), otherwise 0.
+    pub parked: u32,
+    /// Prompt rows that every layer has. While the sequence is parked, all its tokens are a prompt.
+    pub filled: u32,
 }
 
-// SAFETY: words, four of 4 bytes after one of 8.
+// SAFETY: words, six of 4 bytes after one of 8.
 unsafe impl Plain for FbSequenceLength {}
 impl Versioned for FbSequenceLength {
     const NAME: &'static str = "fb_sequence_length";
@@ -211,6 +215,76 @@ pub unsafe extern "C" fn fb_append_in_place(cache: *mut FbCache, sequence: u64, 
     change(cache, |cache| {
         let sequence = cache.sequence(sequence)?;
         cache.cache.append_in_place(sequence, count)
+    })
+}
+
+/// Admits more tokens to a sequence that has not joined or is parked, for prompts that arrive in chunks: its prompt gets
+/// `prompt` tokens in all, and after them it may decode `promised`. Neither the prompt nor the sum may become smaller. A
+/// budget that was given as a ratio is that ratio of the new sum. FB_OUT_OF_RANGE for a smaller number or more than the
+/// cache's max_tokens; FB_EXHAUSTED names the pool that has too little left; FB_INVALID_STATE once the sequence has
+/// joined. After any of these nothing has changed.
+///
+/// # Safety
+/// Nothing beyond the conventions at the top of the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_extend(
+    cache: *mut FbCache,
+    sequence: u64,
+    prompt: u32,
+    promised: u32,
+) -> FbStatus {
+    change(cache, |cache| {
+        let sequence = cache.sequence(sequence)?;
+        cache.cache.extend(sequence, prompt, promised)
+    })
+}
+
+/// Parks a sequence, for example to preempt it: its lane and slots are free for others when the call returns, and its
+/// pages stay. `accepted` is how many rows of its last step count, as in fb_batch_row; the others are rejected. A
+/// sequence that has not joined is parked with 0. Until fb_resume brings it back, the sequence is a prompt: fb_extend,
+/// fb_append and fb_truncate accept it. The device notes the rows that the sequence selected last, in `stream`'s order.
+/// FB_EXHAUSTED if as many sequences are parked as `parked` of fb_cache_config; FB_BUSY while work of the sequence is in
+/// flight; FB_INVALID_STATE while it is joining or after a failed step; FB_OUT_OF_RANGE for more accepted rows than
+/// landed. After any of these nothing has changed.
+///
+/// # Safety
+/// Nothing beyond the conventions at the top of the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_park(
+    cache: *mut FbCache,
+    sequence: u64,
+    accepted: u32,
+    stream: *mut c_void,
+) -> FbStatus {
+    change(cache, |cache| {
+        let sequence = cache.sequence(sequence)?;
+        cache.cache.park(sequence, accepted, cast::stream(stream))
+    })
+}
+
+/// Resumes a parked sequence: takes a lane and slots, and joins with the rows that it selected last before it was parked.
+/// `bytes_a_call` is the most bytes of rows that the call gathers, 0 for no bound; fb_join_more gathers the rest.
+/// `ticket` may be NULL; otherwise it receives the ticket of the enqueued work. FB_EXHAUSTED names lanes or slot blocks;
+/// FB_INVALID_STATE for a sequence that is not parked, or whose prompt is incomplete in a layer; FB_BUSY as in fb_join.
+/// After any of these nothing has changed. If the device refuses the call half-way, fb_join does the rest.
+///
+/// # Safety
+/// `ticket` is NULL or has room for the result.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_resume(
+    cache: *mut FbCache,
+    sequence: u64,
+    bytes_a_call: u64,
+    stream: *mut c_void,
+    ticket: *mut *mut FbTicket,
+) -> FbStatus {
+    change(cache, |cache| {
+        // SAFETY: this call's contract.
+        let wanted = unsafe { ticket::wanted(ticket) }?;
+        let sequence = cache.sequence(sequence)?;
+        let ended = cache.cache.resume(sequence, cast::stream(stream), bytes_a_call)?;
+        wanted.give(ended, cache);
+        Ok(())
     })
 }
 
@@ -308,8 +382,9 @@ pub unsafe extern "C" fn fb_fork(
 /// rejected. Landed rows of a failed step cannot be accepted: a length beyond the committed one is then
 /// FB_OUT_OF_RANGE. The call removes rejected rows, and committed tokens beyond the length, from every layer's
 /// residency. A page that other sequences share is replaced before it can be written again. After the call a sequence
-/// whose step failed may take part in steps again. FB_BUSY while work of the sequence is in flight. FB_OUT_OF_RANGE for
-/// a length beyond the committed and landed rows. FB_INVALID_STATE before the sequence is running. FB_EXHAUSTED when
+/// whose step failed may take part in steps again. A sequence that has not joined, or is parked, drops the prompt rows
+/// beyond the length, and FB_INVALID_STATE means that other sequences share their pages. FB_BUSY while work of the sequence is in flight. FB_OUT_OF_RANGE for
+/// a length beyond the committed and landed rows. FB_INVALID_STATE while the sequence is joining. FB_EXHAUSTED when
 /// shared pages cannot be replaced. After any of these nothing has changed.
 ///
 /// # Safety
@@ -354,6 +429,8 @@ pub unsafe extern "C" fn fb_length(
                 landed: now.landed,
                 published: now.published,
                 running: u32::from(cache.cache.is_running(sequence)?),
+                parked: u32::from(cache.cache.is_parked(sequence)?),
+                filled: now.filled,
             });
             Ok(())
         })

@@ -36,15 +36,16 @@ impl Cache {
     /// [`Kind::Exhausted`] names the pool, with `wanted` and `free`; [`Kind::OutOfRange`] for more tokens
     /// than the cache was made for; [`Kind::InvalidConfig`] for an invalid budget. An error takes nothing.
     pub fn open(&mut self, open: &Open) -> Result<Sequence> {
-        let (index, admitted) = self.admit(open)?;
-        let pages = self.geometry.pages(self.config.reach(admitted)?);
-        let (slots, least) = self.take_slots(open, admitted)?;
+        let (index, tokens) = self.admit(open)?;
+        let pages = self.geometry.pages(self.config.reach(tokens)?);
+        let admitted = self.admitted(open, tokens)?;
+        let (slots, least) = self.take_slots(&admitted)?;
         let mut table = PageTable::default();
         if let Err(error) = self.take_pages(pages, &mut table) {
             self.sparse.give_back(&slots)?;
             return Err(error);
         }
-        Ok(self.enter(index, open, admitted, Owned { table, slots, least, ..Owned::default() }, 0))
+        Ok(self.enter(index, admitted, Owned { table, slots, least, ..Owned::default() }, 0))
     }
 
     /// Opens a sequence that begins as a copy of `parent`. The parent's committed tokens are the child's prompt;
@@ -68,10 +69,10 @@ impl Cache {
                 .hint("truncate the parent to the length that you want, then fork"));
         }
         let open = Open { prompt: record.rows.committed, ..open.clone() };
-        let (index, admitted) = self.admit(&open)?;
+        let (index, tokens) = self.admit(&open)?;
         // The work that writes the parent's rows must end before they are copied or gathered.
         self.order_behind(parent.index as usize, stream)?;
-        let pages = self.geometry.pages(self.config.reach(admitted)?);
+        let pages = self.geometry.pages(self.config.reach(tokens)?);
         let full = (open.prompt / self.geometry.page_tokens()) as usize;
         let fresh = pages - full as u32;
         let hashes = self.fork_hashes(parent, pages, full)?;
@@ -82,9 +83,10 @@ impl Cache {
             .table
             .get(full)
             .filter(|_| !open.prompt.is_multiple_of(self.geometry.page_tokens()));
-        let (slots, least) = self.take_slots(&open, admitted)?;
+        let admitted = self.admitted(&open, tokens)?;
+        let (slots, least) = self.take_slots(&admitted)?;
         let owned = Owned { slots, least, ..Owned::default() };
-        let child = self.enter(index, &open, admitted, owned, open.prompt);
+        let child = self.enter(index, admitted, owned, open.prompt);
         // Until it has pages, no work names the child, so that a refusal takes nothing.
         let room = self.check_room(fresh, 0).and_then(|()| self.take_share(child, stream));
         if let Err(error) = room.and_then(|()| self.take_pages(fresh, &mut table)) {
@@ -155,20 +157,24 @@ impl Cache {
         Ok((index, admitted))
     }
 
-    /// Takes a lane and slots, or, with shared budgets, a lane alone. Then the second list is what it promises.
-    pub(super) fn take_slots(&mut self, open: &Open, admitted: u32) -> Result<(Holding, Vec<u32>)> {
-        let groups = self.geometry.groups().len();
-        let mut budgets = vec![0; groups];
+    /// What a request asks for, with the slots of its budget.
+    pub(super) fn admitted(&self, open: &Open, tokens: u32) -> Result<Admitted> {
+        let mut asked = vec![0; self.geometry.groups().len()];
         let members = |group| self.geometry.members(group);
-        open.budget.write(admitted, self.config.min_budget, &mut budgets, members)?;
-        // More slots than tokens would never be used.
-        let reach = self.config.reach(admitted)?;
-        budgets.iter_mut().for_each(|b| *b = (*b).min(reach));
+        open.budget.write(tokens, self.config.min_budget, &mut asked, members)?;
+        let ratio = open.budget.ratio();
+        Ok(Admitted { prompt: open.prompt, tokens, bring_up: open.bring_up, asked, ratio })
+    }
+
+    /// Takes a lane and slots, or, with shared budgets, a lane alone. Then the second list is what it promises.
+    pub(super) fn take_slots(&mut self, admitted: &Admitted) -> Result<(Holding, Vec<u32>)> {
+        let reach = self.config.reach(admitted.tokens)?;
+        let budgets = admitted.budgets(reach);
         if self.sharing.is_none() {
             return Ok((self.sparse.take(budgets, reach)?, Vec::new()));
         }
         self.check_promises(&budgets)?;
-        Ok((self.sparse.take(vec![0; groups], reach)?, budgets))
+        Ok((self.sparse.take(vec![0; budgets.len()], reach)?, budgets))
     }
 
     /// Takes `count` pages of rows and as many of index keys, or none. It evicts unused shared pages if needed.
@@ -191,14 +197,7 @@ impl Cache {
     }
 
     /// Begins the record of an admitted sequence. Every layer already has `filled` rows of its prompt.
-    pub(super) fn enter(
-        &mut self,
-        index: usize,
-        open: &Open,
-        tokens: u32,
-        owned: Owned,
-        filled: u32,
-    ) -> Sequence {
+    pub(super) fn enter(&mut self, index: usize, admitted: Admitted, owned: Owned, filled: u32) -> Sequence {
         let generation = self.records[index].generation.wrapping_add(1);
         let filled = vec![filled; self.geometry.layers() as usize];
         let in_flight = VecDeque::with_capacity(self.config.steps_in_flight as usize);
@@ -207,7 +206,7 @@ impl Cache {
             state: State::Filling,
             generation,
             opened: self.opened,
-            admitted: Admitted { prompt: open.prompt, tokens, bring_up: open.bring_up },
+            admitted,
             owned,
             rows: RowCounts { filled, ..RowCounts::default() },
             steps: SequenceSteps { in_flight, ..SequenceSteps::default() },

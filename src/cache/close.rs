@@ -20,7 +20,7 @@ impl Cache {
     /// try again. Any other sequence is closed even so, and [`Cache::reap`] frees its resources.
     pub fn close(&mut self, sequence: Sequence, stream: Stream) -> Result<()> {
         let index = sequence.index as usize;
-        if self.record(sequence)?.state == State::Filling {
+        if matches!(self.record(sequence)?.state, State::Filling | State::Parked) {
             // The engine may still be writing index keys to its pages.
             self.take_over(index, stream)?;
         }
@@ -69,8 +69,10 @@ impl Cache {
                 return Ok(());
             }
         }
-        self.take_over(index, stream)?;
-        self.empty_lane(Lane(self.records[index].lane()), stream)?;
+        if self.records[index].owned.slots.has_lane() {
+            self.take_over(index, stream)?;
+            self.empty_lane(Lane(self.records[index].lane()), stream)?;
+        }
         self.give_back(index)
     }
 
@@ -110,6 +112,7 @@ impl Cache {
             self.share_is_due();
         }
         let record = std::mem::replace(&mut self.records[index], Record { generation, ..Record::default() });
+        self.places.give_back(record.owned.place);
         self.release_all(&record.owned)
     }
 

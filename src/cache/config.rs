@@ -41,6 +41,9 @@ pub struct Config {
     pub share: Option<Share>,
     /// Sequences that may be open at the same time.
     pub lanes: u32,
+    /// Sequences that may be parked at the same time, in addition to the open ones
+    /// ([`Cache::park`](crate::Cache::park)).
+    pub parked: u32,
     /// Tokens of the longest sequence: prompt plus promised tokens.
     pub max_tokens: u32,
     /// Rows of a batch, at most 32,767: a report can name no more.
@@ -109,6 +112,7 @@ impl Config {
             attention_waves: 1,
             share: None,
             lanes,
+            parked: 0,
             max_tokens,
             batch: lanes,
             query_rows: 1,
@@ -226,6 +230,16 @@ impl Config {
                 .with("query_rows", self.query_rows)
                 .with("steps_in_flight", self.steps_in_flight)
         })
+    }
+
+    /// The most sequences that exist at the same time.
+    pub(super) const fn records(&self) -> u32 {
+        self.lanes.saturating_add(self.parked)
+    }
+
+    /// Bytes of a parked sequence's place: the positions of its newest rows, `[groups][top_k]` i32.
+    pub(super) fn place_bytes(&self, geometry: &Geometries) -> u64 {
+        4 * geometry.groups().len() as u64 * u64::from(self.shape.top_k)
     }
 
     pub(super) fn ring(&self, geometry: &Geometries) -> RingShape {

@@ -28,8 +28,8 @@ pub struct Footprint {
     pub scratch: u64,
     /// Device: bytes that stay unused because mappings are whole multiples of the granularity.
     pub padding: u64,
-    /// Device: residency tables, lanes' page tables, lists of fetches, step descriptors, and the working memory of
-    /// resolves.
+    /// Device: residency tables, lanes' page tables, lists of fetches, step descriptors, the working memory of resolves,
+    /// and the noted positions of parked sequences.
     pub tables: u64,
     /// GPU: its page tables for registered host memory, which the driver takes from the GPU's memory
     /// ([`Footprint::page_tables`]). A host device has none. For rows in memory that the driver allocates this is an
@@ -100,7 +100,9 @@ impl Config {
         let budget = sum(budgets, 0)?;
         let landing_blocks = blocks_of(u64::from(self.lanes) * u64::from(self.query_rows));
         let landing = sum(geometry.formats().iter().map(|format| landing_blocks * block_bytes(format)), 0)?;
+        let places = self.place_bytes(&geometry).checked_mul(self.parked.into()).ok_or_else(overflow)?;
         let bookkeeping = self.bookkeeping(&geometry, &layout.tables).ok_or_else(overflow)?;
+        let bookkeeping = bookkeeping.checked_add(places).ok_or_else(overflow)?;
         let staged = self.staged(&geometry, &layout.tables).ok_or_else(overflow)?;
         let rows = geometry.total_bytes(self.host_pages)?;
         let step_descriptors = self.ring(&geometry).bytes().checked_add(staged).ok_or_else(overflow)?;
@@ -153,7 +155,7 @@ impl Config {
         let pages = 2 * size_of::<u32>() as u64 * (u64::from(self.host_pages) + u64::from(self.index_pages));
         let shared = self.host_pages.min(self.index_pages).min(CAPACITY_MAX);
         let lane = size_of::<Record>() as u64 + 4 * layers;
-        let lists = pages + PrefixIndex::ENTRY_BYTES * u64::from(shared) + lane * u64::from(self.lanes);
+        let lists = pages + PrefixIndex::ENTRY_BYTES * u64::from(shared) + lane * u64::from(self.records());
         let resident = self.memory.populate || self.memory.lock;
         // The available memory that the system reports does not include reserved huge pages.
         let reserved = self.memory.huge && !self.residency_only && state.has_huge(footprint.rows);

@@ -8,7 +8,7 @@
 //! and it holds no pages, as the sequence's page table does.
 
 use crate::error::Result;
-use crate::fallible::vector;
+use crate::fallible::{reserve, vector};
 use crate::total::{BlockHash, BlockHasher};
 
 /// The block hashes of a sequence's published pages.
@@ -25,6 +25,12 @@ impl BlockHashes {
     pub(super) fn new(hasher: BlockHasher, pages: u32) -> Result<BlockHashes> {
         let blocks = vector(pages as usize, "open", "block hashes of pages")?;
         Ok(BlockHashes { hasher, blocks })
+    }
+
+    /// Makes room for the block hashes of `pages` pages in all.
+    pub(super) fn reserve(&mut self, pages: u32) -> Result<()> {
+        let more = (pages as usize).saturating_sub(self.blocks.len());
+        reserve(&mut self.blocks, more, "extend", "block hashes of pages")
     }
 
     /// The number of published pages.

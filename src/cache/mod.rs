@@ -4,14 +4,18 @@
 //!
 //! | state | entered by | calls that change the sequence, besides `close` |
 //! |---|---|---|
-//! | filling | [`Cache::open`], [`Cache::open_shared`] | [`append`], [`append_in_place`], [`join`] |
+//! | filling | [`Cache::open`], [`Cache::open_shared`] | [`append`], [`append_in_place`], [`extend`], [`truncate`], [`park`], [`join`] |
 //! | joining | a [`join`] that leaves rows to gather (its limit, or the device refused) | [`join_more`], to the end |
-//! | running | [`join`], [`join_more`], fork, [`truncate`] | [`prepare`], [`resize`], [`truncate`], [`publish`], fork |
+//! | running | [`join`], [`join_more`], fork, [`truncate`] | [`prepare`], [`resize`], [`truncate`], [`publish`], fork, [`park`] |
+//! | parked | [`park`] | [`append`], [`append_in_place`], [`extend`], [`truncate`], [`resume`] |
 //! | truncating | a `truncate` that the device refused half-way | [`truncate`] |
 //! | failed | a failed step | [`truncate`] |
 //! | closing | [`Cache::close`] with work in flight | none: its handle is no longer valid |
 //!
 //! [`append`]: Cache::append
+//! [`extend`]: Cache::extend
+//! [`park`]: Cache::park
+//! [`resume`]: Cache::resume
 //! [`append_in_place`]: Cache::append_in_place
 //! [`join`]: Cache::join
 //! [`join_more`]: Cache::join_more
@@ -45,9 +49,11 @@ mod captured;
 mod close;
 mod config;
 mod decode;
+mod extend;
 mod footprint;
 mod hashes;
 mod overlapped;
+mod park;
 mod prefix;
 mod record;
 mod resize;
@@ -78,7 +84,8 @@ pub use overlapped::Layers;
 pub use prefix::Tokens;
 pub use sequence::Length;
 
-use record::Record;
+use park::Places;
+use record::{Record, State};
 use sharing::Sharing;
 
 /// A KV cache that may exceed its device's memory, for one model on one device.
@@ -168,6 +175,9 @@ pub struct Cache {
     records: Vec<Record>,
     /// Recorded after a lane was last emptied. The next sequence in a lane waits for it.
     left: Event,
+    /// The places of parked sequences' newest rows, and the event recorded after one was last read.
+    places: Places,
+    warmed: Event,
     /// One event per lane, recorded after the work that the host issued for its sequence alone.
     ready: Vec<Event>,
     /// One event per micro-batch, recorded after its last step. Its next step waits for it, and so does later work for
@@ -250,13 +260,18 @@ impl Cache {
             batch: config.batch,
             expected: if config.residency_only { Expected::Resolved } else { Expected::Whole },
         })?;
+        let place = config.place_bytes(&geometry);
+        let memory =
+            if config.parked > 0 { Some(device.allocate(place * u64::from(config.parked))?) } else { None };
         Ok(Cache {
             left: device.event()?,
+            places: Places::new(memory, place, config.parked),
+            warmed: device.event()?,
             ready: (0..config.lanes).map(|_| device.event()).collect::<Result<_>>()?,
             stepped: (0..config.micro_batches).map(|_| device.event()).collect::<Result<_>>()?,
             schedules: (0..config.micro_batches).map(|_| Schedule::new(&*device)).collect::<Result<_>>()?,
             runs: Vec::with_capacity(config.micro_batches as usize),
-            records: (0..config.lanes).map(|_| Record::default()).collect(),
+            records: (0..config.records()).map(|_| Record::default()).collect(),
             budgets: vec![0; geometry.groups().len()],
             sharing: config
                 .share
@@ -324,6 +339,7 @@ impl Cache {
                 .map_or_else(|| self.sparse.slots().free_slots(), |_| self.unpromised()),
             slots_in_use: self.sparse.slots().in_use(),
             free_lanes: self.sparse.slots().free_lanes(),
+            parked: self.records.iter().filter(|r| r.state == State::Parked).count() as u32,
             ..self.stats
         }
     }
@@ -371,8 +387,9 @@ impl Cache {
     /// # Errors
     /// [`Kind::Closed`], [`Kind::OutOfRange`].
     pub fn landing_slot(&self, sequence: Sequence, row: u32) -> Result<u32> {
-        let lane = self.record(sequence)?.lane();
-        let slot = self.sparse.landing(lane, row);
+        let record = self.record(sequence)?;
+        record.check_lane("landing slot")?;
+        let slot = self.sparse.landing(record.lane(), row);
         slot.ok_or_else(|| Error::new(Kind::OutOfRange, "landing slot").at("query row").with("row", row))
     }
 
@@ -404,8 +421,9 @@ impl Cache {
     /// # Errors
     /// [`Kind::Closed`].
     pub fn digest(&self, sequence: Sequence) -> Result<u64> {
-        let lane = self.record(sequence)?.lane();
-        self.device.digest(self.pools, crate::ids::Lane(lane))
+        let record = self.record(sequence)?;
+        record.check_lane("digest")?;
+        self.device.digest(self.pools, crate::ids::Lane(record.lane()))
     }
 
     /// Checks every invariant of the pools, the page tables and the residency tables. For tests, between steps.
@@ -417,6 +435,8 @@ impl Cache {
         self.index.pages.validate()?;
         let taken = self.records.iter().filter(|record| record.is_taken());
         self.sparse.slots().validate(taken.map(|record| &record.owned.slots))?;
+        let places = self.records.iter().filter_map(|record| record.owned.place);
+        self.places.validate(places.map(|place| place.number), self.config.parked)?;
         self.device.validate(self.pools)?;
         self.validate_pages()
     }

@@ -88,11 +88,12 @@ impl Cache {
     pub fn open_shared(&mut self, open: &Open, salt: &[u8], prompt: Tokens<'_>) -> Result<(Sequence, u32)> {
         let page_tokens = self.geometry.page_tokens();
         prompt.check(page_tokens, open.prompt, "open")?;
-        let (index, admitted) = self.admit(open)?;
-        let pages = self.geometry.pages(self.config.reach(admitted)?);
+        let (index, tokens) = self.admit(open)?;
+        let pages = self.geometry.pages(self.config.reach(tokens)?);
         let hashes = self.find_hashes(salt, prompt, pages)?;
         let shared = hashes.pages() * page_tokens;
-        let (slots, least) = self.take_slots(open, admitted)?;
+        let admitted = self.admitted(open, tokens)?;
+        let (slots, least) = self.take_slots(&admitted)?;
         let mut owned = Owned { slots, least, hashes: Some(hashes), ..Owned::default() };
         if let Err(error) = self.take_shared_pages(pages, &mut owned) {
             self.release_all(&owned)?;
@@ -100,7 +101,7 @@ impl Cache {
         }
         self.stats.prompt_tokens += prompt.ids.len() as u64;
         self.stats.shared_tokens += u64::from(shared);
-        Ok((self.enter(index, open, admitted, owned, shared), shared))
+        Ok((self.enter(index, admitted, owned, shared), shared))
     }
 
     /// The number of tokens that [`Cache::open_shared`] would share now. Changes nothing, not even the order of use.

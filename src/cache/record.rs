@@ -1,9 +1,9 @@
 //! The cache's record of one sequence.
 //!
-//! The cache makes a table with one record for each lane. A record is reused after its sequence is gone; the
+//! The cache makes a table with one record for each lane and each parked sequence. A record is reused after its sequence is gone; the
 //! generation distinguishes the handles. The parts of a record change at different times:
 //!
-//! - `admitted` never changes.
+//! - `admitted` changes with `extend` and, while the prompt is not complete, with `truncate`; its slots with `resize`.
 //! - The resources in `owned` are freed when the last work that names them has ended.
 //! - The counts in `rows` change with the prompt, with each step and with each retirement.
 //! - `steps` and `work` record which work may still run: that of steps, and that of other calls.
@@ -24,6 +24,7 @@ pub(super) enum State {
     #[default]
     Free,
     Filling,
+    Parked,
     Joining,
     Running,
     Truncating,
@@ -45,14 +46,18 @@ pub(super) struct Record {
     pub(super) work: HostWork,
 }
 
-/// The sizes that a sequence was opened with.
-#[derive(Clone, Copy, Debug, Default)]
+/// The sizes that a sequence was admitted with.
+#[derive(Clone, Debug, Default)]
 pub(super) struct Admitted {
-    /// Tokens of the prompt.
+    /// Tokens of the prompt: those that it has before it joins.
     pub(super) prompt: u32,
     /// Prompt and promised tokens.
     pub(super) tokens: u32,
     pub(super) bring_up: BringUp,
+    /// The slots of each index group that the engine asked for, also those beyond the tokens.
+    pub(super) asked: Vec<u32>,
+    /// The ratio that gave them, if it was one.
+    pub(super) ratio: Option<f64>,
 }
 
 /// The pool memory that a sequence holds until its end.
@@ -70,6 +75,16 @@ pub(super) struct Owned {
     /// Pages (rows, index keys) that its work copies from. The sequence owns them until that work has ended, so that
     /// no other sequence writes to them meanwhile.
     pub(super) copied: Vec<PageCopy>,
+    /// The place in which its newest rows are noted, from a park to the end of the next join.
+    pub(super) place: Option<Place>,
+}
+
+/// A place of a parked sequence: see `park`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub(super) number: u32,
+    /// Whether the device has written positions there.
+    pub(super) noted: bool,
 }
 
 /// A copy of one page's rows and index keys to another page, in every layer.
@@ -132,6 +147,13 @@ pub(super) struct HostWork {
     pub(super) stepped: bool,
 }
 
+impl Admitted {
+    /// The slots of each index group for at most `reach` tokens: more would never be used.
+    pub(super) fn budgets(&self, reach: u32) -> Vec<u32> {
+        self.asked.iter().map(|slots| (*slots).min(reach)).collect()
+    }
+}
+
 impl Record {
     /// Its index in the device's residency tables.
     pub(super) fn lane(&self) -> u32 {
@@ -188,6 +210,27 @@ impl Record {
         (self.work.covered, self.work.issued_at) = (false, self.rows.enqueued);
     }
 
+    /// Checks that every layer has the whole prompt.
+    pub(super) fn check_prompt(&self, operation: &'static str) -> Result<()> {
+        let prompt = self.admitted.prompt;
+        match self.rows.filled.iter().position(|filled| *filled != prompt) {
+            Some(layer) => Err(Error::new(Kind::InvalidState, operation)
+                .at("the prompt of a layer is incomplete")
+                .with("layer", layer as u64)
+                .with("filled", self.rows.filled.get(layer).copied().unwrap_or(0))
+                .with("prompt", prompt)),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks that the sequence has a lane.
+    pub(super) fn check_lane(&self, operation: &'static str) -> Result<()> {
+        match self.state {
+            State::Parked => self.check_state(&[], operation),
+            _ => Ok(()),
+        }
+    }
+
     /// Checks that no work that names the sequence is in flight.
     pub(super) fn check_idle(&self, operation: &'static str) -> Result<()> {
         if !self.steps.in_flight.is_empty() || self.has_ticket() {
@@ -232,6 +275,7 @@ impl Record {
         }
         let place = match self.state {
             State::Filling => "the prompt is not complete, or the sequence has not joined",
+            State::Parked => "the sequence is parked",
             State::Joining => "the warm-up is not complete",
             State::Running => "the sequence is decoding",
             State::Truncating => "the device refused a truncate half-way",
@@ -240,8 +284,9 @@ impl Record {
         };
         let hint = match self.state {
             State::Filling => "append the prompt in every layer, then join",
+            State::Parked => "resume it",
             State::Joining => "call join_more until the warm-up is complete",
-            State::Running => "append before joining",
+            State::Running => "append and extend before joining, or park it",
             State::Truncating => "truncate it again, or close it",
             State::Failed => "truncate it to a committed length, or close it",
             State::Free | State::Closing => "open a new sequence",

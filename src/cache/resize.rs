@@ -55,13 +55,19 @@ impl Cache {
         let mut budgets = std::mem::take(&mut self.budgets);
         let geometry = self.geometry.clone();
         let members = |group| geometry.members(group);
-        let resized = budget.write(tokens, self.config.min_budget, &mut budgets, members).and_then(|()| {
-            // More slots than tokens would never be used.
-            budgets.iter_mut().for_each(|b| *b = (*b).min(reach));
-            self.check_resize(index)?;
-            self.check_sizes(&budgets)?;
-            self.resize_to(index, &budgets, stream)
-        });
+        let mut resized =
+            budget.write(tokens, self.config.min_budget, &mut budgets, members).and_then(|()| {
+                // More slots than tokens would never be used.
+                budgets.iter_mut().for_each(|b| *b = (*b).min(reach));
+                self.check_resize(index)?;
+                self.check_sizes(&budgets)?;
+                self.resize_to(index, &budgets, stream)
+            });
+        if resized.is_ok() {
+            let admitted = &mut self.records[index].admitted;
+            admitted.ratio = budget.ratio();
+            resized = budget.write(tokens, self.config.min_budget, &mut admitted.asked, members);
+        }
         self.budgets = budgets;
         resized
     }

@@ -18,6 +18,8 @@ pub struct Length {
     pub landed: u32,
     /// Tokens in published pages. [`Cache::publish`] continues after them.
     pub published: u32,
+    /// Prompt rows that every layer has. While the sequence is parked, all its tokens are a prompt.
+    pub filled: u32,
 }
 
 impl Cache {
@@ -29,7 +31,8 @@ impl Cache {
         let record = self.record(sequence)?;
         let published =
             record.owned.hashes.as_ref().map_or(0, BlockHashes::pages) * self.geometry.page_tokens();
-        Ok(Length { committed: record.rows.committed, landed: record.rows.landed, published })
+        let filled = record.rows.filled.iter().min().copied().unwrap_or(0);
+        Ok(Length { committed: record.rows.committed, landed: record.rows.landed, published, filled })
     }
 
     /// Appends prompt rows in one layer. `rows` is packed: `[n][row bytes]`. Each layer fills in order and
@@ -80,7 +83,7 @@ impl Cache {
     fn claimable(&self, sequence: Sequence, layer: Layer, count: u32) -> Result<u32> {
         self.check_layer(layer)?;
         let record = self.record(sequence)?;
-        record.check_state(&[State::Filling], "append")?;
+        record.check_state(&[State::Filling, State::Parked], "append")?;
         let filled = record.rows.filled[layer.index()];
         if count > record.admitted.prompt - filled {
             return Err(Error::new(Kind::OutOfRange, "append")
@@ -110,13 +113,7 @@ impl Cache {
     pub fn join(&mut self, sequence: Sequence, stream: Stream, warm_up: WarmUp) -> Result<Ticket> {
         let record = self.record(sequence)?;
         record.check_state(&[State::Filling], "join")?;
-        if let Some(layer) = record.rows.filled.iter().position(|f| *f != record.admitted.prompt) {
-            return Err(Error::new(Kind::InvalidState, "join")
-                .at("the prompt of a layer is incomplete")
-                .with("layer", layer as u64)
-                .with("filled", record.rows.filled[layer])
-                .with("prompt", record.admitted.prompt));
-        }
+        record.check_prompt("join")?;
         let lane = Lane(record.lane());
         let steps = u64::from(warm_up.steps) * self.geometry.groups().len() as u64;
         let words = steps * u64::from(self.config.shape.top_k);
@@ -136,8 +133,10 @@ impl Cache {
         self.record_mut(sequence)?.work.entered = true;
         self.device.enqueue(self.pools, stream, PoolOp::Join(self.join_of(sequence)?))?;
         let whole = self.record(sequence)?.admitted.bring_up == BringUp::Whole;
+        let warm_up = self.warm_up_of(sequence.index as usize, warm_up)?;
         let warm = Warm { lane, whole, selections: warm_up.selections, steps: warm_up.steps };
         self.device.enqueue(self.pools, stream, PoolOp::Warm(warm))?;
+        self.leave_place(sequence.index as usize, stream)?;
         let largest = self.geometry.formats().iter().map(Geometry::row_bytes).max().unwrap_or(0);
         let groups = self.geometry.groups().iter().zip(&self.record(sequence)?.owned.slots.budgets);
         let slots = groups.map(|(group, budget)| u64::from(group.layers) * u64::from(*budget)).sum();
@@ -206,11 +205,20 @@ impl Cache {
         Ok(self.record(sequence)?.state == State::Running)
     }
 
+    /// Whether a sequence is parked ([`Cache::park`]).
+    ///
+    /// # Errors
+    /// [`Kind::Closed`].
+    pub fn is_parked(&self, sequence: Sequence) -> Result<bool> {
+        Ok(self.record(sequence)?.state == State::Parked)
+    }
+
     /// Truncates a sequence to `length` tokens. It removes rejected drafts and committed tokens beyond `length` from
     /// the residency tables of every layer. Landed rows below `length` are accepted, except that those of a failed step
     /// cannot be: a length beyond the committed one is then rejected. The call replaces a page that other sequences
     /// share before the page can be written again, and copies its remaining rows. After the call a sequence whose step
-    /// failed may take part in steps again. If the device refuses the call half-way, try again on any stream, with the
+    /// failed may take part in steps again. Before a sequence has joined, the call shortens its prompt, enqueues nothing,
+    /// and rejects a length whose page other sequences share. If the device refuses the call half-way, try again on any stream, with the
     /// same length or a smaller one.
     ///
     /// # Errors
@@ -220,7 +228,10 @@ impl Cache {
     /// nothing. If the device refuses later operations, only this call and [`Cache::close`] accept the sequence.
     pub fn truncate(&mut self, sequence: Sequence, length: u32, stream: Stream) -> Result<Ticket> {
         let index = sequence.index as usize;
-        self.record(sequence)?;
+        if matches!(self.record(sequence)?.state, State::Filling | State::Parked) {
+            self.truncate_prompt(sequence, length)?;
+            return Ok(Ticket::done());
+        }
         self.release_held(index)?;
         let record = self.record(sequence)?;
         record.check_state(&[State::Running, State::Truncating, State::Failed], "truncate")?;

@@ -192,6 +192,11 @@ impl Extents {
                 let count = u64::from(warm.steps) * self.geometry.groups().len() as u64 * self.top_k;
                 warm.selections.map_or(Ok(()), |selections| self.asker.words(&selections, count))
             }
+            PoolOp::Newest(newest) => {
+                self.lane(newest.lane)?;
+                let count = self.geometry.groups().len() as u64 * self.top_k;
+                self.asker.words(&newest.positions, count)
+            }
             PoolOp::Begin(begin) => {
                 self.micro_batch(begin.micro_batch)?;
                 self.asker.words(&begin.descriptor, descriptor::step::words(self.batch) as u64)?;

@@ -50,7 +50,7 @@ use crate::sync::Arc;
 pub(crate) use checks::follows;
 pub use handles::{Backing, DeviceId, Event, Graph, Pools, Slice, Stream};
 pub use op::{
-    Begin, Join, PoolOp, Resize, ResolveOutput, SplitIndices, StepRange, Truncate, Warm, WarmGather,
+    Begin, Join, Newest, PoolOp, Resize, ResolveOutput, SplitIndices, StepRange, Truncate, Warm, WarmGather,
 };
 pub use ticket::{Completer, Outcome, Ticket};
 

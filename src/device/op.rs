@@ -37,6 +37,12 @@ pub enum PoolOp<'a> {
     ///
     /// [`Kind::InvalidState`]: crate::Kind::InvalidState
     Warm(Warm),
+    /// Writes the positions of a lane's newest rows: what a later [`PoolOp::Warm`] takes as one step's selection to make
+    /// these rows resident again. It changes nothing in the lane. A stream that is being captured rejects it
+    /// ([`Kind::InvalidState`]).
+    ///
+    /// [`Kind::InvalidState`]: crate::Kind::InvalidState
+    Newest(Newest),
     /// Gathers the rows that a warm-up made resident, for a range of the lane's slots.
     WarmGather(WarmGather),
     /// Begins a step: copies the step descriptor to the micro-batch's memory on the device, then commits, in every
@@ -85,6 +91,7 @@ impl PoolOp<'_> {
             PoolOp::Resize(_) => "resize",
             PoolOp::Leave(_) => "leave",
             PoolOp::Warm(_) => "warm",
+            PoolOp::Newest(_) => "newest",
             PoolOp::WarmGather(_) => "warm gather",
             PoolOp::Begin(_) => "begin",
             PoolOp::Resolve { .. } => "resolve",
@@ -126,6 +133,7 @@ impl PoolOp<'_> {
             PoolOp::Resize(Resize { lane, .. }) => PoolOp::Resize(Resize { lane, blocks: &[], budgets: &[] }),
             PoolOp::Leave(lane) => PoolOp::Leave(lane),
             PoolOp::Warm(warm) => PoolOp::Warm(warm),
+            PoolOp::Newest(newest) => PoolOp::Newest(newest),
             PoolOp::WarmGather(range) => PoolOp::WarmGather(range),
             PoolOp::Begin(begin) => PoolOp::Begin(begin),
             PoolOp::Resolve { range, selection, output } => PoolOp::Resolve { range, selection, output },
@@ -251,6 +259,17 @@ pub struct Warm {
     pub selections: Option<Slice>,
     /// The number of steps in `selections`.
     pub steps: u32,
+}
+
+/// The newest rows of a lane: see [`PoolOp::Newest`].
+#[derive(Clone, Copy, Debug)]
+pub struct Newest {
+    /// The lane.
+    pub lane: Lane,
+    /// `[index groups][k]` i32: of each group the positions of the newest rows that have a budget slot, by the rule's
+    /// order, at most k. They are in the order of the lane's slots, the same on every device. The rest is -1; so is
+    /// everything for a lane without a sequence. Landed rows are not among them.
+    pub positions: Slice,
 }
 
 /// A range of slots that a warm-up gathers: see [`PoolOp::WarmGather`]. The slots of all layers have one numbering:

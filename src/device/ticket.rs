@@ -46,6 +46,11 @@ impl Ticket {
         (Ticket(Arc::clone(&word)), Completer(Some(word)))
     }
 
+    /// The ticket of a call that had nothing to enqueue.
+    pub(crate) fn done() -> Ticket {
+        Ticket(Arc::new(AtomicU32::new(DONE)))
+    }
+
     /// The outcome, or `None` while the work is pending.
     pub fn poll(&self) -> Option<Outcome> {
         match self.0.load(Ordering::Acquire) {

@@ -115,6 +115,7 @@
 mod commit;
 mod digest;
 mod divide;
+mod newest;
 mod resize;
 mod resolve;
 mod scan;

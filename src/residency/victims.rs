@@ -17,6 +17,15 @@ pub(super) struct Oldest {
     pub(super) split: Split,
 }
 
+/// Where the oldest slots of a lane end and the newer rows begin.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Edge {
+    /// The stamp of the newest of these slots.
+    pub(super) bound: u32,
+    /// The lowest position of the rows with this stamp that are not among them; [`EMPTY`] if there is none.
+    pub(super) next_victim: u32,
+}
+
 impl LayerTables {
     /// Splits the slots of `lane` at the stamp after its oldest one, and counts the slots stamped `now`.
     pub(super) fn oldest<S: Scan>(&self, scan: &S, lane: u32, now: u32, work: &mut Workspace) -> Oldest {
@@ -30,9 +39,7 @@ impl LayerTables {
         Oldest { at, split: scan.split(self.stamps(), blocks, at, &mut work.older, &mut work.tied) }
     }
 
-    /// Writes the `need` oldest of the untouched slots to the beginning of `work.victims`, as indices into the slot
-    /// tables: first the slots below the bound, then the ties, each group in the lane's order. The lane must have that
-    /// many untouched slots.
+    /// Finds victims as [`LayerTables::find_victims`], and notes in the lane's head what remains behind them.
     pub(super) fn choose_victims<S: Scan>(
         &mut self,
         scan: &S,
@@ -44,6 +51,22 @@ impl LayerTables {
         if need == 0 {
             return;
         }
+        let Edge { bound, next_victim } = self.find_victims(scan, lane, oldest, need, work);
+        let head = &mut self.heads[lane as usize];
+        (head.min_stamp, head.next_victim) = (bound, next_victim);
+    }
+
+    /// Writes the `need` oldest of the untouched slots to the beginning of `work.victims`, as indices into the slot
+    /// tables: first the slots below the bound, then the ties, each group in the lane's order. The lane must have that
+    /// many untouched slots, and `need` is not 0.
+    pub(super) fn find_victims<S: Scan>(
+        &self,
+        scan: &S,
+        lane: u32,
+        oldest: Oldest,
+        need: usize,
+        work: &mut Workspace,
+    ) -> Edge {
         let Oldest { mut at, mut split } = oldest;
         if need > (split.older + split.tied) as usize {
             at.bound = self.find_bound(scan, lane, at, need as u32);
@@ -69,8 +92,7 @@ impl LayerTables {
             let (slots, positions) = (&work.ties, &mut work.positions);
             next_victim = scan.lowest(Tied { slots, positions, count, end: self.shape.tokens }, go, victims);
         }
-        let head = &mut self.heads[lane as usize];
-        (head.min_stamp, head.next_victim) = (at.bound, next_victim);
+        Edge { bound: at.bound, next_victim }
     }
 
     /// The oldest slot of `lane`; the caller puts a new row there. Usually it is the first empty slot, or the slot of

@@ -28,6 +28,11 @@ impl Budget {
         Ok(slots)
     }
 
+    /// The ratio, if it is one.
+    pub(crate) fn ratio(&self) -> Option<f64> {
+        if let Budget::Ratio(ratio) = self { Some(*ratio) } else { None }
+    }
+
     /// As [`Budget::slots`], into `slots`: one for each index group, whose layers are `members(group)`. After an error
     /// its contents are unspecified.
     ///

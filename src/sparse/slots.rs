@@ -18,7 +18,7 @@ pub struct Slots {
 /// The part of the sparse pool that a sequence holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holding {
-    /// Its lane.
+    /// Its lane; [`Holding::NO_LANE`] while the sequence is parked.
     pub lane: u32,
     /// Its blocks in each index group, counted from the first budget block: those of its budget and, only while a
     /// resize has not ended, blocks behind them that come or go.
@@ -149,7 +149,7 @@ impl Slots {
         for (pages, blocks) in self.blocks.iter_mut().zip(&holding.blocks) {
             blocks.iter().try_for_each(|block| pages.release(*block))?;
         }
-        self.lanes.release(holding.lane)
+        if holding.has_lane() { self.lanes.release(holding.lane) } else { Ok(()) }
     }
 
     /// Checks the counts of owners, and that the blocks in use are those of `holdings`, each of one.
@@ -194,6 +194,26 @@ fn lacking(blocks: &[u32], budget: u32) -> u32 {
 }
 
 impl Holding {
+    /// In place of a lane's number.
+    pub const NO_LANE: u32 = u32::MAX;
+
+    /// What a parked sequence holds.
+    pub fn none(groups: usize) -> Holding {
+        Holding { lane: Holding::NO_LANE, blocks: vec![Vec::new(); groups], budgets: vec![0; groups] }
+    }
+
+    /// Whether it holds a lane.
+    pub const fn has_lane(&self) -> bool {
+        self.lane != Holding::NO_LANE
+    }
+
+    /// Makes room for the blocks of `most` slots in each index group, so that [`Slots::grow`] up to there allocates
+    /// nothing.
+    pub fn reserve(&mut self, most: u32) {
+        let wanted = most.div_ceil(SLOT_BLOCK) as usize;
+        self.blocks.iter_mut().for_each(|blocks| blocks.reserve(wanted.saturating_sub(blocks.len())));
+    }
+
     /// The number of its blocks in a layer.
     pub fn held(&self, layer: usize) -> u32 {
         self.blocks.get(layer).map_or(0, |blocks| blocks.len() as u32)

@@ -119,7 +119,12 @@ impl World {
             }
             if s.state != State::Filling && s.in_flight == 0 {
                 let published = s.names.len() as u32 * self.page_tokens();
-                let length = Length { committed: s.length(), landed: s.landed.len() as u32, published };
+                let length = Length {
+                    committed: s.length(),
+                    landed: s.landed.len() as u32,
+                    published,
+                    filled: s.prompt,
+                };
                 assert_eq!(self.cache.length(s.handle).unwrap(), length);
                 assert_eq!(self.cache.is_running(s.handle).unwrap(), s.state == State::Running);
                 // Not all devices have run a resize that was not waited for.

@@ -80,6 +80,8 @@ class Stats(NamedTuple):
     resizes: int
     # Counter: rows that resizes have moved to other slots, all layers, as far as a retired step has reported them.
     moved_rows: int
+    # Gauge: parked sequences.
+    parked: int
 
 
 class Cache:
@@ -92,6 +94,7 @@ class Cache:
         shape: the model's shape.
         lanes: the most sequences that may be open at once.
         max_tokens: tokens of the longest sequence: prompt plus promised tokens.
+        parked: the most sequences that may be parked at once (`Sequence.park`), in addition to the open ones; None: none.
         slots: slots of one sequence in each layer; or one number for each layer, draft layers last, which `open` then
             uses by default.
         query_rows: the most query rows of a sequence in one step: 1 + drafts.
@@ -133,6 +136,7 @@ class Cache:
         lanes: int,
         max_tokens: int,
         slots: int | Many[int],
+        parked: int | None = None,
         query_rows: int = 1,
         batch: int | None = None,
         steps_in_flight: int | None = None,
@@ -159,6 +163,7 @@ class Cache:
             {
                 "lanes": lanes,
                 "max_tokens": max_tokens,
+                "parked": parked,
                 "query_rows": query_rows,
                 "batch": batch,
                 "steps_in_flight": steps_in_flight,

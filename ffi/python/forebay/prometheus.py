@@ -35,6 +35,7 @@ _COUNTERS = {
     "published_pages": "Pages that were published for other sequences to find",
     "evicted_pages": "Published pages that were evicted to make room",
     "resizes": "Resizes of a sequence's budgets",
+    "parked": "Parked sequences",
     "moved_rows": "Rows that resizes have moved to other slots",
 }
 

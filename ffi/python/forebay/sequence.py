@@ -34,6 +34,10 @@ class Length(NamedTuple):
     published: int
     # Whether it has joined and may take part in steps.
     running: bool
+    # Whether it is parked (`Sequence.park`).
+    parked: bool
+    # Prompt rows that every layer has. While it is parked, all its tokens are a prompt.
+    filled: int
 
 
 class Page(NamedTuple):
@@ -141,6 +145,66 @@ class Sequence:
             InvalidArgument, Closed.
         """
         check(lib.fb_append_in_place(self._pointer, self._number, index(count, "count")), self._pointer)
+
+    def extend(self, *, prompt: int, promised: int = 0) -> None:
+        """Admits more tokens, before the sequence has joined or while it is parked, for prompts that arrive in chunks.
+
+        Args:
+            prompt: tokens of the prompt in all, not fewer than before.
+            promised: tokens that it may decode after them. The sum may not become smaller either. A budget that was
+                given as a ratio is that ratio of the new sum.
+
+        Raises:
+            Exhausted: names the pool that has too little left.
+            OutOfRange: fewer tokens than before, or more than the cache's `max_tokens`.
+            InvalidState: the sequence has joined and is not parked.
+            InvalidArgument, Closed. After all of these nothing has changed.
+        """
+        tokens = index(prompt, "prompt"), index(promised, "promised")
+        check(lib.fb_extend(self._pointer, self._number, *tokens), self._pointer)
+
+    def park(self, accepted: int = 0, stream: Any = None) -> None:
+        """Parks the sequence, for example to preempt it: its lane and slots are free for others at once, and its pages
+        stay. `resume` brings it back without computing a row again.
+
+        Until then the sequence is a prompt: it can be extended, appended to (the next turn of a conversation), truncated
+        and closed. The device notes the rows that it selected last, in the order of `stream`.
+
+        Args:
+            accepted: how many rows of its last step count, as in `Cache.prepare`; the others are rejected. 0 before it
+                has joined.
+            stream: see the device.
+
+        Raises:
+            Exhausted: as many sequences are parked as the cache's `parked`.
+            Busy: work of the sequence is in flight.
+            InvalidState: it is joining, or its step failed (`truncate` it first).
+            OutOfRange: more accepted rows than landed.
+            InvalidArgument, Closed. After all of these nothing has changed.
+        """
+        self.cache._record.make_up()
+        on, count = self.cache.device.stream_of(stream), index(accepted, "accepted")
+        check(lib.fb_park(self._pointer, self._number, count, on), self._pointer)
+
+    def resume(self, stream: Any = None, *, bytes_a_call: int = 0) -> Ticket:
+        """Resumes a parked sequence: takes a lane and slots, and joins with the rows that it selected last before it was
+        parked. Steps on any stream wait for this work without further calls.
+
+        Args:
+            stream: see the device.
+            bytes_a_call: the most bytes that one call gathers; 0 for no bound. `join_more` gathers the rest.
+
+        Raises:
+            Exhausted: names lanes or slot blocks.
+            InvalidState: the sequence is not parked, or a layer lacks rows of its prompt.
+            Busy: as `join`.
+            InvalidArgument, Closed. After all of these nothing has changed.
+        """
+        self.cache._record.make_up()
+        on, limit = self.cache.device.stream_of(stream), index(bytes_a_call, "bytes_a_call", _BYTES_MAX)
+        ticket = Ticket()
+        check(lib.fb_resume(self._pointer, self._number, limit, on, ticket._made), self._pointer)
+        return ticket
 
     def join(self, stream: Any = None, *, warm_up: Tensor | None = None, bytes_a_call: int = 0) -> Ticket:
         """Joins the sequence to its lane, once every layer has its whole prompt.
@@ -265,12 +329,14 @@ class Sequence:
         """Truncates the sequence to `length` tokens, in every layer.
 
         Landed rows below the length are accepted, landed rows from it on are rejected. Landed rows of a failed step
-        cannot be accepted. After the call a sequence whose step failed may take part in steps again.
+        cannot be accepted. After the call a sequence whose step failed may take part in steps again. Before a sequence
+        has joined, and while it is parked, the call shortens its prompt.
 
         Raises:
             Busy: work of the sequence is in flight.
             OutOfRange: a length beyond the committed and landed rows.
-            InvalidState: the sequence has not joined.
+            InvalidState: the sequence is joining; or it has not joined, and other sequences share the pages of the rows
+                to drop.
             Closed.
         """
         self.cache._record.make_up()
@@ -356,7 +422,8 @@ class Sequence:
         """
         length = sized("fb_sequence_length")
         check(lib.fb_length(self._pointer, self._number, length), self._pointer)
-        return Length(length.committed, length.landed, length.published, bool(length.running))
+        flags = bool(length.running), bool(length.parked)
+        return Length(length.committed, length.landed, length.published, *flags, length.filled)
 
     def pages(self) -> list[Page]:
         """The sequence's pages, in token order: the entries of an indexer's block table (`block_table`).

@@ -201,14 +201,14 @@ fn structs_have_no_padding() {
     const WORD: usize = 8;
     for (size, words, halves) in [
         (size_of::<FbDeviceConfig>(), 3, 6),
-        (size_of::<FbCacheConfig>(), 4, 30),
-        (size_of::<FbStats>(), 13, 8),
+        (size_of::<FbCacheConfig>(), 4, 32),
+        (size_of::<FbStats>(), 14, 8),
         (size_of::<FbInfo>(), 1, 22),
         (size_of::<FbCacheFootprint>(), 10, 0),
         (size_of::<FbOpenConfig>(), 3, 4),
         (size_of::<FbBudget>(), 3, 2),
         (size_of::<FbWarmUp>(), 3, 2),
-        (size_of::<FbSequenceLength>(), 1, 4),
+        (size_of::<FbSequenceLength>(), 1, 6),
         (size_of::<FbPage>(), 0, 2),
         (size_of::<FbTokens>(), 3, 2),
         (size_of::<FbKey>(), 2, 1),

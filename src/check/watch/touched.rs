@@ -162,6 +162,10 @@ impl Watched {
                 list.extend(warm.selections.iter().map(|selections| bytes(selections, false)));
                 list
             }
+            PoolOp::Newest(newest) => {
+                let tables = Access::read(self.space(TABLES, newest.lane.0), 0, self.layers);
+                vec![tables, bytes(&newest.positions, true)]
+            }
             PoolOp::WarmGather(range) => {
                 let read = [(TABLES, self.layers), (STORED, self.layers), (PAGE_TABLE, 1)];
                 let space = |name| self.space(name, range.lane.0);

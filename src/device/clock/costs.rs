@@ -100,7 +100,7 @@ pub struct Costs {
     pub begin: Kernel,
     /// The report at a step's end; a row is a layer.
     pub report: Kernel,
-    /// Join, truncate, resize and leave; a row is a layer. A resize also moves rows inside the device.
+    /// Join, truncate, resize, newest and leave; a row is a layer. A resize also moves rows inside the device.
     pub lane: Kernel,
     /// A warm-up's residency; a row is one step's selection in one layer.
     pub warm: Kernel,

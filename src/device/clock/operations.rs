@@ -36,7 +36,9 @@ impl ClockDevice {
             (f64::from(extents.checks.layers), extents.checks.geometry.groups().len() as f64);
         let rows = |range: &StepRange| f64::from(range.count) * f64::from(range.rows.count);
         match op {
-            PoolOp::Join(_) | PoolOp::Truncate(_) | PoolOp::Leave(_) => Work::kernel(&costs.lane, groups),
+            PoolOp::Join(_) | PoolOp::Truncate(_) | PoolOp::Newest(_) | PoolOp::Leave(_) => {
+                Work::kernel(&costs.lane, groups)
+            }
             PoolOp::Resize(resize) => Work::resize(costs, groups, extents.moved_bytes(resize)),
             PoolOp::Warm(Warm { steps, whole, .. }) => {
                 Work::kernel(&costs.warm, f64::from(steps + u32::from(*whole)) * groups)

@@ -211,13 +211,16 @@ impl Device for CudaDevice {
         let raw = inner.known(stream)?;
         let pools = inner.pool(pools)?;
         pools.extents.check(&op)?;
-        if matches!(op, PoolOp::Warm(_) | PoolOp::Resize(_))
+        if matches!(op, PoolOp::Warm(_) | PoolOp::Newest(_) | PoolOp::Resize(_))
             && inner.health.failed().is_none()
             && inner.capture_of(op.name(), raw)?.is_some()
         {
             return Err(Error::new(Kind::InvalidState, op.name())
                 .at("the stream is being captured")
                 .hint("enqueue it outside of captures: no graph can repeat it"));
+        }
+        if matches!(op, PoolOp::Newest(_)) {
+            return Err(Error::new(Kind::Unsupported, op.name()).at("no kernel lists a lane's newest rows"));
         }
         pools.lists.stage(&op);
         inner.enqueue_known(op.name(), raw, |current, stream| {

@@ -354,6 +354,8 @@ impl CudaPools {
                 self.launch(e, Launch::new(Kernel::Leave, self.words.table_count, 1), &args)
             }
             PoolOp::Warm(warm) => self.warm(e, warm),
+            // The device rejects it before.
+            PoolOp::Newest(_) => Ok(()),
             PoolOp::WarmGather(range) => self.warm_gather(e, range),
             PoolOp::Begin(begin) => self.begin(e, begin),
             PoolOp::Resolve { range, selection, output } => self.resolve(e, range, selection, output),

@@ -21,7 +21,9 @@ use crate::device::host::pages::PageTables;
 use crate::device::host::vector::Avx512;
 use crate::device::host::words::{Word, Words};
 use crate::device::op::Staged;
-use crate::device::{DeviceId, Expected, PoolLayout, PoolOp, Slice, StepRange, Truncate, Warm, WarmGather};
+use crate::device::{
+    DeviceId, Expected, Newest, PoolLayout, PoolOp, Slice, StepRange, Truncate, Warm, WarmGather,
+};
 use crate::error::Result;
 use crate::fallible::{filled, vector};
 use crate::geometry::{Geometry, LINE};
@@ -105,7 +107,7 @@ struct Accept {
     next: u32,
 }
 
-/// Working memory of warm-ups and resizes, which run outside any micro-batch.
+/// Working memory of warm-ups, lists of newest rows and resizes, which run outside any micro-batch.
 #[derive(Debug)]
 pub(super) struct Room {
     pub(super) work: Workspace,
@@ -329,6 +331,7 @@ impl HostPools {
                 Ok(())
             }
             PoolOp::Warm(warm) => self.warm(scan, &warm),
+            PoolOp::Newest(newest) => self.newest(scan, &newest),
             PoolOp::WarmGather(range) => self.warm_gather(&range),
             PoolOp::Begin(begin) => {
                 self.load(begin.micro_batch, begin.descriptor)?;
@@ -396,6 +399,17 @@ impl HostPools {
                 // A warm-up is a hint: positions beyond the length load nothing.
                 tables.warm(scan, warm.lane.0, selected, work)?;
             }
+        }
+        Ok(())
+    }
+
+    fn newest<S: Scan>(&self, scan: &S, newest: &Newest) -> Result<()> {
+        let mut room = self.room.lock();
+        let Room { work, slots: positions, .. } = &mut *room;
+        let to = self.words(newest.positions);
+        for (index, tables) in self.tables.iter().enumerate() {
+            tables.lock().newest(scan, newest.lane.0, work, positions)?;
+            to.store(index * positions.len(), positions);
         }
         Ok(())
     }
