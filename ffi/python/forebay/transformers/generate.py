@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
 
-from . import ATTENTION, FAMILIES, ForebayCache, register
+from ..errors import ForebayError
+from . import ATTENTION, ForebayCache, register
 from .check import DTYPES
 from .command import stop
 
@@ -23,18 +23,26 @@ _MIB = 1 << 20
 
 def run(chosen: argparse.Namespace) -> int:
     """Loads the model, decodes, and prints the text and the figures."""
-    model, tokenizer = load(chosen)
+    # Its bars would be lines of their own beside the text, and beside an error.
+    transformers.utils.logging.disable_progress_bar()
+    config = configuration(chosen.model)
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(chosen.model, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        stop(f"--model: its tokenizer cannot be loaded: {error}")
     given = tokenizer(chosen.prompt, return_tensors="pt")
     length = given["input_ids"].shape[1]
     if length == 0:
         stop("--prompt: the text has no tokens")
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    limit = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
     if limit is not None and length + chosen.tokens > limit:
         stop(f"--prompt, --tokens: {length + chosen.tokens:,} tokens together; the model was made for {limit:,}")
-    with ForebayCache(model.config, ratio=chosen.ratio, max_tokens=length + chosen.tokens) as cache:
+    model = load(chosen, config)
+    with ForebayCache(model, ratio=chosen.ratio, max_tokens=length + chosen.tokens) as cache:
         began = time.perf_counter()
         made = model.generate(
-            **given,
+            input_ids=given["input_ids"],
+            attention_mask=given["attention_mask"],
             past_key_values=cache,
             max_new_tokens=chosen.tokens,
             prefill_chunk_size=chosen.chunk,
@@ -46,29 +54,33 @@ def run(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def load(chosen: argparse.Namespace) -> tuple[Any, Any]:
-    """The model and the tokenizer of the folder; ends the program with one line if it cannot be used."""
-    folder = Path(chosen.model)
-    if not (folder / "config.json").is_file():
-        stop(f"--model: {chosen.model!r} is not a folder with a model's config.json")
+def configuration(model: str) -> Any:
+    """The configuration in a folder; ends the program with one line if forebay cannot serve it."""
+    if not (Path(model) / "config.json").is_file():
+        stop(f"--model: {model!r} is not a folder with a model's config.json")
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = transformers.AutoConfig.from_pretrained(model, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         stop(f"--model: the configuration cannot be read: {error}")
-    if config.model_type not in FAMILIES:
-        stop(f"--model: forebay does not know models of type {config.model_type!r}; there are {', '.join(FAMILIES)}")
+    try:
+        register()
+        ForebayCache(config, ratio=1, max_tokens=1).close()
+    except ForebayError as error:
+        stop(f"--model: {error}")
+    return config
+
+
+def load(chosen: argparse.Namespace, config: Any) -> Any:
+    """The model in the folder; ends the program with one line if it cannot be loaded."""
     kind = getattr(transformers, (config.architectures or [""])[0], None)
     if kind is None:
         stop(f"--model: the configuration names no class of transformers: {config.architectures}")
-    register()
     dtype = "auto" if chosen.dtype == "auto" else DTYPES[chosen.dtype]
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": ATTENTION, "local_files_only": True}
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        model = kind.from_pretrained(folder, **options)
+        return kind.from_pretrained(chosen.model, **options).eval()
     except (OSError, ValueError, RuntimeError) as error:
         stop(f"--model: it cannot be loaded: {error}")
-    return model.eval(), tokenizer
 
 
 def report(cache: Any, decoded: int, length: int, seconds: float) -> None:
