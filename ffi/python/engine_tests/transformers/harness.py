@@ -6,8 +6,10 @@ import functools
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
+import tokenizers
 import torch
 import transformers
 from forebay.transformers import ForebayCache, models, register
@@ -53,6 +55,16 @@ def forward(of: Any, tokens: torch.Tensor, cache: Any, mask: torch.Tensor | None
 def stock_cache(of: Any) -> Any:
     """transformers' own cache for a model."""
     return transformers.DynamicCache(config=of.config)
+
+
+def save(family: str, folder: Path) -> Any:
+    """Writes a small model and a tokenizer of 256 words, `w0` to `w255`; the tokenizer."""
+    model(family).save_pretrained(folder)
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{word}": word for word in range(256)}, unk_token="w0"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0")
+    tokenizer.save_pretrained(folder)
+    return tokenizer
 
 
 def resident_bytes() -> int:

@@ -8,11 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import tokenizers
 import torch
 import transformers
 from forebay.transformers import bench, check, command, models
-from harness import FAMILIES, QUICK, model
+from harness import FAMILIES, QUICK, model, save
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -69,14 +68,6 @@ def test_bench_prints_both_steps(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert "tiny" not in lines[0] and "deepseek_v32" in lines[0]
     assert [line.split()[0] for line in lines[2:4]] == ["64", "128"]
     assert re.search(r"A step at 128 tokens takes \d+\.\d\d times one at 64\.", lines[-1])
-
-
-def save(family: str, folder: Path) -> None:
-    """Writes a small model and a tokenizer of 256 words."""
-    model(family).save_pretrained(folder)
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{word}": word for word in range(256)}, unk_token="w0"))
-    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0").save_pretrained(folder)
 
 
 @pytest.mark.parametrize("family", FAMILIES[::2] if QUICK else FAMILIES)
