@@ -22,21 +22,24 @@ from __future__ import annotations
 import itertools
 import math
 import weakref
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, NoReturn, Sequence as Many
+from typing import Any, Iterator, NamedTuple, NoReturn, Sequence as Many
 
 import torch
 
 from .. import config as sizes
 from ..cache import Cache
 from ..device import CudaDevice, Device, HostDevice
-from ..errors import ForebayError, InvalidArgument, InvalidState, OutOfMemory, OutOfRange, Unsupported, counted
+from ..errors import ForebayError, InvalidArgument, InvalidState, OutOfMemory, OutOfRange, counted
 from ..serving import Request, Requests
 from ..shape import Shape
 from .families import Layout, SparseLayer
 
 # Bytes of a row are a multiple of this.
 _ROW_ALIGN = 4
+# A pass ends before the next one begins.
+_STEPS = 1
 # The least tokens that a tensor of index keys has room for.
 _KEYS_LEAST = 256
 
@@ -148,7 +151,8 @@ class Batch:
             self._begin(latent)
         passing = self._passing(number)
         try:
-            return self._take(passing, number, latent, rotated)
+            with plain():
+                return self._take(passing, number, latent, rotated)
         except BaseException:
             self.give_up(f"the forward pass failed when layer {self.layout.sparse[number].layer} gave its rows")
             raise
@@ -159,8 +163,6 @@ class Batch:
         if self.passing is not None:
             layer = self.layout.sparse[self.passing.next].layer
             self.refuse(f"an earlier forward pass ended in layer {layer}")
-        if torch.compiler.is_compiling():
-            raise Unsupported("torch.compile: a ForebayCache moves rows by calls that no graph contains")
         count, width, limits = int(latent.shape[0]), int(latent.shape[2]), self.limits
         self._check_count(count)
         if self._rows and count != len(self._rows):
@@ -199,8 +201,8 @@ class Batch:
             wanted = f"{one.latent} + {one.rotated} of {self._dtype} on {self._place}"
             raise InvalidArgument(f"rows of layer {one.layer}", found, wanted)
         rows = latent.new_zeros((count, passing.width, self._values))
-        rows[..., : one.latent] = latent.detach()[:, 0]
-        rows[..., one.latent : one.latent + one.rotated] = rotated.detach()[:, 0]
+        rows[..., : one.latent] = latent[:, 0]
+        rows[..., one.latent : one.latent + one.rotated] = rotated[:, 0]
         for copy in self._copies[number]:
             passing.ready.add(copy)
             if passing.step is not None:
@@ -233,18 +235,18 @@ class Batch:
         if passing is None or number != passing.next:
             layer = self.layout.sparse[number].layer
             self.refuse(f"layer {layer} gave its index keys out of turn")
-        room = self._keys.get(number)
-        if room is None or room.shape[1] < passing.end:
-            room = self._more_keys(room, passing, keys)
-            self._keys[number] = room
-        room[:, passing.start : passing.end] = keys.detach()
-        return room[:, : passing.end]
+        with plain():
+            room = self._keys.get(number)
+            if room is None or room.shape[1] < passing.end:
+                room = self._more_keys(room, passing, keys)
+                self._keys[number] = room
+            room[:, passing.start : passing.end] = keys
+            return room[:, : passing.end]
 
     def _more_keys(self, room: Any, passing: Pass, keys: Any) -> Any:
         have = 0 if room is None else int(room.shape[1])
         tokens = min(max(passing.end, 2 * have, _KEYS_LEAST), self.limits.max_tokens)
-        with torch.inference_mode(False):
-            larger = keys.new_empty((keys.shape[0], tokens, keys.shape[2]))
+        larger = keys.new_empty((keys.shape[0], tokens, keys.shape[2]))
         if room is not None:
             larger[:, : passing.start] = room[:, : passing.start]
         return larger
@@ -277,17 +279,23 @@ class Batch:
             `[batch * tokens, 1, k, values]`, whatever row where nothing is selected. Its memory is reused.
         """
         one, step = self.layout.sparse[number], passing.step
-        slots = step.select(number, positions if one.selects else None)
-        if int(slots.shape[-1]) != width:
-            slots = slots[..., :width]
-        shape = (len(self._rows), passing.width, width, self._values)
-        if self._out is None or tuple(self._out.shape) != shape:
-            self._out = None
-            with torch.inference_mode(False):
+        with plain():
+            slots = step.select(number, positions if one.selects else None)
+            if int(slots.shape[-1]) != width:
+                slots = slots[..., :width]
+            shape = (len(self._rows), passing.width, width, self._values)
+            if self._out is None or tuple(self._out.shape) != shape:
+                self._out = None
                 self._out = torch.empty(shape, dtype=self._dtype, device=self._place)
-        found = step.rows(number, slots, self._dtype, out=self._out)
-        step.stored(number)
-        return found.view(-1, 1, width, self._values)
+            found = step.rows(number, slots, self._dtype, out=self._out)
+            step.stored(number)
+            return found.view(-1, 1, width, self._values)
+
+    def warm_up(self, number: int, positions: Any) -> None:
+        """Notes what the last tokens of a prefill pass selected: int32 `[batch, tokens, k]`, -1 for none."""
+        if self.layout.sparse[number].selects:
+            for request, selection in zip(self._rows, positions):
+                request.warm_up(number, selection)
 
     def attended(self, passing: Pass, number: int) -> bool:
         """Notes that a layer has attended. Returns whether it was the pass's last, which ends it."""
@@ -344,7 +352,7 @@ class Batch:
         self._rows = rows
         for number, room in self._keys.items():
             order = torch.tensor(list(sources), dtype=torch.int64, device=room.device)
-            with torch.inference_mode(False):
+            with plain():
                 self._keys[number] = room.index_select(0, order)
 
     def clear(self) -> None:
@@ -403,6 +411,7 @@ class Batch:
             max_tokens=limits.max_tokens,
             slots=limits.slots,
             query_rows=1 + limits.drafts,
+            steps_in_flight=_STEPS,
         )
 
     def dense_bytes(self) -> int:
@@ -436,6 +445,7 @@ class Batch:
                 max_tokens=limits.max_tokens,
                 slots=limits.slots,
                 query_rows=1 + limits.drafts,
+                steps_in_flight=_STEPS,
                 parked=limits.batch,
                 overcommit=limits.overcommit,
             )
@@ -492,6 +502,14 @@ class Batch:
         if count > self.limits.batch:
             expected = f"at most {self.limits.batch}: make the cache with batch={count}"
             raise InvalidArgument("batch", counted(count, "batch row"), expected)
+
+
+@contextmanager
+def plain() -> Iterator[None]:
+    """Tensors that outlive a pass, made and written without gradients and outside inference mode: the next pass may run
+    in another mode."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 def slots_of(ratio: Any, slots: Any, max_tokens: int) -> int:

@@ -11,6 +11,7 @@ import weakref
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn
 
+import torch
 import transformers
 from transformers.cache_utils import CacheLayerMixin
 
@@ -140,6 +141,8 @@ class ForebayCache(transformers.Cache):
         if device is not None and not isinstance(device, Device):
             raise InvalidArgument("device", type(device).__name__, "a forebay.HostDevice or CudaDevice, or None")
         most = index(max_tokens, "max_tokens", least=1)
+        if index(drafts, "drafts") >= most:
+            raise InvalidArgument("drafts", repr(drafts), f"fewer than max_tokens, which is {most}")
         limits = Limits(
             most,
             slots_of(ratio, slots, most),
@@ -163,6 +166,8 @@ class ForebayCache(transformers.Cache):
         self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Any, Any]:
         """Takes a layer's new rows. See `transformers.Cache.update`."""
+        if torch.compiler.is_compiling():
+            _refuse_compiled()
         if self._batch.passing is None and self._batch.number(layer_idx) == 0:
             self._check_model(layer_idx, int(key_states.shape[2]))
         found: tuple[Any, Any] = super().update(key_states, value_states, layer_idx, *args, **kwargs)
@@ -297,12 +302,20 @@ def _config_of(given: Any) -> Any:
         why = static if "Static" in type(given).__name__ else "a cache has its own rows"
         raise InvalidArgument("config", f"a {type(given).__name__}", f"a model's config: {why}")
     if hasattr(given, "_orig_mod") or getattr(given, "_compiled_call_impl", None) is not None:
-        raise Unsupported("torch.compile: a ForebayCache moves rows by calls that no graph contains; use the plain model")
+        _compiled()
     generation = getattr(given, "generation_config", None)
     how = getattr(generation, "cache_implementation", None)
     if how in _STATIC:
         raise Unsupported(f"cache_implementation={how!r}: generate would compile; set it to None")
     return given.config if hasattr(given, "forward") and hasattr(given, "config") else given
+
+
+def _compiled() -> NoReturn:
+    raise Unsupported("torch.compile: a ForebayCache moves rows by calls that no graph contains; use the plain model")
+
+
+# Called by a compiled model: it must not be compiled itself, to be able to raise.
+_refuse_compiled = torch.compiler.disable(_compiled)
 
 
 def _bytes_of(layer: Any) -> int:
