@@ -404,15 +404,7 @@ class Batch:
         """What forebay's cache takes; None before it is made."""
         if self._dtype is None:
             return None
-        limits = self.limits
-        return sizes.footprint(
-            self._shape(),
-            lanes=limits.batch,
-            max_tokens=limits.max_tokens,
-            slots=limits.slots,
-            query_rows=1 + limits.drafts,
-            steps_in_flight=_STEPS,
-        )
+        return sizes.footprint(self._shape(), **self._sizes())
 
     def dense_bytes(self) -> int:
         """What transformers' own cache would hold of the sparse layers at this length, index keys aside."""
@@ -439,15 +431,7 @@ class Batch:
         self._values = -(-self.layout.width // whole) * whole
         try:
             self.cache = Cache(
-                self._device,
-                self._shape(),
-                lanes=limits.batch,
-                max_tokens=limits.max_tokens,
-                slots=limits.slots,
-                query_rows=1 + limits.drafts,
-                steps_in_flight=_STEPS,
-                parked=limits.batch,
-                overcommit=limits.overcommit,
+                self._device, self._shape(), parked=limits.batch, overcommit=limits.overcommit, **self._sizes()
             )
             self.requests = Requests(self.cache, slots=limits.slots, record=limits.record)
         except OutOfMemory as error:
@@ -458,6 +442,22 @@ class Batch:
             self._dtype = None
             raise
         self._place = place
+
+    def _sizes(self) -> dict[str, Any]:
+        """forebay's numbers for these limits."""
+        limits = self.limits
+        rows = 1 + limits.drafts
+        # Rows of the step are beyond the tokens that count; a fork copies the page that is partly full.
+        pages = limits.batch * (-(-(limits.max_tokens + rows) // Shape.page_tokens) + 1)
+        return {
+            "lanes": limits.batch,
+            "max_tokens": limits.max_tokens,
+            "slots": limits.slots,
+            "query_rows": rows,
+            "steps_in_flight": _STEPS,
+            "host_pages": pages,
+            "index_pages": pages,
+        }
 
     def _shape(self) -> Shape:
         layers = self.layout.sparse
