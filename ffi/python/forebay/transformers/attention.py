@@ -91,7 +91,7 @@ def attention(
     number = None if batch is None or indices is None else batch.number(module.layer_idx)
     if batch is None or number is None:
         return _dense(module, query, key, value, attention_mask, indices, how), None
-    passing = batch.attending(module, number)
+    passing = batch.attending(module, number, int(query.shape[2]), int(key.shape[2]))
     try:
         if passing.step is not None:
             found = _sparse(batch, passing, number, module, query, attention_mask, indices, how)

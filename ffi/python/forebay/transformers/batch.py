@@ -144,7 +144,7 @@ class Batch:
         Raises:
             InvalidArgument: more batch rows than the cache has, or another number than before; another dtype or device.
             OutOfRange: more tokens than `max_tokens`. Nothing has changed after these two.
-            OutOfMemory: the cache's memory cannot be had.
+            OutOfMemory: there is too little host memory for the cache.
             InvalidState: an earlier pass ended early, or the model does not attend through forebay.
         """
         if number == 0:
@@ -251,8 +251,8 @@ class Batch:
             larger[:, : passing.start] = room[:, : passing.start]
         return larger
 
-    def attending(self, module: Any, number: int) -> Pass:
-        """The pass in which a layer attends, before its attention.
+    def attending(self, module: Any, number: int, queries: int, keys: int) -> Pass:
+        """The pass in which a layer attends, before its attention over so many queries and keys.
 
         Raises:
             InvalidState: it is not this layer's turn, or the layer belongs to another model.
@@ -264,6 +264,10 @@ class Batch:
             self.refuse("two models used this cache, which holds the rows of one")
         if passing is None or number != passing.next or number not in passing.ready:
             self.refuse(f"layer {layer} attended out of turn")
+        wanted = passing.width if passing.step is not None else passing.end
+        if queries != passing.width or keys != wanted:
+            given = f"{queries} queries and {keys} keys, not {passing.width} and {wanted}"
+            self.refuse(f"layer {layer} attended with {given}")
         return passing
 
     def select(self, passing: Pass, number: int, positions: Any, width: int) -> Any:
@@ -399,6 +403,10 @@ class Batch:
         """Bytes of the index keys' tensors, or of their part that is in use."""
         tokens = [(room, self.length if used else int(room.shape[1])) for room in self._keys.values()]
         return sum(room[:, :count].numel() * room.element_size() for room, count in tokens)
+
+    def buffer_bytes(self) -> int:
+        """Bytes of the rows that the last layer of a decode pass attended to; the next one reuses them."""
+        return 0 if self._out is None else int(self._out.nbytes)
 
     def footprint(self) -> sizes.Footprint | None:
         """What forebay's cache takes; None before it is made."""

@@ -34,6 +34,8 @@ class Memory(NamedTuple):
     slots: int
     # Device: their tables, and what whole mappings of 2 MiB leave unused.
     tables: int
+    # Device: the rows that one layer attends to in a decode pass. All layers use the same memory.
+    gathered: int
     # Device: index keys of the sparse layers, as far as memory is taken for them.
     index_keys: int
     # Device: the layers that stay in transformers' own tensors.
@@ -48,7 +50,7 @@ class Memory(NamedTuple):
     @property
     def device(self) -> int:
         """What stays on the device between passes."""
-        return self.slots + self.tables + self.index_keys + self.stock
+        return self.slots + self.tables + self.gathered + self.index_keys + self.stock
 
 
 class SparseLayer(CacheLayerMixin):
@@ -201,6 +203,7 @@ class ForebayCache(transformers.Cache):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Removes the last `-tokens_to_remove` tokens. See `transformers.Cache.crop`."""
+        tokens_to_remove = int(tokens_to_remove)
         if tokens_to_remove > 0:
             raise InvalidArgument("tokens_to_remove", repr(tokens_to_remove), "0, or minus the tokens to remove")
         # A layer with a window refuses if it does not record its past; nothing has changed then.
@@ -260,7 +263,8 @@ class ForebayCache(transformers.Cache):
             host = found.rows
         keys, used = batch.key_bytes(), batch.key_bytes(used=True)
         stock = sum(_bytes_of(layer) for layer in self._stock.values())
-        return Memory(slots, tables, keys, stock, host, batch.dense_bytes() + used + stock, batch.prefill_peak)
+        dense = batch.dense_bytes() + used + stock
+        return Memory(slots, tables, batch.buffer_bytes(), keys, stock, host, dense, batch.prefill_peak)
 
     def validate(self) -> None:
         """Checks every invariant of forebay's cache, for tests, between passes.
