@@ -262,12 +262,20 @@ class Request:
 
     def _crop_at_rest(self, length: int) -> None:
         """Crops a request that no step uses."""
+        requests = self._requests
         try:
             self._truncate(length)
+            return
         except InvalidState:
             if self.state == FAILED:
                 raise
-            # Others share the page in which it would end. The next step of a running request replaces it by a copy.
+        # Others share the page in which it would end: perhaps only a fork whose copy of it has ended.
+        requests._wait()
+        requests.cache.reap(requests._stream)
+        try:
+            self._truncate(length)
+        except InvalidState:
+            # The next step of a running request replaces the page by a copy.
             least = min(self._filled)
             if least < self._prompt:
                 self._truncate(least)
@@ -493,11 +501,12 @@ class Request:
 
     def _patiently(self, call: Callable[[], _T]) -> _T:
         """Makes a call that needs the request to be idle. If work of it is in flight, waits once for its streams."""
-        self._touch()
         try:
+            self._touch()
             return call()
         except Busy:
             self._requests._wait()
+            self._touch()
             return call()
 
     def _touch(self) -> None:

@@ -107,8 +107,7 @@ class DecodeStep:
         if places is None:
             places = self._places[library.name] = library.to_device(self._landing, place)
         if self._ragged is not None:
-            given = given.reshape(*shape, -1)
-            given = library.concatenate([given[row, :width] for row, width in enumerate(self._widths)])
+            given = library.used(given, self.query_rows, self._ragged)
         owner._ready()
         first, second = owner.cache.shape.row_bytes
         if second:
@@ -195,8 +194,7 @@ class DecodeStep:
             slots: what `select` returned, or a part of it, of any shape.
             dtype: of the result, of the slots' library; None: uint8.
             run: 0 or 1: one run of rows that have two. None: the whole row; of two runs, both one after the other.
-            out: the destination, `[*slots.shape, width]` of `dtype`; None: a new tensor. Reuse one: fresh memory costs
-                more than the copy.
+            out: the destination, `[*slots.shape, width]` of `dtype`, C-contiguous; None: a new tensor.
 
         Returns:
             `[*slots.shape, width]`. Where a slot is -1 it has the row of slot 0: mask it.
@@ -223,8 +221,7 @@ class DecodeStep:
             raise InvalidArgument("keys", str(list(keys.shape)), f"[{shape[0]}, {shape[1]}, ...]")
         given = library.bytes_of(keys, shape[0] * shape[1])
         if self._ragged is not None:
-            given = given.reshape(*shape, -1)
-            given = library.concatenate([given[row, :width] for row, width in enumerate(self._widths)])
+            given = library.used(given, self.query_rows, self._ragged)
         ends = zip(self.requests, self.starts.tolist(), self._widths)
         places = [request._index_places(np.arange(start, start + width)) for request, start, width in ends]
         owner._put_index_keys(library, group, given, np.concatenate(places))
