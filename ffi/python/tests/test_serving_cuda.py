@@ -102,6 +102,6 @@ def place(request: pytest.FixtureRequest) -> Iterator[Standin]:
 @pytest.mark.parametrize("seed", range(2))
 def test_an_engine_at_random_on_cuda(place: Standin, seed: int) -> None:
     with forebay.Cache(place.device(), SHAPE, **SIZES) as cache:
-        machine = Machine(cache, Kit(place), seed, parks=False)
+        machine = Machine(cache, Kit(place), seed)
         machine.run(90)
         assert machine.compared > 100

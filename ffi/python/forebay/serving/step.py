@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -11,12 +11,9 @@ from ..cache import Cache
 from ..errors import Busy, ForebayError, InvalidArgument, InvalidState, OutOfRange
 from ..step import Buffers, Retired
 from ..tensors import HOST, index, look
+from . import request as _request, requests as _requests
 from .failures import naming, naming_batch
 from .tensors import INTEGERS, Library, library_of
-
-if TYPE_CHECKING:
-    from .request import Request
-    from .requests import Requests
 
 
 class Work:
@@ -42,18 +39,19 @@ class DecodeStep:
             later.
     """
 
-    def __init__(self, requests: Requests, batch: list[tuple[Request, int]]) -> None:
+    def __init__(self, requests: _requests.Requests, batch: list[tuple[_request.Request, int]]) -> None:
         self._owner, cache = requests, requests.cache
         self.requests, self._widths = [request for request, _ in batch], [width for _, width in batch]
+        self._ids = [request.id for request in self.requests]
         self.query_rows = max(self._widths)
         self.retired: Retired | None = None
         self._ragged = self._widths if min(self._widths) < self.query_rows else None
         accepted = []
         for request, width in batch:
-            with naming(request):
+            with naming(request.id):
                 accepted.append(request._accepted(width))
         rows = [(request._sequence, count, width) for (request, width), count in zip(batch, accepted)]
-        with naming_batch(self.requests):
+        with naming_batch(self._ids):
             try:
                 self._step = cache.prepare(rows, stream=requests._stream)
             except Busy:
@@ -147,7 +145,7 @@ class DecodeStep:
         work = owner._work(library, self.batch, self.query_rows)
         owner._ready()
         library.fill(work.selection, selection, self._ragged)
-        with naming_batch(self.requests):
+        with naming_batch(self._ids):
             self._step.layer(layer, work.buffers)
         self._slots = (layer, work)
         if self._selected is not None:
@@ -163,7 +161,7 @@ class DecodeStep:
         if self._slots is None or self._slots[0] != leader:
             raise InvalidState(f"select: layer {leader}, which selects for layer {layer}, has not selected before it")
         work: Work = self._slots[1]
-        with naming_batch(self.requests):
+        with naming_batch(self._ids):
             self._step.layer(layer, work.buffers)
         self._owner._ready()
         return work.slots
@@ -238,7 +236,7 @@ class DecodeStep:
         if not self._written[layer]:
             raise InvalidState(f"stored: layer {layer} was not written")
         if not self._stored[layer]:
-            with naming_batch(self.requests):
+            with naming_batch(self._ids):
                 self._step.scatter(layer)
             self._stored[layer] = True
 
@@ -255,7 +253,7 @@ class DecodeStep:
                 if not written:
                     raise InvalidState(f"finish: layer {layer} was not written")
                 self.stored(layer)
-            with naming_batch(self.requests):
+            with naming_batch(self._ids):
                 self._step.finish()
         except BaseException:
             self.abandon()
@@ -292,7 +290,7 @@ class DecodeStep:
     def _land(self, wait: bool) -> bool:
         """Retires the step if it has ended; returns whether it has. A failure is noted for the next call."""
         try:
-            with naming_batch(self.requests):
+            with naming_batch(self._ids):
                 self.retired = self._step.retire(wait=wait)
         except Busy:
             return False
