@@ -13,6 +13,8 @@ mod hosted;
 mod memory;
 #[path = "cuda/missing.rs"]
 mod missing;
+#[path = "cuda/newest.rs"]
+mod newest;
 #[path = "cuda/probe.rs"]
 mod probe;
 #[path = "cuda/resizes.rs"]

@@ -257,7 +257,7 @@ fn calls_out_of_their_order_are_refused() {
     let filling = "the prompt is not complete, or the sequence has not joined";
     let sequence = e.cache.open(&asks(20, 20)).unwrap();
     refused(e.prepare(&[row(sequence, 0)]), Kind::InvalidState, filling);
-    refused(e.cache.truncate(sequence, 0, e.stream), Kind::InvalidState, filling);
+    refused(e.cache.truncate(sequence, 21, e.stream), Kind::OutOfRange, "length");
     refused(e.cache.fork(sequence, &asks(0, 1), e.stream), Kind::InvalidState, filling);
     refused(e.cache.join_more(sequence, e.stream), Kind::InvalidState, filling);
     let join = |e: &mut Engine, warm_up| e.cache.join(sequence, e.stream, warm_up);

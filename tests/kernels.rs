@@ -10,6 +10,8 @@ mod groups;
 mod image;
 #[path = "kernels/model.rs"]
 mod model;
+#[path = "kernels/newest.rs"]
+mod newest;
 #[path = "kernels/resize.rs"]
 mod resize;
 #[path = "support/skip.rs"]
@@ -139,6 +141,7 @@ fn live(world: &mut World<'_>, operations: u32) {
                 });
                 world.resize(lane, &budgets);
             }
+            7 => drop(world.newest(lane)),
             _ => world.step(),
         }
     }
@@ -178,7 +181,7 @@ fn each_cause_fails_its_step_and_touches_nothing_else() {
         }
         let mut world = World::new(&kernels, &extents, how);
         world.mischief = [30, 8, 100, 250, 600][number / 4];
-        live(&mut world, 50);
+        live(&mut world, 60);
         causes.extend(world.causes);
     }
     assert_eq!(causes, (0..=8).collect(), "every cause, and none");

@@ -79,7 +79,8 @@ impl Engine {
         sequence
     }
 
-    /// A step of `rows` query rows that all select `picks`: its hits and misses. The rows that attention reads must be the sequence's.
+    /// A step of `rows` query rows that all select `picks`: its hits and misses. The rows that attention reads must be
+    /// the sequence's.
     fn step(&mut self, sequence: Sequence, accepted: u32, rows: u32, picks: &[u32]) -> (u64, u64) {
         let length = self.cache.length(sequence).unwrap().committed + accepted;
         let positions: Vec<i32> = (0..K as usize).map(|at| picks.get(at).map_or(-1, |p| *p as i32)).collect();

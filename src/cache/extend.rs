@@ -25,8 +25,8 @@ impl Cache {
     ///
     /// # Errors
     /// [`Kind::Closed`]; [`Kind::InvalidState`] for a sequence that has joined and is not parked; [`Kind::OutOfRange`]
-    /// for a smaller prompt or sum, and for more tokens than the cache was made for; [`Kind::Exhausted`] names the pool,
-    /// with `wanted` and `free`. An error changes nothing.
+    /// for a smaller prompt or sum, and for more tokens than the cache was made for; [`Kind::Exhausted`] names the
+    /// pool, with `wanted` and `free`. An error changes nothing.
     pub fn extend(&mut self, sequence: Sequence, prompt: u32, promised: u32) -> Result<()> {
         let record = self.record(sequence)?;
         record.check_state(&[State::Filling, State::Parked], "extend")?;

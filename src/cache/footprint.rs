@@ -28,8 +28,8 @@ pub struct Footprint {
     pub scratch: u64,
     /// Device: bytes that stay unused because mappings are whole multiples of the granularity.
     pub padding: u64,
-    /// Device: residency tables, lanes' page tables, lists of fetches, step descriptors, the working memory of resolves,
-    /// and the noted positions of parked sequences.
+    /// Device: residency tables, lanes' page tables, lists of fetches, step descriptors, the working memory of
+    /// resolves, and the noted positions of parked sequences.
     pub tables: u64,
     /// GPU: its page tables for registered host memory, which the driver takes from the GPU's memory
     /// ([`Footprint::page_tables`]). A host device has none. For rows in memory that the driver allocates this is an

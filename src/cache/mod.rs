@@ -54,6 +54,7 @@ mod footprint;
 mod hashes;
 mod overlapped;
 mod park;
+mod places;
 mod prefix;
 mod record;
 mod resize;
@@ -84,7 +85,7 @@ pub use overlapped::Layers;
 pub use prefix::Tokens;
 pub use sequence::Length;
 
-use park::Places;
+use places::Places;
 use record::{Record, State};
 use sharing::Sharing;
 

@@ -6,79 +6,45 @@
 //!
 //! | call | device | host |
 //! |---|---|---|
-//! | [`Cache::park`] | notes which rows were selected last, empties the lane | accepts landed rows, frees lane and slots |
+//! | [`Cache::park`] | notes the newest rows, empties the lane | accepts landed rows, frees lane and slots |
 //! | parked | nothing | may extend the prompt, append to it, truncate it, close |
 //! | [`Cache::resume`] | joins a lane, with the noted rows as warm-up | takes a lane and slots |
 //!
 //! A parked sequence is a prompt without a lane: its tokens are all of the sequence. So a conversation parks, appends
 //! the rows of its next turn, however many, and resumes.
 //!
-//! **The noted rows** are the newest of the rule's order, at most `top_k` for each index group. They stay on the device,
-//! in one of [`Config::parked`](crate::Config::parked) *places*, and are read once, by the join. As a warm-up they get
-//! one stamp, so their order among each other is lost. They are a hint: a place that could not be written loads nothing.
+//! **The noted rows** are the newest of the rule's order, at most `top_k` for each index group. They stay on the
+//! device, in one of [`Config::parked`](crate::Config::parked) *places*, and are read once, by the join. As a warm-up
+//! they get one stamp, so their order among each other is lost. They are a hint: a place that could not be written
+//! loads nothing.
 //!
-//! **Order.** The place's writer is ordered after its last reader by `warmed`, and its reader after its writer by
-//! `left`, which also orders the lane's next sequence. A park waits for nothing, and needs no ticket. It needs an idle
-//! sequence, because the next sequence stages its lists where operations of this one may still read theirs.
+//! **Order.** A place's writer is ordered after its last reader by `warmed` and after its last writer by `left`, and
+//! its reader after its writer by `left`, which also orders the lane's next sequence. A park waits for nothing, and
+//! needs no ticket. It needs an idle sequence, because the next sequence stages its lists where operations of this one
+//! may still read theirs.
 
 use crate::cache::Cache;
-use crate::cache::record::{HostWork, Place, State};
-use crate::device::{Newest, PoolOp, Slice, Stream, Ticket};
+use crate::cache::places::Place;
+use crate::cache::record::{HostWork, State};
+use crate::device::{Newest, PoolOp, Stream, Ticket};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{Lane, Sequence};
 use crate::sparse::{Holding, WarmUp};
 
-/// The device memory in which the positions of parked sequences' newest rows are noted.
-#[derive(Debug)]
-pub(super) struct Places {
-    /// `[places][groups][top_k]` i32; none without places.
-    memory: Option<Slice>,
-    /// Bytes of a place.
-    bytes: u64,
-    free: Vec<u32>,
-}
-
-impl Places {
-    pub(super) fn new(memory: Option<Slice>, bytes: u64, count: u32) -> Places {
-        Places { memory, bytes, free: (0..count).rev().collect() }
-    }
-
-    fn slice(&self, place: u32) -> Result<Slice> {
-        let memory =
-            self.memory.and_then(|memory| memory.part(u64::from(place) * self.bytes, self.bytes).ok());
-        memory.ok_or_else(|| Error::new(Kind::Internal, "park").at("no such place"))
-    }
-
-    /// Frees the place of a sequence, if it has one.
-    pub(super) fn give_back(&mut self, place: Option<Place>) {
-        self.free.extend(place.map(|place| place.number));
-    }
-
-    /// Checks that every place is free or of one of `taken`.
-    pub(super) fn validate(&self, taken: impl Iterator<Item = u32>, count: u32) -> Result<()> {
-        let mut all: Vec<u32> = self.free.iter().copied().chain(taken).collect();
-        all.sort_unstable();
-        match all.into_iter().eq(0..count) {
-            true => Ok(()),
-            false => Err(Error::new(Kind::Internal, "validate").at("places of parked sequences")),
-        }
-    }
-}
-
 impl Cache {
-    /// Parks a sequence: its lane and slots are free for others when the call returns, and its pages stay. `accepted` is
-    /// how many rows of its last step count, as in [`Cache::prepare`]; the others are rejected. A sequence that has not
-    /// joined may be parked too, with 0 accepted rows. [`Cache::resume`] brings it back. Until then it is a prompt that
-    /// can be extended ([`Cache::extend`]), appended to and truncated.
+    /// Parks a sequence: its lane and slots are free for others when the call returns, and its pages stay. `accepted`
+    /// is how many rows of its last step count, as in [`Cache::prepare`]; the others are rejected. A sequence that has
+    /// not joined may be parked too, with 0 accepted rows. [`Cache::resume`] brings it back. Until then it is a prompt
+    /// that can be extended ([`Cache::extend`]), appended to and truncated.
     ///
     /// The device notes the rows that the sequence selected last, on `stream`, which is ordered after its earlier work.
     ///
     /// # Errors
     /// [`Kind::Closed`]; [`Kind::Exhausted`] if [`Config::parked`](crate::Config::parked) sequences are parked;
-    /// [`Kind::InvalidState`] while it is joining, or after a failed step (truncate it first); [`Kind::Busy`] while work
-    /// of the sequence is in flight; [`Kind::DeviceFailed`] if that work failed; [`Kind::OutOfRange`] for more accepted
-    /// rows than landed. These errors change nothing. If the device refuses the call half-way, the sequence is as before,
-    /// or as before its join: park it again, or join it.
+    /// [`Kind::InvalidState`] while it is joining, or after a failed step (truncate it first); [`Kind::Busy`] while
+    /// work of the sequence is in flight; [`Kind::DeviceFailed`] if that work failed; [`Kind::OutOfRange`] for more
+    /// accepted rows than landed. These errors change nothing. If the device refuses the call half-way, the sequence is
+    /// as before, or as before its join: park it again, or join it.
     pub fn park(&mut self, sequence: Sequence, accepted: u32, stream: Stream) -> Result<()> {
         let index = sequence.index as usize;
         self.record(sequence)?;
@@ -95,12 +61,8 @@ impl Cache {
                 .with("landed", record.rows.landed));
         }
         self.check_staged(index, "park")?;
-        if self.records[index].owned.place.is_none() && self.places.free.is_empty() {
-            return Err(Error::new(Kind::Exhausted, "park")
-                .at("places of parked sequences")
-                .with("wanted", 1_u32)
-                .with("free", 0_u32)
-                .hint("make the cache with a larger `parked`"));
+        if self.records[index].owned.place.is_none() {
+            self.places.next()?;
         }
         self.take_over(index, stream)?;
         if self.records[index].state == State::Running {
@@ -108,13 +70,12 @@ impl Cache {
             self.become_prompt(index, accepted);
         }
         self.empty_lane(Lane(self.records[index].lane()), stream)?;
-        let place = self.places.free.last().map(|number| Place { number: *number, noted: false });
+        if self.records[index].owned.place.is_none() {
+            self.records[index].owned.place = Some(Place { number: self.places.next()?, noted: false });
+            self.places.take();
+        }
         let groups = self.geometry.groups().len();
         let owned = &mut self.records[index].owned;
-        if owned.place.is_none() {
-            self.places.free.pop();
-            owned.place = place;
-        }
         owned.least.clear();
         let slots = std::mem::replace(&mut owned.slots, Holding::none(groups));
         self.sparse.give_back(&slots)?;
@@ -126,12 +87,13 @@ impl Cache {
 
     /// Notes the rows that a running sequence selected last, in a place of its own. An error takes none.
     fn note_newest(&mut self, index: usize, stream: Stream) -> Result<()> {
-        let Some(number) = self.places.free.last().copied() else { return Ok(()) };
+        let number = self.places.next()?;
         let (lane, positions) = (Lane(self.records[index].lane()), self.places.slice(number)?);
-        // Its last reader may be on another stream.
+        // Its last reader may be on another stream, and so may its last writer, if no one read it.
         self.device.wait(stream, self.warmed)?;
+        self.device.wait(stream, self.left)?;
         self.device.enqueue(self.pools, stream, PoolOp::Newest(Newest { lane, positions }))?;
-        self.places.free.pop();
+        self.places.take();
         self.records[index].owned.place = Some(Place { number, noted: true });
         Ok(())
     }
@@ -148,9 +110,9 @@ impl Cache {
         record.state = State::Filling;
     }
 
-    /// Resumes a parked sequence: takes a lane and slots, and joins, with the rows that were noted when it was parked as
-    /// warm-up. It gets the slots that it was opened with or last resized to; after [`Cache::extend`], a ratio is of the
-    /// new tokens. If `bytes_a_call` is not 0, it limits the bytes that the call gathers, and [`Cache::join_more`]
+    /// Resumes a parked sequence: takes a lane and slots, and joins, with the rows that were noted when it was parked
+    /// as warm-up. It gets the slots that it was opened with or last resized to; after [`Cache::extend`], a ratio is of
+    /// the new tokens. If `bytes_a_call` is not 0, it limits the bytes that the call gathers, and [`Cache::join_more`]
     /// gathers the rest. The sequence may enter any micro-batch.
     ///
     /// # Errors

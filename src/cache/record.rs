@@ -1,7 +1,7 @@
 //! The cache's record of one sequence.
 //!
-//! The cache makes a table with one record for each lane and each parked sequence. A record is reused after its sequence is gone; the
-//! generation distinguishes the handles. The parts of a record change at different times:
+//! The cache makes a table with one record for each lane and each parked sequence. A record is reused after its
+//! sequence is gone; the generation distinguishes the handles. The parts of a record change at different times:
 //!
 //! - `admitted` changes with `extend` and, while the prompt is not complete, with `truncate`; its slots with `resize`.
 //! - The resources in `owned` are freed when the last work that names them has ended.
@@ -11,6 +11,7 @@
 use std::collections::VecDeque;
 
 use crate::cache::hashes::BlockHashes;
+use crate::cache::places::Place;
 use crate::device::{Outcome, Stream, Ticket};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{MicroBatch, Sequence};
@@ -77,14 +78,6 @@ pub(super) struct Owned {
     pub(super) copied: Vec<PageCopy>,
     /// The place in which its newest rows are noted, from a park to the end of the next join.
     pub(super) place: Option<Place>,
-}
-
-/// A place of a parked sequence: see `park`.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
-    pub(super) number: u32,
-    /// Whether the device has written positions there.
-    pub(super) noted: bool,
 }
 
 /// A copy of one page's rows and index keys to another page, in every layer.

@@ -217,9 +217,9 @@ impl Cache {
     /// the residency tables of every layer. Landed rows below `length` are accepted, except that those of a failed step
     /// cannot be: a length beyond the committed one is then rejected. The call replaces a page that other sequences
     /// share before the page can be written again, and copies its remaining rows. After the call a sequence whose step
-    /// failed may take part in steps again. Before a sequence has joined, the call shortens its prompt, enqueues nothing,
-    /// and rejects a length whose page other sequences share. If the device refuses the call half-way, try again on any stream, with the
-    /// same length or a smaller one.
+    /// failed may take part in steps again. Before a sequence has joined, the call shortens its prompt, enqueues
+    /// nothing, and rejects a length whose page other sequences share. If the device refuses the call half-way, try
+    /// again on any stream, with the same length or a smaller one.
     ///
     /// # Errors
     /// [`Kind::Closed`]; [`Kind::InvalidState`] for a sequence that is not running, failed, or half-way through a

@@ -366,6 +366,7 @@ impl Extents {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::Newest;
     use crate::geometry::{Geometry, Shape};
     use crate::residency::QueryRange;
 
@@ -458,6 +459,26 @@ mod tests {
         extents.check(&PoolOp::Gather { range, wave: 0 }).unwrap();
         assert!(extents.check(&PoolOp::Gather { range, wave: 1 }).is_err());
         assert!(extents.check(&PoolOp::Scatter(StepRange { count: 2, ..range })).is_err());
+    }
+
+    #[test]
+    fn lists_of_newest_rows_need_exactly_the_room_of_all_groups() {
+        let (device, other) = (DeviceId::new(), DeviceId::new());
+        let asker = Asker { name: "device", device, exact: true, top_k_max: 8 };
+        let extents = Extents::new(&layout(device), asker).unwrap();
+        let check = |lane, positions| extents.check(&PoolOp::Newest(Newest { lane: Lane(lane), positions }));
+        check(1, device.slice(4096, 64)).unwrap();
+        for (lane, positions, place) in [
+            (2, device.slice(4096, 64), "lane"),
+            (1, device.slice(4096, 60), "bytes of a slice"),
+            (1, device.slice(4096, 128), "bytes of a slice"),
+            (1, device.slice(4098, 64), "address of a slice"),
+            (1, device.slice(0, 64), "address of a slice"),
+        ] {
+            let error = check(lane, positions).unwrap_err();
+            assert_eq!((error.kind(), error.place()), (Kind::OutOfRange, place));
+        }
+        check(1, other.slice(4096, 64)).unwrap_err();
     }
 
     #[test]

@@ -81,7 +81,7 @@ fn a_resize_is_refused_in_a_capture_and_breaks_none() {
 }
 
 #[test]
-fn resizes_and_warm_ups_of_different_streams_take_turns() {
+fn resizes_warm_ups_and_lists_of_newest_rows_of_different_streams_take_turns() {
     for seed in 0..10 {
         let options = Options { seed: Some(seed), ..usual() };
         let Some(rig) = Rig::own(options, "counts waits") else { return };
@@ -92,11 +92,12 @@ fn resizes_and_warm_ups_of_different_streams_take_turns() {
         cache.device.enqueue(cache.pools, cache.stream, PoolOp::Warm(warm)).unwrap();
         resize(&cache, other, 1, &[9; LAYERS as usize]).unwrap();
         resize(&cache, cache.stream, 0, &[9; LAYERS as usize]).unwrap();
-        assert_eq!(rig.driver.waits(), waits + 3, "each waits for the one before it");
+        cache.newest(other, 1).unwrap();
+        assert_eq!(rig.driver.waits(), waits + 4, "each waits for the one before it");
         for stream in [other, cache.stream] {
             cache.device.record(cache.event, stream).unwrap();
             cache.device.synchronize(cache.event).unwrap();
         }
-        assert_eq!(rig.driver.operations(), operations + 3, "one launch each");
+        assert_eq!(rig.driver.operations(), operations + 4, "one launch each");
     }
 }

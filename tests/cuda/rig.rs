@@ -7,8 +7,8 @@ use crate::skip::{own_driver, skip};
 use forebay::device::cuda::{CudaDevice, CudaOptions};
 use forebay::device::descriptor::{Entry, Report, step};
 use forebay::device::{
-    Begin, Device, Event, Join, Mapped, PoolLayout, PoolOp, Pools, ResolveOutput, Slice, StepRange, Stream,
-    Ticket,
+    Begin, Device, Event, Join, Mapped, Newest, PoolLayout, PoolOp, Pools, ResolveOutput, Slice, StepRange,
+    Stream, Ticket,
 };
 use forebay::os::{Map, NoFaults, Request};
 use forebay::residency::{QueryRange, TableShape};
@@ -225,6 +225,12 @@ impl Cache {
             device.enqueue(pools, stream, PoolOp::Scatter(range))?;
         }
         device.enqueue(pools, stream, PoolOp::Report { micro_batch: MicroBatch(0), slot: self.report })
+    }
+
+    /// Writes a lane's newest rows of each layer to where a step writes its slots.
+    pub fn newest(&self, stream: Stream, lane: u32) -> Result<()> {
+        let newest = Newest { lane: Lane(lane), positions: self.slots };
+        self.device.enqueue(self.pools, stream, PoolOp::Newest(newest))
     }
 
     /// A ticket for the enqueued work, and a record of the event after it.

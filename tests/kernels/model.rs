@@ -185,6 +185,15 @@ impl Model {
         }
     }
 
+    /// Of each table the positions of a lane's newest rows.
+    pub fn newest(&mut self, lane: u32) -> Vec<i32> {
+        let mut all = vec![7; self.tables.len() * self.extents.top_k() as usize];
+        for (tables, positions) in self.tables.iter().zip(all.chunks_mut(self.extents.top_k() as usize)) {
+            tables.newest(&Portable, lane, &mut self.work, positions).unwrap();
+        }
+        all
+    }
+
     pub fn warm_gather(&mut self, lane: u32, first: u64, count: u64) {
         let slots = (0..self.slabs.len()).flat_map(|layer| {
             let budget = self.tables[self.extents.table_of(layer)].head(lane).unwrap().budget;

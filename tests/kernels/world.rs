@@ -276,6 +276,19 @@ impl<'a> World<'a> {
         self.compare("warm");
     }
 
+    /// Compares the list of a lane's newest rows, which may be any lane.
+    pub fn newest(&mut self, lane: u32) -> Vec<i32> {
+        let wanted = self.model.newest(lane);
+        let positions = Memory::of(&vec![77; wanted.len()]);
+        let args = self.args().at(&positions).words(&[lane, 0]);
+        self.run(c"forebay_newest", [self.tables(), 1, 1], 0, args);
+        let found: Vec<i32> = positions.read().iter().map(|position| *position as i32).collect();
+        assert_eq!(found, wanted, "the newest rows of lane {lane}");
+        assert!(positions.is_fenced());
+        self.compare("newest");
+        found
+    }
+
     pub fn warm_gather(&mut self, lane: u32, first: u64, count: u64) {
         let args = self.args().long(first).long(count).words(&[lane, 0]);
         let ctas = 1 + self.random.below(4);

@@ -4,7 +4,9 @@
 
 use forebay::check::watch::Watch;
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Device, Join, Mapped, PoolLayout, PoolOp, Pools, Slice, Stream, Truncate, WarmGather};
+use forebay::device::{
+    Device, Join, Mapped, Newest, PoolLayout, PoolOp, Pools, Slice, Stream, Truncate, Warm, WarmGather,
+};
 use forebay::os::{Map, NoFaults, Request};
 use forebay::residency::TableShape;
 use forebay::{Error, Geometry, Kind, Lane, Result, Shape};
@@ -103,6 +105,11 @@ impl Reuse {
         self.watch.enqueue(self.pools, stream, PoolOp::Truncate(truncate))
     }
 
+    /// Lists lane 0's newest rows.
+    fn newest(&self, stream: Stream, positions: Slice) -> Result<()> {
+        self.watch.enqueue(self.pools, stream, PoolOp::Newest(Newest { lane: Lane(0), positions }))
+    }
+
     fn leave(&self) {
         self.watch.enqueue(self.pools, self.first, PoolOp::Leave(Lane(0))).unwrap();
     }
@@ -175,6 +182,34 @@ fn slot_blocks_go_to_another_lane_only_after_the_last_one_has_left() {
     needs(ORDERED, Reuse::leave, joins(0), "slot blocks of pools, layer 0 0, which leave");
     // Other blocks have no owner.
     needs(&[Between::Nothing, Between::Edge, Between::Seen], Reuse::leave, joins(1), "");
+}
+
+#[test]
+fn a_lanes_newest_rows_are_listed_before_it_leaves_or_is_truncated() {
+    let list = |reuse: &Reuse, stream| reuse.newest(stream, reuse.watch.allocate(32).unwrap());
+    let before = |reuse: &Reuse| list(reuse, reuse.first).unwrap();
+    let after = |reuse: &Reuse| list(reuse, reuse.second);
+    needs(ORDERED, Reuse::leave, after, "tables of pools, lane 0 0, which leave");
+    needs(ORDERED, |reuse| reuse.truncate(reuse.first).unwrap(), after, "which truncate");
+    let truncate = |reuse: &Reuse| reuse.truncate(reuse.second);
+    needs(ORDERED, before, truncate, "which newest");
+    // Two lists of one lane only read it.
+    needs(&[Between::Nothing, Between::Edge, Between::Seen], before, after, "");
+}
+
+#[test]
+fn a_warm_up_reads_the_list_of_newest_rows_after_it_was_written() {
+    let lane = Lane(1);
+    let to = std::cell::Cell::new(None);
+    let gives = |reuse: &Reuse| {
+        to.set(Some(reuse.watch.allocate(32).unwrap()));
+        reuse.newest(reuse.first, to.get().unwrap()).unwrap();
+    };
+    let takes = |reuse: &Reuse| {
+        let warm = Warm { lane, whole: false, selections: to.get(), steps: 1 };
+        reuse.watch.enqueue(reuse.pools, reuse.second, PoolOp::Warm(warm))
+    };
+    needs(ORDERED, gives, takes, "which newest");
 }
 
 #[test]

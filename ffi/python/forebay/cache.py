@@ -94,7 +94,8 @@ class Cache:
         shape: the model's shape.
         lanes: the most sequences that may be open at once.
         max_tokens: tokens of the longest sequence: prompt plus promised tokens.
-        parked: the most sequences that may be parked at once (`Sequence.park`), in addition to the open ones; None: none.
+        parked: the most sequences that may be parked at once (`Sequence.park`), in addition to the open ones; None:
+            none.
         slots: slots of one sequence in each layer; or one number for each layer, draft layers last, which `open` then
             uses by default.
         query_rows: the most query rows of a sequence in one step: 1 + drafts.

@@ -167,8 +167,8 @@ class Sequence:
         """Parks the sequence, for example to preempt it: its lane and slots are free for others at once, and its pages
         stay. `resume` brings it back without computing a row again.
 
-        Until then the sequence is a prompt: it can be extended, appended to (the next turn of a conversation), truncated
-        and closed. The device notes the rows that it selected last, in the order of `stream`.
+        Until then the sequence is a prompt: it can be extended, appended to (the next turn of a conversation),
+        truncated and closed. The device notes the rows that it selected last, in the order of `stream`.
 
         Args:
             accepted: how many rows of its last step count, as in `Cache.prepare`; the others are rejected. 0 before it
@@ -187,8 +187,8 @@ class Sequence:
         check(lib.fb_park(self._pointer, self._number, count, on), self._pointer)
 
     def resume(self, stream: Any = None, *, bytes_a_call: int = 0) -> Ticket:
-        """Resumes a parked sequence: takes a lane and slots, and joins with the rows that it selected last before it was
-        parked. Steps on any stream wait for this work without further calls.
+        """Resumes a parked sequence: takes a lane and slots, and joins with the rows that it selected last before it
+        was parked. Steps on any stream wait for this work without further calls.
 
         Args:
             stream: see the device.

@@ -73,8 +73,8 @@ class Owner:
 class Machine:
     """Runs operations at random. `calls` counts those that did something."""
 
-    def __init__(self, cache: forebay.Cache, kit: Kit, seed: int, **options: Any) -> None:
-        self.cache, self.kit, self.chance = cache, kit, random.Random(seed)
+    def __init__(self, cache: forebay.Cache, kit: Kit, seed: int, *, parks: bool = True, **options: Any) -> None:
+        self.cache, self.kit, self.chance, self.parks = cache, kit, random.Random(seed), parks
         self.layers, self.width, self.k = cache.info.layers, cache.info.row_bytes, cache.info.top_k
         self.start = cache.stats()
         self.requests = Requests(cache, **{"ratio": 0.4, **options})
@@ -170,7 +170,8 @@ class Machine:
     def prefill(self) -> bool:
         """The next chunk: of a prompt, of a running request's next turn, or what some layers miss."""
         most = self.cache.info.max_tokens
-        found = self.one(lambda request, twin: request.state != "failed" and twin.length < most - 90)
+        states = ("filling", "parked", "running") if self.parks else ("filling",)
+        found = self.one(lambda request, twin: request.state in states and twin.length < most - 90)
         if found is None:
             return False
         name, request, twin = found
@@ -301,7 +302,7 @@ class Machine:
         return True
 
     def park(self) -> bool:
-        found = self.one(self.ready)
+        found = self.one(lambda request, twin: self.parks and request.state != "failed")
         return found is not None and self.attempt(found[1].park)
 
     def resume(self) -> bool:

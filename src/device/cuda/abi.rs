@@ -215,6 +215,9 @@ words! {
     /// Of `forebay_warm`.
     WarmArgs: 128 { pools: Pools, selections: Address, lane: u32, whole: u32, steps: u32, shared: u32 }
 
+    /// Of `forebay_newest`.
+    NewestArgs: 120 { pools: Pools, positions: Address, lane: u32, unused: u32 }
+
     /// Of `forebay_warm_gather`.
     WarmGatherArgs: 128 { pools: Pools, first: u64, count: u64, lane: u32, unused: u32 }
 

@@ -219,9 +219,6 @@ impl Device for CudaDevice {
                 .at("the stream is being captured")
                 .hint("enqueue it outside of captures: no graph can repeat it"));
         }
-        if matches!(op, PoolOp::Newest(_)) {
-            return Err(Error::new(Kind::Unsupported, op.name()).at("no kernel lists a lane's newest rows"));
-        }
         pools.lists.stage(&op);
         inner.enqueue_known(op.name(), raw, |current, stream| {
             pools.run(&Enqueueing { current, module: &inner.module, stream }, &op)

@@ -5,9 +5,9 @@
 //! memory, one place per lane, where the kernel reads them when it runs. The caller brings no new list for a lane
 //! before that.
 //!
-//! **Turns.** Warm-ups and resizes of all lanes work in one room on the device. An event of the device's own lets those
-//! of different streams run one after another: each waits for the event, and records it again after its launch. No
-//! capture may wait for that event, so a captured stream rejects them.
+//! **Turns.** Warm-ups, lists of newest rows and resizes of all lanes work in one room on the device. An event of the
+//! device's own lets those of different streams run one after another: each waits for the event, and records it again
+//! after its launch. No capture may wait for that event, so a captured stream rejects them.
 //!
 //! A driver may refuse the record after it took the launch. The work is then enqueued and the call succeeds; the
 //! stream is remembered, and the next turn makes the record good before it enqueues anything. So a refused call has

@@ -36,6 +36,7 @@ kernels! {
     Truncate = c"forebay_truncate",
     Leave = c"forebay_leave",
     Warm = c"forebay_warm",
+    Newest = c"forebay_newest",
     WarmGather = c"forebay_warm_gather",
     Digest = c"forebay_digest",
     Copy = c"forebay_copy",

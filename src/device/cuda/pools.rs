@@ -18,7 +18,7 @@ use super::module::{Kernel, Module};
 use crate::device::checks::{self, Asker, Extents};
 use crate::device::pieces::Pieces;
 use crate::device::{
-    Begin, DeviceId, Expected, PoolLayout, PoolOp, ResolveOutput, Slice, StepRange, Truncate, Warm,
+    Begin, DeviceId, Expected, Newest, PoolLayout, PoolOp, ResolveOutput, Slice, StepRange, Truncate, Warm,
     WarmGather, descriptor,
 };
 use crate::error::{Error, Kind, Result};
@@ -354,8 +354,7 @@ impl CudaPools {
                 self.launch(e, Launch::new(Kernel::Leave, self.words.table_count, 1), &args)
             }
             PoolOp::Warm(warm) => self.warm(e, warm),
-            // The device rejects it before.
-            PoolOp::Newest(_) => Ok(()),
+            PoolOp::Newest(newest) => self.newest(e, newest),
             PoolOp::WarmGather(range) => self.warm_gather(e, range),
             PoolOp::Begin(begin) => self.begin(e, begin),
             PoolOp::Resolve { range, selection, output } => self.resolve(e, range, selection, output),
@@ -426,6 +425,13 @@ impl CudaPools {
         let launch = Launch::new(Kernel::Warm, self.words.table_count, 1);
         let launch = Launch { shared_bytes, ..launch };
         // All lanes share the list of fetches, and the working memory if it is in global memory.
+        self.turns.take(e.current, e.stream, || self.launch(e, launch, &args))
+    }
+
+    fn newest(&self, e: &Enqueueing<'_>, newest: &Newest) -> DriverResult {
+        let positions = newest.positions.address();
+        let args = abi::NewestArgs { pools: self.words, positions, lane: newest.lane.0, unused: 0 };
+        let launch = Launch::new(Kernel::Newest, self.words.table_count, 1);
         self.turns.take(e.current, e.stream, || self.launch(e, launch, &args))
     }
 

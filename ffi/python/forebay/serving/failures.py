@@ -3,36 +3,33 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Iterator, Sequence as Many
+from typing import Hashable, Iterator, Sequence as Many
 
 from ..errors import ForebayError
-
-if TYPE_CHECKING:
-    from .request import Request
 
 # A batch may have hundreds of rows.
 _NAMED_MOST = 8
 
 
 @contextmanager
-def naming(request: Request) -> Iterator[None]:
+def naming(id: Hashable) -> Iterator[None]:
     """Names the request in the errors of a block."""
     try:
         yield
     except ForebayError as error:
-        prefix(error, f"request {request.id!r}: ")
+        prefix(error, f"request {id!r}: ")
         raise
 
 
 @contextmanager
-def naming_batch(requests: Many[Request]) -> Iterator[None]:
+def naming_batch(ids: Many[Hashable]) -> Iterator[None]:
     """Names the requests of a batch, whose rows the library counts from 0."""
     try:
         yield
     except ForebayError as error:
         if "request" not in str(error):
-            named = ", ".join(repr(request.id) for request in requests[:_NAMED_MOST])
-            more = ", ..." if len(requests) > _NAMED_MOST else ""
+            named = ", ".join(repr(id) for id in ids[:_NAMED_MOST])
+            more = ", ..." if len(ids) > _NAMED_MOST else ""
             prefix(error, f"step of requests {named}{more}: ")
         raise
 

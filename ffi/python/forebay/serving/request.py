@@ -16,20 +16,16 @@ flight. Such a call waits once for the streams on which work was enqueued. It ne
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Hashable, Sequence as Many, TypeVar
+from typing import Any, Callable, Hashable, Sequence as Many, TypeVar
 
 import numpy as np
 
 from ..errors import Busy, Closed, InvalidArgument, InvalidState, OutOfRange, counted
 from ..sequence import Sequence
 from ..tensors import HOST, index, look
-from . import layout
+from . import layout, recording, requests as _requests
 from .failures import naming
 from .tensors import INTEGERS, NUMPY, Library, library_of, library_of_dtype
-
-if TYPE_CHECKING:
-    from .recording import Recording
-    from .requests import Requests
 
 FILLING, RUNNING, PARKED, FAILED, ENDED = "filling", "running", "parked", "failed", "ended"
 # Positions of a warm-up.
@@ -47,7 +43,7 @@ class Request:
     """
 
     def __init__(
-        self, requests: Requests, id: Hashable, sequence: Sequence, promised: int | None, prompt: int, admitted: int
+        self, requests: _requests.Requests, id: Hashable, sequence: Sequence, promised: int | None, prompt: int, admitted: int
     ) -> None:
         self.id, self.promised, self.state = id, promised, FILLING
         self._requests, self._sequence = requests, sequence
@@ -62,7 +58,7 @@ class Request:
         self._seen = requests._turn
         self._pages: tuple[layout.Numbers, layout.Numbers] | None = None
         self._owner: weakref.ref[Any] | None = None
-        self._recording: Recording | None = None
+        self._recording: recording.Recording | None = None
         # For each layer that selects, what the last positions of the prompt selected.
         self._warm: dict[int, np.ndarray[Any, Any]] = {}
         self._warm_library: Library = NUMPY
@@ -105,7 +101,7 @@ class Request:
             InvalidState: the request is in the open step, or a step of it failed.
             Closed: the request has ended.
         """
-        with naming(self):
+        with naming(self.id):
             self._check_free("prefill")
             library, given, count = self._requests._rows_of(layer, rows, None)
             if self.state == RUNNING:
@@ -124,7 +120,7 @@ class Request:
             Exhausted: names the pool that has too little left; nothing was taken.
             InvalidState, Closed: as `prefill`.
         """
-        with naming(self):
+        with naming(self.id):
             self._check_free("promise")
             if self.state == RUNNING:
                 self._park()
@@ -165,7 +161,7 @@ class Request:
             InvalidArgument: `out` of another size or in another memory; a dtype that does not divide the row.
             Closed: the request has ended.
         """
-        with naming(self):
+        with naming(self.id):
             self._check_open("read")
             have = self.filled(layer) if self.state in (FILLING, PARKED) else self._length
             start, end = index(start, "start"), have if end is None else index(end, "end")
@@ -198,7 +194,7 @@ class Request:
             OutOfRange: no such group, or tokens beyond the admitted ones.
             Closed: the request has ended.
         """
-        with naming(self):
+        with naming(self.id):
             self._check_open("put_index_keys")
             library = library_of(keys, "keys", self._requests.cache.device.place)
             given = library.bytes_of(keys, len(keys))
@@ -218,7 +214,7 @@ class Request:
             OutOfRange: no such group, or tokens beyond the admitted ones.
             Closed: the request has ended.
         """
-        with naming(self):
+        with naming(self.id):
             self._check_open("index_keys")
             start, end = index(start, "start"), self._length if end is None else index(end, "end")
             self._check_admitted(max(end, start))
@@ -247,7 +243,7 @@ class Request:
             InvalidState: the request is in the open step.
             Closed: the request has ended.
         """
-        with naming(self):
+        with naming(self.id):
             self._check_open("crop")
             self._check_apart("crop")
             self._requests._hear()
@@ -262,12 +258,20 @@ class Request:
 
     def _crop_at_rest(self, length: int) -> None:
         """Crops a request that no step uses."""
+        requests = self._requests
         try:
             self._truncate(length)
+            return
         except InvalidState:
             if self.state == FAILED:
                 raise
-            # Others share the page in which it would end. The next step of a running request replaces it by a copy.
+        # Others share the page in which it would end: perhaps only a fork whose copy of it has ended.
+        requests._wait()
+        requests.cache.reap(requests._stream)
+        try:
+            self._truncate(length)
+        except InvalidState:
+            # The next step of a running request replaces the page by a copy.
             least = min(self._filled)
             if least < self._prompt:
                 self._truncate(least)
@@ -295,7 +299,7 @@ class Request:
             Exhausted: as many sequences are parked as the cache was made for.
             Closed: the request has ended.
         """
-        with naming(self):
+        with naming(self.id):
             self._check_free("park")
             if self.state != PARKED:
                 self._park()
@@ -318,7 +322,7 @@ class Request:
             InvalidState: the prompt is not complete, or it is in the open step.
             Closed: the request has ended.
         """
-        with naming(self):
+        with naming(self.id):
             self._check_free("resume")
             self._bring()
 
@@ -343,7 +347,7 @@ class Request:
             InvalidArgument: a tensor of another dtype or shape, or a layer that another one selects for.
             InvalidState, Closed: as `prefill`.
         """
-        with naming(self):
+        with naming(self.id):
             self._check_free("warm_up")
             self._requests._check_leader(layer)
             library = library_of(selection, "selection")
@@ -401,7 +405,7 @@ class Request:
             Closed: the request has ended.
         """
         requests = self._requests
-        with naming(self):
+        with naming(self.id):
             self._check_free("fork")
             requests._check_new(id)
             self._bring()
@@ -431,7 +435,7 @@ class Request:
             InvalidState: the request was added without `tokens`, or its prompt is not complete.
             As `forebay.Sequence.publish`.
         """
-        with naming(self):
+        with naming(self.id):
             self._check_free("publish")
             self._bring()
             if self._landed or self._length < self._committed:
@@ -444,7 +448,7 @@ class Request:
         """Ends the request; idempotent. Its pages, slots and lane are free when its last step has ended."""
         if self.state == ENDED:
             return
-        with naming(self):
+        with naming(self.id):
             try:
                 if self.state != FAILED:
                     self._account(self._length)
@@ -493,11 +497,12 @@ class Request:
 
     def _patiently(self, call: Callable[[], _T]) -> _T:
         """Makes a call that needs the request to be idle. If work of it is in flight, waits once for its streams."""
-        self._touch()
         try:
+            self._touch()
             return call()
         except Busy:
             self._requests._wait()
+            self._touch()
             return call()
 
     def _touch(self) -> None:

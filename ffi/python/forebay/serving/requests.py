@@ -16,7 +16,7 @@ from ..errors import Busy, ForebayError, InvalidArgument, InvalidState, OutOfRan
 from ..sequence import TokenKeys
 from ..tensors import HOST, index, look
 from . import layout
-from .failures import prefix
+from .failures import naming
 from .recording import Recorder, Recording
 from .request import FILLING, PARKED, RUNNING, Request
 from .step import DecodeStep, Work
@@ -136,7 +136,7 @@ class Requests:
         prompt = max(index(prompt, "prompt"), 0 if tokens is None else len(tokens))
         most = self.cache.info.max_tokens
         left = max(most - prompt, 0) if promised is None else index(promised, "promised")
-        try:
+        with naming(id):
             if prompt + left > most:
                 raise OutOfRange(f"a prompt of {prompt} and {left} promised: the cache admits {most} (max_tokens)")
             # A request without any token is not admitted.
@@ -150,9 +150,6 @@ class Requests:
                 salt=salt,
                 **self._budget(ratio, slots),
             )
-        except ForebayError as error:
-            prefix(error, f"request {id!r}: ")
-            raise
         made = Request(self, id, sequence, promised, prompt, admitted)
         made._length = sequence.shared
         return self._enter(made, owner)

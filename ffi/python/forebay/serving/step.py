@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -11,12 +11,9 @@ from ..cache import Cache
 from ..errors import Busy, ForebayError, InvalidArgument, InvalidState, OutOfRange
 from ..step import Buffers, Retired
 from ..tensors import HOST, index, look
+from . import request as _request, requests as _requests
 from .failures import naming, naming_batch
 from .tensors import INTEGERS, Library, library_of
-
-if TYPE_CHECKING:
-    from .request import Request
-    from .requests import Requests
 
 
 class Work:
@@ -42,18 +39,19 @@ class DecodeStep:
             later.
     """
 
-    def __init__(self, requests: Requests, batch: list[tuple[Request, int]]) -> None:
+    def __init__(self, requests: _requests.Requests, batch: list[tuple[_request.Request, int]]) -> None:
         self._owner, cache = requests, requests.cache
         self.requests, self._widths = [request for request, _ in batch], [width for _, width in batch]
+        self._ids = [request.id for request in self.requests]
         self.query_rows = max(self._widths)
         self.retired: Retired | None = None
         self._ragged = self._widths if min(self._widths) < self.query_rows else None
         accepted = []
         for request, width in batch:
-            with naming(request):
+            with naming(request.id):
                 accepted.append(request._accepted(width))
         rows = [(request._sequence, count, width) for (request, width), count in zip(batch, accepted)]
-        with naming_batch(self.requests):
+        with naming_batch(self._ids):
             try:
                 self._step = cache.prepare(rows, stream=requests._stream)
             except Busy:
@@ -107,8 +105,7 @@ class DecodeStep:
         if places is None:
             places = self._places[library.name] = library.to_device(self._landing, place)
         if self._ragged is not None:
-            given = given.reshape(*shape, -1)
-            given = library.concatenate([given[row, :width] for row, width in enumerate(self._widths)])
+            given = library.used(given, self.query_rows, self._ragged)
         owner._ready()
         first, second = owner.cache.shape.row_bytes
         if second:
@@ -148,7 +145,7 @@ class DecodeStep:
         work = owner._work(library, self.batch, self.query_rows)
         owner._ready()
         library.fill(work.selection, selection, self._ragged)
-        with naming_batch(self.requests):
+        with naming_batch(self._ids):
             self._step.layer(layer, work.buffers)
         self._slots = (layer, work)
         if self._selected is not None:
@@ -164,7 +161,7 @@ class DecodeStep:
         if self._slots is None or self._slots[0] != leader:
             raise InvalidState(f"select: layer {leader}, which selects for layer {layer}, has not selected before it")
         work: Work = self._slots[1]
-        with naming_batch(self.requests):
+        with naming_batch(self._ids):
             self._step.layer(layer, work.buffers)
         self._owner._ready()
         return work.slots
@@ -195,8 +192,7 @@ class DecodeStep:
             slots: what `select` returned, or a part of it, of any shape.
             dtype: of the result, of the slots' library; None: uint8.
             run: 0 or 1: one run of rows that have two. None: the whole row; of two runs, both one after the other.
-            out: the destination, `[*slots.shape, width]` of `dtype`; None: a new tensor. Reuse one: fresh memory costs
-                more than the copy.
+            out: the destination, `[*slots.shape, width]` of `dtype`, C-contiguous; None: a new tensor.
 
         Returns:
             `[*slots.shape, width]`. Where a slot is -1 it has the row of slot 0: mask it.
@@ -223,8 +219,7 @@ class DecodeStep:
             raise InvalidArgument("keys", str(list(keys.shape)), f"[{shape[0]}, {shape[1]}, ...]")
         given = library.bytes_of(keys, shape[0] * shape[1])
         if self._ragged is not None:
-            given = given.reshape(*shape, -1)
-            given = library.concatenate([given[row, :width] for row, width in enumerate(self._widths)])
+            given = library.used(given, self.query_rows, self._ragged)
         ends = zip(self.requests, self.starts.tolist(), self._widths)
         places = [request._index_places(np.arange(start, start + width)) for request, start, width in ends]
         owner._put_index_keys(library, group, given, np.concatenate(places))
@@ -241,7 +236,7 @@ class DecodeStep:
         if not self._written[layer]:
             raise InvalidState(f"stored: layer {layer} was not written")
         if not self._stored[layer]:
-            with naming_batch(self.requests):
+            with naming_batch(self._ids):
                 self._step.scatter(layer)
             self._stored[layer] = True
 
@@ -258,7 +253,7 @@ class DecodeStep:
                 if not written:
                     raise InvalidState(f"finish: layer {layer} was not written")
                 self.stored(layer)
-            with naming_batch(self.requests):
+            with naming_batch(self._ids):
                 self._step.finish()
         except BaseException:
             self.abandon()
@@ -295,7 +290,7 @@ class DecodeStep:
     def _land(self, wait: bool) -> bool:
         """Retires the step if it has ended; returns whether it has. A failure is noted for the next call."""
         try:
-            with naming_batch(self.requests):
+            with naming_batch(self._ids):
                 self.retired = self._step.retire(wait=wait)
         except Busy:
             return False

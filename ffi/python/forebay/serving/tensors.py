@@ -63,8 +63,8 @@ class Library(Protocol):
     def take(self, slab: Array, slots: Array, out: Array | None) -> Array:
         """The rows at slots, `[*slots.shape, width]`; slot 0's where a slot is -1."""
 
-    def concatenate(self, parts: list[Array]) -> Array:
-        """Tensors one after another, along the first axis."""
+    def used(self, rows: Array, query_rows: int, widths: list[int]) -> Array:
+        """Of rows `[batch x query rows, bytes]` those that are in use: the first `widths` of each batch row."""
 
     def join(self, parts: list[Array], out: Array | None) -> Array:
         """Tensors side by side, along the last axis."""
@@ -138,9 +138,9 @@ class Numpy:
         out[...] = found
         return out
 
-    def concatenate(self, parts: list[Array]) -> Array:
+    def used(self, rows: Array, query_rows: int, widths: list[int]) -> Array:
         """See `Library`."""
-        return np.concatenate(parts)
+        return rows[np.concatenate(_used(query_rows, widths))]
 
     def join(self, parts: list[Array], out: Array | None) -> Array:
         """See `Library`."""
@@ -240,9 +240,9 @@ class Torch:
         found = self.torch.index_select(slab, 0, at) if slab.ndim == 2 else slab[at >> 6, at & 63]
         return out.copy_(found.view(shape))
 
-    def concatenate(self, parts: list[Array]) -> Array:
+    def used(self, rows: Array, query_rows: int, widths: list[int]) -> Array:
         """See `Library`."""
-        return self.torch.cat(parts)
+        return self.torch.cat([rows[int(at[0]) : int(at[-1]) + 1] for at in _used(query_rows, widths)])
 
     def join(self, parts: list[Array], out: Array | None) -> Array:
         """See `Library`."""
@@ -293,6 +293,10 @@ def library_of_dtype(dtype: Any) -> Library:
     """The library of a dtype; NumPy for None and for what NumPy reads as a dtype."""
     torch = TORCH.torch
     return TORCH if torch is not None and isinstance(dtype, torch.dtype) else NUMPY
+
+
+def _used(query_rows: int, widths: list[int]) -> list[np.ndarray[Any, Any]]:
+    return [np.arange(row * query_rows, row * query_rows + width) for row, width in enumerate(widths)]
 
 
 def _flat(slab: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -27,6 +27,8 @@ from ..errors import Unsupported
 from .batch import Batch, Pass
 
 ATTENTION = "forebay"
+# Positions of a prompt whose selections say which rows the first step is likely to need.
+WARM_UP = 8
 _EAGER = "eager_attention_forward"
 
 
@@ -89,7 +91,7 @@ def attention(
     number = None if batch is None or indices is None else batch.number(module.layer_idx)
     if batch is None or number is None:
         return _dense(module, query, key, value, attention_mask, indices, how), None
-    passing = batch.attending(module, number)
+    passing = batch.attending(module, number, int(query.shape[2]), int(key.shape[2]))
     try:
         if passing.step is not None:
             found = _sparse(batch, passing, number, module, query, attention_mask, indices, how)
@@ -97,6 +99,8 @@ def attention(
             scores = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2] * query.element_size()
             batch.prefill_peak = max(batch.prefill_peak, key.nbytes + value.nbytes + scores)
             found = _dense(module, query, key, value, attention_mask, indices, how)
+            last = slice(-WARM_UP, None)
+            batch.warm_up(number, _selected(attention_mask[:, :, last], indices[:, last])[0])
     except BaseException:
         batch.give_up(f"the attention of layer {module.layer_idx} failed")
         raise
@@ -119,19 +123,23 @@ def _sparse(
     one = batch.layout.sparse[number]
     count, heads, tokens, values = query.shape
     width = int(indices.shape[-1])
-    allowed = attention_mask[:, 0].expand(count, -1, -1).gather(-1, indices.long())
+    positions, allowed = _selected(attention_mask, indices)
     if allowed.dtype == torch.bool:
-        selected, least = allowed, torch.finfo(query.dtype).min
-        allowed = torch.zeros_like(allowed, dtype=query.dtype).masked_fill(~selected, least)
-    else:
-        selected = allowed > torch.finfo(allowed.dtype).min
-    positions = indices.masked_fill(~selected, -1)
+        least = torch.finfo(query.dtype).min
+        allowed = torch.zeros_like(allowed, dtype=query.dtype).masked_fill(~allowed, least)
     rows = batch.select(passing, number, positions, width)
     latent, rotated = rows[..., : one.latent], rows[..., one.latent : one.latent + one.rotated]
     key, value = module.expand_kv(latent, rotated)
     alone = query.transpose(1, 2).reshape(count * tokens, heads, 1, values)
     found, _ = _eager(module)(module, alone, key, value, allowed.reshape(count * tokens, 1, 1, width), **how)
     return found.reshape(count, tokens, heads, -1)
+
+
+def _selected(attention_mask: Any, indices: Any) -> tuple[Any, Any]:
+    """The selected positions, -1 where the mask forbids one: padding, or fewer tokens than k. And the mask there."""
+    allowed = attention_mask[:, 0].expand(indices.shape[0], -1, -1).gather(-1, indices.long())
+    forbidden = ~allowed if allowed.dtype == torch.bool else allowed <= torch.finfo(allowed.dtype).min
+    return indices.masked_fill(forbidden, -1), allowed
 
 
 def _dense(

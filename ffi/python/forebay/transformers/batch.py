@@ -22,21 +22,24 @@ from __future__ import annotations
 import itertools
 import math
 import weakref
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, NoReturn, Sequence as Many
+from typing import Any, Iterator, NamedTuple, NoReturn, Sequence as Many
 
 import torch
 
 from .. import config as sizes
 from ..cache import Cache
 from ..device import CudaDevice, Device, HostDevice
-from ..errors import ForebayError, InvalidArgument, InvalidState, OutOfMemory, OutOfRange, Unsupported, counted
+from ..errors import ForebayError, InvalidArgument, InvalidState, OutOfMemory, OutOfRange, counted
 from ..serving import Request, Requests
 from ..shape import Shape
 from .families import Layout, SparseLayer
 
 # Bytes of a row are a multiple of this.
 _ROW_ALIGN = 4
+# A pass ends before the next one begins.
+_STEPS = 1
 # The least tokens that a tensor of index keys has room for.
 _KEYS_LEAST = 256
 
@@ -141,14 +144,15 @@ class Batch:
         Raises:
             InvalidArgument: more batch rows than the cache has, or another number than before; another dtype or device.
             OutOfRange: more tokens than `max_tokens`. Nothing has changed after these two.
-            OutOfMemory: the cache's memory cannot be had.
+            OutOfMemory: there is too little host memory for the cache.
             InvalidState: an earlier pass ended early, or the model does not attend through forebay.
         """
         if number == 0:
             self._begin(latent)
         passing = self._passing(number)
         try:
-            return self._take(passing, number, latent, rotated)
+            with plain():
+                return self._take(passing, number, latent, rotated)
         except BaseException:
             self.give_up(f"the forward pass failed when layer {self.layout.sparse[number].layer} gave its rows")
             raise
@@ -159,8 +163,6 @@ class Batch:
         if self.passing is not None:
             layer = self.layout.sparse[self.passing.next].layer
             self.refuse(f"an earlier forward pass ended in layer {layer}")
-        if torch.compiler.is_compiling():
-            raise Unsupported("torch.compile: a ForebayCache moves rows by calls that no graph contains")
         count, width, limits = int(latent.shape[0]), int(latent.shape[2]), self.limits
         self._check_count(count)
         if self._rows and count != len(self._rows):
@@ -199,8 +201,8 @@ class Batch:
             wanted = f"{one.latent} + {one.rotated} of {self._dtype} on {self._place}"
             raise InvalidArgument(f"rows of layer {one.layer}", found, wanted)
         rows = latent.new_zeros((count, passing.width, self._values))
-        rows[..., : one.latent] = latent.detach()[:, 0]
-        rows[..., one.latent : one.latent + one.rotated] = rotated.detach()[:, 0]
+        rows[..., : one.latent] = latent[:, 0]
+        rows[..., one.latent : one.latent + one.rotated] = rotated[:, 0]
         for copy in self._copies[number]:
             passing.ready.add(copy)
             if passing.step is not None:
@@ -233,24 +235,24 @@ class Batch:
         if passing is None or number != passing.next:
             layer = self.layout.sparse[number].layer
             self.refuse(f"layer {layer} gave its index keys out of turn")
-        room = self._keys.get(number)
-        if room is None or room.shape[1] < passing.end:
-            room = self._more_keys(room, passing, keys)
-            self._keys[number] = room
-        room[:, passing.start : passing.end] = keys.detach()
-        return room[:, : passing.end]
+        with plain():
+            room = self._keys.get(number)
+            if room is None or room.shape[1] < passing.end:
+                room = self._more_keys(room, passing, keys)
+                self._keys[number] = room
+            room[:, passing.start : passing.end] = keys
+            return room[:, : passing.end]
 
     def _more_keys(self, room: Any, passing: Pass, keys: Any) -> Any:
         have = 0 if room is None else int(room.shape[1])
         tokens = min(max(passing.end, 2 * have, _KEYS_LEAST), self.limits.max_tokens)
-        with torch.inference_mode(False):
-            larger = keys.new_empty((keys.shape[0], tokens, keys.shape[2]))
+        larger = keys.new_empty((keys.shape[0], tokens, keys.shape[2]))
         if room is not None:
             larger[:, : passing.start] = room[:, : passing.start]
         return larger
 
-    def attending(self, module: Any, number: int) -> Pass:
-        """The pass in which a layer attends, before its attention.
+    def attending(self, module: Any, number: int, queries: int, keys: int) -> Pass:
+        """The pass in which a layer attends, before its attention over so many queries and keys.
 
         Raises:
             InvalidState: it is not this layer's turn, or the layer belongs to another model.
@@ -262,6 +264,10 @@ class Batch:
             self.refuse("two models used this cache, which holds the rows of one")
         if passing is None or number != passing.next or number not in passing.ready:
             self.refuse(f"layer {layer} attended out of turn")
+        wanted = passing.width if passing.step is not None else passing.end
+        if queries != passing.width or keys != wanted:
+            given = f"{queries} queries and {keys} keys, not {passing.width} and {wanted}"
+            self.refuse(f"layer {layer} attended with {given}")
         return passing
 
     def select(self, passing: Pass, number: int, positions: Any, width: int) -> Any:
@@ -277,17 +283,23 @@ class Batch:
             `[batch * tokens, 1, k, values]`, whatever row where nothing is selected. Its memory is reused.
         """
         one, step = self.layout.sparse[number], passing.step
-        slots = step.select(number, positions if one.selects else None)
-        if int(slots.shape[-1]) != width:
-            slots = slots[..., :width]
-        shape = (len(self._rows), passing.width, width, self._values)
-        if self._out is None or tuple(self._out.shape) != shape:
-            self._out = None
-            with torch.inference_mode(False):
+        with plain():
+            slots = step.select(number, positions if one.selects else None)
+            if int(slots.shape[-1]) != width:
+                slots = slots[..., :width]
+            shape = (len(self._rows), passing.width, width, self._values)
+            if self._out is None or tuple(self._out.shape) != shape:
+                self._out = None
                 self._out = torch.empty(shape, dtype=self._dtype, device=self._place)
-        found = step.rows(number, slots, self._dtype, out=self._out)
-        step.stored(number)
-        return found.view(-1, 1, width, self._values)
+            found = step.rows(number, slots, self._dtype, out=self._out)
+            step.stored(number)
+            return found.view(-1, 1, width, self._values)
+
+    def warm_up(self, number: int, positions: Any) -> None:
+        """Notes what the last tokens of a prefill pass selected: int32 `[batch, tokens, k]`, -1 for none."""
+        if self.layout.sparse[number].selects:
+            for request, selection in zip(self._rows, positions):
+                request.warm_up(number, selection)
 
     def attended(self, passing: Pass, number: int) -> bool:
         """Notes that a layer has attended. Returns whether it was the pass's last, which ends it."""
@@ -344,7 +356,7 @@ class Batch:
         self._rows = rows
         for number, room in self._keys.items():
             order = torch.tensor(list(sources), dtype=torch.int64, device=room.device)
-            with torch.inference_mode(False):
+            with plain():
                 self._keys[number] = room.index_select(0, order)
 
     def clear(self) -> None:
@@ -392,18 +404,15 @@ class Batch:
         tokens = [(room, self.length if used else int(room.shape[1])) for room in self._keys.values()]
         return sum(room[:, :count].numel() * room.element_size() for room, count in tokens)
 
+    def buffer_bytes(self) -> int:
+        """Bytes of the rows that the last layer of a decode pass attended to; the next one reuses them."""
+        return 0 if self._out is None else int(self._out.nbytes)
+
     def footprint(self) -> sizes.Footprint | None:
         """What forebay's cache takes; None before it is made."""
         if self._dtype is None:
             return None
-        limits = self.limits
-        return sizes.footprint(
-            self._shape(),
-            lanes=limits.batch,
-            max_tokens=limits.max_tokens,
-            slots=limits.slots,
-            query_rows=1 + limits.drafts,
-        )
+        return sizes.footprint(self._shape(), **self._sizes())
 
     def dense_bytes(self) -> int:
         """What transformers' own cache would hold of the sparse layers at this length, index keys aside."""
@@ -430,14 +439,7 @@ class Batch:
         self._values = -(-self.layout.width // whole) * whole
         try:
             self.cache = Cache(
-                self._device,
-                self._shape(),
-                lanes=limits.batch,
-                max_tokens=limits.max_tokens,
-                slots=limits.slots,
-                query_rows=1 + limits.drafts,
-                parked=limits.batch,
-                overcommit=limits.overcommit,
+                self._device, self._shape(), parked=limits.batch, overcommit=limits.overcommit, **self._sizes()
             )
             self.requests = Requests(self.cache, slots=limits.slots, record=limits.record)
         except OutOfMemory as error:
@@ -448,6 +450,22 @@ class Batch:
             self._dtype = None
             raise
         self._place = place
+
+    def _sizes(self) -> dict[str, Any]:
+        """forebay's numbers for these limits."""
+        limits = self.limits
+        rows = 1 + limits.drafts
+        # Rows of the step are beyond the tokens that count; a fork copies the page that is partly full.
+        pages = limits.batch * (-(-(limits.max_tokens + rows) // Shape.page_tokens) + 1)
+        return {
+            "lanes": limits.batch,
+            "max_tokens": limits.max_tokens,
+            "slots": limits.slots,
+            "query_rows": rows,
+            "steps_in_flight": _STEPS,
+            "host_pages": pages,
+            "index_pages": pages,
+        }
 
     def _shape(self) -> Shape:
         layers = self.layout.sparse
@@ -492,6 +510,14 @@ class Batch:
         if count > self.limits.batch:
             expected = f"at most {self.limits.batch}: make the cache with batch={count}"
             raise InvalidArgument("batch", counted(count, "batch row"), expected)
+
+
+@contextmanager
+def plain() -> Iterator[None]:
+    """Tensors that outlive a pass, made and written without gradients and outside inference mode: the next pass may run
+    in another mode."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 def slots_of(ratio: Any, slots: Any, max_tokens: int) -> int:

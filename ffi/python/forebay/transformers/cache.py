@@ -11,6 +11,7 @@ import weakref
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn
 
+import torch
 import transformers
 from transformers.cache_utils import CacheLayerMixin
 
@@ -33,6 +34,8 @@ class Memory(NamedTuple):
     slots: int
     # Device: their tables, and what whole mappings of 2 MiB leave unused.
     tables: int
+    # Device: the rows that one layer attends to in a decode pass. All layers use the same memory.
+    gathered: int
     # Device: index keys of the sparse layers, as far as memory is taken for them.
     index_keys: int
     # Device: the layers that stay in transformers' own tensors.
@@ -47,7 +50,7 @@ class Memory(NamedTuple):
     @property
     def device(self) -> int:
         """What stays on the device between passes."""
-        return self.slots + self.tables + self.index_keys + self.stock
+        return self.slots + self.tables + self.gathered + self.index_keys + self.stock
 
 
 class SparseLayer(CacheLayerMixin):
@@ -140,6 +143,8 @@ class ForebayCache(transformers.Cache):
         if device is not None and not isinstance(device, Device):
             raise InvalidArgument("device", type(device).__name__, "a forebay.HostDevice or CudaDevice, or None")
         most = index(max_tokens, "max_tokens", least=1)
+        if index(drafts, "drafts") >= most:
+            raise InvalidArgument("drafts", repr(drafts), f"fewer than max_tokens, which is {most}")
         limits = Limits(
             most,
             slots_of(ratio, slots, most),
@@ -163,6 +168,8 @@ class ForebayCache(transformers.Cache):
         self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Any, Any]:
         """Takes a layer's new rows. See `transformers.Cache.update`."""
+        if torch.compiler.is_compiling():
+            _refuse_compiled()
         if self._batch.passing is None and self._batch.number(layer_idx) == 0:
             self._check_model(layer_idx, int(key_states.shape[2]))
         found: tuple[Any, Any] = super().update(key_states, value_states, layer_idx, *args, **kwargs)
@@ -196,6 +203,7 @@ class ForebayCache(transformers.Cache):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Removes the last `-tokens_to_remove` tokens. See `transformers.Cache.crop`."""
+        tokens_to_remove = int(tokens_to_remove)
         if tokens_to_remove > 0:
             raise InvalidArgument("tokens_to_remove", repr(tokens_to_remove), "0, or minus the tokens to remove")
         # A layer with a window refuses if it does not record its past; nothing has changed then.
@@ -255,7 +263,8 @@ class ForebayCache(transformers.Cache):
             host = found.rows
         keys, used = batch.key_bytes(), batch.key_bytes(used=True)
         stock = sum(_bytes_of(layer) for layer in self._stock.values())
-        return Memory(slots, tables, keys, stock, host, batch.dense_bytes() + used + stock, batch.prefill_peak)
+        dense = batch.dense_bytes() + used + stock
+        return Memory(slots, tables, batch.buffer_bytes(), keys, stock, host, dense, batch.prefill_peak)
 
     def validate(self) -> None:
         """Checks every invariant of forebay's cache, for tests, between passes.
@@ -297,12 +306,20 @@ def _config_of(given: Any) -> Any:
         why = static if "Static" in type(given).__name__ else "a cache has its own rows"
         raise InvalidArgument("config", f"a {type(given).__name__}", f"a model's config: {why}")
     if hasattr(given, "_orig_mod") or getattr(given, "_compiled_call_impl", None) is not None:
-        raise Unsupported("torch.compile: a ForebayCache moves rows by calls that no graph contains; use the plain model")
+        _compiled()
     generation = getattr(given, "generation_config", None)
     how = getattr(generation, "cache_implementation", None)
     if how in _STATIC:
         raise Unsupported(f"cache_implementation={how!r}: generate would compile; set it to None")
     return given.config if hasattr(given, "forward") and hasattr(given, "config") else given
+
+
+def _compiled() -> NoReturn:
+    raise Unsupported("torch.compile: a ForebayCache moves rows by calls that no graph contains; use the plain model")
+
+
+# Called by a compiled model: it must not be compiled itself, to be able to raise.
+_refuse_compiled = torch.compiler.disable(_compiled)
 
 
 def _bytes_of(layer: Any) -> int:

@@ -220,6 +220,12 @@ struct WarmArgs {
     RoomAt shared;
 };
 
+struct NewestArgs {
+    Pools pools;
+    u64 positions;  // i32 [tables][top_k]
+    u32 lane, unused;
+};
+
 struct WarmGatherArgs {
     Pools pools;
     u64 first, count;  // slots, numbered through all layers
@@ -253,5 +259,5 @@ static_assert(sizeof(LoadArgs) == 200 && sizeof(CommitArgs) == 192 && sizeof(Res
 static_assert(sizeof(GatherArgs) == 344 && sizeof(ScatterArgs) == 344 && sizeof(ReportArgs) == 208, "abi.rs");
 static_assert(sizeof(JoinArgs) == 120 && sizeof(TruncateArgs) == 128 && sizeof(LeaveArgs) == 112, "abi.rs");
 static_assert(sizeof(WarmArgs) == 128 && sizeof(WarmGatherArgs) == 128 && sizeof(DigestArgs) == 120, "abi.rs");
-static_assert(sizeof(ResizeArgs) == 128, "abi.rs");
+static_assert(sizeof(ResizeArgs) == 128 && sizeof(NewestArgs) == 120, "abi.rs");
 static_assert(sizeof(CopyArgs) == 24 && sizeof(WorkArgs) == 24, "abi.rs");

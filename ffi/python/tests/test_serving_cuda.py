@@ -1,0 +1,107 @@
+"""`forebay.serving` on the CUDA device of the stand-in driver: the engine at random of test_serving.py.
+
+torch has no part in it: `Memory` does for the stand-in's memory what `forebay.serving.tensors.Torch` does for a GPU's.
+Its writes are copies in the order of the stream, which run late with `Late`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Iterator
+
+import numpy as np
+import pytest
+
+import forebay
+from conftest import LAYERS, ROW, TOP_K
+from forebay.serving import tensors as libraries
+from places import Held, Late, Standin
+from serving_machine import Machine
+
+SHAPE = forebay.Shape(layers=LAYERS, row_bytes=(ROW, 0), top_k=TOP_K, index_key_bytes=4, page_tokens=16)
+SIZES: dict[str, Any] = {"lanes": 4, "max_tokens": 160, "slots": 16, "query_rows": 3, "parked": 3, "lock": False}
+
+
+class Memory(libraries.Numpy):
+    """Tensors in the stand-in's device memory."""
+
+    name = "stand-in"
+
+    def __init__(self, place: Standin) -> None:
+        self.place = place
+        # What copies that run late read.
+        self.staged: list[Held] = []
+
+    def owns(self, value: Any) -> bool:
+        return isinstance(value, Held)
+
+    def bytes_of(self, rows: Any, count: int) -> Any:
+        return Held(rows.address, (count, rows.nbytes // max(count, 1)), np.uint8, rows)
+
+    def to_host(self, rows: Any) -> Any:
+        return self.place.read(rows)
+
+    def to_numpy(self, words: Any) -> Any:
+        return self.place.read(words)
+
+    def to_device(self, values: Any, place: Any) -> Any:
+        return self.place.array(np.ascontiguousarray(values))
+
+    def words(self, shape: tuple[int, ...], place: Any) -> Any:
+        return self.place.array(np.full(shape, -1, np.int32))
+
+    def fill(self, words: Any, selection: Any, widths: list[int] | None) -> None:
+        padded = np.full(words.shape, -1, np.int32)
+        super().fill(padded, selection.host(), widths)
+        self.staged.append(self.place.array(padded))
+        self.place.copy(words, self.staged[-1], 0)
+
+    def view(self, memory: Any, dtype: Any) -> Any:
+        width = memory.shape[-1]
+        return Held(memory.address, (int(np.prod(memory.shape)) // width, width), np.uint8, memory)
+
+    def put(self, slab: Any, places: Any, rows: Any) -> None:
+        self.staged.append(rows)
+        for row, place in enumerate(self.place.read(places).tolist()):
+            self.place.copy(slab[place], rows[row], 0)
+
+    def take(self, slab: Any, slots: Any, out: Any) -> Any:
+        return np.take(self.place.read(slab), self.place.read(slots), axis=0, mode="clip")
+
+    def used(self, rows: Any, query_rows: int, widths: list[int]) -> Any:
+        found = super().used(rows.host(), query_rows, widths)
+        return self.place.array(np.ascontiguousarray(found))
+
+
+class Kit:
+    """An engine's tensors on the stand-in; its prompts are in host memory now and then."""
+
+    def __init__(self, place: Standin) -> None:
+        self.place, self.prompts = place, 0
+
+    def tensor(self, values: np.ndarray[Any, Any]) -> Any:
+        return self.place.array(np.ascontiguousarray(values))
+
+    def prompt(self, values: np.ndarray[Any, Any]) -> Any:
+        self.prompts += 1
+        return values if self.prompts % 2 else self.tensor(values)
+
+    def numpy(self, tensor: Any) -> np.ndarray[Any, Any]:
+        return self.place.read(tensor) if isinstance(tensor, Held) else np.array(tensor)
+
+
+@pytest.fixture(params=[Standin, Late])
+def place(request: pytest.FixtureRequest) -> Iterator[Standin]:
+    """The stand-in, whose tensors the package knows meanwhile."""
+    made = request.param()
+    libraries.LIBRARIES.append(Memory(made))
+    yield made
+    libraries.LIBRARIES.pop()
+    made.leave()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_an_engine_at_random_on_cuda(place: Standin, seed: int) -> None:
+    with forebay.Cache(place.device(), SHAPE, **SIZES) as cache:
+        machine = Machine(cache, Kit(place), seed)
+        machine.run(90)
+        assert machine.compared > 100
