@@ -1,6 +1,7 @@
 """What the tests with transformers share: run by ci/engines in an environment with torch and transformers.
 
-FOREBAY_QUICK=1 (`make engines QUICK=1`) runs a part: fewer batches, ratios and seeds, each family and each kind of test.
+FOREBAY_QUICK=1 (`make engines QUICK=1`) runs a part: fewer batches, ratios and seeds, each family and each kind of
+test.
 """
 
 from __future__ import annotations

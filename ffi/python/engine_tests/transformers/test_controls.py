@@ -1,4 +1,4 @@
-"""Faults that the comparisons must notice: a wrong byte in the total pool, and a roll-back that is off by one."""
+"""Faults that the comparisons must notice: a wrong byte in the total pool, and a crop that is off by one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_control_one_byte_of_the_total_pool_changes_the_output(family: str) -> N
 
 @pytest.mark.parametrize("by", [-1, 1])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_control_a_roll_back_that_is_off_by_one_is_noticed(
+def test_control_a_crop_that_is_off_by_one_is_noticed(
     family: str, by: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rejected drafts: one row too many or too few goes. An error is as good as other logits."""

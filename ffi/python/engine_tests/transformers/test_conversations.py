@@ -1,5 +1,5 @@
-"""Conversations of 20 turns with rejected drafts and crops, by seed: each logit against the stock cache's and the twin's,
-and nothing left over: pages, lanes, slots, process memory."""
+"""Conversations of 20 turns with rejected drafts and crops, by seed: each logit against the stock cache's and the
+twin's, and nothing left over: pages, lanes, slots, process memory."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Talk:
         assert {cache.get_seq_length() for cache in self.caches} == {self.length}
 
     def turn(self) -> None:
-        """What the user says, in chunks or at once; an answer with drafts, of which some are rejected; sometimes the end
-        of the conversation is taken back, as by a user who asks again."""
+        """What the user says, in chunks or at once; an answer with drafts, of which some are rejected; sometimes the
+        end of the conversation is taken back, as by a user who asks again."""
         said = 1 + self.dice.randrange(TURN)
         while said:
             chunk = min(said, 1 + self.dice.randrange(2 * TURN))

@@ -2,8 +2,8 @@
 
 A small model has the parts of its family: every kind of layer, index groups where the family shares selections, hy_v4's
 attention sinks, dots3_note's sliding layers, mistral_large4's layers without rotary positions. Its weights have the
-spread of a trained model's: each matrix keeps the variance of its input, so that scores, selections and tokens vary with
-the input. With transformers' own initial weights all tokens are alike, and a wrong row changes nothing.
+spread of a trained model's: each matrix keeps the variance of its input, so that scores, selections and tokens vary
+with the input. With transformers' own initial weights all tokens are alike, and a wrong row changes nothing.
 
 Everything follows from the family, the sizes and the seed. The text such a model writes means nothing, and its
 selections have less locality than a trained model's: its misses say nothing about a trained model's misses.
