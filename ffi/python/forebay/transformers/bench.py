@@ -2,8 +2,9 @@
 
 The model is a small one of its family with random weights (`models.SMALL`: latents and heads of the published sizes).
 The stock model is the same model with transformers' own cache and eager attention, which expands every cached latent
-at every step. Both read the same prompt in chunks and decode the same tokens. The time of a step is the median. Its
-device bytes are those of slots, tables and index keys with forebay, and of all rows and index keys without.
+at every step. Both read the same prompt in chunks and decode the same tokens. The time of a step is the median; with
+one thread it is the thread's CPU time, so that other programs on the machine do not count. The device bytes are those of
+slots, tables and index keys with forebay, and of all rows and index keys without.
 """
 
 from __future__ import annotations
@@ -38,14 +39,15 @@ class Timed(NamedTuple):
 def timed(model: Any, cache: Any, tokens: torch.Tensor, steps: int, device: Callable[[], int]) -> Timed:
     """Reads `tokens` without their last `WARM + steps` columns in chunks, and then these, one by one."""
     read = tokens.shape[1] - WARM - steps
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     with torch.inference_mode():
         for first in range(0, read, CHUNK):
             model(tokens[:, first : min(first + CHUNK, read)], past_key_values=cache, logits_to_keep=1)
         took = []
         for column in range(read, tokens.shape[1]):
-            began = time.perf_counter()
+            began = clock()
             logits = model(tokens[:, column : column + 1], past_key_values=cache).logits
-            took.append(time.perf_counter() - began)
+            took.append(clock() - began)
     return Timed(statistics.median(took[WARM:]), device(), logits[:, -1])
 
 
