@@ -3,8 +3,8 @@
 The model is a small one of its family with random weights (`models.SMALL`: latents and heads of the published sizes).
 The stock model is the same model with transformers' own cache and eager attention, which expands every cached latent
 at every step. Both read the same prompt in chunks and decode the same tokens. The time of a step is the median; with
-one thread it is the thread's CPU time, so that other programs on the machine do not count. The device bytes are those of
-slots, tables and index keys with forebay, and of all rows and index keys without.
+one thread it is the thread's CPU time, so that other programs on the machine do not count. The device bytes are those
+of slots, tables and index keys with forebay, and of all rows and index keys without.
 """
 
 from __future__ import annotations
