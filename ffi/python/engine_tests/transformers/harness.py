@@ -20,6 +20,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 _T = TypeVar("_T")
 
+register()
+
 
 def some(quick: Sequence[_T], all_of_them: Sequence[_T]) -> Sequence[_T]:
     """The first with FOREBAY_QUICK, else the second."""
@@ -30,7 +32,6 @@ def some(quick: Sequence[_T], all_of_them: Sequence[_T]) -> Sequence[_T]:
 def model(family: str, dtype: str = "fp32", seed: int = 0, **sizes: int) -> Any:
     """A small model of other `sizes` than `models.TINY`. Tests share it: they set its attention before each use, and
     change nothing else."""
-    register()
     return models.small(family, models.Sizes(**sizes), dtype=DTYPES[dtype], seed=seed)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
-from forebay.transformers import ForebayCache, check
+from forebay.transformers import ForebayCache, check, models
 from harness import DTYPES, FAMILIES, model, some
 
 CONTEXT, TOKENS = 160, 16
@@ -33,6 +34,37 @@ def test_logits_equal_the_twins_bit_by_bit(family: str, dtype: str, batch: int) 
             cache.validate()
         assert check.same_bits(found.logits, twin.logits), ratio
         assert found.miss_ratio > 0 or ratio > 0.5
+
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    # A layer attends to the latents of an earlier one, with and without an indexer of its own.
+    "shared rows": ("mistral_large4", {"kv_source_layers": [0, 0, 0, 3]}),
+    "shared rows and selection": (
+        "mistral_large4",
+        {"kv_source_layers": [0, 0, 2, 3], "indexer_types": ["full", "shared", "full", "full"]},
+    ),
+    "one selection for all": ("glm_moe_dsa", {"indexer_types": ["full", "shared", "shared", "shared"]}),
+    "no selection shared": ("hy_v4", {"indexer_types": ["full"] * 4}),
+    "bias": ("deepseek_v32", {"attention_bias": True}),
+    # Latents whose bytes are no multiple of four in bf16.
+    "odd rows": ("axk2", {"kv_lora_rank": 33}),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_other_configurations_of_a_family(name: str, dtype: str) -> None:
+    family, changes = VARIANTS[name]
+    of = models.small(family, dtype=DTYPES[dtype], **changes)
+    given = check.prompt(2, 96, seed=4)
+    stock = check.decode(of, given, TOKENS)
+    with ForebayCache(of, ratio=1, max_tokens=112, batch=2) as cache:
+        twin = check.decode(of, given, TOKENS, cache)
+    with ForebayCache(of, ratio=0.2, max_tokens=112, batch=2) as cache:
+        found = check.decode(of, given, TOKENS, cache)
+        cache.validate()
+    assert check.same_bits(found.logits, twin.logits)
+    assert dtype != "fp32" or torch.equal(found.tokens, stock.tokens)
 
 
 def test_the_comparison_notices_a_bit() -> None:

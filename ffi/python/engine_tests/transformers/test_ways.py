@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from forebay.transformers import ForebayCache, check, models
-from harness import FAMILIES, forward, model, stock_cache
+from harness import FAMILIES, forward, model, save, stock_cache
 
 CONTEXT, TOKENS = 96, 16
 LONGEST = 2 * (CONTEXT + TOKENS)
@@ -122,6 +124,22 @@ def test_sampling_several_answers(family: str) -> None:
             cache.close()
     assert torch.equal(answers[0], answers[1])
     assert len({tuple(row) for row in answers[0].tolist()}) > 1
+
+
+def test_a_pipeline(tmp_path: Path) -> None:
+    """transformers' pipeline hands the cache on."""
+    tokenizer = save("glm_moe_dsa", tmp_path)
+    text = " ".join(f"w{word}" for word in models.prompts(1, 40, seed=13)[0].tolist())
+    answers = []
+    for kind in ("eager", "forebay"):
+        of = model("glm_moe_dsa")
+        of.set_attn_implementation(kind)
+        options = {} if kind == "eager" else {"past_key_values": cache_of("glm_moe_dsa")}
+        pipeline = transformers.pipeline("text-generation", model=of, tokenizer=tokenizer)
+        answers.append(pipeline(text, max_new_tokens=TOKENS, do_sample=False, **options)[0]["generated_text"])
+    assert answers[0] == answers[1]
+    # Without the words that the tokenizer leaves out.
+    assert len(answers[0].split()) > 40 + TOKENS // 2
 
 
 @pytest.mark.parametrize("family", FAMILIES)
