@@ -455,8 +455,8 @@ class Batch:
         """forebay's numbers for these limits."""
         limits = self.limits
         rows = 1 + limits.drafts
-        # Rows of the step are beyond the tokens that count; a fork copies the page that is partly full.
-        pages = limits.batch * (-(-(limits.max_tokens + rows) // Shape.page_tokens) + 1)
+        # forebay's own number has room for a page of rows in flight; a wide step has more.
+        pages = limits.batch * -(-(limits.max_tokens + max(rows, Shape.page_tokens)) // Shape.page_tokens)
         return {
             "lanes": limits.batch,
             "max_tokens": limits.max_tokens,
