@@ -23,7 +23,10 @@ class Kit(Protocol):
     """The tensors of an engine."""
 
     def tensor(self, values: np.ndarray[Any, Any]) -> Any:
-        """Rows or a selection as a tensor on the cache's device."""
+        """Rows, int32 `[..., words]`, as a tensor on the cache's device."""
+
+    def selection(self, values: np.ndarray[Any, Any]) -> Any:
+        """A selection as a tensor on the cache's device."""
 
     def prompt(self, values: np.ndarray[Any, Any]) -> Any:
         """Rows of a prompt as a tensor."""
@@ -36,6 +39,10 @@ class Arrays:
     """NumPy on a host device."""
 
     def tensor(self, values: np.ndarray[Any, Any]) -> Any:
+        """See `Kit`."""
+        return values
+
+    def selection(self, values: np.ndarray[Any, Any]) -> Any:
         """See `Kit`."""
         return values
 
@@ -251,7 +258,7 @@ class Machine:
         write_first = self.chance.random() < 0.7
         if write_first:
             step.write(layer, self.kit.tensor(np.stack(padded)))
-        slots = step.select(layer) if given is None else step.select(layer, self.kit.tensor(given))
+        slots = step.select(layer) if given is None else step.select(layer, self.kit.selection(given))
         if not write_first:
             step.write(layer, self.kit.tensor(np.stack(padded)))
         found = self.kit.numpy(step.rows(layer, slots)).view(np.uint8).reshape(len(batch), query_rows, self.k, -1)

@@ -118,6 +118,7 @@ def test_errors_name_the_request(make: Make) -> None:
         (lambda: requests[[1]], forebay.InvalidArgument, "id"),
         (lambda: requests.add("first"), forebay.InvalidArgument, "'first'.*no request has"),
         (lambda: requests.add([1]), forebay.InvalidArgument, "hashable"),
+        (lambda: requests.add("third", owner=5), forebay.InvalidArgument, "owner: got int"),
         (lambda: requests.add("third"), forebay.Exhausted, "'third'.*lanes"),
         (lambda: requests.add("third", prompt=100, promised=61), forebay.OutOfRange, "'third'.*100.*61.*160"),
         (lambda: requests.step(["third"]), forebay.InvalidArgument, "'third'"),
@@ -177,6 +178,9 @@ def test_errors_of_a_step_name_the_request_and_leave_it_usable(make: Make) -> No
         (lambda: step.select(1, beyond), forebay.OutOfRange, "'b'.*layer 1.*position 41.*41 tokens"),
         (lambda: step.select(1), forebay.InvalidArgument, "selection"),
         (lambda: step.stored(1), forebay.InvalidState, "layer 1 was not written"),
+        (lambda: step.rows(0, chosen.astype("f4")), forebay.InvalidArgument, "slots: got float32"),
+        (lambda: step.rows(0, chosen, out=np.empty((2, 1, 8, 15), "u1")), forebay.InvalidArgument, "out.*8, 15.*8, 16"),
+        (lambda: step.rows(0, chosen, "f4", out=np.empty((2, 1, 8, 4))), forebay.InvalidArgument, "float64.*float32"),
         (lambda: step.rows(0, chosen, np.dtype("V7")), forebay.InvalidArgument, "dtype.*16 bytes"),
     ]
     for call, kind, said in cases:
@@ -400,6 +404,8 @@ def test_recordings_have_the_selections_of_the_rows_that_count(make: Make, tmp_p
         # Three of a's rows are given up: its recording goes on in another file.
         requests["a"].crop(43)
         run(requests, ["a"])
+    with pytest.raises(forebay.Io, match="run.topk.zst exists"):
+        Requests(make(**SIZES), record=tmp_path / "run.topk.zst")
     files = sorted(path.name for path in tmp_path.iterdir())
     assert files == ["run-1.topk.zst", "run-2.topk.zst", "run.topk.zst"]
     # The last step's row of a was given up before another step accepted it.
@@ -417,7 +423,7 @@ def test_a_step_that_fails_late_is_told_once(make: Make) -> None:
         filled(requests, "a")
         filled(requests, "b")
         step = requests.step(["a"])
-        # As on a GPU, where nobody looks at the positions before.
+        # As on a GPU, where no call looks at the positions before.
         step._limits = None
         for layer in range(LAYERS):
             step.write(layer, np.zeros((1, 1, ROW), np.uint8))

@@ -81,6 +81,8 @@ class Kit:
     def tensor(self, values: np.ndarray[Any, Any]) -> Any:
         return self.place.array(np.ascontiguousarray(values))
 
+    selection = tensor
+
     def prompt(self, values: np.ndarray[Any, Any]) -> Any:
         self.prompts += 1
         return values if self.prompts % 2 else self.tensor(values)

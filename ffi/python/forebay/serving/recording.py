@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ForebayError
+from ..errors import ForebayError, Io
 from ..trace import TraceWriter
 
 _ENDINGS = (".topk.zst", ".topk")
@@ -26,6 +26,8 @@ class Recorder:
 
     def __init__(self, path: str | os.PathLike[str], layers: int, k: int, leaders: list[int]) -> None:
         self._path, self._files = Path(path), 0
+        if self._path.exists():
+            raise Io(f"record: {self._path} exists; a recording never overwrites a file")
         shares = None if leaders == list(range(layers)) else leaders
         self._declared: dict[str, Any] = {"layers": layers, "k": k, "shares": shares, "mode": "decode"}
 

@@ -43,7 +43,13 @@ class Request:
     """
 
     def __init__(
-        self, requests: _requests.Requests, id: Hashable, sequence: Sequence, promised: int | None, prompt: int, admitted: int
+        self,
+        requests: _requests.Requests,
+        id: Hashable,
+        sequence: Sequence,
+        promised: int | None,
+        prompt: int,
+        admitted: int,
     ) -> None:
         self.id, self.promised, self.state = id, promised, FILLING
         self._requests, self._sequence = requests, sequence
@@ -103,7 +109,7 @@ class Request:
         """
         with naming(self.id):
             self._check_free("prefill")
-            library, given, count = self._requests._rows_of(layer, rows, None)
+            library, given, count = self._requests._rows_of(layer, rows, None, None)
             if self.state == RUNNING:
                 self._park()
             total = self._filled[layer] + count
@@ -407,7 +413,7 @@ class Request:
         requests = self._requests
         with naming(self.id):
             self._check_free("fork")
-            requests._check_new(id)
+            requests._check_new(id, owner)
             self._bring()
             if self._landed or self._length < self._committed:
                 self._truncate(self._length)
@@ -416,7 +422,8 @@ class Request:
             child, _ticket = self._patiently(
                 lambda: self._sequence.fork(promised=left, stream=requests._stream, **budget)
             )
-        made = Request(requests, id, child, promised, self._length, self._length + left)
+        own = self.promised if promised is None else promised
+        made = Request(requests, id, child, own, self._length, self._length + left)
         made.state, made._length, made._committed, made._touched = RUNNING, self._length, self._length, self._touched
         made._filled = [self._length] * len(self._filled)
         return requests._enter(made, owner)

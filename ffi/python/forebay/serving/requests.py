@@ -12,13 +12,13 @@ from typing import Any, Hashable, Iterator, NamedTuple, Sequence as Many
 import numpy as np
 
 from ..cache import Cache, Stats
-from ..errors import Busy, ForebayError, InvalidArgument, InvalidState, OutOfRange
+from ..errors import ForebayError, InvalidArgument, InvalidState, OutOfRange
 from ..sequence import TokenKeys
-from ..tensors import HOST, index, look
+from ..tensors import HOST, Place, index, look
 from . import layout
 from .failures import naming
 from .recording import Recorder, Recording
-from .request import FILLING, PARKED, RUNNING, Request
+from .request import ENDED, FAILED, FILLING, PARKED, RUNNING, Request
 from .step import DecodeStep, Work
 from .tensors import Library, library_of
 
@@ -89,7 +89,7 @@ class Requests:
         self._orphans: deque[Request] = deque()
         self._turn, self._forgotten = 0, 0
         self._open: DecodeStep | None = None
-        # Finished steps that have not ended, oldest first, and failures that nobody has been told.
+        # Finished steps that have not ended, oldest first, and failures that no call has raised.
         self._flying: deque[DecodeStep] = deque()
         self._failures: deque[ForebayError] = deque()
         # Pieces of work that were enqueued, and those of them that have certainly ended.
@@ -132,8 +132,8 @@ class Requests:
             Exhausted: names the pool that has too little left.
         """
         self._tidy()
-        self._check_new(id)
-        prompt = max(index(prompt, "prompt"), 0 if tokens is None else len(tokens))
+        self._check_new(id, owner)
+        prompt = max(index(prompt, "prompt"), 0 if tokens is None else int(np.size(tokens)))
         most = self.cache.info.max_tokens
         left = max(most - prompt, 0) if promised is None else index(promised, "promised")
         with naming(id):
@@ -165,7 +165,11 @@ class Requests:
     def _leave(self, request: Request) -> None:
         self._by_id.pop(request.id, None)
 
-    def _check_new(self, id: Hashable) -> None:
+    def _check_new(self, id: Hashable, owner: object) -> None:
+        try:
+            weakref.ref(owner if owner is not None else self)
+        except TypeError:
+            raise InvalidArgument("owner", type(owner).__name__, "an object that can be weakly referenced") from None
         try:
             taken = id in self._by_id
         except TypeError:
@@ -295,7 +299,7 @@ class Requests:
         """Ends requests whose owner is gone."""
         while self._orphans:
             request = self._orphans.popleft()
-            if request.state != "ended":
+            if request.state != ENDED:
                 self._forget(request, "its owner was collected")
 
     def _forget(self, request: Request, why: str) -> None:
@@ -303,16 +307,15 @@ class Requests:
         request.end()
         self._forgotten += 1
 
-    def _begin(self, batch: list[Request]) -> int:
+    def _begin(self, batch: list[Request]) -> None:
         """Counts a step, and ends requests that took part in too few."""
         self._turn += 1
         for request in batch:
             request._seen = self._turn
         if self._forget_after:
             for request in tuple(self._by_id.values()):
-                if request.state == RUNNING and self._turn - request._seen > self._forget_after:
+                if request.state in (RUNNING, FAILED) and self._turn - request._seen > self._forget_after:
                     self._forget(request, f"it took part in none of the last {self._forget_after} steps")
-        return self._turn
 
     def _hear(self) -> None:
         """Retires the finished steps that have ended."""
@@ -329,7 +332,7 @@ class Requests:
         self._waited = begun
 
     def _told(self) -> ForebayError:
-        """The first failure that nobody was told. Later ones follow from it."""
+        """The first failure that no call has raised. Later ones follow from it."""
         error = self._failures[0]
         self._failures.clear()
         return error
@@ -339,10 +342,12 @@ class Requests:
         if self.cache.device.later and self.cache.device.place is HOST:
             self.cache.device.wait(self._stream)
 
-    def _rows_of(self, layer: int, rows: Any, shape: tuple[int, ...] | None) -> tuple[Library, Any, int]:
+    def _rows_of(
+        self, layer: int, rows: Any, shape: tuple[int, ...] | None, place: Place | None
+    ) -> tuple[Library, Any, int]:
         """Rows of a layer as bytes, `[count, row bytes]`; `shape`: their leading extents, None: one of any extent."""
         layer = index(layer, "layer", len(self._layers) - 1)
-        library = library_of(rows, "rows")
+        library = library_of(rows, "rows", place)
         found, width = look(rows, "rows"), self.cache.info.row_bytes
         lead = tuple(found.shape[:1]) if shape is None else shape
         size = found.bits // 8

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..cache import Cache
 from ..errors import Busy, ForebayError, InvalidArgument, InvalidState, OutOfRange
-from ..step import Buffers, Retired
+from ..step import Buffers, Retired, Step
 from ..tensors import HOST, index, look
 from . import request as _request, requests as _requests
 from .failures import naming, naming_batch
@@ -50,21 +50,37 @@ class DecodeStep:
         for request, width in batch:
             with naming(request.id):
                 accepted.append(request._accepted(width))
-        rows = [(request._sequence, count, width) for (request, width), count in zip(batch, accepted)]
-        with naming_batch(self._ids):
-            try:
-                self._step = cache.prepare(rows, stream=requests._stream)
-            except Busy:
-                # Every step that may be in flight is.
-                requests._wait()
-                self._step = cache.prepare(rows, stream=requests._stream)
         for request in self.requests:
             request._account(request._length)
+        self._step = self._prepare([request._sequence for request in self.requests], accepted)
+        requests._open = self
+        try:
+            self._begin(cache)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _prepare(self, sequences: list[Any], accepted: list[int]) -> Step:
+        owner, rows = self._owner, list(zip(sequences, accepted, self._widths))
+        with naming_batch(self._ids):
+            try:
+                return owner.cache.prepare(rows, stream=owner._stream)
+            except Busy:
+                # As many steps are in flight as may be.
+                owner._wait()
+        if owner._failures:
+            raise owner._told()
+        with naming_batch(self._ids):
+            return owner.cache.prepare(rows, stream=owner._stream)
+
+    def _begin(self, cache: Cache) -> None:
+        """What every layer of the step uses."""
+        owner = self._owner
+        for request in self.requests:
             request._committed, request._landed = request._length, 0
         self.starts = np.array([request._length for request in self.requests], np.int64)
-        self._number = requests._begin(self.requests)
-        requests._open = self
-        # New rows and their landing slots, as far as the batch's rows are in use.
+        owner._begin(self.requests)
+        # The landing slots of the new rows that are in use.
         used = [(row, at) for row, width in enumerate(self._widths) for at in range(width)]
         slots = [self.requests[row]._sequence.landing_slot(at) for row, at in used]
         self._landing = np.array(slots, np.int64)
@@ -73,11 +89,12 @@ class DecodeStep:
         self._stored = [False] * cache.info.layers
         limits = self.starts[:, None] + 1 + np.arange(self.query_rows)
         self._limits = limits if cache.device.place is HOST else None
-        self._slots: Any = None
+        # The last layer that selected, with its buffers.
+        self._slots: tuple[int, Work] | None = None
         self._selected: Any = None
-        if requests._recorder is not None:
-            groups = len(requests._groups)
-            self._selected = np.full((groups, len(batch), self.query_rows, cache.info.top_k), -1, np.int32)
+        if owner._recorder is not None:
+            shape = (len(owner._groups), self.batch, self.query_rows, cache.info.top_k)
+            self._selected = np.full(shape, -1, np.int32)
 
     @property
     def batch(self) -> int:
@@ -99,8 +116,7 @@ class DecodeStep:
         self._check_open("write")
         owner = self._owner
         shape, place = (self.batch, self.query_rows), owner.cache.device.place
-        library_of(rows, "rows", place)
-        library, given, _ = owner._rows_of(layer, rows, shape)
+        library, given, _ = owner._rows_of(layer, rows, shape, place)
         places = self._places.get(library.name)
         if places is None:
             places = self._places[library.name] = library.to_device(self._landing, place)
@@ -147,7 +163,7 @@ class DecodeStep:
         library.fill(work.selection, selection, self._ragged)
         with naming_batch(self._ids):
             self._step.layer(layer, work.buffers)
-        self._slots = (layer, work)
+        self._slots = layer, work
         if self._selected is not None:
             self._selected[owner._groups.index(layer)] = library.to_numpy(work.selection)
         owner._ready()
@@ -160,7 +176,7 @@ class DecodeStep:
             raise InvalidArgument("selection", "a selection", f"None: layer {leader} selects for layer {layer}")
         if self._slots is None or self._slots[0] != leader:
             raise InvalidState(f"select: layer {leader}, which selects for layer {layer}, has not selected before it")
-        work: Work = self._slots[1]
+        work = self._slots[1]
         with naming_batch(self._ids):
             self._step.layer(layer, work.buffers)
         self._owner._ready()
@@ -192,23 +208,30 @@ class DecodeStep:
             slots: what `select` returned, or a part of it, of any shape.
             dtype: of the result, of the slots' library; None: uint8.
             run: 0 or 1: one run of rows that have two. None: the whole row; of two runs, both one after the other.
-            out: the destination, `[*slots.shape, width]` of `dtype`, C-contiguous; None: a new tensor.
+            out: the destination, `[*slots.shape, width]` of `dtype`; None: a new tensor.
 
         Returns:
             `[*slots.shape, width]`. Where a slot is -1 it has the row of slot 0: mask it.
 
         Raises:
-            InvalidArgument: slots in another memory, or a dtype that does not divide the row.
+            InvalidArgument: slots in another memory, a dtype that does not divide the row, or another `out`.
             InvalidState: the step is finished.
         """
         self._check_open("rows")
         owner = self._owner
         library = library_of(slots, "slots", owner.cache.device.place)
         owner._ready()
-        if run is None and owner.cache.shape.row_bytes[1]:
-            parts = [library.take(owner._view(library, layer, part, dtype), slots, None) for part in (0, 1)]
-            return library.join(parts, out)
-        return library.take(owner._view(library, layer, run or 0, dtype), slots, out)
+        runs = [0, 1] if run is None and owner.cache.shape.row_bytes[1] else [run or 0]
+        slabs = [owner._view(library, layer, part, dtype) for part in runs]
+        if look(slots, "slots").dtype not in INTEGERS:
+            raise InvalidArgument("slots", str(slots.dtype), "int32 or int64, as select returns them")
+        if out is not None:
+            shape = (*slots.shape, sum(slab.shape[-1] for slab in slabs))
+            if library_of(out, "out") is not library or out.dtype != slabs[0].dtype or tuple(out.shape) != shape:
+                raise InvalidArgument("out", f"{out.dtype} {list(out.shape)}", f"{slabs[0].dtype} {list(shape)}")
+        if len(slabs) == 1:
+            return library.take(slabs[0], slots, out)
+        return library.join([library.take(slab, slots, None) for slab in slabs], out)
 
     def put_index_keys(self, group: int, keys: Any) -> None:
         """Writes the index keys of the step's new tokens: `[batch, query rows, ...]`, see `Request.put_index_keys`."""

@@ -191,7 +191,9 @@ class Torch:
 
     def words(self, shape: tuple[int, ...], place: Place) -> Array:
         """See `Library`."""
-        return self.torch.full(shape, -1, dtype=self.torch.int32, device=_torch_device(place))
+        # Made in inference mode, they could not be written outside of it later.
+        with self.torch.inference_mode(False):
+            return self.torch.full(shape, -1, dtype=self.torch.int32, device=_torch_device(place))
 
     def fill(self, words: Array, selection: Array, widths: list[int] | None) -> None:
         """See `Library`."""
@@ -212,12 +214,13 @@ class Torch:
     def view(self, memory: Any, dtype: Any) -> Array:
         """See `Library`."""
         torch = self.torch
-        if isinstance(memory, np.ndarray):
-            found = torch.from_numpy(_flat(memory))
-        else:
-            found = torch.from_dlpack(memory)
-            found = found.flatten(0, 1) if found.is_contiguous() else found
-        return found if dtype is None else found.view(dtype)
+        with torch.inference_mode(False):
+            if isinstance(memory, np.ndarray):
+                found = torch.from_numpy(_flat(memory))
+            else:
+                found = torch.from_dlpack(memory)
+                found = found.flatten(0, 1) if found.is_contiguous() else found
+            return found if dtype is None else found.view(dtype)
 
     def put(self, slab: Array, places: Array, rows: Array) -> None:
         """See `Library`."""

@@ -31,7 +31,7 @@ import torch
 from .. import config as sizes
 from ..cache import Cache
 from ..device import CudaDevice, Device, HostDevice
-from ..errors import ForebayError, InvalidArgument, InvalidState, OutOfMemory, OutOfRange, counted
+from ..errors import InvalidArgument, InvalidState, OutOfMemory, OutOfRange, counted
 from ..serving import Request, Requests
 from ..shape import Shape
 from .families import Layout, SparseLayer
@@ -171,14 +171,16 @@ class Batch:
         if self.length + width > limits.max_tokens:
             given = f"{self.length} tokens and {width} more" if self.length else counted(width, "token")
             raise OutOfRange(f"{given}: the cache was made for max_tokens={limits.max_tokens} in a batch row")
-        self._make(latent)
-        step = None
+        requests, step = self._made(latent), None
         if not self._rows:
-            assert self.requests is not None
-            self._rows = [self.requests.add(next(self._ids), prompt=width) for _ in range(count)]
-        elif width <= 1 + limits.drafts and self.length:
-            assert self.requests is not None
-            step = self.requests.step([(row.id, width) for row in self._rows])
+            try:
+                for _ in range(count):
+                    self._rows.append(requests.add(next(self._ids), prompt=width))
+            except BaseException:
+                self.clear()
+                raise
+        elif width <= 1 + limits.drafts:
+            step = requests.step([(row.id, width) for row in self._rows])
         self.passing = Pass(self.length, width, step)
 
     def _passing(self, number: int) -> Pass:
@@ -346,13 +348,17 @@ class Batch:
         if not sources or not all(0 <= source < have for source in sources):
             raise InvalidArgument("batch rows", repr(list(sources)), f"numbers from 0 to {have - 1}")
         self._check_count(len(sources))
-        before, taken = self._rows, set()
-        for number in sorted(set(range(have)) - set(sources)):
-            before[number].end()
-        rows = []
-        for source in sources:
-            rows.append(before[source].fork(next(self._ids)) if source in taken else before[source])
-            taken.add(source)
+        before, rows = self._rows, [self._rows[source] for source in sources]
+        try:
+            for number in sorted(set(range(have)) - set(sources)):
+                before[number].end()
+            for at, source in enumerate(sources):
+                if source in sources[:at]:
+                    rows[at] = before[source].fork(next(self._ids))
+                    self._rows = [*self._rows, rows[at]]
+        except BaseException:
+            self.give_up("batch rows could not be copied")
+            raise
         self._rows = rows
         for number, room in self._keys.items():
             order = torch.tensor(list(sources), dtype=torch.int64, device=room.device)
@@ -421,42 +427,54 @@ class Batch:
         values = sum(one.latent + one.rotated for one in self.layout.sparse if one.source == one.layer)
         return len(self._rows) * self.length * values * int(self._dtype.itemsize)
 
-    def _make(self, latent: Any) -> None:
-        """Makes forebay's cache for rows like these, or checks that they are like the first."""
-        if self.cache is not None:
-            if latent.dtype != self._dtype or latent.device != self._place:
+    def _made(self, latent: Any) -> Requests:
+        """The requests of forebay's cache, which is made for rows like the first."""
+        place = latent.device
+        if self.requests is not None:
+            if latent.dtype != self._dtype or place != self._place:
                 expected = f"{self._dtype} on {self._place}, as the first; make another cache"
-                raise InvalidArgument("rows", f"{latent.dtype} on {latent.device}", expected)
-            return
-        place, limits = latent.device, self.limits
-        if self._device is None:
-            self._device = CudaDevice(place.index or 0) if place.type == "cuda" else HostDevice()
-        wanted = self._device.place
+                raise InvalidArgument("rows", f"{latent.dtype} on {place}", expected)
+            return self.requests
+        device = self._device
+        if device is None:
+            device = CudaDevice(place.index or 0) if place.type == "cuda" else HostDevice()
+        wanted = device.place
         if (place.type, place.index or 0) != (wanted.device, wanted.number):
             raise InvalidArgument("device", f"rows on {place}", f"rows in {wanted}, where the cache is")
-        self._dtype = latent.dtype
         whole = max(_ROW_ALIGN // int(latent.dtype.itemsize), 1)
-        self._values = -(-self.layout.width // whole) * whole
+        self._dtype, self._values = latent.dtype, -(-self.layout.width // whole) * whole
         try:
-            self.cache = Cache(
-                self._device, self._shape(), parked=limits.batch, overcommit=limits.overcommit, **self._sizes()
-            )
-            self.requests = Requests(self.cache, slots=limits.slots, record=limits.record)
-        except OutOfMemory as error:
+            self._take_memory(device)
+        except BaseException:
             self._dtype = None
+            if self._own_device:
+                device.close()
+            raise
+        self._device, self._place = device, place
+        return self._made(latent)
+
+    def _take_memory(self, device: Device) -> None:
+        limits = self.limits
+        try:
+            cache = Cache(
+                device, self._shape(), parked=limits.batch, overcommit=limits.overcommit, **self._sizes()
+            )
+        except OutOfMemory as error:
             given = f"{counted(limits.batch, 'batch row')} of {counted(limits.max_tokens, 'token')}"
             raise OutOfMemory(f"{given} do not fit host memory: lower max_tokens or batch ({error})") from error
-        except ForebayError:
-            self._dtype = None
+        try:
+            self.requests = Requests(cache, slots=limits.slots, record=limits.record)
+        except BaseException:
+            cache.close()
             raise
-        self._place = place
+        self.cache = cache
 
     def _sizes(self) -> dict[str, Any]:
         """forebay's numbers for these limits."""
         limits = self.limits
         rows = 1 + limits.drafts
-        # Rows of the step are beyond the tokens that count; a fork copies the page that is partly full.
-        pages = limits.batch * (-(-(limits.max_tokens + rows) // Shape.page_tokens) + 1)
+        # forebay's own number has room for a page of rows in flight; a wide step has more.
+        pages = limits.batch * -(-(limits.max_tokens + max(rows, Shape.page_tokens)) // Shape.page_tokens)
         return {
             "lanes": limits.batch,
             "max_tokens": limits.max_tokens,

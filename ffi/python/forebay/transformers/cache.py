@@ -142,6 +142,8 @@ class ForebayCache(transformers.Cache):
         found = layout(config)
         if device is not None and not isinstance(device, Device):
             raise InvalidArgument("device", type(device).__name__, "a forebay.HostDevice or CudaDevice, or None")
+        if record is not None and not isinstance(record, (str, os.PathLike)):
+            raise InvalidArgument("record", type(record).__name__, "a path")
         most = index(max_tokens, "max_tokens", least=1)
         if index(drafts, "drafts") >= most:
             raise InvalidArgument("drafts", repr(drafts), f"fewer than max_tokens, which is {most}")
