@@ -68,10 +68,8 @@ def attention(
     value: Any,
     attention_mask: Any,
     *,
-    scaling: float,
-    dropout: float = 0.0,
     indices: Any = None,
-    **kwargs: Any,
+    **how: Any,
 ) -> tuple[Any, None]:
     """Attention, as transformers calls it.
 
@@ -80,13 +78,12 @@ def attention(
         query: `[batch, heads, tokens, values]`.
         key, value: expanded, `[batch, heads, keys, values]`: of the context, or in a decode pass of the new tokens.
         attention_mask: `[batch, 1, tokens, context]`, additive or boolean.
-        scaling, dropout: as the model has them.
         indices: int32 `[batch, tokens, k]`, positions that the indexer selects; None in a layer without a selection.
+        how: scaling, dropout and what else the model passes, for its own attention.
 
     Returns:
         `[batch, tokens, heads, values]`, and no weights.
     """
-    how = {"scaling": scaling, "dropout": dropout, **kwargs}
     batch = _current.batch
     number = None if batch is None or indices is None else batch.number(module.layer_idx)
     if batch is None or number is None:

@@ -218,7 +218,7 @@ class Batch:
 
     def _context(self, passing: Pass, number: int, one: SparseLayer, rows: Any) -> tuple[Any, Any]:
         """All latents of the context, for a prefill's attention: the earlier ones from the total pool."""
-        whole = torch.empty((len(self._rows), passing.end, self._values), dtype=self._dtype)
+        whole = torch.empty((len(self._rows), passing.end, self._values), dtype=self._dtype, device="cpu")
         for request, room in zip(self._rows, whole):
             request.read(number, 0, passing.start, out=room[: passing.start])
         whole = whole.to(self._place)
