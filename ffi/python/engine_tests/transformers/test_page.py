@@ -17,7 +17,8 @@ PAGE = ROOT / "docs" / "transformers.md"
 
 
 def test_the_examples_print_what_the_page_says() -> None:
-    """One after the other, in one program."""
+    """One after the other, in one program. A percentage may differ by one: another processor rounds sums otherwise,
+    and selects another of two nearly equal positions."""
     blocks = re.findall(r"^```python\n(.*?)^```\n```text\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     assert len(blocks) == 2
     names: dict[str, Any] = {}
@@ -25,7 +26,9 @@ def test_the_examples_print_what_the_page_says() -> None:
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
             exec(compile(program, str(PAGE), "exec"), names)
-        assert out.getvalue() == said
+        assert re.sub(r"\d+%", "%", out.getvalue()) == re.sub(r"\d+%", "%", said)
+        shares = [[int(share) for share in re.findall(r"(\d+)%", text)] for text in (out.getvalue(), said)]
+        assert all(abs(one - other) <= 1 for one, other in zip(*shares, strict=True)), out.getvalue()
 
 
 def test_the_five_lines_run(tmp_path: Path) -> None:
