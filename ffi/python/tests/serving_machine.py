@@ -285,6 +285,8 @@ class Machine:
                 sees = self.twins[name].length + at + 1
                 count = min(self.chance.choice([k, k, k // 2]), sees)
                 chosen[row, at, :count] = self.chance.sample(range(sees), count)
+            # What an engine leaves in rows that it does not use.
+            chosen[row, width:] = 1 << 20
         return chosen
 
     def cropped(self, name: str, length: int) -> None:

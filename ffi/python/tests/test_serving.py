@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any, Callable
 
@@ -237,6 +238,12 @@ def test_requests_that_the_engine_forgets_are_ended(make: Make) -> None:
     assert requests.stats().forgotten == 2 and "owned" not in requests
     with pytest.raises(forebay.Closed, match="'owned'.*owner was collected"):
         owned.crop(1)
+    # One that ended before is not forgotten.
+    owner = Owner()
+    ended = filled(requests, "ended", owner=owner)
+    ended.end()
+    del owner
+    assert requests.stats().forgotten == 2
     # Another request with this id has nothing to do with the old owner.
     filled(requests, "owned")
     assert requests.stats()[:5] == (1, 1, 1, 5, 2)
@@ -302,8 +309,7 @@ def test_prompts_with_the_same_beginning_share_pages(make: Make) -> None:
 def test_index_keys_are_in_the_caches_pages(make: Make) -> None:
     cache = make(**SIZES)
     requests = Requests(cache, ratio=0.5)
-    other = requests.add("other", prompt=16)
-    request = requests.add("a", promised=100)
+    other, request = (requests.add(id, promised=0) for id in ("other", "a"))
     keys = np.random.default_rng(1).integers(0, 255, (44, 4)).astype(np.uint8)
     for start in 0, 16, 32:
         for layer in range(LAYERS):
@@ -316,6 +322,8 @@ def test_index_keys_are_in_the_caches_pages(make: Make) -> None:
         assert request.index_keys(2, end=42).tobytes() == keys[:42].tobytes()
         assert request.index_keys(2, 3, 17, dtype=np.float32).tobytes() == keys[3:17].tobytes()
         assert request.index_keys(0, end=42).tobytes() != keys[:42].tobytes()
+        pages = [page.index_keys for page in request._sequence.pages()]
+        assert max(np.diff(pages)) > 1
         assert request.index_keys(2, 5, 5).shape == (0, 4)
         step.abandon()
     for call, said in (
@@ -369,6 +377,56 @@ def test_rows_of_two_runs_and_into_given_memory(make: Make) -> None:
             assert (step.rows(layer, slots, np.uint64)[0, 0].view(np.uint8) == rows[:TOP_K]).all()
     out = np.empty((38, 3), np.uint64)
     assert request.read(1, 1, 39, out=out) is out and out.tobytes() == rows[1:39].tobytes()
+
+
+def test_a_fork_keeps_its_rows_whatever_the_other_does(make: Make) -> None:
+    requests = Requests(make(**SIZES), ratio=0.5)
+    first = filled(requests, "first")
+    second = first.fork("second")
+    before = [rows_of(layer, 0, 40).tobytes() for layer in range(LAYERS)]
+    assert [first.read(layer).tobytes() for layer in range(LAYERS)] == before
+    # Into its last page, of which the second has a copy.
+    first.park()
+    first.crop(35)
+    assert first.state == "parked"
+    # Into a page that both have: it is replaced before it is written.
+    first.crop(20)
+    run(requests, ["first"], query_rows=3)
+    assert [second.read(layer).tobytes() for layer in range(LAYERS)] == before
+    for layer in range(LAYERS):
+        assert first.read(layer).tobytes() == rows_of(layer, 0, 20).tobytes() + bytes(3 * ROW)
+    second.crop(35)
+    third = second.fork("third")
+    second.park()
+    second.crop(17)
+    run(requests, ["second", "third"])
+    assert [request.length for request in (second, third)] == [18, 36]
+    assert third.read(2, 0, 35).tobytes() == rows_of(2, 0, 35).tobytes()
+
+
+def test_a_read_waits_for_the_requests_own_work(make: Make) -> None:
+    with forebay.HostDevice(threads=True) as device:
+        requests = Requests(make(device, **SIZES), ratio=0.5)
+        first = filled(requests, "first")
+        wait = device.wait
+
+        def late(stream: Any = None) -> None:
+            wait(stream)
+            device.call(lambda: time.sleep(0.05))
+
+        # Whatever is enqueued after a wait runs late.
+        device.wait = late  # type: ignore[method-assign]
+        # The join too, so that the fork has to wait for it.
+        device.call(lambda: time.sleep(0.05))
+        second = first.fork("second")
+        assert second.read(1).tobytes() == rows_of(1, 0, 40).tobytes()
+        run(requests, ["second"])
+        assert second.read(1, 40).tobytes() == bytes(ROW)
+        # Without work of its own nothing waits.
+        device.wait = None  # type: ignore[method-assign,assignment]
+        assert second.read(1, 40).tobytes() == bytes(ROW)
+        del device.wait
+        requests.close()
 
 
 def test_steps_reuse_their_buffers(make: Make) -> None:

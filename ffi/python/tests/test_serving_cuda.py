@@ -49,9 +49,9 @@ class Memory(libraries.Numpy):
     def words(self, shape: tuple[int, ...], place: Any) -> Any:
         return self.place.array(np.full(shape, -1, np.int32))
 
-    def fill(self, words: Any, selection: Any, widths: list[int] | None) -> None:
+    def fill(self, words: Any, selection: Any) -> None:
         padded = np.full(words.shape, -1, np.int32)
-        super().fill(padded, selection.host(), widths)
+        super().fill(padded, selection.host())
         self.staged.append(self.place.array(padded))
         self.place.copy(words, self.staged[-1], 0)
 

@@ -137,11 +137,11 @@ class DecodeStep:
         Args:
             layer: the layer.
             selection: int32 or int64 `[batch, query rows, k]` on the cache's device, k at most the cache's `top_k`:
-                positions of tokens, those of the new rows included, -1 for none. None in a layer that another one
-                selects for.
+                positions of tokens, those of the new rows included, -1 for none. Rows beyond a request's own query rows
+                are not read. None in a layer that another one selects for.
 
         Returns:
-            The slots, int32 `[batch, query rows, top_k]`, -1 where nothing is selected. Their memory is reused: read
+            The slots, int32 `[batch, query rows, top_k]`, -1 where a row selects nothing. Their memory is reused: read
             them before the next layer selects.
 
         Raises:
@@ -160,7 +160,7 @@ class DecodeStep:
         self._check_selection(library, layer, selection)
         work = owner._work(library, self.batch, self.query_rows)
         owner._ready()
-        library.fill(work.selection, selection, self._ragged)
+        library.fill(work.selection, selection)
         with naming_batch(self._ids):
             self._step.layer(layer, work.buffers)
         self._slots = layer, work

@@ -47,9 +47,8 @@ class Library(Protocol):
     def words(self, shape: tuple[int, ...], place: Place) -> Array:
         """An int32 tensor, -1 everywhere."""
 
-    def fill(self, words: Array, selection: Array, widths: list[int] | None) -> None:
-        """Writes a selection, which may be narrower, into `words`, with -1 elsewhere. `widths`: the query rows of each
-        batch row, if they differ."""
+    def fill(self, words: Array, selection: Array) -> None:
+        """Writes a selection, which may be narrower, into `words`, with -1 beyond."""
 
     def beyond(self, selection: Array, limits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Which query rows `[batch, query rows]` select a position at or beyond their limit."""
@@ -104,13 +103,11 @@ class Numpy:
         """See `Library`."""
         return np.full(shape, -1, np.int32)
 
-    def fill(self, words: Array, selection: Array, widths: list[int] | None) -> None:
+    def fill(self, words: Array, selection: Array) -> None:
         """See `Library`."""
         narrow = selection.shape[2]
         words[:, :, :narrow] = selection
         words[:, :, narrow:] = -1
-        for row, width in enumerate(widths or ()):
-            words[row, width:] = -1
 
     def beyond(self, selection: Array, limits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """See `Library`."""
@@ -195,14 +192,12 @@ class Torch:
         with self.torch.inference_mode(False):
             return self.torch.full(shape, -1, dtype=self.torch.int32, device=_torch_device(place))
 
-    def fill(self, words: Array, selection: Array, widths: list[int] | None) -> None:
+    def fill(self, words: Array, selection: Array) -> None:
         """See `Library`."""
         narrow = selection.shape[2]
         words[:, :, :narrow].copy_(selection)
         if narrow < words.shape[2]:
             words[:, :, narrow:].fill_(-1)
-        for row, width in enumerate(widths or ()):
-            words[row, width:].fill_(-1)
 
     def beyond(self, selection: Array, limits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """See `Library`."""
