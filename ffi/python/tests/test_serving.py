@@ -135,6 +135,8 @@ def test_errors_name_the_request(make: Make) -> None:
         (lambda: first.prefill(0, rows_of(0, 0, 99)), forebay.OutOfRange, "'first'.*139 tokens and 32.*160"),
         (lambda: first.prefill(0, np.zeros((3, 5), np.uint8)), forebay.InvalidArgument, "'first'.*5 bytes.*16 bytes"),
         (lambda: first.prefill(0, np.zeros((3, 4), "f4")), forebay.InvalidArgument, "'first'.*float32.*uint8"),
+        (lambda: first.prefill(0, np.empty((3, 2), object)), forebay.InvalidArgument, "'first'.*object"),
+        (lambda: first.prefill(0, np.ma.masked_all((3, ROW), "u1")), forebay.InvalidArgument, "'first'.*MaskedArray"),
         (lambda: first.prefill(9, row[0]), forebay.InvalidArgument, "'first'.*layer"),
         (lambda: first.prefill(0, [1, 2]), forebay.InvalidArgument, "'first'.*NumPy array or a torch tensor"),
         (lambda: Requests(cache, ratio=0.1, slots=3), forebay.InvalidArgument, "slots"),

@@ -14,6 +14,7 @@ import pytest
 import forebay
 from conftest import LAYERS, ROW, TOP_K
 from forebay.serving import tensors as libraries
+from forebay.tensors import Place
 from places import Held, Late, Standin
 from serving_machine import Machine
 
@@ -27,33 +28,36 @@ class Memory(libraries.Numpy):
     name = "stand-in"
 
     def __init__(self, place: Standin) -> None:
-        self.place = place
+        self.on = place
         # What copies that run late read.
         self.staged: list[Held] = []
 
     def owns(self, value: Any) -> bool:
         return isinstance(value, Held)
 
+    def place(self, value: Any) -> Place:
+        return Place("cuda", 0)
+
     def bytes_of(self, rows: Any, count: int) -> Any:
         return Held(rows.address, (count, rows.nbytes // max(count, 1)), np.uint8, rows)
 
     def to_host(self, rows: Any) -> Any:
-        return self.place.read(rows)
+        return self.on.read(rows)
 
     def to_numpy(self, words: Any) -> Any:
-        return self.place.read(words)
+        return self.on.read(words)
 
     def to_device(self, values: Any, place: Any) -> Any:
-        return self.place.array(np.ascontiguousarray(values))
+        return self.on.array(np.ascontiguousarray(values))
 
     def words(self, shape: tuple[int, ...], place: Any) -> Any:
-        return self.place.array(np.full(shape, -1, np.int32))
+        return self.on.array(np.full(shape, -1, np.int32))
 
     def fill(self, words: Any, selection: Any) -> None:
         padded = np.full(words.shape, -1, np.int32)
         super().fill(padded, selection.host())
-        self.staged.append(self.place.array(padded))
-        self.place.copy(words, self.staged[-1], 0)
+        self.staged.append(self.on.array(padded))
+        self.on.copy(words, self.staged[-1], 0)
 
     def view(self, memory: Any, dtype: Any) -> Any:
         width = memory.shape[-1]
@@ -61,15 +65,15 @@ class Memory(libraries.Numpy):
 
     def put(self, slab: Any, places: Any, rows: Any) -> None:
         self.staged.append(rows)
-        for row, place in enumerate(self.place.read(places).tolist()):
-            self.place.copy(slab[place], rows[row], 0)
+        for row, place in enumerate(self.on.read(places).tolist()):
+            self.on.copy(slab[place], rows[row], 0)
 
     def take(self, slab: Any, slots: Any, out: Any) -> Any:
-        return np.take(self.place.read(slab), self.place.read(slots), axis=0, mode="clip")
+        return np.take(self.on.read(slab), self.on.read(slots), axis=0, mode="clip")
 
     def used(self, rows: Any, query_rows: int, widths: list[int]) -> Any:
         found = super().used(rows.host(), query_rows, widths)
-        return self.place.array(np.ascontiguousarray(found))
+        return self.on.array(np.ascontiguousarray(found))
 
 
 class Kit:

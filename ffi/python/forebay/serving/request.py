@@ -22,10 +22,10 @@ import numpy as np
 
 from ..errors import Busy, Closed, InvalidArgument, InvalidState, OutOfRange, counted
 from ..sequence import Sequence
-from ..tensors import HOST, index, look
+from ..tensors import HOST, index
 from . import layout, recording, requests as _requests
 from .failures import naming
-from .tensors import INTEGERS, NUMPY, Library, library_of, library_of_dtype
+from .tensors import INTEGERS, NUMPY, Library, item_of, library_of, library_of_dtype
 
 FILLING, RUNNING, PARKED, FAILED, ENDED = "filling", "running", "parked", "failed", "ended"
 # Positions of a warm-up.
@@ -357,10 +357,10 @@ class Request:
             self._check_free("warm_up")
             self._requests._check_leader(layer)
             library = library_of(selection, "selection")
-            found, top_k = look(selection, "selection"), self._requests.cache.info.top_k
-            if found.dtype not in INTEGERS or len(found.shape) != 2 or found.shape[1] > top_k:
+            dtype, shape, top_k = item_of(library, selection)[0], selection.shape, self._requests.cache.info.top_k
+            if dtype not in INTEGERS or len(shape) != 2 or shape[1] > top_k:
                 expected = f"int32 or int64 [positions, {top_k} or fewer]"
-                raise InvalidArgument("selection", f"{found.dtype} {list(found.shape)}", expected)
+                raise InvalidArgument("selection", f"{dtype} {list(shape)}", expected)
             self._warm[layer] = library.to_numpy(selection[-_WARM_MOST:]).astype(np.int32)
             self._warm_library = library
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import weakref
 from collections import deque
@@ -14,13 +15,13 @@ import numpy as np
 from ..cache import Cache, Stats
 from ..errors import ForebayError, InvalidArgument, InvalidState, OutOfRange
 from ..sequence import TokenKeys
-from ..tensors import HOST, Place, index, look
+from ..tensors import HOST, Place, index
 from . import layout
 from .failures import naming
 from .recording import Recorder, Recording
 from .request import ENDED, FAILED, FILLING, PARKED, RUNNING, Request
 from .step import DecodeStep, Work
-from .tensors import Library, library_of
+from .tensors import Library, item_of, library_of
 
 
 class ServingStats(NamedTuple):
@@ -348,23 +349,19 @@ class Requests:
         """Rows of a layer as bytes, `[count, row bytes]`; `shape`: their leading extents, None: one of any extent."""
         layer = index(layer, "layer", len(self._layers) - 1)
         library = library_of(rows, "rows", place)
-        found, width = look(rows, "rows"), self.cache.info.row_bytes
-        lead = tuple(found.shape[:1]) if shape is None else shape
-        size = found.bits // 8
-        for extent in found.shape[len(lead) :]:
-            size *= extent
-        if tuple(found.shape[: len(lead)]) != lead or not lead or size != width:
+        (dtype, size), given, width = item_of(library, rows), tuple(rows.shape), self.cache.info.row_bytes
+        lead = given[:1] if shape is None else shape
+        size *= math.prod(given[len(lead) :])
+        if given[: len(lead)] != lead or not lead or size != width:
             extents = ", ".join(map(str, lead)) if shape is not None else "count"
-            given = f"{found.dtype} {list(found.shape)}, rows of {size} bytes"
-            raise InvalidArgument("rows", given, f"[{extents}, ...] with rows of {width} bytes")
+            text = f"{dtype} {list(given)}, rows of {size} bytes"
+            raise InvalidArgument("rows", text, f"[{extents}, ...] with rows of {width} bytes")
         before = self._dtypes[layer]
         if before is None:
-            self._dtypes[layer] = found.dtype
-        elif before != found.dtype:
-            raise InvalidArgument("rows", found.dtype, f"{before}, as the earlier rows of layer {layer}")
-        count = 1
-        for extent in lead:
-            count *= int(extent)
+            self._dtypes[layer] = dtype
+        elif before != dtype:
+            raise InvalidArgument("rows", dtype, f"{before}, as the earlier rows of layer {layer}")
+        count = math.prod(lead)
         return library, library.bytes_of(rows, count), count
 
     def _view(self, library: Library, layer: int, run: int, dtype: Any) -> Any:

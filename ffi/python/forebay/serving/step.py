@@ -10,10 +10,10 @@ import numpy as np
 from ..cache import Cache
 from ..errors import Busy, ForebayError, InvalidArgument, InvalidState, OutOfRange
 from ..step import Buffers, Retired, Step
-from ..tensors import HOST, index, look
+from ..tensors import HOST, index
 from . import request as _request, requests as _requests
 from .failures import naming, naming_batch
-from .tensors import INTEGERS, Library, library_of
+from .tensors import INTEGERS, Library, item_of, library_of
 
 
 class Work:
@@ -183,11 +183,11 @@ class DecodeStep:
         return work.slots
 
     def _check_selection(self, library: Library, layer: int, selection: Any) -> None:
-        found, top_k = look(selection, "selection"), self._owner.cache.info.top_k
-        shape = tuple(found.shape)
-        if found.dtype not in INTEGERS or shape[:2] != (self.batch, self.query_rows) or len(shape) != 3:
+        dtype, shape = item_of(library, selection)[0], tuple(selection.shape)
+        top_k = self._owner.cache.info.top_k
+        if dtype not in INTEGERS or shape[:2] != (self.batch, self.query_rows) or len(shape) != 3:
             expected = f"int32 or int64 [{self.batch}, {self.query_rows}, {top_k} or fewer]"
-            raise InvalidArgument("selection", f"{found.dtype} {list(shape)}", expected)
+            raise InvalidArgument("selection", f"{dtype} {list(shape)}", expected)
         if shape[2] > top_k:
             raise InvalidArgument("selection", f"{shape[2]} positions", f"at most {top_k}: the cache's top_k")
         if self._limits is None:
@@ -223,7 +223,7 @@ class DecodeStep:
         owner._ready()
         runs = [0, 1] if run is None and owner.cache.shape.row_bytes[1] else [run or 0]
         slabs = [owner._view(library, layer, part, dtype) for part in runs]
-        if look(slots, "slots").dtype not in INTEGERS:
+        if item_of(library, slots)[0] not in INTEGERS:
             raise InvalidArgument("slots", str(slots.dtype), "int32 or int64, as select returns them")
         if out is not None:
             shape = (*slots.shape, sum(slab.shape[-1] for slab in slabs))

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..errors import InvalidArgument
-from ..tensors import HOST, Place, look
+from ..tensors import HOST, Place
 
 Array = Any
 """A tensor of one of the libraries."""
@@ -34,6 +34,12 @@ class Library(Protocol):
 
     def owns(self, value: Any) -> bool:
         """Whether `value` is a tensor of this library."""
+
+    def place(self, value: Array) -> Place:
+        """The memory of a tensor."""
+
+    def item(self, dtype: Any) -> tuple[str, int]:
+        """The name of a dtype, the same in every library, and its bytes."""
 
     def bytes_of(self, rows: Array, count: int) -> Array:
         """The rows as uint8 `[count, bytes]`, C-contiguous; a copy only if they are not."""
@@ -85,7 +91,17 @@ class Numpy:
 
     def owns(self, value: Any) -> bool:
         """See `Library`."""
-        return isinstance(value, np.ndarray)
+        return isinstance(value, np.ndarray) and not hasattr(value, "mask")
+
+    def place(self, value: Array) -> Place:
+        """See `Library`."""
+        return HOST
+
+    def item(self, dtype: Any) -> tuple[str, int]:
+        """See `Library`."""
+        if dtype.hasobject:
+            raise InvalidArgument("dtype", str(dtype), "one of numbers")
+        return dtype.name, dtype.itemsize
 
     def bytes_of(self, rows: Array, count: int) -> Array:
         """See `Library`."""
@@ -173,6 +189,15 @@ class Torch:
         """See `Library`."""
         torch = self.torch
         return torch is not None and isinstance(value, torch.Tensor)
+
+    def place(self, value: Array) -> Place:
+        """See `Library`."""
+        kind, number = value.device.type, value.device.index
+        return HOST if kind == "cpu" else Place(kind, number or 0)
+
+    def item(self, dtype: Any) -> tuple[str, int]:
+        """See `Library`."""
+        return str(dtype).rpartition(".")[2], self.torch.empty(0, dtype=dtype).element_size()
 
     def bytes_of(self, rows: Array, count: int) -> Array:
         """See `Library`."""
@@ -266,6 +291,7 @@ class Torch:
 
 NUMPY, TORCH = Numpy(), Torch()
 LIBRARIES: list[Library] = [NUMPY, TORCH]
+_items: dict[Any, tuple[str, int]] = {}
 
 
 def library_of(value: Any, name: str, place: Place | None = None) -> Library:
@@ -279,12 +305,20 @@ def library_of(value: Any, name: str, place: Place | None = None) -> Library:
             break
     else:
         raise InvalidArgument(name, type(value).__name__, "a NumPy array or a torch tensor")
-    if place is not None and not (place is HOST and library is NUMPY):
-        found = look(value, name)
-        if (found.device, found.number) != tuple(place):
-            given = f"a {library.name} tensor in {Place(found.device, found.number)}"
-            raise InvalidArgument(name, given, f"one in {place}, where the cache is")
+    if place is not None:
+        found = library.place(value)
+        if found != place:
+            raise InvalidArgument(name, f"a {library.name} tensor in {found}", f"one in {place}, where the cache is")
     return library
+
+
+def item_of(library: Library, value: Any) -> tuple[str, int]:
+    """The name of a tensor's dtype, and its bytes. A step asks for each of its tensors."""
+    dtype = value.dtype
+    found = _items.get(dtype)
+    if found is None:
+        found = _items[dtype] = library.item(dtype)
+    return found
 
 
 def library_of_dtype(dtype: Any) -> Library:
