@@ -520,6 +520,12 @@ def test_torch_is_not_imported(tmp_path: Path) -> None:
     assert ran.stdout.strip() == "False"
 
 
+def test_the_bench_of_serving_runs() -> None:
+    script = ROOT / "ffi" / "python" / "benches" / "serving.py"
+    ran = subprocess.run([sys.executable, script, "--short"], check=True, stdout=subprocess.PIPE, text=True)
+    assert ran.stdout.count(" us, stored ") == 2
+
+
 def test_the_toy_engine_prints_what_the_page_says() -> None:
     page = (ROOT / "docs" / "serving.md").read_text()
     listing = ROOT / "ffi" / "python" / "examples" / "toy_engine.py"
