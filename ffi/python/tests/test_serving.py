@@ -20,7 +20,9 @@ Make = Callable[..., forebay.Cache]
 SHAPES = {
     "one run": forebay.Shape(layers=LAYERS, row_bytes=(ROW, 0), top_k=TOP_K, index_key_bytes=4, page_tokens=16),
     "two runs": forebay.Shape(layers=2, row_bytes=(8, ROW), top_k=TOP_K, page_tokens=16),
-    "groups": forebay.Shape(layers=5, row_bytes=(ROW, 0), top_k=TOP_K, page_tokens=16, lone_layers=1, group_layers=2),
+    "groups": forebay.Shape(
+        layers=5, row_bytes=(ROW, 0), top_k=TOP_K, page_tokens=16, index_key_bytes=8, lone_layers=1, group_layers=2
+    ),
     "padded blocks": forebay.Shape(layers=2, row_bytes=(20, 0), top_k=TOP_K, page_tokens=16, device_block_align=512),
 }
 SIZES: dict[str, Any] = {"lanes": 4, "max_tokens": 160, "slots": 16, "query_rows": 3, "parked": 3}
@@ -353,6 +355,7 @@ def test_layers_that_share_a_selection(make: Make) -> None:
             slots = step.select(layer, chosen + layer if leads else None)
             first = layer if leads else layer - 1
             assert (step.rows(layer, slots)[0, 0] == rows[layer][first : first + TOP_K]).all()
+            assert (requests.slab(layer, np.uint16)[slots[0, 0]].view("u1") == step.rows(layer, slots)[0, 0]).all()
         with pytest.raises(forebay.InvalidArgument, match="layer 3 selects for layer 4"):
             step.select(4, chosen)
     with pytest.raises(forebay.InvalidArgument, match="layer 1, which selects for it"):
@@ -373,10 +376,14 @@ def test_rows_of_two_runs_and_into_given_memory(make: Make) -> None:
             slots = step.select(layer, chosen)
             assert (step.rows(layer, slots)[0, 0] == rows[:TOP_K]).all()
             assert (step.rows(layer, slots, run=0)[0, 0] == rows[:TOP_K, :8]).all()
+            at = slots[0, 0] // 64, slots[0, 0] % 64
+            assert (requests.slab(layer, run=1)[at] == rows[:TOP_K, 8:]).all()
             out = np.empty((1, 1, TOP_K, 8), np.uint16)
             assert step.rows(layer, slots, np.uint16, run=1, out=out) is out
             assert (out[0, 0].view(np.uint8) == rows[:TOP_K, 8:]).all()
             assert (step.rows(layer, slots, np.uint64)[0, 0].view(np.uint8) == rows[:TOP_K]).all()
+    with pytest.raises(forebay.InvalidState, match="'a'.*index_key_bytes"):
+        request.put_index_keys(0, rows)
     out = np.empty((38, 3), np.uint64)
     assert request.read(1, 1, 39, out=out) is out and out.tobytes() == rows[1:39].tobytes()
 

@@ -22,6 +22,16 @@ SHAPE = forebay.Shape(layers=LAYERS, row_bytes=(ROW, 0), top_k=TOP_K, index_key_
 SIZES: dict[str, Any] = {"lanes": 4, "max_tokens": 160, "slots": 16, "query_rows": 3, "parked": 3, "lock": False}
 
 
+class Rows(Held):
+    """Rows of the cache's memory, of which parts may be taken."""
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, int):
+            return super().__getitem__(at)
+        taken, width = range(self.shape[0])[at], self.shape[1]
+        return Held(self.address + taken.start * width, (len(taken), width), np.uint8, self)
+
+
 class Memory(libraries.Numpy):
     """Tensors in the stand-in's device memory."""
 
@@ -61,7 +71,7 @@ class Memory(libraries.Numpy):
 
     def view(self, memory: Any, dtype: Any) -> Any:
         width = memory.shape[-1]
-        return Held(memory.address, (int(np.prod(memory.shape)) // width, width), np.uint8, memory)
+        return Rows(memory.address, (int(np.prod(memory.shape)) // width, width), np.uint8, memory)
 
     def put(self, slab: Any, places: Any, rows: Any) -> None:
         self.staged.append(rows)

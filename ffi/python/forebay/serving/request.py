@@ -203,8 +203,8 @@ class Request:
         with naming(self.id):
             self._check_open("put_index_keys")
             library = library_of(keys, "keys", self._requests.cache.device.place)
-            given = library.bytes_of(keys, len(keys))
-            at = np.arange(index(start, "start"), start + len(keys))
+            count, start = int(keys.shape[0]), index(start, "start")
+            given, at = library.bytes_of(keys, count), np.arange(start, start + count)
             self._requests._put_index_keys(library, group, given, self._index_places(at))
 
     def index_keys(self, group: int, start: int = 0, end: int | None = None, *, dtype: Any = None) -> Any:
@@ -214,7 +214,7 @@ class Request:
         Args:
             group: the index group.
             start, end: the tokens; None: `length`.
-            dtype: of the result, of NumPy or torch; None: NumPy's uint8.
+            dtype: of the result, of NumPy or torch; None: uint8, NumPy's on a host device and torch's on a GPU.
 
         Raises:
             OutOfRange: no such group, or tokens beyond the admitted ones.
@@ -224,7 +224,8 @@ class Request:
             self._check_open("index_keys")
             start, end = index(start, "start"), self._length if end is None else index(end, "end")
             self._check_admitted(max(end, start))
-            return self._requests._index_keys(library_of_dtype(dtype), dtype, group, self._page_table()[1], start, end)
+            library = library_of_dtype(dtype, self._requests.cache.device.place)
+            return self._requests._index_keys(library, dtype, group, self._page_table()[1], start, end)
 
     def _index_places(self, positions: layout.Numbers) -> layout.Numbers:
         """Where the index keys of positions are in a group's pages."""

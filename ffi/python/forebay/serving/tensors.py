@@ -321,10 +321,14 @@ def item_of(library: Library, value: Any) -> tuple[str, int]:
     return found
 
 
-def library_of_dtype(dtype: Any) -> Library:
-    """The library of a dtype; NumPy for None and for what NumPy reads as a dtype."""
+def library_of_dtype(dtype: Any, place: Place = HOST) -> Library:
+    """The library of a dtype for memory in `place`; for None, NumPy in host memory and the last one elsewhere."""
     torch = TORCH.torch
-    return TORCH if torch is not None and isinstance(dtype, torch.dtype) else NUMPY
+    if torch is not None and isinstance(dtype, torch.dtype):
+        return TORCH
+    if place != HOST and dtype is not None:
+        raise InvalidArgument("dtype", repr(dtype), f"a dtype of torch, for memory in {place}")
+    return NUMPY if place == HOST else LIBRARIES[-1]
 
 
 def _used(query_rows: int, widths: list[int]) -> list[np.ndarray[Any, Any]]:
