@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any, Callable
@@ -386,6 +387,45 @@ def test_rows_of_two_runs_and_into_given_memory(make: Make) -> None:
         request.put_index_keys(0, rows)
     out = np.empty((38, 3), np.uint64)
     assert request.read(1, 1, 39, out=out) is out and out.tobytes() == rows[1:39].tobytes()
+
+
+def test_a_request_decodes_what_it_was_promised_and_no_more(make: Make) -> None:
+    requests = Requests(make(**SIZES), ratio=0.5)
+    request = filled(requests, "a", promised=2)
+    with pytest.raises(forebay.OutOfRange, match=r"'a': 1 row at 48 tokens: it was admitted for 42; promise it more"):
+        for _ in range(20):
+            run(requests, ["a"])
+    # The library keeps room for the drafts of the steps in flight.
+    assert request.length == 48 and request.state == "running"
+    request.promise(20)
+    assert request.state == "parked"
+    for _ in range(20):
+        run(requests, ["a"])
+    assert request.length == 68
+    with pytest.raises(forebay.OutOfRange, match="'a': 68 tokens and 93 promised: the cache admits 160"):
+        request.promise(93)
+    request.prefill(0, np.empty((0, ROW), np.uint8))
+    assert request.length == 68
+
+
+def test_more_steps_than_may_be_in_flight_wait(make: Make) -> None:
+    with forebay.HostDevice(threads=True) as device:
+        requests = Requests(make(device, **SIZES), ratio=0.5)
+        filled(requests, "a")
+        # On a GPU nothing in a step waits.
+        requests._ready = lambda: None  # type: ignore[method-assign]
+        run(requests, ["a"])
+        requests.retire()
+        gate = threading.Event()
+        device.call(gate.wait)
+        for _ in range(2):
+            run(requests, ["a"])
+        assert len(requests._flying) == 2 and requests["a"].length == 43
+        threading.Timer(0.05, gate.set).start()
+        run(requests, ["a"])
+        requests.retire()
+        assert len(requests._flying) == 0 and requests.cache.stats().steps == 4
+        requests.close()
 
 
 def test_a_fork_keeps_its_rows_whatever_the_other_does(make: Make) -> None:

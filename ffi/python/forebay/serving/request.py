@@ -110,12 +110,13 @@ class Request:
         with naming(self.id):
             self._check_free("prefill")
             library, given, count = self._requests._rows_of(layer, rows, None, None)
+            if not count:
+                return
             if self.state == RUNNING:
                 self._park()
             total = self._filled[layer] + count
             self._admit(total)
-            if count:
-                self._sequence.append(layer, library.to_host(given))
+            self._sequence.append(layer, library.to_host(given))
             self._filled[layer] = total
 
     def promise(self, tokens: int) -> None:
@@ -204,8 +205,11 @@ class Request:
             self._check_open("put_index_keys")
             library = library_of(keys, "keys", self._requests.cache.device.place)
             count, start = int(keys.shape[0]), index(start, "start")
-            given, at = library.bytes_of(keys, count), np.arange(start, start + count)
-            self._requests._put_index_keys(library, group, given, self._index_places(at))
+            if not count:
+                return
+            places = self._index_places(np.arange(start, start + count))
+            at = library.to_device(places, self._requests.cache.device.place)
+            self._requests._put_index_keys(library, group, library.bytes_of(keys, count), at)
 
     def index_keys(self, group: int, start: int = 0, end: int | None = None, *, dtype: Any = None) -> Any:
         """The index keys of tokens `start` to `end`, `[end - start, bytes]` on the cache's device: a view if the pages

@@ -379,7 +379,7 @@ class Requests:
         elif before != dtype:
             raise InvalidArgument("rows", dtype, f"{before}, as the earlier rows of layer {layer}")
         count = math.prod(lead)
-        return library, library.bytes_of(rows, count), count
+        return library, library.bytes_of(rows, count) if count else rows, count
 
     def _view(self, library: Library, layer: int, run: int, dtype: Any) -> Any:
         """A layer's slab as numbers."""
@@ -422,12 +422,12 @@ class Requests:
             found = self._views[key] = library.view(self.cache.index_keys(layer), None)
         return found
 
-    def _put_index_keys(self, library: Library, group: int, keys: Any, places: layout.Numbers) -> None:
+    def _put_index_keys(self, library: Library, group: int, keys: Any, places: Any) -> None:
         view, width = self._keys_view(library, group), self.cache.info.index_key_bytes
         if keys.shape[1] != width:
             raise InvalidArgument("keys", f"keys of {keys.shape[1]} bytes", f"keys of {width} bytes")
         self._ready()
-        library.put(view, library.to_device(places, self.cache.device.place), keys)
+        library.put(view, places, keys)
 
     def _index_keys(
         self, library: Library, dtype: Any, group: int, pages: layout.Numbers, start: int, end: int

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from types import TracebackType
 from typing import Any
 
@@ -84,7 +86,9 @@ class DecodeStep:
         used = [(row, at) for row, width in enumerate(self._widths) for at in range(width)]
         slots = [self.requests[row]._sequence.landing_slot(at) for row, at in used]
         self._landing = np.array(slots, np.int64)
+        # By library: the landing slots, and where the new tokens' index keys are.
         self._places: dict[str, Any] = {}
+        self._key_places: dict[str, Any] = {}
         self._written = [False] * cache.info.layers
         self._stored = [False] * cache.info.layers
         limits = self.starts[:, None] + 1 + np.arange(self.query_rows)
@@ -243,9 +247,13 @@ class DecodeStep:
         given = library.bytes_of(keys, shape[0] * shape[1])
         if self._ragged is not None:
             given = library.used(given, self.query_rows, self._ragged)
-        ends = zip(self.requests, self.starts.tolist(), self._widths)
-        places = [request._index_places(np.arange(start, start + width)) for request, start, width in ends]
-        owner._put_index_keys(library, group, given, np.concatenate(places))
+        places = self._key_places.get(library.name)
+        if places is None:
+            new = zip(self.requests, self.starts.tolist(), self._widths)
+            found = [request._index_places(np.arange(start, start + width)) for request, start, width in new]
+            places = library.to_device(np.concatenate(found), owner.cache.device.place)
+            self._key_places[library.name] = places
+        owner._put_index_keys(library, group, given, places)
 
     def stored(self, layer: int) -> None:
         """States that a layer's new rows are written, so that they go to the total pool (scatter). The end of the step
@@ -283,13 +291,14 @@ class DecodeStep:
             raise
         self._owner._open = None
         for row, (request, width) in enumerate(zip(self.requests, self._widths)):
-            if request.state == "ended":
+            if request.state == _request.ENDED:
                 continue
             request._touch()
             request._landed, request._length = width, request._committed + width
             if request._recording is not None:
                 selected = self._selected[:, row, :width]
                 request._recording.step(int(self.starts[row]), np.ascontiguousarray(selected.transpose(1, 0, 2)))
+        self._owner._hear()
         if not self._land(wait=False):
             self._owner._flying.append(self)
         elif self.retired is None:
@@ -301,12 +310,11 @@ class DecodeStep:
         if self._owner._open is not self:
             return
         self._owner._open = None
-        try:
-            self._step.abandon()
-            self._step.retire(wait=True)
-        except ForebayError:
-            # Cancelled, or the device's failure, which the next call on it raises again.
-            self._owner._hear()
+        # One that was finished already only ends. The engine raises what has happened, or asked for this.
+        for end in (self._step.abandon, functools.partial(self._step.retire, wait=True)):
+            with contextlib.suppress(ForebayError):
+                end()
+        self._owner._hear()
         for request in self.requests:
             request._fail()
 
