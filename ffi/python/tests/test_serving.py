@@ -580,3 +580,7 @@ def test_the_toy_engine_prints_what_the_page_says() -> None:
     printed = page.partition("```text\n")[2].partition("```")[0]
     ran = subprocess.run([sys.executable, listing], check=True, stdout=subprocess.PIPE, text=True)
     assert ran.stdout == printed
+    # With a slot for every row it generates the same.
+    whole = listing.read_text().replace("ratio=0.2", "ratio=1.0").replace("pool_slots=512", "pool_slots=2048")
+    ran = subprocess.run([sys.executable, "-c", whole], check=True, stdout=subprocess.PIPE, text=True)
+    assert ran.stdout.splitlines()[:2] == printed.splitlines()[:2] and " 0 were fetched" in ran.stdout
