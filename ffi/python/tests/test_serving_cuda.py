@@ -6,6 +6,7 @@ Its writes are copies in the order of the stream, which run late with `Late`.
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any, Iterator
 
 import numpy as np
@@ -32,15 +33,36 @@ class Rows(Held):
         return Held(self.address + taken.start * width, (len(taken), width), np.uint8, self)
 
 
+class Arena:
+    """An engine's arrays on the stand-in, which live to the test's end, because copies that run late read them."""
+
+    def __init__(self, place: Standin) -> None:
+        self.place = place
+        self.made: list[Held] = []
+
+    def array(self, values: np.ndarray[Any, Any]) -> Held:
+        self.made.append(self.place.array(np.ascontiguousarray(values)))
+        return self.made[-1]
+
+    def read(self, array: Any) -> np.ndarray[Any, Any]:
+        return self.place.read(array)
+
+    def copy(self, to: Any, source: Any) -> None:
+        self.place.copy(to, source, 0)
+
+    def free(self) -> None:
+        self.place.driver("cuCtxSynchronize")
+        for array in self.made:
+            self.place.driver("cuMemFree_v2", ctypes.c_uint64(array.address))
+
+
 class Memory(libraries.Numpy):
     """Tensors in the stand-in's device memory."""
 
     name = "stand-in"
 
-    def __init__(self, place: Standin) -> None:
-        self.on = place
-        # What copies that run late read.
-        self.staged: list[Held] = []
+    def __init__(self, arena: Arena) -> None:
+        self.on = arena
 
     def owns(self, value: Any) -> bool:
         return isinstance(value, Held)
@@ -58,7 +80,7 @@ class Memory(libraries.Numpy):
         return self.on.read(words)
 
     def to_device(self, values: Any, place: Any) -> Any:
-        return self.on.array(np.ascontiguousarray(values))
+        return self.on.array(values)
 
     def words(self, shape: tuple[int, ...], place: Any) -> Any:
         return self.on.array(np.full(shape, -1, np.int32))
@@ -66,34 +88,32 @@ class Memory(libraries.Numpy):
     def fill(self, words: Any, selection: Any) -> None:
         padded = np.full(words.shape, -1, np.int32)
         super().fill(padded, selection.host())
-        self.staged.append(self.on.array(padded))
-        self.on.copy(words, self.staged[-1], 0)
+        self.on.copy(words, self.on.array(padded))
 
     def view(self, memory: Any, dtype: Any) -> Any:
         width = memory.shape[-1]
         return Rows(memory.address, (int(np.prod(memory.shape)) // width, width), np.uint8, memory)
 
     def put(self, slab: Any, places: Any, rows: Any) -> None:
-        self.staged.append(rows)
         for row, place in enumerate(self.on.read(places).tolist()):
-            self.on.copy(slab[place], rows[row], 0)
+            self.on.copy(slab[place], rows[row])
 
     def take(self, slab: Any, slots: Any, out: Any) -> Any:
         return np.take(self.on.read(slab), self.on.read(slots), axis=0, mode="clip")
 
     def used(self, rows: Any, query_rows: int, widths: list[int]) -> Any:
         found = super().used(rows.host(), query_rows, widths)
-        return self.on.array(np.ascontiguousarray(found))
+        return self.on.array(found)
 
 
 class Kit:
     """An engine's tensors on the stand-in; its prompts are in host memory now and then."""
 
-    def __init__(self, place: Standin) -> None:
-        self.place, self.prompts = place, 0
+    def __init__(self, arena: Arena) -> None:
+        self.arena, self.prompts = arena, 0
 
     def tensor(self, values: np.ndarray[Any, Any]) -> Any:
-        return self.place.array(np.ascontiguousarray(values))
+        return self.arena.array(values)
 
     selection = tensor
 
@@ -102,22 +122,24 @@ class Kit:
         return values if self.prompts % 2 else self.tensor(values)
 
     def numpy(self, tensor: Any) -> np.ndarray[Any, Any]:
-        return self.place.read(tensor) if isinstance(tensor, Held) else np.array(tensor)
+        return self.arena.read(tensor) if isinstance(tensor, Held) else np.array(tensor)
 
 
 @pytest.fixture(params=[Standin, Late])
-def place(request: pytest.FixtureRequest) -> Iterator[Standin]:
-    """The stand-in, whose tensors the package knows meanwhile."""
-    made = request.param()
+def arena(request: pytest.FixtureRequest) -> Iterator[Arena]:
+    """The stand-in's memory, whose tensors the package knows meanwhile."""
+    place = request.param()
+    made = Arena(place)
     libraries.LIBRARIES.append(Memory(made))
     yield made
     libraries.LIBRARIES.pop()
-    made.leave()
+    made.free()
+    place.leave()
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_an_engine_at_random_on_cuda(place: Standin, seed: int) -> None:
-    with forebay.Cache(place.device(), SHAPE, **SIZES) as cache:
-        machine = Machine(cache, Kit(place), seed)
+def test_an_engine_at_random_on_cuda(arena: Arena, seed: int) -> None:
+    with forebay.Cache(arena.place.device(), SHAPE, **SIZES) as cache:
+        machine = Machine(cache, Kit(arena), seed)
         machine.run(90)
         assert machine.compared > 100
