@@ -10,7 +10,7 @@ use device::TestDevice;
 use forebay::device::Stream;
 use forebay::device::host::HostOptions;
 use forebay::{Accepted, BatchRow, BringUp, Budget, Buffers, Cache, Config, Kind, Layer, LayerCall, Memory};
-use forebay::{MicroBatch, Open, Sequence, Shape, Share, Slots, Streams, Tokens, WarmUp};
+use forebay::{MicroBatch, Open, Sequence, Shape, Share, ShareBy, Slots, Streams, Tokens, WarmUp};
 use std::sync::Arc;
 
 const K: u32 = 8;
@@ -395,6 +395,35 @@ fn a_parked_sequence_keeps_no_promise_of_shared_slots() {
     e.cache.close(third, stream).unwrap();
     e.cache.close(first, stream).unwrap();
     assert_eq!(e.cache.stats().slots_in_use, 0);
+}
+
+#[test]
+fn a_resumed_sequence_outgrows_its_share_again() {
+    let share = Some(Share { by: ShareBy::Length, ..Share::default() });
+    let shared = Config { share, slots: Slots::Uniform(1024), max_tokens: 1000, ..config(2, 1) };
+    let mut e = engine(Config { host_pages: 140, index_pages: 140, ..shared });
+    let stream = e.stream;
+    let start = |e: &mut Engine, prompt: u32| {
+        let sequence = e.cache.open(&asks(prompt, 940 - prompt, Budget::Slots(64))).unwrap();
+        e.append(sequence, 0..prompt);
+        let _ticket = e.cache.join(sequence, stream, WarmUp::default()).unwrap();
+        sequence
+    };
+    let first = start(&mut e, 100);
+    assert!(e.cache.budgets(first).unwrap()[0] > 800, "all slots, so it will never ask for more");
+    e.step(first, 0, 1, &[0]);
+    e.cache.park(first, 0, stream).unwrap();
+    let second = start(&mut e, 800);
+    e.step(second, 0, 1, &[0]);
+    let _ticket = e.cache.resume(first, stream, 0).unwrap();
+    let (before, resizes) = (e.cache.budgets(first).unwrap()[0], e.cache.stats().resizes);
+    e.step(second, 0, 1, &[0]);
+    e.step(first, 0, 2, &[0]);
+    for _ in 0..350 {
+        e.step(first, 2, 2, &[0]);
+    }
+    let after = e.cache.budgets(first).unwrap()[0];
+    assert!(after > before && e.cache.stats().resizes > resizes, "{before} slots, then {after}");
 }
 
 #[test]

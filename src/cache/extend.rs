@@ -5,8 +5,9 @@
 //! it truncates the prompt before the sequence joins.
 //!
 //! Both calls change what the host counts and owns. A sequence that has not joined has nothing on the device, so they
-//! enqueue nothing and need no stream. `park` brings a running sequence back into this state, which is how a
-//! conversation's next turn appends a prompt of any length.
+//! enqueue nothing and need no stream. (A join that the device refused half-way may have left work there. It reads
+//! lists of this sequence's own pages and blocks, and the next join undoes what it did.) `park` brings a running
+//! sequence back into this state, which is how a conversation's next turn appends a prompt of any length.
 //!
 //! **All or nothing.** An extension takes the pages of the larger total, and the slots if the budget is a ratio or was
 //! cut to fewer tokens. If either is not available, nothing has changed, and the prompt may wait for others to end.
@@ -55,6 +56,7 @@ impl Cache {
         if !parked {
             self.extend_slots(index, budgets, reach)?;
         }
+        self.records[index].owned.asks_at = 0;
         let admitted = &mut self.records[index].admitted;
         (admitted.prompt, admitted.tokens, admitted.asked) = (prompt, tokens, asked);
         Ok(())

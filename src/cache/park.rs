@@ -16,7 +16,7 @@
 //! **The noted rows** are the newest of the rule's order, at most `top_k` for each index group. They stay on the
 //! device, in one of [`Config::parked`](crate::Config::parked) *places*, and are read once, by the join. As a warm-up
 //! they get one stamp, so their order among each other is lost. They are a hint: a place that could not be written
-//! loads nothing.
+//! loads nothing. Rows of the last step, which `park` itself accepts, are not among them: no step has selected them.
 //!
 //! **Order.** A place's writer is ordered after its last reader by `warmed` and after its last writer by `left`, and
 //! its reader after its writer by `left`, which also orders the lane's next sequence. A park waits for nothing, and
@@ -44,7 +44,8 @@ impl Cache {
     /// [`Kind::InvalidState`] while it is joining, or after a failed step (truncate it first); [`Kind::Busy`] while
     /// work of the sequence is in flight; [`Kind::DeviceFailed`] if that work failed; [`Kind::OutOfRange`] for more
     /// accepted rows than landed. These errors change nothing. If the device refuses the call half-way, the sequence is
-    /// as before, or as before its join: park it again, or join it.
+    /// as before, or as before its join ([`Length::landed`](crate::Length) is 0, and the accepted rows count): park it
+    /// again, with 0 accepted rows then, or join it.
     pub fn park(&mut self, sequence: Sequence, accepted: u32, stream: Stream) -> Result<()> {
         let index = sequence.index as usize;
         self.record(sequence)?;
@@ -77,6 +78,7 @@ impl Cache {
         let groups = self.geometry.groups().len();
         let owned = &mut self.records[index].owned;
         owned.least.clear();
+        owned.asks_at = 0;
         let slots = std::mem::replace(&mut owned.slots, Holding::none(groups));
         self.sparse.give_back(&slots)?;
         self.share_is_due();

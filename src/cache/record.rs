@@ -279,7 +279,7 @@ impl Record {
             State::Filling => "append the prompt in every layer, then join",
             State::Parked => "resume it",
             State::Joining => "call join_more until the warm-up is complete",
-            State::Running => "append and extend before joining, or park it",
+            State::Running => "append and extend before it joins, or while it is parked",
             State::Truncating => "truncate it again, or close it",
             State::Failed => "truncate it to a committed length, or close it",
             State::Free | State::Closing => "open a new sequence",

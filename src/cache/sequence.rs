@@ -222,10 +222,11 @@ impl Cache {
     /// again on any stream, with the same length or a smaller one.
     ///
     /// # Errors
-    /// [`Kind::Closed`]; [`Kind::InvalidState`] for a sequence that is not running, failed, or half-way through a
-    /// truncation; [`Kind::Busy`] while work of the sequence is in flight; [`Kind::OutOfRange`] for a length beyond
-    /// committed and landed rows; [`Kind::Exhausted`] when shared pages cannot be replaced. These errors change
-    /// nothing. If the device refuses later operations, only this call and [`Cache::close`] accept the sequence.
+    /// [`Kind::Closed`]; [`Kind::InvalidState`] for a sequence that is joining, and for a prompt's rows in pages that
+    /// others share; [`Kind::Busy`] while work of the sequence is in flight; [`Kind::OutOfRange`] for a length beyond
+    /// committed and landed rows, or beyond a prompt that has not joined; [`Kind::Exhausted`] when shared pages cannot
+    /// be replaced. These errors change nothing. If the device refuses later operations, only this call and
+    /// [`Cache::close`] accept the sequence.
     pub fn truncate(&mut self, sequence: Sequence, length: u32, stream: Stream) -> Result<Ticket> {
         let index = sequence.index as usize;
         if matches!(self.record(sequence)?.state, State::Filling | State::Parked) {

@@ -37,8 +37,8 @@ pub enum PoolOp<'a> {
     ///
     /// [`Kind::InvalidState`]: crate::Kind::InvalidState
     Warm(Warm),
-    /// Writes the positions of a lane's newest rows: what a later [`PoolOp::Warm`] takes as one step's selection to make
-    /// these rows resident again. It changes nothing in the lane. A stream that is being captured rejects it
+    /// Writes the positions of a lane's newest rows: what a later [`PoolOp::Warm`] takes as one step's selection to
+    /// make these rows resident again. It changes nothing in the lane. A stream that is being captured rejects it
     /// ([`Kind::InvalidState`]).
     ///
     /// [`Kind::InvalidState`]: crate::Kind::InvalidState

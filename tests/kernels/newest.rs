@@ -1,4 +1,5 @@
-//! Lists of a lane's newest rows: what they have of full, part-filled and empty lanes, and that a warm-up brings it back.
+//! Lists of a lane's newest rows: of full, part-filled and empty lanes, and that a warm-up with a list brings its rows
+//! back.
 
 use crate::image::Extents;
 use crate::world::{How, World};
@@ -66,6 +67,14 @@ fn a_lane_with_fewer_rows_than_a_selection_lists_them_all_and_no_empty_slot() {
         assert_eq!(rows(&world.newest(0), 2)[1].len(), 70);
         world.leave(0);
         assert_eq!(world.newest(0), [-1; 150], "the sequence has left");
+        // Empty places before those of rows: a truncation has emptied the first ones.
+        world.join(0, &[100, 70], 90);
+        for first in [50, 0] {
+            one_row(&mut world, &(0..75).map(|i| if i < 10 { first + i } else { -1 }).collect::<Vec<i32>>());
+        }
+        world.truncate(0, 0, 30);
+        let low: Vec<i32> = (0..10).collect();
+        assert_eq!(rows(&world.newest(0), 2), [low.clone(), low]);
     }
 }
 

@@ -164,7 +164,7 @@ class Cache:
             {
                 "lanes": lanes,
                 "max_tokens": max_tokens,
-                "parked": parked,
+                "parked": parked or None,
                 "query_rows": query_rows,
                 "batch": batch,
                 "steps_in_flight": steps_in_flight,

@@ -83,6 +83,8 @@ class Machine:
     def __init__(self, cache: forebay.Cache, kit: Kit, seed: int, *, parks: bool = True, **options: Any) -> None:
         self.cache, self.kit, self.chance, self.parks = cache, kit, random.Random(seed), parks
         self.layers, self.width, self.k = cache.info.layers, cache.info.row_bytes, cache.info.top_k
+        # An index key is the first bytes of the row that the layer has for the token.
+        self.key_words = cache.info.index_key_bytes // 4
         self.start = cache.stats()
         self.requests = Requests(cache, **{"ratio": 0.4, **options})
         self.twins: dict[str, Twin] = {}
@@ -170,9 +172,17 @@ class Machine:
             elif not self.attempt(lambda: request.prefill(layer, rows)):
                 assert request.length == twin_before
                 return False
+            self.put_keys(request, layer, len(twin.rows[layer]), new[layer])
             twin.rows[layer] += new.pop(layer)
         twin.due = new
         return True
+
+    def put_keys(self, request: Request, layer: int, start: int, rows: list[bytes]) -> None:
+        """Index keys of new prompt rows."""
+        groups = self.requests._groups
+        if self.key_words and layer in groups:
+            keys = self.kit.tensor(self.array(rows)[:, : self.key_words])
+            request.put_index_keys(groups.index(layer), keys, start)
 
     def prefill(self) -> bool:
         """The next chunk: of a prompt, of a running request's next turn, or what some layers miss."""
@@ -185,6 +195,7 @@ class Machine:
         if twin.due:
             for layer, rows in twin.due.items():
                 request.prefill(layer, self.kit.prompt(self.array(rows)))
+                self.put_keys(request, layer, len(twin.rows[layer]), rows)
                 twin.rows[layer] += rows
             twin.due = {}
             return True
@@ -254,6 +265,9 @@ class Machine:
         padded = [self.array(rows + unused * (query_rows - len(rows))) for rows in new]
         if self.requests._layers[layer] == layer:
             self.selected = self.choose(batch, query_rows)
+            if self.key_words:
+                keys = np.ascontiguousarray(np.stack(padded)[:, :, : self.key_words])
+                step.put_index_keys(self.requests._groups.index(layer), self.kit.tensor(keys))
         given = self.selected if self.requests._layers[layer] == layer else None
         write_first = self.chance.random() < 0.7
         if write_first:
@@ -285,6 +299,8 @@ class Machine:
                 sees = self.twins[name].length + at + 1
                 count = min(self.chance.choice([k, k, k // 2]), sees)
                 chosen[row, at, :count] = self.chance.sample(range(sees), count)
+            # What an engine leaves in rows that it does not use.
+            chosen[row, width:] = 1 << 20
         return chosen
 
     def cropped(self, name: str, length: int) -> None:
@@ -358,4 +374,9 @@ class Machine:
         end = self.chance.randrange(start, len(rows) + 1)
         assert request.read(layer, start, end).tobytes() == b"".join(rows[start:end])
         self.compared += end - start
+        groups = self.requests._groups
+        if self.key_words and layer in groups and request.state != "failed":
+            found_keys = request.index_keys(groups.index(layer), start, end)
+            keys = found_keys if isinstance(found_keys, np.ndarray) else self.kit.numpy(found_keys)
+            assert keys.tobytes() == b"".join(row[: 4 * self.key_words] for row in rows[start:end])
         return True

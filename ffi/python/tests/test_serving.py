@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any, Callable
 
@@ -19,7 +21,9 @@ Make = Callable[..., forebay.Cache]
 SHAPES = {
     "one run": forebay.Shape(layers=LAYERS, row_bytes=(ROW, 0), top_k=TOP_K, index_key_bytes=4, page_tokens=16),
     "two runs": forebay.Shape(layers=2, row_bytes=(8, ROW), top_k=TOP_K, page_tokens=16),
-    "groups": forebay.Shape(layers=5, row_bytes=(ROW, 0), top_k=TOP_K, page_tokens=16, lone_layers=1, group_layers=2),
+    "groups": forebay.Shape(
+        layers=5, row_bytes=(ROW, 0), top_k=TOP_K, page_tokens=16, index_key_bytes=8, lone_layers=1, group_layers=2
+    ),
     "padded blocks": forebay.Shape(layers=2, row_bytes=(20, 0), top_k=TOP_K, page_tokens=16, device_block_align=512),
 }
 SIZES: dict[str, Any] = {"lanes": 4, "max_tokens": 160, "slots": 16, "query_rows": 3, "parked": 3}
@@ -134,6 +138,8 @@ def test_errors_name_the_request(make: Make) -> None:
         (lambda: first.prefill(0, rows_of(0, 0, 99)), forebay.OutOfRange, "'first'.*139 tokens and 32.*160"),
         (lambda: first.prefill(0, np.zeros((3, 5), np.uint8)), forebay.InvalidArgument, "'first'.*5 bytes.*16 bytes"),
         (lambda: first.prefill(0, np.zeros((3, 4), "f4")), forebay.InvalidArgument, "'first'.*float32.*uint8"),
+        (lambda: first.prefill(0, np.empty((3, 2), object)), forebay.InvalidArgument, "'first'.*object"),
+        (lambda: first.prefill(0, np.ma.masked_all((3, ROW), "u1")), forebay.InvalidArgument, "'first'.*MaskedArray"),
         (lambda: first.prefill(9, row[0]), forebay.InvalidArgument, "'first'.*layer"),
         (lambda: first.prefill(0, [1, 2]), forebay.InvalidArgument, "'first'.*NumPy array or a torch tensor"),
         (lambda: Requests(cache, ratio=0.1, slots=3), forebay.InvalidArgument, "slots"),
@@ -237,6 +243,12 @@ def test_requests_that_the_engine_forgets_are_ended(make: Make) -> None:
     assert requests.stats().forgotten == 2 and "owned" not in requests
     with pytest.raises(forebay.Closed, match="'owned'.*owner was collected"):
         owned.crop(1)
+    # One that ended before is not forgotten.
+    owner = Owner()
+    ended = filled(requests, "ended", owner=owner)
+    ended.end()
+    del owner
+    assert requests.stats().forgotten == 2
     # Another request with this id has nothing to do with the old owner.
     filled(requests, "owned")
     assert requests.stats()[:5] == (1, 1, 1, 5, 2)
@@ -302,8 +314,7 @@ def test_prompts_with_the_same_beginning_share_pages(make: Make) -> None:
 def test_index_keys_are_in_the_caches_pages(make: Make) -> None:
     cache = make(**SIZES)
     requests = Requests(cache, ratio=0.5)
-    other = requests.add("other", prompt=16)
-    request = requests.add("a", promised=100)
+    other, request = (requests.add(id, promised=0) for id in ("other", "a"))
     keys = np.random.default_rng(1).integers(0, 255, (44, 4)).astype(np.uint8)
     for start in 0, 16, 32:
         for layer in range(LAYERS):
@@ -316,6 +327,8 @@ def test_index_keys_are_in_the_caches_pages(make: Make) -> None:
         assert request.index_keys(2, end=42).tobytes() == keys[:42].tobytes()
         assert request.index_keys(2, 3, 17, dtype=np.float32).tobytes() == keys[3:17].tobytes()
         assert request.index_keys(0, end=42).tobytes() != keys[:42].tobytes()
+        pages = [page.index_keys for page in request._sequence.pages()]
+        assert max(np.diff(pages)) > 1
         assert request.index_keys(2, 5, 5).shape == (0, 4)
         step.abandon()
     for call, said in (
@@ -343,6 +356,7 @@ def test_layers_that_share_a_selection(make: Make) -> None:
             slots = step.select(layer, chosen + layer if leads else None)
             first = layer if leads else layer - 1
             assert (step.rows(layer, slots)[0, 0] == rows[layer][first : first + TOP_K]).all()
+            assert (requests.slab(layer, np.uint16)[slots[0, 0]].view("u1") == step.rows(layer, slots)[0, 0]).all()
         with pytest.raises(forebay.InvalidArgument, match="layer 3 selects for layer 4"):
             step.select(4, chosen)
     with pytest.raises(forebay.InvalidArgument, match="layer 1, which selects for it"):
@@ -363,12 +377,105 @@ def test_rows_of_two_runs_and_into_given_memory(make: Make) -> None:
             slots = step.select(layer, chosen)
             assert (step.rows(layer, slots)[0, 0] == rows[:TOP_K]).all()
             assert (step.rows(layer, slots, run=0)[0, 0] == rows[:TOP_K, :8]).all()
+            at = slots[0, 0] // 64, slots[0, 0] % 64
+            assert (requests.slab(layer, run=1)[at] == rows[:TOP_K, 8:]).all()
             out = np.empty((1, 1, TOP_K, 8), np.uint16)
             assert step.rows(layer, slots, np.uint16, run=1, out=out) is out
             assert (out[0, 0].view(np.uint8) == rows[:TOP_K, 8:]).all()
             assert (step.rows(layer, slots, np.uint64)[0, 0].view(np.uint8) == rows[:TOP_K]).all()
+    with pytest.raises(forebay.InvalidState, match="'a'.*index_key_bytes"):
+        request.put_index_keys(0, rows)
     out = np.empty((38, 3), np.uint64)
     assert request.read(1, 1, 39, out=out) is out and out.tobytes() == rows[1:39].tobytes()
+
+
+def test_a_request_decodes_what_it_was_promised_and_no_more(make: Make) -> None:
+    requests = Requests(make(**SIZES), ratio=0.5)
+    request = filled(requests, "a", promised=2)
+    with pytest.raises(forebay.OutOfRange, match=r"'a': 1 row at 48 tokens: it was admitted for 42; promise it more"):
+        for _ in range(20):
+            run(requests, ["a"])
+    # The library keeps room for the drafts of the steps in flight.
+    assert request.length == 48 and request.state == "running"
+    request.promise(20)
+    assert request.state == "parked"
+    for _ in range(20):
+        run(requests, ["a"])
+    assert request.length == 68
+    with pytest.raises(forebay.OutOfRange, match="'a': 68 tokens and 93 promised: the cache admits 160"):
+        request.promise(93)
+    request.prefill(0, np.empty((0, ROW), np.uint8))
+    assert request.length == 68
+
+
+def test_more_steps_than_may_be_in_flight_wait(make: Make) -> None:
+    with forebay.HostDevice(threads=True) as device:
+        requests = Requests(make(device, **SIZES), ratio=0.5)
+        filled(requests, "a")
+        # On a GPU nothing in a step waits.
+        requests._ready = lambda: None  # type: ignore[method-assign]
+        run(requests, ["a"])
+        requests.retire()
+        gate = threading.Event()
+        device.call(gate.wait)
+        for _ in range(2):
+            run(requests, ["a"])
+        assert len(requests._flying) == 2 and requests["a"].length == 43
+        threading.Timer(0.05, gate.set).start()
+        run(requests, ["a"])
+        requests.retire()
+        assert len(requests._flying) == 0 and requests.cache.stats().steps == 4
+        requests.close()
+
+
+def test_a_fork_keeps_its_rows_whatever_the_other_does(make: Make) -> None:
+    requests = Requests(make(**SIZES), ratio=0.5)
+    first = filled(requests, "first")
+    second = first.fork("second")
+    before = [rows_of(layer, 0, 40).tobytes() for layer in range(LAYERS)]
+    assert [first.read(layer).tobytes() for layer in range(LAYERS)] == before
+    # Into its last page, of which the second has a copy.
+    first.park()
+    first.crop(35)
+    assert first.state == "parked"
+    # Into a page that both have: it is replaced before it is written.
+    first.crop(20)
+    run(requests, ["first"], query_rows=3)
+    assert [second.read(layer).tobytes() for layer in range(LAYERS)] == before
+    for layer in range(LAYERS):
+        assert first.read(layer).tobytes() == rows_of(layer, 0, 20).tobytes() + bytes(3 * ROW)
+    second.crop(35)
+    third = second.fork("third")
+    second.park()
+    second.crop(17)
+    run(requests, ["second", "third"])
+    assert [request.length for request in (second, third)] == [18, 36]
+    assert third.read(2, 0, 35).tobytes() == rows_of(2, 0, 35).tobytes()
+
+
+def test_a_read_waits_for_the_requests_own_work(make: Make) -> None:
+    with forebay.HostDevice(threads=True) as device:
+        requests = Requests(make(device, **SIZES), ratio=0.5)
+        first = filled(requests, "first")
+        wait = device.wait
+
+        def late(stream: Any = None) -> None:
+            wait(stream)
+            device.call(lambda: time.sleep(0.05))
+
+        # Whatever is enqueued after a wait runs late.
+        device.wait = late  # type: ignore[method-assign]
+        # The join too, so that the fork has to wait for it.
+        device.call(lambda: time.sleep(0.05))
+        second = first.fork("second")
+        assert second.read(1).tobytes() == rows_of(1, 0, 40).tobytes()
+        run(requests, ["second"])
+        assert second.read(1, 40).tobytes() == bytes(ROW)
+        # Without work of its own nothing waits.
+        device.wait = None  # type: ignore[method-assign,assignment]
+        assert second.read(1, 40).tobytes() == bytes(ROW)
+        del device.wait
+        requests.close()
 
 
 def test_steps_reuse_their_buffers(make: Make) -> None:
@@ -460,6 +567,12 @@ def test_torch_is_not_imported(tmp_path: Path) -> None:
     assert ran.stdout.strip() == "False"
 
 
+def test_the_bench_of_serving_runs() -> None:
+    script = ROOT / "ffi" / "python" / "benches" / "serving.py"
+    ran = subprocess.run([sys.executable, script, "--short"], check=True, stdout=subprocess.PIPE, text=True)
+    assert ran.stdout.count(" us, stored ") == 2
+
+
 def test_the_toy_engine_prints_what_the_page_says() -> None:
     page = (ROOT / "docs" / "serving.md").read_text()
     listing = ROOT / "ffi" / "python" / "examples" / "toy_engine.py"
@@ -467,3 +580,7 @@ def test_the_toy_engine_prints_what_the_page_says() -> None:
     printed = page.partition("```text\n")[2].partition("```")[0]
     ran = subprocess.run([sys.executable, listing], check=True, stdout=subprocess.PIPE, text=True)
     assert ran.stdout == printed
+    # With a slot for every row it generates the same.
+    whole = listing.read_text().replace("ratio=0.2", "ratio=1.0").replace("pool_slots=512", "pool_slots=2048")
+    ran = subprocess.run([sys.executable, "-c", whole], check=True, stdout=subprocess.PIPE, text=True)
+    assert ran.stdout.splitlines()[:2] == printed.splitlines()[:2] and " 0 were fetched" in ran.stdout

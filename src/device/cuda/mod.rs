@@ -9,7 +9,8 @@
 //! documented to do so: memory, graphs, [`Device::digest`], [`Device::validate`], and the calls for tests.
 //!
 //! **Order.** Streams and the caller's events order all work. The device has one event of its own, which keeps
-//! warm-ups, lists of newest rows and resizes of different streams apart (`lanes`). Captured launches carry their arguments by value.
+//! warm-ups, lists of newest rows and resizes of different streams apart (`lanes`). Captured launches carry their
+//! arguments by value.
 //!
 //! **Failure.** When the driver refuses a call, the call returns an error with the driver's name for the code, and
 //! nothing is enqueued. Two things make the device fail for good, and every later query reports them: the driver

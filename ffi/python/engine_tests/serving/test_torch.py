@@ -93,6 +93,8 @@ def test_results_are_torchs_and_of_the_dtype_that_was_asked_for(dtype: Any) -> N
                 wanted = torch.cat([bits, bits[:2]])[chosen.clamp(min=0)]
                 seen = found[:, :, :4].contiguous().view(torch.uint8)
                 assert torch.equal(seen[chosen >= 0], wanted[chosen >= 0])
+                slab = requests.slab(layer, dtype)
+                assert torch.equal(slab[slots[0, 0, :2].long()].view(torch.uint8), found[0, 0, :2].view(torch.uint8))
                 gaps = torch.empty(1, 2, 8, 2 * rows.shape[1], dtype=torch.uint8).to(dtype)[..., ::2]
                 assert step.rows(layer, slots, dtype, out=gaps) is gaps
                 assert torch.equal(gaps.contiguous().view(torch.uint8), found.view(torch.uint8))

@@ -22,10 +22,10 @@ import numpy as np
 
 from ..errors import Busy, Closed, InvalidArgument, InvalidState, OutOfRange, counted
 from ..sequence import Sequence
-from ..tensors import HOST, index, look
+from ..tensors import HOST, index
 from . import layout, recording, requests as _requests
 from .failures import naming
-from .tensors import INTEGERS, NUMPY, Library, library_of, library_of_dtype
+from .tensors import INTEGERS, NUMPY, Library, item_of, library_of, library_of_dtype
 
 FILLING, RUNNING, PARKED, FAILED, ENDED = "filling", "running", "parked", "failed", "ended"
 # Positions of a warm-up.
@@ -110,12 +110,13 @@ class Request:
         with naming(self.id):
             self._check_free("prefill")
             library, given, count = self._requests._rows_of(layer, rows, None, None)
+            if not count:
+                return
             if self.state == RUNNING:
                 self._park()
             total = self._filled[layer] + count
             self._admit(total)
-            if count:
-                self._sequence.append(layer, library.to_host(given))
+            self._sequence.append(layer, library.to_host(given))
             self._filled[layer] = total
 
     def promise(self, tokens: int) -> None:
@@ -203,9 +204,12 @@ class Request:
         with naming(self.id):
             self._check_open("put_index_keys")
             library = library_of(keys, "keys", self._requests.cache.device.place)
-            given = library.bytes_of(keys, len(keys))
-            at = np.arange(index(start, "start"), start + len(keys))
-            self._requests._put_index_keys(library, group, given, self._index_places(at))
+            count, start = int(keys.shape[0]), index(start, "start")
+            if not count:
+                return
+            places = self._index_places(np.arange(start, start + count))
+            at = library.to_device(places, self._requests.cache.device.place)
+            self._requests._put_index_keys(library, group, library.bytes_of(keys, count), at)
 
     def index_keys(self, group: int, start: int = 0, end: int | None = None, *, dtype: Any = None) -> Any:
         """The index keys of tokens `start` to `end`, `[end - start, bytes]` on the cache's device: a view if the pages
@@ -214,7 +218,7 @@ class Request:
         Args:
             group: the index group.
             start, end: the tokens; None: `length`.
-            dtype: of the result, of NumPy or torch; None: NumPy's uint8.
+            dtype: of the result, of NumPy or torch; None: uint8, NumPy's on a host device and torch's on a GPU.
 
         Raises:
             OutOfRange: no such group, or tokens beyond the admitted ones.
@@ -224,7 +228,8 @@ class Request:
             self._check_open("index_keys")
             start, end = index(start, "start"), self._length if end is None else index(end, "end")
             self._check_admitted(max(end, start))
-            return self._requests._index_keys(library_of_dtype(dtype), dtype, group, self._page_table()[1], start, end)
+            library = library_of_dtype(dtype, self._requests.cache.device.place)
+            return self._requests._index_keys(library, dtype, group, self._page_table()[1], start, end)
 
     def _index_places(self, positions: layout.Numbers) -> layout.Numbers:
         """Where the index keys of positions are in a group's pages."""
@@ -357,10 +362,10 @@ class Request:
             self._check_free("warm_up")
             self._requests._check_leader(layer)
             library = library_of(selection, "selection")
-            found, top_k = look(selection, "selection"), self._requests.cache.info.top_k
-            if found.dtype not in INTEGERS or len(found.shape) != 2 or found.shape[1] > top_k:
+            dtype, shape, top_k = item_of(library, selection)[0], selection.shape, self._requests.cache.info.top_k
+            if dtype not in INTEGERS or len(shape) != 2 or shape[1] > top_k:
                 expected = f"int32 or int64 [positions, {top_k} or fewer]"
-                raise InvalidArgument("selection", f"{found.dtype} {list(found.shape)}", expected)
+                raise InvalidArgument("selection", f"{dtype} {list(shape)}", expected)
             self._warm[layer] = library.to_numpy(selection[-_WARM_MOST:]).astype(np.int32)
             self._warm_library = library
 

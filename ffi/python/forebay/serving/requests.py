@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import weakref
 from collections import deque
@@ -14,13 +15,13 @@ import numpy as np
 from ..cache import Cache, Stats
 from ..errors import ForebayError, InvalidArgument, InvalidState, OutOfRange
 from ..sequence import TokenKeys
-from ..tensors import HOST, Place, index, look
+from ..tensors import HOST, Place, index
 from . import layout
 from .failures import naming
 from .recording import Recorder, Recording
 from .request import ENDED, FAILED, FILLING, PARKED, RUNNING, Request
 from .step import DecodeStep, Work
-from .tensors import Library, library_of
+from .tensors import Library, item_of, library_of, library_of_dtype
 
 
 class ServingStats(NamedTuple):
@@ -256,6 +257,23 @@ class Requests:
         if leader != layer:
             raise InvalidArgument("layer", str(layer), f"layer {leader}, which selects for it")
 
+    def slab(self, layer: int, dtype: Any = None, *, run: int = 0) -> Any:
+        """A layer's slab as a tensor, for attention that reads slots in place, without `DecodeStep.rows`.
+
+        Args:
+            layer: the layer.
+            dtype: of the result, of NumPy or torch; None: uint8, NumPy's on a host device and torch's on a GPU.
+            run: 0 or 1, of rows that have two.
+
+        Returns:
+            A view, `[slots, width]`; `[blocks, 64, width]` where the device pads blocks or rows have two runs. Write
+            nothing to it.
+
+        Raises:
+            OutOfRange, InvalidArgument: no such layer or run, or a dtype that does not divide the row.
+        """
+        return self._view(library_of_dtype(dtype, self.cache.device.place), layer, run, dtype)
+
     def retire(self) -> None:
         """Waits until all finished steps have ended, on a device that works later.
 
@@ -348,24 +366,20 @@ class Requests:
         """Rows of a layer as bytes, `[count, row bytes]`; `shape`: their leading extents, None: one of any extent."""
         layer = index(layer, "layer", len(self._layers) - 1)
         library = library_of(rows, "rows", place)
-        found, width = look(rows, "rows"), self.cache.info.row_bytes
-        lead = tuple(found.shape[:1]) if shape is None else shape
-        size = found.bits // 8
-        for extent in found.shape[len(lead) :]:
-            size *= extent
-        if tuple(found.shape[: len(lead)]) != lead or not lead or size != width:
+        (dtype, size), given, width = item_of(library, rows), tuple(rows.shape), self.cache.info.row_bytes
+        lead = given[:1] if shape is None else shape
+        size *= math.prod(given[len(lead) :])
+        if given[: len(lead)] != lead or not lead or size != width:
             extents = ", ".join(map(str, lead)) if shape is not None else "count"
-            given = f"{found.dtype} {list(found.shape)}, rows of {size} bytes"
-            raise InvalidArgument("rows", given, f"[{extents}, ...] with rows of {width} bytes")
+            text = f"{dtype} {list(given)}, rows of {size} bytes"
+            raise InvalidArgument("rows", text, f"[{extents}, ...] with rows of {width} bytes")
         before = self._dtypes[layer]
         if before is None:
-            self._dtypes[layer] = found.dtype
-        elif before != found.dtype:
-            raise InvalidArgument("rows", found.dtype, f"{before}, as the earlier rows of layer {layer}")
-        count = 1
-        for extent in lead:
-            count *= int(extent)
-        return library, library.bytes_of(rows, count), count
+            self._dtypes[layer] = dtype
+        elif before != dtype:
+            raise InvalidArgument("rows", dtype, f"{before}, as the earlier rows of layer {layer}")
+        count = math.prod(lead)
+        return library, library.bytes_of(rows, count) if count else rows, count
 
     def _view(self, library: Library, layer: int, run: int, dtype: Any) -> Any:
         """A layer's slab as numbers."""
@@ -399,6 +413,8 @@ class Requests:
 
     def _keys_view(self, library: Library, group: int) -> Any:
         """A group's index keys, `[tokens of all pages, bytes]`."""
+        if not self.cache.info.index_key_bytes:
+            raise InvalidState("index keys: the cache's shape has none (index_key_bytes)")
         layer = self._groups[index(group, "group", len(self._groups) - 1)]
         key = (library.name, "index keys", layer)
         found = self._views.get(key)
@@ -406,12 +422,12 @@ class Requests:
             found = self._views[key] = library.view(self.cache.index_keys(layer), None)
         return found
 
-    def _put_index_keys(self, library: Library, group: int, keys: Any, places: layout.Numbers) -> None:
-        width = self.cache.info.index_key_bytes
+    def _put_index_keys(self, library: Library, group: int, keys: Any, places: Any) -> None:
+        view, width = self._keys_view(library, group), self.cache.info.index_key_bytes
         if keys.shape[1] != width:
             raise InvalidArgument("keys", f"keys of {keys.shape[1]} bytes", f"keys of {width} bytes")
         self._ready()
-        library.put(self._keys_view(library, group), library.to_device(places, self.cache.device.place), keys)
+        library.put(view, places, keys)
 
     def _index_keys(
         self, library: Library, dtype: Any, group: int, pages: layout.Numbers, start: int, end: int
@@ -419,10 +435,11 @@ class Requests:
         view, tokens = self._keys_view(library, group), self.cache.info.page_tokens
         self._ready()
         found = list(layout.stretches(pages, tokens, start, end))
-        if len(found) == 1:
-            rows = view[found[0][0] : found[0][0] + found[0][2]]
+        if len(found) <= 1:
+            first, _, count = found[0] if found else (0, 0, 0)
+            rows = view[first : first + count]
         else:
-            at = layout.places(pages, tokens, np.arange(start, max(end, start)))
+            at = layout.places(pages, tokens, np.arange(start, end))
             rows = library.take(view, library.to_device(at, self.cache.device.place), None)
         return rows if dtype is None else rows.view(dtype)
 

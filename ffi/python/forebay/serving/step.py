@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from types import TracebackType
 from typing import Any
 
@@ -10,10 +12,10 @@ import numpy as np
 from ..cache import Cache
 from ..errors import Busy, ForebayError, InvalidArgument, InvalidState, OutOfRange
 from ..step import Buffers, Retired, Step
-from ..tensors import HOST, index, look
+from ..tensors import HOST, index
 from . import request as _request, requests as _requests
 from .failures import naming, naming_batch
-from .tensors import INTEGERS, Library, library_of
+from .tensors import INTEGERS, Library, item_of, library_of
 
 
 class Work:
@@ -84,7 +86,9 @@ class DecodeStep:
         used = [(row, at) for row, width in enumerate(self._widths) for at in range(width)]
         slots = [self.requests[row]._sequence.landing_slot(at) for row, at in used]
         self._landing = np.array(slots, np.int64)
+        # By library: the landing slots, and where the new tokens' index keys are.
         self._places: dict[str, Any] = {}
+        self._key_places: dict[str, Any] = {}
         self._written = [False] * cache.info.layers
         self._stored = [False] * cache.info.layers
         limits = self.starts[:, None] + 1 + np.arange(self.query_rows)
@@ -137,11 +141,11 @@ class DecodeStep:
         Args:
             layer: the layer.
             selection: int32 or int64 `[batch, query rows, k]` on the cache's device, k at most the cache's `top_k`:
-                positions of tokens, those of the new rows included, -1 for none. None in a layer that another one
-                selects for.
+                positions of tokens, those of the new rows included, -1 for none. Rows beyond a request's own query rows
+                are not read. None in a layer that another one selects for.
 
         Returns:
-            The slots, int32 `[batch, query rows, top_k]`, -1 where nothing is selected. Their memory is reused: read
+            The slots, int32 `[batch, query rows, top_k]`, -1 where a row selects nothing. Their memory is reused: read
             them before the next layer selects.
 
         Raises:
@@ -160,7 +164,7 @@ class DecodeStep:
         self._check_selection(library, layer, selection)
         work = owner._work(library, self.batch, self.query_rows)
         owner._ready()
-        library.fill(work.selection, selection, self._ragged)
+        library.fill(work.selection, selection)
         with naming_batch(self._ids):
             self._step.layer(layer, work.buffers)
         self._slots = layer, work
@@ -183,11 +187,11 @@ class DecodeStep:
         return work.slots
 
     def _check_selection(self, library: Library, layer: int, selection: Any) -> None:
-        found, top_k = look(selection, "selection"), self._owner.cache.info.top_k
-        shape = tuple(found.shape)
-        if found.dtype not in INTEGERS or shape[:2] != (self.batch, self.query_rows) or len(shape) != 3:
+        dtype, shape = item_of(library, selection)[0], tuple(selection.shape)
+        top_k = self._owner.cache.info.top_k
+        if dtype not in INTEGERS or shape[:2] != (self.batch, self.query_rows) or len(shape) != 3:
             expected = f"int32 or int64 [{self.batch}, {self.query_rows}, {top_k} or fewer]"
-            raise InvalidArgument("selection", f"{found.dtype} {list(shape)}", expected)
+            raise InvalidArgument("selection", f"{dtype} {list(shape)}", expected)
         if shape[2] > top_k:
             raise InvalidArgument("selection", f"{shape[2]} positions", f"at most {top_k}: the cache's top_k")
         if self._limits is None:
@@ -223,7 +227,7 @@ class DecodeStep:
         owner._ready()
         runs = [0, 1] if run is None and owner.cache.shape.row_bytes[1] else [run or 0]
         slabs = [owner._view(library, layer, part, dtype) for part in runs]
-        if look(slots, "slots").dtype not in INTEGERS:
+        if item_of(library, slots)[0] not in INTEGERS:
             raise InvalidArgument("slots", str(slots.dtype), "int32 or int64, as select returns them")
         if out is not None:
             shape = (*slots.shape, sum(slab.shape[-1] for slab in slabs))
@@ -243,9 +247,13 @@ class DecodeStep:
         given = library.bytes_of(keys, shape[0] * shape[1])
         if self._ragged is not None:
             given = library.used(given, self.query_rows, self._ragged)
-        ends = zip(self.requests, self.starts.tolist(), self._widths)
-        places = [request._index_places(np.arange(start, start + width)) for request, start, width in ends]
-        owner._put_index_keys(library, group, given, np.concatenate(places))
+        places = self._key_places.get(library.name)
+        if places is None:
+            new = zip(self.requests, self.starts.tolist(), self._widths)
+            found = [request._index_places(np.arange(start, start + width)) for request, start, width in new]
+            places = library.to_device(np.concatenate(found), owner.cache.device.place)
+            self._key_places[library.name] = places
+        owner._put_index_keys(library, group, given, places)
 
     def stored(self, layer: int) -> None:
         """States that a layer's new rows are written, so that they go to the total pool (scatter). The end of the step
@@ -283,13 +291,14 @@ class DecodeStep:
             raise
         self._owner._open = None
         for row, (request, width) in enumerate(zip(self.requests, self._widths)):
-            if request.state == "ended":
+            if request.state == _request.ENDED:
                 continue
             request._touch()
             request._landed, request._length = width, request._committed + width
             if request._recording is not None:
                 selected = self._selected[:, row, :width]
                 request._recording.step(int(self.starts[row]), np.ascontiguousarray(selected.transpose(1, 0, 2)))
+        self._owner._hear()
         if not self._land(wait=False):
             self._owner._flying.append(self)
         elif self.retired is None:
@@ -301,12 +310,11 @@ class DecodeStep:
         if self._owner._open is not self:
             return
         self._owner._open = None
-        try:
-            self._step.abandon()
-            self._step.retire(wait=True)
-        except ForebayError:
-            # Cancelled, or the device's failure, which the next call on it raises again.
-            self._owner._hear()
+        # One that was finished already only ends. The engine raises what has happened, or asked for this.
+        for end in (self._step.abandon, functools.partial(self._step.retire, wait=True)):
+            with contextlib.suppress(ForebayError):
+                end()
+        self._owner._hear()
         for request in self.requests:
             request._fail()
 

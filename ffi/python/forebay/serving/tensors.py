@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..errors import InvalidArgument
-from ..tensors import HOST, Place, look
+from ..tensors import HOST, Place
 
 Array = Any
 """A tensor of one of the libraries."""
@@ -35,6 +35,12 @@ class Library(Protocol):
     def owns(self, value: Any) -> bool:
         """Whether `value` is a tensor of this library."""
 
+    def place(self, value: Array) -> Place:
+        """The memory of a tensor."""
+
+    def item(self, dtype: Any) -> tuple[str, int]:
+        """The name of a dtype, the same in every library, and its bytes."""
+
     def bytes_of(self, rows: Array, count: int) -> Array:
         """The rows as uint8 `[count, bytes]`, C-contiguous; a copy only if they are not."""
 
@@ -47,9 +53,8 @@ class Library(Protocol):
     def words(self, shape: tuple[int, ...], place: Place) -> Array:
         """An int32 tensor, -1 everywhere."""
 
-    def fill(self, words: Array, selection: Array, widths: list[int] | None) -> None:
-        """Writes a selection, which may be narrower, into `words`, with -1 elsewhere. `widths`: the query rows of each
-        batch row, if they differ."""
+    def fill(self, words: Array, selection: Array) -> None:
+        """Writes a selection, which may be narrower, into `words`, with -1 beyond."""
 
     def beyond(self, selection: Array, limits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Which query rows `[batch, query rows]` select a position at or beyond their limit."""
@@ -86,7 +91,17 @@ class Numpy:
 
     def owns(self, value: Any) -> bool:
         """See `Library`."""
-        return isinstance(value, np.ndarray)
+        return isinstance(value, np.ndarray) and not hasattr(value, "mask")
+
+    def place(self, value: Array) -> Place:
+        """See `Library`."""
+        return HOST
+
+    def item(self, dtype: Any) -> tuple[str, int]:
+        """See `Library`."""
+        if dtype.hasobject:
+            raise InvalidArgument("dtype", str(dtype), "one of numbers")
+        return dtype.name, dtype.itemsize
 
     def bytes_of(self, rows: Array, count: int) -> Array:
         """See `Library`."""
@@ -104,13 +119,11 @@ class Numpy:
         """See `Library`."""
         return np.full(shape, -1, np.int32)
 
-    def fill(self, words: Array, selection: Array, widths: list[int] | None) -> None:
+    def fill(self, words: Array, selection: Array) -> None:
         """See `Library`."""
         narrow = selection.shape[2]
         words[:, :, :narrow] = selection
         words[:, :, narrow:] = -1
-        for row, width in enumerate(widths or ()):
-            words[row, width:] = -1
 
     def beyond(self, selection: Array, limits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """See `Library`."""
@@ -177,6 +190,15 @@ class Torch:
         torch = self.torch
         return torch is not None and isinstance(value, torch.Tensor)
 
+    def place(self, value: Array) -> Place:
+        """See `Library`."""
+        kind, number = value.device.type, value.device.index
+        return HOST if kind == "cpu" else Place(kind, number or 0)
+
+    def item(self, dtype: Any) -> tuple[str, int]:
+        """See `Library`."""
+        return str(dtype).rpartition(".")[2], self.torch.empty(0, dtype=dtype).element_size()
+
     def bytes_of(self, rows: Array, count: int) -> Array:
         """See `Library`."""
         return rows.detach().contiguous().view(count, -1).view(self.torch.uint8)
@@ -195,14 +217,12 @@ class Torch:
         with self.torch.inference_mode(False):
             return self.torch.full(shape, -1, dtype=self.torch.int32, device=_torch_device(place))
 
-    def fill(self, words: Array, selection: Array, widths: list[int] | None) -> None:
+    def fill(self, words: Array, selection: Array) -> None:
         """See `Library`."""
         narrow = selection.shape[2]
         words[:, :, :narrow].copy_(selection)
         if narrow < words.shape[2]:
             words[:, :, narrow:].fill_(-1)
-        for row, width in enumerate(widths or ()):
-            words[row, width:].fill_(-1)
 
     def beyond(self, selection: Array, limits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """See `Library`."""
@@ -231,17 +251,12 @@ class Torch:
 
     def take(self, slab: Array, slots: Array, out: Array | None) -> Array:
         """See `Library`."""
-        shape = (*slots.shape, slab.shape[-1])
-        if out is None:
-            out = self.torch.empty(shape, dtype=slab.dtype, device=slab.device)
-        if slab.ndim == 2 and slab.device.type == "cpu" and out.is_contiguous():
-            # NumPy's gather takes half of the time of torch's on one thread, and makes 0 of -1 on the way.
-            room = out.view(self.torch.uint8).numpy().reshape(*slots.shape, -1)
-            np.take(slab.view(self.torch.uint8).numpy(), slots.numpy(), axis=0, out=room, mode="clip")
+        at, shape = slots.clamp(min=0).reshape(-1), (*slots.shape, slab.shape[-1])
+        if slab.ndim == 2 and out is not None and out.is_contiguous():
+            self.torch.index_select(slab, 0, at, out=out.view(-1, slab.shape[-1]))
             return out
-        at = slots.clamp(min=0).reshape(-1)
         found = self.torch.index_select(slab, 0, at) if slab.ndim == 2 else slab[at >> 6, at & 63]
-        return out.copy_(found.view(shape))
+        return found.view(shape) if out is None else out.copy_(found.view(shape))
 
     def used(self, rows: Array, query_rows: int, widths: list[int]) -> Array:
         """See `Library`."""
@@ -271,6 +286,7 @@ class Torch:
 
 NUMPY, TORCH = Numpy(), Torch()
 LIBRARIES: list[Library] = [NUMPY, TORCH]
+_items: dict[Any, tuple[str, int]] = {}
 
 
 def library_of(value: Any, name: str, place: Place | None = None) -> Library:
@@ -284,18 +300,30 @@ def library_of(value: Any, name: str, place: Place | None = None) -> Library:
             break
     else:
         raise InvalidArgument(name, type(value).__name__, "a NumPy array or a torch tensor")
-    if place is not None and not (place is HOST and library is NUMPY):
-        found = look(value, name)
-        if (found.device, found.number) != tuple(place):
-            given = f"a {library.name} tensor in {Place(found.device, found.number)}"
-            raise InvalidArgument(name, given, f"one in {place}, where the cache is")
+    if place is not None:
+        found = library.place(value)
+        if found != place:
+            raise InvalidArgument(name, f"a {library.name} tensor in {found}", f"one in {place}, where the cache is")
     return library
 
 
-def library_of_dtype(dtype: Any) -> Library:
-    """The library of a dtype; NumPy for None and for what NumPy reads as a dtype."""
+def item_of(library: Library, value: Any) -> tuple[str, int]:
+    """The name of a tensor's dtype, and its bytes. A step asks for each of its tensors."""
+    dtype = value.dtype
+    found = _items.get(dtype)
+    if found is None:
+        found = _items[dtype] = library.item(dtype)
+    return found
+
+
+def library_of_dtype(dtype: Any, place: Place = HOST) -> Library:
+    """The library of a dtype for memory in `place`; for None, NumPy in host memory and the last one elsewhere."""
     torch = TORCH.torch
-    return TORCH if torch is not None and isinstance(dtype, torch.dtype) else NUMPY
+    if torch is not None and isinstance(dtype, torch.dtype):
+        return TORCH
+    if place != HOST and dtype is not None:
+        raise InvalidArgument("dtype", repr(dtype), f"a dtype of torch, for memory in {place}")
+    return NUMPY if place == HOST else LIBRARIES[-1]
 
 
 def _used(query_rows: int, widths: list[int]) -> list[np.ndarray[Any, Any]]:

@@ -1,8 +1,8 @@
 // Newest: the positions of a lane's newest rows, for a warm-up that is to bring them back. One block of threads handles
 // one of the tables. It changes no table.
 //
-// The rows are those that a shrink to their number would keep. So the choice of victims finds where the others end: at a
-// stamp, and at a position among the rows that bear it. The rows behind are listed in the order of the lane's places,
+// The rows are those that a shrink to their number would keep. So the choice of victims finds where the others end: at
+// a stamp, and at a position among the rows that bear it. The rows behind are listed in the order of the lane's places,
 // which every device has.
 #pragma once
 
@@ -81,8 +81,8 @@ static __device__ u32 list_rows(const Lane& lane, const u32* set, u32 most, u32*
     return count;
 }
 
-// Writes the positions of a lane's newest rows, of each table as many as a query row selects, and -1 where it has fewer.
-// Grid: tables.
+// Writes the positions of a lane's newest rows, of each table as many as a query row selects, and -1 where it has
+// fewer. Grid: tables.
 FOREBAY_KERNEL(forebay_newest, NewestArgs, MOST_THREADS, 2) {
     after_previous();
     __shared__ Room room;
