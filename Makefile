@@ -3,7 +3,7 @@
 .NOTPARALLEL:
 .PHONY: help setup bench-setup demo proof figures picture check test soak bench dist install style unit all-tests \
         tests-build wheel python-tests on-cuda on-driver examples docs loom installs asan tsan c-test python \
-        kernels kernels-check embedder gpu-bundle gpu-bundle-check
+        kernels kernels-check embedder engines gpu-bundle gpu-bundle-check
 
 # The file to which tests report skips, and the environment of ci/requirements.txt (docs/testing.md).
 export FOREBAY_SKIPS := $(CURDIR)/target/skips.txt
@@ -69,6 +69,11 @@ check:
 test:
 	@MAKE='$(MAKE)' ci/skips ci/parts setup style kernels-check tests-build wheel python-tests+all-tests installs \
 	    on-cuda on-driver embedder examples docs loom asan tsan
+
+## Tests with a real inference engine, in an environment of 4 GB. QUICK=1: a part of them, in under 8 minutes.
+ENGINE ?= transformers
+engines:
+	@QUICK=$(QUICK) ci/skips ci/engines $(ENGINE)
 
 ## Runs the tests with more seeds and long runs, optimised; takes long.
 soak: setup

@@ -22,7 +22,7 @@ from conftest import skip
 def annotated() -> list[Any]:
     """Every class, method and function that the package defines."""
     found: list[Any] = []
-    for info in pkgutil.iter_modules(forebay.__path__, "forebay."):
+    for info in pkgutil.walk_packages(forebay.__path__, "forebay."):
         if info.name in ("forebay._ffi", "forebay.libforebay"):
             continue
         for one in vars(importlib.import_module(info.name)).values():
