@@ -428,6 +428,22 @@ def test_more_steps_than_may_be_in_flight_wait(make: Make) -> None:
         requests.close()
 
 
+def test_a_request_may_be_cropped_to_nothing(make: Make) -> None:
+    requests = Requests(make(**SIZES), ratio=0.5)
+    request = filled(requests, "a")
+    for state in ("filling", "running"):
+        request.crop(0)
+        assert (request.state, request.length) == (state, 0)
+        for layer in range(LAYERS):
+            request.prefill(layer, rows_of(layer, 5, 30))
+        assert request.read(1).tobytes() == rows_of(1, 5, 30).tobytes()
+        run(requests, ["a"])
+    request.crop(0)
+    run(requests, ["a"], select=np.array([0]))
+    assert request.length == 1 and request.read(0).tobytes() == bytes(ROW)
+    requests.cache.validate()
+
+
 def test_a_fork_keeps_its_rows_whatever_the_other_does(make: Make) -> None:
     requests = Requests(make(**SIZES), ratio=0.5)
     first = filled(requests, "first")
