@@ -336,14 +336,16 @@ fn the_next_turn_of_a_conversation_is_appended_while_parked() {
 }
 
 #[test]
-fn a_parked_parent_is_truncated_below_the_page_that_its_fork_copied() {
+fn a_parked_parent_is_truncated_once_its_forks_copy_is_reaped() {
     let mut e = engine(config(2, 1));
     let stream = e.stream;
     let parent = e.start(40, 10);
     let open = asks(0, 10, Budget::Slots(64));
     let (child, _ticket) = e.cache.fork(parent, &open, stream).unwrap();
     e.cache.park(parent, 0, stream).unwrap();
-    // The first two pages are shared, the third was copied.
+    // The first two pages are shared. The third was copied, and is held until the child's work has been looked at.
+    e.refused(Kind::InvalidState, |cache| cache.truncate(parent, 34, stream).map(|_| ()));
+    assert_eq!(e.cache.reap(stream).unwrap(), 0);
     let _ticket = e.cache.truncate(parent, 34, stream).unwrap();
     e.refused(Kind::InvalidState, |cache| cache.truncate(parent, 31, stream).map(|_| ()));
     e.cache.close(child, stream).unwrap();

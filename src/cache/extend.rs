@@ -113,10 +113,6 @@ impl Cache {
     /// Drops the rows at and beyond `length` of a sequence that has not joined. Its prompt is then `length` tokens.
     pub(super) fn truncate_prompt(&mut self, sequence: Sequence, length: u32) -> Result<()> {
         let first = (length / self.geometry.page_tokens()) as usize;
-        self.record(sequence)?;
-        // A fork holds the page from which it copied until its copy has ended.
-        self.hear();
-        (0..self.records.len()).try_for_each(|index| self.release_held(index))?;
         let record = self.record(sequence)?;
         if length > record.admitted.prompt {
             return Err(Error::new(Kind::OutOfRange, "truncate")

@@ -223,10 +223,10 @@ impl Cache {
     ///
     /// # Errors
     /// [`Kind::Closed`]; [`Kind::InvalidState`] for a sequence that is joining, and for a prompt's rows in pages that
-    /// others share; [`Kind::Busy`] while work of the sequence is in flight; [`Kind::OutOfRange`] for a length beyond
-    /// committed and landed rows, or beyond a prompt that has not joined; [`Kind::Exhausted`] when shared pages cannot
-    /// be replaced. These errors change nothing. If the device refuses later operations, only this call and
-    /// [`Cache::close`] accept the sequence.
+    /// others share (a fork shares the page that it copied until its next step or [`Cache::reap`]); [`Kind::Busy`]
+    /// while work of the sequence is in flight; [`Kind::OutOfRange`] for a length beyond committed and landed rows, or
+    /// beyond a prompt that has not joined; [`Kind::Exhausted`] when shared pages cannot be replaced. These errors
+    /// change nothing. If the device refuses later operations, only this call and [`Cache::close`] accept the sequence.
     pub fn truncate(&mut self, sequence: Sequence, length: u32, stream: Stream) -> Result<Ticket> {
         let index = sequence.index as usize;
         if matches!(self.record(sequence)?.state, State::Filling | State::Parked) {
