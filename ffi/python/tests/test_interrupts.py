@@ -492,5 +492,6 @@ def test_an_interrupted_creation_or_end_loses_no_handle_and_no_viewed_memory() -
         views.clear()
         view = None
         forebay.HostDevice().close()
-        assert set(alive) == before, "a handle was lost"
+        # Handles that earlier tests left may end meanwhile.
+        assert not set(alive) - before, "a handle was lost"
     assert at > 100
