@@ -1386,11 +1386,11 @@ fb_status fb_append_in_place(struct fb_cache *cache,
                              uint64_t sequence,
                              uint32_t count);
 
-// Admits more tokens to a sequence that has not joined or is parked, for prompts that arrive in chunks: its prompt gets
-// `prompt` tokens in all, and after them it may decode `promised`. Neither the prompt nor the sum may become smaller. A
-// budget that was given as a ratio is that ratio of the new sum. FB_OUT_OF_RANGE for a smaller number or more than the
-// cache's max_tokens; FB_EXHAUSTED names the pool that has too little left; FB_INVALID_STATE once the sequence has
-// joined. After any of these nothing has changed.
+// Admits more tokens to a sequence that has not joined or is parked, for prompts that arrive in chunks: its prompt
+// gets `prompt` tokens in all, and after them it may decode `promised`. Neither the prompt nor the sum may become
+// smaller. A budget that was given as a ratio is that ratio of the new sum. FB_OUT_OF_RANGE for a smaller number or
+// more than the cache's max_tokens; FB_EXHAUSTED names the pool that has too little left; FB_INVALID_STATE once the
+// sequence has joined. After any of these nothing has changed.
 //
 // Requires:
 // Nothing beyond the conventions at the top of the header.
@@ -1403,8 +1403,8 @@ fb_status fb_extend(struct fb_cache *cache,
 // pages stay. `accepted` is how many rows of its last step count, as in fb_batch_row; the others are rejected. A
 // sequence that has not joined is parked with 0. Until fb_resume brings it back, the sequence is a prompt: fb_extend,
 // fb_append and fb_truncate accept it. The device notes the rows that the sequence selected last, in `stream`'s order.
-// FB_EXHAUSTED if as many sequences are parked as `parked` of fb_cache_config; FB_BUSY while work of the sequence is in
-// flight; FB_INVALID_STATE while it is joining or after a failed step; FB_OUT_OF_RANGE for more accepted rows than
+// FB_EXHAUSTED if as many sequences are parked as `parked` of fb_cache_config; FB_BUSY while work of the sequence is
+// in flight; FB_INVALID_STATE while it is joining or after a failed step; FB_OUT_OF_RANGE for more accepted rows than
 // landed. After any of these nothing has changed.
 //
 // Requires:
@@ -1414,11 +1414,11 @@ fb_status fb_park(struct fb_cache *cache,
                   uint32_t accepted,
                   void *stream);
 
-// Resumes a parked sequence: takes a lane and slots, and joins with the rows that it selected last before it was parked.
-// `bytes_a_call` is the most bytes of rows that the call gathers, 0 for no bound; fb_join_more gathers the rest.
-// `ticket` may be NULL; otherwise it receives the ticket of the enqueued work. FB_EXHAUSTED names lanes or slot blocks;
-// FB_INVALID_STATE for a sequence that is not parked, or whose prompt is incomplete in a layer; FB_BUSY as in fb_join.
-// After any of these nothing has changed. If the device refuses the call half-way, fb_join does the rest.
+// Resumes a parked sequence: takes a lane and slots, and joins with the rows that it selected last before it was
+// parked. `bytes_a_call` is the most bytes of rows that the call gathers, 0 for no bound; fb_join_more gathers the
+// rest. `ticket` may be NULL; otherwise it receives the ticket of the enqueued work. FB_EXHAUSTED names lanes or slot
+// blocks; FB_INVALID_STATE for a sequence that is not parked, or whose prompt is incomplete in a layer; FB_BUSY as in
+// fb_join. After any of these nothing has changed. If the device refuses the call half-way, fb_join does the rest.
 //
 // Requires:
 // `ticket` is NULL or has room for the result.
@@ -1474,9 +1474,9 @@ fb_status fb_fork(struct fb_cache *cache,
 // FB_OUT_OF_RANGE. The call removes rejected rows, and committed tokens beyond the length, from every layer's
 // residency. A page that other sequences share is replaced before it can be written again. After the call a sequence
 // whose step failed may take part in steps again. A sequence that has not joined, or is parked, drops the prompt rows
-// beyond the length, and FB_INVALID_STATE means that other sequences share their pages. FB_BUSY while work of the sequence is in flight. FB_OUT_OF_RANGE for
-// a length beyond the committed and landed rows. FB_INVALID_STATE while the sequence is joining. FB_EXHAUSTED when
-// shared pages cannot be replaced. After any of these nothing has changed.
+// beyond the length, and FB_INVALID_STATE means that other sequences share their pages. FB_BUSY while work of the
+// sequence is in flight. FB_OUT_OF_RANGE for a length beyond the committed and landed rows. FB_INVALID_STATE while the
+// sequence is joining. FB_EXHAUSTED when shared pages cannot be replaced. After any of these nothing has changed.
 //
 // Requires:
 // `ticket` is NULL or has room for the result.
