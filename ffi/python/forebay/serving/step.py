@@ -52,9 +52,9 @@ class DecodeStep:
         for request, width in batch:
             with naming(request.id):
                 accepted.append(request._accepted(width))
+        self._step = self._prepare([request._sequence for request in self.requests], accepted)
         for request in self.requests:
             request._account(request._length)
-        self._step = self._prepare([request._sequence for request in self.requests], accepted)
         requests._open = self
         try:
             self._begin(cache)
@@ -78,10 +78,10 @@ class DecodeStep:
     def _begin(self, cache: Cache) -> None:
         """What every layer of the step uses."""
         owner = self._owner
+        owner._turn += 1
         for request in self.requests:
-            request._committed, request._landed = request._length, 0
+            request._committed, request._landed, request._seen = request._length, 0, owner._turn
         self.starts = np.array([request._length for request in self.requests], np.int64)
-        owner._begin(self.requests)
         # The landing slots of the new rows that are in use.
         used = [(row, at) for row, width in enumerate(self._widths) for at in range(width)]
         slots = [self.requests[row]._sequence.landing_slot(at) for row, at in used]
@@ -291,8 +291,6 @@ class DecodeStep:
             raise
         self._owner._open = None
         for row, (request, width) in enumerate(zip(self.requests, self._widths)):
-            if request.state == _request.ENDED:
-                continue
             request._touch()
             request._landed, request._length = width, request._committed + width
             if request._recording is not None:
@@ -301,7 +299,8 @@ class DecodeStep:
         self._owner._hear()
         if not self._land(wait=False):
             self._owner._flying.append(self)
-        elif self.retired is None:
+        self._end_requests()
+        if self.retired is None and self not in self._owner._flying:
             raise self._owner._told()
 
     def abandon(self) -> None:
@@ -317,6 +316,13 @@ class DecodeStep:
         self._owner._hear()
         for request in self.requests:
             request._fail()
+        self._end_requests()
+
+    def _end_requests(self) -> None:
+        """Ends the requests whose end waited for that of the step."""
+        for request in self.requests:
+            if request._ending:
+                self._owner._note(request._end())
 
     def _land(self, wait: bool) -> bool:
         """Retires the step if it has ended; returns whether it has. A failure is noted for the next call."""
