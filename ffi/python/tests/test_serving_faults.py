@@ -221,3 +221,53 @@ def test_all_requests_end_before_the_error_of_a_recording(make: Make, tmp_path: 
         requests.close()
     assert len(requests) == 0 and requests.cache.stats().sequences == 0
     requests.close()
+
+
+def test_a_refused_call_changes_nothing(make: Make) -> None:
+    requests = Requests(make(**SIZES), ratio=0.5)
+    request = requests.add("a", promised=8)
+    with pytest.raises(forebay.OutOfRange):
+        request.prefill(0, np.zeros((999, ROW // 4), np.float32))
+    for layer in range(LAYERS):
+        request.prefill(layer, rows_of(layer, 0, 40))
+    run(requests, ["a"])
+    for call in (lambda: request.promise(1000), lambda: request.prefill(0, rows_of(0, 0, 150))):
+        with pytest.raises(forebay.OutOfRange, match="'a'.*160"):
+            call()
+        assert (request.state, request.promised, request.length) == ("running", 8, 41)
+    for dtype in "V7", "no dtype":
+        with pytest.raises(forebay.InvalidArgument, match="'a': dtype"):
+            request.read(0, dtype=dtype)
+
+
+def test_a_layer_is_stored_and_selected_once(make: Make) -> None:
+    requests = Requests(make(**SIZES), ratio=0.5)
+    filled(requests, "a")
+    wrong, row = np.full((1, 1, 1), (1 << 32) + 3), np.zeros((1, 1, ROW), np.uint8)
+    step = requests.step(["a"])
+    for position in wrong, -wrong:
+        with pytest.raises(forebay.OutOfRange, match="'a'.*position"):
+            step.select(0, position)
+    step.select(0, np.zeros((1, 1, 1), np.int32))
+    with pytest.raises(forebay.InvalidState, match="layer 0 has selected"):
+        step.select(0, np.zeros((1, 1, 1), np.int32))
+    step.write(0, row)
+    step.stored(0)
+    with pytest.raises(forebay.InvalidState, match="layer 0 was stored"):
+        step.write(0, row)
+    step.abandon()
+
+
+def test_index_keys_go_before_rows_and_into_no_page_of_others(make: Make) -> None:
+    requests = Requests(make(**SIZES), ratio=0.5)
+    request, keys = requests.add("a", promised=8), np.full((40, 4), 7, np.uint8)
+    request.admit(40)
+    request.put_index_keys(0, keys)
+    for layer in range(LAYERS):
+        request.prefill(layer, rows_of(layer, 0, 40))
+    child = request.fork("b")
+    child.crop(20)
+    child.put_index_keys(0, keys[20:] + 1, 20)
+    assert request.index_keys(0).tobytes() == keys.tobytes()
+    with pytest.raises(forebay.InvalidState, match="'b'.*other requests may share"):
+        child.put_index_keys(0, keys)

@@ -27,7 +27,7 @@ from ..sequence import Sequence
 from ..tensors import HOST, index
 from . import layout, recording, requests as _requests
 from .failures import naming
-from .tensors import INTEGERS, NUMPY, Library, item_of, library_of, library_of_dtype
+from .tensors import INTEGERS, NUMPY, Library, item_of, check_divides, library_of, library_of_dtype
 
 FILLING, RUNNING, PARKED, FAILED, ENDED = "filling", "running", "parked", "failed", "ended"
 # Positions of a warm-up.
@@ -69,6 +69,12 @@ class Request:
         self._recording: recording.Recording | None = None
         # What its recording could not take: raised by its next call, or by its end.
         self._unrecorded: ForebayError | None = None
+        # The failure of its last step.
+        self._failure: ForebayError | None = None
+        # Leading tokens in pages that others may have too.
+        self._common = sequence.shared
+        # Whether it may still be warmed up: it has neither joined nor parked.
+        self._fresh = True
         # Whether the device refused a join half-way, and whether `end` waits for the open step.
         self._half = self._ending = False
         # For each layer that selects, what the last positions of the prompt selected.
@@ -109,49 +115,72 @@ class Request:
         Raises:
             InvalidArgument: rows of another width, or of another dtype than the layer's earlier rows.
             OutOfRange: more tokens than the cache's `max_tokens`.
-            Exhausted: names the pool that has too little left; nothing was taken.
+            Exhausted: names the pool that has too little left; nothing was taken. A running request may be parked.
             InvalidState: the request is in the open step, or a step of it failed.
             Closed: the request has ended.
         """
         with naming(self.id):
             self._check_free("prefill")
-            library, given, count = self._requests._rows_of(layer, rows, None, None)
+            library, dtype, given, count = self._requests._rows_of(layer, rows, None, None)
             if not count:
                 return
+            before = self._length if self.state == RUNNING else self._filled[layer]
+            self._check_fits(before + count, self.promised or 0)
             if self.state == RUNNING or self._half:
                 self._park()
             total = self._filled[layer] + count
-            self._admit(total)
+            if total > self._prompt:
+                self._extend(total, self.promised)
             self._sequence.append(layer, library.to_host(given))
+            self._requests._dtypes[layer] = dtype
             self._filled[layer] = total
+            self._length = max(self._length, total)
+
+    def admit(self, tokens: int) -> None:
+        """Admits the next chunk of the prompt, of `tokens` tokens, before a layer brings it: for index keys that are
+        written before the layers' rows (`put_index_keys`). A running request is parked first. `prefill` by itself
+        admits what was not.
+
+        Raises:
+            OutOfRange, Exhausted, InvalidState, Closed: as `prefill`.
+        """
+        with naming(self.id):
+            self._check_free("admit")
+            total = self._length + index(tokens, "tokens")
+            self._check_fits(total, self.promised or 0)
+            if self.state == RUNNING or self._half:
+                self._park()
+            if total > self._prompt:
+                self._extend(total, self.promised)
 
     def promise(self, tokens: int) -> None:
         """Lets the request decode `tokens` more tokens from its present length on. A running request is parked first.
 
         Raises:
             OutOfRange: more tokens than the cache's `max_tokens`.
-            Exhausted: names the pool that has too little left; nothing was taken.
+            Exhausted: names the pool that has too little left; nothing was taken. A running request may be parked.
             InvalidState, Closed: as `prefill`.
         """
         with naming(self.id):
             self._check_free("promise")
+            promised = index(tokens, "tokens")
+            self._check_fits(self._length if self.state == RUNNING else max(self._prompt, self._length), promised)
             if self.state == RUNNING or self._half:
                 self._park()
-            self.promised = index(tokens, "tokens")
-            self._extend(max(self._prompt, self._length))
+            self._extend(max(self._prompt, self._length), promised)
+            self.promised = promised
 
-    def _admit(self, prompt: int) -> None:
-        """Makes room for a prompt of `prompt` tokens."""
-        if prompt > self._prompt:
-            self._extend(prompt)
-        self._length = max(self._length, prompt)
-
-    def _extend(self, prompt: int) -> None:
+    def _check_fits(self, prompt: int, promised: int) -> None:
+        """Refuses more tokens than the cache admits, before anything changes."""
         most = self._requests.cache.info.max_tokens
-        promised = max(most - prompt, 0) if self.promised is None else self.promised
         if prompt + promised > most:
             given = counted(prompt, "token") + (f" and {promised} promised" if promised else "")
             raise OutOfRange(f"{given}: the cache admits {most} a request (max_tokens)")
+
+    def _extend(self, prompt: int, promised: int | None) -> None:
+        """Makes room for a prompt of `prompt` tokens, and `promised` after it; None: as many as are left."""
+        if promised is None:
+            promised = max(self._requests.cache.info.max_tokens - prompt, 0)
         # What was promised stays promised.
         promised = max(promised, self._admitted - prompt)
         self._requests._eagerly(lambda: self._sequence.extend(prompt=prompt, promised=promised))
@@ -184,6 +213,7 @@ class Request:
                 self._requests._wait()
             width, count = self._requests.cache.info.row_bytes, end - start
             library = library_of_dtype(dtype) if out is None else library_of(out, "out", HOST)
+            check_divides(library, dtype, width)
             if out is None:
                 room = np.empty((count, width), np.uint8)
             else:
@@ -204,7 +234,8 @@ class Request:
 
         Raises:
             InvalidArgument: keys of another width or in another memory.
-            OutOfRange: no such group, or tokens beyond the admitted ones.
+            OutOfRange: no such group, or tokens beyond the admitted ones: `admit` them first.
+            InvalidState: tokens in pages that were shared, published or forked, so that others may read them.
             Closed: the request has ended.
         """
         with naming(self.id):
@@ -213,6 +244,13 @@ class Request:
             count, start = int(keys.shape[0]), index(start, "start")
             if not count:
                 return
+            if self.state == RUNNING and self._length < self._committed:
+                # Its pages beyond its length may be those of a fork too, until it is truncated.
+                self._check_apart("put_index_keys")
+                self._truncate(self._length)
+            if start < self._common:
+                given = f"index keys from token {start} on: the first {self._common} are in pages"
+                raise InvalidState(f"{given} that other requests may share")
             places = self._index_places(np.arange(start, start + count))
             at = library.to_device(places, self._requests.cache.device.place)
             self._requests._put_index_keys(library, group, library.bytes_of(keys, count), at)
@@ -264,6 +302,8 @@ class Request:
             self._check_open("crop")
             self._check_apart("crop")
             self._requests._hear()
+            self._requests._tell_failure(self._failure)
+            self._failure = None
             self._tell()
             kept = index(length, "length")
             if kept > self._length:
@@ -271,7 +311,7 @@ class Request:
             if self.state == RUNNING:
                 self._length = kept
                 return
-            if self.state == FAILED or kept < self._length:
+            if self.state == FAILED or kept < max(self._length, min(self._prompt, self._length + 1)):
                 self._crop_at_rest(kept)
 
     def _crop_at_rest(self, length: int) -> None:
@@ -303,6 +343,8 @@ class Request:
         self._account(length)
         self._length = self._committed = length
         self._landed, self._pages = 0, None
+        page = self._requests.cache.info.page_tokens
+        self._common = min(self._common, length // page * page)
         if self.state == FAILED:
             self.state = RUNNING
         elif self.state != RUNNING:
@@ -358,7 +400,7 @@ class Request:
             self._landed = 0
         if state != self.state:
             self.state, self._committed = state, self._length
-        self._half = False
+        self._half, self._fresh = False, False
 
     def resume(self) -> None:
         """Takes a lane and slots again. A step does so by itself.
@@ -405,11 +447,14 @@ class Request:
 
         Raises:
             InvalidArgument: a tensor of another dtype or shape, or a layer that another one selects for.
-            InvalidState, Closed: as `prefill`.
+            InvalidState: it has joined, or was parked before: then it resumes with the rows that it selected last.
+            Closed: the request has ended.
         """
         with naming(self.id):
             self._check_free("warm_up")
             self._requests._check_leader(layer)
+            if not self._fresh:
+                raise InvalidState("warm_up: it has joined or was parked, and resumes with what it selected last")
             library = library_of(selection, "selection")
             dtype, shape, top_k = item_of(library, selection)[0], selection.shape, self._requests.cache.info.top_k
             if dtype not in INTEGERS or len(shape) != 2 or shape[1] > top_k:
@@ -472,6 +517,8 @@ class Request:
         made = Request(requests, id, child, own, self._length, self._length + left)
         made.state, made._length, made._committed, made._touched = RUNNING, self._length, self._length, self._touched
         made._filled = [self._length] * len(self._filled)
+        page = requests.cache.info.page_tokens
+        self._common = made._common = max(self._common, self._length // page * page)
         return requests._enter(made, owner)
 
     def publish(self, tokens: Any, *, keys: Any = None) -> int:
@@ -495,7 +542,9 @@ class Request:
                 self._truncate(self._length)
             start, page = self._sequence.length.published, self._requests.cache.info.page_tokens
             later = None if keys is None else keys[start // page :]
-            return self._patiently(lambda: self._sequence.publish(start, tokens[start:], keys=later))
+            published = self._patiently(lambda: self._sequence.publish(start, tokens[start:], keys=later))
+            self._common = max(self._common, published)
+            return published
 
     def end(self) -> None:
         """Ends the request; idempotent. Its pages, slots and lane are free when its last step has ended. In the open
@@ -564,10 +613,11 @@ class Request:
             self._truncate(self._length)
         return self._length - self._committed
 
-    def _fail(self) -> None:
+    def _fail(self, error: ForebayError | None = None) -> None:
         """Notes that a step of it failed."""
         if self.state == ENDED:
             return
+        self._failure = error
         self.state, self._landed = FAILED, 0
         self._account(0)
         self._length = self._committed = min(self._sequence.length.committed, self._length)

@@ -162,6 +162,8 @@ class Requests:
 
     def _leave(self, request: Request) -> None:
         self._by_id.pop(request.id, None)
+        if not self._by_id:
+            self._dtypes = [None] * len(self._layers)
 
     def _check_new(self, id: Hashable, owner: object) -> None:
         try:
@@ -384,6 +386,12 @@ class Requests:
         self._failures.clear()
         return error
 
+    def _tell_failure(self, error: ForebayError | None) -> None:
+        """Raises a failure, if no call has raised it."""
+        if error is not None and error in self._failures:
+            self._failures.remove(error)
+            raise error
+
     def _ready(self) -> None:
         """Before the host reads or writes slabs: on a host device with threads, waits for the stream."""
         if self.cache.device.later and self.cache.device.place is HOST:
@@ -391,8 +399,9 @@ class Requests:
 
     def _rows_of(
         self, layer: int, rows: Any, shape: tuple[int, ...] | None, place: Place | None
-    ) -> tuple[Library, Any, int]:
-        """Rows of a layer as bytes, `[count, row bytes]`; `shape`: their leading extents, None: one of any extent."""
+    ) -> tuple[Library, str, Any, int]:
+        """Rows of a layer as bytes, `[count, row bytes]`, and their dtype, which the caller notes once it has used
+        them; `shape`: their leading extents, None: one of any extent."""
         layer = index(layer, "layer", len(self._layers) - 1)
         library = library_of(rows, "rows", place)
         (dtype, size), given, width = item_of(library, rows), tuple(rows.shape), self.cache.info.row_bytes
@@ -403,12 +412,10 @@ class Requests:
             text = f"{dtype} {list(given)}, rows of {size} bytes"
             raise InvalidArgument("rows", text, f"[{extents}, ...] with rows of {width} bytes")
         before = self._dtypes[layer]
-        if before is None:
-            self._dtypes[layer] = dtype
-        elif before != dtype:
+        if before not in (None, dtype):
             raise InvalidArgument("rows", dtype, f"{before}, as the earlier rows of layer {layer}")
         count = math.prod(lead)
-        return library, library.bytes_of(rows, count) if count else rows, count
+        return library, dtype, library.bytes_of(rows, count) if count else rows, count
 
     def _view(self, library: Library, layer: int, run: int, dtype: Any) -> Any:
         """A layer's slab as numbers."""

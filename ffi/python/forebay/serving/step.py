@@ -91,6 +91,7 @@ class DecodeStep:
         self._key_places: dict[str, Any] = {}
         self._written = [False] * cache.info.layers
         self._stored = [False] * cache.info.layers
+        self._chosen = [False] * cache.info.layers
         limits = self.starts[:, None] + 1 + np.arange(self.query_rows)
         self._limits = limits if cache.device.place is HOST else None
         # The last layer that selected, with its buffers.
@@ -115,12 +116,14 @@ class DecodeStep:
 
         Raises:
             InvalidArgument: rows of another shape, width, dtype or memory. Nothing is written.
-            InvalidState: the step is finished.
+            InvalidState: the step is finished, or the layer was stored.
         """
         self._check_open("write")
         owner = self._owner
         shape, place = (self.batch, self.query_rows), owner.cache.device.place
-        library, given, _ = owner._rows_of(layer, rows, shape, place)
+        library, dtype, given, _ = owner._rows_of(layer, rows, shape, place)
+        if self._stored[layer]:
+            raise InvalidState(f"write: layer {layer} was stored")
         places = self._places.get(library.name)
         if places is None:
             places = self._places[library.name] = library.to_device(self._landing, place)
@@ -133,7 +136,7 @@ class DecodeStep:
             library.put(owner._view(library, layer, 1, None), places, given[:, first:])
         else:
             library.put(owner._view(library, layer, 0, None), places, given)
-        self._written[layer] = True
+        self._written[layer], owner._dtypes[layer] = True, dtype
 
     def select(self, layer: int, selection: Any = None) -> Any:
         """Resolves a layer's selection (top-k indices) and gathers the rows that miss.
@@ -152,13 +155,14 @@ class DecodeStep:
             InvalidArgument: a tensor of another dtype, shape or memory.
             OutOfRange: a position that the query row cannot see, on a host device; on another the step fails at its
                 end. Nothing was enqueued.
-            InvalidState: the step is finished, or the group's first layer has not selected.
+            InvalidState: the step is finished, the layer has selected, or the group's first layer has not.
         """
         self._check_open("select")
         owner = self._owner
         layer = index(layer, "layer", len(self._stored) - 1)
         if owner._layers[layer] != layer:
             return self._share(layer, selection)
+        self._check_once(layer)
         place = owner.cache.device.place
         library = library_of(selection, "selection", place)
         self._check_selection(library, layer, selection)
@@ -167,7 +171,7 @@ class DecodeStep:
         library.fill(work.selection, selection)
         with naming_batch(self._ids):
             self._step.layer(layer, work.buffers)
-        self._slots = layer, work
+        self._slots, self._chosen[layer] = (layer, work), True
         if self._selected is not None:
             self._selected[owner._groups.index(layer)] = library.to_numpy(work.selection)
         owner._ready()
@@ -180,11 +184,17 @@ class DecodeStep:
             raise InvalidArgument("selection", "a selection", f"None: layer {leader} selects for layer {layer}")
         if self._slots is None or self._slots[0] != leader:
             raise InvalidState(f"select: layer {leader}, which selects for layer {layer}, has not selected before it")
+        self._check_once(layer)
         work = self._slots[1]
         with naming_batch(self._ids):
             self._step.layer(layer, work.buffers)
+        self._chosen[layer] = True
         self._owner._ready()
         return work.slots
+
+    def _check_once(self, layer: int) -> None:
+        if self._chosen[layer]:
+            raise InvalidState(f"select: layer {layer} has selected in this step")
 
     def _check_selection(self, library: Library, layer: int, selection: Any) -> None:
         dtype, shape = item_of(library, selection)[0], tuple(selection.shape)
@@ -201,6 +211,7 @@ class DecodeStep:
             for row, at in np.argwhere(beyond).tolist():
                 if at < self._widths[row]:
                     position, limit = int(selection[row, at].max()), int(self._limits[row, at])
+                    position = position if position >= limit else int(selection[row, at].min())
                     given = f"layer {layer}: query row {at} selects position {position}, and sees {limit} tokens"
                     raise OutOfRange(f"request {self.requests[row].id!r}: {given}")
 
@@ -334,7 +345,7 @@ class DecodeStep:
         except ForebayError as error:
             self._owner._failures.append(error)
             for request in self.requests:
-                request._fail()
+                request._fail(error)
             return True
         self._owner._counts += self.retired.counts
         return True
