@@ -291,8 +291,8 @@ def test_a_request_begins_with_what_its_prompt_selected_last(make: Make) -> None
         step = run(requests, ["a"], select=chosen)
         assert step.retired is not None
         found.append((step.retired.hits, step.retired.misses))
-        with pytest.raises(forebay.InvalidArgument, match="'a'.*selection"):
-            request.warm_up(0, chosen)
+        with pytest.raises(forebay.InvalidState, match="'a'.*warm_up: it has joined"):
+            request.warm_up(0, chosen[None])
     assert found == [(0, LAYERS * TOP_K), (LAYERS * TOP_K, 0)]
 
 

@@ -9,6 +9,8 @@ from ..errors import ForebayError
 
 # A batch may have hundreds of rows.
 _NAMED_MOST = 8
+# The attribute of an error that names its request.
+_NAMED = "_names_a_request"
 
 
 @contextmanager
@@ -17,7 +19,8 @@ def naming(id: Hashable) -> Iterator[None]:
     try:
         yield
     except ForebayError as error:
-        prefix(error, f"request {id!r}: ")
+        if not vars(error).get(_NAMED):
+            prefix(error, f"request {id!r}: ")
         raise
 
 
@@ -27,7 +30,7 @@ def naming_batch(ids: Many[Hashable]) -> Iterator[None]:
     try:
         yield
     except ForebayError as error:
-        if "request" not in str(error):
+        if not vars(error).get(_NAMED):
             named = ", ".join(repr(id) for id in ids[:_NAMED_MOST])
             more = ", ..." if len(ids) > _NAMED_MOST else ""
             prefix(error, f"step of requests {named}{more}: ")
@@ -36,6 +39,7 @@ def naming_batch(ids: Many[Hashable]) -> Iterator[None]:
 
 def prefix(error: ForebayError, text: str) -> None:
     """Puts `text` before an error's message, once."""
+    vars(error)[_NAMED] = True
     said = str(error.args[0]) if error.args else ""
     if not said.startswith(text):
         error.args = (text + said, *error.args[1:])

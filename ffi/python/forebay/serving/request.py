@@ -15,17 +15,19 @@ flight. Such a call waits once for the streams on which work was enqueued. It ne
 
 from __future__ import annotations
 
+import functools
 import weakref
-from typing import Any, Callable, Hashable, Sequence as Many, TypeVar
+from contextlib import contextmanager, suppress
+from typing import Any, Callable, Hashable, Iterator, Sequence as Many, TypeVar
 
 import numpy as np
 
-from ..errors import Busy, Closed, InvalidArgument, InvalidState, OutOfRange, counted
+from ..errors import Busy, Closed, ForebayError, InvalidArgument, InvalidState, OutOfRange, counted
 from ..sequence import Sequence
 from ..tensors import HOST, index
 from . import layout, recording, requests as _requests
 from .failures import naming
-from .tensors import INTEGERS, NUMPY, Library, item_of, library_of, library_of_dtype
+from .tensors import INTEGERS, NUMPY, Library, item_of, check_divides, library_of, library_of_dtype
 
 FILLING, RUNNING, PARKED, FAILED, ENDED = "filling", "running", "parked", "failed", "ended"
 # Positions of a warm-up.
@@ -65,6 +67,16 @@ class Request:
         self._pages: tuple[layout.Numbers, layout.Numbers] | None = None
         self._owner: weakref.ref[Any] | None = None
         self._recording: recording.Recording | None = None
+        # What its recording could not take: raised by its next call, or by its end.
+        self._unrecorded: ForebayError | None = None
+        # The failure of its last step.
+        self._failure: ForebayError | None = None
+        # Leading tokens in pages that others may have too.
+        self._common = sequence.shared
+        # Whether it may still be warmed up: it has neither joined nor parked.
+        self._fresh = True
+        # Whether the device refused a join half-way, and whether `end` waits for the open step.
+        self._half = self._ending = False
         # For each layer that selects, what the last positions of the prompt selected.
         self._warm: dict[int, np.ndarray[Any, Any]] = {}
         self._warm_library: Library = NUMPY
@@ -103,52 +115,75 @@ class Request:
         Raises:
             InvalidArgument: rows of another width, or of another dtype than the layer's earlier rows.
             OutOfRange: more tokens than the cache's `max_tokens`.
-            Exhausted: names the pool that has too little left; nothing was taken.
+            Exhausted: names the pool that has too little left; nothing was taken. A running request may be parked.
             InvalidState: the request is in the open step, or a step of it failed.
             Closed: the request has ended.
         """
         with naming(self.id):
             self._check_free("prefill")
-            library, given, count = self._requests._rows_of(layer, rows, None, None)
+            library, dtype, given, count = self._requests._rows_of(layer, rows, None, None)
             if not count:
                 return
-            if self.state == RUNNING:
+            before = self._length if self.state == RUNNING else self._filled[layer]
+            self._check_fits(before + count, self.promised or 0)
+            if self.state == RUNNING or self._half:
                 self._park()
             total = self._filled[layer] + count
-            self._admit(total)
+            if total > self._prompt:
+                self._extend(total, self.promised)
             self._sequence.append(layer, library.to_host(given))
+            self._requests._dtypes[layer] = dtype
             self._filled[layer] = total
+            self._length = max(self._length, total)
+
+    def admit(self, tokens: int) -> None:
+        """Admits the next chunk of the prompt, of `tokens` tokens, before a layer brings it: for index keys that are
+        written before the layers' rows (`put_index_keys`). A running request is parked first. `prefill` by itself
+        admits what was not.
+
+        Raises:
+            OutOfRange, Exhausted, InvalidState, Closed: as `prefill`.
+        """
+        with naming(self.id):
+            self._check_free("admit")
+            total = self._length + index(tokens, "tokens")
+            self._check_fits(total, self.promised or 0)
+            if self.state == RUNNING or self._half:
+                self._park()
+            if total > self._prompt:
+                self._extend(total, self.promised)
 
     def promise(self, tokens: int) -> None:
         """Lets the request decode `tokens` more tokens from its present length on. A running request is parked first.
 
         Raises:
             OutOfRange: more tokens than the cache's `max_tokens`.
-            Exhausted: names the pool that has too little left; nothing was taken.
+            Exhausted: names the pool that has too little left; nothing was taken. A running request may be parked.
             InvalidState, Closed: as `prefill`.
         """
         with naming(self.id):
             self._check_free("promise")
-            if self.state == RUNNING:
+            promised = index(tokens, "tokens")
+            self._check_fits(self._length if self.state == RUNNING else max(self._prompt, self._length), promised)
+            if self.state == RUNNING or self._half:
                 self._park()
-            self.promised = index(tokens, "tokens")
-            self._extend(max(self._prompt, self._length))
+            self._extend(max(self._prompt, self._length), promised)
+            self.promised = promised
 
-    def _admit(self, prompt: int) -> None:
-        """Makes room for a prompt of `prompt` tokens."""
-        if prompt > self._prompt:
-            self._extend(prompt)
-        self._length = max(self._length, prompt)
-
-    def _extend(self, prompt: int) -> None:
+    def _check_fits(self, prompt: int, promised: int) -> None:
+        """Refuses more tokens than the cache admits, before anything changes."""
         most = self._requests.cache.info.max_tokens
-        promised = max(most - prompt, 0) if self.promised is None else self.promised
         if prompt + promised > most:
             given = counted(prompt, "token") + (f" and {promised} promised" if promised else "")
             raise OutOfRange(f"{given}: the cache admits {most} a request (max_tokens)")
+
+    def _extend(self, prompt: int, promised: int | None) -> None:
+        """Makes room for a prompt of `prompt` tokens, and `promised` after it; None: as many as are left."""
+        if promised is None:
+            promised = max(self._requests.cache.info.max_tokens - prompt, 0)
         # What was promised stays promised.
         promised = max(promised, self._admitted - prompt)
-        self._sequence.extend(prompt=prompt, promised=promised)
+        self._requests._eagerly(lambda: self._sequence.extend(prompt=prompt, promised=promised))
         self._prompt, self._admitted, self._pages = prompt, prompt + promised, None
 
     def read(
@@ -178,6 +213,7 @@ class Request:
                 self._requests._wait()
             width, count = self._requests.cache.info.row_bytes, end - start
             library = library_of_dtype(dtype) if out is None else library_of(out, "out", HOST)
+            check_divides(library, dtype, width)
             if out is None:
                 room = np.empty((count, width), np.uint8)
             else:
@@ -198,7 +234,8 @@ class Request:
 
         Raises:
             InvalidArgument: keys of another width or in another memory.
-            OutOfRange: no such group, or tokens beyond the admitted ones.
+            OutOfRange: no such group, or tokens beyond the admitted ones: `admit` them first.
+            InvalidState: tokens in pages that were shared, published or forked, so that others may read them.
             Closed: the request has ended.
         """
         with naming(self.id):
@@ -207,6 +244,13 @@ class Request:
             count, start = int(keys.shape[0]), index(start, "start")
             if not count:
                 return
+            if self.state == RUNNING and self._length < self._committed:
+                # Its pages beyond its length may be those of a fork too, until it is truncated.
+                self._check_apart("put_index_keys")
+                self._truncate(self._length)
+            if start < self._common:
+                given = f"index keys from token {start} on: the first {self._common} are in pages"
+                raise InvalidState(f"{given} that other requests may share")
             places = self._index_places(np.arange(start, start + count))
             at = library.to_device(places, self._requests.cache.device.place)
             self._requests._put_index_keys(library, group, library.bytes_of(keys, count), at)
@@ -258,13 +302,16 @@ class Request:
             self._check_open("crop")
             self._check_apart("crop")
             self._requests._hear()
+            self._requests._tell_failure(self._failure)
+            self._failure = None
+            self._tell()
             kept = index(length, "length")
             if kept > self._length:
                 raise OutOfRange(f"crop to {kept} tokens: only {self._length} count")
             if self.state == RUNNING:
                 self._length = kept
                 return
-            if self.state == FAILED or kept < self._length:
+            if self.state == FAILED or kept < max(self._length, min(self._prompt, self._length + 1)):
                 self._crop_at_rest(kept)
 
     def _crop_at_rest(self, length: int) -> None:
@@ -291,10 +338,13 @@ class Request:
 
     def _truncate(self, length: int) -> None:
         """Truncates the library's sequence, which then has no landed rows."""
+        truncate = self._sequence.truncate
+        self._patiently(lambda: self._requests._eagerly(lambda: truncate(length, self._requests._stream)))
         self._account(length)
-        self._patiently(lambda: self._sequence.truncate(length, self._requests._stream))
         self._length = self._committed = length
         self._landed, self._pages = 0, None
+        page = self._requests.cache.info.page_tokens
+        self._common = min(self._common, length // page * page)
         if self.state == FAILED:
             self.state = RUNNING
         elif self.state != RUNNING:
@@ -316,14 +366,41 @@ class Request:
                 self._park()
 
     def _park(self) -> None:
+        if self._half:
+            self._bring()
         if self.state == RUNNING and self._length < self._committed:
             self._truncate(self._length)
         accepted = self._length - self._committed if self.state == RUNNING else 0
-        self._patiently(lambda: self._sequence.park(accepted, self._requests._stream))
-        if self.state == RUNNING:
+        with self._settled(joins=False):
+            self._patiently(lambda: self._sequence.park(accepted, self._requests._stream))
+
+    @contextmanager
+    def _settled(self, joins: bool) -> Iterator[None]:
+        """Takes over the state in which a call left the library's sequence, also one that the device refused half-way,
+        or that an interrupt ended. InvalidState changes nothing.
+        """
+        try:
+            yield
+        except InvalidState:
+            raise
+        except BaseException:
+            with suppress(ForebayError):
+                self._settle()
+                self._half = joins and self.state == FILLING
+            raise
+        self._settle()
+
+    def _settle(self) -> None:
+        found = self._sequence.length
+        state = RUNNING if found.running else PARKED if found.parked else FILLING
+        if self.state == RUNNING and state != RUNNING:
+            # All its tokens are a prompt now. The library has accepted the last step's rows.
             self._account(self._length)
             self._prompt, self._filled = self._length, [self._length] * len(self._filled)
-        self.state, self._committed, self._landed = PARKED, self._length, 0
+            self._landed = 0
+        if state != self.state:
+            self.state, self._committed = state, self._length
+        self._half, self._fresh = False, False
 
     def resume(self) -> None:
         """Takes a lane and slots again. A step does so by itself.
@@ -339,12 +416,26 @@ class Request:
 
     def _bring(self) -> None:
         """Makes the request take part in steps."""
-        if self.state == FILLING:
-            self._join()
-        elif self.state == PARKED:
-            self._check_filled()
-            self._patiently(lambda: self._sequence.resume(self._requests._stream))
-            self.state, self._committed = RUNNING, self._length
+        if self.state not in (FILLING, PARKED):
+            return
+        self._check_filled()
+        enter = self._join if self.state == FILLING else self._resume
+        with self._settled(joins=True):
+            self._patiently(lambda: self._requests._eagerly(enter))
+        self._warm.clear()
+
+    def _resume(self) -> None:
+        self._sequence.resume(self._requests._stream)
+
+    def _join(self) -> None:
+        stream = self._requests._stream
+        try:
+            self._sequence.join(stream, warm_up=self._warmed())
+        except InvalidState:
+            if not self._half:
+                raise
+            # The join that the device refused had come as far as its gather.
+            self._sequence.join_more(stream)
 
     def warm_up(self, layer: int, selection: Any) -> None:
         """States what the last positions of the prompt selected in a layer: the join makes these rows resident, so that
@@ -356,11 +447,14 @@ class Request:
 
         Raises:
             InvalidArgument: a tensor of another dtype or shape, or a layer that another one selects for.
-            InvalidState, Closed: as `prefill`.
+            InvalidState: it has joined, or was parked before: then it resumes with the rows that it selected last.
+            Closed: the request has ended.
         """
         with naming(self.id):
             self._check_free("warm_up")
             self._requests._check_leader(layer)
+            if not self._fresh:
+                raise InvalidState("warm_up: it has joined or was parked, and resumes with what it selected last")
             library = library_of(selection, "selection")
             dtype, shape, top_k = item_of(library, selection)[0], selection.shape, self._requests.cache.info.top_k
             if dtype not in INTEGERS or len(shape) != 2 or shape[1] > top_k:
@@ -378,14 +472,7 @@ class Request:
         given = np.full((info.index_groups, steps, info.top_k), -1, np.int32)
         for layer, selection in self._warm.items():
             given[groups.index(layer), steps - len(selection) :, : selection.shape[1]] = selection
-        self._warm.clear()
         return self._warm_library.to_device(given, self._requests.cache.device.place)
-
-    def _join(self) -> None:
-        self._check_filled()
-        warm_up = self._warmed()
-        self._patiently(lambda: self._sequence.join(self._requests._stream, warm_up=warm_up))
-        self.state, self._committed = RUNNING, self._length
 
     def _check_filled(self) -> None:
         least = min(self._filled)
@@ -424,13 +511,14 @@ class Request:
                 self._truncate(self._length)
             left = max(self._admitted - self._length, 0) if promised is None else index(promised, "promised")
             budget = requests._budget(ratio, slots)
-            child, _ticket = self._patiently(
-                lambda: self._sequence.fork(promised=left, stream=requests._stream, **budget)
-            )
+            fork = functools.partial(self._sequence.fork, promised=left, stream=requests._stream, **budget)
+            child, _ticket = self._patiently(lambda: requests._eagerly(fork))
         own = self.promised if promised is None else promised
         made = Request(requests, id, child, own, self._length, self._length + left)
         made.state, made._length, made._committed, made._touched = RUNNING, self._length, self._length, self._touched
         made._filled = [self._length] * len(self._filled)
+        page = requests.cache.info.page_tokens
+        self._common = made._common = max(self._common, self._length // page * page)
         return requests._enter(made, owner)
 
     def publish(self, tokens: Any, *, keys: Any = None) -> int:
@@ -454,27 +542,61 @@ class Request:
                 self._truncate(self._length)
             start, page = self._sequence.length.published, self._requests.cache.info.page_tokens
             later = None if keys is None else keys[start // page :]
-            return self._patiently(lambda: self._sequence.publish(start, tokens[start:], keys=later))
+            published = self._patiently(lambda: self._sequence.publish(start, tokens[start:], keys=later))
+            self._common = max(self._common, published)
+            return published
 
     def end(self) -> None:
-        """Ends the request; idempotent. Its pages, slots and lane are free when its last step has ended."""
+        """Ends the request; idempotent. Its pages, slots and lane are free when its last step has ended. In the open
+        step it takes part to that step's end, and ends then.
+
+        Raises:
+            OutOfRange, Io: its recording could not take its selections. It has ended all the same.
+        """
+        error = self._end()
+        if error is not None:
+            raise error
+
+    def _end(self) -> ForebayError | None:
+        """Ends the request; returns what its recording could not take."""
+        step = self._requests._open
         if self.state == ENDED:
-            return
+            return None
+        if step is not None and self in step.requests:
+            self._ending = True
+            return None
         with naming(self.id):
-            try:
-                if self.state != FAILED:
-                    self._account(self._length)
-            finally:
-                self._sequence.close(self._requests._stream)
-                self.state = ENDED
-                self._requests._leave(self)
-                if self._recording is not None:
-                    self._recording.finish()
+            self._sequence.close(self._requests._stream)
+        if self.state != FAILED:
+            self._account(self._length)
+        self.state = ENDED
+        self._requests._leave(self)
+        self._record(lambda kept: kept.finish())
+        self._recording = None
+        return self._unrecorded
 
     def _account(self, length: int) -> None:
         """Records the selections of the last step's rows that count."""
-        if self._recording is not None:
-            self._recording.accept(length)
+        self._record(lambda kept: kept.accept(length))
+
+    def _record(self, call: Callable[[recording.Recording], None]) -> None:
+        """Makes a call on the recording, which ends with its first error. The error is the request's own matter: no
+        call fails for it that concerns others.
+        """
+        if self._recording is None:
+            return
+        try:
+            call(self._recording)
+        except ForebayError as error:
+            with suppress(ForebayError):
+                self._recording.finish()
+            self._recording, self._unrecorded = None, error
+
+    def _tell(self) -> None:
+        """Raises once what its recording could not take."""
+        error, self._unrecorded = self._unrecorded, None
+        if error is not None:
+            raise error
 
     def _accepted(self, width: int) -> int:
         """Prepares for a step of `width` rows: how many rows of the last step were accepted."""
@@ -491,13 +613,13 @@ class Request:
             self._truncate(self._length)
         return self._length - self._committed
 
-    def _fail(self) -> None:
+    def _fail(self, error: ForebayError | None = None) -> None:
         """Notes that a step of it failed."""
         if self.state == ENDED:
             return
+        self._failure = error
         self.state, self._landed = FAILED, 0
-        if self._recording is not None:
-            self._recording.accept(0)
+        self._account(0)
         self._length = self._committed = min(self._sequence.length.committed, self._length)
 
     def _page_table(self) -> tuple[layout.Numbers, layout.Numbers]:
@@ -533,11 +655,12 @@ class Request:
             raise InvalidState(f"{what}: it is in the open step; finish that first")
 
     def _check_free(self, what: str) -> None:
+        self._requests._collect()
         self._check_open(what)
         self._check_apart(what)
-        self._requests._hear()
         if self.state == FAILED:
             raise InvalidState(f"{what}: a step of it failed; crop it, to at most {self._length} tokens")
+        self._tell()
 
     def __repr__(self) -> str:
         return f"<forebay.serving.Request {self.id!r}: {self.state}, {counted(self._length, 'token')}>"

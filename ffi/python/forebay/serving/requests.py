@@ -8,12 +8,12 @@ import os
 import weakref
 from collections import deque
 from types import TracebackType
-from typing import Any, Hashable, Iterator, NamedTuple, Sequence as Many
+from typing import Any, Callable, Hashable, Iterator, NamedTuple, Sequence as Many, TypeVar
 
 import numpy as np
 
 from ..cache import Cache, Stats
-from ..errors import ForebayError, InvalidArgument, InvalidState, OutOfRange
+from ..errors import Exhausted, ForebayError, InvalidArgument, InvalidState, OutOfRange
 from ..sequence import TokenKeys
 from ..tensors import HOST, Place, index
 from . import layout
@@ -22,6 +22,8 @@ from .recording import Recorder, Recording
 from .request import ENDED, FAILED, FILLING, PARKED, RUNNING, Request
 from .step import DecodeStep, Work
 from .tensors import Library, item_of, library_of, library_of_dtype
+
+_T = TypeVar("_T")
 
 
 class ServingStats(NamedTuple):
@@ -93,6 +95,8 @@ class Requests:
         # Finished steps that have not ended, oldest first, and failures that no call has raised.
         self._flying: deque[DecodeStep] = deque()
         self._failures: deque[ForebayError] = deque()
+        # Errors of recordings whose requests have ended.
+        self._unrecorded: list[ForebayError] = []
         # Pieces of work that were enqueued, and those of them that have certainly ended.
         self._enqueued, self._waited = 0, 0
         self._counts = np.zeros((len(self._layers), 3), np.int64)
@@ -132,7 +136,7 @@ class Requests:
             OutOfRange: more tokens than the cache's `max_tokens`.
             Exhausted: names the pool that has too little left.
         """
-        self._tidy()
+        self._collect()
         self._check_new(id, owner)
         prompt = max(index(prompt, "prompt"), 0 if tokens is None else int(np.size(tokens)))
         most = self.cache.info.max_tokens
@@ -142,15 +146,8 @@ class Requests:
                 raise OutOfRange(f"a prompt of {prompt} and {left} promised: the cache admits {most} (max_tokens)")
             # A request without any token is not admitted.
             admitted = max(prompt + left, 1)
-            sequence = self.cache.open(
-                prompt=prompt,
-                promised=admitted - prompt,
-                bring_up=bring_up,
-                tokens=tokens,
-                keys=keys,
-                salt=salt,
-                **self._budget(ratio, slots),
-            )
+            given = {"bring_up": bring_up, "tokens": tokens, "keys": keys, "salt": salt, **self._budget(ratio, slots)}
+            sequence = self._eagerly(lambda: self.cache.open(prompt=prompt, promised=admitted - prompt, **given))
         made = Request(self, id, sequence, promised, prompt, admitted)
         made._length = sequence.shared
         return self._enter(made, owner)
@@ -165,6 +162,8 @@ class Requests:
 
     def _leave(self, request: Request) -> None:
         self._by_id.pop(request.id, None)
+        if not self._by_id:
+            self._dtypes = [None] * len(self._layers)
 
     def _check_new(self, id: Hashable, owner: object) -> None:
         try:
@@ -223,13 +222,14 @@ class Requests:
             Exhausted: no lane or too few slots are free for a request that joins or resumes.
             DeviceFailed: an earlier step has failed meanwhile; nothing was begun.
         """
-        self._tidy()
+        self._collect()
         if self._open is not None:
             raise InvalidState("step: a step is open; finish it first")
-        self._hear()
         if self._failures:
             raise self._told()
-        return DecodeStep(self, self._batch(rows, query_rows))
+        batch = self._batch(rows, query_rows)
+        self._forget_idle([request for request, _ in batch])
+        return DecodeStep(self, batch)
 
     def _batch(self, rows: Many[Any], query_rows: int) -> list[tuple[Request, int]]:
         """The requests of a step with their query rows."""
@@ -290,8 +290,7 @@ class Requests:
         Raises:
             Busy, Closed: as `Cache.stats`.
         """
-        self._tidy()
-        self._hear()
+        self._collect()
         states = [request.state for request in self._by_id.values()]
         filling, parked = states.count(FILLING), states.count(PARKED)
         running = len(states) - filling - parked
@@ -299,11 +298,22 @@ class Requests:
         return ServingStats(filling, running, parked, self._turn, self._forgotten, layers, self.cache.stats())
 
     def close(self) -> None:
-        """Ends all requests; idempotent. An open step is abandoned."""
+        """Ends all requests; idempotent. An open step is abandoned.
+
+        Raises:
+            OutOfRange, Io: a request's selections could not be recorded. All requests have ended all the same.
+        """
         if self._open is not None:
             self._open.abandon()
         for request in tuple(self._by_id.values()):
-            request.end()
+            try:
+                self._note(request._end())
+            except ForebayError as error:
+                self._note(error)
+        errors = tuple(self._unrecorded)
+        self._unrecorded.clear()
+        if errors:
+            raise errors[0]
 
     def __enter__(self) -> Requests:
         return self
@@ -313,27 +323,48 @@ class Requests:
     ) -> None:
         self.close()
 
-    def _tidy(self) -> None:
-        """Ends requests whose owner is gone."""
+    def _collect(self) -> None:
+        """At the beginning of a call: takes back what ended work and forgotten requests hold."""
         while self._orphans:
-            request = self._orphans.popleft()
-            if request.state != ENDED:
-                self._forget(request, "its owner was collected")
+            self._forget(self._orphans[0], "its owner was collected")
+            self._orphans.popleft()
+        self._hear()
+        if self.cache.device.later:
+            # Nothing else frees a closed sequence whose work outside of steps ended after the close.
+            self.cache.reap(self._stream)
+
+    def _eagerly(self, call: Callable[[], _T]) -> _T:
+        """Makes a call that takes from a pool. If the pool has too little left while ended requests wait for their
+        work, waits for that and makes it once more.
+        """
+        try:
+            return call()
+        except Exhausted:
+            self._hear()
+            if not self.cache.reap(self._stream):
+                raise
+        self._wait()
+        self.cache.reap(self._stream)
+        return call()
 
     def _forget(self, request: Request, why: str) -> None:
+        if request.state == ENDED or request._ending:
+            return
         request._why = why
-        request.end()
+        self._note(request._end())
         self._forgotten += 1
 
-    def _begin(self, batch: list[Request]) -> None:
-        """Counts a step, and ends requests that took part in too few."""
-        self._turn += 1
-        for request in batch:
-            request._seen = self._turn
-        if self._forget_after:
-            for request in tuple(self._by_id.values()):
-                if request.state in (RUNNING, FAILED) and self._turn - request._seen > self._forget_after:
-                    self._forget(request, f"it took part in none of the last {self._forget_after} steps")
+    def _note(self, error: ForebayError | None) -> None:
+        """Notes an error of a request that no call of its own raises: `close` raises the first."""
+        if error is not None:
+            self._unrecorded.append(error)
+
+    def _forget_idle(self, batch: list[Request]) -> None:
+        """Before a step: ends requests that took part in too few."""
+        for request in tuple(self._by_id.values()) if self._forget_after else ():
+            idle = self._turn + 1 - request._seen > self._forget_after and request not in batch
+            if idle and request.state in (RUNNING, FAILED):
+                self._forget(request, f"it took part in none of the last {self._forget_after} steps")
 
     def _hear(self) -> None:
         """Retires the finished steps that have ended."""
@@ -355,6 +386,12 @@ class Requests:
         self._failures.clear()
         return error
 
+    def _tell_failure(self, error: ForebayError | None) -> None:
+        """Raises a failure, if no call has raised it."""
+        if error is not None and error in self._failures:
+            self._failures.remove(error)
+            raise error
+
     def _ready(self) -> None:
         """Before the host reads or writes slabs: on a host device with threads, waits for the stream."""
         if self.cache.device.later and self.cache.device.place is HOST:
@@ -362,8 +399,9 @@ class Requests:
 
     def _rows_of(
         self, layer: int, rows: Any, shape: tuple[int, ...] | None, place: Place | None
-    ) -> tuple[Library, Any, int]:
-        """Rows of a layer as bytes, `[count, row bytes]`; `shape`: their leading extents, None: one of any extent."""
+    ) -> tuple[Library, str, Any, int]:
+        """Rows of a layer as bytes, `[count, row bytes]`, and their dtype, which the caller notes once it has used
+        them; `shape`: their leading extents, None: one of any extent."""
         layer = index(layer, "layer", len(self._layers) - 1)
         library = library_of(rows, "rows", place)
         (dtype, size), given, width = item_of(library, rows), tuple(rows.shape), self.cache.info.row_bytes
@@ -374,12 +412,10 @@ class Requests:
             text = f"{dtype} {list(given)}, rows of {size} bytes"
             raise InvalidArgument("rows", text, f"[{extents}, ...] with rows of {width} bytes")
         before = self._dtypes[layer]
-        if before is None:
-            self._dtypes[layer] = dtype
-        elif before != dtype:
+        if before not in (None, dtype):
             raise InvalidArgument("rows", dtype, f"{before}, as the earlier rows of layer {layer}")
         count = math.prod(lead)
-        return library, library.bytes_of(rows, count) if count else rows, count
+        return library, dtype, library.bytes_of(rows, count) if count else rows, count
 
     def _view(self, library: Library, layer: int, run: int, dtype: Any) -> Any:
         """A layer's slab as numbers."""

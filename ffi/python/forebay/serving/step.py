@@ -52,9 +52,9 @@ class DecodeStep:
         for request, width in batch:
             with naming(request.id):
                 accepted.append(request._accepted(width))
+        self._step = self._prepare([request._sequence for request in self.requests], accepted)
         for request in self.requests:
             request._account(request._length)
-        self._step = self._prepare([request._sequence for request in self.requests], accepted)
         requests._open = self
         try:
             self._begin(cache)
@@ -78,10 +78,10 @@ class DecodeStep:
     def _begin(self, cache: Cache) -> None:
         """What every layer of the step uses."""
         owner = self._owner
+        owner._turn += 1
         for request in self.requests:
-            request._committed, request._landed = request._length, 0
+            request._committed, request._landed, request._seen = request._length, 0, owner._turn
         self.starts = np.array([request._length for request in self.requests], np.int64)
-        owner._begin(self.requests)
         # The landing slots of the new rows that are in use.
         used = [(row, at) for row, width in enumerate(self._widths) for at in range(width)]
         slots = [self.requests[row]._sequence.landing_slot(at) for row, at in used]
@@ -91,6 +91,7 @@ class DecodeStep:
         self._key_places: dict[str, Any] = {}
         self._written = [False] * cache.info.layers
         self._stored = [False] * cache.info.layers
+        self._chosen = [False] * cache.info.layers
         limits = self.starts[:, None] + 1 + np.arange(self.query_rows)
         self._limits = limits if cache.device.place is HOST else None
         # The last layer that selected, with its buffers.
@@ -115,12 +116,14 @@ class DecodeStep:
 
         Raises:
             InvalidArgument: rows of another shape, width, dtype or memory. Nothing is written.
-            InvalidState: the step is finished.
+            InvalidState: the step is finished, or the layer was stored.
         """
         self._check_open("write")
         owner = self._owner
         shape, place = (self.batch, self.query_rows), owner.cache.device.place
-        library, given, _ = owner._rows_of(layer, rows, shape, place)
+        library, dtype, given, _ = owner._rows_of(layer, rows, shape, place)
+        if self._stored[layer]:
+            raise InvalidState(f"write: layer {layer} was stored")
         places = self._places.get(library.name)
         if places is None:
             places = self._places[library.name] = library.to_device(self._landing, place)
@@ -133,7 +136,7 @@ class DecodeStep:
             library.put(owner._view(library, layer, 1, None), places, given[:, first:])
         else:
             library.put(owner._view(library, layer, 0, None), places, given)
-        self._written[layer] = True
+        self._written[layer], owner._dtypes[layer] = True, dtype
 
     def select(self, layer: int, selection: Any = None) -> Any:
         """Resolves a layer's selection (top-k indices) and gathers the rows that miss.
@@ -152,13 +155,14 @@ class DecodeStep:
             InvalidArgument: a tensor of another dtype, shape or memory.
             OutOfRange: a position that the query row cannot see, on a host device; on another the step fails at its
                 end. Nothing was enqueued.
-            InvalidState: the step is finished, or the group's first layer has not selected.
+            InvalidState: the step is finished, the layer has selected, or the group's first layer has not.
         """
         self._check_open("select")
         owner = self._owner
         layer = index(layer, "layer", len(self._stored) - 1)
         if owner._layers[layer] != layer:
             return self._share(layer, selection)
+        self._check_once(layer)
         place = owner.cache.device.place
         library = library_of(selection, "selection", place)
         self._check_selection(library, layer, selection)
@@ -167,7 +171,7 @@ class DecodeStep:
         library.fill(work.selection, selection)
         with naming_batch(self._ids):
             self._step.layer(layer, work.buffers)
-        self._slots = layer, work
+        self._slots, self._chosen[layer] = (layer, work), True
         if self._selected is not None:
             self._selected[owner._groups.index(layer)] = library.to_numpy(work.selection)
         owner._ready()
@@ -180,11 +184,17 @@ class DecodeStep:
             raise InvalidArgument("selection", "a selection", f"None: layer {leader} selects for layer {layer}")
         if self._slots is None or self._slots[0] != leader:
             raise InvalidState(f"select: layer {leader}, which selects for layer {layer}, has not selected before it")
+        self._check_once(layer)
         work = self._slots[1]
         with naming_batch(self._ids):
             self._step.layer(layer, work.buffers)
+        self._chosen[layer] = True
         self._owner._ready()
         return work.slots
+
+    def _check_once(self, layer: int) -> None:
+        if self._chosen[layer]:
+            raise InvalidState(f"select: layer {layer} has selected in this step")
 
     def _check_selection(self, library: Library, layer: int, selection: Any) -> None:
         dtype, shape = item_of(library, selection)[0], tuple(selection.shape)
@@ -201,6 +211,7 @@ class DecodeStep:
             for row, at in np.argwhere(beyond).tolist():
                 if at < self._widths[row]:
                     position, limit = int(selection[row, at].max()), int(self._limits[row, at])
+                    position = position if position >= limit else int(selection[row, at].min())
                     given = f"layer {layer}: query row {at} selects position {position}, and sees {limit} tokens"
                     raise OutOfRange(f"request {self.requests[row].id!r}: {given}")
 
@@ -291,8 +302,6 @@ class DecodeStep:
             raise
         self._owner._open = None
         for row, (request, width) in enumerate(zip(self.requests, self._widths)):
-            if request.state == _request.ENDED:
-                continue
             request._touch()
             request._landed, request._length = width, request._committed + width
             if request._recording is not None:
@@ -301,7 +310,8 @@ class DecodeStep:
         self._owner._hear()
         if not self._land(wait=False):
             self._owner._flying.append(self)
-        elif self.retired is None:
+        self._end_requests()
+        if self.retired is None and self not in self._owner._flying:
             raise self._owner._told()
 
     def abandon(self) -> None:
@@ -317,6 +327,13 @@ class DecodeStep:
         self._owner._hear()
         for request in self.requests:
             request._fail()
+        self._end_requests()
+
+    def _end_requests(self) -> None:
+        """Ends the requests whose end waited for that of the step."""
+        for request in self.requests:
+            if request._ending:
+                self._owner._note(request._end())
 
     def _land(self, wait: bool) -> bool:
         """Retires the step if it has ended; returns whether it has. A failure is noted for the next call."""
@@ -328,7 +345,7 @@ class DecodeStep:
         except ForebayError as error:
             self._owner._failures.append(error)
             for request in self.requests:
-                request._fail()
+                request._fail(error)
             return True
         self._owner._counts += self.retired.counts
         return True

@@ -57,7 +57,7 @@ class Library(Protocol):
         """Writes a selection, which may be narrower, into `words`, with -1 beyond."""
 
     def beyond(self, selection: Array, limits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Which query rows `[batch, query rows]` select a position at or beyond their limit."""
+        """Which query rows `[batch, query rows]` select a position below -1, or at or beyond their limit."""
 
     def view(self, memory: Any, dtype: Any) -> Array:
         """Memory of the cache as numbers."""
@@ -128,6 +128,7 @@ class Numpy:
     def beyond(self, selection: Array, limits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """See `Library`."""
         beyond: np.ndarray[Any, Any] = selection.max(axis=2, initial=-1) >= limits
+        beyond |= selection.min(axis=2, initial=-1) < -1
         return beyond
 
     def view(self, memory: Any, dtype: Any) -> Array:
@@ -220,6 +221,9 @@ class Torch:
     def fill(self, words: Array, selection: Array) -> None:
         """See `Library`."""
         narrow = selection.shape[2]
+        if selection.dtype is self.torch.int64:
+            # A position that int32 cannot have stays one that no request has.
+            selection = selection.clamp(-(1 << 31), (1 << 31) - 1)
         words[:, :, :narrow].copy_(selection)
         if narrow < words.shape[2]:
             words[:, :, narrow:].fill_(-1)
@@ -229,6 +233,7 @@ class Torch:
         if selection.shape[2] == 0:
             return np.zeros(limits.shape, np.bool_)
         beyond: np.ndarray[Any, Any] = np.greater_equal(selection.amax(dim=2).numpy(), limits)
+        beyond |= selection.amin(dim=2).numpy() < -1
         return beyond
 
     def view(self, memory: Any, dtype: Any) -> Array:
@@ -314,6 +319,16 @@ def item_of(library: Library, value: Any) -> tuple[str, int]:
     if found is None:
         found = _items[dtype] = library.item(dtype)
     return found
+
+
+def check_divides(library: Library, dtype: Any, width: int) -> None:
+    """Refuses a dtype of which rows of `width` bytes are no whole number; None is bytes."""
+    try:
+        size = 1 if dtype is None else library.item(np.dtype(dtype) if library is NUMPY else dtype)[1]
+    except TypeError:
+        size = 0
+    if not size or width % size:
+        raise InvalidArgument("dtype", str(dtype), f"one whose size divides rows of {width} bytes")
 
 
 def library_of_dtype(dtype: Any, place: Place = HOST) -> Library:
