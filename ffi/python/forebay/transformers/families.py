@@ -42,12 +42,14 @@ class Family:
         text: the model type of the part that generates text, if the model has others.
         shares_selections: whether layers may use another layer's selection.
         shares_rows: whether layers may attend to another layer's latents.
+        since: the first transformers that has the model.
     """
 
     name: str
     text: str
     shares_selections: bool = False
     shares_rows: bool = False
+    since: tuple[int, int] = OLDEST
 
 
 FAMILIES = {
@@ -57,8 +59,8 @@ FAMILIES = {
         Family("glm_moe_dsa", "glm_moe_dsa", shares_selections=True),
         Family("axk2", "axk2"),
         Family("hy_v4", "hy_v4", shares_selections=True),
-        Family("mistral_large4", "mistral_large4_text", shares_selections=True, shares_rows=True),
-        Family("dots3_note", "dots3_note_text"),
+        Family("mistral_large4", "mistral_large4_text", shares_selections=True, shares_rows=True, since=(5, 22)),
+        Family("dots3_note", "dots3_note_text", since=(5, 23)),
     )
 }
 _BY_TEXT = {family.text: family for family in FAMILIES.values()}
@@ -102,17 +104,20 @@ class Layout:
     width: int
 
 
-def check_version() -> None:
-    """Refuses a transformers whose caches do not hold latents.
+def check_version(family: Family | None = None) -> None:
+    """Refuses a transformers whose caches do not hold latents, or one without `family`.
 
     Raises:
-        Unsupported: it is older than 5.18.
+        Unsupported: it is older than 5.18, or than the family's model.
     """
     found = transformers.__version__
     numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
     if numbers < OLDEST:
         wanted = ".".join(map(str, OLDEST))
         raise Unsupported(f"transformers {found}: its caches hold expanded keys; {wanted} or newer keeps latents")
+    if family is not None and numbers < family.since:
+        since = ".".join(map(str, family.since))
+        raise Unsupported(f"{family.name}: transformers {found} has no such model; {since} or newer has")
 
 
 def layout(config: Any) -> Layout:
@@ -120,7 +125,7 @@ def layout(config: Any) -> Layout:
 
     Raises:
         InvalidArgument: it is no configuration.
-        Unsupported: a model type, or a kind of layer, that is not known here.
+        Unsupported: a model type, or a kind of layer, that is not known here; or transformers has no such model.
     """
     if not isinstance(config, transformers.PreTrainedConfig):
         raise InvalidArgument("config", type(config).__name__, "a model's config (model.config), or the model")
@@ -129,6 +134,7 @@ def layout(config: Any) -> Layout:
     if family is None:
         known = ", ".join(FAMILIES)
         raise Unsupported(f"model type {config.model_type!r}: its attention takes no selection; known are {known}")
+    check_version(family)
     count = text.num_hidden_layers
     kinds = list(text.layer_types)
     strange = sorted({kind for kind in kinds if kind != SPARSE and kind not in _STOCK})
