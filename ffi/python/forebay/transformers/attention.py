@@ -105,11 +105,11 @@ def attention(
         raise Unsupported(why)
     number = None if batch is None or indices is None else batch.number(module.layer_idx)
     keys = int(key.shape[2])
-    whole = number is not None and keys == int(attention_mask.shape[-1])
-    if batch is not None and whole and not batch.expects(number, int(query.shape[2]), keys):
-        # Not this cache's pass: the caller made the mask, so none forgot the cache.
-        leave()
-        batch = None
+    if batch is not None and number is not None and keys == int(attention_mask.shape[-1]):
+        if not batch.expects(number, int(query.shape[2]), keys):
+            # Not this cache's pass: the caller made the mask, so none forgot the cache.
+            leave()
+            batch = None
     if batch is None or number is None:
         return _dense(module, query, key, value, attention_mask, indices, how), None
     passing = batch.attending(module, number, int(query.shape[2]), keys)
@@ -117,8 +117,7 @@ def attention(
         if passing.step is not None:
             found = _sparse(batch, passing, number, module, query, attention_mask, indices, how)
         else:
-            scores = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2] * query.element_size()
-            batch.prefill_peak = max(batch.prefill_peak, key.nbytes + value.nbytes + scores)
+            batch.prefill_peak = max(batch.prefill_peak, _prefill_bytes(batch, module, query, key, value))
             found = _dense(module, query, key, value, attention_mask, indices, how)
             last = slice(-WARM_UP, None)
             batch.warm_up(number, _selected(attention_mask[:, :, last], indices[:, last])[0])
@@ -128,6 +127,27 @@ def attention(
     if batch.attended(passing, number):
         leave()
     return found, None
+
+
+def _prefill_bytes(batch: Batch, module: Any, query: Any, key: Any, value: Any) -> int:
+    """What a layer takes of a prefill at its worst moment, by what the models' code keeps at a time.
+
+    Keys and values (a view of the tensor that they are expanded to), the queries twice and the mask twice live
+    throughout. At the worst moment of attention the softmax has its float32 input and result, beside the scores if these
+    are of another dtype; attention with sinks has the scores four times. At the indexer's, scores of all its heads live
+    twice in float32, or once beside the index keys, which a batch of several rows copies for every query; its queries
+    live three times.
+    """
+    count, heads, tokens, _ = query.shape
+    size, context, layout = query.element_size(), int(key.shape[2]), batch.layout
+    pairs = count * tokens * context
+    value_bytes = 4 * size if hasattr(module, "sinks") else 8 + (0 if size == 4 else size)
+    scores = pairs * heads * value_bytes
+    copied = layout.index_head if count > 1 else 0
+    indexer = 4 * pairs * max(2 * layout.index_heads, layout.index_heads + copied)
+    indexer += 4 * count * tokens * 3 * layout.index_heads * layout.index_head
+    throughout = key.nbytes + value.untyped_storage().nbytes() + 2 * query.nbytes + 2 * pairs * size
+    return int(throughout + max(scores, indexer))
 
 
 def _sparse(

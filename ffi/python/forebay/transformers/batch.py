@@ -105,7 +105,7 @@ class Batch:
         length: tokens of each batch row.
         cache, requests: forebay's; None before the first rows.
         passing: the forward pass in progress.
-        prefill_peak: bytes of keys, values and scores in the largest prefill's attention so far.
+        prefill_peak: bytes that a layer took in the largest prefill so far, by `attention`'s formula.
     """
 
     def __init__(self, layout: Layout, limits: Limits, device: Device | None) -> None:

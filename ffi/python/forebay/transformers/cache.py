@@ -44,7 +44,8 @@ class Memory(NamedTuple):
     host: int
     # What `DynamicCache` would hold on the device at the present length: rows, index keys, and the stock layers.
     dense: int
-    # Device, for the time of a layer: keys, values and scores of the largest prefill pass so far.
+    # Device, for the time of a layer: the largest prefill pass so far, with the softmax and the indexer's scores. By a
+    # formula, not measured: docs/transformers.md.
     prefill_peak: int
 
     @property

@@ -95,6 +95,7 @@ class Layout:
         sparse: the layers in forebay, in the model's order: forebay's layer n is `sparse[n]`.
         top_k: positions that one query selects in one layer.
         width: values of a row: those of the widest layer.
+        index_heads, index_head: heads of an indexer, and values of an index key.
     """
 
     family: Family
@@ -102,6 +103,8 @@ class Layout:
     sparse: tuple[SparseLayer, ...]
     top_k: int
     width: int
+    index_heads: int
+    index_head: int
 
 
 def check_version(family: Family | None = None) -> None:
@@ -145,7 +148,8 @@ def layout(config: Any) -> Layout:
         raise Unsupported(f"{family.name}: this model has no layer that selects; DynamicCache serves it")
     if not sparse[0].selects:
         raise Unsupported(f"{family.name}: layer {sparse[0].layer} uses a selection that no layer before it makes")
-    return Layout(family, count, sparse, text.index_topk, max(one.latent + one.rotated for one in sparse))
+    width = max(one.latent + one.rotated for one in sparse)
+    return Layout(family, count, sparse, text.index_topk, width, text.index_n_heads, text.index_head_dim)
 
 
 def _sparse(text: Any, family: Family, layer: int) -> SparseLayer:
