@@ -133,10 +133,10 @@ def _prefill_bytes(batch: Batch, module: Any, query: Any, key: Any, value: Any) 
     """What a layer takes of a prefill at its worst moment, by what the models' code keeps at a time.
 
     Keys and values (a view of the tensor that they are expanded to), the queries twice and the mask twice live
-    throughout. At the worst moment of attention the softmax has its float32 input and result, beside the scores if these
-    are of another dtype; attention with sinks has the scores four times. At the indexer's, scores of all its heads live
-    twice in float32, or once beside the index keys, which a batch of several rows copies for every query; its queries
-    live three times.
+    throughout. At the worst moment of attention the softmax has its float32 input and result, beside the scores if
+    these are of another dtype; attention with sinks has the scores four times. At the indexer's, scores of all its
+    heads live twice in float32, or once beside the index keys, which a batch of several rows copies for every query;
+    its queries live three times.
     """
     count, heads, tokens, _ = query.shape
     size, context, layout = query.element_size(), int(key.shape[2]), batch.layout
