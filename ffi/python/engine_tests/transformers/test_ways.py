@@ -43,6 +43,32 @@ def test_prefill_in_chunks(family: str, chunk: int) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_masks_of_the_caller(family: str) -> None:
+    """Boolean and additive masks `[batch, 1, tokens, context]`, in a prefill, in a step and without a cache. Rows and
+    columns are masked that no causal mask would mask. A window as long as the context: sliding layers get the same
+    mask."""
+    of, length = model(family, window=CONTEXT), 40
+    tokens = models.prompts(2, length, seed=14)
+    allowed = torch.ones(2, 1, length, length).tril().bool()
+    allowed[:, :, 5:, 3] = False
+    allowed[1, :, 20:, 6:10] = False
+    least = torch.finfo(torch.float32).min
+    masks = {"boolean": allowed, "additive": torch.zeros(allowed.shape).masked_fill(~allowed, least)}
+    of.set_attn_implementation("sdpa" if family != "hy_v4" else "eager")
+    with torch.inference_mode():
+        wanted = of(tokens, attention_mask=masks["boolean" if family != "hy_v4" else "additive"]).logits
+        of.set_attn_implementation("forebay")
+        for name, mask in masks.items():
+            alone = of(tokens, attention_mask=mask, use_cache=False).logits
+            torch.testing.assert_close(alone, wanted, atol=1e-3, rtol=1e-3, msg=lambda said: f"{name}: {said}")
+            with ForebayCache(of.config, ratio=0.2, max_tokens=LONGEST, batch=2) as cache:
+                for first, end in ((0, 30), *((at, at + 1) for at in range(30, length))):
+                    part = mask[:, :, first:end, :end]
+                    found = of(tokens[:, first:end], attention_mask=part, past_key_values=cache).logits
+                    torch.testing.assert_close(found, wanted[:, first:end], atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_second_turn_on_the_same_cache(family: str) -> None:
     """The second prompt arrives while the sequence runs; what the first turn computed is not computed again."""
     first = check.prompt(2, CONTEXT, seed=5)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 import weakref
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,9 +32,10 @@ import torch
 from .. import config as sizes
 from ..cache import Cache
 from ..device import CudaDevice, Device, HostDevice
-from ..errors import InvalidArgument, InvalidState, OutOfMemory, OutOfRange, counted
+from ..errors import InvalidArgument, InvalidState, OutOfMemory, OutOfRange, Unsupported, counted
 from ..serving import Request, Requests
 from ..shape import Shape
+from ..tensors import index
 from .families import Layout, SparseLayer
 
 # Bytes of a row are a multiple of this.
@@ -79,6 +81,7 @@ class Pass:
         step: the step of a decode pass; None in a prefill.
         next: the sparse layer whose rows or attention come next, by forebay's number.
         ready: the sparse layers whose rows have come.
+        thread: the thread that began it.
     """
 
     start: int
@@ -86,6 +89,7 @@ class Pass:
     step: Any
     next: int = 0
     ready: set[int] = field(default_factory=set)
+    thread: int = field(default_factory=threading.get_ident)
 
     @property
     def end(self) -> int:
@@ -101,7 +105,7 @@ class Batch:
         length: tokens of each batch row.
         cache, requests: forebay's; None before the first rows.
         passing: the forward pass in progress.
-        prefill_peak: bytes of keys, values and scores in the largest prefill's attention so far.
+        prefill_peak: bytes that a layer took in the largest prefill so far, by `attention`'s formula.
     """
 
     def __init__(self, layout: Layout, limits: Limits, device: Device | None) -> None:
@@ -138,12 +142,37 @@ class Batch:
         """forebay's number of a layer of the model; None if its rows are not in forebay."""
         return self._numbers.get(layer)
 
-    def update(self, number: int, latent: Any, rotated: Any) -> tuple[Any, Any]:
-        """A layer's new rows: `[batch, 1, tokens, values]` each. Returns what the model expands.
+    def admit(self, rows: Any) -> None:
+        """Checks that a pass may begin with these rows of some layer, `[batch, heads, tokens, values]`, before any
+        layer takes them.
 
         Raises:
-            InvalidArgument: more batch rows than the cache has, or another number than before; another dtype or device.
-            OutOfRange: more tokens than `max_tokens`. Nothing has changed after these two.
+            InvalidArgument: more batch rows than the cache has, or another number than before.
+            OutOfRange: more tokens than `max_tokens`.
+            Unsupported: the rows are for gradients. Nothing has changed after these three.
+            InvalidState: an earlier pass ended early, or the model does not attend through forebay.
+        """
+        self._check_idle()
+        count, width, limits = int(rows.shape[0]), int(rows.shape[2]), self.limits
+        self._check_count(count)
+        if self._rows and count != len(self._rows):
+            expected = f"{len(self._rows)}, as before; or reset() first"
+            raise InvalidArgument("batch", counted(count, "batch row"), expected)
+        if self.length + width > limits.max_tokens:
+            given = f"{self.length} tokens and {width} more" if self.length else counted(width, "token")
+            raise OutOfRange(f"{given}: the cache was made for max_tokens={limits.max_tokens} in a batch row")
+        if torch.is_grad_enabled() and rows.requires_grad:
+            raise Unsupported(
+                "gradients: none pass through a ForebayCache; call the model under torch.no_grad() or "
+                "model.eval() with inference_mode"
+            )
+
+    def update(self, number: int, latent: Any, rotated: Any) -> tuple[Any, Any]:
+        """A layer's new rows: `[batch, 1, tokens, values]` each. Returns what the model expands. Rows of the first
+        layer begin a pass, which `admit` has checked.
+
+        Raises:
+            InvalidArgument: another dtype or device than before.
             OutOfMemory: there is too little host memory for the cache.
             InvalidState: an earlier pass ended early, or the model does not attend through forebay.
         """
@@ -159,18 +188,8 @@ class Batch:
 
     def _begin(self, latent: Any) -> None:
         """Begins a pass with the first layer's rows."""
-        self._check_usable()
-        if self.passing is not None:
-            layer = self.layout.sparse[self.passing.next].layer
-            self.refuse(f"an earlier forward pass ended in layer {layer}")
-        count, width, limits = int(latent.shape[0]), int(latent.shape[2]), self.limits
-        self._check_count(count)
-        if self._rows and count != len(self._rows):
-            expected = f"{len(self._rows)}, as before; or reset() first"
-            raise InvalidArgument("batch", counted(count, "batch row"), expected)
-        if self.length + width > limits.max_tokens:
-            given = f"{self.length} tokens and {width} more" if self.length else counted(width, "token")
-            raise OutOfRange(f"{given}: the cache was made for max_tokens={limits.max_tokens} in a batch row")
+        self._check_idle()
+        count, width = int(latent.shape[0]), int(latent.shape[2])
         requests, step = self._made(latent), None
         if not self._rows:
             try:
@@ -179,7 +198,7 @@ class Batch:
             except BaseException:
                 self.clear()
                 raise
-        elif width <= 1 + limits.drafts:
+        elif width <= 1 + self.limits.drafts:
             step = requests.step([(row.id, width) for row in self._rows])
         self.passing = Pass(self.length, width, step)
 
@@ -198,8 +217,10 @@ class Batch:
     def _take(self, passing: Pass, number: int, latent: Any, rotated: Any) -> tuple[Any, Any]:
         one, count = self.layout.sparse[number], len(self._rows)
         given = (int(latent.shape[-1]), int(rotated.shape[-1]))
-        if given != (one.latent, one.rotated) or latent.dtype != self._dtype or latent.device != self._place:
-            found = f"{given[0]} + {given[1]} values of {latent.dtype} on {latent.device}"
+        kinds = {(part.dtype, part.device) for part in (latent, rotated)}
+        if given != (one.latent, one.rotated) or kinds != {(self._dtype, self._place)}:
+            kind = " and ".join(f"{part.dtype} on {part.device}" for part in (latent, rotated))
+            found = f"{given[0]} + {given[1]} values of {kind}"
             wanted = f"{one.latent} + {one.rotated} of {self._dtype} on {self._place}"
             raise InvalidArgument(f"rows of layer {one.layer}", found, wanted)
         rows = latent.new_zeros((count, passing.width, self._values))
@@ -253,6 +274,13 @@ class Batch:
             larger[:, : passing.start] = room[:, : passing.start]
         return larger
 
+    def expects(self, number: int, queries: int, keys: int) -> bool:
+        """Whether a pass is in progress in which this layer attends next, over so many queries and keys."""
+        passing = self.passing
+        if passing is None or number != passing.next or number not in passing.ready:
+            return False
+        return (queries, keys) == (passing.width, passing.width if passing.step is not None else passing.end)
+
     def attending(self, module: Any, number: int, queries: int, keys: int) -> Pass:
         """The pass in which a layer attends, before its attention over so many queries and keys.
 
@@ -266,8 +294,8 @@ class Batch:
             self.refuse("two models used this cache, which holds the rows of one")
         if passing is None or number != passing.next or number not in passing.ready:
             self.refuse(f"layer {layer} attended out of turn")
-        wanted = passing.width if passing.step is not None else passing.end
-        if queries != passing.width or keys != wanted:
+        if not self.expects(number, queries, keys):
+            wanted = passing.width if passing.step is not None else passing.end
             given = f"{queries} queries and {keys} keys, not {passing.width} and {wanted}"
             self.refuse(f"layer {layer} attended with {given}")
         return passing
@@ -496,11 +524,14 @@ class Batch:
         )
 
     def refuse(self, why: str) -> NoReturn:
-        """Gives up the pass in progress, and says why.
+        """Gives up the pass in progress, and says why: two threads, if it is another thread's.
 
         Raises:
             InvalidState: always.
         """
+        passing = self.passing
+        if passing is not None and passing.thread != threading.get_ident():
+            why = "two threads used this cache, which serves one forward pass at a time"
         self.give_up(why)
         self._check_usable()
         raise InvalidState(why)
@@ -520,9 +551,12 @@ class Batch:
 
     def _check_idle(self) -> None:
         self._check_usable()
-        if self.passing is not None:
-            layer = self.layout.sparse[self.passing.next].layer
-            self.refuse(f"an earlier forward pass ended in layer {layer}")
+        passing = self.passing
+        if passing is not None:
+            why = f"an earlier forward pass ended in layer {self.layout.sparse[passing.next].layer}"
+            if passing.next in passing.ready:
+                why += ", or it did not attend there by forebay: model.set_attn_implementation('forebay')"
+            self.refuse(why)
 
     def _check_count(self, count: int) -> None:
         if count > self.limits.batch:
@@ -548,9 +582,7 @@ def slots_of(ratio: Any, slots: Any, max_tokens: int) -> int:
         given = "neither ratio nor slots" if ratio is None else "both ratio and slots"
         raise InvalidArgument("ratio", given, "one of them")
     if ratio is None:
-        if type(slots) is not int or slots < 1:
-            raise InvalidArgument("slots", repr(slots), "a whole number from 1 on")
-        return int(min(slots, max_tokens))
+        return min(index(slots, "slots", least=1), max_tokens)
     if not isinstance(ratio, (int, float)) or isinstance(ratio, bool) or not 0 < ratio <= 1:
         raise InvalidArgument("ratio", repr(ratio), "a number above 0 and at most 1")
     return max(1, min(math.ceil(ratio * max_tokens), max_tokens))

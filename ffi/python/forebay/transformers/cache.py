@@ -44,7 +44,8 @@ class Memory(NamedTuple):
     host: int
     # What `DynamicCache` would hold on the device at the present length: rows, index keys, and the stock layers.
     dense: int
-    # Device, for the time of a layer: keys, values and scores of the largest prefill pass so far.
+    # Device, for the time of a layer: the largest prefill pass so far, with the softmax and the indexer's scores. By a
+    # formula, not measured: docs/transformers.md.
     prefill_peak: int
 
     @property
@@ -100,7 +101,8 @@ class ForebayCache(transformers.Cache):
         model.generate(**inputs, past_key_values=cache)
 
     Memory is taken at the first forward pass, whose rows say their dtype and device, for `batch` rows of `max_tokens`.
-    A context manager that closes itself.
+    A context manager that closes itself. It is for inference: a pass whose rows require gradients is refused, since no
+    gradient would come back from the pool.
 
     Args:
         config: the model's config, or the model.
@@ -111,7 +113,8 @@ class ForebayCache(transformers.Cache):
         drafts: the most drafted tokens that one pass checks (`prompt_lookup_num_tokens`, an assistant's). A pass with
             more tokens is computed as a prefill.
         device: forebay's device. None: a `HostDevice` for tensors on the CPU, a `CudaDevice` for tensors on a GPU,
-            which ends with the cache.
+            which ends with the cache. Memory of a device that you give stays with it for its next cache, after
+            `close` too, until you close the device.
         record: a file for what the first batch row selects (`forebay replay` reads it); others get files beside it.
         overcommit: takes more host memory than the machine reports as available.
 
@@ -172,8 +175,11 @@ class ForebayCache(transformers.Cache):
         """Takes a layer's new rows. See `transformers.Cache.update`."""
         if torch.compiler.is_compiling():
             _refuse_compiled()
-        if self._batch.passing is None and self._batch.number(layer_idx) == 0:
-            self._check_model(layer_idx, int(key_states.shape[2]))
+        # Before the model's first layer takes its rows, wherever that keeps them; and before forebay does.
+        if layer_idx in (0, self._batch.layout.sparse[0].layer):
+            if self._batch.passing is None:
+                self._check_model(layer_idx, int(key_states.shape[2]))
+            self._batch.admit(key_states)
         found: tuple[Any, Any] = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         return found
 
@@ -215,7 +221,7 @@ class ForebayCache(transformers.Cache):
 
     def reset(self) -> None:
         """Ends all batch rows. The cache is empty then, and usable after any error."""
-        leave()
+        leave(self._batch)
         self._batch.reset()
         for layer in self._stock.values():
             layer.reset()
@@ -234,9 +240,15 @@ class ForebayCache(transformers.Cache):
             layer.batch_repeat_interleave(repeats)
 
     def batch_select_indices(self, indices: Any) -> None:
-        """Keeps the batch rows of `indices`, in this order: row numbers, or a mask of booleans."""
+        """Keeps the batch rows of `indices`, in this order: row numbers, or a mask of booleans.
+
+        Raises:
+            InvalidArgument: a mask of another length, no such row, or more rows than the cache was made for.
+        """
         rows = range(len(self._batch.rows))
-        if str(indices.dtype) == "torch.bool":
+        if indices.dtype == torch.bool:
+            if tuple(indices.shape) != (len(rows),):
+                raise InvalidArgument("indices", f"a mask of {tuple(indices.shape)}", f"one of ({len(rows)},)")
             chosen = [row for row, kept in zip(rows, indices.tolist()) if kept]
         else:
             chosen = [row % max(len(rows), 1) for row in indices.tolist()]
@@ -278,8 +290,9 @@ class ForebayCache(transformers.Cache):
             self.forebay.validate()
 
     def close(self) -> None:
-        """Ends all batch rows, and forebay's cache; idempotent."""
-        leave()
+        """Ends all batch rows, and forebay's cache; idempotent. The memory of a device that was given (`device=`) stays
+        with that device."""
+        leave(self._batch)
         self._closer()
 
     def __enter__(self) -> ForebayCache:
@@ -290,8 +303,11 @@ class ForebayCache(transformers.Cache):
     ) -> None:
         self.close()
 
-    def __deepcopy__(self, memo: Any) -> NoReturn:
+    def __copy__(self) -> NoReturn:
         raise Unsupported("copy of a ForebayCache: it owns its rows' memory; batch_repeat_interleave forks batch rows")
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        self.__copy__()
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise Unsupported("pickling a ForebayCache: its rows are in memory of this process")

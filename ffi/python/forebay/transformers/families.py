@@ -42,12 +42,14 @@ class Family:
         text: the model type of the part that generates text, if the model has others.
         shares_selections: whether layers may use another layer's selection.
         shares_rows: whether layers may attend to another layer's latents.
+        since: the first transformers that has the model.
     """
 
     name: str
     text: str
     shares_selections: bool = False
     shares_rows: bool = False
+    since: tuple[int, int] = OLDEST
 
 
 FAMILIES = {
@@ -57,8 +59,8 @@ FAMILIES = {
         Family("glm_moe_dsa", "glm_moe_dsa", shares_selections=True),
         Family("axk2", "axk2"),
         Family("hy_v4", "hy_v4", shares_selections=True),
-        Family("mistral_large4", "mistral_large4_text", shares_selections=True, shares_rows=True),
-        Family("dots3_note", "dots3_note_text"),
+        Family("mistral_large4", "mistral_large4_text", shares_selections=True, shares_rows=True, since=(5, 22)),
+        Family("dots3_note", "dots3_note_text", since=(5, 23)),
     )
 }
 _BY_TEXT = {family.text: family for family in FAMILIES.values()}
@@ -93,6 +95,7 @@ class Layout:
         sparse: the layers in forebay, in the model's order: forebay's layer n is `sparse[n]`.
         top_k: positions that one query selects in one layer.
         width: values of a row: those of the widest layer.
+        index_heads, index_head: heads of an indexer, and values of an index key.
     """
 
     family: Family
@@ -100,19 +103,24 @@ class Layout:
     sparse: tuple[SparseLayer, ...]
     top_k: int
     width: int
+    index_heads: int
+    index_head: int
 
 
-def check_version() -> None:
-    """Refuses a transformers whose caches do not hold latents.
+def check_version(family: Family | None = None) -> None:
+    """Refuses a transformers whose caches do not hold latents, or one without `family`.
 
     Raises:
-        Unsupported: it is older than 5.18.
+        Unsupported: it is older than 5.18, or than the family's model.
     """
     found = transformers.__version__
     numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
     if numbers < OLDEST:
         wanted = ".".join(map(str, OLDEST))
         raise Unsupported(f"transformers {found}: its caches hold expanded keys; {wanted} or newer keeps latents")
+    if family is not None and numbers < family.since:
+        since = ".".join(map(str, family.since))
+        raise Unsupported(f"{family.name}: transformers {found} has no such model; {since} or newer has")
 
 
 def layout(config: Any) -> Layout:
@@ -120,7 +128,7 @@ def layout(config: Any) -> Layout:
 
     Raises:
         InvalidArgument: it is no configuration.
-        Unsupported: a model type, or a kind of layer, that is not known here.
+        Unsupported: a model type, or a kind of layer, that is not known here; or transformers has no such model.
     """
     if not isinstance(config, transformers.PreTrainedConfig):
         raise InvalidArgument("config", type(config).__name__, "a model's config (model.config), or the model")
@@ -129,6 +137,7 @@ def layout(config: Any) -> Layout:
     if family is None:
         known = ", ".join(FAMILIES)
         raise Unsupported(f"model type {config.model_type!r}: its attention takes no selection; known are {known}")
+    check_version(family)
     count = text.num_hidden_layers
     kinds = list(text.layer_types)
     strange = sorted({kind for kind in kinds if kind != SPARSE and kind not in _STOCK})
@@ -139,7 +148,8 @@ def layout(config: Any) -> Layout:
         raise Unsupported(f"{family.name}: this model has no layer that selects; DynamicCache serves it")
     if not sparse[0].selects:
         raise Unsupported(f"{family.name}: layer {sparse[0].layer} uses a selection that no layer before it makes")
-    return Layout(family, count, sparse, text.index_topk, max(one.latent + one.rotated for one in sparse))
+    width = max(one.latent + one.rotated for one in sparse)
+    return Layout(family, count, sparse, text.index_topk, width, text.index_n_heads, text.index_head_dim)
 
 
 def _sparse(text: Any, family: Family, layer: int) -> SparseLayer:
