@@ -1,7 +1,7 @@
 """`generate`: a model in a folder continues a text, with a share of its rows in slots.
 
-The text appears as it is decoded. Then follow the misses of each layer and the memory: rows in slots and in host memory,
-and what else the device holds.
+The text appears as it is decoded. Then follow the misses of each layer and the memory: rows in slots and in host
+memory, and what else the device holds.
 """
 
 from __future__ import annotations
