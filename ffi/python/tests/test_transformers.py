@@ -5,8 +5,10 @@ Its own tests run where both are installed (`make engines ENGINE=transformers`).
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 # None in `sys.modules` makes an import fail, so these run the same way where the packages are installed.
 ABSENT = "import sys; sys.modules.update(torch=None, transformers=None)\n"
@@ -32,3 +34,12 @@ def test_the_adapter_says_what_to_install() -> None:
     )
     said = run(program)
     assert "torch and transformers" in said and "pip install 'forebay[transformers]'" in said
+
+
+def test_the_command_says_it_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('planted')")
+    given = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-m", "forebay.transformers", "check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=given)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.count("\n") == 1 and "planted" in done.stderr, done.stderr

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +17,9 @@ import transformers
 from forebay.transformers import ForebayCache, models, register
 
 QUICK = bool(os.environ.get("FOREBAY_QUICK"))
-FAMILIES = models.FAMILIES
+# One family for each kind of layer: plain; shared selections and sinks; no RoPE and shared rows; a window.
+KINDS = ("deepseek_v32", "hy_v4", "mistral_large4", "dots3_note")
+FAMILIES = KINDS if QUICK else models.FAMILIES
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 _T = TypeVar("_T")
@@ -66,6 +70,13 @@ def save(family: str, folder: Path) -> Any:
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0")
     tokenizer.save_pretrained(folder)
     return tokenizer
+
+
+def objects() -> dict[str, int]:
+    """Live objects of forebay's classes, by class: caches, batches, requests, handles."""
+    gc.collect()
+    kinds = (type(thing) for thing in gc.get_objects())
+    return dict(Counter(kind.__qualname__ for kind in kinds if str(kind.__module__).startswith("forebay")))
 
 
 def resident_bytes() -> int:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
+import forebay
 import pytest
 import torch
 import transformers
-from forebay.transformers import bench, check, command, models
+from forebay.transformers import ForebayCache, bench, check, command, models
 from harness import FAMILIES, QUICK, model, save
 
 
@@ -57,7 +58,7 @@ def test_check_prints_a_line_for_each_run(capsys: pytest.CaptureFixture[str]) ->
 def test_check_tells_a_difference(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(check, "same_bits", lambda one, other: False)
     assert command.main(["check", "--model", "axk2", "--ratio", "0.5", "--batch", "1", "--tokens", "3"]) == 1
-    assert "2 runs differ" in capsys.readouterr().out
+    assert "2 runs failed" in capsys.readouterr().out
 
 
 def test_bench_prints_both_steps(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,7 +85,8 @@ def test_generate_continues_a_text(family: str, tmp_path: Path, capsys: pytest.C
     assert " ".join(f"w{word}" for word in check.decode(model(family), given, 12).tokens[0].tolist()) in said
     assert "12 tokens after a prompt of 40" in said
     assert re.search(r"^ +0 +[\d,]+ +[\d,]+ +\d+\.\d%$", said, re.MULTILINE)
-    assert re.search(r"On the device [\d.]+ MiB, instead of [\d.]+ MiB", said)
+    assert re.search(r"^Rows: [\d.]+ KiB in host memory, [\d.]+ KiB in slots on the device\.$", said, re.MULTILINE)
+    assert re.search(r"tables [\d.]+ [KM]iB, index keys [\d.]+ KiB", said)
 
 
 def test_generate_refuses_what_it_cannot_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,9 +103,64 @@ def test_generate_refuses_what_it_cannot_load(tmp_path: Path, capsys: pytest.Cap
     assert "the model was made for" in refused([*options, "--tokens", "20000"], capsys)
 
 
-def test_the_module_is_a_program() -> None:
-    ran = subprocess.run(
-        [sys.executable, "-m", "forebay.transformers", "check", "--ratio", "7"], capture_output=True, text=True
-    )
-    assert ran.returncode == 2
-    assert ran.stderr.count("\n") == 1 and "'7'" in ran.stderr
+def test_generate_ignores_what_the_folder_sets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Beams and no cache in generation_config.json; what generate itself refuses is one line."""
+    save("axk2", tmp_path)
+    file = tmp_path / "generation_config.json"
+    file.write_text('{"num_beams": 4, "use_cache": false, "pad_token_id": 0}')
+    options = ["generate", "--model", str(tmp_path), "--prompt", "w1 w2 w3", "--tokens", "3", "--ratio", "1"]
+    assert command.main(options) == 0
+    assert "3 tokens after a prompt of 3" in capsys.readouterr().out
+    file.write_text('{"cache_implementation": "offloaded", "pad_token_id": 0}')
+    with pytest.raises(SystemExit) as ended:
+        command.main(options)
+    assert ended.value.code == 2
+    assert "it cannot generate" in capsys.readouterr().err
+
+
+def test_an_error_of_forebay_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(_chosen: object) -> int:
+        raise forebay.InvalidState("planted")
+
+    monkeypatch.setattr(check, "run", fail)
+    assert "planted" in refused(["check"], capsys)
+
+
+def test_check_counts_a_broken_invariant(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(_cache: ForebayCache) -> None:
+        raise forebay.Internal("planted")
+
+    monkeypatch.setattr(ForebayCache, "validate", fail)
+    chosen = ["--model", "axk2", "--ratio", "0.5", "--batch", "1", "--dtype", "fp32", "--tokens", "3"]
+    assert command.main(["check", *chosen]) == 1
+    said = capsys.readouterr()
+    assert "planted" in said.err
+    assert re.search(r"yes +yes +\d+\.\d% +NO$", said.out, re.MULTILINE) and "1 runs failed" in said.out
+
+
+def test_a_family_that_transformers_lacks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(models._CLASSES, "dots3_note", "NoSuchClass")
+    assert "dots3_note: not in this transformers" in refused(["bench", "--model", "dots3_note"], capsys)
+    chosen = ["--ratio", "0.5", "--batch", "1", "--dtype", "fp32", "--context", "24", "--tokens", "2"]
+    assert command.main(["check", *chosen]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + len(models.FAMILIES) + 1
+    assert re.search(r"^dots3_note +not in this transformers$", lines[-2])
+
+
+def test_bench_judges(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.judge(bench.GROWS, bench.FASTER) == 0
+    assert bench.judge(bench.GROWS + 0.1, bench.FASTER) == 1
+    assert bench.judge(bench.GROWS, bench.FASTER - 1) == 1
+    assert "11.0 times faster than stock" in capsys.readouterr().out
+    assert "--judge" in refused(["bench", "--judge", "--no-stock"], capsys)
+    assert "--judge" in refused(["bench", "--judge", "--context", "2048"], capsys)
+
+
+def test_the_module_is_a_program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["forebay.transformers", "check", "--ratio", "7"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("forebay.transformers", run_name="__main__")
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "'7'" in said

@@ -45,14 +45,15 @@ def test_control_one_byte_of_the_total_pool_changes_the_output(family: str) -> N
 def test_control_a_crop_that_is_off_by_one_is_noticed(
     family: str, by: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rejected drafts: one row too many or too few goes. An error is as good as other logits."""
+    """Rejected drafts: one row too many or too few goes, in forebay's request alone, and in the whole cache. In the
+    request alone an error is as good as other logits; the whole cache stays consistent, so only the logits tell."""
     from forebay.serving import Request
 
     of, tokens = model(family), models.prompts(1, CONTEXT + STEPS, seed=2)
     drafts = models.prompts(1, 3, seed=3)
 
     def run() -> torch.Tensor:
-        with ForebayCache(of.config, ratio=0.3, max_tokens=CONTEXT + STEPS + 8, drafts=3) as cache:
+        with ForebayCache(of.config, ratio=0.3, max_tokens=CONTEXT + 2 * STEPS + 8, drafts=3) as cache:
             # The sliding layers of dots3_note keep what they need for a crop only when asked.
             cache.activate_past_recording()
             forward(of, tokens[:, :CONTEXT], cache)
@@ -64,7 +65,10 @@ def test_control_a_crop_that_is_off_by_one_is_noticed(
 
     right = run()
     assert check.same_bits(right, run())
-    crop = Request.crop
+    whole, crop = ForebayCache.crop, Request.crop
+    with monkeypatch.context() as planted:
+        planted.setattr(ForebayCache, "crop", lambda cache, count: whole(cache, count + by))
+        assert not check.same_bits(right, run())
     monkeypatch.setattr(Request, "crop", lambda request, length: crop(request, length + by))
     try:
         wrong = run()

@@ -4,16 +4,16 @@ twin's, and nothing left over: pages, lanes, slots, process memory."""
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from forebay.transformers import ForebayCache, check, models
-from harness import FAMILIES, QUICK, forward, model, resident_bytes, some, stock_cache
+from harness import FAMILIES, QUICK, forward, model, objects, resident_bytes, some, stock_cache
 
 TURNS, TURN, DRAFTS, LAYERS = 20, 8, 3, 2
 LONGEST = TURNS * 2 * TURN + DRAFTS + 1
-SEEDS = 12 if QUICK else 100
+SEEDS = 6 if QUICK else 100
 
 
 class Talk:
@@ -76,7 +76,7 @@ def test_twenty_turns_leave_nothing_behind(family: str) -> None:
     options = {"max_tokens": LONGEST, "batch": 3, "drafts": DRAFTS}
     families = some(("deepseek_v32", "glm_moe_dsa"), FAMILIES)
     seeds = range(list(families).index(family), SEEDS, len(families))
-    resident = []
+    left = []
     with ForebayCache(of.config, ratio=0.25, **options) as cache, ForebayCache(of.config, ratio=1, **options) as twin:
         start = None
         for seed in seeds:
@@ -89,21 +89,52 @@ def test_twenty_turns_leave_nothing_behind(family: str) -> None:
             start = start or gauges(cache)
             assert gauges(cache) == start, seed
             assert cache.stats().sequences == 0
-            resident.append(resident_bytes())
-    # The first conversations still fill torch's and Python's own caches.
-    later = resident[len(resident) // 3 :]
-    assert later[-1] - later[0] < 8 << 20, resident
+            # Without what is kept for each number of batch rows.
+            left.append({kind: count for kind, count in objects().items() if kind not in ("Buffers", "Work")})
+    assert all(one == left[0] for one in left), left
+
+
+LIMIT = 16 << 20
+"""The most bytes that the process grows by; a cache of the next tests has more."""
+LARGE = 1 << 16
+"""Their tokens."""
+
+
+class Left(NamedTuple):
+    """What is left after each cache: objects of forebay by class, and by how many bytes the process grew."""
+
+    objects: list[dict[str, int]]
+    grown: int
+
+
+def come_and_go(count: int, keep: int | None = None) -> Left:
+    """Makes, uses and drops `count` caches of 24 MiB, but not the one of number `keep`."""
+    of, tokens = model("deepseek_v32", layers=LAYERS), models.prompts(1, 40, seed=1)
+    counted, resident, kept = [], [], []
+    for number in range(count):
+        cache = ForebayCache(of.config, ratio=0.01, max_tokens=LARGE)
+        forward(of, tokens, cache)
+        forward(of, tokens[:, :1], cache)
+        for layer in range(LAYERS):
+            cache.forebay.rows(layer)[:] = 1
+        if number == keep:
+            kept.append(cache)
+        del cache
+        counted.append(objects())
+        resident.append(resident_bytes())
+    # The first caches still fill torch's and Python's own memory.
+    return Left(counted, resident[-1] - resident[min(2, count - 1)])
 
 
 def test_caches_that_come_and_go_leave_no_memory() -> None:
     """A cache of its own for each conversation."""
-    of, tokens = model("deepseek_v32", layers=LAYERS), models.prompts(1, 40, seed=1)
-    resident = []
-    for _number in range(12 if QUICK else 40):
-        cache = ForebayCache(of.config, ratio=0.5, max_tokens=4096)
-        forward(of, tokens, cache)
-        forward(of, tokens[:, :1], cache)
-        del cache
-        resident.append(resident_bytes())
-    later = resident[len(resident) // 3 :]
-    assert later[-1] - later[0] < 8 << 20, resident
+    found = come_and_go(12 if QUICK else 40)
+    assert all(one == found.objects[0] for one in found.objects), found
+    assert found.grown < LIMIT, found
+
+
+def test_control_one_cache_that_stays_is_found() -> None:
+    """By its objects, and by its bytes."""
+    found = come_and_go(6, keep=4)
+    assert found.objects[4] != found.objects[3]
+    assert found.grown > LIMIT, found

@@ -14,17 +14,29 @@ This package imports torch and transformers; `forebay` alone does not. CUDA tens
 `CudaDevice` and torch's current stream, which has not run on a GPU yet.
 """
 
+import sys as _sys
+
+from ..errors import Unsupported as _Unsupported
+from .stop import stop as _stop
+
 try:
     import torch as _torch  # noqa: F401
     import transformers as _transformers  # noqa: F401
-except ImportError as _missing:
-    _wanted = "torch and transformers: pip install 'forebay[transformers]'"
-    raise ImportError(f"forebay.transformers needs {_wanted} ({_missing})") from _missing
 
-from .families import FAMILIES, Family, check_version
+    from .families import FAMILIES, Family, check_version
 
-# Before the modules that import what an older transformers lacks.
-check_version()
+    # Before the modules that import what an older transformers lacks.
+    check_version()
+except (ImportError, _Unsupported) as _missing:
+    _why = str(_missing)
+    if isinstance(_missing, ImportError):
+        _why = f"forebay.transformers needs torch and transformers: pip install 'forebay[transformers]' ({_missing})"
+    # As a program (Python imports the package before `__main__`), one line and no traceback.
+    if _sys.argv[:1] == ["-m"] and __name__ in _sys.orig_argv:
+        _stop(_why)
+    if isinstance(_missing, ImportError):
+        raise ImportError(_why) from _missing
+    raise
 
 from .attention import ATTENTION, register_names  # noqa: E402
 from .batch import LayerMisses  # noqa: E402

@@ -1,6 +1,7 @@
 """The command line of `python -m forebay.transformers`: `check`, `bench` and `generate`.
 
-A command prints a result, or one line of error and ends with status 2. Status 1: `check` found a difference.
+A command prints a result, or one line of error and ends with status 2. Status 1: `check` found a difference, or
+`bench --judge` a missed target.
 """
 
 from __future__ import annotations
@@ -11,11 +12,15 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
+from ..errors import ForebayError
+from . import bench, check, generate
+from .check import DTYPES
+from .models import FAMILIES
+from .stop import stop
+
 _T = TypeVar("_T")
 
-# As models.FAMILIES, which only programs with torch can import.
-FAMILIES = ("deepseek_v32", "glm_moe_dsa", "axk2", "hy_v4", "mistral_large4", "dots3_note")
-TYPES = ("fp32", "bf16")
+TYPES = tuple(DTYPES)
 _LONGEST = 1 << 20
 
 
@@ -25,13 +30,6 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Prints one line and ends the program with status 2."""
         stop(message)
-
-
-def stop(message: str) -> NoReturn:
-    """Ends the program with one line of error and status 2."""
-    line = " ".join(message.split())
-    print(f"forebay.transformers: {line}", file=sys.stderr)
-    raise SystemExit(2)
 
 
 def many(one: Callable[[str], _T]) -> Callable[[str], list[_T]]:
@@ -86,8 +84,9 @@ def parser() -> Parser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
     shown: dict[str, Any] = {"formatter_class": argparse.ArgumentDefaultsHelpFormatter, "allow_abbrev": False}
 
-    check = commands.add_parser("check", help="compares small models of each family with all rows resident", **shown)
-    add = check.add_argument
+    add = commands.add_parser(
+        "check", help="compares small models of each family with all rows resident", **shown
+    ).add_argument
     family = one_of("model", ("all", *FAMILIES))
     add("--model", type=many(family), default=["all"], metavar="NAMES", help="families, or all")
     add("--ratio", type=many(ratio), default=[0.1, 0.3, 1.0], metavar="LIST", help="slots as a share of the tokens")
@@ -97,8 +96,7 @@ def parser() -> Parser:
     add("--tokens", type=number(2, 1 << 12), default=24, metavar="N", help="tokens to decode")
     add("--seed", type=number(0, 1 << 62), default=0, metavar="N", help="of weights and prompts")
 
-    bench = commands.add_parser("bench", help="times a decode step beside the stock model's", **shown)
-    add = bench.add_argument
+    add = commands.add_parser("bench", help="times a decode step beside the stock model's", **shown).add_argument
     add("--model", type=one_of("model", FAMILIES), default=FAMILIES[0], metavar="NAME", help="a family")
     add("--context", type=many(number(16, 1 << 16)), default=[2048, 8192], metavar="LIST", help="tokens of the prompt")
     add("--ratio", type=ratio, default=0.2, help="slots as a share of the tokens")
@@ -107,9 +105,9 @@ def parser() -> Parser:
     add("--steps", type=number(1, 1000), default=16, metavar="N", help="decode steps that are timed")
     add("--threads", type=number(1, 256), default=1, metavar="N", help="threads of torch")
     add("--no-stock", action="store_true", help="leaves out the stock model, which takes most of the time")
+    add("--judge", action="store_true", help="compares with the targets; status 1 if one is missed")
 
-    generate = commands.add_parser("generate", help="continues a text with a model in a folder", **shown)
-    add = generate.add_argument
+    add = commands.add_parser("generate", help="continues a text with a model in a folder", **shown).add_argument
     add("--model", required=True, metavar="DIR", help="folder of the model and its tokenizer")
     add("--prompt", required=True, metavar="TEXT", help="the text to continue")
     add("--ratio", type=ratio, default=0.2, help="slots as a share of the tokens")
@@ -121,18 +119,8 @@ def parser() -> Parser:
 
 def run(chosen: argparse.Namespace) -> int:
     """Runs a command; the status of the program."""
-    # After the command line was checked: these take seconds to import.
-    if chosen.command == "check":
-        from . import check
-
-        return check.run(chosen)
-    if chosen.command == "bench":
-        from . import bench
-
-        return bench.run(chosen)
-    from . import generate
-
-    return generate.run(chosen)
+    commands = {"check": check.run, "bench": bench.run, "generate": generate.run}
+    return commands[chosen.command](chosen)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -142,6 +130,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     try:
         return run(chosen)
+    except ForebayError as error:
+        stop(str(error))
     except BrokenPipeError:
         # The reader has gone, so nothing can be printed, not even by Python's own flush at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

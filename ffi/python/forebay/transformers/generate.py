@@ -1,7 +1,7 @@
 """`generate`: a model in a folder continues a text, with a share of its rows in slots.
 
-The text appears as it is decoded. Then follow the misses of each layer and the memory: what the device holds, what it
-would hold with every row there, and what the host holds.
+The text appears as it is decoded. Then follow the misses of each layer and the memory: rows in slots and in host
+memory, and what else the device holds.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ import transformers
 from ..errors import ForebayError
 from . import ATTENTION, ForebayCache, register
 from .check import DTYPES
-from .command import stop
-
-_MIB = 1 << 20
+from .stop import stop
 
 
 def run(chosen: argparse.Namespace) -> int:
@@ -40,15 +38,21 @@ def run(chosen: argparse.Namespace) -> int:
     model = load(chosen, config)
     with ForebayCache(model, ratio=chosen.ratio, max_tokens=length + chosen.tokens) as cache:
         began = time.perf_counter()
-        made = model.generate(
-            input_ids=given["input_ids"],
-            attention_mask=given["attention_mask"],
-            past_key_values=cache,
-            max_new_tokens=chosen.tokens,
-            prefill_chunk_size=chosen.chunk,
-            do_sample=False,
-            streamer=transformers.TextStreamer(tokenizer, skip_prompt=True),
-        )
+        try:
+            # What the folder's generation_config.json could set otherwise, and one streamed text does not have.
+            made = model.generate(
+                input_ids=given["input_ids"],
+                attention_mask=given["attention_mask"],
+                past_key_values=cache,
+                max_new_tokens=chosen.tokens,
+                prefill_chunk_size=chosen.chunk,
+                do_sample=False,
+                num_beams=1,
+                use_cache=True,
+                streamer=transformers.TextStreamer(tokenizer, skip_prompt=True),
+            )
+        except ValueError as error:
+            stop(f"--model: it cannot generate: {error}")
         seconds = time.perf_counter() - began
         report(cache, made.shape[1] - length, length, seconds)
     return 0
@@ -91,7 +95,17 @@ def report(cache: Any, decoded: int, length: int, seconds: float) -> None:
         selected = layer.hits + layer.misses
         print(f"{layer.layer:>5} {selected:>9,} {layer.misses:>8,} {layer.misses / max(1, selected):>6.1%}")
     memory = cache.memory()
-    print(
-        f"On the device {memory.device / _MIB:.1f} MiB, instead of {memory.dense / _MIB:.1f} MiB with every row there; "
-        f"in host memory {memory.host / _MIB:.1f} MiB."
-    )
+    print(f"Rows: {size(memory.host)} in host memory, {size(memory.slots)} in slots on the device.")
+    parts = {"tables": memory.tables, "index keys": memory.index_keys, "gathered rows": memory.gathered}
+    if memory.stock:
+        parts["layers with a window"] = memory.stock
+    also = ", ".join(f"{name} {size(count)}" for name, count in parts.items())
+    print(f"Also on the device: {also}. In all {size(memory.device)}; transformers' own cache: {size(memory.dense)}.")
+
+
+def size(count: int) -> str:
+    """Bytes in the unit that fits."""
+    value, units = float(count), ["bytes", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value, units = value / 1024, units[1:]
+    return f"{value:,.0f} bytes" if units[0] == "bytes" else f"{value:,.1f} {units[0]}"

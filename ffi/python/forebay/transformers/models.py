@@ -17,6 +17,8 @@ from typing import Any
 import torch
 import transformers
 
+from ..errors import Unsupported
+
 FAMILIES = ("deepseek_v32", "glm_moe_dsa", "axk2", "hy_v4", "mistral_large4", "dots3_note")
 """The families, by the `model_type` of their configuration."""
 
@@ -63,12 +65,20 @@ SMALL = Sizes(
 """Latents and heads of the published models' sizes in a narrow model of four layers, for figures."""
 
 
+def known(family: str) -> bool:
+    """Whether the installed transformers has the family: some are newer than 5.18."""
+    return hasattr(transformers, _CLASSES[family])
+
+
 def configuration(family: str, sizes: Sizes = TINY, **changes: Any) -> Any:
     """The configuration of a small model of `family`. `changes` are fields of its language model that replace ours.
 
     Raises:
         KeyError: another family.
+        Unsupported: the installed transformers does not have the family.
     """
+    if not known(family):
+        raise Unsupported(f"{family}: not in this transformers, which is {transformers.__version__}")
     return _CONFIGURATIONS[family](sizes, changes)
 
 
