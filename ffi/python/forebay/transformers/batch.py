@@ -326,10 +326,12 @@ class Batch:
             return found.view(-1, 1, width, self._values)
 
     def warm_up(self, number: int, positions: Any) -> None:
-        """Notes what the last tokens of a prefill pass selected: int32 `[batch, tokens, k]`, -1 for none."""
+        """Notes what the last tokens of a prefill pass selected: int32 `[batch, tokens, k]`, -1 for none. A row that
+        decoded before resumes with what it selected then."""
         if self.layout.sparse[number].selects:
             for request, selection in zip(self._rows, positions):
-                request.warm_up(number, selection)
+                if request.state == "filling":
+                    request.warm_up(number, selection)
 
     def attended(self, passing: Pass, number: int) -> bool:
         """Notes that a layer has attended. Returns whether it was the pass's last, which ends it."""
