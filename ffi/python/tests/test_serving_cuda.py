@@ -85,6 +85,9 @@ class Memory(libraries.Numpy):
     def words(self, shape: tuple[int, ...], place: Any) -> Any:
         return self.on.array(np.full(shape, -1, np.int32))
 
+    def part(self, words: Any, shape: tuple[int, ...]) -> Any:
+        return Held(words.address, shape, words.dtype, words)
+
     def fill(self, words: Any, selection: Any) -> None:
         padded = np.full(words.shape, -1, np.int32)
         super().fill(padded, selection.host())

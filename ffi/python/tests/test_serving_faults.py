@@ -279,3 +279,24 @@ def test_index_keys_go_before_rows_and_into_no_page_of_others(make: Make) -> Non
     assert request.index_keys(0).tobytes() == keys.tobytes()
     with pytest.raises(forebay.InvalidState, match="'b'.*other requests may share"):
         child.put_index_keys(0, keys)
+
+
+def test_buffers_do_not_grow_with_the_batches_that_occur() -> None:
+    lanes, requests, rng = 4, None, np.random.default_rng(3)
+    shape = forebay.Shape(layers=1, row_bytes=(16, 0), top_k=4, page_tokens=16)
+    with forebay.HostDevice() as device:
+        cache = forebay.Cache(device, shape, lanes=lanes, max_tokens=64, slots=16, query_rows=3, lock=False)
+        with Requests(cache) as requests:
+            for id in range(lanes):
+                requests.add(id).prefill(0, rng.integers(0, 256, (8, 16), np.uint8))
+            found = set()
+            for batch in range(1, lanes + 1):
+                for width in range(1, 4):
+                    with requests.step([(id, width) for id in range(batch)]) as step:
+                        step.write(0, rng.integers(0, 256, (batch, width, 16), np.uint8))
+                        slots = step.select(0, np.full((batch, width, 4), 2, np.int32))
+                        found.add(slots.__array_interface__["data"][0])
+                    for id in range(batch):
+                        requests[id].crop(8)
+            assert len(found) == 1
+        cache.close()

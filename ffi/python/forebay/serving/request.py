@@ -65,6 +65,7 @@ class Request:
         # The last step that it took part in, or the one before its first.
         self._seen = requests._turn
         self._pages: tuple[layout.Numbers, layout.Numbers] | None = None
+        self._landing: layout.Numbers | None = None
         self._owner: weakref.ref[Any] | None = None
         self._recording: recording.Recording | None = None
         # What its recording could not take: raised by its next call, or by its end.
@@ -273,6 +274,7 @@ class Request:
             start, end = index(start, "start"), self._length if end is None else index(end, "end")
             self._check_admitted(max(end, start))
             library = library_of_dtype(dtype, self._requests.cache.device.place)
+            check_divides(library, dtype, self._requests.cache.shape.index_key_bytes)
             return self._requests._index_keys(library, dtype, group, self._page_table()[1], start, end)
 
     def _index_places(self, positions: layout.Numbers) -> layout.Numbers:
@@ -400,6 +402,7 @@ class Request:
             self._landed = 0
         if state != self.state:
             self.state, self._committed = state, self._length
+            self._landing = None
         self._half, self._fresh = False, False
 
     def resume(self) -> None:
@@ -621,6 +624,13 @@ class Request:
         self.state, self._landed = FAILED, 0
         self._account(0)
         self._length = self._committed = min(self._sequence.length.committed, self._length)
+
+    def _landing_slots(self) -> layout.Numbers:
+        """The slots of its new rows, of all query rows that a step may have. They are those of its lane."""
+        if self._landing is None:
+            rows = range(self._requests.cache.query_rows)
+            self._landing = np.array([self._sequence.landing_slot(row) for row in rows], np.int64)
+        return self._landing
 
     def _page_table(self) -> tuple[layout.Numbers, layout.Numbers]:
         """Its pages of rows, and of index keys."""

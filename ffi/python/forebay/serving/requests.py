@@ -20,7 +20,7 @@ from . import layout
 from .failures import naming
 from .recording import Recorder, Recording
 from .request import ENDED, FAILED, FILLING, PARKED, RUNNING, Request
-from .step import DecodeStep, Work
+from .step import DecodeStep, Room, Work
 from .tensors import Library, item_of, library_of, library_of_dtype
 
 _T = TypeVar("_T")
@@ -101,6 +101,7 @@ class Requests:
         self._enqueued, self._waited = 0, 0
         self._counts = np.zeros((len(self._layers), 3), np.int64)
         self._dtypes: list[str | None] = [None] * len(self._layers)
+        self._rooms: dict[str, Room] = {}
         self._works: dict[tuple[Any, ...], Work] = {}
         self._views: dict[tuple[Any, ...], Any] = {}
         self._pools: dict[int, layout.Bytes] = {}
@@ -444,7 +445,10 @@ class Requests:
         key = (library.name, rows, query_rows)
         found = self._works.get(key)
         if found is None:
-            found = self._works[key] = Work(self.cache, library, rows, query_rows)
+            room = self._rooms.get(library.name)
+            if room is None:
+                room = self._rooms[library.name] = Room(self.cache, library)
+            found = self._works[key] = Work(self.cache, library, room, rows, query_rows)
         return found
 
     def _keys_view(self, library: Library, group: int) -> Any:

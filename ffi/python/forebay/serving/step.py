@@ -18,12 +18,20 @@ from .failures import naming, naming_batch
 from .tensors import INTEGERS, Library, item_of, library_of
 
 
+class Room:
+    """Memory for the selection and slots of the widest step. Steps run one after the other and use its beginning."""
+
+    def __init__(self, cache: Cache, library: Library) -> None:
+        most, place = (cache.batch * cache.query_rows * cache.info.top_k,), cache.device.place
+        self.selection, self.slots = library.words(most, place), library.words(most, place)
+
+
 class Work:
     """The selection and slots of a step's shape, checked once."""
 
-    def __init__(self, cache: Cache, library: Library, rows: int, query_rows: int) -> None:
-        whole, place = (rows, query_rows, cache.info.top_k), cache.device.place
-        self.selection, self.slots = library.words(whole, place), library.words(whole, place)
+    def __init__(self, cache: Cache, library: Library, room: Room, rows: int, query_rows: int) -> None:
+        whole = (rows, query_rows, cache.info.top_k)
+        self.selection, self.slots = library.part(room.selection, whole), library.part(room.slots, whole)
         self.buffers = Buffers(cache, self.selection, self.slots)
 
 
@@ -83,9 +91,8 @@ class DecodeStep:
             request._committed, request._landed, request._seen = request._length, 0, owner._turn
         self.starts = np.array([request._length for request in self.requests], np.int64)
         # The landing slots of the new rows that are in use.
-        used = [(row, at) for row, width in enumerate(self._widths) for at in range(width)]
-        slots = [self.requests[row]._sequence.landing_slot(at) for row, at in used]
-        self._landing = np.array(slots, np.int64)
+        slots = [request._landing_slots()[:width] for request, width in zip(self.requests, self._widths)]
+        self._landing = np.concatenate(slots)
         # By library: the landing slots, and where the new tokens' index keys are.
         self._places: dict[str, Any] = {}
         self._key_places: dict[str, Any] = {}

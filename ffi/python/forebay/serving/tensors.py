@@ -13,6 +13,7 @@ Reading rows is one gather for a whole batch; nothing here loops over rows.
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any, Protocol
 
@@ -52,6 +53,9 @@ class Library(Protocol):
 
     def words(self, shape: tuple[int, ...], place: Place) -> Array:
         """An int32 tensor, -1 everywhere."""
+
+    def part(self, words: Array, shape: tuple[int, ...]) -> Array:
+        """The beginning of a tensor of one axis, as a tensor of `shape` in the same memory."""
 
     def fill(self, words: Array, selection: Array) -> None:
         """Writes a selection, which may be narrower, into `words`, with -1 beyond."""
@@ -118,6 +122,10 @@ class Numpy:
     def words(self, shape: tuple[int, ...], place: Place) -> Array:
         """See `Library`."""
         return np.full(shape, -1, np.int32)
+
+    def part(self, words: Array, shape: tuple[int, ...]) -> Array:
+        """See `Library`."""
+        return words[: math.prod(shape)].reshape(shape)
 
     def fill(self, words: Array, selection: Array) -> None:
         """See `Library`."""
@@ -217,6 +225,10 @@ class Torch:
         # Made in inference mode, they could not be written outside of it later.
         with self.torch.inference_mode(False):
             return self.torch.full(shape, -1, dtype=self.torch.int32, device=_torch_device(place))
+
+    def part(self, words: Array, shape: tuple[int, ...]) -> Array:
+        """See `Library`."""
+        return words[: math.prod(shape)].view(shape)
 
     def fill(self, words: Array, selection: Array) -> None:
         """See `Library`."""
