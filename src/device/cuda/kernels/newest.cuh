@@ -18,16 +18,7 @@ static __device__ Edge edge_of(const Lane& lane, u32 count, const Sets& sets, u3
     const LaneHead head = *lane.head;
     // Every row is behind empty slots.
     if (head.budget <= count) return {FREE_STAMP, EMPTY};
-    if (threadIdx.x == 0) {
-        room.splits[0] = room.splits[1] = {0, 0, 0};
-        room.next_victim = EMPTY;
-    }
-    __syncthreads();
-    const u32 now = head.stamp + 1, bound = min(head.min_stamp + 1, head.stamp);
-    split(lane, bound, now, sets, room.splits[0]);
-    __syncthreads();
-    Split guess = room.splits[0];
-    choose(lane, head.budget - count, bound, guess, sets, tokens, now, room);
+    choose_oldest(lane, head, head.budget - count, sets, tokens, room);
     __syncthreads();
     return {room.min_stamp, room.next_victim};
 }

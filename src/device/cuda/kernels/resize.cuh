@@ -162,15 +162,8 @@ static __device__ u32 shrink(const Pools& pools, const Layer& layer, u32 number,
     if (threadIdx.x == 0) {
         known.lane = lane_of(layer, number, head.blocks);
         known.sets = sets_at(pools, at<u32>(pools.warm_work) + static_cast<u64>(blockIdx.x) * pools.work_words);
-        room.splits[0] = room.splits[1] = {0, 0, 0};
-        room.next_victim = EMPTY;
     }
-    __syncthreads();
-    const u32 now = head.stamp + 1, bound = min(head.min_stamp + 1, head.stamp);
-    split(lane, bound, now, sets, room.splits[0]);
-    __syncthreads();
-    Split guess = room.splits[0];
-    Victims victims = choose(lane, head.budget - budget, bound, guess, sets, layer.tokens, now, room);
+    Victims victims = choose_oldest(lane, head, head.budget - budget, sets, layer.tokens, room);
     if (threadIdx.x == 0) known.victims = victims;
     __syncthreads();
     find_moves(lane, known.victims, head.budget, budget, sets);

@@ -337,6 +337,21 @@ static __device__ Victims choose(const Lane& lane, u32 need, u32 bound, const Sp
     return {older, tied, found.older, go};
 }
 
+// Chooses the `count` oldest slots of a lane outside of any step, at least one. Every slot is older than the next stamp.
+static __device__ Victims choose_oldest(const Lane& lane, const LaneHead& head, u32 count, const Sets& sets,
+                                        u32 tokens, Room& room) {
+    if (threadIdx.x == 0) {
+        room.splits[0] = room.splits[1] = {0, 0, 0};
+        room.next_victim = EMPTY;
+    }
+    __syncthreads();
+    const u32 now = head.stamp + 1, bound = min(head.min_stamp + 1, head.stamp);
+    split(lane, bound, now, sets, room.splits[0]);
+    __syncthreads();
+    Split guess = room.splits[0];
+    return choose(lane, count, bound, guess, sets, tokens, now, room);
+}
+
 // Gives the fetched rows of rank `rank` on the places of a set, `count` of them at most.
 static __device__ void give_places(const Lane& lane, const u32* set, u32 rank, u32 count, const Step& step,
                                    Room& room) {
