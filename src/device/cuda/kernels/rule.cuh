@@ -337,7 +337,8 @@ static __device__ Victims choose(const Lane& lane, u32 need, u32 bound, const Sp
     return {older, tied, found.older, go};
 }
 
-// Chooses the `count` oldest slots of a lane outside of any step, at least one. Every slot is older than the next stamp.
+// Chooses the `count` oldest slots of a lane outside of any step, at least one. Every slot is older than the next
+// stamp.
 static __device__ Victims choose_oldest(const Lane& lane, const LaneHead& head, u32 count, const Sets& sets,
                                         u32 tokens, Room& room) {
     if (threadIdx.x == 0) {
