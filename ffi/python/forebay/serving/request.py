@@ -471,7 +471,7 @@ class Request:
         steps = max((len(selection) for selection in self._warm.values()), default=0)
         if not steps:
             return None
-        info, groups = self._requests.cache.info, self._requests._groups
+        info, groups = self._requests.cache.info, self._requests.groups
         given = np.full((info.index_groups, steps, info.top_k), -1, np.int32)
         for layer, selection in self._warm.items():
             given[groups.index(layer), steps - len(selection) :, : selection.shape[1]] = selection

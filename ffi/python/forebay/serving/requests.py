@@ -63,6 +63,7 @@ class Requests:
 
     Attributes:
         cache: as given.
+        groups: the layers that select, in order: the index groups.
     """
 
     def __init__(
@@ -84,8 +85,7 @@ class Requests:
         self._forget_after = index(forget_after, "forget_after")
         self._stream = stream
         self._layers = layout.leaders(cache.shape)
-        # The layer that selects, for each index group.
-        self._groups = sorted(set(self._layers))
+        self.groups = sorted(set(self._layers))
         self._recorder = Recorder(record, len(self._layers), cache.info.top_k, self._layers) if record else None
         self._by_id: dict[Hashable, Request] = {}
         # Requests whose owner was collected; noted by the garbage collector.
@@ -455,7 +455,7 @@ class Requests:
         """A group's index keys, `[tokens of all pages, bytes]`."""
         if not self.cache.info.index_key_bytes:
             raise InvalidState("index keys: the cache's shape has none (index_key_bytes)")
-        layer = self._groups[index(group, "group", len(self._groups) - 1)]
+        layer = self.groups[index(group, "group", len(self.groups) - 1)]
         key = (library.name, "index keys", layer)
         found = self._views.get(key)
         if found is None:

@@ -105,7 +105,7 @@ class DecodeStep:
         self._slots: tuple[int, Work] | None = None
         self._selected: Any = None
         if owner._recorder is not None:
-            shape = (len(owner._groups), self.batch, self.query_rows, cache.info.top_k)
+            shape = (len(owner.groups), self.batch, self.query_rows, cache.info.top_k)
             self._selected = np.full(shape, -1, np.int32)
 
     @property
@@ -180,7 +180,7 @@ class DecodeStep:
             self._step.layer(layer, work.buffers)
         self._slots, self._chosen[layer] = (layer, work), True
         if self._selected is not None:
-            self._selected[owner._groups.index(layer)] = library.to_numpy(work.selection)
+            self._selected[owner.groups.index(layer)] = library.to_numpy(work.selection)
         owner._ready()
         return work.slots
 

@@ -1,0 +1,185 @@
+"""One vLLM engine in a process of its own, for `check`, `bench` and the tests: `python -m forebay.vllm.engine`.
+
+It reads a `Run` as JSON from standard input, and writes a `Found` as the last line of its standard output. A process
+each, because vLLM keeps state in its modules, and because forebay is on or off for a whole process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ..errors import ForebayError
+from .options import ENVIRONMENT, Options
+
+# Small enough to share a machine with other tests; a run may replace each.
+ARGUMENTS: dict[str, Any] = {
+    "skip_tokenizer_init": True,
+    # vLLM's own operations for CPUs differ in the last bits with the shape of a batch.
+    "compilation_config": {"custom_ops": ["none"]},
+    "dtype": "float32",
+    "max_model_len": 1024,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 256,
+    "kv_cache_memory_bytes": 64 << 20,
+    "disable_log_stats": False,
+    "seed": 0,
+}
+
+
+class EngineFailed(ForebayError):
+    """The engine's process ended with an error: its last lines."""
+
+
+@dataclass
+class Run:
+    """What an engine does.
+
+    Attributes:
+        model: the model's folder.
+        prompts: token ids.
+        tokens: tokens of each answer, or one number for each.
+        options: of the plug-in; None: it is off.
+        arguments: of vLLM's `LLM`, beside `ARGUMENTS`.
+        aborts: for a request's number, the engine step after which it is aborted.
+        together: requests that are sent at the same time; 0: all.
+        logits: whether to keep the logarithm of each token's probability.
+    """
+
+    model: str
+    prompts: list[list[int]]
+    tokens: int | list[int] = 16
+    options: dict[str, Any] | None = None
+    arguments: dict[str, Any] = field(default_factory=dict)
+    aborts: dict[str, int] = field(default_factory=dict)
+    together: int = 0
+
+
+@dataclass
+class Found:
+    """What an engine did.
+
+    Attributes:
+        tokens: of each answer; None for an aborted request.
+        cached: tokens of each prompt that were not computed.
+        metrics: vLLM's counters and gauges by name, forebay's among them.
+        seconds: from the first request to the last token.
+        blocks: of vLLM's KV cache, and the bytes that vLLM allocated for it.
+        kv_bytes: see blocks.
+        left: after the end, forebay's free and unused pages, lanes and parked requests; empty if it is off.
+    """
+
+    tokens: list[list[int] | None]
+    cached: list[int | None]
+    metrics: dict[str, float]
+    seconds: float
+    blocks: int
+    kv_bytes: int
+    left: dict[str, int]
+
+
+def start(run: Run, *, timeout: float = 600, threads: int = 1) -> Found:
+    """Runs an engine in a process of its own.
+
+    Raises:
+        EngineFailed: it ended with an error.
+    """
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "VLLM_LOGGING_LEVEL": "WARNING"}
+    environment.pop(ENVIRONMENT, None)
+    command = [sys.executable, "-m", "forebay.vllm.engine"]
+    done = subprocess.run(
+        command, input=json.dumps(asdict(run)), capture_output=True, text=True, timeout=timeout, env=environment
+    )
+    if done.returncode:
+        raise EngineFailed(f"the engine ended with status {done.returncode}: {done.stderr[-4000:]}")
+    return Found(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def serve(run: Run) -> Found:
+    """Runs an engine in this process."""
+    # Engine, scheduler and worker in this process: its errors are raised here.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    if run.options is not None:
+        Options(**run.options).set()
+    from vllm import LLM
+
+    held = LLM(run.model, **{**ARGUMENTS, **run.arguments})
+    engine = held.llm_engine
+    counts = run.tokens if isinstance(run.tokens, list) else [run.tokens] * len(run.prompts)
+    outputs: dict[str, Any] = {}
+    began = time.perf_counter()
+    size = run.together or len(run.prompts)
+    for first in range(0, len(run.prompts), size):
+        numbers = range(first, min(first + size, len(run.prompts)))
+        outputs.update(_answer(engine, run, {str(number): counts[number] for number in numbers}))
+    seconds = time.perf_counter() - began
+    metrics = {one.name: one.value for one in held.get_metrics() if hasattr(one, "value")}
+    blocks, bytes_ = _kv_cache(engine)
+    given = [outputs.get(str(number)) for number in range(len(run.prompts))]
+    return Found(
+        [None if one is None else list(one.outputs[0].token_ids) for one in given],
+        [None if one is None else one.num_cached_tokens for one in given],
+        metrics,
+        seconds,
+        blocks,
+        bytes_,
+        _left(engine),
+    )
+
+
+def _answer(engine: Any, run: Run, counts: dict[str, int]) -> dict[str, Any]:
+    """Sends requests and steps the engine until all are answered."""
+    from vllm import SamplingParams
+
+    for id, count in counts.items():
+        parameters = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False)
+        engine.add_request(id, {"prompt_token_ids": run.prompts[int(id)]}, parameters)
+    found, steps = {}, 0
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            if output.finished:
+                found[output.request_id] = output
+        steps += 1
+        due = [id for id in counts if run.aborts.get(id) == steps]
+        if due:
+            engine.abort_request(due)
+    return {id: one for id, one in found.items() if id not in run.aborts}
+
+
+def _kv_cache(engine: Any) -> tuple[int, int]:
+    """Blocks of vLLM's KV cache, and its bytes."""
+    runner = engine.model_executor.driver_worker.worker.model_runner
+    caches = [cache for cache in runner.kv_caches if hasattr(cache, "nbytes")]
+    return int(runner.kv_cache_config.num_blocks), sum(cache.nbytes for cache in caches)
+
+
+def _left(engine: Any) -> dict[str, int]:
+    """What forebay's pools hold after the last request, whose end vLLM tells with the next step."""
+    from .pool import ForebayRows
+    from .worker import model_of
+
+    model = model_of(engine.vllm_config)
+    if model is None or not isinstance(model.store, ForebayRows):
+        return {}
+    for id in tuple(model.store.requests):
+        model.store.end(str(id))
+    model.store.cache.validate()
+    stats = model.store.cache.stats()
+    names = ("sequences", "free_host_pages", "unused_pages", "free_lanes", "free_slots", "parked")
+    return {name: getattr(stats, name) for name in names}
+
+
+def main() -> None:
+    """The program."""
+    found = serve(Run(**json.loads(sys.stdin.read())))
+    print()
+    print(json.dumps(asdict(found)))
+
+
+if __name__ == "__main__":
+    main()

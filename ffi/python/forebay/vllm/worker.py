@@ -1,0 +1,87 @@
+"""vLLM's CPU worker with forebay's memory: how many blocks vLLM may count, and the making of the store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.logger import init_logger
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+from ..shape import Shape
+from .layer import Model, counting_spec, layers_of
+from .options import FOREBAY
+from .pool import ForebayRows, Limits, fit
+from .resident import ResidentRows
+
+_log = init_logger("vllm.forebay")
+
+
+def model_of(vllm_config: Any) -> Model | None:
+    """What the layers of a model share; None for a model that forebay leaves alone."""
+    layers = layers_of(vllm_config)
+    return layers[0].model if layers else None
+
+
+class ForebayWorker(CPUWorker):
+    """See vLLM."""
+
+    def determine_available_memory(self) -> int:
+        """The memory for vLLM's KV cache: what it needs to count the blocks whose slots and index keys fit.
+
+        Raises:
+            OutOfMemory: the longest request does not fit.
+        """
+        memory = int(super().determine_available_memory())
+        model = model_of(self.vllm_config)
+        if model is None or model.options.rows != FOREBAY:
+            return memory
+        found = fit(self._shape(model), self._limits(model), model.options, memory)
+        return found.blocks * int(counting_spec(self.vllm_config).page_size_bytes)
+
+    def initialize_from_config(self, kv_cache_config: Any) -> None:
+        """Makes vLLM's KV cache, and the store.
+
+        Raises:
+            OutOfMemory: forebay's cache does not fit host memory.
+            InvalidConfig: the longest request does not fit the total pool.
+        """
+        model = model_of(self.vllm_config)
+        if model is not None and model.options.rows == FOREBAY:
+            dtype, blocks = self.vllm_config.model_config.dtype, kv_cache_config.num_blocks
+            model.store = ForebayRows(self._shape(model), self._limits(model), model.options, blocks, dtype)
+        super().initialize_from_config(kv_cache_config)
+        if model is None:
+            return
+        model.runner = self.model_runner
+        if isinstance(model.store, ForebayRows):
+            cache = model.store.cache
+            _log.info("forebay: %s", cache)
+        else:
+            model.store = ResidentRows(model.layers)
+
+    def shutdown(self) -> None:
+        """Gives forebay's memory back."""
+        model = model_of(self.vllm_config)
+        if model is not None and isinstance(model.store, ForebayRows):
+            model.store.close()
+            model.store = None
+        super().shutdown()
+
+    def _limits(self, model: Model) -> Limits:
+        config = self.vllm_config
+        share = bool(config.kv_transfer_config.get_from_extra_config("share", True))
+        tokens, block = config.model_config.max_model_len, config.cache_config.block_size
+        return Limits(config.scheduler_config.max_num_seqs, tokens, model.query_rows, block, share)
+
+    def _shape(self, model: Model) -> Shape:
+        config = self.vllm_config
+        size, first = config.model_config.dtype.itemsize, model.layers[0]
+        leads = tuple(layer.leads for layer in model.layers)
+        return Shape(
+            layers=len(model.layers),
+            row_bytes=(first.width * size, 0),
+            top_k=min(config.model_config.hf_text_config.index_topk, config.model_config.max_model_len),
+            index_key_bytes=first.key_values * size,
+            page_tokens=config.cache_config.block_size,
+            selects_by_layer=None if all(leads) else leads,
+        )
