@@ -23,7 +23,7 @@ CHUNKS = {"max_num_batched_tokens": 128, "max_num_seqs": 8}
 
 @functools.lru_cache(maxsize=1)
 def prompts() -> list[list[int]]:
-    """Ten prompts of 5 to 500 tokens: five begin alike, and two repeat themselves, so that prompt lookup finds drafts."""
+    """Ten prompts of 5 to 500 tokens. Five begin alike; two repeat themselves, so that prompt lookup finds drafts."""
     chance = random.Random(5)
     (head,) = models.prompts([200], seed=9)
     made = []
@@ -39,7 +39,7 @@ def run(model: str, options: dict[str, Any] | None, **changes: Any) -> Found:
 
 
 def driven(model: str, script: str, options: dict[str, Any], **changes: Any) -> tuple[Found, dict[str, Any]]:
-    """An engine whose process runs `script` first, which may change forebay's classes. Its `told` comes back as well."""
+    """An engine whose process runs `script` first, which may change forebay's classes. Its `told` comes back too."""
     chosen = {"prompts": prompts(), "tokens": 40, **changes}
     arguments = {**CHUNKS, **chosen.pop("arguments", {})}
     given = Run(model, options=options, arguments=arguments, **chosen)

@@ -23,7 +23,7 @@ def share(model: str, **changes: object) -> object:
 
 
 def test_tokens_equal(model: str) -> None:
-    """Ten requests, at most eight at once, prompts in chunks, batches of prefills and decode steps, shared beginnings."""
+    """Ten requests, at most eight at once: prompts in chunks, mixed batches, shared beginnings."""
     off, found = run(model, OFF), share(model)
     assert found.tokens == off.tokens
     assert found.metrics["vllm:forebay_row_misses"] > 0
@@ -55,7 +55,8 @@ def test_prefixes_are_shared(model: str) -> None:
     """Five prompts begin with the same 200 tokens: three pages of 64 of each later one are not computed again."""
     found = share(model)
     assert sum(found.cached) >= 3 * 192
-    assert found.metrics["vllm:external_prefix_cache_hits"] == found.metrics["vllm:forebay_prefix_hits"] == sum(found.cached)
+    counted = [found.metrics[f"vllm:{name}_hits"] for name in ("external_prefix_cache", "forebay_prefix")]
+    assert counted == [sum(found.cached)] * 2
     alone = run(model, {**SHARE, "validate": True}, arguments={"enable_prefix_caching": False})
     assert not any(alone.cached)
     assert alone.tokens == found.tokens

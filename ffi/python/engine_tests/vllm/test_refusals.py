@@ -51,10 +51,14 @@ def test_options_reach_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Options.read() == Options(slots=100, host_memory=5)
 
 
+def kind(name: str) -> Any:
+    return SimpleNamespace(model_type=name)
+
+
 def config(**changes: Any) -> Any:
     """vLLM's configuration, as far as the platform reads it."""
     made = {
-        "model_config": SimpleNamespace(hf_text_config=SimpleNamespace(model_type="deepseek_v32"), dtype="torch.bfloat16"),
+        "model_config": SimpleNamespace(hf_text_config=kind("deepseek_v32"), dtype="torch.bfloat16"),
         "parallel_config": SimpleNamespace(tensor_parallel_size=1, distributed_executor_backend=None),
         "speculative_config": None,
         "kv_transfer_config": None,
@@ -67,7 +71,7 @@ def config(**changes: Any) -> Any:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model_config": SimpleNamespace(hf_text_config=SimpleNamespace(model_type="other"))}, "'other'"),
+        ({"model_config": SimpleNamespace(hf_text_config=kind("other"))}, "'other'"),
         ({"parallel_config": SimpleNamespace(tensor_parallel_size=2)}, "tensor_parallel_size=2"),
         ({"parallel_config": SimpleNamespace(pipeline_parallel_size=2)}, "pipeline_parallel_size=2"),
         ({"parallel_config": SimpleNamespace(distributed_executor_backend="mp")}, "'mp'"),

@@ -87,7 +87,11 @@ HOOKS = (
         "vllm.v1.kv_cache_interface:MLAAttentionSpec.__init__", ("block_size", "num_kv_heads", "head_size", "dtype"),
         INTERNAL,
     ),
-    Hook(_RUNNER + "cpu_worker:CPUWorker", ("determine_available_memory", "initialize_from_config", "shutdown"), INTERNAL),
+    Hook(
+        _RUNNER + "cpu_worker:CPUWorker",
+        ("determine_available_memory", "initialize_from_config", "shutdown"),
+        INTERNAL,
+    ),
     Hook(_RUNNER + "gpu_model_runner:GPUModelRunner", ("input_batch",), INTERNAL),
     Hook(_RUNNER + "gpu_input_batch:InputBatch", ("req_ids", "num_prompt_tokens"), INTERNAL),
     Hook(

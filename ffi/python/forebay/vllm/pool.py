@@ -161,7 +161,7 @@ class ForebayRows:
         self._batch: Any = None
         self._step: Any = None
         self._layers = 0
-        # The token ids of the prompts of requests that share pages, and all token ids of requests that are about to end.
+        # The token ids of the prompts of requests that share pages, and all of requests that are about to end.
         self._sharing: dict[Any, Any] = {}
         self._tokens: dict[str, list[int]] = {}
         self._preempted = self._resumed = 0
