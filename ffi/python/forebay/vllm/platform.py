@@ -17,8 +17,8 @@ from .options import FOREBAY, Options
 
 # The versions whose hooks were tried.
 VERSIONS = ("0.32",)
-# Models whose code builds the layer that forebay replaces.
-MODELS = ("deepseek_v32", "glm_moe_dsa")
+# Models whose answers were compared with transformers'.
+MODELS = ("deepseek_v32",)
 _BLOCK = 64
 _log = init_logger("vllm.forebay")
 
