@@ -105,6 +105,8 @@ def _check(vllm_config: Any) -> None:
         _refuse(f"the KV connector {vllm_config.kv_transfer_config.kv_connector}", "forebay is the connector")
     if vllm_config.lora_config is not None:
         _refuse("LoRA", "leave it out")
+    if getattr(model, "enable_prompt_embeds", False):
+        _refuse("enable_prompt_embeds", "prompts are token ids")
     cache = vllm_config.cache_config
     if cache.cache_dtype not in ("auto", str(model.dtype).removeprefix("torch.")):
         _refuse(f"kv_cache_dtype={cache.cache_dtype!r}", f"rows have the model's type, {model.dtype}")
