@@ -67,6 +67,17 @@ def test_batches_of_other_sizes(model: str, together: int) -> None:
 
 
 @whole
+def test_lengths_at_the_edges_of_pages(model: str) -> None:
+    """Prompts of one token and around a page's end, answers of one token and to the end of the context."""
+    lengths = [1, 2, 63, 64, 65, 128, 129, 1000, 1023]
+    given = {"prompts": models.prompts(lengths), "tokens": [1, 70, 1, 64, 2, 1, 63, 24, 1]}
+    found = share(model, **given)
+    assert found.tokens == run(model, OFF, **given).tokens
+    assert [len(answer) for answer in found.tokens] == given["tokens"]
+    assert found.left["sequences"] == 0
+
+
+@whole
 def test_bf16(tmp_path: Path) -> None:
     models.save(tmp_path, dtype=torch.bfloat16)
     changes = {"arguments": {"dtype": "bfloat16"}, "together": 1}
