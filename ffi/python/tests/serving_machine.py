@@ -179,7 +179,7 @@ class Machine:
 
     def put_keys(self, request: Request, layer: int, start: int, rows: list[bytes]) -> None:
         """Index keys of new prompt rows."""
-        groups = self.requests._groups
+        groups = self.requests.groups
         if self.key_words and layer in groups:
             keys = self.kit.tensor(self.array(rows)[:, : self.key_words])
             request.put_index_keys(groups.index(layer), keys, start)
@@ -267,7 +267,7 @@ class Machine:
             self.selected = self.choose(batch, query_rows)
             if self.key_words:
                 keys = np.ascontiguousarray(np.stack(padded)[:, :, : self.key_words])
-                step.put_index_keys(self.requests._groups.index(layer), self.kit.tensor(keys))
+                step.put_index_keys(self.requests.groups.index(layer), self.kit.tensor(keys))
         given = self.selected if self.requests._layers[layer] == layer else None
         write_first = self.chance.random() < 0.7
         if write_first:
@@ -374,7 +374,7 @@ class Machine:
         end = self.chance.randrange(start, len(rows) + 1)
         assert request.read(layer, start, end).tobytes() == b"".join(rows[start:end])
         self.compared += end - start
-        groups = self.requests._groups
+        groups = self.requests.groups
         if self.key_words and layer in groups and request.state != "failed":
             found_keys = request.index_keys(groups.index(layer), start, end)
             keys = found_keys if isinstance(found_keys, np.ndarray) else self.kit.numpy(found_keys)

@@ -20,6 +20,9 @@ QUICK = bool(os.environ.get("FOREBAY_QUICK"))
 whole = pytest.mark.skipif(QUICK, reason="not in the quick part")
 # The same attention with rows in vLLM's own KV cache; every row in a slot; a part of them.
 OFF, RESIDENT, SHARE = {"rows": "vllm"}, {"ratio": 1.0}, {"ratio": 0.2}
+# Engines that are compared form the same batches: in others vLLM's matrix products differ in the last bits, and of two
+# nearly equal tokens another one may be chosen. vLLM shares prefixes a little earlier than forebay, so it shares none.
+APART = {"enable_prefix_caching": False}
 # Prompts of less than 256 tokens in chunks, so that prefills and decode steps meet in a batch.
 CHUNKS = {"max_num_batched_tokens": 128, "max_num_seqs": 8}
 

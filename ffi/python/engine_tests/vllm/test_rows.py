@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness import OFF, SHARE, driven, run, whole
+from harness import OFF, RESIDENT, SHARE, driven, run, whole
 
 # Keeps what every layer writes, by request, layer and position, and compares it with the pages before a request ends.
 COMPARED = """
@@ -16,7 +16,7 @@ def keep(self, layer, rows, keys):
             written[row.id, layer, row.start + at] = rows[row.first + at].clone()
     write(self, layer, rows, keys)
 
-def compare(self, id):
+def compare(self, id, tokens):
     if id in self.requests:
         request = self.requests[id]
         for layer in range(self.cache.info.layers):
@@ -25,7 +25,7 @@ def compare(self, id):
                 expected = written.get((id, layer, at))
                 told["shared" if expected is None else "rows"] += 1
                 told["wrong"] += expected is not None and not torch.equal(row, expected)
-    end(self, id)
+    end(self, id, tokens)
 
 ForebayRows.write, ForebayRows.end = keep, compare
 """
@@ -46,7 +46,8 @@ def test_every_row_is_the_one_that_was_computed(model: str) -> None:
     drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
     arguments = {"num_gpu_blocks_override": 20, "speculative_config": drafts}
     found, told = driven(model, COMPARED, {**SHARE, **PLENTY}, arguments=arguments)
-    assert found.tokens == run(model, OFF).tokens
+    resident = run(model, {**RESIDENT, **PLENTY}, arguments=arguments)
+    assert found.tokens == resident.tokens
     assert told["wrong"] == 0
     tokens = sum(found.cached) * 4
     assert told["shared"] == tokens > 0
@@ -56,11 +57,11 @@ def test_every_row_is_the_one_that_was_computed(model: str) -> None:
 @whole
 def test_control_a_row_that_differs_is_counted(model: str) -> None:
     spoiled = COMPARED + """
-def spoil(self, id):
+def spoil(self, id, tokens):
     if id in self.requests:
         pages = self.requests[id]._page_table()[0]
         self.cache.rows(2)[pages[0], 0, 5] ^= 1
-    compare(self, id)
+    compare(self, id, tokens)
 ForebayRows.end = spoil
 """
     _, told = driven(model, spoiled, {**SHARE, **PLENTY}, together=1)
@@ -71,4 +72,4 @@ def test_control_the_rows_of_another_prompt_change_tokens(model: str) -> None:
     """A prompt that is looked up under another one's tokens finds that one's rows."""
     found, _ = driven(model, WRONG_PROMPT, SHARE, together=1)
     assert sum(found.cached) > 500
-    assert found.tokens != run(model, OFF).tokens
+    assert found.tokens != run(model, OFF, together=1).tokens

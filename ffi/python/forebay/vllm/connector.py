@@ -3,15 +3,17 @@
 Both roles are in one process (`platform` sees to it) and use the same store. In a step of vLLM:
 
     scheduler   get_num_new_matched_tokens   a request waits: `admit`; None keeps it waiting
-                request_finished             its token ids, for publishing
+                request_finished             it is done or aborted: `end`
                 build_connector_meta         the preempted requests
     worker      handle_preemptions           `preempt`, before anything runs
                 the model's layers           `layer`
                 wait_for_save                the pass ends
-                get_finished                 `end` of requests that are done or aborted
                 get_kv_connector_stats       counters for vLLM's log and its Prometheus endpoint
 
 Rows never move through vLLM's KV cache, so nothing is loaded or saved.
+
+vLLM tells its worker of ended requests too, by `get_finished`. That is a step later, when it has already asked whether
+the next request may begin, which would find their lanes and slots taken.
 """
 
 from __future__ import annotations
@@ -83,7 +85,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
 
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
         """See vLLM."""
-        self.store.tell(request.request_id, request.all_token_ids)
+        self.store.end(request.request_id, request.all_token_ids)
         return False, None
 
     def request_finished_all_groups(
@@ -109,12 +111,6 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
     def wait_for_save(self) -> None:
         """See vLLM: the pass ends."""
         self.store.finish()
-
-    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        """See vLLM."""
-        for id in sorted(finished_req_ids):
-            self.store.end(id)
-        return None, None
 
     def get_kv_connector_stats(self) -> ForebayStats | None:
         """See vLLM: what has happened since the last call. The worker's; the scheduler's role has none."""

@@ -161,15 +161,13 @@ def _kv_cache(engine: Any) -> tuple[int, int]:
 
 
 def _left(engine: Any) -> dict[str, int]:
-    """What forebay's pools hold after the last request, whose end vLLM tells with the next step."""
+    """What forebay's pools hold after the last request."""
     from .pool import ForebayRows
     from .worker import model_of
 
     model = model_of(engine.vllm_config)
     if model is None or not isinstance(model.store, ForebayRows):
         return {}
-    for id in tuple(model.store.requests):
-        model.store.end(str(id))
     model.store.cache.validate()
     stats = model.store.cache.stats()
     names = ("sequences", "free_host_pages", "unused_pages", "free_lanes", "free_slots", "parked")

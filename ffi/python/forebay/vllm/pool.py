@@ -161,9 +161,8 @@ class ForebayRows:
         self._batch: Any = None
         self._step: Any = None
         self._layers = 0
-        # The token ids of the prompts of requests that share pages, and all of requests that are about to end.
+        # The token ids of the prompts of requests that share pages.
         self._sharing: dict[Any, Any] = {}
-        self._tokens: dict[str, list[int]] = {}
         self._preempted = self._resumed = 0
 
     def admit(self, id: str, prompt: Many[int], tokens: int, most: int, salt: bytes, share: bool) -> int | None:
@@ -206,14 +205,8 @@ class ForebayRows:
         except Exhausted:
             self.requests.end(id)
 
-    def tell(self, id: str, tokens: Many[int]) -> None:
-        """Tells the token ids of a request that is about to end."""
-        if id in self.requests:
-            self._tokens[id] = list(tokens)
-
-    def end(self, id: str) -> None:
-        """Ends a request, after its full pages were published."""
-        tokens = self._tokens.pop(id, [])
+    def end(self, id: str, tokens: Many[int]) -> None:
+        """Ends a request with these token ids, after its full pages were published."""
         if id not in self.requests:
             return
         found = self.requests[id]
