@@ -63,8 +63,10 @@ pub fn dead(file: &str, text: &str) -> Vec<Fault> {
         for found in words.chain(texts) {
             faults.push(fault(file, n + 1, format!("`{found}`")));
         }
-        // The driver's own symbols end so.
-        let second = |word: &&str| word.ends_with(concat!("_", "v2")) && !word.starts_with("cu");
+        // The driver's own symbols end so, and so does the name of a model.
+        let second = |word: &&str| {
+            word.ends_with(concat!("_", "v2")) && !word.starts_with("cu") && !word.starts_with("deepseek")
+        };
         if let Some(word) = line.split(|c| !is_word(c)).find(second) {
             faults.push(fault(file, n + 1, format!("`{word}`: a second version beside the first")));
         }

@@ -16,7 +16,7 @@ RATIOS = some((0.1,), (0.1, 0.3, 0.6))
 
 
 @pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize(("family", "dtype"), itertools.product(FAMILIES, DTYPES))
+@pytest.mark.parametrize(("family", "dtype"), list(itertools.product(FAMILIES, DTYPES)))
 def test_logits_equal_the_twins_bit_by_bit(family: str, dtype: str, batch: int) -> None:
     """The prompts of a batch have different lengths, so all but the first are padded on the left."""
     given = check.prompt(batch, CONTEXT, seed=batch)

@@ -83,14 +83,16 @@ class Found:
     left: dict[str, int]
 
 
-def start(run: Run, *, timeout: float = 600, threads: int = 1) -> Found:
-    """Runs an engine in a process of its own.
+def start(run: Run, *, timeout: float = 600, threads: int = 1, plugins: str | None = None) -> Found:
+    """Runs an engine in a process of its own; `plugins`: of all, the plug-ins that vLLM loads (`VLLM_PLUGINS`).
 
     Raises:
         EngineFailed: it ended with an error.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "VLLM_LOGGING_LEVEL": "WARNING"}
     environment.pop(ENVIRONMENT, None)
+    if plugins is not None:
+        environment["VLLM_PLUGINS"] = plugins
     command = [sys.executable, "-m", "forebay.vllm.engine"]
     done = subprocess.run(
         command, input=json.dumps(asdict(run)), capture_output=True, text=True, timeout=timeout, env=environment

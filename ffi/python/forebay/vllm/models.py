@@ -53,7 +53,17 @@ _MORE = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
 
 def save(folder: Path, *, dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any) -> None:
     """Writes the model as safetensors. `changes` are fields of its configuration that replace ours."""
-    model = transformers.DeepseekV32ForCausalLM(transformers.DeepseekV32Config(**{**SIZES, **changes}))
+    config = transformers.DeepseekV32Config(**{**SIZES, **changes})
+    _write(transformers.DeepseekV32ForCausalLM(config), folder, dtype, seed)
+
+
+def save_dense(folder: Path, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> None:
+    """Writes a DeepSeek-V3 of the same sizes, which has no indexer: forebay leaves it to vLLM."""
+    sizes = {name: value for name, value in SIZES.items() if not name.startswith("index_")}
+    _write(transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**sizes)), folder, dtype, seed)
+
+
+def _write(model: Any, folder: Path, dtype: torch.dtype, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():

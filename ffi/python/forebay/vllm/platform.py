@@ -5,6 +5,7 @@ For a model without sparse attention it is vLLM's own platform.
 
 from __future__ import annotations
 
+import os
 from typing import Any, NoReturn
 
 import vllm
@@ -29,8 +30,11 @@ def check_version(version: str = vllm.__version__) -> None:
         Unsupported: another version.
     """
     if ".".join(version.split(".")[:2]) not in VERSIONS:
-        known = ", ".join(f"{one}.x" for one in VERSIONS)
-        raise Unsupported(f"vLLM {version}: forebay.vllm uses internals of vLLM and knows {known}")
+        from .hooks import missing
+
+        known, gone = ", ".join(f"{one}.x" for one in VERSIONS), missing()
+        lacks = f"; this one lacks {', '.join(gone)}" if gone else ""
+        raise Unsupported(f"vLLM {version}: forebay.vllm uses internals of vLLM and knows {known}{lacks}")
 
 
 class ForebayCpuPlatform(CpuPlatform):
@@ -48,6 +52,8 @@ class ForebayCpuPlatform(CpuPlatform):
 
         check_version()
         options = Options.read()
+        if os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0") != "0":
+            _refuse("VLLM_USE_V2_MODEL_RUNNER=1", "the other model runner knows requests by other names; unset it")
         model = vllm_config.model_config
         if model is None or not hasattr(model.hf_text_config, "index_topk"):
             super().check_and_update_config(vllm_config)

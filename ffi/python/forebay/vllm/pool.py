@@ -25,7 +25,7 @@ from ..cache import Cache
 from ..config import SLOT_BLOCK, footprint
 from ..device import HostDevice
 from ..errors import Exhausted, InvalidConfig, OutOfMemory, counted
-from ..serving import Requests
+from ..serving import Request, Requests
 from ..shape import Shape
 from .batch import Batch, BatchRow
 from .options import Options
@@ -161,9 +161,8 @@ class ForebayRows:
         self._batch: Any = None
         self._step: Any = None
         self._layers = 0
-        # Requests that share pages, with the token ids of their prompt until it is published; and the token ids of
-        # requests that are about to end.
-        self._sharing: dict[str, Any] = {}
+        # The token ids of the prompts of requests that share pages, and all of requests that are about to end.
+        self._sharing: dict[Any, Any] = {}
         self._tokens: dict[str, list[int]] = {}
         self._preempted = self._resumed = 0
 
@@ -218,10 +217,15 @@ class ForebayRows:
         if id not in self.requests:
             return
         found = self.requests[id]
-        if id in self._sharing and found.state == "running" and len(tokens) >= found.length:
+        if id in self._sharing and len(tokens) >= found.length and self._complete(found):
             found.publish(np.asarray(tokens[: found.length], np.uint32))
         self._sharing.pop(id, None)
         found.end()
+
+    def _complete(self, request: Request) -> bool:
+        """Whether a request has all rows of its prompt and a lane."""
+        prompt = self._sharing[request.id]
+        return request.state == "running" or (request.state == "filling" and request.length >= len(prompt))
 
     def begin(self, batch: Batch) -> None:
         """See `Store`."""
@@ -233,11 +237,9 @@ class ForebayRows:
                 # Drafts that were rejected.
                 request.crop(row.start)
         for row in batch.decodes:
-            prompt = self._sharing.get(row.id)
-            if prompt is not None:
-                # Its rows are complete. Others that begin alike need not wait for its end.
-                self.requests[row.id].publish(prompt)
-                self._sharing[row.id] = None
+            if row.id in self._sharing and self.requests[row.id].state == "filling":
+                # Its prompt is complete. Others that begin alike need not wait for its end.
+                self.requests[row.id].publish(self._sharing[row.id])
         if batch.decodes:
             self._step = self.requests.step([(row.id, row.width) for row in batch.decodes])
 
