@@ -11,10 +11,13 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
+import pytest
 from forebay.vllm import engine, models
 from forebay.vllm.engine import Found, Run
 
 QUICK = bool(os.environ.get("FOREBAY_QUICK"))
+# A test that the quick part leaves out.
+whole = pytest.mark.skipif(QUICK, reason="not in the quick part")
 # The same attention with rows in vLLM's own KV cache; every row in a slot; a part of them.
 OFF, RESIDENT, SHARE = {"rows": "vllm"}, {"ratio": 1.0}, {"ratio": 0.2}
 # Prompts of less than 256 tokens in chunks, so that prefills and decode steps meet in a batch.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from forebay.vllm import engine, models
 from forebay.vllm.engine import EngineFailed, Run
-from harness import QUICK, SHARE
+from harness import SHARE, whole
 
 def test_the_entry_points_import_nothing() -> None:
     """vLLM calls them in each of its processes: they may cost nothing where forebay is off."""
@@ -30,6 +30,7 @@ def test_stock_vllm_still_refuses_sparse_attention(model: str) -> None:
         engine.start(Run(model, models.prompts([20])))
 
 
+@whole
 @pytest.mark.parametrize("options", [None, SHARE], ids=["off", "on"])
 def test_a_model_without_sparse_attention_is_vllms(options: dict[str, float] | None, latent: str) -> None:
     """Its outputs, and its KV cache, are those of a vLLM that does not know of forebay."""
@@ -44,8 +45,6 @@ def test_a_model_without_sparse_attention_is_vllms(options: dict[str, float] | N
 @pytest.fixture(scope="module")
 def latent(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A DeepSeek-V3, which has MLA and no indexer."""
-    if QUICK:
-        pytest.skip("a part of the tests")
     folder: Path = tmp_path_factory.mktemp("latent")
     models.save_dense(folder)
     return str(folder)

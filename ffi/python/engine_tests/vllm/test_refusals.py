@@ -16,7 +16,7 @@ from forebay.errors import InvalidArgument, Unsupported
 from forebay.vllm import engine, enable, models
 from forebay.vllm.engine import EngineFailed, Run
 from forebay.vllm.options import ENVIRONMENT, Options
-from harness import OFF, QUICK, SHARE
+from harness import OFF, SHARE, whole
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def config(**changes: Any) -> Any:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model_config": SimpleNamespace(hf_text_config=kind("other"))}, "'other'"),
+        ({"model_config": SimpleNamespace(hf_text_config=kind("glm_moe_dsa"))}, "'glm_moe_dsa'"),
         ({"parallel_config": SimpleNamespace(tensor_parallel_size=2)}, "tensor_parallel_size=2"),
         ({"parallel_config": SimpleNamespace(pipeline_parallel_size=2)}, "pipeline_parallel_size=2"),
         ({"parallel_config": SimpleNamespace(distributed_executor_backend="mp")}, "'mp'"),
@@ -97,7 +97,9 @@ def test_configurations_are_refused(changes: dict[str, Any], words: str) -> None
     ("arguments", "words"),
     [
         ({"tensor_parallel_size": 2}, "tensor_parallel_size=2 with forebay"),
-        ({"kv_cache_memory_bytes": 4 << 20}, "do not hold the slots and index keys of one request"),
+        pytest.param(
+            {"kv_cache_memory_bytes": 4 << 20}, "do not hold the slots and index keys of one request", marks=whole
+        ),
     ],
 )
 def test_an_engine_ends_at_its_start(model: str, arguments: dict[str, Any], words: str) -> None:
@@ -105,7 +107,7 @@ def test_an_engine_ends_at_its_start(model: str, arguments: dict[str, Any], word
         engine.start(Run(model, models.prompts([20]), options=SHARE, arguments=arguments))
 
 
-@pytest.mark.skipif(QUICK, reason="a part of the tests")
+@whole
 @pytest.mark.parametrize(("options", "words"), [({**SHARE, "host_memory": 1 << 16}, "host_memory")])
 def test_a_total_pool_that_is_too_small(model: str, options: dict[str, Any], words: str) -> None:
     with pytest.raises(EngineFailed, match=words):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness import OFF, SHARE, driven, run
+from harness import OFF, SHARE, driven, run, whole
 
 # Keeps what every layer writes, by request, layer and position, and compares it with the pages before a request ends.
 COMPARED = """
@@ -53,6 +53,7 @@ def test_every_row_is_the_one_that_was_computed(model: str) -> None:
     assert told["rows"] > 4 * (1500 + 10 * 39) - tokens
 
 
+@whole
 def test_control_a_row_that_differs_is_counted(model: str) -> None:
     spoiled = COMPARED + """
 def spoil(self, id):

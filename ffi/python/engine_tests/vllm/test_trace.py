@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from forebay.vllm import engine, models
 from forebay.vllm.engine import Found, Run
-from harness import OFF, QUICK
+from harness import OFF, QUICK, whole
 
 TRACE = Path(__file__).parent / "mooncake.jsonl"
 BLOCK = 16
@@ -57,6 +57,7 @@ def serve(model: str, options: dict[str, Any], tokens: int | list[int], **change
     return engine.start(Run(model, prompts(), tokens, options, arguments, together=together), timeout=900)
 
 
+@whole
 def test_together(model: str) -> None:
     """All at once, at most eight in a batch: the answers are those of vLLM's own KV cache, and hits are counted."""
     tokens = [request["output_length"] for request in requests()]

@@ -49,6 +49,11 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         self._told = ForebayStats()
 
     @property
+    def requires_kv_delivery(self) -> bool:
+        """See vLLM: nothing is handed to another instance, so a preempted request's answer is complete."""
+        return False
+
+    @property
     def store(self) -> ForebayRows:
         """Where rows are."""
         model = model_of(self._vllm_config)

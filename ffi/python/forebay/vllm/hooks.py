@@ -100,6 +100,7 @@ HOOKS = (
             "get_num_new_matched_tokens", "update_state_after_alloc", "build_connector_meta", "request_finished",
             "handle_preemptions", "start_load_kv", "wait_for_layer_load", "save_kv_layer", "wait_for_save",
             "get_finished", "get_kv_connector_stats", "build_kv_connector_stats", "build_prom_metrics",
+            "requires_kv_delivery",
         ),
         EXPERIMENTAL,
     ),

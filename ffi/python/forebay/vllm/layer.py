@@ -195,7 +195,7 @@ class ForebayMLA(MultiHeadLatentAttentionWrapper):
         # Not that of vLLM's layer, which would build its attention.
         torch.nn.Module.__init__(self)
         if mla_modules.g_proj is not None or q_lora_rank is None:
-            raise Unsupported(f"{prefix}: this kind of MLA layer; forebay knows DeepSeek-V3.2's and GLM-5's")
+            raise Unsupported(f"{prefix}: this kind of MLA layer; forebay knows DeepSeek-V3.2's")
         self.sparse, self.modules_of = True, mla_modules
         self.num_heads, self.scale, self.q_rank, self.rank = num_heads, scale, q_lora_rank, kv_lora_rank
         self.nope, self.rope, self.values = qk_nope_head_dim, qk_rope_head_dim, v_head_dim

@@ -51,19 +51,34 @@ _DEVIATION = 0.25
 _MORE = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
 
 
-def save(folder: Path, *, dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any) -> None:
-    """Writes the model as safetensors. `changes` are fields of its configuration that replace ours."""
+def save(
+    folder: Path, *, dtype: torch.dtype = torch.float32, seed: int = 0, selects: str = "", **changes: Any
+) -> None:
+    """Writes the model as safetensors.
+
+    Args:
+        folder: where.
+        dtype: of the weights.
+        seed: of the weights.
+        selects: for each layer F if it selects, S if it shares the selection of the layer before (`index_topk_pattern`
+            of vLLM). Nothing: every layer selects.
+        changes: fields of its configuration that replace ours.
+    """
     config = transformers.DeepseekV32Config(**{**SIZES, **changes})
-    _write(transformers.DeepseekV32ForCausalLM(config), folder, dtype, seed)
+    model = transformers.DeepseekV32ForCausalLM(config)
+    for layer, kind in zip(model.model.layers, selects):
+        if kind == "S":
+            del layer.self_attn.indexer
+    _write(model, folder, dtype, seed, {"index_topk_pattern": selects} if selects else {})
 
 
 def save_dense(folder: Path, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> None:
     """Writes a DeepSeek-V3 of the same sizes, which has no indexer: forebay leaves it to vLLM."""
     sizes = {name: value for name, value in SIZES.items() if not name.startswith("index_")}
-    _write(transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**sizes)), folder, dtype, seed)
+    _write(transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**sizes)), folder, dtype, seed, {})
 
 
-def _write(model: Any, folder: Path, dtype: torch.dtype, seed: int) -> None:
+def _write(model: Any, folder: Path, dtype: torch.dtype, seed: int, changes: dict[str, Any]) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -76,7 +91,7 @@ def _write(model: Any, folder: Path, dtype: torch.dtype, seed: int) -> None:
                 weight.add_(drawn, alpha=0.1)
     model.to(dtype).save_pretrained(folder)
     path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **_MORE}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), **_MORE, **changes}))
 
 
 def prompts(lengths: list[int], *, seed: int = 0) -> list[list[int]]:

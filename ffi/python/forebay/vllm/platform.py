@@ -17,8 +17,8 @@ from .options import FOREBAY, Options
 
 # The versions whose hooks were tried.
 VERSIONS = ("0.32",)
-# Models whose code builds the layer that forebay replaces.
-MODELS = ("deepseek_v32", "glm_moe_dsa")
+# Models whose answers were compared with transformers'.
+MODELS = ("deepseek_v32",)
 _BLOCK = 64
 _log = init_logger("vllm.forebay")
 
@@ -105,6 +105,8 @@ def _check(vllm_config: Any) -> None:
         _refuse(f"the KV connector {vllm_config.kv_transfer_config.kv_connector}", "forebay is the connector")
     if vllm_config.lora_config is not None:
         _refuse("LoRA", "leave it out")
+    if getattr(model, "enable_prompt_embeds", False):
+        _refuse("enable_prompt_embeds", "prompts are token ids")
     cache = vllm_config.cache_config
     if cache.cache_dtype not in ("auto", str(model.dtype).removeprefix("torch.")):
         _refuse(f"kv_cache_dtype={cache.cache_dtype!r}", f"rows have the model's type, {model.dtype}")
