@@ -70,8 +70,7 @@ test:
 	@MAKE='$(MAKE)' ci/skips ci/parts setup style kernels-check tests-build wheel python-tests+all-tests installs \
 	    on-cuda on-driver embedder examples docs loom asan tsan
 
-## Tests with a real inference engine, in an environment of 5 GB. QUICK=1: a part of them, in under 8 minutes.
-ENGINE ?= transformers
+## Tests with real inference engines, or ENGINE=transformers or vllm: 5 GB each. QUICK=1: under 8 minutes each.
 engines:
 	@QUICK=$(QUICK) ci/skips ci/engines $(ENGINE)
 

