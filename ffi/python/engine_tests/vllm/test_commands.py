@@ -143,47 +143,55 @@ def test_help_shows_both_programs_options() -> None:
 def test_check_compares_engines(capsys: pytest.CaptureFixture[str]) -> None:
     """Forebay off, all rows in slots, a share of them, and with preemptions."""
     ratios = ["0.2"] if QUICK else ["0.1", "0.5"]
-    assert command.main(["check", "--ratio", ",".join(ratios), "--requests", "10", "--tokens", "40"]) == 0
+    assert command.main(["check", "--ratio", ",".join(ratios)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2 + 1 + 1 + len(ratios) + 1 + 1
     shown = [re.split(r"  +", line) for line in lines[2:-1]]
-    assert [line[0] for line in shown] == [
-        "forebay off", "ratio 1", *(f"ratio {ratio}" for ratio in ratios), f"ratio {ratios[0]}, few blocks",
-    ]  # fmt: skip
-    assert all(line[1] == "equal" for line in shown), lines
+    few = ["ratio 1, few blocks", f"ratio {ratios[0]}, few blocks"]
+    assert [line[0] for line in shown] == ["forebay off", "ratio 1", *(f"ratio {ratio}" for ratio in ratios), *few]
+    assert [line[1] for line in shown] == ["-", "equal", *("equal" for _ in ratios), "-", "equal"]
     assert [line[2] for line in shown[:2]] == ["-", "0.0%"]
-    assert all(float(line[2].rstrip("%")) > 5 for line in shown[2:]), lines
+    assert all(float(line[2].rstrip("%")) > 5 for line in (*shown[2:-2], shown[-1])), lines
     # vLLM allocates a byte for each token of a block.
-    assert "MiB" in shown[0][4] and all("KiB" in line[4] for line in shown[1:])
-    assert int(shown[-1][5]) > 0, lines
-    assert lines[-1].startswith("All engines give the same tokens")
+    assert "MiB" in shown[0][4]
+    assert all(line[4] in (f"{int(line[3]) * 64 / 1024:,.1f} KiB", f"{int(line[3]) * 64} bytes") for line in shown[1:])
+    assert all(line[5] == "0" for line in shown[:-2])
+    assert all(int(line[5]) >= int(line[6]) > 0 for line in shown[-2:]), lines
+    # Two blocks of the last prompt.
+    assert all(line[7] == "128" for line in shown[:-2]), lines
+    assert lines[-1].startswith("All tokens are equal")
 
 
 @pytest.mark.skipif(QUICK, reason="a part of the tests (FOREBAY_QUICK)")
 def test_check_compares_drafts(capsys: pytest.CaptureFixture[str]) -> None:
-    chosen = ["--ratio", "0.3", "--requests", "4", "--tokens", "24", "--drafts", "2"]
-    assert command.main(["check", *chosen]) == 0
+    assert command.main(["check", "--ratio", "0.3", "--requests", "4", "--drafts", "2", "--dtype", "bf16"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2 + 2 + 1 + 1 + 1 + 1
-    drafted = [re.split(r"  +", line)[6] for line in lines[2:-1]]
-    assert drafted[0] == "-" and all(re.fullmatch(r"\d+/[1-9]\d*", one) for one in drafted[1:]), lines
+    assert len(lines) == 2 + 3 + 2 + 1
+    drafted = [re.split(r"  +", line)[8] for line in lines[2:-1]]
+    assert all(re.fullmatch(r"\d+/[1-9]\d*", one) for one in drafted), lines
 
 
 def test_check_tells_a_difference(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def start(run: engine.Run) -> engine.Found:
         if run.options == {"ratio": 0.5}:
             raise engine.EngineFailed("planted")
-        return replace(FOUND, tokens=[[1], [3]]) if run.options == {"ratio": 1.0} else FOUND
+        return replace(FOUND, tokens=[[1], [3]]) if "num_gpu_blocks_override" in run.arguments else FOUND
 
     monkeypatch.setattr(check, "start", start)
     assert command.main(["check", "--ratio", "0.5"]) == 1
     said = capsys.readouterr()
     lines = said.out.splitlines()
-    assert [re.split(r"  +", line)[:2] for line in lines[2:6]] == [
-        ["forebay off", "equal"], ["ratio 1", "NOT"], ["ratio 0.5", "FAILED"], ["ratio 0.5, few blocks", "equal"],
+    assert [re.split(r"  +", line)[:2] for line in lines[2:-1]] == [
+        ["forebay off", "-"], ["ratio 1", "equal"], ["ratio 0.5", "FAILED"], ["ratio 1, few blocks", "-"],
+        ["ratio 0.5, few blocks", "equal"],
     ]  # fmt: skip
-    assert lines[-1].startswith("2 engines differ or failed")
+    assert lines[-1].startswith("1 engines differ or failed")
     assert "planted" in said.err
+    monkeypatch.setattr(
+        check, "start", lambda run: FOUND if run.options == {"rows": "vllm"} else replace(FOUND, tokens=[[1], [3]])
+    )
+    assert command.main(["check", "--ratio", "0.5"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [re.split(r"  +", line)[1] for line in lines[2:-1]] == ["-", "DIFFER", "DIFFER", "-", "equal"]
 
 
 @pytest.mark.skipif(QUICK, reason="a part of the tests (FOREBAY_QUICK)")

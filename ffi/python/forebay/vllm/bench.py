@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -42,8 +41,8 @@ def run(chosen: argparse.Namespace) -> int:
         model = chosen.model or small_model(Path(folder), chosen.dtype)
         print(
             f"{chosen.model or 'a small deepseek_v32 with random weights'}, {chosen.dtype}: {chosen.requests} requests "
-            f"of {chosen.context:,} + {chosen.tokens} tokens, ratio {chosen.ratio:g}, {shown(chosen.memory)} of KV cache "
-            f"memory, {chosen.threads} of {os.cpu_count()} cores ({platform.machine()}), vLLM {vllm.__version__}, "
+            f"of {chosen.context:,} + {chosen.tokens} tokens, ratio {chosen.ratio:g}, {shown(chosen.memory)} of KV "
+            f"cache memory, {chosen.threads} of {os.cpu_count()} cores, vLLM {vllm.__version__}, "
             f"torch {torch.__version__}"
         )
         from . import models

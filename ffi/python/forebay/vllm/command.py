@@ -62,7 +62,7 @@ def parser() -> Parser:
     add = common("check", "compares engines with forebay on, and off, by the tokens of the same prompts")
     add("--ratio", type=many(ratio), default=[0.1, 0.2, 0.5], metavar="LIST", help="slots as a share of the tokens")
     add("--requests", type=number(1, 256), default=12, metavar="N", help="requests, of which at most 8 run at once")
-    add("--tokens", type=number(1, 512), default=48, metavar="N", help="tokens of the longest answer")
+    add("--tokens", type=number(1, 512), default=96, metavar="N", help="tokens of the longest answer")
     add("--drafts", type=number(0, 16), default=0, metavar="N", help="draft tokens a step, by prompt lookup")
     add("--seed", type=number(0, 1 << 31), default=0, metavar="N", help="of weights and prompts")
 
@@ -92,7 +92,7 @@ def serve_parser() -> Parser:
     add("--forebay-slots", type=number(1, _MOST_TOKENS), metavar="N",
         help="instead of a ratio: slots of a request in each layer")  # fmt: skip
     add("--forebay-host-memory", type=size, metavar="BYTES",
-        help="of the total pool in host memory, for example 8GiB; default: the rows of all tokens of vLLM's blocks")  # fmt: skip
+        help="of the total pool, for example 8GiB; default: the rows of all tokens of vLLM's blocks")  # fmt: skip
     add("--forebay-record", type=file, metavar="FILE",
         help="keeps the first request's selections, for `forebay replay`")  # fmt: skip
     add("--forebay-rows", type=one_of("place", (FOREBAY, VLLM)), default=FOREBAY, metavar="PLACE",
@@ -130,8 +130,8 @@ def serve(words: Sequence[str]) -> int:
     else:
         given = (chosen.forebay_ratio is not None) + (chosen.forebay_slots is not None)
         if given == 2 or (given == 0 and chosen.forebay_rows == FOREBAY):
-            what = "both --forebay-ratio and --forebay-slots" if given else "neither --forebay-ratio nor --forebay-slots"
-            stop(PROGRAM, f"{what}: give one of them, for example --forebay-ratio 0.2")
+            both, neither = "both --forebay-ratio and --forebay-slots", "neither --forebay-ratio nor --forebay-slots"
+            stop(PROGRAM, f"{both if given else neither}: give one of them, for example --forebay-ratio 0.2")
         # Before vLLM is imported: it chooses its platform then.
         Options(**{name.removeprefix("forebay_"): value for name, value in vars(chosen).items()}).set()
     check_vllm()
