@@ -253,9 +253,14 @@ class Server:
                 [sys.executable, "-m", "forebay.vllm", "serve", *words],
                 stdout=out, stderr=out, env=environment, start_new_session=True,
             )  # fmt: skip
-        limit = time.monotonic() + 400
+
+    def wait(self) -> None:
+        """Waits until it answers."""
+        limit = time.monotonic() + 300
         while not self.healthy():
-            assert self.process.poll() is None and time.monotonic() < limit, log.read_text()[-4000:]
+            said = self.log.read_text()
+            ended = self.process.poll() is not None or "EngineDeadError" in said or time.monotonic() > limit
+            assert not ended, said[-4000:]
             time.sleep(0.5)
 
     def healthy(self) -> bool:
@@ -332,6 +337,7 @@ def test_the_served_endpoint(model: Path, tmp_path: Path, servers: list[Server])
     port, before = free_port(), set(os.listdir("/dev/shm"))
     server = Server(model, port, tmp_path / "first.log")
     servers.append(server)
+    server.wait()
     prompt = [number * 37 % 1000 + 1 for number in range(300)]
     tokens = server.complete(prompt, 20)
     assert len(tokens) == 20 and len(set(tokens)) > 5
@@ -354,6 +360,7 @@ def test_the_served_endpoint(model: Path, tmp_path: Path, servers: list[Server])
 
     server = Server(model, port, tmp_path / "second.log")
     servers.append(server)
+    server.wait()
     assert server.complete(prompt, 20) == tokens
     server.end(signal.SIGTERM)
     said = server.log.read_text()
