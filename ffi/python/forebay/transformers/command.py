@@ -7,77 +7,23 @@ A command prints a result, or one line of error and ends with status 2. Status 1
 from __future__ import annotations
 
 import argparse
-import os
-import sys
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
-from ..errors import ForebayError
+from ..commands import Parser, guarded, many, number, one_of, ratio
 from . import bench, check, generate
 from .check import DTYPES
 from .models import FAMILIES
-from .stop import stop
-
-_T = TypeVar("_T")
+from .stop import PROGRAM
 
 TYPES = tuple(DTYPES)
 _LONGEST = 1 << 20
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """Prints one line and ends the program with status 2."""
-        stop(message)
-
-
-def many(one: Callable[[str], _T]) -> Callable[[str], list[_T]]:
-    """A type of option: several values with commas between them."""
-
-    def read(text: str) -> list[_T]:
-        return [one(part) for part in text.split(",")]
-
-    return read
-
-
-def number(least: int, most: int) -> Callable[[str], int]:
-    """A type of option: a whole number from `least` to `most`."""
-
-    def read(text: str) -> int:
-        if not text.strip().isdecimal() or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least:,} to {most:,}")
-        return int(text)
-
-    return read
-
-
-def ratio(text: str) -> float:
-    """A type of option: a number above 0 and at most 1."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not above 0 and at most 1")
-    return value
-
-
-def one_of(kind: str, names: Sequence[str]) -> Callable[[str], str]:
-    """A type of option: one of `names`; `all` is among them where the caller allows it."""
-
-    def read(text: str) -> str:
-        if text not in names:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a {kind}; there are {', '.join(names)}")
-        return text
-
-    return read
-
-
 def parser() -> Parser:
     """The command line."""
     top = Parser(
-        prog="python -m forebay.transformers",
+        prog=f"python -m {PROGRAM}",
         description="Models of transformers whose cache keeps all rows in host memory and a share of them in slots.",
         allow_abbrev=False,
     )
@@ -126,15 +72,4 @@ def run(chosen: argparse.Namespace) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Checks the command line and runs it."""
     chosen = parser().parse_args(arguments)
-    # Lines appear as they are printed, even in a pipe.
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    try:
-        return run(chosen)
-    except ForebayError as error:
-        stop(str(error))
-    except BrokenPipeError:
-        # The reader has gone, so nothing can be printed, not even by Python's own flush at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    return guarded(PROGRAM, lambda: run(chosen))

@@ -13,6 +13,7 @@ from typing import Any
 
 import transformers
 
+from ..commands import shown
 from ..errors import ForebayError
 from . import ATTENTION, ForebayCache, register
 from .check import DTYPES
@@ -95,17 +96,9 @@ def report(cache: Any, decoded: int, length: int, seconds: float) -> None:
         selected = layer.hits + layer.misses
         print(f"{layer.layer:>5} {selected:>9,} {layer.misses:>8,} {layer.misses / max(1, selected):>6.1%}")
     memory = cache.memory()
-    print(f"Rows: {size(memory.host)} in host memory, {size(memory.slots)} in slots on the device.")
+    print(f"Rows: {shown(memory.host)} in host memory, {shown(memory.slots)} in slots on the device.")
     parts = {"tables": memory.tables, "index keys": memory.index_keys, "gathered rows": memory.gathered}
     if memory.stock:
         parts["layers with a window"] = memory.stock
-    also = ", ".join(f"{name} {size(count)}" for name, count in parts.items())
-    print(f"Also on the device: {also}. In all {size(memory.device)}; transformers' own cache: {size(memory.dense)}.")
-
-
-def size(count: int) -> str:
-    """Bytes in the unit that fits."""
-    value, units = float(count), ["bytes", "KiB", "MiB", "GiB", "TiB"]
-    while value >= 1024 and len(units) > 1:
-        value, units = value / 1024, units[1:]
-    return f"{value:,.0f} bytes" if units[0] == "bytes" else f"{value:,.1f} {units[0]}"
+    also = ", ".join(f"{name} {shown(count)}" for name, count in parts.items())
+    print(f"Also on the device: {also}. In all {shown(memory.device)}; transformers' own cache: {shown(memory.dense)}.")

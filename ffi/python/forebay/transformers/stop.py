@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import NoReturn
+
+from .. import commands
+
+PROGRAM = "forebay.transformers"
 
 
 def stop(message: str) -> NoReturn:
     """Ends the program with one line of error and status 2."""
-    line = " ".join(message.split())
-    print(f"forebay.transformers: {line}", file=sys.stderr)
-    raise SystemExit(2)
+    commands.stop(PROGRAM, message)
