@@ -23,8 +23,9 @@ def annotated() -> list[Any]:
     """Every class, method and function that the package defines."""
     found: list[Any] = []
     for info in pkgutil.walk_packages(forebay.__path__, "forebay."):
-        # forebay.transformers needs torch and transformers: the engine's tests import it (`make engines`).
-        if info.name in ("forebay._ffi", "forebay.libforebay") or info.name.startswith("forebay.transformers"):
+        # These need torch, and transformers or vLLM: the engines' tests import them (`make engines`).
+        engines = ("forebay.transformers", "forebay.vllm")
+        if info.name in ("forebay._ffi", "forebay.libforebay") or info.name.startswith(engines):
             continue
         for one in vars(importlib.import_module(info.name)).values():
             if getattr(one, "__module__", "") != info.name:

@@ -19,7 +19,7 @@ class BatchRow(NamedTuple):
     width: int
     # The first token's position: tokens of the request before it.
     start: int
-    # Tokens of its prompt.
+    # Tokens that it computes as a prompt.
     prompt: int
 
     @property
@@ -53,6 +53,9 @@ class Batch:
 
 class Store(Protocol):
     """Where rows and index keys are kept. Layers are counted from 0; calls come layer after layer."""
+
+    def prompt(self, id: str) -> int | None:
+        """The tokens that a request computes as a prompt; None: as many as vLLM says."""
 
     def begin(self, batch: Batch) -> None:
         """Begins a pass."""

@@ -76,12 +76,19 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         )
         return found if found is None else max(found - num_computed_tokens, 0), False
 
+    def reset_cache(self) -> bool:
+        """See vLLM: forebay does not forget published pages."""
+        return False
+
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Nothing: the request was admitted."""
 
     def build_connector_meta(self, scheduler_output: Any) -> ForebayMetadata:
         """See vLLM."""
-        return ForebayMetadata(sorted(scheduler_output.preempted_req_ids or ()))
+        self.store.scanned()
+        # `reset_prefix_cache` preempts requests and schedules them again in the same step.
+        again = scheduler_output.num_scheduled_tokens
+        return ForebayMetadata(sorted(id for id in scheduler_output.preempted_req_ids or () if id not in again))
 
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
         """See vLLM."""

@@ -110,16 +110,17 @@ class Model:
 
     def begin(self, metadata: Metadata) -> Batch:
         """Begins a pass: which requests it has."""
+        assert self.store is not None
         held = self.runner.input_batch
         starts, ends = metadata.starts.tolist(), metadata.ends.tolist()
         rows = []
         for number, (first, stop) in enumerate(zip(starts[:-1], starts[1:])):
             start = int(ends[number]) - (stop - first)
-            prompt = int(held.num_prompt_tokens[number])
-            rows.append(BatchRow(held.req_ids[number], number, first, stop - first, start, prompt))
+            id = held.req_ids[number]
+            prompt = self.store.prompt(id) or int(held.num_prompt_tokens[number])
+            rows.append(BatchRow(id, number, first, stop - first, start, prompt))
         self.selections.clear()
         batch = Batch(rows, self.query_rows)
-        assert self.store is not None
         self.store.begin(batch)
         return batch
 
@@ -185,22 +186,25 @@ class ForebayMLA(MultiHeadLatentAttentionWrapper):
         skip_topk: bool = False,
         **others: Any,
     ) -> None:
-        self.sparse = mla_modules.is_sparse
-        if not self.sparse:
+        sparse = bool(mla_modules.is_sparse)
+        if not sparse:
             super().__init__(
                 hidden_size, num_heads, scale, qk_nope_head_dim, qk_rope_head_dim, v_head_dim, q_lora_rank,
                 kv_lora_rank, mla_modules, cache_config, quant_config, prefix, skip_topk, **others,
             )  # fmt: skip
+            self.sparse = False
             return
         # Not that of vLLM's layer, which would build its attention.
         torch.nn.Module.__init__(self)
         if mla_modules.g_proj is not None or q_lora_rank is None:
             raise Unsupported(f"{prefix}: this kind of MLA layer; forebay knows DeepSeek-V3.2's")
-        self.sparse, self.modules_of = True, mla_modules
+        self.sparse = True
         self.num_heads, self.scale, self.q_rank, self.rank = num_heads, scale, q_lora_rank, kv_lora_rank
         self.nope, self.rope, self.values = qk_nope_head_dim, qk_rope_head_dim, v_head_dim
         for name in ("fused_qkv_a_proj", "q_a_layernorm", "q_b_proj", "kv_a_layernorm", "kv_b_proj", "o_proj"):
             setattr(self, name, getattr(mla_modules, name))
+        config = get_current_vllm_config().model_config
+        self.top_k = min(config.hf_text_config.index_topk, config.max_model_len)
         self.rotary_emb, self.indexer = mla_modules.rotary_emb, mla_modules.indexer
         self.index_rotary_emb = mla_modules.indexer_rotary_emb
         # Attention reads its weights, so vLLM must not pack them.
@@ -310,7 +314,7 @@ class ForebayMLA(MultiHeadLatentAttentionWrapper):
         own, part = self.attention, slice(row.first, row.first + row.width)
         if index is not None:
             scores = attention.index_scores(index[0][part], index[1][part], store.keys(own.number, row))
-            chosen = attention.select(scores, row.start, self.indexer.topk_tokens)
+            chosen = attention.select(scores, row.start, self.top_k)
             own.model.selections[row.id] = chosen
             store.selected(own.number, row, chosen)
         chosen = own.model.selections[row.id]
@@ -320,11 +324,11 @@ class ForebayMLA(MultiHeadLatentAttentionWrapper):
     def _decode(self, store: Store, batch: Batch, query: Any, index: Any, found: Any) -> None:
         own, at, selection = self.attention, batch.at, None
         if index is not None:
-            selection = torch.full((*at.shape, self.indexer.topk_tokens), -1)
+            selection = torch.full((*at.shape, self.top_k), -1)
             for number, row in enumerate(batch.decodes):
                 part = slice(row.first, row.first + row.width)
                 scores = attention.index_scores(index[0][part], index[1][part], store.keys(own.number, row))
-                chosen = attention.select(scores, row.start, self.indexer.topk_tokens)
+                chosen = attention.select(scores, row.start, self.top_k)
                 selection[number, : row.width, : chosen.shape[1]] = chosen
         rows, valid = store.gather(own.number, selection)
         used = batch.used

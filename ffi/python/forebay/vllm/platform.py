@@ -20,6 +20,7 @@ VERSIONS = ("0.32",)
 # Models whose answers were compared with transformers'.
 MODELS = ("deepseek_v32",)
 _BLOCK = 64
+_CONNECTOR = "ForebayConnector"
 _log = init_logger("vllm.forebay")
 
 
@@ -50,21 +51,24 @@ class ForebayCpuPlatform(CpuPlatform):
         # vLLM makes its platform while it imports its configuration.
         from vllm.config import CompilationMode, KVTransferConfig
 
-        check_version()
-        options = Options.read()
-        if os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0") != "0":
-            _refuse("VLLM_USE_V2_MODEL_RUNNER=1", "the other model runner knows requests by other names; unset it")
         model = vllm_config.model_config
         if model is None or not hasattr(model.hf_text_config, "index_topk"):
             super().check_and_update_config(vllm_config)
             _log.info("forebay is off for this model: it has no sparse attention")
             return
+        check_version()
+        options = Options.read()
+        if os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0") != "0":
+            _refuse("VLLM_USE_V2_MODEL_RUNNER=1", "the other model runner knows requests by other names; unset it")
         _check(vllm_config)
         cache, scheduler = vllm_config.cache_config, vllm_config.scheduler_config
         block = cache.block_size if cache.user_specified_block_size else _BLOCK
         # vLLM's MLA on a CPU can do neither of them, and has other blocks.
         chunks = (scheduler.enable_chunked_prefill, scheduler.max_num_batched_tokens)
-        share = cache.enable_prefix_caching
+        # vLLM's engine process configures itself once more.
+        before = vllm_config.kv_transfer_config
+        own = before is not None and before.kv_connector == _CONNECTOR
+        share = before.get_from_extra_config("share", True) if own else cache.enable_prefix_caching
         super().check_and_update_config(vllm_config)
         scheduler.enable_chunked_prefill, scheduler.max_num_batched_tokens = chunks
         cache.block_size, cache.enable_prefix_caching = block, share
@@ -77,7 +81,7 @@ class ForebayCpuPlatform(CpuPlatform):
             # Prefixes are found among forebay's pages.
             cache.enable_prefix_caching = False
             vllm_config.kv_transfer_config = KVTransferConfig(
-                kv_connector="ForebayConnector",
+                kv_connector=_CONNECTOR,
                 kv_connector_module_path="forebay.vllm.connector",
                 kv_role="kv_both",
                 kv_connector_extra_config={"share": bool(share)},
@@ -90,7 +94,10 @@ def _check(vllm_config: Any) -> None:
     kind = model.hf_text_config.model_type
     if kind not in MODELS:
         _refuse(f"models of type {kind!r}", f"forebay.vllm knows {', '.join(MODELS)}")
-    for name in ("tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size"):
+    for name in (
+        "tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size",
+        "prefill_context_parallel_size", "data_parallel_size",
+    ):  # fmt: skip
         if getattr(parallel, name, 1) > 1:
             _refuse(f"{name}={getattr(parallel, name)}", "one process attends, so it has to be 1")
     if parallel.distributed_executor_backend not in (None, "uni"):
@@ -101,8 +108,9 @@ def _check(vllm_config: Any) -> None:
     drafts = vllm_config.speculative_config
     if drafts is not None and drafts.method != "ngram":
         _refuse(f"drafts by {drafts.method!r}", 'drafts come from prompt lookup ("method": "ngram")')
-    if vllm_config.kv_transfer_config is not None and vllm_config.kv_transfer_config.kv_connector:
-        _refuse(f"the KV connector {vllm_config.kv_transfer_config.kv_connector}", "forebay is the connector")
+    transfer = vllm_config.kv_transfer_config
+    if transfer is not None and transfer.kv_connector not in (None, _CONNECTOR):
+        _refuse(f"the KV connector {transfer.kv_connector}", "forebay is the connector")
     if vllm_config.lora_config is not None:
         _refuse("LoRA", "leave it out")
     if getattr(model, "enable_prompt_embeds", False):

@@ -19,12 +19,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Sequence as Many
 
 import numpy as np
-import torch
+from vllm.logger import init_logger
 
 from ..cache import Cache
 from ..config import SLOT_BLOCK, footprint
 from ..device import HostDevice
-from ..errors import Exhausted, InvalidConfig, OutOfMemory, counted
+from ..errors import Exhausted, ForebayError, Internal, InvalidConfig, OutOfMemory, counted
 from ..serving import Request, Requests
 from ..shape import Shape
 from .batch import Batch, BatchRow
@@ -32,6 +32,7 @@ from .options import Options
 
 # A prefill tells a request's first step what its last tokens selected.
 _WARM = 8
+_log = init_logger("vllm.forebay")
 
 
 class Limits(NamedTuple):
@@ -51,7 +52,7 @@ class Limits(NamedTuple):
 class Sizes(NamedTuple):
     """The sizes of forebay's cache that hold the tokens of vLLM's blocks."""
 
-    # vLLM's blocks: tokens that run at the same time.
+    # vLLM's blocks.
     blocks: int
     # Slots of all requests in each layer.
     pool_slots: int
@@ -77,15 +78,20 @@ def sizes(shape: Shape, limits: Limits, options: Options, blocks: int) -> Sizes:
     """The sizes for so many of vLLM's blocks."""
     page_bytes = shape.layers * limits.block * _stride(shape)
     # A request's last page may be partly used, and drafts may begin another one.
-    more = 2 * limits.requests
+    more = (1 + -(-limits.query_rows // limits.block)) * limits.requests
     pages = blocks if options.host_memory is None else options.host_memory // page_bytes
     if options.slots is not None:
         slots = min(options.slots, limits.tokens)
         return Sizes(blocks, _whole(slots) * limits.requests, slots, pages + more)
     ratio = options.ratio or 1.0
-    longest = _whole(int(ratio * limits.tokens) + 1)
+    least = _whole(int(ratio * limits.tokens) + 1)
     pool = _whole(int(ratio * blocks * limits.block)) + SLOT_BLOCK * limits.requests
-    return Sizes(blocks, max(pool, longest), 1, pages + more)
+    return Sizes(blocks, max(pool, least), 1, pages + more)
+
+
+def longest(limits: Limits) -> int:
+    """Pages of the longest request, with the rows of a step in flight."""
+    return -(-(limits.tokens + limits.query_rows) // limits.block) + 1
 
 
 def _whole(slots: int) -> int:
@@ -117,7 +123,7 @@ def fit(shape: Shape, limits: Limits, options: Options, memory: int) -> Sizes:
     Raises:
         OutOfMemory: not even the longest request fits.
     """
-    least = -(-limits.tokens // limits.block) + 1
+    least = longest(limits)
 
     def taken(blocks: int) -> int:
         found = footprint(shape, **arguments(limits, sizes(shape, limits, options, blocks)))
@@ -129,6 +135,9 @@ def fit(shape: Shape, limits: Limits, options: Options, memory: int) -> Sizes:
             f"{given} of {counted(limits.tokens, 'token')}, {taken(least):,} bytes: lower the ratio or max_model_len, "
             "or give vLLM more memory (--kv-cache-memory-bytes, --gpu-memory-utilization)"
         )
+    if options.slots is not None and options.host_memory is not None:
+        # Nothing grows with the blocks: they count the tokens of all requests at once.
+        return sizes(shape, limits, options, limits.requests * least)
     low, high = least, 2 * least
     while taken(high) <= memory:
         low, high = high, 2 * high
@@ -143,12 +152,11 @@ class ForebayRows:
 
     def __init__(self, shape: Shape, limits: Limits, options: Options, blocks: int, dtype: Any) -> None:
         found = sizes(shape, limits, options, blocks)
-        longest = -(-limits.tokens // limits.block) + 1
-        if found.pages < longest:
+        least = longest(limits)
+        if found.pages < least:
             given = f"host_memory: {counted(found.pages, 'page')} of {limits.block} tokens"
-            raise InvalidConfig(f"{given} do not hold one request of {limits.tokens} tokens: {longest} are needed")
+            raise InvalidConfig(f"{given} do not hold one request of {limits.tokens} tokens: {least} are needed")
         self._limits, self._options, self._dtype = limits, options, dtype
-        self._row = shape.row_bytes[0] // dtype.itemsize
         self._device = HostDevice()
         try:
             self.cache = Cache(self._device, shape, **arguments(limits, found))
@@ -163,6 +171,9 @@ class ForebayRows:
         self._layers = 0
         # The token ids of the prompts of requests that share pages.
         self._sharing: dict[Any, Any] = {}
+        self._prompts: dict[Any, int] = {}
+        # Whether a request of the present scan of vLLM's queue waits: later ones must not take what it waits for.
+        self._waits = False
         self._preempted = self._resumed = 0
 
     def admit(self, id: str, prompt: Many[int], tokens: int, most: int, salt: bytes, share: bool) -> int | None:
@@ -176,49 +187,84 @@ class ForebayRows:
             salt: what its prompt is shared under.
             share: whether it may share its prompt's beginning.
         """
+        if id in self.requests and not share and self.requests[id].length:
+            # vLLM computes it from the beginning.
+            self.requests.end(id)
         if id in self.requests:
             found = self.requests[id]
             if found.state == "parked":
                 try:
                     found.resume()
                 except Exhausted:
+                    self._waits = True
                     return None
                 self._resumed += 1
             return min(found.length, tokens - 1)
+        if self._waits:
+            return None
         # At least one token of the prompt is computed: it says what comes next.
         given = np.asarray(prompt[:-1], np.uint32) if share and self._limits.share else None
         try:
             found = self.requests.add(id, prompt=tokens, promised=most - tokens, tokens=given, salt=salt)
         except Exhausted:
+            self._waits = True
             return None
+        self._prompts[id] = tokens
         if given is not None:
             self._sharing[id] = np.asarray(prompt, np.uint32)
         return found.shared
+
+    def scanned(self) -> None:
+        """vLLM has asked about its queue, in order."""
+        self._waits = False
 
     def preempt(self, id: str) -> None:
         """Takes lane and slots from a request. Its rows stay, or if too many are parked, it is computed again."""
         if id not in self.requests or self.requests[id].state != "running":
             return
-        self._preempted += 1
         try:
             self.requests[id].park()
+            self._preempted += 1
         except Exhausted:
             self.requests.end(id)
+            self._forget(id)
 
     def end(self, id: str, tokens: Many[int]) -> None:
         """Ends a request with these token ids, after its full pages were published."""
         if id not in self.requests:
+            self._forget(id)
             return
         found = self.requests[id]
-        if id in self._sharing and len(tokens) >= found.length and self._complete(found):
-            found.publish(np.asarray(tokens[: found.length], np.uint32))
-        self._sharing.pop(id, None)
-        found.end()
+        try:
+            if found.state in ("filling", "running") and found.length >= self._prompts[id]:
+                self._publish(found, tokens)
+            found.end()
+        except ForebayError as error:
+            # vLLM would end with it, and what was lost is a shared prefix or a recording.
+            _log.warning("%s", error)
+        if id in self.requests:
+            self.requests.end(id)
+        self._forget(id)
 
-    def _complete(self, request: Request) -> bool:
-        """Whether a request has all rows of its prompt and a lane."""
-        prompt = self._sharing[request.id]
-        return request.state == "running" or (request.state == "filling" and request.length >= len(prompt))
+    def _publish(self, request: Request, tokens: Many[int]) -> None:
+        """Publishes the full pages of a request that ends. The newest token never has a row: at its position there may
+        be that of a rejected draft.
+        """
+        kept = min(request.length, len(tokens) - 1)
+        if request.id not in self._sharing or kept < 1:
+            return
+        if request.length > kept:
+            request.crop(kept)
+        request.publish(np.asarray(tokens[:kept], np.uint32))
+
+    def _forget(self, id: str) -> None:
+        self._sharing.pop(id, None)
+        self._prompts.pop(id, None)
+
+    def prompt(self, id: str) -> int:
+        """The tokens of a request that it computes as a prompt: its prompt, and what it had answered when it was added
+        again."""
+        return self._prompts[id]
 
     def begin(self, batch: Batch) -> None:
         """See `Store`."""
@@ -241,8 +287,8 @@ class ForebayRows:
         group = self.requests.groups.index(layer) if keys is not None else -1
         for row in self._batch.prefills:
             request, part = self.requests[row.id], slice(row.first, row.first + row.width)
-            if request.filled(layer) >= row.end:
-                continue
+            if request.filled(layer) != row.start:
+                raise Internal(f"request {row.id}: rows from {row.start} on, and {request.filled(layer)} are here")
             request.prefill(layer, rows[part])
             if keys is not None:
                 request.put_index_keys(group, keys[part].contiguous(), row.start)
@@ -304,6 +350,10 @@ class ForebayRows:
     def close(self) -> None:
         """Ends all requests, and gives the memory back."""
         self.abandon()
-        self.requests.close()
+        try:
+            self.requests.close()
+        except ForebayError as error:
+            # A recording: all requests have ended all the same.
+            _log.warning("%s", error)
         self.cache.close()
         self._device.close()

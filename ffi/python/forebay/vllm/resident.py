@@ -23,6 +23,10 @@ class ResidentRows:
         self._metadata: Any = None
         self._selection: Any = None
 
+    def prompt(self, id: str) -> int | None:
+        """See `Store`."""
+        return None
+
     def begin(self, batch: Batch) -> None:
         """Begins a pass, whose metadata is that of the first layer."""
         self._batch, self._metadata = batch, self._layers[0].metadata
