@@ -1,4 +1,4 @@
-"""forebay's store by itself, without an engine: what vLLM's connector and layers call, in orders that engines rarely use."""
+"""forebay's store without an engine: what vLLM's connector and layers call, in orders that engines rarely use."""
 
 from __future__ import annotations
 
