@@ -23,5 +23,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
+@pytest.fixture(scope="session")
+def repeating(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a small model whose answers repeat themselves, so that drafts by prompt lookup are accepted."""
+    folder = tmp_path_factory.mktemp("models") / "repeating"
+    models.save(folder, layers=0.0003)
+    return str(folder)
+
+
 def pytest_report_header() -> str:
     return "a part of the tests (FOREBAY_QUICK)" if os.environ.get("FOREBAY_QUICK") else "all tests"

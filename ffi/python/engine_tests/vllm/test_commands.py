@@ -174,7 +174,8 @@ def test_check_tells_a_difference(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     def start(run: engine.Run) -> engine.Found:
         if run.options == {"ratio": 0.5}:
             raise engine.EngineFailed("planted")
-        return replace(FOUND, tokens=[[1], [3]]) if "num_gpu_blocks_override" in run.arguments else FOUND
+        tokens = [[1], [3]] if "num_gpu_blocks_override" in run.arguments else FOUND.tokens
+        return replace(FOUND, tokens=tokens)
 
     monkeypatch.setattr(check, "start", start)
     assert command.main(["check", "--ratio", "0.5"]) == 1
@@ -187,7 +188,9 @@ def test_check_tells_a_difference(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert lines[-1].startswith("1 engines differ or failed")
     assert "planted" in said.err
     monkeypatch.setattr(
-        check, "start", lambda run: FOUND if run.options == {"rows": "vllm"} else replace(FOUND, tokens=[[1], [3]])
+        check,
+        "start",
+        lambda run: replace(FOUND, tokens=FOUND.tokens if run.options == {"rows": "vllm"} else [[1], [3]]),
     )
     assert command.main(["check", "--ratio", "0.5"]) == 1
     lines = capsys.readouterr().out.splitlines()

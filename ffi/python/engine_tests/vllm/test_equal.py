@@ -130,6 +130,58 @@ def test_drafts_by_prompt_lookup(model: str) -> None:
     assert found.metrics["vllm:spec_decode_num_drafts"] > 0
 
 
+def accepted(found: Found) -> int:
+    return int(found.metrics["vllm:spec_decode_num_accepted_tokens"])
+
+
+@whole
+def test_accepted_drafts(repeating: str) -> None:
+    off, found = both(repeating, tokens=90, arguments=DRAFTS)
+    assert found.tokens == off.tokens
+    assert accepted(found) == accepted(off) > 100
+
+
+@whole
+def test_accepted_drafts_of_preempted_requests(repeating: str) -> None:
+    arguments = {**DRAFTS, **PREEMPTING}
+    found = share(repeating, tokens=90, options=PLENTY, arguments=arguments)
+    resident = run(repeating, {**RESIDENT, **PLENTY}, tokens=90, arguments=arguments)
+    assert found.tokens == resident.tokens
+    assert accepted(found) > 100
+    assert found.metrics["vllm:forebay_resumed"] > 0
+
+
+@whole
+def test_requests_with_priorities(model: str) -> None:
+    """vLLM preempts the request with the least priority, and not the last one."""
+    arguments = {**PREEMPTING, "scheduling_policy": "priority"}
+    chosen = {"arguments": arguments, "priorities": [5, 1, 4, 2, 3, 9, 0, 7, 8, 6]}
+    found = share(model, options=PLENTY, **chosen)
+    resident = run(model, {**RESIDENT, **PLENTY}, **chosen)
+    assert found.tokens == resident.tokens
+    assert found.metrics["vllm:forebay_resumed"] > 0
+
+
+@whole
+def test_several_samples_of_a_request(model: str) -> None:
+    off, found = both(model, sampling={"n": 3, "temperature": 1.0})
+    assert found.tokens == off.tokens
+    assert all(len(answer) == 3 * 40 for answer in found.tokens)
+    assert (found.left["sequences"], found.left["parked"], found.left["free_lanes"]) == (0, 0, 8)
+
+
+@whole
+def test_logarithms_of_a_prompt(model: str) -> None:
+    """vLLM computes such a prompt from its beginning, and again after it was preempted."""
+    chosen = {"sampling": {"prompt_logprobs": 1}, "arguments": PREEMPTING}
+    found = share(model, options=PLENTY, **chosen)
+    resident = run(model, {**RESIDENT, **PLENTY}, **chosen)
+    assert found.tokens == resident.tokens
+    assert sum(found.cached) == 0
+    assert found.metrics["vllm:forebay_preempted"] > 0
+    assert found.metrics["vllm:forebay_resumed"] == 0
+
+
 def test_nothing_is_left(model: str) -> None:
     """After the last request every page, lane and slot is free, or holds a published prefix."""
     left = share(model, together=1).left

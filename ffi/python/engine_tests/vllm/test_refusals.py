@@ -51,6 +51,17 @@ def test_options_reach_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Options.read() == Options(slots=100, host_memory=5)
 
 
+@pytest.mark.parametrize("plugins", ["", "lora_filesystem_resolver"])
+def test_vllm_must_load_it(plugins: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_PLUGINS", plugins)
+    with pytest.raises(InvalidArgument, match="VLLM_PLUGINS"):
+        enable(ratio=0.5)
+    monkeypatch.setenv("VLLM_PLUGINS", f"{plugins},forebay")
+    monkeypatch.setenv(ENVIRONMENT, "")
+    enable(ratio=0.5)
+    assert Options.read().ratio == 0.5
+
+
 def kind(name: str) -> Any:
     return SimpleNamespace(model_type=name)
 

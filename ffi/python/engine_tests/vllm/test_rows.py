@@ -31,27 +31,32 @@ ForebayRows.write, ForebayRows.end = keep, compare
 """
 # The pages of the first prompt are given to every later one of the same length or more.
 WRONG_PROMPT = """
-admit, first = ForebayRows.admit, []
-def wrong(self, id, prompt, *others, **named):
-    first[:] = first or prompt
-    beginning = first[:len(prompt) - 1]
-    return admit(self, id, [*beginning, *prompt[len(beginning):]], *others, **named)
-ForebayRows.admit = wrong
+first = []
+def with_first(call):
+    def changed(self, id, prompt, *others):
+        first[:] = first or prompt
+        beginning = first[:len(prompt) - 1]
+        return call(self, id, [*beginning, *prompt[len(beginning):]], *others)
+    return changed
+
+ForebayRows.find, ForebayRows.admit = with_first(ForebayRows.find), with_first(ForebayRows.admit)
 """
 PLENTY = {"validate": True, "host_memory": 64 << 20}
 
 
-def test_every_row_is_the_one_that_was_computed(model: str) -> None:
+def test_every_row_is_the_one_that_was_computed(repeating: str) -> None:
     """In every layer, of prompts, answers, accepted drafts and preempted requests."""
     drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
     arguments = {"num_gpu_blocks_override": 20, "speculative_config": drafts}
-    found, told = driven(model, COMPARED, {**SHARE, **PLENTY}, arguments=arguments)
-    resident = run(model, {**RESIDENT, **PLENTY}, arguments=arguments)
+    found, told = driven(repeating, COMPARED, {**SHARE, **PLENTY}, tokens=90, arguments=arguments)
+    resident = run(repeating, {**RESIDENT, **PLENTY}, tokens=90, arguments=arguments)
     assert found.tokens == resident.tokens
     assert told["wrong"] == 0
+    assert found.metrics["vllm:spec_decode_num_accepted_tokens"] > 100
+    assert found.metrics["vllm:forebay_resumed"] > 0
     tokens = sum(found.cached) * 4
     assert told["shared"] == tokens > 0
-    assert told["rows"] > 4 * (1500 + 10 * 39) - tokens
+    assert told["rows"] > 4 * (1500 + 10 * 89) - tokens
 
 
 @whole

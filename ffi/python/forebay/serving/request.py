@@ -94,6 +94,12 @@ class Request:
         """Leading tokens of the prompt whose rows another request has published: `prefill` goes on after them."""
         return self._sequence.shared
 
+    @property
+    def admitted(self) -> int:
+        """Tokens that it may have so far: those of its prompt, and those that were promised after it. `prefill`,
+        `admit` and `promise` admit more."""
+        return self._admitted
+
     def filled(self, layer: int) -> int:
         """Prompt rows that a layer has.
 

@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
-# Queries of a prefill that attend at the same time: bounds the memory of their scores.
+# Most queries of a prefill that attend at the same time, and most bytes of their scores.
 _PART = 256
+_BYTES = 64 << 20
 
 
 class Projections:
@@ -35,6 +36,12 @@ class Projections:
     def output(self, latent: Any) -> Any:
         """Attention's output, `[tokens, heads * values]`, of `[tokens, heads, latent]`."""
         return torch.einsum("thl,lhv->thv", latent, self.value).flatten(1)
+
+
+def parts(queries: int, heads: int, context: int) -> list[slice]:
+    """Queries of a prefill in parts, whose float32 scores with every row of the context take a bounded memory."""
+    size = max(1, min(_PART, _BYTES // (4 * heads * max(context, 1))))
+    return [slice(first, min(first + size, queries)) for first in range(0, queries, size)]
 
 
 def index_scores(queries: Any, weights: Any, keys: Any) -> Any:
@@ -55,14 +62,21 @@ def select(scores: Any, start: int, top_k: int) -> Any:
     return best.masked_fill(torch.arange(best.shape[1]) >= limits[:, None], -1)
 
 
-def attend_all(query: Any, rows: Any, selection: Any, start: int, scale: float, latent: int) -> Any:
+def select_all(queries: Any, weights: Any, keys: Any, start: int, top_k: int) -> Any:
+    """What a prefill's tokens from position `start` on select; see `index_scores` and `select`."""
+    return torch.cat([
+        select(index_scores(queries[part], weights[part], keys), start + part.start, top_k)
+        for part in parts(len(queries), queries.shape[1], len(keys))
+    ])  # fmt: skip
+
+
+def attend_all(query: Any, rows: Any, selection: Any, scale: float, latent: int) -> Any:
     """Attention of a prefill's tokens over all rows of the context, of which those that were not selected are masked.
 
     Args:
         query: `[tokens, heads, row]`.
         rows: `[context, row]`.
         selection: int64 `[tokens, k]`, -1 for none.
-        start: the first token's position.
         scale: of the scores.
         latent: values of a row that are summed.
 
@@ -70,8 +84,8 @@ def attend_all(query: Any, rows: Any, selection: Any, start: int, scale: float, 
         `[tokens, heads, latent]`.
     """
     found = []
-    for begin in range(0, len(query), _PART):
-        part, chosen = query[begin : begin + _PART], selection[begin : begin + _PART]
+    for each in parts(len(query), query.shape[1], len(rows)):
+        part, chosen = query[each], selection[each]
         # Positions of -1 go to a column that is cut off.
         seen = torch.zeros((len(part), len(rows) + 1), dtype=torch.bool)
         seen.scatter_(1, torch.where(chosen < 0, len(rows), chosen), True)

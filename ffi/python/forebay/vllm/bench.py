@@ -26,7 +26,6 @@ from .options import VLLM, Options
 from .pool import Limits, arguments, sizes
 
 _BLOCK = 64
-_MOST_REQUESTS = 64
 
 
 def run(chosen: argparse.Namespace) -> int:
@@ -49,7 +48,7 @@ def run(chosen: argparse.Namespace) -> int:
 
         prompts = models.prompts([chosen.context] * chosen.requests)
         given = {
-            "dtype": DTYPES[chosen.dtype], "max_model_len": longest, "max_num_seqs": _MOST_REQUESTS,
+            "dtype": DTYPES[chosen.dtype], "max_model_len": longest, "max_num_seqs": chosen.requests,
             "max_num_batched_tokens": 512, "kv_cache_memory_bytes": chosen.memory, "block_size": _BLOCK,
         }  # fmt: skip
         for number in range(chosen.repeats):
@@ -106,7 +105,7 @@ def declared(config: dict[str, Any], chosen: argparse.Namespace) -> tuple[Shape,
         index_key_bytes=config["index_head_dim"] * size,
         page_tokens=_BLOCK,
     )
-    return shape, Limits(_MOST_REQUESTS, longest, 1, _BLOCK, True)
+    return shape, Limits(chosen.requests, longest, 1, _BLOCK, True)
 
 
 def memory(config: dict[str, Any], chosen: argparse.Namespace, blocks: int) -> dict[str, int]:

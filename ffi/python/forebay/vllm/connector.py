@@ -2,8 +2,10 @@
 
 Both roles are in one process (`platform` sees to it) and use the same store. In a step of vLLM:
 
-    scheduler   get_num_new_matched_tokens   a request waits: `admit`; None keeps it waiting
+    scheduler   get_num_new_matched_tokens   a request waits: `find`
+                update_state_after_alloc     it is scheduled: `admit`
                 request_finished             it is done or aborted: `end`
+                reset_cache                  `forget_prefixes`
                 build_connector_meta         the preempted requests
     worker      handle_preemptions           `preempt`, before anything runs
                 the model's layers           `layer`
@@ -12,8 +14,8 @@ Both roles are in one process (`platform` sees to it) and use the same store. In
 
 Rows never move through vLLM's KV cache, so nothing is loaded or saved.
 
-vLLM tells its worker of ended requests too, by `get_finished`. That is a step later, when it has already asked whether
-the next request may begin, which would find their lanes and slots taken.
+vLLM tells its worker of ended requests too, by `get_finished`. That is a step later, when it has already scheduled the
+next request, which would find their lanes and slots taken.
 """
 
 from __future__ import annotations
@@ -47,7 +49,6 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        self._most = vllm_config.model_config.max_model_len
         self._told = ForebayStats()
 
     @property
@@ -63,29 +64,26 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         return model.store
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """See vLLM. Takes what the request needs, once, however often it is called."""
-        parameters = request.sampling_params
-        answer = self._most if parameters is None or parameters.max_tokens is None else parameters.max_tokens
-        found = self.store.admit(
-            request.request_id,
-            request.prompt_token_ids,
-            request.num_tokens,
-            min(request.num_prompt_tokens + answer, self._most),
-            salt_of(request),
-            share=not request.skip_reading_prefix_cache,
+        """See vLLM."""
+        found = self.store.find(
+            request.request_id, request.prompt_token_ids, request.num_tokens, salt_of(request), shares(request)
         )
-        return found if found is None else max(found - num_computed_tokens, 0), False
-
-    def reset_cache(self) -> bool:
-        """See vLLM: forebay does not forget published pages."""
-        return False
+        return max(found - num_computed_tokens, 0), False
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """Nothing: the request was admitted."""
+        """See vLLM."""
+        self.store.admit(
+            request.request_id, request.prompt_token_ids, request.num_tokens, num_external_tokens, salt_of(request),
+            shares(request),
+        )  # fmt: skip
+
+    def reset_cache(self) -> bool:
+        """See vLLM."""
+        self.store.forget_prefixes()
+        return True
 
     def build_connector_meta(self, scheduler_output: Any) -> ForebayMetadata:
         """See vLLM."""
-        self.store.scanned()
         # `reset_prefix_cache` preempts requests and schedules them again in the same step.
         again = scheduler_output.num_scheduled_tokens
         return ForebayMetadata(sorted(id for id in scheduler_output.preempted_req_ids or () if id not in again))
@@ -138,6 +136,11 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> ForebayProm:
         """See vLLM."""
         return ForebayProm(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+
+def shares(request: Any) -> bool:
+    """Whether a request may share its prompt's beginning."""
+    return not request.skip_reading_prefix_cache
 
 
 def salt_of(request: Any) -> bytes:

@@ -48,7 +48,8 @@ class Run:
         arguments: of vLLM's `LLM`, beside `ARGUMENTS`.
         aborts: for a request's number, the engine step after which it is aborted.
         together: requests that are sent at the same time; 0: all.
-        logits: whether to keep the logarithm of each token's probability.
+        sampling: of vLLM's `SamplingParams`, beside the greedy ones.
+        priorities: of the requests; none: all the same.
     """
 
     model: str
@@ -58,6 +59,8 @@ class Run:
     arguments: dict[str, Any] = field(default_factory=dict)
     aborts: dict[str, int] = field(default_factory=dict)
     together: int = 0
+    sampling: dict[str, Any] = field(default_factory=dict)
+    priorities: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -65,7 +68,7 @@ class Found:
     """What an engine did.
 
     Attributes:
-        tokens: of each answer; None for an aborted request.
+        tokens: of each answer, or of its samples one after the other; None for an aborted request.
         cached: tokens of each prompt that were not computed.
         metrics: vLLM's counters and gauges by name, forebay's among them.
         seconds: from the first request to the last token.
@@ -124,7 +127,7 @@ def serve(run: Run) -> Found:
     blocks, bytes_ = _kv_cache(engine)
     given = [outputs.get(str(number)) for number in range(len(run.prompts))]
     return Found(
-        [None if one is None else list(one.outputs[0].token_ids) for one in given],
+        [None if one is None else [token for each in one.outputs for token in each.token_ids] for one in given],
         [None if one is None else one.num_cached_tokens for one in given],
         metrics,
         seconds,
@@ -137,10 +140,14 @@ def serve(run: Run) -> Found:
 def _answer(engine: Any, run: Run, counts: dict[str, int]) -> dict[str, Any]:
     """Sends requests and steps the engine until all are answered."""
     from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
 
+    fixed = {"temperature": 0, "ignore_eos": True, "detokenize": False, "output_kind": RequestOutputKind.FINAL_ONLY}
     for id, count in counts.items():
-        parameters = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False)
-        engine.add_request(id, {"prompt_token_ids": run.prompts[int(id)]}, parameters)
+        chosen = {**fixed, "max_tokens": count, **run.sampling}
+        priority = run.priorities[int(id)] if run.priorities else 0
+        prompt = {"prompt_token_ids": run.prompts[int(id)]}
+        engine.add_request(id, prompt, SamplingParams(**chosen), priority=priority)
     found, steps = {}, 0
     while engine.has_unfinished_requests():
         for output in engine.step():

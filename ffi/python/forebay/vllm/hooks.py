@@ -74,7 +74,20 @@ HOOKS = (
     ),
     Hook("vllm.config.compilation:CompilationConfig", ("static_forward_context",), INTERNAL),
     Hook("vllm.config:CompilationMode", ("NONE",), DOCUMENTED),
-    Hook("vllm.config:KVTransferConfig", ("kv_connector_module_path", "kv_connector_extra_config"), DOCUMENTED),
+    Hook(
+        "vllm.config:KVTransferConfig",
+        ("kv_connector_module_path", "kv_connector_extra_config", "get_from_extra_config"),
+        DOCUMENTED,
+    ),
+    Hook("vllm.config:ParallelConfig", ("worker_cls", "distributed_executor_backend"), INTERNAL),
+    Hook(
+        "vllm.config:CacheConfig",
+        ("block_size", "user_specified_block_size", "cache_dtype", "kv_cache_memory_bytes", "enable_prefix_caching"),
+        INTERNAL,
+    ),
+    Hook("vllm.config:SpeculativeConfig", ("method", "num_speculative_tokens"), INTERNAL),
+    Hook("vllm.config:ModelConfig", ("hf_text_config", "max_model_len", "dtype"), INTERNAL),
+    Hook("vllm.v1.kv_cache_interface:KVCacheConfig", ("num_blocks",), INTERNAL),
     Hook("vllm.forward_context:get_forward_context", (), INTERNAL),
     Hook("vllm.v1.attention.backend:AttentionBackend", ("get_builder_cls", "is_mla", "is_sparse"), DOCUMENTED),
     Hook(
@@ -100,14 +113,14 @@ HOOKS = (
             "get_num_new_matched_tokens", "update_state_after_alloc", "build_connector_meta", "request_finished",
             "handle_preemptions", "start_load_kv", "wait_for_layer_load", "save_kv_layer", "wait_for_save",
             "get_kv_connector_stats", "build_kv_connector_stats", "build_prom_metrics",
-            "requires_kv_delivery",
+            "requires_kv_delivery", "reset_cache",
         ),
         EXPERIMENTAL,
     ),
     Hook(_CONNECTOR + "base:SupportsHMA", ("request_finished_all_groups",), EXPERIMENTAL),
     Hook(_CONNECTOR + "metrics:KVConnectorStats", ("aggregate", "reduce", "is_empty", "reset"), EXPERIMENTAL),
     Hook(_CONNECTOR + "metrics:KVConnectorPromMetrics", ("observe",), EXPERIMENTAL),
-    Hook("vllm.v1.core.sched.output:SchedulerOutput", ("preempted_req_ids",), INTERNAL),
+    Hook("vllm.v1.core.sched.output:SchedulerOutput", ("preempted_req_ids", "num_scheduled_tokens"), INTERNAL),
     Hook(
         "vllm.v1.request:Request",
         (

@@ -313,13 +313,13 @@ class ForebayMLA(MultiHeadLatentAttentionWrapper):
     def _prefill(self, store: Store, row: BatchRow, query: Any, index: Any, found: Any) -> None:
         own, part = self.attention, slice(row.first, row.first + row.width)
         if index is not None:
-            scores = attention.index_scores(index[0][part], index[1][part], store.keys(own.number, row))
-            chosen = attention.select(scores, row.start, self.top_k)
+            keys = store.keys(own.number, row)
+            chosen = attention.select_all(index[0][part], index[1][part], keys, row.start, self.top_k)
             own.model.selections[row.id] = chosen
             store.selected(own.number, row, chosen)
         chosen = own.model.selections[row.id]
         context = store.context(own.number, row)
-        found[part] = attention.attend_all(query[part], context, chosen, row.start, self.scale, self.rank)
+        found[part] = attention.attend_all(query[part], context, chosen, self.scale, self.rank)
 
     def _decode(self, store: Store, batch: Batch, query: Any, index: Any, found: Any) -> None:
         own, at, selection = self.attention, batch.at, None
@@ -327,8 +327,8 @@ class ForebayMLA(MultiHeadLatentAttentionWrapper):
             selection = torch.full((*at.shape, self.top_k), -1)
             for number, row in enumerate(batch.decodes):
                 part = slice(row.first, row.first + row.width)
-                scores = attention.index_scores(index[0][part], index[1][part], store.keys(own.number, row))
-                chosen = attention.select(scores, row.start, self.top_k)
+                keys = store.keys(own.number, row)
+                chosen = attention.select_all(index[0][part], index[1][part], keys, row.start, self.top_k)
                 selection[number, : row.width, : chosen.shape[1]] = chosen
         rows, valid = store.gather(own.number, selection)
         used = batch.used

@@ -17,8 +17,9 @@ COUNTERS = {
     "scratch": ("vllm:forebay_row_scratch", "Fetched rows that went to scratch slots, all layers."),
     "prompt_tokens": ("vllm:forebay_prefix_queries", "Prompt tokens that were looked up among published pages."),
     "shared_tokens": ("vllm:forebay_prefix_hits", "Prompt tokens found in published pages."),
-    "preempted": ("vllm:forebay_preempted", "Requests that vLLM preempted and forebay parked."),
-    "resumed": ("vllm:forebay_resumed", "Parked requests that went on without computing a token again."),
+    "preempted": ("vllm:forebay_preempted", "Requests that vLLM preempted."),
+    "resumed": ("vllm:forebay_resumed", "Preempted requests that went on without computing a token again."),
+    "dropped": ("vllm:forebay_dropped", "Preempted requests that lost their rows and were computed again."),
 }
 # The present, by field of the cache's statistics.
 GAUGES = {

@@ -52,7 +52,13 @@ _MORE = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
 
 
 def save(
-    folder: Path, *, dtype: torch.dtype = torch.float32, seed: int = 0, selects: str = "", **changes: Any
+    folder: Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    selects: str = "",
+    layers: float = 1.0,
+    **changes: Any,
 ) -> None:
     """Writes the model as safetensors.
 
@@ -62,6 +68,8 @@ def save(
         seed: of the weights.
         selects: for each layer F if it selects, S if it shares the selection of the layer before (`index_topk_pattern`
             of vLLM). Nothing: every layer selects.
+        layers: a factor of what layers add to the residual. With a small one a token follows mostly from the one before
+            it, so answers soon repeat themselves, and drafts by prompt lookup are accepted.
         changes: fields of its configuration that replace ours.
     """
     config = transformers.DeepseekV32Config(**{**SIZES, **changes})
@@ -69,7 +77,7 @@ def save(
     for layer, kind in zip(model.model.layers, selects):
         if kind == "S":
             del layer.self_attn.indexer
-    _write(model, folder, dtype, seed, {"index_topk_pattern": selects} if selects else {})
+    _write(model, folder, dtype, seed, {"index_topk_pattern": selects} if selects else {}, layers)
 
 
 def save_dense(folder: Path, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> None:
@@ -78,7 +86,9 @@ def save_dense(folder: Path, *, dtype: torch.dtype = torch.float32, seed: int = 
     _write(transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**sizes)), folder, dtype, seed, {})
 
 
-def _write(model: Any, folder: Path, dtype: torch.dtype, seed: int, changes: dict[str, Any]) -> None:
+def _write(
+    model: Any, folder: Path, dtype: torch.dtype, seed: int, changes: dict[str, Any], layers: float = 1.0
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -86,7 +96,8 @@ def _write(model: Any, folder: Path, dtype: torch.dtype, seed: int, changes: dic
             if "embed_tokens" in name:
                 weight.copy_(drawn)
             elif weight.dim() > 1:
-                weight.copy_(drawn * _DEVIATION)
+                adds = name.endswith(("o_proj.weight", "down_proj", "down_proj.weight"))
+                weight.copy_(drawn * (_DEVIATION * layers if adds else _DEVIATION))
             else:
                 weight.add_(drawn, alpha=0.1)
     model.to(dtype).save_pretrained(folder)

@@ -52,7 +52,14 @@ class Options:
                 index(getattr(self, name), name, least=1)
 
     def set(self) -> None:
-        """Turns the plug-in on, in this process and in those that it starts."""
+        """Turns the plug-in on, in this process and in those that it starts.
+
+        Raises:
+            InvalidArgument: `VLLM_PLUGINS` names the plug-ins that vLLM loads, and forebay is not among them.
+        """
+        plugins = os.environ.get("VLLM_PLUGINS")
+        if plugins is not None and "forebay" not in plugins.split(","):
+            raise InvalidArgument("VLLM_PLUGINS", repr(plugins), "a list with forebay, or not set")
         os.environ[ENVIRONMENT] = json.dumps({name: value for name, value in asdict(self).items() if value is not None})
 
     @staticmethod

@@ -1,22 +1,30 @@
 """forebay's cache behind vLLM: a `Store`, and what vLLM's connector does with requests.
 
     vLLM                              here
-    a request waits for memory        `admit`: lane, slots and pages, or the request waits on
-    a prefill's chunk                 rows go to the total pool, index keys to forebay's pages on the device
+    a request waits                   `find`: how many of its tokens have rows here. It takes nothing
+    it is scheduled                   `admit`: a lane, and the shared pages
+    a prefill's chunk                 pages for the chunk; rows go to the total pool, index keys to pages on the device
     a decode step                     `forebay.serving` resolves, gathers and stores
+    an answer grows                   the request parks, takes pages and slots for `AHEAD` more tokens, and resumes
     drafts were rejected              the next pass begins at a smaller position: `crop`
-    preemption                        `park`: pages stay; the next `admit` resumes, and nothing is computed again
+    preemption                        `park`: pages stay. The request resumes, and nothing is computed again
     the request has ended             full pages are published for prompts that begin alike, then `end`
 
-**A request that vLLM preempts during its prefill** keeps its lane and slots. vLLM puts it first in its queue.
+**Nothing may fail inside a pass**, because vLLM ends with its model. vLLM schedules by its blocks, and nothing else is
+asked. A running request never has more tokens admitted here than vLLM has given it blocks for, and `AHEAD` tokens.
+`sizes` makes the pools so large that this always fits: for every block a page and its share of slots, and for every
+request those of `AHEAD` tokens.
 
-**Nothing may fail inside a pass**, because vLLM ends with its model. So `admit` takes everything that a request can
-need, for its prompt and all tokens that it may be given, and vLLM's blocks are the only thing that runs out later.
+**A preempted request** has no blocks of vLLM, so nothing counts its pages. It keeps them until a running one needs them
+(`_room`): then the request that was preempted first loses its rows and is computed again. One that is preempted during
+its prefill cannot park, and keeps its lane and slots as well.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Sequence as Many
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple, Sequence as Many, TypeVar
 
 import numpy as np
 from vllm.logger import init_logger
@@ -30,9 +38,13 @@ from ..shape import Shape
 from .batch import Batch, BatchRow
 from .options import Options
 
+# Tokens that a running request is admitted ahead. Each time that it has used them, its slots are filled again with the
+# newest rows that it had selected, so a small number costs fetches, and a large one slots.
+AHEAD = 128
 # A prefill tells a request's first step what its last tokens selected.
 _WARM = 8
 _log = init_logger("vllm.forebay")
+_T = TypeVar("_T")
 
 
 class Limits(NamedTuple):
@@ -72,21 +84,34 @@ class Counts(NamedTuple):
     shared_tokens: int
     preempted: int
     resumed: int
+    dropped: int
 
 
 def sizes(shape: Shape, limits: Limits, options: Options, blocks: int) -> Sizes:
     """The sizes for so many of vLLM's blocks."""
-    page_bytes = shape.layers * limits.block * _stride(shape)
-    # A request's last page may be partly used, and drafts may begin another one.
-    more = (1 + -(-limits.query_rows // limits.block)) * limits.requests
-    pages = blocks if options.host_memory is None else options.host_memory // page_bytes
+    more = spare(limits)
+    pages = blocks + more if options.host_memory is None else options.host_memory // page_bytes(shape, limits)
     if options.slots is not None:
         slots = min(options.slots, limits.tokens)
-        return Sizes(blocks, _whole(slots) * limits.requests, slots, pages + more)
+        return Sizes(blocks, _whole(slots) * limits.requests, slots, pages)
     ratio = options.ratio or 1.0
     least = _whole(int(ratio * limits.tokens) + 1)
-    pool = _whole(int(ratio * blocks * limits.block)) + SLOT_BLOCK * limits.requests
-    return Sizes(blocks, max(pool, least), 1, pages + more)
+    # The library rounds each request's slots up.
+    pool = _whole(int(ratio * (blocks + more) * limits.block)) + SLOT_BLOCK * limits.requests
+    return Sizes(blocks, max(pool, least), 1, pages)
+
+
+def spare(limits: Limits) -> int:
+    """Pages beyond those of vLLM's blocks: a request is admitted ahead, a step's rows may begin another page, and a crop
+    may copy one that others share."""
+    ahead = -(-AHEAD // limits.block)
+    return (ahead + 1 + -(-limits.query_rows // limits.block)) * limits.requests
+
+
+def page_bytes(shape: Shape, limits: Limits) -> int:
+    """Bytes of a page of the total pool."""
+    stride = -(-sum(shape.row_bytes) // 64) * 64
+    return shape.layers * limits.block * stride
 
 
 def longest(limits: Limits) -> int:
@@ -96,10 +121,6 @@ def longest(limits: Limits) -> int:
 
 def _whole(slots: int) -> int:
     return -(-slots // SLOT_BLOCK) * SLOT_BLOCK
-
-
-def _stride(shape: Shape) -> int:
-    return -(-sum(shape.row_bytes) // 64) * 64
 
 
 def arguments(limits: Limits, found: Sizes) -> dict[str, Any]:
@@ -117,33 +138,57 @@ def arguments(limits: Limits, found: Sizes) -> dict[str, Any]:
     }
 
 
-def fit(shape: Shape, limits: Limits, options: Options, memory: int) -> Sizes:
-    """The most blocks whose slots, index keys and tables fit `memory` bytes of the device.
+def fit(shape: Shape, limits: Limits, options: Options, device: int, both: int | None = None) -> Sizes:
+    """The most blocks whose pools fit.
+
+    Args:
+        shape: of the model.
+        limits: of vLLM.
+        options: of the plug-in.
+        device: bytes for slots, index keys and tables.
+        both: bytes for these and the total pool together, where the device is host memory too; None: any.
 
     Raises:
         OutOfMemory: not even the longest request fits.
+        InvalidConfig: `host_memory` does not hold its rows.
     """
     least = longest(limits)
+    most = None
+    if options.host_memory is not None:
+        most = options.host_memory // page_bytes(shape, limits) - spare(limits)
+        if most < least:
+            needed = (least + spare(limits)) * page_bytes(shape, limits)
+            raise InvalidConfig(
+                f"host_memory: {options.host_memory:,} bytes do not hold the rows of one request of "
+                f"{counted(limits.tokens, 'token')} and of those that run beside it: {needed:,} bytes do"
+            )
 
-    def taken(blocks: int) -> int:
+    def needs(blocks: int) -> tuple[int, int]:
         found = footprint(shape, **arguments(limits, sizes(shape, limits, options, blocks)))
-        return found.index_keys + found.slots + found.landing + found.scratch + found.padding + found.tables
+        taken = found.index_keys + found.slots + found.landing + found.scratch + found.padding + found.tables
+        return taken, taken + found.rows
 
-    if taken(least) > memory:
-        given = f"{memory:,} bytes of KV cache memory do not hold the slots and index keys of one request"
+    def fits(blocks: int) -> bool:
+        taken, all_ = needs(blocks)
+        return taken <= device and (both is None or all_ <= both) and (most is None or blocks <= most)
+
+    if not fits(least):
+        taken, all_ = needs(least)
+        short = f"the slots and index keys of one request of {counted(limits.tokens, 'token')}, {taken:,} bytes"
+        if taken > device:
+            short = f"{device:,} bytes of KV cache memory do not hold {short}"
+        else:
+            short = f"{both:,} bytes of host memory do not hold {short}, and with the total pool {all_:,} bytes"
         raise OutOfMemory(
-            f"{given} of {counted(limits.tokens, 'token')}, {taken(least):,} bytes: lower the ratio or max_model_len, "
-            "or give vLLM more memory (--kv-cache-memory-bytes, --gpu-memory-utilization)"
+            f"{short}: lower the ratio, max_model_len or max_num_seqs, or give vLLM more memory "
+            "(--kv-cache-memory-bytes, --gpu-memory-utilization)"
         )
-    if options.slots is not None and options.host_memory is not None:
-        # Nothing grows with the blocks: they count the tokens of all requests at once.
-        return sizes(shape, limits, options, limits.requests * least)
     low, high = least, 2 * least
-    while taken(high) <= memory:
+    while fits(high):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if taken(middle) <= memory else (low, middle)
+        low, high = (middle, high) if fits(middle) else (low, middle)
     return sizes(shape, limits, options, low)
 
 
@@ -152,10 +197,6 @@ class ForebayRows:
 
     def __init__(self, shape: Shape, limits: Limits, options: Options, blocks: int, dtype: Any) -> None:
         found = sizes(shape, limits, options, blocks)
-        least = longest(limits)
-        if found.pages < least:
-            given = f"host_memory: {counted(found.pages, 'page')} of {limits.block} tokens"
-            raise InvalidConfig(f"{given} do not hold one request of {limits.tokens} tokens: {least} are needed")
         self._limits, self._options, self._dtype = limits, options, dtype
         self._device = HostDevice()
         try:
@@ -172,62 +213,85 @@ class ForebayRows:
         # The token ids of the prompts of requests that share pages.
         self._sharing: dict[Any, Any] = {}
         self._prompts: dict[Any, int] = {}
-        # Whether a request of the present scan of vLLM's queue waits: later ones must not take what it waits for.
-        self._waits = False
-        self._preempted = self._resumed = 0
+        # Requests that vLLM preempted, in this order.
+        self._idle: dict[Any, None] = {}
+        # Published pages have the salt of their time: `forget_prefixes` begins another one.
+        self._time = 0
+        self._prompt_tokens = self._shared_tokens = self._preempted = self._resumed = self._dropped = 0
 
-    def admit(self, id: str, prompt: Many[int], tokens: int, most: int, salt: bytes, share: bool) -> int | None:
-        """Takes what a waiting request needs, once. Returns the tokens whose rows are here; None: too little is free.
+    def find(self, id: str, prompt: Many[int], tokens: int, salt: bytes, share: bool) -> int:
+        """How many tokens of a waiting request have rows here.
 
         Args:
             id: vLLM's id.
             prompt: the token ids of its prompt.
-            tokens: its tokens so far: of the prompt, and of an answer that has to be computed again.
-            most: tokens that it may have in the end.
+            tokens: its tokens so far: of the prompt, and of an answer that was begun.
             salt: what its prompt is shared under.
-            share: whether it may share its prompt's beginning.
+            share: whether it may share its prompt's beginning. vLLM computes others from the beginning, always.
         """
-        if id in self.requests and not share and self.requests[id].length:
-            # vLLM computes it from the beginning.
-            self.requests.end(id)
         if id in self.requests:
-            found = self.requests[id]
-            if found.state == "parked":
-                try:
-                    found.resume()
-                except Exhausted:
-                    self._waits = True
-                    return None
-                self._resumed += 1
-            return min(found.length, tokens - 1)
-        if self._waits:
-            return None
-        # At least one token of the prompt is computed: it says what comes next.
-        given = np.asarray(prompt[:-1], np.uint32) if share and self._limits.share else None
-        try:
-            found = self.requests.add(id, prompt=tokens, promised=most - tokens, tokens=given, salt=salt)
-        except Exhausted:
-            self._waits = True
-            return None
-        self._prompts[id] = tokens
-        if given is not None:
-            self._sharing[id] = np.asarray(prompt, np.uint32)
-        return found.shared
+            if share:
+                return min(self.requests[id].length, tokens - 1)
+            self._drop(id)
+        return self.cache.find_shared(_ids(prompt[:-1]), salt=self._salt(salt)) if share and self._limits.share else 0
 
-    def scanned(self) -> None:
-        """vLLM has asked about its queue, in order."""
-        self._waits = False
+    def admit(self, id: str, prompt: Many[int], tokens: int, found: int, salt: bytes, share: bool) -> None:
+        """vLLM has scheduled a waiting request, whose first `found` tokens it does not compute.
+
+        Raises:
+            Internal: they are not here any more.
+        """
+        if id in self.requests:
+            if id in self._idle:
+                del self._idle[id]
+                self._resumed += 1
+            return
+        # At least one token of the prompt is computed: it says what comes next.
+        share = share and self._limits.share
+        given = {"tokens": _ids(prompt[:found]), "salt": self._salt(salt)} if share else {}
+        request = self._room(lambda: self.requests.add(id, promised=0, **given))
+        self._prompts[id] = tokens
+        if share:
+            self._sharing[id] = _ids(prompt)
+            self._prompt_tokens += len(prompt) - 1
+            self._shared_tokens += request.shared
+        if request.shared != found:
+            raise Internal(f"request {id}: {found} tokens were found, and {request.shared} are shared")
+
+    def forget_prefixes(self) -> None:
+        """No prompt shares pages that were published before, for example because the model's weights have changed."""
+        self._time += 1
+
+    def _salt(self, salt: bytes) -> bytes:
+        return salt if self._time == 0 else salt + self._time.to_bytes(8, "little")
+
+    def _room(self, call: Callable[[], _T]) -> _T:
+        """Makes a call that takes from the pools. While they have too little, preempted requests lose their rows."""
+        while True:
+            try:
+                return call()
+            except Exhausted:
+                if not self._idle:
+                    raise
+                self._drop(next(iter(self._idle)))
+
+    def _drop(self, id: str) -> None:
+        """Gives a preempted request's rows up: vLLM computes it again."""
+        self.requests.end(id)
+        self._forget(id)
+        self._dropped += 1
 
     def preempt(self, id: str) -> None:
-        """Takes lane and slots from a request. Its rows stay, or if too many are parked, it is computed again."""
-        if id not in self.requests or self.requests[id].state != "running":
+        """vLLM has taken a request's blocks. Its rows stay, or if too many are parked, it is computed again."""
+        if id not in self.requests:
             return
-        try:
-            self.requests[id].park()
-            self._preempted += 1
-        except Exhausted:
-            self.requests.end(id)
-            self._forget(id)
+        self._preempted += 1
+        self._idle[id] = None
+        if self.requests[id].state == "running":
+            try:
+                self.requests[id].park()
+            except Exhausted:
+                self._drop(id)
 
     def end(self, id: str, tokens: Many[int]) -> None:
         """Ends a request with these token ids, after its full pages were published."""
@@ -255,9 +319,10 @@ class ForebayRows:
             return
         if request.length > kept:
             request.crop(kept)
-        request.publish(np.asarray(tokens[:kept], np.uint32))
+        request.publish(_ids(tokens[:kept]))
 
     def _forget(self, id: str) -> None:
+        self._idle.pop(id, None)
         self._sharing.pop(id, None)
         self._prompts.pop(id, None)
 
@@ -274,13 +339,25 @@ class ForebayRows:
             request = self.requests[row.id]
             if request.length > row.start:
                 # Drafts that were rejected.
-                request.crop(row.start)
+                self._room(functools.partial(request.crop, row.start))
+        for row in batch.prefills:
+            self._room(functools.partial(self.requests[row.id].admit, row.width))
         for row in batch.decodes:
-            if row.id in self._sharing and self.requests[row.id].state == "filling":
-                # Its prompt is complete. Others that begin alike need not wait for its end.
-                self.requests[row.id].publish(self._sharing[row.id])
+            self._prepare(row)
         if batch.decodes:
             self._step = self.requests.step([(row.id, row.width) for row in batch.decodes])
+
+    def _prepare(self, row: BatchRow) -> None:
+        """Makes a request ready for a decode step."""
+        request = self.requests[row.id]
+        if row.id in self._sharing and request.state == "filling":
+            # Its prompt is complete. Others that begin alike need not wait for its end.
+            request.publish(self._sharing[row.id])
+        if request.admitted < row.end:
+            block = self._limits.block
+            ahead = min(-(-(row.end + AHEAD) // block) * block, self._limits.tokens)
+            self._room(functools.partial(request.promise, ahead - request.length))
+        self._room(request.resume)
 
     def write(self, layer: int, rows: Any, keys: Any) -> None:
         """See `Store`."""
@@ -342,10 +419,9 @@ class ForebayRows:
 
     def counts(self) -> Counts:
         """What it has done so far."""
-        stats = self.requests.stats()
-        hits, misses, scratch = map(int, stats.layers.sum(axis=0))
-        prompt, shared = stats.cache.prompt_tokens, stats.cache.shared_tokens
-        return Counts(hits, misses, scratch, prompt, shared, self._preempted, self._resumed)
+        hits, misses, scratch = map(int, self.requests.stats().layers.sum(axis=0))
+        prefix = (self._prompt_tokens, self._shared_tokens)
+        return Counts(hits, misses, scratch, *prefix, self._preempted, self._resumed, self._dropped)
 
     def close(self) -> None:
         """Ends all requests, and gives the memory back."""
@@ -357,3 +433,7 @@ class ForebayRows:
             _log.warning("%s", error)
         self.cache.close()
         self._device.close()
+
+
+def _ids(tokens: Many[int]) -> Any:
+    return np.asarray(tokens, np.uint32)

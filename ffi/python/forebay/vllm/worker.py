@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import psutil
 from vllm.logger import init_logger
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+from ..errors import InvalidConfig
 from ..shape import Shape
 from .layer import Model, counting_spec, layers_of
 from .options import FOREBAY
-from .pool import ForebayRows, Limits, fit
+from .pool import ForebayRows, Limits, Sizes, fit
 from .resident import ResidentRows
 
+# Of the machine's available memory, what the pools may take if vLLM was told a number of bytes.
+_SHARE = 0.9
 _log = init_logger("vllm.forebay")
 
 
@@ -26,28 +30,36 @@ class ForebayWorker(CPUWorker):
     """See vLLM."""
 
     def determine_available_memory(self) -> int:
-        """The memory for vLLM's KV cache: what it needs to count the blocks whose slots and index keys fit.
+        """The memory for vLLM's KV cache: what it needs to count the blocks whose pools fit.
+
+        `kv_cache_memory_bytes` is for what a GPU would hold; the total pool is in addition, as far as the machine has
+        memory. Without this setting vLLM takes a share of the machine's memory, which has to hold both.
 
         Raises:
             OutOfMemory: the longest request does not fit.
+            InvalidConfig: its rows do not fit `host_memory`.
         """
         memory = int(super().determine_available_memory())
         model = model_of(self.vllm_config)
         if model is None or model.options.rows != FOREBAY:
             return memory
-        found = fit(self._shape(model), self._limits(model), model.options, memory)
-        return found.blocks * int(counting_spec(self.vllm_config).page_size_bytes)
+        given = self.vllm_config.cache_config.kv_cache_memory_bytes is not None
+        both = int(_SHARE * psutil.virtual_memory().available) if given else memory
+        self._fitting: Sizes = fit(self._shape(model), self._limits(model), model.options, memory, both)
+        return self._fitting.blocks * int(counting_spec(self.vllm_config).page_size_bytes)
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         """Makes vLLM's KV cache, and the store.
 
         Raises:
             OutOfMemory: forebay's cache does not fit host memory.
-            InvalidConfig: the longest request does not fit the total pool.
+            InvalidConfig: more blocks than fit (`num_gpu_blocks_override`).
         """
         model = model_of(self.vllm_config)
         if model is not None and model.options.rows == FOREBAY:
             dtype, blocks = self.vllm_config.model_config.dtype, kv_cache_config.num_blocks
+            if blocks > self._fitting.blocks:
+                raise InvalidConfig(f"num_gpu_blocks_override: {blocks} blocks, and {self._fitting.blocks} fit")
             model.store = ForebayRows(self._shape(model), self._limits(model), model.options, blocks, dtype)
         super().initialize_from_config(kv_cache_config)
         if model is None:
