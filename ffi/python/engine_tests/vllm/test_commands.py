@@ -23,8 +23,8 @@ from typing import Any
 import pytest
 from forebay.vllm import bench, check, command, engine, pool
 from forebay.vllm.options import ENVIRONMENT, Options
+from harness import whole
 
-QUICK = bool(os.environ.get("FOREBAY_QUICK"))
 FOUND = engine.Found([[1], [2]], [0, 0], {}, 1.0, 90, 1 << 20, {})
 
 
@@ -140,9 +140,10 @@ def test_help_shows_both_programs_options() -> None:
     assert 0 < done.stdout.index("--forebay-ratio") < done.stdout.index("--max-model-len")
 
 
+@whole
 def test_check_compares_engines(capsys: pytest.CaptureFixture[str]) -> None:
     """Forebay off, all rows in slots, a share of them, and with preemptions."""
-    ratios = ["0.2"] if QUICK else ["0.1", "0.5"]
+    ratios = ["0.1", "0.5"]
     assert command.main(["check", "--ratio", ",".join(ratios)]) == 0
     lines = capsys.readouterr().out.splitlines()
     shown = [re.split(r"  +", line) for line in lines[2:-1]]
@@ -161,7 +162,7 @@ def test_check_compares_engines(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[-1].startswith("All tokens are equal")
 
 
-@pytest.mark.skipif(QUICK, reason="a part of the tests (FOREBAY_QUICK)")
+@whole
 def test_check_compares_drafts(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["check", "--ratio", "0.3", "--requests", "4", "--drafts", "2", "--dtype", "bf16"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -197,7 +198,7 @@ def test_check_tells_a_difference(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert [re.split(r"  +", line)[1] for line in lines[2:-1]] == ["-", "DIFFER", "DIFFER", "-", "equal"]
 
 
-@pytest.mark.skipif(QUICK, reason="a part of the tests (FOREBAY_QUICK)")
+@whole
 def test_bench_compares_speed_and_memory(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """More requests fit, and the reported bytes are those of the cache that the engine has made."""
     runs: list[tuple[engine.Run, engine.Found]] = []

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from forebay.vllm import models
+from forebay.vllm import models, pool
 from forebay.vllm.engine import Found
 from harness import APART, OFF, QUICK, RESIDENT, SHARE, prompts, run, whole
 
@@ -84,6 +84,14 @@ def test_lengths_at_the_edges_of_pages(model: str) -> None:
     assert found.tokens == off.tokens
     assert [len(answer) for answer in found.tokens] == tokens
     assert found.left["sequences"] == 0
+
+
+@whole
+def test_answers_that_grow(model: str) -> None:
+    """Requests take pages and slots for some of their answers at a time, here three times and more."""
+    off, found = both(model, prompts=prompts()[:4], tokens=[400, 300, 400, 500])
+    assert found.tokens == off.tokens
+    assert pool.AHEAD < 150
 
 
 @whole

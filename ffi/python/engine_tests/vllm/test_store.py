@@ -15,6 +15,7 @@ from forebay.vllm import pool
 from forebay.vllm.batch import Batch, BatchRow
 from forebay.vllm.options import Options
 from forebay.vllm.pool import ForebayRows, Limits, fit, page_bytes, spare
+from harness import QUICK
 
 BLOCK, TOKENS, WIDTH = 16, 64, 8
 SHAPE = Shape(layers=1, row_bytes=(4 * WIDTH, 0), top_k=4, index_key_bytes=4 * WIDTH, page_tokens=BLOCK)
@@ -328,7 +329,7 @@ class Scheduler:
                 self.store.end(request.id, request.tokens)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(3 if QUICK else 12))
 @pytest.mark.parametrize(
     ("options", "blocks"),
     [({"ratio": 1.0}, 18), ({"ratio": 0.25}, 18), ({"slots": 8}, 24), ({"ratio": 0.5, "host_memory": 1 << 16}, 20)],
