@@ -23,7 +23,9 @@ from typing import Any
 import pytest
 from forebay.vllm import bench, check, command, engine, pool
 from forebay.vllm.options import ENVIRONMENT, Options
-from harness import whole
+from harness import QUICK, whole
+from test_trace import BLOCK, requests
+from test_trace import prompts as trace_prompts
 
 FOUND = engine.Found([[1], [2]], [0, 0], {}, 1.0, 90, 1 << 20, {})
 
@@ -247,7 +249,7 @@ class Server:
         self.url, self.log = f"http://127.0.0.1:{port}", log
         words = [
             str(model), "--forebay-ratio", "0.2", "--host", "127.0.0.1", "--port", str(port), "--skip-tokenizer-init",
-            "--dtype", "float32", "--max-model-len", "1024", "--max-num-seqs", "4", "--kv-cache-memory-bytes",
+            "--dtype", "float32", "--max-model-len", "512", "--block-size", str(BLOCK), "--max-num-seqs", "4", "--kv-cache-memory-bytes",
             str(64 << 20), "--served-model-name", "small", "--compilation-config", '{"custom_ops": ["none"]}',
             "--shutdown-timeout", "60",
         ]  # fmt: skip
@@ -336,37 +338,61 @@ def servers() -> Iterator[list[Server]]:
             one.process.wait(60)
 
 
+def shared_memory() -> int:
+    """Bytes of shared memory of the machine, those on huge pages among them: a memfd of a process that has ended, and
+    that nobody holds, is not in it."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    found = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
+    huge = (found["HugePages_Total"] - found["HugePages_Free"]) * found["Hugepagesize"]
+    return (found["Shmem"] + huge) << 10
+
+
+def leading_hits(asked: list[list[int]]) -> int:
+    """Tokens of prompts whose blocks an earlier prompt has had in the same places."""
+    seen, hits = set(), 0
+    for prompt in asked:
+        chains = [tuple(prompt[:end]) for end in range(BLOCK, len(prompt), BLOCK)]
+        hits += BLOCK * sum(chain in seen for chain in chains)
+        seen.update(chains)
+    return hits
+
+
 def test_the_served_endpoint(model: Path, tmp_path: Path, servers: list[Server]) -> None:
-    """A completion and the counters; killed in the middle of a request and started again on the same port; ended. No
-    process and no shared memory is left."""
-    port, before = free_port(), set(os.listdir("/dev/shm"))
+    """Requests of the recorded trace, one at a time: their answers and the counters. Killed in the middle of one and
+    started again on the same port, it gives the same answers. Then it is ended. No process and no shared memory is
+    left."""
+    port, before, count = free_port(), shared_memory(), 6 if QUICK else 20
+    asked = list(zip(trace_prompts(), (one["output_length"] for one in requests())))[:count]
     server = Server(model, port, tmp_path / "first.log")
     servers.append(server)
     server.wait()
-    prompt = [number * 37 % 1000 + 1 for number in range(300)]
-    tokens = server.complete(prompt, 20)
-    assert len(tokens) == 20 and len(set(tokens)) > 5
-    assert server.complete(prompt, 20) == tokens
+    assert shared_memory() > before + (32 << 20)
+    half = asked[: count // 2]
+    tokens = [server.complete(*one) for one in half]
+    assert [len(answer) for answer in tokens] == [length for _, length in half]
+    assert len({token for answer in tokens for token in answer}) > count
+    assert server.complete(*half[0]) == tokens[0]
+    hits = leading_hits([prompt for prompt, _ in (*half, half[0])])
+    assert server.counter("vllm:forebay_prefix_hits_total") == hits > 100
+    assert server.counter("vllm:external_prefix_cache_hits_total") == hits
     # The last step's are counted with the next one.
     assert server.counter("vllm:forebay_row_misses_total") > 100
     assert server.counter("vllm:forebay_row_hits_total") > 10
-    # Four full pages of 300 tokens.
-    assert server.counter("vllm:forebay_prefix_hits_total") == 256
-    assert server.counter("vllm:external_prefix_cache_hits_total") == 256
     assert server.counter("vllm:forebay_free_host_pages") > 0
     assert len(server.members()) > 1
-    sent = threading.Thread(target=lambda: pytest.raises(OSError, server.complete, prompt, 700))
+    sent = threading.Thread(target=lambda: pytest.raises(OSError, server.complete, half[1][0], 100))
     sent.start()
     while server.counter("vllm:num_requests_running") != 1:
-        time.sleep(0.05)
+        time.sleep(0.02)
     assert server.end(signal.SIGKILL) == -signal.SIGKILL
     sent.join(60)
     assert not sent.is_alive()
+    assert shared_memory() < before + (16 << 20)
 
     server = Server(model, port, tmp_path / "second.log")
     servers.append(server)
     server.wait()
-    assert server.complete(prompt, 20) == tokens
+    assert [server.complete(*one) for one in asked][: count // 2] == tokens
     assert server.end(signal.SIGTERM) == 0
     # The engine's process ended by itself, and gave forebay's memory back.
     said = server.log.read_text()
@@ -374,7 +400,7 @@ def test_the_served_endpoint(model: Path, tmp_path: Path, servers: list[Server])
     assert "encountered a fatal error" not in said and "ForebayError" not in said, said[-4000:]
     with pytest.raises(urllib.error.URLError):
         server.get("/health")
-    assert not [name for name in set(os.listdir("/dev/shm")) - before if "forebay" in name]
+    assert shared_memory() < before + (16 << 20)
 
 
 def test_a_model_that_serve_refuses(model: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -35,8 +36,22 @@ def test_another_version_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> 
         check_version("1.0.0")
 
 
-def test_the_page_names_every_hook() -> None:
+def test_the_page_lists_every_hook() -> None:
+    """Its second table is that of the code, and its first one names every part."""
     page = (Path(__file__).parents[4] / "docs" / "vllm.md").read_text(encoding="utf-8")
+    assert hooks.table() in page, hooks.table()
+    first = page[: page.index(hooks.table())]
     for hook in hooks.HOOKS:
-        name = hook.place.partition(":")[2].removesuffix(".__init__")
-        assert f"`{name.split('.')[0]}" in page, name
+        name = hook.place.partition(":")[2].split(".")[0]
+        assert f"`{name}" in first or f".{name}" in first, name
+
+
+def test_the_code_names_every_part_of_vllm_that_it_imports() -> None:
+    """An import of vLLM that the table lacks would break unnoticed."""
+    known = {hook.place.partition(":")[2].split(".")[0] for hook in hooks.HOOKS}
+    # What every plug-in uses.
+    known |= {"LLM", "SamplingParams", "init_logger", "get_current_vllm_config", "RequestOutputKind", "AttentionMetadata"}
+    for path in Path(hooks.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vllm.") and not node.level:
+                assert {name.name for name in node.names} <= known, (path.name, ast.unparse(node))

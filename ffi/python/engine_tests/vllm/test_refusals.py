@@ -66,6 +66,10 @@ def kind(name: str) -> Any:
     return SimpleNamespace(model_type=name)
 
 
+def parallel(**sizes: int) -> Any:
+    return SimpleNamespace(distributed_executor_backend=None, **sizes)
+
+
 def config(**changes: Any) -> Any:
     """vLLM's configuration, as far as the platform reads it."""
     made = {
@@ -89,6 +93,11 @@ def config(**changes: Any) -> Any:
         ({"speculative_config": SimpleNamespace(method="mtp")}, "'mtp'"),
         ({"kv_transfer_config": SimpleNamespace(kv_connector="NixlConnector")}, "NixlConnector"),
         ({"lora_config": object()}, "LoRA"),
+        ({"parallel_config": parallel(decode_context_parallel_size=2)}, "decode_context_parallel_size=2"),
+        ({"parallel_config": parallel(prefill_context_parallel_size=2)}, "prefill_context_parallel_size=2"),
+        ({"parallel_config": parallel(data_parallel_size=2)}, "data_parallel_size=2"),
+        ({"model_config": SimpleNamespace(hf_text_config=kind("deepseek_v32"), dtype="x", enable_prompt_embeds=True)},
+         "enable_prompt_embeds"),
         ({"cache_config": SimpleNamespace(cache_dtype="fp8", user_specified_block_size=False)}, "'fp8'"),
         (
             {"cache_config": SimpleNamespace(cache_dtype="auto", user_specified_block_size=True, block_size=48)},
@@ -108,6 +117,7 @@ def test_configurations_are_refused(changes: dict[str, Any], words: str) -> None
     ("arguments", "words"),
     [
         ({"tensor_parallel_size": 2}, "tensor_parallel_size=2 with forebay"),
+        pytest.param({"num_gpu_blocks_override": 5000}, "num_gpu_blocks_override: 5000 blocks, and", marks=whole),
         pytest.param(
             {"kv_cache_memory_bytes": 4 << 20}, "do not hold the slots and index keys of one request", marks=whole
         ),
@@ -123,6 +133,15 @@ def test_an_engine_ends_at_its_start(model: str, arguments: dict[str, Any], word
 def test_a_total_pool_that_is_too_small(model: str, options: dict[str, Any], words: str) -> None:
     with pytest.raises(EngineFailed, match=words):
         engine.start(Run(model, models.prompts([20]), options=options))
+
+
+@whole
+def test_the_other_model_runner(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    engine.forget()
+    with pytest.raises(EngineFailed, match="VLLM_USE_V2_MODEL_RUNNER=1 with forebay"):
+        engine.start(Run(model, models.prompts([20]), options=SHARE))
+    engine.forget()
 
 
 def test_a_plug_in_without_its_library(model: str, tmp_path: Path) -> None:

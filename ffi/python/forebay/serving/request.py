@@ -601,9 +601,15 @@ class Request:
                 self._recording.finish()
             self._recording, self._unrecorded = None, error
 
+    def recording_error(self) -> ForebayError | None:
+        """The error with which its recording ended, once. An engine in which no call may fail for it asks before each
+        call; otherwise the next call raises it, or `end`."""
+        error, self._unrecorded = self._unrecorded, None
+        return error
+
     def _tell(self) -> None:
         """Raises once what its recording could not take."""
-        error, self._unrecorded = self._unrecorded, None
+        error = self.recording_error()
         if error is not None:
             raise error
 

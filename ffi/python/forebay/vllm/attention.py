@@ -39,15 +39,16 @@ class Projections:
 
 
 def parts(queries: int, heads: int, context: int) -> list[slice]:
-    """Queries of a prefill in parts, whose float32 scores with every row of the context take a bounded memory."""
+    """Queries of a prefill in parts whose float32 scores with every row of the context take at most 64 MiB, or of one
+    query. The functions here hold up to four copies of them at a time."""
     size = max(1, min(_PART, _BYTES // (4 * heads * max(context, 1))))
     return [slice(first, min(first + size, queries)) for first in range(0, queries, size)]
 
 
 def index_scores(queries: Any, weights: Any, keys: Any) -> Any:
     """The indexer's scores, float32 `[tokens, keys]`: of queries `[tokens, heads, values]` with a weight for each head,
-    `[tokens, heads]`, and keys `[keys, values]`."""
-    products = torch.relu(queries.float() @ keys.float().transpose(0, 1))
+    `[tokens, heads]`, and keys float32 `[keys, values]`."""
+    products = torch.relu(queries.float() @ keys.transpose(0, 1))
     return torch.einsum("ths,th->ts", products, weights.float())
 
 
@@ -64,6 +65,7 @@ def select(scores: Any, start: int, top_k: int) -> Any:
 
 def select_all(queries: Any, weights: Any, keys: Any, start: int, top_k: int) -> Any:
     """What a prefill's tokens from position `start` on select; see `index_scores` and `select`."""
+    keys = keys.float()
     return torch.cat([
         select(index_scores(queries[part], weights[part], keys), start + part.start, top_k)
         for part in parts(len(queries), queries.shape[1], len(keys))

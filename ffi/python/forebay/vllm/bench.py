@@ -119,6 +119,6 @@ def memory(config: dict[str, Any], chosen: argparse.Namespace, blocks: int) -> d
     return {
         "slots on the device": slots,
         "index keys on the device": found.index_keys,
-        "tables on the device": found.tables,
+        "tables on the device": found.tables + found.host_page_tables,
         "total pool in host memory": found.rows,
     }

@@ -88,13 +88,13 @@ def serve_parser() -> Parser:
     )
     add = made.add_argument_group("forebay").add_argument
     add("--forebay-ratio", type=ratio, metavar="RATIO",
-        help="slots of a request in each layer, as a share of its prompt and max_tokens")  # fmt: skip
+        help="slots of a request in each layer, as a share of the tokens that it has so far")  # fmt: skip
     add("--forebay-slots", type=number(1, _MOST_TOKENS), metavar="N",
         help="instead of a ratio: slots of a request in each layer")  # fmt: skip
     add("--forebay-host-memory", type=size, metavar="BYTES",
         help="of the total pool, for example 8GiB; default: the rows of all tokens of vLLM's blocks")  # fmt: skip
     add("--forebay-record", type=file, metavar="FILE",
-        help="keeps the first request's selections, for `forebay replay`")  # fmt: skip
+        help="keeps each request's selections in a file, for `forebay replay`: FILE, then FILE with -1, -2, ...")  # fmt: skip
     add("--forebay-rows", type=one_of("place", (FOREBAY, VLLM)), default=FOREBAY, metavar="PLACE",
         help=f'"{VLLM}": all rows stay in vLLM\'s own KV cache, to compare with')  # fmt: skip
     add("--forebay-validate", action="store_true", help="checks forebay's invariants after every step; slow")

@@ -68,7 +68,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         found = self.store.find(
             request.request_id, request.prompt_token_ids, request.num_tokens, salt_of(request), shares(request)
         )
-        return max(found - num_computed_tokens, 0), False
+        return found if found is None else max(found - num_computed_tokens, 0), False
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """See vLLM."""

@@ -1,21 +1,30 @@
-"""One vLLM engine in a process of its own, for `check`, `bench` and the tests: `python -m forebay.vllm.engine`.
+"""vLLM engines, each in a process of its own, for `check`, `bench` and the tests.
 
-It reads a `Run` as JSON from standard input, and writes a `Found` as the last line of its standard output. A process
-each, because vLLM keeps state in its modules, and because forebay is on or off for a whole process.
+A process each, because vLLM keeps state in its modules. An import of vLLM takes most of the time of a short run, so it
+is done once: `python -m forebay.vllm.engine` imports vLLM with forebay on, or off, and then makes a child of itself for
+each engine. It reads a line of JSON for each, a `Run` and the names of two files; the child writes what it says to the
+first and a `Found` to the second. The answer is a line with the child's status. It ends with its standard input.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
+import tempfile
 import time
+import traceback
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn
 
 from ..errors import ForebayError
-from .options import ENVIRONMENT, Options
+from .options import ENVIRONMENT, VLLM, Options
 
 # Small enough to share a machine with other tests; a run may replace each.
 ARGUMENTS: dict[str, Any] = {
@@ -90,19 +99,58 @@ def start(run: Run, *, timeout: float = 600, threads: int = 1, plugins: str | No
     """Runs an engine in a process of its own; `plugins`: of all, the plug-ins that vLLM loads (`VLLM_PLUGINS`).
 
     Raises:
-        EngineFailed: it ended with an error.
+        EngineFailed: it ended with an error, or did not end in time.
     """
+    with tempfile.TemporaryDirectory() as folder:
+        log, result = Path(folder, "log"), Path(folder, "result")
+        log.touch()
+        parent = _parent(run.options is not None, threads, plugins)
+        try:
+            status = _order(parent, json.dumps([asdict(run), str(log), str(result)]), timeout)
+        except BaseException:
+            # Also an interrupt: the engine must not go on.
+            os.killpg(parent.pid, signal.SIGKILL)
+            parent.wait()
+            _parent.cache_clear()
+            raise
+        if status != 0:
+            said = log.read_text(errors="replace")[-4000:]
+            raise EngineFailed(f"the engine ended with status {status}: {said}")
+        return Found(**json.loads(result.read_text()))
+
+
+@functools.cache
+def _parent(on: bool, threads: int, plugins: str | None) -> subprocess.Popen[str]:
+    """The process that makes engines with forebay on, or off."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "VLLM_LOGGING_LEVEL": "WARNING"}
     environment.pop(ENVIRONMENT, None)
     if plugins is not None:
         environment["VLLM_PLUGINS"] = plugins
-    command = [sys.executable, "-m", "forebay.vllm.engine"]
-    done = subprocess.run(
-        command, input=json.dumps(asdict(run)), capture_output=True, text=True, timeout=timeout, env=environment
-    )
-    if done.returncode:
-        raise EngineFailed(f"the engine ended with status {done.returncode}: {done.stderr[-4000:]}")
-    return Found(**json.loads(done.stdout.splitlines()[-1]))
+    command = [sys.executable, "-m", "forebay.vllm.engine", *(["on"] if on else [])]
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def forget() -> None:
+    """Later engines have the environment of then."""
+    _parent.cache_clear()
+
+
+def _order(parent: subprocess.Popen[str], line: str, timeout: float) -> int:
+    """Has an engine run, and returns its status."""
+    assert parent.stdin is not None and parent.stdout is not None
+    try:
+        print(line, file=parent.stdin, flush=True)
+    except BrokenPipeError:
+        raise EngineFailed("vLLM cannot be imported") from None
+    if not select.select([parent.stdout], [], [], timeout)[0]:
+        raise EngineFailed(f"the engine did not end within {timeout:.0f} seconds")
+    answer = parent.stdout.readline()
+    if not answer:
+        raise EngineFailed("vLLM cannot be imported")
+    return int(answer)
 
 
 def serve(run: Run) -> Found:
@@ -182,10 +230,37 @@ def _left(engine: Any) -> dict[str, int]:
 
 
 def main() -> None:
-    """The program."""
-    found = serve(Run(**json.loads(sys.stdin.read())))
-    print()
-    print(json.dumps(asdict(found)))
+    """The program: imports vLLM, and makes a child for each line."""
+    if sys.argv[1:] == ["on"]:
+        # Any options: vLLM chooses its platform by them while it is imported. Each child sets its own.
+        Options(rows=VLLM).set()
+    # vLLM may print.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for name in ("vllm", "vllm.entrypoints.llm", "vllm.v1.worker.cpu_worker", "vllm.model_executor.models.deepseek_v2"):
+        import_module(name)
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            _engine(*json.loads(line))
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=answers, flush=True)
+
+
+def _engine(run: dict[str, Any], log: str, result: str) -> NoReturn:
+    """A child: one engine."""
+    status = 1
+    try:
+        descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        Path(result).write_text(json.dumps(asdict(serve(Run(**run)))))
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ _RUNNER = "vllm.v1.worker."
 HOOKS = (
     Hook("vllm.platforms.cpu:CpuPlatform", ("check_and_update_config",), DOCUMENTED),
     Hook("vllm.model_executor.custom_op:PluggableLayer", ("register_oot",), DOCUMENTED),
-    Hook("vllm.model_executor.custom_op:op_registry_oot", (), INTERNAL),
+    Hook("vllm.model_executor.custom_op:op_registry_oot", (), DOCUMENTED),
     Hook("vllm.model_executor.layers.mla:MultiHeadLatentAttentionWrapper", ("forward",), DOCUMENTED),
     Hook(
         "vllm.model_executor.layers.mla:MultiHeadLatentAttentionWrapper.__init__",
@@ -57,7 +57,7 @@ HOOKS = (
     Hook(
         "vllm.model_executor.models.deepseek_v2:Indexer",
         (
-            "wq_b", "wk_weights_proj", "k_norm", "k_cache", "n_head", "head_dim", "rope_dim", "topk_tokens",
+            "wq_b", "wk_weights_proj", "k_norm", "k_cache", "n_head", "head_dim", "rope_dim",
             "softmax_scale", "n_head_scale",
         ),
         INTERNAL,
@@ -77,7 +77,7 @@ HOOKS = (
     Hook(
         "vllm.config:KVTransferConfig",
         ("kv_connector_module_path", "kv_connector_extra_config", "get_from_extra_config"),
-        DOCUMENTED,
+        EXPERIMENTAL,
     ),
     Hook("vllm.config:ParallelConfig", ("worker_cls", "distributed_executor_backend"), INTERNAL),
     Hook(
@@ -85,17 +85,20 @@ HOOKS = (
         ("block_size", "user_specified_block_size", "cache_dtype", "kv_cache_memory_bytes", "enable_prefix_caching"),
         INTERNAL,
     ),
+    Hook(
+        "vllm.config:SchedulerConfig", ("enable_chunked_prefill", "max_num_batched_tokens", "max_num_seqs"), INTERNAL
+    ),
     Hook("vllm.config:SpeculativeConfig", ("method", "num_speculative_tokens"), INTERNAL),
     Hook("vllm.config:ModelConfig", ("hf_text_config", "max_model_len", "dtype"), INTERNAL),
     Hook("vllm.v1.kv_cache_interface:KVCacheConfig", ("num_blocks",), INTERNAL),
     Hook("vllm.forward_context:get_forward_context", (), INTERNAL),
-    Hook("vllm.v1.attention.backend:AttentionBackend", ("get_builder_cls", "is_mla", "is_sparse"), DOCUMENTED),
+    Hook("vllm.v1.attention.backend:AttentionBackend", ("get_builder_cls", "is_mla", "is_sparse"), INTERNAL),
     Hook(
         "vllm.v1.attention.backend:CommonAttentionMetadata",
         ("query_start_loc_cpu", "seq_lens", "block_table_tensor", "slot_mapping"),
         INTERNAL,
     ),
-    Hook("vllm.v1.attention.backend:AttentionMetadataBuilder.build", ("common_attn_metadata",), DOCUMENTED),
+    Hook("vllm.v1.attention.backend:AttentionMetadataBuilder.build", ("common_attn_metadata",), INTERNAL),
     Hook(
         "vllm.v1.kv_cache_interface:MLAAttentionSpec.__init__", ("block_size", "num_kv_heads", "head_size", "dtype"),
         INTERNAL,
@@ -105,6 +108,8 @@ HOOKS = (
         ("determine_available_memory", "initialize_from_config", "shutdown"),
         INTERNAL,
     ),
+    Hook("vllm.utils.cpu_resource_utils:get_memory_node_info", (), INTERNAL),
+    Hook("vllm.utils.cpu_resource_utils:get_allowed_cpu_list", (), INTERNAL),
     Hook(_RUNNER + "gpu_model_runner:GPUModelRunner", ("input_batch",), INTERNAL),
     Hook(_RUNNER + "gpu_input_batch:InputBatch", ("req_ids", "num_prompt_tokens"), INTERNAL),
     Hook(
@@ -117,6 +122,8 @@ HOOKS = (
         ),
         EXPERIMENTAL,
     ),
+    Hook(_CONNECTOR + "base:KVConnectorMetadata", (), EXPERIMENTAL),
+    Hook(_CONNECTOR + "base:KVConnectorRole", ("WORKER",), EXPERIMENTAL),
     Hook(_CONNECTOR + "base:SupportsHMA", ("request_finished_all_groups",), EXPERIMENTAL),
     Hook(_CONNECTOR + "metrics:KVConnectorStats", ("aggregate", "reduce", "is_empty", "reset"), EXPERIMENTAL),
     Hook(_CONNECTOR + "metrics:KVConnectorPromMetrics", ("observe",), EXPERIMENTAL),
@@ -124,12 +131,24 @@ HOOKS = (
     Hook(
         "vllm.v1.request:Request",
         (
-            "request_id", "prompt_token_ids", "num_tokens", "num_prompt_tokens", "sampling_params", "all_token_ids",
-            "skip_reading_prefix_cache", "cache_salt",
+            "request_id", "prompt_token_ids", "num_tokens", "all_token_ids", "skip_reading_prefix_cache", "cache_salt",
         ),
         INTERNAL,
     ),
+    Hook("vllm.entrypoints.cli.serve:cmd_init", (), INTERNAL),
+    Hook("vllm.entrypoints.serve.utils.api_utils:cli_env_setup", (), INTERNAL),
+    Hook("vllm.logger:configure_logging_from_args", (), INTERNAL),
+    Hook("vllm.utils.argparse_utils:FlexibleArgumentParser", ("add_subparsers", "parse_args"), INTERNAL),
 )  # fmt: skip
+
+
+def table() -> str:
+    """The hooks as a table of docs/vllm.md."""
+    lines = ["| of vLLM | names | stability |", "|---|---|---|"]
+    for hook in HOOKS:
+        names = ", ".join(f"`{name}`" for name in hook.names) or "-"
+        lines.append(f"| `{hook.place.replace(':', '.')}` | {names} | {hook.stability} |")
+    return "\n".join(lines) + "\n"
 
 
 def missing() -> list[str]:

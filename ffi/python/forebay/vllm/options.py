@@ -20,13 +20,14 @@ class Options:
     """The options of the plug-in.
 
     Attributes:
-        ratio: slots of a request in each layer, as a share of the tokens that it may have.
+        ratio: slots of a request in each layer, as a share of the tokens that it has so far.
         slots: instead of that, slots of a request in each layer.
         host_memory: bytes of the total pool. None: the rows of all tokens that vLLM's blocks count. More of it keeps
             preempted requests and shared prefixes longer; index keys on the device grow with it.
         rows: "forebay", or "vllm": rows and index keys stay in vLLM's own KV cache, with the same attention. That is
             forebay off, for comparisons: stock vLLM has no sparse attention on a CPU.
-        record: a file for the selections of the first request, see `forebay.serving.Requests`.
+        record: a file for the selections of the first request, and for each other one a file with its number; see
+            `forebay.serving.Requests`.
         validate: checks forebay's invariants after every step. Slow, for tests.
     """
 

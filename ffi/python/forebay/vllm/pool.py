@@ -1,7 +1,7 @@
 """forebay's cache behind vLLM: a `Store`, and what vLLM's connector does with requests.
 
     vLLM                              here
-    a request waits                   `find`: how many of its tokens have rows here. It takes nothing
+    a request waits                   `find`: how many of its tokens have rows here
     it is scheduled                   `admit`: a lane, and the shared pages
     a prefill's chunk                 pages for the chunk; rows go to the total pool, index keys to pages on the device
     a decode step                     `forebay.serving` resolves, gathers and stores
@@ -16,8 +16,8 @@ asked. A running request never has more tokens admitted here than vLLM has given
 request those of `AHEAD` tokens.
 
 **A preempted request** has no blocks of vLLM, so nothing counts its pages. It keeps them until a running one needs them
-(`_room`): then the request that was preempted first loses its rows and is computed again. One that is preempted during
-its prefill cannot park, and keeps its lane and slots as well.
+(`_room`): then the preempted request that was admitted last, which vLLM resumes last, loses its rows and is computed
+again. One that is preempted during its prefill cannot park, and keeps its lane and slots as well.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import numpy as np
 from vllm.logger import init_logger
 
 from ..cache import Cache
-from ..config import SLOT_BLOCK, footprint
+from ..config import SLOT_BLOCK, Footprint, footprint
 from ..device import HostDevice
 from ..errors import Exhausted, ForebayError, Internal, InvalidConfig, OutOfMemory, counted
 from ..serving import Request, Requests
@@ -89,23 +89,22 @@ class Counts(NamedTuple):
 
 def sizes(shape: Shape, limits: Limits, options: Options, blocks: int) -> Sizes:
     """The sizes for so many of vLLM's blocks."""
-    more = spare(limits)
-    pages = blocks + more if options.host_memory is None else options.host_memory // page_bytes(shape, limits)
+    extra = spare(limits)
+    pages = blocks + extra if options.host_memory is None else options.host_memory // page_bytes(shape, limits)
     if options.slots is not None:
         slots = min(options.slots, limits.tokens)
         return Sizes(blocks, _whole(slots) * limits.requests, slots, pages)
     ratio = options.ratio or 1.0
     least = _whole(int(ratio * limits.tokens) + 1)
     # The library rounds each request's slots up.
-    pool = _whole(int(ratio * (blocks + more) * limits.block)) + SLOT_BLOCK * limits.requests
+    pool = _whole(int(ratio * (blocks + extra) * limits.block)) + SLOT_BLOCK * limits.requests
     return Sizes(blocks, max(pool, least), 1, pages)
 
 
 def spare(limits: Limits) -> int:
-    """Pages beyond those of vLLM's blocks: a request is admitted ahead, a step's rows may begin another page, and a crop
-    may copy one that others share."""
-    ahead = -(-AHEAD // limits.block)
-    return (ahead + 1 + -(-limits.query_rows // limits.block)) * limits.requests
+    """Pages beyond those of vLLM's blocks. Of each request: those of the tokens that it is admitted ahead, one more that
+    drafts which were rejected since may have begun, and those that a step's rows may begin."""
+    return (-(-AHEAD // limits.block) + 1 + -(-limits.query_rows // limits.block)) * limits.requests
 
 
 def page_bytes(shape: Shape, limits: Limits) -> int:
@@ -132,10 +131,17 @@ def arguments(limits: Limits, found: Sizes) -> dict[str, Any]:
         "pool_slots": found.pool_slots,
         "query_rows": limits.query_rows,
         "steps_in_flight": 1,
-        "parked": limits.requests,
+        # Beside all others a running one parks for a moment, to grow.
+        "parked": limits.requests + 1,
         "host_pages": found.pages,
         "index_pages": found.pages,
     }
+
+
+def on_device(found: Footprint) -> int:
+    """Bytes of the device, as a GPU would take them."""
+    slots = found.slots + found.landing + found.scratch + found.padding
+    return found.index_keys + slots + found.tables + found.host_page_tables
 
 
 def fit(shape: Shape, limits: Limits, options: Options, device: int, both: int | None = None) -> Sizes:
@@ -164,23 +170,23 @@ def fit(shape: Shape, limits: Limits, options: Options, device: int, both: int |
             )
 
     def needs(blocks: int) -> tuple[int, int]:
+        """Bytes of the device, and of both memories."""
         found = footprint(shape, **arguments(limits, sizes(shape, limits, options, blocks)))
-        taken = found.index_keys + found.slots + found.landing + found.scratch + found.padding + found.tables
-        return taken, taken + found.rows
+        taken = on_device(found)
+        return taken, taken + found.rows + found.step_descriptors
 
     def fits(blocks: int) -> bool:
-        taken, all_ = needs(blocks)
-        return taken <= device and (both is None or all_ <= both) and (most is None or blocks <= most)
+        taken, total = needs(blocks)
+        return taken <= device and (both is None or total <= both) and (most is None or blocks <= most)
 
     if not fits(least):
-        taken, all_ = needs(least)
-        short = f"the slots and index keys of one request of {counted(limits.tokens, 'token')}, {taken:,} bytes"
+        taken, total = needs(least)
+        request = f"one request of {counted(limits.tokens, 'token')}"
+        short = f"{both or 0:,} bytes of host memory do not hold the slots, index keys and rows of {request}, {total:,}"
         if taken > device:
-            short = f"{device:,} bytes of KV cache memory do not hold {short}"
-        else:
-            short = f"{both:,} bytes of host memory do not hold {short}, and with the total pool {all_:,} bytes"
+            short = f"{device:,} bytes of KV cache memory do not hold the slots and index keys of {request}, {taken:,}"
         raise OutOfMemory(
-            f"{short}: lower the ratio, max_model_len or max_num_seqs, or give vLLM more memory "
+            f"{short} bytes: lower the ratio, max_model_len or max_num_seqs, or give vLLM more memory "
             "(--kv-cache-memory-bytes, --gpu-memory-utilization)"
         )
     low, high = least, 2 * least
@@ -201,9 +207,8 @@ class ForebayRows:
         self._device = HostDevice()
         try:
             self.cache = Cache(self._device, shape, **arguments(limits, found))
-            self.requests = Requests(
-                self.cache, ratio=options.ratio, slots=options.slots, record=options.record
-            )
+            slots = None if options.slots is None else found.slots
+            self.requests = Requests(self.cache, ratio=options.ratio, slots=slots, record=options.record)
         except BaseException:
             self._device.close()
             raise
@@ -212,15 +217,19 @@ class ForebayRows:
         self._layers = 0
         # The token ids of the prompts of requests that share pages.
         self._sharing: dict[Any, Any] = {}
+        # The tokens of each request that are computed as its prompt, in the order of their admission.
         self._prompts: dict[Any, int] = {}
-        # Requests that vLLM preempted, in this order.
-        self._idle: dict[Any, None] = {}
-        # Published pages have the salt of their time: `forget_prefixes` begins another one.
-        self._time = 0
+        # Requests that vLLM preempted.
+        self._idle: set[Any] = set()
+        # `forget_prefixes` begins a new generation of rows; each request has that of its admission.
+        self._generation = 0
+        self._generations: dict[Any, int] = {}
         self._prompt_tokens = self._shared_tokens = self._preempted = self._resumed = self._dropped = 0
 
-    def find(self, id: str, prompt: Many[int], tokens: int, salt: bytes, share: bool) -> int:
-        """How many tokens of a waiting request have rows here.
+    def find(self, id: str, prompt: Many[int], tokens: int, salt: bytes, share: bool) -> int | None:
+        """How many tokens of a waiting request have rows here; None: it cannot be admitted now.
+
+        A request that has rows and must not use them loses them: vLLM computes it from the beginning.
 
         Args:
             id: vLLM's id.
@@ -230,9 +239,13 @@ class ForebayRows:
             share: whether it may share its prompt's beginning. vLLM computes others from the beginning, always.
         """
         if id in self.requests:
-            if share:
+            if share and self._generations[id] == self._generation:
                 return min(self.requests[id].length, tokens - 1)
-            self._drop(id)
+            self._remove(id)
+        if len(self.requests) - len(self._idle) >= self._limits.requests:
+            # vLLM has taken all running requests back (`reset_prefix_cache`), and this one overtakes them. They are
+            # told of only when vLLM has scheduled.
+            return None
         return self.cache.find_shared(_ids(prompt[:-1]), salt=self._salt(salt)) if share and self._limits.share else 0
 
     def admit(self, id: str, prompt: Many[int], tokens: int, found: int, salt: bytes, share: bool) -> None:
@@ -242,15 +255,14 @@ class ForebayRows:
             Internal: they are not here any more.
         """
         if id in self.requests:
-            if id in self._idle:
-                del self._idle[id]
-                self._resumed += 1
+            self._resumed += id in self._idle
+            self._idle.discard(id)
             return
         # At least one token of the prompt is computed: it says what comes next.
         share = share and self._limits.share
         given = {"tokens": _ids(prompt[:found]), "salt": self._salt(salt)} if share else {}
         request = self._room(lambda: self.requests.add(id, promised=0, **given))
-        self._prompts[id] = tokens
+        self._prompts[id], self._generations[id] = tokens, self._generation
         if share:
             self._sharing[id] = _ids(prompt)
             self._prompt_tokens += len(prompt) - 1
@@ -259,11 +271,12 @@ class ForebayRows:
             raise Internal(f"request {id}: {found} tokens were found, and {request.shared} are shared")
 
     def forget_prefixes(self) -> None:
-        """No prompt shares pages that were published before, for example because the model's weights have changed."""
-        self._time += 1
+        """No row that was computed before is used for a request that begins or resumes from now on, for example because
+        the model's weights have changed."""
+        self._generation += 1
 
     def _salt(self, salt: bytes) -> bytes:
-        return salt if self._time == 0 else salt + self._time.to_bytes(8, "little")
+        return salt if self._generation == 0 else salt + self._generation.to_bytes(8, "little")
 
     def _room(self, call: Callable[[], _T]) -> _T:
         """Makes a call that takes from the pools. While they have too little, preempted requests lose their rows."""
@@ -273,42 +286,65 @@ class ForebayRows:
             except Exhausted:
                 if not self._idle:
                     raise
-                self._drop(next(iter(self._idle)))
+                self._drop()
 
-    def _drop(self, id: str) -> None:
-        """Gives a preempted request's rows up: vLLM computes it again."""
-        self.requests.end(id)
-        self._forget(id)
+    def _of(self, request: Request, call: Callable[[], _T]) -> _T:
+        """As `_room`, for a call of a request."""
+        self._hear(request)
+        return self._room(call)
+
+    def _hear(self, request: Request) -> None:
+        """An error of a recording ends the recording alone: otherwise the request's next call would raise it."""
+        error = request.recording_error()
+        if error is not None:
+            _log.warning("%s", error)
+
+    def _drop(self) -> None:
+        """Takes the rows of a preempted request: vLLM computes it again. One that has a lane and slots comes first."""
+        last = [id for id in reversed(self._prompts) if id in self._idle]
+        self._remove(next((id for id in last if self.requests[id].state == "filling"), last[0]))
         self._dropped += 1
+
+    def _remove(self, id: str) -> None:
+        """Ends a request. An error of its recording ends the recording alone."""
+        try:
+            self.requests.end(id)
+        except ForebayError as error:
+            _log.warning("%s", error)
+        if id in self.requests:
+            self.requests.end(id)
+        for held in (self._sharing, self._prompts, self._generations):
+            held.pop(id, None)
+        self._idle.discard(id)
 
     def preempt(self, id: str) -> None:
         """vLLM has taken a request's blocks. Its rows stay, or if too many are parked, it is computed again."""
-        if id not in self.requests:
+        if id not in self.requests or id in self._idle:
             return
         self._preempted += 1
-        self._idle[id] = None
-        if self.requests[id].state == "running":
+        request = self.requests[id]
+        if request.state == "running":
+            self._hear(request)
             try:
-                self.requests[id].park()
+                request.park()
             except Exhausted:
-                self._drop(id)
+                self._remove(id)
+                self._dropped += 1
+                return
+        self._idle.add(id)
 
     def end(self, id: str, tokens: Many[int]) -> None:
         """Ends a request with these token ids, after its full pages were published."""
         if id not in self.requests:
-            self._forget(id)
             return
         found = self.requests[id]
         try:
-            if found.state in ("filling", "running") and found.length >= self._prompts[id]:
+            if id not in self._idle and found.state in ("filling", "running") and found.length >= self._prompts[id]:
                 self._publish(found, tokens)
-            found.end()
         except ForebayError as error:
-            # vLLM would end with it, and what was lost is a shared prefix or a recording.
+            # vLLM would end with it, and what was lost is a shared prefix.
             _log.warning("%s", error)
-        if id in self.requests:
-            self.requests.end(id)
-        self._forget(id)
+        self._remove(id)
 
     def _publish(self, request: Request, tokens: Many[int]) -> None:
         """Publishes the full pages of a request that ends. The newest token never has a row: at its position there may
@@ -318,13 +354,8 @@ class ForebayRows:
         if request.id not in self._sharing or kept < 1:
             return
         if request.length > kept:
-            request.crop(kept)
-        request.publish(_ids(tokens[:kept]))
-
-    def _forget(self, id: str) -> None:
-        self._idle.pop(id, None)
-        self._sharing.pop(id, None)
-        self._prompts.pop(id, None)
+            self._of(request, lambda: request.crop(kept))
+        self._of(request, lambda: request.publish(_ids(tokens[:kept])))
 
     def prompt(self, id: str) -> int:
         """The tokens of a request that it computes as a prompt: its prompt, and what it had answered when it was added
@@ -339,25 +370,29 @@ class ForebayRows:
             request = self.requests[row.id]
             if request.length > row.start:
                 # Drafts that were rejected.
-                self._room(functools.partial(request.crop, row.start))
+                self._of(request, functools.partial(request.crop, row.start))
         for row in batch.prefills:
-            self._room(functools.partial(self.requests[row.id].admit, row.width))
+            request = self.requests[row.id]
+            if request.promised:
+                # It has answered, and gets another prompt.
+                self._of(request, functools.partial(request.promise, 0))
+            self._of(request, functools.partial(request.admit, row.width))
         for row in batch.decodes:
-            self._prepare(row)
+            self._prepare(row, self.requests[row.id])
         if batch.decodes:
             self._step = self.requests.step([(row.id, row.width) for row in batch.decodes])
 
-    def _prepare(self, row: BatchRow) -> None:
+    def _prepare(self, row: BatchRow, request: Request) -> None:
         """Makes a request ready for a decode step."""
-        request = self.requests[row.id]
-        if row.id in self._sharing and request.state == "filling":
-            # Its prompt is complete. Others that begin alike need not wait for its end.
-            request.publish(self._sharing[row.id])
+        complete = request.state == "filling"
         if request.admitted < row.end:
             block = self._limits.block
             ahead = min(-(-(row.end + AHEAD) // block) * block, self._limits.tokens)
-            self._room(functools.partial(request.promise, ahead - request.length))
-        self._room(request.resume)
+            self._of(request, lambda: request.promise(ahead - request.length))
+        if complete and row.id in self._sharing:
+            # Its prompt is complete. Others that begin alike need not wait for its end.
+            self._of(request, lambda: request.publish(self._sharing[row.id]))
+        self._of(request, request.resume)
 
     def write(self, layer: int, rows: Any, keys: Any) -> None:
         """See `Store`."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import psutil
 from vllm.logger import init_logger
+from vllm.utils.cpu_resource_utils import get_allowed_cpu_list, get_memory_node_info
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from ..errors import InvalidConfig
@@ -26,6 +26,11 @@ def model_of(vllm_config: Any) -> Model | None:
     return layers[0].model if layers else None
 
 
+def available() -> int:
+    """Bytes of host memory that are free where vLLM has bound this process: of its node, and of its control group."""
+    return int(get_memory_node_info(get_allowed_cpu_list()[0].numa_node).available_memory)
+
+
 class ForebayWorker(CPUWorker):
     """See vLLM."""
 
@@ -44,9 +49,9 @@ class ForebayWorker(CPUWorker):
         if model is None or model.options.rows != FOREBAY:
             return memory
         given = self.vllm_config.cache_config.kv_cache_memory_bytes is not None
-        both = int(_SHARE * psutil.virtual_memory().available) if given else memory
-        self._fitting: Sizes = fit(self._shape(model), self._limits(model), model.options, memory, both)
-        return self._fitting.blocks * int(counting_spec(self.vllm_config).page_size_bytes)
+        both = int(_SHARE * available()) if given else memory
+        self._fits: Sizes = fit(self._shape(model), self._limits(model), model.options, memory, both)
+        return self._fits.blocks * int(counting_spec(self.vllm_config).page_size_bytes)
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         """Makes vLLM's KV cache, and the store.
@@ -58,8 +63,8 @@ class ForebayWorker(CPUWorker):
         model = model_of(self.vllm_config)
         if model is not None and model.options.rows == FOREBAY:
             dtype, blocks = self.vllm_config.model_config.dtype, kv_cache_config.num_blocks
-            if blocks > self._fitting.blocks:
-                raise InvalidConfig(f"num_gpu_blocks_override: {blocks} blocks, and {self._fitting.blocks} fit")
+            if blocks > self._fits.blocks:
+                raise InvalidConfig(f"num_gpu_blocks_override: {blocks} blocks, and {self._fits.blocks} fit")
             model.store = ForebayRows(self._shape(model), self._limits(model), model.options, blocks, dtype)
         super().initialize_from_config(kv_cache_config)
         if model is None:
