@@ -201,6 +201,19 @@ def test_a_recording_that_fails_is_the_matter_of_its_request(make: Make, tmp_pat
     assert forebay.SelectionTrace(tmp_path / "run-1.topk.zst").header.steps == 3
 
 
+def test_an_engine_may_ask_for_a_recordings_error(make: Make, tmp_path: Path) -> None:
+    """Then no call raises it."""
+    requests = recorded(make, tmp_path, "a")
+    request = requests["a"]
+    assert request.recording_error() is None
+    request.park()
+    error = request.recording_error()
+    assert isinstance(error, forebay.OutOfRange) and "recording of request a: " in str(error)
+    assert request.recording_error() is None
+    request.resume()
+    request.end()
+
+
 def test_a_recording_that_fails_in_a_park_does_not_break_it(make: Make, tmp_path: Path) -> None:
     requests = recorded(make, tmp_path, "a")
     request = requests["a"]

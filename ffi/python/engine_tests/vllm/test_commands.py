@@ -249,9 +249,9 @@ class Server:
         self.url, self.log = f"http://127.0.0.1:{port}", log
         words = [
             str(model), "--forebay-ratio", "0.2", "--host", "127.0.0.1", "--port", str(port), "--skip-tokenizer-init",
-            "--dtype", "float32", "--max-model-len", "512", "--block-size", str(BLOCK), "--max-num-seqs", "4", "--kv-cache-memory-bytes",
-            str(64 << 20), "--served-model-name", "small", "--compilation-config", '{"custom_ops": ["none"]}',
-            "--shutdown-timeout", "60",
+            "--dtype", "float32", "--max-model-len", "512", "--block-size", str(BLOCK), "--max-num-seqs", "4",
+            "--kv-cache-memory-bytes", str(64 << 20), "--served-model-name", "small", "--shutdown-timeout", "60",
+            "--compilation-config", '{"custom_ops": ["none"]}',
         ]  # fmt: skip
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         environment.pop(ENVIRONMENT)
@@ -339,8 +339,8 @@ def servers() -> Iterator[list[Server]]:
 
 
 def shared_memory() -> int:
-    """Bytes of shared memory of the machine, those on huge pages among them: a memfd of a process that has ended, and
-    that nobody holds, is not in it."""
+    """Bytes of shared memory of the machine, those on huge pages among them. A memfd is among them as long as a process
+    holds it."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     found = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
     huge = (found["HugePages_Total"] - found["HugePages_Free"]) * found["Hugepagesize"]

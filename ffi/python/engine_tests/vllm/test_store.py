@@ -284,9 +284,8 @@ class Scheduler:
         prompt = begin + [self.chance.randrange(100, 200) for _ in range(length - len(begin))]
         answer = self.chance.randint(1, self.limits.tokens - length)
         share = self.chance.random() < 0.8
-        self.waiting.append(
-            SimpleNamespace(id=str(self.made), tokens=prompt, prompt=length, computed=0, answer=answer, share=share, held=0)
-        )
+        made = {"id": str(self.made), "tokens": prompt, "prompt": length, "answer": answer, "share": share}
+        self.waiting.append(SimpleNamespace(**made, computed=0, held=0))
         self.made += 1
 
     def reset(self) -> None:

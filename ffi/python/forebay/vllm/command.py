@@ -94,7 +94,7 @@ def serve_parser() -> Parser:
     add("--forebay-host-memory", type=size, metavar="BYTES",
         help="of the total pool, for example 8GiB; default: the rows of all tokens of vLLM's blocks")  # fmt: skip
     add("--forebay-record", type=file, metavar="FILE",
-        help="keeps each request's selections in a file, for `forebay replay`: FILE, then FILE with -1, -2, ...")  # fmt: skip
+        help="keeps each request's selections, for `forebay replay`: FILE, then FILE with -1, -2, ...")  # fmt: skip
     add("--forebay-rows", type=one_of("place", (FOREBAY, VLLM)), default=FOREBAY, metavar="PLACE",
         help=f'"{VLLM}": all rows stay in vLLM\'s own KV cache, to compare with')  # fmt: skip
     add("--forebay-validate", action="store_true", help="checks forebay's invariants after every step; slow")

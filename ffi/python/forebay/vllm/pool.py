@@ -102,7 +102,7 @@ def sizes(shape: Shape, limits: Limits, options: Options, blocks: int) -> Sizes:
 
 
 def spare(limits: Limits) -> int:
-    """Pages beyond those of vLLM's blocks. Of each request: those of the tokens that it is admitted ahead, one more that
+    """Pages beyond those of vLLM's blocks. Of each request: those of the tokens that it is admitted ahead, one that
     drafts which were rejected since may have begun, and those that a step's rows may begin."""
     return (-(-AHEAD // limits.block) + 1 + -(-limits.query_rows // limits.block)) * limits.requests
 
