@@ -80,7 +80,7 @@ def test_one_at_a_time_with_prefixes(model: str) -> None:
 @pytest.mark.parametrize("capacity", [60] if QUICK else [60, 400])
 def test_hits_one_at_a_time_are_those_of_replay(model: str, capacity: int, tmp_path: Path) -> None:
     """With as many pages as the replay has blocks, and one more for the page that is not full."""
-    options = {"ratio": 1.0, "host_memory": (capacity - 1) * PAGE, "validate": True}
+    options = {"ratio": 1.0, "host_memory": (capacity + 1) * PAGE, "validate": True}
     found = serve(model, options, 1, together=1, max_num_seqs=1)
     replayed = replay(tmp_path / "trace.jsonl", capacity)
     assert sum(found.cached) == replayed["hit_tokens"] > 0
