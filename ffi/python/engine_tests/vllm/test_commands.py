@@ -347,6 +347,14 @@ def shared_memory() -> int:
     return (found["Shmem"] + huge) << 10
 
 
+def check_given_back(before: int) -> None:
+    """A process that was killed gives its memory back when its last thread has ended, a little after the first."""
+    limit = time.monotonic() + 30
+    while shared_memory() > before + (16 << 20):
+        assert time.monotonic() < limit, (before, shared_memory())
+        time.sleep(0.1)
+
+
 def leading_hits(asked: list[list[int]]) -> int:
     """Tokens of prompts whose blocks an earlier prompt has had in the same places."""
     seen, hits = set(), 0
@@ -387,7 +395,7 @@ def test_the_served_endpoint(model: Path, tmp_path: Path, servers: list[Server])
     assert server.end(signal.SIGKILL) == -signal.SIGKILL
     sent.join(60)
     assert not sent.is_alive()
-    assert shared_memory() < before + (16 << 20)
+    check_given_back(before)
 
     server = Server(model, port, tmp_path / "second.log")
     servers.append(server)
@@ -400,7 +408,7 @@ def test_the_served_endpoint(model: Path, tmp_path: Path, servers: list[Server])
     assert "encountered a fatal error" not in said and "ForebayError" not in said, said[-4000:]
     with pytest.raises(urllib.error.URLError):
         server.get("/health")
-    assert shared_memory() < before + (16 << 20)
+    check_given_back(before)
 
 
 def test_a_model_that_serve_refuses(model: Path, tmp_path: Path) -> None:
