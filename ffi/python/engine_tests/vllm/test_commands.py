@@ -85,6 +85,30 @@ def test_bad_input_is_one_line(arguments: list[str], words: str, capsys: pytest.
     assert words in refused(arguments, capsys)
 
 
+@pytest.mark.parametrize("name", ["check", "bench"])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "is not a JSON object"),
+        ("[]", "is not a JSON object"),
+        ("[" * 1000, "is not a JSON object"),
+        ("\xff", "is not a JSON object"),
+        ("{}", "a model of type None"),
+        ('{"model_type": "llama"}', "a model of type 'llama'; forebay.vllm knows deepseek_v32"),
+        ('{"model_type": []}', "a model of type []"),
+    ],
+)
+def test_models_that_are_refused(
+    name: str, text: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before an engine starts."""
+    (tmp_path / "config.json").write_text(text, encoding="latin-1")
+    with pytest.raises(SystemExit) as ended:
+        command.main([name, "--model", str(tmp_path)])
+    said = capsys.readouterr()
+    assert ended.value.code == 2 and said.err.count("\n") == 1 and words in said.err
+
+
 def test_words_of_forebay_are_taken_out_of_the_command_line() -> None:
     words = ["m", "--forebay-ratio", "0.2", "--port", "1", "--forebay_slots=3", "--forebay-validate", "-O", "--a={}"]
     ours, theirs = command.divide(words)
@@ -215,7 +239,7 @@ def test_bench_compares_speed_and_memory(monkeypatch: pytest.MonkeyPatch, capsys
     said = capsys.readouterr().out
     (off, without), (on, having) = runs
     assert (off.options, on.options) == ({"rows": "vllm"}, {"ratio": 0.2}) and off.arguments == on.arguments
-    assert without.tokens == having.tokens and "gives the same tokens as without" in said
+    assert without.tokens == having.tokens and "all requests at once, and give the same tokens" in said
     fits = re.search(r"^requests of 208 tokens that fit +(\d+) +(\d+)$", said, re.MULTILINE)
     assert fits and int(fits[1]) == without.blocks // 4 and int(fits[2]) == having.blocks // 4
     assert int(fits[2]) > int(fits[1])
@@ -383,7 +407,6 @@ def test_the_served_endpoint(model: Path, tmp_path: Path, servers: list[Server])
     hits = leading_hits([prompt for prompt, _ in (*half, half[0])])
     assert server.counter("vllm:forebay_prefix_hits_total") == hits > 100
     assert server.counter("vllm:external_prefix_cache_hits_total") == hits
-    # The last step's are counted with the next one.
     assert server.counter("vllm:forebay_row_misses_total") > 100
     assert server.counter("vllm:forebay_row_hits_total") > 10
     assert server.counter("vllm:forebay_free_host_pages") > 0

@@ -50,6 +50,8 @@ def test_tokens_equal(model: str) -> None:
     assert found.tokens == off.tokens
     assert found.metrics["vllm:forebay_row_misses"] > 0
     assert all(len(set(answer)) > 30 for answer in off.tokens)
+    # vLLM was told not to share prefixes.
+    assert sum(found.cached) == found.metrics["vllm:forebay_prefix_queries"] == 0
 
 
 @whole

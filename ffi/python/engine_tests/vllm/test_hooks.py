@@ -46,6 +46,14 @@ def test_the_page_lists_every_hook() -> None:
         assert f"`{name}" in first or f".{name}" in first, name
 
 
+def test_the_page_lists_every_counter() -> None:
+    from forebay.vllm.metrics import COUNTERS, GAUGES
+
+    page = (Path(__file__).parents[4] / "docs" / "vllm.md").read_text(encoding="utf-8")
+    for name, _ in (*COUNTERS.values(), *GAUGES.values()):
+        assert f"`{name}`" in page, name
+
+
 def test_the_code_names_every_part_of_vllm_that_it_imports() -> None:
     """An import of vLLM that the table lacks would break unnoticed."""
     known = {hook.place.partition(":")[2].split(".")[0] for hook in hooks.HOOKS}

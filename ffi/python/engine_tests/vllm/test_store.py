@@ -148,7 +148,7 @@ def test_a_preempted_request_gives_its_rows_to_a_running_one(pages: int) -> None
     # One decodes and one still prefills.
     store.preempt("a")
     store.preempt("b")
-    assert store.counts()[-3:] == (2, 0, 0)
+    assert store.stats()[0][-3:] == (2, 0, 0)
     assert store.find("a", prompt, 50, b"", True) == 49
     admit(store, "c", prompt, share=False)
     step(store, "c", 0, prompt, 48)
@@ -156,8 +156,17 @@ def test_a_preempted_request_gives_its_rows_to_a_running_one(pages: int) -> None
     step(store, "c", 48, [50], 48)
     assert "b" not in store.requests
     assert admit(store, "a", prompt, 50) == 49
-    assert store.counts()[-3:] == (2, 1, 1)
+    assert store.stats()[0][-3:] == (2, 1, 1)
     store.close()
+
+
+def test_a_salt_keeps_prompts_apart() -> None:
+    """`cache_salt` of a request."""
+    from forebay.vllm.connector import salt_of
+
+    salts = [salt_of(SimpleNamespace(cache_salt=one)) for one in (None, "a", "b", "")]
+    assert salts[0] == b"" == salt_of(SimpleNamespace())
+    assert len(set(salts)) == 4 and {len(salt) for salt in salts[1:]} == {32}
 
 
 def test_a_preempted_prefill_gives_its_lane_to_a_running_request(store: ForebayRows) -> None:
@@ -173,7 +182,7 @@ def test_a_preempted_prefill_gives_its_lane_to_a_running_request(store: ForebayR
     step(store, "c", 0, prompt, 20)
     assert admit(store, "a", prompt, 22) == 21
     step(store, "a", 21, [51], 20)
-    assert "b" not in store.requests and store.counts()[-3:] == (2, 1, 1)
+    assert "b" not in store.requests and store.stats()[0][-3:] == (2, 1, 1)
 
 
 def test_rows_are_computed_again_after_their_generation(store: ForebayRows) -> None:
@@ -441,7 +450,7 @@ def test_a_pass_never_lacks_room(
         made.pass_()
     while made.running or made.waiting:
         made.pass_()
-    counts = made.store.counts()
+    counts = made.store.stats()[0]
     assert counts.resumed > 0 and counts.hits > 100
     stats = made.store.cache.stats()
     assert (stats.free_lanes, stats.parked, len(made.store.requests)) == (4, 0, 0)

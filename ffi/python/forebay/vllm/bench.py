@@ -11,7 +11,6 @@ a CPU slots are host memory too, so that line says what a GPU would hold; no mem
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import tempfile
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 from ..commands import shown
 from ..config import footprint
 from ..shape import Shape
-from .check import DTYPES, miss_ratio, preempted, small_model
+from .check import DTYPES, config_of, miss_ratio, preempted, small_model
 from .engine import Found, Run, start
 from .options import VLLM, Options
 from .pool import Limits, arguments, sizes
@@ -38,6 +37,7 @@ def run(chosen: argparse.Namespace) -> int:
     best: dict[str, Found] = {}
     with tempfile.TemporaryDirectory() as folder:
         model = chosen.model or small_model(Path(folder), chosen.dtype)
+        config = config_of(model)
         print(
             f"{chosen.model or 'a small deepseek_v32 with random weights'}, {chosen.dtype}: {chosen.requests} requests "
             f"of {chosen.context:,} + {chosen.tokens} tokens, ratio {chosen.ratio:g}, {shown(chosen.memory)} of KV "
@@ -57,8 +57,7 @@ def run(chosen: argparse.Namespace) -> int:
                 print(f"engine {number + 1} of {chosen.repeats}, forebay {kind}: {found.seconds:.1f} s")
                 if kind not in best or found.seconds < best[kind].seconds:
                     best[kind] = found
-        shape = json.loads((model / "config.json").read_text())
-    report(chosen, shape, best["off"], best["on"])
+    report(chosen, config, best["off"], best["on"])
     return 0
 
 
@@ -80,12 +79,16 @@ def report(chosen: argparse.Namespace, config: dict[str, Any], off: Found, on: F
     print(f"{'':<34} {'forebay off':>14} {'forebay on':>14}")
     for name, left, right in rows:
         print(f"{name:<34} {left:>14} {right:>14}")
-    same = "the same tokens as" if off.tokens == on.tokens else "OTHER tokens than"
     speed = off.seconds / on.seconds
     print(
-        f"With forebay the engine gives {same} without, {speed:.2f} times the requests a second, and "
-        f"{fits['on'] / max(1, fits['off']):.1f} times the requests fit the same KV cache memory."
+        f"With forebay {speed:.2f} times the requests a second, and {fits['on'] / max(1, fits['off']):.1f} times the "
+        "requests fit the same KV cache memory."
     )
+    if min(fits.values()) >= chosen.requests:
+        same = "the same" if off.tokens == on.tokens else "DIFFERENT"
+        print(f"Both engines hold all requests at once, and give {same} tokens.")
+    else:
+        print("Tokens are not compared: what does not fit waits, so the engines form different batches (see `check`).")
     print(
         "On a CPU the slots are host memory too, in addition to the total pool: these are the bytes that a GPU would "
         "hold, and no memory is saved here."

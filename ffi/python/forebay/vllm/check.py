@@ -16,6 +16,7 @@ first one does.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 import time
@@ -24,8 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from ..commands import shown
+from ..errors import BadFormat, Unsupported
 from .engine import EngineFailed, Found, Run, start
-from .options import VLLM
+from .options import MODELS, VLLM
 
 # As in vLLM: bytes of the KV cache memory, tokens of a pass, and tokens of a block.
 _MEMORY = 64 << 20
@@ -60,6 +62,26 @@ def small_model(folder: Path, dtype: str, seed: int = 0) -> Path:
     transformers.utils.logging.disable_progress_bar()
     models.save(folder / "model", dtype=getattr(torch, DTYPES[dtype]), seed=seed)
     return folder / "model"
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    """The configuration of a model with sparse attention.
+
+    Raises:
+        BadFormat: its file is not JSON.
+        Unsupported: a model without sparse attention, or of a type that forebay.vllm does not know.
+    """
+    path = folder / "config.json"
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise BadFormat(f"{path} is not a JSON object")
+    kind = found.get("model_type")
+    if kind not in MODELS:
+        raise Unsupported(f"{path}: a model of type {kind!r}; forebay.vllm knows {', '.join(MODELS)}")
+    return found
 
 
 def prompts(count: int, seed: int) -> list[list[int]]:
@@ -105,6 +127,7 @@ def run(chosen: argparse.Namespace) -> int:
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         model = chosen.model or small_model(Path(folder), chosen.dtype, chosen.seed)
+        config_of(model)
         name = chosen.model or "a small deepseek_v32 with random weights"
         print(f"{name}, {chosen.dtype}: {chosen.requests} prompts, answers of up to {chosen.tokens} tokens")
         print(HEAD)

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -106,11 +107,10 @@ def start(run: Run, *, timeout: float = 600, threads: int = 1, plugins: str | No
         log.touch()
         parent = _parent(run.options is not None, threads, plugins)
         try:
-            status = _order(parent, json.dumps([asdict(run), str(log), str(result)]), timeout)
+            status = parent.order(json.dumps([asdict(run), str(log), str(result)]), timeout)
         except BaseException:
             # Also an interrupt: the engine must not go on.
-            os.killpg(parent.pid, signal.SIGKILL)
-            parent.wait()
+            parent.kill()
             _parent.cache_clear()
             raise
         if status != 0:
@@ -119,38 +119,51 @@ def start(run: Run, *, timeout: float = 600, threads: int = 1, plugins: str | No
         return Found(**json.loads(result.read_text()))
 
 
+class _Parent:
+    """A process that has imported vLLM, and makes engines."""
+
+    def __init__(self, on: bool, environment: dict[str, str]) -> None:
+        self._log = tempfile.TemporaryFile()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "forebay.vllm.engine", *(["on"] if on else [])],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, env=environment,
+            start_new_session=True,
+        )  # fmt: skip
+
+    def order(self, line: str, timeout: float) -> int:
+        """Has an engine run, and returns its status."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        answer = ""
+        with suppress(BrokenPipeError):
+            print(line, file=self._process.stdin, flush=True)
+            if not select.select([self._process.stdout], [], [], timeout)[0]:
+                raise EngineFailed(f"the engine did not end within {timeout:.0f} seconds")
+            answer = self._process.stdout.readline()
+        if not answer:
+            self._log.seek(0)
+            said = self._log.read().decode(errors="replace")[-4000:]
+            raise EngineFailed(f"the process that imports vLLM ended: {said}")
+        return int(answer)
+
+    def kill(self) -> None:
+        """Ends it, and its engine."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
 @functools.cache
-def _parent(on: bool, threads: int, plugins: str | None) -> subprocess.Popen[str]:
+def _parent(on: bool, threads: int, plugins: str | None) -> _Parent:
     """The process that makes engines with forebay on, or off."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "VLLM_LOGGING_LEVEL": "WARNING"}
     environment.pop(ENVIRONMENT, None)
     if plugins is not None:
         environment["VLLM_PLUGINS"] = plugins
-    command = [sys.executable, "-m", "forebay.vllm.engine", *(["on"] if on else [])]
-    return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment,
-        start_new_session=True,
-    )  # fmt: skip
+    return _Parent(on, environment)
 
 
 def forget() -> None:
     """Later engines have the environment of then."""
     _parent.cache_clear()
-
-
-def _order(parent: subprocess.Popen[str], line: str, timeout: float) -> int:
-    """Has an engine run, and returns its status."""
-    assert parent.stdin is not None and parent.stdout is not None
-    try:
-        print(line, file=parent.stdin, flush=True)
-    except BrokenPipeError:
-        raise EngineFailed("vLLM cannot be imported") from None
-    if not select.select([parent.stdout], [], [], timeout)[0]:
-        raise EngineFailed(f"the engine did not end within {timeout:.0f} seconds")
-    answer = parent.stdout.readline()
-    if not answer:
-        raise EngineFailed("vLLM cannot be imported")
-    return int(answer)
 
 
 def serve(run: Run) -> Found:

@@ -40,9 +40,9 @@ class ForebayStats(KVConnectorStats):
     @staticmethod
     def of(store: ForebayRows) -> ForebayStats:
         """The present numbers of a store."""
-        stats = store.cache.stats()
-        gauges = {name: getattr(stats, name) for name in GAUGES}
-        return ForebayStats(data={**store.counts()._asdict(), **gauges})
+        counts, cache = store.stats()
+        gauges = {name: getattr(cache, name) for name in GAUGES}
+        return ForebayStats(data={**counts._asdict(), **gauges})
 
     def since(self, before: ForebayStats) -> ForebayStats:
         """The counts since earlier ones."""

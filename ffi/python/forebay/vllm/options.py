@@ -11,6 +11,8 @@ from ..errors import InvalidArgument
 from ..tensors import index
 
 ENVIRONMENT = "FOREBAY_VLLM"
+# Types of models whose answers were compared with transformers'.
+MODELS = ("deepseek_v32",)
 # Where the rows are: in forebay's pools, or in vLLM's own KV cache, to compare with.
 FOREBAY, VLLM = "forebay", "vllm"
 

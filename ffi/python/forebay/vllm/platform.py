@@ -13,12 +13,10 @@ from vllm.logger import init_logger
 from vllm.platforms.cpu import CpuPlatform
 
 from ..errors import InvalidArgument, Unsupported
-from .options import FOREBAY, Options
+from .options import FOREBAY, MODELS, Options
 
 # The versions whose hooks were tried.
 VERSIONS = ("0.32",)
-# Models whose answers were compared with transformers'.
-MODELS = ("deepseek_v32",)
 _BLOCK = 64
 _CONNECTOR = "ForebayConnector"
 _log = init_logger("vllm.forebay")

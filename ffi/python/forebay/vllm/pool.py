@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, Sequence as Many, TypeVar
 import numpy as np
 from vllm.logger import init_logger
 
-from ..cache import Cache
+from ..cache import Cache, Stats
 from ..config import SLOT_BLOCK, Footprint, footprint
 from ..device import HostDevice
 from ..errors import Exhausted, ForebayError, Internal, InvalidConfig, OutOfMemory, counted
@@ -72,6 +72,17 @@ class Sizes(NamedTuple):
     slots: int
     # Pages of the total pool.
     pages: int
+
+
+class Admitted(NamedTuple):
+    """What is known of a request of vLLM's, beside its rows."""
+
+    # Tokens that it computes as a prompt: its prompt, and what it had answered when it was added again.
+    prompt: int
+    # The token ids of its prompt if it shares pages, otherwise None.
+    ids: Any
+    # That of its rows, see `ForebayRows.forget_prefixes`.
+    generation: int
 
 
 class Counts(NamedTuple):
@@ -215,15 +226,11 @@ class ForebayRows:
         self._batch: Any = None
         self._step: Any = None
         self._layers = 0
-        # The token ids of the prompts of requests that share pages.
-        self._sharing: dict[Any, Any] = {}
-        # The tokens of each request that are computed as its prompt, in the order of their admission.
-        self._prompts: dict[Any, int] = {}
-        # Requests that vLLM preempted.
+        # The requests, in the order of their admission.
+        self._admitted: dict[Any, Admitted] = {}
+        # Those that vLLM preempted.
         self._idle: set[Any] = set()
-        # `forget_prefixes` begins a new generation of rows; each request has that of its admission.
         self._generation = 0
-        self._generations: dict[Any, int] = {}
         self._prompt_tokens = self._shared_tokens = self._preempted = self._resumed = self._dropped = 0
 
     def find(self, id: str, prompt: Many[int], tokens: int, salt: bytes, share: bool) -> int | None:
@@ -239,7 +246,7 @@ class ForebayRows:
             share: whether it may share its prompt's beginning. vLLM computes others from the beginning, always.
         """
         if id in self.requests:
-            if share and self._generations[id] == self._generation:
+            if share and self._admitted[id].generation == self._generation:
                 return min(self.requests[id].length, tokens - 1)
             self._remove(id)
         if len(self.requests) - len(self._idle) >= self._limits.requests:
@@ -262,9 +269,8 @@ class ForebayRows:
         share = share and self._limits.share
         given = {"tokens": _ids(prompt[:found]), "salt": self._salt(salt)} if share else {}
         request = self._room(lambda: self.requests.add(id, promised=0, **given))
-        self._prompts[id], self._generations[id] = tokens, self._generation
+        self._admitted[id] = Admitted(tokens, _ids(prompt) if share else None, self._generation)
         if share:
-            self._sharing[id] = _ids(prompt)
             self._prompt_tokens += len(prompt) - 1
             self._shared_tokens += request.shared
         if request.shared != found:
@@ -301,7 +307,7 @@ class ForebayRows:
 
     def _drop(self) -> None:
         """Takes the rows of a preempted request: vLLM computes it again. One that has a lane and slots comes first."""
-        last = [id for id in reversed(self._prompts) if id in self._idle]
+        last = [id for id in reversed(self._admitted) if id in self._idle]
         self._remove(next((id for id in last if self.requests[id].state == "filling"), last[0]))
         self._dropped += 1
 
@@ -313,8 +319,7 @@ class ForebayRows:
             _log.warning("%s", error)
         if id in self.requests:
             self.requests.end(id)
-        for held in (self._sharing, self._prompts, self._generations):
-            held.pop(id, None)
+        self._admitted.pop(id, None)
         self._idle.discard(id)
 
     def preempt(self, id: str) -> None:
@@ -339,7 +344,7 @@ class ForebayRows:
             return
         found = self.requests[id]
         try:
-            if id not in self._idle and found.state in ("filling", "running") and found.length >= self._prompts[id]:
+            if id not in self._idle and found.state in ("filling", "running") and found.length >= self.prompt(id):
                 self._publish(found, tokens)
         except ForebayError as error:
             # vLLM would end with it, and what was lost is a shared prefix.
@@ -351,16 +356,18 @@ class ForebayRows:
         be that of a rejected draft.
         """
         kept = min(request.length, len(tokens) - 1)
-        if request.id not in self._sharing or kept < 1:
+        if self._ids_of(request) is None or kept < 1:
             return
         if request.length > kept:
             self._of(request, lambda: request.crop(kept))
         self._of(request, lambda: request.publish(_ids(tokens[:kept])))
 
+    def _ids_of(self, request: Request) -> Any:
+        return self._admitted[request.id].ids
+
     def prompt(self, id: str) -> int:
-        """The tokens of a request that it computes as a prompt: its prompt, and what it had answered when it was added
-        again."""
-        return self._prompts[id]
+        """See `Store`."""
+        return self._admitted[id].prompt
 
     def begin(self, batch: Batch) -> None:
         """See `Store`."""
@@ -384,14 +391,14 @@ class ForebayRows:
 
     def _prepare(self, row: BatchRow, request: Request) -> None:
         """Makes a request ready for a decode step."""
-        complete = request.state == "filling"
+        complete, ids = request.state == "filling", self._ids_of(request)
         if request.admitted < row.end:
             block = self._limits.block
             ahead = min(-(-(row.end + AHEAD) // block) * block, self._limits.tokens)
             self._of(request, lambda: request.promise(ahead - request.length))
-        if complete and row.id in self._sharing:
+        if complete and ids is not None:
             # Its prompt is complete. Others that begin alike need not wait for its end.
-            self._of(request, lambda: request.publish(self._sharing[row.id]))
+            self._of(request, lambda: request.publish(ids))
         self._of(request, request.resume)
 
     def write(self, layer: int, rows: Any, keys: Any) -> None:
@@ -452,11 +459,14 @@ class ForebayRows:
         if step is not None:
             step.abandon()
 
-    def counts(self) -> Counts:
-        """What it has done so far."""
-        hits, misses, scratch = map(int, self.requests.stats().layers.sum(axis=0))
+    def stats(self) -> tuple[Counts, Stats]:
+        """What it has done so far, and the cache's statistics."""
+        self.requests.retire()
+        found = self.requests.stats()
+        hits, misses, scratch = map(int, found.layers.sum(axis=0))
         prefix = (self._prompt_tokens, self._shared_tokens)
-        return Counts(hits, misses, scratch, *prefix, self._preempted, self._resumed, self._dropped)
+        counts = Counts(hits, misses, scratch, *prefix, self._preempted, self._resumed, self._dropped)
+        return counts, found.cache
 
     def close(self) -> None:
         """Ends all requests, and gives the memory back."""
