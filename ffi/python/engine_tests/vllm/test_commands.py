@@ -21,7 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from forebay.vllm import bench, check, command, engine, pool
+from forebay.vllm import bench, check, command, engine, models, pool
 from forebay.vllm.options import ENVIRONMENT, Options
 from harness import QUICK, whole
 from test_trace import BLOCK, requests
@@ -118,7 +118,7 @@ def test_words_of_forebay_are_taken_out_of_the_command_line() -> None:
 
 def test_every_option_of_the_plug_in_is_a_flag() -> None:
     chosen = command.serve_parser().parse_args([])
-    assert {name.removeprefix("forebay_") for name in vars(chosen)} == set(Options.__dataclass_fields__)
+    assert {name.removeprefix("forebay_") for name in vars(chosen)} == set(Options.__dataclass_fields__) - {"required"}
 
 
 @pytest.mark.parametrize("arguments", [["serve", "m", "--forebay-slots", "8"], ["check"], ["bench"]])
@@ -146,7 +146,7 @@ def test_serve_turns_forebay_on(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["m", "--forebay-ratio=0.3", "--forebay-host-memory", "2GiB", "--seed", "3"]
     assert command.main(["serve", *words]) == 0
     assert given == [["m", "--seed", "3"]]
-    assert Options.read() == Options(ratio=0.3, host_memory=2 << 30)
+    assert Options.read() == Options(ratio=0.3, host_memory=2 << 30, required=True)
 
 
 def test_the_module_is_a_program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -434,11 +434,21 @@ def test_the_served_endpoint(model: Path, tmp_path: Path, servers: list[Server])
     check_given_back(before)
 
 
-def test_a_model_that_serve_refuses(model: Path, tmp_path: Path) -> None:
-    """At the start, and not at the first request."""
-    words = [str(model), "--forebay-ratio", "0.2", "--skip-tokenizer-init", "--tensor-parallel-size", "2"]
+def serve_refuses(model: Path, *words: str) -> str:
+    """The last line of a server that ends at its start, and not at the first request."""
+    given = [str(model), "--forebay-ratio", "0.2", "--skip-tokenizer-init", *words]
     done = subprocess.run(
-        [sys.executable, "-m", "forebay.vllm", "serve", *words], capture_output=True, text=True, timeout=300
+        [sys.executable, "-m", "forebay.vllm", "serve", *given], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 2
-    assert "tensor_parallel_size=2 with forebay" in done.stderr.splitlines()[-1]
+    return done.stderr.splitlines()[-1]
+
+
+def test_a_configuration_that_serve_refuses(model: Path) -> None:
+    assert "tensor_parallel_size=2 with forebay" in serve_refuses(model, "--tensor-parallel-size", "2")
+
+
+@whole
+def test_serve_refuses_a_model_without_sparse_attention(tmp_path: Path) -> None:
+    models.save_dense(tmp_path)
+    assert "'deepseek_v3' with forebay: it has no sparse attention" in serve_refuses(tmp_path)

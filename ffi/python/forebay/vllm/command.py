@@ -133,7 +133,8 @@ def serve(words: Sequence[str]) -> int:
             both, neither = "both --forebay-ratio and --forebay-slots", "neither --forebay-ratio nor --forebay-slots"
             stop(PROGRAM, f"{both if given else neither}: give one of them, for example --forebay-ratio 0.2")
         # Before vLLM is imported: it chooses its platform then.
-        Options(**{name.removeprefix("forebay_"): value for name, value in vars(chosen).items()}).set()
+        options = {name.removeprefix("forebay_"): value for name, value in vars(chosen).items()}
+        Options(**options, required=True).set()
     check_vllm()
     from .serve import run
 

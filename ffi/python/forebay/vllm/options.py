@@ -31,6 +31,7 @@ class Options:
         record: a file for the selections of the first request, and for each other one a file with its number; see
             `forebay.serving.Requests`.
         validate: checks forebay's invariants after every step. Slow, for tests.
+        required: refuses a model without sparse attention. Otherwise that runs as without forebay.
     """
 
     ratio: float | None = None
@@ -39,6 +40,7 @@ class Options:
     rows: str = FOREBAY
     record: str | None = None
     validate: bool = False
+    required: bool = False
 
     def __post_init__(self) -> None:
         if self.rows not in (FOREBAY, VLLM):

@@ -51,6 +51,9 @@ class ForebayCpuPlatform(CpuPlatform):
 
         model = vllm_config.model_config
         if model is None or not hasattr(model.hf_text_config, "index_topk"):
+            if model is not None and Options.read().required:
+                kind = model.hf_text_config.model_type
+                _refuse(f"a model of type {kind!r}", "it has no sparse attention; serve it without forebay")
             super().check_and_update_config(vllm_config)
             _log.info("forebay is off for this model: it has no sparse attention")
             return
