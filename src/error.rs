@@ -56,11 +56,17 @@ pub enum Kind {
     InvalidState = 15,
     /// The device, its driver, or this build of forebay lacks the requested ability.
     Unsupported = 16,
+    /// Another process of the group has ended, or no sign of life has come from it in time.
+    PeerLost = 17,
+    /// A deadline passed before the call was done.
+    TimedOut = 18,
+    /// Bytes do not have the digest that was stated for them.
+    Corrupt = 19,
 }
 
 impl Kind {
     /// Every kind, in the order of its number.
-    pub const ALL: [Kind; 16] = [
+    pub const ALL: [Kind; 19] = [
         Kind::InvalidConfig,
         Kind::Overflow,
         Kind::OutOfMemory,
@@ -77,6 +83,9 @@ impl Kind {
         Kind::Internal,
         Kind::InvalidState,
         Kind::Unsupported,
+        Kind::PeerLost,
+        Kind::TimedOut,
+        Kind::Corrupt,
     ];
 
     /// The kind in words.
@@ -98,6 +107,9 @@ impl Kind {
             Kind::Internal => "internal error",
             Kind::InvalidState => "wrong state",
             Kind::Unsupported => "not supported",
+            Kind::PeerLost => "peer lost",
+            Kind::TimedOut => "timed out",
+            Kind::Corrupt => "corrupt data",
         }
     }
 
@@ -120,6 +132,9 @@ impl Kind {
             Kind::Internal => "please report this with the whole message",
             Kind::InvalidState => "make the missing call first",
             Kind::Unsupported => "do without it, or use a device and a driver that support it",
+            Kind::PeerLost => "restart that process, then connect again",
+            Kind::TimedOut => "see what the other side waits for, or allow more time",
+            Kind::Corrupt => "do not use the data; read or transfer it again",
         }
     }
 }

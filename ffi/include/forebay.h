@@ -295,6 +295,12 @@ enum fb_status
     FB_INVALID_STATE = 15,
     // The device, its driver, or this build lacks the requested feature.
     FB_UNSUPPORTED = 16,
+    // Another process of the group has ended, or no sign of life has come from it in time.
+    FB_PEER_LOST = 17,
+    // A deadline passed before the call was done.
+    FB_TIMED_OUT = 18,
+    // Bytes do not have the digest that was stated for them.
+    FB_CORRUPT = 19,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L

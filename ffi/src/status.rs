@@ -48,6 +48,12 @@ pub enum FbStatus {
     FbInvalidState = 15,
     /// The device, its driver, or this build lacks the requested feature.
     FbUnsupported = 16,
+    /// Another process of the group has ended, or no sign of life has come from it in time.
+    FbPeerLost = 17,
+    /// A deadline passed before the call was done.
+    FbTimedOut = 18,
+    /// Bytes do not have the digest that was stated for them.
+    FbCorrupt = 19,
 }
 
 impl From<Kind> for FbStatus {
@@ -68,6 +74,9 @@ impl From<Kind> for FbStatus {
             Kind::Cancelled => FbStatus::FbCancelled,
             Kind::InvalidState => FbStatus::FbInvalidState,
             Kind::Unsupported => FbStatus::FbUnsupported,
+            Kind::PeerLost => FbStatus::FbPeerLost,
+            Kind::TimedOut => FbStatus::FbTimedOut,
+            Kind::Corrupt => FbStatus::FbCorrupt,
             // The library may have more kinds than this match; a test compares it with all of them.
             _ => FbStatus::FbInternal,
         }
@@ -93,6 +102,9 @@ const fn text_of(status: u32) -> &'static CStr {
         14 => c"internal error",
         15 => c"wrong state",
         16 => c"not supported",
+        17 => c"peer lost",
+        18 => c"timed out",
+        19 => c"corrupt data",
         _ => c"unknown status",
     }
 }

@@ -17,8 +17,14 @@ pub enum Call {
     Memfd,
     /// `memfd_create` with huge pages.
     MemfdHuge,
-    /// `fcntl` that forbids all holders of a descriptor to resize its memory.
+    /// `fcntl` that forbids all holders of a descriptor to resize its memory, to write it, or to forbid more.
     Seal,
+    /// `fcntl` that reads what is forbidden to the holders of a descriptor.
+    Seals,
+    /// `fcntl` that duplicates a descriptor.
+    Duplicate,
+    /// `fstat` of a received descriptor.
+    Stat,
     /// `ftruncate` of a memfd to its size, or of a file to its whole pieces.
     Truncate,
     /// `mmap` at an address of the system's choice.
@@ -41,10 +47,14 @@ pub enum Call {
     Nodes,
     /// Reading how much memory and how many huge pages are free.
     MemoryState,
-    /// `sendmsg` of a descriptor.
-    SendDescriptor,
-    /// `recvmsg` of a descriptor.
-    ReceiveDescriptor,
+    /// `poll` of a socket.
+    Poll,
+    /// `sendmsg` to a socket.
+    Send,
+    /// `recvmsg` from a socket.
+    Receive,
+    /// `getsockopt` for the process at a socket's other end.
+    Credentials,
     /// `dlopen`.
     OpenLibrary,
     /// `dlsym`.

@@ -21,7 +21,7 @@ use std::ptr::NonNull;
 use super::machine::memory_state;
 use super::memory::MemoryState;
 use super::refusal::Refusal;
-use super::{Fallback, Faults, Region, bind, lock, memfd, page_size};
+use super::{Fallback, Faults, Protection, Region, bind, lock, memfd, page_size};
 use crate::error::{Error, Kind, Result};
 
 /// The operation that errors of this file name.
@@ -184,6 +184,41 @@ impl Map {
             lock::populate_or_touch(&region, faults).map_err(failed)?;
         }
         Ok((Map { region, page, descriptor }, unbound))
+    }
+
+    /// Maps memory that another process exported ([`Map::export`]), with `protection`. The other process is not
+    /// trusted: the system is asked for size and seals. `bytes` is the size that the other process stated.
+    ///
+    /// # Errors
+    /// [`Kind::BadFormat`] for a descriptor that is not shared memory of exactly this size, with its size sealed;
+    /// [`Kind::OutOfMemory`] and [`Kind::OsRefused`], as for memory that may only be read.
+    pub fn adopt(
+        descriptor: OwnedFd,
+        bytes: u64,
+        protection: Protection,
+        faults: &dyn Faults,
+    ) -> Result<Map> {
+        let page = memfd::check(&descriptor, bytes, faults)?;
+        let region = Region::shared(descriptor.as_fd(), bytes, protection, faults)
+            .map_err(|refusal| refusal.error("adopt memory").with("wanted", bytes))?;
+        Ok(Map { region, page, descriptor: Some(descriptor) })
+    }
+
+    /// A descriptor of the memory for another process, which may do with it what `protection`
+    /// says. With [`Protection::Read`] the system refuses every later writable mapping, this process's too; those that
+    /// exist stay. The first export decides. The memory lives as long as any process has it mapped or holds a descriptor of it.
+    ///
+    /// # Errors
+    /// [`Kind::Unsupported`] for memory without a descriptor; [`Kind::InvalidState`] for memory that was exported with
+    /// another protection; [`Kind::OsRefused`], as where the system is older than Linux 5.1 and only reading is allowed.
+    pub fn export(&self, protection: Protection, faults: &dyn Faults) -> Result<OwnedFd> {
+        let Some(descriptor) = self.descriptor() else {
+            return Err(Error::new(Kind::Unsupported, "export memory")
+                .at("memory without a descriptor")
+                .hint("ask for shared memory; where memfd_create is refused, allow it"));
+        };
+        memfd::seal(descriptor, protection, faults)?;
+        memfd::duplicate(descriptor, faults).map_err(|refusal| refusal.error("export memory"))
     }
 
     /// The size of the pages in use, in bytes: the base page, or a reserved huge page.

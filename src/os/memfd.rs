@@ -1,17 +1,27 @@
 //! Shared memory with a descriptor (memfd), which this process or another one can map again.
 //!
-//! Its size is sealed: a process with the descriptor can read and write the memory but cannot shrink it, which would
-//! end this process by a signal.
+//! **Seals** are what the system forbids to every holder of the descriptor, this process included. The size is
+//! sealed at creation: a process that shrank the memory would end the others by a signal (SIGBUS). Before the descriptor goes to
+//! another process ([`seal`]), further seals are forbidden, since a stranger's could stop this process from mapping its
+//! own memory again. Where the other process shall only read, new writable mappings are forbidden as well
+//! (`F_SEAL_FUTURE_WRITE`, Linux 5.1): mappings that exist stay writable, and this process too can map the memory only to
+//! read from then on.
+//!
+//! **A descriptor from another process** is not trusted ([`check`]): it must be such memory, of the stated size, with the
+//! size sealed.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::stat::fstat;
+use nix::sys::statfs::fstatfs;
 use nix::unistd::ftruncate;
 
 use super::limit::unsignalled;
-use super::refusal::{OsResult, answer, ask};
-use super::{Call, Faults};
+use super::refusal::{OsResult, Refusal, answer, ask};
+use super::{Call, Faults, Protection, page_size};
+use crate::error::{Error, Kind, Result};
 
 /// The name under which mappings show in `/proc/<pid>/maps`, after `/memfd:`.
 const NAME: &std::ffi::CStr = c"forebay";
@@ -34,8 +44,85 @@ pub(super) fn resize(fd: &OwnedFd, bytes: u64, faults: &dyn Faults) -> OsResult<
     // shared memory.
     answer("ftruncate", unsignalled(|| ftruncate(fd, bytes as libc::off_t)))?;
     ask(faults, Call::Seal, "fcntl")?;
-    let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
-    answer("fcntl", fcntl(fd, FcntlArg::F_ADD_SEALS(seals))).map(drop)
+    answer("fcntl", fcntl(fd, FcntlArg::F_ADD_SEALS(size()))).map(drop)
+}
+
+/// The seals of a size.
+fn size() -> SealFlag {
+    SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW
+}
+
+/// The seals of memory that another process may map with `protection`.
+fn policy(protection: Protection) -> SealFlag {
+    let sealed = size() | SealFlag::F_SEAL_SEAL;
+    match protection {
+        Protection::Read => sealed | SealFlag::F_SEAL_FUTURE_WRITE,
+        Protection::ReadWrite => sealed,
+    }
+}
+
+/// The seals of the descriptor.
+fn seals(fd: BorrowedFd<'_>, faults: &dyn Faults) -> OsResult<SealFlag> {
+    ask(faults, Call::Seals, "fcntl")?;
+    answer("fcntl", fcntl(fd, FcntlArg::F_GET_SEALS)).map(SealFlag::from_bits_retain)
+}
+
+/// Seals the memory for processes that may map it with `protection`, once and for all.
+///
+/// # Errors
+/// [`Kind::InvalidState`] if it was sealed for another protection before; [`Kind::OsRefused`].
+pub(super) fn seal(fd: BorrowedFd<'_>, protection: Protection, faults: &dyn Faults) -> Result<()> {
+    const OPERATION: &str = "export memory";
+    let failed = |refusal: Refusal| refusal.error(OPERATION);
+    let held = seals(fd, faults).map_err(failed)?;
+    if !held.contains(SealFlag::F_SEAL_SEAL) {
+        ask(faults, Call::Seal, "fcntl").map_err(failed)?;
+        return answer("fcntl", fcntl(fd, FcntlArg::F_ADD_SEALS(policy(protection))))
+            .map(drop)
+            .map_err(failed);
+    }
+    if held == policy(protection) {
+        return Ok(());
+    }
+    Err(Error::new(Kind::InvalidState, OPERATION)
+        .at("memory that was exported with another protection before")
+        .hint("export it always to be read, or always to be written"))
+}
+
+/// Another descriptor of the same memory.
+pub(super) fn duplicate(fd: BorrowedFd<'_>, faults: &dyn Faults) -> OsResult<OwnedFd> {
+    ask(faults, Call::Duplicate, "fcntl")?;
+    fd.try_clone_to_owned().map_err(|error| Refusal::io("fcntl", &error))
+}
+
+/// Checks a descriptor that another process made: shared memory of exactly `bytes` bytes, whose size is sealed.
+/// Returns the size of its pages.
+///
+/// # Errors
+/// [`Kind::BadFormat`] with the stated and the real size, or for anything but sealed shared memory;
+/// [`Kind::OsRefused`].
+pub(super) fn check(fd: &OwnedFd, bytes: u64, faults: &dyn Faults) -> Result<u64> {
+    const OPERATION: &str = "adopt memory";
+    let wrong = |place: &'static str| Error::new(Kind::BadFormat, OPERATION).at(place);
+    ask(faults, Call::Stat, "fstat").map_err(|refusal| refusal.error(OPERATION))?;
+    let state = answer("fstat", fstat(fd)).map_err(|refusal| refusal.error(OPERATION))?;
+    // The block size of a memfd's file system is the size of its pages; the file's own is a hint, which may be larger.
+    let system = answer("fstatfs", fstatfs(fd)).map_err(|refusal| refusal.error(OPERATION))?;
+    let page = u64::try_from(system.block_size()).unwrap_or(0).max(page_size());
+    let sealed = match seals(fd.as_fd(), faults) {
+        Ok(seals) => seals.contains(policy(Protection::ReadWrite)),
+        // No seals: a file, a pipe, a socket.
+        Err(refusal) if refusal.errno == libc::EINVAL => false,
+        Err(refusal) => return Err(refusal.error(OPERATION)),
+    };
+    if !sealed {
+        return Err(wrong("a descriptor that is not shared memory of sealed size"));
+    }
+    if u64::try_from(state.st_size) != Ok(bytes) || bytes == 0 || !bytes.is_multiple_of(page) {
+        let size = u64::try_from(state.st_size).unwrap_or(0);
+        return Err(wrong("shared memory of another size").with("stated", bytes).with("size", size));
+    }
+    Ok(page)
 }
 
 #[cfg(test)]

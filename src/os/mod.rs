@@ -23,7 +23,6 @@
 
 mod append;
 mod bind;
-mod descriptor;
 mod fallback;
 mod faults;
 mod file;
@@ -40,12 +39,12 @@ mod random;
 mod range;
 mod refusal;
 mod region;
+mod socket;
 #[cfg(test)]
 mod tests;
 
 pub use append::Appender;
 pub use bind::nodes;
-pub use descriptor::{receive, send};
 pub use fallback::Fallback;
 pub use faults::{Call, Faults, Inject, NoFaults};
 pub use file::{Identity, identity, write_whole};
@@ -58,5 +57,6 @@ pub use numa::near;
 pub use random::random;
 pub use range::{Piece, Range};
 pub use refusal::io_text;
-pub use region::Region;
 pub(crate) use region::move_bytes;
+pub use region::{Protection, Region};
+pub use socket::{Credentials, Received, credentials, receive, send, wait};

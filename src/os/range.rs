@@ -11,7 +11,7 @@
 use std::ops::Deref;
 
 use super::refusal::Refusal;
-use super::{Faults, Map, Region, page_size};
+use super::{Faults, Map, Protection, Region, page_size};
 use crate::error::{Error, Kind, Result};
 use crate::sync::Arc;
 
@@ -38,22 +38,29 @@ pub struct Range {
 }
 
 impl Range {
-    /// Maps the pieces one after another.
+    /// Maps the pieces one after another, all with `protection`.
     ///
     /// # Errors
     /// [`Kind::InvalidConfig`] for no pieces, or for a piece that does not begin and end on its map's page borders,
     /// in the map and in the range; [`Kind::Unsupported`] for a map without a descriptor (a private one, as where
     /// memfd was refused); [`Kind::OutOfRange`] for a piece that exceeds its map; [`Kind::Overflow`],
     /// [`Kind::OutOfMemory`] and [`Kind::OsRefused`] from reserving and mapping.
-    pub fn new(pieces: &[Piece<'_>], faults: &dyn Faults) -> Result<Range> {
+    pub fn new(pieces: &[Piece<'_>], protection: Protection, faults: &dyn Faults) -> Result<Range> {
         let total = check(pieces)?;
         let align = pieces.iter().map(|piece| piece.map.page_bytes()).fold(page_size(), u64::max);
         let failed = |refusal: Refusal| refusal.error(OPERATION).with("wanted", total);
-        let region = Region::reserve(total, align, faults).map_err(failed)?;
+        // The system's answer where a piece may only be read (`Map::export`).
+        let hinted = |refusal: Refusal| match failed(refusal) {
+            error if refusal.errno == libc::EPERM && protection == Protection::ReadWrite => {
+                error.hint("map it before it is exported to be read only, or map it to be read")
+            }
+            error => error,
+        };
+        let region = Region::reserve(total, align, protection, faults).map_err(failed)?;
         let mut position = 0;
         for piece in pieces {
             if let Some(fd) = piece.map.descriptor() {
-                region.place(position, fd, piece.offset, piece.bytes, faults).map_err(failed)?;
+                region.place(position, fd, piece.offset, piece.bytes, faults).map_err(hinted)?;
                 position += piece.bytes;
             }
         }
@@ -130,7 +137,7 @@ mod tests {
         let first = Piece { map: &own, offset: 0, bytes: 2 * page };
         let second = Piece { map: &own, offset: 2 * page, bytes: 2 * page };
         // Two layers, each with two pages of its own followed by the same shared page.
-        let range = Range::new(&[first, shared, second, shared], &NoFaults).unwrap();
+        let range = Range::new(&[first, shared, second, shared], Protection::ReadWrite, &NoFaults).unwrap();
         assert_eq!((range.len(), range.pieces()), (6 * page, 4));
         range.copy_in(2 * page + 7, &[0x5A]).unwrap();
         assert_eq!(byte(&range, 5 * page + 7), 0x5A);
@@ -147,7 +154,9 @@ mod tests {
     fn the_range_keeps_its_maps() {
         let page = page_size();
         let own = map(1, true);
-        let range = Range::new(&[Piece { map: &own, offset: 0, bytes: page }], &NoFaults).unwrap();
+        let range =
+            Range::new(&[Piece { map: &own, offset: 0, bytes: page }], Protection::ReadWrite, &NoFaults)
+                .unwrap();
         assert_eq!(Arc::strong_count(&own), 2);
         own.copy_in(0, &[9]).unwrap();
         drop(own);
@@ -158,7 +167,7 @@ mod tests {
     fn an_impossible_piece_is_refused() {
         let page = page_size();
         let (own, private) = (map(2, true), map(2, false));
-        let refused = |piece| Range::new(&[piece], &NoFaults).unwrap_err();
+        let refused = |piece| Range::new(&[piece], Protection::ReadWrite, &NoFaults).unwrap_err();
         let e = refused(Piece { map: &private, offset: 0, bytes: page });
         assert_eq!((e.kind(), e.place()), (Kind::Unsupported, "memory without a descriptor"));
         assert!(e.to_string().contains("memfd_create is refused"), "{e}");
@@ -168,7 +177,10 @@ mod tests {
         for (offset, bytes) in [(page, 2 * page), (u64::MAX - page + 1, page), (2 * page, page)] {
             assert_eq!(refused(Piece { map: &own, offset, bytes }).kind(), Kind::OutOfRange);
         }
-        assert_eq!(Range::new(&[], &NoFaults).unwrap_err().kind(), Kind::InvalidConfig);
+        assert_eq!(
+            Range::new(&[], Protection::ReadWrite, &NoFaults).unwrap_err().kind(),
+            Kind::InvalidConfig
+        );
     }
 
     #[test]
@@ -181,7 +193,8 @@ mod tests {
             (Call::MapFixed, libc::ENOMEM, Kind::OutOfMemory),
             (Call::MapFixed, libc::EPERM, Kind::OsRefused),
         ] {
-            let e = Range::new(&[piece, piece], &Inject::call(call, errno)).unwrap_err();
+            let e =
+                Range::new(&[piece, piece], Protection::ReadWrite, &Inject::call(call, errno)).unwrap_err();
             assert_eq!((e.kind(), e.number("wanted")), (kind, Some(2 * page)));
         }
         assert_eq!(Arc::strong_count(&own), 1);

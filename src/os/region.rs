@@ -31,6 +31,27 @@ pub struct Region {
     /// The beginning of the usable part.
     start: NonNull<u8>,
     len: usize,
+    /// Whether its bytes may be written through these addresses.
+    protection: Protection,
+}
+
+/// What may be done with memory through a mapping, or by another process that holds a descriptor of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protection {
+    /// Read it.
+    Read,
+    /// Read and write it.
+    ReadWrite,
+}
+
+impl Protection {
+    /// The flags of `mmap`.
+    fn flags(self) -> libc::c_int {
+        match self {
+            Protection::Read => libc::PROT_READ,
+            Protection::ReadWrite => libc::PROT_READ | libc::PROT_WRITE,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -54,21 +75,48 @@ unsafe impl Sync for Region {}
 impl Region {
     /// Maps `len` bytes readable and writable: those of `descriptor`, shared, or private zeros.
     pub(super) fn new(descriptor: Option<BorrowedFd<'_>>, len: u64, faults: &dyn Faults) -> OsResult<Self> {
+        Region::memory(len, Protection::ReadWrite, faults, |options| match descriptor {
+            Some(fd) => options.map_raw(&fd),
+            None => options.map_anon().map(MmapMut::into),
+        })
+    }
+
+    /// Maps `len` bytes of `descriptor`, shared, with `protection`.
+    pub(super) fn shared(
+        descriptor: BorrowedFd<'_>,
+        len: u64,
+        protection: Protection,
+        faults: &dyn Faults,
+    ) -> OsResult<Self> {
+        Region::memory(len, protection, faults, |options| match protection {
+            Protection::Read => options.map_raw_read_only(&descriptor),
+            Protection::ReadWrite => options.map_raw(&descriptor),
+        })
+    }
+
+    fn memory(
+        len: u64,
+        protection: Protection,
+        faults: &dyn Faults,
+        map: impl FnOnce(&MmapOptions) -> io::Result<MmapRaw>,
+    ) -> OsResult<Self> {
         ask(faults, Call::Map, "mmap")?;
         let len = len as usize;
         let mut options = MmapOptions::new();
         options.len(len);
-        let memory = match descriptor {
-            Some(fd) => options.map_raw(&fd),
-            None => options.map_anon().map(MmapMut::into),
-        };
-        let memory: MmapRaw = memory.map_err(|error| Refusal::io("mmap", &error))?;
+        let memory = map(&options).map_err(|error| Refusal::io("mmap", &error))?;
         let start = some_address(memory.as_mut_ptr())?;
-        Ok(Region { mapped: Mapped::Memory(memory), start, len })
+        Ok(Region { mapped: Mapped::Memory(memory), start, len, protection })
     }
 
-    /// Reserves `len` bytes of addresses without memory, the first a multiple of `align` (a power of two).
-    pub(super) fn reserve(len: u64, align: u64, faults: &dyn Faults) -> OsResult<Self> {
+    /// Reserves `len` bytes of addresses without memory, the first a multiple of `align` (a power of two). Memory
+    /// that is placed there gets `protection`.
+    pub(super) fn reserve(
+        len: u64,
+        align: u64,
+        protection: Protection,
+        faults: &dyn Faults,
+    ) -> OsResult<Self> {
         let Some(padded) = len.checked_add(align) else {
             return Err(Refusal { name: "mmap", errno: libc::ENOMEM });
         };
@@ -80,7 +128,7 @@ impl Region {
         // The skip is below `align`, and `align` more bytes than `len` are reserved.
         let skip = base.as_ptr().align_offset(align as usize);
         let start = base.map_addr(|base| base.saturating_add(skip));
-        Ok(Region { mapped: Mapped::Addresses { base, bytes }, start, len: len as usize })
+        Ok(Region { mapped: Mapped::Addresses { base, bytes }, start, len: len as usize, protection })
     }
 
     /// Wraps memory that `owner` has mapped and unmaps.
@@ -89,7 +137,8 @@ impl Region {
     /// `len` bytes from `start` on are readable, writable and initialised as long as `owner` lives.
     #[cfg(feature = "cuda")]
     pub(super) unsafe fn given(start: NonNull<u8>, len: u64, owner: Box<dyn Debug + Send + Sync>) -> Region {
-        Region { mapped: Mapped::Given { _owner: owner }, start, len: len as usize }
+        let (mapped, protection) = (Mapped::Given { _owner: owner }, Protection::ReadWrite);
+        Region { mapped, start, len: len as usize, protection }
     }
 
     /// Whether another owner mapped it.
@@ -132,7 +181,7 @@ impl Region {
             libc::mmap(
                 at.as_ptr().cast::<c_void>(),
                 bytes as usize,
-                libc::PROT_READ | libc::PROT_WRITE,
+                self.protection.flags(),
                 libc::MAP_SHARED | libc::MAP_FIXED,
                 fd.as_raw_fd(),
                 offset as libc::off_t,
@@ -151,10 +200,15 @@ impl Region {
         self.len == 0
     }
 
-    /// The address of the first byte, for devices. [`Region::len`] bytes from there are valid for reads and writes
-    /// while this region lives; other threads and devices write them at the same time.
+    /// The address of the first byte, for devices. [`Region::len`] bytes from there are valid for reads while this
+    /// region lives, and for writes if [`Region::protection`] says so; others write them at the same time.
     pub fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
+    }
+
+    /// What may be done through these addresses.
+    pub fn protection(&self) -> Protection {
+        self.protection
     }
 
     /// The address of `offset`, if `bytes` bytes from there are inside.
@@ -174,9 +228,20 @@ impl Region {
         })
     }
 
-    /// Copies `bytes` to `offset`. Returns [`Kind::OutOfRange`], and writes nothing, if they do not fit.
+    /// As [`Region::checked`], for bytes that are about to be written.
+    fn writable(&self, operation: &'static str, offset: u64, bytes: u64) -> Result<NonNull<u8>> {
+        match self.protection {
+            Protection::ReadWrite => self.checked(operation, offset, bytes),
+            Protection::Read => Err(Error::new(Kind::InvalidState, operation)
+                .at("memory that is mapped to be read only")
+                .hint("write it through the mapping of its owner")),
+        }
+    }
+
+    /// Copies `bytes` to `offset`. Returns an error, and writes nothing, if they do not fit ([`Kind::OutOfRange`]) or
+    /// the memory is mapped to be read only ([`Kind::InvalidState`]).
     pub fn copy_in(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        let to = self.checked("copy in", offset, bytes.len() as u64)?;
+        let to = self.writable("copy in", offset, bytes.len() as u64)?;
         // SAFETY: the target was checked; the source is a slice, which never lies in a region.
         unsafe { copy(bytes.as_ptr(), to.as_ptr(), bytes.len()) };
         Ok(())
@@ -194,7 +259,7 @@ impl Region {
     /// As [`Region::copy_in`], for words in the machine's order.
     pub fn copy_in_words(&self, offset: u64, words: &[u32]) -> Result<()> {
         let bytes = size_of_val(words);
-        let to = self.checked("copy in", offset, bytes as u64)?;
+        let to = self.writable("copy in", offset, bytes as u64)?;
         // SAFETY: the target was checked; the source is a slice, and any word is four initialised bytes.
         unsafe { copy(words.as_ptr().cast(), to.as_ptr(), bytes) };
         Ok(())
@@ -209,19 +274,18 @@ impl Region {
         Ok(())
     }
 
-    /// Copies `bytes` from offset `from` to offset `to`; the two may overlap. Returns [`Kind::OutOfRange`], and
-    /// writes nothing, if either does not fit.
+    /// Copies `bytes` from offset `from` to offset `to`; the two may overlap. Refuses as [`Region::copy_in`].
     pub fn copy_within(&self, from: u64, to: u64, bytes: u64) -> Result<()> {
         let source = self.checked("copy within", from, bytes)?;
-        let target = self.checked("copy within", to, bytes)?;
+        let target = self.writable("copy within", to, bytes)?;
         // SAFETY: both were checked.
         unsafe { move_bytes(source.as_ptr(), target.as_ptr(), bytes as usize) };
         Ok(())
     }
 
-    /// Sets `bytes` bytes from `offset` on to `value`. Returns [`Kind::OutOfRange`] if the region ends before.
+    /// Sets `bytes` bytes from `offset` on to `value`. Refuses as [`Region::copy_in`].
     pub fn fill(&self, offset: u64, bytes: u64, value: u8) -> Result<()> {
-        let to = self.checked("fill", offset, bytes)?;
+        let to = self.writable("fill", offset, bytes)?;
         #[cfg(tsan)]
         for at in 0..bytes as usize {
             // SAFETY: the target was checked.

@@ -2,8 +2,10 @@
 
 mod map;
 mod region;
+mod shared;
 
 use std::fs;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
 
@@ -24,11 +26,18 @@ fn scenario(faults: &dyn Faults) -> crate::error::Result<()> {
     let half = BYTES / 2;
     let back = Piece { map: &map, offset: half, bytes: half };
     let front = Piece { map: &map, offset: 0, bytes: half };
-    let range = Range::new(&[back, front, back], faults)?;
+    let range = Range::new(&[back, front, back], Protection::ReadWrite, faults)?;
     range.copy_in(0, &[1])?;
     let (a, b) = UnixStream::pair().unwrap();
-    send(&a, &b, faults)?;
-    receive(&b, faults)?;
+    credentials(&a, faults)?;
+    let exported = map.export(Protection::Read, faults)?;
+    send(&a, b"a map", Some(exported.as_fd()), faults)?;
+    wait(&b, false, std::time::Duration::MAX, faults)?;
+    let received = receive(&b, &mut [0; 16], faults)?.and_then(|received| received.descriptor);
+    let adopted = Map::adopt(received.unwrap(), map.len(), Protection::Read, faults)?;
+    let mut byte = [0];
+    adopted.copy_out(half, &mut byte)?;
+    assert_eq!(byte, [1]);
     random(&mut [0; 8], faults)?;
     // SAFETY: the mathematics library of the system.
     unsafe { Library::open("libm.so.6", faults) }?.symbol("cos", faults)?;

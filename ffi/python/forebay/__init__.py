@@ -26,6 +26,7 @@ from .errors import (
     Busy,
     Cancelled,
     Closed,
+    Corrupt,
     DeviceFailed,
     Exhausted,
     ForebayError,
@@ -38,6 +39,8 @@ from .errors import (
     OutOfMemory,
     OutOfRange,
     Overflow,
+    PeerLost,
+    TimedOut,
     Unsupported,
 )
 from .overlap import Captured, EngineCall, Layers
@@ -50,9 +53,10 @@ from .trace import Header, RequestWriter, SelectionTrace, TraceRecorder, TraceWr
 __version__ = _version()
 __all__ = [
     "BadFormat", "BadVersion", "Bucket", "Buffers", "Busy", "Cache", "Cancelled", "Captured", "Choice", "Chooser",
-    "Closed", "CudaDevice", "CudaMemory", "Device", "DeviceFailed", "EngineCall", "Exhausted", "Footprint",
+    "Closed", "Corrupt", "CudaDevice", "CudaMemory", "Device", "DeviceFailed", "EngineCall", "Exhausted", "Footprint",
     "ForebayError", "Header", "HostDevice", "Hysteresis", "Info", "Internal", "InvalidArgument", "InvalidConfig",
     "InvalidState", "Io", "LayerCount", "Layers", "Length", "OsRefused", "OutOfMemory", "OutOfRange", "Overflow",
-    "Page", "Planned", "Prices", "RequestWriter", "Retired", "SelectionTrace", "Sequence", "Shape", "Share", "Stats",
-    "Step", "Stream", "Table", "Tensor", "Ticket", "TraceRecorder", "TraceWriter", "Unsupported", "footprint", "plan",
+    "Page", "PeerLost", "Planned", "Prices", "RequestWriter", "Retired", "SelectionTrace", "Sequence", "Shape", "Share",
+    "Stats", "Step", "Stream", "Table", "Tensor", "Ticket", "TimedOut", "TraceRecorder", "TraceWriter", "Unsupported",
+    "footprint", "plan",
 ]  # fmt: skip

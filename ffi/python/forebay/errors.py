@@ -141,6 +141,24 @@ class Unsupported(ForebayError, RuntimeError):
     status = 16
 
 
+class PeerLost(ForebayError, ConnectionError):
+    """Another process of the group has ended, or no sign of life has come from it in time."""
+
+    status = 17
+
+
+class TimedOut(ForebayError, TimeoutError):
+    """A deadline passed before the call was done."""
+
+    status = 18
+
+
+class Corrupt(ForebayError):
+    """Bytes do not have the digest that was stated for them."""
+
+    status = 19
+
+
 KINDS: dict[int, type[ForebayError]] = {
     kind.status: kind
     for kind in (
@@ -160,6 +178,9 @@ KINDS: dict[int, type[ForebayError]] = {
         Internal,
         InvalidState,
         Unsupported,
+        PeerLost,
+        TimedOut,
+        Corrupt,
     )
 }
 

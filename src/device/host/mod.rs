@@ -32,7 +32,7 @@ use crate::device::{
 };
 use crate::error::{Error, Kind, Result};
 use crate::ids::Lane;
-use crate::os::{Map, NoFaults, Piece, Range, Request, move_bytes, page_size};
+use crate::os::{Map, NoFaults, Piece, Protection, Range, Request, move_bytes, page_size};
 use crate::sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering, thread};
 
 use copy::Copier;
@@ -381,7 +381,7 @@ impl Device for HostDevice {
             let map = memory.backings.get(index).ok_or_else(|| unknown("backing", index as u64))?;
             parts.push(Piece { map, offset: piece.offset, bytes: piece.bytes });
         }
-        let range = Range::new(&parts, &NoFaults)?;
+        let range = Range::new(&parts, Protection::ReadWrite, &NoFaults)?;
         let slice = self.shared.id.slice(range.as_ptr() as u64, range.len());
         memory.ranges.push(range);
         Ok(slice)

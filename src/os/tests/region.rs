@@ -1,7 +1,7 @@
 //! Copies against a vector, bounds, alignment.
 
 use crate::error::Kind;
-use crate::os::{NoFaults, Region, page_size};
+use crate::os::{NoFaults, Protection, Region, page_size};
 
 fn region() -> Region {
     Region::new(None, page_size(), &NoFaults).unwrap()
@@ -55,6 +55,6 @@ fn a_copy_that_does_not_fit_names_the_numbers() {
 
 #[test]
 fn a_reservation_is_aligned() {
-    let region = Region::reserve(3 * page_size(), 2 << 20, &NoFaults).unwrap();
+    let region = Region::reserve(3 * page_size(), 2 << 20, Protection::ReadWrite, &NoFaults).unwrap();
     assert_eq!((region.as_ptr() as u64 % (2 << 20), region.len()), (0, 3 * page_size()));
 }
