@@ -52,6 +52,7 @@ mod ids;
 pub mod measure;
 pub mod os;
 pub mod overlap;
+pub mod peer;
 #[cfg(feature = "predict")]
 pub mod predict;
 pub mod residency;

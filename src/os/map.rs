@@ -204,13 +204,15 @@ impl Map {
         Ok(Map { region, page, descriptor: Some(descriptor) })
     }
 
-    /// A descriptor of the memory for another process, which may do with it what `protection`
-    /// says. With [`Protection::Read`] the system refuses every later writable mapping, this process's too; those that
-    /// exist stay. The first export decides. The memory lives as long as any process has it mapped or holds a descriptor of it.
+    /// A descriptor of the memory for another process, which may do with it what `protection` says. With
+    /// [`Protection::Read`] the system refuses every later writable mapping, this process's too; those that exist
+    /// stay. The first export decides. The memory lives as long as any process has it mapped or holds a descriptor
+    /// of it.
     ///
     /// # Errors
     /// [`Kind::Unsupported`] for memory without a descriptor; [`Kind::InvalidState`] for memory that was exported with
-    /// another protection; [`Kind::OsRefused`], as where the system is older than Linux 5.1 and only reading is allowed.
+    /// another protection; [`Kind::OsRefused`], as where the system is older than Linux 5.1 and only reading is
+    /// allowed.
     pub fn export(&self, protection: Protection, faults: &dyn Faults) -> Result<OwnedFd> {
         let Some(descriptor) = self.descriptor() else {
             return Err(Error::new(Kind::Unsupported, "export memory")

@@ -1,14 +1,14 @@
 //! Shared memory with a descriptor (memfd), which this process or another one can map again.
 //!
 //! **Seals** are what the system forbids to every holder of the descriptor, this process included. The size is
-//! sealed at creation: a process that shrank the memory would end the others by a signal (SIGBUS). Before the descriptor goes to
-//! another process ([`seal`]), further seals are forbidden, since a stranger's could stop this process from mapping its
-//! own memory again. Where the other process shall only read, new writable mappings are forbidden as well
-//! (`F_SEAL_FUTURE_WRITE`, Linux 5.1): mappings that exist stay writable, and this process too can map the memory only to
-//! read from then on.
+//! sealed at creation: a process that shrank the memory would end the others by a signal (SIGBUS). Before the
+//! descriptor goes to another process ([`seal`]), further seals are forbidden, since a stranger's could stop this
+//! process from mapping its own memory again. Where the other process shall only read, new writable mappings are
+//! forbidden as well (`F_SEAL_FUTURE_WRITE`, Linux 5.1): mappings that exist stay writable, and this process too
+//! can map the memory only to read from then on.
 //!
-//! **A descriptor from another process** is not trusted ([`check`]): it must be such memory, of the stated size, with the
-//! size sealed.
+//! **A descriptor from another process** is not trusted ([`check`]): it must be such memory, of the stated size,
+//! with the size sealed.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 

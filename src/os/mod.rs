@@ -59,4 +59,4 @@ pub use range::{Piece, Range};
 pub use refusal::io_text;
 pub(crate) use region::move_bytes;
 pub use region::{Protection, Region};
-pub use socket::{Credentials, Received, credentials, receive, send, wait};
+pub use socket::{Credentials, Received, credentials, receive, send, user, wait};

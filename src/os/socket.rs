@@ -138,6 +138,12 @@ pub fn wait(socket: impl AsFd, to_send: bool, at_most: Duration, faults: &dyn Fa
     }
 }
 
+/// The effective user of this process, to compare with [`Credentials::user`].
+pub fn user() -> u32 {
+    // SAFETY: the call reads a number of the process and cannot fail.
+    unsafe { libc::geteuid() }
+}
+
 /// Who connected.
 ///
 /// # Errors
@@ -279,7 +285,7 @@ mod tests {
         let told = credentials(&a, &NoFaults).unwrap();
         assert_eq!(told.process.unsigned_abs(), std::process::id());
         let own = std::fs::metadata("/proc/self").unwrap();
-        assert_eq!((told.user, told.group), (own.uid(), own.gid()));
+        assert_eq!((told.user, told.group, told.user), (own.uid(), own.gid(), user()));
         let (reader, _writer) = std::io::pipe().unwrap();
         let e = credentials(&reader, &NoFaults).unwrap_err();
         assert_eq!((e.kind(), e.place()), (Kind::OsRefused, "getsockopt: Socket operation on non-socket"));

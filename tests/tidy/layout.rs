@@ -13,6 +13,7 @@ const MODULES: &[&str] = &[
     "sync",
     "stats",
     "os",
+    "peer",
     "residency",
     "device",
     "trace",

@@ -118,7 +118,7 @@ fn a_foreign_descriptor_is_refused_and_closed() {
     for (fd, bytes) in [
         (foreign(page, SealFlag::empty()), page),
         (foreign(page, SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL), page),
-        // Whoever holds it could still forbid the mapping that is about to be made.
+        // A process that holds it could still forbid the mapping that is about to be made.
         (foreign(page, size), page),
         (OwnedFd::from(writer), page),
         (file.into(), whole),

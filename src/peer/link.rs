@@ -1,0 +1,144 @@
+//! A session over a Unix stream socket, with the system's clock.
+//!
+//! [`Link::next`] does all the work: it sends what waits, receives, watches the time, and returns the next event. A
+//! program calls it at least once in every [`Limits::interval`], for example from a thread of its own; a process that
+//! calls it less often seems dead to the other side. [`Link::send`] only queues.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use super::hello::Hello;
+use super::session::{Event, Limits, Session};
+use crate::error::{Error, Kind, Result};
+use crate::os::{self, Credentials, Faults, Received};
+use crate::sync::Arc;
+
+/// The most bytes of one call of the system.
+const CHUNK: usize = 1 << 14;
+
+/// A session with the process at the other end of a socket.
+pub struct Link {
+    socket: UnixStream,
+    session: Session<OwnedFd>,
+    start: Instant,
+    credentials: Credentials,
+    faults: Arc<dyn Faults>,
+}
+
+impl std::fmt::Debug for Link {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Link").field("session", &self.session).finish_non_exhaustive()
+    }
+}
+
+impl Link {
+    /// Begins a session over a connected socket. The first [`Link::next`] sends this side's hello.
+    ///
+    /// # Errors [`Kind::InvalidConfig`] for a process of another user at the other end, for a rank that the group
+    /// does not have, and for limits that contradict each other; [`Kind::OsRefused`].
+    pub fn new(socket: UnixStream, own: Hello, limits: Limits, faults: Arc<dyn Faults>) -> Result<Link> {
+        let credentials = os::credentials(&socket, &*faults)?;
+        if credentials.user != os::user() {
+            return Err(Error::new(Kind::InvalidConfig, "peer session")
+                .at("a process of another user")
+                .with("user", credentials.user)
+                .with("own", os::user())
+                .hint("run all processes of a group as one user"));
+        }
+        let session = Session::new(own, limits, Duration::ZERO)?;
+        Ok(Link { socket, session, start: Instant::now(), credentials, faults })
+    }
+
+    /// The process at the other end.
+    pub fn credentials(&self) -> Credentials {
+        self.credentials
+    }
+
+    /// The other side's hello, once it was accepted.
+    pub fn theirs(&self) -> Option<&Hello> {
+        self.session.theirs()
+    }
+
+    /// Whether both sides have ended.
+    pub fn is_over(&self) -> bool {
+        self.session.is_over()
+    }
+
+    /// Queues a message, as [`Session::send`]; [`Link::next`] sends it.
+    ///
+    /// # Errors
+    /// As [`Session::send`].
+    pub fn send(&mut self, message: &[u8], descriptor: Option<OwnedFd>) -> Result<()> {
+        self.session.send(message, descriptor)
+    }
+
+    /// Queues this side's end.
+    ///
+    /// # Errors
+    /// As [`Session::end`].
+    pub fn end(&mut self) -> Result<()> {
+        self.session.end()
+    }
+
+    /// Sends what waits, receives, and returns the next event; `None` if there is none for `at_most`, or if the session
+    /// is over.
+    ///
+    /// # Errors
+    /// The errors of [`Session::next`] and [`Session::tick`], which are final: [`Kind::PeerLost`] for a side that
+    /// closed the connection or gave no sign of life, [`Kind::TimedOut`] for one that never said hello;
+    /// [`Kind::OsRefused`].
+    pub fn next(&mut self, at_most: Duration) -> Result<Option<Event<OwnedFd>>> {
+        let until = self.start.elapsed().saturating_add(at_most);
+        loop {
+            if let Some(event) = self.session.next()? {
+                return Ok(Some(event));
+            }
+            if self.session.is_over() {
+                return Ok(None);
+            }
+            self.session.tick(self.start.elapsed())?;
+            let sent = self.send_waiting();
+            // Also after a send that was refused: the other side may have said its end before it closed.
+            if self.receive()? {
+                continue;
+            }
+            sent?;
+            let now = self.start.elapsed();
+            if now >= until {
+                return Ok(None);
+            }
+            let due = self.session.due().unwrap_or(until).min(until);
+            let to_send = self.session.outgoing().is_some();
+            os::wait(&self.socket, to_send, due.saturating_sub(now), &*self.faults)?;
+        }
+    }
+
+    /// Sends as much as the socket takes.
+    fn send_waiting(&mut self) -> Result<()> {
+        while let Some(outgoing) = self.session.outgoing() {
+            let descriptor = outgoing.descriptor.map(AsFd::as_fd);
+            match os::send(&self.socket, outgoing.bytes, descriptor, &*self.faults)? {
+                0 => break,
+                bytes => self.session.sent(bytes, self.start.elapsed()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Receives what is there, at most what the session has room for. Returns whether the session has learnt something.
+    fn receive(&mut self) -> Result<bool> {
+        let mut buffer = [0; CHUNK];
+        let room = self.session.room().min(CHUNK);
+        let received = buffer.get_mut(..room).map(|buffer| os::receive(&self.socket, buffer, &*self.faults));
+        match received.transpose() {
+            Ok(Some(Some(Received { bytes, descriptor }))) => {
+                let bytes = buffer.get(..bytes).unwrap_or_default();
+                self.session.arrived(bytes, descriptor, self.start.elapsed()).map(|()| true)
+            }
+            Ok(_) => Ok(false),
+            Err(error) if error.kind() == Kind::PeerLost => self.session.closed().map(|()| true),
+            Err(error) => Err(error),
+        }
+    }
+}
