@@ -155,7 +155,7 @@ impl World {
 
     /// Compares the events of a side with what the other one said.
     fn events(&mut self, side: usize) {
-        while let Some(event) = self.sessions[side].next().unwrap() {
+        while let Some(event) = self.sessions[side].event().unwrap() {
             let told = &mut self.told[1 - side];
             match event {
                 Event::Hello(theirs) => {
@@ -293,7 +293,7 @@ fn each_breach_has_its_error() {
         let mut session: Session<u64> = Session::new(OWN, Limits::default(), Duration::ZERO).unwrap();
         session.arrived(&bytes, None, Duration::ZERO).unwrap();
         let error = loop {
-            match session.next() {
+            match session.event() {
                 Ok(Some(_)) => {}
                 Ok(None) => panic!("{bytes:?} was taken"),
                 Err(error) => break error,
@@ -301,7 +301,7 @@ fn each_breach_has_its_error() {
         };
         assert_eq!((error.kind(), error.place()), (kind, place));
         // The error stays, whatever is called.
-        assert_eq!(session.next().unwrap_err(), error);
+        assert_eq!(session.event().unwrap_err(), error);
         assert_eq!(session.send(b"x", None).unwrap_err(), error);
         assert_eq!(session.tick(Duration::MAX).unwrap_err(), error);
         assert_eq!(session.arrived(&[], None, Duration::ZERO).unwrap_err(), error);

@@ -1,6 +1,6 @@
 //! A session over a Unix stream socket, with the system's clock.
 //!
-//! [`Link::next`] does all the work: it sends what waits, receives, watches the time, and returns the next event. A
+//! [`Link::event`] does all the work: it sends what waits, receives, watches the time, and returns the next event. A
 //! program calls it at least once in every [`Limits::interval`], for example from a thread of its own; a process that
 //! calls it less often seems dead to the other side. [`Link::send`] only queues.
 
@@ -33,7 +33,7 @@ impl std::fmt::Debug for Link {
 }
 
 impl Link {
-    /// Begins a session over a connected socket. The first [`Link::next`] sends this side's hello.
+    /// Begins a session over a connected socket. The first [`Link::event`] sends this side's hello.
     ///
     /// # Errors [`Kind::InvalidConfig`] for a process of another user at the other end, for a rank that the group
     /// does not have, and for limits that contradict each other; [`Kind::OsRefused`].
@@ -65,7 +65,7 @@ impl Link {
         self.session.is_over()
     }
 
-    /// Queues a message, as [`Session::send`]; [`Link::next`] sends it.
+    /// Queues a message, as [`Session::send`]; [`Link::event`] sends it.
     ///
     /// # Errors
     /// As [`Session::send`].
@@ -85,13 +85,13 @@ impl Link {
     /// is over.
     ///
     /// # Errors
-    /// The errors of [`Session::next`] and [`Session::tick`], which are final: [`Kind::PeerLost`] for a side that
+    /// The errors of [`Session::event`] and [`Session::tick`], which are final: [`Kind::PeerLost`] for a side that
     /// closed the connection or gave no sign of life, [`Kind::TimedOut`] for one that never said hello;
     /// [`Kind::OsRefused`].
-    pub fn next(&mut self, at_most: Duration) -> Result<Option<Event<OwnedFd>>> {
+    pub fn event(&mut self, at_most: Duration) -> Result<Option<Event<OwnedFd>>> {
         let until = self.start.elapsed().saturating_add(at_most);
         loop {
-            if let Some(event) = self.session.next()? {
+            if let Some(event) = self.session.event()? {
                 return Ok(Some(event));
             }
             if self.session.is_over() {

@@ -3,7 +3,7 @@
 //! The caller moves bytes and tells the time as a [`Duration`] since any moment of its choice, the same for all calls.
 //! `D` is what goes for a descriptor: an `OwnedFd` in a [`super::Link`], a number in tests.
 //!
-//! A session never waits and never calls back: [`Session::arrived`] takes bytes, [`Session::next`] gives what they
+//! A session never waits and never calls back: [`Session::arrived`] takes bytes, [`Session::event`] gives what they
 //! mean, [`Session::outgoing`] what to send. [`Session::tick`] looks at the time, and [`Session::due`] says when next
 //! to.
 
@@ -149,7 +149,7 @@ impl<D> Session<D> {
         self.own_end && self.their_end && self.waiting.is_empty()
     }
 
-    /// How many bytes [`Session::arrived`] takes before [`Session::next`] has to be called: at least one after `next`
+    /// How many bytes [`Session::arrived`] takes before [`Session::event`] has to be called: at least one after `event`
     /// returned `None`.
     pub fn room(&self) -> usize {
         FRAME_MAX.saturating_sub(self.arrived.len() - self.read)
@@ -185,7 +185,7 @@ impl<D> Session<D> {
     /// # Errors
     /// [`Kind::BadFormat`], [`Kind::BadVersion`] and [`Kind::InvalidConfig`] for frames that break the protocol, and
     /// for a hello of another version, group, model or plan; all are final.
-    pub fn next(&mut self) -> Result<Option<Event<D>>> {
+    pub fn event(&mut self) -> Result<Option<Event<D>>> {
         self.sound()?;
         loop {
             match self.frame() {
@@ -241,7 +241,7 @@ impl<D> Session<D> {
         Ok(Some(event))
     }
 
-    /// Tells that the connection was closed, once [`Session::next`] has returned all events. If the other side had
+    /// Tells that the connection was closed, once [`Session::event`] has returned all events. If the other side had
     /// ended, the session is over.
     ///
     /// # Errors

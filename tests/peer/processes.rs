@@ -45,7 +45,7 @@ fn link(socket: UnixStream, own: Hello, limits: Limits) -> Link {
 
 /// The next event, or the error that ends the session.
 fn event(link: &mut Link) -> Result<Event<std::os::fd::OwnedFd>, Error> {
-    link.next(PATIENCE).map(|event| event.expect("an event in time"))
+    link.event(PATIENCE).map(|event| event.expect("an event in time"))
 }
 
 /// The child's part. Returns whether this process is the child.
@@ -79,7 +79,7 @@ fn give(mut link: Link) {
     let exported = map.export(Protection::Read, &NoFaults).unwrap();
     link.send(&map.len().to_le_bytes(), Some(exported)).unwrap();
     loop {
-        match link.next(Duration::from_millis(100)).unwrap() {
+        match link.event(Duration::from_millis(100)).unwrap() {
             Some(Event::Message { bytes, .. }) => {
                 map.fill(0, BYTES, bytes[0]).unwrap();
                 link.send(&bytes, None).unwrap();
@@ -166,7 +166,7 @@ fn memory_that_a_process_gives_is_read_by_the_other() {
     assert_eq!(map.fill(0, 1, 9).unwrap_err().kind(), Kind::InvalidState);
     link.end().unwrap();
     assert!(matches!(event(&mut link).unwrap(), Event::Ended));
-    assert!(link.next(PATIENCE).unwrap().is_none() && link.is_over());
+    assert!(link.event(PATIENCE).unwrap().is_none() && link.is_over());
     other.ends_well();
 }
 

@@ -21,7 +21,7 @@ fn tell(from: &mut Session<u64>, to: &mut Session<u64>, now: Duration) -> (Vec<E
         to.arrived(&bytes, None, now).unwrap();
         from.sent(bytes.len(), now);
         moved += bytes.len();
-        while let Some(event) = to.next().unwrap() {
+        while let Some(event) = to.event().unwrap() {
             events.push(event);
         }
     }
@@ -65,7 +65,7 @@ fn a_side_that_never_says_hello_times_out() {
     // A part of a hello is none.
     let part = b.outgoing().unwrap().bytes[..100].to_vec();
     a.arrived(&part, None, 29 * SECOND).unwrap();
-    assert!(a.next().unwrap().is_none());
+    assert!(a.event().unwrap().is_none());
     a.tick(30 * SECOND - Duration::from_nanos(1)).unwrap();
     let error = a.tick(30 * SECOND).unwrap_err();
     assert_eq!((error.kind(), error.place()), (Kind::TimedOut, "the other side's hello"));

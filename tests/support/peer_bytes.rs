@@ -90,7 +90,7 @@ fn feed(
     loop {
         let (first, after) = bytes.split_at(bytes.len().min(session.room()));
         session.arrived(first, descriptor.take(), now)?;
-        while let Some(event) = session.next()? {
+        while let Some(event) = session.event()? {
             if let Event::Message { bytes, .. } = &event {
                 assert!(bytes.len() <= MESSAGE_MAX && session.theirs().is_some());
             }
