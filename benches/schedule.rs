@@ -22,6 +22,7 @@ use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::{
     Begin, Device, Mapped, PoolLayout, PoolOp, Pools, ResolveOutput, Slice, SplitIndices, StepRange, Stream,
 };
+use forebay::os::Protection;
 use forebay::overlap::{
     Attended, Engine, EngineCall, Overlap, OverlapStreams, Run, Schedule, Work, enqueue_layer, enqueue_step,
 };
@@ -205,7 +206,12 @@ fn main() -> Result<()> {
     let small =
         Shape { runs: [32, 0], index_key_bytes: 8, page_tokens: 16, top_k: 8, ..Shape::DEEPSEEK_V3_2 };
     let grain = host.granularity().max(1 << 16);
-    let slab = || host.range(&[Mapped { backing: host.backing(grain)?, offset: 0, bytes: grain }]);
+    let slab = || {
+        host.range(
+            &[Mapped { backing: host.backing(grain)?, offset: 0, bytes: grain }],
+            Protection::ReadWrite,
+        )
+    };
     let inline = Rig::new(&*host, small, 2, slab)?;
 
     let mut sides = [

@@ -1,7 +1,7 @@
 //! The CUDA device on the stand-in driver, or on a named one: features that may be missing, its memory, streams and
 //! graphs, that it leaves nothing behind, and that a step has the same result as on the host device.
 //! `src/device/cuda/tests.rs` has the tests that also make driver calls of their own.
-#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 #[path = "cuda/failing.rs"]
 mod failing;
@@ -9,6 +9,10 @@ mod failing;
 mod graphs;
 #[path = "cuda/hosted.rs"]
 mod hosted;
+#[path = "cuda/mappings.rs"]
+mod mapped;
+#[path = "support/mappings.rs"]
+mod mappings;
 #[path = "cuda/memory.rs"]
 mod memory;
 #[path = "cuda/missing.rs"]

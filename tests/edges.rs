@@ -12,6 +12,7 @@ use device::TestDevice;
 use forebay::device::clock::{ClockDevice, ClockOptions};
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::{Device, Mapped, PoolOp, Slice, SplitIndices, StepRange, Stream};
+use forebay::os::Protection;
 use forebay::overlap::{self, Overlap, OverlapStreams};
 use forebay::residency::QueryRange;
 use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Error, Kind, Lane, Layer, LayerCall};
@@ -122,7 +123,10 @@ fn memory_and_pools_of_another_rank_are_refused_by_every_call_that_takes_them() 
         let piece = |backing| Mapped { backing, offset: 0, bytes: grain };
         let (pools, leave) = (foreign.pools(), PoolOp::Leave(Lane(0)));
         for (refused, place) in [
-            (device.range(&[piece(backing), piece(theirs)]).map(drop), "a backing of another device"),
+            (
+                device.range(&[piece(backing), piece(theirs)], Protection::ReadWrite).map(drop),
+                "a backing of another device",
+            ),
             (device.enqueue(pools, stream, leave), "pools of another device"),
             (device.digest(pools, Lane(0)).map(drop), "pools of another device"),
             (device.validate(pools), "pools of another device"),
@@ -130,7 +134,7 @@ fn memory_and_pools_of_another_rank_are_refused_by_every_call_that_takes_them() 
             let error = refused.unwrap_err();
             assert_eq!((error.kind(), error.place()), (Kind::OutOfRange, place), "{error}");
         }
-        device.range(&[piece(backing)]).unwrap();
+        device.range(&[piece(backing)], Protection::ReadWrite).unwrap();
         device.enqueue(cache.pools(), stream, leave).unwrap();
         device.validate(cache.pools()).unwrap();
         let slice = other.allocate(64).unwrap();

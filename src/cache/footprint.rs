@@ -216,6 +216,7 @@ const LIST: u64 = 72;
 const FETCH: u64 = 16;
 
 /// The system calls of a cache that overcommits: the system reports no available memory.
+#[derive(Debug)]
 pub(super) struct Overcommits<'a>(pub(super) &'a dyn Faults);
 
 impl Faults for Overcommits<'_> {

@@ -114,7 +114,7 @@ impl Asker {
 
     /// Checks the address of a slab or of a layer's rows.
     fn place(&self, slice: &Slice) -> Result<()> {
-        self.device.check(slice)?;
+        self.device.check_target(slice)?;
         let nowhere = slice.address() == 0 && slice.bytes() > 0;
         match nowhere || !slice.address().is_multiple_of(4) {
             true => Err(invalid("address of a slab or of rows", slice.address())),
@@ -179,8 +179,10 @@ impl Extents {
     /// Checks that an operation fits the cache.
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`] names the value that does not fit.
+    /// [`Kind::OutOfRange`] names the value that does not fit; [`Kind::InvalidState`] for an output in memory that is
+    /// mapped to be read only.
     pub(super) fn check(&self, op: &PoolOp<'_>) -> Result<()> {
+        self.targets(op)?;
         match op {
             PoolOp::Join(join) => self.join(join),
             PoolOp::Truncate(Truncate { lane, pages, .. }) => self.pages(*lane, pages),
@@ -215,6 +217,21 @@ impl Extents {
                 self.micro_batch(*micro_batch)?;
                 self.asker.words(slot, Report::words(self.layers, self.batch) as u64)
             }
+        }
+    }
+
+    /// Checks that the caller's slices that an operation writes may be written.
+    fn targets(&self, op: &PoolOp<'_>) -> Result<()> {
+        let target = |slice| self.asker.device.check_target(slice);
+        match op {
+            PoolOp::Newest(newest) => target(&newest.positions),
+            PoolOp::Report { slot, .. } => target(slot),
+            PoolOp::Resolve { output: ResolveOutput { slots, split_indices }, .. } => {
+                target(slots)?;
+                let split = split_indices.as_ref();
+                split.map_or(Ok(()), |split| target(&split.lists).and_then(|()| target(&split.counts)))
+            }
+            _ => Ok(()),
         }
     }
 

@@ -7,6 +7,7 @@
 //! upper half.
 
 use crate::error::{Error, Kind, Result};
+use crate::os::Protection;
 use crate::sync::unique;
 
 /// An in-order queue of operations. On a GPU the number is the engine's own `cudaStream_t`.
@@ -32,7 +33,7 @@ impl DeviceId {
     }
 
     pub(crate) const fn slice(self, address: u64, bytes: u64) -> Slice {
-        Slice { device: self, address, bytes }
+        Slice { device: self, address, bytes, protection: Protection::ReadWrite }
     }
 
     pub(crate) const fn backing(self, index: usize) -> Backing {
@@ -48,6 +49,17 @@ impl DeviceId {
         self.own(slice.device, "slice", "a slice of another device")
     }
 
+    /// Checks that this device gave the slice, and that its bytes may be written.
+    pub(crate) fn check_target(self, slice: &Slice) -> Result<()> {
+        self.check(slice)?;
+        match slice.protection {
+            Protection::ReadWrite => Ok(()),
+            Protection::Read => Err(Error::new(Kind::InvalidState, "slice")
+                .at("memory that is mapped to be read only")
+                .hint("write it through the mapping of its owner")),
+        }
+    }
+
     fn own(self, owner: DeviceId, operation: &'static str, place: &'static str) -> Result<()> {
         if owner == self { Ok(()) } else { Err(Error::new(Kind::OutOfRange, operation).at(place)) }
     }
@@ -59,6 +71,7 @@ pub struct Slice {
     device: DeviceId,
     address: u64,
     bytes: u64,
+    protection: Protection,
 }
 
 impl Slice {
@@ -75,6 +88,15 @@ impl Slice {
     /// The address at which the device sees the bytes.
     pub const fn address(&self) -> u64 {
         self.address
+    }
+
+    /// Whether its bytes may be written at this address, or read only.
+    pub const fn protection(&self) -> Protection {
+        self.protection
+    }
+
+    pub(crate) const fn protected(self, protection: Protection) -> Slice {
+        Slice { protection, ..self }
     }
 
     /// Whether the two slices share any byte.

@@ -11,8 +11,8 @@
 //! NVIDIA GPU. `check::watch::Watch` wraps a device and checks which operations race.
 //!
 //! **Memory.** A cache takes all its memory at construction. Device memory lives as long as the device: no call frees
-//! it, so no [`Slice`] can dangle. Each [`Slice`], [`Backing`] and [`Pools`] carries the id of its device
-//! ([`DeviceId`]), and every other device rejects it.
+//! it, so no [`Slice`] can dangle. Only physical memory that no range maps can be given back. Each [`Slice`],
+//! [`Backing`] and [`Pools`] carries the id of its device ([`DeviceId`]), and every other device rejects it.
 //!
 //! **Order.** Operations of one stream run in the order in which they were enqueued. Two streams are ordered only by
 //! [`Device::record`] and [`Device::wait`], which have CUDA's meaning: a wait refers to the last record that was
@@ -35,15 +35,17 @@ mod op;
 mod pieces;
 #[cfg(feature = "measure")]
 pub(crate) mod probe;
+mod ranges;
 pub mod rates;
 mod ticket;
 
 use std::fmt::Debug;
+use std::os::fd::OwnedFd;
 
 use crate::error::{Error, Kind, Result};
 use crate::geometry::Geometries;
 use crate::ids::Lane;
-use crate::os::Map;
+use crate::os::{Map, Protection};
 use crate::residency::TableShape;
 use crate::sync::Arc;
 
@@ -156,11 +158,67 @@ pub trait Device: Debug + Send + Sync {
     /// [`Kind::OutOfMemory`].
     fn backing(&self, bytes: u64) -> Result<Backing>;
 
-    /// Maps pieces of physical memory into one contiguous address range. A piece may be mapped in several ranges.
+    /// Maps pieces of physical memory into one contiguous address range, all with `protection`. A piece may be mapped
+    /// in several ranges. The addresses stay the range's as long as the device lives.
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`] for a piece outside its backing; [`Kind::OsRefused`] when the system cannot map it.
-    fn range(&self, pieces: &[Mapped]) -> Result<Slice>;
+    /// [`Kind::OutOfRange`] for a piece outside its backing; [`Kind::InvalidConfig`] for one that does not begin and
+    /// end on granules; [`Kind::InvalidState`] for memory that may only be read and is to be mapped to be written;
+    /// [`Kind::OsRefused`] when the system cannot map it.
+    fn range(&self, pieces: &[Mapped], protection: Protection) -> Result<Slice>;
+
+    /// Maps other physical memory at the addresses of `part`, a part of a range that begins and ends where pieces of it
+    /// do, with the range's protection. The addresses stay valid in captured graphs. No work that is enqueued or runs
+    /// may use the part: the caller has waited for it. The call blocks.
+    ///
+    /// # Errors
+    /// As [`Device::range`]; [`Kind::OutOfRange`] for a part of no range, or with other borders;
+    /// [`Kind::InvalidConfig`] for pieces that are not as long as the part. The part maps what it mapped before then.
+    /// [`Kind::DeviceFailed`] if that was refused too, and the device has failed.
+    fn remap(&self, _part: Slice, _pieces: &[Mapped]) -> Result<()> {
+        Err(fixed("remap"))
+    }
+
+    /// Whether a piece of a range may begin inside its backing. Drivers before CUDA 13 map a backing from its beginning
+    /// only: a range of parts of memory takes one backing for each part there.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfMemory`] where that has to be tried.
+    fn maps_offsets(&self) -> Result<bool> {
+        Ok(true)
+    }
+
+    /// Exports physical memory as a descriptor, for [`Device::import_backing`] of another process or device. With
+    /// [`Protection::Read`] the others may only read it, and later ranges of this device too; ranges that map it stay
+    /// writable. On a GPU it is the importer who maps it so. The memory lives as long as any descriptor or importer
+    /// does; an open descriptor keeps it, so close it once it has been imported.
+    ///
+    /// # Errors
+    /// [`Kind::Unsupported`] on a device that cannot export memory; [`Kind::OutOfRange`] for a backing of another
+    /// device; [`Kind::InvalidState`] for one that was exported with another protection; [`Kind::OsRefused`].
+    fn export(&self, _backing: Backing, _protection: Protection) -> Result<OwnedFd> {
+        Err(fixed("export memory"))
+    }
+
+    /// Imports the memory of a descriptor of `bytes` bytes, which can be mapped with `protection`. The other process is
+    /// not trusted, as far as the system can tell what it gave.
+    ///
+    /// # Errors
+    /// [`Kind::Unsupported`] on a device that cannot import memory; [`Kind::BadFormat`] for a descriptor that is not of
+    /// such memory, or of another size; [`Kind::InvalidConfig`] for bytes that are no multiple of the granularity;
+    /// [`Kind::OsRefused`].
+    fn import_backing(&self, _descriptor: OwnedFd, _bytes: u64, _protection: Protection) -> Result<Backing> {
+        Err(fixed("import memory"))
+    }
+
+    /// Frees a backing that no range maps. Other processes that imported it keep the memory.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`] while a range maps it; [`Kind::OutOfRange`] for a backing of another device, or one that was
+    /// given back.
+    fn give_back(&self, _backing: Backing) -> Result<()> {
+        Err(fixed("give memory back"))
+    }
 
     /// Creates a stream.
     ///
@@ -308,6 +366,11 @@ pub trait Device: Debug + Send + Sync {
     fn confine(&self, _stream: Option<Stream>) -> Result<()> {
         Ok(())
     }
+}
+
+/// The error of a device whose memory is fixed once it is mapped, and its own.
+fn fixed(operation: &'static str) -> Error {
+    Error::new(Kind::Unsupported, operation).at("a device whose memory is its own")
 }
 
 fn no_graphs() -> Error {

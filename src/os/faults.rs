@@ -6,6 +6,8 @@
 //!
 //! A fault replaces a call that has not been made. It cannot undo one, and it cannot make the system accept one.
 
+use std::fmt;
+
 use super::memory::MemoryState;
 use crate::sync::{AtomicU64, Ordering};
 
@@ -78,7 +80,7 @@ pub enum Call {
 }
 
 /// Decides before each call whether the call is made (`None`) or fails with an errno.
-pub trait Faults: Send + Sync {
+pub trait Faults: fmt::Debug + Send + Sync {
     /// The errno to fail `call` with; `None` lets it through.
     fn before(&self, call: Call) -> Option<i32>;
 

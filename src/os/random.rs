@@ -50,6 +50,7 @@ mod tests {
     }
 
     /// Interrupts the first calls.
+    #[derive(Debug)]
     struct Interrupted(AtomicU32);
 
     impl Faults for Interrupted {

@@ -10,7 +10,7 @@
 
 use std::ops::Deref;
 
-use super::refusal::Refusal;
+use super::refusal::{OsResult, Refusal};
 use super::{Faults, Map, Protection, Region, page_size};
 use crate::error::{Error, Kind, Result};
 use crate::sync::Arc;
@@ -33,8 +33,26 @@ pub struct Piece<'a> {
 #[derive(Debug)]
 pub struct Range {
     region: Region,
-    /// The map of each piece.
-    maps: Vec<Arc<Map>>,
+    /// The pieces, in order.
+    placed: Vec<Placed>,
+}
+
+/// A piece that is mapped.
+#[derive(Clone, Debug)]
+struct Placed {
+    map: Arc<Map>,
+    offset: u64,
+    bytes: u64,
+}
+
+impl Placed {
+    fn of(piece: &Piece<'_>) -> Placed {
+        Placed { map: Arc::clone(piece.map), offset: piece.offset, bytes: piece.bytes }
+    }
+
+    fn piece(&self) -> Piece<'_> {
+        Piece { map: &self.map, offset: self.offset, bytes: self.bytes }
+    }
 }
 
 impl Range {
@@ -57,20 +75,49 @@ impl Range {
             error => error,
         };
         let region = Region::reserve(total, align, protection, faults).map_err(failed)?;
-        let mut position = 0;
-        for piece in pieces {
-            if let Some(fd) = piece.map.descriptor() {
-                region.place(position, fd, piece.offset, piece.bytes, faults).map_err(hinted)?;
-                position += piece.bytes;
-            }
+        place(&region, 0, pieces.iter().copied(), faults).map_err(hinted)?;
+        Ok(Range { region, placed: pieces.iter().map(Placed::of).collect() })
+    }
+
+    /// Maps other pieces from `position` on, at the same addresses, in place of as many bytes of whole pieces. The
+    /// caller has seen to it that nothing reads or writes there meanwhile.
+    ///
+    /// # Errors
+    /// As [`Range::new`]; [`Kind::OutOfRange`] for a place that does not begin and end where pieces do. What was mapped
+    /// before is mapped again then. [`Kind::DeviceFailed`] if that is refused too: then some of the addresses map what
+    /// was there before and some the new pieces.
+    pub fn replace(&mut self, position: u64, pieces: &[Piece<'_>], faults: &dyn Faults) -> Result<()> {
+        const OPERATION: &str = "remap";
+        let total = check(pieces)?;
+        let mut borders = vec![0];
+        borders.extend(self.placed.iter().scan(0, |at, piece| {
+            *at += piece.bytes;
+            Some(*at)
+        }));
+        let at = |border| borders.iter().position(|other| *other == border);
+        let ends = at(position).zip(position.checked_add(total).and_then(at));
+        let Some(old) = ends.and_then(|(first, last)| self.placed.get(first..last)) else {
+            let error = Error::new(Kind::OutOfRange, OPERATION).at("borders of pieces");
+            return Err(error.with("position", position).with("bytes", total));
+        };
+        if let Err(refusal) = place(&self.region, position, pieces.iter().copied(), faults) {
+            let error = refusal.error(OPERATION).with("wanted", total);
+            return Err(match place(&self.region, position, old.iter().map(Placed::piece), faults) {
+                Ok(()) => error,
+                Err(_) => Error::new(Kind::DeviceFailed, OPERATION)
+                    .at(error.place().to_owned())
+                    .hint("nothing that uses these addresses is right any more: end the process"),
+            });
         }
-        let maps = pieces.iter().map(|piece| Arc::clone(piece.map)).collect();
-        Ok(Range { region, maps })
+        let first = ends.map_or(0, |(first, _)| first);
+        let count = old.len();
+        self.placed.splice(first..first + count, pieces.iter().map(Placed::of));
+        Ok(())
     }
 
     /// The number of mapped pieces.
     pub fn pieces(&self) -> usize {
-        self.maps.len()
+        self.placed.len()
     }
 }
 
@@ -80,6 +127,22 @@ impl Deref for Range {
     fn deref(&self) -> &Region {
         &self.region
     }
+}
+
+/// Maps pieces one after another from `position` on.
+fn place<'a>(
+    region: &Region,
+    mut position: u64,
+    pieces: impl Iterator<Item = Piece<'a>>,
+    faults: &dyn Faults,
+) -> OsResult<()> {
+    for piece in pieces {
+        if let Some(fd) = piece.map.descriptor() {
+            region.place(position, fd, piece.offset, piece.bytes, faults)?;
+            position += piece.bytes;
+        }
+    }
+    Ok(())
 }
 
 /// Checks every piece; returns the bytes of all.

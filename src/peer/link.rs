@@ -18,18 +18,13 @@ use crate::sync::Arc;
 const CHUNK: usize = 1 << 14;
 
 /// A session with the process at the other end of a socket.
+#[derive(Debug)]
 pub struct Link {
     socket: UnixStream,
     session: Session<OwnedFd>,
     start: Instant,
     credentials: Credentials,
     faults: Arc<dyn Faults>,
-}
-
-impl std::fmt::Debug for Link {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Link").field("session", &self.session).finish_non_exhaustive()
-    }
 }
 
 impl Link {

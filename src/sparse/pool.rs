@@ -20,6 +20,7 @@
 use crate::device::{Device, Mapped, Slice};
 use crate::error::{Error, Kind, Result};
 use crate::geometry::{Geometries, Geometry, SLOT_BLOCK};
+use crate::os::Protection;
 use crate::residency::TableShape;
 use crate::sparse::slots::{Holding, Slots};
 
@@ -145,7 +146,7 @@ impl SparsePool {
         let scratch = scratch.iter().map(|_| take(scratch_bytes)).collect::<Result<Vec<Mapped>>>()?;
         let mut slabs = Vec::new();
         for (memory, bytes) in scratch_of.into_iter().zip(own_bytes) {
-            slabs.push(device.range(&[scratch[memory], take(bytes)?])?);
+            slabs.push(device.range(&[scratch[memory], take(bytes)?], Protection::ReadWrite)?);
         }
         let counts: Vec<u32> = tables.iter().map(|shape| shape.budget_blocks).collect();
         Ok(SparsePool { tables, slabs, slots: Slots::new(config.lanes, geometry.groups(), &counts)? })

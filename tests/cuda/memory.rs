@@ -5,6 +5,7 @@ use forebay::Kind;
 use forebay::device::cuda::{CudaDevice, CudaOptions};
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::{Device, Mapped};
+use forebay::os::Protection;
 use forebay_standin::{Options, Resources};
 
 const PAGE: u64 = 4096;
@@ -17,7 +18,8 @@ fn device_memory_is_zero_when_it_is_allocated_and_all_of_it_is_freed() {
         assert_eq!(rig.read(slice), [0; 1000]);
         let grain = rig.device.granularity();
         let backing = rig.device.backing(1).unwrap();
-        let range = rig.device.range(&[Mapped { backing, offset: 0, bytes: grain }]).unwrap();
+        let range =
+            rig.device.range(&[Mapped { backing, offset: 0, bytes: grain }], Protection::ReadWrite).unwrap();
         assert!(rig.read(range).iter().all(|byte| *byte == 0));
         let Rig { device, driver } = rig;
         drop(device);
@@ -45,28 +47,23 @@ fn a_piece_is_mapped_in_several_ranges_and_in_other_processes() {
     let grain = device.granularity();
     let [shared, own] = [0; 2].map(|_| device.backing(grain).unwrap());
     let piece = |backing, offset| Mapped { backing, offset, bytes: grain };
-    let long = device.range(&[piece(shared, 0), piece(own, 0)]).unwrap();
-    let short = device.range(&[piece(shared, 0)]).unwrap();
+    let long = device.range(&[piece(shared, 0), piece(own, 0)], Protection::ReadWrite).unwrap();
+    let short = device.range(&[piece(shared, 0)], Protection::ReadWrite).unwrap();
     device.write(long.part(7, 3).unwrap(), &[1, 2, 3]).unwrap();
     assert_eq!(rig.read(short.part(7, 3).unwrap()), [1, 2, 3]);
 
-    let descriptor = device.export(shared).unwrap();
+    let descriptor = device.export(shared, Protection::ReadWrite).unwrap();
     let other = CudaDevice::new(on(rig.driver.library())).unwrap();
-    let taken = other.import_backing(&descriptor, grain).unwrap();
-    drop(descriptor);
-    let seen = other.range(&[piece(taken, 0)]).unwrap();
+    let taken = other.import_backing(descriptor, grain, Protection::ReadWrite).unwrap();
+    let seen = other.range(&[piece(taken, 0)], Protection::ReadWrite).unwrap();
     let mut bytes = [0; 3];
     other.read(seen.part(7, 3).unwrap(), &mut bytes).unwrap();
     assert_eq!(bytes, [1, 2, 3]);
     assert!(!device.owns(&seen) && other.owns(&seen));
 
-    let descriptor = device.export(shared).unwrap();
-    for bytes in [0, grain + 1] {
-        assert_eq!(other.import_backing(&descriptor, bytes).unwrap_err().kind(), Kind::InvalidConfig);
-    }
-    assert_eq!(device.export(taken).unwrap_err().kind(), Kind::OutOfRange);
+    assert_eq!(device.export(taken, Protection::ReadWrite).unwrap_err().kind(), Kind::OutOfRange);
     let file = std::fs::File::open("/dev/null").unwrap();
-    assert!(other.import_backing(&file.into(), grain).is_err(), "it has no memory");
+    assert!(other.import_backing(file.into(), grain, Protection::Read).is_err(), "it has no memory");
 }
 
 #[test]
@@ -81,12 +78,13 @@ fn pieces_that_do_not_fit_are_refused() {
         (grain, 2 * grain, Kind::OutOfRange),
         (u64::MAX - grain + 1, grain, Kind::OutOfRange),
     ] {
-        let refused = rig.device.range(&[Mapped { backing, offset, bytes }]).unwrap_err();
+        let refused =
+            rig.device.range(&[Mapped { backing, offset, bytes }], Protection::ReadWrite).unwrap_err();
         assert_eq!(refused.kind(), kind, "{offset} {bytes}");
     }
-    assert_eq!(rig.device.range(&[]).unwrap_err().kind(), Kind::InvalidConfig);
+    assert_eq!(rig.device.range(&[], Protection::ReadWrite).unwrap_err().kind(), Kind::InvalidConfig);
     // A driver maps from the beginning only; its documentation says "currently", so another driver may do more.
-    match rig.device.range(&[Mapped { backing, offset: grain, bytes: grain }]) {
+    match rig.device.range(&[Mapped { backing, offset: grain, bytes: grain }], Protection::ReadWrite) {
         Ok(range) => assert!(rig.driver.own().is_none() && range.bytes() == grain),
         Err(refused) => {
             assert_eq!(refused.kind(), Kind::OsRefused);
@@ -96,7 +94,7 @@ fn pieces_that_do_not_fit_are_refused() {
     // Another device's, though this device has one of the same number.
     let other = HostDevice::new(HostOptions::default());
     let foreign = Mapped { backing: other.backing(grain).unwrap(), offset: 0, bytes: grain };
-    assert_eq!(rig.device.range(&[foreign]).unwrap_err().kind(), Kind::OutOfRange);
+    assert_eq!(rig.device.range(&[foreign], Protection::ReadWrite).unwrap_err().kind(), Kind::OutOfRange);
     assert_eq!(rig.driver.held_resources().reservations, 0);
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::rig::{on, own, usual};
 use forebay::device::Device;
 use forebay::device::cuda::{CudaDevice, CudaOptions};
-use forebay::os::{Call, Faults, Inject};
+use forebay::os::{Call, Faults, Inject, Protection};
 use forebay::{Error, Kind};
 use forebay_standin::{Options, Resources, Standin};
 
@@ -196,7 +196,7 @@ fn memory_without_descriptors_serves_and_is_not_exported() {
     let device = CudaDevice::new(on(standin.library())).unwrap();
     let cache = crate::rig::Cache::new(device.clone()).unwrap();
     cache.join(0, 20).unwrap();
-    let error = device.export(device.backing(1).unwrap()).unwrap_err();
+    let error = device.export(device.backing(1).unwrap(), Protection::ReadWrite).unwrap_err();
     assert_eq!(
         (error.kind(), error.place()),
         (Kind::Unsupported, "the device cannot export its memory as a descriptor")

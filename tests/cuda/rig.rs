@@ -10,7 +10,7 @@ use forebay::device::{
     Begin, Device, Event, Join, Mapped, Newest, PoolLayout, PoolOp, Pools, ResolveOutput, Slice, StepRange,
     Stream, Ticket,
 };
-use forebay::os::{Map, NoFaults, Request};
+use forebay::os::{Map, NoFaults, Protection, Request};
 use forebay::residency::{QueryRange, TableShape};
 use forebay::{Geometry, Lane, Layer, MicroBatch, Result, Shape};
 use forebay_standin::{Driver, Given, Options, Standin};
@@ -149,7 +149,9 @@ impl Cache {
         let mut rows = Vec::new();
         for layer in 0..u64::from(LAYERS) {
             let backing = device.backing(slab_bytes)?;
-            slabs.push(device.range(&[Mapped { backing, offset: 0, bytes: slab_bytes }])?);
+            slabs.push(
+                device.range(&[Mapped { backing, offset: 0, bytes: slab_bytes }], Protection::ReadWrite)?,
+            );
             rows.push(all.part(layer * bytes, bytes)?);
         }
         let plan = PoolLayout {

@@ -224,6 +224,7 @@ fn after_any_failed_call_the_cache_decodes_or_the_error_says_why_not() {
 }
 
 /// A machine that has so much memory left, and so many huge pages reserved.
+#[derive(Debug)]
 struct Has(u64, u64);
 
 impl Faults for Has {
@@ -304,7 +305,7 @@ fn memory_that_is_lazy_or_overcommitted_is_not_counted() {
 }
 
 /// Notes how often memory is made resident.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Populated(AtomicU32);
 
 impl Faults for Populated {

@@ -2,7 +2,7 @@
 
 use crate::rig::{Machine, everywhere};
 use forebay::device::{Join, Mapped, PoolLayout, PoolOp, Truncate, Warm, WarmGather};
-use forebay::os::{Map, NoFaults, Request};
+use forebay::os::{Map, NoFaults, Protection, Request};
 use forebay::residency::TableShape;
 use forebay::{Geometry, Lane, Shape};
 use std::sync::Arc;
@@ -64,7 +64,7 @@ fn page_of_the_join(machine: &Machine, wait_between: bool) -> u8 {
     }
     let grain = device.granularity();
     let mapped = Mapped { backing: device.backing(4 * grain).unwrap(), offset: 0, bytes: 4 * grain };
-    let slab = device.range(&[mapped]).unwrap();
+    let slab = device.range(&[mapped], Protection::ReadWrite).unwrap();
     let tables = TableShape {
         lanes: 1,
         tokens: 32,

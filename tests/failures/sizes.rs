@@ -5,7 +5,7 @@ use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::{
     Backing, Completer, Device, DeviceId, Event, Mapped, PoolLayout, PoolOp, Pools, Slice, Stream,
 };
-use forebay::os::{Map, page_size};
+use forebay::os::{Map, Protection, page_size};
 use forebay::{Cache, Config, Kind, Lane, Result, Shape};
 use std::sync::{Arc, Mutex};
 
@@ -90,7 +90,7 @@ impl Device for Scale {
         takes_host_memory() -> bool;
         pins_host_memory() -> bool;
         backing(bytes: u64) -> Result<Backing>;
-        range(pieces: &[Mapped]) -> Result<Slice>;
+        range(pieces: &[Mapped], protection: Protection) -> Result<Slice>;
         stream() -> Result<Stream>;
         event() -> Result<Event>;
         record(event: Event, stream: Stream) -> Result<()>;

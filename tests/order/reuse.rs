@@ -7,7 +7,7 @@ use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::{
     Device, Join, Mapped, Newest, PoolLayout, PoolOp, Pools, Slice, Stream, Truncate, Warm, WarmGather,
 };
-use forebay::os::{Map, NoFaults, Request};
+use forebay::os::{Map, NoFaults, Protection, Request};
 use forebay::residency::TableShape;
 use forebay::{Error, Geometry, Kind, Lane, Result, Shape};
 use std::sync::Arc;
@@ -239,8 +239,9 @@ fn ranges_over_one_backing_are_the_same_bytes() {
     let [shared, own] = [2, 1].map(|pieces| watch.backing(pieces * size).unwrap());
     let piece = |backing, offset| Mapped { backing, offset, bytes: size };
     // One has the shared bytes before and after its own ones; the other has only the first of them.
-    let long = watch.range(&[piece(shared, 0), piece(own, 0), piece(shared, size)]).unwrap();
-    let short = watch.range(&[piece(shared, 0)]).unwrap();
+    let long =
+        watch.range(&[piece(shared, 0), piece(own, 0), piece(shared, size)], Protection::ReadWrite).unwrap();
+    let short = watch.range(&[piece(shared, 0)], Protection::ReadWrite).unwrap();
     let [a, b] = [(); 2].map(|()| watch.stream().unwrap());
     let from = watch.allocate(3 * size).unwrap();
     let writes = |stream, to: Slice| watch.copy(stream, from.part(0, to.bytes()).unwrap(), to);

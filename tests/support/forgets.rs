@@ -5,7 +5,7 @@ use forebay::device::{
     Backing, Completer, Device, DeviceId, Event, Expected, Graph, Mapped, PoolLayout, PoolOp, Pools, Slice,
     StepRange, Stream,
 };
-use forebay::os::Map;
+use forebay::os::{Map, Protection};
 use forebay::{Lane, Result};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -110,7 +110,7 @@ impl Device for Forgets {
         takes_host_memory() -> bool;
         pins_host_memory() -> bool;
         backing(bytes: u64) -> Result<Backing>;
-        range(pieces: &[Mapped]) -> Result<Slice>;
+        range(pieces: &[Mapped], protection: Protection) -> Result<Slice>;
         stream() -> Result<Stream>;
         event() -> Result<Event>;
         query(event: Event) -> Result<bool>;

@@ -13,7 +13,7 @@ use forebay::device::cuda::CudaDevice;
 use forebay::device::{
     Backing, Completer, Device, DeviceId, Event, Graph, Mapped, PoolLayout, PoolOp, Pools, Slice, Stream,
 };
-use forebay::os::Map;
+use forebay::os::{Map, Protection};
 use forebay::{Lane, Result};
 use forebay_standin::Given;
 
@@ -85,8 +85,8 @@ impl Device for Remote {
     fn backing(&self, bytes: u64) -> Result<Backing> {
         self.device.backing(bytes)
     }
-    fn range(&self, pieces: &[Mapped]) -> Result<Slice> {
-        self.device.range(pieces)
+    fn range(&self, pieces: &[Mapped], protection: Protection) -> Result<Slice> {
+        self.device.range(pieces, protection)
     }
     fn stream(&self) -> Result<Stream> {
         self.device.stream()

@@ -9,8 +9,9 @@
 //! and for each place in an index group the scratch slots, which the layers at that place share. For each
 //! micro-batch: the step descriptor, its counts, and each batch row's list of fetches, for each place in a group.
 //! Everything else is bytes by address: selections, slots, index lists, accepted counts, pinned descriptors and
-//! reports. Bytes of a mapped range count by their place in its backing, which other ranges may share. It reads a
-//! step's lanes from its pinned descriptor when the step begins.
+//! reports. Bytes of a mapped range count by their place in its backing, which other ranges may share; in addition each
+//! access to them reads the mapping, which a remap writes. It reads a step's lanes from its pinned descriptor when
+//! the step begins.
 //!
 //! **Reuse.** A lane holds pages and slot blocks from its join until its leave, the truncation that removes a page or
 //! the resize that gives up a block has ended. So a copy into a freed page, or a join or resize with freed slot
@@ -50,6 +51,8 @@
 
 mod touched;
 
+use std::os::fd::OwnedFd;
+
 use crate::check::order::{Access, Order};
 use crate::device::descriptor::step;
 use crate::device::{
@@ -58,7 +61,7 @@ use crate::device::{
 };
 use crate::error::{Error, Kind, Result};
 use crate::ids::Lane;
-use crate::os::Map;
+use crate::os::{Map, Protection};
 use crate::sync::{Arc, Mutex};
 
 pub use touched::bytes;
@@ -353,6 +356,10 @@ impl Device for Watch {
         takes_host_memory() -> bool;
         pins_host_memory() -> bool;
         backing(bytes: u64) -> Result<Backing>;
+        maps_offsets() -> Result<bool>;
+        export(backing: Backing, protection: Protection) -> Result<OwnedFd>;
+        import_backing(descriptor: OwnedFd, bytes: u64, protection: Protection) -> Result<Backing>;
+        give_back(backing: Backing) -> Result<()>;
         stream() -> Result<Stream>;
         event() -> Result<Event>;
         digest(pools: Pools, lane: Lane) -> Result<u64>;
@@ -365,10 +372,19 @@ impl Device for Watch {
         Ok(slice)
     }
 
-    fn range(&self, pieces: &[Mapped]) -> Result<Slice> {
-        let slice = self.device.range(pieces)?;
+    fn range(&self, pieces: &[Mapped], protection: Protection) -> Result<Slice> {
+        let slice = self.device.range(pieces, protection)?;
         self.state.lock().mappings.add(&slice, pieces);
         Ok(slice)
+    }
+
+    fn remap(&self, part: Slice, pieces: &[Mapped]) -> Result<()> {
+        let mut state = self.state.lock();
+        let verdict = state.order.host("remap", &[touched::mapping(&part)]);
+        state.judged(verdict)?;
+        self.device.remap(part, pieces)?;
+        state.mappings.replace(&part, pieces);
+        Ok(())
     }
 
     // SAFETY: the caller vouches for the bytes, as the trait demands; they are only passed on.

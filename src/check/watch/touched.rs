@@ -27,6 +27,7 @@ const COUNTS: &str = "counts of pools, micro-batch";
 const LISTS: &str = "lists of fetches of pools, micro-batch";
 const BYTES: &str = "bytes at addresses of";
 const BACKED: &str = "bytes of backing";
+const MAPPED: &str = "what is mapped at addresses";
 
 /// One cache's sizes, and the present state of its steps and lanes.
 #[derive(Debug)]
@@ -69,6 +70,8 @@ pub fn bytes(slice: &Slice, write: bool) -> Access {
 #[derive(Debug)]
 struct Piece {
     addresses: Range,
+    /// The mapping itself, by the same addresses.
+    mapping: Space,
     backing: Space,
     offset: u64,
 }
@@ -77,7 +80,20 @@ struct Piece {
 #[derive(Debug, Default)]
 pub(super) struct Mappings(BTreeMap<u64, Piece>);
 
+/// A remap's write of what addresses map. An access to these addresses reads it.
+pub(super) fn mapping(part: &Slice) -> Access {
+    let to = part.address().saturating_add(part.bytes());
+    Access::write(Space::new(MAPPED, [part.device().number(), 0]), part.address(), to)
+}
+
 impl Mappings {
+    /// Notes that a device maps other pieces at the addresses of `part`, which begins and ends where pieces do.
+    pub(super) fn replace(&mut self, part: &Slice, pieces: &[Mapped]) {
+        let end = part.address().saturating_add(part.bytes());
+        self.0.retain(|from, _| !(part.address()..end).contains(from));
+        self.add(part, pieces);
+    }
+
     /// Adds a range that a device has mapped from `pieces`.
     pub(super) fn add(&mut self, range: &Slice, pieces: &[Mapped]) {
         let mut from = range.address();
@@ -87,7 +103,8 @@ impl Mappings {
             let to = from.saturating_add(*bytes);
             let addresses = Range { space: Space::new(BYTES, [range.device().number(), 0]), from, to };
             let backing = Space::new(BACKED, [index as u32, 0]);
-            self.0.insert(from, Piece { addresses, backing, offset: *offset });
+            let mapping = Space::new(MAPPED, [range.device().number(), 0]);
+            self.0.insert(from, Piece { addresses, mapping, backing, offset: *offset });
             from = to;
         }
     }
@@ -100,21 +117,23 @@ impl Mappings {
         let mut list = Vec::with_capacity(accesses.len());
         for Access { range: Range { space, from, to }, write } in accesses {
             let mut at = from;
-            let mut push = |space, from, to| list.push(Access { range: Range { space, from, to }, write });
+            let mut push =
+                |space, from, to, write| list.push(Access { range: Range { space, from, to }, write });
             let first = self.0.range(..=from).next_back();
             let others = self.0.range(from..to.max(from)).filter(|(start, _)| **start > from);
             for (_, piece) in first.into_iter().chain(others) {
-                let Piece { addresses, backing, offset } = piece;
+                let Piece { addresses, mapping, backing, offset } = piece;
                 let (start, end) = (at.max(addresses.from), to.min(addresses.to));
                 if space != addresses.space || start >= end {
                     continue;
                 }
-                push(space, at, start);
+                push(space, at, start, write);
                 let moved = |address: u64| address - addresses.from + offset;
-                push(*backing, moved(start), moved(end));
+                push(*backing, moved(start), moved(end), write);
+                push(*mapping, start, end, false);
                 at = end;
             }
-            push(space, at, to);
+            push(space, at, to, write);
         }
         list
     }

@@ -3,7 +3,7 @@
 use crate::device::checks::{self, Asker};
 use crate::device::op::Staged;
 use crate::device::{DeviceId, PoolLayout, PoolOp, Resize};
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
 use crate::ids::Layer;
 use crate::residency::TableShape;
 
@@ -17,10 +17,6 @@ pub(super) struct Extents {
     row_bytes: Vec<f64>,
     /// For each lane.
     staged: Vec<Staged>,
-}
-
-pub(super) fn bad(place: &'static str, value: impl Into<u64>) -> Error {
-    Error::new(Kind::OutOfRange, NAME).at(place).with("value", value)
 }
 
 impl Extents {

@@ -31,6 +31,7 @@ mod timeline;
 
 use std::ops::Range;
 
+use crate::device::ranges::Ranges;
 use crate::device::{Device, DeviceId, Event, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::ids::Layer;
@@ -44,6 +45,9 @@ use effect::{Beneath, Effect, call};
 pub use kernels::{BLOCK_BYTES, Between, Cost, Design, KernelCosts, Resolve, SOURCES, fetched, sum};
 use timeline::{Due, Machine, Next, Operation, Timeline, Until};
 pub use timeline::{Label, Span};
+
+/// The granularity, and the first address, of a device without memory; so no slice has a null address.
+const LINE: u64 = 4096;
 
 /// The options of a clock device.
 #[derive(Clone, Copy, Debug, Default)]
@@ -99,8 +103,8 @@ struct State {
     driver: Option<thread::ThreadId>,
     /// The next free address of a device without memory.
     next_address: u64,
-    /// Bytes of its backings.
-    backings: Vec<u64>,
+    /// Its backings and ranges, without a device beneath.
+    ranges: Ranges,
     /// Slices in host memory: address and end.
     host: Vec<(u64, u64)>,
 }
@@ -143,6 +147,7 @@ impl ClockDevice {
             duplex: costs.link.duplex,
             copy_engines: costs.link.copy_engines,
         };
+        let id = beneath.as_ref().map_or_else(DeviceId::new, |beneath| beneath.device.id());
         let state = State {
             timeline: Timeline::new(machine, fail_operation.unwrap_or(u64::MAX), record),
             pools: Vec::new(),
@@ -157,10 +162,9 @@ impl ClockDevice {
             refusal: None,
             driver: None,
             next_address: 1 << 20,
-            backings: Vec::new(),
+            ranges: Ranges::new(id, LINE),
             host: Vec::new(),
         };
-        let id = beneath.as_ref().map_or_else(DeviceId::new, |beneath| beneath.device.id());
         let (state, idle) = (Mutex::new(state), Condvar::new());
         Ok(Arc::new(ClockDevice { id, seed, costs, beneath, state, idle }))
     }

@@ -1,21 +1,20 @@
 //! The clock device's [`Device`] implementation: it checks each operation, prices it, and enqueues it.
 
-use crate::device::clock::checks::{Extents, bad};
+use std::os::fd::OwnedFd;
+
+use crate::device::clock::checks::Extents;
 use crate::device::clock::costs::{Direction, Work};
 use crate::device::clock::effect::Effect;
 use crate::device::clock::timeline::{Label, Until};
-use crate::device::clock::{ClockDevice, State, chance, unknown};
+use crate::device::clock::{ClockDevice, LINE, State, chance, unknown};
 use crate::device::{
     Backing, Completer, Device, DeviceId, Event, Mapped, PoolLayout, PoolOp, Pools, Slice, StepRange, Stream,
-    Warm,
+    Warm, fixed,
 };
 use crate::error::{Error, Kind, Result};
 use crate::ids::Lane;
-use crate::os::Map;
+use crate::os::{Map, Protection};
 use crate::sync::{Arc, MutexGuard};
-
-/// The first address of a device without memory; non-zero, so that no slice has a null address.
-const LINE: u64 = 4096;
 
 impl ClockDevice {
     /// Reserves a range of addresses.
@@ -123,29 +122,54 @@ impl Device for ClockDevice {
     }
 
     fn backing(&self, bytes: u64) -> Result<Backing> {
-        if let Some(beneath) = &self.beneath {
-            return beneath.device.backing(bytes);
+        match &self.beneath {
+            Some(beneath) => beneath.device.backing(bytes),
+            None => Ok(self.state.lock().ranges.add_backing(bytes, Protection::ReadWrite)),
         }
-        let mut state = self.state.lock();
-        state.backings.push(bytes);
-        Ok(self.id.backing(state.backings.len() - 1))
     }
 
-    fn range(&self, pieces: &[Mapped]) -> Result<Slice> {
+    fn range(&self, pieces: &[Mapped], protection: Protection) -> Result<Slice> {
         if let Some(beneath) = &self.beneath {
-            return beneath.device.range(pieces);
+            return beneath.device.range(pieces, protection);
         }
-        let mut bytes = 0_u64;
-        for piece in pieces {
-            let index = piece.backing.of(self.id)?;
-            let whole = self.state.lock().backings.get(index).copied();
-            let whole = whole.ok_or_else(|| unknown("backing", index as u64))?;
-            if piece.offset.checked_add(piece.bytes).is_none_or(|end| end > whole) {
-                return Err(bad("a piece of a backing", piece.offset).with("bytes", piece.bytes));
-            }
-            bytes = bytes.saturating_add(piece.bytes);
+        let bytes = self.state.lock().ranges.check("map range", pieces, protection)?;
+        let address = self.place(bytes)?.address();
+        Ok(self.state.lock().ranges.add(address, pieces, protection))
+    }
+
+    fn remap(&self, part: Slice, pieces: &[Mapped]) -> Result<()> {
+        if let Some(beneath) = &self.beneath {
+            return beneath.device.remap(part, pieces);
         }
-        self.place(bytes)
+        let mut state = self.state.lock();
+        let place = state.ranges.replaceable("remap", part, pieces)?;
+        state.ranges.replaced(&place, pieces);
+        Ok(())
+    }
+
+    fn maps_offsets(&self) -> Result<bool> {
+        self.beneath.as_ref().map_or(Ok(true), |beneath| beneath.device.maps_offsets())
+    }
+
+    fn export(&self, backing: Backing, protection: Protection) -> Result<OwnedFd> {
+        match &self.beneath {
+            Some(beneath) => beneath.device.export(backing, protection),
+            None => Err(fixed("export memory")),
+        }
+    }
+
+    fn import_backing(&self, descriptor: OwnedFd, bytes: u64, protection: Protection) -> Result<Backing> {
+        match &self.beneath {
+            Some(beneath) => beneath.device.import_backing(descriptor, bytes, protection),
+            None => Err(fixed("import memory")),
+        }
+    }
+
+    fn give_back(&self, backing: Backing) -> Result<()> {
+        match &self.beneath {
+            Some(beneath) => beneath.device.give_back(backing),
+            None => self.state.lock().ranges.give_back("give memory back", backing).map(drop),
+        }
     }
 
     fn stream(&self) -> Result<Stream> {
@@ -204,7 +228,7 @@ impl Device for ClockDevice {
 
     fn copy(&self, stream: Stream, from: Slice, to: Slice) -> Result<()> {
         self.id.check(&from)?;
-        self.id.check(&to)?;
+        self.id.check_target(&to)?;
         if from.bytes() != to.bytes() {
             return Err(unknown("copy of another length", to.bytes()));
         }

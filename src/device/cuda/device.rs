@@ -70,22 +70,43 @@ impl Device for CudaDevice {
     fn backing(&self, bytes: u64) -> Result<Backing> {
         let inner = &*self.inner;
         let physical = inner.told(Physical::new(&inner.context, &inner.worker, bytes, inner.grain))?;
-        let mut memory = inner.memory.lock();
-        memory.backings.push(physical);
-        Ok(inner.id.backing(memory.backings.len() - 1))
+        Ok(inner.memory.lock().add(physical, Protection::ReadWrite))
     }
 
-    fn range(&self, pieces: &[Mapped]) -> Result<Slice> {
+    fn range(&self, pieces: &[Mapped], protection: Protection) -> Result<Slice> {
         let inner = &*self.inner;
-        let mut memory = inner.memory.lock();
-        let range = Range::new(&inner.context, inner.id, &memory.backings, pieces, inner.grain);
-        let slice = range.map(|range| {
-            let slice = inner.id.slice(range.address, range.bytes);
-            memory.ranges.push(range);
-            slice
-        });
-        drop(memory);
-        inner.told(slice)
+        let mapped = inner.memory.lock().range(&inner.context, pieces, protection);
+        inner.told(mapped)
+    }
+
+    fn remap(&self, part: Slice, pieces: &[Mapped]) -> Result<()> {
+        let remapped = self.inner.memory.lock().remap(part, pieces);
+        // The addresses map something else or nothing now, and nothing that runs from here on could be right.
+        if remapped.as_ref().is_err_and(|error| error.kind() == Kind::DeviceFailed) {
+            self.inner.lose();
+        }
+        remapped
+    }
+
+    fn maps_offsets(&self) -> Result<bool> {
+        let inner = &*self.inner;
+        let maps = inner.memory.lock().maps_offsets(&inner.context, &inner.worker, inner.grain);
+        inner.told(maps)
+    }
+
+    fn export(&self, backing: Backing, protection: Protection) -> Result<OwnedFd> {
+        let exported = self.inner.memory.lock().export(backing, protection);
+        self.inner.told(exported)
+    }
+
+    fn import_backing(&self, descriptor: OwnedFd, bytes: u64, protection: Protection) -> Result<Backing> {
+        let inner = &*self.inner;
+        let imported = inner.memory.lock().import(&inner.context, &descriptor, bytes, protection);
+        inner.told(imported)
+    }
+
+    fn give_back(&self, backing: Backing) -> Result<()> {
+        self.inner.memory.lock().give_back(backing)
     }
 
     fn stream(&self) -> Result<Stream> {
@@ -135,7 +156,7 @@ impl Device for CudaDevice {
     fn copy(&self, stream: Stream, from: Slice, to: Slice) -> Result<()> {
         let inner = &*self.inner;
         inner.id.check(&from)?;
-        inner.id.check(&to)?;
+        inner.id.check_target(&to)?;
         if from.bytes() != to.bytes() {
             return Err(bad("copy of another length", to.bytes()));
         }

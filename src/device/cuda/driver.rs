@@ -94,6 +94,7 @@ pub(super) mod flag {
     pub const LOCATION_HOST_NUMA: u32 = 3;
     pub const HANDLE_DESCRIPTOR: u32 = 1;
     pub const HANDLE_FABRIC: u32 = 8;
+    pub const ACCESS_READ: u32 = 1;
     pub const ACCESS_READ_WRITE: u32 = 3;
     pub const LAUNCH_PROGRAMMATIC: u32 = 6;
     /// The most threads per block that a function can be launched with.

@@ -10,14 +10,13 @@
 //!
 //! Host memory that the driver did not allocate is in `registration`.
 
+use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use super::driver::{Access, Context, Current, DriverResult, Handle, Property, Refusal, code, flag};
-use super::errors::bad;
 use super::registration::same_address;
-use crate::device::{DeviceId, Mapped};
 use crate::error::{Error, Kind, Result};
-use crate::os::move_bytes;
+use crate::os::{Protection, move_bytes};
 use crate::sync::{Arc, Mutex};
 
 /// The device's private stream for work that the host waits for.
@@ -205,6 +204,10 @@ impl Physical {
         Ok(taken)
     }
 
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// A descriptor with which another process or device can import the same memory.
     pub fn export(&self) -> Result<OwnedFd> {
         const OPERATION: &str = "export device memory";
@@ -226,12 +229,8 @@ impl Physical {
     }
 
     /// Imports the memory of a descriptor from [`Physical::export`], of this process or another.
-    pub fn import(context: &Arc<Context>, descriptor: &OwnedFd, bytes: u64, grain: u64) -> Result<Physical> {
+    pub fn import(context: &Arc<Context>, descriptor: &OwnedFd, bytes: u64) -> Result<Physical> {
         const OPERATION: &str = "import device memory";
-        if bytes == 0 || !bytes.is_multiple_of(grain) {
-            let error = Error::new(Kind::InvalidConfig, OPERATION).at("bytes").with("bytes", bytes);
-            return Err(error.with("granularity", grain));
-        }
         let (mut memory, number) = (0, i64::from(descriptor.as_raw_fd()).unsigned_abs());
         let imported = context
             .relaxed()
@@ -267,81 +266,112 @@ pub(super) struct Range {
     pub address: Handle,
     /// The bytes of the reserved addresses.
     pub bytes: u64,
-    /// The bytes of each mapped piece, in order.
-    mapped: Vec<u64>,
+    protection: Protection,
+    /// The bytes of each mapped piece, by its address.
+    mapped: BTreeMap<Handle, u64>,
+}
+
+/// A piece of physical memory: the memory, the offset in it, and the length in bytes.
+pub(super) type Part<'a> = (&'a Physical, u64, u64);
+
+/// The error of pieces that the driver refused to map.
+pub(super) fn unmappable(operation: &'static str, refusal: Refusal, parts: &[Part<'_>]) -> Error {
+    let total: u64 = parts.iter().map(|(_, _, bytes)| bytes).sum();
+    match refusal.error(operation) {
+        e if e.kind() == Kind::OutOfMemory || code::is_lost(&e) => e.with("wanted", total),
+        e => {
+            let e = Error::new(Kind::OsRefused, operation).at(e.place().to_owned()).with("wanted", total);
+            match parts.iter().any(|(_, offset, _)| *offset > 0) {
+                true => e.hint("this driver maps a backing from its beginning only: take one for each piece"),
+                false => e,
+            }
+        }
+    }
 }
 
 impl Range {
-    /// Checks the pieces and maps them one after another.
-    pub fn new(
-        context: &Arc<Context>,
-        device: DeviceId,
-        all: &[Physical],
-        pieces: &[Mapped],
-        grain: u64,
-    ) -> Result<Range> {
-        const OPERATION: &str = "map range";
-        let invalid = |kind, place| Error::new(kind, OPERATION).at(place);
-        if pieces.is_empty() {
-            return Err(invalid(Kind::InvalidConfig, "pieces").with("pieces", 0_u32));
-        }
-        let (mut parts, mut total) = (Vec::with_capacity(pieces.len()), 0_u64);
-        for piece in pieces {
-            let Mapped { backing, offset, bytes } = *piece;
-            let index = backing.of(device)?;
-            let memory = all.get(index).ok_or_else(|| bad("backing", index as u64))?;
-            let numbers = |error: Error| error.with("offset", offset).with("bytes", bytes);
-            if bytes == 0 || [offset, bytes].iter().any(|n| !n.is_multiple_of(grain)) {
-                let error = numbers(invalid(Kind::InvalidConfig, "page borders"));
-                return Err(error.with("granularity", grain));
-            }
-            if offset.checked_add(bytes).is_none_or(|end| end > memory.bytes) {
-                let error = numbers(invalid(Kind::OutOfRange, "piece of a backing"));
-                return Err(error.with("length", memory.bytes));
-            }
-            total = total.checked_add(bytes).ok_or_else(|| invalid(Kind::Overflow, "bytes of all pieces"))?;
-            parts.push((memory, offset, bytes));
-        }
-        Range::over(context, &parts).map_err(|refusal| match refusal.error(OPERATION) {
-            e if e.kind() == Kind::OutOfMemory || code::is_lost(&e) => e.with("wanted", total),
-            e => {
-                let e = Error::new(Kind::OsRefused, OPERATION).at(e.place().to_owned()).with("wanted", total);
-                match pieces.iter().any(|piece| piece.offset > 0) {
-                    true => {
-                        e.hint("this driver maps a backing from its beginning only: take one for each piece")
-                    }
-                    false => e,
-                }
-            }
-        })
+    /// Maps pieces one after another, for the device to read and write.
+    pub fn over(context: &Arc<Context>, parts: &[Part<'_>]) -> DriverResult<Range> {
+        Range::new(context, parts, Protection::ReadWrite)
     }
 
-    /// Maps pieces one after another, for the device to read and write.
-    pub fn over(context: &Arc<Context>, parts: &[(&Physical, u64, u64)]) -> DriverResult<Range> {
+    /// Maps pieces one after another.
+    pub fn new(context: &Arc<Context>, parts: &[Part<'_>], protection: Protection) -> DriverResult<Range> {
         let bytes = parts.iter().map(|(_, _, bytes)| bytes).sum();
         let current = context.relaxed()?;
         let mut address = 0;
         current.address_reserve(&mut address, bytes, 0, 0, 0)?;
-        let mut range = Range { context: Arc::clone(context), address, bytes, mapped: Vec::new() };
-        let mut at = address;
+        let mapped = BTreeMap::new();
+        let mut range = Range { context: Arc::clone(context), address, bytes, protection, mapped };
+        range.map(&current, address, parts)?;
+        Ok(range)
+    }
+
+    /// Maps pieces from `start` on, where nothing is mapped.
+    fn map(&mut self, current: &Current<'_>, start: Handle, parts: &[Part<'_>]) -> DriverResult {
+        let mut at = start;
         for (physical, offset, bytes) in parts {
             current.map(at, *bytes, *offset, physical.memory, 0)?;
-            range.mapped.push(*bytes);
+            self.mapped.insert(at, *bytes);
             at += bytes;
         }
-        // One call for all pieces, because this call is the slow one.
-        let access = Access { location: context.location(), flags: flag::ACCESS_READ_WRITE };
-        current.set_access(address, bytes, &access, 1)?;
-        Ok(range)
+        self.access(current, start, at - start)
+    }
+
+    /// Lets the device access whole pieces. One call for all of them, because this call is the slow one.
+    fn access(&self, current: &Current<'_>, start: Handle, bytes: u64) -> DriverResult {
+        let flags = match self.protection {
+            Protection::Read => flag::ACCESS_READ,
+            Protection::ReadWrite => flag::ACCESS_READ_WRITE,
+        };
+        let access = Access { location: self.context.location(), flags };
+        current.set_access(start, bytes, &access, 1)
+    }
+
+    /// Unmaps the pieces of some addresses.
+    fn unmap(&mut self, current: &Current<'_>, start: Handle, bytes: u64) -> DriverResult {
+        let pieces: Vec<(Handle, u64)> =
+            self.mapped.range(start..start + bytes).map(|(at, bytes)| (*at, *bytes)).collect();
+        for (at, bytes) in pieces {
+            current.unmap(at, bytes)?;
+            self.mapped.remove(&at);
+        }
+        Ok(())
+    }
+
+    /// Maps `new` in place of `old`, which are whole pieces of the same bytes, from `offset` on. The second result is
+    /// the refusal of the attempt to map the old ones again, after which some of the addresses map nothing.
+    pub fn replace(
+        &mut self,
+        offset: u64,
+        old: &[Part<'_>],
+        new: &[Part<'_>],
+    ) -> DriverResult<std::result::Result<(), (Refusal, DriverResult)>> {
+        let context = Arc::clone(&self.context);
+        let current = context.relaxed()?;
+        let (start, bytes) = (self.address + offset, old.iter().map(|(_, _, bytes)| bytes).sum());
+        let unmapped = self.unmap(&current, start, bytes);
+        let Err(refusal) = unmapped.and_then(|()| self.map(&current, start, new)) else { return Ok(Ok(())) };
+        Ok(Err((refusal, self.restore(&current, start, bytes, old))))
+    }
+
+    /// Maps the old pieces again, whichever of them and of the new ones are mapped.
+    fn restore(
+        &mut self,
+        current: &Current<'_>,
+        start: Handle,
+        bytes: u64,
+        old: &[Part<'_>],
+    ) -> DriverResult {
+        self.unmap(current, start, bytes)?;
+        self.map(current, start, old)
     }
 }
 
 impl Drop for Range {
     fn drop(&mut self) {
-        let mut at = self.address;
-        for bytes in &self.mapped {
-            self.context.give_back(|driver| driver.unmap(at, *bytes));
-            at += bytes;
+        for (at, bytes) in &self.mapped {
+            self.context.give_back(|driver| driver.unmap(*at, *bytes));
         }
         self.context.give_back(|driver| driver.address_free(self.address, self.bytes));
     }

@@ -21,6 +21,7 @@
 //! **The end.** Dropping the device waits for the work on its own and on borrowed streams, then frees everything.
 
 mod abi;
+mod backings;
 mod device;
 #[cfg_attr(not(feature = "measure"), allow(dead_code, reason = "some of it only tools ask for"))]
 mod driver;
@@ -50,13 +51,14 @@ use crate::device::{
 };
 use crate::error::{Error, Kind, Result};
 use crate::ids::{Lane, Layer};
-use crate::os::Map;
+use crate::os::{Map, Protection};
 use crate::sync::{Arc, Mutex, thread};
 
+use backings::Memory;
 use driver::{Context, Current, Driver, DriverResult, Handle, Refusal, code, flag};
 use errors::{NAME, bad};
 use graph::{Capturing, Executable, Graphs, capturing};
-use memory::{Allocation, Physical, Range, Worker};
+use memory::{Allocation, Physical, Worker};
 use module::Module;
 use pools::{CudaPools, Enqueueing, Launches};
 use registration::{Registration, Stretch, pieces};
@@ -102,17 +104,6 @@ struct Inner {
     kept: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
 }
 
-/// The memory that lives as long as the device.
-#[derive(Debug, Default)]
-struct Memory {
-    registered: Vec<Registration>,
-    /// Host memory that this device's driver made.
-    hosted: Vec<Arc<Map>>,
-    ranges: Vec<Range>,
-    backings: Vec<Physical>,
-    allocations: Vec<Allocation>,
-}
-
 impl CudaDevice {
     /// The number of devices of the driver. Only the option `library` matters.
     ///
@@ -150,8 +141,9 @@ impl CudaDevice {
         let module = Module::load(&context, options.threads, options.bulk)?;
         let worker = Worker::new(&context).map_err(failed)?;
         let health = Arc::new(Health::default());
+        let id = DeviceId::new();
         let inner = Inner {
-            id: DeviceId::new(),
+            id,
             launches: Launches {
                 threads: options.threads,
                 gather_blocks: options.gather_blocks,
@@ -165,7 +157,8 @@ impl CudaDevice {
             health,
             graphs: Mutex::new(Graphs::default()),
             pools: Mutex::new(Vec::new()),
-            memory: Mutex::new(Memory::default()),
+            memory: Mutex::new(Memory::new(id, grain)),
+
             stretches: Mutex::new(Arc::default()),
             events: Mutex::new(Vec::new()),
             streams: Mutex::new(Vec::new()),
@@ -251,38 +244,9 @@ impl CudaDevice {
             offset.and_then(|offset| bytes.checked_sub(offset)).is_some_and(|left| slice.bytes() <= left)
         };
         let memory = self.inner.memory.lock();
-        let own = memory.allocations.iter().any(|taken| within(taken.address, taken.bytes))
-            || memory.ranges.iter().any(|range| within(range.address, range.bytes));
+        let own = memory.holds(within);
         drop(memory);
         own || self.inner.stretches().iter().any(|stretch| within(stretch.start, stretch.bytes))
-    }
-
-    /// Exports physical memory as a descriptor, for [`CudaDevice::import_backing`] on another device or in another
-    /// process. An open descriptor keeps the memory alive: close it once it has been imported.
-    ///
-    /// # Errors
-    /// [`Kind::OutOfRange`] for an unknown backing; [`Kind::Unsupported`] on a device that cannot export its memory;
-    /// [`Kind::DeviceFailed`].
-    pub fn export(&self, backing: Backing) -> Result<OwnedFd> {
-        let memory = self.inner.memory.lock();
-        let index = backing.of(self.inner.id)?;
-        let physical = memory.backings.get(index);
-        let exported = physical.ok_or_else(|| bad("backing", index as u64)).and_then(Physical::export);
-        drop(memory);
-        self.inner.told(exported)
-    }
-
-    /// Imports `bytes` bytes of physical memory from a descriptor.
-    ///
-    /// # Errors
-    /// [`Kind::InvalidConfig`] for bytes that are not a multiple of [`Device::granularity`]; [`Kind::DeviceFailed`]
-    /// for a descriptor that is not of physical device memory.
-    pub fn import_backing(&self, descriptor: &OwnedFd, bytes: u64) -> Result<Backing> {
-        let inner = &*self.inner;
-        let physical = inner.told(Physical::import(&inner.context, descriptor, bytes, inner.grain))?;
-        let mut memory = inner.memory.lock();
-        memory.backings.push(physical);
-        Ok(inner.id.backing(memory.backings.len() - 1))
     }
 
     /// Reads bytes of device memory as they are now, and waits for the copy. For tests and tools.
@@ -301,6 +265,7 @@ impl CudaDevice {
     /// As [`CudaDevice::read`].
     pub fn write(&self, slice: Slice, bytes: &[u8]) -> Result<()> {
         self.check_bytes(&slice, bytes.len())?;
+        self.inner.id.check_target(&slice)?;
         let (from, to) = (bytes.as_ptr() as Handle, slice.address());
         self.transfer("write device memory", from, to, slice.bytes())
     }

@@ -10,6 +10,7 @@
 use std::ffi::CStr;
 
 use super::driver::attribute;
+use super::memory::Range;
 use super::work::Extent;
 use super::*;
 use crate::device::probe::{Ability, Facts, GpuFacts, Mark, Probe};
@@ -91,14 +92,14 @@ impl Inner {
 
     fn try_range(&self) -> Result<()> {
         let backing = Physical::new(&self.context, &self.worker, self.grain, self.grain)?;
-        let piece = Mapped { backing: self.id.backing(0), offset: 0, bytes: self.grain };
-        Range::new(&self.context, self.id, &[backing], &[piece], self.grain).map(drop)
+        let range = Range::over(&self.context, &[(&backing, 0, self.grain)]);
+        range.map(drop).map_err(|refusal| refusal.error("map range"))
     }
 
     fn try_descriptor(&self) -> Result<()> {
         let backing = Physical::new(&self.context, &self.worker, self.grain, self.grain)?;
         let descriptor = backing.export()?;
-        Physical::import(&self.context, &descriptor, self.grain, self.grain).map(drop)
+        Physical::import(&self.context, &descriptor, self.grain).map(drop)
     }
 
     fn try_hosted(&self) -> Result<()> {

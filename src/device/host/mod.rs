@@ -16,6 +16,7 @@ mod copy;
 mod errors;
 mod fetches;
 mod marks;
+mod memory;
 mod pages;
 mod pools;
 #[cfg(not(loom))]
@@ -27,16 +28,19 @@ mod stream;
 mod vector;
 mod words;
 
+use std::os::fd::OwnedFd;
+
 use crate::device::{
     Backing, Completer, Device, DeviceId, Event, Mapped, PoolLayout, PoolOp, Pools, Slice, Stream,
 };
 use crate::error::{Error, Kind, Result};
 use crate::ids::Lane;
-use crate::os::{Map, NoFaults, Piece, Protection, Range, Request, move_bytes, page_size};
+use crate::os::{Faults, Map, NoFaults, Protection, Request, move_bytes, page_size};
 use crate::sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering, thread};
 
 use copy::Copier;
 use errors::{NAME, unknown};
+use memory::Memory;
 use pools::HostPools;
 use stream::SharedEvent;
 #[cfg(not(loom))]
@@ -111,16 +115,6 @@ struct Shared {
     fail_operation: u64,
     copier: Copier,
     portable: bool,
-}
-
-/// The memory that stays mapped while the device lives.
-#[derive(Debug, Default)]
-struct Memory {
-    /// The bytes left of [`HostOptions::memory`].
-    left: Option<u64>,
-    maps: Vec<Arc<Map>>,
-    backings: Vec<Arc<Map>>,
-    ranges: Vec<Range>,
 }
 
 /// An operation in a stream.
@@ -212,9 +206,15 @@ impl Shared {
 impl HostDevice {
     /// A device with no memory taken yet.
     pub fn new(options: HostOptions) -> Arc<HostDevice> {
+        HostDevice::with_faults(options, Arc::new(NoFaults))
+    }
+
+    /// A device whose calls of the system for backings and ranges ask `faults` first. For tests.
+    pub fn with_faults(options: HostOptions, faults: Arc<dyn Faults>) -> Arc<HostDevice> {
+        let id = DeviceId::new();
         let shared = Shared {
-            id: DeviceId::new(),
-            memory: Mutex::new(Memory { left: options.memory, ..Memory::default() }),
+            id,
+            memory: Mutex::new(Memory::new(id, options.memory, faults)),
             events: Mutex::new(Vec::new()),
             pools: Mutex::new(Vec::new()),
             failure: AtomicU32::new(0),
@@ -232,17 +232,6 @@ impl HostDevice {
             threaded: options.threaded,
             queue: options.queue,
         })
-    }
-
-    /// Counts device memory against the limit.
-    fn take(&self, bytes: u64) -> Result<()> {
-        let mut memory = self.shared.memory.lock();
-        let Some(left) = memory.left else { return Ok(()) };
-        let rest = left.checked_sub(bytes).ok_or_else(|| {
-            Error::new(Kind::OutOfMemory, NAME).at("device memory").with("wanted", bytes).with("free", left)
-        })?;
-        memory.left = Some(rest);
-        Ok(())
     }
 
     /// The number of operations so far, in the count of [`HostOptions::fail_operation`].
@@ -267,6 +256,7 @@ impl HostDevice {
     /// As [`HostDevice::read`].
     pub fn write(&self, slice: Slice, bytes: &[u8]) -> Result<()> {
         self.check_host(&slice, bytes.len())?;
+        self.shared.id.check_target(&slice)?;
         // SAFETY: the slice is this device's, as long as `bytes`, and its memory lives as long as `self`.
         unsafe { move_bytes(bytes.as_ptr(), slice.address() as *mut u8, bytes.len()) };
         Ok(())
@@ -303,12 +293,6 @@ impl HostDevice {
         let index = pools.of(self.shared.id)?;
         all.get(index).map(Arc::clone).ok_or_else(|| unknown("pools", index as u64))
     }
-
-    fn keep(&self, map: Arc<Map>) -> Slice {
-        let slice = self.shared.id.slice(map.as_ptr() as u64, map.len());
-        self.shared.memory.lock().maps.push(map);
-        slice
-    }
 }
 
 impl Drop for HostDevice {
@@ -332,15 +316,15 @@ impl Drop for HostDevice {
 
 impl Device for HostDevice {
     fn allocate(&self, bytes: u64) -> Result<Slice> {
-        self.take(bytes)?;
+        self.shared.memory.lock().take(bytes)?;
         // Huge pages are only a hint here: this device's memory is ordinary memory and works without them.
         let request = Request { bytes, huge: true, populate: false, lock: false, node: None, shared: false };
         let (map, _) = Map::new(&request, &NoFaults)?;
-        self.keep(Arc::new(map)).part(0, bytes)
+        self.shared.memory.lock().keep(Arc::new(map)).part(0, bytes)
     }
 
     fn register(&self, map: &Arc<Map>) -> Result<Slice> {
-        Ok(self.keep(Arc::clone(map)))
+        Ok(self.shared.memory.lock().keep(Arc::clone(map)))
     }
 
     // SAFETY: the caller vouches for the bytes, as the trait demands; nothing is read or written here.
@@ -365,26 +349,32 @@ impl Device for HostDevice {
     }
 
     fn backing(&self, bytes: u64) -> Result<Backing> {
-        self.take(bytes)?;
-        let request = Request { bytes, huge: false, populate: false, lock: false, node: None, shared: true };
-        let (map, _) = Map::new(&request, &NoFaults)?;
-        let mut memory = self.shared.memory.lock();
-        memory.backings.push(Arc::new(map));
-        Ok(self.shared.id.backing(memory.backings.len() - 1))
+        self.shared.memory.lock().backing(bytes)
     }
 
-    fn range(&self, pieces: &[Mapped]) -> Result<Slice> {
-        let mut memory = self.shared.memory.lock();
-        let mut parts = Vec::with_capacity(pieces.len());
-        for piece in pieces {
-            let index = piece.backing.of(self.shared.id)?;
-            let map = memory.backings.get(index).ok_or_else(|| unknown("backing", index as u64))?;
-            parts.push(Piece { map, offset: piece.offset, bytes: piece.bytes });
+    fn range(&self, pieces: &[Mapped], protection: Protection) -> Result<Slice> {
+        self.shared.memory.lock().range(pieces, protection)
+    }
+
+    fn remap(&self, part: Slice, pieces: &[Mapped]) -> Result<()> {
+        let remapped = self.shared.memory.lock().remap(part, pieces);
+        // The addresses map something else now, and nothing that runs from here on could be right.
+        if remapped.as_ref().is_err_and(|error| error.kind() == Kind::DeviceFailed) {
+            self.shared.fail(Kind::DeviceFailed);
         }
-        let range = Range::new(&parts, Protection::ReadWrite, &NoFaults)?;
-        let slice = self.shared.id.slice(range.as_ptr() as u64, range.len());
-        memory.ranges.push(range);
-        Ok(slice)
+        remapped
+    }
+
+    fn export(&self, backing: Backing, protection: Protection) -> Result<OwnedFd> {
+        self.shared.memory.lock().export(backing, protection)
+    }
+
+    fn import_backing(&self, descriptor: OwnedFd, bytes: u64, protection: Protection) -> Result<Backing> {
+        self.shared.memory.lock().import(descriptor, bytes, protection)
+    }
+
+    fn give_back(&self, backing: Backing) -> Result<()> {
+        self.shared.memory.lock().give_back(backing)
     }
 
     fn stream(&self) -> Result<Stream> {
@@ -447,7 +437,7 @@ impl Device for HostDevice {
 
     fn copy(&self, stream: Stream, from: Slice, to: Slice) -> Result<()> {
         self.shared.id.check(&from)?;
-        self.shared.id.check(&to)?;
+        self.shared.id.check_target(&to)?;
         if from.bytes() != to.bytes() {
             return Err(unknown("copy of another length", to.bytes()));
         }

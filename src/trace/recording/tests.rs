@@ -420,6 +420,7 @@ fn a_recording_cut_in_its_prompt_has_warm_steps_only() {
 }
 
 /// A disk that takes so many bytes per write, and no more than `room` in total.
+#[derive(Debug)]
 struct Narrow {
     most: usize,
     room: AtomicU64,
@@ -500,6 +501,7 @@ fn a_disk_that_fills_up_leaves_whole_groups() {
         assert_eq!(file.map(|f| f.len()), wanted.copied(), "room for {room} bytes");
     }
     // If even the truncation of the part fails, the part is read as a cut.
+    #[derive(Debug)]
     struct Stuck(Narrow);
     impl Faults for Stuck {
         fn before(&self, call: Call) -> Option<i32> {

@@ -338,6 +338,7 @@ mod tests {
             assert!(whole.starts_with(&file) && file.last().is_none_or(|byte| *byte == b'\n'), "call {n}");
         }
         /// Writes a part of the third batch, then fails to write more.
+        #[derive(Debug)]
         struct Short(AtomicU64);
         impl Faults for Short {
             fn before(&self, call: Call) -> Option<i32> {
