@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 from forebay.vllm import bench, check, command, engine, models, pool
 from forebay.vllm.options import ENVIRONMENT, Options
-from harness import QUICK, whole
+from harness import whole
 from test_trace import BLOCK, requests
 from test_trace import prompts as trace_prompts
 
@@ -158,6 +158,7 @@ def test_the_module_is_a_program(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert said.count("\n") == 1 and "'7'" in said
 
 
+@whole
 def test_help_shows_both_programs_options() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "forebay.vllm", "serve", "--help=max-model-len"], capture_output=True, text=True
@@ -389,11 +390,12 @@ def leading_hits(asked: list[list[int]]) -> int:
     return hits
 
 
+@whole
 def test_the_served_endpoint(model: Path, tmp_path: Path, servers: list[Server]) -> None:
     """Requests of the recorded trace, one at a time: their answers and the counters. Killed in the middle of one and
     started again on the same port, it gives the same answers. Then it is ended. No process and no shared memory is
     left."""
-    port, before, count = free_port(), shared_memory(), 6 if QUICK else 20
+    port, before, count = free_port(), shared_memory(), 20
     asked = list(zip(trace_prompts(), (one["output_length"] for one in requests())))[:count]
     server = Server(model, port, tmp_path / "first.log")
     servers.append(server)
@@ -444,6 +446,7 @@ def serve_refuses(model: Path, *words: str) -> str:
     return done.stderr.splitlines()[-1]
 
 
+@whole
 def test_a_configuration_that_serve_refuses(model: Path) -> None:
     assert "tensor_parallel_size=2 with forebay" in serve_refuses(model, "--tensor-parallel-size", "2")
 

@@ -73,6 +73,7 @@ ForebayRows.end = spoil
     assert told["wrong"] >= 1
 
 
+@whole
 def test_control_the_rows_of_another_prompt_change_tokens(model: str) -> None:
     """A prompt that is looked up under another one's tokens finds that one's rows."""
     found, _ = driven(model, WRONG_PROMPT, SHARE, together=1)
