@@ -86,7 +86,7 @@ fn from_the_host_nothing_of_a_sharded_layer_stays_on_the_device() {
     let plan = checkpoint.sharded(all, 16, group, &sharding).unwrap();
     let bytes = plan.bytes();
     // 60 layers of 90 pages on the host; one layer and two buffers on the device.
-    assert_eq!((bytes.shards, bytes.host), (0, 60 * 90 << 21));
+    assert_eq!((bytes.shards, bytes.host), (0, (60 * 90) << 21));
     assert_eq!((bytes.resident, bytes.buffers), (90 << 21, vec![90 << 21; 2]));
 }
 
@@ -184,7 +184,7 @@ fn tensors_and_modules_have_the_same_bytes() {
                 };
                 // 256 experts and 32 copies on 32 GPUs; none in a dense layer.
                 assert_eq!(
-                    (experts(2), experts(3), tensors.len() % 2 == 0),
+                    (experts(2), experts(3), tensors.len().is_multiple_of(2)),
                     (0, 9, (name == "glm-5") != drafts)
                 );
             }
