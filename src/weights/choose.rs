@@ -9,8 +9,8 @@
 //! ranges of one name in a layer are an error.
 //!
 //! **Layers.** All layers with a chosen range are *shardable*. Without a budget all of them are sharded, but for the
-//! one that an odd number may leave resident (`plan`). With a budget of bytes the fewest layers are, spread evenly over the
-//! model, because each pull then has the most time to hide in.
+//! one that an odd number may leave resident (`plan`). With a budget of bytes the fewest layers are, spread evenly over
+//! the model, because each pull then has the most time to hide in.
 
 use glob::{MatchOptions, Pattern};
 
