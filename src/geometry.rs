@@ -70,8 +70,8 @@ impl Shape {
     };
     /// DeepSeek-V3.2, BF16 rows: 576 values of two bytes.
     pub const DEEPSEEK_V3_2_BF16: Shape = Shape { runs: [1152, 0], ..Shape::DEEPSEEK_V3_2 };
-    /// DeepSeek-V3: the same latents in BF16, dense attention, no indexer. For planning only: a sparse
-    /// pool needs a top-k.
+    /// DeepSeek-V3, and DeepSeek-R1, which has its shape: the same latents in BF16, dense attention, no indexer. For
+    /// planning only: a sparse pool needs a top-k.
     pub const DEEPSEEK_V3: Shape = Shape { index_key_bytes: 0, top_k: 0, ..Shape::DEEPSEEK_V3_2_BF16 };
     /// GLM-5: 78 layers of V3.2's row format.
     pub const GLM_5: Shape = Shape { layers: 78, ..Shape::DEEPSEEK_V3_2 };
@@ -87,11 +87,12 @@ impl Shape {
         Shape { layers: 32, runs: [2048, 2048], index_key_bytes: 0, top_k: 2048, ..Shape::DEEPSEEK_V3_2 };
 
     /// The presets, by their names on the command line.
-    pub const PRESETS: [(&'static str, Shape); 8] = [
+    pub const PRESETS: [(&'static str, Shape); 9] = [
         ("deepseek-v3.2", Shape::DEEPSEEK_V3_2),
         ("deepseek-v3.2-bf16", Shape::DEEPSEEK_V3_2_BF16),
         ("deepseek-v3.2-int8", Shape::DEEPSEEK_V3_2_INT8),
         ("deepseek-v3", Shape::DEEPSEEK_V3),
+        ("deepseek-r1", Shape::DEEPSEEK_V3),
         ("glm-5", Shape::GLM_5),
         ("glm-5.2", Shape::GLM_5_2),
         ("glm-5.3", Shape::GLM_5_2),

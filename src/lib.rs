@@ -67,6 +67,7 @@ pub mod text;
 pub mod total;
 #[cfg(feature = "trace")]
 pub mod trace;
+pub mod weights;
 
 pub use cache::{
     Accepted, BatchRow, Cache, Capture, Captured, Config, Footprint, Layers, Length, Memory, Open, Slots,

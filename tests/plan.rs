@@ -387,6 +387,7 @@ fn weights_of_the_table_make_the_published_sizes() {
     for (name, bytes) in [
         ("deepseek-v3.2", Some(642.1 * GIB as f64)),
         ("deepseek-v3", Some(688_586_727_753.0)),
+        ("deepseek-r1", Some(688_586_727_753.0)),
         ("glm-5", None),
     ] {
         let checkpoint = Checkpoint::of(name).unwrap().unwrap();
@@ -408,6 +409,7 @@ fn weights_of_the_table_make_the_published_sizes() {
         of("deepseek-v3.2-bf16") == of("deepseek-v3.2") && of("deepseek-v3.2-int8") == of("deepseek-v3.2")
     );
     assert!(of("gqa-8x128").is_none() && of("deepseek-v3") < of("deepseek-v3.2"));
+    assert_eq!(of("deepseek-r1"), of("deepseek-v3"));
 }
 
 /// The page's table of weights equals the checkpoints' weights, divided.
@@ -425,7 +427,7 @@ fn the_pages_weights_are_the_checkpoints() {
         assert_eq!(cells[3..], weights, "{line}");
         rows += 1;
     }
-    assert_eq!(rows, 3);
+    assert_eq!(rows, 4);
 }
 
 #[test]

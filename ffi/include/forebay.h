@@ -1242,8 +1242,9 @@ fb_status fb_device_allocate(const struct fb_device *device,
 // Fills in the fields that describe a model (`layers`, `draft_layers`, `index_key_bytes`, `row_bytes`, `page_tokens`,
 // `top_k`, `host_stride`, `device_block_align`, `lone_layers`, `group_layers`) and leaves the other fields unchanged.
 // The names are "deepseek-v3.2", "deepseek-v3.2-bf16", "deepseek-v3.2-int8", "glm-5", "glm-5.2", "glm-5.3" and
-// "gqa-8x128"; "deepseek-v3" is a dense model and is meant for planning only. Another name is FB_OUT_OF_RANGE. Set
-// `size` of `config` before the call; the other fields may be zero or filled. On failure, `text` receives the reason.
+// "gqa-8x128"; "deepseek-v3" and "deepseek-r1" are dense models and are meant for planning only. Another name is
+// FB_OUT_OF_RANGE. Set `size` of `config` before the call; the other fields may be zero or filled. On failure, `text`
+// receives the reason.
 //
 // Requires:
 // `name` ends with a zero; `config` states its real size; `text` has `text_bytes` bytes.

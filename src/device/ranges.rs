@@ -9,8 +9,8 @@
 //! another process exported it so or this one did, can be mapped to be read only. Slices of such a range say so, and
 //! no operation that would write there is enqueued.
 //!
-//! **What it does not do.** It knows neither streams nor what is in flight: a caller that replaces a mapping has waited for
-//! the work that uses it.
+//! **What it does not do.** It knows neither streams nor what is in flight: a caller that replaces a mapping has
+//! waited for the work that uses it.
 
 use std::collections::BTreeMap;
 

@@ -17,6 +17,7 @@ pub mod elastic;
 pub mod experts;
 pub mod fit;
 pub mod kernels;
+mod matrices;
 pub mod misses;
 pub mod model;
 pub mod plan;

@@ -79,7 +79,7 @@ impl Dims {
     pub fn preset(name: &str) -> Option<Dims> {
         match name {
             "deepseek-v3.2" | "deepseek-v3.2-bf16" | "deepseek-v3.2-int8" => Some(Dims::DEEPSEEK_V3_2),
-            "deepseek-v3" => Some(Dims { index_heads: 0, ..Dims::DEEPSEEK_V3_2 }),
+            "deepseek-v3" | "deepseek-r1" => Some(Dims { index_heads: 0, ..Dims::DEEPSEEK_V3_2 }),
             "glm-5" => Some(Dims::GLM_5),
             "glm-5.2" | "glm-5.3" => Some(Dims::GLM_5_2),
             _ => None,

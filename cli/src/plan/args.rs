@@ -6,6 +6,7 @@ use clap::ValueEnum;
 use forebay::predict::plan::{Batch, Ratio};
 
 use super::deployment::AttentionName;
+use super::shards::WeightArguments;
 use crate::input::machine::Machine;
 use crate::input::sizes::{self, Model, Size};
 use crate::present::terminal::LookArguments;
@@ -15,6 +16,10 @@ A node of 8 H200 serves DeepSeek-V3.2 at 64K. Does offload pay, at which batch a
 
   forebay plan --setup ess --gpus 8 --gpu 141GB --workspace 8GB \\
       --context 64K --mtp 2 --accept 1.7
+
+Eight ranks of a host share the attention weights of DeepSeek-R1 instead of keeping them once each. What does it save?
+
+  forebay plan --model deepseek-r1 --gpu 80GB --context 4K --shard mla --dp 8
 
 Lists, separated by commas, make a sweep: one plan for each combination.
 Sizes have a unit: 80GiB, 141GB. Tokens: 4096, 32K (of 1024 each).
@@ -32,7 +37,7 @@ pub struct Arguments {
     #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = sizes::some_size, required = true)]
     pub gpu: Vec<Size>,
     /// GPUs that serve together: whole nodes, or a part of one. The setup says how many GPUs a node has, 8 without one
-    /// [default: the setup's, or 8].
+    /// [default: the setup's; without one 8, or the fewest nodes, doubled, on which the model's weights leave room].
     #[arg(long, value_name = "N", value_parser = sizes::gpus, allow_negative_numbers = true)]
     pub gpus: Option<u32>,
     /// How attention is divided over a node's GPUs: by sequences (dp), or by heads (tp). With tp each GPU holds the
@@ -42,6 +47,8 @@ pub struct Arguments {
     /// Weights on each GPU; 0 for none [default: the model's published checkpoint, divided over --gpus].
     #[arg(long, value_name = "SIZE", value_parser = sizes::size)]
     pub weights: Option<Size>,
+    #[command(flatten)]
+    pub modules: WeightArguments,
     /// Activations on each GPU [default: 0].
     #[arg(long, value_name = "SIZE", value_parser = sizes::size)]
     pub activations: Option<Size>,

@@ -22,6 +22,8 @@ pub struct Deployed {
     pub node: u32,
     /// How attention is divided over a node.
     pub attention: Attention,
+    /// GPUs that attention's heads are divided over; 1 if it is divided by sequences.
+    pub heads: u32,
     /// The checkpoint that the weights come from; none if they were given.
     pub checkpoint: Option<String>,
 }
@@ -34,10 +36,7 @@ impl Deployed {
 
     /// How many distinct sets of sequences the GPUs serve, each as large as one GPU's plan.
     pub fn groups(&self) -> u64 {
-        match self.attention {
-            Attention::Data => u64::from(self.gpus),
-            Attention::Tensor => u64::from(self.gpus / self.node_gpus().max(1)),
-        }
+        u64::from(self.gpus / self.heads.max(1))
     }
 
     /// Sequences of all GPUs, if one GPU's plan has `batch`.

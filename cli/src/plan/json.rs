@@ -10,6 +10,7 @@ use serde::Serialize;
 use super::deployment::Deployed;
 use super::result::{Gain, On, Point};
 use super::settings::Advised;
+use super::weights_json::{Weights, weights};
 use crate::present::json::{self, Head};
 
 #[derive(Serialize)]
@@ -21,6 +22,8 @@ struct Entry<'a> {
     context: u32,
     mtp: u32,
     deployment: Gpus<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    weights: Option<Weights<'a>>,
     asked: Asked,
     #[serde(flatten)]
     on: Option<Machine<'a>>,
@@ -273,6 +276,7 @@ pub fn text(points: &[Point], least_otps: f64) -> Result<Vec<u8>> {
         context: point.demand.context,
         mtp: point.demand.query_rows,
         deployment: deployment(point),
+        weights: point.weighed.as_deref().map(weights),
         asked: Asked::of(&point.demand),
         on: point.on.as_ref().map(|on| machine(on, point)),
         gain: point.gain.as_ref().map(|gain| yields(gain, point)),

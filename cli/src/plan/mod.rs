@@ -8,7 +8,9 @@ mod json;
 pub mod result;
 pub mod run;
 mod settings;
+mod shards;
 mod text;
+mod weights_json;
 
 pub use self::args::Arguments;
 pub use self::run::command;

@@ -9,6 +9,7 @@ use forebay::predict::worth::Baseline;
 use forebay::{Error, Result};
 
 use super::deployment::Deployed;
+use super::shards::Weighed;
 use crate::input::sizes::Size;
 
 /// The given sizes of a GPU's memory and of the host's, in the form in which they were given.
@@ -42,6 +43,8 @@ pub struct Point {
     pub demand: Demand,
     /// The given sizes of memory.
     pub memory: Rc<Memory>,
+    /// The weights on each GPU; none if they were given.
+    pub weighed: Option<Rc<Weighed>>,
     /// The setup that it is to be simulated on; none without one.
     pub on: Option<On>,
     /// The plan, or why there is none.

@@ -4,6 +4,7 @@
 //! Lists of values make a sweep: one plan for each combination. A plan of a sweep that does not fit becomes a line
 //! that says so. An invalid plan is an error, and so is a single plan that does not fit.
 
+use std::collections::HashMap;
 use std::rc::Rc;
 
 use forebay::predict::plan::{self, Batch, Demand, FEW_SLOTS, Note, Ratio};
@@ -16,6 +17,7 @@ use forebay::{Error, Kind, Result, Shape};
 use super::args::{Arguments, Tables};
 use super::deployment::{AttentionName, Deployed};
 use super::result::{Gain, Memory, On, Point, Slow};
+use super::shards::{Weighed, WeightArguments, fewest_nodes};
 use super::{html, json, text};
 use crate::input::machine::{self, Linked};
 use crate::input::misses::Source;
@@ -67,21 +69,27 @@ impl Subject {
         })
     }
 
-    /// Bytes of weights on each GPU, from the published checkpoint.
-    fn weights(&self, deployed: &Deployed, query_rows: u32) -> Result<u64> {
+    /// The weights on each GPU, from the published checkpoint.
+    fn weigh(&self, arguments: &WeightArguments, deployed: &Deployed, query_rows: u32) -> Result<Weighed> {
         let drafts = query_rows > 1 || self.shape.draft_layers > 0;
-        let Some(checkpoint) = &self.checkpoint else {
-            return Err(Error::new(Kind::InvalidConfig, "plan")
-                .at(format!("--weights is not given, and no checkpoint of {} is known", self.name))
-                .hint("pass --weights with the bytes on each GPU, or 0"));
-        };
-        Ok(checkpoint.on_gpu(deployed.gpus, deployed.attention, drafts))
+        match &self.checkpoint {
+            Some(checkpoint) => arguments.weigh(checkpoint, deployed, self.shape, drafts),
+            None => Err(Error::new(Kind::InvalidConfig, "plan")
+                .at(match arguments.need_checkpoint() {
+                    Some(option) => format!("{option}: no checkpoint of {} is known", self.name),
+                    None => format!("--weights is not given, and no checkpoint of {} is known", self.name),
+                })
+                .hint(
+                    "pass --weights with the bytes on each GPU, or 0, without options that divide weights",
+                )),
+        }
     }
 }
 
 /// What one plan of the sweep is asked for.
 struct Job {
     memory: Rc<Memory>,
+    weighed: Option<Rc<Weighed>>,
     demand: Demand,
     accept: f64,
 }
@@ -128,7 +136,19 @@ impl Arguments {
         let fitted = subject.setup.as_ref().map(|setup| &setup.file().deployment);
         let checkpoint = subject.checkpoint.as_ref().filter(|_| self.weights.is_none());
         let node = fitted.map_or(NODE_GPUS, |fitted| fitted.node_gpus);
-        let gpus = self.gpus.or(fitted.map(|fitted| fitted.gpus)).unwrap_or(NODE_GPUS);
+        let attention = match self.attention {
+            Some(AttentionName::Tp) => Attention::Tensor,
+            Some(AttentionName::Dp) | None => Attention::Data,
+        };
+        let checkpoint = checkpoint.map(|checkpoint| checkpoint.name().to_owned());
+        let of = |gpus: u32| {
+            let heads = self.modules.heads(attention, gpus.min(node));
+            Deployed { gpus, node, attention, heads, checkpoint: checkpoint.clone() }
+        };
+        let gpus = match self.gpus.or(fitted.map(|fitted| fitted.gpus)) {
+            Some(gpus) => gpus,
+            None => self.default_gpus(subject, node, of)?,
+        };
         if !weights::is_deployment(gpus, node) {
             return Err(Error::new(Kind::InvalidConfig, "plan")
                 .at(format!(
@@ -136,14 +156,22 @@ impl Arguments {
                 ))
                 .hint("pass whole nodes, or half of one, a quarter and so on"));
         }
-        Ok(Deployed {
-            gpus,
-            node,
-            attention: match self.attention {
-                Some(AttentionName::Tp) => Attention::Tensor,
-                Some(AttentionName::Dp) | None => Attention::Data,
-            },
-            checkpoint: checkpoint.map(|checkpoint| checkpoint.name().to_owned()),
+        Ok(of(gpus))
+    }
+
+    /// Without `--gpus` and a setup: one node, or the fewest on which the model's weights leave room for a cache on the
+    /// largest GPU that was given.
+    fn default_gpus(&self, subject: &Subject, node: u32, of: impl Fn(u32) -> Deployed) -> Result<u32> {
+        if self.weights.is_some() || subject.checkpoint.is_none() {
+            return Ok(NODE_GPUS);
+        }
+        let bytes = |size: &Option<Size>| size.as_ref().map_or(0, |size| size.bytes);
+        let beside = bytes(&self.activations).saturating_add(bytes(&self.workspace));
+        let most = self.gpu.iter().map(|gpu| gpu.bytes).max().unwrap_or(0).saturating_sub(beside);
+        let rows = self.mtp.iter().copied().max().unwrap_or(1);
+        let least = self.modules.least_gpus(of(node).attention).max(1);
+        fewest_nodes(node, least, |gpus| {
+            subject.weigh(&self.modules, &of(gpus), rows).map(|weighed| weighed.on_gpu < most)
         })
     }
 
@@ -172,6 +200,10 @@ impl Arguments {
                 .hint("pass fewer values"));
         }
         let deployed = self.deployed(subject)?;
+        let mut weighed = HashMap::new();
+        for mtp in mtps.iter().filter(|_| self.weights.is_none()) {
+            weighed.insert(*mtp, Rc::new(subject.weigh(&self.modules, &deployed, *mtp)?));
+        }
         let mut jobs = Vec::new();
         for memory in self.gpu.iter().map(|gpu| self.memory(gpu)) {
             for (context, (mtp, accept)) in self
@@ -184,11 +216,12 @@ impl Arguments {
                 {
                     let mut demand = self.demand(subject, &memory, context, batch);
                     (demand.query_rows, demand.ratio) = (*mtp, ratio);
-                    demand.weights = match &memory.weights {
-                        Some(given) => given.bytes,
-                        None => subject.weights(&deployed, *mtp)?,
+                    let weighed = weighed.get(mtp).cloned();
+                    demand.weights = match (&memory.weights, &weighed) {
+                        (Some(given), _) => given.bytes,
+                        (None, weighed) => weighed.as_ref().map_or(0, |weighed| weighed.on_gpu),
                     };
-                    jobs.push(Job { memory: memory.clone(), demand, accept: *accept });
+                    jobs.push(Job { memory: memory.clone(), weighed, demand, accept: *accept });
                 }
             }
         }
@@ -230,6 +263,7 @@ fn plain(subject: &Subject, deployed: &Deployed, job: &Job) -> Result<Point> {
         deployed: deployed.clone(),
         demand: job.demand.clone(),
         memory: job.memory.clone(),
+        weighed: job.weighed.clone(),
         on: None,
         planned: fit(plan::plan(&job.demand))?,
         unknown: None,

@@ -151,7 +151,7 @@ mod tests {
             workspace: None,
             host: None,
         });
-        let deployed = Deployed { gpus: 8, node: 8, attention: Attention::Data, checkpoint: None };
+        let deployed = Deployed { gpus: 8, node: 8, attention: Attention::Data, heads: 1, checkpoint: None };
         let point = |number| {
             let mut demand = demand.clone();
             change(number, &mut demand);
@@ -160,6 +160,7 @@ mod tests {
                 deployed: deployed.clone(),
                 demand,
                 memory: memory.clone(),
+                weighed: None,
                 on: None,
                 planned: Ok(planned.clone()),
                 unknown: None,

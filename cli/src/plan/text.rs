@@ -4,11 +4,13 @@ use forebay::Geometry;
 use forebay::predict::plan::{Demand, Note, Planned};
 use forebay::predict::stride::Stride;
 use forebay::predict::weights::Attention;
+use forebay::weights::{Bytes, Closing, Source};
 
 use super::deployment::Deployed;
 use super::result::{Gain, Point, Slow};
 use super::settings::{Advised, Settings};
-use crate::present::numbers::{grouped, number, ratio, signed_percent, tokens};
+use super::shards::{Counted, Sharded, Weighed};
+use crate::present::numbers::{counted, grouped, number, ratio, signed_percent, tokens};
 use crate::present::output::harmless;
 use crate::present::provenance;
 use crate::present::terminal::{Look, Spare, align_right};
@@ -122,8 +124,33 @@ fn notes(points: &[Point]) -> Vec<Note> {
 pub fn attention(deployed: &Deployed) -> &'static str {
     match deployed.attention {
         Attention::Data => "DP attention: each GPU has the cache of its own sequences",
-        Attention::Tensor => "TP attention: each GPU of a node has the cache of all its sequences",
+        Attention::Tensor if deployed.heads == deployed.node_gpus() => {
+            "TP attention: each GPU of a node has the cache of all its sequences"
+        }
+        Attention::Tensor => "TP attention: each GPU of a --tp group has the cache of all its sequences",
     }
+}
+
+/// What the experts are divided over, and what becomes of everything else.
+fn divided(point: &Point) -> (String, String) {
+    let deployed = &point.deployed;
+    let division = point.weighed.as_ref().map(|weighed| weighed.division);
+    let experts = match division.map(|division| division.experts) {
+        Some(experts) if experts != deployed.gpus => counted(experts, "GPU"),
+        _ => "all GPUs".to_owned(),
+    };
+    let dense = division.map_or(deployed.heads, |division| division.dense);
+    let rest = match deployed.attention {
+        Attention::Tensor if dense == deployed.node_gpus() => {
+            "everything else divided by heads over a node".to_owned()
+        }
+        Attention::Tensor => format!("everything else divided by heads over {}", counted(dense, "GPU")),
+        Attention::Data if dense > 1 => {
+            format!("dense parts, embedding and head over {}, everything else on each", counted(dense, "GPU"))
+        }
+        Attention::Data => "everything else on each".to_owned(),
+    };
+    (experts, rest)
 }
 
 /// The source of the weights.
@@ -131,12 +158,9 @@ pub fn weights(point: &Point) -> String {
     match &point.deployed.checkpoint {
         Some(checkpoint) => {
             let each = point.memory.size(point.demand.weights as f64);
-            let rest = match point.deployed.attention {
-                Attention::Data => "everything else on each",
-                Attention::Tensor => "everything else divided by heads over a node",
-            };
+            let (experts, rest) = divided(point);
             format!(
-                "Weights: {each} on each GPU, from the checkpoint {checkpoint}; experts divided over all GPUs, {rest}"
+                "Weights: {each} on each GPU, from the checkpoint {checkpoint}; experts divided over {experts}, {rest}"
             )
         }
         None => {
@@ -144,6 +168,64 @@ pub fn weights(point: &Point) -> String {
             format!("Weights: {given} on each GPU, from --weights")
         }
     }
+}
+
+/// The weights on a GPU by module, and what sharding saves.
+fn weighed(point: &Point, weighed: &Weighed) -> Vec<String> {
+    let size = |bytes: u64| point.memory.size(bytes as f64);
+    let modules = weighed.modules.iter().filter(|bytes| bytes.on_gpu > 0);
+    let modules: Vec<String> = modules
+        .map(|bytes| match (bytes.module.describe(), bytes.on_gpu == bytes.whole) {
+            (name, true) => format!("{name} {}", size(bytes.on_gpu)),
+            (name, false) => format!("{name} {} of {}", size(bytes.on_gpu), size(bytes.whole)),
+        })
+        .collect();
+    let mut lines = vec![format!("Weights by module, in {}: {}", weighed.dtype, modules.join(", "))];
+    let Some(sharded) = &weighed.sharded else { return lines };
+    let Sharded { plan, rounded, exact, .. } = sharded;
+    let ranks = plan.group().ranks;
+    let from = match sharded.source {
+        Source::Peers => format!("over {}", counted(ranks, "rank")),
+        Source::Host => "from each rank's pinned host memory".to_owned(),
+    };
+    let rest = match plan.closing() {
+        Closing::Resident(layer) => format!("; layer {layer} stays whole"),
+        Closing::ThirdBuffer => "; the last has a third buffer".to_owned(),
+        Closing::Even => String::new(),
+    };
+    let names = harmless(&sharded.names.join(", "));
+    lines.push(format!(
+        "Sharded {from}: {names} in {} of {} layers{rest}",
+        plan.sharded(),
+        plan.layers().len()
+    ));
+    let saved = |of: &Counted| {
+        let sign = if of.saved < 0 { "-" } else { "" };
+        format!("{sign}{}", size(of.saved.unsigned_abs()))
+    };
+    let Bytes { resident, shards, buffers, host } = &rounded.bytes;
+    let host = if *host > 0 { format!(", and {} of host memory", size(*host)) } else { String::new() };
+    lines.push(format!(
+        "Of {} a GPU holds {}: resident {}, own parts {}, {} {}{host}",
+        size(plan.whole()),
+        size(rounded.bytes.device()),
+        size(*resident),
+        size(*shards),
+        counted(buffers.len() as u64, "buffer"),
+        size(buffers.iter().sum()),
+    ));
+    lines.push(format!(
+        "Saved: {} a GPU ({} before rounding), the latent rows of {} tokens. A pull moves up to {} of a layer's {} \
+         ({} of {} before rounding); its time is not in this plan",
+        saved(rounded),
+        saved(exact),
+        grouped(rounded.tokens as f64),
+        size(rounded.pull),
+        size(rounded.layer),
+        size(exact.pull),
+        size(exact.layer),
+    ));
+    lines
 }
 
 /// The values that all plans share, line by line.
@@ -170,6 +252,7 @@ pub fn given(first: &Point, points: &[Point]) -> Vec<String> {
     lines.push(format!("{gpus} GPU{plural}{of}, {}", attention(&first.deployed)));
     if same(|point| point.demand.weights) && points.iter().all(|point| point.deployed == first.deployed) {
         lines.push(weights(first));
+        lines.extend(first.weighed.iter().flat_map(|own| weighed(first, own)));
     }
     let taken: Vec<String> = [(&memory.activations, "activations"), (&memory.workspace, "workspace")]
         .into_iter()
