@@ -119,7 +119,7 @@ tests-build:
 	cargo test --workspace --all-features --no-run
 
 all-tests:
-	cargo test --workspace --all-features
+	cargo test --workspace --all-features --no-fail-fast
 
 # Checks that the embedded kernels match the sources, and that none spills or exceeds ci/kernels-bounds.txt.
 kernels-check:

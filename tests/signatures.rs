@@ -19,7 +19,7 @@ const TABLE: &str = "src/device/cuda/driver.rs";
 const STANDIN: &str = "standin/driver/cuda_driver.h";
 
 /// The name of a number of [`TABLE`] there and in the header.
-const NUMBERS: [(&str, &str); 40] = [
+const NUMBERS: [(&str, &str); 41] = [
     ("INVALID_VALUE", "CUDA_ERROR_INVALID_VALUE"),
     ("OUT_OF_MEMORY", "CUDA_ERROR_OUT_OF_MEMORY"),
     ("STUB_LIBRARY", "CUDA_ERROR_STUB_LIBRARY"),
@@ -43,6 +43,7 @@ const NUMBERS: [(&str, &str); 40] = [
     ("LOCATION_HOST_NUMA", "CU_MEM_LOCATION_TYPE_HOST_NUMA"),
     ("HANDLE_DESCRIPTOR", "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR"),
     ("HANDLE_FABRIC", "CU_MEM_HANDLE_TYPE_FABRIC"),
+    ("ACCESS_READ", "CU_MEM_ACCESS_FLAGS_PROT_READ"),
     ("ACCESS_READ_WRITE", "CU_MEM_ACCESS_FLAGS_PROT_READWRITE"),
     ("LAUNCH_PROGRAMMATIC", "CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION"),
     ("FUNCTION_THREADS", "CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK"),
