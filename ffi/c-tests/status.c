@@ -10,14 +10,14 @@ static void versions(void) {
 static void texts(void) {
     CHECK(strcmp(fb_status_text(FB_OK), "ok") == 0);
     CHECK(strcmp(fb_status_text(FB_CLOSED), "closed") == 0);
-    for (uint32_t status = FB_OK; status <= FB_UNSUPPORTED; status++) {
+    for (uint32_t status = FB_OK; status <= FB_CORRUPT; status++) {
         const char *text = fb_status_text(status);
         CHECK(text != NULL && text[0] != 0 && strcmp(text, "unknown status") != 0);
         for (uint32_t other = 0; other < status; other++) {
             CHECK(strcmp(text, fb_status_text(other)) != 0);
         }
     }
-    CHECK(strcmp(fb_status_text(FB_UNSUPPORTED + 1), "unknown status") == 0);
+    CHECK(strcmp(fb_status_text(FB_CORRUPT + 1), "unknown status") == 0);
     CHECK(strcmp(fb_status_text(UINT32_MAX), "unknown status") == 0);
 }
 
