@@ -25,6 +25,8 @@ mod probe;
 mod resizes;
 #[path = "cuda/rig.rs"]
 mod rig;
+#[path = "cuda/windows.rs"]
+mod sharded;
 #[path = "cuda/shared.rs"]
 mod shared;
 #[path = "support/skip.rs"]
@@ -33,3 +35,5 @@ mod skip;
 mod steps;
 #[path = "cuda/streams.rs"]
 mod streams;
+#[path = "support/windows.rs"]
+mod windows;

@@ -19,11 +19,12 @@ const TABLE: &str = "src/device/cuda/driver.rs";
 const STANDIN: &str = "standin/driver/cuda_driver.h";
 
 /// The name of a number of [`TABLE`] there and in the header.
-const NUMBERS: [(&str, &str); 41] = [
+const NUMBERS: [(&str, &str); 42] = [
     ("INVALID_VALUE", "CUDA_ERROR_INVALID_VALUE"),
     ("OUT_OF_MEMORY", "CUDA_ERROR_OUT_OF_MEMORY"),
     ("STUB_LIBRARY", "CUDA_ERROR_STUB_LIBRARY"),
     ("NO_DEVICE", "CUDA_ERROR_NO_DEVICE"),
+    ("PEER_ACCESS", "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED"),
     ("INVALID_HANDLE", "CUDA_ERROR_INVALID_HANDLE"),
     ("NOT_READY", "CUDA_ERROR_NOT_READY"),
     ("CAPTURE_FORBIDS", "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"),

@@ -115,21 +115,22 @@ pub fn receive(socket: impl AsFd, buffer: &mut [u8], faults: &dyn Faults) -> Res
     Ok(Some(Received { bytes, descriptor }))
 }
 
-/// Waits until bytes can be received or, with `to_send`, sent. Returns whether this is so after at most `at_most`. A
-/// closed connection can be received from: [`receive`] then says so.
+/// Waits until bytes can be received from one of `sockets` or, where its `bool` says so, sent to it. Returns whether
+/// this is so after at most `at_most`. A closed connection can be received from: [`receive`] then says so.
 ///
 /// # Errors
 /// [`Kind::OsRefused`].
-pub fn wait(socket: impl AsFd, to_send: bool, at_most: Duration, faults: &dyn Faults) -> Result<bool> {
+pub fn wait(sockets: &[(BorrowedFd<'_>, bool)], at_most: Duration, faults: &dyn Faults) -> Result<bool> {
     let failed = |refusal: Refusal| refusal.error("wait for a process");
     let start = Instant::now();
-    let wanted = if to_send { PollFlags::POLLIN | PollFlags::POLLOUT } else { PollFlags::POLLIN };
+    let wanted = |to_send| if to_send { PollFlags::POLLIN | PollFlags::POLLOUT } else { PollFlags::POLLIN };
+    let polled = sockets.iter().map(|(socket, to_send)| PollFd::new(*socket, wanted(*to_send)));
+    let mut polled: Vec<PollFd<'_>> = polled.collect();
     loop {
         ask(faults, Call::Poll, "poll").map_err(failed)?;
         // Rounded up to whole milliseconds, so that no time is left when the call ends.
         let left = at_most.saturating_sub(start.elapsed()).as_nanos().div_ceil(1_000_000);
         let timeout = i32::try_from(left).ok().and_then(|left| PollTimeout::try_from(left).ok());
-        let mut polled = [PollFd::new(socket.as_fd(), wanted)];
         match poll(&mut polled, timeout.unwrap_or(PollTimeout::MAX)) {
             Err(Errno::EINTR) => {}
             Ok(0) if start.elapsed() < at_most => {}
@@ -261,22 +262,25 @@ mod tests {
         }
         assert!(sent > 0 && sent.checked_rem(bytes.len()) != Some(0), "{sent}");
         // It can neither be sent to nor received from; after a reader has made room it can be sent to.
-        assert!(!wait(&a, true, Duration::from_millis(1), &NoFaults).unwrap());
+        assert!(!wait(&[(a.as_fd(), true)], Duration::from_millis(1), &NoFaults).unwrap());
         let mut room = vec![0; sent];
         (&b).read_exact(&mut room).unwrap();
-        assert!(wait(&a, true, Duration::from_secs(60), &NoFaults).unwrap());
+        assert!(wait(&[(a.as_fd(), true)], Duration::from_secs(60), &NoFaults).unwrap());
     }
 
     #[test]
     fn a_wait_ends_at_its_time_or_with_bytes() {
         let (a, b) = UnixStream::pair().unwrap();
         let start = Instant::now();
-        assert!(!wait(&b, false, Duration::from_micros(2500), &NoFaults).unwrap());
+        assert!(!wait(&[(b.as_fd(), false)], Duration::from_micros(2500), &NoFaults).unwrap());
         assert!(start.elapsed() >= Duration::from_micros(2500));
         send(&a, b"x", None, &NoFaults).unwrap();
-        assert!(wait(&b, false, Duration::MAX, &NoFaults).unwrap());
+        assert!(wait(&[(b.as_fd(), false)], Duration::MAX, &NoFaults).unwrap());
         drop((a, got(&b)));
-        assert!(wait(&b, false, Duration::MAX, &NoFaults).unwrap(), "a closed socket has something to say");
+        assert!(
+            wait(&[(b.as_fd(), false)], Duration::MAX, &NoFaults).unwrap(),
+            "a closed socket has something to say"
+        );
     }
 
     #[test]
@@ -298,7 +302,8 @@ mod tests {
         assert_eq!(e.place(), "sendmsg: Operation not permitted");
         let e = receive(&a, &mut [0], &Inject::call(Call::Receive, libc::EMFILE)).unwrap_err();
         assert_eq!(e.place(), "recvmsg: Too many open files");
-        let e = wait(&b, false, Duration::ZERO, &Inject::call(Call::Poll, libc::ENOMEM)).unwrap_err();
+        let e =
+            wait(&[(b.as_fd(), false)], Duration::ZERO, &Inject::call(Call::Poll, libc::ENOMEM)).unwrap_err();
         assert_eq!((e.kind(), e.place()), (Kind::OutOfMemory, "poll: Cannot allocate memory"));
     }
 }

@@ -32,7 +32,7 @@ fn scenario(faults: &dyn Faults) -> crate::error::Result<()> {
     credentials(&a, faults)?;
     let exported = map.export(Protection::Read, faults)?;
     send(&a, b"a map", Some(exported.as_fd()), faults)?;
-    wait(&b, false, std::time::Duration::MAX, faults)?;
+    wait(&[(b.as_fd(), false)], std::time::Duration::MAX, faults)?;
     let received = receive(&b, &mut [0; 16], faults)?.and_then(|received| received.descriptor);
     let adopted = Map::adopt(received.unwrap(), map.len(), Protection::Read, faults)?;
     let mut byte = [0];

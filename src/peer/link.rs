@@ -4,7 +4,7 @@
 //! program calls it at least once in every [`Limits::interval`], for example from a thread of its own; a process that
 //! calls it less often seems dead to the other side. [`Link::send`] only queues.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
@@ -30,8 +30,9 @@ pub struct Link {
 impl Link {
     /// Begins a session over a connected socket. The first [`Link::event`] sends this side's hello.
     ///
-    /// # Errors [`Kind::InvalidConfig`] for a process of another user at the other end, for a rank that the group
-    /// does not have, and for limits that contradict each other; [`Kind::OsRefused`].
+    /// # Errors
+    /// [`Kind::InvalidConfig`] for a process of another user at the other end, for a rank that the group does not have,
+    /// and for limits that contradict each other; [`Kind::OsRefused`].
     pub fn new(socket: UnixStream, own: Hello, limits: Limits, faults: Arc<dyn Faults>) -> Result<Link> {
         let credentials = os::credentials(&socket, &*faults)?;
         if credentials.user != os::user() {
@@ -103,10 +104,20 @@ impl Link {
             if now >= until {
                 return Ok(None);
             }
-            let due = self.session.due().unwrap_or(until).min(until);
-            let to_send = self.session.outgoing().is_some();
-            os::wait(&self.socket, to_send, due.saturating_sub(now), &*self.faults)?;
+            let (socket, at_most) = (self.awaited(), self.due().min(until.saturating_sub(now)));
+            os::wait(&[socket], at_most, &*self.faults)?;
         }
+    }
+
+    /// The socket, and whether the session waits to send to it too.
+    pub(super) fn awaited(&self) -> (BorrowedFd<'_>, bool) {
+        (self.socket.as_fd(), self.session.outgoing().is_some())
+    }
+
+    /// How long [`Link::event`] has nothing to do, if nothing arrives.
+    pub(super) fn due(&self) -> Duration {
+        let due = self.session.due().unwrap_or(Duration::MAX);
+        due.saturating_sub(self.start.elapsed())
     }
 
     /// Sends as much as the socket takes.

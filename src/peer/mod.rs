@@ -8,7 +8,8 @@
 //!
 //! **Parts.** A [`Session`] is the protocol without socket and clock: bytes that arrived go in, bytes to send come out,
 //! and the caller passes the time. Tests and fuzzers drive it so. A [`Link`] is a session over a socket, with the
-//! system's clock. A [`Hello`] is what each side says first.
+//! system's clock. A [`Hello`] is what each side says first. [`Links`] are the sessions of a process with all others of
+//! its group, which meet in a folder.
 //!
 //! **Frames.** A frame is a header of 8 bytes and at most [`MESSAGE_MAX`] bytes after it; all numbers are
 //! little-endian.
@@ -32,16 +33,18 @@
 //! arrived of it, at most [`FRAME_MAX`], and at most [`DESCRIPTORS_MAX`] descriptors wait for their frames. Frames to
 //! send take at most [`Limits::queue`] bytes.
 //!
-//! **What it does not do.** It connects nothing, starts no thread, and does not protect against the user's own
+//! **What it does not do.** It starts no thread, and does not protect against the user's own
 //! processes: a socket's file mode does, and [`Link::new`] refuses other users' processes. It neither reads messages
 //! nor maps memory.
 
 mod frame;
 mod hello;
 mod link;
+mod links;
 mod session;
 
 pub use frame::{FRAME_MAX, MESSAGE_MAX};
 pub use hello::{Digest, Hello, VERSION};
 pub use link::Link;
+pub use links::Links;
 pub use session::{DESCRIPTORS_MAX, Event, Limits, Outgoing, Session};

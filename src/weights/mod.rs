@@ -1,5 +1,5 @@
-//! Weights that are sharded over the ranks of a host: what each rank keeps of each layer, decided before anything is
-//! allocated.
+//! Weights that are sharded over the ranks of a host: what each rank keeps of each layer, and how the whole layer comes
+//! to be where the engine reads it.
 //!
 //! Data-parallel ranks hold the same attention weights, once each. With sharding each of n ranks of one host keeps 1/n
 //! of every sharded layer, and the whole layer appears in a *window*, one range of addresses, while the layer is in
@@ -10,15 +10,29 @@
 //! ([`Layout`]), which rank owns which pages ([`Cut`]), which buffer a layer uses ([`Place`]), and the bytes of it all
 //! ([`Bytes`]). Every rank makes it for itself from the same description, and ranks compare [`Plan::digest`].
 //!
-//! **What it does not do.** It is arithmetic: it allocates nothing on a device, maps no window, copies no byte and
-//! knows no process. It does not interpret weights; a tensor is a name, a length and an alignment.
+//! [`Windows`] are the plan made real on one device: the memory, the addresses, the bytes that the engine fills
+//! ([`Windows::fill`], or [`Files`] for weights that are used as they are stored), the parts that ranks give each
+//! other ([`Windows::share`], over the sessions of [`crate::peer::Links`]), and the pull that brings a layer together
+//! ([`Windows::pull`]).
+//!
+//! **What it does not do.** It does not decide when a layer is pulled, and orders no pull against the engine's work.
+//! It does not interpret weights; a tensor is a name, a length and an alignment.
 
 mod choose;
 mod cut;
+#[cfg(feature = "safetensors")]
+mod files;
+mod fill;
 mod layer;
 mod plan;
+mod share;
+mod staging;
+mod window;
 
 pub use choose::Patterns;
 pub use cut::{Cut, RANKS_MAX};
+#[cfg(feature = "safetensors")]
+pub use files::Files;
 pub use layer::{Layout, Placed, Tensor};
 pub use plan::{Bytes, Closing, Group, LayerPlan, Odd, Place, Plan, Sharding, Source};
+pub use window::{Pulls, Windows};

@@ -379,6 +379,11 @@ impl Plan {
         self.group
     }
 
+    /// Where a sharded layer's other pages come from.
+    pub const fn source(&self) -> Source {
+        self.source
+    }
+
     /// Bytes of a page.
     pub const fn grain(&self) -> u64 {
         self.grain

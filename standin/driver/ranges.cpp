@@ -20,8 +20,11 @@ namespace {
 // From this version on, a mapping may begin at an offset into a handle's memory; before, the offset had to be zero.
 constexpr unsigned OFFSETS_FROM = 13000;
 
+// Reservations, physical memory and mappings begin and end on granules.
+bool granules(size_t bytes) { return bytes % gpu.options.granule == 0; }
+
 bool whole(uintptr_t address, size_t bytes) {
-    return bytes && address % GRANULE == 0 && bytes % GRANULE == 0 && address + bytes > address;
+    return bytes && granules(address) && granules(bytes) && address + bytes > address;
 }
 
 bool on_host(const CUmemLocation& location) { return location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA; }
@@ -62,7 +65,7 @@ bool any_mapped(uintptr_t address, size_t bytes) {
 }
 
 CUresult reserve(CUdeviceptr* out, size_t bytes, size_t alignment) {
-    if (alignment < GRANULE) alignment = GRANULE;
+    if (alignment < gpu.options.granule) alignment = gpu.options.granule;
     // Reserves more than the caller asked for, so that an aligned part lies inside, and releases the rest.
     size_t more = bytes + alignment;
     void* map = mmap(nullptr, more, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -123,10 +126,13 @@ CUresult unmap(CUdeviceptr address, size_t bytes) {
 // The host may touch pages only if their memory says so. A kernel runs on the host here too, so the stand-in only
 // records what a device may do with host memory.
 CUresult set_access(CUdeviceptr address, size_t bytes, const CUmemAccessDesc& desc) {
-    bool all = true, none = true;
+    bool all = true, none = true, imported = false;
     for (auto span = gpu.spans.find(address); span != gpu.spans.end() && span->first < address + bytes; ++span) {
         (span->second.memory->host ? none : all) = false;
+        imported |= span->second.memory->imported;
     }
+    // As of memory on a device that this one cannot reach.
+    if (imported && !gpu.options.peer_access) return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
     if (on_host(desc.location) && !all) return CUDA_ERROR_INVALID_VALUE;
     bool known = on_host(desc.location) ||
                  (desc.location.type == CU_MEM_LOCATION_TYPE_DEVICE && desc.location.id >= 0 &&
@@ -153,7 +159,7 @@ using namespace driver;
 CUresult cuMemAddressReserve(CUdeviceptr* out, size_t bytes, size_t alignment, CUdeviceptr,
                              unsigned long long flags) {
     return enter("cuMemAddressReserve", CONTEXT | UNSAFE | BLOCKS, [&] {
-        if (!out || !bytes || bytes % GRANULE || (alignment & (alignment - 1)) || flags) {
+        if (!out || !bytes || !granules(bytes) || (alignment & (alignment - 1)) || flags) {
             return CUDA_ERROR_INVALID_VALUE;
         }
         return reserve(out, bytes, alignment);
@@ -174,7 +180,7 @@ CUresult cuMemAddressFree(CUdeviceptr address, size_t bytes) {
 CUresult cuMemCreate(CUmemGenericAllocationHandle* out, size_t bytes, const CUmemAllocationProp* prop,
                      unsigned long long flags) {
     return enter("cuMemCreate", CONTEXT | UNSAFE | BLOCKS, [&] {
-        if (!out || flags || !bytes || bytes % GRANULE || !supported(prop)) return CUDA_ERROR_INVALID_VALUE;
+        if (!out || flags || !bytes || !granules(bytes) || !supported(prop)) return CUDA_ERROR_INVALID_VALUE;
         int types = prop->requestedHandleTypes;
         constexpr int DESCRIPTOR = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, FABRIC = CU_MEM_HANDLE_TYPE_FABRIC;
         if (types & ~(DESCRIPTOR | FABRIC)) return CUDA_ERROR_NOT_SUPPORTED;
@@ -202,7 +208,7 @@ CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGeneric
                   unsigned long long flags) {
     return enter("cuMemMap", CONTEXT | UNSAFE | BLOCKS, [&] {
         auto found = gpu.handles.find(handle);
-        if (!found || flags || !whole(address, bytes) || offset % GRANULE) return CUDA_ERROR_INVALID_VALUE;
+        if (!found || flags || !whole(address, bytes) || !granules(offset)) return CUDA_ERROR_INVALID_VALUE;
         if (offset && gpu.options.driver_version < OFFSETS_FROM) return CUDA_ERROR_INVALID_VALUE;
         size_t there = found->memory->bytes;
         if (offset > there || bytes > there - offset) return CUDA_ERROR_INVALID_VALUE;
@@ -242,7 +248,7 @@ CUresult cuMemGetAllocationGranularity(size_t* out, const CUmemAllocationProp* p
                                        CUmemAllocationGranularity_flags) {
     return enter("cuMemGetAllocationGranularity", INITIALIZED, [&] {
         if (!out || !supported(prop)) return CUDA_ERROR_INVALID_VALUE;
-        *out = GRANULE;
+        *out = gpu.options.granule;
         return CUDA_SUCCESS;
     });
 }
@@ -280,6 +286,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* out, void*
         if (memory->descriptor < 0) return CUDA_ERROR_OPERATING_SYSTEM;
         memory->bytes = static_cast<size_t>(status.st_size);
         memory->types = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        memory->imported = true;
         *out = gpu.handles.add(std::make_shared<Handle>(Handle{memory}));
         return CUDA_SUCCESS;
     });

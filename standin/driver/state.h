@@ -21,16 +21,15 @@ struct standin_kernel;
 
 // The same layout as in lib.rs. A program that only loads the library gets these defaults.
 struct StandinOptions {
-    uint64_t seed = 0, memory = 8ull << 30, registration = ~0ull;
+    uint64_t seed = 0, memory = 8ull << 30, registration = ~0ull, granule = 2 << 20;
     uint32_t has_seed = 0, major = 9, minor = 0, driver_version = 12080, devices = 1, warp = 32, stub = 0,
              descriptors = 1, processors = 1, fabric = 1, conditional_nodes = 1,
-             withheld = 0, host_memory = 1, nodes = 2;
+             withheld = 0, host_memory = 1, nodes = 2, peer_access = 1;
 };
 
 namespace driver {
 
 constexpr size_t PAGE = 4096;
-constexpr size_t GRANULE = 2 << 20;
 constexpr size_t ALIGNMENT = 512;
 // From this version on, physical memory can be on a node of the host.
 constexpr unsigned HOST_MEMORY_FROM = 12020;
@@ -128,6 +127,7 @@ struct Physical {
     size_t bytes = 0;
     int types = 0;         // handle types that it can be exported as
     bool host = false;     // on a node of the host
+    bool imported = false;
     bool counted = false;  // counts against the device's memory; imported memory does not
     ~Physical();
 };

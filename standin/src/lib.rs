@@ -64,6 +64,10 @@ pub struct Options {
     pub host_memory: bool,
     /// NUMA nodes of the host; with 0 the driver reports none. The devices are on the last node.
     pub nodes: u32,
+    /// Bytes of a page of physical memory: a power of two from 4 KiB on.
+    pub granule: u64,
+    /// Whether memory that was imported can be reached. Without it, it lies on a device that this one cannot reach.
+    pub peer_access: bool,
 }
 
 impl Default for Options {
@@ -84,6 +88,8 @@ impl Default for Options {
             withheld: false,
             host_memory: true,
             nodes: 2,
+            granule: 2 << 20,
+            peer_access: true,
         }
     }
 }
@@ -126,6 +132,7 @@ struct RawOptions {
     seed: u64,
     memory: u64,
     registration: u64,
+    granule: u64,
     has_seed: u32,
     major: u32,
     minor: u32,
@@ -140,6 +147,7 @@ struct RawOptions {
     withheld: u32,
     host_memory: u32,
     nodes: u32,
+    peer_access: u32,
 }
 
 /// One driver with its own globals.
@@ -253,6 +261,7 @@ impl Standin {
             seed: options.seed.unwrap_or(0),
             memory: options.memory,
             registration: options.registration,
+            granule: options.granule,
             has_seed: options.seed.is_some().into(),
             major: options.capability.0,
             minor: options.capability.1,
@@ -267,6 +276,7 @@ impl Standin {
             withheld: options.withheld.into(),
             host_memory: options.host_memory.into(),
             nodes: options.nodes,
+            peer_access: options.peer_access.into(),
         };
         // SAFETY: the library copies its argument.
         unsafe { (control.configure)(&raw) };

@@ -113,12 +113,18 @@ fn scenario(sut: &Sut<'_>, made: &mut Option<Slice>) -> Result<()> {
 /// Every refusal of create, reserve, map, access, unmap, export and import, in turn.
 #[test]
 fn every_refused_call_leaves_ranges_whole_and_no_handle_held() {
-    let Some(standin) = own(usual(), "fails a call") else { return };
+    for granule in [64 << 10, 2 << 20] {
+        let Some(standin) = own(Options { granule, ..usual() }, "fails a call") else { return };
+        every_refused_call(&standin);
+    }
+}
+
+fn every_refused_call(standin: &Standin) {
     let (mut refused, mut seen) = (std::collections::BTreeSet::new(), std::collections::BTreeSet::new());
     for n in 0..1000 {
         // A thread of its own: where the call that leaves a context is refused, the thread stays in it.
         let (result, failed, shows) =
-            std::thread::scope(|scope| scope.spawn(|| attempt(&standin, n)).join().unwrap());
+            std::thread::scope(|scope| scope.spawn(|| attempt(standin, n)).join().unwrap());
         assert_eq!(standin.held_resources(), Resources::default(), "call {n}, {failed:?}");
         if let Some(shows) = shows {
             assert!([[1, 2], [5, 1], [2, 5]].contains(&[shows[0], shows[1]]), "call {n}: {shows:?}");
@@ -145,6 +151,23 @@ fn every_refused_call_leaves_ranges_whole_and_no_handle_held() {
         assert!(refused.contains(call), "{call} was never refused: {refused:?}");
     }
     assert_eq!(seen.len(), 3, "{seen:?}");
+}
+
+/// Memory of a GPU that this one cannot reach is refused when it is mapped, and nothing of it is held.
+#[test]
+fn memory_that_the_device_cannot_reach_is_refused() {
+    let Some(rig) = Rig::own(Options { peer_access: false, ..usual() }, "cannot reach a peer") else {
+        return;
+    };
+    let (device, grain) = (&rig.device, rig.device.granularity());
+    let theirs = device.export(device.backing(grain).unwrap(), Protection::Read).unwrap();
+    let before = rig.driver.held_resources();
+    let seen = device.import_backing(theirs, grain, Protection::Read).unwrap();
+    let piece = Mapped { backing: seen, offset: 0, bytes: grain };
+    let error = device.range(&[piece], Protection::Read).unwrap_err();
+    assert_eq!((error.kind(), error.number("code")), (Kind::Unsupported, Some(217)), "{error}");
+    device.give_back(seen).unwrap();
+    assert_eq!(rig.driver.held_resources(), before);
 }
 
 /// Where the context is lost during a remap, nothing can be restored.

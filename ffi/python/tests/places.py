@@ -81,7 +81,8 @@ class Standin:
         """With a seed, work runs late and across streams in an order by the seed; else when it is enqueued."""
         numbers = (9, 0, 12080, 1, 32, 0, 1, 1, 1, 1)
         # The layout of the stand-in's `StandinOptions`; the fields after these are 0.
-        options = struct.pack("<3Q11I", seed or 0, 8 << 30, 2**64 - 1, seed is not None, *numbers).ljust(256, b"\0")
+        sizes = (seed or 0, 8 << 30, 2**64 - 1, 2 << 20)
+        options = struct.pack("<4Q11I", *sizes, seed is not None, *numbers).ljust(256, b"\0")
         self.driver.library.standin_configure(options)
 
     def device(self) -> forebay.CudaDevice:

@@ -46,6 +46,7 @@ pub(super) mod code {
     pub const OUT_OF_MEMORY: i32 = 2;
     pub const STUB_LIBRARY: i32 = 34;
     pub const NO_DEVICE: i32 = 100;
+    pub const PEER_ACCESS: i32 = 217;
     /// A time was asked of an event that was never recorded.
     pub const INVALID_HANDLE: i32 = 400;
     pub const NOT_SUPPORTED: i32 = 801;
@@ -196,6 +197,10 @@ impl Refusal {
                     "a captured stream takes a step's launches alone, from one thread, and joins its forks",
                 )
             }
+            code::PEER_ACCESS => Error::new(Kind::Unsupported, operation)
+                .at(place)
+                .with("code", number)
+                .hint("these GPUs cannot reach each other's memory: take weights from the host's"),
             _ => Error::new(Kind::DeviceFailed, operation).at(place).with("code", number),
         }
     }

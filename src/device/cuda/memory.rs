@@ -278,7 +278,9 @@ pub(super) type Part<'a> = (&'a Physical, u64, u64);
 pub(super) fn unmappable(operation: &'static str, refusal: Refusal, parts: &[Part<'_>]) -> Error {
     let total: u64 = parts.iter().map(|(_, _, bytes)| bytes).sum();
     match refusal.error(operation) {
-        e if e.kind() == Kind::OutOfMemory || code::is_lost(&e) => e.with("wanted", total),
+        e if matches!(e.kind(), Kind::OutOfMemory | Kind::Unsupported) || code::is_lost(&e) => {
+            e.with("wanted", total)
+        }
         e => {
             let e = Error::new(Kind::OsRefused, operation).at(e.place().to_owned()).with("wanted", total);
             match parts.iter().any(|(_, offset, _)| *offset > 0) {

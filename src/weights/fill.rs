@@ -1,0 +1,205 @@
+//! Filling the windows: from an engine's buffers, and the digests of what was filled.
+//!
+//! The engine has each tensor whole, as it wants to use it, in memory that the device reaches. A rank copies the part
+//! that it owns and the engine may free the rest. So a rank needs one whole tensor at a time beside its windows.
+//!
+//! **Digests** are BLAKE3 over the bytes of the tensors that a rank filled, in the order of the layer, without the gaps
+//! between them. Each layer that is sharded has one, and the *content* is the digest of all. Ranks tell them to each
+//! other ([`Windows::hello`], [`Windows::share`]), and [`Windows::verify`] reads what the others gave and compares.
+//!
+//! **Costs.** A digest reads a rank's part once over the host, through 4 MiB of pinned memory: seconds for a model, at
+//! its start.
+
+use std::ops::Range;
+
+use super::layer::Placed;
+use super::plan::{LayerPlan, Place};
+use super::window::{Stored, Windows, find, refused};
+use crate::device::{Slice, Stream};
+use crate::error::{Kind, Result};
+use crate::fallible;
+use crate::peer::{Digest, Hello};
+use crate::sync::Arc;
+use crate::text::echo;
+
+/// What the content digest is of; its number rises when that changes.
+const CONTENT_TAG: &[u8] = b"forebay weights content 1\0";
+
+/// The bytes of a tensor that lie in a stretch of its window, by their places in the window.
+pub(super) fn within(tensor: &Placed, stretch: &Range<u64>) -> Option<Range<u64>> {
+    let (start, end) = (tensor.offset.max(stretch.start), (tensor.offset + tensor.bytes).min(stretch.end));
+    (start < end).then_some(start..end)
+}
+
+/// Pages of a window in chunks of at most `most` bytes, whole granules: where each begins in the window, and where it
+/// is. `slice` is where the first page is.
+pub(super) fn chunks(
+    pages: &Range<u64>,
+    slice: Option<Slice>,
+    grain: u64,
+    most: u64,
+) -> Result<Vec<(u64, Slice)>> {
+    let Some(slice) = slice else { return Ok(Vec::new()) };
+    let begin = pages.start * grain;
+    let starts = (0..slice.bytes()).step_by(usize::try_from(most).unwrap_or(usize::MAX));
+    starts.map(|at| Ok((begin + at, slice.part(at, most.min(slice.bytes() - at))?))).collect()
+}
+
+impl Windows {
+    /// Enqueues on `stream` the copy of a tensor's own part from `from`, which holds the whole tensor as the engine
+    /// uses it. `from` must stay as it is until the copy has run. A GPU copies from registered host memory in words of
+    /// 4 bytes, so a tensor that does not begin and end on words comes from device memory.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`] for a layer or tensor that was not chosen, and for memory of another length or device;
+    /// [`Kind::InvalidState`] once the parts were shared.
+    pub fn fill(&mut self, layer: usize, name: &str, from: Slice, stream: Stream) -> Result<()> {
+        self.changeable(layer)?;
+        let ordinal = self.ordinal(layer)?;
+        let (plan, window) = self.at(ordinal)?;
+        let (index, placed) = find(plan, name)?;
+        if from.bytes() != placed.bytes {
+            return Err(refused(Kind::OutOfRange, layer, format!("{}: its bytes", echo(name)))
+                .with("bytes", from.bytes())
+                .with("planned", placed.bytes)
+                .hint("plan the tensor as the engine uses it"));
+        }
+        let Stored { pages, slice, .. } = &window.stored;
+        let first = pages.start * self.plan.grain();
+        let own = within(placed, &(first..pages.end * self.plan.grain()));
+        if let Some((own, slice)) = own.zip(*slice) {
+            let bytes = own.end - own.start;
+            let (from, to) =
+                (from.part(own.start - placed.offset, bytes)?, slice.part(own.start - first, bytes)?);
+            self.device.copy(stream, from, to).map_err(|error| error.with("layer", layer as u64))?;
+        }
+        self.note_filled(ordinal, index);
+        Ok(())
+    }
+
+    /// Whether the weights may still be filled.
+    pub(super) fn changeable(&self, layer: usize) -> Result<()> {
+        match self.shared {
+            false => Ok(()),
+            true => Err(refused(Kind::InvalidState, layer, "other ranks have been given its parts")
+                .with("rank", self.plan.group().rank)
+                .hint("fill all layers before the parts are shared")),
+        }
+    }
+
+    pub(super) fn note_filled(&mut self, ordinal: usize, tensor: usize) {
+        self.content = None;
+        let window = self.windows.get_mut(ordinal);
+        if let Some(filled) = window.and_then(|window| window.filled.get_mut(tensor)) {
+            *filled = true;
+        }
+    }
+
+    /// The ordinals of the layers that the plan shards.
+    pub(super) fn sharded(&self) -> Vec<usize> {
+        let layers = self.plan.layers().iter().enumerate();
+        layers.filter(|(_, layer)| layer.place != Place::Resident).map(|(ordinal, _)| ordinal).collect()
+    }
+
+    /// What this rank says first to the others: its place in the group, the digests of plan and content, and
+    /// `geometry`, the caller's digest of its model. Blocks until `stream` has run and the content is read.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidState`] for a layer that was not filled, with the tensor; those of
+    /// [`crate::device::Device::copy`].
+    pub fn hello(&mut self, geometry: Digest, stream: Stream) -> Result<Hello> {
+        let group = self.plan.group();
+        let (_, content) = self.contents(stream)?;
+        Ok(Hello {
+            group: u64::from(group.id),
+            rank: group.rank,
+            ranks: group.ranks,
+            geometry,
+            plan: self.plan.digest(),
+            content,
+        })
+    }
+
+    /// The digests of the sharded layers, and of all.
+    pub(super) fn contents(&mut self, stream: Stream) -> Result<(Vec<Digest>, Digest)> {
+        if let Some(known) = &self.content {
+            return Ok(known.clone());
+        }
+        for ordinal in 0..self.windows.len() {
+            let (plan, window) = self.at(ordinal)?;
+            self.is_filled(plan, window)?;
+        }
+        let mut layers = Vec::new();
+        for ordinal in self.sharded() {
+            let (plan, window) = self.at(ordinal)?;
+            let (plan, pages, slice) = (plan.clone(), window.stored.pages.clone(), window.stored.slice);
+            layers.push(self.digest(&plan, &pages, slice, stream)?);
+        }
+        let all = content(&layers);
+        self.content = Some((layers.clone(), all));
+        Ok((layers, all))
+    }
+
+    /// The digest of some pages of a layer.
+    pub(super) fn digest(
+        &mut self,
+        plan: &LayerPlan,
+        pages: &Range<u64>,
+        slice: Option<Slice>,
+        stream: Stream,
+    ) -> Result<Digest> {
+        let (device, grain) = (Arc::clone(&self.device), self.plan.grain());
+        let (map, staged) = self.staging.memory(&*device, grain, &*self.faults)?;
+        let mut hash = blake3::Hasher::new();
+        let mut bytes = fallible::filled(staged.bytes() as usize, 0, "weights", "bytes to hash")?;
+        for (begin, part) in chunks(pages, slice, grain, staged.bytes())? {
+            device.copy(stream, part, staged.part(0, part.bytes())?)?;
+            self.staging.drain(&*device, stream)?;
+            for tensor in plan.layout.tensors() {
+                let Some(place) = within(tensor, &(begin..begin + part.bytes())) else { continue };
+                let read = bytes.get_mut(..(place.end - place.start) as usize).unwrap_or_default();
+                map.copy_out(place.start - begin, read)?;
+                hash.update(read);
+            }
+        }
+        Ok(*hash.finalize().as_bytes())
+    }
+
+    /// Reads the parts that the other ranks gave, and compares them with what these ranks say that they filled. Blocks.
+    ///
+    /// # Errors
+    /// [`Kind::Corrupt`] with rank and layer; [`Kind::InvalidState`] for a layer whose parts are missing; those of
+    /// [`crate::device::Device::copy`].
+    pub fn verify(&mut self, stream: Stream) -> Result<()> {
+        for ordinal in self.sharded() {
+            let (plan, window) = self.at(ordinal)?;
+            self.layer(plan.layer)?;
+            let (plan, parts, digests) = (plan.clone(), window.parts.clone(), window.digests.clone());
+            for rank in self.others(&plan) {
+                let (part, said) = (parts.get(rank as usize), digests.get(rank as usize));
+                let (part, said) = (part.copied().flatten(), said.copied().flatten());
+                let found = self.digest(&plan, &plan.cut.part(rank), part, stream)?;
+                if said != Some(found) {
+                    return Err(refused(
+                        Kind::Corrupt,
+                        plan.layer,
+                        "another rank's part is not what it filled",
+                    )
+                    .with("rank", rank)
+                    .hint("fill that rank again"));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The digest of a rank's sharded layers, in order.
+pub(super) fn content(layers: &[Digest]) -> Digest {
+    let mut hash = blake3::Hasher::new();
+    hash.update(CONTENT_TAG);
+    layers.iter().for_each(|layer| {
+        hash.update(layer);
+    });
+    *hash.finalize().as_bytes()
+}

@@ -1,0 +1,343 @@
+//! What the system refuses, and ranks that give other things than the plan's. Each leaves every layer either ready and
+//! whole or with an error that names the rank, and no layer half mapped.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use forebay::device::Device;
+use forebay::device::host::{HostDevice, HostOptions};
+use forebay::os::{Faults, Inject, Map, NoFaults, Protection, Request};
+use forebay::peer::{Event, Hello, Limits, Links};
+use forebay::weights::{Group, Plan, Pulls};
+use forebay::{Error, Kind, Result};
+
+use crate::windows::{Folder, MODEL, PATIENCE, Rank, layers, patient, sharding};
+use crate::{devices, grain, no_faults};
+
+/// Four layers; of the last one, which has one page, only one rank owns anything.
+fn plan(rank: u32, ranks: u32) -> Plan {
+    let bytes = [vec![5 * grain()], vec![7 * grain(), 9], vec![4 * grain()], vec![grain()]];
+    Plan::new(&layers(&bytes), Group { id: 0, rank, ranks }, &sharding(grain())).unwrap()
+}
+
+/// Rank 0 on a device, filled and with its digests.
+fn prepared(device: &Arc<dyn Device>, faults: &Arc<dyn Faults>) -> Result<Rank> {
+    let mut rank = Rank::new(device, plan(0, 2), Pulls::default(), faults)?;
+    rank.fill()?;
+    rank.windows.hello(MODEL, rank.stream)?;
+    Ok(rank)
+}
+
+/// Shares with a second rank and pulls everything. A layer is ready, or says what is missing; it is never half of
+/// another.
+fn shared(rank: &mut Rank, folder: &Path, faults: &Arc<dyn Faults>) -> Result<()> {
+    let shared = rank.share(folder, patient(), faults);
+    for layer in rank.layers() {
+        match rank.windows.pull(layer, rank.stream) {
+            Ok(()) => {
+                rank.wait()?;
+                assert!(rank.is_whole(layer));
+            }
+            Err(error) => {
+                assert!(shared.is_err(), "{error}");
+                assert_eq!((error.kind(), error.number("rank")), (Kind::InvalidState, Some(1)), "{error}");
+            }
+        }
+    }
+    shared.map(drop)
+}
+
+/// Every call of the system that a rank makes is refused once, in a run of its own: its error says so, the other rank
+/// loses a peer or ends well, and what can be pulled is right.
+#[test]
+fn every_refused_call_leaves_layers_whole_or_unready() {
+    let (mut refused, mut n) = ([0; 2], 0);
+    loop {
+        let folder = Folder::new();
+        let faults = Arc::new(Inject::nth(n, libc::EPERM));
+        let faulty: Arc<dyn Faults> = faults.clone();
+        let device: Arc<dyn Device> = HostDevice::with_faults(HostOptions::default(), faults.clone());
+        let result = match prepared(&device, &faulty) {
+            Err(error) => {
+                refused[0] += 1;
+                Err(error)
+            }
+            Ok(mut rank) => thread::scope(|scope| {
+                let other = scope.spawn(|| {
+                    let device = &devices(1)[0];
+                    let mut rank = Rank::new(device, plan(1, 2), Pulls::default(), &no_faults()).unwrap();
+                    rank.fill().unwrap();
+                    // Not long after the other side has failed before it came.
+                    let limits = Limits { hello: Duration::from_secs(2), ..patient() };
+                    rank.share(&folder.0, limits, &no_faults()).map(drop)
+                });
+                let result = shared(&mut rank, &folder.0, &faulty);
+                refused[1] += u32::from(result.is_err());
+                if let Err(error) = other.join().unwrap() {
+                    let told = matches!(error.kind(), Kind::PeerLost | Kind::TimedOut);
+                    assert!(result.is_err() && told, "call {n}: {error}, {result:?}");
+                }
+                result
+            }),
+        };
+        if faults.count() <= n {
+            result.unwrap();
+            break;
+        }
+        n += 1;
+    }
+    assert!(refused[0] > 40 && refused[1] > 20, "{refused:?} refused");
+}
+
+/// A remap that is refused leaves the layer sharded, or resident, as it was; the next one succeeds.
+#[test]
+fn a_refused_change_leaves_the_layer_as_it_was() {
+    let folder = Folder::new();
+    let faults = Arc::new(Nth::default());
+    thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            let mut rank = Rank::new(&devices(1)[0], plan(1, 2), Pulls::default(), &no_faults()).unwrap();
+            rank.fill().unwrap();
+            rank.share(&folder.0, patient(), &no_faults()).unwrap()
+        });
+        let device: Arc<dyn Device> = HostDevice::with_faults(HostOptions::default(), faults.clone());
+        let mut rank = Rank::new(&device, plan(0, 2), Pulls::default(), &no_faults()).unwrap();
+        rank.fill().unwrap();
+        let _links = rank.share(&folder.0, patient(), &no_faults()).unwrap();
+        let mut refused = [0; 2];
+        for (change, resident) in [true, false].into_iter().enumerate() {
+            for n in 0.. {
+                assert_eq!(rank.windows.is_resident(0), Ok(!resident));
+                faults.aim(Some(n));
+                let result = match resident {
+                    true => rank.windows.make_resident(0, rank.stream),
+                    false => rank.windows.make_sharded(0),
+                };
+                let reached = faults.aim(None);
+                rank.pull(0);
+                if result.is_ok() {
+                    if !reached {
+                        break;
+                    }
+                    // A refusal that the system's memory state or an option bears.
+                    match resident {
+                        true => rank.windows.make_sharded(0).unwrap(),
+                        false => rank.windows.make_resident(0, rank.stream).unwrap(),
+                    }
+                    continue;
+                }
+                assert!(result.is_err() && rank.windows.is_resident(0) == Ok(!resident), "{n}: {result:?}");
+                refused[change] += 1;
+                // The buffer is still the layer's own where it is sharded, and free of it where it is resident.
+                rank.pull(2);
+                assert_eq!(rank.is_whole(0), !resident);
+            }
+        }
+        assert!(refused[0] >= 4 && refused[1] >= 2, "{refused:?}");
+        drop(other.join().unwrap());
+    });
+}
+
+/// Refuses one call of those that follow [`Nth::aim`].
+#[derive(Debug, Default)]
+struct Nth(std::sync::Mutex<Option<(u64, bool)>>);
+
+impl Nth {
+    /// Aims at the n-th call from now on. Returns whether the last aim was reached.
+    fn aim(&self, n: Option<u64>) -> bool {
+        let mut aim = self.0.lock().unwrap();
+        std::mem::replace(&mut *aim, n.map(|n| (n, false))).is_some_and(|(_, reached)| reached)
+    }
+}
+
+impl Faults for Nth {
+    fn before(&self, _: forebay::os::Call) -> Option<i32> {
+        let mut aim = self.0.lock().unwrap();
+        let (left, reached) = aim.as_mut()?;
+        if *left == 0 && !*reached {
+            *reached = true;
+            return Some(libc::ENOMEM);
+        }
+        *left = left.saturating_sub(1);
+        None
+    }
+}
+
+/// A part as it is said on the wire (`weights/share.rs` has the format).
+fn part(layer: u32, bytes: u64, digest: [u8; 32]) -> Vec<u8> {
+    [&1_u32.to_le_bytes()[..], &layer.to_le_bytes(), &bytes.to_le_bytes(), &digest].concat()
+}
+
+/// Memory of so many bytes that others may read.
+fn given(bytes: u64, value: u8) -> OwnedFd {
+    let request = Request { bytes, huge: false, populate: false, lock: false, node: None, shared: true };
+    let map = Map::new(&request, &NoFaults).unwrap().0;
+    map.fill(0, bytes, value).unwrap();
+    map.export(Protection::Read, &NoFaults).unwrap()
+}
+
+/// What a rank that keeps the rules gets from one that sends `messages`, and whose hello has this content.
+fn told(content: [u8; 32], messages: Vec<(Vec<u8>, Option<OwnedFd>)>) -> (Rank, Error) {
+    let folder = Folder::new();
+    let mut rank = Rank::new(&devices(1)[0], plan(0, 2), Pulls::default(), &no_faults()).unwrap();
+    rank.fill().unwrap();
+    let error = thread::scope(|scope| {
+        scope.spawn(|| {
+            let plan = plan(1, 2).digest();
+            let hello = Hello { group: 0, rank: 1, ranks: 2, geometry: MODEL, plan, content };
+            let mut links = Links::meet(&folder.0, hello, patient(), no_faults()).unwrap();
+            for (message, descriptor) in messages {
+                links.send(0, &message, descriptor).unwrap();
+            }
+            links.end().unwrap();
+            while let Ok(Some(_)) = links.event(PATIENCE) {}
+        });
+        rank.share(&folder.0, patient(), &no_faults()).map(drop).unwrap_err()
+    });
+    (rank, error)
+}
+
+#[test]
+fn a_rank_that_gives_other_parts_is_named_with_the_layer() {
+    let own = |layer: usize| {
+        let pages = plan(1, 2).part(layer, 1).unwrap();
+        (pages.end - pages.start) * grain()
+    };
+    let zero = [0; 32];
+    for (message, descriptor, place) in [
+        (b"hello".to_vec(), None, "layer 0: a message that is no part"),
+        (part(1, own(1), zero), Some(given(own(1), 0)), "layer 0: the part of another layer"),
+        (
+            part(0, own(0) + grain(), zero),
+            Some(given(own(0) + grain(), 0)),
+            "layer 0: a part of another size",
+        ),
+        (part(0, own(0), zero), None, "layer 0: a part of another size"),
+        (part(0, own(0), zero), Some(given(grain(), 0)), "memory of another size"),
+        (
+            part(0, own(0), zero),
+            Some(std::fs::File::open("/dev/null").unwrap().into()),
+            "a descriptor that is no memory",
+        ),
+    ] {
+        let (rank, error) = told(zero, vec![(message, descriptor)]);
+        assert_eq!(error.kind(), Kind::BadFormat, "{error}");
+        assert_eq!(error.number("rank"), Some(1), "{error}");
+        assert!(error.to_string().contains(place) || error.number("layer") == Some(0), "{place}: {error}");
+        assert_eq!(rank.windows.pull(0, rank.stream).unwrap_err().number("rank"), Some(1));
+    }
+    let (_, error) = told(zero, Vec::new());
+    assert_eq!(
+        (error.kind(), error.place(), error.number("rank")),
+        (Kind::PeerLost, "a rank that ended", Some(1))
+    );
+}
+
+/// Parts whose digests are not those of the hello; and parts that are not what they are said to be, which only reading
+/// them finds.
+#[test]
+fn other_bytes_than_announced_are_found() {
+    let parts = |digest: [u8; 32]| {
+        let message = |layer: usize| {
+            let pages = plan(1, 2).part(layer, 1).unwrap();
+            let bytes = (pages.end - pages.start) * grain();
+            (part(layer as u32, bytes, digest), (bytes > 0).then(|| given(bytes, 1)))
+        };
+        (0..4).map(message).collect::<Vec<_>>()
+    };
+    let (_, error) = told([0; 32], parts([0; 32]));
+    assert_eq!((error.kind(), error.number("rank")), (Kind::Corrupt, Some(1)), "{error}");
+    // The content is BLAKE3 over a tag and the layers' digests.
+    let mut hash = blake3::Hasher::new();
+    hash.update(b"forebay weights content 1\0");
+    (0..4).for_each(|_| {
+        hash.update(&[0; 32]);
+    });
+    let folder = Folder::new();
+    let content = *hash.finalize().as_bytes();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let plan = plan(1, 2).digest();
+            let hello = Hello { group: 0, rank: 1, ranks: 2, geometry: MODEL, plan, content };
+            let mut links = Links::meet(&folder.0, hello, patient(), no_faults()).unwrap();
+            for (message, descriptor) in parts([0; 32]) {
+                links.send(0, &message, descriptor).unwrap();
+            }
+            // Until the other side goes.
+            while let Ok(Some((_, Event::Message { .. }))) = links.event(PATIENCE) {}
+        });
+        let mut rank = Rank::new(&devices(1)[0], plan(0, 2), Pulls::default(), &no_faults()).unwrap();
+        rank.fill().unwrap();
+        let links = rank.share(&folder.0, patient(), &no_faults()).unwrap();
+        let error = rank.windows.verify(rank.stream).unwrap_err();
+        assert_eq!((error.kind(), error.number("rank")), (Kind::Corrupt, Some(1)), "{error}");
+        assert_eq!(error.place(), "layer 0: another rank's part is not what it filled");
+        drop(links);
+    });
+}
+
+#[test]
+fn ranks_that_disagree_refuse_each_other() {
+    let (own, folder) = (plan(0, 2), Folder::new());
+    let mut rank = Rank::new(&devices(1)[0], own, Pulls::default(), &no_faults()).unwrap();
+    rank.fill().unwrap();
+    let hello = rank.windows.hello(MODEL, rank.stream).unwrap();
+    let reversed: Vec<_> =
+        layers(&[vec![5 * grain()], vec![7 * grain(), 9], vec![4 * grain()], vec![grain()]])
+            .into_iter()
+            .rev()
+            .collect();
+    let other = Plan::new(&reversed, Group { id: 0, rank: 1, ranks: 2 }, &sharding(grain())).unwrap();
+    for (theirs, place) in [
+        (Hello { rank: 1, plan: other.digest(), ..hello }, "a process with another plan"),
+        (Hello { rank: 1, geometry: [9; 32], ..hello }, "a process with another model"),
+    ] {
+        let errors = thread::scope(|scope| {
+            let [a, b] = [hello, theirs].map(|hello| {
+                let folder = &folder.0;
+                scope.spawn(move || Links::meet(folder, hello, patient(), no_faults()).map(drop).unwrap_err())
+            });
+            [a.join().unwrap(), b.join().unwrap()]
+        });
+        for error in errors {
+            // Who reads the other's hello second may find that it has gone.
+            assert!(error.kind() == Kind::PeerLost || error.place() == place, "{error}");
+        }
+    }
+    // Sessions that were begun with another hello than these windows'.
+    let folder = Folder::new();
+    thread::scope(|scope| {
+        let meet = |hello| Links::meet(&folder.0, hello, patient(), no_faults()).unwrap();
+        let foreign = Hello { content: [1; 32], ..hello };
+        let other = scope.spawn(move || meet(Hello { rank: 1, ..foreign }));
+        let mut links = meet(foreign);
+        let error = rank.windows.share(&mut links, rank.stream, PATIENCE).unwrap_err();
+        let place = "sessions that began with another hello";
+        assert_eq!((error.kind(), error.place()), (Kind::InvalidConfig, place));
+        // Both sides live until both have met.
+        drop((other.join().unwrap(), links));
+    });
+}
+
+#[test]
+fn those_who_do_not_come_and_those_who_come_twice_are_named() {
+    let folder = Folder::new();
+    let hello = Hello { group: 7, rank: 0, ranks: 3, geometry: MODEL, plan: MODEL, content: MODEL };
+    let short = Limits { hello: Duration::from_millis(50), ..patient() };
+    let error = Links::meet(&folder.0, hello, short, no_faults()).unwrap_err();
+    assert_eq!((error.kind(), error.number("rank")), (Kind::TimedOut, Some(1)), "{error}");
+    // Its socket is gone; one that a killed process left is replaced.
+    assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 0);
+    let path = folder.0.join("forebay-7-0.sock");
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    assert!(path.exists());
+    assert_eq!(Links::meet(&folder.0, hello, short, no_faults()).unwrap_err().kind(), Kind::TimedOut);
+    let _alive = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let error = Links::meet(&folder.0, hello, short, no_faults()).unwrap_err();
+    assert_eq!((error.kind(), error.place()), (Kind::Busy, "a second process of this rank"));
+    let error = Links::meet(folder.0.join("none"), hello, short, no_faults()).unwrap_err();
+    assert!(error.kind() == Kind::Io && error.place().contains("listen"), "{error}");
+}
