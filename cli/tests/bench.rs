@@ -14,7 +14,8 @@ use forebay_standin::{Options, Standin};
 use serde_json::Value;
 
 /// All groups except the captured step, which has its own tests.
-const GROUPS: [&str; 7] = ["gather", "scatter", "resolve", "resolve-gather", "commit", "warm-up", "nodes"];
+const GROUPS: [&str; 8] =
+    ["gather", "scatter", "resolve", "resolve-gather", "commit", "warm-up", "nodes", "pull"];
 
 fn all() -> String {
     GROUPS.join(",")

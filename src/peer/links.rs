@@ -3,7 +3,8 @@
 //! [`Links::meet`] needs a folder that all of them can write. Each process listens there on a socket that is named
 //! after group and rank, connects to all lower ranks, and takes the connections of all higher ones. So the processes
 //! can start in any order. The sockets are removed when all have met; one that a killed process left behind is
-//! replaced. [`Links::event`] then serves all sessions from one thread.
+//! replaced. An engine that has connected its processes already passes the sockets ([`Links::over`]). [`Links::event`]
+//! then serves all sessions from one thread.
 //!
 //! **Costs.** A process that has to wait for lower ranks looks for them a thousand times a second. After that it sleeps
 //! until something arrives or is due.
@@ -14,7 +15,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fs;
 use std::io::ErrorKind;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -127,23 +128,50 @@ impl Links {
     ) -> Result<Links> {
         own.check()?;
         let folder = folder.as_ref();
-        let start = Instant::now();
         let listener = Listener::new(place(folder, own.group, own.rank), &own)?;
-        let mut links = Links { own, links: BTreeMap::new(), early: VecDeque::new(), turn: 0, faults };
         let mut lower: Vec<u32> = (0..own.rank).collect();
-        let mut joining: Vec<Link> = Vec::new();
-        loop {
-            let mut connections = Vec::new();
+        Links::joined(own, limits, faults, || {
+            let mut sockets = Vec::new();
             for rank in std::mem::take(&mut lower) {
                 match connected(&place(folder, own.group, rank))? {
-                    Some(socket) => connections.push(socket),
+                    Some(socket) => sockets.push(socket),
                     None => lower.push(rank),
                 }
             }
             while let Some(socket) = listener.next()? {
-                connections.push(socket);
+                sockets.push(socket);
             }
-            for socket in connections {
+            Ok(sockets)
+        })
+    }
+
+    /// The same over sockets that the caller has connected, one to each other process of the group, in any order.
+    ///
+    /// # Errors
+    /// As [`Links::meet`].
+    pub fn over(
+        sockets: Vec<UnixStream>,
+        own: Hello,
+        limits: Limits,
+        faults: Arc<dyn Faults>,
+    ) -> Result<Links> {
+        own.check()?;
+        let mut sockets = Some(sockets);
+        Links::joined(own, limits, faults, || Ok(sockets.take().unwrap_or_default()))
+    }
+
+    /// Takes connections until all ranks have said hello.
+    fn joined(
+        own: Hello,
+        limits: Limits,
+        faults: Arc<dyn Faults>,
+        mut connections: impl FnMut() -> Result<Vec<UnixStream>>,
+    ) -> Result<Links> {
+        let start = Instant::now();
+        let mut links = Links { own, links: BTreeMap::new(), early: VecDeque::new(), turn: 0, faults };
+        let mut joining: Vec<Link> = Vec::new();
+        loop {
+            for socket in connections()? {
                 joining.push(Link::new(socket, own, limits, Arc::clone(&links.faults))?);
             }
             joining = links.greet(joining)?;
@@ -157,8 +185,7 @@ impl Links {
                     .with("group", own.group)
                     .hint("start all ranks of the group with the same folder"));
             }
-            let mut sockets: Vec<_> = joining.iter().map(Link::awaited).collect();
-            sockets.push((listener.socket.as_fd(), false));
+            let sockets: Vec<_> = joining.iter().map(Link::awaited).collect();
             os::wait(&sockets, PAUSE, &*links.faults)?;
         }
     }

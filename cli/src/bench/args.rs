@@ -32,6 +32,8 @@ pub enum Group {
     WarmUp,
     /// A step's resolves, gathers and scatters alone, with nothing to do.
     Nodes,
+    /// A layer of sharded weights, from a peer and from the host.
+    Pull,
     /// A whole decode step in each order, captured.
     Step,
 }

@@ -11,6 +11,7 @@ mod nodes;
 mod oracle;
 mod packed;
 mod picture;
+mod pull;
 pub mod result;
 mod reuse;
 mod rig;

@@ -16,7 +16,7 @@ use super::asked::Asked;
 use super::host_memory::{self, Pool};
 use super::json_lines::Lines;
 use super::result::{Figure, Measured, Options};
-use super::{fetch, json, nodes, picture, rows, rule, step, text, timer};
+use super::{fetch, json, nodes, picture, pull, rows, rule, step, text, timer};
 use crate::input::device::{DeviceName, Pinned, ProbeOptions, Target};
 use crate::present::html::page;
 use crate::present::output::{self, Results};
@@ -36,6 +36,7 @@ impl Group {
             Group::Commit => rule::commit,
             Group::WarmUp => fetch::warm_up,
             Group::Nodes => nodes::nodes,
+            Group::Pull => pull::pull,
             Group::Step => step::figures,
         }
     }
@@ -45,7 +46,7 @@ impl Group {
         match self {
             Group::Gather | Group::Scatter | Group::WarmUp => host_memory::LEAST,
             Group::ResolveGather => fetch::SEQUENCES_LEAST,
-            Group::Resolve | Group::Commit | Group::Nodes | Group::Step => 0,
+            Group::Resolve | Group::Commit | Group::Nodes | Group::Pull | Group::Step => 0,
         }
     }
 }

@@ -183,7 +183,7 @@ impl Shared {
                 if self.admit() {
                     // SAFETY: both ends are parts of slices of this device, checked when enqueued, whose
                     // memory lives as long as the device.
-                    unsafe { move_bytes(from as *const u8, to as *mut u8, bytes as usize) };
+                    unsafe { self.copier.stretch(from as *const u8, to as *mut u8, bytes as usize) };
                 }
             }
             Op::Pool(pools, op) => {
