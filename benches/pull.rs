@@ -66,7 +66,7 @@ fn pair(pulls: Pulls) -> Result<Pair> {
         let peer = scope.spawn(|| share(&mut second, b, other));
         let own = share(&mut first, a, stream);
         let peer = peer.join().unwrap_or_else(|_| Err(Error::new(Kind::InvalidState, "bench")));
-        own.and_then(|_| peer)
+        own.and(peer)
     })?;
     Ok((device, first, stream, second))
 }
