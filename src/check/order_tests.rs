@@ -140,7 +140,7 @@ fn calls() -> impl Strategy<Value = Vec<Call>> {
     let access = (0..2_u32, 0..12_u64, 1..5_u64, prop::bool::weighted(0.35)).prop_map(
         |(space, from, length, write)| {
             let space = Space::new("space", [space, 0]);
-            Access { range: Range { space, from, to: from + length }, write }
+            Access { range: Range { space, from, to: from + length }, write, content: None }
         },
     );
     let accesses = prop::collection::vec(access, 1..3).boxed();
