@@ -34,8 +34,8 @@
 //! read per actor, and a write merges what earlier accesses have divided. Accesses that the host has seen complete
 //! are dropped, and with them stretches that have none left: whatever is enqueued later comes after them, also on
 //! streams that do not exist yet. Dropping happens whenever the number of stretches has doubled, so its cost per
-//! access is constant. What bytes hold is kept apart from these accesses and is never dropped, because a read may expect
-//! it however late it comes: one interval for neighbours of one content, until a write without content or
+//! access is constant. What bytes hold is kept apart from these accesses and is never dropped, because a read may
+//! expect it however late it comes: one interval for neighbours of one content, until a write without content or
 //! [`Order::gone`].
 //!
 //! **What it does not do.** It models one host thread, the owner that enqueues. It does not find waits that never

@@ -113,8 +113,8 @@ impl Mappings {
         }
     }
 
-    /// Where the bytes of a range are, part by part in the range's order, without gaps: behind mapped addresses in their
-    /// backing, and with them the mapping, which an access reads.
+    /// Where the bytes of a range are, part by part in the range's order, without gaps: behind mapped addresses in
+    /// their backing, and with them the mapping, which an access reads.
     pub(super) fn places(&self, range: Range) -> Vec<(Range, Option<Range>)> {
         let Range { space, from, to } = range;
         let (mut places, mut at) = (Vec::new(), from);
