@@ -1,8 +1,8 @@
 //! What bytes hold, by interval, as far as it is known.
 //!
 //! A map knows the contents of one space. Intervals are disjoint, and neighbours of one content are one interval, so
-//! what is kept is bounded by the places that differ, however often they are written. What nobody has declared takes
-//! no memory.
+//! what is kept is bounded by the places that differ, however often they are written. Bytes that no write has declared
+//! take no memory.
 
 use std::collections::BTreeMap;
 use std::fmt;
