@@ -9,6 +9,8 @@
 mod reuse;
 #[path = "order/rig.rs"]
 mod rig;
+#[path = "order/ring.rs"]
+mod ring;
 
 use forebay::device::{Device, Stream};
 use forebay::overlap::{Attended, Engine, EngineCall, Overlap, OverlapStreams, Work};

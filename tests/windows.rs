@@ -7,6 +7,8 @@ mod files;
 mod processes;
 #[path = "windows/refusals.rs"]
 mod refusals;
+#[path = "windows/ring.rs"]
+mod ring;
 #[path = "support/windows.rs"]
 mod windows;
 

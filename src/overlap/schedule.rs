@@ -126,7 +126,7 @@ pub enum Work {
     Attend(Attended),
     /// M: merges the results of split attention by their log-sum-exp. Only after split attention.
     Merge,
-    /// The rest of the layer after attention: output projection (but see [`Engine::output`]), experts, communication.
+    /// The rest of the layer after attention: output projection (but see [`Engine::enqueue_output`]), experts, communication.
     Rest,
 }
 
@@ -190,11 +190,11 @@ pub trait Engine {
     ///
     /// # Errors
     /// As [`Engine::enqueue`].
-    fn output(&mut self, _call: &EngineCall, _stream: Stream) -> Result<()> {
+    fn enqueue_output(&mut self, _call: &EngineCall, _stream: Stream) -> Result<()> {
         Ok(())
     }
 
-    /// Called between [`Engine::output`] and [`Work::Rest`]. It may enqueue on any stream. By default nothing.
+    /// Called between [`Engine::enqueue_output`] and [`Work::Rest`]. It may enqueue on any stream. By default nothing.
     ///
     /// # Errors
     /// As [`Engine::enqueue`].
@@ -577,7 +577,7 @@ impl LayerRun<'_> {
     /// The output projection, the end of the use of the layer's attention weights, and the rest.
     fn rest(&mut self) -> Result<()> {
         let (layer, micro_batch, stream) = (self.layer, self.run.micro_batch, self.run.streams.compute);
-        self.confined(Work::Rest, 0, self.run.batch, |engine, call| engine.output(call, stream))?;
+        self.confined(Work::Rest, 0, self.run.batch, |engine, call| engine.enqueue_output(call, stream))?;
         self.engine.leave(layer, micro_batch, stream)?;
         self.all(Work::Rest)
     }

@@ -15,7 +15,7 @@ pub const PROMPT: u32 = 40;
 pub const BATCH: u32 = 3;
 /// The first of DBA's second half.
 pub const HALF: u32 = 1;
-const QUERY_ROWS: u32 = 2;
+pub const QUERY_ROWS: u32 = 2;
 const K: u32 = 12;
 
 /// The streams of a micro-batch that are the same.
@@ -281,6 +281,16 @@ impl Rig {
     /// Enqueues a step of both micro-batches, with the given order of each layer, and leaves it in flight.
     pub fn step<const LAYERS: usize>(&mut self, orders: [Overlap; LAYERS], accepted: u32) -> Result<()> {
         let mut caller = self.caller();
+        self.step_of(orders, accepted, &mut caller)
+    }
+
+    /// The same with another engine.
+    pub fn step_of<const LAYERS: usize>(
+        &mut self,
+        orders: [Overlap; LAYERS],
+        accepted: u32,
+        engine: &mut dyn Engine,
+    ) -> Result<()> {
         let mut steps = Vec::new();
         for micro in 0..2 {
             let rows = self.rows(micro, accepted);
@@ -289,7 +299,7 @@ impl Rig {
         }
         let layers: Vec<Layers> = self.micro.iter().map(Micro::layers).collect();
         let mut open: Vec<(&mut Step, Layers)> = steps.iter_mut().zip(layers).collect();
-        self.cache.overlap_steps(&mut open, &orders, QUERY_ROWS, &mut caller)?;
+        self.cache.overlap_steps(&mut open, &orders, QUERY_ROWS, engine)?;
         for (step, micro) in steps.iter_mut().zip(&self.micro) {
             self.cache.finish(step, micro.streams.compute)?;
         }

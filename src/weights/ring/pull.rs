@@ -34,6 +34,32 @@ pub trait Pull {
     fn reads(&self, layer: usize, rank: u32) -> bool;
 }
 
+impl<P: Pull + ?Sized> Pull for &P {
+    fn layers(&self) -> usize {
+        P::layers(self)
+    }
+
+    fn buffer(&self, layer: usize) -> Option<usize> {
+        P::buffer(self, layer)
+    }
+
+    fn copies(&self, layer: usize) -> Result<usize> {
+        P::copies(self, layer)
+    }
+
+    fn pull_some(&self, layer: usize, stream: Stream, copies: Range<usize>) -> Result<()> {
+        P::pull_some(self, layer, stream, copies)
+    }
+
+    fn is_whole(&self, layer: usize) -> bool {
+        P::is_whole(self, layer)
+    }
+
+    fn reads(&self, layer: usize, rank: u32) -> bool {
+        P::reads(self, layer, rank)
+    }
+}
+
 impl Pull for Windows {
     fn layers(&self) -> usize {
         self.plan.model_layers()

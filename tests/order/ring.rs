@@ -1,9 +1,12 @@
 //! The ring of sharded weights: each use of a window finds its layer, whatever the layers, ranks, micro-batches, orders
 //! of overlap and draft passes; every edge is needed; misuse is an error that changes nothing.
-#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
+#[path = "ring/misuse.rs"]
+mod misuse;
 #[path = "ring/model.rs"]
 mod model;
+#[path = "ring/schedule.rs"]
+mod schedule;
 
 use std::sync::Arc;
 

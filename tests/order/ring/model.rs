@@ -109,7 +109,6 @@ impl Model {
     }
 
     /// Makes a layer resident, as [`forebay::weights::Windows`] do: its pulls write memory of its own from now on.
-    #[allow(dead_code)]
     pub fn make_resident(&mut self, layer: usize, stream: Stream) {
         self.resident[layer] = true;
         self.pull_some(layer, stream, 0..self.copies(layer).unwrap()).unwrap();
@@ -143,6 +142,7 @@ impl Pull for Model {
         for rank in copies.map(|copy| copy + 1) {
             let mut copied = self.copied.lock().unwrap();
             if self.refused == Some(*copied) {
+                *copied += 1;
                 return Err(forebay::Error::new(Kind::OsRefused, "copy").at("refused by a test"));
             }
             *copied += 1;

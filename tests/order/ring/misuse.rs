@@ -1,0 +1,157 @@
+//! Calls out of order, and ranks that end: one error each that names the layer, and what was enqueued stays right.
+
+use forebay::device::Device;
+use forebay::weights::{Odd, Pull, RingOptions};
+use forebay::{Error, Kind};
+
+use super::Rig;
+use super::model::{Model, plan};
+
+fn rig(micro_batches: usize) -> Rig {
+    let model = Model::new(plan(6, 4, Odd::Cheapest, |layer| layer != 3), None);
+    Rig::new(model, RingOptions { micro_batches, draft_layers: 1, ..RingOptions::default() })
+}
+
+fn says(error: &Error) -> (Kind, &str) {
+    (error.kind(), error.place())
+}
+
+/// Gives the step up, and finds every layer in the next one.
+fn goes_on(rig: &mut Rig, micro_batches: usize) {
+    rig.ring.abandon().unwrap();
+    rig.step(micro_batches, 1, 1).unwrap();
+    assert_eq!(rig.watch.conflict(), None);
+}
+
+#[test]
+fn layers_out_of_order_are_named() {
+    let mut rig = rig(1);
+    let stream = rig.streams[0];
+    let error = rig.ring.enter(0, 0, stream).unwrap_err();
+    assert_eq!(says(&error), (Kind::InvalidState, "layer 0: no step has begun"));
+    assert_eq!(says(&rig.ring.end(stream).unwrap_err()), (Kind::InvalidState, "no step has begun"));
+    rig.ring.begin(1, 1).unwrap();
+    // The plan keeps layer 0 resident, and nothing of layer 3 was chosen: neither has an order.
+    rig.ring.enter(0, 0, stream).unwrap();
+    rig.ring.leave(3, 0, stream).unwrap();
+    let error = rig.ring.leave(1, 0, stream).unwrap_err();
+    let place = "layer 1: left without having been entered";
+    assert_eq!((says(&error), error.number("expected")), ((Kind::InvalidState, place), Some(1)));
+    let error = rig.ring.enter(2, 0, stream).unwrap_err();
+    assert_eq!(
+        (says(&error), error.number("expected")),
+        ((Kind::InvalidState, "layer 2: entered out of order"), Some(1))
+    );
+    rig.ring.enter(1, 0, stream).unwrap();
+    let error = rig.ring.enter(2, 0, stream).unwrap_err();
+    assert_eq!(says(&error), (Kind::InvalidState, "layer 2: entered before the last layer was left"));
+    let error = rig.ring.leave(2, 0, stream).unwrap_err();
+    assert_eq!(says(&error), (Kind::InvalidState, "layer 2: left without having been entered"));
+    let error = rig.ring.end(stream).unwrap_err();
+    assert_eq!(says(&error), (Kind::InvalidState, "layer 1: not used in a step that ends"));
+    let error = rig.ring.enter(6, 0, stream).unwrap_err();
+    assert_eq!(says(&error), (Kind::OutOfRange, "layer 6: no layer of the model"));
+    let error = rig.ring.enter(2, 1, stream).unwrap_err();
+    assert_eq!(says(&error), (Kind::OutOfRange, "layer 2: a micro-batch that the step does not have"));
+    goes_on(&mut rig, 1);
+    // All uses are over, and one more is asked for.
+    rig.ring.begin(1, 0).unwrap();
+    rig.layers(1, 0..5).unwrap();
+    let error = rig.ring.enter(5, 0, stream).unwrap_err();
+    assert_eq!(says(&error), (Kind::InvalidState, "layer 5: entered out of order"));
+    rig.ring.end(stream).unwrap();
+    assert_eq!(says(&rig.ring.begin(2, 0).unwrap_err()).1, "micro-batches of a step");
+    assert_eq!(says(&rig.ring.begin(0, 0).unwrap_err()).0, Kind::OutOfRange);
+    goes_on(&mut rig, 1);
+}
+
+#[test]
+fn a_ring_that_two_schedules_use_is_refused() {
+    let mut rig = rig(2);
+    rig.ring.begin(2, 0).unwrap();
+    assert_eq!(says(&rig.ring.begin(2, 0).unwrap_err()), (Kind::Busy, "a step is open"));
+    let [first, second] = [rig.streams[0], rig.streams[1]];
+    rig.ring.enter(1, 0, first).unwrap();
+    let error = rig.ring.leave(1, 0, second).unwrap_err();
+    assert_eq!(says(&error), (Kind::InvalidState, "layer 1: the ring is used by two schedules"));
+    // A micro-batch that runs ahead by a whole buffer.
+    rig.ring.leave(1, 0, first).unwrap();
+    rig.ring.enter(2, 0, first).unwrap();
+    rig.ring.leave(2, 0, first).unwrap();
+    let error = rig.ring.enter(4, 0, first).unwrap_err();
+    assert_eq!(says(&error), (Kind::InvalidState, "layer 4: its buffer is in use by another micro-batch"));
+    goes_on(&mut rig, 2);
+}
+
+/// A rank that ended: nothing is pulled from it, and the error says what needs it. What is resident goes on.
+#[test]
+fn a_pull_from_a_rank_that_ended_is_refused() {
+    let mut rig = rig(1);
+    let stream = rig.streams[0];
+    rig.step(1, 1, 1).unwrap();
+    rig.ring.lost(2);
+    rig.ring.lost(2);
+    // The first layers are there.
+    rig.ring.begin(1, 0).unwrap();
+    rig.ring.enter(1, 0, stream).unwrap();
+    let error = rig.ring.leave(1, 0, stream).unwrap_err();
+    let place = "layer 4: it is pulled from a rank that ended";
+    assert_eq!((says(&error), error.number("rank")), ((Kind::PeerLost, place), Some(2)));
+    rig.ring.abandon().unwrap();
+    // The layer that is there stays; the one that is gone is asked for again.
+    let error = rig.ring.begin(1, 0).unwrap_err();
+    assert_eq!((says(&error).0, error.number("rank")), (Kind::PeerLost, Some(2)));
+    let error = rig.ring.launch(stream, || Ok(())).unwrap_err();
+    assert_eq!((says(&error).0, error.number("rank")), (Kind::PeerLost, Some(2)));
+    assert_eq!(rig.watch.conflict(), None);
+}
+
+/// Each copy is refused once; the step after finds every layer.
+#[test]
+fn each_refused_copy_leaves_a_ring_that_goes_on() {
+    let copies = 3 * 4;
+    for refused in 0..3 * copies {
+        let mut model = Model::new(plan(4, 4, Odd::Cheapest, |_| true), None);
+        model.refused = Some(refused);
+        let mut rig = Rig::new(model, RingOptions { parts: 1 + refused % 3, ..RingOptions::default() });
+        let mut errors = 0;
+        for _ in 0..3 {
+            if let Err(error) = rig.step(1, 0, 0) {
+                assert_eq!(error.kind(), Kind::OsRefused, "{error}");
+                errors += 1;
+                rig.ring.abandon().unwrap();
+            }
+        }
+        assert_eq!((errors, rig.watch.conflict()), (1, None), "copy {refused}");
+    }
+}
+
+/// Layers that become resident between steps are not pulled any more.
+#[test]
+fn a_resident_layer_is_not_pulled() {
+    let mut model = Model::new(plan(6, 4, Odd::Cheapest, |_| true), None);
+    let stream = model.watch.stream().unwrap();
+    [0, 3].into_iter().for_each(|layer| model.make_resident(layer, stream));
+    let acts = model.acts.clone();
+    acts.lock().unwrap().clear();
+    let mut rig = Rig::new(model, RingOptions::default());
+    (0..2).for_each(|_| rig.step(1, 0, 0).unwrap());
+    assert_eq!(rig.watch.conflict(), None);
+    let pulled = |layer| acts.lock().unwrap().contains(&super::Act::Pulled(layer));
+    assert_eq!((0..6).filter(|layer| pulled(*layer)).collect::<Vec<_>>(), [1, 2, 4, 5]);
+    assert!(rig.ring.pulls().is_whole(3));
+}
+
+#[test]
+fn options_that_no_step_has_are_refused() {
+    for options in [
+        RingOptions { micro_batches: 0, ..RingOptions::default() },
+        RingOptions { parts: 0, ..RingOptions::default() },
+        RingOptions { draft_layers: 7, ..RingOptions::default() },
+    ] {
+        let model = Model::new(plan(6, 2, Odd::Cheapest, |_| true), None);
+        let device: std::sync::Arc<dyn Device> = model.watch.clone();
+        let error = forebay::weights::Ring::new(&device, model, options).unwrap_err();
+        assert_eq!(says(&error), (Kind::InvalidConfig, "options"));
+    }
+}

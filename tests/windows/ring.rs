@@ -1,0 +1,132 @@
+//! The ring over real windows on the virtual clock, whose seeds delay and reorder whatever no edge orders: each use of a
+//! window compares every byte, at the time at which the use runs.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use forebay::device::clock::{ClockDevice, ClockOptions};
+use forebay::device::host::{HostDevice, HostOptions};
+use forebay::device::{Device, Stream};
+use forebay::weights::{Odd, Pulls, Ring, RingOptions, Sharding, Source};
+
+use crate::grain;
+use crate::windows::{Rank, group, layers, sharding};
+
+/// Steps of a run.
+const STEPS: usize = 3;
+
+/// A rank's clock and the memory beneath it.
+struct Timed {
+    clock: Arc<ClockDevice>,
+    host: Arc<HostDevice>,
+}
+
+fn timed(seed: u64) -> Timed {
+    let host = HostDevice::new(HostOptions::default());
+    let options = ClockOptions { seed: Some(seed), ..ClockOptions::default() };
+    Timed { clock: ClockDevice::over(host.clone(), options).unwrap(), host }
+}
+
+/// Enqueues a use of a layer, which counts itself in `wrong` if the window shows another byte than the owner's.
+fn uses(
+    rank: &Rank,
+    host: &Arc<HostDevice>,
+    (layer, expected): (usize, &Arc<Vec<Option<u8>>>),
+    stream: Stream,
+    wrong: &Arc<AtomicU32>,
+) {
+    let window = rank.windows.layer(layer).unwrap();
+    let (host, wrong, expected) = (Arc::clone(host), Arc::clone(wrong), Arc::clone(expected));
+    let compare = move || {
+        let mut shown = vec![0; expected.len()];
+        host.read(window, &mut shown).unwrap();
+        let right =
+            shown.iter().zip(&*expected).all(|(shown, wanted)| wanted.is_none_or(|byte| byte == *shown));
+        wrong.fetch_add(u32::from(!right), Ordering::Relaxed);
+    };
+    rank.device.call(stream, Arc::new(compare)).unwrap();
+}
+
+/// Runs steps of both ranks and returns how many uses of rank 0 found other bytes, with the waits of its last steps. Of
+/// its waits after the first step those in `without` are left out.
+fn wrong_uses(seed: u64, options: RingOptions, sharding: &Sharding, without: Range<u64>) -> (u32, u64) {
+    let bytes: Vec<Vec<u64>> = (0..5).map(|layer| vec![3 * grain() + 10 * layer, 77]).collect();
+    let all = [timed(2 * seed), timed(2 * seed + 1)];
+    let devices: Vec<Arc<dyn Device>> = all.iter().map(|it| Arc::clone(&it.clock) as _).collect();
+    let (wrong, waits) = (Arc::new(AtomicU32::new(0)), AtomicU32::new(0));
+    group(&devices, &layers(&bytes), sharding, Pulls::default(), |rank| {
+        let Timed { clock, host } = &all[rank.rank() as usize];
+        let device = Arc::clone(&rank.device);
+        let mut ring = Ring::new(&device, &rank.windows, options).unwrap();
+        let streams: Vec<Stream> = (0..options.micro_batches).map(|_| device.stream().unwrap()).collect();
+        let own = Arc::new(AtomicU32::new(0));
+        let expected: Vec<_> = (0..bytes.len()).map(|layer| Arc::new(rank.expected(layer))).collect();
+        let mut first = 0;
+        for step in 0..STEPS {
+            if step == 1 {
+                first = clock.waits();
+                clock.without_waits(first + without.start..first + without.end);
+            }
+            ring.begin(streams.len(), 2).unwrap();
+            // Four layers, and a draft layer in two passes.
+            for layer in [0, 1, 2, 3, 4, 4] {
+                for (micro_batch, stream) in streams.iter().enumerate() {
+                    ring.enter(layer, micro_batch, *stream).unwrap();
+                    for _ in 0..2 {
+                        uses(rank, host, (layer, &expected[layer]), *stream, &own);
+                    }
+                    ring.leave(layer, micro_batch, *stream).unwrap();
+                }
+            }
+            ring.end(streams[0]).unwrap();
+        }
+        waits.fetch_max((clock.waits() - first) as u32, Ordering::Relaxed);
+        clock.run().unwrap();
+        match rank.rank() {
+            0 => wrong.fetch_add(own.load(Ordering::Relaxed), Ordering::Relaxed),
+            _ => own.load(Ordering::Relaxed),
+        };
+        clock.without_waits(0..0);
+    });
+    (wrong.load(Ordering::Relaxed), waits.load(Ordering::Relaxed).into())
+}
+
+fn options(seed: u64) -> RingOptions {
+    let micro_batches = 1 + seed as usize % 2;
+    RingOptions { draft_layers: 1, micro_batches, parts: 1 + seed as usize % 3, ..RingOptions::default() }
+}
+
+fn kinds(seed: u64) -> Sharding {
+    let odd = [Odd::Cheapest, Odd::ThirdBuffer, Odd::ResidentLast][seed as usize % 3];
+    let source = if seed % 5 == 4 { Source::Host } else { Source::Peers };
+    Sharding { odd, source, ..sharding(grain()) }
+}
+
+#[test]
+fn every_use_shows_the_owners_bytes_for_every_seed() {
+    // Ranks wait for each other while they meet, so several seeds at once are quicker.
+    std::thread::scope(|scope| {
+        for part in 0..8 {
+            scope.spawn(move || {
+                for seed in (part..200).step_by(8) {
+                    let (wrong, _) = wrong_uses(seed, options(seed), &kinds(seed), 0..0);
+                    assert_eq!(wrong, 0, "seed {seed}");
+                }
+            });
+        }
+    });
+}
+
+/// Waits that are left out show as wrong bytes for some seed: of a step's waits nearly all. Those between parts of a
+/// pull, and those that another wait covers, do not.
+#[test]
+fn control_waits_that_are_left_out_show_for_some_seed() {
+    let sharding = sharding(grain());
+    let options = RingOptions { draft_layers: 1, ..RingOptions::default() };
+    let (_, waits) = wrong_uses(0, options, &sharding, 0..0);
+    let shows = |wait: u64| (0..24).any(|seed| wrong_uses(seed, options, &sharding, wait..wait + 1).0 > 0);
+    // Of the second of three steps, so that each wait has uses behind it.
+    let found: Vec<u64> = (0..waits / 2).filter(|wait| shows(*wait)).collect();
+    assert!(found.len() as u64 * 4 >= waits / 2 * 3, "{found:?} of {}", waits / 2);
+}
