@@ -257,7 +257,8 @@ pub fn fit(measured: &Measurements) -> Result<Fitted> {
 /// The setup to be fitted, with its provenance: its costs are of its own GPUs, and its origin is what the measurements
 /// state, or that they state none.
 fn stated(measured: &Measurements) -> Result<File> {
-    let mut file = File { forebay_setup: setup::VERSION, ..measured.setup.clone() };
+    let version = measured.setup.forebay_setup.max(setup::STATED);
+    let mut file = File { forebay_setup: version, ..measured.setup.clone() };
     let gpus = file.deployment.gpus;
     if file.deployment.costs_gpus.is_some_and(|own| own != gpus) {
         return Err(wrong(

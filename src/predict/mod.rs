@@ -5,7 +5,8 @@
 //! rows a step fetches. [`simulate`] runs the production schedule with those costs on a virtual clock. [`plan`]
 //! computes what fits on a GPU, [`elastic`] what each sequence has if fewer divide its slots, [`stride`] the cost of
 //! another stride of rows on the host, [`worth`] whether offload pays, and [`weights`] how much of the GPU a model's
-//! weights take. [`kernels`] predicts the times of forebay's own kernels on a GPU. Every figure carries its
+//! weights take. [`pulls`] says how long a step waits for sharded weights, and [`sharded`] what sharding gives on a
+//! setup. [`kernels`] predicts the times of forebay's own kernels on a GPU. Every figure carries its
 //! [`provenance`]. [`experts`] prices other numbers of GPUs than the setup's.
 //!
 //! Every number is checked on input, and the error names its field, so every number on output is finite. Times are
@@ -22,8 +23,10 @@ pub mod misses;
 pub mod model;
 pub mod plan;
 pub mod provenance;
+pub mod pulls;
 pub mod roofline;
 pub mod setup;
+pub mod sharded;
 pub mod simulate;
 pub mod stride;
 pub mod weights;

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::matrices::WeightDtype;
 use super::{finite, positive, within, wrong};
 use crate::error::Result;
 use crate::geometry::{Geometry, Shape};
@@ -117,6 +118,10 @@ pub struct Model {
     /// The layer's dimensions, instead of the preset's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dims: Option<Dims>,
+    /// Dtype of the linear layers' weights; FP8 if absent. A roofline has [`WeightDtype::Fp8`] and
+    /// [`WeightDtype::Bf16`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight_dtype: Option<WeightDtype>,
     /// Draft layers that the simulator runs; 0 if the cost of drafting is in `costs.step`.
     #[serde(default)]
     pub draft_layers: u32,
@@ -127,6 +132,11 @@ impl Model {
         self.preset
             .as_deref()
             .ok_or_else(|| wrong("model.preset: missing, and shape and dims are not both given"))
+    }
+
+    /// Dtype of the linear layers' weights.
+    pub fn weights(&self) -> WeightDtype {
+        self.weight_dtype.unwrap_or_default()
     }
 
     /// The cache's shape, draft layers included.
@@ -148,6 +158,9 @@ impl Model {
                     .ok_or_else(|| wrong(format!("model.preset: unknown preset {:?}", echo(name))))?
             }
         };
+        if !matches!(self.weights(), WeightDtype::Fp8 | WeightDtype::Bf16) {
+            return Err(wrong("model.weight_dtype: a roofline has fp8 and bf16 alone"));
+        }
         if self.draft_layers > DRAFT_LAYERS_MAX {
             return Err(wrong("model.draft_layers")
                 .with("layers", self.draft_layers)

@@ -71,6 +71,12 @@ impl Provenance {
         self
     }
 
+    /// The same, with further assumptions.
+    pub fn with_assumptions(mut self, assumptions: &[&str]) -> Provenance {
+        self.assumptions.extend(assumptions.iter().map(|sentence| (*sentence).to_owned()));
+        self
+    }
+
     /// The provenance in one sentence.
     pub fn sentence(&self) -> String {
         let Served { gpus, costs_gpus, extrapolated, .. } = self.deployment;

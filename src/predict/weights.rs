@@ -374,7 +374,8 @@ impl Setup {
     /// Errors of [`Checkpoint::of`].
     pub fn weights(&self, query_rows: u32) -> Result<Option<u64>> {
         let drafts = query_rows > 1 || self.shape().draft_layers > 0;
-        let on_gpu = |it: Checkpoint| it.on_gpu(self.file().deployment.gpus, Attention::Data, drafts);
+        let division = Division::of(self.file().deployment.gpus, Attention::Data);
+        let on_gpu = |it: Checkpoint| it.divided(&division, self.file().model.weights(), drafts);
         Ok(self.checkpoint()?.map(on_gpu))
     }
 }

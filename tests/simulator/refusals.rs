@@ -21,9 +21,9 @@ fn a_setup_that_cannot_be_used_is_refused_by_its_field() {
     for (from, to, kind, words) in [
         (
             "\"forebay_setup\": 2",
-            "\"forebay_setup\": 3",
+            "\"forebay_setup\": 4",
             Kind::BadVersion,
-            "forebay_setup (version 3, known 2)",
+            "forebay_setup (version 4, known 3)",
         ),
         ("\"forebay_setup\": 2,", "", Kind::BadFormat, "forebay_setup: missing"),
         ("\"captured\"", "\"captures\"", Kind::BadFormat, "unknown field `captures`"),

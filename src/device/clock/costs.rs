@@ -4,6 +4,13 @@
 //! runs. If the SM fractions of running operations add up to more than 1, all of them slow down in proportion.
 //! Transfers in one direction divide the link's rate. The table's rates are those of an operation that runs alone.
 //!
+//! **Peers.** Copies from and to other GPUs' memory cross a link of their own ([`Peer`]), which they divide with the
+//! engine's collectives ([`collective`](super::ClockDevice::collective)). Its two directions are one number: every rank
+//! of a group pulls as much as it serves, so that both directions carry the same, and each has the rate of one. Device
+//! memory's bandwidth is not divided among operations here, neither for peer copies, which write it and by which other
+//! ranks read it, nor for anything else: a demand's time says nothing of the bytes that it moves. Whoever knows them
+//! adds the time to the demand, as [`pulls`](crate::predict::pulls) does by the roofline.
+//!
 //! The default table is computed from the terms of the kernels (`kernels`).
 
 use crate::error::{Error, Kind, Result};
@@ -24,13 +31,19 @@ const MOST_MISSES: f64 = 1e9;
 /// The smallest allowed [`Link::duplex`].
 const LEAST_DUPLEX: f64 = 1e-3;
 
-/// The direction in which bytes cross the link.
+/// The direction in which bytes cross a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// Host to device.
     ToDevice,
     /// Device to host.
     ToHost,
+    /// To this device from another GPU's memory, or to that memory.
+    Peer,
+}
+
+impl Direction {
+    pub(super) const ALL: [Direction; 3] = [Direction::ToDevice, Direction::ToHost, Direction::Peer];
 }
 
 /// The cost of a piece of an engine's work.
@@ -53,6 +66,16 @@ pub struct Link {
     pub duplex: f64,
     /// The number of copies that the copy engines of one direction run at once. Further copies wait in the order in
     /// which they became ready.
+    pub copy_engines: u32,
+}
+
+/// The link between GPUs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Peer {
+    /// Bytes per second of all that crosses it in one direction at once.
+    pub rate: f64,
+    /// The number of copies from and to peers that run at once. Further copies wait in the order in which they became
+    /// ready; an engine's collectives need no copy engine.
     pub copy_engines: u32,
 }
 
@@ -87,6 +110,8 @@ pub struct Costs {
     pub poll_ns: f64,
     /// The link.
     pub link: Link,
+    /// The link to other GPUs.
+    pub peer: Peer,
     /// Bytes per second of copies within the device, reads and writes together.
     pub device_copy: f64,
     /// Fixed nanoseconds of a copy by a copy engine.
@@ -145,6 +170,7 @@ impl Costs {
         let rates = [
             ("link.to_device", self.link.to_device),
             ("link.to_host", self.link.to_host),
+            ("peer.rate", self.peer.rate),
             ("device_copy", self.device_copy),
         ];
         let rates = rates.into_iter().chain(movers.iter().map(|(m, n)| (n[1], m.rate)));
@@ -155,16 +181,26 @@ impl Costs {
         first([("link.duplex", self.link.duplex)], |d| (LEAST_DUPLEX..=1.0).contains(&d))?;
         let counts = [
             ("link.copy_engines", f64::from(self.link.copy_engines)),
+            ("peer.copy_engines", f64::from(self.peer.copy_engines)),
             ("resolve_wave", self.resolve_wave.map_or(1.0, f64::from)),
         ];
         first(counts, |n| n > 0.0)
     }
 
-    /// The link's rate in one direction, bytes per nanosecond.
+    /// A link's rate in one direction, bytes per nanosecond.
     pub(super) fn link_rate(&self, direction: Direction) -> f64 {
         match direction {
             Direction::ToDevice => self.link.to_device / NS,
             Direction::ToHost => self.link.to_host / NS,
+            Direction::Peer => self.peer.rate / NS,
+        }
+    }
+
+    /// Copies of one direction that run at once.
+    pub(super) const fn copy_engines(&self, direction: Direction) -> u32 {
+        match direction {
+            Direction::ToDevice | Direction::ToHost => self.link.copy_engines,
+            Direction::Peer => self.peer.copy_engines,
         }
     }
 }
@@ -199,7 +235,7 @@ pub(super) struct Work {
     pub(super) ns: f64,
     /// Share of the SMs during the rest.
     pub(super) sm: f64,
-    /// Bytes that the rest moves over the link.
+    /// Bytes that the rest moves over a link.
     pub(super) bytes: f64,
     pub(super) direction: Option<Direction>,
     /// Whether it needs one of the direction's copy engines.
@@ -212,6 +248,11 @@ impl Work {
         first([("demand.ns", demand.ns)], is_time)?;
         first([("demand.sm", demand.sm)], is_share)?;
         Ok(Work { ns: demand.ns, sm: demand.sm, ..Work::default() })
+    }
+
+    /// An engine's work that moves `bytes` bytes over the link between GPUs.
+    pub(super) fn collective(demand: Demand, bytes: f64) -> Result<Work> {
+        Ok(Work { bytes, direction: Some(Direction::Peer), ..Work::demand(demand)? })
     }
 
     pub(super) fn kernel(kernel: &Kernel, rows: f64) -> Work {
@@ -240,7 +281,7 @@ impl Work {
         }
     }
 
-    /// A copy by a copy engine over the link.
+    /// A copy by a copy engine over a link.
     pub(super) fn copy(costs: &Costs, direction: Direction, bytes: f64) -> Work {
         let direction = Some(direction);
         Work { fixed_ns: costs.copy_ns, bytes, direction, copy_engine: true, ..Work::default() }
@@ -278,7 +319,7 @@ mod tests {
     #[test]
     fn an_invalid_number_is_refused_by_its_name() {
         type Spoil = fn(&mut Costs);
-        let spoiled: [(&str, Spoil); 17] = [
+        let spoiled: [(&str, Spoil); 19] = [
             ("resolve_wave", |c| c.resolve_wave = Some(0)),
             ("launch_ns", |c| c.launch_ns = -1.0),
             ("copy_ns", |c| c.copy_ns = f64::INFINITY),
@@ -286,6 +327,8 @@ mod tests {
             ("link.to_host", |c| c.link.to_host = f64::NAN),
             ("link.duplex", |c| c.link.duplex = 1.5),
             ("link.copy_engines", |c| c.link.copy_engines = 0),
+            ("peer.rate", |c| c.peer.rate = 0.0),
+            ("peer.copy_engines", |c| c.peer.copy_engines = 0),
             ("gather.rate", |c| c.gather.rate = 0.0),
             ("scatter.sm", |c| c.scatter.sm = -0.1),
             ("begin.row_ns", |c| c.begin.row_ns = f64::NAN),

@@ -11,7 +11,7 @@
 //! multiprocessors. A chain of loads is that of the slowest thread; work of other threads at the same time costs
 //! nothing.
 
-use super::costs::{Costs, Kernel, Link, Mover};
+use super::costs::{Costs, Kernel, Link, Mover, Peer};
 use crate::device::pieces::{LINE, Pieces};
 use crate::error::{Error, Kind, Result};
 
@@ -360,6 +360,7 @@ impl KernelCosts {
             launch_ns: ns(self.node_us),
             poll_ns: 1_000.0,
             link: Link { to_device: 55e9, to_host: 55e9, duplex: 0.9, copy_engines: 1 },
+            peer: Peer { rate: 305e9, copy_engines: 2 },
             device_copy: 2e12,
             copy_ns: 1_000.0,
             // The cost of each query row after the first.
@@ -378,8 +379,9 @@ impl KernelCosts {
 }
 
 impl Default for Costs {
-    /// An H200-class GPU on PCIe 5. Its kernels' costs come from their terms ([`KernelCosts`]); the other numbers are
-    /// round guesses of the right magnitude. A setup replaces all of them.
+    /// An H200-class GPU on PCIe 5. Its kernels' costs come from their terms ([`KernelCosts`]); its NVLink has the rate
+    /// of an all-gather of 8 H100 (Megatron-LM#5596); the other numbers are round guesses of the right magnitude. A
+    /// setup replaces all of them.
     fn default() -> Self {
         KernelCosts::default().of_clock(&Design::NOW)
     }

@@ -1,4 +1,4 @@
-//! The clock device: streams, events, copy engines, SMs and a link on a virtual clock.
+//! The clock device: streams, events, copy engines, SMs and links on a virtual clock.
 //!
 //! The schedules of `step` and `overlap` enqueue on it as on any device, so its times describe the schedule that runs
 //! in production. It computes times from a table of costs: the same calls give the same times on every machine.
@@ -25,6 +25,7 @@ mod costs;
 mod effect;
 mod kernels;
 mod operations;
+mod peers;
 #[cfg(test)]
 mod tests;
 mod timeline;
@@ -40,9 +41,10 @@ use crate::sync::{Arc, Condvar, Mutex, MutexGuard, thread};
 use chance::Draw;
 use checks::{Extents, NAME};
 use costs::Work;
-pub use costs::{Costs, Demand, Direction, Kernel, Link, Mover};
+pub use costs::{Costs, Demand, Direction, Kernel, Link, Mover, Peer};
 use effect::{Beneath, Effect, call};
 pub use kernels::{BLOCK_BYTES, Between, Cost, Design, KernelCosts, Resolve, SOURCES, fetched, sum};
+use peers::Peers;
 use timeline::{Due, Machine, Next, Operation, Timeline, Until};
 pub use timeline::{Label, Span};
 
@@ -107,6 +109,8 @@ struct State {
     ranges: Ranges,
     /// Slices in host memory: address and end.
     host: Vec<(u64, u64)>,
+    /// Addresses that map other GPUs' memory.
+    peers: Peers,
 }
 
 fn unknown(what: &'static str, handle: u64) -> Error {
@@ -143,9 +147,9 @@ impl ClockDevice {
         let ClockOptions { seed, fail_operation, costs, record } = options;
         costs.check()?;
         let machine = Machine {
-            link: [Direction::ToDevice, Direction::ToHost].map(|direction| costs.link_rate(direction)),
+            link: Direction::ALL.map(|direction| costs.link_rate(direction)),
             duplex: costs.link.duplex,
-            copy_engines: costs.link.copy_engines,
+            copy_engines: Direction::ALL.map(|direction| costs.copy_engines(direction)),
         };
         let id = beneath.as_ref().map_or_else(DeviceId::new, |beneath| beneath.device.id());
         let state = State {
@@ -164,6 +168,7 @@ impl ClockDevice {
             next_address: 1 << 20,
             ranges: Ranges::new(id, LINE),
             host: Vec::new(),
+            peers: Peers::default(),
         };
         let (state, idle) = (Mutex::new(state), Condvar::new());
         Ok(Arc::new(ClockDevice { id, seed, costs, beneath, state, idle }))
@@ -177,6 +182,16 @@ impl ClockDevice {
     /// [`Kind::InvalidConfig`] for a demand out of range, or of more than 1e15 ns; those of [`Device::record`].
     pub fn compute(&self, stream: Stream, label: Label, demand: Demand) -> Result<()> {
         self.append(stream, label, Work::demand(demand)?, None)
+    }
+
+    /// Enqueues a stand-in for an engine's collective, which moves `bytes` bytes over the link between GPUs and takes
+    /// the demand's time if it has its part of that link and of the SMs to itself. Beside others it takes longer: all
+    /// that cross the link divide its rate.
+    ///
+    /// # Errors
+    /// As [`ClockDevice::compute`], and for bytes that take more than 1e15 ns.
+    pub fn collective(&self, stream: Stream, label: Label, demand: Demand, bytes: u64) -> Result<()> {
+        self.append(stream, label, Work::collective(demand, bytes as f64)?, None)
     }
 
     /// Enqueues a copy of `bytes` by a copy engine, for traffic outside of steps.

@@ -129,21 +129,26 @@ impl Device for ClockDevice {
     }
 
     fn range(&self, pieces: &[Mapped], protection: Protection) -> Result<Slice> {
-        if let Some(beneath) = &self.beneath {
-            return beneath.device.range(pieces, protection);
-        }
-        let bytes = self.state.lock().ranges.check("map range", pieces, protection)?;
-        let address = self.place(bytes)?.address();
-        Ok(self.state.lock().ranges.add(address, pieces, protection))
+        let slice = if let Some(beneath) = &self.beneath {
+            beneath.device.range(pieces, protection)?
+        } else {
+            let bytes = self.state.lock().ranges.check("map range", pieces, protection)?;
+            let address = self.place(bytes)?.address();
+            self.state.lock().ranges.add(address, pieces, protection)
+        };
+        self.state.lock().peers.map(slice, pieces);
+        Ok(slice)
     }
 
     fn remap(&self, part: Slice, pieces: &[Mapped]) -> Result<()> {
         if let Some(beneath) = &self.beneath {
-            return beneath.device.remap(part, pieces);
+            beneath.device.remap(part, pieces)?;
+        } else {
+            let mut state = self.state.lock();
+            let place = state.ranges.replaceable("remap", part, pieces)?;
+            state.ranges.replaced(&place, pieces);
         }
-        let mut state = self.state.lock();
-        let place = state.ranges.replaceable("remap", part, pieces)?;
-        state.ranges.replaced(&place, pieces);
+        self.state.lock().peers.map(part, pieces);
         Ok(())
     }
 
@@ -159,17 +164,26 @@ impl Device for ClockDevice {
     }
 
     fn import_backing(&self, descriptor: OwnedFd, bytes: u64, protection: Protection) -> Result<Backing> {
-        match &self.beneath {
-            Some(beneath) => beneath.device.import_backing(descriptor, bytes, protection),
-            None => Err(fixed("import memory")),
-        }
+        let backing = match &self.beneath {
+            Some(beneath) => beneath.device.import_backing(descriptor, bytes, protection)?,
+            // There is no memory to be had: only its addresses count, and the descriptor is closed.
+            None => {
+                let mut state = self.state.lock();
+                state.ranges.importable(bytes)?;
+                state.ranges.add_backing(bytes, protection)
+            }
+        };
+        self.state.lock().peers.import(backing);
+        Ok(backing)
     }
 
     fn give_back(&self, backing: Backing) -> Result<()> {
         match &self.beneath {
-            Some(beneath) => beneath.device.give_back(backing),
-            None => self.state.lock().ranges.give_back("give memory back", backing).map(drop),
+            Some(beneath) => beneath.device.give_back(backing)?,
+            None => drop(self.state.lock().ranges.give_back("give memory back", backing)?),
         }
+        self.state.lock().peers.give_back(backing);
+        Ok(())
     }
 
     fn stream(&self) -> Result<Stream> {
@@ -235,11 +249,13 @@ impl Device for ClockDevice {
         let bytes = from.bytes() as f64;
         let sides: MutexGuard<'_, _> = self.state.lock();
         let (from_host, to_host) = (sides.is_host(from.address()), sides.is_host(to.address()));
+        let peer = sides.peers.has(from) || sides.peers.has(to);
         drop(sides);
         let work = match (from_host, to_host) {
             (true, false) => Work::copy(&self.costs, Direction::ToDevice, bytes),
             // A copy inside host memory goes to the device and back.
             (_, true) => Work::copy(&self.costs, Direction::ToHost, bytes),
+            (false, false) if peer => Work::copy(&self.costs, Direction::Peer, bytes),
             (false, false) => Work::inside(&self.costs, bytes),
         };
         let effect = self.beneath.is_some().then_some(Effect::Copy { from, to });

@@ -7,6 +7,7 @@ use crate::ids::{Lane, MicroBatch};
 use crate::residency::{QueryRange, TableShape};
 
 mod oracle;
+mod peers;
 
 /// Costs in round numbers: no launch gap, a link of 1 byte a nanosecond each way.
 fn costs() -> Costs {
@@ -16,6 +17,7 @@ fn costs() -> Costs {
         launch_ns: 0.0,
         poll_ns: 1.0,
         link: Link { to_device: 1e9, to_host: 1e9, duplex: 1.0, copy_engines: 1 },
+        peer: Peer { rate: 4e9, copy_engines: 2 },
         device_copy: 1e9,
         copy_ns: 0.0,
         resolve: kernel,

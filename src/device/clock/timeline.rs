@@ -1,4 +1,4 @@
-//! The virtual timeline: streams, copy engines, and a link and SMs that operations divide among them.
+//! The virtual timeline: streams, copy engines, and links and SMs that operations divide among them.
 //!
 //! It is a discrete-event simulation with processor sharing. Each stream runs one operation at a time, which goes
 //! through these states:
@@ -168,15 +168,18 @@ struct CopyEngines {
     queue: VecDeque<usize>,
 }
 
+/// Directions of links.
+const SIDES: usize = Direction::ALL.len();
+
 /// The machine's resources.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Machine {
-    /// Bytes per nanosecond, to the device and to the host.
-    pub(super) link: [f64; 2],
-    /// The fraction of its rate that a direction keeps while the other is busy.
+    /// Bytes per nanosecond, by direction.
+    pub(super) link: [f64; SIDES],
+    /// The fraction of its rate that a direction of the link to the host keeps while the other is busy.
     pub(super) duplex: f64,
     /// Copy engines of each direction.
-    pub(super) copy_engines: u32,
+    pub(super) copy_engines: [u32; SIDES],
 }
 
 /// See the module's head.
@@ -196,7 +199,7 @@ pub(super) struct Timeline<E> {
     /// Streams whose head is a wait, and for what.
     waiting: Vec<(usize, usize, u64)>,
     events: Vec<EventState>,
-    copy_engines: [CopyEngines; 2],
+    copy_engines: [CopyEngines; SIDES],
     due: VecDeque<Due<E>>,
     /// Whether the set of working streams has changed since the rates were computed.
     stale: bool,
@@ -205,7 +208,7 @@ pub(super) struct Timeline<E> {
     spans: Option<Vec<Span>>,
 }
 
-/// An operation that moves bytes over the link.
+/// An operation that moves bytes over a link.
 #[derive(Clone, Copy, Debug)]
 struct Moving {
     stream: usize,
@@ -489,7 +492,7 @@ impl<E> Timeline<E> {
         let Some(operation) = &self.lines[stream].current else { return };
         if let (true, Some(direction)) = (operation.work.copy_engine, operation.work.direction) {
             let engines = &mut self.copy_engines[side(direction)];
-            if engines.busy == self.machine.copy_engines {
+            if engines.busy == self.machine.copy_engines[side(direction)] {
                 engines.queue.push_back(stream);
                 self.lines[stream].state = State::Queued;
                 self.finish[stream] = NEVER;
@@ -557,13 +560,14 @@ impl<E> Timeline<E> {
         }
     }
 
-    /// Computes the rates of all working streams, and when each will be done.
+    /// Computes the rates of all working streams, and when each will be done. The two directions of the link to the
+    /// host slow each other; the link between GPUs is another one.
     fn share_out(&mut self) {
         self.stale = false;
         self.working.sort_unstable();
         let shares: f64 = self.working.iter().filter_map(|stream| self.work_of(*stream)).map(|w| w.sm).sum();
         let slow = f64::max(1.0, shares);
-        let mut users = [0.0; 2];
+        let mut users = [0.0; SIDES];
         for place in 0..self.working.len() {
             let stream = self.working[place];
             let Some(work) = self.work_of(stream) else { continue };
@@ -577,9 +581,11 @@ impl<E> Timeline<E> {
                 }
             }
         }
-        let both = users.iter().all(|users| *users > 0.0);
+        let host = [Direction::ToDevice, Direction::ToHost].map(side);
+        let both = host.iter().all(|side| users[*side] > 0.0);
         let keep = if both { self.machine.duplex } else { 1.0 };
-        let mut left = self.machine.link.map(|rate| keep * rate);
+        let mut left = self.machine.link;
+        host.iter().for_each(|side| left[*side] *= keep);
         // Those that can use least come first: the rate that they leave is divided among the others.
         self.moving.sort_unstable_by(|a, b| a.most.total_cmp(&b.most).then(a.stream.cmp(&b.stream)));
         for place in 0..self.moving.len() {

@@ -14,8 +14,11 @@ use crate::predict::model::{Deployment, Gpu, Model};
 use crate::predict::wrong;
 use crate::text::steers;
 
-/// The version that is written; versions from [`OLDEST`] on are read.
-pub const VERSION: u64 = 2;
+/// The newest version; versions from [`OLDEST`] on are read.
+pub const VERSION: u64 = 3;
+
+/// The version that states where its numbers come from, and that is written unless a file needs a newer one.
+pub const STATED: u64 = 2;
 
 /// The oldest version that is read. It has no origin, measured parts, assumptions and GPUs of the costs.
 pub const OLDEST: u64 = 1;
@@ -217,15 +220,19 @@ impl File {
     /// Refuses fields of a later version than the file's, which an older build would refuse.
     pub(super) fn check_version(&self) -> Result<()> {
         let new = [
-            ("origin", self.origin.is_some()),
-            ("host", self.host.is_some()),
-            ("measured", !self.measured.is_empty()),
-            ("assumptions", !self.assumptions.is_empty()),
-            ("deployment.costs_gpus", self.deployment.costs_gpus.is_some()),
-            ("deployment.nvlink_gb_s", self.deployment.nvlink_gb_s.is_some()),
+            ("origin", STATED, self.origin.is_some()),
+            ("host", STATED, self.host.is_some()),
+            ("measured", STATED, !self.measured.is_empty()),
+            ("assumptions", STATED, !self.assumptions.is_empty()),
+            ("deployment.costs_gpus", STATED, self.deployment.costs_gpus.is_some()),
+            ("deployment.nvlink_gb_s", STATED, self.deployment.nvlink_gb_s.is_some()),
+            ("model.weight_dtype", 3, self.model.weight_dtype.is_some()),
         ];
-        match new.iter().find(|(_, there)| *there && self.forebay_setup < 2) {
-            Some((field, _)) => Err(wrong(format!("{field}: a field of version 2, but forebay_setup is 1"))),
+        match new.iter().find(|(_, since, there)| *there && self.forebay_setup < *since) {
+            Some((field, since, _)) => Err(wrong(format!(
+                "{field}: a field of version {since}, but forebay_setup is {}",
+                self.forebay_setup
+            ))),
             None => Ok(()),
         }
     }

@@ -7,7 +7,7 @@
 pub(super) mod file;
 mod term;
 
-pub use file::{Captured, Costs, File, Link, OLDEST, Operations, Resident, TwoBatch, VERSION, WIDTH};
+pub use file::{Captured, Costs, File, Link, OLDEST, Operations, Resident, STATED, TwoBatch, VERSION, WIDTH};
 pub use term::Term;
 
 use file::Part;
@@ -23,7 +23,11 @@ use crate::geometry::Shape;
 use crate::text::echo;
 
 /// The built-in setups, by name.
-const EMBEDDED: [(&str, &str); 1] = [("ess", include_str!("../../../data/setups/ess.json"))];
+const EMBEDDED: [(&str, &str); 3] = [
+    ("ess", include_str!("../../../data/setups/ess.json")),
+    ("r1-h20", include_str!("../../../data/setups/r1-h20.json")),
+    ("r1-h800", include_str!("../../../data/setups/r1-h800.json")),
+];
 
 /// A checked setup.
 #[derive(Clone, Debug)]
@@ -64,8 +68,8 @@ impl Setup {
     /// Checks a setup.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] names the field: a negative time, NaN, a hole, an unknown preset, a model without
-    /// top-k, layers that do not match.
+    /// [`Kind::InvalidConfig`] names the field: a negative time, NaN, a hole, an unknown preset, layers that do not
+    /// match, misses of dense attention.
     pub fn new(file: File) -> Result<Setup> {
         if !(OLDEST..=VERSION).contains(&file.forebay_setup) {
             return Err(Error::new(Kind::BadVersion, "read setup")
@@ -78,9 +82,6 @@ impl Setup {
         file.gpu.check()?;
         file.deployment.check()?;
         let (shape, dims) = (file.model.shape()?, file.model.dims()?);
-        if shape.top_k == 0 {
-            return Err(wrong("model: dense attention selects nothing; the simulator needs a top-k"));
-        }
         let rates = match &file.link {
             Link::Rates(rates) => rates.clone(),
             Link::Preset(name) => preset_of(name)?,
@@ -107,12 +108,17 @@ impl Setup {
             }
         }
         if let Some(misses) = &file.misses {
+            if shape.top_k == 0 {
+                return Err(wrong("misses: dense attention reads every row and misses none; leave them out"));
+            }
             misses.check(&shape)?;
         }
         let roofline = Roofline {
             dims,
             index_key_bytes: f64::from(shape.index_key_bytes),
             row_bytes: shape.runs.into_iter().map(f64::from).sum(),
+            dense: shape.top_k == 0,
+            weights: file.model.weights(),
             gpu: file.gpu.clone(),
             deployment: file.deployment.clone(),
         };
@@ -209,7 +215,7 @@ impl Setup {
     /// roofline replaces all of them. Its layers have the misses of the setup's layers at the same relative depth.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] for an unknown preset, or one without dimensions or top-k.
+    /// [`Kind::InvalidConfig`] for an unknown preset, or one without dimensions.
     pub fn of_model(&self, name: &str) -> Result<Setup> {
         if self.file.model.preset.as_deref() == Some(name) {
             return Ok(self.clone());
@@ -217,7 +223,9 @@ impl Setup {
         let model =
             Model { preset: Some(name.to_owned()), shape: None, dims: None, ..self.file.model.clone() };
         let layers = model.shape()?.layers;
-        let misses = self.file.misses.as_ref().map(|misses| misses.spread(layers));
+        // Dense attention reads every row, so none is missed.
+        let sparse = model.shape()?.top_k > 0;
+        let misses = self.file.misses.as_ref().filter(|_| sparse).map(|misses| misses.spread(layers));
         let name = format!("{}, {name} by its roofline", self.file.name);
         // Measurements of another model are not measurements of this one.
         let measured = self.file.measured.iter().copied().filter(|part| *part == Part::Link).collect();
@@ -236,7 +244,8 @@ impl Setup {
         }
         let costs_gpus = Some(self.file.deployment.costs_gpus());
         let deployment = Deployment { gpus, costs_gpus, ..self.file.deployment.clone() };
-        let file = File { forebay_setup: VERSION, deployment, ..self.file.clone() };
+        let file =
+            File { forebay_setup: self.file.forebay_setup.max(STATED), deployment, ..self.file.clone() };
         Ok(Setup { other_link: self.other_link.clone(), ..Setup::new(file)? })
     }
 
@@ -266,6 +275,11 @@ impl Setup {
             true => self.elsewhere(term, load, us),
             false => Ok(us),
         }
+    }
+
+    /// Whether attention reads every row. Such a setup has no misses, and the simulator has no step of it.
+    pub const fn is_dense(&self) -> bool {
+        self.shape.top_k == 0
     }
 
     /// The model of misses.

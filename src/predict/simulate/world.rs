@@ -4,7 +4,7 @@ use super::batch::{Batch, draft_passes};
 use super::engine::{Costed, layer_us};
 use super::point::{Traffic, bad};
 use crate::device::clock::{
-    ClockDevice, ClockOptions, Costs, Demand, Direction, Kernel, Label, Link, Mover, Span,
+    ClockDevice, ClockOptions, Costs, Demand, Direction, Kernel, Label, Link, Mover, Peer, Span,
 };
 use crate::device::{Begin, Device, Event, PoolLayout, PoolOp, Pools, Slice, SplitIndices};
 use crate::error::Result;
@@ -54,6 +54,7 @@ pub fn costs(setup: &Setup) -> Costs {
     let fixed = |us: f64| rates.launch_ns + us * 1e3;
     let kernel = |us, row_us: f64| Kernel { fixed_ns: fixed(us), row_ns: row_us * 1e3, sm: 0.0 };
     let mover = |(line_ns, rate), sm| Mover { fixed_ns: fixed(own.move_us) + line_ns, rate, sm };
+    let default = Costs::default();
     Costs {
         // An engine's works include their launches.
         launch_ns: 0.0,
@@ -63,6 +64,10 @@ pub fn costs(setup: &Setup) -> Costs {
             duplex: 1.0,
             copy_engines: rates.copy_engines,
         },
+        peer: Peer {
+            rate: setup.file().deployment.nvlink_gb_s.map_or(default.peer.rate, |gb_s| gb_s * 1e9),
+            ..default.peer
+        },
         device_copy: setup.file().gpu.memory_gb_s * 1e9,
         copy_ns: rates.launch_ns,
         resolve: kernel(own.resolve_us, own.resolve_row_us),
@@ -71,7 +76,7 @@ pub fn costs(setup: &Setup) -> Costs {
         report: kernel(own.step_us / 2.0, 0.0),
         gather: mover(up, rates.gather_sm),
         scatter: mover(down, 0.0),
-        ..Costs::default()
+        ..default
     }
 }
 

@@ -1,8 +1,8 @@
 //! The clock against a simulation in tiny time steps.
 //!
 //! It has another structure: instead of streams and events, a list of works with the works that each one follows;
-//! instead of computed ends, small portions of the remaining work. It divides the link by raising every transfer's
-//! rate a little until the link is used up.
+//! instead of computed ends, small portions of the remaining work. It divides a link by raising every transfer's
+//! rate a little until that link is used up.
 
 use super::costs;
 use crate::device::clock::costs::{Direction, Work};
@@ -23,7 +23,7 @@ struct Item {
 }
 
 fn machine(copy_engines: u32, duplex: f64) -> Machine {
-    Machine { link: [1.0, 0.5], duplex, copy_engines }
+    Machine { link: [1.0, 0.5, 0.7], duplex, copy_engines: [copy_engines, copy_engines, 3 - copy_engines] }
 }
 
 /// The ends by the clock.
@@ -89,9 +89,9 @@ fn rates(items: &[Item], stages: &[Stage], machine: &Machine) -> Vec<f64> {
         all.iter().copied().filter(uses).collect::<Vec<usize>>()
     };
     let both = !users(Direction::ToDevice).is_empty() && !users(Direction::ToHost).is_empty();
-    for (direction, link) in [(Direction::ToDevice, machine.link[0]), (Direction::ToHost, machine.link[1])] {
+    for (direction, link) in Direction::ALL.into_iter().zip(machine.link) {
         let users = users(direction);
-        let link = if both { link * machine.duplex } else { link };
+        let link = if both && direction != Direction::Peer { link * machine.duplex } else { link };
         // The level to which every transfer's bytes per nanosecond may rise, by bisection.
         let (mut low, mut high) = (0.0, link);
         let at = |level: f64, n: usize| f64::min(level, most(n) * items[n].work.bytes);
@@ -127,7 +127,8 @@ fn by_ticks(items: &[Item], streams: usize, machine: Machine) -> Option<Vec<f64>
                     let busy = (0..items.len()).filter(runs).filter(same).count();
                     let first = (0..items.len()).filter(|m| stages[*m] == Stage::Queued).filter(same);
                     let first = first.min_by(|a, b| ready[*a].total_cmp(&ready[*b]));
-                    busy < machine.copy_engines as usize && first == Some(n)
+                    let engines = direction.map_or(0, |direction| machine.copy_engines[direction as usize]);
+                    busy < engines as usize && first == Some(n)
                 };
                 stages[n] = match stages[n] {
                     Stage::Waits if after[n].iter().all(|m| stages[*m] == Stage::Done) => {
@@ -160,7 +161,7 @@ fn by_ticks(items: &[Item], streams: usize, machine: Machine) -> Option<Vec<f64>
         }
         tick += 1;
     }
-    let close = [Direction::ToDevice, Direction::ToHost].into_iter().any(|direction| {
+    let close = Direction::ALL.into_iter().any(|direction| {
         let copies = |n: &usize| items[*n].work.copy_engine && items[*n].work.direction == Some(direction);
         let mut times: Vec<f64> = (0..items.len()).filter(copies).map(|n| ready[n]).collect();
         times.sort_by(f64::total_cmp);
@@ -170,7 +171,7 @@ fn by_ticks(items: &[Item], streams: usize, machine: Machine) -> Option<Vec<f64>
 }
 
 /// A work of one of the kinds.
-fn item(streams: usize, kinds: std::ops::Range<u8>) -> impl Strategy<Value = Item> {
+fn item(streams: usize, kinds: impl Strategy<Value = u8>) -> impl Strategy<Value = Item> {
     let numbers = (0..40_u32, 0..8_u32, 0..30_u32, 1..30_u32, 0..5_u32);
     (0..streams, kinds, numbers, prop::collection::vec(0..streams, 0..3)).prop_map(
         |(stream, kind, (gap, fixed, ns, bytes, sm), after)| {
@@ -178,10 +179,14 @@ fn item(streams: usize, kinds: std::ops::Range<u8>) -> impl Strategy<Value = Ite
             let odd = |n: u32, part: f64| f64::from(n) * (1.0 + part);
             let (ns, sm, bytes) = (odd(ns, 0.137), f64::from(sm) / 4.0, odd(bytes, 0.071));
             let fixed_ns = odd(fixed, 0.0413);
-            let direction = if kind % 2 == 0 { Direction::ToDevice } else { Direction::ToHost };
+            let direction = match kind {
+                6.. => Direction::Peer,
+                _ if kind % 2 == 0 => Direction::ToDevice,
+                _ => Direction::ToHost,
+            };
             let work = match kind {
                 0 | 1 => Work { fixed_ns, ns, sm, ..Work::default() },
-                2 | 3 => Work { fixed_ns, ns, sm, bytes, direction: Some(direction), copy_engine: false },
+                2 | 3 | 6 => Work { fixed_ns, ns, sm, bytes, direction: Some(direction), copy_engine: false },
                 _ => {
                     let direction = Some(direction);
                     Work { fixed_ns, bytes, direction, copy_engine: true, ..Work::default() }
@@ -210,7 +215,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
     #[test]
     fn ends_are_those_of_a_simulation_in_tiny_steps(
-        items in prop::collection::vec(item(4, 0..6), 1..14),
+        items in prop::collection::vec(item(4, 0..8_u8), 1..14),
         engines in 1..3_u32,
         duplex in prop::sample::select(vec![0.6, 1.0]),
     ) {
@@ -219,7 +224,7 @@ proptest! {
 
     #[test]
     fn copies_that_queue_end_as_in_a_simulation_in_tiny_steps(
-        items in prop::collection::vec(item(6, 4..6), 6..12),
+        items in prop::collection::vec(item(6, prop::sample::select(vec![4, 5, 7])), 6..12),
         engines in 1..3_u32,
     ) {
         compare(&items, 6, machine(engines, 1.0))?;
@@ -238,7 +243,7 @@ fn the_oracle_sees_a_link_that_is_not_divided() {
     let items = [rows(0), rows(1)];
     let ends = by_ticks(&items, 2, machine(1, 1.0)).unwrap();
     assert!(ends.iter().all(|end| (end - 80.0).abs() < 0.1), "{ends:?}");
-    let double = Machine { link: [2.0, 1.0], ..machine(1, 1.0) };
+    let double = Machine { link: [2.0, 1.0, 0.7], ..machine(1, 1.0) };
     assert!(by_ticks(&items, 2, double).unwrap().iter().all(|end| (end - 40.0).abs() < 0.1));
     assert_eq!(by_clock(&items, 2, machine(1, 1.0)), [80.0, 80.0]);
 }

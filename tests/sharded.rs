@@ -1,0 +1,344 @@
+//! What sharded weights cost and give: waits by the recurrence against streams and events on the clock, resident steps
+//! against the simulator, and verdicts.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::sync::Arc;
+
+use forebay::Kind;
+use forebay::device::clock::{ClockDevice, ClockOptions, Costs, Demand as Work, Direction, Label, Peer};
+use forebay::device::{Device, Event, Stream};
+use forebay::predict::plan::{Batch, Demand};
+use forebay::predict::pulls::{Exposed, Layer, Pull, Ring, Wrap, better, exposed};
+use forebay::predict::setup::{File, Setup};
+use forebay::predict::sharded::{Asked, Compared, Verdict};
+use forebay::predict::simulate::{Options, Point, Simulator};
+use forebay::predict::weights::{Attention, Checkpoint, Division};
+use forebay::weights::{Group, Patterns, Plan, Sharding, Source};
+
+/// Nanoseconds of a microsecond, and bytes that cross the link of these tests in one.
+const US: f64 = 1e3;
+
+/// A step's streams and events on a clock whose link between GPUs moves a byte a nanosecond.
+struct World {
+    device: Arc<ClockDevice>,
+    compute: Stream,
+    pulls: Vec<Stream>,
+    used: Vec<Event>,
+    pulled: Vec<Event>,
+    ended: Event,
+}
+
+impl World {
+    fn new(at_once: u32) -> World {
+        let costs = Costs {
+            launch_ns: 0.0,
+            copy_ns: 0.0,
+            peer: Peer { rate: 1e9, copy_engines: at_once },
+            ..Costs::default()
+        };
+        let device = ClockDevice::new(ClockOptions { costs, ..ClockOptions::default() }).unwrap();
+        let events = || (0..3).map(|_| device.event().unwrap()).collect::<Vec<_>>();
+        World {
+            compute: device.stream().unwrap(),
+            pulls: (0..3).map(|_| device.stream().unwrap()).collect(),
+            used: events(),
+            pulled: events(),
+            ended: device.event().unwrap(),
+            device,
+        }
+    }
+
+    fn work(&self, us: f64) {
+        let label = Label { name: "work", layer: None, micro_batch: None };
+        self.device.compute(self.compute, label, Work { ns: us * US, sm: 0.5 }).unwrap();
+    }
+
+    /// The pull into a buffer follows an event.
+    fn pull(&self, pull: Pull, after: Event) {
+        let buffer = pull.buffer as usize;
+        let label = Label { name: "pull", layer: None, micro_batch: None };
+        self.device.wait(self.pulls[buffer], after).unwrap();
+        let bytes = (pull.us * US).round() as u64;
+        self.device.traffic(self.pulls[buffer], label, Direction::Peer, bytes).unwrap();
+        self.device.record(self.pulled[buffer], self.pulls[buffer]).unwrap();
+    }
+
+    /// Enqueues a step, as an engine would: it waits for a buffer before the layer, and releases it behind the output
+    /// projection. Returns its event.
+    fn step(&self, ring: &Ring) -> Event {
+        let pull = |layer: usize| ring.layers[layer].pull;
+        let count = ring.layers.len();
+        let mut behind = Vec::new();
+        for (index, layer) in ring.layers.iter().enumerate() {
+            let Some(own) = layer.pull else {
+                self.work(layer.uses_us);
+                self.work(layer.rest_us);
+                continue;
+            };
+            let buffer = own.buffer as usize;
+            // Before the first pull of a buffer the event was never recorded, and the wait passes.
+            self.device.wait(self.compute, self.pulled[buffer]).unwrap();
+            self.work(layer.uses_us);
+            self.device.record(self.used[buffer], self.compute).unwrap();
+            let circle = (index + 1..count).chain(0..=index);
+            let next = circle
+                .into_iter()
+                .find(|other| pull(*other).is_some_and(|it| it.buffer == own.buffer))
+                .unwrap();
+            if next < index && ring.wrap == Wrap::Behind {
+                behind.push(pull(next).unwrap());
+            } else if next != index {
+                self.pull(pull(next).unwrap(), self.used[buffer]);
+            }
+            self.work(layer.rest_us);
+        }
+        self.work(ring.tail_us);
+        self.device.record(self.ended, self.compute).unwrap();
+        behind.into_iter().for_each(|pull| self.pull(pull, self.ended));
+        let join = || self.pulled.iter().for_each(|event| self.device.wait(self.compute, *event).unwrap());
+        if ring.wrap == Wrap::Joined {
+            join();
+        }
+        self.work(ring.between_us);
+        if ring.wrap == Wrap::Behind {
+            join();
+        }
+        let event = self.device.event().unwrap();
+        self.device.record(event, self.compute).unwrap();
+        event
+    }
+
+    /// Microseconds from one step's end to the next one's.
+    fn steps(&self, ring: &Ring, count: usize) -> Vec<f64> {
+        let events: Vec<Event> = (0..count).map(|_| self.step(ring)).collect();
+        self.device.run().unwrap();
+        let ends = events.iter().map(|event| self.device.reached(*event).unwrap() / US);
+        let ends: Vec<f64> = std::iter::once(0.0).chain(ends).collect();
+        ends.windows(2).map(|two| two[1] - two[0]).collect()
+    }
+}
+
+/// Layers of random times; an odd number has a resident layer or a third buffer.
+fn ring(draw: &mut impl FnMut(u64) -> u64) -> Ring {
+    let count = 2 + draw(20) as usize;
+    let (longest, third) = ([20, 60, 160][draw(3) as usize], draw(2) == 0);
+    let layer = |index: usize, draw: &mut dyn FnMut(u64) -> u64| {
+        let last_of_odd = count % 2 == 1 && index + 1 == count;
+        let buffer = if last_of_odd && third { 2 } else { (index % 2) as u8 };
+        let pull = Pull { buffer, us: 1.0 + draw(longest) as f64 };
+        let pull = Some(pull).filter(|_| !last_of_odd || third);
+        Layer { uses_us: 1.0 + draw(40) as f64, rest_us: draw(30) as f64, pull }
+    };
+    let layers = (0..count).map(|index| layer(index, draw)).collect();
+    let wrap = [Wrap::Open, Wrap::Joined, Wrap::Behind][draw(3) as usize];
+    Ring { layers, tail_us: draw(30) as f64, between_us: draw(30) as f64, at_once: 1 + draw(2) as u32, wrap }
+}
+
+fn random(seed: u64) -> impl FnMut(u64) -> u64 {
+    let mut state = seed;
+    move |most| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % most
+    }
+}
+
+fn near(found: f64, wanted: f64, what: &str) {
+    assert!((found - wanted).abs() <= 1e-6 * wanted.abs().max(1.0), "{what}: {found} for {wanted}");
+}
+
+#[test]
+fn a_step_on_the_clock_takes_what_the_recurrence_says() {
+    let mut draw = random(23);
+    let mut waited = [0; 3];
+    for case in 0..300 {
+        let ring = ring(&mut draw);
+        let steps = World::new(ring.at_once).steps(&ring, 16);
+        let Exposed { step_us, .. } = exposed(&ring);
+        let what = format!("case {case}: {ring:?}");
+        near(*steps.last().unwrap(), step_us, &what);
+        // A graph's steps are all alike.
+        if ring.wrap != Wrap::Open {
+            steps.iter().for_each(|step| near(*step, step_us, &what));
+        }
+        let works: f64 = ring.layers.iter().map(Layer::us).sum::<f64>() + ring.tail_us + ring.between_us;
+        near(step_us - works, exposed(&ring).us(), &what);
+        waited[ring.wrap as usize] += usize::from(step_us > works + 1.0);
+    }
+    assert!(waited.iter().all(|count| *count > 20), "{waited:?} of 100 each wait at all");
+}
+
+/// The control: without the waits for pulls a step on the clock takes its works alone.
+#[test]
+fn without_its_waits_a_step_on_the_clock_waits_for_nothing() {
+    let layer = Layer { uses_us: 5.0, rest_us: 5.0, pull: None };
+    let pulled = |index: u32| Layer { pull: Some(Pull { buffer: (index % 2) as u8, us: 25.0 }), ..layer };
+    let layers: Vec<Layer> = (0..8).map(pulled).collect();
+    let ring = Ring { layers, tail_us: 0.0, between_us: 0.0, at_once: 1, wrap: Wrap::Joined };
+    let world = World::new(1);
+    let found = world.steps(&ring, 2);
+    near(found[1], exposed(&ring).step_us, "with them");
+    let bare = World::new(1);
+    bare.device.without_waits(0..world.device.waits());
+    let found = bare.steps(&ring, 2);
+    near(found[1], 80.0, "without");
+    assert!(exposed(&ring).step_us > 200.0);
+}
+
+/// The plan of `names` on this setup's GPUs, over `ranks`.
+fn plan(setup: &Setup, names: &str, ranks: u32, source: Source) -> Plan {
+    let checkpoint = setup.checkpoint().unwrap().unwrap();
+    let patterns = Patterns::new(&checkpoint.patterns(names)).unwrap();
+    let gpus = setup.file().deployment.gpus;
+    let (division, dtype) = (Division::of(gpus, Attention::Data), setup.file().model.weights());
+    let sharding = Sharding { source, ..Sharding::new(patterns) };
+    let group = Group { id: 0, rank: 0, ranks };
+    checkpoint.sharded((&division, dtype, false), gpus, group, &sharding).unwrap()
+}
+
+fn named(name: &str) -> Setup {
+    Setup::named(name).unwrap().unwrap()
+}
+
+/// What `o_proj` over 8 ranks gives with so many bytes of memory, of which whole weights take `unsharded`.
+fn compare(setup: &Setup, gpu: u64, unsharded: u64, batch: Batch) -> forebay::Result<Compared> {
+    let plan = plan(setup, "o_proj", 8, Source::Peers);
+    let weights = unsharded - u64::try_from(plan.bytes().saved(plan.whole())).unwrap();
+    let demand = Demand { weights, batch, ..Demand::new(*setup.shape(), gpu, 4096) };
+    Asked { setup, plan: &plan, demand: &demand, unsharded, by_heads: None, accept: 1.0 }.compare()
+}
+
+#[test]
+fn a_resident_step_is_the_simulators_without_misses() {
+    let setup = named("ess");
+    let mut simulator = Simulator::new(setup.clone());
+    for (batch, context) in [(1, 32_768), (13, 131_072), (60, 32_768), (61, 32_768)] {
+        let found = {
+            let demand =
+                Demand { batch: Batch::Sequences(batch), ..Demand::new(*setup.shape(), 1 << 42, context) };
+            let plan = plan(&setup, "o_proj", 8, Source::Peers);
+            let asked = Asked {
+                setup: &setup,
+                plan: &plan,
+                demand: &demand,
+                unsharded: 0,
+                by_heads: None,
+                accept: 1.0,
+            };
+            asked.compare().unwrap().resident.unwrap()
+        };
+        let point = Point { context, batch, mtp: 1, accept: 1.0, ratio: 1.0 };
+        let wanted = simulator.run(&point, &Options::default()).unwrap();
+        near(found.step_us / 1e3, wanted.step_ms, "step");
+        near(found.throughput, wanted.throughput / 8.0, "throughput");
+    }
+}
+
+/// Weights of 10 GB, and room for so many GB of rows beside them.
+fn room(gb: u64) -> u64 {
+    (10 + gb) << 30
+}
+
+#[test]
+fn it_pays_where_a_pull_is_hidden_and_not_over_a_slow_link() {
+    let (whole, h20) = (10 << 30, named("r1-h20"));
+    let fast = compare(&h20, room(1), whole, Batch::Most).unwrap();
+    let (pulled, resident) = (fast.sharded.clone().unwrap(), fast.resident.unwrap());
+    assert_eq!((fast.verdict, pulled.exposed.us()), (Verdict::Pays, 0.0));
+    assert!(pulled.pull_us < pulled.step.layer_us && pulled.step.batch > 5 * resident.batch);
+    // PCIe: a pull takes longer than several layers.
+    let mut file = h20.file().clone();
+    file.deployment.nvlink_gb_s = Some(20.0);
+    let slow = compare(&Setup::new(file).unwrap(), room(8), whole, Batch::Most).unwrap();
+    let pulled = slow.sharded.clone().unwrap();
+    assert_eq!(slow.verdict, Verdict::Exposed);
+    assert!(pulled.pull_us > 3.0 * pulled.step.layer_us && slow.gain().unwrap() < 0.0, "{slow:?}");
+    // The same batch either way: nothing is won.
+    let same = compare(&h20, room(8), whole, Batch::Sequences(4)).unwrap();
+    assert_eq!((same.verdict, same.gain().unwrap() < 0.0), (Verdict::LittleGain, true));
+    // Only sharded weights fit, or none.
+    let only = compare(&h20, whole, whole, Batch::Most).unwrap();
+    assert_eq!((only.verdict, only.resident, only.gain()), (Verdict::OnlyWay, None, None));
+    let none = compare(&h20, 1 << 30, whole, Batch::Most).unwrap();
+    assert_eq!((none.verdict, none.sharded), (Verdict::NoRoom, None));
+}
+
+/// Another way to the same waits: all layers alike, from the step's printed times.
+#[test]
+fn exposed_time_is_that_of_a_ring_of_its_own_times() {
+    let setup = named("r1-h800");
+    let found = compare(&setup, 80 << 30, 60 << 30, Batch::Most).unwrap();
+    let pulled = found.sharded.unwrap();
+    assert!(pulled.pull_us > pulled.step.layer_us);
+    // 60 layers wait in pairs for what two pulls take longer than two layers.
+    let late: Vec<f64> = pulled.exposed.layers_us[20..40].chunks(2).map(|two| two.iter().sum()).collect();
+    let wanted = 2.0 * (pulled.pull_us - pulled.step.layer_us);
+    assert!(late.iter().all(|two| (two / wanted - 1.0).abs() < 0.01), "{late:?} for {wanted}");
+    assert_eq!(pulled.exposed.layers_us.len(), 61);
+    let works = pulled.step.step_us - pulled.exposed.us();
+    let layer = pulled.step.layer_us;
+    assert!((works / (61.0 * layer) - 1.0).abs() < 0.01, "{works} {layer}");
+    let layers = (0..61).map(|index| {
+        let pull = Pull { buffer: (index % 2) as u8, us: pulled.pull_us };
+        Layer { uses_us: 0.5 * layer, rest_us: 0.5 * layer, pull: Some(pull).filter(|_| index > 0) }
+    });
+    let ring =
+        Ring { layers: layers.collect(), tail_us: 0.0, between_us: 0.0, at_once: 2, wrap: Wrap::Joined };
+    let (_, other) = better(&ring);
+    // The border inside a layer moves waits by less than a layer.
+    assert!((other.us() - pulled.exposed.us()).abs() < layer, "{} {}", other.us(), pulled.exposed.us());
+}
+
+#[test]
+fn from_the_host_a_pull_crosses_the_hosts_link() {
+    let mut file = named("r1-h20").file().clone();
+    file.deployment.nvlink_gb_s = None;
+    let setup = Setup::new(file).unwrap();
+    let plan = plan(&setup, "o_proj", 8, Source::Host);
+    let demand = Demand { batch: Batch::Sequences(8), ..Demand::new(*setup.shape(), 80 << 30, 4096) };
+    let asked = Asked {
+        setup: &setup,
+        plan: &plan,
+        demand: &demand,
+        unsharded: 20 << 30,
+        by_heads: Some(10 << 30),
+        accept: 1.0,
+    };
+    let found = asked.compare().unwrap();
+    let pulled = found.sharded.unwrap();
+    // 112 MiB at 53 GB/s.
+    near(pulled.pull_us, f64::from(112 << 20) / 53e3, "pull");
+    // Without the rate of neighbours no collective has a time.
+    assert_eq!((found.moved, found.by_heads), (None, None));
+}
+
+#[test]
+fn what_a_setup_does_not_have_is_named() {
+    let refused = |change: fn(&mut File), ranks: u32| {
+        let mut file = named("r1-h800").file().clone();
+        change(&mut file);
+        let setup = Setup::new(file).unwrap();
+        let plan = plan(&setup, "o_proj", ranks, Source::Peers);
+        let demand = Demand::new(*setup.shape(), 80 << 30, 4096);
+        let asked =
+            Asked { setup: &setup, plan: &plan, demand: &demand, unsharded: 0, by_heads: None, accept: 1.0 };
+        let error = asked.compare().unwrap_err();
+        (error.kind(), error.to_string())
+    };
+    let (kind, text) = refused(|file| file.deployment.nvlink_gb_s = None, 8);
+    assert!(kind == Kind::InvalidConfig && text.contains("deployment.nvlink_gb_s: missing"), "{text}");
+    let (kind, text) = refused(|_| (), 16);
+    assert!(kind == Kind::InvalidConfig && text.contains("on one node of the setup"), "{text}");
+    let dense = Simulator::new(named("r1-h20"))
+        .run(&Point { context: 4096, batch: 1, mtp: 1, accept: 1.0, ratio: 1.0 }, &Options::default());
+    assert!(dense.unwrap_err().to_string().contains("dense attention selects nothing"));
+    let parsed = |change: fn(&mut serde_json::Value)| {
+        let mut value = serde_json::to_value(named("r1-h800").file()).unwrap();
+        change(&mut value);
+        Setup::parse(&value.to_string()).unwrap_err().to_string()
+    };
+    let old = parsed(|value| value["forebay_setup"] = 2.into());
+    assert!(old.contains("model.weight_dtype: a field of version 3, but forebay_setup is 2"), "{old}");
+    let other = parsed(|value| value["model"]["weight_dtype"] = "int4".into());
+    assert!(other.contains("model.weight_dtype: a roofline has fp8 and bf16 alone"), "{other}");
+    assert!(Checkpoint::of("deepseek-r1").unwrap().is_some());
+}
