@@ -72,6 +72,7 @@ const UNSAFE_FILES: &[&str] = &[
     "tests/failures/sizes.rs",
     "tests/support/forgets.rs",
     "tests/support/given.rs",
+    "tests/pulls.rs",
 ];
 
 fn place(name: &str) -> Option<usize> {
