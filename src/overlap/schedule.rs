@@ -126,7 +126,8 @@ pub enum Work {
     Attend(Attended),
     /// M: merges the results of split attention by their log-sum-exp. Only after split attention.
     Merge,
-    /// The rest of the layer after attention: output projection (but see [`Engine::enqueue_output`]), experts, communication.
+    /// The rest of the layer after attention: output projection (but see [`Engine::enqueue_output`]), experts,
+    /// communication.
     Rest,
 }
 
