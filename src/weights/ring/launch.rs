@@ -59,8 +59,12 @@ impl<P: Pull> Ring<P> {
             let Some(Buffer { stream: own, paced, .. }) = self.buffers.get(at) else { continue };
             self.device.edge(*paced, stream, *own)?;
             let Some(first) = self.first(at) else { continue };
-            // A launch that was refused half-way may have changed what the buffers hold.
-            if launched.is_err() || (self.options.wrap == Wrap::Behind && self.turns(at)) {
+            if launched.is_err() {
+                // A launch that was refused half-way may have changed what the buffer holds.
+                self.forget(at);
+                continue;
+            }
+            if self.options.wrap == Wrap::Behind && self.turns(at) {
                 self.turn_to(at, first, false)?;
             } else if let Some(holds) = self.buffers.get_mut(at).and_then(|buffer| buffer.holds.as_mut()) {
                 holds.arrived = false;

@@ -264,10 +264,12 @@ impl<P: Pull> Ring<P> {
         self.complete(buffer)
     }
 
-    /// Checks that a pull of the layer reads no rank that ended.
+    /// Checks that the layer needs no rank that ended. A graph may pull a layer that is whole at present from the
+    /// memory of such a rank: it is still mapped, and what is written is not used.
     fn alive(&self, layer: usize) -> Result<()> {
         match self.lost.iter().find(|rank| self.pulls.reads(layer, **rank)) {
             None => Ok(()),
+            Some(_) if self.pulls.is_whole(layer) => Ok(()),
             Some(rank) => Err(refused(Kind::PeerLost, layer, "it is pulled from a rank that ended")
                 .with("rank", *rank)
                 .hint("make the layer resident, or start the rank again")),
@@ -279,9 +281,7 @@ impl<P: Pull> Ring<P> {
         self.forget(buffer);
         // A graph has the copies of a layer that is resident too: it may be sharded when the graph is launched.
         let copies = if !captured && self.pulls.is_whole(layer) { 0 } else { self.pulls.copies(layer)? };
-        if copies > 0 {
-            self.alive(layer)?;
-        }
+        self.alive(layer)?;
         if let Some(buffer) = self.buffers.get_mut(buffer) {
             buffer.holds = Some(Pulling { layer, enqueued: 0, copies, arrived: false, captured });
         }
