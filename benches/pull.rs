@@ -107,7 +107,7 @@ fn check((device, windows, ..): &Pair, layer: usize) -> Result<()> {
 fn main() {
     let mut criterion = Criterion::default().configure_from_args();
     let sliced = done(pair(Pulls::default()));
-    let whole = done(pair(Pulls { slice: u64::MAX }));
+    let whole = done(pair(Pulls { copy: u64::MAX }));
     let bytes = sliced.1.plan().layers().first().map_or(0, |layer| sliced.1.plan().pulled(layer));
     let (device, stream) = (&sliced.0, sliced.2);
     // As many stretches as the pulls touch, so that no side finds more of them in a cache.

@@ -52,7 +52,7 @@ proptest! {
         pages in proptest::collection::vec(proptest::collection::vec(1..20_u64, 0..3), 1..8),
         ranks in 1..5_u32,
         odd in 0..4_usize,
-        slice in 1..4_u64,
+        copies in 1..4_u64,
         over_host in any::<bool>(),
     ) {
         prop_assume!(pages.iter().any(|layer| !layer.is_empty()));
@@ -60,7 +60,7 @@ proptest! {
         let source = if over_host { Source::Host } else { Source::Peers };
         let bytes: Vec<Vec<u64>> = pages.iter().map(|layer| layer.iter().map(|n| n * grain() / 3).collect()).collect();
         let sharding = Sharding { odd, source, ..sharding(grain()) };
-        group(&devices(ranks), &layers(&bytes), &sharding, Pulls { slice: slice * grain() }, |rank| {
+        group(&devices(ranks), &layers(&bytes), &sharding, Pulls { copy: copies * grain() }, |rank| {
             for _ in 0..2 {
                 rank.layers().iter().for_each(|layer| rank.pull(*layer));
             }
@@ -85,7 +85,7 @@ fn an_odd_number_of_layers_is_whole_at_every_layer_of_two_steps() {
 #[test]
 fn a_pull_takes_one_slice_of_each_rank_in_turn() {
     let bytes = vec![vec![12 * grain()]; 4];
-    group(&devices(4), &layers(&bytes), &sharding(grain()), Pulls { slice: 2 * grain() }, |rank| {
+    group(&devices(4), &layers(&bytes), &sharding(grain()), Pulls { copy: 2 * grain() }, |rank| {
         let own = rank.rank();
         // Of 12 pages each rank has 3: a slice of two pages and one of one.
         let mut expected = Vec::new();

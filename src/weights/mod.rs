@@ -27,6 +27,7 @@ mod layer;
 mod plan;
 mod share;
 mod staging;
+mod taken;
 mod window;
 
 pub use choose::Patterns;
