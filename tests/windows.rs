@@ -1,6 +1,10 @@
 //! Windows of sharded weights: ranks fill, share and pull, and each byte of each window is that of its owner.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
+#[path = "windows/changes.rs"]
+mod changes;
+#[path = "support/faulty.rs"]
+mod faulty;
 #[path = "windows/files.rs"]
 mod files;
 #[path = "windows/processes.rs"]
@@ -35,11 +39,15 @@ pub fn no_faults() -> Arc<dyn Faults> {
 }
 
 /// A filled rank that is alone in its group.
-pub fn alone(bytes: &[Vec<u64>], sharding: &Sharding) -> Rank {
+pub fn alone_on(device: &Arc<dyn Device>, bytes: &[Vec<u64>], sharding: &Sharding) -> Rank {
     let plan = Plan::new(&layers(bytes), Group { id: 0, rank: 0, ranks: 1 }, sharding).unwrap();
-    let mut rank = Rank::new(&devices(1)[0], plan, Pulls::default(), &no_faults()).unwrap();
+    let mut rank = Rank::new(device, plan, Pulls::default(), &no_faults()).unwrap();
     rank.fill().unwrap();
     rank
+}
+
+pub fn alone(bytes: &[Vec<u64>], sharding: &Sharding) -> Rank {
+    alone_on(&devices(1)[0], bytes, sharding)
 }
 
 proptest! {
