@@ -32,6 +32,7 @@ pub struct Faulty {
     ranges: Mutex<Vec<(Slice, Vec<Mapped>)>>,
 }
 
+#[allow(dead_code, reason = "a test takes what it needs")]
 impl Faulty {
     pub fn new(device: Arc<dyn Device>, slow: bool) -> Arc<Faulty> {
         Arc::new(Faulty {

@@ -269,8 +269,7 @@ fn a_construction_without_enough_memory_holds_nothing() {
         let host = HostDevice::new(HostOptions { memory: Some(memory), ..HostOptions::default() });
         let faulty = Faulty::new(host, false);
         let device: Arc<dyn Device> = faulty.clone();
-        let made =
-            forebay::weights::Windows::new(&device, plan(), Pulls::default(), &crate::no_faults());
+        let made = forebay::weights::Windows::new(&device, plan(), Pulls::default(), &crate::no_faults());
         match made {
             Ok(_) => assert_eq!((memory, faulty.unmapped()), (needed, 0)),
             Err(error) => {
