@@ -187,6 +187,37 @@ fn memory_that_the_device_cannot_reach_is_refused() {
     assert_eq!(rig.driver.held_resources(), before);
 }
 
+/// The same with each call refused in turn, also those that take back what was mapped: the driver holds what the callers
+/// hold.
+#[test]
+fn memory_that_cannot_be_reached_leaves_nothing_held_whichever_call_is_refused() {
+    let Some(standin) = own(Options { peer_access: false, ..usual() }, "cannot reach a peer") else { return };
+    let counted = Faulty::new(CudaDevice::new(on(standin.library())).unwrap(), false);
+    let grain = counted.granularity();
+    let (before, mut unreachable) = (standin.held_resources(), 0);
+    for n in 0..1000 {
+        let reach = || {
+            let own = counted.backing(grain)?;
+            let own = counted.export(own, Protection::Read)?;
+            let seen = counted.import_backing(own, grain, Protection::Read)?;
+            counted.range(&[Mapped { backing: seen, offset: 0, bytes: grain }], Protection::Read).map(drop)
+        };
+        standin.fail_call(n, 1);
+        // A thread of its own, as above.
+        let error = std::thread::scope(|scope| scope.spawn(reach).join().unwrap()).unwrap_err();
+        let failed = standin.failed_call();
+        standin.fail_call(u64::MAX / 2, 1);
+        unreachable += u32::from(error.number("code") == Some(217));
+        assert_holds(&standin, before, &counted, &format!("call {n}, {failed:?}: {error}"));
+        if failed.is_none() {
+            assert_eq!((error.kind(), error.number("code")), (Kind::Unsupported, Some(217)), "{error}");
+            break;
+        }
+    }
+    // Each call that undoes something is refused too, and changes nothing about the error.
+    assert!(unreachable > 2, "{unreachable}");
+}
+
 /// Where the context is lost during a remap, nothing can be restored.
 #[test]
 fn a_lost_context_fails_the_device() {

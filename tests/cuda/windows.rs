@@ -2,7 +2,10 @@
 //! beginning only, small pages, and GPUs that cannot reach each other.
 
 use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay::device::Device;
 use forebay::device::cuda::CudaDevice;
@@ -54,6 +57,53 @@ fn ranks_share_their_weights() {
             let sharding = Sharding { source, ..sharding(grain) };
             group(&devices, &layers(&model(grain)), &sharding, Pulls::default(), work);
         }
+    }
+}
+
+/// Gives a test's child process its rank and the folder in which the ranks meet.
+const CHILD: &str = "FOREBAY_TEST_CHILD";
+
+/// One rank as a process, on a driver of its own.
+fn process(told: &str, options: Options) {
+    let (rank, folder) = told.split_once(',').unwrap();
+    let standin = own(options, "has small pages").unwrap();
+    let device = device(standin.library());
+    let grain = device.granularity();
+    let own = Group { id: 0, rank: rank.parse().unwrap(), ranks: 2 };
+    let plan = Plan::new(&layers(&model(grain)), own, &sharding(grain)).unwrap();
+    let faults: Arc<dyn Faults> = Arc::new(NoFaults);
+    let mut rank = Rank::new(&device, plan, Pulls::default(), &faults).unwrap();
+    rank.fill().unwrap();
+    let mut links = rank.share(Path::new(folder), patient(), &faults).unwrap();
+    work(&mut rank);
+    links.end().unwrap();
+    while !links.is_over() {
+        links.event(Duration::from_millis(100)).unwrap();
+    }
+}
+
+/// Handles of the driver's memory go from process to process, and each reads the other's memory.
+#[test]
+fn processes_share_their_weights() {
+    let options = Options { granule: 64 << 10, ..usual() };
+    if let Ok(told) = std::env::var(CHILD) {
+        return process(&told, options);
+    }
+    if own(options, "has small pages").is_none() {
+        return;
+    }
+    let folder = Folder::new();
+    let start = |rank| {
+        Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "sharded::processes_share_their_weights", "--nocapture"])
+            .env(CHILD, format!("{rank},{}", folder.0.display()))
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap()
+    };
+    for child in [0, 1].map(start) {
+        let ended = child.wait_with_output().unwrap();
+        assert!(ended.status.success() && String::from_utf8_lossy(&ended.stdout).contains("1 passed"));
     }
 }
 
