@@ -204,7 +204,8 @@ impl Cache {
         let (draft_layers, draft_passes) = (self.geometry.shape().draft_layers, bucket.draft_passes);
         let orders = bucket.by_layer;
         enqueue_step(&*self.device, self.pools, runs, orders, draft_layers, draft_passes, engine)?;
-        runs.iter().try_for_each(|run| run.schedule.join(&*self.device, &run.streams, first))
+        runs.iter().try_for_each(|run| run.schedule.join(&*self.device, &run.streams, first))?;
+        engine.end(first)
     }
 
     /// Launches captured layers for the open steps of their micro-batches. `steps` has the order of the captured

@@ -121,6 +121,9 @@ impl Cache {
         }
         let draft_layers = self.geometry.shape().draft_layers;
         enqueue_step(&*self.device, self.pools, &self.runs, by_layer, draft_layers, draft_passes, engine)?;
+        if let Some(run) = self.runs.first() {
+            engine.end(run.streams.compute)?;
+        }
         for (step, _) in steps.iter_mut() {
             self.schedule_layers(step, draft_passes)?;
             step.end_layers();

@@ -5,5 +5,6 @@
 //! implies `check`, and a serving program does not need them. An engine's own tests do: they find an edge that the
 //! engine's schedule lacks.
 
+mod content;
 pub mod order;
 pub mod watch;

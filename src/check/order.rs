@@ -1,5 +1,5 @@
 //! A happens-before checker: it finds operations that touch the same bytes without being ordered by streams and
-//! events.
+//! events, and reads of bytes that hold something else than the reader expects.
 //!
 //! On a device, a missing edge shows only when two operations happen to run in the wrong order, and most runs of a
 //! wrong schedule give right results. So this checker examines what was allowed to happen, not what happened. Callers
@@ -19,6 +19,13 @@
 //! its stream's clock does not reach. Forgetting older accesses loses nothing: they are ordered before the last one,
 //! or were reported themselves, so the first conflict with an older access is also a conflict with the last one.
 //!
+//! **Stale reads.** Operations can be in order and still be wrong: a layer is computed from a buffer that the next
+//! layer's weights have already replaced. So a write can say what the bytes hold afterwards, a [`Content`], and a read
+//! what it expects ([`Access::of`]). A read that expects a content where the last write left another, or none that is
+//! known, is a stale read. The last write is the last one that was enqueued. That is also the last one that runs: an
+//! edge leads from what was enqueued earlier to what was enqueued later, and a pair without one is reported as a race,
+//! before any stale read. So one run finds a stale read at any speeds of the streams.
+//!
 //! **Ranges are the caller's choice.** A [`Space`] is a name with numbers, and a [`Range`] is an interval of it. It
 //! can stand for bytes, slots of a lane or pages; the checker does not care. Too coarse ranges give false conflicts,
 //! and missing ranges hide true ones.
@@ -27,7 +34,9 @@
 //! read per actor, and a write merges what earlier accesses have divided. Accesses that the host has seen complete
 //! are dropped, and with them stretches that have none left: whatever is enqueued later comes after them, also on
 //! streams that do not exist yet. Dropping happens whenever the number of stretches has doubled, so its cost per
-//! access is constant.
+//! access is constant. What bytes hold is kept apart from these accesses and is never dropped, because a read may
+//! expect it however late it comes: one interval for neighbours of one content, until a write without content or
+//! [`Order::gone`].
 //!
 //! **What it does not do.** It models one host thread, the owner that enqueues. It does not find waits that never
 //! end. An event that is recorded after its wait orders nothing here, as on a device.
@@ -35,6 +44,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
+pub use super::content::Content;
+use super::content::Held;
 use crate::device::{Event, Stream};
 use crate::error::{Error, Kind, Result};
 
@@ -77,17 +88,30 @@ pub struct Access {
     pub range: Range,
     /// Whether it writes. Reads need no order among themselves.
     pub write: bool,
+    /// What the range holds after a write; what a read expects in all of it. `None`: after a write nothing that is
+    /// known, before a read anything.
+    pub content: Option<Content>,
 }
 
 impl Access {
-    /// Reads `from..to` of `space`.
+    /// Reads `from..to` of `space`, whatever it holds.
     pub const fn read(space: Space, from: u64, to: u64) -> Access {
-        Access { range: Range { space, from, to }, write: false }
+        Access { range: Range { space, from, to }, write: false, content: None }
     }
 
-    /// Writes `from..to` of `space`.
+    /// Writes `from..to` of `space`, which then holds nothing that is known.
     pub const fn write(space: Space, from: u64, to: u64) -> Access {
-        Access { range: Range { space, from, to }, write: true }
+        Access { range: Range { space, from, to }, write: true, content: None }
+    }
+
+    /// The same access, which leaves `content` behind if it writes, and expects it if it reads.
+    #[must_use]
+    pub const fn of(self, content: Content) -> Access {
+        Access { content: Some(content), ..self }
+    }
+
+    const fn is_empty(&self) -> bool {
+        self.range.from >= self.range.to
     }
 }
 
@@ -125,6 +149,8 @@ pub struct Order {
     clocks: Vec<Clock>,
     events: HashMap<u64, Clock>,
     spaces: HashMap<Space, Stretches>,
+    /// What the places of a space hold, where that is known.
+    held: HashMap<Space, Held>,
     /// The number of stretches, and their number after the last time that some were dropped.
     stretches: usize,
     kept: usize,
@@ -223,8 +249,10 @@ impl Order {
     ///
     /// # Errors
     /// [`Kind::InvalidState`] when it can run at the same time as an operation that it conflicts with. The text names
-    /// both, what they touch (`from`, `to`), and which has to wait for which. The operation then counts as not
-    /// enqueued.
+    /// both, what they touch (`from`, `to`), and which has to wait for which. The same kind when nothing of that sort
+    /// is found and a read expects what its range does not hold: the place begins with "stale read" and has the part,
+    /// and the numbers are `expected layer` and `expected version`, and `found layer` and `found version` where what
+    /// the part holds is known. The operation then counts as not enqueued.
     pub fn access(&mut self, stream: Stream, what: &'static str, accesses: &[Access]) -> Result<()> {
         let (actor, clock) = self.end_of(stream);
         self.touch(actor, clock, what, accesses)
@@ -260,9 +288,22 @@ impl Order {
         self.touch(HOST, clock, what, accesses)
     }
 
-    /// The number of stretches of all spaces that are remembered.
-    pub const fn remembered(&self) -> usize {
-        self.stretches
+    /// What a range holds, in order and without gaps: the place after each part, and its content if that is known.
+    pub fn contents(&self, range: Range) -> Vec<(u64, Option<Content>)> {
+        let Range { space, from, to } = range;
+        let nothing = Held::default();
+        self.held.get(&space).unwrap_or(&nothing).parts(from, to)
+    }
+
+    /// Notes that the memory that a space stands for is gone, with what it held.
+    pub fn gone(&mut self, space: Space) {
+        self.held.remove(&space);
+    }
+
+    /// The number of stretches of all spaces that are remembered: those with accesses, and those that hold something
+    /// that is known.
+    pub fn remembered(&self) -> usize {
+        self.stretches + self.held.values().map(Held::len).sum::<usize>()
     }
 
     /// Restores `actor`'s clock, advanced by one operation if the access is in order.
@@ -276,8 +317,9 @@ impl Order {
         clock[actor] += 1;
         let mark = Mark { actor, number: clock[actor], what };
         self.clocks[actor] = clock;
-        for access in all.iter().filter(|access| access.range.from < access.range.to) {
+        for access in all.iter().filter(|access| !access.is_empty()) {
             self.apply(access, mark);
+            self.hold(access);
         }
         if self.stretches > FEW.max(2 * self.kept) {
             self.forget();
@@ -286,10 +328,48 @@ impl Order {
     }
 
     fn refused(&self, actor: usize, clock: &[u64], what: &'static str, all: &[Access]) -> Option<Error> {
-        all.iter().find_map(|access| {
+        let mark = Mark { actor, number: 0, what };
+        let races = all.iter().find_map(|access| {
             let (other, writes) = self.conflict(clock, access)?;
-            Some(self.refusal(Mark { actor, number: 0, what }, access, other, writes))
+            Some(self.refusal(mark, access, other, writes))
+        });
+        // Where a race is, what a range holds is not known.
+        races.or_else(|| all.iter().find_map(|access| self.stale(mark, access)))
+    }
+
+    /// The error for a read of a range that does not hold what it expects.
+    fn stale(&self, mark: Mark, access: &Access) -> Option<Error> {
+        let expected = access.content.filter(|_| !access.write)?;
+        let mut from = access.range.from;
+        let parts = self.contents(access.range).into_iter();
+        let mut parts = parts.map(|(to, found)| (std::mem::replace(&mut from, to), to, found));
+        let (from, to, found) = parts.find(|(.., found)| *found != Some(expected))?;
+        let space = access.range.space;
+        let holds = found.map_or_else(|| "nothing that is known".to_owned(), |found| found.to_string());
+        let place = format!(
+            "stale read: {} expects {expected} in {space}, which from {from} to {to} holds {holds}",
+            self.name(mark)
+        );
+        let hint = "enqueue what writes it before the read, and what overwrites it behind the read";
+        let error = Error::new(Kind::InvalidState, "order").at(place).hint(hint);
+        let error = error.with("expected layer", expected.layer).with("expected version", expected.version);
+        Some(match found {
+            Some(found) => error.with("found layer", found.layer).with("found version", found.version),
+            None => error,
         })
+    }
+
+    /// Notes what a write leaves behind.
+    fn hold(&mut self, access: &Access) {
+        let Range { space, from, to } = access.range;
+        if !access.write || (access.content.is_none() && !self.held.contains_key(&space)) {
+            return;
+        }
+        let held = self.held.entry(space).or_default();
+        held.set(from, to, access.content);
+        if held.len() == 0 {
+            self.held.remove(&space);
+        }
     }
 
     /// An earlier access that conflicts with `access`, and whether it was a write.

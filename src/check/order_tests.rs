@@ -1,5 +1,5 @@
 //! The checker against a naive one: a graph with a node for each operation, an edge for each rule, and a search for
-//! reachability.
+//! reachability; and what each place holds, one by one.
 
 use proptest::prelude::*;
 
@@ -126,6 +126,79 @@ fn dropping_seen_operations_hides_no_unseen_one() {
     assert!(order.access(B, "late", &[Access::read(OTHER, 0, 1)]).is_err());
 }
 
+const OLD: Content = Content { layer: 3, version: 1 };
+const NEW: Content = Content { layer: 5, version: 1 };
+
+#[test]
+fn a_read_that_expects_what_the_bytes_do_not_hold_is_stale() {
+    let mut order = Order::new();
+    order.access(A, "pull", &[write(0, 10).of(OLD)]).unwrap();
+    order.access(A, "use", &[read(0, 10).of(OLD)]).unwrap();
+    order.access(A, "pull", &[write(4, 6).of(NEW)]).unwrap();
+    order
+        .access(A, "use", &[read(0, 4).of(OLD), read(4, 6).of(NEW), read(6, 10).of(OLD), read(0, 10)])
+        .unwrap();
+    let error = order.access(A, "use", &[read(2, 10).of(OLD)]).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "order: wrong state: stale read: use (stream 7) expects layer 3 version 1 in bytes of 0 0, which from 4 to 6 \
+         holds layer 5 version 1 (expected layer 3, expected version 1, found layer 5, found version 1); enqueue what \
+         writes it before the read, and what overwrites it behind the read"
+    );
+    // A write that says nothing leaves nothing that is known. It is a part of its own at the end of a range.
+    order.access(A, "clear", &[write(8, 12)]).unwrap();
+    let error = order.host("use", &[read(6, 9).of(OLD)]).unwrap_err();
+    assert!(error.place().contains("not ordered after it"), "a race comes first: {error}");
+    let error = order.access(A, "use", &[read(6, 9).of(OLD)]).unwrap_err();
+    assert!(error.place().ends_with("which from 8 to 9 holds nothing that is known"), "{error}");
+    assert_eq!((error.number("expected layer"), error.number("found layer")), (Some(3), None));
+    order.access(A, "nothing", &[read(9, 9).of(OLD), read(9, 2).of(OLD)]).unwrap();
+    // The version counts as the layer does, and another space holds nothing of this one.
+    let later = Content { version: 2, ..OLD };
+    order.access(A, "use", &[read(0, 1).of(later)]).unwrap_err();
+    order.access(A, "use", &[Access::read(OTHER, 0, 1).of(OLD)]).unwrap_err();
+    // An operation reads before it writes.
+    order.access(A, "replace", &[write(0, 1).of(later), read(0, 1).of(OLD)]).unwrap();
+    order.access(A, "use", &[read(0, 1).of(later)]).unwrap();
+    order.gone(SPACE);
+    order.access(A, "use", &[read(0, 1).of(later)]).unwrap_err();
+}
+
+#[test]
+fn what_bytes_hold_outlives_the_accesses_that_the_host_has_seen() {
+    let mut order = Order::new();
+    order.access(A, "pull", &[write(0, 100).of(OLD)]).unwrap();
+    order.record(E, A);
+    order.observed(E);
+    let mut most = 0;
+    for step in 0..3000_u64 {
+        // Windows that move over one buffer, each half of two contents, in a space of many.
+        let space = Space::new("buffer", [(step % 7) as u32, 0]);
+        let at = step * 13 % 90;
+        let halves = [(at, at + 5, OLD), (at + 5, at + 10, NEW)];
+        for (from, to, content) in halves {
+            order.access(A, "pull", &[Access::write(space, from, to).of(content)]).unwrap();
+        }
+        let uses = halves.map(|(from, to, content)| Access::read(space, from, to).of(content));
+        order.access(B, "use", &uses).unwrap_err();
+        order.record(E, A);
+        order.observed(E);
+        order.access(A, "use", &uses).unwrap();
+        // Ranges in use for once.
+        let once = Space::new("once", [step as u32, 0]);
+        order.access(A, "pull", &[Access::write(once, 0, 1).of(NEW)]).unwrap();
+        order.gone(once);
+        most = most.max(order.remembered());
+    }
+    assert!(most <= 1000, "{most}");
+    order.record(E, A);
+    order.observed(E);
+    order.forget();
+    assert_eq!(order.stretches, 0, "the host has seen everything");
+    order.access(A, "use", &[read(0, 100).of(OLD)]).unwrap();
+    assert!(order.access(A, "use", &[read(0, 100).of(NEW)]).unwrap_err().place().starts_with("stale read"));
+}
+
 /// One call.
 #[derive(Clone, Debug)]
 enum Call {
@@ -137,10 +210,12 @@ enum Call {
 }
 
 fn calls() -> impl Strategy<Value = Vec<Call>> {
-    let access = (0..2_u32, 0..12_u64, 1..5_u64, prop::bool::weighted(0.35)).prop_map(
-        |(space, from, length, write)| {
+    let content = (0..2_u32, 0..2_u32).prop_map(|(layer, version)| Content { layer, version });
+    let content = prop::option::weighted(0.3, content);
+    let access = (0..2_u32, 0..12_u64, 1..5_u64, prop::bool::weighted(0.35), content).prop_map(
+        |(space, from, length, write, content)| {
             let space = Space::new("space", [space, 0]);
-            Access { range: Range { space, from, to: from + length }, write }
+            Access { range: Range { space, from, to: from + length }, write, content }
         },
     );
     let accesses = prop::collection::vec(access, 1..3).boxed();
@@ -162,6 +237,27 @@ struct Naive {
     touched: Vec<(usize, Access)>,
     last: HashMap<u64, usize>,
     recorded: HashMap<u64, usize>,
+    held: HashMap<(Space, u64), Content>,
+}
+
+/// What the naive checker finds: a race, or what a stale read expects and finds first.
+#[derive(Debug, PartialEq)]
+enum Fault {
+    Race,
+    Stale(Content, Option<Content>),
+}
+
+impl From<Error> for Fault {
+    fn from(error: Error) -> Fault {
+        let content = |layer, version| {
+            let number = |name| error.number(name).map(|number| number as u32);
+            Some(Content { layer: number(layer)?, version: number(version)? })
+        };
+        match content("expected layer", "expected version") {
+            Some(expected) => Fault::Stale(expected, content("found layer", "found version")),
+            None => Fault::Race,
+        }
+    }
 }
 
 const HOST_STREAM: u64 = 99;
@@ -189,30 +285,29 @@ impl Naive {
         false
     }
 
-    /// Whether the call is in order.
-    fn call(&mut self, call: &Call) -> bool {
+    fn call(&mut self, call: &Call) -> Result<(), Fault> {
         match call {
             Call::Record(event, stream) => {
                 let node = self.node(*stream, None);
                 self.recorded.insert(*event, node);
-                true
+                Ok(())
             }
             Call::Wait(stream, event) => {
                 let also = self.recorded.get(event).copied();
                 self.node(*stream, also);
-                true
+                Ok(())
             }
             Call::Observed(event) => {
                 let also = self.recorded.get(event).copied();
                 self.node(HOST_STREAM, also);
-                true
+                Ok(())
             }
             Call::Access(stream, all) => self.access(*stream, all),
             Call::Host(all) => self.access(HOST_STREAM, all),
         }
     }
 
-    fn access(&mut self, stream: u64, all: &[Access]) -> bool {
+    fn access(&mut self, stream: u64, all: &[Access]) -> Result<(), Fault> {
         let node = self.node(stream, None);
         let conflict = |(other, theirs): &(usize, Access)| {
             all.iter().any(|own| {
@@ -221,16 +316,37 @@ impl Naive {
                 a.space == b.space && places && (own.write || theirs.write)
             }) && !self.is_before(*other, node)
         };
-        let sound = !self.touched.iter().any(conflict);
+        if self.touched.iter().any(conflict) {
+            return Err(Fault::Race);
+        }
+        let places = |access: &Access| {
+            let space = access.range.space;
+            (access.range.from..access.range.to).map(move |place| (space, place))
+        };
+        for access in all.iter().filter(|access| !access.write) {
+            let Some(expected) = access.content else { continue };
+            let mut found = places(access).map(|place| self.held.get(&place).copied());
+            if let Some(other) = found.find(|found| *found != Some(expected)) {
+                return Err(Fault::Stale(expected, other));
+            }
+        }
         self.touched.extend(all.iter().map(|access| (node, *access)));
-        sound
+        for access in all.iter().filter(|access| access.write) {
+            for place in places(access) {
+                match access.content {
+                    Some(content) => self.held.insert(place, content),
+                    None => self.held.remove(&place),
+                };
+            }
+        }
+        Ok(())
     }
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
     #[test]
-    fn the_first_conflict_is_the_one_that_a_naive_search_finds(calls in calls()) {
+    fn each_race_and_each_stale_read_is_one_that_a_naive_search_finds(calls in calls()) {
         let (mut order, mut naive) = (Order::new(), Naive::default());
         for (index, call) in calls.iter().enumerate() {
             let result = match call {
@@ -255,13 +371,21 @@ proptest! {
                 }
                 Call::Host(all) => order.host("access", all),
             };
-            prop_assert_eq!(result.is_ok(), naive.call(call), "call {}", index);
-            if result.is_err() {
-                break;
-            }
+            // A refused operation is one that never was, for both.
+            prop_assert_eq!(result.map_err(Fault::from), naive.call(call), "call {}", index);
             if index % 5 == 0 && !order.clocks.is_empty() {
                 order.forget();
             }
+        }
+        for space in [0, 1].map(|space| Space::new("space", [space, 0])) {
+            let parts = order.contents(Range { space, from: 0, to: 20 });
+            prop_assert!(parts.windows(2).all(|two| two[0].0 < two[1].0 && two[0].1 != two[1].1), "{:?}", parts);
+            let mut at = 0;
+            for (to, content) in parts {
+                prop_assert!((at..to).all(|place| naive.held.get(&(space, place)).copied() == content));
+                at = to;
+            }
+            prop_assert_eq!(at, 20);
         }
     }
 }

@@ -126,7 +126,7 @@ pub enum Work {
     Attend(Attended),
     /// M: merges the results of split attention by their log-sum-exp. Only after split attention.
     Merge,
-    /// The rest of the layer after attention: output projection, experts, communication.
+    /// The rest of the layer after attention: output projection (but see [`Engine::output`]), experts, communication.
     Rest,
 }
 
@@ -162,6 +162,11 @@ pub struct EngineCall {
 }
 
 /// The engine's side of a layer: callbacks that enqueue its work.
+///
+/// The methods with a default are for engines whose weights are not always where they are used, such as those of
+/// [`crate::weights`]: [`Engine::enter`] comes before everything that reads a layer's attention weights, and
+/// [`Engine::leave`] behind the output projection, which is their last reader. The experts come after that, so the
+/// weights of a later layer can be fetched beside them.
 pub trait Engine {
     /// Enqueues the work on `stream`. The callback may fork work to the engine's own streams, and must join it to
     /// `stream` before it returns. It enqueues that work without forebay: a device that sees the engine's work accepts
@@ -170,6 +175,42 @@ pub trait Engine {
     /// # Errors
     /// The engine's own errors. After an error the layer is not enqueued any further, and the step is abandoned.
     fn enqueue(&mut self, call: &EngineCall, stream: Stream) -> Result<()>;
+
+    /// Called before the first work of a layer, or of a draft pass of a layer, is enqueued on `stream`, the
+    /// micro-batch's compute stream. It may enqueue on any stream. By default nothing.
+    ///
+    /// # Errors
+    /// As [`Engine::enqueue`].
+    fn enter(&mut self, _layer: Layer, _micro_batch: MicroBatch, _stream: Stream) -> Result<()> {
+        Ok(())
+    }
+
+    /// Enqueues the output projection, for an engine that divides [`Work::Rest`] behind it; it is then no part of
+    /// `Rest`. `call` is the one that [`Work::Rest`] gets next. By default nothing, and `Rest` contains it.
+    ///
+    /// # Errors
+    /// As [`Engine::enqueue`].
+    fn output(&mut self, _call: &EngineCall, _stream: Stream) -> Result<()> {
+        Ok(())
+    }
+
+    /// Called between [`Engine::output`] and [`Work::Rest`]. It may enqueue on any stream. By default nothing.
+    ///
+    /// # Errors
+    /// As [`Engine::enqueue`].
+    fn leave(&mut self, _layer: Layer, _micro_batch: MicroBatch, _stream: Stream) -> Result<()> {
+        Ok(())
+    }
+
+    /// Called once by the calls of a cache that enqueue all layers of a step, behind the last of them. `stream` is the
+    /// first micro-batch's compute stream, on which a capture begins and ends: an engine that forked streams of its own
+    /// in [`Engine::enter`] or [`Engine::leave`] of a captured step joins them to it. By default nothing.
+    ///
+    /// # Errors
+    /// As [`Engine::enqueue`].
+    fn end(&mut self, _stream: Stream) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// The events of one micro-batch, reused for every layer.
@@ -379,6 +420,7 @@ pub fn enqueue_layer(
     // Another layer of the group may split its attention.
     let splits = overlap != Overlap::None || run.waves > 1 || has_followers;
     let split_indices = run.split_indices.filter(|_| splits);
+    engine.enter(layer, run.micro_batch, run.streams.compute)?;
     let layer = LayerRun { device, pools, run, layer, leads, has_followers, rows, split_indices, engine };
     match overlap {
         Overlap::None => layer.none(),
@@ -442,7 +484,7 @@ impl LayerRun<'_> {
         self.prepare()?;
         if self.run.waves == 1 {
             self.all(Work::Attend(Attended::All))?;
-            return self.all(Work::Rest);
+            return self.rest();
         }
         self.all(Work::Attend(Attended::Resident))?;
         self.fetched(compute)
@@ -493,7 +535,7 @@ impl LayerRun<'_> {
         }
         edge(self.device, events.gathered, gather, compute)?;
         self.all(Work::Attend(Attended::All))?;
-        self.all(Work::Rest)
+        self.rest()
     }
 
     /// P, and S after it.
@@ -529,6 +571,14 @@ impl LayerRun<'_> {
             self.all(Work::Attend(Attended::Fetched { wave }))?;
         }
         self.all(Work::Merge)?;
+        self.rest()
+    }
+
+    /// The output projection, the end of the use of the layer's attention weights, and the rest.
+    fn rest(&mut self) -> Result<()> {
+        let (layer, micro_batch, stream) = (self.layer, self.run.micro_batch, self.run.streams.compute);
+        self.confined(Work::Rest, 0, self.run.batch, |engine, call| engine.output(call, stream))?;
+        self.engine.leave(layer, micro_batch, stream)?;
         self.all(Work::Rest)
     }
 
@@ -560,12 +610,24 @@ impl LayerRun<'_> {
     }
 
     fn engine(&mut self, work: Work, first: u32, count: u32) -> Result<()> {
+        let stream = self.run.streams.compute;
+        self.confined(work, first, count, |engine, call| engine.enqueue(call, stream))
+    }
+
+    /// One callback that may enqueue on the compute stream alone.
+    fn confined(
+        &mut self,
+        work: Work,
+        first: u32,
+        count: u32,
+        enqueue: impl FnOnce(&mut dyn Engine, &EngineCall) -> Result<()>,
+    ) -> Result<()> {
         let (stream, micro_batch) = (self.run.streams.compute, self.run.micro_batch);
         let call = EngineCall { work, micro_batch, layer: self.layer, first, count, rows: self.rows };
         self.device.confine(Some(stream))?;
         // A callback that panics must not leave the device confined to this stream.
         let _lifted = Confined(self.device);
-        let enqueued = self.engine.enqueue(&call, stream);
+        let enqueued = enqueue(self.engine, &call);
         self.device.confine(None).and(enqueued)
     }
 

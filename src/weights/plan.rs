@@ -389,6 +389,11 @@ impl Plan {
         self.grain
     }
 
+    /// Layers of the model, shardable or not.
+    pub const fn model_layers(&self) -> usize {
+        self.all
+    }
+
     /// The shardable layers, by ordinal.
     pub fn layers(&self) -> &[LayerPlan] {
         &self.layers

@@ -2,7 +2,8 @@
 //!
 //! It passes each call on unchanged, and reports to an [`Order`] what the call touches. A call that can run at the
 //! same time as one that it conflicts with is rejected with the order's error, even if the wrapped device would have
-//! run the two in the right order. So an inline host device is enough for the check.
+//! run the two in the right order. The same is done to a call that reads bytes which hold something else than it
+//! expects. So an inline host device is enough for the check.
 //!
 //! **What it distinguishes.** For each lane and layer: resident rows, slots being fetched, landing slots (for each
 //! query row), rows of the total pool, and those that the step adds to it. For each lane: the tables, the page table,
@@ -33,12 +34,23 @@
 //! | warm gather | rows of the total pool | resident rows |
 //! | copy | source | target; in pages of the total pool, the rows of the lane that owns the page alone |
 //!
+//! | [`Watch::holds`] | | the bytes, by the host; they hold the stated content |
+//! | [`Watch::uses`] | the bytes, and expects the stated content in all of them | |
+//!
 //! A device does not see the engine's own launches. The engine declares what they touch: [`Watch::index`],
 //! [`Watch::land`], [`Watch::attend`], and [`Watch::engine`] for anything else.
 //!
+//! **Contents.** Nor does a device know what bytes mean, and reading the wrong layer's weights is no race. So a test
+//! says what bytes hold where they are filled ([`Watch::holds`]), and what the engine expects where it reads them
+//! ([`Watch::uses`]). Between the two the watch follows the copies: the target of a copy holds afterwards what its
+//! source held, part by part, known or not. A content belongs to memory, not to addresses: all ranges that map a part
+//! of a backing see the same, and after a remap a range shows what the other backing holds. Any other write leaves
+//! bytes that hold nothing that is known, and a backing that is given back holds nothing either.
+//!
 //! **What it proves.** For the calls that were made: any two that touch the same memory of the above, at least one of
 //! them writing, run in one fixed order, at any speeds of the streams. So one run of a schedule covers all its
-//! timings. It says nothing of other batches and lengths, but schedules do not depend on them.
+//! timings. It says nothing of other batches and lengths, but schedules do not depend on them. And each use that was
+//! declared reads what it expects, at any speeds too.
 //!
 //! It also checks that each landing slot is written ([`Watch::land`]) between its step's begin and the scatter that
 //! stores it, because no device can see that a scatter came too early.
@@ -47,13 +59,13 @@
 //! that the host has seen what [`Device::query`] and [`Device::synchronize`] reported, but not what a ticket
 //! reported: a caller that polls tickets calls [`Watch::ended`]. A lane stands for its pages: two lanes that share
 //! pages share nothing here, since shared pages are never written; the cache's tests check that. It does not see the
-//! host's own writes to the total pool.
+//! host's own writes to the total pool, nor that two backings are the same memory, once exported and once imported.
 
 mod touched;
 
 use std::os::fd::OwnedFd;
 
-use crate::check::order::{Access, Order};
+use crate::check::order::{Access, Content, Order};
 use crate::device::descriptor::step;
 use crate::device::{
     Backing, Completer, Device, DeviceId, Event, Mapped, PoolLayout, PoolOp, Pools, ResolveOutput, Slice,
@@ -159,6 +171,27 @@ impl State {
         Ok(Access::read(space, 0, 1))
     }
 
+    /// The accesses of a copy to bytes. The target holds afterwards what the source held, part by part.
+    fn moved(&self, from: &Slice, to: &Slice) -> Vec<Access> {
+        let (read, mut write) = (bytes(from, false), bytes(to, true));
+        let (mut list, end) = (vec![read], write.range.to);
+        for (place, _) in self.mappings.places(read.range) {
+            let mut start = place.from;
+            for (stop, content) in self.order.contents(place) {
+                write.range.to = write.range.from.saturating_add(stop - start).min(end);
+                match list.last_mut() {
+                    Some(last) if last.write && last.content == content => last.range.to = write.range.to,
+                    _ => list.push(Access { content, ..write }),
+                }
+                (start, write.range.from) = (stop, write.range.to);
+            }
+        }
+        // The device refuses slices of different lengths, after this check. None of the target is left out of it.
+        write.range.to = end;
+        list.push(write);
+        list
+    }
+
     /// The lanes in a pinned step descriptor.
     fn lanes_of(&self, descriptor: &Slice, batch: u32) -> Result<Vec<u32>> {
         let place = self.maps.iter().find_map(|(slice, map)| {
@@ -240,6 +273,27 @@ impl Watch {
         let accesses = state.mappings.behind(accesses.to_vec());
         let verdict = state.order.access(stream, what, &accesses);
         state.judged(verdict)
+    }
+
+    /// Declares what `slice` holds now that others have filled it: another process the parts that this one imports, or
+    /// the host its memory. It counts as a write by the host, which must therefore have seen the end of all that used
+    /// the bytes. For bytes that work on a stream fills, [`Watch::engine`] takes a write of a content.
+    ///
+    /// # Errors
+    /// As [`Order::host`].
+    pub fn holds(&self, slice: &Slice, content: Content) -> Result<()> {
+        let mut state = self.state.lock();
+        let accesses = state.mappings.behind(vec![bytes(slice, true).of(content)]);
+        let verdict = state.order.host("filling by others", &accesses);
+        state.judged(verdict)
+    }
+
+    /// Declares engine work that is enqueued now, reads `slice` and expects `content` in all of it.
+    ///
+    /// # Errors
+    /// As [`Watch::engine`], and so a stale read where a part of the slice holds something else.
+    pub fn uses(&self, stream: Stream, what: &'static str, slice: &Slice, content: Content) -> Result<()> {
+        self.engine(stream, what, &[bytes(slice, false).of(content)])
     }
 
     /// Declares I, the indexer: it writes a selection.
@@ -359,11 +413,19 @@ impl Device for Watch {
         maps_offsets() -> Result<bool>;
         export(backing: Backing, protection: Protection) -> Result<OwnedFd>;
         import_backing(descriptor: OwnedFd, bytes: u64, protection: Protection) -> Result<Backing>;
-        give_back(backing: Backing) -> Result<()>;
         stream() -> Result<Stream>;
         event() -> Result<Event>;
         digest(pools: Pools, lane: Lane) -> Result<u64>;
         validate(pools: Pools) -> Result<()>;
+    }
+
+    fn give_back(&self, backing: Backing) -> Result<()> {
+        self.device.give_back(backing)?;
+        let mut state = self.state.lock();
+        if let Some(space) = touched::backed(state.device, backing) {
+            state.order.gone(space);
+        }
+        Ok(())
     }
 
     fn register(&self, map: &Arc<Map>) -> Result<Slice> {
@@ -431,7 +493,7 @@ impl Device for Watch {
 
     fn copy(&self, stream: Stream, from: Slice, to: Slice) -> Result<()> {
         let accesses = |state: &mut State| {
-            let mut list = vec![bytes(&from, false), bytes(&to, true)];
+            let mut list = state.moved(&from, &to);
             for watched in &state.pools {
                 watched.copied(&from, false, &mut list);
                 watched.copied(&to, true, &mut list);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::check::order::{Access, Range, Space};
-use crate::device::{Mapped, PoolLayout, PoolOp, Resize, ResolveOutput, Slice, StepRange};
+use crate::device::{Backing, DeviceId, Mapped, PoolLayout, PoolOp, Resize, ResolveOutput, Slice, StepRange};
 use crate::error::{Error, Kind, Result};
 use crate::geometry::Geometries;
 use crate::ids::{Lane, MicroBatch};
@@ -80,6 +80,11 @@ struct Piece {
 #[derive(Debug, Default)]
 pub(super) struct Mappings(BTreeMap<u64, Piece>);
 
+/// The bytes of a backing; `None` for one of another device.
+pub(super) fn backed(device: DeviceId, backing: Backing) -> Option<Space> {
+    Some(Space::new(BACKED, [backing.of(device).ok()? as u32, 0]))
+}
+
 /// A remap's write of what addresses map. An access to these addresses reads it.
 pub(super) fn mapping(part: &Slice) -> Access {
     let to = part.address().saturating_add(part.bytes());
@@ -99,41 +104,50 @@ impl Mappings {
         let mut from = range.address();
         for Mapped { backing, offset, bytes } in pieces {
             // The device has mapped it, so the backing is the device's.
-            let Ok(index) = backing.of(range.device()) else { continue };
+            let Some(backing) = backed(range.device(), *backing) else { continue };
             let to = from.saturating_add(*bytes);
             let addresses = Range { space: Space::new(BYTES, [range.device().number(), 0]), from, to };
-            let backing = Space::new(BACKED, [index as u32, 0]);
             let mapping = Space::new(MAPPED, [range.device().number(), 0]);
             self.0.insert(from, Piece { addresses, mapping, backing, offset: *offset });
             from = to;
         }
     }
 
-    /// The accesses, with addresses of a range replaced by bytes of its backings.
+    /// Where the bytes of a range are, part by part in the range's order, without gaps: behind mapped addresses in
+    /// their backing, and with them the mapping, which an access reads.
+    pub(super) fn places(&self, range: Range) -> Vec<(Range, Option<Range>)> {
+        let Range { space, from, to } = range;
+        let (mut places, mut at) = (Vec::new(), from);
+        let first = self.0.range(..=from).next_back();
+        let others = self.0.range(from..to.max(from)).filter(|(start, _)| **start > from);
+        for (_, piece) in first.into_iter().chain(others) {
+            let Piece { addresses, mapping, backing, offset } = piece;
+            let (start, end) = (at.max(addresses.from), to.min(addresses.to));
+            if space != addresses.space || start >= end {
+                continue;
+            }
+            let moved = |address: u64| address - addresses.from + offset;
+            let backed = Range { space: *backing, from: moved(start), to: moved(end) };
+            places.push((Range { space, from: at, to: start }, None));
+            places.push((backed, Some(Range { space: *mapping, from: start, to: end })));
+            at = end;
+        }
+        places.push((Range { space, from: at, to }, None));
+        places.retain(|(place, _)| place.from < place.to);
+        places
+    }
+
+    /// The accesses, with addresses of a range replaced by bytes of its backings. What bytes hold belongs to these.
     pub(super) fn behind(&self, accesses: Vec<Access>) -> Vec<Access> {
         if self.0.is_empty() {
             return accesses;
         }
         let mut list = Vec::with_capacity(accesses.len());
-        for Access { range: Range { space, from, to }, write } in accesses {
-            let mut at = from;
-            let mut push =
-                |space, from, to, write| list.push(Access { range: Range { space, from, to }, write });
-            let first = self.0.range(..=from).next_back();
-            let others = self.0.range(from..to.max(from)).filter(|(start, _)| **start > from);
-            for (_, piece) in first.into_iter().chain(others) {
-                let Piece { addresses, mapping, backing, offset } = piece;
-                let (start, end) = (at.max(addresses.from), to.min(addresses.to));
-                if space != addresses.space || start >= end {
-                    continue;
-                }
-                push(space, at, start, write);
-                let moved = |address: u64| address - addresses.from + offset;
-                push(*backing, moved(start), moved(end), write);
-                push(*mapping, start, end, false);
-                at = end;
+        for access in accesses {
+            for (range, mapping) in self.places(access.range) {
+                list.push(Access { range, ..access });
+                list.extend(mapping.map(|Range { space, from, to }| Access::read(space, from, to)));
             }
-            push(space, at, to, write);
         }
         list
     }

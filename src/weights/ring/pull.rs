@@ -1,0 +1,66 @@
+//! What a ring orders.
+
+use std::ops::Range;
+
+use crate::device::Stream;
+use crate::error::Result;
+use crate::weights::plan::Place;
+use crate::weights::window::Windows;
+
+/// What a ring orders: layers that are pulled into buffers before they are used. [`Windows`] are the real ones.
+pub trait Pull {
+    /// The layers of the model, shardable or not.
+    fn layers(&self) -> usize;
+
+    /// The buffer of a layer; `None` for one that is never pulled.
+    fn buffer(&self, layer: usize) -> Option<usize>;
+
+    /// How many copies a pull of the layer has.
+    ///
+    /// # Errors
+    /// As [`Windows::copies`].
+    fn copies(&self, layer: usize) -> Result<usize>;
+
+    /// Enqueues some of a pull's copies on `stream`.
+    ///
+    /// # Errors
+    /// As [`Windows::pull_some`].
+    fn pull_some(&self, layer: usize, stream: Stream, copies: Range<usize>) -> Result<()>;
+
+    /// Whether the layer is whole at present without a pull.
+    fn is_whole(&self, layer: usize) -> bool;
+
+    /// Whether a pull of the layer reads the memory of this rank.
+    fn reads(&self, layer: usize, rank: u32) -> bool;
+}
+
+impl Pull for Windows {
+    fn layers(&self) -> usize {
+        self.plan.model_layers()
+    }
+
+    fn buffer(&self, layer: usize) -> Option<usize> {
+        let (plan, _) = self.ordinal(layer).and_then(|ordinal| self.at(ordinal)).ok()?;
+        match plan.place {
+            Place::Resident => None,
+            Place::Buffer(buffer) => Some(usize::from(buffer)),
+        }
+    }
+
+    fn copies(&self, layer: usize) -> Result<usize> {
+        Windows::copies(self, layer)
+    }
+
+    fn pull_some(&self, layer: usize, stream: Stream, copies: Range<usize>) -> Result<()> {
+        Windows::pull_some(self, layer, stream, copies)
+    }
+
+    fn is_whole(&self, layer: usize) -> bool {
+        self.is_resident(layer).unwrap_or(false)
+    }
+
+    fn reads(&self, layer: usize, rank: u32) -> bool {
+        let plan = self.ordinal(layer).and_then(|ordinal| self.at(ordinal));
+        plan.is_ok_and(|(plan, _)| self.others(plan).any(|other| other == rank))
+    }
+}

@@ -1,0 +1,55 @@
+//! Layers that become resident, or sharded again, between two steps of a ring.
+
+use super::{Pull, Ring};
+use crate::device::Stream;
+use crate::error::{Kind, Result};
+use crate::weights::window::{Windows, refused};
+
+impl Ring<Windows> {
+    /// Waits until all pulls that were enqueued have run. At the border alone.
+    fn drain(&mut self, layer: usize) -> Result<()> {
+        if let Some(open) = self.open {
+            let what = match open.captured {
+                Some(true) => "it cannot be remapped while a step is captured",
+                _ => "it cannot be remapped while a step is open",
+            };
+            return Err(refused(Kind::Busy, layer, what).hint("end or abandon the step"));
+        }
+        for buffer in &self.buffers {
+            self.device.record(buffer.paced, buffer.stream)?;
+            self.device.synchronize(buffer.paced)?;
+        }
+        Ok(())
+    }
+
+    /// As [`Windows::make_resident`], between steps. `stream` is ordered after all steps that used the layer. Blocks.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`] while a step is open or captured; [`Kind::PeerLost`]; those of [`Windows::make_resident`].
+    pub fn make_resident(&mut self, layer: usize, stream: Stream) -> Result<()> {
+        self.drain(layer)?;
+        if !self.pulls.is_whole(layer) {
+            self.alive(layer)?;
+        }
+        self.pulls.make_resident(layer, stream)
+    }
+
+    /// As [`Windows::make_sharded`], between steps, when all steps that used the layer have run. Blocks.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`] while a step is open or captured; those of [`Windows::make_sharded`].
+    pub fn make_sharded(&mut self, layer: usize) -> Result<()> {
+        self.drain(layer)?;
+        self.pulls.make_sharded(layer)?;
+        // Its pull went to its own memory.
+        if let Some(buffer) = self.place(layer) {
+            self.forget(buffer);
+        }
+        Ok(())
+    }
+
+    /// The windows, when nothing is pulled any more. Pulls that were enqueued go on.
+    pub fn into_windows(self) -> Windows {
+        self.pulls
+    }
+}
