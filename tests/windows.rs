@@ -20,7 +20,7 @@ use forebay::Kind;
 use forebay::device::Device;
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::os::{Faults, NoFaults};
-use forebay::weights::{Group, Odd, Plan, Pulls, Sharding, Source, Windows};
+use forebay::weights::{Group, Odd, Patterns, Plan, Pulls, Sharding, Source, Tensor, Windows};
 use proptest::prelude::*;
 use windows::{Rank, group, layers, sharding, tensor};
 
@@ -73,6 +73,61 @@ proptest! {
                 rank.layers().iter().for_each(|layer| rank.pull(*layer));
             }
             rank.windows.verify(rank.stream).unwrap();
+        });
+    }
+}
+
+/// A model with grouped-query attention and experts, in names and proportions: 8 heads of 64, two of keys and values,
+/// four experts from the second layer on, norms and router that nobody shares.
+fn grouped_query_with_experts() -> Vec<Vec<Tensor>> {
+    let layer = |layer: usize| {
+        let named =
+            |name: &str, bytes: u64| tensor(&format!("model.layers.{layer}.{name}.weight"), bytes, 256);
+        let mut all = vec![named("input_layernorm", 1024)];
+        for (name, outputs) in [("q", 512), ("k", 128), ("v", 128), ("o", 512)] {
+            all.push(named(&format!("self_attn.{name}_proj"), outputs * 512 * 2));
+        }
+        let experts = if layer == 0 { 0 } else { 4 };
+        for expert in 0..experts {
+            for name in ["gate", "up", "down"] {
+                all.push(named(&format!("mlp.experts.{expert}.{name}_proj"), 96 * 512));
+            }
+        }
+        all.push(named("mlp.gate", 4 * 512 * 2));
+        all
+    };
+    (0..5).map(layer).collect()
+}
+
+/// No attention is special: projections of grouped queries, experts, and both.
+#[test]
+fn grouped_queries_and_experts_are_shared_as_any_tensors() {
+    let model = grouped_query_with_experts();
+    for (patterns, sharded, first) in [
+        (&["*.self_attn.?_proj.weight"][..], 4, 4),
+        (&["*.self_attn.[kv]_proj.weight"], 4, 2),
+        (&["*.mlp.experts.*"], 4, 12),
+        (&["*.self_attn.*", "*.mlp.experts.*"], 4, 16),
+    ] {
+        let patterns = Patterns::new(patterns).unwrap();
+        let sharding = Sharding { patterns, ..sharding(grain()) };
+        group(&devices(3), &model, &sharding, Pulls::default(), |rank| {
+            let of = |layer: &forebay::weights::LayerPlan| (layer.layer, layer.layout.tensors().len());
+            let last = rank.plan().layers().last().map(of);
+            assert_eq!((rank.plan().sharded(), last), (sharded, Some((4, first))));
+            for _ in 0..2 {
+                rank.layers().iter().for_each(|layer| rank.pull(*layer));
+            }
+            rank.windows.verify(rank.stream).unwrap();
+            // Each tensor has the bytes of its name.
+            let (layer, placed) =
+                rank.plan().layers().last().map(|it| (it.layer, it.layout.tensors().to_vec())).unwrap();
+            let whole = rank.windows.layer(layer).unwrap();
+            for one in placed {
+                let found = rank.windows.tensor(layer, &one.name).unwrap();
+                let length = model[layer].iter().find(|it| it.name == one.name).unwrap().bytes;
+                assert_eq!(Ok(found), whole.part(one.offset, length));
+            }
         });
     }
 }

@@ -332,8 +332,8 @@ impl Windows {
     /// are written again.
     ///
     /// # Errors
-    /// As [`Windows::layer`], and those of [`Device::copy`], such as for a stream of another device, with the layer;
-    /// copies that were enqueued before stay.
+    /// As [`Windows::layer`], and those of [`Device::copy`], such as for a stream that the device does not know
+    /// ([`Device::stream`] says which device can tell), with the layer; copies that were enqueued before stay.
     pub fn pull(&self, layer: usize, stream: Stream) -> Result<()> {
         let all = 0..self.copies(layer)?;
         self.pull_some(layer, stream, all)
