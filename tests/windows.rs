@@ -85,15 +85,15 @@ fn grouped_query_with_experts() -> Vec<Vec<Tensor>> {
             |name: &str, bytes: u64| tensor(&format!("model.layers.{layer}.{name}.weight"), bytes, 256);
         let mut all = vec![named("input_layernorm", 1024)];
         for (name, outputs) in [("q", 512), ("k", 128), ("v", 128), ("o", 512)] {
-            all.push(named(&format!("self_attn.{name}_proj"), outputs * 512 * 2));
+            all.push(named(&format!("self_attn.{name}_proj"), outputs * 128 * 2));
         }
         let experts = if layer == 0 { 0 } else { 4 };
         for expert in 0..experts {
             for name in ["gate", "up", "down"] {
-                all.push(named(&format!("mlp.experts.{expert}.{name}_proj"), 96 * 512));
+                all.push(named(&format!("mlp.experts.{expert}.{name}_proj"), 96 * 128));
             }
         }
-        all.push(named("mlp.gate", 4 * 512 * 2));
+        all.push(named("mlp.gate", 4 * 128 * 2));
         all
     };
     (0..5).map(layer).collect()

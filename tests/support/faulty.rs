@@ -91,6 +91,18 @@ impl Faulty {
     }
 }
 
+impl Drop for Faulty {
+    /// Lets all copies run, so that a test that failed meanwhile ends.
+    fn drop(&mut self) {
+        if let Some(gate) = &self.gate {
+            if let Ok(mut open) = gate.0.lock() {
+                *open = u64::MAX;
+            }
+            gate.1.notify_all();
+        }
+    }
+}
+
 /// The pieces of a range of which those from `at` on, so many bytes, are others now.
 fn replaced(old: &[Mapped], at: u64, new: &[Mapped]) -> Vec<Mapped> {
     let (mut place, mut pieces) = (0, Vec::new());
