@@ -1,10 +1,11 @@
-//! Claim: pulling a layer of sharded weights from another rank's memory takes at most 1/0.8 of the time of one memcpy of
-//! as many bytes, with everything beyond the last cache.
+//! Claim: pulling a layer of sharded weights from another rank's memory takes at most 1/0.8 of the time of one memcpy
+//! of as many bytes, with everything beyond the last cache.
 //!
 //! Two ranks share two layers of the bytes of DeepSeek-R1's o_proj in FP8, and one of them pulls both in turn, 56 MiB
 //! each, in copies of 2 MiB and in one. There are two memcpys: the standard library's between vectors, which knows
 //! nothing of forebay, and one copy of the same device between memfds. The bench compares every byte of the windows at
-//! the end, each a stamp of its rank, layer and place. It ends with an error where the bytes of a side fit in the cache.
+//! the end, each a stamp of its rank, layer and place. It ends with an error where the bytes of a side may fit in the
+//! last cache.
 
 #[path = "support/clock.rs"]
 mod clock;

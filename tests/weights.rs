@@ -99,8 +99,8 @@ proptest! {
         prop_assert!(never_overwritten(&plan));
     }
 
-    /// A map of each byte of each window: the tensor that it is of, laid out byte by byte, and the rank that owns it, with
-    /// the remainder's pages dealt out one by one round the group.
+    /// A map of each byte of each window: the tensor that it is of, laid out byte by byte, and the rank that owns it,
+    /// with the remainder's pages dealt out one by one round the group.
     #[test]
     fn every_byte_has_its_tensor_and_its_owner(
         tensors in prop::collection::vec(prop::collection::vec((1_u64..300, 0_u32..7), 1..4), 1..=62),

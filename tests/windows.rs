@@ -78,7 +78,7 @@ proptest! {
 }
 
 /// A model with grouped-query attention and experts, in names and proportions: 8 heads of 64, two of keys and values,
-/// four experts from the second layer on, norms and router that nobody shares.
+/// four experts from the second layer on, norms and router that are not shared.
 fn grouped_query_with_experts() -> Vec<Vec<Tensor>> {
     let layer = |layer: usize| {
         let named =

@@ -397,9 +397,9 @@ impl Windows {
     }
 
     /// Gives a sharded layer memory of its own, fills it by a pull on `stream`, and maps it behind the layer's
-    /// addresses, which stay as they are. From then on the layer is whole in every step without a pull. Blocks until all
-    /// work on `stream` has run. No other work that is enqueued or runs may use the layer's window. Nothing happens to a
-    /// layer that is resident.
+    /// addresses, which stay as they are. From then on the layer is whole in every step without a pull. Blocks until
+    /// all work on `stream` has run. No other work that is enqueued or runs may use the layer's window. Nothing happens
+    /// to a layer that is resident.
     ///
     /// # Errors
     /// As [`Windows::pull`]; [`Kind::OutOfMemory`]; those of [`Device::remap`]. The layer is sharded as before then. If

@@ -187,8 +187,8 @@ fn memory_that_the_device_cannot_reach_is_refused() {
     assert_eq!(rig.driver.held_resources(), before);
 }
 
-/// The same with each call refused in turn, also those that take back what was mapped: the driver holds what the callers
-/// hold.
+/// The same with each call refused in turn, also those that take back what was mapped: the driver holds what the
+/// callers hold.
 #[test]
 fn memory_that_cannot_be_reached_leaves_nothing_held_whichever_call_is_refused() {
     let Some(standin) = own(Options { peer_access: false, ..usual() }, "cannot reach a peer") else { return };

@@ -1,5 +1,5 @@
-//! A device in front of another one that refuses what a test says, counts what is held, and can be slow: then no copy
-//! runs before the host waits for it, which is the latest that streams allow.
+//! A device around another one that refuses what a test says, counts what is held, and can be slow: then no copy runs
+//! before the host waits for it, which is the latest that streams allow.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;

@@ -20,7 +20,7 @@ use crate::windows::{Folder, MODEL, PATIENCE, Rank, layers, patient, sharding};
 use crate::{devices, grain, no_faults};
 
 /// Marks a child process of this test.
-const CHILD: &str = "FOREBAY_TEST_REFUSED";
+const CHILD: &str = "FOREBAY_TEST_CHILD";
 
 /// Four layers; of the last one, which has one page, only one rank owns anything.
 fn plan(rank: u32, ranks: u32) -> Plan {
@@ -248,12 +248,13 @@ fn a_rank_that_gives_other_parts_is_named_with_the_layer() {
         (
             part(0, own(0), zero),
             Some(std::fs::File::open("/dev/null").unwrap().into()),
-            "a descriptor that is not shared memory of sealed size",
+            "a descriptor that is not shared memory",
         ),
     ] {
         let (rank, error) = told(zero, vec![(message, descriptor)]);
         assert_eq!(error.kind(), Kind::BadFormat, "{error}");
-        assert_eq!((error.place(), error.number("rank")), (place, Some(1)), "{error}");
+        assert!(error.place().starts_with(place), "{error}");
+        assert_eq!(error.number("rank"), Some(1), "{error}");
         // Where the place does not begin with the layer, a number has it.
         assert!(place.starts_with("layer 0: ") || error.number("layer") == Some(0), "{error}");
         assert_eq!(rank.windows.pull(0, rank.stream).unwrap_err().number("rank"), Some(1));
