@@ -5,6 +5,8 @@
 
 #[path = "cuda/failing.rs"]
 mod failing;
+#[path = "support/faulty.rs"]
+mod faulty;
 #[path = "cuda/graphs.rs"]
 mod graphs;
 #[path = "cuda/hosted.rs"]

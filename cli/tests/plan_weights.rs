@@ -151,7 +151,9 @@ fn bad_input_is_one_error_that_names_the_option() {
         ("--dp 0", "--dp"),
         ("--dp -1", "--dp"),
         ("--dp 5000", "--dp"),
-        ("--dp 16 --gpus 8", "--dp: more ranks than GPUs (value 16, gpus 8)"),
+        // Without anything to share it would have no effect.
+        ("--dp 8", "--shard"),
+        ("--dp 16 --gpus 8 --shard mla", "--dp: more ranks than GPUs (value 16, gpus 8)"),
         ("--ep 3", "expert parallelism (ep): does not divide the model's experts"),
         ("--ep 16 --gpus 8", "--ep: does not divide the GPUs"),
         ("--tp 3", "tensor parallelism (tp): does not divide the model's heads"),
@@ -173,7 +175,7 @@ fn bad_input_is_one_error_that_names_the_option() {
         assert!(error.contains(&format!("{name}: no checkpoint of gqa-8x128 is known")), "{error}");
     }
     // 8 GPUs of 96 GB hold the weights only if the ranks share them.
-    let h20 = "--model deepseek-r1 --gpu 96GB --context 4K --gpus 8 --dp 8";
+    let h20 = "--model deepseek-r1 --gpu 96GB --context 4K --gpus 8";
     assert!(refuses(&arguments(h20, "")).contains("weights: nothing of the GPU's memory is left"));
-    assert_eq!(entry(h20, "--shard mla")["fits"], true);
+    assert_eq!(entry(h20, "--shard mla --dp 8")["fits"], true);
 }

@@ -50,9 +50,12 @@ impl Windows {
     /// uses it. `from` must stay as it is until the copy has run. A GPU copies from registered host memory in words of
     /// 4 bytes, so a tensor that does not begin and end on words comes from device memory.
     ///
+    /// The tensor counts as filled when its copy is enqueued. [`Windows::hello`] waits for one stream alone: a caller
+    /// that fills on others has ordered that stream behind them, or digest and peers get bytes that have not arrived.
+    ///
     /// # Errors
     /// [`Kind::OutOfRange`] for a layer or tensor that was not chosen, and for memory of another length or device;
-    /// [`Kind::InvalidState`] once the parts were shared.
+    /// [`Kind::InvalidState`] once the parts were shared. A tensor whose copy was refused counts as not filled.
     pub fn fill(&mut self, layer: usize, name: &str, from: Slice, stream: Stream) -> Result<()> {
         self.changeable(layer)?;
         let ordinal = self.ordinal(layer)?;
@@ -71,9 +74,10 @@ impl Windows {
             let bytes = own.end - own.start;
             let (from, to) =
                 (from.part(own.start - placed.offset, bytes)?, slice.part(own.start - first, bytes)?);
+            self.note_filled(ordinal, index, false);
             self.device.copy(stream, from, to).map_err(|error| error.with("layer", layer as u64))?;
         }
-        self.note_filled(ordinal, index);
+        self.note_filled(ordinal, index, true);
         Ok(())
     }
 
@@ -87,11 +91,12 @@ impl Windows {
         }
     }
 
-    pub(super) fn note_filled(&mut self, ordinal: usize, tensor: usize) {
+    /// Notes whether a tensor is filled. Its bytes are others than before in any case, or may be.
+    pub(super) fn note_filled(&mut self, ordinal: usize, tensor: usize, is: bool) {
         self.content = None;
         let window = self.windows.get_mut(ordinal);
         if let Some(filled) = window.and_then(|window| window.filled.get_mut(tensor)) {
-            *filled = true;
+            *filled = is;
         }
     }
 
@@ -102,7 +107,11 @@ impl Windows {
     }
 
     /// What this rank says first to the others: its place in the group, the digests of plan and content, and
-    /// `geometry`, the caller's digest of its model. Blocks until `stream` has run and the content is read.
+    /// `geometry`, the caller's digest of its model. Blocks until `stream` has run and the content is read; fills on
+    /// other streams must have run before.
+    ///
+    /// Ranks that fill from different checkpoints of one shape (DeepSeek-V3 and R1 have the same names and sizes) find
+    /// each other out only by `geometry`: let it cover what the checkpoint is, such as the hashes of its files.
     ///
     /// # Errors
     /// [`Kind::InvalidState`] for a layer that was not filled, with the tensor; those of
@@ -111,7 +120,7 @@ impl Windows {
         let group = self.plan.group();
         let (_, content) = self.contents(stream)?;
         Ok(Hello {
-            group: u64::from(group.id),
+            group: group.id,
             rank: group.rank,
             ranks: group.ranks,
             geometry,

@@ -147,7 +147,7 @@ impl Windows {
     ) -> Result<()> {
         let (plan, window) = self.at(ordinal)?;
         let named = |error: Error| error.with("layer", plan.layer as u64);
-        let memory = window.stored.memory.first();
+        let memory = window.stored.memory;
         let descriptor = memory.map(|own| self.device.export(own.backing, Protection::Read)).transpose();
         let part = Part {
             // A plan has at most 4096 layers.

@@ -151,7 +151,7 @@ fn figure(
     let layer = if asked.quick { LAYER_QUICK.next_multiple_of(2 * grain) } else { LAYER };
     let timer = Timer::new(device, asked.quick)?;
     let (stream, buffer) = (timer.stream(), device.allocate(layer)?);
-    let pulls = slice.map_or(Pulls { slice: u64::MAX }, |slice| Pulls { slice });
+    let pulls = slice.map_or(Pulls { copy: u64::MAX }, |copy| Pulls { copy });
     let make = |rank| filled(device, rank, source, pulls, (layer, buffer), stream);
     let mut windows = make(0)?;
     match source {

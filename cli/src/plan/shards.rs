@@ -41,7 +41,7 @@ pub struct WeightArguments {
     #[arg(long, value_name = "o_proj|mla|GLOB", value_delimiter = ',', conflicts_with_all = ["setup", "weights"])]
     pub shard: Vec<String>,
     /// Data-parallel ranks of one host that share weights, beside --gpus [default: as many as a node has].
-    #[arg(long, value_name = "N", value_parser = sizes::gpus, allow_negative_numbers = true,
+    #[arg(long, value_name = "N", value_parser = sizes::gpus, allow_negative_numbers = true, requires = "shard",
           conflicts_with_all = ["setup", "weights"])]
     pub dp: Option<u32>,
     /// Where a sharded layer's missing bytes come from: the other ranks' GPUs, or the rank's own pinned host memory
