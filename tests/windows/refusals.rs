@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use forebay::device::Device;
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::os::{Faults, Inject, Map, NoFaults, Protection, Request};
+use forebay::os::{Call, Faults, Inject, Map, NoFaults, Protection, Request};
 use forebay::peer::{Event, Hello, Limits, Links};
 use forebay::weights::{Group, Plan, Pulls};
 use forebay::{Error, Kind, Result};
@@ -234,6 +234,47 @@ fn a_rank_that_gives_other_parts_is_named_with_the_layer() {
     assert_eq!(
         (error.kind(), error.place(), error.number("rank")),
         (Kind::PeerLost, "a rank that ended", Some(1))
+    );
+}
+
+/// The sessions of two ranks over a socket, and the second one's end.
+fn two(rank: &mut Rank) -> (Links, Links) {
+    let hello = rank.windows.hello(MODEL, rank.stream).unwrap();
+    let (a, b) = UnixStream::pair().unwrap();
+    let over = move |rank, socket| {
+        let content = if rank == 0 { hello.content } else { [0; 32] };
+        Links::over(vec![socket], Hello { rank, content, ..hello }, patient(), no_faults()).unwrap()
+    };
+    let other = thread::spawn(move || over(1, b));
+    (over(0, a), other.join().unwrap())
+}
+
+/// A rank that is lost before the parts are shared is that error, and the windows can be shared over other sessions.
+#[test]
+fn nothing_is_shared_without_a_rank_that_was_lost() {
+    let mut rank = Rank::new(&devices(1)[0], plan(0, 2), Pulls::default(), &no_faults()).unwrap();
+    rank.fill().unwrap();
+    for _ in 0..2 {
+        let (mut links, other) = two(&mut rank);
+        drop(other);
+        let error = links.event(PATIENCE).unwrap_err();
+        assert_eq!((error.kind(), error.number("rank")), (Kind::PeerLost, Some(1)));
+        assert_eq!(rank.windows.share(&mut links, rank.stream, PATIENCE).unwrap_err(), error);
+    }
+}
+
+/// A part that the system does not let out of this process is named: which layer, and for which rank.
+#[test]
+fn a_refused_export_names_rank_and_layer() {
+    let faults = Arc::new(Inject::call(Call::Duplicate, libc::EMFILE));
+    let device: Arc<dyn Device> = HostDevice::with_faults(HostOptions::default(), faults);
+    let mut rank = Rank::new(&device, plan(0, 2), Pulls::default(), &no_faults()).unwrap();
+    rank.fill().unwrap();
+    let (mut links, _other) = two(&mut rank);
+    let error = rank.windows.share(&mut links, rank.stream, PATIENCE).unwrap_err();
+    assert_eq!(
+        (error.kind(), error.number("rank"), error.number("layer")),
+        (Kind::OsRefused, Some(1), Some(0))
     );
 }
 
