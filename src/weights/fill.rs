@@ -174,29 +174,40 @@ impl Windows {
         Ok(*hash.finalize().as_bytes())
     }
 
-    /// Reads the parts that the other ranks gave, and compares them with what these ranks say that they filled. Blocks.
+    /// Reads the parts that the other ranks gave, and compares them with what these ranks say that they filled. Blocks
+    /// for as long as reading all of them takes, seconds for a model, and serves no session meanwhile: within
+    /// [`crate::peer::Limits::lost`] the other ranks hold this one for lost. Where that may take too long, verify layer
+    /// by layer ([`Windows::verify_layer`]).
     ///
     /// # Errors
-    /// [`Kind::Corrupt`] with rank and layer; [`Kind::InvalidState`] for a layer whose parts are missing; those of
-    /// [`crate::device::Device::copy`].
+    /// As [`Windows::verify_layer`].
     pub fn verify(&mut self, stream: Stream) -> Result<()> {
-        for ordinal in self.sharded() {
-            let (plan, window) = self.at(ordinal)?;
-            self.layer(plan.layer)?;
-            let (plan, parts, digests) = (plan.clone(), window.parts.clone(), window.digests.clone());
-            for rank in self.others(&plan) {
-                let (part, said) = (parts.get(rank as usize), digests.get(rank as usize));
-                let (part, said) = (part.copied().flatten(), said.copied().flatten());
-                let found = self.digest(&plan, &plan.cut.part(rank), part, stream)?;
-                if said != Some(found) {
-                    return Err(refused(
-                        Kind::Corrupt,
-                        plan.layer,
-                        "another rank's part is not what it filled",
-                    )
+        let layers: Vec<usize> = self.plan().layers().iter().map(|plan| plan.layer).collect();
+        layers.into_iter().try_for_each(|layer| self.verify_layer(layer, stream))
+    }
+
+    /// As [`Windows::verify`], one layer, so that the caller can serve its sessions between two of them
+    /// ([`crate::peer::Links::event`]). Nothing is read of a layer that the plan keeps resident.
+    ///
+    /// # Errors
+    /// [`Kind::Corrupt`] with rank and layer; [`Kind::OutOfRange`] for a layer that is not shardable;
+    /// [`Kind::InvalidState`] for one that is sharded and whose parts are missing; those of
+    /// [`crate::device::Device::copy`].
+    pub fn verify_layer(&mut self, layer: usize, stream: Stream) -> Result<()> {
+        let (plan, window) = self.at(self.ordinal(layer)?)?;
+        if plan.place == Place::Resident {
+            return Ok(());
+        }
+        self.layer(layer)?;
+        let (plan, parts, digests) = (plan.clone(), window.parts.clone(), window.digests.clone());
+        for rank in self.others(&plan) {
+            let (part, said) = (parts.get(rank as usize), digests.get(rank as usize));
+            let (part, said) = (part.copied().flatten(), said.copied().flatten());
+            let found = self.digest(&plan, &plan.cut.part(rank), part, stream)?;
+            if said != Some(found) {
+                return Err(refused(Kind::Corrupt, layer, "another rank's part is not what it filled")
                     .with("rank", rank)
                     .hint("fill that rank again"));
-                }
             }
         }
         Ok(())

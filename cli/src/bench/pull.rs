@@ -203,7 +203,7 @@ fn figure(
 /// # Errors
 /// Errors of the device, of memory, and of a byte that differs.
 pub fn pull(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> Result<Vec<Figure>> {
-    let slice = Some(Pulls::default().slice);
+    let slice = Some(Pulls::default().copy);
     asked.progress.inc_length(3);
     [(Source::Peers, slice), (Source::Peers, None), (Source::Host, slice)]
         .into_iter()
