@@ -111,7 +111,7 @@ impl Rank {
     /// Meets the other rank and shares. The session has to live as long as the memory is used.
     fn share(&mut self, folder: &Path) -> Result<Links> {
         let hello = self.windows.hello([0; 32], self.stream)?;
-        // Nobody serves the session while passes run.
+        // No thread serves the session while passes run.
         let limits = Limits { hello: PATIENCE, lost: Duration::from_secs(3600), ..Limits::default() };
         let mut links = Links::meet(folder, hello, limits, Arc::new(NoFaults))?;
         self.windows.share(&mut links, self.stream, PATIENCE).map(|()| links)
