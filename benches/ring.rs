@@ -91,7 +91,7 @@ fn wait(device: &HostDevice, stream: Stream) -> Result<()> {
 }
 
 impl Rank {
-    fn new(group: u32, rank: u32, layers: usize, bytes: u64, threaded: bool) -> Result<Rank> {
+    fn new(group: u64, rank: u32, layers: usize, bytes: u64, threaded: bool) -> Result<Rank> {
         let device = HostDevice::new(HostOptions { threaded, ..HostOptions::default() });
         let tensors = vec![vec![Tensor { name: NAME.to_owned(), bytes, align: 256 }]; layers];
         let sharding = Sharding { grain: device.granularity(), ..Sharding::new(Patterns::new(&[NAME])?) };

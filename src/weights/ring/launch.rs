@@ -1,20 +1,8 @@
 //! Captured steps: what the ring knows after a capture, and the edges around a launch.
 
-use super::{Buffer, Pull, Pulling, Ring, wrong};
+use super::{Buffer, Pull, Pulling, Ring, Wrap, wrong};
 use crate::device::Stream;
 use crate::error::{Kind, Result};
-
-/// How a captured step treats the pulls of the next step's first layers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Wrap {
-    /// They are in the graph, which ends behind them. A launch takes longer by the part of such a pull that is longer
-    /// than the work behind the buffer's last use: max(0, pull - tail).
-    #[default]
-    Joined,
-    /// They are enqueued behind the launch, and the next launch waits for them: it begins later by the part that is
-    /// longer than the time between two launches, max(0, pull - gap).
-    Behind,
-}
 
 impl<P: Pull> Ring<P> {
     /// Brings the ring back to the border after a capture, in which nothing ran: the buffers hold what [`Ring::begin`]

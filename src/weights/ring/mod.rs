@@ -44,10 +44,11 @@
 //! of one that died), and orders nothing that reads a window on another stream than the one passed to [`Ring::enter`].
 
 mod launch;
+mod options;
 mod pull;
 mod resident;
 
-pub use launch::Wrap;
+pub use options::{RingOptions, Wrap};
 pub use pull::Pull;
 
 use super::window::{Windows, refused};
@@ -56,27 +57,6 @@ use crate::error::{Error, Kind, Result};
 use crate::sync::Arc;
 
 const OPERATION: &str = "ring of weights";
-
-/// What a ring is made for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RingOptions {
-    /// The last layers of the model that run once for each draft pass.
-    pub draft_layers: usize,
-    /// The most micro-batches of a step, at least 1.
-    pub micro_batches: usize,
-    /// Parts of a pull, at least 1. The first begins with the pull; a further one at each later [`Ring::enter`],
-    /// [`Ring::leave`] and [`Ring::advance`]. What is left when the layer is entered is enqueued then.
-    pub parts: usize,
-    /// How a captured step ends.
-    pub wrap: Wrap,
-}
-
-impl Default for RingOptions {
-    /// No draft layers, one micro-batch, pulls in one part, joined in the graph.
-    fn default() -> RingOptions {
-        RingOptions { draft_layers: 0, micro_batches: 1, parts: 1, wrap: Wrap::Joined }
-    }
-}
 
 /// A pull, as far as it is enqueued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -508,13 +488,12 @@ impl<P: Pull> Ring<P> {
         let mut result = Ok(());
         for at in 0..self.buffers.len() {
             let first = self.first(at);
-            let Some(buffer) = self.buffers.get_mut(at) else { continue };
-            if buffer.holds.is_some_and(|holds| Some(holds.layer) == first) {
+            let Some(Buffer { stream: own, released, holds, .. }) = self.buffers.get_mut(at) else {
                 continue;
-            }
-            buffer.holds = None;
-            let Some(Buffer { stream: own, released, .. }) = self.buffers.get(at) else { continue };
-            for (reader, event) in self.readers.iter().zip(released) {
+            };
+            *holds = holds.filter(|holds| Some(holds.layer) == first);
+            // Whatever is pulled next comes after what the step has enqueued.
+            for (reader, event) in self.readers.iter().zip(&*released) {
                 let Some(stream) = reader.stream else { continue };
                 result = result.and(self.device.edge(*event, stream, *own));
             }
