@@ -165,7 +165,7 @@ fn is_child() -> bool {
     let [group, own, ranks, count, death, folder] = words[..] else { panic!("{told}") };
     let number = |word: &str| word.parse::<u32>().unwrap();
     let death = DEATHS.into_iter().find(|it| format!("{it:?}") == death).unwrap();
-    let group = Group { id: number(group), rank: number(own), ranks: number(ranks) };
+    let group = Group { id: number(group).into(), rank: number(own), ranks: number(ranks) };
     let result = rank(group, u64::from(number(count)), death, Path::new(folder));
     match death {
         Death::Never => result.unwrap(),
