@@ -70,7 +70,8 @@ fn naive(setup: &Value, batch: f64, context: f64) -> Naive {
         }
         us
     };
-    // q_a, kv_a; q_b and the keys' up-projection absorbed, in BF16; attention; the output projection and the values' own.
+    // q_a, kv_a; q_b and the keys' up-projection absorbed, in BF16; attention; the output projection and the values'
+    // own.
     let (down, up, absorbed) = (7168.0 * (1536.0 + 576.0), 1536.0 * 128.0 * 192.0, 128.0 * 128.0 * 512.0);
     let (output, values) = (7168.0 * 16384.0, 128.0 * 512.0 * 128.0);
     let expert = 3.0 * 7168.0 * 2048.0;
@@ -181,7 +182,7 @@ fn rates(weights: &Value, way: &str) -> String {
 }
 
 #[test]
-fn the_published_deployments_stand_in_the_plan() {
+fn the_published_deployments_are_on_the_page() {
     // One workspace for both. Whole weights leave no room on H20, as published; the batch there is of 8 GPUs.
     let h20 = "--setup r1-h20 --gpu 96GiB --workspace 4GiB --context 3K --shard o_proj --dp 8";
     let weights = &entries(h20)[0]["weights"];
@@ -280,7 +281,7 @@ fn bad_input_is_one_error_each() {
     );
     let host = format!("--setup {lone} {rest} --weights-from host");
     assert_eq!(entries(&host)[0]["weights"]["activations"], Value::Null);
-    // Costs of the setup end at twice their last point: the plan stands, without times of pulls.
+    // Costs of the setup end at twice their last point: the plan has no times of pulls.
     let far = "--setup ess --gpu 8TB --context 4K --batch 2000 --shard o_proj";
     let text = printed(far);
     assert!(text.contains("The time of pulls is not known:"), "{text}");

@@ -1,5 +1,5 @@
-//! What sharding gives on a setup, in words: its pulls against the layers, what a step waits, and the batch and tokens a
-//! second beside those of resident weights and of activations that move.
+//! What sharding gives on a setup, in words: pulls against layers, what a step waits, and the batch and tokens a second
+//! beside those of resident weights and of activations that move.
 
 use forebay::predict::pulls::Wrap;
 use forebay::predict::sharded::{Compared, Pulled, Step, Verdict};

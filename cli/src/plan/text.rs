@@ -79,9 +79,9 @@ fn definitions(priced: bool) -> String {
 }
 
 /// The meaning of the table of ways to keep weights.
-const SHARDED: &str = "Weights: whole on each GPU; sharded, the parts of other ranks pulled; or whole but for o_proj, which \
-    the ranks divide, so that activations move; or by heads (--attention tp), with a batch of all GPUs. Batch: the most \
-    sequences with all rows on the device. Gain: tokens a second beyond those of resident weights.";
+const SHARDED: &str = "Weights: whole on each GPU; sharded, the parts of other ranks pulled; or whole but for o_proj, \
+    which the ranks divide, so that activations move; or by heads (--attention tp), with a batch of all GPUs. Batch: \
+    the most sequences with all rows on the device. Gain: tokens a second beyond those of resident weights.";
 const NOT_INCLUDED: &str = " Tokens a second of the first table do not include what a step waits for pulls.";
 
 /// The mark of a plan whose costs come from a roofline, and its meaning.
