@@ -80,7 +80,7 @@ fn sharding_saves_the_published_bytes() {
     for words in [
         "Sharded over 8 ranks: o_proj in 60 of 61 layers; layer 0 stays whole",
         "the latent rows of 84,814 tokens",
-        "its time is not in this plan",
+        "its time needs --setup",
     ] {
         assert!(text.contains(words), "{text}");
     }
@@ -143,7 +143,13 @@ fn bad_input_is_one_error_that_names_the_option() {
         ("--shard *.o_proj.weight,o_proj", "model.layers.0.self_attn.o_proj.weight: two patterns match it"),
         ("--shard [a", "the pattern [a: "),
         ("--shard o_proj --weights 10GB", "--shard"),
-        ("--shard o_proj --setup ess", "--shard"),
+        (
+            "--shard o_proj --setup none-such",
+            "--setup none-such: neither a file nor a built-in setup (ess, r1-h20, r1-h800)",
+        ),
+        ("--setup r1-h20", "attention of this model is dense"),
+        ("--tp 2 --setup r1-h20 --shard o_proj", "--tp"),
+        ("--dp 16 --setup r1-h800 --shard o_proj", "ranks that pull from each other are on one node"),
         ("--weight-dtype int8 --setup ess", "--weight-dtype"),
         ("--weight-dtype fp7", "--weight-dtype"),
         ("--weights-from host", "--shard"),
