@@ -1,5 +1,5 @@
-//! The ring on the virtual clock, without memory: what its steps wait is what `predict::pulls` computes, layer by layer,
-//! from one step to the next too.
+//! The ring on the virtual clock, without memory: what its steps wait is what `predict::pulls` computes, layer by
+//! layer, from one step to the next too.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
 use std::fs::File;

@@ -62,7 +62,7 @@ impl Setup {
         let sharding = Sharding { odd: self.odd, source, ..sharding(grain) };
         let plan = Plan::new(&layers(&model), group, &sharding).unwrap();
         let faults: Arc<dyn Faults> = Arc::new(NoFaults);
-        let mut rank = Rank::new(&device, plan, Pulls { slice: grain }, &faults).unwrap();
+        let mut rank = Rank::new(&device, plan, Pulls { copy: grain }, &faults).unwrap();
         rank.fill().unwrap();
         rank
     }

@@ -43,7 +43,7 @@ impl overlap::Engine for Hooks<'_> {
         self.engine.enter(layer.index(), micro_batch.index())
     }
 
-    fn output(&mut self, call: &EngineCall, _stream: Stream) -> Result<()> {
+    fn enqueue_output(&mut self, call: &EngineCall, _stream: Stream) -> Result<()> {
         let micro_batch = call.micro_batch.index();
         if self.late {
             return Ok(());

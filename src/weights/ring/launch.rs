@@ -25,8 +25,8 @@ impl<P: Pull> Ring<P> {
         }
     }
 
-    /// Launches a graph that contains a step of this ring: `launch` enqueues it on `stream`. The launch is ordered after
-    /// the pulls before it, and the pulls behind it after the launch.
+    /// Launches a graph that contains a step of this ring: `launch` enqueues it on `stream`. The launch is ordered
+    /// after the pulls before it, and the pulls behind it after the launch.
     ///
     /// # Errors
     /// [`Kind::Busy`] while a step is open; those of [`Ring::begin`], before anything is launched; [`Kind::PeerLost`]

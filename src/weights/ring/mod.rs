@@ -21,21 +21,21 @@
 //! **Draft layers** run once for each draft pass. A use whose buffer's next use is of the same layer releases nothing:
 //! the layer stays where it is, and its uses count as one.
 //!
-//! **The border.** Between steps each buffer holds the layer that uses it first, or has its pull enqueued. A step's last
-//! use of a buffer begins that pull. [`Ring::begin`] enqueues what is missing: at the start, after a step that was
+//! **The border.** Between steps each buffer holds the layer that uses it first, or has its pull enqueued. A step's
+//! last use of a buffer begins that pull. [`Ring::begin`] enqueues what is missing: at the start, after a step that was
 //! abandoned, and after a layer was made sharded again. So the pulls of the first layers come before everything else.
 //!
-//! **Captured steps.** The hooks notice that a stream is being captured. Arrivals from before the capture are not waited
-//! for inside it: [`Ring::launch`] orders the launch after them. The pulls of all layers are nodes of the graph, also
-//! of those that are resident at present, so a layer can become resident or sharded between two launches. How the graph
-//! ends is [`Wrap`]. A graph and single calls can take turns.
+//! **Captured steps.** The hooks notice that a stream is being captured. Arrivals from before the capture are not
+//! waited for inside it: [`Ring::launch`] orders the launch after them. The pulls of all layers are nodes of the graph,
+//! also of those that are resident at present, so a layer can become resident or sharded between two launches. How the
+//! graph ends is [`Wrap`]. A graph and single calls can take turns.
 //!
 //! **Bounds and pace.** A buffer's stream has one pull, so no more copies run at once than there are buffers.
 //! [`RingOptions::parts`] cuts pulls into parts that begin at later points of the compute stream, for engines whose
 //! collectives need the link in between.
 //!
-//! **Errors** name the layer, and the rank if there is one. They change nothing that was enqueued: the step is abandoned
-//! as any other, and then [`Ring::abandon`] brings the ring back to the border.
+//! **Errors** name the layer, and the rank if there is one. They change nothing that was enqueued: the step is
+//! abandoned as any other, and then [`Ring::abandon`] brings the ring back to the border.
 //!
 //! **Costs.** A layer costs one record and one wait a micro-batch, one record and its copies; the ring allocates
 //! nothing after its construction and waits for nothing, except in the calls that say so.
@@ -360,8 +360,8 @@ impl<P: Pull> Ring<P> {
     ///
     /// # Errors
     /// [`Kind::InvalidState`] for a layer out of order, for one whose buffer another micro-batch has not left, without
-    /// [`Ring::begin`], and for a micro-batch on two streams; [`Kind::OutOfRange`] for a layer or micro-batch that there
-    /// is not; those of [`Windows::pull_some`].
+    /// [`Ring::begin`], and for a micro-batch on two streams; [`Kind::OutOfRange`] for a layer or micro-batch that
+    /// there is not; those of [`Windows::pull_some`].
     pub fn enter(&mut self, layer: usize, micro_batch: usize, stream: Stream) -> Result<()> {
         let Some((mut open, reader, buffer)) = self.reader(layer, micro_batch, stream)? else {
             return Ok(());
@@ -400,8 +400,8 @@ impl<P: Pull> Ring<P> {
         Ok(())
     }
 
-    /// A micro-batch's use of a layer ends with the work that is enqueued on `stream` now. When the last micro-batch has
-    /// left it, the pull of the buffer's next layer begins.
+    /// A micro-batch's use of a layer ends with the work that is enqueued on `stream` now. When the last micro-batch
+    /// has left it, the pull of the buffer's next layer begins.
     ///
     /// # Errors
     /// [`Kind::InvalidState`] for a layer that was not entered; [`Kind::PeerLost`] with the next layer and the rank;
@@ -473,9 +473,9 @@ impl<P: Pull> Ring<P> {
         Ok(())
     }
 
-    /// Abandons an open step, as after an error. The next [`Ring::begin`] pulls the first layers that are gone, behind all
-    /// work that the step's micro-batches have enqueued. In a capture nothing has run and nothing is enqueued: the caller
-    /// discards the capture. Without an open step nothing happens.
+    /// Abandons an open step, as after an error. The next [`Ring::begin`] pulls the first layers that are gone, behind
+    /// all work that the step's micro-batches have enqueued. In a capture nothing has run and nothing is enqueued: the
+    /// caller discards the capture. Without an open step nothing happens.
     ///
     /// # Errors
     /// Those of [`Device::record`] and [`Device::wait`]; the step is closed all the same.
