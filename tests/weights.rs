@@ -121,12 +121,12 @@ proptest! {
         for own in sharded.into_iter().chain(resident) {
             let mut bytes: Vec<Option<usize>> = Vec::new();
             for (index, (length, align)) in tensors[own.layer].iter().enumerate() {
-                while bytes.len() % (1 << align) != 0 {
+                while !bytes.len().is_multiple_of(1 << align) {
                     bytes.push(None);
                 }
                 bytes.extend((0..*length).map(|_| Some(index)));
             }
-            while bytes.len() as u64 % SMALL != 0 {
+            while !(bytes.len() as u64).is_multiple_of(SMALL) {
                 bytes.push(None);
             }
             let mut owns = vec![0; ranks as usize];
