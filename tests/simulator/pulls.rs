@@ -11,7 +11,7 @@ use forebay::predict::simulate::{Options, Outcome, PULLS, Point, Simulator, Traf
 use forebay::predict::weights::{Attention, Division};
 use forebay::weights::{Group, Patterns, Plan, Sharding, Source};
 
-use super::{POINT, all, ess};
+use super::{POINT, all, ess, on_the_page, simulator};
 
 /// The built-in setup whose GPUs' neighbours have this rate.
 fn over(nvlink_gb_s: f64) -> Setup {
@@ -116,6 +116,28 @@ fn exposed_time_of_pulls_is_apart_from_that_of_gathers() {
             assert_eq!(unsharded, resident, "all else is as without");
         }
     }
+}
+
+#[test]
+fn the_page_has_a_step_of_each_way() {
+    let mut simulator = simulator();
+    let ways = [(Source::Peers, "peers"), (Source::Host, "the host")];
+    let lines = ways.into_iter().flat_map(|way| ["o_proj", "mla"].map(|names| (names, way)));
+    let lines: Vec<String> = lines
+        .map(|(names, (source, from))| {
+            let found = simulator.run(&POINT, &sharded(&plan(&ess(), names, 8, source))).unwrap();
+            let pulls = found.pulls.unwrap();
+            format!(
+                "| {names}, from {from} | {:.0} | {:.2} | {:.2} | {:.2} | {:.2} |",
+                pulls.pull_us,
+                found.step_ms,
+                found.exposed_ms,
+                pulls.slower_ms,
+                pulls.exposed_ms.max(0.0),
+            )
+        })
+        .collect();
+    on_the_page(&lines);
 }
 
 /// From the host a pull crosses the link that gathers cross: each delays the other.

@@ -8,7 +8,7 @@ mod json;
 pub mod result;
 pub mod run;
 mod settings;
-mod shards;
+pub mod shards;
 mod text;
 mod weights_json;
 

@@ -3,12 +3,13 @@
 use forebay::predict::simulate::{Bound, Outcome};
 
 use super::result::{Counts, Simulated, counts, elastic, exposed_share, mean_misses};
+use super::shards::{self, pulls_ms};
 use crate::present::numbers::{counted, number, ratio, tokens};
 use crate::present::provenance;
 use crate::present::terminal::{Look, Spare, align_right};
 use crate::study::mean_step::Worst;
 
-/// Other requested conditions: elastic budgets, separate compute streams, traffic.
+/// Other requested conditions: elastic budgets, separate compute streams, traffic, sharded weights.
 pub fn beside(simulated: &Simulated) -> String {
     let mut words = String::new();
     if simulated.pool.is_some() {
@@ -20,6 +21,7 @@ pub fn beside(simulated: &Simulated) -> String {
     for (rate, way) in simulated.traffic.iter().zip(["up", "down"]) {
         words += &rate.map_or(String::new(), |rate| format!(", traffic {way} {rate} GB/s"));
     }
+    words += &simulated.sharded.as_ref().map_or(String::new(), |sharded| format!(", {}", sharded.words()));
     words
 }
 
@@ -49,8 +51,12 @@ pub fn title(simulated: &Simulated) -> String {
 pub fn line(outcome: &Outcome) -> String {
     let Counts { none, da, dba, ahead } = counts(outcome);
     let ahead = if ahead > 0 { format!(", ahead {ahead}") } else { String::new() };
+    let pulls = outcome.pulls.as_ref().map_or(String::new(), |_| {
+        let ms = pulls_ms(outcome);
+        format!(", {} ms for pulls ({:.1}%)", number(ms), 100.0 * ms / outcome.step_ms)
+    });
     format!(
-        "A step of {} ms, {} ms of it exposed ({:.1}%); {} tokens/s of 8 GPUs; layers by order: none {none}, \
+        "A step of {} ms, {} ms of it exposed ({:.1}%){pulls}; {} tokens/s of 8 GPUs; layers by order: none {none}, \
          da {da}, dba {dba}{ahead}",
         number(outcome.step_ms),
         number(outcome.exposed_ms),
@@ -77,6 +83,7 @@ pub fn report(all: &[Simulated], note: Option<&str>, look: Look) -> String {
     }
     out += &steps(all, look);
     out += "\n";
+    out += &shards::line(all).map_or(String::new(), |line| format!("\n{line}\n"));
     out += &host(all);
     out += "\n\nRatio: slots of a sequence and layer as a share of its context at its end. Misses: rows that a \
             sequence fetches a layer, mean. Exposed: how much longer the step takes than without misses. \

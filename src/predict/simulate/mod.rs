@@ -36,7 +36,7 @@ use std::collections::HashMap;
 
 pub use host::{Bound, HostTime};
 pub use point::{Options, Order, Point, Traffic};
-pub use sharded::{PULLS, Pulls};
+pub use sharded::{PULL_ASSUMPTIONS, PULLS, Pulls};
 pub use split::Split;
 
 pub(super) use price::{LayerAt, Role, grid};

@@ -29,6 +29,14 @@ use crate::weights::{self, Place, Plan, Ring, RingOptions, Source};
 /// The names of the pulls into each buffer, as spans have them.
 pub const PULLS: [&str; 3] = ["pull, buffer 0", "pull, buffer 1", "pull, buffer 2"];
 
+/// What figures with sharded weights assume, in sentences.
+pub const PULL_ASSUMPTIONS: [&str; 4] = [
+    "pulls: one copy for each layer, and a link at its full rate whenever one runs",
+    "pulls from peers: the engine's collectives come first; two pulls at once divide what they leave",
+    "pulls write this GPU's memory and peers read it, which delays works that the memory bounds",
+    "a step begins with its first layers there and ends with those of the next, as a graph that joins its last pulls",
+];
+
 /// What a step waits for, and how much slower its works are.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Pulls {
