@@ -82,7 +82,7 @@ fn text_and_pictures_name_the_pulls() {
     {
         assert!(picture.contains(words), "{words}");
     }
-    assert!(!picture.contains("buffer 2") && !run("--timeline -").contains("pull"));
+    assert!(!picture.contains("buffer 2") && !run("--timeline -").contains(">pull"));
     // Layers 16 to 18 are enlarged: three layers of 61, not those in which their pulls began.
     let hint = "pull, buffer 1, layer 19: ";
     assert_eq!(picture.matches(hint).count(), 2, "in the whole step and enlarged");

@@ -1,4 +1,5 @@
 //! The order of pulls in a step, from its spans alone, and the same with each wait left out.
+#![allow(clippy::unwrap_used)]
 
 use super::*;
 use crate::predict::simulate::PULLS;
