@@ -9,8 +9,7 @@ use forebay::predict::plan::Ratio;
 
 use super::lanes::lanes;
 use super::result::{Simulated, elastic, exposed_share, mean_misses, worst_layer};
-use super::shards;
-use super::text::{beside, line, title};
+use super::text::{beside, line, pulls, title};
 use super::timeline;
 use crate::present::html::chart::{self, Axis, Plot, WIDTH};
 use crate::present::html::numbers::{percent, ratio, tile};
@@ -216,7 +215,7 @@ fn facts(all: &[Simulated]) -> Vec<String> {
     };
     let source = provenance::sentences(all.iter().map(|simulated| &simulated.provenance));
     let facts = source.into_iter().chain([points]).chain(elastic(all));
-    facts.chain(shards::line(all)).chain(longest).collect()
+    facts.chain(pulls(all)).chain(longest).collect()
 }
 
 /// Warnings above all figures: GPUs other than those of the costs, misses of another model.

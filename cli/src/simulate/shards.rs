@@ -1,18 +1,15 @@
-//! The options of `forebay simulate` about sharded weights, and what is said of them.
+//! The options of `forebay simulate` about sharded weights.
 //!
 //! They are `forebay plan`'s, and mean the same bytes ([`plan_of`]). The dtype is the setup's: its costs are those of
 //! its own weights, and other bytes beside them would be the pulls of one engine and the speed of another.
 
 use forebay::predict::setup::Setup;
-use forebay::predict::simulate::Outcome;
 use forebay::predict::weights::{Attention, Division};
 use forebay::weights::{Plan, Source};
 use forebay::{Error, Kind, Result};
 
-use super::result::Simulated;
 use crate::input::sizes;
 use crate::plan::shards::{From, plan_of};
-use crate::present::numbers::number;
 
 /// The options about sharded weights.
 #[derive(clap::Args)]
@@ -77,29 +74,4 @@ impl Sharded {
     pub fn words(&self) -> String {
         format!("{} sharded over {} ranks", self.names.join(", "), self.plan.group().ranks)
     }
-}
-
-/// Milliseconds that a step takes longer because weights are pulled: waits, and works that are slower beside pulls.
-pub fn pulls_ms(outcome: &Outcome) -> f64 {
-    outcome.pulls.as_ref().map_or(0.0, |pulls| pulls.exposed_ms + pulls.slower_ms).max(0.0)
-}
-
-/// The pulls of all points in one line; none if nothing is sharded.
-pub fn line(all: &[Simulated]) -> Option<String> {
-    let sharded = all.iter().find_map(|one| one.sharded.as_ref())?;
-    let all = || all.iter().filter_map(|one| Some((one.outcome.pulls.as_ref()?, one.outcome.step_ms)));
-    let most = all().max_by(|a, b| (a.0.exposed_ms / a.1).total_cmp(&(b.0.exposed_ms / b.1)))?;
-    let (pulls, step_ms) = most;
-    let pull_us = all().map(|(pulls, _)| pulls.pull_us).fold(0.0, f64::max);
-    let several = if all().count() > 1 { "at most " } else { "" };
-    Some(format!(
-        "Pulls: {}, from {}. The longest takes {} us alone on the link. A step waits {several}{} ms for pulls \
-         ({:.1}%), and is {several}{} ms longer because they use the memory.",
-        sharded.words(),
-        sharded.source(),
-        number(pull_us),
-        number(pulls.exposed_ms.max(0.0)),
-        (100.0 * pulls.exposed_ms / step_ms).max(0.0),
-        number(all().map(|(pulls, _)| pulls.slower_ms).fold(0.0, f64::max)),
-    ))
 }

@@ -44,7 +44,7 @@ fn work(span: &Span) -> &'static str {
     if is_pull(span) { "pull" } else { span.name }
 }
 
-/// What stands on a work. A pull is of a later layer than the works above it, so its layer stands there.
+/// The words on a work. A pull is of a later layer than the works above it, so they name its layer.
 fn words(span: &Span) -> String {
     match span.layer.filter(|_| is_pull(span)) {
         Some(layer) => format!("layer {}", layer.0),
